@@ -1,4 +1,7 @@
-"""What people and devices did to the roster, and what the door refused: rows that are only read afterwards."""
+"""The audit log: actions of users and devices on the device registry, and refusals of the device API.
+
+Rows are only added and read.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,17 @@ from thinwire.store.database import Database
 from thinwire.store.device_tables import Action, Note
 from thinwire.store.read_models import DeviceAction, DoorNote
 
-NOTES = 1000  # kept: whoever knocks for a year must not fill the disk
-WAS = "was "  # of a rename: what comes before the old name
+NOTES = 1000  # kept at most: a year of refused requests must not fill the disk
+WAS = "was "  # before the old name, in the detail of a rename
 
 
 def act(connection: Connection, at: float, who: str, device: str, what: str, detail: str = "") -> None:
-    """Write down a change in the transaction that makes it."""
+    """Record an action, in the transaction that makes the change."""
     connection.execute(insert(Action), {"at": at, "who": who, "device": device, "what": what, "detail": detail})
 
 
 def actions(database: Database, device: str | None, limit: int) -> list[DeviceAction]:
-    """Newest first; of all devices, or of one, also under the names that it had before."""
+    """Return actions, latest first: on all devices, or on one, including those under its earlier names."""
     columns = (getattr(Action, name) for name in DeviceAction.__dataclass_fields__)
     wanted = select(*columns).order_by(Action.id.desc())
     with database.reading() as connection:
@@ -39,9 +42,10 @@ def actions(database: Database, device: str | None, limit: int) -> list[DeviceAc
 
 
 def by_todays_name(newest_first: Iterable[DeviceAction]) -> Iterator[tuple[str | None, DeviceAction]]:
-    """Each action with what its device is called now; None where nobody is called so any more.
+    """Yield each action with the current name of its device, or None if no device has that name now.
 
-    Going back in time, a name stands for whoever was renamed to it until that rename, and for somebody else before.
+    Read backwards in time, a name belongs to the device that was renamed to it until that rename, and to another device
+    before it.
     """
     today: dict[str, str | None] = {}
     for one in newest_first:
@@ -52,12 +56,13 @@ def by_todays_name(newest_first: Iterable[DeviceAction]) -> Iterator[tuple[str |
 
 
 def renames(database: Database) -> int:
+    """Return the number of renames so far."""
     with database.reading() as connection:
         return int(connection.scalar(select(func.count()).where(Action.what == "rename")) or 0)
 
 
 def note(database: Database, at: float, kind: str, address: str, why: str, name: str) -> None:
-    """Write down a refusal; the oldest one goes when there are too many."""
+    """Record a refusal; the oldest one is deleted if there are too many."""
     row = {"at": at, "kind": kind, "address": address, "why": why, "name": name}
     oldest = select(Note.id).order_by(Note.id.desc()).offset(NOTES - 1).limit(1).scalar_subquery()
     with database.writing() as connection:
@@ -66,7 +71,7 @@ def note(database: Database, at: float, kind: str, address: str, why: str, name:
 
 
 def notes(database: Database, limit: int) -> list[DoorNote]:
-    """Newest first."""
+    """Return the refusals, latest first."""
     columns = (getattr(Note, name) for name in DoorNote.__dataclass_fields__)
     with database.reading() as connection:
         found = connection.execute(select(*columns).order_by(Note.id.desc()).limit(limit)).mappings()
@@ -74,7 +79,7 @@ def notes(database: Database, limit: int) -> list[DoorNote]:
 
 
 def last(database: Database) -> int:
-    """A number that rises with each action and each note; two index entries."""
+    """Return a number that rises with each action and each refusal; reads two index entries."""
     actions, notes = (select(func.coalesce(func.max(each.id), 0)).scalar_subquery() for each in (Action, Note))
     with database.reading() as connection:
         return int(connection.scalar(select(actions + notes)) or 0)

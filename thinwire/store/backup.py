@@ -1,6 +1,12 @@
-"""What a backup file is: one tar with the database first, then plain files, and last the digests of all of them.
+"""Backups of an aggregator's state directory, also while it runs: the file format, and taking a backup.
 
-Only regular files under these names, with digests that agree, are ever taken out of one.
+A backup is one tar: the database first, then plain files, and last a manifest with the digests of all of them.
+Restoring extracts only regular files whose names match `fits` and whose digests agree.
+
+Invariant: a backup holds every model and every reply that the copied database refers to and that an unfinished run
+needs. Model files and replies are written once, before the database refers to them, and removed when it no longer needs
+them. So they are linked into a staging folder before and after the database is copied. Only a file that was written and
+removed in between can be missing; then the copy is repeated.
 """
 
 from __future__ import annotations
@@ -46,7 +52,7 @@ _NAME = re.compile(rf"{re.escape(DATABASE)}|(?:{'|'.join(FOLDERS)})(?:/[A-Za-z0-
 
 @dataclass(frozen=True)
 class Entry:
-    """A file in it. `mtime_ns` is kept: the spool's order is that of arrival."""
+    """A file in a backup. `mtime_ns` is restored, since it gives the order of arrival in the spool."""
 
     size: int
     sha256: str
@@ -55,18 +61,19 @@ class Entry:
 
 @dataclass
 class Manifest:
-    """What stands last in a backup: a file without it was cut short."""
+    """The last member of a backup: a file without it is incomplete."""
 
     taken_at: float  # wall clock
-    thinwire: str  # the version that wrote it
+    thinwire: str  # the version of thinwire that wrote it
     files: dict[str, Entry] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
+        """Return the manifest as JSON."""
         return json.dumps({"format": FORMAT, **asdict(self)}, indent=1).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Manifest:
-        """`ValueError` for anything that is not one of this format."""
+        """Parse a manifest; raise `ValueError` for anything that is not one of this format."""
         try:
             said: Any = json.loads(data)
         except RecursionError as error:
@@ -87,7 +94,7 @@ class Manifest:
 
 
 def put(tar: tarfile.TarFile, name: str, source: IO[bytes], entry_of: os.stat_result) -> Entry:
-    """Add a file of which nothing changes any more; gives what the manifest says of it."""
+    """Add a file that no longer changes, and return its entry for the manifest."""
     info = tarfile.TarInfo(name)
     info.size, info.mtime, info.mode = entry_of.st_size, int(entry_of.st_mtime), 0o600
     counted = _Counted(source)
@@ -96,6 +103,7 @@ def put(tar: tarfile.TarFile, name: str, source: IO[bytes], entry_of: os.stat_re
 
 
 def put_manifest(tar: tarfile.TarFile, manifest: Manifest) -> None:
+    """Add the manifest, which completes the backup."""
     data = manifest.to_bytes()
     info = tarfile.TarInfo(MANIFEST)
     info.size, info.mtime, info.mode = len(data), int(manifest.taken_at), 0o600
@@ -103,7 +111,9 @@ def put_manifest(tar: tarfile.TarFile, manifest: Manifest) -> None:
 
 
 def take_out(file: IO[bytes], folder: Path) -> Manifest:
-    """Lay a backup's files into an empty folder, durable; `ValueError` or `tarfile.TarError` when it is not whole."""
+    """Extract a backup into an empty folder, durably; raise `ValueError` or `tarfile.TarError` if it is incomplete
+    or damaged.
+    """
     found: dict[str, tuple[int, str]] = {}
     manifest: Manifest | None = None
     with tarfile.open(fileobj=file, mode="r|") as tar:
@@ -131,7 +141,7 @@ def take_out(file: IO[bytes], folder: Path) -> Manifest:
 
 
 def files_under(folder: Path) -> Iterator[Path]:
-    """All regular files that are finished: what begins with a dot is still being written."""
+    """Yield all finished regular files; a name that begins with a dot is still being written."""
     for path in sorted(folder.rglob("*")):
         inner = path.relative_to(folder).parts
         if not any(part.startswith(".") for part in inner) and path.is_file() and not path.is_symlink():
@@ -139,12 +149,12 @@ def files_under(folder: Path) -> Iterator[Path]:
 
 
 def fits(name: str) -> bool:
-    """Whether a restore takes a file of that name out again; Thinwire makes no others that it needs."""
+    """Return True if a restore extracts files with this name; all files that Thinwire needs have such names."""
     return _NAME.fullmatch(name) is not None
 
 
 class _Counted:
-    """A file that is hashed as it is read."""
+    """A file that is hashed while it is read."""
 
     def __init__(self, source: IO[bytes]) -> None:
         self._source, self.digest = source, hashlib.sha256()
@@ -169,24 +179,19 @@ def _lay(source: IO[bytes], root: Path, name: str) -> tuple[int, str]:
     return size, digest.hexdigest()
 
 
-# A backup of an aggregator's folder, also while it is serving: a moment's state from which it can go on.
-#
-# Law: every model and every answer that the copied database speaks of, and a run that is not over needs, is in it.
-# Model files and answers are written once, before the database speaks of them, and removed when it no longer needs
-# them. So they are linked into a folder of ours before and after the database is copied, and only a file that came
-# and went in between could be missing; then it is done again.
-
-
 ATTEMPTS = 5
 STAGE = ".backup"
-LINKED = ("runs", "spool", "sweeps")  # files that are written once, or replaced by others
+LINKED = ("runs", "spool", "sweeps")  # folders whose files are written once, or replaced as a whole
 
 
 def back_up(home: AggregatorHome, target: Path, version: str) -> Manifest:
-    """Write `target` (0600, never over another file): database, models, spool, sweeps, the door's CA and keys."""
+    """Write a backup of the database, models, spool, sweeps, and the device API's CA and keys to `target`.
+
+    `target` gets mode 0600 and must not exist.
+    """
     require_its_database(home.database)
     if home.sweeps.is_dir() and not home.database.exists():
-        Store.open(home.database).close()  # nothing but sweeps: a backup has a database all the same
+        Store.open(home.database).close()  # there are only sweeps: a backup needs a database all the same
     if not home.database.exists():
         raise NotFound(
             f"there is nothing to back up in {home.root}", why="no aggregator was ever started there",
@@ -208,7 +213,7 @@ def back_up(home: AggregatorHome, target: Path, version: str) -> Manifest:
 
 @contextlib.contextmanager
 def _stage(folder: Path) -> Iterator[Path]:
-    """A folder beside what is linked into it; what a killed backup left there goes."""
+    """Create a staging folder and remove it afterwards; leftovers of a killed backup are removed first."""
     shutil.rmtree(folder, ignore_errors=True)
     try:
         yield private_folder(folder)
@@ -235,9 +240,9 @@ def _collect(home: AggregatorHome, stage: Path) -> float:
 
 
 def _link(root: Path, stage: Path) -> None:
-    """Everything finished under runs/, spool/ and sweeps/ that is not there yet; a link costs no space.
+    """Link all finished files under runs/, spool/ and sweeps/ that are not linked yet; a link costs no space.
 
-    A folder in the spool is named by a device: one that names no run of ours is left out.
+    A folder in the spool is named by a device; one that is not the name of a run is left out.
     """
     for source in (path for name in LINKED for path in files_under(root / name)):
         place = stage / source.relative_to(root)
@@ -250,12 +255,14 @@ def _link(root: Path, stage: Path) -> None:
             except OSError as error:
                 if isinstance(error, (FileExistsError, FileNotFoundError)):
                     raise
-                shutil.copy2(source, place)  # a disk without links
+                shutil.copy2(source, place)  # a file system without links
 
 
 def _missing(stage: Path) -> Iterator[str]:
-    """What runs that are not over need to go on: their last model with what the server's optimizer remembers and the
-    shadow that devices hold of it, and the answers of an open round.
+    """Yield the missing files that runs need to resume.
+
+    A run that has not ended needs its last model with the server optimizer's state, the replica that devices have of
+    it, and the replies of an open round.
     """
     going = "runs.status NOT IN ('preparing', 'done', 'failed', 'stopped')"
     models = f"SELECT run_id, model_file FROM runs WHERE model_file <> '' AND {going}"  # noqa: S608  # no outside text
@@ -288,7 +295,7 @@ def _missing(stage: Path) -> Iterator[str]:
 
 
 def _certificates(folder: Path, stage: Path) -> None:
-    """Copies, as they stood at one moment: a certificate and its key are two files, which a renewal replaces."""
+    """Copy the certificates as of one moment: a certificate and its key are two files, which a renewal replaces."""
     while True:
         found = {path: path.read_bytes() for path in files_under(folder)}
         if found == {path: path.read_bytes() for path in files_under(folder)}:

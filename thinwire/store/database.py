@@ -50,11 +50,7 @@ from thinwire.core.statedir import disk_error, keep_private, require_its_databas
 LOG_BYTES = 16 * 2**20  # size to which SQLite cuts the write-ahead log after a long reader made it grow
 WRITERS_LOCK = 0x7468696E77697265  # "thinwire"
 EXAMPLE = "a file, or postgresql://USER@HOST/NAME"
-NO_MORE = (
-    "database or disk is full",
-    "disk I/O error",
-    "readonly",
-)  # SQLite's messages for a disk that accepts no writes
+NO_MORE = ("database or disk is full", "disk I/O error", "readonly")  # SQLite's messages if a disk cannot be written
 BUSY_S = 15.0  # longest wait for another process's transaction; ours take milliseconds
 
 

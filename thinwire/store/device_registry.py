@@ -1,4 +1,9 @@
-"""Who may reach the door, kept in the database and held in memory between changes."""
+"""The device registry: enrolling, approving, revoking and renaming devices, in the database with a cache in memory.
+
+Invariants: a name has one key, and a key has one name. Enrolling a known device changes nothing. Only an invitation
+changes the state of a device that enrolled over loopback or waits for approval. A revoked device stays revoked until an
+operator approves it.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +30,7 @@ from thinwire.store.run_tables import Client, Measure, Run, Update
 
 @dataclass(frozen=True)
 class _Cache:
-    """What the database held at the change of this number: rows by the fingerprint of their key."""
+    """Holds the database's rows by key fingerprint, as of the change with this number."""
 
     change: int = 0
     rows: Mapping[str, DeviceRow] = field(default_factory=dict)
@@ -33,49 +38,55 @@ class _Cache:
 
 
 class StoredRoster:
-    """core.fleet.Roster on the store. Any thread may call it.
+    """The registry `core.fleet.Roster` on the store. Any thread may call it.
 
-    A change by any process counts from the next call on: each call reads the number of the last change, one index
-    entry, and the rows only when it is a new one. Every change leaves a row that says who made it and when.
+    A change by any process counts from the next call on. Each call reads the number of the last change (one index
+    entry), and reads the rows only if the number has changed. Every change leaves an action with its actor and time.
     """
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database, self._clock = database, clock
-        self._cache = _Cache()  # replaced as a whole, never changed
+        self._cache = _Cache()  # replaced as a whole, never modified
 
     def rows(self) -> Sequence[DeviceRow]:
-        """All devices, by name."""
+        """Return all devices, by name."""
         return sorted(self._known().rows.values(), key=lambda row: row.name)
 
     def revoked(self) -> frozenset[str]:
-        """The names of those that are shut out."""
+        """Return the names of the revoked devices."""
         return self._known().revoked
 
     def by_fingerprint(self, fingerprint: str) -> DeviceRow | None:
+        """Return the device with this key, or None."""
         return self._known().rows.get(fingerprint)
 
     def enrol(self, name: str, fingerprint: str, public_key: bytes, how: How) -> DeviceRow:
-        """Bind a name to a key, once; `Refused` when either is bound to another. Who is known stays as it is."""
+        """Bind a name to a key, once; raise `Refused` if either is bound to another. A known device stays unchanged."""
         row = DeviceRow(name, fingerprint, public_key, AT_ONCE.get(how, "pending"), how, self._clock.wall())
         with self._database.writing() as connection:
             return enrol(connection, row)
 
     def join(self, joining: Joining) -> DeviceRow:
-        """Let a key in for an invitation, in one transaction; `NotInvited`, or `Refused` which uses nothing up."""
+        """Enroll a key by an invitation, in one transaction.
+
+        Raise `NotInvited`, or `Refused`, which leaves the invitation unused.
+        """
         with self._database.writing() as connection:
             return join(connection, joining, self._clock.wall())
 
     def add(self, name: str, public_key: bytes, how: Literal["manual", "stock"], who: str = "operator") -> DeviceRow:
-        """Approve a key (DER) that a person brought; `Refused` when the name or the key is another device's."""
+        """Approve a key (DER) that an operator brought; raise `Refused` if the name or the key belongs to another
+        device.
+        """
         fingerprint = hashlib.sha256(public_key).hexdigest()
         row = DeviceRow(name, fingerprint, public_key, "approved", how, self._clock.wall())
         with self._database.writing() as connection:
             return add(connection, row, who)
 
     def approve(self, name: str, who: str = "operator", fingerprint: str = "") -> None:
-        """Let a device in; `NotFound` when nobody of that name has come, `Refused` when with another key.
+        """Approve a device; raise `NotFound` for an unknown name, `Refused` if the device has another key by now.
 
-        What a person has approved counts on a door with TLS too: a row that loopback made becomes one made by hand.
+        An operator's approval also counts on a device API with TLS: a row enrolled over loopback becomes a manual one.
         """
         with self._database.writing() as connection:
             self._set(connection, name, "approved", "approve", who, fingerprint)
@@ -84,32 +95,34 @@ class StoredRoster:
             operators.take_back(connection, "revoke", name, "approved again", self._clock.wall())
 
     def revoke(self, name: str, who: str = "operator", fingerprint: str = "") -> None:
-        """Shut a device out, from its next request on; its name and key stay bound. Raises as above."""
+        """Revoke a device from its next request on; its name and key stay bound. Raises like `approve`."""
         with self._database.writing() as connection:
             self._set(connection, name, "revoked", "revoke", who, fingerprint)
 
     def leave(self, name: str) -> None:
-        """The device shuts itself out; it is going to delete its key."""
+        """Revoke a device at its own request, before it deletes its key."""
         with self._database.writing() as connection:
             self._set(connection, name, "revoked", "leave", name)
 
     def rename(self, old: str, new: str, who: str = "operator") -> None:
-        """Give a device another name, and what it did with it; `Refused` while a run may still hear of the old one."""
+        """Rename a device in its row and history; raise `Refused` while a run that has not ended may still use the
+        old name.
+        """
         with self._database.writing() as connection:
             rename(connection, old, new, who, self._clock.wall())
 
     def renames(self) -> int:
-        """How often a device was given another name: what was kept by name before may be another's now."""
+        """Return the number of renames so far: after a rename, data cached by name may belong to another device."""
         return audit.renames(self._database)
 
     def seen(self, hello: Hello, at: float) -> None:
-        """Keep what a device says of itself."""
+        """Store a device's registration message and its time."""
         with self._database.writing() as connection:
             row = {"hello": asdict(hello), "seen_at": at}
             connection.execute(update(Device).where(Device.name == hello.name), row)
 
     def sequences(self, name: str) -> Mapping[str, int]:
-        """For each run that is not over, the highest sequence that the journal has from this device."""
+        """Return the device's highest journalled sequence for each run that has not ended."""
         going = Run.status.not_in(("done", "failed", "stopped"))
         wanted = select(Client.run_id, Client.sequence).join(Run, Run.run_id == Client.run_id)
         with self._database.reading() as connection:
@@ -117,14 +130,14 @@ class StoredRoster:
         return {row.run_id: row.sequence for row in rows}
 
     def runs(self) -> Mapping[str, str]:
-        """Return the identity of each run on devices that has begun and is not over."""
+        """Return the identity of each run on devices that has started and not ended."""
         begun = Run.status.in_(("running", "waiting")) | ((Run.status == "queued") & Run.started_at.is_not(None))
         wanted = select(Run.run_id, Run.identity).where(begun, Run.source == "devices")
         with self._database.reading() as connection:
             return {row.run_id: row.identity for row in connection.execute(wanted)}
 
     def note(self, kind: str, address: str, why: str, name: str = "") -> None:
-        """Keep a refusal of the door for the operator; the newest thousand stay."""
+        """Store a refusal of the device API for the operator; the last thousand are kept."""
         audit.note(self._database, self._clock.wall(), kind, address, why, name)
 
     def _known(self) -> _Cache:
@@ -139,7 +152,10 @@ class StoredRoster:
     def _set(
         self, connection: Connection, name: str, state: DeviceState, what: str, who: str, fingerprint: str = ""
     ) -> None:
-        """Names move from key to key: a person who has compared one says which."""
+        """Set a device's state.
+
+        A name can move to another key, so an operator who has compared a key passes its fingerprint.
+        """
         change, mine = {"state": state, "change": next_change(connection)}, update(Device).where(Device.name == name)
         if fingerprint:
             mine = mine.where(Device.fingerprint == fingerprint)
@@ -157,19 +173,13 @@ class StoredRoster:
         audit.act(connection, self._clock.wall(), who, name, what, f"key {grouped(key)}" if key else "")
 
 
-# How a device gets its row: a name and a key that belong together from then on. All in the caller's transaction.
-#
-# Laws: a name has one key and a key one name; who is known stays as it is, but that an invitation lifts who came over
-# loopback or still waits; nobody who was shut out comes back by itself.
-
-
-AT_ONCE: Mapping[How, DeviceState] = {"loopback": "approved", "invitation": "approved"}  # others wait for a person
+AT_ONCE: Mapping[How, DeviceState] = {"loopback": "approved", "invitation": "approved"}  # others wait for approval
 ROW = tuple(getattr(Device, name) for name in DeviceRow.__dataclass_fields__)
 CHANGE = select(func.coalesce(func.max(Device.change), 0))
 
 
 def enrol(connection: Connection, row: DeviceRow) -> DeviceRow:
-    """Bind a name to a key, once; `Refused` when either is bound to another. Who is known stays as it is."""
+    """Bind a name to a key, once; raise `Refused` if either is bound to another. A known device stays unchanged."""
     if not DEVICE_NAME.fullmatch(row.name):
         raise UsageError(
             f"{row.name!r} is no name for a device", why="a-z, 0-9 and -, at most 63 of them", hint="--name ward-3"
@@ -182,9 +192,9 @@ def enrol(connection: Connection, row: DeviceRow) -> DeviceRow:
 
 
 def join(connection: Connection, joining: Joining, now: float) -> DeviceRow:
-    """Use an invitation up and give the row that it made; the same key with it again gets that row as it is now.
+    """Redeem an invitation and return its device's row; the same key with it again gets that row as it is now.
 
-    `NotInvited` comes first: without a good invitation nobody learns which names are taken.
+    `NotInvited` is raised first, so that only the holder of a valid invitation learns which names are taken.
     """
     invitation = invitations.find(connection, joining.secret, joining.fingerprint, now)
     if invitation["used_key"]:
@@ -221,7 +231,7 @@ def join(connection: Connection, joining: Joining, now: float) -> DeviceRow:
 
 
 def add(connection: Connection, row: DeviceRow, who: str) -> DeviceRow:
-    """A key that a person brought and approves by that; a known one is approved, unless it is of another kind."""
+    """Approve a key that an operator brought; a known device is approved too, unless it enrolled in another way."""
     if not DEVICE_NAME.fullmatch(row.name):
         raise UsageError(
             f"{row.name!r} is no name for a device", why="a-z, 0-9 and -, at most 63 of them", hint="--name ward-3"
@@ -242,12 +252,12 @@ def add(connection: Connection, row: DeviceRow, who: str) -> DeviceRow:
 
 
 def next_change(connection: Connection) -> int:
-    """The number of a change of approval: caches read it to know that they are old."""
+    """Return the number of the next change of approval, by which caches notice that they are out of date."""
     return int(connection.scalar(CHANGE) or 0) + 1
 
 
 def _known(connection: Connection, name: str, fingerprint: str) -> DeviceRow | None:
-    """The row that has both; `Refused` when a row has only one of them."""
+    """Return the row with both name and key, or None; raise `Refused` for a row with only one of them."""
     either = (Device.name == name) | (Device.fingerprint == fingerprint)
     for row in [device_row(found) for found in connection.execute(select(*ROW).where(either)).mappings()]:
         if row.name != name:
@@ -267,14 +277,11 @@ def _insert(connection: Connection, row: DeviceRow) -> None:
     connection.execute(insert(Device), values)
 
 
-# A device gets another name: its row and what is read of its past follow, the journal stays as it was written.
-
-
 def rename(connection: Connection, old: str, new: str, who: str, at: float) -> None:
-    """`old` becomes `new` where runs on devices are read, but not while one that is not over has asked it.
+    """Rename a device in its row and in the read tables of runs on devices; the journal stays unchanged.
 
-    Its update_ids keep the old name: they are what was signed and journalled. In such a run the aggregator could no
-    longer tell which answers it has.
+    Raise `Refused` while the device takes part in a run that has not ended. Its update ids keep the old name, since
+    they were signed and journalled with it. In such a run the aggregator could no longer tell which replies it has.
     """
     if not DEVICE_NAME.fullmatch(new):
         raise UsageError(

@@ -1,6 +1,6 @@
-"""Invitations: who holds a secret may bring one key in, once. The database holds only the SHA-256 of secrets.
+"""Invitations: the holder of a secret may enroll one key, once. The database holds only the SHA-256 of secrets.
 
-A secret has 128 bits drawn at random, so its plain hash says nothing about it and may be looked up by an index.
+A secret has 128 random bits, so its plain hash reveals nothing about it and may be looked up by an index.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MOST = 10_000  # at once
 
 
 class Invitations:
-    """Makes, lists and withdraws them; what uses one up is `store/device_registry.py`."""
+    """Creates, lists and withdraws invitations; `store/device_registry.py` redeems them."""
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database, self._clock = database, clock
@@ -38,7 +38,7 @@ class Invitations:
         self, count: int = 1, names: Sequence[str] = (), expires_s: float = DAY_S, approve_manually: bool = False,
         who: str = "operator",
     ) -> list[Invited]:  # fmt: skip
-        """`count` invitations for any name, or one for each of `names`, all of them or none."""
+        """Create `count` invitations for any name, or one for each of `names`; either all of them or none."""
         wanted = list(names) or [""] * count
         _check(wanted, bool(names), expires_s)
         now = self._clock.wall()
@@ -61,14 +61,14 @@ class Invitations:
         return made
 
     def all(self) -> list[InvitationRow]:
-        """Every invitation that was made, oldest first, with what became of it."""
+        """Return all invitations with their states, oldest first."""
         now, shown = self._clock.wall(), [n for n in InvitationRow.__dataclass_fields__ if n != "state"]
         with self._database.reading() as connection:
             found = connection.execute(select(*Invitation.__table__.c).order_by(Invitation.id)).mappings()
             return [InvitationRow(**{n: row[n] for n in shown}, state=state(row, now)) for row in found]
 
     def withdraw(self, invitation_id: int, who: str = "operator") -> None:
-        """Make it worthless; `Refused` when a device has come with it, `NotFound` when there is none of that number."""
+        """Withdraw an invitation; raise `Refused` if it was used, `NotFound` if no invitation has this number."""
         now = self._clock.wall()
         with self._database.writing() as connection:
             mine = Invitation.id == invitation_id
@@ -86,7 +86,7 @@ class Invitations:
 
 
 def find(connection: Connection, secret: str, fingerprint: str, now: float) -> RowMapping:
-    """The invitation of that secret, when it is open or was used by this very key; else `NotInvited`."""
+    """Return the invitation of a secret if it is open or was used by this very key; otherwise raise `NotInvited`."""
     mine = Invitation.secret_hash == hashed(secret)
     found = connection.execute(select(*Invitation.__table__.c).where(mine)).mappings().first()
     if found is None or not SECRET.fullmatch(secret):
@@ -99,13 +99,13 @@ def find(connection: Connection, secret: str, fingerprint: str, now: float) -> R
 
 
 def use_up(connection: Connection, invitation_id: int, name: str, fingerprint: str, now: float) -> None:
-    """From here on only this key is answered."""
+    """Mark an invitation as used by this key; from now on it is valid for no other key."""
     values = {"used_by": name, "used_key": fingerprint, "used_at": now}
     connection.execute(update(Invitation).where(Invitation.id == invitation_id), values)
 
 
 def state(row: Mapping[str, Any] | RowMapping, now: float) -> InvitationState:
-    """What was used stays used, however late it is."""
+    """Return an invitation's state; a used one stays used after its expiry."""
     if row["used_at"] is not None:
         return "used"
     if row["withdrawn_at"] is not None:
@@ -114,6 +114,7 @@ def state(row: Mapping[str, Any] | RowMapping, now: float) -> InvitationState:
 
 
 def hashed(secret: str) -> str:
+    """Return the SHA-256 of a secret in hex."""
     return hashlib.sha256(secret.encode("utf-8", "replace")).hexdigest()
 
 
@@ -122,7 +123,7 @@ def _refusal(why: str) -> NotInvited:
 
 
 def _span(seconds: float) -> str:
-    """A duration in the largest unit that gives it whole.
+    """Return a duration in the largest unit that gives a whole number.
 
     >>> _span(86400), _span(7200), _span(90)
     ('24 h', '2 h', '90 s')

@@ -65,9 +65,7 @@ def gone(database: Database, seq: int, at: float, now: float) -> tuple[float, fl
     with database.reading() as connection:
         starts = [AggregatorStarted(**body) for body in connection.scalars(wanted.where(Journal.seq > seq))]
     found = max(at, starts[0].gone_at) if starts else at
-    set_since = {
-        start.gone_at: start.set_by_s for start in starts
-    }  # a process that died before its first heartbeat measured no step
+    set_since = {start.gone_at: start.set_by_s for start in starts}  # a start without a heartbeat measured no step
     set_by_s = sum(set_since.values())
     return (at if at <= now < found + set_by_s - SLACK_S else found), set_by_s
 
@@ -159,9 +157,7 @@ class Recorder:
             connection.execute(_JOURNAL, _row(None, AggregatorStarted(at, gone_at, set_by_s)))
             online = connection.scalars(select(Device.name).where(Device.online.is_(True))).all()
             if online:
-                heard_at = (
-                    min(gone_at + set_by_s, at) if gone_at else 0.0
-                )  # the device was online until the aggregator ended
+                heard_at = min(gone_at + set_by_s, at) if gone_at else 0.0  # online until the aggregator ended
                 left = [_row(None, DeviceLeft(at, name, "the aggregator started anew", heard_at)) for name in online]
                 connection.execute(_JOURNAL, left)
                 there = update(Device).where(Device.online.is_(True))

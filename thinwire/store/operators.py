@@ -1,4 +1,8 @@
-"""Orders of people as rows: the page and the command line write them, the aggregator's service carries them out."""
+"""Commands of operators, and logins of the dashboard.
+
+The dashboard and the command line write commands as rows, and the aggregator's service executes them. A login code
+opens one session, once; the database holds only the SHA-256 of codes and tokens.
+"""
 
 from __future__ import annotations
 
@@ -20,21 +24,21 @@ _ORDER = select(Command.id, Command.kind, Command.run_id, Command.args, Command.
 
 
 def order(database: Database, kind: str, run_id: str, args: Mapping[str, Any], who: str, at: float) -> int:
-    """Leave an order; its number."""
+    """Add a command, and return its number."""
     row = {"kind": kind, "run_id": run_id, "args": dict(args), "who": who, "at": at}
     with database.writing() as connection:
         return int(connection.execute(insert(Command).values(row).returning(Command.id)).scalar_one())
 
 
 def pending(database: Database) -> list[Order]:
-    """Orders without an answer, oldest first."""
+    """Return the commands without a result, oldest first."""
     with database.reading() as connection:
         rows = connection.execute(_ORDER.where(Command.answered_at.is_(None)).order_by(Command.id)).mappings()
         return [Order(**row) for row in rows]
 
 
 def answer(database: Database, order_id: int, result: Mapping[str, Any], at: float) -> None:
-    """Say what came of an order. The first answer stays: an order carried out twice was carried out once."""
+    """Store a command's result. The first result stays, so a command that was executed twice has one result."""
     first = update(Command).where(Command.id == order_id, Command.answered_at.is_(None))
     with database.writing() as connection:
         if connection.execute(first, {"result": dict(result), "answered_at": at}).rowcount == 0:
@@ -42,7 +46,7 @@ def answer(database: Database, order_id: int, result: Mapping[str, Any], at: flo
 
 
 def result(database: Database, order_id: int) -> dict[str, Any] | None:
-    """What came of an order, or None while nobody has answered."""
+    """Return a command's result, or None while it is pending; raise `NotFound` for an unknown number."""
     with database.reading() as connection:
         found = connection.execute(select(Command.id, Command.result).where(Command.id == order_id)).first()
     _must_be(found, order_id)
@@ -50,7 +54,7 @@ def result(database: Database, order_id: int) -> dict[str, Any] | None:
 
 
 def take_back(connection: Connection, kind: str, device: str, why: str, at: float) -> None:
-    """Answer what was ordered about a device and nobody has carried out yet: it is not wanted any more."""
+    """Answer the pending commands of a kind about a device as no longer needed."""
     open_ones = select(Command.id, Command.args).where(Command.kind == kind, Command.answered_at.is_(None))
     for row in connection.execute(open_ones).all():
         if row.args.get("device") == device:
@@ -63,22 +67,19 @@ def _must_be(found: object, order_id: int) -> None:
         raise NotFound(f"no order {order_id}")
 
 
-# Who may use the page: a code opens one session, once. The database holds only SHA-256 of codes and tokens.
-
-
-LETTERS = "ABCDEFGHJKMNPQRSTVWXYZ23456789"  # none that is taken for another one
+LETTERS = "ABCDEFGHJKMNPQRSTVWXYZ23456789"  # no letter that looks like another one
 CODE_LETTERS = 16  # 78 bits: cannot be guessed from its hash while it is valid
 SESSION_S = 7 * 24 * 3600.0
 
 
 class Logins:
-    """Codes and sessions."""
+    """Creates login codes, and opens and ends sessions."""
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database, self._clock = database, clock
 
     def new_code(self, valid_s: float) -> str:
-        """A fresh code, in groups of four letters; codes whose time has passed are forgotten."""
+        """Return a new code in groups of four letters; expired codes are deleted."""
         code = "".join(secrets.choice(LETTERS) for _ in range(CODE_LETTERS))
         now = self._clock.wall()
         with self._database.writing() as connection:
@@ -87,7 +88,7 @@ class Logins:
         return "-".join(code[i : i + 4] for i in range(0, CODE_LETTERS, 4))
 
     def redeem(self, code: str) -> str | None:
-        """A session's token for a code that is valid and unused, else None. A wrong code only reads the database."""
+        """Return a session's token for a valid and unused code, or None. A wrong code only reads the database."""
         given, now = _hash(code.replace("-", "").replace(" ", "").upper()), self._clock.wall()
         with self._database.reading() as connection:
             if not _is_live(connection, given, now):
@@ -103,13 +104,14 @@ class Logins:
         return token
 
     def valid(self, token: str) -> bool:
-        """Whether a session of that token is open."""
+        """Return True if a session with this token is open."""
         wanted = select(Session.expires_at).where(Session.token_hash == _hash(token))
         with self._database.reading() as connection:
             expires_at = connection.scalar(wanted)
         return expires_at is not None and expires_at > self._clock.wall()
 
     def end(self, token: str) -> None:
+        """End the session with this token."""
         with self._database.writing() as connection:
             connection.execute(delete(Session).where(Session.token_hash == _hash(token)))
 

@@ -244,10 +244,8 @@ class Asks:
         self.sums.add(event.round, event.device, payload_down=event.payload_bytes)
         where = (Update.run_id == self.run_id, Update.ask_id == event.ask_id)
         self.rows.write()  # the row may have been added in this transaction
-        more = {
-            "payload_down": Update.payload_down + event.payload_bytes,
-            "taken_at": None,
-        }  # the device could not use the first delivery
+        # the device could not use the first delivery
+        more = {"payload_down": Update.payload_down + event.payload_bytes, "taken_at": None}
         self.connection.execute(update(Update).where(*where).values(more))
 
     def _taken(self, event: AskTakenUp) -> None:

@@ -1,4 +1,4 @@
-"""What there is to read, as plain rows."""
+"""Queries: reading runs, rounds, assignments, devices and measurements as frozen rows."""
 
 from __future__ import annotations
 
@@ -31,12 +31,14 @@ Row = TypeVar("Row", RoundRow, UpdateRow, ClientRow)
 
 
 def runs(database: Database) -> list[RunRow]:
-    """All runs, newest first."""
+    """Return all runs, latest first."""
     return [_run(found) for found in _all(database, _columns(Run, RunRow).order_by(Run.number.desc()))]
 
 
 def run(database: Database, name: str) -> RunRow:
-    """The run of that id, of that unique beginning of one, or the `latest`; `NotFound` names near ones."""
+    """Return the run of this id, of a unique prefix of one, or the `latest`; raise `NotFound`, which names similar
+    ids.
+    """
     with database.reading() as connection:
         ids = {
             row.run_id: row.status for row in connection.execute(select(Run.run_id, Run.status).order_by(Run.number))
@@ -47,7 +49,7 @@ def run(database: Database, name: str) -> RunRow:
 
 
 def line(database: Database, most: int | None = None) -> list[RunRow]:
-    """The runs on devices in the order in which they are served: one that was begun, then the queue, oldest first."""
+    """Return the runs on devices in the order in which they are served: a started one, then the queue, oldest first."""
     turn = case({"running": 0, "waiting": 1, "queued": 2}, value=Run.status)
     there = Run.status.in_(("running", "waiting", "queued")) & (Run.source == "devices")
     wanted = _columns(Run, RunRow).where(there).order_by(turn, Run.number).limit(most)
@@ -55,20 +57,22 @@ def line(database: Database, most: int | None = None) -> list[RunRow]:
 
 
 def owned(database: Database) -> list[RunRow]:
-    """The runs that no aggregator goes on with: simulated ones that are not over, and those not in the queue yet."""
+    """Return the runs that no aggregator resumes: simulated ones that have not ended, and those not in the queue
+    yet.
+    """
     going = Run.status.in_(("queued", "waiting", "running")) & (Run.source == "sim")
     wanted = _columns(Run, RunRow).where(going | (Run.status == "preparing"))
     return [_run(found) for found in _all(database, wanted.order_by(Run.number))]
 
 
 def ended_since(database: Database, since: float) -> list[RunRow]:
-    """The runs on devices that are over since a moment (wall-clock), oldest first."""
+    """Return the runs on devices that ended since a time (wall clock), oldest first."""
     over = Run.status.in_(("done", "failed", "stopped")) & (Run.source == "devices") & (Run.finished_at >= since)
     return [_run(found) for found in _all(database, _columns(Run, RunRow).where(over).order_by(Run.number))]
 
 
 def rounds(database: Database, run_id: str) -> list[RoundRow]:
-    """The run's rounds from 1 on."""
+    """Return the run's rounds from 1 on."""
     there = (Update.run_id == Round.run_id) & (Update.round == Round.round) & (Update.outcome == "accepted")
     arrived = case((Round.reason == "", select(func.count()).where(there).scalar_subquery()), else_=0)
     wanted = _columns(Round, RoundRow, arrived=arrived).where(Round.run_id == run_id).order_by(Round.round)
@@ -76,7 +80,9 @@ def rounds(database: Database, run_id: str) -> list[RoundRow]:
 
 
 def updates(database: Database, run_id: str, round_number: int | None = None) -> list[UpdateRow]:
-    """One row an ask, by round and device, in the order asked: of the whole run, or of one round's asks."""
+    """Return one row for each assignment of the run or of one round, by round and device, in the order of
+    assignment.
+    """
     wanted = _columns(Update, UpdateRow).where(Update.run_id == run_id)
     if round_number is not None:
         wanted = wanted.where(Update.round == round_number)
@@ -85,8 +91,8 @@ def updates(database: Database, run_id: str, round_number: int | None = None) ->
 
 
 def device_updates(database: Database, device: str, limit: int) -> list[UpdateRow]:
-    """What a device was asked last in runs on devices, newest first."""
-    mine = (Client.run_id == Update.run_id) & (Client.device == device)  # its runs by an index, then their asks
+    """Return a device's last assignments in runs on devices, latest first."""
+    mine = (Client.run_id == Update.run_id) & (Client.device == device)  # uses an index to find the device's runs
     wanted = _columns(Update, UpdateRow).join(Client, mine).join(Run, Run.run_id == Update.run_id)
     wanted = wanted.where(Update.device == device, Run.source == "devices")
     wanted = wanted.order_by(Run.number.desc(), Update.round.desc(), Update.asked_at.desc()).limit(limit)
@@ -94,13 +100,13 @@ def device_updates(database: Database, device: str, limit: int) -> list[UpdateRo
 
 
 def clients(database: Database, run_id: str) -> list[ClientRow]:
-    """Each device's part in a run, by name."""
+    """Return each device's part in a run, by name."""
     wanted = _columns(Client, ClientRow).where(Client.run_id == run_id).order_by(Client.device)
     return [ClientRow(**found) for found in _all(database, wanted)]
 
 
 def models(database: Database, run_id: str) -> list[ModelRow]:
-    """The versions that were stored, oldest first (the files of some may have been pruned)."""
+    """Return the stored versions, oldest first; the files of some may have been pruned."""
     wanted = _columns(Checkpoint, ModelRow).where(Checkpoint.run_id == run_id).order_by(Checkpoint.version)
     return [
         ModelRow(**{**found, "parts": [(name, length, digest) for name, length, digest in found["parts"]]})
@@ -109,7 +115,7 @@ def models(database: Database, run_id: str) -> list[ModelRow]:
 
 
 def devices(database: Database) -> list[DeviceInfo]:
-    """All devices by name, with what they did in runs on devices."""
+    """Return all devices by name, with their contributions to runs on devices."""
     with database.reading() as connection:
         known = connection.execute(select(*Device.__table__.c).order_by(Device.name)).mappings().all()
         parts = select(Client.device, Client.arrived, Client.payload_up, Client.last_outcome).join(
@@ -130,7 +136,7 @@ def devices(database: Database) -> list[DeviceInfo]:
 
 
 def folded_rounds(database: Database, device: str) -> list[tuple[str, list[int]]]:
-    """(run, rounds) of what was folded from a device in runs on devices, oldest run first."""
+    """Return (run, rounds) for a device's aggregated updates in runs on devices, oldest run first."""
     folded = Update.outcome.in_(("folded", "late")) & Update.folded_round.is_not(None) & (Run.source == "devices")
     wanted = select(Run.run_id, Update.folded_round).join(Run, Run.run_id == Update.run_id)
     ordered = wanted.where(Update.device == device, folded).order_by(Run.number, Update.folded_round).distinct()
@@ -143,6 +149,7 @@ def folded_rounds(database: Database, device: str) -> list[tuple[str, list[int]]
 
 
 def device_row(found: Mapping[str, Any] | RowMapping) -> DeviceRow:
+    """Make a `DeviceRow` of a row of the table."""
     return DeviceRow(**{name: found[name] for name in DeviceRow.__dataclass_fields__})
 
 
@@ -176,14 +183,14 @@ def _named(name: str, ids: list[str]) -> str:
     raise NotFound(f"no run {name!r}", why="no run's id is that, or begins so", hint=" or ".join(near))
 
 
-# What is known of each device's link and speed: rows that are replaced whole, in the commit of what they come from.
-
-
 FIELDS = [field.name for field in dataclasses.fields(MeasureRow)]
 
 
 def keep(connection: Connection, rows: Sequence[MeasureRow]) -> None:
-    """Put these in the place of those of the same device, kind and work."""
+    """Store measurements in the commit of the replies that they come from.
+
+    They replace those of the same device, kind and work.
+    """
     for row in rows:
         connection.execute(delete(Measure).filter_by(device=row.device, kind=row.kind, work=row.work))
     if rows:
@@ -191,7 +198,7 @@ def keep(connection: Connection, rows: Sequence[MeasureRow]) -> None:
 
 
 def all_of(database: Database, kinds: Sequence[str] = ()) -> list[MeasureRow]:
-    """By device, kind and work: all, or those of some kinds."""
+    """Return the measurements of all kinds or of these, by device, kind and work."""
     wanted = select(*(getattr(Measure, name) for name in FIELDS)).order_by(Measure.device, Measure.kind, Measure.work)
     if kinds:
         wanted = wanted.where(Measure.kind.in_(kinds))
@@ -199,13 +206,10 @@ def all_of(database: Database, kinds: Sequence[str] = ()) -> list[MeasureRow]:
         return [MeasureRow(**found) for found in connection.execute(wanted).mappings()]
 
 
-# Runs that have to wait for their turn: behind which ones, and what the one does whose turn it is.
-
-
 def behind(row: RunRow, line: Sequence[RunRow]) -> str:
-    """What a run of the queue waits for, where `line` is `Store.line()`: every run on devices whose turn comes.
+    """Describe which runs a queued run waits for; `line` is the result of `Store.line()`.
 
-    "" for a run whose turn it is, that is over, or that is simulated and waits for nobody.
+    Return "" for a run that is served now, has ended, or is simulated and so waits for no other.
     """
     ids = [one.run_id for one in line]
     if row.status != "queued" or row.run_id not in ids[1:]:
@@ -219,14 +223,14 @@ def behind(row: RunRow, line: Sequence[RunRow]) -> str:
     return f"waiting in the queue behind {first.run_id} and {others}; {first.run_id} is {does}"
 
 
-# Who may not have heard that a run is over: the journal says who has, by the names that devices had then.
-
-
-TOLD = "told"  # that a device has heard of it, between the renames
+TOLD = "told"  # marks a confirmation in the list of renames
 
 
 def untold(database: Database, run_id: str) -> list[str]:
-    """The devices that were asked something in a run and of which nothing says that they have heard of its end."""
+    """Return the devices of a run that have not confirmed that they know of its end.
+
+    The journal records confirmations by the names that the devices had then.
+    """
     said = select(Journal.body).where(Journal.run_id == run_id, Journal.kind == DeviceTold.__name__)
     columns = (getattr(Action, name) for name in DeviceAction.__dataclass_fields__)
     renames = select(*columns).where(Action.what == "rename").order_by(Action.id.desc())

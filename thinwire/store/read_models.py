@@ -193,9 +193,7 @@ class UpdateRow:
     state_lost: str = ""  # if the device lost its state: what it found, on the first reply after that
     failed_at: float | None = None
     taken_at: float | None = None
-    clipped: list[str] = field(
-        default_factory=list
-    )  # names of the metrics whose values were clipped for `best` and `target`
+    clipped: list[str] = field(default_factory=list)  # names of the metrics that were clipped for `best` and `target`
 
 
 @dataclass(frozen=True)

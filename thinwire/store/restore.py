@@ -1,4 +1,4 @@
-"""A backup becomes an aggregator's folder again, whole or not at all."""
+"""Restoring a backup as an aggregator's state directory, either completely or not at all."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ from thinwire.store.schema import check_file
 
 @dataclass(frozen=True)
 class Restored:
-    """What was restored; `replaced` is where the folder went that was there before, if any."""
+    """The result of a restore; `replaced` is the new path of the previous state directory, if there was one."""
 
     manifest: Manifest
     replaced: Path | None
 
 
 def restore(source: Path, home: AggregatorHome, force: bool) -> Restored:
-    """Check every byte beside the folder, then put it in its place; with `force` what is there is moved aside.
+    """Check every byte of the backup outside the state directory, then put it in place.
 
-    `Held` while an aggregator is running on it, `UsageError` where something is there and not `force`, `DataLost` when
-    the backup is damaged, cut short, or newer than this program. In all of these nothing was changed.
+    With `force` an existing state directory is moved aside. Raise `Held` while an aggregator uses it, and `UsageError`
+    if it exists without `force`. Raise `DataLost` if the backup is damaged, incomplete, or newer than this program.
+    Invariant: an error changes nothing.
     """
     if not source.is_file():
         why = "it is a folder" if source.is_dir() else ""
@@ -74,7 +75,7 @@ def _swap(draft: Path, root: Path, aside: Path) -> None:
 
 
 def _aside(root: Path) -> Path:
-    """A free name that says when."""
+    """Return a free path with the current time in its name."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     names = (
         root.with_name(f"{root.name}.before-restore-{stamp}{more}") for more in ("", *(f"-{n}" for n in range(2, 99)))

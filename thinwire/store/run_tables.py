@@ -75,9 +75,7 @@ class Run(Traffic, Outcomes, Base):
     clipped: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default="{}")  # clipped values of `metrics`
     dense_up: Mapped[int] = mapped_column(default=0)  # bytes of the same transfers in plain float32
     dense_down: Mapped[int] = mapped_column(default=0)
-    notes: Mapped[list[Any]] = mapped_column(
-        default=list, server_default="[]"
-    )  # sentences for users who follow the run
+    notes: Mapped[list[Any]] = mapped_column(default=list, server_default="[]")  # sentences for users
     identity: Mapped[str] = mapped_column(String(64), default="", server_default="")  # random; "" for a simulation
 
 
@@ -110,16 +108,10 @@ class Round(Traffic, Outcomes, Base):
     spread: Mapped[dict[str, Any]] = mapped_column(default=dict)
     clipped: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default="{}")  # {"means", "clients"}
     train_metrics: Mapped[dict[str, Any]] = mapped_column(default=dict)
-    ignored: Mapped[int] = mapped_column(
-        default=0, server_default="0"
-    )  # number of metrics that too few updates carried
+    ignored: Mapped[int] = mapped_column(default=0, server_default="0")  # metrics that too few updates carried
     spent: Mapped[dict[str, Any]] = mapped_column(default=dict)
-    away: Mapped[list[Any]] = mapped_column(
-        default=list, server_default="[]"
-    )  # downtimes of the aggregator, [from, to]
-    missed_s: Mapped[float] = mapped_column(
-        default=0.0, server_default="0"
-    )  # seconds that the run's clock did not count
+    away: Mapped[list[Any]] = mapped_column(default=list, server_default="[]")  # the aggregator's downtimes: [from, to]
+    missed_s: Mapped[float] = mapped_column(default=0.0, server_default="0")  # not counted by the run's clock
     slowest: Mapped[str] = mapped_column(default="")
 
 
@@ -153,9 +145,7 @@ class Update(Traffic, Base):
     late_answer: Mapped[bool] = mapped_column(default=False)
     folded_round: Mapped[int | None] = mapped_column(Integer)
     staleness: Mapped[int] = mapped_column(default=0)
-    asked_why: Mapped[str] = mapped_column(
-        default="", server_default=""
-    )  # reason of an assignment in the middle of its round
+    asked_why: Mapped[str] = mapped_column(default="", server_default="")  # of an assignment in mid-round
     instead_of: Mapped[str] = mapped_column(String(63), default="", server_default="")
     work_reason: Mapped[str] = mapped_column(default="", server_default="")
     asked_at: Mapped[float | None]

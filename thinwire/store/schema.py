@@ -41,9 +41,7 @@ def prepare(database: Database, upgrade: bool) -> None:
         found = revision(database, connection)
     if found == revisions()[-1]:
         if not database.read_only:
-            with (
-                database.writing() as connection
-            ):  # a disk that accepts no writes fails here, not in the middle of a round
+            with database.writing() as connection:  # an unwritable disk fails here, not in the middle of a round
                 connection.execute(text("UPDATE alembic_version SET version_num = version_num"))
         return
     if database.read_only or not (upgrade or found is None):

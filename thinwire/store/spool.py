@@ -1,4 +1,7 @@
-"""Where the frames of answers lie from their arrival until they are folded: plain files, durable before visible."""
+"""The spool: payloads of replies on disk from their arrival until they are aggregated.
+
+Payloads are plain files. Invariant: a reply is durable before it is visible.
+"""
 
 from __future__ import annotations
 
@@ -21,38 +24,41 @@ from thinwire.core.statedir import disk_error, private_folder, sync_folder, writ
 from thinwire.core.types import Arrived, ReplyHead, UpdateId
 
 DRAFT, PARTIAL = ".draft-", ".partial-"
-UNREADABLE = ".unreadable"  # the folder of what was set aside: no run has such a name, and no backup takes it
+UNREADABLE = ".unreadable"  # folder of replies that were set aside: no run has such a name, and backups skip it
 PIECE_BYTES = 2**20
-KEPT_S = 3 * 86400.0  # an upload that nobody went on with for so long is given up
-MANY_FOLDERS = 256  # made since those that are empty were last removed: a run's name comes from a device
+KEPT_S = 3 * 86400.0  # an upload that was not resumed for so long is deleted
+MANY_FOLDERS = 256  # created between two removals of empty folders: a run's name comes from a device
 
 log = logging.getLogger("thinwire.spool")
 
 
 class FileSpool:
-    """core.fleet.Spool in a folder: `RUN/DEVICE-SEQUENCE.parts` and, written last, its `.head`. Any thread may call it.
+    """The spool `core.fleet.Spool` in a folder. Any thread may call it.
 
-    What has a head is whole and durable; a file without one is the rest of a crash, removed at the next start, but for
-    uploads that were cut: they go on. A head that cannot be read is set aside with its parts, and a warning says so:
-    one file ends no aggregator. One that is not `durable` serves this process alone: nothing is synced, and heads stay
-    in memory.
+    A reply is stored as `RUN/DEVICE-SEQUENCE.parts` and, written last, `.head`. Invariant: a reply with a header is
+    whole and durable. A file without one is left over from a crash and removed at the next start. Interrupted uploads
+    stay: they are resumed.
+
+    A header that cannot be read is set aside with its parts, and a warning is logged: one damaged file does not stop
+    the aggregator. Without `durable` the spool serves this process alone: nothing is synced, and headers stay in
+    memory.
     """
 
     def __init__(self, folder: Path, durable: bool = True) -> None:
         self.folder, self.durable = private_folder(folder), durable
         self._drafts = itertools.count()
-        self._made = 0  # folders
+        self._made = 0  # folders created since the empty ones were removed
         self._lock = threading.Condition()
         self._committing: set[UpdateId] = set()
-        self._heads: dict[UpdateId, ReplyHead] = {}  # in the order of arrival
+        self._heads: dict[UpdateId, ReplyHead] = {}  # update -> header, in the order of arrival
         self._tidy()
 
     def path(self, update_id: UpdateId) -> Path:
-        """The file of its parts, one after the other."""
+        """Return the file that holds the update's parts, one after the other."""
         return self.folder / update_id.run / f"{update_id.device}-{update_id.sequence}.parts"
 
     def draft(self, update_id: UpdateId) -> Path:
-        """A new and empty file to stream to, not visible yet; each call gives another one."""
+        """Return a new, empty file for the parts, not visible yet; each call returns another one."""
         folder = self.path(update_id).parent
         draft = folder / f"{DRAFT}{update_id.device}-{update_id.sequence}-{next(self._drafts)}"
         while True:
@@ -65,7 +71,10 @@ class FileSpool:
                 raise disk_error(error, draft) from error
 
     def partial(self, update_id: UpdateId, digest: str) -> Path:
-        """The file of an upload: as it was left, or empty. `digest` tells two answers under one id apart."""
+        """Return the file of an upload, either as it was interrupted or empty.
+
+        `digest` distinguishes two replies with one update id.
+        """
         folder = self.path(update_id).parent
         path = folder / f"{PARTIAL}{update_id.device}-{update_id.sequence}-{digest[:32]}"
         try:
@@ -77,16 +86,17 @@ class FileSpool:
         return path
 
     def drop_partial(self, device: str) -> None:
-        """Remove everything that a device had begun to upload."""
+        """Remove all unfinished uploads of a device."""
         for path in self.folder.glob(f"*/{PARTIAL}*"):
             if path.name.removeprefix(PARTIAL).rsplit("-", 2)[0] == device:
                 path.unlink(missing_ok=True)
 
     def commit(self, draft: Path, head: ReplyHead, received: bytes = b"") -> None:
-        """Make a draft and its head durable, then visible. What is there already stays: the first one counts.
+        """Make a draft and its header durable, then visible. The first reply counts: a second one is deleted.
 
-        `received` are the bytes that the head was read from, which are kept as they came; a head that came over no wire
-        is written here. A second commit of the same update waits for the first; those of other updates do not.
+        `received` are the bytes of the header as they arrived, which are stored unchanged. A header that came over no
+        network is encoded here. A second commit of the same update waits for the first; commits of other updates do
+        not.
         """
         with self._lock:
             self._lock.wait_for(lambda: head.update_id not in self._committing)
@@ -120,26 +130,29 @@ class FileSpool:
             raise disk_error(error, path) from error
         if not self.durable:
             return
-        write_atomically(path.with_suffix(".head"), data)  # its fsync of the folder covers both
+        write_atomically(path.with_suffix(".head"), data)  # its fsync of the folder also covers the parts
 
     def head(self, update_id: UpdateId) -> ReplyHead | None:
+        """Return the header of a visible reply, or None."""
         with self._lock:
             return self._heads.get(update_id)
 
     def heads(self) -> Sequence[ReplyHead]:
-        """All that are visible, in the order of arrival."""
+        """Return the headers of all visible replies, in the order of arrival."""
         with self._lock:
             return list(self._heads.values())
 
     def open(self, update_id: UpdateId) -> Iterator[Arrived]:
-        """Its parts in order, one at a time in memory; `ReplyLost` when the file is not what the head says."""
+        """Return the parts in order, one at a time in memory; raise `ReplyLost` if the file does not match the
+        header.
+        """
         head = self.head(update_id)
         if head is None:
             raise ReplyLost(f"update {update_id} is not in the spool", why="its file is missing")
         return self._readable(self.path(update_id), head)
 
     def _readable(self, path: Path, head: ReplyHead) -> Iterator[Arrived]:
-        """The parts; where they cannot be read the reply is set aside."""
+        """Yield the parts; a reply that cannot be read is set aside."""
         try:
             yield from _parts(path, head)
         except ReplyLost as error:
@@ -149,10 +162,10 @@ class FileSpool:
             raise
 
     def _set_aside(self, path: Path, why: str) -> None:
-        """Move a reply that cannot be read out of the way, under a name that is free, and say so."""
+        """Move a reply that cannot be read to a free name in another folder, and log a warning."""
         target = self.folder / UNREADABLE / path.parent.name / path.stem
         nth = next(n for n in itertools.count() if not list(target.parent.glob(f"{target.name}{f'-{n}' * (n > 0)}.*")))
-        with contextlib.suppress(OSError, ThinwireError):  # a disk that takes no more: it is passed over all the same
+        with contextlib.suppress(OSError, ThinwireError):  # a full disk: the reply is skipped all the same
             private_folder(target.parent)
             for suffix in (".head", ".parts"):
                 with contextlib.suppress(FileNotFoundError):
@@ -162,7 +175,7 @@ class FileSpool:
         log.warning("a reply in the spool cannot be read; it is set aside in %s: %s", target.parent, why)
 
     def delete(self, update_id: UpdateId) -> None:
-        """Forget an answer; of one that is not there too. The head goes first: no head without its parts."""
+        """Delete a reply if it exists. The header goes first, so that no header is left without its parts."""
         with self._lock:
             self._heads.pop(update_id, None)
         path = self.path(update_id)
@@ -172,7 +185,7 @@ class FileSpool:
             path.unlink(missing_ok=True)
 
     def _make(self, folder: Path) -> None:
-        """A run's folder, durable; now and then the empty ones go."""
+        """Create a run's folder durably; from time to time, remove the empty ones."""
         with self._lock:
             self._made += 1
             if self._made > MANY_FOLDERS:
@@ -184,11 +197,11 @@ class FileSpool:
 
     def _remove_empty(self) -> None:
         for path in self.folder.iterdir():
-            with contextlib.suppress(OSError):  # it is not empty
+            with contextlib.suppress(OSError):  # the folder is not empty
                 path.rmdir()
 
     def _tidy(self) -> None:
-        """At a start: read the heads, oldest first, and remove what an earlier life left half done."""
+        """Read the headers at a start, oldest first, and remove files that an earlier process left unfinished."""
         found: list[tuple[float, ReplyHead]] = []
         for path in sorted(self.folder.glob("*/*")):
             if path.parent.name == UNREADABLE:
@@ -210,7 +223,7 @@ class FileSpool:
             self._heads[head.update_id] = head
 
     def _read(self, path: Path) -> ReplyHead:
-        """The head in a file that was written here; `BadPayload` where it is damaged, or its parts are."""
+        """Return the header in a stored file; raise `BadPayload` if the header or its parts are damaged."""
         if (size := path.stat().st_size) > MAX_KEPT_BYTES:
             raise BadPayload(f"{path.name} has {size} bytes", why=f"at most {MAX_KEPT_BYTES} are written")
         head = arrived_from_bytes(path.read_bytes())
@@ -226,7 +239,7 @@ def _check(draft: Path, head: ReplyHead) -> None:
 
 
 def _require_digests(draft: Path, head: ReplyHead) -> None:
-    """`BadPayload` where a part is not what its digest says; it is read piece by piece."""
+    """Raise `BadPayload` if a part does not match its digest; the parts are read in pieces."""
     with draft.open("rb", buffering=0) as file:
         for part in head.parts:
             digest, left = hashlib.sha256(), part.length
@@ -256,22 +269,23 @@ def _read_at(file: BinaryIO, at: int, length: int) -> bytes:
     return file.read(length)
 
 
-# A part of a file as memory: what the page cache holds already is read where it lies, and never copied.
-
-
-POPULATE_READ = 22  # MADV_POPULATE_READ, Linux 5.14: map all pages now, and say so where one cannot be read
-LEAST = 1 << 20  # bytes from which it pays: a call of read() takes shorter than a mapping is made in
+POPULATE_READ = 22  # MADV_POPULATE_READ, Linux 5.14: map all pages now, and fail if one cannot be read
+LEAST = 1 << 20  # bytes; below, read() is faster than making a mapping
 
 
 def mapped(descriptor: int, at: int, length: int) -> memoryview | None:
-    """`length` bytes from `at` on, for as long as somebody holds the view; None: read them.
+    """Map `length` bytes of a file from `at` on into memory, for as long as the view exists; None: the caller must read
+    them.
 
-    Only of files that nobody cuts any more: to touch a page behind the end of a file, or one that the disk cannot
-    give, is a signal and not an exception. So all pages are asked for first, and where that fails `read` says why.
+    Bytes in the kernel's page cache are used in place and not copied.
+
+    The file must never be truncated again. Touching a page behind the end of a file, or one that the disk cannot read,
+    is a signal and not an exception. So all pages are requested first; if that fails, the caller's `read` raises the
+    reason.
     """
     if sys.platform != "linux" or length < LEAST or os.fstat(descriptor).st_size < at + length:
         return None
-    start = at // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY  # a mapping begins at a page
+    start = at // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY  # a mapping begins at a page boundary
     try:
         pages = mmap.mmap(descriptor, at + length - start, mmap.MAP_SHARED, mmap.PROT_READ, offset=start)
         pages.madvise(POPULATE_READ)

@@ -79,9 +79,7 @@ class Descent:
     ) -> None:
         self.params, self.momentum, self.weight_decay = params, momentum, weight_decay
         self.param_groups = [{"lr": lr}]  # like torch's: a schedule sets "lr" here
-        self._velocity: dict[
-            int, torch.Tensor
-        ] = {}  # parameter's index -> velocity; parameters without a gradient have none
+        self._velocity: dict[int, torch.Tensor] = {}  # parameter's index -> velocity, if it has a gradient
 
     @torch.no_grad()
     def step(self) -> None:

@@ -104,11 +104,7 @@ class Ending:
         try:
             sys.stdout.flush()
             sys.stderr.flush()
-        except (
-            OSError,
-            ValueError,
-            AttributeError,
-        ):  # no stdout, or closed: the interpreter reports it
+        except (OSError, ValueError, AttributeError):  # stdout is missing or closed, which the interpreter reports
             return
         os._exit(self.code)
 

@@ -1,1 +1,1 @@
-"""How the tables came to be, one step a file; run by store/schema.py when a database is opened."""
+"""Migrations of the database, one step a file; store/schema.py runs them when a database is opened."""

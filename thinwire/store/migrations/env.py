@@ -1,4 +1,4 @@
-"""Alembic's entry: it works on the connection, and in the transaction, that store/schema.py hands it."""
+"""Alembic's entry point: it uses the connection and the transaction of store/schema.py."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from thinwire.store import run_tables
 context.configure(
     connection=context.config.attributes["connection"],
     target_metadata=run_tables.Run.metadata,
-    transactional_ddl=True,  # SQLite can, once the driver does not commit behind our back
+    transactional_ddl=True,  # SQLite supports it, since the driver does not commit by itself here
 )
 context.run_migrations()

@@ -111,8 +111,9 @@ def put_manifest(tar: tarfile.TarFile, manifest: Manifest) -> None:
 
 
 def take_out(file: IO[bytes], folder: Path) -> Manifest:
-    """Extract a backup into an empty folder, durably; raise `ValueError` or `tarfile.TarError` if it is incomplete
-    or damaged.
+    """Extract a backup into an empty folder, durably.
+
+    Raise `ValueError` or `tarfile.TarError` if it is incomplete or damaged.
     """
     found: dict[str, tuple[int, str]] = {}
     manifest: Manifest | None = None
@@ -261,8 +262,8 @@ def _link(root: Path, stage: Path) -> None:
 def _missing(stage: Path) -> Iterator[str]:
     """Yield the missing files that runs need to resume.
 
-    A run that has not ended needs its last model with the server optimizer's state, the replica that devices have of
-    it, and the replies of an open round.
+    A run that has not ended needs its last model with the server optimizer's state, and the devices' replica of it. It
+    also needs the replies of an open round.
     """
     going = "runs.status NOT IN ('preparing', 'done', 'failed', 'stopped')"
     models = f"SELECT run_id, model_file FROM runs WHERE model_file <> '' AND {going}"  # noqa: S608  # no outside text

@@ -75,8 +75,9 @@ class StoredRoster:
             return join(connection, joining, self._clock.wall())
 
     def add(self, name: str, public_key: bytes, how: Literal["manual", "stock"], who: str = "operator") -> DeviceRow:
-        """Approve a key (DER) that an operator brought; raise `Refused` if the name or the key belongs to another
-        device.
+        """Approve a key (DER) that an operator brought.
+
+        Raise `Refused` if the name or the key belongs to another device.
         """
         fingerprint = hashlib.sha256(public_key).hexdigest()
         row = DeviceRow(name, fingerprint, public_key, "approved", how, self._clock.wall())
@@ -105,8 +106,9 @@ class StoredRoster:
             self._set(connection, name, "revoked", "leave", name)
 
     def rename(self, old: str, new: str, who: str = "operator") -> None:
-        """Rename a device in its row and history; raise `Refused` while a run that has not ended may still use the
-        old name.
+        """Rename a device in its row and its history.
+
+        Raise `Refused` while a run that has not ended may still use the old name.
         """
         with self._database.writing() as connection:
             rename(connection, old, new, who, self._clock.wall())

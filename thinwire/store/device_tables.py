@@ -11,8 +11,9 @@ from thinwire.store.database import Base, Counter, Words
 
 
 class Device(Base):
-    """An enrolled device. `change` numbers all changes of approval: its maximum tells a cache that it is out of
-    date.
+    """An enrolled device.
+
+    `change` numbers all changes of approval: its maximum tells a cache that it is out of date.
     """
 
     __tablename__ = "devices"

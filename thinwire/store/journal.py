@@ -41,8 +41,9 @@ def events(database: Database, run_id: str | None, after: int = 0, limit: int | 
 
 
 def head_taken(database: Database, run_id: str) -> HeadTaken | None:
-    """Return the event by which the current round of a pipelined run became current, or None; the search starts at
-    the end.
+    """Return the event by which the current round of a pipelined run became current, or None.
+
+    The search starts at the end of the journal.
     """
     wanted = select(Journal.body).where(Journal.run_id == run_id, Journal.kind == HeadTaken.__name__)
     with database.reading() as connection:
@@ -111,16 +112,14 @@ class Recorder:
         self._noted.setdefault(run_id, []).extend(events)
 
     def record_noted(self) -> None:
-        """Write the noted events of all runs; events that cannot be written stay noted, as they do when `record`
-        raises.
-        """
+        """Write the noted events of all runs; after an error they stay noted, as they do when `record` raises."""
         for run_id in list(self._noted):
             self.record(run_id, ())
 
     def record(self, run_id: str, events: Sequence[Event], measured: Sequence[MeasureRow] = ()) -> None:
         """Append a run's noted events, then `events`; apply them to the read tables, and store the measurements.
 
-        Raise `DataLost` if the database cannot be written.
+        Raise `DataLost` on an error of the database.
         """
         if (gathered := self._gathered.get(run_id)) is not None:
             gathered += events

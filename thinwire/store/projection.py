@@ -259,8 +259,9 @@ class Asks:
         return self.rows.new(round_number, device, ask_id, **values)
 
     def _answered(self, event: UpdateAccepted | UpdateDropped, outcome: str, **values: Any) -> None:
-        """Set a reply's outcome, which may change later (accepted, then found to be invalid); copy its columns only
-        once.
+        """Set a reply's outcome, and copy its columns once.
+
+        The outcome may change later: accepted, then found to be invalid.
         """
         sequence = UpdateId.parse(event.update_id).sequence
         row = self.rows.find(event.ask_id) or self._new_row(event.asked_round, event.device, event.ask_id)
@@ -295,9 +296,7 @@ class Asks:
     def settle(
         self, update_ids: Iterable[str], outcome: str, event: UpdateFolded | RoundClosed, reason: str = ""
     ) -> None:
-        """Set the outcome of updates to aggregated or dropped; a late update that was aggregated gets the outcome
-        `late`.
-        """
+        """Set the outcome of updates to aggregated or dropped; an aggregated late update gets the outcome `late`."""
         for row in self.rows.by_update(update_ids):
             if outcome == "folded":
                 self._turn(row, "late" if row["late_answer"] else "folded", event.at, folded_round=event.round)
@@ -305,7 +304,7 @@ class Asks:
                 self._turn(row, "dropped", event.at, reason=reason, folded_round=None)
 
     def cap(self, event: RoundClosed) -> None:
-        """Store the reason why an update has less weight than its reply asked for, next to its outcome."""
+        """Store the reason why an update has less weight than its reply claims, next to its outcome."""
         for row in self.rows.by_update(event.capped):
             self.rows.change(row, reason=capped_text(event.capped[row["update_id"]]))
 

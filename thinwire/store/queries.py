@@ -36,8 +36,9 @@ def runs(database: Database) -> list[RunRow]:
 
 
 def run(database: Database, name: str) -> RunRow:
-    """Return the run of this id, of a unique prefix of one, or the `latest`; raise `NotFound`, which names similar
-    ids.
+    """Return the run of this id, of a unique prefix of one, or the `latest`.
+
+    Raise `NotFound`, which names similar ids.
     """
     with database.reading() as connection:
         ids = {
@@ -57,9 +58,7 @@ def line(database: Database, most: int | None = None) -> list[RunRow]:
 
 
 def owned(database: Database) -> list[RunRow]:
-    """Return the runs that no aggregator resumes: simulated ones that have not ended, and those not in the queue
-    yet.
-    """
+    """Return the runs that no aggregator resumes: unfinished simulated ones, and those not in the queue yet."""
     going = Run.status.in_(("queued", "waiting", "running")) & (Run.source == "sim")
     wanted = _columns(Run, RunRow).where(going | (Run.status == "preparing"))
     return [_run(found) for found in _all(database, wanted.order_by(Run.number))]
@@ -80,9 +79,7 @@ def rounds(database: Database, run_id: str) -> list[RoundRow]:
 
 
 def updates(database: Database, run_id: str, round_number: int | None = None) -> list[UpdateRow]:
-    """Return one row for each assignment of the run or of one round, by round and device, in the order of
-    assignment.
-    """
+    """Return one row for each assignment of the run or of one round, by round, device and time."""
     wanted = _columns(Update, UpdateRow).where(Update.run_id == run_id)
     if round_number is not None:
         wanted = wanted.where(Update.round == round_number)

@@ -66,8 +66,9 @@ class RunRow:
 
     @property
     def decisive(self) -> dict[str, float]:
-        """Return the metrics on which `best` and `target` are decided, and which users see: no single client's
-        values are in them.
+        """Return the metrics on which `best` and `target` are decided, and which users see.
+
+        No single client's values are in them.
         """
         return {**self.metrics, **self.clipped.get("means", {})}
 
@@ -76,8 +77,8 @@ class RunRow:
 class RoundRow:
     """A round. `late`, `dropped` and `failed` count this round's assignments by outcome, whenever it was decided.
 
-    `folded` are the updates aggregated in this round, including late ones of earlier rounds. `metrics` and `spread`
-    measure the version that the round made.
+    The field `folded` lists the updates aggregated in this round, including late ones of earlier rounds. `metrics` and
+    `spread` measure the version that the round made.
 
     `clipped` is {} or, if clients' values were clipped, holds `means` and `clients`. `means` are the metrics on which
     `best` and `target` are decided; `clients` names the clipped metrics by client.
@@ -131,8 +132,9 @@ class RoundRow:
 
     @property
     def decisive(self) -> dict[str, float]:
-        """Return the metrics on which `best` and `target` are decided, and which users see: no single client's
-        values are in them.
+        """Return the metrics on which `best` and `target` are decided, and which users see.
+
+        No single client's values are in them.
         """
         return {**self.metrics, **self.clipped.get("means", {})}
 
@@ -200,8 +202,8 @@ class UpdateRow:
 class MeasureRow:
     """Measurements of one device: the last `samples` (amount, seconds) of `kind`, for `work` ("" for its link).
 
-    Kinds are down and up (`p50` and `p90` in bits/s: nine of ten transfers reached p90), rtt, step, evaluate and encode
-    (seconds), and pass (steps of an epoch). The percentiles are None if the samples do not suffice.
+    Rates of down and up are in bits/s; nine of ten transfers reached `p90`. Times of rtt, step, evaluate and encode are
+    in seconds, and pass is in steps of an epoch. The percentiles are None if the samples do not suffice.
     """
 
     device: str
@@ -214,8 +216,9 @@ class MeasureRow:
 
     @property
     def least(self) -> bool:
-        """Return True if a rate is only a lower bound: every sample is so small that its time is only that of round
-        trips.
+        """Return True if a rate is only a lower bound, because every sample is too small to measure bandwidth.
+
+        A sample within TCP's initial window takes only round trips.
         """
         return self.kind in RATES and all(size <= AT_ONCE_BYTES for size, _ in self.samples)
 

@@ -22,8 +22,9 @@ def _run() -> Mapped[str]:
 
 
 class Traffic:
-    """Columns of bytes in both directions: `payload` in frames, `wire` on the devices' sockets (null without a
-    network).
+    """Columns of bytes in both directions: `payload` in frames, `wire` on the devices' sockets.
+
+    `wire` is null without a network.
     """
 
     payload_up: Mapped[int] = mapped_column(default=0)

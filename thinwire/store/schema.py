@@ -33,7 +33,7 @@ def prepare(database: Database, upgrade: bool) -> None:
     """Create the tables if there are none; upgrade an older database only if `upgrade` is set.
 
     Several processes may call this at the same time. A SQLite file is copied to `FILE.before-REVISION` first. Raise
-    `DataLost` if the database cannot be prepared.
+    `DataLost` if this fails.
 
     Invariant: after an error or a kill the database is as it was.
     """

@@ -35,13 +35,12 @@ log = logging.getLogger("thinwire.spool")
 class FileSpool:
     """The spool `core.fleet.Spool` in a folder. Any thread may call it.
 
-    A reply is stored as `RUN/DEVICE-SEQUENCE.parts` and, written last, `.head`. Invariant: a reply with a header is
-    whole and durable. A file without one is left over from a crash and removed at the next start. Interrupted uploads
-    stay: they are resumed.
+    Two files hold a reply: `RUN/DEVICE-SEQUENCE.parts` and, written last, the header with the suffix `.head`.
+    Invariant: a reply with a header is whole and durable. Parts without one are left over from a crash and removed at
+    the next start. Interrupted uploads stay: they are resumed.
 
-    A header that cannot be read is set aside with its parts, and a warning is logged: one damaged file does not stop
-    the aggregator. Without `durable` the spool serves this process alone: nothing is synced, and headers stay in
-    memory.
+    An unreadable header is set aside with its parts, and a warning is logged: one damaged file does not stop the
+    aggregator. Without `durable` the spool serves this process alone: nothing is synced, and headers stay in memory.
     """
 
     def __init__(self, folder: Path, durable: bool = True) -> None:
@@ -143,8 +142,9 @@ class FileSpool:
             return list(self._heads.values())
 
     def open(self, update_id: UpdateId) -> Iterator[Arrived]:
-        """Return the parts in order, one at a time in memory; raise `ReplyLost` if the file does not match the
-        header.
+        """Return the parts in order, one at a time in memory.
+
+        Raise `ReplyLost` if the file does not match the header.
         """
         head = self.head(update_id)
         if head is None:
@@ -152,7 +152,7 @@ class FileSpool:
         return self._readable(self.path(update_id), head)
 
     def _readable(self, path: Path, head: ReplyHead) -> Iterator[Arrived]:
-        """Yield the parts; a reply that cannot be read is set aside."""
+        """Yield the parts; an unreadable reply is set aside."""
         try:
             yield from _parts(path, head)
         except ReplyLost as error:
@@ -162,7 +162,7 @@ class FileSpool:
             raise
 
     def _set_aside(self, path: Path, why: str) -> None:
-        """Move a reply that cannot be read to a free name in another folder, and log a warning."""
+        """Move an unreadable reply to a free name in another folder, and log a warning."""
         target = self.folder / UNREADABLE / path.parent.name / path.stem
         nth = next(n for n in itertools.count() if not list(target.parent.glob(f"{target.name}{f'-{n}' * (n > 0)}.*")))
         with contextlib.suppress(OSError, ThinwireError):  # a full disk: the reply is skipped all the same
@@ -274,10 +274,10 @@ LEAST = 1 << 20  # bytes; below, read() is faster than making a mapping
 
 
 def mapped(descriptor: int, at: int, length: int) -> memoryview | None:
-    """Map `length` bytes of a file from `at` on into memory, for as long as the view exists; None: the caller must read
-    them.
+    """Map `length` bytes of a file from `at` on into memory, for as long as the view exists.
 
-    Bytes in the kernel's page cache are used in place and not copied.
+    Return None if the caller must read the bytes instead. Bytes in the kernel's page cache are used in place and not
+    copied.
 
     The file must never be truncated again. Touching a page behind the end of a file, or one that the disk cannot read,
     is a signal and not an exception. So all pages are requested first; if that fails, the caller's `read` raises the

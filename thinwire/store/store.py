@@ -120,7 +120,7 @@ class Store:
         self._recorder.note(run_id, events)
 
     def record_noted(self) -> None:
-        """Append all noted events; events that cannot be written stay noted for the next attempt."""
+        """Append all noted events; after an error they stay noted for the next attempt."""
         self._recorder.record_noted()
 
     def gathering(self, run_id: str) -> AbstractContextManager[None]:
@@ -145,8 +145,9 @@ class Store:
     # Reading
 
     def events(self, run_id: str | None, after: int = 0, limit: int | None = None) -> list[tuple[int, Event]]:
-        """Return (seq, event) with seq above `after`; `seq` rises over all runs. With None as the run, the devices'
-        events.
+        """Return (seq, event) with seq above `after`; `seq` rises over all runs.
+
+        With None as the run, the events of the devices are returned.
         """
         return journal.events(self._database, run_id, after, limit)
 
@@ -179,15 +180,11 @@ class Store:
         return next(iter(queries.line(self._database, most=1)), None)
 
     def owned(self) -> list[RunRow]:
-        """Return the unfinished runs that belong to a process of their own, which simulates them or has not
-        submitted them yet.
-        """
+        """Return the unfinished runs that a process of their own simulates or has not submitted yet."""
         return queries.owned(self._database)
 
     def line(self) -> list[RunRow]:
-        """Return the runs on devices in the order in which they are served: a started one, then the queue, oldest
-        first.
-        """
+        """Return the runs on devices in the order of service: a started one, then the queue, oldest first."""
         return queries.line(self._database)
 
     def ended_since(self, since: float) -> list[RunRow]:
@@ -219,15 +216,14 @@ class Store:
         return queries.devices(self._database)
 
     def measures(self, *kinds: str) -> list[MeasureRow]:
-        """Return the measured links and speeds of all devices, over all runs on devices; of these kinds only, if any
-        is given.
+        """Return the measured links and speeds of all devices, over all runs on devices.
+
+        With `kinds`, only measurements of these kinds are returned.
         """
         return queries.all_of(self._database, kinds)
 
     def folded_rounds(self, device: str) -> list[tuple[str, list[int]]]:
-        """Return (run, rounds) for the updates of a device that were aggregated: they stay in the model when it is
-        revoked.
-        """
+        """Return (run, rounds) for a device's aggregated updates, which stay in the model when it is revoked."""
         return queries.folded_rounds(self._database, device)
 
     def device_updates(self, name: str, limit: int = 50) -> list[UpdateRow]:

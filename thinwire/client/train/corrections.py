@@ -37,8 +37,7 @@ if TYPE_CHECKING:
 
 
 class Drift:
-    """The correction of client drift in SCAFFOLD and FedDyn: a vector that is added to the gradient of every local
-    step.
+    """The drift correction of SCAFFOLD and FedDyn: a vector that is added to the gradient of every local step.
 
     `shift` holds the parameters' values one after the other, in their order. It is added after gradient clipping, which
     applies to the device's own gradient. So the sum of the device's own gradients can be computed from its update.

@@ -87,11 +87,11 @@ def _noting(came: list[int], handler: Handler) -> Handler:
 
 
 class Ending:
-    """Ends the process fast once `code` is set: with torch, the interpreter's own shutdown takes longer than many a
-    command.
+    """Ends the process at once when `code` is set, without the interpreter's own shutdown.
 
-    It is made when the process begins. Invariant: before the end, threads that are no daemons have ended, every
-    `atexit` function has run, and printed output is flushed.
+    With torch that shutdown takes longer than many a command. An `Ending` is made when the process begins. Invariant:
+    before the end, threads that are no daemons have ended, every `atexit` function has run, and printed output is
+    flushed.
     """
 
     def __init__(self) -> None:
@@ -124,23 +124,23 @@ class Wrong(Exception):
 
 
 class BadTask(Wrong):
-    """The task's code cannot be imported, or returns a value that a task may not return."""
+    """Raised if the task's code fails to import, or returns a value that a task may not return."""
 
 
 class BadUsage(Wrong):
-    """An option that the user typed is invalid: a split, a device."""
+    """Raised for an invalid option: a split, a device."""
 
 
 class NotFinite(Wrong):
-    """Training produced NaN or infinity."""
+    """Raised if training produced NaN or infinity."""
 
 
 class Cancelled(Exception):
-    """The aggregator has withdrawn the assignment, so nobody waits for its reply."""
+    """Raised if the aggregator has withdrawn the assignment, so that nobody waits for its reply."""
 
 
 class Exited(Exception):
-    """The task's code tried to end its process. `by` is the way: SystemExit, os._exit."""
+    """Raised if the task's code tried to end its process. `by` is the way: SystemExit, os._exit."""
 
     def __init__(self, by: str) -> None:
         super().__init__("it would end the whole process; a task raises an error, or returns")

@@ -172,7 +172,7 @@ def _checked(metrics: Any) -> Sums:
 
 
 def _number(value: Any) -> float | None:
-    """Return a number, or a tensor or array with one element, as a float; return None for anything else, including
+    """Return a number, or a tensor or array with one element, as a float; return None for anything else and for
     text.
     """
     if isinstance(value, (str, bytes)):

@@ -38,11 +38,10 @@ class Tensor(NamedTuple):
 
 @dataclass(frozen=True)
 class Places:
-    """The layout of a model: all tensors in the module's order. Tied tensors stand once, their other names in
-    `aliases`.
+    """The layout of a model: all tensors in the module's order.
 
-    `frozen_digest` covers the values of frozen tensors and fixed buffers, which every client makes for itself.
-    `frozen_values` is a checksum of each of them, in this order.
+    Tied tensors stand once, their other names in `aliases`. `frozen_digest` covers the values of frozen tensors and
+    fixed buffers, which every client makes for itself. `frozen_values` is a checksum of each of them, in this order.
     """
 
     tensors: tuple[Tensor, ...]

@@ -45,9 +45,7 @@ class Cut(Protocol):
     """A partitioner: splits examples by their labels."""
 
     def parts(self, keyed: Keyed, count: int, seed: int) -> list[Indices]:
-        """Return one sorted array of indices for each of `count` parts; `keyed` holds the labels of all examples by
-        key.
-        """
+        """Return one sorted array of indices for each of `count` parts; `keyed` holds all examples' labels by key."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +60,7 @@ class Iid:
 
 @dataclass(frozen=True)
 class Dirichlet:
-    """Distributes each label's examples by shares of its own; parts smaller than `FEWEST` are filled from the largest
-    part.
-    """
+    """Distributes each label's examples by shares of its own; the largest part fills parts smaller than `FEWEST`."""
 
     alpha: float
 

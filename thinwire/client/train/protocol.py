@@ -258,8 +258,7 @@ class Local:
 
 
 class Carried(NamedTuple):
-    """The party that carries out a key of [local] if the task has its own `optimizer()`, and if it has its own
-    `train()`.
+    """The party that carries out a key of [local] if the task has its own `optimizer()` or its own `train()`.
 
     The task's function finds the whole section in its argument `local`. `values` are refused even if other values of
     the key are carried out.

@@ -89,8 +89,9 @@ class Bench:
         return tensors.read_buffers(module, self.places).copy(), tensors.read_counters(module, self.places)
 
     def set_up(self, params: Vector, buffers: Vector | None, counters: Mapping[str, int]) -> nn.Module:
-        """Set the module to the run's model; values that are not given become those of the build, whatever happened
-        since.
+        """Set the module to the run's model; values that are not given become those of the build.
+
+        Changes by earlier requests are undone.
         """
         if self._in_use and self.built.changed():  # the previous request failed or was cancelled
             self._built = None

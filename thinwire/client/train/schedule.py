@@ -93,8 +93,7 @@ class Partial:
 
 
 def weight(examples: int, share: float) -> int:
-    """Return the number of examples by which an update is weighted, given the share of the work that was done with
-    them.
+    """Return the number of examples by which an update is weighted; `share` is the share of the work that was done.
 
     >>> weight(1000, 0.5), weight(3, 0.1)
     (500, 1)

@@ -66,7 +66,8 @@ def gone(database: Database, seq: int, at: float, now: float) -> tuple[float, fl
     with database.reading() as connection:
         starts = [AggregatorStarted(**body) for body in connection.scalars(wanted.where(Journal.seq > seq))]
     found = max(at, starts[0].gone_at) if starts else at
-    set_since = {start.gone_at: start.set_by_s for start in starts}  # a start without a heartbeat measured no step
+    # a process that died before its first heartbeat has its successor's `gone_at`: only the successor's step counts
+    set_since = {start.gone_at: start.set_by_s for start in starts}
     set_by_s = sum(set_since.values())
     return (at if at <= now < found + set_by_s - SLACK_S else found), set_by_s
 

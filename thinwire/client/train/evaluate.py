@@ -172,9 +172,7 @@ def _checked(metrics: Any) -> Sums:
 
 
 def _number(value: Any) -> float | None:
-    """Return a number, or a tensor or array with one element, as a float; return None for anything else and for
-    text.
-    """
+    """Return a number, or a tensor or array with one element, as a float; None for all else and for text."""
     if isinstance(value, (str, bytes)):
         return None
     try:

@@ -1,8 +1,8 @@
 """The device registry: enrolling, approving, revoking and renaming devices, in the database with a cache in memory.
 
-Invariants: a name has one key, and a key has one name. Enrolling a known device changes nothing. Only an invitation
-changes the state of a device that enrolled over loopback or waits for approval. A revoked device stays revoked until an
-operator approves it.
+Invariants: a name has one key, and a key has one name. Enrolling a known device changes nothing, except that an
+invitation sets the state of a device that enrolled over loopback or awaits approval. A revoked device stays revoked
+until an operator approves it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,13 @@
-"""What a codec is: the encoder may remember, the decoder may not.
+"""The interfaces of compression: codecs, the stages of a chain, their error bounds, and the arguments of a stage.
 
-A `Codec` is a spec; bound to a layout it encodes and decodes segments. Kinds say what error feedback may assume.
+A `Codec` is a parsed spec. `bind` gives a `BoundCodec` for one layout, which encodes and decodes segments. The encoder
+may keep state between calls; the decoder keeps none.
+
+A codec declares its error bound as a `Kind`: `Unbiased(omega)`, `Contractive(delta)` or `ResidualOnly`. Error feedback
+reads the kind and refuses a codec around which a residual would diverge.
+
+Stages of a chain (`Step`) are `Sparsifier`, `Quantizer`, low rank, and coders. `read_ratio`, `read_number` and
+`read_whole` parse what stands between the brackets of a stage, as exact numbers.
 """
 
 from __future__ import annotations
@@ -43,33 +50,38 @@ def not_finite() -> NonFiniteUpdate:
 
 
 class PackedSymbols(Protocol):
-    """Symbols of fewer than 8 bits, side by side as they stand in a frame."""
+    """Symbols of fewer than 8 bits, bit-packed as in a frame."""
 
     @property
-    def data(self) -> NDArray[np.uint8]: ...
+    def data(self) -> NDArray[np.uint8]:
+        """Return the packed bytes."""
+
     @property
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """Return the number of symbols."""
+
     @property
-    def bits(self) -> int: ...
+    def bits(self) -> int:
+        """Return the bits of one symbol."""
 
 
 @dataclass(frozen=True)
 class Unbiased:
-    """E[C(x)] = x and E||C(x) - x||^2 <= omega ||x||^2."""
+    """The error bound of an unbiased codec: E[C(x)] = x and E||C(x) - x||^2 <= omega ||x||^2."""
 
     omega: float
 
 
 @dataclass(frozen=True)
 class Contractive:
-    """E||C(x) - x||^2 <= (1 - delta) ||x||^2."""
+    """The error bound of a contraction: E||C(x) - x||^2 <= (1 - delta) ||x||^2."""
 
     delta: float
 
 
 @dataclass(frozen=True)
 class ResidualOnly:
-    """Nothing is promised for one call; only feedback makes its sum right."""
+    """The kind of a codec without a bound for a single call; only error feedback makes the sum of its updates right."""
 
 
 Kind: TypeAlias = Unbiased | Contractive | ResidualOnly
@@ -77,7 +89,7 @@ Role: TypeAlias = Literal["sparsifier", "lowrank", "quantizer", "coder"]
 
 
 def contraction(kind: Kind) -> float:
-    """The delta with which a kind contracts (an unbiased one by 1 - omega); 0 or less where it need not."""
+    """Return the contraction factor delta of a kind: 1 - omega for an unbiased one, 0 or less for no contraction."""
     match kind:
         case Contractive(delta):
             return delta
@@ -87,7 +99,9 @@ def contraction(kind: Kind) -> float:
 
 
 def chained(first: Kind, second: Kind) -> Kind:
-    """The kind of two codecs one after the other (design, section 4).
+    """Return the kind of two codecs applied one after the other.
+
+    Deltas multiply, 1 + omega multiplies. A delta of 0 or less means that error feedback refuses the chain.
 
     >>> chained(Contractive(0.01), Unbiased(0.05))
     Contractive(delta=0.0095)
@@ -97,7 +111,7 @@ def chained(first: Kind, second: Kind) -> Kind:
     if isinstance(first, Unbiased) and isinstance(second, Unbiased):
         return Unbiased((1 + first.omega) * (1 + second.omega) - 1)
     a, b = contraction(first), contraction(second)
-    return Contractive(a * b if a > 0 and b > 0 else min(a, b))  # 0 or less: feedback refuses it
+    return Contractive(a * b if a > 0 and b > 0 else min(a, b))
 
 
 class Everything(enum.Enum):
@@ -111,7 +125,11 @@ Support: TypeAlias = Indices | Literal[Everything.SENT]
 
 @dataclass(frozen=True)
 class Encoded:
-    """`support`: the sorted indices of what was sent, even where it rounded to 0; or all of them."""
+    """An encoded segment: the frame, the encoder's next state, and the support.
+
+    `support` holds the sorted indices of the coordinates that were sent, even those that rounded to 0. It is
+    `Everything.SENT` if all were sent.
+    """
 
     payload: Payload
     state: State
@@ -119,23 +137,27 @@ class Encoded:
 
 
 class Step(Protocol):
-    """One name of a chain, as the registry holds it. `examples` are what the conformance suite runs."""
+    """A stage of a chain, as the registry holds it. The conformance suite runs its `examples`."""
 
     role: ClassVar[Role]
     examples: ClassVar[tuple[str, ...]]
 
     @property
-    def spec(self) -> str: ...
+    def spec(self) -> str:
+        """Return the canonical spec of this stage."""
+
     @classmethod
-    def read(cls, argument: str | None) -> Step: ...  # CodecError; what stands between the brackets
+    def read(cls, argument: str | None) -> Step:
+        """Make the stage from the text between its brackets, or None without brackets; raise CodecError if it is
+        invalid.
+        """
 
 
 class Quantizer(Step, Protocol):
-    """Values to small symbols and their scales. `word` is 32 bits of the key.
+    """Turns values into small symbols and their scales. `word` is 32 bits of the key.
 
-    `bits`: of a packed symbol; under 8 they are signed. `seeded`: the decoder needs the word too, and the frame
-    carries it. `dequantize` gives the values of the symbols in `span`; it may be a view of them. `under_feedback` is
-    how it encodes inside a residual, `over` how it encodes tensors that begin at these places: frames stay the same.
+    `bits` is the size of a packed symbol; symbols of fewer than 8 bits are signed. If `seeded`, the decoder needs the
+    word too, and the frame carries it.
     """
 
     bits: ClassVar[int]
@@ -143,84 +165,132 @@ class Quantizer(Step, Protocol):
     symbols_dtype: ClassVar[np.dtype[Any]]
     scales_dtype: ClassVar[np.dtype[Any]]
 
-    def kind(self) -> Kind: ...
-    def under_feedback(self) -> Quantizer: ...
-    def over(self, starts: tuple[int, ...]) -> Quantizer: ...
-    def quantize(self, values: Vector, word: int) -> tuple[Symbols, Scales]: ...
-    def dequantize(self, symbols: Symbols, scales: Scales, span: slice, word: int) -> Vector: ...
-    def scales_count(self, size: int) -> int: ...
-    def check(self, symbols: Symbols, scales: Scales) -> None: ...  # BadPayload when they decode to no finite value
+    def kind(self) -> Kind:
+        """Return the error bound."""
+
+    def under_feedback(self) -> Quantizer:
+        """Return the quantizer that encodes inside error feedback. Its frames have the same format."""
+
+    def over(self, starts: tuple[int, ...]) -> Quantizer:
+        """Return a quantizer that begins its scales again at each of `starts`, the offsets of tensors. Its frames have
+        the same format.
+        """
+
+    def quantize(self, values: Vector, word: int) -> tuple[Symbols, Scales]:
+        """Return symbols and scales of a float32 vector."""
+
+    def dequantize(self, symbols: Symbols, scales: Scales, span: slice, word: int) -> Vector:
+        """Return the values of the symbols in `span`; the result may be a view of the symbols."""
+
+    def scales_count(self, size: int) -> int:
+        """Return the number of scales of `size` values."""
+
+    def check(self, symbols: Symbols, scales: Scales) -> None:
+        """Raise BadPayload if a symbol or scale would decode to a value that is not finite."""
 
 
 class Sparsifier(Step, Protocol):
-    """Which coordinates are sent, as sorted indices: `count(n)` of n, or at most so many where that is not `fixed`.
+    """Selects the coordinates to send.
 
-    `seeded`: the word alone decides (see `Drawn`), and the frame carries it instead of the indices. `select` gives the
-    values there too, a copy; where it `looks`, it refuses NaN and infinity with NonFiniteUpdate.
+    The number of indices is `count(n)` if `fixed`, else at most that. If `seeded`, the word alone decides (see
+    `Drawn`), and the frame carries the word instead of the indices. If `looks`, `select` raises NonFiniteUpdate for NaN
+    and infinity.
     """
 
     fixed: ClassVar[bool]
     seeded: ClassVar[bool]
     looks: ClassVar[bool]
 
-    def kind(self) -> Kind: ...
-    def count(self, size: int) -> int: ...
-    def select(self, values: Vector, word: int) -> tuple[Indices, Vector]: ...
+    def kind(self) -> Kind:
+        """Return the error bound."""
+
+    def count(self, size: int) -> int:
+        """Return the number of coordinates sent of `size`, or the largest possible number if it is not `fixed`."""
+
+    def select(self, values: Vector, word: int) -> tuple[Indices, Vector]:
+        """Return the sorted indices to send and a copy of their values."""
 
 
 class Drawn(Sparsifier, Protocol):
-    """A sparsifier that is seeded: the decoder draws the same places."""
+    """A seeded sparsifier: encoder and decoder derive the same indices from the word."""
 
-    def places(self, size: int, word: int) -> Indices: ...
+    def places(self, size: int, word: int) -> Indices:
+        """Return the sorted indices that `word` selects among `size` coordinates."""
 
 
 class Coder(Protocol):
-    """Symbols to fewer bytes, without loss."""
+    """Encodes symbols in fewer bytes, without loss."""
 
-    def pack(self, array: Symbols) -> bytes | memoryview: ...
-    def unpack(self, data: bytes | memoryview, items: int, size: int) -> Symbols: ...  # BadPayload before allocation
+    def pack(self, array: Symbols) -> bytes | memoryview:
+        """Return the encoded bytes of an array."""
+
+    def unpack(self, data: bytes | memoryview, items: int, size: int) -> Symbols:
+        """Return `items` decoded symbols; raise BadPayload before any allocation."""
 
 
 class BoundCodec(Protocol):
-    """A codec whose tensors and sizes are known: one call works on one segment.
+    """A codec bound to a layout: one call encodes or decodes one segment.
 
-    Laws: decode(encode(0)) = 0; NaN or infinity raises NonFiniteUpdate and changes nothing; decode_add over spans
-    equals decode times weight; a frame that is not whole and our own raises BadPayload before memory is allocated
-    and before `into` is touched. `x` and `state` are donated: they may be overwritten.
+    `x` and `state` are donated to `encode`: it may overwrite them.
+
+    Invariant: decode(encode(0)) = 0. NaN or infinity raises NonFiniteUpdate and changes nothing. `decode_add` over
+    spans equals `decode` times weight. A frame that is cut or belongs to another codec raises BadPayload before memory
+    is allocated and before `into` changes.
     """
 
     @property
-    def spec(self) -> str: ...
+    def spec(self) -> str:
+        """Return the canonical spec."""
+
     @property
-    def layout(self) -> Layout: ...
+    def layout(self) -> Layout:
+        """Return the layout that the codec is bound to."""
+
     @property
-    def kind(self) -> Kind: ...
-    def init(self, segment: int = 0) -> State: ...
-    def encode(self, x: Vector, state: State, key: Key, segment: int = 0) -> Encoded: ...
-    def check(self, payload: Arrived, segment: int = 0) -> None: ...
-    def decode_add(
-        self, payload: Arrived, weight: float, into: Vector, span: slice = ALL, segment: int = 0
-    ) -> None: ...  # `into` is the whole segment; only `span` of it is touched; O(what was sent)
-    def decode(self, payload: Arrived, segment: int = 0) -> Vector: ...
-    def max_bytes(self, segment: int = 0) -> int: ...  # of a legal frame
+    def kind(self) -> Kind:
+        """Return the error bound of one call."""
+
+    def init(self, segment: int = 0) -> State:
+        """Return the encoder's first state for a segment."""
+
+    def encode(self, x: Vector, state: State, key: Key, segment: int = 0) -> Encoded:
+        """Encode a float32 vector; raise NonFiniteUpdate for NaN or infinity."""
+
+    def check(self, payload: Arrived, segment: int = 0) -> None:
+        """Raise BadPayload unless the payload is a legal frame of this segment."""
+
+    def decode_add(self, payload: Arrived, weight: float, into: Vector, span: slice = ALL, segment: int = 0) -> None:
+        """Add `weight` times the decoded values in `span` to `into`, a vector of the whole segment.
+
+        The work is proportional to the number of values sent; values outside `span` stay as they are.
+        """
+
+    def decode(self, payload: Arrived, segment: int = 0) -> Vector:
+        """Return the decoded segment."""
+
+    def max_bytes(self, segment: int = 0) -> int:
+        """Return the largest size of a legal frame, in bytes."""
 
 
 class Codec(Protocol):
-    """`parse(spec)` gives one; `parse(parse(s).spec) == parse(s)`."""
+    """A parsed spec.
+
+    Invariant: `parse(parse(s).spec) == parse(s)`.
+    """
 
     @property
-    def spec(self) -> str: ...
-    def bind(self, layout: Layout) -> BoundCodec: ...
+    def spec(self) -> str:
+        """Return the canonical spec."""
 
-
-# What stands between a step's brackets, as exact numbers.
+    def bind(self, layout: Layout) -> BoundCodec:
+        """Return this codec for the tensors of one layout."""
 
 
 DECIMALS = 9
 
 
 def read_ratio(name: str, argument: str | None) -> Decimal:
-    """A share over 0 and at most 1 as an exact decimal in its shortest form; else CodecError."""
+    """Return a share over 0 and at most 1 as an exact decimal in its shortest form, or raise CodecError."""
     said = (argument or "").strip()
     try:
         ratio = Decimal(said).normalize()
@@ -236,7 +306,7 @@ def read_ratio(name: str, argument: str | None) -> Decimal:
 
 
 def _as_percent(number: Decimal) -> Decimal:
-    """The share that somebody may have meant by it.
+    """Return the share that the user may have meant by a percentage.
 
     >>> _as_percent(Decimal("2.5")), _as_percent(Decimal("nan"))
     (Decimal('0.025'), Decimal('0.01'))
@@ -246,7 +316,7 @@ def _as_percent(number: Decimal) -> Decimal:
 
 
 def read_number(name: str, argument: str | None, most: Decimal, example: str) -> Decimal:
-    """A number over 0 and at most `most` as an exact decimal in its shortest form; else CodecError."""
+    """Return a number over 0 and at most `most` as an exact decimal in its shortest form, or raise CodecError."""
     said = (argument or "").strip()
     try:
         number = Decimal(said).normalize()
@@ -261,7 +331,7 @@ def read_number(name: str, argument: str | None, most: Decimal, example: str) ->
 
 
 def read_whole(name: str, argument: str | None, least: int, most: int, example: int) -> int:
-    """A whole number in least..most; else CodecError with the nearest one."""
+    """Return a whole number from `least` to `most`, or raise CodecError with the nearest one."""
     said = (argument or "").strip()
     if said.isascii() and said.isdigit() and len(said) < 9:
         if least <= int(said) <= most:

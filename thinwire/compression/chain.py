@@ -1,4 +1,12 @@
-"""A chain of stages, `Sparsifier? > Quantizer? > coders`: one vector to its streams and back."""
+"""A chain of stages, `Sparsifier? > Quantizer? > coders`: encodes one vector as streams of bytes, and decodes them.
+
+There are two ways to encode. `Chain.write` runs stage by stage and works for every chain. If the quantizer alone is the
+chain and has a fused kernel (`Chain.writes`), `written` fills the frame directly: no stream is made first, and no value
+is read twice. With a remembered vector (`Held`), each part is compensated, encoded, decoded and updated while it is in
+cache.
+
+Invariant: both ways give the same bytes.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +48,11 @@ UNCODED = Coded()
 
 @dataclass(frozen=True)
 class Chain:
-    """What `parse` gives. A frame's streams: a word of the key if it is needed to decode, indices if they are sent,
-    symbols, and scales if there are any. What is quantized is divided by `divisor` first; a decoder need not know.
+    """A parsed chain: a sparsifier, a quantizer and coders.
+
+    The streams of a frame are, in this order: the word of the key if the decoder needs it; indices if the chain sends
+    them; symbols; scales if there are any. The quantizer encodes values divided by `divisor`; the decoder need not know
+    it.
     """
 
     sparsifier: Sparsifier | None = None
@@ -51,26 +62,31 @@ class Chain:
 
     @property
     def spec(self) -> str:
-        """Canonical: what is always there is left out."""
+        """Return the canonical spec, without the coders that are always present."""
         stages = [self.sparsifier.spec] if self.sparsifier else []
         stages += [self.quantizer.spec] if self.quantizer != PLAIN or not stages else []
         return " > ".join(stages + self.coded.specs)
 
     def bind(self, layout: Layout) -> Bound:
+        """Return this chain for the segments of a layout, with all tensors of a segment in one group."""
         return Bound(self.spec, layout, [[Group(self.placed(s.slices))] for s in layout.segments])
 
     def placed(self, slices: Sequence[Slice]) -> Chain:
-        """This chain for a vector in which these slices of tensors stand one after the other."""
+        """Return this chain for a vector that holds these slices of tensors one after the other."""
         return self.over(tuple(accumulate((piece.size for piece in slices[:-1]), initial=0)))
 
     def over(self, starts: tuple[int, ...]) -> Chain:
-        """This chain for a vector whose tensors begin at these places; what a sparsifier sends counts as one tensor."""
+        """Return this chain for a vector whose tensors begin at `starts`; the values that a sparsifier sends count as
+        one tensor.
+        """
         return self if self.sparsifier else replace(self, quantizer=self.quantizer.over(starts))
 
     def under_feedback(self) -> Chain:
-        """Inside a residual: a quantizer's own way, and C / (1 + omega) where that is unbiased and no contraction.
+        """Return the chain that encodes inside error feedback.
 
-        E||C(x) / (1 + omega) - x||^2 <= omega / (1 + omega) ||x||^2, so delta = 1 / (1 + omega) for any omega.
+        The quantizer takes its own form for feedback. If it is still unbiased with omega >= 1, which is no contraction,
+        the chain encodes x / (1 + omega): E||C(x) / (1 + omega) - x||^2 <= omega / (1 + omega) ||x||^2, so delta = 1 /
+        (1 + omega) for any omega.
         """
         quantizer = self.quantizer.under_feedback()
         kind = quantizer.kind()
@@ -79,56 +95,64 @@ class Chain:
 
     @property
     def kind(self) -> Kind:
+        """Return the error bound of the whole chain."""
         inner = self.quantizer.kind() if self.divisor == 1 else Contractive(1 / self.divisor)
         return chained(self.sparsifier.kind(), inner) if self.sparsifier else inner
 
     @property
     def looks(self) -> bool:
-        """Whether `write` itself refuses NaN and infinity."""
+        """Return True if `write` itself raises NonFiniteUpdate for NaN and infinity."""
         return self.sparsifier is not None and self.sparsifier.looks
 
     @property
     def seeded(self) -> bool:
-        """Whether the decoder needs the word."""
+        """Return True if the decoder needs the word."""
         return self.quantizer.seeded or (self.sparsifier is not None and self.sparsifier.seeded)
 
     def sent(self, size: int) -> int:
-        """How many of `size` values are sent, at the most."""
+        """Return the largest number of values that the chain sends of `size`."""
         return self.sparsifier.count(size) if self.sparsifier else size
 
     def init(self) -> State:
-        """It remembers nothing."""
+        """Return the first state, which is empty: a chain keeps nothing between calls."""
         return {}
 
     @property
     def writes(self) -> bool:
-        """Whether a kernel writes what it makes of a vector straight into a frame, and refuses NaN and infinity."""
+        """Return True if a fused kernel writes the frame from the vector and raises NonFiniteUpdate for NaN and
+        infinity.
+        """
         plain = self.sparsifier is None and self.coded == UNCODED and self.divisor == 1
         return plain and writes(self.quantizer)
 
     @property
     def apart(self) -> bool:
-        """Whether parts of a vector can be encoded by themselves, so that there is `held`."""
+        """Return True if parts of a vector can be encoded separately, so that `held` is available."""
         return self.writes and apart(self.quantizer)
 
     def written(self, x: Vector, key: Key, segment: int, bound: bytes) -> bytes:
-        """The whole frame of one vector, where the chain `writes`: the bytes that `write` leads to."""
+        """Return the whole frame of one vector, with the same bytes as `write`. Requires `writes`."""
         return written(self.quantizer, x, self._word(key, segment), bound)
 
     def held(self, x: Vector, key: Key, segment: int, bound: bytes, held: Held, state: State) -> bytes:
-        """The frame of x with what is held (see `Held`), where a chain encodes `apart`: each part is read once."""
+        """Return the frame of `x` compensated by `held`, and overwrite `x` with the updated memory; requires
+        `apart`.
+        """
         del state
         return written(self.quantizer, x, self._word(key, segment), bound, held)
 
     def _word(self, key: Key, segment: int, group: int = 0) -> int:
-        """What the rounding of one group draws by: groups of a segment draw apart from each other."""
+        """Return the seed for rounding one group; each group of a segment has its own."""
         stage = self.quantizer.spec if group == 0 else f"{self.quantizer.spec}#{group}"
         return word32(key, stage, segment)
 
     def write(
         self, x: Vector, key: Key, segment: int, group: int = 0, state: State | None = None
     ) -> tuple[list[Stream], Support, Read]:
-        """The streams for one vector, the segment's `group`-th, which coordinates they hold, and what `read` finds."""
+        """Encode one vector, the `group`-th of its segment.
+
+        Return its streams, the support within the vector, and the content that `read` would find in the streams.
+        """
         streams, word = list[Stream](), self._word(key, segment, group)
         values, indices = x, None
         if self.seeded:
@@ -147,12 +171,12 @@ class Chain:
         return streams, support, Read(self.quantizer, indices, symbols, scales, word)
 
     def streams(self, size: int) -> int:
-        """How many streams a frame of a vector of `size` has."""
+        """Return the number of streams of a vector of `size`."""
         places = self.sparsifier is not None and not self.sparsifier.seeded
         return 1 + self.seeded + places + (self.quantizer.scales_count(self.sent(size)) > 0)
 
     def read(self, streams: list[Stream], size: int) -> Read:
-        """Undo the coders and check everything; `BadPayload` before anything else happens."""
+        """Decode the streams without dequantizing; raise BadPayload before anything else happens."""
         rest = iter(streams)
         word = read_word(next(rest)) if self.seeded else 0
         indices, sent = None, self.sent(size)
@@ -167,16 +191,16 @@ class Chain:
         if count := self.quantizer.scales_count(sent):
             scales = self.coded.read_scales(next(rest), count, self.quantizer)
         self.quantizer.check(symbols, scales)
-        if drawn:  # last: no stream says how many they are
+        if drawn:  # last, after all checks: no stream limits the number of these indices
             indices = cast("Drawn", self.sparsifier).places(size, word)
         return Read(self.quantizer, indices, symbols, scales, word)
 
     def add(self, read: Read, weight: float | None, into: Vector, start: int, stop: int, shift: int = 0) -> None:
-        """See `Read.add`."""
+        """Add the decoded values in start .. stop to `into`; see `Read.add`."""
         read.add(weight, into, start, stop, shift)
 
     def max_bytes(self, size: int) -> int:
-        """The most bytes that the streams of a vector of `size` can have."""
+        """Return the largest number of bytes of the streams of a vector of `size`."""
         sent, quantizer, coded = self.sent(size), self.quantizer, self.coded
         indices = 0
         if self.sparsifier is not None and not self.sparsifier.seeded:
@@ -185,21 +209,16 @@ class Chain:
         return WORD.size * self.seeded + indices + coded.most_of_symbols(sent, quantizer) + scales
 
 
-# A frame that a kernel writes straight from a vector: no stream is made first, and no value is read twice.
-#
-# With what is held (see `Held`) a part of the vector is prepared, written, decoded and settled while it is in cache.
-
-
-CACHED = 1 << 18  # elements: of three passes over so many the last two find them in the second or third level
+CACHED = 1 << 18  # elements: of three passes over these, the last two find them in the second- or third-level cache
 
 
 def writes(quantizer: Quantizer) -> bool:
-    """Whether a kernel writes what this quantizer makes, and refuses NaN and infinity."""
+    """Return True if a fused kernel writes this quantizer's symbols and raises NonFiniteUpdate for NaN and infinity."""
     return isinstance(quantizer, Writes) and quantizer.writes
 
 
 def apart(quantizer: Quantizer) -> bool:
-    """Whether it writes parts of a vector by themselves, as it must where something is held."""
+    """Return True if this quantizer encodes parts of a vector separately, which the fused path with memory needs."""
     return writes(quantizer) and (_feeds(quantizer) or (isinstance(quantizer, Writes) and quantizer.apart))
 
 
@@ -208,7 +227,7 @@ def _feeds(quantizer: Quantizer) -> bool:
 
 
 def written(quantizer: Quantizer, x: Vector, word: int, bound: bytes, held: Held | None = None) -> bytes:
-    """The whole frame of one vector; with `held` x becomes what is to be held."""
+    """Return the whole frame of one vector; with `held`, overwrite `x` with the updated memory."""
     assert isinstance(quantizer, Writes)
     scales: Scales = np.empty(quantizer.scales_count(x.size), quantizer.scales_dtype)
     symbols_bytes = packed_bytes(x.size, quantizer.bits)
@@ -241,8 +260,8 @@ def _write_parts(
             quantizer.write(x[here], word, packed, own, a)
             held.after(x, here)
             found = Coded().read_symbols(Stream(packed.data), b - a, quantizer)
-            # Signs are drawn by index ^ word. No index within the part has a bit of a's, so a + i is a ^ i: counted
-            # from a they are drawn by word ^ a.
+            # Signs are a hash of index ^ word. `cached` gives parts in which a + i == a ^ i, so the part at a, counted
+            # from 0, has the seed word ^ a.
             Read(quantizer, None, found, own, word ^ a).add(held.weight, x[here], 0, b - a)
             held.settled(x, here)
 
@@ -250,7 +269,9 @@ def _write_parts(
 
 
 def cached(start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """(from, to) of what is worked on while it is in cache: none longer than its start's lowest bit says.
+    """Yield (start, stop) of parts that stay in cache while they are encoded.
+
+    No part is longer than the lowest set bit of its start, so that start + i == start ^ i within it.
 
     >>> list(cached(3 << 16, 1 << 19)) == [(3 << 16, 1 << 18), (1 << 18, 1 << 19)]
     True

@@ -1,4 +1,31 @@
-"""A bound codec around another one: it differs in what it encodes, and its frames are those of the one inside."""
+"""Error feedback around a codec: classic error feedback with a residual, and EF21 with a reference.
+
+Classic error feedback (Seide et al. 2014; EF-SGD, Karimireddy et al. 2019) adds the residual, which holds what earlier
+updates left out, to the next update:
+
+    r_0 = 0;  p = x + r;  send C(p);  r' = p - decode(C(p))
+
+It needs a contraction. With a stochastic quantizer of omega >= 1 the residual grows without bound (qsgd(2) with L2
+norms: 4e6 times after 60 steps), so `require_contraction` refuses such a chain. With momentum m, for gradients of one
+step only, it accumulates the velocity u instead of x (momentum correction, "Deep gradient compression", Lin et al.
+2018):
+
+    u = m u + x;  p = u + r;  send C(p);  r' = p - decode(C(p));  masked: u = 0 where it was sent
+
+EF21 (Richtarik, Sokolov and Fatkhullin 2021) sends the difference to a reference g that both ends advance:
+
+    g_0 = 0;  send c = C(x - g);  g' = g + decode(c)
+
+EF21 never adds to a later update what an earlier one left out. A residual under classic feedback can grow with the step
+size; the difference to g shrinks wherever updates settle. The paper's server keeps one g for each client. Here the
+server keeps only their weighted sum, which moves by the sum of the decoded differences, so decoders keep no state. That
+sum is right while every c counts exactly once with the same weight: the device takes a dropped one back (`refund`).
+
+An unbiased codec without a form of its own for feedback encodes x / (1 + omega) (`Shrunk`).
+
+Invariant: frames are those of the inner codec. Residual and reference depend on the layout only, so they survive a
+switch of codec between two rounds.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +59,7 @@ from thinwire.core.types import Arrived, Payload, State, Vector
 
 @dataclass(frozen=True)
 class Around:
-    """What reads a frame: the inner codec's, since a decoder need not know what stood around the encoder."""
+    """A bound codec around another one. The inner codec decodes, because a decoder need not know the wrapper."""
 
     inner: BoundCodec
 
@@ -53,27 +80,13 @@ class Around:
         return self.inner.max_bytes(segment)
 
 
-# Error feedback around a whole chain: what was not sent is added to the next update.
-#
-# r_0 = 0;  p = x + r;  send C(p);  r' = p - decode(C(p))   (Seide et al. 2014; Karimireddy et al. 2019, EF-SGD)
-#
-# It needs a contraction: with a stochastic quantizer of omega >= 1 the residual grows without bound (qsgd(2) with L2
-# norms: 4e6 times after 60 steps), so such a chain is refused. The residual depends on the layout only: it survives a
-# switch of codec between two rounds.
-#
-# With momentum m, for one-step gradients only, what is accumulated is not x but its velocity (momentum correction, Lin
-# et al. 2018, "Deep gradient compression"):
-#
-# u = m u + x;  p = u + r;  send C(p);  r' = p - decode(C(p));  masked: u = 0 where it was sent
-
-
 RESIDUAL = "residual"
 MOMENTUM = "momentum"
 
 
 @dataclass(frozen=True)
 class Feedback:
-    """A codec whose encoder carries the residual; frames are those of the codec inside."""
+    """A codec whose encoder carries the residual. Its frames are those of the inner codec."""
 
     inner: Codec
     momentum: float = 0.0
@@ -90,7 +103,9 @@ class Feedback:
 
 
 def feedback(codec: Codec, momentum: float = 0.0, masked: bool = False) -> Feedback:
-    """Stand error feedback around a codec; with `momentum` for gradients of one step, `masked` where they were sent.
+    """Return `codec` with error feedback around it.
+
+    `momentum` is for gradients of one step; `masked` clears the momentum of the coordinates that were sent.
 
     >>> from thinwire.compression import parse
     >>> bound = feedback(parse("topk(0.5)")).bind(Layout.of({"w": (2,)}))
@@ -103,9 +118,10 @@ def feedback(codec: Codec, momentum: float = 0.0, masked: bool = False) -> Feedb
 
 
 def inside(codec: Codec, layout: Layout) -> BoundCodec:
-    """A codec as it encodes inside a residual: its own way where it has one, else C / (1 + omega).
+    """Return a codec as it encodes inside error feedback: its own form for feedback if it has one, else C / (1 +
+    omega).
 
-    A chain of `parse` knows that of its quantizer; a codec that is no chain is `Shrunk` as a whole.
+    A parsed chain knows the form of its quantizer. `Shrunk` wraps a codec that is not a chain.
     """
     bound = codec.bind(layout)
     if isinstance(bound, Bound):
@@ -116,7 +132,7 @@ def inside(codec: Codec, layout: Layout) -> BoundCodec:
 
 
 def require_contraction(spec: str, kind: Kind) -> None:
-    """CodecError when a residual around this kind would grow from step to step."""
+    """Raise CodecError if a residual around this kind would grow from step to step."""
     if not isinstance(kind, ResidualOnly) and contraction(kind) <= 0:
         raise CodecError(
             f"feedback around {spec!r} would diverge",
@@ -127,10 +143,11 @@ def require_contraction(spec: str, kind: Kind) -> None:
 
 @dataclass(frozen=True)
 class BoundFeedback(Around):
-    """See `BoundCodec`; `x` becomes the new residual, and nothing of `state` is written to.
+    """A bound codec with classic error feedback; see `BoundCodec`.
 
-    A codec inside that has state of its own keeps it beside the residual; arrays that it does not know are dropped,
-    so that a run may switch codecs and lose nothing but the old one's own memory.
+    `encode` overwrites `x` with the new residual and does not write to `state`. The inner codec keeps its own state
+    beside the residual. Arrays that it does not know are dropped, so that a switch of codec loses only the old codec's
+    state.
     """
 
     layout: Layout
@@ -147,7 +164,7 @@ class BoundFeedback(Around):
         return {**self.inner.init(segment), **{name: np.zeros(size, np.float32) for name in own}}
 
     def aged(self, state: State, decay: float, rounds: int) -> State:
-        """The state `rounds` after its last encode: of the residual decay^rounds is left, one round being the least."""
+        """Return the state `rounds` after its last encode: the residual times decay^rounds, with at least one round."""
         if decay == 1 or RESIDUAL not in state:
             return state
         return {**state, RESIDUAL: state[RESIDUAL] * np.float32(decay ** max(1, rounds))}
@@ -162,7 +179,7 @@ class BoundFeedback(Around):
         return Encoded(encoded.payload, {**encoded.state, **kept, RESIDUAL: x}, encoded.support)
 
     def _velocity(self, x: Vector, state: State) -> Vector:
-        """U' = m u + x, which also takes x's place."""
+        """Return the velocity u' = m u + x, and write it to `x` too."""
         velocity: Vector = np.zeros_like(x)
         if (held := state.get(MOMENTUM)) is not None:
             require_vector(held, x.size)
@@ -173,14 +190,17 @@ class BoundFeedback(Around):
         return velocity
 
     def refund(self, payload: Payload, state: State, segment: int = 0) -> State:
-        """Take back what was sent and not used: the decoded update goes into the residual, and into nothing else."""
+        """Add an update that was sent but not used back to the residual, and to nothing else."""
         residual = state[RESIDUAL].copy()
         self.inner.decode_add(payload, 1.0, residual, segment=segment)
         return {**state, RESIDUAL: residual}
 
 
 def encode_held(inner: BoundCodec, x: Vector, held: Held, state: State, key: Key, segment: int) -> Encoded:
-    """Encode x with what is held, and x becomes what is to be held: the codec's own way, or with a copy of x."""
+    """Encode `x` compensated by `held`, and overwrite `x` with the updated memory.
+
+    A `Bound` codec does this itself; any other codec encodes a copy of `x`.
+    """
     own = carried(inner, state, segment)
     if isinstance(inner, Bound):
         return inner.encode_held(x, held, own, key, segment)
@@ -193,7 +213,9 @@ def encode_held(inner: BoundCodec, x: Vector, held: Held, state: State, key: Key
 
 
 def carried(inner: BoundCodec, state: State, segment: int) -> State:
-    """Of an earlier encode's arrays those that a codec knows, by name and size; the others begin anew."""
+    """Return the inner codec's own arrays out of `state`, by name and size; an array that does not fit is initialized
+    again.
+    """
     own = dict[str, NDArray[Any]]()
     for name, fresh in inner.init(segment).items():
         held = state.get(name, fresh)
@@ -201,22 +223,12 @@ def carried(inner: BoundCodec, state: State, segment: int) -> State:
     return own
 
 
-# EF21: not the update travels but its difference to a reference that both ends advance by what was sent.
-#
-# g_0 = 0;  send c = C(x - g);  g' = g + decode(c)                        (Richtarik, Sokolov and Fatkhullin 2021)
-#
-# Nothing that was left out is ever added to a later update: a residual under classic feedback can grow with the step
-# size, the difference to g shrinks wherever updates settle. The paper's server keeps one g a client; here it keeps only
-# their weighted sum, which moves by the sum of what was decoded (server/model/shares.py), so decoders remember nothing.
-# That sum is right while every c counts exactly once with the same weight: a dropped one is taken back on the device.
-
-
 REFERENCE = "reference"
 
 
 @dataclass(frozen=True)
 class Ef21:
-    """A codec that sends differences; its frames are those of the codec inside."""
+    """A codec that sends differences to a reference. Its frames are those of the inner codec."""
 
     inner: Codec
 
@@ -237,7 +249,7 @@ class Ef21:
 
 
 def ef21(codec: Codec) -> Ef21:
-    """Send differences to a reference.
+    """Return `codec` with EF21 around it, which sends differences to a reference.
 
     >>> from thinwire.compression import parse
     >>> bound = ef21(parse("topk(0.5)")).bind(Layout.of({"w": (2,)}))
@@ -250,10 +262,12 @@ def ef21(codec: Codec) -> Ef21:
 
 @dataclass(frozen=True)
 class BoundEf21(Around):
-    """See `BoundCodec`; what a frame decodes to is a step of the reference, and `x` becomes the new one.
+    """A bound codec with EF21; see `BoundCodec`. A frame decodes to a step of the reference.
 
-    Law: ||x - g'||^2 <= (1 - delta) ||x - g||^2. A refund takes such a step back. The reference depends on the layout
-    only: it survives a switch of codec.
+    `encode` overwrites `x` with the new reference; `refund` takes such a step back.
+
+    Invariant: ||x - g'||^2 <= (1 - delta) ||x - g||^2. The reference depends on the layout only: it survives a switch
+    of codec.
     """
 
     layout: Layout
@@ -271,21 +285,18 @@ class BoundEf21(Around):
         return Encoded(encoded.payload, {**encoded.state, REFERENCE: x}, encoded.support)
 
     def refund(self, payload: Payload, state: State, segment: int = 0) -> State:
-        """Take a step of the reference back: it was not used."""
+        """Take back a step of the reference that was not used."""
         reference = state[REFERENCE].copy()
         self.inner.decode_add(payload, -1.0, reference, segment=segment)
         return {**state, REFERENCE: reference}
 
 
-# C / (1 + omega): an unbiased codec made a contraction, for those that have no way of their own inside a residual.
-
-
 @dataclass(frozen=True)
 class Shrunk(Around):
-    """Encodes x / (1 + omega): E||C(y) - x||^2 <= omega / (1 + omega) ||x||^2 with y = x / (1 + omega).
+    """An unbiased codec made a contraction: it encodes y = x / (1 + omega).
 
-    So delta = 1 / (1 + omega) for any omega, where C itself contracts only under omega = 1.
-    Frames are the inner codec's: the decoder need not know.
+    E||C(y) - x||^2 <= omega / (1 + omega) ||x||^2, so delta = 1 / (1 + omega) for any omega; C itself contracts only
+    for omega < 1. Frames are the inner codec's: the decoder need not know.
     """
 
     omega: float

@@ -1,10 +1,10 @@
-"""One segment's update on the wire: a few streams behind a head that says whose they are.
+"""The wire format of one segment's update: a header that binds it to codec, layout and segment, then its streams.
 
     "TW" | version 1 | codec hash (8 bytes) | number of streams | for each: length * 2 + compressed | the streams
 
-Numbers are varints (LEB128). The hash is over the codec's spec, the layout's digest and the segment, so a frame of
-another codec, model or place is refused before anything in it is believed. Overhead: at most 16 bytes with one
-stream, 4 more for each further one: a segment has at most 64 MiB, so a length takes 28 bits.
+Numbers are varints (LEB128). The hash covers the codec's spec, the layout's digest and the segment. A frame of another
+codec, model or segment is refused before any of its numbers is used. The header takes at most 16 bytes with one stream,
+and 4 more for each further stream: a segment has at most 64 MiB, so a length takes 28 bits.
 """
 
 from __future__ import annotations
@@ -33,34 +33,35 @@ MAX_OVERHEAD = 24
 
 @dataclass(frozen=True)
 class Stream:
-    """Bytes of one stream; `compressed` says that they passed through a compressor."""
+    """The bytes of one stream; `compressed` is True if they passed through a compressor."""
 
     data: bytes | memoryview
     compressed: bool = False
 
 
 def codec_hash(spec: str, layout_digest: str, segment: int) -> bytes:
-    """Eight bytes that bind a frame to codec, layout and segment."""
+    """Return the eight bytes that bind a frame to codec, layout and segment."""
     text = f"{spec}\n{layout_digest}\n{segment}"
     return hashlib.sha256(text.encode()).digest()[:HASH_BYTES]
 
 
 def head(bound: bytes, streams: Sequence[tuple[int, bool]]) -> bytes:
-    """A frame's head for streams of these (length, compressed)."""
+    """Return the header of a frame for streams of these (length, compressed)."""
     lengths = b"".join(varint(length * 2 + compressed) for length, compressed in streams)
     assert all(length * 2 < 1 << 7 * NUMBER_BYTES for length, _ in streams), "a stream is longer than a segment can be"
     return MAGIC + bytes([VERSION]) + bound + varint(len(streams)) + lengths
 
 
 def pack(bound: bytes, streams: Sequence[Stream]) -> bytes:
+    """Return the frame of these streams."""
     return b"".join([head(bound, [(len(s.data), s.compressed) for s in streams]), *(s.data for s in streams)])
 
 
 def blank(bound: bytes, lengths: Sequence[int]) -> tuple[bytes, list[NDArray[np.uint8]]]:
-    """A frame of streams of these lengths, and where each has to be written before anybody sees the frame.
+    """Allocate a frame for streams of these lengths; return it and a writable view of each stream.
 
-    CPython lets whoever makes bytes fill them (PyBytes_FromStringAndSize with no string): what a kernel writes there
-    needs no second buffer, and no copy.
+    The caller fills the views before it passes the frame on. CPython lets the code that allocates bytes fill them
+    (PyBytes_FromStringAndSize without a string), so a kernel needs no second buffer and no copy.
     """
     first = head(bound, [(length, False) for length in lengths])
     size = len(first) + sum(lengths)
@@ -76,7 +77,9 @@ def blank(bound: bytes, lengths: Sequence[int]) -> tuple[bytes, list[NDArray[np.
 
 
 def unpack(payload: bytes | memoryview, bound: bytes, expected: int) -> list[Stream]:
-    """A frame's streams as views into it; `BadPayload` when it is foreign, cut, or longer than it says."""
+    """Return the streams of a frame as views into it; raise BadPayload if it is foreign, cut, or longer than its header
+    says.
+    """
     view = memoryview(payload)
     start = len(MAGIC) + 1 + HASH_BYTES
     if len(view) < start or bytes(view[:2]) != MAGIC:
@@ -102,7 +105,7 @@ def unpack(payload: bytes | memoryview, bound: bytes, expected: int) -> list[Str
 
 
 def varint(value: int) -> bytes:
-    """LEB128: seven bits a byte, the highest bit says that more follow.
+    """Return a number as LEB128: seven bits a byte, and the highest bit set if more bytes follow.
 
     >>> varint(300).hex()
     'ac02'
@@ -116,7 +119,7 @@ def varint(value: int) -> bytes:
 
 
 def read_varint(view: memoryview, at: int) -> tuple[int, int]:
-    """(value, where it ends); only the shortest form is read."""
+    """Return (value, offset behind it); raise BadPayload unless the number has its shortest form."""
     value = 0
     for place in range(NUMBER_BYTES):
         if at >= len(view):
@@ -131,16 +134,16 @@ def read_varint(view: memoryview, at: int) -> tuple[int, int]:
     raise BadPayload("a number in a frame's head that cannot be", why="it is too long, or not in its shortest form")
 
 
-# Large pages for memory that is about to be filled: a fault each 2 MiB, not each 4 KiB, as numpy has it on Linux.
+# Huge pages for new frames: one page fault each 2 MiB instead of each 4 KiB, as numpy does it on Linux.
 
 
 PAGE = 4096
-LEAST = 1 << 22  # bytes from which it pays
+LEAST = 1 << 22  # bytes: huge pages pay from here on
 MADV_HUGEPAGE = 14
 
 
 def prefer_large(address: int, size: int) -> None:
-    """A wish: nothing depends on it."""
+    """Advise the kernel to use huge pages for this memory; the advice may be ignored."""
     advise = _madvise()
     if advise is not None and size >= LEAST:
         start = -(-address // PAGE) * PAGE

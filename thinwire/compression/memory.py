@@ -1,6 +1,17 @@
-"""What a quantizer may have kernels for: where one is there, values are read and written once instead of step by step.
+"""Error-feedback memory, and the fused kernels that a quantizer may have.
 
-None has to: a chain goes by `quantize` and `dequantize` where these are missing, and the bits are the same.
+The memory goes into an encode, and the updated memory replaces the vector that was given (x is the update, p the vector
+that is encoded):
+
+    A residual (classic error feedback):  p = x + r;  C(p) is sent;  r' = p - decoded
+    A reference (EF21):                   p = x - g;  C(p) is sent;  g' = g + decoded
+
+Both work on any part of a vector: a codec that can encode parts separately does all of this while a part is in cache.
+
+A quantizer with a fused kernel reads and writes each value once instead of once a step. No quantizer needs one: without
+it a chain uses `quantize` and `dequantize`.
+
+Invariant: fused or not, the bits are the same.
 """
 
 from __future__ import annotations
@@ -18,77 +29,80 @@ from thinwire.core.types import Vector
 
 @runtime_checkable
 class Writes(Protocol):
-    """A quantizer that has a kernel for it: symbols go straight into the frame, packed, and no value is read twice.
+    """A quantizer with a fused kernel that quantizes, bit-packs and writes into the frame buffer in one pass.
 
-    `writes` says whether this path has it. NonFiniteUpdate for NaN and infinity: no pass of its own looks for them.
-    `apart`: whole buckets may be written by themselves, as a part of a vector whose values are counted from `first`.
+    `apart` is True if whole buckets may be encoded separately, as a part of a vector whose first value has the index
+    `first`.
     """
 
     @property
-    def writes(self) -> bool: ...
+    def writes(self) -> bool:
+        """Return True if the active kernels include this one."""
+
     @property
     def apart(self) -> bool: ...
-    def write(self, values: Vector, word: int, symbols: NDArray[np.uint8], scales: Scales, first: int = 0) -> None: ...
+    def write(self, values: Vector, word: int, symbols: NDArray[np.uint8], scales: Scales, first: int = 0) -> None:
+        """Write packed symbols and scales of `values`; raise NonFiniteUpdate for NaN and infinity, without another
+        pass.
+        """
 
 
 @runtime_checkable
 class Feeds(Protocol):
-    """A quantizer that `Writes` and has a kernel for feedback: values become what is to be held, each bucket in cache.
+    """A quantizer with a fused kernel for error feedback: it updates the memory while a bucket is in cache.
 
-    `feeds` says whether there is one; without, a quantizer that writes `apart` does so in larger parts.
+    Without this kernel, a quantizer that is `apart` does the same in larger parts.
     """
 
     @property
-    def feeds(self) -> bool: ...
-    def write_held(self, values: Vector, held: Held, word: int, symbols: NDArray[np.uint8], scales: Scales) -> None: ...
+    def feeds(self) -> bool:
+        """Return True if the active kernels include this one."""
+
+    def write_held(self, values: Vector, held: Held, word: int, symbols: NDArray[np.uint8], scales: Scales) -> None:
+        """Encode `values` compensated by `held`, and overwrite `values` with the updated memory."""
 
 
 @runtime_checkable
 class Adds(Protocol):
-    """A quantizer that has a kernel for it: into[0 ..] gets the values in `span` times a factor, added or in place of
-    what stands there. False: it has none on this path, nothing was done, and `dequantize` is the way.
+    """A quantizer with a fused kernel for decoding.
 
-    Symbols of fewer than 8 bits reach it, `check` and `dequantize` as `Packed`: they have a size, a least one, and
-    slices that are arrays.
+    Symbols of fewer than 8 bits reach it, `check` and `dequantize` as `Packed`, which has a size, a minimum, and slices
+    that are arrays.
     """
 
     def add(
         self, symbols: Symbols, scales: Scales, span: slice, word: int, factor: np.float32, adds: bool, into: Vector
-    ) -> bool: ...
+    ) -> bool:
+        """Write the values in `span` times `factor` to into[0 ..], added to its values if `adds`, else in their place.
 
-
-# What an encoder remembers goes into an encode, and what is to be remembered takes the place of what was given.
-#
-# A residual (feedback.py):  p = x + r;  C(p) is sent;  r' = p - decoded
-# A reference (ef21.py):     p = x - g;  C(p) is sent;  g' = g + decoded
-#
-# Both work in any part of a vector: a codec that can encode a part by itself does all of this while it is in cache.
+        Return False if the active kernels do not include this one: nothing was done, and the caller uses `dequantize`.
+        """
 
 
 @dataclass(frozen=True)
 class Held:
-    """A vector that is remembered: only read. `sign` is 1 for a residual and -1 for a reference."""
+    """The memory of an encoder, which is only read. `sign` is 1 for a residual and -1 for a reference."""
 
     vector: Vector
     sign: float
 
     @property
     def weight(self) -> float:
-        """With which the decoded values are added after `after`."""
+        """Return the weight with which the decoded values are added after `after`."""
         return -self.sign
 
     def before(self, x: Vector, span: slice = ALL) -> None:
-        """X becomes p, the vector that is encoded; NonFiniteUpdate when there is NaN or infinity in it."""
+        """Replace `x` by p, the vector that is encoded; raise NonFiniteUpdate if p holds NaN or infinity."""
         add_finite(x[span], self.vector[span], self.sign)
 
     def after(self, x: Vector, span: slice = ALL) -> None:
-        """What stands in p's place before the decoded values are added."""
+        """Replace p by the vector to which the decoded values are added."""
         if self.sign < 0:
             x[span] = self.vector[span]
 
     def settled(self, x: Vector, span: slice | Support = ALL) -> None:
-        """NonFiniteUpdate where what is to be held has overflowed, as it may near float32's largest value.
+        """Raise NonFiniteUpdate if the updated memory overflowed, which can happen near float32's largest value.
 
-        A device that kept it could never encode again.
+        A device that kept such a memory could never encode again.
         """
         require_finite(x if isinstance(span, Everything) else x[span])

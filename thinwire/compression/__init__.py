@@ -1,4 +1,4 @@
-"""Making updates small, and putting them together again: codecs, feedback, the mean, server optimizers, model files."""
+"""Compression of updates: codecs, chains of stages, and error feedback."""
 
 from thinwire.compression.base import BoundCodec, Codec, Contractive, Encoded, Everything, ResidualOnly, Unbiased
 from thinwire.compression.feedback import feedback

@@ -234,8 +234,8 @@ class BoundCodec(Protocol):
     `x` and `state` are donated to `encode`: it may overwrite them.
 
     Invariant: decode(encode(0)) = 0. NaN or infinity raises NonFiniteUpdate and changes nothing. `decode_add` over
-    spans equals `decode` times weight. A frame that is cut or belongs to another codec raises BadPayload before memory
-    is allocated and before `into` changes.
+    spans equals `decode` times weight. Any bytes but a whole frame of this codec, layout and segment raise BadPayload,
+    before memory is allocated and before `into` changes.
     """
 
     @property

@@ -1,6 +1,7 @@
-"""All codecs and coders by name; registering one is one line, and parser and conformance suite pick it up.
+"""The registry of all codecs and coders by name; registering one is one line.
 
-Those of other packages come by the entry-point group `thinwire.codecs` and are steps of a chain like ours.
+Parser and conformance suite read the registry. Stages of other packages come by the entry-point group `thinwire.codecs`
+and work in a chain like the built-in ones.
 """
 
 from __future__ import annotations
@@ -23,10 +24,14 @@ from thinwire.core.registry import Registry
 
 
 class Steps(Registry[type[Step]]):
-    """What a chain can be made of."""
+    """The stages that a chain can be made of."""
 
     def admit(self, name: str, thing: Any) -> type[Step]:
-        """A sparsifier, a quantizer, or a compressor that stands last; its own name stands in its examples."""
+        """Return a stage of another package; raise CodecError if it is invalid.
+
+        Valid are sparsifiers, quantizers, and compressors for the end of a chain, if each example holds the stage's
+        name.
+        """
         self._require(name, thing, NEEDED)
         last = thing.role == "coder" and all(hasattr(thing, part) for part in ("shrink", "grow"))
         if thing.role not in ("quantizer", "sparsifier") and not last:
@@ -61,7 +66,7 @@ PARTS = {
 
 
 def _has(thing: Any, part: str) -> bool:
-    """Whether a class has it, or its instances will."""
+    """Return True if the class has this attribute, or its instances will have it as a field."""
     return hasattr(thing, part) or part in getattr(thing, "__dataclass_fields__", {})
 
 

@@ -1,4 +1,4 @@
-"""A codec bound to a layout: each segment's tensors in groups of one chain each, all streams in one frame."""
+"""A codec bound to a layout: the tensors of each segment in groups, one chain a group, all streams in one frame."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from thinwire.core.types import Arrived, State, Vector
 
 @dataclass(frozen=True)
 class Bound:
-    """See `BoundCodec`. Its state is what its chains remember: of most it is empty."""
+    """A bound codec of chains; see `BoundCodec`. Its state is the state of its chains, which is empty for most."""
 
     spec: str
     layout: Layout
-    groups: Sequence[Sequence[Group]]  # of each segment
+    groups: Sequence[Sequence[Group]]  # the groups of each segment
 
     @cached_property
     def kind(self) -> Kind:
-        """Of all groups together: parts of a vector contract as the weakest of them does."""
+        """Return the error bound of all groups together; parts of a vector contract as the weakest of them does."""
         kinds = [group.chain.kind for groups in self.groups for group in groups]
         if any(isinstance(kind, ResidualOnly) for kind in kinds):
             return ResidualOnly()
@@ -57,30 +57,34 @@ class Bound:
         return self.layout.segments[segment].size
 
     def under_feedback(self) -> Bound:
-        """The same codec inside a residual: its frames are read alike, and its kind is what the residual needs."""
+        """Return the codec that encodes inside error feedback. Its frames have the same format."""
         return replace(self, groups=[[replace(g, chain=g.chain.under_feedback()) for g in gs] for gs in self.groups])
 
     def init(self, segment: int = 0) -> State:
         return {name: array for group in self.groups[segment] for name, array in group.chain.init().items()}
 
     def encode(self, x: Vector, state: State, key: Key, segment: int = 0) -> Encoded:
-        """Only reads `x`."""
+        """Encode a segment without changing `x`; see `BoundCodec.encode`."""
         require_vector(x, self._size(segment))
         if not self._writes(segment) and not all(group.chain.looks for group in self.groups[segment]):
             require_finite(x)
         return self.encode_finite(x, state, key, segment)
 
     def encode_finite(self, x: Vector, state: State, key: Key, segment: int = 0) -> Encoded:
-        """The same for a vector that was looked at already."""
+        """Encode a segment of which the caller knows that all values are finite."""
         if self._writes(segment):
             payload = cast("Straight", self.groups[segment][0].chain).written(x, key, segment, self._hashes[segment])
             return Encoded(payload, state, Everything.SENT)
         return self._encoded(x, state, key, segment)[0]
 
     def encode_held(self, x: Vector, held: Held, state: State, key: Key, segment: int = 0) -> Encoded:
-        """Encode x with what is held, and x becomes what is to be held; nothing is read back from the frame."""
+        """Encode `x` compensated by `held`, and overwrite `x` with the updated memory, without decoding the finished
+        frame.
+
+        Only a chain that `writes` but is not `apart` has its frame decoded again.
+        """
         require_writable(x, self._size(segment))
-        require_vector(held.vector, self._size(segment))  # a kernel has its address alone, too
+        require_vector(held.vector, self._size(segment))  # a kernel gets only its address
         if self._whole(segment) and (chain := self.groups[segment][0].chain).apart:
             state = dict(state)
             return Encoded(chain.held(x, key, segment, self._hashes[segment], held, state), state, Everything.SENT)
@@ -98,7 +102,7 @@ class Bound:
         return encoded
 
     def _encoded(self, x: Vector, state: State, key: Key, segment: int) -> tuple[Encoded, list[tuple[Group, Any]]]:
-        """A frame, and what `_read` finds in it."""
+        """Return a frame, and the content that `_read` would find in it."""
         streams, supports, reads, state = [], list[Support](), [], dict(state)
         for number, group in enumerate(self.groups[segment]):
             written, support, read = group.chain.write(group.gather(x), key, segment, number, state)
@@ -137,14 +141,17 @@ class Bound:
         self._add(self._read(payload, segment), weight, into, start, stop)
 
     def decode(self, payload: Arrived, segment: int = 0) -> Vector:
-        """Bit for bit what was encoded, where nothing is lost: a -0 added to a 0 would not be."""
+        """Return the decoded segment.
+
+        A lossless codec returns the bits that were encoded. Adding to zeros would not: -0 + 0 is 0.
+        """
         read = self._read(payload, segment)
         out: Vector = np.zeros(self._size(segment), np.float32)
         self._add(read, None, out, 0, out.size)
         return out
 
     def _add(self, read: list[tuple[Group, Any]], weight: float | None, into: Vector, start: int, stop: int) -> None:
-        with np.errstate(over="ignore", invalid="ignore"):  # a sum that overflows is found where the sum is used
+        with np.errstate(over="ignore", invalid="ignore"):  # whoever uses the sum checks it for overflow
             for group, found in read:
                 if not group.pieces:
                     group.chain.add(found, weight, into, start, stop)
@@ -165,69 +172,81 @@ class Bound:
 
 
 def _joined(supports: list[Support]) -> Support:
-    """What all groups sent together; groups divide the segment among them."""
+    """Return the support of all groups of a segment, which divide its coordinates among them."""
     indices = [support for support in supports if not isinstance(support, Everything)]
     if len(indices) < len(supports):
         return Everything.SENT
     return indices[0] if len(indices) == 1 else np.sort(np.concatenate(indices))
 
 
-# The parts of a segment that are encoded together, and what does it.
-
-
 class VectorCodec(Protocol):
-    """One vector to its streams and back: a `Chain`, or `LowRank`, which say what each of these does."""
+    """Encodes one vector as streams and decodes them: a `Chain`, or `LowRank`."""
 
     @property
-    def kind(self) -> Kind: ...
+    def kind(self) -> Kind:
+        """Return the error bound."""
 
     @property
-    def looks(self) -> bool: ...
+    def looks(self) -> bool:
+        """Return True if `write` itself raises NonFiniteUpdate for NaN and infinity."""
 
     @property
-    def writes(self) -> bool: ...
+    def writes(self) -> bool:
+        """Return True if a fused kernel writes the frame from the vector."""
 
     @property
-    def apart(self) -> bool: ...
+    def apart(self) -> bool:
+        """Return True if parts of a vector can be encoded separately, so that `held` is available."""
 
-    def under_feedback(self) -> VectorCodec: ...
+    def under_feedback(self) -> VectorCodec:
+        """Return the codec that encodes inside error feedback."""
 
-    def init(self) -> State: ...
+    def init(self) -> State:
+        """Return the first state."""
 
-    def streams(self, size: int) -> int: ...
+    def streams(self, size: int) -> int:
+        """Return the number of streams of a vector of `size`."""
 
-    def max_bytes(self, size: int) -> int: ...
+    def max_bytes(self, size: int) -> int:
+        """Return the largest number of bytes of the streams of a vector of `size`."""
 
     def write(
         self, x: Vector, key: Key, segment: int, group: int = 0, state: State | None = None
-    ) -> tuple[list[Stream], Support, Any]: ...
+    ) -> tuple[list[Stream], Support, Any]:
+        """Return the streams of `x`, its support, and the content that `read` would find in the streams."""
 
-    def held(self, x: Vector, key: Key, segment: int, bound: bytes, held: Held, state: State) -> bytes: ...
+    def held(self, x: Vector, key: Key, segment: int, bound: bytes, held: Held, state: State) -> bytes:
+        """Return the frame of `x` compensated by `held`, and overwrite `x` with the updated memory."""
 
-    def read(self, streams: list[Stream], size: int) -> Any: ...
+    def read(self, streams: list[Stream], size: int) -> Any:
+        """Decode the streams without dequantizing; raise BadPayload before anything else happens."""
 
-    def add(self, read: Any, weight: float | None, into: Vector, start: int, stop: int, shift: int = 0) -> None: ...
+    def add(self, read: Any, weight: float | None, into: Vector, start: int, stop: int, shift: int = 0) -> None:
+        """Add the decoded values in start .. stop to `into`; see `Read.add`."""
 
 
 class Straight(VectorCodec, Protocol):
-    """One that `writes`: a kernel makes the whole frame."""
+    """A vector codec with a fused kernel that makes the whole frame (`writes` is True)."""
 
-    def written(self, x: Vector, key: Key, segment: int, bound: bytes) -> bytes: ...
+    def written(self, x: Vector, key: Key, segment: int, bound: bytes) -> bytes:
+        """Return the frame of one vector."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """The parts of a segment that one chain works on, put together; no pieces: the whole segment as it is."""
+    """The parts of a segment that one chain encodes together. No `pieces` means the whole segment as it is."""
 
     chain: VectorCodec
     pieces: tuple[slice, ...] = ()
 
     def size(self, whole: int) -> int:
+        """Return the number of values of the group in a segment of `whole` values."""
         return sum(p.stop - p.start for p in self.pieces) if self.pieces else whole
 
     def gather(self, x: Vector) -> Vector:
+        """Return the group's values of a segment as one vector; a copy if there are pieces."""
         return np.concatenate([x[piece] for piece in self.pieces]) if self.pieces else x
 
     def places(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """Where each element of the gathered vector stands in the segment."""
+        """Return the index within the segment of each element of the gathered vector."""
         return np.concatenate([np.arange(p.start, p.stop, dtype=np.int64) for p in self.pieces])

@@ -1,4 +1,18 @@
-"""Rules by layer: which chain each tensor follows, `layers("*.bias"=fp16; *=topk(0.01) > int8)`."""
+"""Codec specs: parses `topk(0.01) > int8 > zstd` into a chain, per-tensor rules into `Layers`, and aliases of papers.
+
+    chain  = [sparsifier ">"] [quantizer] {">" coder} | lowrank [">" cast] [">" compressor]
+    layers = "layers(" PATTERN "=" chain {";" PATTERN "=" chain} ")"
+
+The spec that a codec carries is canonical: exact decimals, one space around ">", and patterns in double quotes. It
+leaves out the coders that are always present (`delta` on indices, `pack` on symbols).
+
+Per-tensor rules assign a chain to each tensor by its name: `layers("*.bias"=fp16; *=topk(0.01) > int8)`.
+
+Aliases are names of the literature for chains of stages: `stc(0.01)` is `topk(0.01) > sign > rice`. `ALIASES` names the
+paper and says where this implementation differs from it.
+
+Invariant: `parse(parse(s).spec) == parse(s)`.
+"""
 
 from __future__ import annotations
 
@@ -24,27 +38,34 @@ from thinwire.core.layout import Layout, Segment, Slice
 
 @dataclass(frozen=True)
 class Rule:
-    """Tensors whose names match `pattern` (as in a shell) follow `chain`."""
+    """A per-tensor rule: tensors whose names match `pattern`, a shell pattern, use `chain`."""
 
     pattern: str
     chain: Chain | LowRank
 
     @property
     def spec(self) -> str:
+        """Return the rule as it is written in a spec."""
         return f"{self.pattern}={self.chain.spec}" if self.pattern == "*" else f'"{self.pattern}"={self.chain.spec}'
 
 
 @dataclass(frozen=True)
 class Layers:
-    """The first rule that matches a tensor's name decides; tensors of one rule share budget, buckets and streams."""
+    """A codec of per-tensor rules: the first rule that matches a tensor's name decides.
+
+    All tensors of one rule in a segment are encoded together: they share the budget of a sparsifier, buckets and
+    streams.
+    """
 
     rules: tuple[Rule, ...]
 
     @property
     def spec(self) -> str:
+        """Return the canonical spec."""
         return "layers(" + "; ".join(rule.spec for rule in self.rules) + ")"
 
     def bind(self, layout: Layout) -> Bound:
+        """Return this codec for the segments of a layout, with one group for each rule that matches a tensor."""
         return Bound(self.spec, layout, [self._groups(segment) for segment in layout.segments])
 
     def _groups(self, segment: Segment) -> list[Group]:
@@ -56,7 +77,7 @@ class Layers:
 
 
 def chains(codec: Chain | LowRank | Layers) -> list[Chain | LowRank]:
-    """Those that a codec is made of: one, or one a rule."""
+    """Return the chains of a codec: the codec itself, or one for each rule."""
     return [rule.chain for rule in codec.rules] if isinstance(codec, Layers) else [codec]
 
 
@@ -64,28 +85,19 @@ def _group(chain: Chain | LowRank, pieces: list[Slice]) -> Group:
     return Group(chain.placed(pieces), tuple(slice(piece.at, piece.at + piece.size) for piece in pieces))
 
 
-# From a spec to a codec: `parse("topk(0.01) > int8 > zstd")`.
-#
-#     chain  = [sparsifier ">"] [quantizer] {">" coder} | lowrank [">" cast] [">" compressor]
-#     layers = "layers(" PATTERN "=" chain {";" PATTERN "=" chain} ")"
-#
-# The spec that a codec carries is canonical: exact decimals, one space around ">", patterns in double quotes, coders
-# that are always there left out (`delta` on indices, `pack` on symbols). `parse(parse(s).spec) == parse(s)`.
-
-
-# A spec comes with every assignment: repetitions are possessive, so that no text makes a pattern try an end twice.
+# Every assignment carries a spec, so it is untrusted: possessive repetitions keep the match linear in its length.
 STAGE = re.compile(r"\s*+([A-Za-z][A-Za-z0-9_]*+)\s*+(?:\(([^()]*+)\)\s*+)?")
 LAYERS = re.compile(r"layers\s*+\((.*)\)", re.DOTALL)
 RULE = re.compile(r"""\s*+(?:"([^"]++)"\s*+|'([^'"]++)'\s*+|([^"'=;\s][^"'=;]*+))=([^"=;]++)(?:;|$)""")
 ORDER = {"sparsifier": 0, "lowrank": 0, "quantizer": 1, "coder": 2}
 CASTS = ("identity", "fp16", "bf16")
-LONGEST = 4096  # characters of a spec: one comes with every ask
+LONGEST = 4096  # characters of a spec, which every assignment carries
 EXAMPLE, RULES = "topk(0.01) > int8 > zstd", 'layers("*.bias"=fp16; *=topk(0.01) > int8)'
 
 
-@lru_cache(maxsize=64)  # a codec never changes, and one comes with every ask
+@lru_cache(maxsize=64)  # a codec is immutable, and every assignment carries a spec
 def parse(spec: str) -> Chain | LowRank | Layers:
-    """The codec of a spec; `CodecError` says what is wrong and names the nearest right one.
+    """Return the codec of a spec, or raise CodecError with the nearest valid spec.
 
     >>> parse("topk(0.010)>int8 > delta > zstd").spec
     'topk(0.01) > int8 > zstd'
@@ -124,7 +136,7 @@ def _chain(spec: str) -> Chain | LowRank:
 
 
 def _gathered(steps: Sequence[Step]) -> Chain:
-    """The first of each kind in a chain's order; of quantizers the first that makes anything smaller."""
+    """Return a chain of the first stage of each role; of quantizers, the first one other than identity."""
     sparsifier = next((step for step in steps if step.role == "sparsifier"), None)
     quantizer = next((step for step in steps if step.role == "quantizer" and step != PLAIN), PLAIN)
     last = next((step for step in steps if isinstance(step, Last)), None)
@@ -133,7 +145,7 @@ def _gathered(steps: Sequence[Step]) -> Chain:
 
 
 def _nearest(steps: Sequence[Step]) -> Chain | LowRank:
-    """A chain that can be, of steps that cannot stand as they do."""
+    """Return a valid chain near these stages, whose order is invalid."""
     chain = _gathered(steps)
     low = next((step for step in steps if step.role == "lowrank"), None)
     if low is not None:
@@ -142,7 +154,10 @@ def _nearest(steps: Sequence[Step]) -> Chain | LowRank:
 
 
 def _low_rank(spec: str, step: PowerSgd, inner: Chain, codes: list[str]) -> LowRank:
-    """CodecError unless factors are cast at most: they multiply, and so do their errors."""
+    """Return the low-rank codec; raise CodecError if its factors pass through more than a cast and a compressor.
+
+    Factors are multiplied, and so are their errors.
+    """
     last = inner.coded.last
     if inner.quantizer.spec not in CASTS or set(codes) - ({last.spec} if last else set()):
         raise CodecError(
@@ -154,7 +169,7 @@ def _low_rank(spec: str, step: PowerSgd, inner: Chain, codes: list[str]) -> LowR
 
 
 def _cast(inner: Chain) -> Chain:
-    """What the factors of a low rank may pass through, of what was written."""
+    """Return the part of a chain that factors of a low rank may pass through."""
     quantizer = inner.quantizer if inner.quantizer.spec in CASTS else Fp16()
     return replace(inner, quantizer=quantizer, coded=Coded(last=inner.coded.last))
 
@@ -164,7 +179,7 @@ def _sends_places(chain: Chain) -> bool:
 
 
 def _rice_works(chain: Chain) -> bool:
-    """Whether there is anything for it to code, where it stands in the chain."""
+    """Return True if the chain has something for `rice` to code, or no `rice`."""
     return not chain.coded.rice or _sends_places(chain) or chain.quantizer.bits <= 8
 
 
@@ -173,7 +188,7 @@ def _without_idle_rice(chain: Chain) -> Chain:
 
 
 def _require_work(spec: str, chain: Chain, codes: list[str]) -> None:
-    """CodecError where a coder has nothing to code."""
+    """Raise CodecError if a coder has nothing to code."""
     places = _sends_places(chain)
     if Delta.spec in codes and (chain.coded.rice or not places):
         why = "rice codes the places already" if places else "it codes the places that a sparsifier sends"
@@ -184,7 +199,7 @@ def _require_work(spec: str, chain: Chain, codes: list[str]) -> None:
 
 
 def _steps(written: str, spec: str) -> list[Step]:
-    """One step, or those that an alias stands for."""
+    """Return the stage that was written, or the stages of an alias."""
     match = STAGE.fullmatch(written)
     if match is None:
         why = f"a chain is names with > between them, as in {EXAMPLE}"
@@ -230,7 +245,7 @@ def _layers(inside: str) -> Layers:
 
 
 def with_layers(spec: str, layers: Mapping[str, str]) -> str:
-    """A plan's codec and its rules by layer as one canonical spec.
+    """Return a plan's codec and its per-tensor rules as one canonical spec.
 
     >>> with_layers("int8", {"*.bias": "fp16"})
     'layers("*.bias"=fp16; *=int8)'
@@ -244,15 +259,12 @@ def with_layers(spec: str, layers: Mapping[str, str]) -> str:
     return parse(f"layers({'; '.join([*rules, f'*={spec}'])})").spec
 
 
-# Names of the literature for chains of ours: `stc(0.01)` is `topk(0.01) > sign > rice`.
-
-
 STC = "sparse ternary compression (Sattler et al. 2019), but each sign of 4096 values sent has a mean of its own"
 DGC = "deep gradient compression (Lin et al. 2018): as a plan's [uplink] codec with all its four parts, else top-k"
 FEDPAQ = "FedPAQ (Reisizadeh et al. 2020) with [uplink] feedback = none; in a residual it rounds to nearest"
 SIGNSGD = "EF-signSGD (Karimireddy et al. 2019), a scale for each 4096; no majority vote as in Bernstein et al. 2018"
 
-# A name, the chain with a place for its argument, and whose method it is: where ours is not the paper's, how.
+# Alias: (chain with a place for its argument, the method's name, its paper and the differences from it).
 ALIASES = {
     "stc": ("topk({}) > sign > rice", STC),
     "dgc": ("topk({})", DGC),
@@ -265,7 +277,7 @@ NAME = re.compile(rf"\b({'|'.join(ALIASES)})\b")
 
 
 def expanded(name: str, argument: str | None) -> str:
-    """What an alias stands for; CodecError for an argument where it takes none.
+    """Return the chain of an alias; raise CodecError for an argument if the alias takes none.
 
     >>> expanded("stc", "0.01")
     'topk(0.01) > sign > rice'
@@ -277,7 +289,7 @@ def expanded(name: str, argument: str | None) -> str:
 
 
 def standing_for(spec: str) -> dict[str, str]:
-    """The aliases in a spec, each with the chain that it stands for and whose method it is.
+    """Return the aliases in a spec, each with its chain, its method and its paper.
 
     >>> standing_for("dgc(0.01) > int8")["dgc"][:37]
     'topk(_): deep gradient compression (L'
@@ -286,7 +298,7 @@ def standing_for(spec: str) -> dict[str, str]:
 
 
 def said_of(name: str, argument: str | None, refused: CodecError) -> CodecError:
-    """The same refusal in the words that were written: of the alias, and not of the chain that it stands for."""
+    """Return the same error in terms of the alias that the user wrote instead of its chain."""
     written = name if argument is None else f"{name}({argument})"
     _, bracket, nearest = refused.hint.partition("(")
     return CodecError(

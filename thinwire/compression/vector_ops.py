@@ -1,4 +1,12 @@
-"""Vectors before they are worked on: what is refused, and the blocks and buckets that they are cut into."""
+"""Vector operations that codecs share: checks of input vectors, blocks, buckets, sums and thresholds.
+
+A bucket is 4096 values that share a scale; buckets begin again at each segment. A block is 2^16 values, which stay in
+cache.
+
+Sums have final bits: float64 in eight lanes (i mod 8), which are added 0+4, 1+5, 2+6, 3+7 and so on. Each bucket is
+summed separately, and the buckets one after the other. A kernel on any instruction set can do the same; numpy's own
+`sum` promises no order.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +23,10 @@ from thinwire.core.types import Vector
 
 
 def require_vector(x: Vector, size: int) -> None:
-    """ValueError unless it is a contiguous float32 vector of this size, at an address that a float32 may have.
+    """Raise ValueError unless `x` is a contiguous, aligned float32 vector of this size.
 
-    Not a `ThinwireError`: those are refusals of what people and other machines give, which never chooses an array's
-    type or strides. Our own code does, so another one is a mistake in the code that calls, and nothing is changed.
+    This is not a `ThinwireError`. Those refuse input of people and other machines, which never chooses an array's type
+    or strides. The caller's own code does, so a wrong array is a bug in the caller; nothing is changed.
     """
     if x.dtype != np.float32 or x.ndim != 1 or not x.flags.c_contiguous:
         raise ValueError(f"expected a contiguous 1-D float32 vector, got {x.dtype} of shape {x.shape}")
@@ -29,20 +37,25 @@ def require_vector(x: Vector, size: int) -> None:
 
 
 def require_writable(x: Vector, size: int) -> None:
-    """The same, and that it may be written to: a kernel has the address alone, and would not ask."""
+    """Raise ValueError as `require_vector` does, or if `x` is read-only: a kernel gets only the address and cannot
+    check it.
+    """
     require_vector(x, size)
     if not x.flags.writeable:
         raise ValueError("expected a float32 vector that may be written, got one that is read-only")
 
 
 def require_finite(x: Vector) -> None:
-    """NonFiniteUpdate when there is NaN or infinity in it."""
+    """Raise NonFiniteUpdate if `x` holds NaN or infinity."""
     if not finite(x):
         raise not_finite()
 
 
 def add_finite(x: Vector, other: Vector, sign: float = 1.0) -> None:
-    """X += sign other in one pass, sign 1 or -1; NonFiniteUpdate for NaN and infinity, of which x may hold a part."""
+    """Add `sign` (1 or -1) times `other` to `x` in one pass; raise NonFiniteUpdate for NaN and infinity.
+
+    After the error, `x` may hold a part of the sums.
+    """
     require_vector(other, x.size)
     done = native.add_finite(x, other, sign)
     if done is None:
@@ -56,7 +69,7 @@ def add_finite(x: Vector, other: Vector, sign: float = 1.0) -> None:
 
 
 def finite(x: NDArray[Any]) -> bool:
-    """Whether all values are finite, looked at block by block so that no copy of the vector is made."""
+    """Return True if all values are finite. It reads block by block, so that no copy of the vector is made."""
     if x.dtype == np.float32 and x.flags.c_contiguous and x.flags.aligned:
         done = native.finite(x)
         if done is not None:
@@ -65,7 +78,7 @@ def finite(x: NDArray[Any]) -> bool:
 
 
 def blocks(stop: int, start: int = 0) -> Iterator[tuple[int, int]]:
-    """(from, to) of the blocks that cover start .. stop, cut where the vector's blocks are.
+    """Yield (start, stop) of the blocks that cover start .. stop, cut at multiples of BLOCK.
 
     >>> list(blocks(BLOCK + 1, start=10))
     [(10, 65536), (65536, 65537)]
@@ -77,18 +90,15 @@ def blocks(stop: int, start: int = 0) -> Iterator[tuple[int, int]]:
 
 
 def spanned(span: slice, size: int) -> tuple[int, int]:
-    """Start and stop of a span with step 1."""
+    """Return start and stop of a span with step 1."""
     start, stop, step = span.indices(size)
     if step != 1:
         raise ValueError("a span has no step")
     return start, max(start, stop)
 
 
-# Buckets of 4096 values that share a scale; they begin anew at each segment.
-
-
 def maxima(values: Vector) -> Vector:
-    """The largest magnitude of each bucket."""
+    """Return the largest magnitude of each bucket."""
     done = native.maxima(values)
     if done is not None:
         return done
@@ -103,9 +113,9 @@ def maxima(values: Vector) -> Vector:
 
 
 def scaled(values: NDArray[Any], scales: Vector, start: int) -> Vector:
-    """A float32 copy of the values that stand at `start` and after, each times its bucket's scale."""
+    """Return a float32 copy of the values at `start` and after, each times the scale of its bucket."""
     out: Vector = values.astype(np.float32)
-    ahead = min(-start % BUCKET, out.size)  # the rest of a bucket that began before
+    ahead = min(-start % BUCKET, out.size)  # the rest of the bucket that began before `start`
     whole = (out.size - ahead) // BUCKET
     first, behind = buckets(start), ahead + whole * BUCKET
     if ahead:
@@ -116,17 +126,11 @@ def scaled(values: NDArray[Any], scales: Vector, start: int) -> Vector:
     return out
 
 
-# Sums whose bits are final: float64, in eight lanes (i mod 8), which are added 0+4, 1+5, 2+6, 3+7 and so on.
-#
-# Buckets of 4096 values are summed each by itself, and then one after the other. A kernel on any instruction set can do
-# the same; numpy's own `sum` promises no order.
-
-
 LANES = 8
 
 
 def bucket_sums(values: Vector, power: int = 1) -> NDArray[np.float64]:
-    """The sum of |x|^power of each bucket; the squares of float32 are exact in float64."""
+    """Return the sum of |x|^power of each bucket, power 1 or 2; squares of float32 are exact in float64."""
     done = native.bucket_sums(values, power)
     if done is not None:
         return done
@@ -138,11 +142,13 @@ def bucket_sums(values: Vector, power: int = 1) -> NDArray[np.float64]:
 
 
 def lane_sums(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The sum of each bucket of 4096."""
+    """Return the sum of each bucket of 4096 values, in eight lanes."""
     rows = buckets(values.size)
     if values.size < rows * BUCKET:
         values = np.concatenate([values, np.zeros(rows * BUCKET - values.size)])
-    lanes = np.add.reduce(values.reshape(rows, BUCKET // LANES, LANES), axis=1)  # a row of eight after the other
+    lanes = np.add.reduce(
+        values.reshape(rows, BUCKET // LANES, LANES), axis=1
+    )  # adds rows of eight one after the other
     width = LANES
     while width > 1:
         width //= 2
@@ -152,7 +158,7 @@ def lane_sums(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def in_order(sums: NDArray[np.float64]) -> float:
-    """Of the buckets, one after the other.
+    """Return the sum of the buckets' sums, added one after the other.
 
     >>> in_order(np.array([1e16, 1.0, -1e16]))
     0.0
@@ -161,25 +167,23 @@ def in_order(sums: NDArray[np.float64]) -> float:
 
 
 def rms(values: Vector) -> float:
-    """The root of the mean square."""
+    """Return the root of the mean square."""
     return root_of(bucket_sums(values, 2), values.size)
 
 
 def root_of(squares: NDArray[np.float64], size: int) -> float:
-    """The same of the buckets' sums of squares."""
+    """Return the root of the mean square from the buckets' sums of squares."""
     return float(np.sqrt(in_order(squares) / max(1, size)))
-
-
-# Which values are large enough: the pass over all of them that topk and threshold share.
 
 
 MAGNITUDE = np.uint32(0x7FFFFFFF)  # all bits but the sign's
 
 
 def reaching(values: Vector, least: np.uint32, share: float) -> tuple[NDArray[np.integer], NDArray[np.uint32]]:
-    """Places and bits of all values whose magnitude is at least that of the bits `least`; about this share is expected.
+    """Return indices and bits of all values whose magnitude is at least that of the float with the bits `least`.
 
-    As integers, magnitudes of floats sort like the floats, and equal ones are equal bits.
+    `share` is the expected share of such values. As integers, magnitudes of floats sort like the floats. This pass over
+    all values serves both `topk` and `threshold`.
 
     >>> places, bits = reaching(np.float32([1, -3, 2]), np.float32(2).view(np.uint32), 1.0)
     >>> places.tolist(), bits.view(np.float32).tolist()

@@ -1,1 +1,1 @@
-"""Every method of the field in a file of its own: quantizers, sparsifiers, rotations, low rank."""
+"""The codecs: quantizers, sparsifiers, rotations and coders, one family a file."""

@@ -1,4 +1,4 @@
-"""Making updates small, and putting them together again: codecs, feedback, the mean, server optimizers, model files."""
+"""Aggregation on the server: the weighted mean, server optimizers, control variates, and the downlink."""
 
 from thinwire.aggregation.downlink import Downlink, Shadow, digest, read_model, write_model
 from thinwire.aggregation.mean import BufferMean, WeightedMean, counters, encode_buffers, float_buffers

@@ -1,4 +1,11 @@
-"""What is done about devices whose data differ: SCAFFOLD and FedDyn, a short file each over one protocol."""
+"""Algorithms for clients with different data: SCAFFOLD and FedDyn, which correct each client's gradient by control
+variates.
+
+Device i keeps own_i, the sum of its updates of one vector without those that were dropped. The aggregator keeps
+`common`, the mean of own_i over all devices that ever counted, by their weights. The same decoded frames move own_i and
+`common`. So the corrections of all devices sum to what the paper says, whatever codec the frames use. A device that is
+not in the mean yet is not corrected by it.
+"""
 
 from __future__ import annotations
 
@@ -23,39 +30,38 @@ __all__ = [
 ]
 
 
-# Algorithms in which a device's gradient is corrected by what is remembered of it, on both ends.
-#
-# Device i keeps own_i, the sum of all that it sent of one vector and that was not dropped. The aggregator keeps
-# `common`, the mean of own_i over all devices that ever counted, by their weights, which moves by the very frames
-# that moved own_i. So the corrections of all devices sum to what the paper says they sum to, whatever codec the
-# frames are in. A device that is not in the mean yet is not corrected by it.
-
-
 class Algorithm(Protocol):
-    """The device's step and the server's. Vectors are flat float32 of the model's size and are only read.
-
-    `control`: own_i is of a vector that travels behind the model, both ways; else of the model's own frames, and
-    `common` stays with the aggregator (devices are given none). `prox` is added to the loss as FedProx's mu is.
-    `whole`: changes are sent and averaged as they are, not divided by the steps that they took.
-    """
+    """The device's correction and the server's step. Vectors are flat float32 of the model's size and are only read."""
 
     @property
-    def control(self) -> bool: ...
+    def control(self) -> bool:
+        """Return True if own_i is of a vector that travels behind the model, both ways.
+
+        Otherwise own_i is of the model's own frames, and `common` stays with the aggregator: devices receive none.
+        """
+
     @property
-    def prox(self) -> float: ...
+    def prox(self) -> float:
+        """Return the weight of a proximal term in the loss, as FedProx's mu."""
+
     @property
-    def whole(self) -> bool: ...
+    def whole(self) -> bool:
+        """Return True if changes are sent and averaged as they are, not divided by the number of their steps."""
 
     def shift(self, own: Vector, common: Vector | None) -> Vector:
-        """What is added to the gradient at every local step. `common` None: none came, or own_i is not in it yet."""
+        """Return the vector that is added to the gradient at every local step.
+
+        `common` is None if none came, or if own_i is not in it yet.
+        """
 
     def wanted(self, own: Vector, common: Vector | None, change: Vector) -> Vector | None:
-        """What own_i shall become after a change (divided by its normaliser) that was made with the shift of these two;
-        None: it follows the model's frames.
+        """Return the new value of own_i after `change`, or None if own_i follows the model's frames.
+
+        `change` is divided by its normaliser; it was made with the `shift` of these two vectors.
         """
 
     def step(self, change: Vector, common: Vector) -> Vector:
-        """What the model moves by, of the round's mean change and the new `common`; `change` is donated."""
+        """Return the model's step for the round's mean change and the new `common`; `change` is donated."""
 
 
 algorithms: Mapping[str, Callable[[RunPlan], Algorithm]] = {
@@ -65,42 +71,40 @@ algorithms: Mapping[str, Callable[[RunPlan], Algorithm]] = {
 
 
 def algorithm_of(plan: RunPlan) -> Algorithm | None:
-    """The plan's; None for fedavg, with which nothing is remembered and nothing travels but the model."""
+    """Return the plan's algorithm; None for fedavg, which keeps nothing and sends only the model."""
     return None if plan.run.algorithm == "fedavg" else algorithms[plan.run.algorithm](plan)
 
 
 def carried(algorithm: Algorithm | None, layout: Layout) -> Layout:
-    """The layout of what travels for a model of `layout`."""
+    """Return the layout of the vectors that travel for a model of `layout`."""
     return layout.with_control if algorithm is not None and algorithm.control else layout
 
 
 def followed(algorithm: Algorithm, travels: Layout) -> tuple[Segment, ...]:
-    """The segments of what travels whose frames own_i is the sum of."""
+    """Return the segments of `travels` whose decoded frames sum to own_i."""
     return travels.control_segments if algorithm.control else travels.segments
-
-
-# SCAFFOLD, option II (Karimireddy et al. 2020, "Stochastic controlled averaging for federated learning").
-#
-# Each local step goes by  g - c_i + c,  so that a device whose data differ walks where all of them would:
-#
-#     y <- y - lr (g(y) - c_i + c);    c_i+ = c_i - c + (x - y) / (lr a);    c <- c + mean of (c_i+ - c_i)
-#
-# a is the sum of the weights with which the gradients of the local steps are in y (the number of steps, where there
-# is no momentum and no schedule), so c_i+ is the mean of the device's own gradients whatever the optimizer did with
-# them. What travels is c_i+ - c_i, in a codec; c_i moves by what it decodes to, so that c is the mean of what the
-# devices really hold. What the codec left out is still missing from c_i, and is part of the next difference.
-#
-# A device whose c_i is not in c yet goes by g alone, and its c_i+ is the mean of its gradients like any other's. In
-# the paper it goes by g + c with c_i = 0, and c is divided by the number of all devices, so that those never asked
-# are in it as zeros. Here c is the mean of those that counted: g + c would be about two gradients, a step of twice
-# the length. Either way the corrections of all devices, by their weights, sum to zero.
 
 
 @dataclass(frozen=True)
 class Scaffold:
-    """See `Algorithm`; own_i is c_i, `common` is c.
+    """SCAFFOLD, option II ("Stochastic controlled averaging for federated learning", Karimireddy et al. 2020).
 
-    Law: a change of -lr (g + shift) makes `wanted` g, whatever the shift was.
+    See `Algorithm`; own_i is c_i, `common` is c. Each local step uses g - c_i + c, so that a device whose data differ
+    moves as all devices together would:
+
+        y <- y - lr (g(y) - c_i + c);    c_i+ = c_i - c + (x - y) / (lr a);    c <- c + mean of (c_i+ - c_i)
+
+    a is the sum of the weights with which the gradients of the local steps are in y: the number of steps without
+    momentum and schedule. So c_i+ is the mean of the device's own gradients, whatever the optimizer did with them. The
+    device sends c_i+ - c_i, encoded. c_i moves by the decoded difference, so that c is the mean of the vectors that the
+    devices really hold. The part that the codec left out is still missing from c_i, and goes with the next difference.
+
+    A device whose c_i is not in c yet steps by g alone, and its c_i+ is the mean of its gradients like any other's. In
+    the paper it steps by g + c with c_i = 0. The paper also divides c by the number of all devices, so that devices
+    never selected count as zeros. Here c is the mean of the devices that counted: g + c would be about two gradients, a
+    step of twice the length. Either way the corrections of all devices, by their weights, sum to zero.
+
+    Invariant: a change of -lr (g + shift) makes `wanted` g, whatever the shift was.
 
     >>> Scaffold(lr=0.5).wanted(np.float32([1]), np.float32([3]), np.float32([-2]))
     array([2.], dtype=float32)
@@ -126,20 +130,18 @@ class Scaffold:
         return change
 
 
-# FedDyn (Acar et al. 2021, "Federated learning based on dynamic regularization", algorithm 1).
-#
-# Each device's loss gets a term by which all of them agree where the mean loss is least:
-#
-#     y_i = argmin L_i(y) - <l_i, y> + alpha/2 |y - x|^2;    l_i <- l_i - alpha (y_i - x)
-#     h <- h - alpha mean of (y_i - x);                      x <- mean of y_i - h / alpha
-#
-# l_i is -alpha times the sum of what device i sent, and h is -alpha times the mean of these sums over all devices: so
-# neither travels, and both move by the decoded frames of the model's own changes.
-
-
 @dataclass(frozen=True)
 class FedDyn:
-    """See `Algorithm`; own_i is -l_i / alpha, `common` is -h / alpha.
+    """FedDyn ("Federated learning based on dynamic regularization", algorithm 1, Acar et al. 2021).
+
+    See `Algorithm`; own_i is -l_i / alpha, `common` is -h / alpha. Each device's loss gets a term with which all
+    devices agree where the mean loss is smallest:
+
+        y_i = argmin L_i(y) - <l_i, y> + alpha/2 |y - x|^2;    l_i <- l_i - alpha (y_i - x)
+        h <- h - alpha mean of (y_i - x);                      x <- mean of y_i - h / alpha
+
+    l_i is -alpha times the sum of device i's updates, and h is -alpha times the mean of these sums over all devices. So
+    neither travels, and both move by the decoded frames of the model's own changes.
 
     >>> FedDyn(alpha=0.5).step(np.float32([1]), np.float32([3]))
     array([4.], dtype=float32)

@@ -1,11 +1,14 @@
-"""The model on its way to the devices: versions of a shadow that every device can hold bit for bit.
+"""The downlink: versions of a model replica that every device can hold bit for bit, and the model file.
 
-c_v = C(x_{v+1} - x^_v);  x^_{v+1} = x^_v + D(c_v)
+    c_v = C(x_{v+1} - x^_v);  x^_{v+1} = x^_v + D(c_v)
 
-The server trains x and keeps one shadow x^, which is what devices train from. After a step it sends not the model but
-the encoded difference to the shadow, and both ends add what that decodes to. What C leaves out stays in x - x^ and
-goes with a later version: the shadow is error feedback on the server's side (EF21-P, Gruntkowska, Tyurin and Richtarik
-2023). With `identity` the shadow is x itself and there are no changes.
+The server trains x and keeps one replica x^, from which devices train. After a step it sends the encoded difference to
+the replica instead of the model, and both ends add the decoded difference. What C leaves out stays in x - x^ and goes
+with a later version: the replica is error feedback on the server's side (EF21-P, Gruntkowska, Tyurin and Richtarik
+2023). With `identity` the replica is x itself and there are no changes to send.
+
+A model file holds one version exactly as devices receive it: identity frames, one a segment, then the buffers. It is
+written in one pass from the vector itself and read straight into one, so a model of 100 MB needs no second copy.
 """
 
 from __future__ import annotations
@@ -34,13 +37,13 @@ from thinwire.core.prng import Key, derive
 from thinwire.core.statedir import disk_error, private_opener, sync_folder
 from thinwire.core.types import Fixed, Part, Payload, Vector
 
-DIGITS = 18  # of a version or a segment at the most
+DIGITS = 18  # the most digits of a version's or a segment's number
 
 Named = tuple[str, Payload]  # "full/SEGMENT" or "VERSION/SEGMENT", and its frame
 
 
 def require_downlink(spec: str) -> None:
-    """CodecError for a codec that cannot carry the downlink, with the reason: whatever tensors its rules are for."""
+    """Raise CodecError for a codec that cannot carry the downlink, whatever tensors its rules match."""
     for chain in chains(parse(spec)):
         kind = chain.under_feedback().kind
         if isinstance(chain, LowRank):
@@ -56,7 +59,10 @@ def require_downlink(spec: str) -> None:
 
 @dataclass(frozen=True)
 class Announcement:
-    """A version of the shadow, the SHA-256 of its float32 bytes, and the change that leads to it (empty: full only)."""
+    """A version of the replica, the SHA-256 of its float32 bytes, and the change that leads to it.
+
+    Empty `changes` mean that devices need the full model.
+    """
 
     version: int
     digest: str
@@ -64,18 +70,23 @@ class Announcement:
 
 
 class Downlink:
-    """The server's end. Law: whoever applies the changes in order, or takes the shadow, holds the shadow's bits."""
+    """The server's end of the downlink.
+
+    Invariant: a device that applies the changes in order, or downloads the replica, holds the replica's bits.
+    """
 
     def __init__(self, layout: Layout, spec: str, shadow: Vector, version: int = 0, seed: int = 0) -> None:
         self.layout, self.version = layout, version
         require_downlink(spec)
-        self.codec = inside(parse(spec), layout)  # qsgd and ternary round to nearest there, randk is not scaled up
+        self.codec = inside(parse(spec), layout)  # as under feedback: qsgd and ternary round to nearest
         self.exact = self.codec.spec == "identity"
         self.shadow = shadow if self.exact else shadow.copy()
         self.key = derive(Key(seed), "downlink")
 
     def publish(self, params: Vector, full: bool = False) -> Announcement:
-        """Announce the next version; `params` is x after the server's step. `full`: the shadow becomes x itself."""
+        """Announce the next version; `params` is x after the server's step. With `full`, the replica becomes x
+        itself.
+        """
         self.version += 1
         changes: tuple[Payload, ...] = ()
         if self.exact:
@@ -95,9 +106,10 @@ class Downlink:
 
 
 def way(held: int | None, newest: int, sizes: Mapping[int, int], full: int) -> range | None:
-    """The versions whose changes lead from `held` to `newest`; None: the model in full, the shorter or only way.
+    """Return the versions whose changes lead from `held` to `newest`, or None if the full model is shorter or the only
+    way.
 
-    `sizes` are the bytes of each version's change as far as they are logged, `full` those of the model.
+    `sizes` holds the bytes of each logged version's change, `full` the bytes of the model.
 
     >>> way(3, 5, {4: 10, 5: 10}, full=100), way(2, 5, {4: 10, 5: 10}, full=100), way(3, 5, {4: 10, 5: 90}, full=100)
     (range(4, 6), None, None)
@@ -111,7 +123,7 @@ def way(held: int | None, newest: int, sizes: Mapping[int, int], full: int) -> r
 
 
 class Shadow:
-    """The device's end: the model at the version that it holds, None where it holds none."""
+    """The device's end of the downlink: its replica of the model and the version of it, or None without one."""
 
     def __init__(self, layout: Layout, spec: str, params: Vector | None = None, version: int | None = None) -> None:
         self.layout, self.spec = layout, spec
@@ -120,16 +132,18 @@ class Shadow:
 
     @cached_property
     def codec(self) -> BoundCodec:
+        """Return the codec of changes."""
         return parse(self.spec).bind(self.layout)
 
     @cached_property
     def full(self) -> BoundCodec:
+        """Return the codec of a full model."""
         return parse("identity").bind(self.layout)
 
     def apply(self, frames: Iterable[Named], version: int, expected_digest: str) -> Vector:
-        """Come to `version`; BadPayload when the frames do not lead there. `params` is a new vector then, or as before.
+        """Bring the replica to `version`; raise BadPayload, with `params` as before, if the frames do not lead there.
 
-        Changes up to the version that is held were applied before: they are passed over.
+        `params` is a new vector afterwards. Changes of versions up to the device's own are skipped.
         """
         made, held = None, self.version
         for name, payload in frames:
@@ -153,30 +167,25 @@ class Shadow:
 
 
 def is_number(text: str) -> bool:
-    """Whether it is one, of at most as many digits as a version or a segment may have."""
+    """Return True if `text` is a decimal number with no more digits than a version or a segment may have."""
     return text.isascii() and text.isdecimal() and len(text) <= DIGITS
-
-
-# A model version as a file that is also what devices are sent: identity frames, one a segment, then the buffers.
-#
-# It is written in one pass from the vector itself and read straight into one: a model of 100 MB needs no second copy.
 
 
 FULL, BUFFERS = "full", "buffers"
 
 
 def digest(params: Vector) -> str:
-    """SHA-256 (hex) over the little-endian float32 bytes of a vector."""
+    """Return the SHA-256 (hex) over the little-endian float32 bytes of a vector."""
     return hashlib.sha256(_bytes(params)).hexdigest()
 
 
 def write_model(
     path: Path, layout: Layout, params: Vector, buffers: Vector, durable: bool = True
 ) -> tuple[list[Part], str]:
-    """Write `full/SEGMENT` and, where there are any, `buffers`; gives the parts and the digest of `params`.
+    """Write `full/SEGMENT` and, if there are any, `buffers`; return the parts and the digest of `params`.
 
-    The file is durable under its name when this returns, and not there at all when it raises DataLost. Where it need
-    not outlive this process (`durable` False) nothing is synced.
+    If `durable`, the file is synced under its name when this returns; otherwise it need not outlive this process.
+    DataLost means that there is no file.
     """
     parts, whole = [], hashlib.sha256()
     draft = path.with_name(f".{path.name}")
@@ -210,7 +219,9 @@ def write_model(
 
 
 def read_model(path: Path, layout: Layout, parts: Sequence[Part]) -> tuple[Vector, Vector, str]:
-    """(params, buffers, digest of params) of such a file; DataLost when it is not a model of this layout, whole."""
+    """Return (params, buffers, digest of params) of a model file; raise DataLost unless it is a whole model of this
+    layout.
+    """
     names = [f"{FULL}/{segment.index}" for segment in layout.segments] + ([BUFFERS] if float_buffers(layout) else [])
     if [part.name for part in parts] != names:
         raise DataLost(f"{path.name} is no model of this layout", why=f"expected the parts {', '.join(names)[:80]}")
@@ -230,9 +241,9 @@ def read_model(path: Path, layout: Layout, parts: Sequence[Part]) -> tuple[Vecto
 def named_tensors(
     layout: Layout, params: Vector, buffers: Vector, counters: Mapping[str, int], fixed: Fixed
 ) -> dict[str, NDArray[Any]]:
-    """A model by the names of the task's state_dict, tied weights under each name.
+    """Return a model by the names of the task's state_dict, with tied weights under each name.
 
-    Frozen tensors are missing, but for those that `fixed` holds. Small floats that numpy lacks become float32.
+    Frozen tensors are missing unless `fixed` holds them. Small floats that numpy lacks become float32.
     """
     found = {t.name: _typed(t, params[t.offset : t.offset + t.size]) for t in layout.trained}
     found |= {t.name: _typed(t, values) for t, values in float_values(layout, buffers)}
@@ -266,5 +277,5 @@ def _damaged(path: Path, part: str) -> DataLost:
 
 
 def _bytes(values: Vector) -> memoryview:
-    """A vector's own little-endian bytes, without a copy where the machine is little-endian."""
+    """Return a vector's little-endian bytes, without a copy on a little-endian machine."""
     return memoryview(np.ascontiguousarray(values, "<f4").view(np.uint8).data)

@@ -1,10 +1,20 @@
-"""The streaming weighted mean: each update is added as it comes, so memory does not grow with the clients.
+"""The streaming weighted mean of updates and of buffers: each update is added as it arrives.
 
-With d_i = change_i / a_i from each client, p_i = examples_i / all examples and staleness discounts s_i:
+Memory does not grow with the number of clients. With d_i = change_i / a_i from each client, p_i = examples_i / all
+examples and staleness discounts s_i:
 
     change = (sum_j p_j a_j) * sum_i p_i s_i d_i          (FedNova, Wang et al. 2020)
 
-The discount stands in the sum only: a stale update moves the model less, it does not make the others move it more.
+The discount is in the sum only: a stale update moves the model less and does not make the others move it more.
+
+Buffers are tensors that are not trained: running means and variances, counters, and constants. Means are averaged by
+weight, variances by the law of total variance with their means, and integers by maximum. The averaged buffers travel as
+one frame of float32, whatever the update's codec. Fewer bits would lose a mean of 101,325 with a deviation of 50, or a
+small value next to a large one. Their bytes count like all others.
+
+All other buffers are fixed: several integers or bools, complex numbers, and floats that are not all finite. Every
+client makes them, and the layout's digest covers their values. The aggregator keeps one copy with the run's models for
+the exported file.
 """
 
 from __future__ import annotations
@@ -30,7 +40,10 @@ Frames = Callable[[], Iterator[Arrived]]
 
 
 class WeightedMean:
-    """A tally of one round. An update is folded wholly or not at all: its frames are checked before one is added."""
+    """The weighted mean of one round.
+
+    Invariant: an update is added completely or not at all, because all its frames are checked before one is added.
+    """
 
     def __init__(self, codec: BoundCodec, layout: Layout) -> None:
         self.codec, self.layout = codec, layout
@@ -40,28 +53,36 @@ class WeightedMean:
         self.count = 0
 
     def fold(self, frames: Frames, examples: int, discount: float, a: float) -> None:
-        """Add one update; `frames` gives them in the order of segments, each time. BadPayload changes nothing."""
+        """Add one update; BadPayload changes nothing.
+
+        `frames` is called more than once and gives the frames in the order of segments. `discount` is the staleness
+        discount and `a` the normaliser a_i. Raise DataLost if a frame changed between its check and its addition: the
+        sum is half changed then.
+        """
         if not (examples > 0 and discount >= 0 and a > 0 and np.isfinite([examples, discount, a]).all()):
             raise BadPayload(f"an update of {examples} examples, a = {a}", why="both are finite and above 0")
         weight = examples * discount
         *others, last = self.layout.segments
         payload = self._last(frames)
-        # It is checked before it is added, and was the only one that is not checked yet: a model of one segment is
-        # read once.
+        # `decode_add` checks this frame before it adds it. No other frame is unchecked, and a model of one segment is
+        # read only once.
         self.codec.decode_add(payload, weight, self.total[last.span], segment=last.index)
         try:
             for segment, payload in zip(others, frames(), strict=False):
                 self.codec.decode_add(payload, weight, self.total[segment.span], segment=segment.index)
         except (
             BadPayload
-        ) as error:  # they were whole a moment ago, and now the sum is half changed: no such update is dropped
+        ) as error:  # the frames were legal before, and the sum is half changed now: dropping the update is too late
             raise DataLost("an update changed while it was added", why=str(error)) from error
         self.examples += examples
         self.normaliser += examples * a
         self.count += 1
 
     def _last(self, frames: Frames) -> Arrived:
-        """The last segment's frame; BadPayload unless there is one for each, and all before it are whole and legal."""
+        """Return the frame of the last segment, after a check of all frames before it.
+
+        Raise BadPayload unless there is one frame for each segment.
+        """
         segments, found = self.layout.segments, 0
         payload: Arrived = b""
         for found, payload in enumerate(frames(), 1):
@@ -72,76 +93,71 @@ class WeightedMean:
         return payload
 
     def copy(self) -> WeightedMean:
-        """The same tally, which goes on by itself."""
+        """Return an independent copy."""
         made = copy(self)
         made.total = self.total.copy()
         return made
 
     def close(self) -> Vector | None:
-        """The mean change, or None when nothing was folded. The tally's own memory is given away."""
+        """Return the mean change, or None if there was no update. The caller owns the vector: this mean is finished."""
         if self.examples == 0:
             return None
         self.total *= np.float32(self.normaliser / self.examples / self.examples)
         return self.total
 
     def memory(self, clients: int) -> float:
-        """In models, for any number of clients: the sum, and one segment that is being read."""
+        """Return the memory in models, the same for any number of clients: the sum, and one segment that is
+        being read.
+        """
         del clients
         return 1.0 + min(1.0, SEGMENT_FLOATS / max(1, self.layout.size))
 
 
-# Buffers that are not trained: running means and variances, counters, and those that nothing changes.
-#
-# Means are averaged by weight; a variance by the law of total variance, with the mean beside it; integers by maximum.
-# They travel as one frame of float32, whatever the update's codec: a mean of 101,325 with a deviation of 50, or a
-# small value beside a large one, would be lost in fewer bits. Their bytes are counted like all others. Buffers of
-# several integers or bools, of complex numbers, or of floats that are not all finite, are fixed: every client makes
-# them, the layout's digest holds their values, and the aggregator keeps one copy beside the run's models for the
-# exported file.
-
-
 MEAN, VARIANCE = "running_mean", "running_var"
-MAX_SPREAD = 2.0**120  # of a variance, and of a mean's square that is added to one: 2^7 of them are still a float32
-WIDE_BITS = 32  # of an integer that is counted up without an end: half of its range is left to count on in
+MAX_SPREAD = 2.0**120  # the largest variance, and square of a mean: the sum of 2^7 of them is still a finite float32
+WIDE_BITS = 32  # integers of so many bits are counters without an end: half of their range is left for counting on
 DIGEST = hashlib.sha256().digest_size
 
 
 def float_buffers(layout: Layout) -> tuple[Tensor, ...]:
-    """The buffers that are averaged, in their order: one flat float32 vector."""
+    """Return the buffers that are averaged, in their order: together one flat float32 vector."""
     return tuple(t for t in layout.buffers if t.dtype.startswith(("float", "bfloat")))
 
 
 def float_values(layout: Layout, buffers: Vector) -> list[tuple[Tensor, Vector]]:
-    """Each float buffer with its place in the buffers' vector, which holds nothing else."""
+    """Return each float buffer with its values in the flat vector of all averaged buffers."""
     found = float_buffers(layout)
     ends = np.cumsum([0, *(t.size for t in found)])
     return [(t, buffers[start : start + t.size]) for t, start in zip(found, ends[:-1], strict=True)]
 
 
 def counters(layout: Layout) -> tuple[Tensor, ...]:
-    """Integer buffers of one element: they travel as plain numbers."""
+    """Return the integer buffers of one element, which travel as plain numbers."""
     return tuple(t for t in layout.buffers if not t.dtype.startswith(("float", "bfloat", "complex")) and t.size == 1)
 
 
 def fixed_buffers(layout: Layout) -> tuple[Tensor, ...]:
-    """All other buffers: training may not change them."""
+    """Return all other buffers, which training may not change."""
     others = {*layout.buffers} - {*float_buffers(layout), *counters(layout)}
     return tuple(t for t in layout.tensors if t.role == "fixed" or t in others)
 
 
 def kept_type(t: Tensor) -> str:
-    """The numpy type that holds this tensor's values; small floats that numpy lacks become float32."""
+    """Return the numpy type that holds this tensor's values: float32 for small floats that numpy lacks."""
     return "float32" if t.dtype.startswith(("bfloat", "float8", "float4")) else t.dtype
 
 
 def pack_fixed(values: Fixed) -> bytes:
-    """Fixed tensors as safetensors behind a SHA-256; no bytes where there are none."""
+    """Return the fixed tensors as safetensors after their SHA-256, or no bytes if there are none."""
     kept = save({name: np.ascontiguousarray(array) for name, array in values.items()})
     return hashlib.sha256(kept).digest() + kept if values else b""
 
 
 def unpack_fixed(layout: Layout, data: bytes) -> Fixed:
-    """Read what `pack_fixed` packed; BadPayload when it does not hold this layout's fixed buffers, whole."""
+    """Return the fixed tensors that `pack_fixed` packed.
+
+    Raise BadPayload if the data is damaged or does not hold all of this layout's fixed buffers.
+    """
     if data and hashlib.sha256(data[DIGEST:]).digest() != data[:DIGEST]:
         raise BadPayload("the fixed tensors are damaged", why="their digest differs")
     try:
@@ -158,17 +174,17 @@ def unpack_fixed(layout: Layout, data: bytes) -> Fixed:
 
 
 def buffer_layout(layout: Layout) -> Layout:
-    """The averaged buffers as a layout of their own."""
+    """Return a layout of the averaged buffers alone."""
     return Layout.of({t.name: t.shape for t in float_buffers(layout)})
 
 
 def buffer_codec(layout: Layout) -> Bound:
-    """The codec of all averaged buffers, up and down."""
+    """Return the codec of all averaged buffers, for uplink and downlink."""
     return parse("identity").bind(buffer_layout(layout))
 
 
 def encode_buffers(layout: Layout, values: Vector) -> Payload:
-    """Encode all averaged buffers as one frame (they must fit into one segment of 64 MiB)."""
+    """Encode all averaged buffers as one frame; they must fit into one segment of 64 MiB."""
     codec = buffer_codec(layout)
     return codec.encode(np.ascontiguousarray(values, np.float32), codec.init(), Key(0)).payload
 
@@ -176,8 +192,8 @@ def encode_buffers(layout: Layout, values: Vector) -> Payload:
 class BufferMean:
     """The weighted mean of clients' buffers.
 
-    Sums are of differences from the first client's values: a buffer that all clients have alike keeps its bits, and
-    the spread of large means does not drown in their squares.
+    Sums are of differences from the first client's values. So a buffer that is equal on all clients keeps its bits, and
+    the squares of large means do not hide their spread.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -186,19 +202,19 @@ class BufferMean:
         self.counted = {t.name: t.dtype for t in counters(layout)}
         self.first: NDArray[np.float64] | None = None
         self.total = np.zeros(self.layout.size)
-        self.squares = np.zeros(self.layout.size)  # of the means' differences, where variances stand
+        self.squares = np.zeros(self.layout.size)  # sums of the means' squared differences, at the variances' indices
         self.weight = 0.0
         self.counters: dict[str, int] = {}
         self._pairs = list(self._variances())
 
     def _variances(self) -> list[tuple[slice, slice]]:
-        """(variance, its mean) as places in the flat vector."""
+        """Return (variance, its mean) as slices of the flat vector."""
         places = {t.name: slice(t.offset, t.offset + t.size) for t in self.layout.trained}
         named = {name: name.removesuffix(VARIANCE) + MEAN for name in places if name.endswith(VARIANCE)}
         return [(places[var], places[mean]) for var, mean in named.items() if mean in places]
 
     def check(self, payload: Arrived, weight: float = 1.0) -> None:
-        """BadPayload when it is not these buffers, or no mean that they are part of could be this model's."""
+        """Raise BadPayload if the payload is not these buffers, or if a mean with them could not be this model's."""
         if not self.layout.size:
             raise BadPayload("buffers of a model that has none")
         values = self.codec.decode(payload).astype(np.float64)
@@ -210,7 +226,10 @@ class BufferMean:
                 raise BadPayload("buffers too large to be added", why=f"their weight is {weight:g}")
 
     def _require(self, tensor: Tensor, values: NDArray[np.float64]) -> None:
-        """BadPayload for values that a running variance cannot have, or whose spread over devices it could not hold."""
+        """Raise BadPayload for impossible values of a running variance or mean.
+
+        A variance is at least 0, and it must be able to hold the spread over devices.
+        """
         if not tensor.size or not tensor.name.endswith((MEAN, VARIANCE)):
             return  # they are finite, and so is their mean
         least, most = float(values.min()), float(values.max())
@@ -223,7 +242,7 @@ class BufferMean:
             raise BadPayload(f"{tensor.name} holds {found:g}", why=f"a mean's square is at most {MAX_SPREAD:g}")
 
     def fold(self, payload: Arrived, weight: float) -> None:
-        """Add what `check` found to be right."""
+        """Add buffers that `check` accepted."""
         values = self.codec.decode(payload).astype(np.float64)
         if self.first is None:
             self.first = values
@@ -234,7 +253,9 @@ class BufferMean:
         self.weight += weight
 
     def check_counters(self, seen: Mapping[str, int], before: Mapping[str, int]) -> None:
-        """BadPayload for a value that its integer buffer cannot hold or count on from; `before`: what they were."""
+        """Raise BadPayload for a value that its integer buffer cannot hold or count on from; `before` holds the values
+        before.
+        """
         for name, value in seen.items():
             if name not in self.counted or value == before.get(name):
                 continue
@@ -243,19 +264,19 @@ class BufferMean:
                 raise BadPayload(f"{name} = {value}", why=f"one of {self.counted[name]} lies in {least}..{most}")
 
     def count(self, seen: Mapping[str, int]) -> None:
-        """Integer buffers: the largest value counts; names that the model does not have are ignored."""
+        """Keep the largest value of each integer buffer; names that the model does not have are ignored."""
         for name, value in seen.items():
             if name in self.counted:
                 self.counters[name] = max(value, self.counters.get(name, value))
 
     def copy(self) -> BufferMean:
-        """The same mean so far, which goes on by itself."""
+        """Return an independent copy."""
         made = copy(self)
         made.total, made.squares, made.counters = self.total.copy(), self.squares.copy(), dict(self.counters)
         return made
 
     def close(self, before: Vector) -> Vector:
-        """The mean; `before` where nothing was folded. Var = E[var + mean^2] - E[mean]^2."""
+        """Return the mean, or `before` if there were no buffers. Var = E[var + mean^2] - E[mean]^2."""
         if self.first is None or self.weight == 0:
             return before
         apart = self.total / self.weight
@@ -267,7 +288,7 @@ class BufferMean:
 
 
 def _bounds(dtype: str) -> tuple[int, int]:
-    """The least and the most that a device may make of an integer buffer."""
+    """Return the smallest and the largest value that a device may give an integer buffer."""
     if dtype == "bool":
         return 0, 1
     kind = np.iinfo(dtype) if dtype.startswith(("int", "uint")) else np.iinfo("int64")

@@ -1,4 +1,10 @@
-"""All codecs as a plan's check wants them: what can be parsed, and what may stand where."""
+"""The codecs of a plan: which codec each round and each device uses, and the checks of a plan's codecs.
+
+`encoder` makes a device's codec from the spec of its assignment and the plan's kind of error feedback. `rungs` is the
+codec ladder from the least to the most compressed codec; each device's link decides which rung it gets. `codec_of` is
+the codec of a round: a warm-up uses less compressed ratios in the first rounds (Lin et al. 2018, section 3.3).
+`require_rules` refuses per-tensor rules that match no tensor.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +43,7 @@ __all__ = [
 
 
 class Book(Mapping[str, type[Step]]):
-    """Steps by name, those of installed packages among them, and the rules of chains."""
+    """The stages by name, those of installed packages included, and the checks of a plan's codecs."""
 
     def __getitem__(self, name: str) -> type[Step]:
         return steps[name]
@@ -49,19 +55,19 @@ class Book(Mapping[str, type[Step]]):
         return len(steps)
 
     def parse(self, spec: str) -> Codec:
-        """`CodecError` says what is wrong with a spec, and names the nearest right one."""
+        """Return the codec of a spec, or raise CodecError with the nearest valid spec."""
         return parse(spec)
 
     def require_contraction(self, spec: str, feedback: str = "classic") -> None:
-        """`CodecError` when this kind of feedback around this chain would diverge (design, section 4)."""
+        """Raise CodecError if this kind of feedback around this chain would diverge."""
         around = ef21 if feedback == "ef21" else classic
         around(parse(spec)).bind(Layout.of({"w": (8, 8)}))
 
     def require_alone(self, spec: str) -> None:
-        """`CodecError` for a chain of whose updates only feedback makes a sum that is right (design, section 4).
+        """Raise CodecError if a chain has no bound for a single call and therefore needs error feedback.
 
-        What has a way of its own inside a residual may stand alone: of ternary, which is TernGrad, the clip is all
-        that moves the mean.
+        A chain that has a form of its own for error feedback may be used without it. In ternary, which is TernGrad,
+        only the clip moves the mean.
         """
         for chain in chains(parse(spec)):
             if isinstance(chain.under_feedback().kind, ResidualOnly):
@@ -70,35 +76,34 @@ class Book(Mapping[str, type[Step]]):
                 raise CodecError(f"{chain.spec!r} without feedback", why=why, hint=hint)
 
     def require_downlink(self, spec: str) -> None:
-        """`CodecError` when this chain cannot carry the model to the devices (design, section 6)."""
+        """Raise CodecError if this chain cannot carry the model to the devices."""
         require_downlink(spec)
 
     def require_optimizer(self, server: ServerSection) -> None:
-        """`CodecError` when there is no such server optimizer, or it does not know a key that is given."""
+        """Raise CodecError if there is no such server optimizer, or if it does not know a key of the plan."""
         server_optimizer(server)
 
     def require_ladder(self, uplink: UplinkSection) -> None:
-        """`CodecError` where a ladder does not get smaller from codec to codec, or rules by layer do not fit one."""
+        """Raise CodecError if a ladder does not get smaller from codec to codec, or if per-tensor rules do not fit a
+        rung.
+        """
         require_ladder(uplink)
 
     def require_uplink(self, uplink: UplinkSection) -> None:
-        """`CodecError` when rules by layer cannot stand beside the codec, or a warm-up finds no ratio."""
+        """Raise CodecError if per-tensor rules do not fit the codec, or if a warm-up finds no ratio."""
         try:
             for spec in (uplink.codec, *uplink.ladder, *uplink.layers.values()):
                 parse(spec)
         except CodecError:
-            return  # it is refused by itself
+            return  # another check refuses an invalid spec
         codec_of(uplink, 0)
 
 
 codecs = Book()
 
 
-# How a device encodes under a plan: the codec of the round's ask within what [uplink] says of feedback.
-
-
 def encoder(spec: str, uplink: UplinkSection, layout: Layout) -> BoundCodec:
-    """The codec `spec` as this plan's devices encode with it; `CodecError` where its feedback would diverge."""
+    """Return the codec `spec` with the plan's error feedback; raise CodecError if its feedback would diverge."""
     codec = parse(spec)
     if uplink.feedback == "none":
         return codec.bind(layout)
@@ -107,11 +112,8 @@ def encoder(spec: str, uplink: UplinkSection, layout: Layout) -> BoundCodec:
     return feedback(codec, uplink.velocity, masked=uplink.dgc).bind(layout)
 
 
-# The ladder: codecs from the mildest to the harshest, of which each device is asked in the one that its link takes.
-
-
 def rungs(uplink: UplinkSection) -> list[str]:
-    """The codecs in which a device may be asked, mildest first; one where there is no ladder.
+    """Return the codecs of the ladder, least compressed first; one codec without a ladder.
 
     >>> rungs(UplinkSection(ladder=["fp16", "topk(0.01) > int8"], layers={"*.bias": "fp16"}))
     ['layers("*.bias"=fp16; *=fp16)', 'layers("*.bias"=fp16; *=topk(0.01) > int8)']
@@ -120,7 +122,9 @@ def rungs(uplink: UplinkSection) -> list[str]:
 
 
 def require_ladder(uplink: UplinkSection) -> None:
-    """`CodecError` where a ladder does not get smaller from codec to codec, or rules by layer do not fit one."""
+    """Raise CodecError if a ladder does not get smaller from codec to codec, or if per-tensor rules do not fit
+    a rung.
+    """
     rungs(uplink)
     if len(uplink.ladder) == 1:
         raise CodecError(
@@ -139,11 +143,8 @@ def require_ladder(uplink: UplinkSection) -> None:
             )
 
 
-# Warm-up: milder ratios for the first rounds, written into each round's ask (Lin et al. 2018, section 3.3).
-
-
 def codec_of(uplink: UplinkSection, steps_made: int) -> str:
-    """The codec of the round after so many steps: the plan's, or in its warm-up the same with a milder ratio.
+    """Return the codec of the round after `steps_made` steps: the plan's, less compressed during a warm-up.
 
     >>> uplink = UplinkSection(codec="dgc(0.001)", warmup=Warmup(rounds=4, ratios=[0.25, 0.0625]))
     >>> [codec_of(uplink, step) for step in (0, 1, 2, 4)]
@@ -158,12 +159,14 @@ def codec_of(uplink: UplinkSection, steps_made: int) -> str:
 
 
 def milder(spec: str, ratio: Decimal) -> str:
-    """A codec that sends at least this share wherever it sends a share; `CodecError` where it sends none."""
+    """Return a codec that sends at least the share `ratio` wherever it sends a share; raise CodecError if it has no
+    ratio.
+    """
     codec = parse(spec)
     if isinstance(codec, Layers):
         made: Layers | Chain = Layers(tuple(replace(rule, chain=_milder(rule.chain, ratio)) for rule in codec.rules))
     else:
-        made = _milder(codec, ratio)  # type: ignore[assignment]  # of a chain it is one
+        made = _milder(codec, ratio)  # type: ignore[assignment]  # the result for a chain is a chain
     if not _has_ratio(codec):
         raise CodecError(f"a warm-up of {spec!r}", why="it has no ratio that could be milder", hint="topk(0.01) > int8")
     return made.spec
@@ -180,18 +183,15 @@ def _has_ratio(codec: Chain | LowRank | Layers) -> bool:
     return any(isinstance(chain, Chain) and isinstance(chain.sparsifier, TopK | RandK) for chain in chains(codec))
 
 
-# Rules by layer that decide nothing, looked for once the model is known.
-#
-# A misspelt pattern would be followed by nobody: its tensors would go the way of all others, and no one would see it.
-
-
-NAMED = 12  # tensors in a sentence
+NAMED = 12  # tensors listed in an error
 
 
 def require_rules(plan: RunPlan, layout: Layout) -> None:
-    """`CodecError` where a rule of the plan is for none of what travels in `layout`, or for tensors of rules before it.
+    """Raise CodecError if a per-tensor rule of the plan matches no tensor of `layout`, or only tensors of rules before
+    it.
 
-    The last one, `*`, is for what is left, and that may be nothing.
+    A misspelt pattern would otherwise go unnoticed, and its tensors would use another rule. The last rule, `*`, is for
+    the rest, which may be empty.
     """
     for place, spec in _specs(plan):
         codec = parse(spec)
@@ -223,7 +223,7 @@ def _require(place: str, codec: Layers, names: list[str]) -> None:
 
 
 def _listed(names: list[str]) -> str:
-    """So many names as a person reads.
+    """Return the names as a short list.
 
     >>> _listed(["a", "b"]), _listed([])
     ('a, b', 'none')

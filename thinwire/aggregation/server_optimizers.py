@@ -1,7 +1,7 @@
-"""Server optimizers: from the mean change of a round to the next model.
+"""Server optimizers: make the next model from the mean change of a round.
 
-The change stands where a gradient's negative would: x' = x + lr * f(change). What an optimizer remembers is saved with
-each version of the model and read back bit for bit, so a run that was killed goes on as if it had not been.
+The mean change takes the place of a negative gradient: x' = x + lr * f(change). The optimizer's state is saved with
+each version of the model and restored bit for bit, so a run that was killed continues with the same numbers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from thinwire.core.registry import Registry
 from thinwire.core.types import State, Vector
 
 MOMENTUM, SECOND = "momentum", "second"  # names in the state
-SETTINGS = ("momentum", "beta2", "tau")  # of the plan's [server]
+SETTINGS = ("momentum", "beta2", "tau")  # keys of the plan's [server]
 LARGEST = np.finfo(np.float32).max
 
 
@@ -28,18 +28,21 @@ CONTRACT = "a class made with lr= that has step(params, change, state): docs/how
 
 
 class ServerOptimizer(Protocol):
-    """Made anew for each step, with `lr` and those of `SETTINGS` that the plan gives and its constructor has.
-
-    `params`, `change` and `state` are donated: they may be overwritten. The first state is empty; later ones are what
-    the step before gave: arrays by name, saved with the model. `params` and `change` are float32 of the same size.
+    """A server optimizer, constructed for each step with `lr` and those of `SETTINGS` that the plan gives and
+    it knows.
     """
 
-    def step(self, params: Vector, change: Vector, state: State) -> tuple[Vector, State]: ...
+    def step(self, params: Vector, change: Vector, state: State) -> tuple[Vector, State]:
+        """Return the next model and the next state.
+
+        `params` and `change` are float32 of the same size. All three arguments are donated: the step may overwrite
+        them. The first state is empty; a later one is the state that the last step returned, arrays by name.
+        """
 
 
 @dataclass(frozen=True)
 class FedAvg:
-    """x' = x + lr * change (McMahan et al. 2017); lr = 1 is plain averaging.
+    """Federated averaging (McMahan et al. 2017): x' = x + lr * change; lr = 1 is plain averaging.
 
     >>> FedAvg(lr=0.5).step(np.float32([1, 2]), np.float32([2, 2]), {})[0]
     array([2., 3.], dtype=float32)
@@ -56,7 +59,9 @@ class FedAvg:
 
 @dataclass(frozen=True)
 class FedAvgM:
-    """v' = momentum v + change;  x' = x + lr v' (Hsu, Qi and Brown 2019): steadier where clients differ.
+    """Federated averaging with server momentum (Hsu, Qi and Brown 2019), steadier if clients differ.
+
+        v' = momentum v + change;  x' = x + lr v'
 
     >>> FedAvgM(momentum=0.5).step(np.float32([0]), np.float32([1]), {"momentum": np.float32([2])})[0]
     array([2.], dtype=float32)
@@ -78,9 +83,12 @@ class FedAvgM:
 
 @dataclass(frozen=True)
 class FedAdam:
-    """m' = momentum m + (1 - momentum) change;  x' = x + lr m' / (sqrt(v') + tau)   (Reddi et al. 2021, algorithm 2)
+    """Adam on the server ("Adaptive federated optimization", algorithm 2, Reddi et al. 2021).
 
-    v' = beta2 v + (1 - beta2) change^2 beginning at tau^2, and no correction of the beginning, as in the paper.
+        m' = momentum m + (1 - momentum) change;  v' = beta2 v + (1 - beta2) change^2
+        x' = x + lr m' / (sqrt(v') + tau)
+
+    v begins at tau^2, without bias correction, as in the paper.
 
     >>> FedAdam(lr=0.1, momentum=0.0, beta2=0.0, tau=1e-9).step(np.float32([1]), np.float32([7]), {})[0]
     array([1.1], dtype=float32)
@@ -104,16 +112,18 @@ class FedAdam:
         return params, {MOMENTUM: first, SECOND: second}
 
     def second(self, v: Vector, square: Vector) -> Vector:
-        """The next v of a block."""
+        """Return the next v of a block."""
         kept = np.float32(self.beta2)
         return kept * v + (1 - kept) * square
 
 
 @dataclass(frozen=True)
 class FedYogi(FedAdam):
-    """As fedadam with v' = v - (1 - beta2) change^2 sign(v - change^2)   (Reddi et al. 2021; Zaheer et al. 2018)
+    """Yogi on the server (Reddi et al. 2021; Zaheer et al. 2018): FedAdam with another second moment.
 
-    v moves by no more than the change does, so that a few quiet rounds do not blow the next step up.
+        v' = v - (1 - beta2) change^2 sign(v - change^2)
+
+    v moves by no more than the squared change, so that a few quiet rounds do not enlarge the next step.
 
     >>> FedYogi(beta2=0.5).second(np.float32([4]), np.float32([1]))
     array([3.5], dtype=float32)
@@ -127,9 +137,9 @@ class FedYogi(FedAdam):
 
 @dataclass(frozen=True)
 class FedAdagrad(FedAdam):
-    """As fedadam with v' = v + change^2 (Reddi et al. 2021; Duchi et al. 2011): steps only ever become smaller.
+    """Adagrad on the server (Reddi et al. 2021; Duchi et al. 2011): FedAdam with v' = v + change^2.
 
-    No momentum unless it is given; beta2 has no meaning here.
+    Steps only become smaller. The default is no momentum; beta2 has no meaning here.
 
     >>> FedAdagrad().second(np.float32([4]), np.float32([1]))
     array([5.], dtype=float32)
@@ -146,7 +156,7 @@ def _held(state: State, name: str, like: Vector, begin: float) -> Vector:
 
 
 def settings(name: str) -> Iterator[str]:
-    """Which of the plan's keys an optimizer knows beside lr.
+    """Yield the plan's keys that an optimizer knows besides lr.
 
     >>> list(settings("fedavgm")), list(settings("fedadagrad"))
     (['momentum'], ['momentum', 'tau'])
@@ -158,7 +168,9 @@ def settings(name: str) -> Iterator[str]:
 
 
 def server_optimizer(server: ServerSection) -> ServerOptimizer:
-    """The plan's, with the keys that it gives; `CodecError` for one that the optimizer does not know."""
+    """Return the plan's optimizer with the keys that the plan gives; raise CodecError for a key that it does
+    not know.
+    """
     known = list(settings(server.optimizer))
     given = {key: getattr(server, key) for key in SETTINGS if getattr(server, key) is not None}
     for key in given:
@@ -171,7 +183,10 @@ def server_optimizer(server: ServerSection) -> ServerOptimizer:
 
 
 def stepped(server: ServerSection, params: Vector, change: Vector, state: State) -> tuple[Vector, State]:
-    """One step of the plan's; `CodecError` where an optimizer of another package gives what no model can be."""
+    """Return the next model and state by the plan's optimizer.
+
+    Raise CodecError if an optimizer of another package returns something that cannot be a model and a state.
+    """
     size = params.size
     given = server_optimizer(server).step(params, change, state)
     if wrong := _wrong(given, size):
@@ -180,7 +195,7 @@ def stepped(server: ServerSection, params: Vector, change: Vector, state: State)
 
 
 def _wrong(given: Any, size: int) -> str:
-    """What is wrong with what a step gave; empty where nothing is."""
+    """Return the reason why the result of a step is invalid, or an empty string."""
     if not (isinstance(given, tuple) and len(given) == 2):
         return f"it gave {type(given).__name__}, not (params, state)"
     params, state = given
@@ -192,10 +207,12 @@ def _wrong(given: Any, size: int) -> str:
 
 
 class Optimizers(Registry[Callable[..., ServerOptimizer]]):
-    """How the mean change of a round becomes a step."""
+    """The registry of server optimizers by name."""
 
     def admit(self, name: str, thing: Any) -> Callable[..., ServerOptimizer]:
-        """What can be made with lr alone and has a step of three; else `CodecError` says what it lacks."""
+        """Return an optimizer class; raise CodecError unless lr alone constructs it and its `step` takes three
+        arguments.
+        """
         called = f"{getattr(thing, '__module__', '?')}:{getattr(thing, '__name__', type(thing).__name__)}"
         step = getattr(thing, "step", None)
         if not (isinstance(thing, type) and callable(step)):
@@ -210,7 +227,7 @@ class Optimizers(Registry[Callable[..., ServerOptimizer]]):
 
 
 def _takes(function: Callable[..., Any], given: Mapping[str, Any]) -> bool:
-    """Whether it can be called with these, a constructor's by name and a step's in their order."""
+    """Return True if `function` accepts these arguments: a constructor by name, a step by position."""
     try:
         signature = inspect.signature(function)
         signature.bind(**given) if "lr" in given else signature.bind(*given)

@@ -1,4 +1,4 @@
-"""pack: symbols side by side in as many bits as they need."""
+"""`pack`: bit-packing of symbols, each in as many bits as it needs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from thinwire.core.errors import BadPayload
 
 
 class Pack:
-    """Puts symbols side by side, little-endian (always there: it need not be written).
+    """Bit-packs symbols, little-endian; always present at the end of a chain, so a spec leaves it out.
 
     Symbols of fewer than 8 bits are two's complement in their `bits` lowest bits, the first one in the lowest bits of
-    the first byte; what is left of the last byte is 0.
+    the first byte. The unused bits of the last byte are 0.
     """
 
     role: ClassVar[Role] = "coder"
@@ -27,23 +27,25 @@ class Pack:
 
     @classmethod
     def read(cls, argument: str | None) -> Pack:
+        """Make the coder; it has no argument."""
         del argument
         return cls()
 
     def pack(self, array: Symbols, bits: int = 0) -> memoryview:
-        """Whole symbols are the array's own memory: nothing is copied."""
+        """Return the packed bytes; whole symbols (`bits` 0) are the array's own memory, without a copy."""
         if 0 < bits < 8:
             return memoryview(packed(array, bits).data)
         return memoryview(np.ascontiguousarray(array, array.dtype.newbyteorder("<")).view(np.uint8).data)
 
     def held(self, data: bytes | memoryview, items: int, bits: int) -> Packed:
-        """Symbols of fewer than 8 bits as they were sent; `BadPayload` as `unpack` raises it."""
+        """Return symbols of fewer than 8 bits as they were sent; raise BadPayload as `unpack` does."""
         require_length(data, items, bits)
         raw = np.frombuffer(data, np.uint8)
         require_ended(raw, items, bits)
         return Packed(raw, items, bits)
 
     def unpack(self, data: bytes | memoryview, items: int, dtype: np.dtype[Any], bits: int = 0) -> Symbols:
+        """Return `items` symbols; raise BadPayload unless the data has exactly their length and ends in zero bits."""
         bits = bits or 8 * dtype.itemsize
         require_length(data, items, bits)
         if bits < 8:
@@ -53,9 +55,10 @@ class Pack:
 
 @dataclass(frozen=True)
 class Packed:
-    """Symbols that stay side by side until they are used: a slice of them is an array of int8.
+    """Symbols of fewer than 8 bits that stay packed until they are used; a slice of them is an array of int8.
 
-    A kernel reads them as they are; numpy a block at a time. Neither ever holds a byte for each value of a segment.
+    A kernel reads them packed, numpy unpacks them block by block. Neither ever holds a byte for each value of a
+    segment.
     """
 
     data: NDArray[np.uint8]
@@ -63,36 +66,37 @@ class Packed:
     bits: int
 
     def __getitem__(self, span: slice) -> NDArray[np.int8]:
-        """Of a span with bounds and without a step."""
+        """Return the symbols of a span with bounds and without a step."""
         first = span.start // 8  # eight symbols begin at a byte
         here = self.data[first * self.bits : packed_bytes(span.stop, self.bits)]
         return _unpacked(here, span.stop - first * 8, self.bits)[span.start - first * 8 :]
 
     def min(self) -> int:
-        """The least of them, or 0."""
+        """Return the smallest symbol, or 0 if there is none."""
         done = native.least(self.data, self.size, self.bits)
         return min((int(self[a:b].min()) for a, b in blocks(self.size)), default=0) if done is None else done
 
 
 def require_length(data: bytes | memoryview, items: int, bits: int) -> None:
-    """BadPayload unless so many bytes are what so many symbols take."""
+    """Raise BadPayload unless the data has the length of `items` symbols."""
     if len(data) != packed_bytes(items, bits):
         raise BadPayload(f"a stream of {len(data)} bytes", why=f"{items} items take {packed_bytes(items, bits)}")
 
 
 def require_ended(data: NDArray[np.uint8], items: int, bits: int) -> None:
-    """BadPayload where the last byte's rest is not 0."""
+    """Raise BadPayload if the unused bits of the last byte are not 0."""
     rest = len(data) * 8 - items * bits
     if rest and data[-1] >> (8 - rest):
         raise BadPayload("bits behind the last symbol", why="they are 0 in what an encoder makes")
 
 
 def packed_bytes(items: int, bits: int) -> int:
+    """Return the number of bytes of `items` packed symbols."""
     return -(-items * bits // 8)
 
 
 def packed(symbols: NDArray[np.int8], bits: int) -> NDArray[np.uint8]:
-    """Symbols of less than 8 bits in two's complement, the first in the lowest bits.
+    """Return symbols of fewer than 8 bits packed in two's complement, the first in the lowest bits.
 
     >>> packed(np.int8([1, -1, 0, -2]), 2).tolist()
     [141]
@@ -116,7 +120,7 @@ def packed(symbols: NDArray[np.int8], bits: int) -> NDArray[np.uint8]:
 
 
 def unpacked(data: NDArray[np.uint8], items: int, bits: int) -> NDArray[np.int8]:
-    """The other way; `BadPayload` where the last byte's rest is not 0."""
+    """Return the unpacked symbols; raise BadPayload if the unused bits of the last byte are not 0."""
     require_ended(data, items, bits)
     return _unpacked(data, items, bits)
 

@@ -1,4 +1,6 @@
-"""What stands last in a chain: a compressor of bytes, ours (`zstd`) or another package's."""
+"""Compressors of bytes for the end of a chain: Zstandard (`zstd`), and the base class for other packages'
+compressors.
+"""
 
 from __future__ import annotations
 
@@ -15,75 +17,83 @@ from thinwire.core.errors import BadPayload
 
 @runtime_checkable
 class Last(Step, Protocol):
-    """Works on each stream of a frame by itself, after all other coders.
+    """The last coder of a chain, which works on each stream of a frame separately, after all other coders.
 
-    Law: grow(shrink(data), len(data)) == data; `grow` never gives, nor takes memory for, more than `most` bytes.
+    Invariant: grow(shrink(data), len(data)) == data; `grow` never returns, nor allocates, more than `most` bytes.
     """
 
-    def shrink(self, data: bytes | memoryview) -> Stream: ...  # as it is, where that is shorter
-    def grow(self, stream: Stream, most: int) -> bytes | memoryview: ...  # BadPayload
+    def shrink(self, data: bytes | memoryview) -> Stream:
+        """Return the compressed stream, or the data as it is if that is shorter."""
+
+    def grow(self, stream: Stream, most: int) -> bytes | memoryview:
+        """Return the decompressed bytes; raise BadPayload if they are invalid or more than `most`."""
 
 
 class Compressor(ABC):
-    """A base: a compressor says `compress` and `decompress`, and is a frozen dataclass.
+    """A base class for compressors: a subclass is a frozen dataclass with `compress` and `decompress`.
 
-    What does not become shorter is sent as it is. `decompress` may stop at `most` bytes and has to end by itself: it
-    raises ValueError for what it cannot read, and must not take more memory than it was allowed for bytes that claim
-    to be more.
+    A stream that does not become shorter is sent as it is.
     """
 
     role: ClassVar[Role] = "coder"
 
     @abstractmethod
-    def compress(self, data: bytes | memoryview) -> bytes: ...
+    def compress(self, data: bytes | memoryview) -> bytes:
+        """Return the compressed bytes."""
 
     @abstractmethod
-    def decompress(self, data: bytes | memoryview, most: int) -> bytes: ...
+    def decompress(self, data: bytes | memoryview, most: int) -> bytes:
+        """Return the decompressed bytes; raise ValueError for invalid data.
+
+        It may stop at `most` bytes. It must always end, and must not allocate more than `most` bytes for data that
+        claims to be larger.
+        """
 
     def shrink(self, data: bytes | memoryview) -> Stream:
+        """Return the compressed stream, or the data as it is if that is shorter."""
         packed = self.compress(data) if len(data) else b""
         return Stream(packed, True) if 0 < len(packed) < len(data) else Stream(data)
 
     def grow(self, stream: Stream, most: int) -> bytes | memoryview:
+        """Return the decompressed bytes; raise BadPayload if they are invalid or more than `most`."""
         if not stream.compressed:
             return stream.data
         try:
             grown = self.decompress(stream.data, most)
         except BadPayload:
             raise
-        except Exception as error:  # whatever another package raises for bytes of a stranger
+        except Exception as error:  # another package's code may raise anything for untrusted bytes
             raise BadPayload("a stream that cannot be read", why=type(error).__name__) from error
         if len(grown) > most:
             raise BadPayload(f"a compressed stream of {len(grown)} bytes", why=f"at most {most} can be right")
         return grown
 
 
-# zstd: a general compressor, where it makes a stream shorter.
-
-
-ZSTD_FROM = 64  # bytes: below this its own head costs more than it saves
+ZSTD_FROM = 64  # bytes: below this, zstd's header costs more than it saves
 ZSTD_LEVEL = 3
 
 
 @dataclass(frozen=True)
 class Zstd(Compressor):
-    """Compresses each stream with Zstandard where that makes it shorter; stands last (RFC 8878)."""
+    """Compresses each stream with Zstandard (RFC 8878) if that makes it shorter; the last stage of a chain."""
 
     examples: ClassVar[tuple[str, ...]] = ("identity > zstd", "topk(0.1) > int8 > zstd")
     spec: ClassVar[str] = "zstd"
 
     @classmethod
     def read(cls, argument: str | None) -> Zstd:
+        """Make the coder; it has no argument."""
         del argument
         return cls()
 
     def compress(self, data: bytes | memoryview) -> bytes:
+        """Return the compressed bytes, or the data as it is below 64 bytes."""
         if len(data) < ZSTD_FROM:
             return bytes(data)
         return zstandard.ZstdCompressor(level=ZSTD_LEVEL, write_content_size=True).compress(data)
 
     def decompress(self, data: bytes | memoryview, most: int) -> bytes:
-        """The size that the stream claims is checked before memory is taken."""
+        """Return the decompressed bytes; the size that the data claims is checked before any allocation."""
         try:
             size = zstandard.frame_content_size(data)
             if not 0 < size <= most:

@@ -1,4 +1,4 @@
-"""identity: nothing is lost and nothing is saved."""
+"""Casts: quantizers that send each value as float32 (`identity`), float16 (`fp16`) or bfloat16 (`bf16`)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from thinwire.core.types import Vector
 
 @dataclass(frozen=True)
 class Identity(Whole):
-    """Sends every value as float32: nothing is lost and nothing is saved."""
+    """Sends every value as float32: lossless, without compression."""
 
     examples: ClassVar[tuple[str, ...]] = ("identity",)
     spec: ClassVar[str] = "identity"
@@ -45,21 +45,18 @@ class Identity(Whole):
             raise BadPayload("a value that is not finite")
 
 
-# fp16: half precision with a power of two for each bucket.
-
-
-TOP = 15  # a bucket's largest value is brought into [2^14, 2^15): it cannot round over half's 65504
-LEAST, MOST = -126, 112  # exponents with which 2^e and 2^-e are normal float32, and no half becomes infinity
-INFINITE = 0x7C00  # bits of half precision
-LARGEST = 65504.0  # of half precision
+TOP = 15  # a bucket's largest value is scaled into [2^14, 2^15), where it cannot round over float16's 65504
+LEAST, MOST = -126, 112  # exponents e for which 2^e and 2^-e are normal float32, and no float16 becomes infinity
+INFINITE = 0x7C00  # the bits of float16's infinity
+LARGEST = 65504.0  # float16's largest value
 
 
 @dataclass(frozen=True)
 class Fp16(Whole):
     """Sends every value as float16, rounded to nearest, with a power of two for each 4096 values.
 
-    The exponent is one signed byte. A value loses at most 2^-11 of itself, or 2^-39 of its bucket's largest, so
-    delta = 1 - 2^-20 holds with room: small updates do not fall into the hole around half's zero.
+    The exponent is one signed byte. A value loses at most 2^-11 of itself, or 2^-39 of its bucket's largest value, so
+    delta = 1 - 2^-20 holds with room: small updates do not become float16's zero.
     """
 
     examples: ClassVar[tuple[str, ...]] = ("fp16",)
@@ -80,7 +77,7 @@ class Fp16(Whole):
         for start, stop in blocks(values.size):
             place = scaled(values[start:stop], down, start)
             if exponents[start // BUCKET : buckets(stop)].max() == MOST:
-                # Float32's very largest values come over 65504 here, by less than half's last place.
+                # float32's largest values exceed 65504 here, by less than float16's last digit.
                 np.clip(place, -LARGEST, LARGEST, out=place)
             symbols[start:stop] = place
         return symbols, exponents
@@ -116,11 +113,8 @@ class Fp16(Whole):
 
 
 def power(exponents: Scales) -> Vector:
-    """Two to each of these."""
+    """Return two to the power of each exponent."""
     return np.ldexp(np.float32(1), exponents.astype(np.int32)).astype(np.float32)
-
-
-# bf16: the upper half of a float32.
 
 
 BF16_INFINITE, BF16_LARGEST = np.uint16(0x7F80), np.uint16(0x7F7F)
@@ -128,10 +122,10 @@ BF16_INFINITE, BF16_LARGEST = np.uint16(0x7F80), np.uint16(0x7F7F)
 
 @dataclass(frozen=True)
 class Bf16(Whole):
-    """Sends every value as bfloat16, rounded to nearest, ties to even.
+    """Sends every value as bfloat16, the upper half of a float32, rounded to nearest, ties to even.
 
-    It has eight bits, so a value loses at most 2^-8 of itself, and delta = 1 - 2^-16; float32's very largest values
-    become bfloat16's largest finite one instead of infinity.
+    It has eight significant bits, so a value loses at most 2^-8 of itself, and delta = 1 - 2^-16. The very largest
+    float32 values become bfloat16's largest finite value instead of infinity.
     """
 
     examples: ClassVar[tuple[str, ...]] = ("bf16",)

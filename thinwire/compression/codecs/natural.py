@@ -1,4 +1,4 @@
-"""natural: powers of two."""
+"""`natural`: natural compression, which rounds every value at random to a power of two."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from thinwire.core.prng import uniform
 from thinwire.core.types import Vector
 
 STEPS = 127  # powers of two below a bucket's largest
-TOP, LEAST = 127, -100  # exponents: of float32's largest power, and of the smallest largest one that is sent
+TOP, LEAST = 127, -100  # limits of a bucket's exponent: float32's largest power, and the smallest one that is sent
 
 
 @dataclass(frozen=True)
 class Natural(Whole):
-    """Sends every value as a power of two with its sign, in 8 bits: up or down at random so that the mean is exact.
+    """Sends every value as a signed power of two in 8 bits, rounded up or down at random so that the mean is exact.
 
     Natural compression (Horvath et al. 2019): omega = 1/8. A symbol counts the powers below the bucket's largest one,
-    whose exponent is sent as a byte; what is smaller than 2^-126 of it becomes 0 or that power, unbiased too.
+    whose exponent is sent as a byte. A value below 2^-126 of it becomes 0 or that power, with an exact mean too.
     """
 
     examples: ClassVar[tuple[str, ...]] = ("natural",)
@@ -55,7 +55,7 @@ class Natural(Whole):
             native.natural_write(values, word, found.view(np.uint8), exponents, 0)
             return found, exponents
         largest = maxima(values)
-        tops = np.clip(np.frexp(largest)[1], LEAST, TOP)  # 2^top is over the largest value: rounding up may reach it
+        tops = np.clip(np.frexp(largest)[1], LEAST, TOP)  # 2^top is above the largest value: rounding up may reach it
         tops[largest == 0] = LEAST
         symbols = np.zeros(values.size, np.int8)
         for start, stop in blocks(values.size):
@@ -79,11 +79,13 @@ class Natural(Whole):
 
 
 def _symbols(values: Vector, tops: NDArray[np.int32], drawn: Vector) -> Symbols:
-    """Up with the probability of the fraction above the power below: u < x / 2^e - 1."""
+    """Return the symbols of values, rounded up with the probability of the fraction above the power below: u < x / 2^e
+    - 1.
+    """
     fraction, exponent = np.frexp(np.abs(values))  # |x| = fraction * 2^exponent, fraction in [0.5, 1)
     up = drawn < fraction * np.float32(2) - np.float32(1)
     steps = exponent - 1 + up - (tops - STEPS)
-    # Under the smallest power p: p with probability x / p, else 0.
+    # Below the smallest power p a value becomes p with probability x / p, else 0.
     with np.errstate(over="ignore", under="ignore"):
         chance = np.ldexp(np.abs(values), STEPS - 1 - tops)
     steps = np.where(steps < 1, drawn < chance, np.minimum(steps, STEPS))

@@ -1,4 +1,4 @@
-"""topk(r): the largest magnitudes are sent, the rest waits."""
+"""Sparsifiers: select the coordinates to send, the largest (`topk`, `threshold`) or random ones (`randk`)."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from thinwire.compression.vector_ops import MAGNITUDE, maxima, reaching, require
 from thinwire.core.prng import lowbias32
 from thinwire.core.types import Vector
 
-INFINITE = np.uint32(0x7F800000)  # from here on they are infinity and NaN
-SAMPLED = 1 << 16  # magnitudes that a first guess at the threshold looks at
+INFINITE = np.uint32(0x7F800000)  # bits of infinity; NaN has larger ones
+SAMPLED = 1 << 16  # magnitudes in the sample from which `guessed` takes the threshold
 
 
 @dataclass(frozen=True)
 class TopK:
-    """Sends the share r of values with the largest magnitudes, exactly, with their places; ties to the lower one.
+    """Sends the share r of values with the largest magnitudes, exactly, with their indices; ties go to the lower index.
 
-    Contractive with delta = ratio: what is left out is at most (1 - k/n) of the squared norm. Needs feedback to
+    Contractive with delta = ratio: the values left out hold at most (1 - k/n) of the squared norm. Needs feedback to
     converge (Stich et al. 2018, "Sparsified SGD with memory"). k = max(1, ceil(ratio n)), at least one value.
 
     >>> TopK(Decimal("0.5")).select(np.float32([1, -3, 3, 2]), 0)
@@ -35,7 +35,7 @@ class TopK:
     role: ClassVar[Role] = "sparsifier"
     fixed: ClassVar[bool] = True
     seeded: ClassVar[bool] = False
-    looks: ClassVar[bool] = True  # NaN and infinity are larger than what is sent
+    looks: ClassVar[bool] = True  # NaN and infinity have the largest bits, so they are always selected
     examples: ClassVar[tuple[str, ...]] = ("topk(0.01)", "topk(0.3)", "topk(1)")
     ratio: Decimal
 
@@ -71,7 +71,7 @@ class TopK:
 
 @functools.cache
 def share(ratio: Decimal, size: int) -> int:
-    """How many of `size` values a ratio sends: max(1, ceil(ratio size)), exactly.
+    """Return the number of values that a ratio sends of `size`: max(1, ceil(ratio size)), exactly.
 
     >>> share(Decimal("0.01"), 101), share(Decimal("0.01"), 5)
     (2, 1)
@@ -80,18 +80,20 @@ def share(ratio: Decimal, size: int) -> int:
 
 
 def candidates(values: Vector, count: int) -> tuple[NDArray[np.integer], NDArray[np.uint32]]:
-    """Places and bits of all values that reach a threshold which at least `count` of them do."""
+    """Return indices and bits of all values that reach some threshold, which at least `count` of them do."""
     found = reaching(values, *guessed(values, count))
     return found if found[0].size >= count else _all(values)
 
 
 def _all(values: Vector) -> tuple[NDArray[np.integer], NDArray[np.uint32]]:
-    """Where the guess was wrong: it costs only time."""
+    """Return all values as candidates: a wrong guess of the threshold costs only time."""
     return np.arange(values.size), values.view(np.uint32)
 
 
 def guessed(values: Vector, count: int) -> tuple[np.uint32, float]:
-    """A threshold that about so many magnitudes reach, rather more, and the share of all that is; from a sample."""
+    """Return a threshold that slightly more than `count` magnitudes should reach, and their share; both from a
+    sample.
+    """
     step = max(1, values.size // SAMPLED)
     expected = count / step
     rank = math.ceil(expected + 4 * math.sqrt(expected) + 8)  # four deviations
@@ -102,20 +104,18 @@ def guessed(values: Vector, count: int) -> tuple[np.uint32, float]:
     return np.uint32(np.partition(sample, size - rank)[size - rank]), rank / size
 
 
-# randk(r): places drawn by the key.
-
-
 ROUNDS = 4
 GOLDEN = 0x9E3779B9
 
 
 @dataclass(frozen=True)
 class RandK:
-    """Sends the share r of values at places that the key draws: no place travels, only the key's word.
+    """Sends the share r of values at random indices, which encoder and decoder derive from a seed in the frame.
 
-    Contractive with delta = r in expectation (Stich et al. 2018). Not scaled by 1/r: that would be unbiased, and
-    inside a residual it diverges. The places are the first k of a permutation of all (Feistel network with four
-    rounds on the next larger even number of bits, walked until it comes back into the range; Black and Rogaway 2002).
+    Contractive with delta = r in expectation (Stich et al. 2018). It does not scale by 1/r: that would be unbiased, and
+    would diverge under error feedback. The indices are the first k of a permutation of all. The permutation is a
+    Feistel network with four rounds on the next larger even number of bits, walked until it returns into the range
+    (Black and Rogaway 2002).
     """
 
     role: ClassVar[Role] = "sparsifier"
@@ -152,7 +152,7 @@ class RandK:
 
 
 def _permuted(numbers: NDArray[np.uint32], half: int, word: int) -> NDArray[np.uint32]:
-    """A permutation of 0 .. 4^half - 1."""
+    """Return each number's image under a permutation of 0 .. 4^half - 1."""
     bits, mask = np.uint32(half), np.uint32((1 << half) - 1)
     left, right = numbers >> bits, numbers & mask
     for number in range(1, ROUNDS + 1):
@@ -161,25 +161,22 @@ def _permuted(numbers: NDArray[np.uint32], half: int, word: int) -> NDArray[np.u
     return left << bits | right
 
 
-# threshold(t): what is large beside the rest.
-
-
 LARGEST_SEGMENT = 1 << 24  # values
 
 
 @dataclass(frozen=True)
 class Threshold:
-    """Sends the values of at least t root mean squares, and always the largest, with their places.
+    """Sends the values of at least t root mean squares, and always the largest, with their indices.
 
-    Strom (2015) with a threshold that follows the values. What is left out has less than t^2 of the squared norm, and
-    the largest value is at least its share of it: delta = 1 - t^2 for t < 1, else 1 in 2^24 at least.
+    Strom (2015) with a threshold relative to the values. The values left out hold less than t^2 of the squared norm,
+    and the largest value holds at least its share of it: delta = 1 - t^2 for t < 1, else at least 1 in 2^24.
     """
 
     role: ClassVar[Role] = "sparsifier"
     examples: ClassVar[tuple[str, ...]] = ("threshold(2.5)", "threshold(0.5)")
     fixed: ClassVar[bool] = False
     seeded: ClassVar[bool] = False
-    looks: ClassVar[bool] = True  # NaN and infinity are in the mean
+    looks: ClassVar[bool] = True  # NaN and infinity make the mean square not finite
     times: Decimal
 
     @classmethod
@@ -199,7 +196,7 @@ class Threshold:
     def select(self, values: Vector, word: int) -> tuple[Indices, Vector]:
         if not values.size:
             return np.zeros(0, np.int64), values.copy()
-        with np.errstate(invalid="ignore"):  # NaN that signals
+        with np.errstate(invalid="ignore"):  # signaling NaN
             mean = rms(values)  # squares of float32 are finite in float64
         if not np.isfinite(mean):
             raise not_finite()

@@ -1,4 +1,8 @@
-"""What most quantizers have in common: no argument, a float32 scale for each bucket, symbols of a byte or less."""
+"""Uniform quantizers, `int8` and `qsgd`: values as multiples of their bucket's scale, rounded at random or to nearest.
+
+`Whole` holds what most quantizers have in common: no argument, a float32 scale for each bucket, and symbols of a byte
+or less.
+"""
 
 from __future__ import annotations
 
@@ -32,16 +36,17 @@ from thinwire.core.types import Vector
 
 @dataclass(frozen=True)
 class Whole:
-    """A quantizer whose every value is sent. What differs is overridden; see `Quantizer` for what each means."""
+    """The base class of quantizers that send every value; subclasses override what differs. See `Quantizer`."""
 
     role: ClassVar[Role] = "quantizer"
     symbols_dtype: ClassVar[np.dtype[Any]] = np.dtype(np.int8)
     scales_dtype: ClassVar[np.dtype[Any]] = np.dtype("<f4")
     seeded: ClassVar[bool] = False
-    apart: ClassVar[bool] = True  # where it writes at all
+    apart: ClassVar[bool] = True  # see `Writes`; without meaning if there is no fused kernel
 
     @classmethod
     def read(cls, argument: str | None) -> Self:
+        """Make the quantizer; it has no argument."""
         del argument
         return cls()
 
@@ -56,12 +61,11 @@ class Whole:
         return buckets(size)
 
 
-# Quantizers whose symbols are whole multiples of their bucket's scale: int8 and qsgd.
-
-
 @dataclass(frozen=True)
 class Levelled(Whole, ABC):
-    """2^bits - 1 levels between -max|x| and max|x| of the bucket; see `Quantizer` for what each method means."""
+    """The base class of uniform quantizers: 2^bits - 1 levels between -max|x| and max|x| of the bucket. See
+    `Quantizer`.
+    """
 
     @property
     @abstractmethod
@@ -73,11 +77,11 @@ class Levelled(Whole, ABC):
 
     @property
     def levels(self) -> int:
-        """On either side of 0."""
+        """Return the number of levels on either side of 0."""
         return int(2 ** (self.bits - 1) - 1)
 
     def drawn(self, word: int) -> int | None:
-        """What rounding draws by; None: it rounds to nearest."""
+        """Return the seed of stochastic rounding, or None to round to nearest."""
         return word
 
     def quantize(self, values: Vector, word: int) -> tuple[Symbols, Scales]:
@@ -111,19 +115,16 @@ class Levelled(Whole, ABC):
         check(self.spec, symbols, scales, self.levels)
 
 
-# Levels at equal distances: values as whole multiples of their bucket's scale, rounded at random or to nearest.
-
-
-LEAST = np.float32(2.0**-110)  # scales below this would make 1/scale overflow: such buckets are sent as zeros
+LEAST = np.float32(2.0**-110)  # 1/scale would overflow for smaller scales: such buckets are sent as zeros
 
 
 def max_scale(levels: int) -> np.float32:
-    """The largest scale of which so many levels are finite."""
+    """Return the largest scale for which `levels` times the scale is finite."""
     return np.float32(np.nextafter(np.float32(np.finfo(np.float32).max / np.float32(levels)), np.float32(0)))
 
 
 def usable(scales: NDArray[np.floating], levels: int) -> Vector:
-    """Scales as they are sent: none so large that a level is infinite, none so small that its inverse is."""
+    """Return scales as they are sent, clamped so that every level and every inverse is finite."""
     with np.errstate(over="ignore"):
         sent: Vector = np.minimum(scales.astype(np.float32), max_scale(levels))
     sent[sent < LEAST] = 0
@@ -131,7 +132,7 @@ def usable(scales: NDArray[np.floating], levels: int) -> Vector:
 
 
 def encoded(values: Vector, levels: int, word: int | None) -> tuple[NDArray[np.int8], Vector]:
-    """Symbols of so many levels a side, and their scales: the bucket's largest magnitude over `levels`."""
+    """Return symbols and scales for `levels` levels a side; a scale is the bucket's largest magnitude over `levels`."""
     done = native.levels_encode(values, levels, max_scale(levels), word)
     if done is not None:
         return done
@@ -140,9 +141,10 @@ def encoded(values: Vector, levels: int, word: int | None) -> tuple[NDArray[np.i
 
 
 def rounded(values: Vector, scales: Vector, levels: int, word: int | None, first: int = 0) -> NDArray[np.int8]:
-    """floor(x * (1 / scale) + u) with u of a hash of index and word; without a word to nearest, ties to even.
+    """Return floor(x * (1 / scale) + u), with u from a hash of index and word; without a word, round to nearest, ties
+    to even.
 
-    `first`: the index of the first value, where the vector is a part of another one.
+    `first` is the index of the first value, if the vector is a part of another one.
     """
     done = native.levels_round(values, scales, levels, word, first)
     if done is not None:
@@ -161,14 +163,11 @@ def rounded(values: Vector, scales: Vector, levels: int, word: int | None, first
 
 
 def check(name: str, symbols: Symbols, scales: Scales, levels: int) -> None:
-    """BadPayload for what no encoder of so many levels makes."""
+    """Raise BadPayload for symbols or scales that no encoder with `levels` levels a side makes."""
     if scales.size and not np.all((scales == 0) | ((scales >= LEAST) & (scales <= max_scale(levels)))):
         raise BadPayload(f"a scale that {name} never makes", why="it is negative, not finite or out of range")
     if symbols.size and symbols.min() < -levels:
         raise BadPayload(f"a symbol outside -{levels}..{levels}")
-
-
-# int8: eight bits a value, rounded at random, a scale for each bucket of 4096.
 
 
 @dataclass(frozen=True)
@@ -176,8 +175,8 @@ class Int8(Levelled):
     """Sends every value as 8 bits, rounded at random so that the mean is exact, with a scale for each 4096 values.
 
     Integers from -127 to 127 times max|x|/127 of the bucket. Unbiased (QSGD, Alistarh et al. 2017, with the bucket's
-    maximum as norm): the variance is at most scale^2/4 a value, so omega = 4096 / (4 * 127^2) = 0.064 < 1, and
-    feedback around it contracts. Rounding draws from a hash of the index: bits depend on the key, not on the order.
+    maximum as norm): the variance is at most scale^2/4 a value. So omega = 4096 / (4 * 127^2) = 0.064 < 1, and feedback
+    around it contracts. Rounding draws from a hash of the index: bits depend on the key, not on the order of work.
     """
 
     examples: ClassVar[tuple[str, ...]] = ("int8",)
@@ -188,19 +187,19 @@ class Int8(Levelled):
         return Unbiased(BUCKET / (4 * self.levels**2))
 
 
-# qsgd(b): b bits a value.
-
-
 @dataclass(frozen=True)
 class Qsgd(Levelled):
     """Sends every value as one of 2^b - 1 levels between -scale and scale of its bucket, rounded at random.
 
     QSGD (Alistarh et al. 2017) with s = 2^(b-1) - 1 levels a side and the bucket's maximum as norm; `qsgd(b, l2)` takes
-    its Euclidean norm, as the paper does. Symbols have b bits each; the paper's Elias code is not here, `> rice` or
-    `> zstd` behind it does that work. Unbiased: a value's variance is at most (scale/s)^2 / 4, so with the maximum
-    omega = 4096 / (4 s^2), and with the Euclidean norm min(4096 / s^2, 64 / s), the paper's bound. Inside a residual
-    it rounds to nearest, ties to even, on the maximum: no error is larger than its value and the largest value is
-    exact, so delta is at least 1/4096 for every b, where random rounding would diverge.
+    its Euclidean norm, as the paper does. Symbols have b bits each. The paper's Elias code is not implemented; `> rice`
+    or `> zstd` after it does that work.
+
+    Unbiased: a value's variance is at most (scale/s)^2 / 4. So with the maximum omega = 4096 / (4 s^2), and with the
+    Euclidean norm min(4096 / s^2, 64 / s), the paper's bound.
+
+    Inside error feedback it rounds to nearest, ties to even, on the maximum. No error is larger than its value and the
+    largest value is exact, so delta is at least 1/4096 for every b, where random rounding would diverge.
     """
 
     examples: ClassVar[tuple[str, ...]] = ("qsgd(2)", "qsgd(4)", "qsgd(4, l2)", "qsgd(7)", "qsgd(8)")

@@ -1,4 +1,9 @@
-"""What each name of a chain is and costs, read from the code itself: role, kind, bits, paper."""
+"""The catalog of codecs: role, kind, bits and paper of each name in a chain, and measurements of a codec on this
+machine.
+
+`described` reads all of it from the code itself. `trials` encodes and decodes normal values and reports milliseconds,
+bits and error, next to the time of a plain copy.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +37,10 @@ PAPER = re.compile(r"([A-Z][\w-]+(?: et al\.|,? [A-Z]\w+ and [A-Z]\w+| and [A-Z]
 
 @dataclass(frozen=True)
 class Described:
-    """One name. `bits` are those a parameter of `example`; `under_feedback` is its kind inside a residual, or why not.
+    """One name of a chain. `bits` are bits a parameter of `example`; `under_feedback` is its kind inside feedback, or
+    why not.
 
-    A coder loses nothing and is shown in its example, so `kind` and `bits` are those of the chain that stands there.
+    A coder loses nothing and is shown in its example, so `kind` and `bits` are those of the chain in the example.
     """
 
     name: str
@@ -49,9 +55,9 @@ class Described:
 
 
 def described() -> list[Described]:
-    """All names that a chain may be made of: codecs and coders in the order of their roles, then aliases.
+    """Return all names that a chain may contain: codecs and coders in the order of their roles, then aliases.
 
-    What another package brings and does not hold hides nothing else: it is a row that says why.
+    A broken codec of another package hides nothing else: its row says why it is broken.
     """
     rows, broken = list[Described](), list[Described]()
     for name in steps:
@@ -62,7 +68,7 @@ def described() -> list[Described]:
             rows.append(_row(name, step.role, example, papers(text), text.split("\n", maxsplit=1)[0]))
         except CodecError as error:
             broken.append(_broken(name, f"{error.what}: {error.why}"))
-        except Exception as error:  # whatever its code raises
+        except Exception as error:  # another package's code may raise anything
             broken.append(_broken(name, f"{type(error).__name__}: {error}"))
     rows.sort(key=lambda row: ROLES.index(row.role))
     rows += broken
@@ -88,7 +94,7 @@ def _row(name: str, role: str, example: str, paper: str, what: str, stands_for: 
 
 @lru_cache
 def bits(spec: str) -> float:
-    """Bits a parameter that a codec takes, on SAMPLE normal values; `CodecError` for one that cannot be.
+    """Return the bits a parameter of a codec on SAMPLE normal values; raise CodecError if the spec is invalid.
 
     >>> round(bits("fp16"), 1)
     16.0
@@ -99,7 +105,7 @@ def bits(spec: str) -> float:
 
 
 def worded(kind: Kind) -> str:
-    """A kind as people say it.
+    """Return a kind as text.
 
     >>> worded(Contractive(0.01))
     'contractive, delta 0.01'
@@ -110,7 +116,7 @@ def worded(kind: Kind) -> str:
 
 
 def papers(text: str) -> str:
-    """Who is named with a year in a docstring.
+    """Return the authors with a year in a docstring.
 
     >>> papers("QSGD (Alistarh et al. 2017) as in Strom (2015)")
     'Alistarh et al. 2017; Strom 2015'
@@ -119,22 +125,20 @@ def papers(text: str) -> str:
 
 
 def as_json(row: Described) -> dict[str, Any]:
+    """Return the row as a JSON object."""
     return dict(vars(row))
 
 
-# What a codec costs on this machine: milliseconds there and back, bits, and error, with a plain copy beside it.
-
-
-MOST_PARAMS = 200_000_000  # design, section 6: what an aggregator of 24 GiB takes
+MOST_PARAMS = 200_000_000  # the largest model of an aggregator with 24 GiB
 TRIES = 3
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One way of encoding `params` normal values; times are the best of `TRIES`, in ms of one thread or the plan's.
+    """A measurement of encoding and decoding `params` normal values; times are the best of `TRIES`, in milliseconds.
 
-    `relative_error`: ||decoded - x|| / ||x||. `memcpy_ms`: copying the vector into warm memory in the same run.
-    `refused`: why there is nothing to measure.
+    One thread does the work, or as many as the plan says. `relative_error` is ||decoded - x|| / ||x||. `memcpy_ms` is
+    the time to copy the vector into warm memory in the same run. `refused` says why there is nothing to measure.
     """
 
     feedback: bool
@@ -148,7 +152,7 @@ class Trial:
 
 
 def trials(codec: Codec, params: int) -> list[Trial]:
-    """Without feedback and with it."""
+    """Return a measurement without feedback and one with it."""
     if not 1 <= params <= MOST_PARAMS:
         raise UsageError(
             f"{params} parameters cannot be tried",
@@ -169,7 +173,7 @@ def trials(codec: Codec, params: int) -> list[Trial]:
 
 
 def _shapes(params: int) -> dict[str, tuple[int, ...]]:
-    """A matrix that is nearly square, so that low rank finds one, and what is left over.
+    """Return the shapes of a nearly square matrix, which a low rank can factor, and of the remaining values.
 
     >>> _shapes(50_000)
     {'w': (224, 223), 'b': (48,)}
@@ -180,7 +184,7 @@ def _shapes(params: int) -> dict[str, tuple[int, ...]]:
 
 
 def _trial(bound: BoundCodec, xs: list[Vector], given: list[Vector], copy_ms: float, fed: bool) -> Trial:
-    """`given`: buffers for what is donated; their filling is not timed."""
+    """Return one measurement. `given` holds buffers for donated vectors; filling them is not timed."""
     encode_ms, states, payloads = 0.0, [], []
     for segment, (x, mine) in enumerate(zip(xs, given, strict=True)):
         state: State = bound.init(segment)
@@ -209,7 +213,7 @@ def _trial(bound: BoundCodec, xs: list[Vector], given: list[Vector], copy_ms: fl
 
 
 def best(work: Callable[[], object]) -> float:
-    """Milliseconds of the quickest of `TRIES` and one to warm up."""
+    """Return the milliseconds of the fastest of `TRIES` calls, after one to warm up."""
     work()
     times = []
     for _ in range(TRIES):

@@ -1,4 +1,10 @@
-"""A chain that begins with low rank: matrices become factors, and those and all else travel as one vector."""
+"""Low-rank compression (`powersgd`): matrices become two thin factors, which travel with all other values as one
+vector.
+
+`LowRank` is the codec of a chain that begins with a low rank. `PowerSgd` is its stage: one step of the power method for
+each matrix. `Product` adds a matrix that is known by its factors to a vector in part, without multiplying it out as a
+whole.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +37,7 @@ WHOLE = Chain()
 
 @dataclass(frozen=True)
 class Piece:
-    """A tensor, or a slice of one, at `at` of the vector: a matrix, or one row where it is none."""
+    """A tensor, or a slice of one, at offset `at` of the vector: a matrix, or a single row if it is none."""
 
     name: str
     at: int
@@ -40,22 +46,27 @@ class Piece:
 
     @property
     def stop(self) -> int:
+        """Return the offset behind the piece."""
         return self.at + self.rows * self.cols
 
 
 @dataclass(frozen=True)
 class Factored:
-    """What travels: all P, then all Q, then all that is sent as it is."""
+    """The values that travel: all P, then all Q, then all values that are sent as they are."""
 
     values: Vector
 
     def apart_from(self, x: Vector) -> Factored:
+        """Return this object: it never shares memory with `x`."""
         return self
 
 
 @dataclass(frozen=True)
 class LowRank:
-    """As `Chain`: factors pass through `inner`, a cast or nothing, and its coders. The state holds each matrix's Q."""
+    """A chain that begins with a low rank; see `VectorCodec`. Its state holds each matrix's Q.
+
+    Factors pass through `inner`: a cast or nothing, and coders.
+    """
 
     step: PowerSgd
     inner: Chain = WHOLE
@@ -63,14 +74,16 @@ class LowRank:
 
     @property
     def spec(self) -> str:
+        """Return the canonical spec."""
         inner = self.inner.spec
         return self.step.spec if inner == WHOLE.spec else f"{self.step.spec} > {inner.removeprefix('identity > ')}"
 
     def bind(self, layout: Layout) -> Bound:
+        """Return this codec for the segments of a layout, with all tensors of a segment in one group."""
         return Bound(self.spec, layout, [[Group(self.placed(s.slices))] for s in layout.segments])
 
     def placed(self, slices: Sequence[Slice]) -> LowRank:
-        """This chain for a vector in which these slices stand one after the other."""
+        """Return this chain for a vector that holds these slices of tensors one after the other."""
         pieces, at = list[Piece](), 0
         for piece in slices:
             row = piece.tensor.row if len(piece.tensor.shape) > 1 else 0
@@ -80,21 +93,26 @@ class LowRank:
         return replace(self, pieces=tuple(pieces))
 
     def under_feedback(self) -> LowRank:
+        """Return this codec: it encodes inside error feedback in the same way."""
         return self
 
     @property
     def kind(self) -> Kind:
+        """Return `ResidualOnly`: there is no bound for a single call."""
         return ResidualOnly()
 
     @property
     def looks(self) -> bool:
+        """Return True: factoring a matrix finds NaN and infinity."""
         return True
 
     @property
     def writes(self) -> bool:
+        """Return False: there is no fused kernel for the frame."""
         return False
 
     def init(self) -> State:
+        """Return the first Q of each matrix."""
         return {self._name(piece): self.step.begin(piece.cols) for piece in self._low}
 
     def _name(self, piece: Piece) -> str:
@@ -102,7 +120,7 @@ class LowRank:
 
     @cached_property
     def _low(self) -> list[Piece]:
-        """The pieces that are sent as factors."""
+        """Return the pieces that are sent as factors."""
         return [piece for piece in self.pieces if self._saves(piece)]
 
     def _saves(self, piece: Piece) -> bool:
@@ -110,9 +128,9 @@ class LowRank:
 
     @cached_property
     def _parts(self) -> list[int]:
-        """How many values are in all P, in all Q, and in what is sent as it is, where there are any.
+        """Return the number of values in all P, in all Q, and in the rest, without those that are 0.
 
-        Each part passes through `inner` by itself: P is of size 1, the others are of the update's.
+        Each part passes through `inner` separately: P has entries of size 1, the others of the update's size.
         """
         rest = sum(piece.rows * piece.cols for piece in self.pieces if not self._saves(piece))
         factors = [self.step.rank * sum(p.rows for p in self._low), self.step.rank * sum(p.cols for p in self._low)]
@@ -120,11 +138,13 @@ class LowRank:
 
     @property
     def apart(self) -> bool:
-        """See `Chain.apart`: matrix by matrix, where factors are sent as they are."""
+        """Return True if factors are sent as they are, so that `held` works matrix by matrix; see `Chain.apart`."""
         return self.inner == WHOLE
 
     def held(self, x: Vector, key: Key, segment: int, bound: bytes, held: Held, state: State) -> bytes:
-        """As `Chain.held`; `state` as in `write`."""
+        """Return the frame of `x` compensated by `held`, and overwrite `x` with the updated memory; `state` as in
+        `write`.
+        """
         parts = list[Vector | Product]()
         for piece in self.pieces:
             span = slice(piece.at, piece.stop)
@@ -138,7 +158,7 @@ class LowRank:
     def write(
         self, x: Vector, key: Key, segment: int, group: int = 0, state: State | None = None
     ) -> tuple[list[Stream], Support, Factored]:
-        """As `Chain.write`; `state` has each matrix's Q, and gets the next one's."""
+        """Encode one vector as `Chain.write` does; read each matrix's Q in `state` and replace it by the next one."""
         known: State = {} if state is None else state
         parts = [self._part(piece, x[piece.at : piece.stop], known) for piece in self.pieces]
         streams, reads = self._sent(parts, key, segment, group)
@@ -179,13 +199,17 @@ class LowRank:
         return values
 
     def streams(self, size: int) -> int:
+        """Return the number of streams of a vector of `size`."""
         return sum(self.inner.streams(part) for part in self._parts)
 
     def max_bytes(self, size: int) -> int:
+        """Return the largest number of bytes of the streams of a vector of `size`."""
         return sum(self.inner.max_bytes(part) for part in self._parts)
 
     def read(self, streams: list[Stream], size: int) -> Factored:
-        """The factors, checked; nothing of the size of the vector has been allocated but what was sent as it is."""
+        """Return the checked factors. Only the values that are sent as they are have been allocated at their
+        full size.
+        """
         rest, reads = iter(streams), list[Read]()
         for part in self._parts:
             reads.append(self.inner.read([next(rest) for _ in range(self.inner.streams(part))], part))
@@ -197,13 +221,13 @@ class LowRank:
         return Factored(values)
 
     def add(self, read: Factored, weight: float | None, into: Vector, start: int, stop: int, shift: int = 0) -> None:
-        """As `Chain.add`: in work proportional to the span."""
+        """Add the decoded values in start .. stop to `into`, as `Chain.add` does, in work proportional to the span."""
         factor, adds = np.float32(1 if weight is None else weight), weight is not None
         for first, last, part in self._decoded(read.values, start, stop):
             add_part(part, first, last, factor, adds, into[first - shift : last - shift])
 
     def _decoded(self, values: Vector, start: int, stop: int) -> Iterator[tuple[int, int, Vector | Product]]:
-        """(from, to, what they are) of start .. stop, tensor by tensor."""
+        """Yield (first, last, decoded part) of start .. stop, tensor by tensor."""
         rank = self.step.rank
         left_at, right_at = 0, rank * sum(piece.rows for piece in self._low)
         dense_at = right_at + rank * sum(piece.cols for piece in self._low)
@@ -221,12 +245,9 @@ class LowRank:
                 yield first, last, Product(self.step, piece.at, left, np.ascontiguousarray(right.T))
 
 
-# A matrix that is known by its factors: added to a vector in part, without being multiplied out as a whole.
-
-
 @dataclass(frozen=True)
 class Product:
-    """A matrix that stands at `at` of the vector, as its factors; `turned` is Q with its columns as rows."""
+    """A matrix at offset `at` of the vector, as its factors; `turned` is Q transposed."""
 
     step: PowerSgd
     at: int
@@ -234,13 +255,13 @@ class Product:
     turned: Matrix
 
     def added(self, first: int, last: int, factor: np.float32, adds: bool, into: Vector) -> bool:
-        """As `Adds.add`, for the vector's first .. last."""
+        """Write the vector's first .. last times `factor` to `into` with a kernel, as `Adds.add` does."""
         rank, cols = self.turned.shape
         span = slice(first - self.at, last - self.at)
         return threads.add_in_parts("lowrank_add", (self.left, self.turned, cols, rank), span, factor, adds, into)
 
     def blocks(self, first: int, last: int) -> Iterator[tuple[int, Vector]]:
-        """(place, values) of the vector's first .. last, counted from `first`, some rows at a time."""
+        """Yield (offset from `first`, values) of the vector's first .. last, some rows at a time."""
         cols = self.turned.shape[1]
         rows = max(1, BLOCK // cols)
         for row in range((first - self.at) // cols, -(-(last - self.at) // cols), rows):
@@ -251,7 +272,10 @@ class Product:
 
 
 def add_part(part: Vector | Product, first: int, last: int, factor: np.float32, adds: bool, into: Vector) -> None:
-    """into[0 ..] gets the vector's first .. last, which are this part or of it."""
+    """Write the vector's first .. last times `factor` to into[0 ..], added if `adds`, else in place of its values.
+
+    `part` holds these values: a `Product` that contains them, or the values themselves.
+    """
     if isinstance(part, Product) and part.added(first, last, factor, adds, into):
         return
     for at, values in part.blocks(first, last) if isinstance(part, Product) else [(0, part)]:
@@ -262,25 +286,24 @@ def add_part(part: Vector | Product, first: int, last: int, factor: np.float32, 
             into[at : at + values.size] = scaled
 
 
-# powersgd(rank): a matrix as the product of two thin ones, by one step of the power method.
-
-
 Matrix = NDArray[np.float32]
 LARGEST_RANK = 32
-MOST = np.float32(2.0**120)  # of a factor's entry: 32 products with entries of at most ROOM are finite
-ROOM = np.float32(1.01)  # an entry of an orthonormal column is at most 1, and what rounding adds
-DEPENDENT = 1e-6  # of a column's norm: less than this left over is rounding (float32 has 6e-8)
+MOST = np.float32(2.0**120)  # the largest entry of Q: the sum of 32 products with entries of at most ROOM is finite
+ROOM = np.float32(1.01)  # the largest entry of P: at most 1 in an orthonormal column, plus rounding
+DEPENDENT = 1e-6  # a column that keeps less than this share of its norm is rounding error (float32 has 6e-8)
 
 
 @dataclass(frozen=True)
 class PowerSgd:
     """Sends P and Q for each matrix: P = orthonormal(M Q_before), Q = M^T P, and P Q^T is decoded.
 
-    PowerSGD (Vogels et al. 2019): a warm start from the last call's Q lets a single power step do. There all workers
-    average P, then Q, in the middle of a step, and have one subspace together; here each device has its own, and the
-    products are averaged. A tensor is a matrix of its first dimension by all others; one on which two factors save
-    nothing is sent as it is. Nothing is promised of one call, so it needs feedback. BLAS makes the factors, so their
-    bits are this machine's: it never carries the downlink. What they decode to is the same everywhere.
+    PowerSGD (Vogels et al. 2019): a warm start from the last call's Q makes a single power step enough. There all
+    workers average P, then Q, in the middle of a step, and have one subspace together. Here each device has its own,
+    and the products are averaged.
+
+    A tensor is a matrix of its first dimension by all others; one on which two factors save nothing is sent as it is.
+    There is no bound for a single call, so it needs feedback. BLAS computes the factors, so their bits depend on the
+    machine: this codec never carries the downlink. The decoded values are the same everywhere.
     """
 
     role: ClassVar[Role] = "lowrank"
@@ -289,14 +312,16 @@ class PowerSgd:
 
     @classmethod
     def read(cls, argument: str | None) -> PowerSgd:
+        """Make the stage from its argument, the rank."""
         return cls(read_whole("powersgd", argument, 1, LARGEST_RANK, 4))
 
     @property
     def spec(self) -> str:
+        """Return the canonical spec."""
         return f"powersgd({self.rank})"
 
     def saves(self, rows: int, cols: int) -> bool:
-        """Whether two factors are smaller than the matrix.
+        """Return True if two factors are smaller than the matrix.
 
         >>> PowerSgd(4).saves(64, 64), PowerSgd(4).saves(8, 8), PowerSgd(4).saves(1, 1000)
         (True, False, False)
@@ -304,13 +329,13 @@ class PowerSgd:
         return (rows + cols) * self.rank < rows * cols
 
     def begin(self, cols: int) -> Matrix:
-        """The first Q: any will do that no direction is missing from, so one by a hash."""
+        """Return the first Q, from a hash: any matrix will do that has a part in every direction."""
         return _drawn(cols, self.rank).copy()
 
     def factors(self, matrix: Matrix, before: Matrix) -> tuple[Matrix, Matrix]:
-        """(P, Q) of a matrix; P is orthonormal, but for columns of zeros where the matrix has a lower rank.
+        """Return (P, Q) of a matrix; P is orthonormal, except for columns of zeros if the matrix has a lower rank.
 
-        NonFiniteUpdate for NaN and infinity: what looks for the largest value finds them.
+        Raise NonFiniteUpdate for NaN and infinity, which the search for the largest value finds.
         """
         largest = maxima(matrix.reshape(-1)).max()
         if not np.isfinite(largest):
@@ -318,13 +343,15 @@ class PowerSgd:
         down = np.float32(2.0 ** -np.clip(np.frexp(largest)[1], -120, 120))  # so that no product overflows
         left = orthonormal(matrix @ np.asfortranarray(before * down))
         with np.errstate(over="ignore", invalid="ignore"):
-            right = (left.T @ matrix).T  # not matrix.T @ left: BLAS walks along the rows as they stand
+            right = (left.T @ matrix).T  # not matrix.T @ left: here BLAS reads the rows in memory order
             if not float(largest) * matrix.shape[0] <= MOST:
                 right = np.clip(np.nan_to_num(right, nan=0.0), -MOST, MOST)
         return left, right
 
     def warm(self, right: Matrix) -> Matrix:
-        """The next call's Q_before: this Q with columns of norm 1, and a new one where the matrix had none."""
+        """Return the next call's Q_before: this Q with columns of norm 1, and first columns again where the
+        norm is 0.
+        """
         wide = right.astype(np.float64)
         norms = np.sqrt(np.einsum("ij,ij->j", wide, wide))
         found = (wide / np.where(norms > 0, norms, 1)).astype(np.float32, order="C")
@@ -333,7 +360,7 @@ class PowerSgd:
         return found
 
     def product(self, left: Matrix, right: Matrix) -> Vector:
-        """P Q^T, row after row: term by term, so that its bits are everybody's."""
+        """Return P Q^T row by row, summed term by term, so that its bits are the same on every machine."""
         out = left[:, :1] * right[:, 0]
         for k in range(1, self.rank):
             out += left[:, k : k + 1] * right[:, k]
@@ -349,12 +376,12 @@ def _drawn(cols: int, rank: int) -> Matrix:
 
 
 def orthonormal(columns: Matrix) -> Matrix:
-    """The columns made orthonormal by Gram and Schmidt's way, twice over; a column that depends on others is 0.
+    """Return the columns made orthonormal by Gram-Schmidt, twice; a column that depends on earlier ones becomes 0.
 
     >>> orthonormal(np.float32([[3, 0], [4, 0]])).tolist() == np.float32([[0.6, 0], [0.8, 0]]).tolist()
     True
     """
-    done = columns.T.astype(np.float64, order="C")  # a column is a row here: its values stand together
+    done = columns.T.astype(np.float64, order="C")  # columns are rows here, so that their values are contiguous
     for k, column in enumerate(done):
         norm = math.sqrt(column @ column)
         for _ in range(2 if k else 0):

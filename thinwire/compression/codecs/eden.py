@@ -1,4 +1,16 @@
-"""eden(b) and drive: a random rotation, then the best levels for normal values."""
+"""`eden(b)` and `drive`: a random rotation, then the best quantization levels for normal values.
+
+A vector is cut into blocks of 2^16, then into the powers of two of the rest, down to 64; a tail of fewer than 64 values
+is not rotated. The rotation is D, signs drawn from the seed, then H, a Hadamard transform. A rotated block is nearly
+normal whatever it was (Ailon and Chazelle 2009), so one table of levels fits all.
+
+The scales are a float32 for each rotated block, then the tail as fp16: a byte for its exponent and two bytes for each
+value. Without a tail there is no exponent.
+
+Invariant: the bits are final. Butterflies have the distances 1, 2, 4, .., each an addition and a subtraction in
+float32, without scaling. So `rotate` multiplies norms by the root of the block's size, and `rotate_back` of `rotate`
+multiplies by the size itself.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +32,8 @@ from thinwire.core.errors import BadPayload
 from thinwire.core.prng import lowbias32
 from thinwire.core.types import Vector
 
-# Lloyd-Max levels of the standard normal distribution (Lloyd 1982; Max 1960), the positive half, to float32; and the
-# mean squared error that they leave.
+# Lloyd-Max levels of the standard normal distribution (Lloyd 1982; Max 1960), the positive half, as float32, and their
+# mean squared error.
 LEVELS = {
     1: (0.79788458,),
     2: (0.45278004, 1.51041758),
@@ -37,8 +49,8 @@ class Eden(Whole):
 
     EDEN (Vargaftik et al. 2022). The scale ||x||^2 / <rotated, levels> makes the mean exact over uniform rotations;
     omega = e / (1 - e) with e the levels' mean squared error. Hadamard rotations come near that on dense data of 1024
-    values and more. Inside a residual the scale is divided by 1 + omega: the contraction with delta = 1 / (1 + omega).
-    A tail of under 64 values is sent as fp16.
+    values and more. Inside error feedback the scale is divided by 1 + omega, which makes a contraction with delta = 1 /
+    (1 + omega). A tail of fewer than 64 values is sent as fp16.
     """
 
     examples: ClassVar[tuple[str, ...]] = ("eden(1)", "eden(2)", "eden(3)", "topk(0.3) > eden(4)")
@@ -61,6 +73,7 @@ class Eden(Whole):
 
     @property
     def omega(self) -> float:
+        """Return the bound on the variance, e / (1 - e) with e the levels' mean squared error."""
         return ERRORS[self.width] / (1 - ERRORS[self.width])
 
     def kind(self) -> Kind:
@@ -70,16 +83,17 @@ class Eden(Whole):
         return replace(self, shrunk=True)
 
     def scales_count(self, size: int) -> int:
-        """Bytes of them, see eden_scales."""
+        """Return the number of bytes of the scales, see `count`."""
         return count(size)
 
     @property
     def levels(self) -> Vector:
+        """Return the positive levels."""
         return np.array(LEVELS[self.width], np.float32)
 
     @property
     def divisor(self) -> float:
-        """What the scale is divided by."""
+        """Return the divisor of the scale."""
         return 1 + self.omega if self.shrunk else 1.0
 
     @property
@@ -125,7 +139,7 @@ class Eden(Whole):
         return symbols, joined(factors, values[rotated:])
 
     def _block(self, values: Vector, drawn: NDArray[np.uint32]) -> tuple[Symbols, float]:
-        _, exponent = np.frexp(np.abs(values).max())  # brought to about 1, so that no sum overflows
+        _, exponent = np.frexp(np.abs(values).max())  # scaled to about 1, so that no sum overflows
         near: Vector = np.ldexp(values, -exponent).astype(np.float32)
         square = _sum(near.astype(np.float64) ** 2)
         if square == 0:
@@ -198,17 +212,12 @@ def _sum(values: NDArray[np.float64]) -> float:
     return in_order(lane_sums(values))
 
 
-# The scales of eden and drive: a float32 for each rotated block, then what is too short to rotate, the tail, as fp16.
-#
-# The tail is a byte for its exponent and two for each value; where there is no tail, there is no exponent.
-
-
-MOST = np.float32(2.0**108)  # 2^16 levels of at most 2.74, added up and times this, are finite
+MOST = np.float32(2.0**108)  # the sum of 2^16 levels of at most 2.74, times this, is finite
 TAIL = Fp16()
 
 
 def count(size: int) -> int:
-    """Bytes of the scales of so many values.
+    """Return the number of bytes of the scales of `size` values.
 
     >>> count(64), count(65)
     (4, 7)
@@ -218,23 +227,24 @@ def count(size: int) -> int:
 
 
 def rotated_size(size: int) -> int:
-    """How many of so many values are rotated; the others are the tail."""
+    """Return how many of `size` values are rotated; the rest is the tail."""
     return sum(block_sizes(size))
 
 
 def factors_of(scales: Scales, size: int) -> Vector:
-    """One a block; a view."""
+    """Return the scale of each block, as a view."""
     found: Vector = scales[: 4 * len(block_sizes(size))].view("<f4")
     return found
 
 
 def joined(factors: Sequence[float], tail: Vector) -> Scales:
+    """Return the bytes of the scales: one float32 a block, then the tail as fp16."""
     halves, exponents = TAIL.quantize(tail, 0)
     return np.concatenate([np.array(factors, "<f4").view(np.uint8), exponents.view(np.uint8), halves.view(np.uint8)])
 
 
 def write_tail(tail: Vector, scales: Scales) -> None:
-    """Into the end of scales that have room for it."""
+    """Write the tail to the end of `scales`, which has room for it."""
     if tail.size:
         halves, exponents = TAIL.quantize(tail, 0)
         scales[-1 - halves.nbytes] = exponents.view(np.uint8)[0]
@@ -242,14 +252,14 @@ def write_tail(tail: Vector, scales: Scales) -> None:
 
 
 def tail_of(scales: Scales, size: int) -> Vector:
-    """The tail as it was sent; only where there is one."""
+    """Return the tail as it was sent; requires that there is one."""
     at = 4 * len(block_sizes(size))
     halves = scales[at + 1 :].view("<f2")
     return TAIL.dequantize(halves, scales[at : at + 1].view(np.int8), slice(0, halves.size), 0)
 
 
 def check(spec: str, scales: Scales, size: int) -> None:
-    """`BadPayload` for what no encoder makes."""
+    """Raise BadPayload for scales that no encoder makes."""
     factors = factors_of(scales, size)
     if not ((factors >= 0) & (factors <= MOST)).all():
         raise BadPayload(f"a scale that {spec} never makes", why="it is negative, not finite or out of range")
@@ -258,20 +268,11 @@ def check(spec: str, scales: Scales, size: int) -> None:
         TAIL.check(rest[1:].view("<f2"), rest[:1].view(np.int8))
 
 
-# Random rotations: signs drawn by the key, then a Hadamard transform, block by block.
-#
-# A vector is cut into blocks of 2^16, then into the powers of two of what is left, down to 64; a tail of under 64 is
-# not rotated. A rotated block is nearly normal whatever it was (Ailon and Chazelle 2009), so one table of levels fits
-# all. The bits are final: butterflies of distance 1, 2, 4, .., each an addition and a subtraction in float32, and no
-# scaling: `rotate` multiplies norms by the root of the block's size, and `rotate_back` of `rotate` by the size
-# itself.
-
-
 LARGEST, SMALLEST = 1 << 16, 1 << 6
 
 
 def rotated_blocks(size: int) -> Iterator[tuple[int, int]]:
-    """(start, stop) of each block.
+    """Yield (start, stop) of each rotated block.
 
     >>> [stop - start for start, stop in rotated_blocks(2 * LARGEST + 200)]
     [65536, 65536, 128, 64]
@@ -284,42 +285,43 @@ def rotated_blocks(size: int) -> Iterator[tuple[int, int]]:
 
 
 def block_sizes(size: int) -> list[int]:
+    """Return the size of each rotated block."""
     return [stop - start for start, stop in rotated_blocks(size)]
 
 
 def signs(start: int, stop: int, word: int) -> NDArray[np.uint32]:
-    """The sign bit drawn for each index."""
+    """Return the random sign bit of each index."""
     mixed = np.arange(start, stop, dtype=np.uint32)
     mixed ^= np.uint32(word)
     return lowbias32(mixed) & np.uint32(0x80000000)
 
 
 def rotate(values: Vector, drawn: NDArray[np.uint32]) -> Vector:
-    """H D x of one block."""
+    """Return H D x of one block."""
     return hadamard((values.view(np.uint32) ^ drawn).view(np.float32))
 
 
 def rotate_back(values: Vector, drawn: NDArray[np.uint32]) -> Vector:
-    """D H x: the transform is its own inverse, but for the block's size."""
+    """Return D H x of one block; the transform is its own inverse except for a factor of the block's size."""
     back: Vector = (hadamard(values).view(np.uint32) ^ drawn).view(np.float32)
     return back
 
 
 def hadamard(values: Vector) -> Vector:
-    """The Walsh-Hadamard transform of a power of two values, not scaled.
+    """Return the unscaled Walsh-Hadamard transform of a power of two values.
 
     >>> hadamard(np.float32([1, 2, 3, 4])).tolist()
     [10.0, -2.0, -4.0, 0.0]
     """
     size = values.size
-    near = 1 << (size.bit_length() - 1) // 2  # half of the bits: those butterflies run along a transposed copy
+    near = 1 << (size.bit_length() - 1) // 2  # half of the bits: their butterflies run along a transposed copy
     wide = np.ascontiguousarray(values.reshape(-1, near).T)
     wide = np.ascontiguousarray(_butterflies(wide).T)
     return _butterflies(wide).reshape(-1)
 
 
 def _butterflies(rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    """All distances along the first axis."""
+    """Return the rows after butterflies of all distances along the first axis."""
     distance, width = 1, rows.shape[1]
     while distance < rows.shape[0]:
         pairs = rows.reshape(-1, 2, distance, width)

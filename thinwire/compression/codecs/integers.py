@@ -1,4 +1,11 @@
-"""delta: gaps of sorted indices as varints."""
+"""Integer codes: varints of gaps between sorted indices (`delta`), and Rice codes of gaps and symbols (`rice`).
+
+A Rice code writes small numbers in few bits (Rice 1979; Golomb 1966 with powers of two). A `rice` stream has three
+regions: one parameter byte for each 4096 numbers; all quotients in unary, as that many 0 bits and a 1; all remainders
+in as many bits as their block's parameter. Each region begins on a byte, with the lowest bits first. Quotients separate
+from remainders can be read without a branch for each number. A block of symbols that would not become shorter has the
+parameter `RAW`, no quotients, and its symbols as `pack` writes them.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +19,13 @@ from thinwire.compression.base import Indices, Role, Symbols
 from thinwire.compression.native import sparse as native
 from thinwire.core.errors import BadPayload
 
-GAP_BYTES = 4  # a segment has at most 2^24 values: no gap takes more
+GAP_BYTES = 4  # a segment has at most 2^24 values: no gap needs more
 
 
 class Delta:
-    """Sends the gaps between places, less one, as varints: one byte for a gap of up to 128 (always there).
+    """Sends the gaps between indices, less one, as varints: one byte for a gap of up to 128; always present.
 
-    What does not rise, or stands twice, cannot be said. LEB128, in its shortest form only.
+    LEB128, in its shortest form only. Indices that do not rise strictly have no encoding.
     """
 
     role: ClassVar[Role] = "coder"
@@ -27,10 +34,12 @@ class Delta:
 
     @classmethod
     def read(cls, argument: str | None) -> Delta:
+        """Make the coder; it has no argument."""
         del argument
         return cls()
 
     def pack(self, array: Indices) -> bytes:
+        """Return the varints of strictly rising indices."""
         done = native.delta_write(array)
         if done is not None:
             return done
@@ -48,7 +57,7 @@ class Delta:
         return out.tobytes()
 
     def unpack(self, data: bytes | memoryview, items: int, size: int) -> Indices:
-        """`items` strictly rising indices under `size`."""
+        """Return `items` strictly rising indices under `size`; raise BadPayload if the data holds anything else."""
         raw = np.frombuffer(data, np.uint8)
         if not items <= raw.size <= self.max_bytes(items, size):
             raise BadPayload(f"{raw.size} bytes of indices", why=f"{items} were expected")
@@ -72,16 +81,10 @@ class Delta:
         return indices
 
     def max_bytes(self, items: int, size: int) -> int:
-        """Of so many indices under `size`: a second byte needs a gap of 2^7, a third one of 2^14."""
+        """Return the most bytes of `items` indices under `size`: a second byte needs a gap of 2^7, a third one
+        of 2^14.
+        """
         return items + sum(min(items, size >> 7 * more) for more in range(1, GAP_BYTES))
-
-
-# rice: small numbers in about as many bits as they are worth (Rice 1979; Golomb 1966 with powers of two).
-#
-# A stream is three regions: one parameter byte for each 4096 numbers; all quotients in unary, as that many 0 bits and
-# a 1; all remainders in as many bits as their block's parameter. Each region begins on a byte, bits come lowest
-# first. Quotients apart from remainders can be read without a branch a number. A block of symbols that would not
-# become shorter has the parameter `RAW`, no quotients, and its symbols as `pack` has them.
 
 
 BLOCK = 4096  # numbers that share a parameter
@@ -89,16 +92,17 @@ MOST = 24  # a gap is under 2^24
 RAW = 255
 
 Numbers = NDArray[np.int64]
-Bits = NDArray[np.uint8]  # a bit each
+Bits = NDArray[np.uint8]  # one bit an element
 
 
 class Rice:
-    """Rice codes for gaps between places, and for symbols where that is shorter.
+    """Writes gaps between indices as Rice codes, and symbols where that is shorter.
 
-    Rice and Plaunt (1971). The gaps of a share of 1 % take 8.12 bits each, 0.5 % more than their entropy. Law: places
-    drawn at random take at most 2 % + 8 bytes more than their entropy for shares of up to 5 %, and at most 4.5 % for
-    any: most at 38 %, between two parameters. Symbols are an entropy coder's work, which this is not: they are never
-    longer than packed but for a byte a block.
+    Rice and Plaunt (1971). The gaps of a share of 1 % take 8.12 bits each, 0.5 % more than their entropy. Symbols never
+    take more than packed, except for a byte a block; they need an entropy coder, which this is not.
+
+    Invariant: random indices take at most 2 % + 8 bytes more than their entropy for shares of up to 5 %, and at most
+    4.5 % for any share: most at 38 %, between two parameters.
     """
 
     role: ClassVar[Role] = "coder"
@@ -107,15 +111,17 @@ class Rice:
 
     @classmethod
     def read(cls, argument: str | None) -> Rice:
+        """Make the coder; it has no argument."""
         del argument
         return cls()
 
     def pack_indices(self, indices: Indices) -> bytes:
-        """Of strictly rising indices: the gaps between them, less one."""
+        """Return the codes of the gaps between strictly rising indices, less one."""
         done = native.rice_write_places(indices)
         return _written(np.diff(indices, prepend=-1) - 1, 0) if done is None else done
 
     def unpack_indices(self, data: bytes | memoryview, items: int, size: int) -> Indices:
+        """Return `items` strictly rising indices under `size`; raise BadPayload if the data holds anything else."""
         _require_room(data, items)
         done = native.rice_read_places(data, items, size)
         if done is not None:
@@ -127,7 +133,7 @@ class Rice:
         return indices
 
     def pack_symbols(self, symbols: Symbols, bits: int) -> bytes:
-        """Of signed symbols: 0, -1, 1, -2, .. are numbered 0, 1, 2, 3, .. (zigzag)."""
+        """Return the codes of signed symbols: 0, -1, 1, -2, .. have the numbers 0, 1, 2, 3, .. (zigzag)."""
         done = native.rice_write_symbols(symbols, bits)
         if done is not None:
             return done
@@ -135,6 +141,7 @@ class Rice:
         return _written((wide << 1) ^ (wide >> 63), bits)
 
     def unpack_symbols(self, data: bytes | memoryview, items: int, bits: int) -> Symbols:
+        """Return `items` signed symbols of `bits` bits; raise BadPayload if the data holds anything else."""
         _require_room(data, items)
         done = native.rice_read_symbols(data, items, bits)
         if done is not None:
@@ -143,22 +150,31 @@ class Rice:
         return ((numbers >> 1) ^ -(numbers & 1)).astype(np.int8)
 
     def max_index_bytes(self, items: int, size: int) -> int:
-        """A gap of mean m takes at most 3 + log2(1 + m) bits, and so does the mean of many."""
+        """Return the most bytes of `items` indices under `size`.
+
+        A gap of mean m takes at most 3 + log2(1 + m) bits, and so does the mean of many.
+        """
         return -(-items // BLOCK) + int(items * (3 + log2(1 + size / max(1, items)))) // 8 + 3
 
     def max_symbol_bytes(self, items: int, bits: int) -> int:
+        """Return the most bytes of `items` symbols of `bits` bits."""
         return -(-items // BLOCK) + -(-items * bits // 8) + 1
 
 
 def _require_room(data: bytes | memoryview, items: int) -> None:
-    """BadPayload for fewer bytes than so many numbers take: a bit each, and their parameters. Nothing was allocated."""
+    """Raise BadPayload, before any allocation, for fewer bytes than `items` numbers take: a bit each and their
+    parameters.
+    """
     least = -(-items // BLOCK) + -(-items // 8)
     if len(data) < least:
         raise BadPayload(f"a stream of {len(data)} bytes", why=f"{items} numbers take {least} at least")
 
 
 def _written(numbers: Numbers, raw: int) -> bytes:
-    """The stream of these numbers; `raw`: of how many bits they are otherwise, 0 for gaps, which are never raw."""
+    """Return the stream of these numbers.
+
+    `raw` is the number of bits of each number without a code; 0 for gaps, which are always coded.
+    """
     parameters, quotients, remainders = bytearray(), list[Bits](), list[Bits]()
     for start in range(0, numbers.size, BLOCK):
         block = numbers[start : start + BLOCK]
@@ -177,7 +193,9 @@ def _written(numbers: Numbers, raw: int) -> bytes:
 
 
 def best(block: Numbers) -> tuple[int, int]:
-    """(parameter, bits): the shortest among those near the mean's number of bits, the smallest of equal ones.
+    """Return (parameter, bits) of the shortest code, the smallest parameter of equal ones.
+
+    It tries the parameters near the number of bits of the mean.
 
     >>> best(np.array([90, 110, 100]))
     (6, 24)
@@ -191,7 +209,7 @@ def best(block: Numbers) -> tuple[int, int]:
 
 
 def _read(data: bytes | memoryview, items: int, raw: int, limit: int) -> Numbers:
-    """`items` numbers under `limit`, or `BadPayload`."""
+    """Return `items` numbers under `limit`, or raise BadPayload."""
     view = np.frombuffer(data, np.uint8)
     count = -(-items // BLOCK)
     parameters = view[:count].astype(np.int64)
@@ -236,7 +254,7 @@ def _quotients(unary: Bits, items: int, limit: int) -> Numbers:
 
 
 def _bits(numbers: Numbers, width: int) -> Bits:
-    """The `width` lowest bits of each, lowest first."""
+    """Return the `width` lowest bits of each number, lowest first."""
     return ((numbers[:, None] >> np.arange(width)) & 1).astype(np.uint8).reshape(-1)
 
 

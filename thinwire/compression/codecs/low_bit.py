@@ -1,4 +1,4 @@
-"""sign: one bit a value."""
+"""Quantizers of one or two bits a value: `sign`, `ternary` and `twobit`."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from thinwire.core.types import Vector
 
 @dataclass(frozen=True)
 class Sign(Whole):
-    """Sends the sign of every value, and for each 4096 values the mean of either side.
+    """Sends the sign of every value, and for each 4096 values the mean of the positive and of the negative ones.
 
-    1-bit SGD (Seide et al. 2014), whose receiver puts each side's mean in place of its values; `sign(scaled)` sends
-    one mean magnitude instead of two means (Karimireddy et al. 2019). What is lost is the variance inside a side, so
-    delta >= 1/4096 in a bucket; on normal values it is about 0.64. Needs feedback: without it the error is a bias.
+    1-bit SGD (Seide et al. 2014), whose receiver replaces each side's values by the side's mean. `sign(scaled)` sends
+    one mean magnitude instead of two means (Karimireddy et al. 2019). The loss is the variance within a side, so delta
+    >= 1/4096 in a bucket; on normal values it is about 0.64. Needs feedback: without it the error is a bias.
     """
 
     examples: ClassVar[tuple[str, ...]] = ("sign", "sign(scaled)")
@@ -65,7 +65,7 @@ class Sign(Whole):
 
     def quantize(self, values: Vector, word: int) -> tuple[Symbols, Scales]:
         negative = values < 0
-        symbols: Symbols = np.negative(negative.view(np.int8))  # 0, or -1: in one bit the sign itself
+        symbols: Symbols = np.negative(negative.view(np.int8))  # 0 or -1: packed in one bit, this is the sign
         if self.scaled:
             return symbols, mean_magnitudes(values)
         counts = sizes(values.size)
@@ -98,7 +98,7 @@ class Sign(Whole):
         return native.sign_add(symbols, self._pairs(scales), span, factor, adds, into)
 
     def _pairs(self, scales: Scales) -> Vector:
-        """The means of either side."""
+        """Return two means for each bucket, of the values that are not negative and of the negative ones."""
         return np.repeat(scales, 2) if self.scaled else scales
 
     def dequantize(self, symbols: Symbols, scales: Scales, span: slice, word: int) -> Vector:
@@ -117,29 +117,28 @@ class Sign(Whole):
 
 
 def sizes(values: int) -> NDArray[np.int64]:
-    """How many values each bucket has."""
+    """Return the number of values of each bucket."""
     return np.diff(np.minimum(np.arange(buckets(values) + 1) * BUCKET, values))
 
 
 def mean_magnitudes(values: Vector) -> Vector:
+    """Return the mean magnitude of each bucket."""
     return (bucket_sums(values) / sizes(values.size)).astype(np.float32)
 
 
-# ternary: -1, 0 or 1.
-
-
-SIGMAS = 2.5  # root mean squares: beyond, a tensor is clipped
+SIGMAS = 2.5  # root mean squares at which a tensor is clipped
 
 
 @dataclass(frozen=True)
 class Ternary(Whole):
     """Sends every value as -1, 0 or 1 times the largest magnitude of its tensor, clipped at 2.5 sigma, at random.
 
-    TernGrad (Wen et al. 2017): not 0 with probability |x| / scale. Sigma is the root of the mean square, as if the mean
-    were 0, and each device has its own scale where the paper's workers share the largest. Its mean is exact but for the
-    clip, which keeps the noise small and moves what lies beyond, so nothing is promised of one call. The frame repeats
-    the scale for each 4096 values of a tensor: inside a residual each of those has its own maximum and rounds to
-    nearest, delta >= 1/4096.
+    TernGrad (Wen et al. 2017): not 0 with probability |x| / scale. Sigma is the root mean square, as if the mean were
+    0. Each device has its own scale, while the paper's workers share the largest.
+
+    The mean is exact except for the clip, which keeps the noise small and moves larger values, so there is no bound for
+    a single call. The frame repeats the scale for each 4096 values of a tensor. Inside error feedback each of these
+    buckets has its own maximum and rounds to nearest, with delta >= 1/4096.
     """
 
     examples: ClassVar[tuple[str, ...]] = ("ternary",)
@@ -147,7 +146,7 @@ class Ternary(Whole):
     bits: ClassVar[int] = 2
     apart: ClassVar[bool] = False
     nearest: bool = False
-    starts: tuple[int, ...] = (0,)  # of the tensors
+    starts: tuple[int, ...] = (0,)  # offsets of the tensors
 
     def kind(self) -> Kind:
         return Contractive(1 / BUCKET) if self.nearest else ResidualOnly()
@@ -162,7 +161,7 @@ class Ternary(Whole):
         return sum(buckets(stop - start) for start, stop, _ in self._tensors(size))
 
     def _tensors(self, size: int) -> Iterator[tuple[int, int, int]]:
-        """(start, stop, the first one's number among the scales) of each tensor."""
+        """Yield (start, stop, index of the first scale) of each tensor."""
         scale = 0
         for start, stop in zip(self.starts, (*self.starts[1:], size), strict=True):
             yield start, stop, scale
@@ -217,16 +216,13 @@ class Ternary(Whole):
         uniform.check(self.spec, symbols, scales, 1)
 
 
-# twobit(t): a step up, a step down, or none.
-
-
 @dataclass(frozen=True)
 class TwoBit(Whole):
     """Sends t where a value is at least t, -t where it is at most -t, and 0 elsewhere; t in root mean squares.
 
-    MXNet's 2-bit scheme (Apache MXNet 1.x, `2bit`) after Strom (2015), whose threshold is a number that one has to
-    know; here it follows the values. Nothing is promised of one call: what lies under t waits in the residual until it
-    has grown.
+    MXNet's 2-bit scheme (Apache MXNet 1.x, `2bit`) after Strom (2015), whose threshold is an absolute number that the
+    user has to know; here it is relative to the values. There is no bound for a single call: a value below t waits in
+    the residual until it has grown.
     """
 
     examples: ClassVar[tuple[str, ...]] = ("twobit(1)", "twobit(0.5)")

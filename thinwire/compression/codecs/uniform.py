@@ -124,7 +124,7 @@ def max_scale(levels: int) -> np.float32:
 
 
 def usable(scales: NDArray[np.floating], levels: int) -> Vector:
-    """Return scales as they are sent, clamped so that every level and every inverse is finite."""
+    """Return scales as they are sent: at most `max_scale`, and 0 if their inverse would overflow."""
     with np.errstate(over="ignore"):
         sent: Vector = np.minimum(scales.astype(np.float32), max_scale(levels))
     sent[sent < LEAST] = 0

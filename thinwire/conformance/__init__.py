@@ -1,1 +1,1 @@
-"""The laws of a codec as tests that any package can run on its own: `pytest --thinwire-codec mypkg:Mine`."""
+"""The conformance suite of codecs, which any package can run on its own codec: `pytest --thinwire-codec mypkg:Mine`."""

@@ -1,6 +1,8 @@
-"""The laws of what a codec does with a vector, each a test of one `spec`. Those of its frames: frame_laws.py.
+"""The conformance suite: the laws of codecs and of their frames, each a test of one `spec`.
 
-Ours are run over the registry, another package's by the plugin.
+Thinwire's own tests run it over the registry, the pytest plugin over another package's codec. The laws of vectors cover
+bias, contraction, support, state and error feedback. The laws of frames: no frame is longer than `max_bytes`, and no
+untrusted frame does harm.
 """
 
 from __future__ import annotations
@@ -22,12 +24,13 @@ from thinwire.core.errors import BadPayload, NonFiniteUpdate
 from thinwire.core.types import Vector
 
 few = settings(max_examples=12, deadline=None)
-MANY = 200  # values of which six encodings say how large the error is in the mean
-NEARLY = 0.1  # of the error of a uniform rotation, which a Hadamard transform comes near
+MANY = 200  # values: for so many, six encodings are enough to estimate the mean error
+NEARLY = 0.1  # the excess allowed over the error of a uniform rotation, which a Hadamard transform comes near
 fewer = settings(max_examples=5, deadline=None)
 
 
 def test_its_spec_is_canonical(spec: str) -> None:
+    """Parsing a canonical spec gives the same spec and an equal codec."""
     assert parse(parse(spec).spec) == parse(spec)
     assert parse(spec).spec == spec
 
@@ -35,6 +38,7 @@ def test_its_spec_is_canonical(spec: str) -> None:
 @few
 @given(n=st.integers(0, 9000))
 def test_zero_stays_zero(spec: str, n: int) -> None:
+    """Zeros decode to zeros."""
     codec = parse(spec).bind(Layout.of({"w": (n,)}) if n < 3 else layout_of(n, spec))
     if n:
         payload = codec.encode(np.zeros(n, np.float32), codec.init(), Key(1)).payload
@@ -44,6 +48,7 @@ def test_zero_stays_zero(spec: str, n: int) -> None:
 @fewer
 @given(x=vectors(), bad=st.sampled_from([np.nan, np.inf, -np.inf]), place=st.integers(0, 4999))
 def test_what_is_not_finite_is_refused_and_nothing_is_changed(spec: str, x: Vector, bad: float, place: int) -> None:
+    """NaN and infinity raise NonFiniteUpdate, and the state keeps its values."""
     codec = feedback(parse(spec)).bind(layout_of(x.size, spec))
     state = {name: array + np.float32(0.5) for name, array in codec.init().items()}
     before = {name: array.copy() for name, array in state.items()}
@@ -56,6 +61,7 @@ def test_what_is_not_finite_is_refused_and_nothing_is_changed(spec: str, x: Vect
 @fewer
 @given(x=vectors())
 def test_the_same_key_gives_the_same_bytes_and_leaves_the_vector_alone(spec: str, x: Vector) -> None:
+    """Encoding is a function of vector, state and key, and does not write to the vector."""
     codec, given_x = parse(spec).bind(layout_of(x.size, spec)), x.copy()
     first, again = (codec.encode(x, codec.init(), Key(3, 4)).payload for _ in range(2))
     assert first == again
@@ -65,9 +71,10 @@ def test_the_same_key_gives_the_same_bytes_and_leaves_the_vector_alone(spec: str
 @settings(few, derandomize=True)
 @given(x=vectors())
 def test_the_error_keeps_within_its_kind(spec: str, x: Vector) -> None:
-    """In the mean over fixed keys, with four of its standard deviations of room; the same vectors in every run.
+    """The mean error over fixed keys keeps the bound of the kind, plus four standard deviations.
 
-    What draws nothing has no room but for rounding: a codec that says it contracts by 1/4096 and sends nothing fails.
+    The vectors are the same in every run. A codec without randomness gets only room for rounding: one that declares a
+    contraction by 1/4096 and sends nothing fails.
     """
     codec = parse(spec).bind(layout_of(x.size, spec))
 
@@ -80,6 +87,7 @@ def test_the_error_keeps_within_its_kind(spec: str, x: Vector) -> None:
 @settings(fewer, derandomize=True)
 @given(x=vectors())
 def test_what_is_left_keeps_within_the_kind_inside_a_residual(spec: str, x: Vector) -> None:
+    """The residual keeps the bound of the kind inside error feedback."""
     codec = feedback(parse(spec)).bind(layout_of(x.size, spec))
 
     def left(key: int) -> Vector:
@@ -93,12 +101,12 @@ def _keeps_within(kind: Kind, spec: str, x: Vector, error: Callable[[int], Vecto
         return
     bound = kind.omega if isinstance(kind, Unbiased) else 1 - kind.delta
     if rotates(spec) and (x.size < 1024 or not dense(x)):
-        return  # a Hadamard transform is no uniform rotation: it comes near on dense data
+        return  # a Hadamard transform comes near a uniform rotation only on dense data
     keys = 200 if drawn(spec) or x.size < MANY else 6
     errors = [float((error(k) ** 2).sum()) for k in range(keys)]
     whole = float((x.astype(np.float64) ** 2).sum())
     room = 4 * np.std(errors) / np.sqrt(keys)
-    if drawn(spec):  # one value may be nearly all there is, and be drawn by none of the keys
+    if drawn(spec):  # one value may hold nearly all of the norm, and no key may select it
         room = max(room, 4 * np.sqrt(bound * (1 - bound) / keys) * whole)
     if rotates(spec):
         room += NEARLY * bound * whole
@@ -106,14 +114,14 @@ def _keeps_within(kind: Kind, spec: str, x: Vector, error: Callable[[int], Vecto
 
 
 def test_the_mean_of_many_encodings_is_the_vector(spec: str) -> None:
-    """Over 400 fixed keys: the mean's squared error is what their own spread leaves of so many, and a third more.
+    """The squared error of the mean over 400 fixed keys is at most 4/3 of what their own spread leaves.
 
-    Not what omega would leave: it is a bound, and where it is large a codec that sends nothing would keep within it.
+    omega is no use here: it is a bound, and where it is large a codec that sends nothing would keep it.
     """
     x = made(600, seed=7, shape="normal", exponent=3).astype(np.float64)
     codec = parse(spec).bind(layout_of(x.size, spec))
     if not isinstance(codec.kind, Unbiased):
-        return  # it does not say so of itself
+        return  # the codec does not declare itself unbiased
     keys, total, squares = 400, np.zeros(x.size), 0.0
     for k in range(keys):
         away = codec.decode(codec.encode(x.astype(np.float32), codec.init(), Key(k)).payload) - x
@@ -126,6 +134,7 @@ def test_the_mean_of_many_encodings_is_the_vector(spec: str) -> None:
 @few
 @given(x=vectors(), weight=st.sampled_from([1.0, -1.0, 0.5, 37.25]), cuts=st.lists(st.integers(0, 5000), max_size=4))
 def test_adding_spans_is_decoding_times_weight(spec: str, x: Vector, weight: float, cuts: list[int]) -> None:
+    """Adding all spans to zeros gives the decoded vector times the weight."""
     codec = parse(spec).bind(layout_of(x.size, spec))
     payload = codec.encode(x, codec.init(), Key(9)).payload
     into = np.zeros(x.size, np.float32)
@@ -138,6 +147,7 @@ def test_adding_spans_is_decoding_times_weight(spec: str, x: Vector, weight: flo
 @few
 @given(x=vectors())
 def test_the_support_holds_all_that_was_sent(spec: str, x: Vector) -> None:
+    """The support is sorted, and all values outside it decode to 0."""
     codec = parse(spec).bind(layout_of(x.size, spec))
     encoded = codec.encode(x, codec.init(), Key(1))
     decoded = codec.decode(encoded.payload)
@@ -152,6 +162,7 @@ def test_the_support_holds_all_that_was_sent(spec: str, x: Vector) -> None:
 @few
 @given(x=vectors(furthest=60), seed=st.integers(0, 1000))
 def test_what_was_sent_and_what_is_left_are_what_was_given(spec: str, x: Vector, seed: int) -> None:
+    """The decoded update plus the new residual is the update plus the old residual."""
     codec = feedback(parse(spec)).bind(layout_of(x.size, spec))
     state = codec.init()
     state["residual"][:] = made(x.size, seed, "normal", 0)
@@ -163,6 +174,7 @@ def test_what_was_sent_and_what_is_left_are_what_was_given(spec: str, x: Vector,
 
 
 def test_under_feedback_the_residual_stays_bounded(spec: str) -> None:
+    """The residual stays bounded over 500 steps."""
     codec = feedback(parse(spec)).bind(layout_of(400, spec))
     delta = contraction(codec.kind)
     state, largest = codec.init(), 0.0
@@ -175,6 +187,7 @@ def test_under_feedback_the_residual_stays_bounded(spec: str) -> None:
 
 
 def test_a_residual_survives_a_switch_of_codec(spec: str) -> None:
+    """A second codec sends the residual that the first one left."""
     layout, x = layout_of(300, spec), made(300, 1, "normal", 0)
     first, second = feedback(parse(spec)).bind(layout), feedback(parse("identity")).bind(layout)
     sent = first.encode(x.copy(), first.init(), Key(1))
@@ -185,6 +198,7 @@ def test_a_residual_survives_a_switch_of_codec(spec: str) -> None:
 
 
 def test_a_refund_goes_into_the_residual_alone(spec: str) -> None:
+    """A refund returns a new residual and does not write to the old state."""
     layout, x = layout_of(300, spec), made(300, 1, "normal", 0)
     codec = feedback(parse(spec)).bind(layout)
     sent = codec.encode(x.copy(), codec.init(), Key(1))
@@ -195,10 +209,8 @@ def test_a_refund_goes_into_the_residual_alone(spec: str) -> None:
 
 
 def test_it_says_what_kind_it_is(spec: str) -> None:
+    """The codec declares a kind."""
     assert isinstance(parse(spec).bind(layout_of(9, spec)).kind, Unbiased | Contractive | ResidualOnly)
-
-
-# The laws of a codec's frames, each a test of one `spec`: none is longer than it says, and no stranger's does harm.
 
 
 few_frames = settings(max_examples=12, deadline=None)
@@ -207,6 +219,7 @@ few_frames = settings(max_examples=12, deadline=None)
 @few_frames
 @given(x=vectors())
 def test_a_frame_is_at_most_as_long_as_it_says(spec: str, x: Vector) -> None:
+    """A frame is at most `max_bytes` long, and `check` accepts it."""
     codec = parse(spec).bind(layout_of(x.size, spec))
     payload = codec.encode(x, codec.init(), Key(1)).payload
     assert len(payload) <= codec.max_bytes()
@@ -214,6 +227,7 @@ def test_a_frame_is_at_most_as_long_as_it_says(spec: str, x: Vector) -> None:
 
 
 def test_a_frame_cut_anywhere_or_added_to_is_refused(spec: str) -> None:
+    """A frame that was cut or extended raises BadPayload."""
     codec, payload = _encoded(spec, 700)
     for length in {*range(min(40, len(payload))), *range(40, len(payload), 97), len(payload) - 1}:
         _refused(codec, payload[:length])
@@ -222,6 +236,7 @@ def test_a_frame_cut_anywhere_or_added_to_is_refused(spec: str) -> None:
 
 
 def test_a_foreign_frame_is_refused(spec: str) -> None:
+    """A frame of another codec, layout or version raises BadPayload."""
     codec, payload = _encoded(spec, 700)
     _refused(codec, _encoded("int8" if spec != "int8" else "fp16", 700)[1])
     _refused(parse(spec).bind(Layout.of({"other": (700,)})), payload)
@@ -230,6 +245,7 @@ def test_a_foreign_frame_is_refused(spec: str) -> None:
 
 
 def test_three_hundred_broken_frames_change_nothing_or_decode_to_numbers(spec: str) -> None:
+    """A frame with random damage raises BadPayload and changes nothing, or decodes to finite values."""
     codec, payload = _encoded(spec, 300)
     rng = np.random.default_rng(12)
     legal = 0
@@ -259,6 +275,7 @@ def test_three_hundred_broken_frames_change_nothing_or_decode_to_numbers(spec: s
 
 
 def test_a_compressed_stream_comes_back_whole_and_never_grows_beyond_what_it_may(spec: str) -> None:
+    """A compressor restores its input, and raises BadPayload instead of returning more than `most` bytes."""
     codec = parse(spec)
     last = codec.coded.last if isinstance(codec, Chain) else None
     if last is None:

@@ -1,6 +1,7 @@
-"""`pytest --thinwire-codec mypkg:Mine`: the laws of a codec on one that is not ours.
+"""The pytest plugin that runs the conformance suite on another package's codec: `pytest --thinwire-codec mypkg:Mine`.
 
-pytest loads this in every environment where Thinwire is installed, so it imports nothing until it is asked.
+pytest loads this file in every environment where Thinwire is installed, so it imports nothing before the option is
+given.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ BEHIND = {
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option `--thinwire-codec`."""
     group = parser.getgroup("thinwire")
     group.addoption(
         "--thinwire-codec",
@@ -30,7 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the class for this run, and have the laws collected: instead of everything, if no path was named."""
+    """Register the class for this run and collect the conformance suite, alone if no path was given."""
     if not (named := config.getoption("--thinwire-codec")):
         return
     config.stash[SPECS] = specs(named)
@@ -39,12 +41,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run each test of the suite once for each spec."""
     if SPECS in metafunc.config.stash and metafunc.definition.path in LAWS:
         metafunc.parametrize("spec", metafunc.config.stash[SPECS])
 
 
 def specs(named: str) -> list[str]:
-    """The examples of the class, alone and in chains; `UsageError` says what is no codec."""
+    """Return the examples of the class, alone and in chains; raise UsageError if the class is no codec."""
     try:
         importlib.import_module("hypothesis")
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""What the laws are tried on: vectors of many kinds, in three tensors."""
+"""Hypothesis strategies of the conformance suite: vectors of many kinds, in layouts of three tensors."""
 
 from __future__ import annotations
 
@@ -14,22 +14,28 @@ from thinwire.core.types import Vector
 
 
 def rotates(spec: str) -> bool:
+    """Return True if the codec rotates at random."""
     return "drive" in spec or "eden" in spec
 
 
 def drawn(spec: str) -> bool:
-    """Whether the places are drawn: the contraction holds in expectation, and one value may be nearly all there is."""
+    """Return True if the indices are random.
+
+    The contraction then holds in expectation, and one value may hold nearly all of the norm.
+    """
     codec = parse(spec)
     return isinstance(codec, Chain) and codec.sparsifier is not None and codec.sparsifier.seeded
 
 
 def dense(x: Vector) -> bool:
-    """Whether no few values are most of it."""
+    """Return True if no few values hold most of the norm."""
     return bool(np.abs(x).max() <= 6 * np.sqrt(np.mean(x.astype(np.float64) ** 2)))
 
 
 def layout_of(n: int, spec: str = "") -> Layout:
-    """Some n values as three tensors whose names rules by layer tell apart; matrices where low rank needs some."""
+    """Return a layout of n values in three tensors that per-tensor rules can tell apart, with matrices for a
+    low rank.
+    """
     third = n // 3
     if "powersgd" in spec:
         side, rows = math.isqrt(n // 2), n // 16
@@ -39,7 +45,7 @@ def layout_of(n: int, spec: str = "") -> Layout:
 
 
 def made(n: int, seed: int, shape: str, exponent: int) -> Vector:
-    """A vector whose largest magnitude is about 2^exponent; in all shapes but `equal` it is a power of two."""
+    """Return a vector whose largest magnitude is about 2^exponent: exactly a power of two in all shapes but `equal`."""
     rng = np.random.default_rng(seed)
     x = rng.standard_normal(n)
     if shape == "equal":  # the worst of roundings for all of them at once
@@ -60,6 +66,7 @@ def made(n: int, seed: int, shape: str, exponent: int) -> Vector:
 
 @st.composite
 def vectors(draw: st.DrawFn, most: int = 5000, furthest: int = 100) -> Vector:
+    """Return a strategy of vectors of 1 to `most` values, with exponents up to `furthest`."""
     return made(
         n=draw(st.integers(1, most)),
         seed=draw(st.integers(0, 2**32)),

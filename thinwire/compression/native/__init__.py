@@ -1,7 +1,9 @@
-"""Kernels in C++ beside the numpy that says what their bits are; which are used is decided once, at run time.
+"""The native kernels in C++, each with a numpy oracle that defines its bits; the path is chosen once, at run time.
 
-Every path gives the same bytes and floats. Without the library, numpy is the path: slower, and equal. `kernel(name)`
-is the one door; what stands behind it releases the GIL.
+`kernel(name)` returns a kernel of the active path, which releases the GIL, or None if numpy is the path.
+
+Invariant: every path gives the same bytes and floats. Without the library numpy does the work: slower, with equal
+results.
 """
 
 from thinwire.compression.native.library import available, chosen, kernel, using

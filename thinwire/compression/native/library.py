@@ -1,4 +1,7 @@
-"""The shared library, if it was built: opened once, by ctypes, which releases the GIL around every call."""
+"""The shared library of kernels, opened once by ctypes, which releases the GIL around every call.
+
+`chosen` is the active path: the best one that this processor runs, or the one that the environment forces.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,10 @@ from typing import Any
 
 from thinwire.core.errors import UsageError
 
-# Pointers are c_void_p: arrays give theirs as integers, and whoever calls has checked dtype, order and size.
+# Pointers are c_void_p: callers pass addresses of arrays as integers, after they checked dtype, order and size.
 P, I64, I32, U32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_uint32
 F32, F64 = ctypes.c_float, ctypes.c_double
-ABI = 1  # the number of these signatures: change it here and in paths.cpp whenever one of them changes
+ABI = 1  # the version of these signatures: change it here and in csrc/paths.cpp whenever one of them changes
 SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "finite": (I32, [P, I64]),
     "add_finite": (I32, [P, P, I64, F32]),
@@ -65,9 +68,9 @@ SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """Return the library; None where it was not built, has another ABI number, or the system cannot open it.
+    """Return the library, or None if it was not built, has another ABI number, or cannot be opened on this system.
 
-    A RuntimeWarning tells of a library with another number: numpy then does all the work, and it is slower.
+    A library with another number gives a RuntimeWarning: numpy then does all the work, and it is slower.
     """
     for suffix in EXTENSION_SUFFIXES:
         path = Path(__file__).with_name(f"kernels{suffix}")
@@ -90,7 +93,7 @@ def library() -> ctypes.CDLL | None:
 
 
 def abi_of(found: ctypes.CDLL) -> int:
-    """Return the ABI number that a library says it has; 0 where it says none."""
+    """Return the ABI number of a library, or 0 if it has none."""
     try:
         return int(found.tw_abi())
     except AttributeError:
@@ -98,36 +101,33 @@ def abi_of(found: ctypes.CDLL) -> int:
 
 
 def runs(path: str) -> bool:
-    """Whether the library has this path, and this processor can run it."""
+    """Return True if the library has this path and this processor can run it."""
     found = library()
     return found is not None and bool(found.tw_runs(path.encode()))
 
 
 def symbol(name: str, path: str) -> ctypes._CFuncPtr:  # type: ignore[name-defined]  # typeshed keeps it private
-    """The kernel of this path, with the types of its arguments."""
+    """Return the kernel of this path, with the types of its arguments."""
     function = getattr(library(), f"tw_{name}_{path}")
     function.restype, function.argtypes = SIGNATURES[name]
     return function
 
 
-# Which path the kernels take: the best that this processor runs, or the one that the environment forces.
-
-
 VARIABLE = "THINWIRE_KERNELS"
 NUMPY = "numpy"
-PATHS = ("avx512", "avx2", "neon", "scalar")  # the best first
+PATHS = ("avx512", "avx2", "neon", "scalar")  # best first
 
-_forced: str | None = None  # by `using`
+_forced: str | None = None  # set by `using`
 
 
 @functools.cache
 def available() -> tuple[str, ...]:
-    """All that this machine has, the best first; numpy is always there, and comes last."""
+    """Return all paths of this machine, best first; numpy is always available and comes last."""
     return (*(path for path in PATHS if runs(path)), NUMPY)
 
 
 def chosen() -> str:
-    """The path in use; UsageError when the environment forces one that is not here."""
+    """Return the active path; raise UsageError if the environment forces one that this machine does not have."""
     return _forced or _of_environment(os.environ.get(VARIABLE, ""))
 
 
@@ -145,7 +145,7 @@ def _of_environment(wanted: str) -> str:
 
 
 def kernel(name: str) -> Callable[..., Any] | None:
-    """This kernel on the path in use; None: numpy does it."""
+    """Return this kernel of the active path, or None if numpy does its work."""
     path = chosen()
     return None if path == NUMPY else _kernel(name, path)
 
@@ -158,8 +158,8 @@ def _kernel(name: str, path: str) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def using(path: str) -> Iterator[None]:
-    """This path, for the whole process, while the context lasts: for tests and benchmarks."""
-    global _forced  # noqa: PLW0603  # it stands for the environment, which is the process's too
+    """Use this path in the whole process while the context lasts; for tests and benchmarks."""
+    global _forced  # noqa: PLW0603  # it replaces the environment variable, which is global to the process too
     if path not in available():
         raise UsageError(f"this machine has no {path} path", why=f"it has {', '.join(available())}")
     before, _forced = _forced, path

@@ -1,4 +1,11 @@
-"""The kernels of `methods/fp16.py` and `methods/bf16.py`; None where numpy is the path."""
+"""Kernels of the quantizers, of sums and maxima of buckets, and of checks for NaN and infinity.
+
+Each function calls its kernel on the addresses of its arrays. Functions with a numpy oracle return None (or False) if
+numpy is the path; all others require another path.
+
+The `*_held` kernels encode with error feedback. They compensate, encode and update the memory of a bucket while it is
+in cache. Where an index is hashed, `first` is the index of the first value, if the vector is a part of another one.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +26,19 @@ if TYPE_CHECKING:
 
 
 def fp16_write(values: Vector, halves: NDArray[np.uint8], exponents: NDArray[np.int8]) -> None:
+    """Write float16 values and exponents of `values`; raise NonFiniteUpdate for NaN and infinity."""
     e, h = exponents.ctypes.data, halves.ctypes.data
     threads.write_in_parts("fp16_encode", values, lambda a: (e + a // BUCKET, h + 2 * a))
 
 
 def bf16_write(values: Vector, halves: NDArray[np.uint8]) -> None:
+    """Write bfloat16 values of `values`; raise NonFiniteUpdate for NaN and infinity."""
     h = halves.ctypes.data
     threads.write_in_parts("bf16_encode", values, lambda a: (h + 2 * a,))
 
 
 def halves_finite(halves: NDArray[np.float16] | NDArray[np.uint16], exponent: int) -> bool | None:
-    """Whether none has all of the exponent's bits."""
+    """Return True if no 16-bit float has all bits of `exponent` set."""
     run = kernel("halves_finite")
     if run is None:
         return None
@@ -37,18 +46,15 @@ def halves_finite(halves: NDArray[np.float16] | NDArray[np.uint16], exponent: in
     return all(each(0, halves.size, lambda a, b: run(at + 2 * a, b - a, exponent)))
 
 
-# The kernels of `methods/levels.py`, called on its arrays; None where numpy is the path.
-
-
 def levels_checks_finite() -> bool:
-    """Whether `encode` is there to refuse what is not finite."""
+    """Return True if the kernel of `levels_encode` is available, which refuses NaN and infinity."""
     return chosen() != NUMPY
 
 
 def levels_encode(
     values: Vector, levels: int, most: np.float32, word: int | None
 ) -> tuple[NDArray[np.int8], Vector] | None:
-    """Symbols and scales; NonFiniteUpdate for NaN and infinity, which it sees without a pass of their own."""
+    """Return symbols and scales; raise NonFiniteUpdate for NaN and infinity, which it finds without another pass."""
     run = kernel("levels_encode")
     if run is None:
         return None
@@ -61,7 +67,7 @@ def levels_write(
     values: Vector, levels: int, most: np.float32, word: int | None, bits: int, out: NDArray[np.uint8], scales: Vector,
     first: int = 0,
 ) -> None:  # fmt: skip
-    """The same into arrays that are given, symbols in `bits` bits each; values are counted from `first`."""
+    """Write symbols in `bits` bits each, and scales, as `levels_encode` does."""
     s, q = scales.ctypes.data, out.ctypes.data
     args = levels, most, word is None
     threads.write_in_parts(
@@ -71,7 +77,7 @@ def levels_write(
 
 
 def levels_round(values: Vector, scales: Vector, levels: int, word: int | None, first: int) -> NDArray[np.int8] | None:
-    """Symbols for scales that are given."""
+    """Return symbols for given scales."""
     if kernel("levels_round") is None:
         return None
     symbols = np.empty(values.size, np.int8)
@@ -82,7 +88,7 @@ def levels_round(values: Vector, scales: Vector, levels: int, word: int | None, 
 def levels_write_rounded(
     values: Vector, scales: Vector, levels: int, word: int | None, bits: int, out: NDArray[np.uint8], first: int = 0
 ) -> None:
-    """The same into an array that is given, symbols in `bits` bits each."""
+    """Write symbols in `bits` bits each for given scales."""
     run = kernel("levels_round")
     assert run is not None
     x, s, q = values.ctypes.data, scales.ctypes.data, out.ctypes.data
@@ -98,25 +104,20 @@ def levels_add(
     symbols: Symbols | PackedSymbols, scales: Vector, span: slice, factor: np.float32, adds: bool, into: Vector,
     starts: tuple[int, ...] = (0,),
 ) -> bool:  # fmt: skip
-    """See `parts.add`; buckets begin anew at each of `starts`."""
-    scales = np.require(scales, np.float32, ["C", "A"])  # in a frame they may stand at any byte
+    """Add or replace decoded values as `threads.add_in_parts` does; buckets begin again at each of `starts`."""
+    scales = np.require(scales, np.float32, ["C", "A"])  # scales in a frame may begin at any byte
     edges = np.array([*starts, symbols.size], np.int64)
     return threads.add_in_parts("levels_add", (*stored(symbols), scales, edges), span, factor, adds, into)
 
 
-# The kernel of `methods/natural.py`, for paths that are not numpy.
-
-
 def natural_write(values: Vector, word: int, symbols: NDArray[np.uint8], tops: NDArray[np.int8], first: int) -> None:
-    """Symbols and exponents; values are counted from `first`."""
+    """Write symbols and exponents; raise NonFiniteUpdate for NaN and infinity."""
     t, q = tops.ctypes.data, symbols.ctypes.data
     threads.write_in_parts("natural_encode", values, lambda a: (first + a, word, t + a // BUCKET, q + a))
 
 
-# The kernels of `sums.py`, of `buckets.maxima` and of `methods/sign.py`; None or False where numpy is the path.
-
-
 def bucket_sums(values: Vector, power: int) -> NDArray[np.float64] | None:
+    """Return the sum of |x|^power of each bucket."""
     run = kernel("bucket_sums")
     if run is None or values.dtype != np.float32 or not values.flags.c_contiguous:
         return None
@@ -127,6 +128,7 @@ def bucket_sums(values: Vector, power: int) -> NDArray[np.float64] | None:
 
 
 def maxima(values: Vector) -> Vector | None:
+    """Return the largest magnitude of each bucket."""
     run = kernel("maxima")
     if run is None or values.dtype != np.float32 or not values.flags.c_contiguous:
         return None
@@ -137,6 +139,7 @@ def maxima(values: Vector) -> Vector | None:
 
 
 def sign_write(values: Vector, signs: NDArray[np.uint8], means: Vector) -> None:
+    """Write a sign bit for each value and two means for each bucket; raise NonFiniteUpdate for NaN and infinity."""
     m, to = means.ctypes.data, signs.ctypes.data
     threads.write_in_parts("sign_encode", values, lambda a: (m + a // BUCKET * 8, to + a // 8))
 
@@ -144,18 +147,19 @@ def sign_write(values: Vector, signs: NDArray[np.uint8], means: Vector) -> None:
 def sign_add(
     symbols: Symbols | PackedSymbols, means: Vector, span: slice, factor: np.float32, adds: bool, into: Vector
 ) -> bool:
-    means = np.require(means, np.float32, ["C", "A"])  # in a frame they may stand at any byte
+    """Add or replace decoded values as `threads.add_in_parts` does."""
+    means = np.require(means, np.float32, ["C", "A"])  # means in a frame may begin at any byte
     return threads.add_in_parts("sign_add", (*stored(symbols), means), span, factor, adds, into)
-
-
-# The kernels of `methods/ternary.py` and `methods/twobit.py`, for paths that are not numpy.
 
 
 def ternary_write(
     values: Vector, starts: tuple[int, ...], sigmas: float, most: np.float32, word: int | None, bits: int,
     out: NDArray[np.uint8], scales: Vector,
 ) -> None:  # fmt: skip
-    """Symbols of `bits` bits each, and scales, of tensors that begin at `starts`; no word: as inside a residual."""
+    """Write symbols of `bits` bits each, and scales, of tensors that begin at `starts`.
+
+    Without a word, round to nearest on the maximum of each bucket, as inside error feedback.
+    """
     run = kernel("ternary_encode")
     assert run is not None
     edges = np.array([*starts, values.size], np.int64)
@@ -171,23 +175,21 @@ def ternary_write(
 
 
 def steps_write(values: Vector, step: np.float32, bits: int, out: NDArray[np.uint8]) -> None:
-    """1 where a value is at least `step`, -1 where it is at most -step."""
+    """Write 1 where a value is at least `step`, -1 where it is at most -step, else 0."""
     run = kernel("steps_encode")
     assert run is not None
     x, q = values.ctypes.data, out.ctypes.data
     each(0, values.size, lambda a, b: run(x + 4 * a, b - a, step, bits, q + a * bits // 8))
 
 
-# The kernels of `methods/eden.py`, which rotate on the way; None or False where numpy is the path.
-
-
 def eden_write(
     values: Vector, word: int, levels: Vector, divisor: float, most: np.float32, bits: int,
     out: NDArray[np.uint8], scales: NDArray[np.uint8], first: int,
 ) -> None:  # fmt: skip
-    """Symbols of `bits` bits each, and a float32 for each block, byte by byte; NonFiniteUpdate for NaN and infinity.
+    """Write symbols of `bits` bits each, and the bytes of a float32 for each block; raise NonFiniteUpdate for NaN and
+    infinity.
 
-    `first`: the index of the first value, where the vector is a part of another one that begins at a whole block.
+    `first` is the index of the first value, if the vector is a part of another one; that part begins at a whole block.
     """
     run = kernel("eden_encode")
     assert run is not None
@@ -207,7 +209,7 @@ def eden_write_held(
     values: Vector, held: Held, word: int, levels: Vector, divisor: float, most: np.float32, bits: int,
     out: NDArray[np.uint8], scales: NDArray[np.uint8],
 ) -> None:  # fmt: skip
-    """As `write`, and values become what is to be held; the tail is not touched."""
+    """Encode as `eden_write` does, with error feedback; `values` becomes the updated memory, except for the tail."""
     run = kernel("eden_held")
     assert run is not None
     x, r, table, to, factors = (array.ctypes.data for array in (values, held.vector, levels, out, scales))
@@ -226,7 +228,7 @@ def eden_add(
     symbols: Symbols | PackedSymbols, scales: NDArray[np.uint8], span: slice, word: int, levels: Vector,
     factor: np.float32, adds: bool, into: Vector,
 ) -> bool:  # fmt: skip
-    """What is rotated of into[0 ..] gets the values in `span` times a factor; the tail is not touched."""
+    """Add or replace the rotated values in `span` times `factor`; the tail is not changed."""
     run = kernel("eden_add")
     if run is None:
         return False
@@ -242,20 +244,17 @@ def eden_add(
 
 
 def _eden_room() -> Vector:
-    """For one block, of one thread."""
+    """Return the working memory of one thread, for one block."""
     run = kernel("eden_room")
     assert run is not None
     return np.empty(run(), np.float32)
-
-
-# The kernels that add what is held, encode, and find what is left of a bucket while it is in cache; for no numpy.
 
 
 def levels_write_held(
     values: Vector, held: Held, levels: int, most: np.float32, word: int | None, bits: int, out: NDArray[np.uint8],
     scales: Vector,
 ) -> None:  # fmt: skip
-    """As `native.levels.write`."""
+    """Encode as `levels_write` does, with error feedback; `values` becomes the updated memory."""
     s, q = scales.ctypes.data, out.ctypes.data
     args = levels, most, word is None
     threads.write_held_in_parts(
@@ -264,22 +263,25 @@ def levels_write_held(
 
 
 def sign_write_held(values: Vector, held: Held, signs: NDArray[np.uint8], means: Vector) -> None:
+    """Encode as `sign_write` does, with error feedback; `values` becomes the updated memory."""
     m, to = means.ctypes.data, signs.ctypes.data
     threads.write_held_in_parts("sign_held", values, held, lambda a: (m + a // BUCKET * 8, to + a // 8))
 
 
 def fp16_write_held(values: Vector, held: Held, halves: NDArray[np.uint8], exponents: NDArray[np.int8]) -> None:
+    """Encode as `fp16_write` does, with error feedback; `values` becomes the updated memory."""
     e, h = exponents.ctypes.data, halves.ctypes.data
     threads.write_held_in_parts("fp16_held", values, held, lambda a: (e + a // BUCKET, h + 2 * a))
 
 
 def bf16_write_held(values: Vector, held: Held, halves: NDArray[np.uint8]) -> None:
+    """Encode as `bf16_write` does, with error feedback; `values` becomes the updated memory."""
     h = halves.ctypes.data
     threads.write_held_in_parts("bf16_held", values, held, lambda a: (h + 2 * a,))
 
 
 def squares_held(values: Vector, held: Held) -> NDArray[np.float64]:
-    """Values become p; the sum of each bucket's squares."""
+    """Compensate `values` in place by the memory; return the sum of each bucket's squares."""
     sums = np.empty(buckets(values.size))
     to = sums.ctypes.data
     threads.write_held_in_parts("add_squares", values, held, lambda a: (to + a // BUCKET * 8,))
@@ -287,7 +289,7 @@ def squares_held(values: Vector, held: Held) -> NDArray[np.float64]:
 
 
 def steps_write_held(values: Vector, held: Held, step: np.float32, bits: int, out: NDArray[np.uint8]) -> None:
-    """As `native.ternary.write_steps`, of values that are p already."""
+    """Encode compensated values as `steps_write` does; `values` becomes the updated memory."""
     q = out.ctypes.data
     threads.write_held_in_parts("steps_held", values, held, lambda a: (step, bits, q + a * bits // 8))
 
@@ -296,7 +298,7 @@ def ternary_write_held(
     values: Vector, held: Held, starts: tuple[int, ...], most: np.float32, bits: int, out: NDArray[np.uint8],
     scales: Vector,
 ) -> None:  # fmt: skip
-    """As `native.ternary.write` inside a residual."""
+    """Encode as `ternary_write` does, with error feedback; `values` becomes the updated memory."""
     run = kernel("ternary_held")
     assert run is not None
     edges = np.array([*starts, values.size], np.int64)
@@ -311,11 +313,8 @@ def ternary_write_held(
         raise not_finite()
 
 
-# The kernels that look for NaN and infinity; None where numpy is the path.
-
-
 def finite(x: Vector) -> bool | None:
-    """Whether all values are finite."""
+    """Return True if all values are finite."""
     run = kernel("finite")
     if run is None:
         return None
@@ -324,7 +323,7 @@ def finite(x: Vector) -> bool | None:
 
 
 def add_finite(x: Vector, other: Vector, sign: float) -> bool | None:
-    """X += sign other, and whether all sums are finite; some may be missing where they are not."""
+    """Add `sign` times `other` to `x`; return True if all sums are finite, else some may be missing."""
     run = kernel("add_finite")
     if run is None:
         return None

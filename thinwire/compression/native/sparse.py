@@ -1,6 +1,7 @@
-"""The kernels of the coders `delta` and `rice`, and of what is done with places; None where numpy is the path.
+"""Kernels of indices and bit-packing: `delta`, `rice`, `pack`, sparse addition and selection above a threshold.
 
-A stream that a kernel cannot read gives None too: the oracle reads it again and says what is wrong with it.
+Each function returns None (or False) if numpy is the path. A stream that a kernel cannot read gives None too: the numpy
+oracle then reads it again and raises the error that says why.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ if TYPE_CHECKING:
 Places = NDArray[np.int64]
 T = TypeVar("T", np.int64, np.int8)
 
-VARINT = 10  # bytes of any 64 bits at the most
-RICE_BLOCK, RICE_BITS = 4096, 26  # numbers a parameter; bits of a number at the most, where there is no shorter raw
+VARINT = 10  # the most bytes of a 64-bit varint
+RICE_BLOCK, RICE_BITS = 4096, 26  # numbers a parameter; the most bits of a number that has no raw form
 
 
 def delta_write(places: Places) -> bytes | None:
+    """Return the varints of the gaps between strictly rising indices."""
     run = kernel("delta_write")
     if run is None:
         return None
@@ -34,31 +36,39 @@ def delta_write(places: Places) -> bytes | None:
 
 
 def delta_read(data: bytes | memoryview, items: int, size: int) -> Places | None:
+    """Return `items` strictly rising indices under `size`."""
     return _read("delta_read", data, items, size, np.empty(items, np.int64))
 
 
 def rice_write_places(places: Places) -> bytes | None:
+    """Return the Rice codes of the gaps between strictly rising indices."""
     return _rice("rice_write_places", np.ascontiguousarray(places, np.int64), RICE_BITS)
 
 
 def rice_write_symbols(symbols: NDArray[np.int8], raw: int) -> bytes | None:
+    """Return the Rice codes of signed symbols of `raw` bits."""
     return _rice("rice_write_symbols", np.ascontiguousarray(symbols, np.int8), raw, raw)
 
 
 def rice_read_places(data: bytes | memoryview, items: int, size: int) -> Places | None:
+    """Return `items` strictly rising indices under `size`."""
     return _read("rice_read_places", data, items, size, np.empty(items, np.int64))
 
 
 def rice_read_symbols(data: bytes | memoryview, items: int, raw: int) -> NDArray[np.int8] | None:
+    """Return `items` signed symbols of `raw` bits."""
     return _read("rice_read_symbols", data, items, raw, np.empty(items, np.int8))
 
 
 def sparse_add(places: Places, values: Vector, factor: np.float32, shift: int, adds: bool, into: Vector) -> bool:
-    """into[places - shift] gets values * factor, added or in place of what stands there; False: not."""
+    """Write values * factor to into[places - shift], added if `adds`, else in place of its values.
+
+    Return False if numpy is the path: nothing was done.
+    """
     run = kernel("sparse_add")
     if run is None:
         return False
-    values = np.require(values, np.float32, ["C", "A"])  # in a frame they may stand at any byte
+    values = np.require(values, np.float32, ["C", "A"])  # values in a frame may begin at any byte
     run(_at(places), values.ctypes.data, places.size, factor, shift, adds, into.ctypes.data)
     return True
 
@@ -72,7 +82,7 @@ def _rice(name: str, items: NDArray[np.int64] | NDArray[np.int8], most: int, *ra
     unary, low = np.zeros(room, np.uint8), np.empty(room, np.uint8)
     buffers = (one.ctypes.data for one in (parameters, unary, low, sizes))
     if not run(items.ctypes.data, items.size, *raw, room, *buffers):
-        return None  # more than sorted places can take: whatever that is, it is not written past the end
+        return None  # too long for sorted indices: the kernel stopped at the end of its buffers
     return b"".join([parameters.data, unary[: sizes[0]].data, low[: sizes[1]].data])
 
 
@@ -90,17 +100,16 @@ def _at(places: Places) -> int:
     return int(places.ctypes.data)
 
 
-# The kernel that finds what reaches a threshold; None where numpy is the path.
-
-
-SPARE = 4096  # places beyond what was expected
-AHEAD = 16  # that are written before it is known how many of them count
+SPARE = 4096  # room for more indices than expected
+AHEAD = 16  # the kernel writes sixteen before it knows how many of them count
 
 Found = tuple[NDArray[np.int32], NDArray[np.uint32]]
 
 
 def select_above(values: Vector, least: np.uint32, share: float) -> Found | None:
-    """Places and bits of all values whose magnitude is at least `least`, where about this share is expected."""
+    """Return indices and bits of all values whose magnitude has at least the bits `least`; `share` is their expected
+    share.
+    """
     run = kernel("reaching")
     if run is None:
         return None
@@ -121,11 +130,8 @@ def select_above(values: Vector, least: np.uint32, share: float) -> Found | None
     return np.concatenate([places for places, _ in parts]), np.concatenate([bits for _, bits in parts])
 
 
-# The kernels of the coder `pack`; None where numpy is the path.
-
-
 def packed(symbols: NDArray[np.int8], bits: int) -> NDArray[np.uint8] | None:
-    """Of 1 to 7 bits."""
+    """Return symbols packed in 1 to 7 bits."""
     run = kernel("pack")
     if run is None:
         return None
@@ -137,7 +143,7 @@ def packed(symbols: NDArray[np.int8], bits: int) -> NDArray[np.uint8] | None:
 
 
 def unpacked(data: NDArray[np.uint8], items: int, bits: int) -> NDArray[np.int8] | None:
-    """The other way."""
+    """Return `items` unpacked symbols."""
     run = kernel("unpack")
     if run is None:
         return None
@@ -150,7 +156,7 @@ def unpacked(data: NDArray[np.uint8], items: int, bits: int) -> NDArray[np.int8]
 
 
 def least(data: NDArray[np.uint8], items: int, bits: int) -> int | None:
-    """The least symbol, or 0."""
+    """Return the smallest of the packed symbols, or 0 if all are larger."""
     run = kernel("least")
     if run is None:
         return None
@@ -159,11 +165,8 @@ def least(data: NDArray[np.uint8], items: int, bits: int) -> int | None:
     return min(found)
 
 
-# Where symbols stand in memory: in an array, or side by side as they were sent.
-
-
 def stored(symbols: Symbols | PackedSymbols) -> tuple[int, int]:
-    """Where a kernel finds symbols, and the bits that each has there."""
+    """Return the address at which a kernel finds symbols, in an array or packed, and the bits that each has there."""
     if isinstance(symbols, np.ndarray):
         return symbols.ctypes.data, 8 * symbols.itemsize
     return symbols.data.ctypes.data, symbols.bits

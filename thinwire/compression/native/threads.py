@@ -1,6 +1,6 @@
-"""One vector on several threads: parts that begin at whole blocks, so that no bit depends on how many there are.
+"""Kernels on several threads: a vector is split at whole blocks, so that no bit depends on the number of threads.
 
-How many is said by the environment; where it says nothing, by the plan of the run that is worked for.
+The environment variable THINWIRE_THREADS sets the number of threads; without it, the plan of the run does.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 VARIABLE = "THINWIRE_THREADS"
-GRAIN = 1 << 16  # elements: parts begin at multiples, which are whole buckets
-LEAST = 1 << 18  # elements a thread is worth waking for
+GRAIN = 1 << 16  # elements: parts begin at multiples of it, which are whole buckets
+LEAST = 1 << 18  # elements: less work is not worth another thread
 MOST = 1024
 
-_said: ContextVar[int] = ContextVar("threads", default=0)  # by `using_threads`, of the thread that calls
+_said: ContextVar[int] = ContextVar("threads", default=0)  # set by `using_threads` for the calling thread
 
 
 def threads() -> int:
-    """How many one call may use: 1, unless something says more."""
+    """Return the number of threads that one call may use; 1 by default."""
     return _said.get() or of_environment() or 1
 
 
 def of_environment() -> int:
-    """How many the environment says (0 there: as many as cores); 0 where it says nothing."""
+    """Return the number of threads that the environment sets (its 0 means all cores), or 0 if it sets none."""
     said = os.environ.get(VARIABLE, "")
     return _read(said) if said else 0
 
@@ -56,12 +56,12 @@ def _read(said: str) -> int:
 
 
 def cores() -> int:
-    """How many this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def parts(start: int, stop: int) -> list[tuple[int, int]]:
-    """(from, to) of about equal parts of start .. stop, one a thread."""
+    """Return (start, stop) of about equal parts of start .. stop, one a thread."""
     count = max(1, min(threads(), (stop - start) // LEAST))
     each = -(-(stop - start) // count)
     cuts = [start, *((start + i * each) // GRAIN * GRAIN for i in range(1, count)), stop]
@@ -69,7 +69,10 @@ def parts(start: int, stop: int) -> list[tuple[int, int]]:
 
 
 def parts_between(edges: Sequence[int]) -> list[tuple[int, int]]:
-    """(from, to) as places among the edges of about equal parts, one a thread, whose packed symbols begin at a byte."""
+    """Return (first, last) as positions in `edges` of about equal parts, one a thread.
+
+    The packed symbols of each part begin at a byte.
+    """
     size = edges[-1] - edges[0]
     count = max(1, min(threads(), size // LEAST))
     whole = [place for place, edge in enumerate(edges) if edge % 8 == 0 and 0 < place < len(edges) - 1]
@@ -79,12 +82,12 @@ def parts_between(edges: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def each(start: int, stop: int, work: Callable[[int, int], T]) -> list[T]:
-    """What work(from, to) gave of every part, in order."""
+    """Return the results of work(start, stop) for every part, in order."""
     return each_of(parts(start, stop), work)
 
 
 def each_of(pieces: Sequence[tuple[int, int]], work: Callable[[int, int], T]) -> list[T]:
-    """The same of parts that are given."""
+    """Return the results of work(start, stop) for the given parts, in order."""
     if len(pieces) == 1:
         return [work(*pieces[0])]
     return list(_pool(len(pieces)).map(lambda piece: work(*piece), pieces))
@@ -92,13 +95,15 @@ def each_of(pieces: Sequence[tuple[int, int]], work: Callable[[int, int], T]) ->
 
 @functools.cache
 def _pool(count: int) -> ThreadPoolExecutor:
-    # Its threads part nothing further: a part that waited for others of the same pool could wait for ever.
+    # Worker threads run nested calls serially: waiting for a task of the same pool could deadlock.
     return ThreadPoolExecutor(count, "thinwire-kernel", initializer=lambda: _said.set(1))
 
 
 @contextlib.contextmanager
 def using_threads(count: int) -> Iterator[None]:
-    """So many for what this thread calls while the context lasts, whatever else says."""
+    """Use `count` threads for the calls of this thread while the context lasts, whatever the environment and the plan
+    set.
+    """
     before = _said.set(count)
     try:
         yield
@@ -108,23 +113,20 @@ def using_threads(count: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def planned_threads(count: int) -> Iterator[None]:
-    """So many as a plan says, at most `MOST`; the environment of the machine has the last word."""
+    """Use the plan's number of threads, at most `MOST`, unless the environment sets another."""
     with using_threads(of_environment() or min(count, MOST)):
         yield
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_pool.cache_clear)  # a child has none of its parent's threads
+    os.register_at_fork(after_in_child=_pool.cache_clear)  # a forked child has no threads of its parent
 
 
-# A kernel called on each part of a vector, one a thread: what it takes besides the vector is each kernel's own.
-
-
-Own = Callable[[int], tuple[Any, ...]]  # for the part that begins at this value
+Own = Callable[[int], tuple[Any, ...]]  # a kernel's own arguments for the part that begins at this value
 
 
 def write_in_parts(name: str, values: Vector, own: Own) -> None:
-    """Encode values; NonFiniteUpdate for NaN and infinity."""
+    """Run encode kernel `name` on each thread's part; raise NonFiniteUpdate for NaN and infinity."""
     run = kernel(name)
     assert run is not None
     x = values.ctypes.data
@@ -133,7 +135,7 @@ def write_in_parts(name: str, values: Vector, own: Own) -> None:
 
 
 def write_held_in_parts(name: str, values: Vector, held: Held, own: Own) -> None:
-    """The same with what is held, and values become what is to be held."""
+    """Run encode kernel `name` with error feedback on each thread's part; `values` becomes the updated memory."""
     run = kernel(name)
     assert run is not None
     x, r = values.ctypes.data, held.vector.ctypes.data
@@ -144,9 +146,10 @@ def write_held_in_parts(name: str, values: Vector, held: Held, own: Own) -> None
 def add_in_parts(
     name: str, own: Sequence[NDArray[Any] | int], span: slice, factor: np.float32, adds: bool, into: Vector
 ) -> bool:
-    """into[0 ..] gets the values in `span` times a factor, added or in place of what stands there.
+    """Run decode kernel `name` on each thread's part: write the values in `span` times `factor` to into[0 ..].
 
-    False: numpy is the path, and nothing was done.
+    The values are added if `adds`, else they replace those of `into`. Return False if numpy is the path: nothing was
+    done.
     """
     run = kernel(name)
     if run is None:

@@ -116,9 +116,11 @@ class Scaffold:
     whole: bool = False
 
     def shift(self, own: Vector, common: Vector | None) -> Vector:
+        """Return c - c_i, or zeros if c_i is not in c yet."""
         return np.zeros_like(own) if common is None else common - own
 
     def wanted(self, own: Vector, common: Vector | None, change: Vector) -> Vector | None:
+        """Return c_i+, the mean of the device's gradients."""
         made: Vector = change * np.float32(-1.0 / self.lr)
         if common is not None:
             made += own
@@ -126,6 +128,7 @@ class Scaffold:
         return made
 
     def step(self, change: Vector, common: Vector) -> Vector:
+        """Return the mean change as it is."""
         del common
         return change
 
@@ -153,16 +156,20 @@ class FedDyn:
 
     @property
     def prox(self) -> float:
+        """Return the weight of the proximal term, alpha."""
         return self.alpha
 
     def shift(self, own: Vector, common: Vector | None) -> Vector:
+        """Return -l_i, which is alpha times own_i."""
         del common
         return own * np.float32(self.alpha)
 
     def wanted(self, own: Vector, common: Vector | None, change: Vector) -> Vector | None:
+        """Return None: own_i follows the model's frames."""
         del own, common, change
         return None
 
     def step(self, change: Vector, common: Vector) -> Vector:
+        """Return the mean change minus h / alpha."""
         change += common
         return change

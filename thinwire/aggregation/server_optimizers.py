@@ -51,6 +51,7 @@ class FedAvg:
     lr: float = 1.0
 
     def step(self, params: Vector, change: Vector, state: State) -> tuple[Vector, State]:
+        """Return the next model and the next state; see `ServerOptimizer.step`."""
         rate = np.float32(self.lr)
         for start, stop in blocks(params.size):
             params[start:stop] += rate * change[start:stop]
@@ -71,6 +72,7 @@ class FedAvgM:
     momentum: float = 0.9
 
     def step(self, params: Vector, change: Vector, state: State) -> tuple[Vector, State]:
+        """Return the next model and the next state; see `ServerOptimizer.step`."""
         velocity = _held(state, MOMENTUM, params, 0.0)
         rate, kept = np.float32(self.lr), np.float32(self.momentum)
         for start, stop in blocks(params.size):
@@ -100,6 +102,7 @@ class FedAdam:
     tau: float = 1e-3
 
     def step(self, params: Vector, change: Vector, state: State) -> tuple[Vector, State]:
+        """Return the next model and the next state; see `ServerOptimizer.step`."""
         first, second = _held(state, MOMENTUM, params, 0.0), _held(state, SECOND, params, self.tau**2)
         rate, kept, tau = np.float32(self.lr), np.float32(self.momentum), np.float32(self.tau)
         with np.errstate(over="ignore"):

@@ -65,18 +65,23 @@ class Around:
 
     @property
     def spec(self) -> str:
+        """Return the canonical spec."""
         return self.inner.spec
 
     def check(self, payload: Arrived, segment: int = 0) -> None:
+        """Raise BadPayload unless the payload is a legal frame of this segment."""
         self.inner.check(payload, segment)
 
     def decode_add(self, payload: Arrived, weight: float, into: Vector, span: slice = ALL, segment: int = 0) -> None:
+        """Add `weight` times the decoded values in `span` to `into`; see `BoundCodec.decode_add`."""
         self.inner.decode_add(payload, weight, into, span, segment)
 
     def decode(self, payload: Arrived, segment: int = 0) -> Vector:
+        """Return the decoded segment."""
         return self.inner.decode(payload, segment)
 
     def max_bytes(self, segment: int = 0) -> int:
+        """Return the largest size of a legal frame, in bytes."""
         return self.inner.max_bytes(segment)
 
 
@@ -94,9 +99,11 @@ class Feedback:
 
     @property
     def spec(self) -> str:
+        """Return the canonical spec."""
         return self.inner.spec
 
     def bind(self, layout: Layout) -> BoundFeedback:
+        """Return the bound codec with feedback; raise CodecError if its residual would diverge."""
         bound = inside(self.inner, layout)
         require_contraction(self.spec, bound.kind)
         return BoundFeedback(bound, layout, self.momentum, self.masked)
@@ -156,9 +163,11 @@ class BoundFeedback(Around):
 
     @cached_property
     def kind(self) -> Kind:
+        """Return the kind of the inner codec if it is contractive, else `ResidualOnly`."""
         return self.inner.kind if isinstance(self.inner.kind, Contractive) else ResidualOnly()
 
     def init(self, segment: int = 0) -> State:
+        """Return the first state of a segment: zeros as residual and momentum, and the inner codec's state."""
         size = self.layout.segments[segment].size
         own = [RESIDUAL, MOMENTUM] if self.momentum else [RESIDUAL]
         return {**self.inner.init(segment), **{name: np.zeros(size, np.float32) for name in own}}
@@ -170,6 +179,7 @@ class BoundFeedback(Around):
         return {**state, RESIDUAL: state[RESIDUAL] * np.float32(decay ** max(1, rounds))}
 
     def encode(self, x: Vector, state: State, key: Key, segment: int = 0) -> Encoded:
+        """Encode the update plus the residual, and overwrite `x` with the new residual."""
         require_writable(x, self.layout.segments[segment].size)
         kept = {MOMENTUM: self._velocity(x, state)} if self.momentum else {}
         encoded = encode_held(self.inner, x, Held(state[RESIDUAL], 1.0), state, key, segment)
@@ -234,9 +244,11 @@ class Ef21:
 
     @property
     def spec(self) -> str:
+        """Return the canonical spec."""
         return self.inner.spec
 
     def bind(self, layout: Layout) -> BoundEf21:
+        """Return the bound codec with EF21; raise CodecError unless each call contracts."""
         bound = inside(self.inner, layout)
         if isinstance(bound.kind, ResidualOnly):
             raise CodecError(
@@ -274,12 +286,15 @@ class BoundEf21(Around):
 
     @property
     def kind(self) -> Kind:
+        """Return the kind of the inner codec if it is contractive, else `ResidualOnly`."""
         return self.inner.kind if isinstance(self.inner.kind, Contractive) else ResidualOnly()
 
     def init(self, segment: int = 0) -> State:
+        """Return the first state of a segment: zeros as reference, and the inner codec's state."""
         return {**self.inner.init(segment), REFERENCE: np.zeros(self.layout.segments[segment].size, np.float32)}
 
     def encode(self, x: Vector, state: State, key: Key, segment: int = 0) -> Encoded:
+        """Encode the difference to the reference, and overwrite `x` with the new reference."""
         require_writable(x, self.layout.segments[segment].size)
         encoded = encode_held(self.inner, x, Held(state[REFERENCE], -1.0), state, key, segment)
         return Encoded(encoded.payload, {**encoded.state, REFERENCE: x}, encoded.support)
@@ -303,16 +318,20 @@ class Shrunk(Around):
 
     @property
     def layout(self) -> Layout:
+        """Return the layout that the codec is bound to."""
         return self.inner.layout
 
     @property
     def kind(self) -> Kind:
+        """Return the error bound."""
         return Contractive(1 / (1 + self.omega))
 
     def init(self, segment: int = 0) -> State:
+        """Return the first state of the inner codec."""
         return self.inner.init(segment)
 
     def encode(self, x: Vector, state: State, key: Key, segment: int = 0) -> Encoded:
+        """Encode x / (1 + omega); `x` is overwritten."""
         require_writable(x, self.layout.segments[segment].size)
         x *= np.float32(1 / (1 + self.omega))
         return self.inner.encode(x, state, key, segment)

@@ -40,7 +40,9 @@ class Writes(Protocol):
         """Return True if the active kernels include this one."""
 
     @property
-    def apart(self) -> bool: ...
+    def apart(self) -> bool:
+        """Return True if whole buckets may be encoded separately."""
+
     def write(self, values: Vector, word: int, symbols: NDArray[np.uint8], scales: Scales, first: int = 0) -> None:
         """Write packed symbols and scales of `values`; raise NonFiniteUpdate for NaN and infinity, without another
         pass.

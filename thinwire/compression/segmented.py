@@ -61,6 +61,7 @@ class Bound:
         return replace(self, groups=[[replace(g, chain=g.chain.under_feedback()) for g in gs] for gs in self.groups])
 
     def init(self, segment: int = 0) -> State:
+        """Return the first state of a segment."""
         return {name: array for group in self.groups[segment] for name, array in group.chain.init().items()}
 
     def encode(self, x: Vector, state: State, key: Key, segment: int = 0) -> Encoded:
@@ -133,9 +134,11 @@ class Bound:
         ]
 
     def check(self, payload: Arrived, segment: int = 0) -> None:
+        """Raise BadPayload unless the payload is a legal frame of this segment."""
         self._read(payload, segment)
 
     def decode_add(self, payload: Arrived, weight: float, into: Vector, span: slice = ALL, segment: int = 0) -> None:
+        """Add `weight` times the decoded values in `span` to `into`; see `BoundCodec.decode_add`."""
         start, stop = spanned(span, self._size(segment))
         require_writable(into, self._size(segment))
         self._add(self._read(payload, segment), weight, into, start, stop)
@@ -165,6 +168,7 @@ class Bound:
                     at += piece.stop - piece.start
 
     def max_bytes(self, segment: int = 0) -> int:
+        """Return the largest size of a legal frame, in bytes."""
         size = self._size(segment)
         groups = [(group.chain, group.size(size)) for group in self.groups[segment]]
         further = sum(chain.streams(n) for chain, n in groups) - 1

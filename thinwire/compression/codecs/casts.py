@@ -29,18 +29,23 @@ class Identity(Whole):
     bits: ClassVar[int] = 32
 
     def kind(self) -> Kind:
+        """Return the error bound."""
         return Unbiased(0.0)
 
     def scales_count(self, size: int) -> int:
+        """Return the number of scales of `size` values."""
         return 0
 
     def quantize(self, values: Vector, word: int) -> tuple[Symbols, Scales]:
+        """Return the vector itself as symbols, without scales."""
         return values, np.zeros(0, np.float32)
 
     def dequantize(self, symbols: Symbols, scales: Scales, span: slice, word: int) -> Vector:
+        """Return the values of the symbols in `span`."""
         return symbols[span]
 
     def check(self, symbols: Symbols, scales: Scales) -> None:
+        """Raise BadPayload for NaN and infinity."""
         if not finite(symbols):
             raise BadPayload("a value that is not finite")
 
@@ -66,12 +71,15 @@ class Fp16(Whole):
     bits: ClassVar[int] = 16
 
     def kind(self) -> Kind:
+        """Return the error bound."""
         return Contractive(1 - 2.0**-20)
 
     def scales_count(self, size: int) -> int:
+        """Return the number of scales of `size` values."""
         return buckets(size)
 
     def quantize(self, values: Vector, word: int) -> tuple[Symbols, Scales]:
+        """Return symbols and scales of a float32 vector."""
         exponents = np.clip(np.frexp(maxima(values))[1] - TOP, LEAST, MOST).astype(np.int8)
         down, symbols = power(-exponents), np.empty(values.size, "<f2")
         for start, stop in blocks(values.size):
@@ -84,27 +92,34 @@ class Fp16(Whole):
 
     @property
     def writes(self) -> bool:
+        """Return True if the active path has a fused encode kernel."""
         return kernel("fp16_encode") is not None
 
     def write(self, values: Vector, word: int, symbols: NDArray[np.uint8], scales: Scales, first: int = 0) -> None:
+        """Write packed symbols and scales into a frame; raise NonFiniteUpdate for NaN and infinity."""
         native.fp16_write(values, symbols, scales)
 
     @property
     def feeds(self) -> bool:
+        """Return True if the active path has a fused kernel for error feedback."""
         return self.writes
 
     def write_held(self, values: Vector, held: Held, word: int, symbols: NDArray[np.uint8], scales: Scales) -> None:
+        """Encode `values` compensated by `held`, and overwrite `values` with the updated memory."""
         held_native.fp16_write_held(values, held, symbols, scales)
 
     def add(
         self, symbols: Symbols, scales: Scales, span: slice, word: int, factor: np.float32, adds: bool, into: Vector
     ) -> bool:
+        """Add or replace decoded values with a fused kernel, as `Adds.add` does."""
         return threads.add_in_parts("fp16_add", (symbols, scales), span, factor, adds, into)
 
     def dequantize(self, symbols: Symbols, scales: Scales, span: slice, word: int) -> Vector:
+        """Return the values of the symbols in `span`."""
         return scaled(symbols[span], power(scales), span.start)
 
     def check(self, symbols: Symbols, scales: Scales) -> None:
+        """Raise BadPayload for symbols or scales that no encoder makes."""
         looked = native.halves_finite(symbols, INFINITE)
         if not (finite(symbols) if looked is None else looked):
             raise BadPayload("a half-precision value that is not finite")
@@ -134,12 +149,15 @@ class Bf16(Whole):
     bits: ClassVar[int] = 16
 
     def kind(self) -> Kind:
+        """Return the error bound."""
         return Contractive(1 - 2.0**-16)
 
     def scales_count(self, size: int) -> int:
+        """Return the number of scales of `size` values."""
         return 0
 
     def quantize(self, values: Vector, word: int) -> tuple[Symbols, Scales]:
+        """Return symbols and scales of a float32 vector."""
         symbols = np.empty(values.size, "<u2")
         for start, stop in blocks(values.size):
             bits = values[start:stop].view(np.uint32)
@@ -153,30 +171,37 @@ class Bf16(Whole):
 
     @property
     def writes(self) -> bool:
+        """Return True if the active path has a fused encode kernel."""
         return kernel("bf16_encode") is not None
 
     def write(self, values: Vector, word: int, symbols: NDArray[np.uint8], scales: Scales, first: int = 0) -> None:
+        """Write packed symbols and scales into a frame; raise NonFiniteUpdate for NaN and infinity."""
         native.bf16_write(values, symbols)
 
     @property
     def feeds(self) -> bool:
+        """Return True if the active path has a fused kernel for error feedback."""
         return self.writes
 
     def write_held(self, values: Vector, held: Held, word: int, symbols: NDArray[np.uint8], scales: Scales) -> None:
+        """Encode `values` compensated by `held`, and overwrite `values` with the updated memory."""
         held_native.bf16_write_held(values, held, symbols)
 
     def add(
         self, symbols: Symbols, scales: Scales, span: slice, word: int, factor: np.float32, adds: bool, into: Vector
     ) -> bool:
+        """Add or replace decoded values with a fused kernel, as `Adds.add` does."""
         return threads.add_in_parts("bf16_add", (symbols,), span, factor, adds, into)
 
     def dequantize(self, symbols: Symbols, scales: Scales, span: slice, word: int) -> Vector:
+        """Return the values of the symbols in `span`."""
         wide = symbols[span].astype(np.uint32)
         wide <<= np.uint32(16)
         values: Vector = wide.view(np.float32)
         return values
 
     def check(self, symbols: Symbols, scales: Scales) -> None:
+        """Raise BadPayload for symbols or scales that no encoder makes."""
         looked = native.halves_finite(symbols, int(BF16_INFINITE))
         if looked is False or (looked is None and ((symbols & BF16_INFINITE) == BF16_INFINITE).any()):
             raise BadPayload("a bfloat16 value that is not finite")

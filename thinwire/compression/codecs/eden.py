@@ -61,14 +61,17 @@ class Eden(Whole):
 
     @classmethod
     def read(cls, argument: str | None) -> Self:
+        """Make the codec from its argument, the bits a value."""
         return cls(read_whole("eden", argument, 1, max(LEVELS), 2))
 
     @property
     def spec(self) -> str:
+        """Return the canonical spec."""
         return f"eden({self.width})"
 
     @property
     def bits(self) -> int:
+        """Return the bits of a symbol."""
         return self.width
 
     @property
@@ -77,9 +80,11 @@ class Eden(Whole):
         return ERRORS[self.width] / (1 - ERRORS[self.width])
 
     def kind(self) -> Kind:
+        """Return the error bound."""
         return Contractive(1 / (1 + self.omega)) if self.shrunk else Unbiased(self.omega)
 
     def under_feedback(self) -> Self:
+        """Return the quantizer whose scale is divided by 1 + omega."""
         return replace(self, shrunk=True)
 
     def scales_count(self, size: int) -> int:
@@ -98,9 +103,11 @@ class Eden(Whole):
 
     @property
     def writes(self) -> bool:
+        """Return True if the active path has a fused encode kernel."""
         return chosen() != NUMPY
 
     def write(self, values: Vector, word: int, symbols: NDArray[np.uint8], scales: Scales, first: int = 0) -> None:
+        """Write packed symbols and scales into a frame; raise NonFiniteUpdate for NaN and infinity."""
         self._write(values, word, self.bits, symbols, scales, first)
 
     def _write(
@@ -111,9 +118,11 @@ class Eden(Whole):
 
     @property
     def feeds(self) -> bool:
+        """Return True if the active path has a fused kernel for error feedback."""
         return self.writes
 
     def write_held(self, values: Vector, held: Held, word: int, symbols: NDArray[np.uint8], scales: Scales) -> None:
+        """Encode `values` compensated by `held`, and overwrite `values` with the updated memory."""
         tail = slice(rotated_size(values.size), values.size)
         symbols[tail.start * self.bits // 8 :] = 0
         native.eden_write_held(values, held, word, self.levels, self.divisor, MOST, self.bits, symbols, scales)
@@ -125,6 +134,7 @@ class Eden(Whole):
         held.settled(values, tail)
 
     def quantize(self, values: Vector, word: int) -> tuple[Symbols, Scales]:
+        """Return symbols and scales of a float32 vector."""
         if self.writes:
             symbols, scales = np.empty(values.size, np.int8), np.empty(self.scales_count(values.size), np.uint8)
             self._write(values, word, 8, symbols.view(np.uint8), scales, 0)
@@ -154,6 +164,7 @@ class Eden(Whole):
         return np.where(turned < 0, ~found, found), min(float(np.ldexp(scale, exponent)), float(MOST))
 
     def dequantize(self, symbols: Symbols, scales: Scales, span: slice, word: int) -> Vector:
+        """Return the values of the symbols in `span`."""
         out = np.empty(span.stop - span.start, np.float32)
         levels = self.levels
         rotated = 0
@@ -173,6 +184,7 @@ class Eden(Whole):
     def add(
         self, symbols: Symbols, scales: Scales, span: slice, word: int, factor: np.float32, adds: bool, into: Vector
     ) -> bool:
+        """Add or replace decoded values with a fused kernel, as `Adds.add` does."""
         if not native.eden_add(symbols, scales, span, word, self.levels, factor, adds, into):
             return False
         rotated = rotated_size(symbols.size)
@@ -183,6 +195,7 @@ class Eden(Whole):
         return True
 
     def check(self, symbols: Symbols, scales: Scales) -> None:
+        """Raise BadPayload for symbols or scales that no encoder makes."""
         check(self.spec, scales, symbols.size)
         if symbols[rotated_size(symbols.size) : symbols.size].any():
             raise BadPayload("a symbol in the tail", why="the tail is sent as fp16")
@@ -200,11 +213,13 @@ class Drive(Eden):
 
     @classmethod
     def read(cls, argument: str | None) -> Self:
+        """Make the codec; it has no argument."""
         del argument
         return cls()
 
     @property
     def spec(self) -> str:
+        """Return the canonical spec."""
         return "drive"
 
 

@@ -48,6 +48,7 @@ class Sign(Whole):
 
     @classmethod
     def read(cls, argument: str | None) -> Sign:
+        """Make the codec from its argument, `scaled` or none."""
         if argument is not None and argument.strip() != "scaled":
             hint = "sign(scaled)" if argument.strip() else "sign"
             raise CodecError(f"sign({argument}) cannot be", why="it sends two means, or one", hint=hint)
@@ -55,15 +56,19 @@ class Sign(Whole):
 
     @property
     def spec(self) -> str:
+        """Return the canonical spec."""
         return "sign(scaled)" if self.scaled else "sign"
 
     def kind(self) -> Kind:
+        """Return the error bound."""
         return Contractive(1 / BUCKET)
 
     def scales_count(self, size: int) -> int:
+        """Return the number of scales of `size` values."""
         return buckets(size) * (1 if self.scaled else 2)
 
     def quantize(self, values: Vector, word: int) -> tuple[Symbols, Scales]:
+        """Return symbols and scales of a float32 vector."""
         negative = values < 0
         symbols: Symbols = np.negative(negative.view(np.int8))  # 0 or -1: packed in one bit, this is the sign
         if self.scaled:
@@ -77,9 +82,11 @@ class Sign(Whole):
 
     @property
     def writes(self) -> bool:
+        """Return True if the active path has a fused encode kernel."""
         return kernel("sign_encode") is not None
 
     def write(self, values: Vector, word: int, symbols: NDArray[np.uint8], scales: Scales, first: int = 0) -> None:
+        """Write packed symbols and scales into a frame; raise NonFiniteUpdate for NaN and infinity."""
         means = np.empty(2 * scales.size, np.float32) if self.scaled else scales
         native.sign_write(values, symbols, means)
         if self.scaled:
@@ -87,14 +94,17 @@ class Sign(Whole):
 
     @property
     def feeds(self) -> bool:
+        """Return True if the active path has a fused kernel for error feedback."""
         return self.writes and not self.scaled
 
     def write_held(self, values: Vector, held: Held, word: int, symbols: NDArray[np.uint8], scales: Scales) -> None:
+        """Encode `values` compensated by `held`, and overwrite `values` with the updated memory."""
         held_native.sign_write_held(values, held, symbols, scales)
 
     def add(
         self, symbols: Symbols, scales: Scales, span: slice, word: int, factor: np.float32, adds: bool, into: Vector
     ) -> bool:
+        """Add or replace decoded values with a fused kernel, as `Adds.add` does."""
         return native.sign_add(symbols, self._pairs(scales), span, factor, adds, into)
 
     def _pairs(self, scales: Scales) -> Vector:
@@ -102,6 +112,7 @@ class Sign(Whole):
         return np.repeat(scales, 2) if self.scaled else scales
 
     def dequantize(self, symbols: Symbols, scales: Scales, span: slice, word: int) -> Vector:
+        """Return the values of the symbols in `span`."""
         out = np.empty(span.stop - span.start, np.float32)
         pairs = self._pairs(scales).reshape(-1, 2)
         for start, stop in blocks(span.stop, span.start):
@@ -112,6 +123,7 @@ class Sign(Whole):
         return out
 
     def check(self, symbols: Symbols, scales: Scales) -> None:
+        """Raise BadPayload for symbols or scales that no encoder makes."""
         if not (np.isfinite(scales) & (scales >= 0)).all():
             raise BadPayload("a mean that sign never makes", why="it is negative or not finite")
 
@@ -149,15 +161,19 @@ class Ternary(Whole):
     starts: tuple[int, ...] = (0,)  # offsets of the tensors
 
     def kind(self) -> Kind:
+        """Return the error bound."""
         return Contractive(1 / BUCKET) if self.nearest else ResidualOnly()
 
     def under_feedback(self) -> Ternary:
+        """Return the quantizer that rounds to nearest, with a maximum for each bucket."""
         return replace(self, nearest=True)
 
     def over(self, starts: tuple[int, ...]) -> Ternary:
+        """Return a quantizer that begins its scales again at each of `starts`."""
         return replace(self, starts=starts)
 
     def scales_count(self, size: int) -> int:
+        """Return the number of scales of `size` values."""
         return sum(buckets(stop - start) for start, stop, _ in self._tensors(size))
 
     def _tensors(self, size: int) -> Iterator[tuple[int, int, int]]:
@@ -168,6 +184,7 @@ class Ternary(Whole):
             scale += buckets(stop - start)
 
     def quantize(self, values: Vector, word: int) -> tuple[Symbols, Scales]:
+        """Return symbols and scales of a float32 vector."""
         symbols, scales = np.empty(values.size, np.int8), np.empty(self.scales_count(values.size), np.float32)
         if self.writes:
             self._write(values, word, 8, symbols.view(np.uint8), scales)
@@ -183,9 +200,11 @@ class Ternary(Whole):
 
     @property
     def writes(self) -> bool:
+        """Return True if the active path has a fused encode kernel."""
         return levels_native.levels_checks_finite()
 
     def write(self, values: Vector, word: int, symbols: NDArray[np.uint8], scales: Scales, first: int = 0) -> None:
+        """Write packed symbols and scales into a frame; raise NonFiniteUpdate for NaN and infinity."""
         self._write(values, word, self.bits, symbols, scales)
 
     def _write(self, values: Vector, word: int, bits: int, out: NDArray[np.uint8], scales: Scales) -> None:
@@ -194,17 +213,21 @@ class Ternary(Whole):
 
     @property
     def feeds(self) -> bool:
+        """Return True if the active path has a fused kernel for error feedback."""
         return self.writes and self.nearest
 
     def write_held(self, values: Vector, held: Held, word: int, symbols: NDArray[np.uint8], scales: Scales) -> None:
+        """Encode `values` compensated by `held`, and overwrite `values` with the updated memory."""
         held_native.ternary_write_held(values, held, self.starts, uniform.max_scale(1), self.bits, symbols, scales)
 
     def add(
         self, symbols: Symbols, scales: Scales, span: slice, word: int, factor: np.float32, adds: bool, into: Vector
     ) -> bool:
+        """Add or replace decoded values with a fused kernel, as `Adds.add` does."""
         return levels_native.levels_add(symbols, scales, span, factor, adds, into, self.starts)
 
     def dequantize(self, symbols: Symbols, scales: Scales, span: slice, word: int) -> Vector:
+        """Return the values of the symbols in `span`."""
         out = np.empty(span.stop - span.start, np.float32)
         for start, stop, first in self._tensors(symbols.size):
             a, b = max(start, span.start), min(stop, span.stop)
@@ -213,6 +236,7 @@ class Ternary(Whole):
         return out
 
     def check(self, symbols: Symbols, scales: Scales) -> None:
+        """Raise BadPayload for symbols or scales that no encoder makes."""
         uniform.check(self.spec, symbols, scales, 1)
 
 
@@ -232,19 +256,24 @@ class TwoBit(Whole):
 
     @classmethod
     def read(cls, argument: str | None) -> TwoBit:
+        """Make the codec from its argument, the threshold in root mean squares."""
         return cls(read_number("twobit", argument, Decimal(2), "1"))
 
     @property
     def spec(self) -> str:
+        """Return the canonical spec."""
         return f"twobit({self.threshold:f})"
 
     def kind(self) -> Kind:
+        """Return the error bound."""
         return ResidualOnly()
 
     def scales_count(self, size: int) -> int:
+        """Return the number of scales of `size` values."""
         return 1 if size else 0
 
     def quantize(self, values: Vector, word: int) -> tuple[Symbols, Scales]:
+        """Return symbols and scales of a float32 vector."""
         scales = self._scales(rms(values), values.size)
         step = scales[0] if values.size else np.float32(0)
         symbols = (values >= step).astype(np.int8)
@@ -256,9 +285,11 @@ class TwoBit(Whole):
 
     @property
     def writes(self) -> bool:
+        """Return True if the active path has a fused encode kernel."""
         return levels_native.levels_checks_finite()
 
     def write(self, values: Vector, word: int, symbols: NDArray[np.uint8], scales: Scales, first: int = 0) -> None:
+        """Write packed symbols and scales into a frame; raise NonFiniteUpdate for NaN and infinity."""
         root = rms(values)
         if not np.isfinite(root):
             raise not_finite()
@@ -270,9 +301,11 @@ class TwoBit(Whole):
 
     @property
     def feeds(self) -> bool:
+        """Return True if the active path has a fused kernel for error feedback."""
         return self.writes
 
     def write_held(self, values: Vector, held: Held, word: int, symbols: NDArray[np.uint8], scales: Scales) -> None:
+        """Encode `values` compensated by `held`, and overwrite `values` with the updated memory."""
         scales[:] = self._scales(root_of(held_native.squares_held(values, held), values.size), values.size)
         if scales.any():
             held_native.steps_write_held(values, held, scales[0], self.bits, symbols)
@@ -283,12 +316,15 @@ class TwoBit(Whole):
     def add(
         self, symbols: Symbols, scales: Scales, span: slice, word: int, factor: np.float32, adds: bool, into: Vector
     ) -> bool:
+        """Add or replace decoded values with a fused kernel, as `Adds.add` does."""
         each = np.broadcast_to(scales, buckets(symbols.size))
         return levels_native.levels_add(symbols, each, span, factor, adds, into)
 
     def dequantize(self, symbols: Symbols, scales: Scales, span: slice, word: int) -> Vector:
+        """Return the values of the symbols in `span`."""
         values: Vector = symbols[span] * scales[0]
         return values
 
     def check(self, symbols: Symbols, scales: Scales) -> None:
+        """Raise BadPayload for symbols or scales that no encoder makes."""
         uniform.check(self.spec, symbols, scales, 1)

@@ -35,21 +35,26 @@ class Natural(Whole):
     scales_dtype: ClassVar[np.dtype[Any]] = np.dtype(np.int8)
 
     def kind(self) -> Kind:
+        """Return the error bound."""
         return Unbiased(1 / 8 + 2.0**-20)
 
     @property
     def writes(self) -> bool:
+        """Return True if the active path has a fused encode kernel."""
         return kernel("natural_encode") is not None
 
     def write(self, values: Vector, word: int, symbols: NDArray[np.uint8], scales: Scales, first: int = 0) -> None:
+        """Write packed symbols and scales into a frame; raise NonFiniteUpdate for NaN and infinity."""
         native.natural_write(values, word, symbols, scales, first)
 
     def add(
         self, symbols: Symbols, scales: Scales, span: slice, word: int, factor: np.float32, adds: bool, into: Vector
     ) -> bool:
+        """Add or replace decoded values with a fused kernel, as `Adds.add` does."""
         return threads.add_in_parts("natural_add", (symbols, scales), span, factor, adds, into)
 
     def quantize(self, values: Vector, word: int) -> tuple[Symbols, Scales]:
+        """Return symbols and scales of a float32 vector."""
         if self.writes:
             found, exponents = np.empty(values.size, np.int8), np.empty(buckets(values.size), np.int8)
             native.natural_write(values, word, found.view(np.uint8), exponents, 0)
@@ -64,6 +69,7 @@ class Natural(Whole):
         return symbols, tops.astype(np.int8)
 
     def dequantize(self, symbols: Symbols, scales: Scales, span: slice, word: int) -> Vector:
+        """Return the values of the symbols in `span`."""
         found = symbols[span].astype(np.int32)
         first = span.start // BUCKET
         each = np.repeat(scales[first : buckets(span.stop)].astype(np.int32), BUCKET)[span.start - first * BUCKET :]
@@ -72,6 +78,7 @@ class Natural(Whole):
         return values
 
     def check(self, symbols: Symbols, scales: Scales) -> None:
+        """Raise BadPayload for symbols or scales that no encoder makes."""
         if scales.size and (scales.min() < LEAST or scales.max() > TOP):
             raise BadPayload("an exponent that natural never makes", why=f"they lie in {LEAST}..{TOP}")
         if symbols.size and symbols.min() < -STEPS:

@@ -41,19 +41,24 @@ class TopK:
 
     @classmethod
     def read(cls, argument: str | None) -> TopK:
+        """Make the codec from its argument, the ratio."""
         return cls(read_ratio("topk", argument))
 
     @property
     def spec(self) -> str:
+        """Return the canonical spec."""
         return f"topk({self.ratio:f})"
 
     def kind(self) -> Kind:
+        """Return the error bound."""
         return Contractive(float(self.ratio))
 
     def count(self, size: int) -> int:
+        """Return the number of values that are sent of `size`."""
         return share(self.ratio, size)
 
     def select(self, values: Vector, word: int) -> tuple[Indices, Vector]:
+        """Return the sorted indices to send and a copy of their values."""
         count = self.count(values.size)
         if count == values.size:
             require_finite(values)
@@ -127,23 +132,29 @@ class RandK:
 
     @classmethod
     def read(cls, argument: str | None) -> RandK:
+        """Make the codec from its argument, the ratio."""
         return cls(read_ratio("randk", argument))
 
     @property
     def spec(self) -> str:
+        """Return the canonical spec."""
         return f"randk({self.ratio:f})"
 
     def kind(self) -> Kind:
+        """Return the error bound."""
         return Contractive(float(self.ratio))
 
     def count(self, size: int) -> int:
+        """Return the number of values that are sent of `size`."""
         return share(self.ratio, size)
 
     def select(self, values: Vector, word: int) -> tuple[Indices, Vector]:
+        """Return the sorted indices to send and a copy of their values."""
         places = self.places(values.size, word)
         return places, values[places]
 
     def places(self, size: int, word: int) -> Indices:
+        """Return the sorted indices that `word` selects among `size` coordinates."""
         half = max(1, -(-max(size - 1, 1).bit_length() // 2))
         found = _permuted(np.arange(self.count(size), dtype=np.uint32), half, word)
         while (out := found >= size).any():
@@ -181,19 +192,24 @@ class Threshold:
 
     @classmethod
     def read(cls, argument: str | None) -> Threshold:
+        """Make the codec from its argument, the threshold in root mean squares."""
         return cls(read_number("threshold", argument, Decimal(1000), "2.5"))
 
     @property
     def spec(self) -> str:
+        """Return the canonical spec."""
         return f"threshold({self.times:f})"
 
     def kind(self) -> Kind:
+        """Return the error bound."""
         return Contractive(max(1 - float(self.times) ** 2, 1 / LARGEST_SEGMENT))
 
     def count(self, size: int) -> int:
+        """Return the largest number of values that are sent, which is `size`."""
         return size
 
     def select(self, values: Vector, word: int) -> tuple[Indices, Vector]:
+        """Return the sorted indices to send and a copy of their values."""
         if not values.size:
             return np.zeros(0, np.int64), values.copy()
         with np.errstate(invalid="ignore"):  # signaling NaN

@@ -51,13 +51,16 @@ class Whole:
         return cls()
 
     def under_feedback(self) -> Self:
+        """Return this quantizer, which has no other form inside error feedback."""
         return self
 
     def over(self, starts: tuple[int, ...]) -> Self:
+        """Return this quantizer: its buckets do not depend on tensors."""
         del starts
         return self
 
     def scales_count(self, size: int) -> int:
+        """Return the number of scales of `size` values."""
         return buckets(size)
 
 
@@ -69,11 +72,13 @@ class Levelled(Whole, ABC):
 
     @property
     @abstractmethod
-    def spec(self) -> str: ...
+    def spec(self) -> str:
+        """Return the canonical spec."""
 
     @property
     @abstractmethod
-    def bits(self) -> int: ...
+    def bits(self) -> int:
+        """Return the bits of a symbol."""
 
     @property
     def levels(self) -> int:
@@ -85,33 +90,41 @@ class Levelled(Whole, ABC):
         return word
 
     def quantize(self, values: Vector, word: int) -> tuple[Symbols, Scales]:
+        """Return symbols and scales of a float32 vector."""
         return encoded(values, self.levels, self.drawn(word))
 
     @property
     def writes(self) -> bool:
+        """Return True if the active path has a fused encode kernel."""
         return native.levels_checks_finite()
 
     def write(self, values: Vector, word: int, symbols: NDArray[np.uint8], scales: Scales, first: int = 0) -> None:
+        """Write packed symbols and scales into a frame; raise NonFiniteUpdate for NaN and infinity."""
         most = max_scale(self.levels)
         native.levels_write(values, self.levels, most, self.drawn(word), self.bits, symbols, scales, first)
 
     @property
     def feeds(self) -> bool:
+        """Return True if the active path has a fused kernel for error feedback."""
         return self.writes
 
     def write_held(self, values: Vector, held: Held, word: int, symbols: NDArray[np.uint8], scales: Scales) -> None:
+        """Encode `values` compensated by `held`, and overwrite `values` with the updated memory."""
         most = max_scale(self.levels)
         held_native.levels_write_held(values, held, self.levels, most, self.drawn(word), self.bits, symbols, scales)
 
     def dequantize(self, symbols: Symbols, scales: Scales, span: slice, word: int) -> Vector:
+        """Return the values of the symbols in `span`."""
         return scaled(symbols[span], scales, span.start)
 
     def add(
         self, symbols: Symbols, scales: Scales, span: slice, word: int, factor: np.float32, adds: bool, into: Vector
     ) -> bool:
+        """Add or replace decoded values with a fused kernel, as `Adds.add` does."""
         return native.levels_add(symbols, scales, span, factor, adds, into)
 
     def check(self, symbols: Symbols, scales: Scales) -> None:
+        """Raise BadPayload for symbols or scales that no encoder makes."""
         check(self.spec, symbols, scales, self.levels)
 
 
@@ -184,6 +197,7 @@ class Int8(Levelled):
     bits: ClassVar[int] = 8
 
     def kind(self) -> Kind:
+        """Return the error bound."""
         return Unbiased(BUCKET / (4 * self.levels**2))
 
 
@@ -209,6 +223,7 @@ class Qsgd(Levelled):
 
     @classmethod
     def read(cls, argument: str | None) -> Qsgd:
+        """Make the codec from its argument: the bits a value, and `l2` for the Euclidean norm."""
         width, comma, norm = (argument or "").partition(",")
         if comma and norm.strip() != "l2":
             raise CodecError(f"qsgd({argument}) cannot be", why="its norm is the maximum, or l2", hint="qsgd(4, l2)")
@@ -220,31 +235,37 @@ class Qsgd(Levelled):
 
     @property
     def spec(self) -> str:
+        """Return the canonical spec."""
         return f"qsgd({self.width}, l2)" if self.euclidean else f"qsgd({self.width})"
 
     @property
     def bits(self) -> int:
+        """Return the bits of a symbol."""
         return self.width
 
     def kind(self) -> Kind:
+        """Return the error bound."""
         s = self.levels
         if self.nearest:
             return Contractive(max(1 / BUCKET, 1 - BUCKET / (4 * s * s)))
         return Unbiased(min(BUCKET / s**2, BUCKET**0.5 / s) if self.euclidean else BUCKET / (4 * s * s))
 
     def under_feedback(self) -> Qsgd:
+        """Return the quantizer that rounds to nearest."""
         return replace(self, nearest=True)
 
     def drawn(self, word: int) -> int | None:
         return None if self.nearest else word
 
     def quantize(self, values: Vector, word: int) -> tuple[Symbols, Scales]:
+        """Return symbols and scales of a float32 vector."""
         if not self.euclidean or self.nearest:
             return super().quantize(values, word)
         scales = self._norms(bucket_sums(values, 2))
         return rounded(values, scales, self.levels, word), scales
 
     def write(self, values: Vector, word: int, symbols: NDArray[np.uint8], scales: Scales, first: int = 0) -> None:
+        """Write packed symbols and scales into a frame; raise NonFiniteUpdate for NaN and infinity."""
         if not self.euclidean or self.nearest:
             super().write(values, word, symbols, scales, first)
             return

@@ -1,10 +1,10 @@
-// Floats as integers, and the hash that rounding draws from (core/prng.py).
+// Bits of floats, the hash of stochastic rounding (thinwire/core/prng.py), and prefetching.
 #pragma once
 
 namespace {
 
 constexpr int64_t BUCKET = 4096;
-constexpr uint32_t MAGNITUDE = 0x7FFFFFFFu;  // all bits but the sign's: magnitudes sort like integers
+constexpr uint32_t MAGNITUDE = 0x7FFFFFFFu;  // all bits except the sign: magnitudes sort like integers
 constexpr uint32_t INFINITE = 0x7F800000u;
 
 inline uint32_t bits_of(float value) {
@@ -28,7 +28,7 @@ inline uint32_t lowbias32(uint32_t x) {
     return x;
 }
 
-// U in [0, 1): the upper 24 bits, each exact in a float.
+// Uniform in [0, 1): the upper 24 bits of the hash, which a float holds exactly.
 inline float uniform(uint32_t index, uint32_t word) {
     return static_cast<float>(static_cast<int32_t>(lowbias32(index ^ word) >> 8)) * 0x1p-24f;
 }
@@ -42,8 +42,8 @@ inline void ask_for(const Value* values) {
     for (int64_t i = 0; i < AT_ONCE; i += 64 / sizeof(Value)) __builtin_prefetch(values + i);
 }
 
-// Calls work(i) for each of `size` values, and meanwhile asks memory for those of `streams` that are further on. What
-// processors ask for by themselves ends with the page, which for four bytes a value is soon.
+// Calls work(i) for each of `size` values and prefetches `streams` AHEAD of it. The processor's own prefetch ends with
+// the page, which holds only 1024 floats.
 template <typename Work, typename... Value>
 inline void streamed(int64_t size, Work work, const Value*... streams) {
     int64_t i = 0;
@@ -54,7 +54,7 @@ inline void streamed(int64_t size, Work work, const Value*... streams) {
     for (; i < size; ++i) work(i);
 }
 
-// The largest magnitude's bits: those of infinity or more where not all are finite.
+// Bits of the largest magnitude: at least those of infinity if a value is not finite.
 inline uint32_t largest_bits(const float* values, int64_t size) {
     uint32_t largest = 0;
     for (int64_t i = 0; i < size; ++i) {
@@ -65,7 +65,7 @@ inline uint32_t largest_bits(const float* values, int64_t size) {
 }
 
 #ifdef __AVX512F__
-// The same 24 bits of sixteen indices, before they are scaled.
+// The upper 24 bits of `uniform` for sixteen (or eight) indices, before the scaling.
 inline __m512 drawn(__m512i x) {
     x = _mm512_xor_si512(x, _mm512_srli_epi32(x, 16));
     x = _mm512_mullo_epi32(x, _mm512_set1_epi32(0x7FEB352D));

@@ -1,7 +1,7 @@
-// Gaps between places as varints: see compression/codecs/integers.py.
+// Varints of the gaps between sorted indices; thinwire/compression/codecs/integers.py defines the bits.
 #pragma once
 
-// Returns how many bytes were written; `out` has room for four a place.
+// Returns the number of bytes written. `out` must hold four bytes an index (the caller allocates ten).
 TW_EXPORT int64_t TW(delta_write)(const int64_t* places, int64_t items, uint8_t* out) {
     uint8_t* to = out;
     int64_t before = -1;
@@ -17,7 +17,8 @@ TW_EXPORT int64_t TW(delta_write)(const int64_t* places, int64_t items, uint8_t*
 #ifdef __AVX512F__
 namespace {
 
-// As many gaps of one or two bytes as there are in the sixteen that begin here; 0: one is longer, -1: one is wrong.
+// Reads all gaps of one or two bytes in the next sixteen bytes and returns their number; 0 if a gap is longer, -1 if
+// one is not in its shortest form.
 inline int64_t read_sixteen(const uint8_t** at, int64_t* place, int64_t* places) {
     const __m512i zero = _mm512_setzero_si512(), low = _mm512_set1_epi32(0x7F);
     const __m512i bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(*at)));
@@ -45,7 +46,7 @@ inline int64_t read_sixteen(const uint8_t** at, int64_t* place, int64_t* places)
 }  // namespace
 #endif
 
-// 0: these are no `items` rising places under `size` in their shortest form; the oracle says why not.
+// Returns 0 unless the data is `items` rising indices under `size` in their shortest form; the oracle then raises why.
 TW_EXPORT int32_t TW(delta_read)(const uint8_t* data, int64_t length, int64_t items, int64_t size, int64_t* places) {
     const uint8_t *at = data, *end = data + length;
     int64_t place = -1;

@@ -1,10 +1,10 @@
-// drive and eden(b): compression/codecs/eden.py, whose bits these are.
+// Encodes drive and eden(b); thinwire/compression/codecs/eden.py defines the bits.
 #pragma once
 
 namespace {
 
 constexpr int MOST_LEVELS = 8;
-constexpr int64_t ROOM = PITCH * (LARGEST_BLOCK / CHUNK);  // floats that one block needs
+constexpr int64_t ROOM = PITCH * (LARGEST_BLOCK / CHUNK);  // floats of working memory for one block
 
 struct Levels {
     float level[MOST_LEVELS], border[MOST_LEVELS];
@@ -19,12 +19,12 @@ inline Levels levels_of(const float* levels, int32_t width) {
     return found;
 }
 
-inline float* lined(float* room) {  // to the begin of a cache line
+inline float* lined(float* room) {  // aligned to a cache line
     return reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(room) + 63) & ~static_cast<uintptr_t>(63));
 }
 
 #ifdef __AVX512F__
-// How many borders are at most this, and a byte of it: ~found under zero.
+// The symbol of a value as a byte: the number of borders that are at most its magnitude, ~found for negative values.
 template <int WIDTH>
 inline __m512i found_among(__m512 place, __m512 borders) {
     __m512i found = _mm512_setzero_si512();
@@ -38,7 +38,8 @@ inline __m512i found_among(__m512 place, __m512 borders) {
 }
 #endif
 
-// Symbols, and the sum of each value's magnitude times its level. `out` holds bytes, or bits where the width is 1.
+// Writes symbols and returns the sum of each value's magnitude times its level. `out` holds bytes, or bits if the
+// width is 1.
 template <int WIDTH, bool BITS>
 inline double symbols_of(
     float* block, int64_t size, float inverse, const Levels& levels, const float* next, uint8_t* out) {
@@ -70,7 +71,7 @@ inline double symbols_of(
             const __m512i symbol = _mm512_xor_si512(found, _mm512_movm_epi32(negative));
             _mm_storeu_si128(reinterpret_cast<__m128i*>(out + at), _mm512_cvtepi32_epi8(symbol));
         }
-        // 24 bits times 24 bits are exact in a double.
+        // The product of two 24-bit significands is exact in a double.
         __m512d sum = _mm512_loadu_pd(lane[r]);
         sum = _mm512_fmadd_pd(_mm512_cvtps_pd(_mm512_castps512_ps256(magnitude)), low_level, sum);
         sum = _mm512_fmadd_pd(_mm512_cvtps_pd(_mm512_extractf32x8_ps(magnitude, 1)), high_level, sum);
@@ -90,7 +91,7 @@ inline double symbols_of(
         const int64_t here = at_most(CHUNK, size);
         const float* from = block + r * PITCH;
         float level[CHUNK];
-        int32_t symbol[CHUNK];  // as wide as the floats: then all of a row is found together
+        int32_t symbol[CHUNK];  // as wide as floats, so that the loop vectorizes over a row
         const Levels own = levels;
         for (int64_t i = 0; i < here; ++i) {
             const float place = float_of(bits_of(from[i]) & MAGNITUDE) * inverse;
@@ -134,7 +135,7 @@ inline double packed_symbols(
 
 }  // namespace
 
-// A float32 for each block, and symbols of `bits` bits each, 0 in the tail. 0: there is NaN or infinity.
+// Writes a float32 for each block, and symbols of `bits` bits each, 0 in the tail. Returns 0 for NaN or infinity.
 TW_EXPORT int32_t TW(eden_encode)(
     const float* values, int64_t size, uint32_t first, uint32_t word, int32_t width, int32_t bits, const float* table,
     double divisor, float most, float* room, uint8_t* scales, uint8_t* out) {
@@ -168,5 +169,5 @@ TW_EXPORT int32_t TW(eden_encode)(
     return 1;
 }
 
-// Floats that either needs room for.
+// The number of floats of working memory that encoding or decoding needs.
 TW_EXPORT int64_t TW(eden_room)() { return ROOM + 16; }

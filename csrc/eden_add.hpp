@@ -1,9 +1,9 @@
-// drive and eden(b) back into a sum: compression/codecs/eden.py, whose bits these are.
+// Decodes drive and eden(b) into a sum; thinwire/compression/codecs/eden.py defines the bits.
 #pragma once
 
 namespace {
 
-// Levels as they are after the butterflies between the lanes of a row, and then inside a chunk.
+// Levels after the butterflies between the lanes of a row, then inside a chunk.
 class Turned {
   public:
     Turned(const float* levels, int32_t width) {
@@ -23,7 +23,7 @@ class Turned {
                     }
     }
 
-    // Of one bit each.
+    // Symbols of one bit each.
     void from_bits(const uint8_t* data, int64_t size, float* chunk) const {
         turn(chunk, size, [&](int64_t i, int r) -> Floats {
             const int64_t at = i + r * WIDE;
@@ -56,7 +56,7 @@ class Turned {
     }
 
   private:
-    static constexpr int TOGETHER = WIDE < 8 ? WIDE : 8;  // values of one bit that are looked up together
+    static constexpr int TOGETHER = WIDE < 8 ? WIDE : 8;  // one-bit values of one table lookup
 
     template <class At>
     static void turn(float* chunk, int64_t size, At at) {
@@ -66,11 +66,11 @@ class Turned {
             turn_small(chunk, size, at);
     }
 
-    float level_[16];  // of a symbol's four lowest bits
+    float level_[16];  // indexed by a symbol's four lowest bits
     float together_[1 << TOGETHER][TOGETHER];
 };
 
-// to[first .. last] (+)= factor * (scale * value), with the signs that were drawn.
+// to[first .. last] (+)= factor * (scale * value), times the random signs.
 template <bool ADDS>
 inline void turn_back(
     const float* block, const Signs& signs, int64_t first, int64_t last, float scale, float factor, float* to) {
@@ -98,7 +98,7 @@ inline void turn_back(
 
 }  // namespace
 
-// into[0 ..] (+)= factor * value, for the values start .. stop of a vector of this size that are rotated.
+// into[0 ..] (+)= factor * value, for the rotated values in start .. stop of a vector of `size`.
 TW_EXPORT void TW(eden_add)(
     const uint8_t* data, int32_t bits, const uint8_t* scales, int64_t size, int64_t start, int64_t stop, uint32_t word,
     int32_t width, const float* table, float factor, int32_t adds, float* room, float* into) {
@@ -129,8 +129,8 @@ TW_EXPORT void TW(eden_add)(
     }
 }
 
-// Encode and take what was sent away block by block (see held.hpp); the tail is not touched. Signs are drawn by
-// index ^ word, and a block begins where index + i is index ^ i.
+// Encodes with error feedback block by block (see held.hpp); the tail is not changed. Signs are a hash of
+// index ^ word, and a block begins where index + i == index ^ i.
 TW_EXPORT int32_t TW(eden_held)(
     float* values, const float* held, float sign, int64_t size, uint32_t first, uint32_t word, int32_t width,
     int32_t bits, const float* table, double divisor, float most, float* room, uint8_t* scales, uint8_t* out) {

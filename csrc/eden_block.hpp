@@ -1,21 +1,21 @@
-// A block of drive or eden(b) before its symbols are found: what is to be known of it, and its rotation near 1.
+// Prepares a block of drive or eden(b) for encoding: its statistics, its scaling to about 1, and its rotation.
 #pragma once
 
 namespace {
 
 constexpr int FAR_EXPONENT = 100;
 
-// Into the second-level cache; where that is beyond the vector's end nothing happens.
+// Prefetches into the second-level cache; an address beyond the vector's end is harmless.
 inline void ahead(const float* values) { __builtin_prefetch(values, 0, 2); }
 
-// What is to be known of a block before it is rotated; `least` is the least magnitude's bits but for 0, less one.
+// Statistics of a block before its rotation; `least` is the bits of the smallest magnitude other than 0, less one.
 struct Seen {
     uint32_t largest = 0, least = ~0u;
     double squares = 0;
 };
 
 #ifdef __AVX512F__
-// Of `BUCKETS` buckets together: a sum waits for itself, not for the others.
+// Statistics of `BUCKETS` buckets together: additions of different sums overlap.
 template <int BUCKETS>
 inline void see(const float* values, int64_t size, __m512i& largest, __m512i& least, double* squares) {
     __m512d sum[BUCKETS];
@@ -27,7 +27,7 @@ inline void see(const float* values, int64_t size, __m512i& largest, __m512i& le
             const __m512i bits = _mm512_and_si512(_mm512_loadu_si512(from), _mm512_set1_epi32(MAGNITUDE));
             largest = _mm512_max_epu32(largest, bits);
             least = _mm512_min_epu32(least, _mm512_sub_epi32(bits, _mm512_set1_epi32(1)));
-            // The square of a float is exact in a double: fused or not, one rounding.
+            // The square of a float is exact in a double, so fused or not, there is one rounding.
             const __m512d low = _mm512_cvtps_pd(_mm256_loadu_ps(from));
             const __m512d high = _mm512_cvtps_pd(_mm256_loadu_ps(from + 8));
             sum[n] = _mm512_fmadd_pd(low, low, sum[n]);
@@ -64,8 +64,8 @@ inline Seen seen(const float* values, int64_t size) {
     return found;
 }
 
-// The power of two that brings a block near 1, as numpy does to every block, or 0 where that would change no bit: sums
-// stay finite, and no value becomes so small that it loses bits.
+// The exponent that scales a block to about 1, as the oracle scales every block. Returns 0 if the scaling would change
+// no bit: sums stay finite, and no value becomes so small that it loses bits.
 inline int needed_exponent(const Seen& seen) {
     int exponent = 0;
     (void)frexp(static_cast<double>(float_of(seen.largest)), &exponent);
@@ -73,7 +73,7 @@ inline int needed_exponent(const Seen& seen) {
     return loses || exponent > FAR_EXPONENT || exponent < -FAR_EXPONENT ? exponent : 0;
 }
 
-// The values times 2^-exponent, rotated inside each chunk; gives the sum of their squares.
+// Writes the values times 2^-exponent, rotated inside each chunk, and returns the sum of their squares.
 inline double turned_near(
     const float* values, int64_t size, int exponent, const Seen& seen, const Signs& signs, float* block) {
     Words products[RADIX];

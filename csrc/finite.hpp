@@ -1,9 +1,9 @@
-// NaN and infinity are found in the pass that a vector is read in anyway.
+// Checks for NaN and infinity, in the same pass as the work on a vector.
 #pragma once
 
 namespace {
 
-constexpr int64_t STRETCH = 4096;  // values after which it is looked at whether to go on
+constexpr int64_t STRETCH = 4096;  // values between two checks for an early stop
 
 }  // namespace
 
@@ -13,7 +13,8 @@ TW_EXPORT int32_t TW(finite)(const float* values, int64_t size) {
     return 1;
 }
 
-// values += sign * others, sign 1 or -1: no product rounds. 0: some sum is not finite, and the values after it are as they were.
+// values += sign * others, sign 1 or -1, so that no product rounds. Returns 0 if a sum is not finite; the values after
+// it are unchanged.
 TW_EXPORT int32_t TW(add_finite)(float* values, const float* others, int64_t size, float sign) {
     for (int64_t at = 0; at < size; at += STRETCH) {
         float* to = values + at;

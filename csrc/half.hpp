@@ -1,4 +1,4 @@
-// Half precision with a power of two for each bucket, and bfloat16: compression/codecs/casts.py and bf16.py.
+// float16 with a power of two for each bucket, and bfloat16; thinwire/compression/codecs/casts.py defines the bits.
 #pragma once
 
 namespace {
@@ -6,11 +6,11 @@ namespace {
 constexpr int TOP = 15, LEAST_EXPONENT = -126, MOST_EXPONENT = 112;
 constexpr float LARGEST_HALF = 65504.0f;
 
-// To nearest, ties to even; for magnitudes of at most 65504.
+// Rounds to nearest, ties to even; magnitudes are at most 65504.
 inline uint16_t half_of(float value) {
     const uint32_t bits = bits_of(value), magnitude = bits & MAGNITUDE;
     const uint16_t sign = static_cast<uint16_t>((bits ^ magnitude) >> 16);
-    if (magnitude < 0x38800000u)  // under 2^-14: adding 1/2 leaves multiples of 2^-24, rounded by the addition
+    if (magnitude < 0x38800000u)  // under 2^-14: adding 1/2 rounds to multiples of 2^-24
         return sign | static_cast<uint16_t>(bits_of(float_of(magnitude) + 0.5f) - 0x3F000000u);
     const uint32_t rounded = magnitude + 0xFFFu + (magnitude >> 13 & 1) - (112u << 23);
     return sign | static_cast<uint16_t>(rounded >> 13);
@@ -18,7 +18,7 @@ inline uint16_t half_of(float value) {
 
 inline float float_of_half(uint16_t half) {
     const uint32_t sign = static_cast<uint32_t>(half & 0x8000u) << 16, magnitude = half & 0x7FFFu;
-    // As a float of the same bits it is 2^112 times too small, whether it is normal or not: that factor is exact.
+    // As a float with the same bits it is 2^112 times too small, normal or not; multiplying by that factor is exact.
     return float_of(bits_of(float_of(magnitude << 13) * 0x1p112f) | sign);
 }
 
@@ -26,7 +26,7 @@ inline float power_of(int exponent) { return float_of(static_cast<uint32_t>(expo
 
 inline int exponent_for(uint32_t largest) {
     if (!largest) return -TOP;
-    const int exponent = static_cast<int>(largest >> 23) - 126 - TOP;  // frexp's; denormals end at the least anyway
+    const int exponent = static_cast<int>(largest >> 23) - 126 - TOP;  // as frexp; denormals are clamped to the minimum
     return exponent < LEAST_EXPONENT ? LEAST_EXPONENT : exponent > MOST_EXPONENT ? MOST_EXPONENT : exponent;
 }
 
@@ -45,7 +45,7 @@ inline uint16_t load(const uint8_t* from) {
 
 }  // namespace
 
-// 0: there is NaN or infinity. `halves` may stand at any byte.
+// Returns 0 for NaN or infinity. `halves` may begin at any byte.
 TW_EXPORT int32_t TW(fp16_encode)(const float* values, int64_t size, int8_t* exponents, uint8_t* halves) {
     for (int64_t at = 0; at < size; at += BUCKET) {
         const int64_t here = at_most(BUCKET, size - at);
@@ -142,7 +142,7 @@ TW_EXPORT void TW(bf16_add)(
     streamed(stop - start, add, reinterpret_cast<const uint16_t*>(from), into);
 }
 
-// Whether no half has all of these bits of the exponent: those of infinity and NaN.
+// Returns 1 if no half has all of these exponent bits, which are those of infinity and NaN.
 TW_EXPORT int32_t TW(halves_finite)(const uint8_t* halves, int64_t items, int32_t exponent) {
     uint16_t largest = 0;
     const uint16_t mask = static_cast<uint16_t>(exponent);

@@ -1,14 +1,16 @@
-// What is held goes in, and what is left comes out, while a bucket is in the first-level cache: compression/memory.py.
+// Encodes with error feedback: compensates, encodes and updates the memory of a bucket while it is in the first-level
+// cache (thinwire/compression/memory.py). `held` is the memory; `values` becomes the updated memory.
 #pragma once
 
 namespace {
 
-// What stands in values' place, before what was decoded is added with -sign, is p for a residual, else what was held.
+// Prepares `values` for adding the decoded values with -sign: the compensated values stay for a residual, else `held`
+// replaces them.
 inline void put_back(float* values, const float* held, float sign, int64_t size) {
     if (sign < 0) std::memcpy(values, held, static_cast<size_t>(size) * sizeof(float));
 }
 
-// encode(at, here) and then add(at, here) for each bucket; 0: something is not finite, before it or after.
+// Calls encode(at, here) and then add(at, here) for each bucket. Returns 0 if a value is not finite, before or after.
 template <typename Encode, typename Add>
 int32_t each_held(float* values, const float* held, float sign, int64_t size, Encode encode, Add add) {
     for (int64_t at = 0; at < size; at += BUCKET) {
@@ -70,7 +72,7 @@ TW_EXPORT int32_t TW(bf16_held)(float* values, const float* held, float sign, in
         [&](int64_t at, int64_t here) { TW(bf16_add)(halves + 2 * at, 0, here, -sign, 1, values + at); });
 }
 
-// ternary inside a residual: buckets begin anew at each tensor, and symbols may begin at any bit.
+// ternary with error feedback: buckets begin again at each tensor, and symbols may begin at any bit.
 TW_EXPORT int32_t TW(ternary_held)(
     float* values, const float* held, float sign, const int64_t* edges, int64_t tensors, float most, int32_t bits,
     float* scales, uint8_t* out) {
@@ -93,7 +95,7 @@ TW_EXPORT int32_t TW(ternary_held)(
     return 1;
 }
 
-// values += sign * held, and the sum of each bucket's squares; 0: something is not finite.
+// values += sign * held, and the sum of each bucket's squares. Returns 0 if a value is not finite.
 TW_EXPORT int32_t TW(add_squares)(float* values, const float* held, float sign, int64_t size, double* sums) {
     for (int64_t at = 0; at < size; at += BUCKET) {
         const int64_t here = at_most(BUCKET, size - at);
@@ -103,7 +105,7 @@ TW_EXPORT int32_t TW(add_squares)(float* values, const float* held, float sign, 
     return 1;
 }
 
-// `steps_encode` of what is p already.
+// `steps_encode` with error feedback, for values that are compensated already.
 TW_EXPORT int32_t TW(steps_held)(
     float* values, const float* held, float sign, int64_t size, float step, int32_t bits, uint8_t* out) {
     for (int64_t at = 0; at < size; at += BUCKET) {

@@ -1,4 +1,4 @@
-// Levels at equal distances: see compression/codecs/uniform.py, whose bits these are.
+// Uniform quantizers; thinwire/compression/codecs/uniform.py defines the bits.
 #pragma once
 
 namespace {
@@ -6,7 +6,7 @@ namespace {
 constexpr float LEAST = 0x1p-110f;
 constexpr float TO_NEAREST = 0x1.8p23f;  // a float near it has no fraction: adding it rounds to nearest, ties to even
 
-// floor, for what fits an int32.
+// floor, for values that fit an int32.
 inline int32_t whole_below(float place) {
     const int32_t towards_zero = static_cast<int32_t>(place);
     return towards_zero - (place < static_cast<float>(towards_zero));
@@ -17,7 +17,7 @@ inline int8_t clipped(int32_t symbol, int32_t levels) {
     return static_cast<int8_t>(symbol < -levels ? -levels : symbol);
 }
 
-// As it is sent: no level is infinite, and its inverse neither.
+// The scale as it is sent: every level and the inverse are finite.
 inline float usable(float scale, float most) {
     scale = scale < most ? scale : most;
     return scale < LEAST ? 0.0f : scale;
@@ -29,7 +29,7 @@ inline void round_at_random(
     const float* values, int64_t size, float inverse, int32_t levels, uint32_t first, uint32_t word, int8_t* symbols) {
     int64_t i = 0;
 #ifdef __AVX512F__
-    // 24 bits times 2^-24 are exact: here a fused multiply and add rounds once, as the two steps do.
+    // 24 bits times 2^-24 are exact, so a fused multiply-add rounds once, as the two steps do.
     const __m512 factor = _mm512_set1_ps(inverse), unit = _mm512_set1_ps(0x1p-24f);
     const __m512i top = _mm512_set1_epi32(levels), bottom = _mm512_set1_epi32(-levels);
     const __m512i key = _mm512_set1_epi32(static_cast<int>(word)), step = _mm512_set1_epi32(16);
@@ -37,7 +37,7 @@ inline void round_at_random(
         _mm512_set1_epi32(static_cast<int>(first)),
         _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
     for (; i + 16 <= size; i += 16) {
-        // While this bucket is worked on nothing else would ask for the next one, and its maximum is looked for first.
+        // Prefetch the next bucket: nothing else would, and its first use is the search for its maximum.
         _mm_prefetch(reinterpret_cast<const char*>(values + i + BUCKET), _MM_HINT_T0);
         const __m512 scaled = _mm512_mul_ps(_mm512_loadu_ps(values + i), factor);
         const __m512 place = _mm512_fmadd_ps(drawn(_mm512_xor_si512(index, key)), unit, scaled);
@@ -61,7 +61,7 @@ inline void round_at_random(
     for (; i + 16 <= size; i += 16) {
         _mm_prefetch(reinterpret_cast<const char*>(values + i + BUCKET), _MM_HINT_T0);
         const __m256i low = eight(values + i), both = _mm256_packs_epi32(low, eight(values + i + 8));
-        const __m256i sixteen = _mm256_permute4x64_epi64(both, 0xD8);  // it was packed in each half by itself
+        const __m256i sixteen = _mm256_permute4x64_epi64(both, 0xD8);  // the packing above works within each half
         __m128i symbol = _mm_packs_epi16(_mm256_castsi256_si128(sixteen), _mm256_extracti128_si256(sixteen, 1));
         symbol = _mm_max_epi8(_mm_min_epi8(symbol, top), bottom);
         _mm_storeu_si128(reinterpret_cast<__m128i*>(symbols + i), symbol);
@@ -82,7 +82,7 @@ inline void round_to_nearest(const float* values, int64_t size, float inverse, i
 
 }  // namespace
 
-// Symbols of buckets whose scales are given. `first`: what the first value's index is for the hash.
+// Writes symbols for given scales. `first` is the index of the first value for the hash.
 TW_EXPORT void TW(levels_round)(
     const float* values, int64_t size, const float* scales, int32_t levels, int32_t nearest, uint32_t first,
     uint32_t word, int32_t bits, uint8_t* out) {
@@ -100,8 +100,8 @@ TW_EXPORT void TW(levels_round)(
     symbols.finish();
 }
 
-// The same, and the scales too: the largest magnitude over `levels`, at most `most`. A bucket is in cache for all of it.
-// Symbols take `bits` bits each. 0: there is NaN or infinity, and what was written means nothing.
+// Writes scales and symbols of `bits` bits each, while a bucket is in cache. A scale is the largest magnitude over
+// `levels`, at most `most`. Returns 0 for NaN or infinity; the output is invalid then.
 TW_EXPORT int32_t TW(levels_encode)(
     const float* values, int64_t size, int32_t levels, float most, int32_t nearest, uint32_t first, uint32_t word,
     int32_t bits, float* scales, uint8_t* out) {

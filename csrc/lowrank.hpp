@@ -1,11 +1,11 @@
-// The product of two thin factors, added where it belongs: compression/lowrank.py says in which order.
+// Adds the product of two thin factors to a vector; thinwire/compression/lowrank.py defines the order of the terms.
 #pragma once
 
 namespace {
 
-constexpr int64_t TILE = 256, ROWS = 16;  // for so many rows, right's part of so many columns stays in the first level
+constexpr int64_t TILE = 256, ROWS = 16;  // a tile of `right` stays in the first-level cache for ROWS rows
 
-// Sums (+)= TERMS products, one after the other, each rounded.
+// sums (+)= TERMS products, one after the other, each rounded.
 template <int TERMS, bool FIRST>
 inline void add_terms(const float* p, const float* q, int64_t cols, int64_t here, float* sums) {
     float left[TERMS];
@@ -17,7 +17,7 @@ inline void add_terms(const float* p, const float* q, int64_t cols, int64_t here
     }
 }
 
-// A part of one row: `q` are right's columns there.
+// Computes a part of one row; `q` points to the columns of `right` there.
 inline void add_row(
     const float* p, const float* q, int64_t cols, int32_t rank, int64_t here, float factor, int32_t adds, float* to) {
     float sums[TILE];

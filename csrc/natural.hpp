@@ -1,4 +1,4 @@
-// Powers of two, up or down at random: see compression/codecs/natural.py, whose bits these are.
+// Natural compression: powers of two, rounded at random; thinwire/compression/codecs/natural.py defines the bits.
 #pragma once
 
 namespace {
@@ -6,7 +6,7 @@ namespace {
 constexpr int MOST_TOP = 127, LEAST_TOP = -100, POWERS = 127;
 constexpr uint32_t FRACTION = 0x7FFFFFu;
 
-// What the loop below does not do: denormals, and what is smaller than the smallest power.
+// The rare cases that the loop below leaves out: denormals, and values below the smallest power.
 inline int8_t natural_symbol(float value, int top, uint32_t drawn) {
     uint32_t magnitude = bits_of(value) & MAGNITUDE;
     if (!magnitude) return 0;
@@ -27,7 +27,7 @@ inline int8_t natural_symbol(float value, int top, uint32_t drawn) {
 
 }  // namespace
 
-// 0: there is NaN or infinity.
+// Returns 0 for NaN or infinity.
 TW_EXPORT int32_t TW(natural_encode)(
     const float* values, int64_t size, uint32_t first, uint32_t word, int8_t* tops, int8_t* symbols) {
     for (int64_t at = 0; at < size; at += BUCKET) {
@@ -36,7 +36,7 @@ TW_EXPORT int32_t TW(natural_encode)(
         int8_t* to = symbols + at;
         const uint32_t largest = largest_bits(from, here), index = first + static_cast<uint32_t>(at);
         if (largest >= INFINITE) return 0;
-        const int over = static_cast<int>(largest >> 23) - 126;  // 2^over is over the largest value
+        const int over = static_cast<int>(largest >> 23) - 126;  // 2^over is above the largest value
         const int top = over > MOST_TOP ? MOST_TOP : over < LEAST_TOP ? LEAST_TOP : over;
         tops[at / BUCKET] = static_cast<int8_t>(top);
         int32_t rare = 0;
@@ -65,7 +65,7 @@ TW_EXPORT void TW(natural_add)(
         float* to = into + (at - start);
         const auto add = [=](int64_t i) {
             const int32_t symbol = from[i], steps = symbol < 0 ? -symbol : symbol;
-            // As an exponent's bits steps are 2^(steps - 127), and none are 0.
+            // As exponent bits, `steps` is the float 2^(steps - 127), and 0 is 0.
             const uint32_t bits = static_cast<uint32_t>(steps) << 23 | (static_cast<uint32_t>(symbol) & 0x80000000u);
             const float value = float_of(bits) * top * factor;
             to[i] = adds ? to[i] + value : value;

@@ -1,15 +1,16 @@
-// Symbols of `bits` bits side by side, eight at a time: eight of b bits are b bytes (aggregation/packed.py).
+// Packs symbols of `bits` bits, eight at a time: eight symbols of b bits are b bytes
+// (thinwire/compression/codecs/bitpack.py defines the bits).
 #pragma once
 
 namespace {
 
-// So many bits of each lane, from the `from`-th on.
+// A mask of `bits` bits in each lane, from bit `from` on.
 constexpr uint64_t bits_of_lanes(int lane, int bits, int from = 0) {
     const uint64_t each = (~uint64_t{0} >> (64 - bits)) << from;
     return lane == 64 ? each : each * (~uint64_t{0} / ((uint64_t{1} << (lane % 64)) - 1));
 }
 
-// In each lane of twice the width: the two halves' lowest bits come together. With vectors of words, of many at once.
+// Joins the lowest bits of the two halves of each lane of twice the width; vectors of words do many at once.
 template <int BITS, int WIDTH>
 inline uint64_t joined(uint64_t word) {
     constexpr uint64_t low = bits_of_lanes(2 * WIDTH, BITS), high = bits_of_lanes(2 * WIDTH, BITS, BITS);
@@ -27,7 +28,7 @@ inline uint64_t squeezed(uint64_t eight) {
     return joined<4 * BITS, 32>(joined<2 * BITS, 16>(joined<BITS, 8>(eight)));
 }
 
-// The lowest bits are two's complement: flip the sign bit, take it away; no byte borrows from the next.
+// Sign-extends two's complement in the lowest bits: flips the sign bit and subtracts it; no byte borrows from the next.
 template <int BITS>
 inline uint64_t spread(uint64_t word) {
     constexpr uint64_t sign = bits_of_lanes(8, 1, BITS - 1), top = bits_of_lanes(8, 1, 7);
@@ -35,9 +36,9 @@ inline uint64_t spread(uint64_t word) {
     return (((word ^ sign) | top) - sign) ^ top;
 }
 
-constexpr int64_t WORDS = BUCKET / 8;  // of eight symbols each, worked on together
+constexpr int64_t WORDS = BUCKET / 8;  // words of eight symbols that are packed together
 
-// So many bytes as a word; as whole numbers where there are such, so that vectors of them can be read.
+// Reads BYTES bytes as a word; as a native integer if there is one of that size, so that loops vectorize.
 template <int BYTES>
 inline uint64_t loaded(const uint8_t* from) {
     if constexpr (BYTES == 1) return *from;
@@ -76,7 +77,7 @@ void unpack_all(const uint8_t* data, int64_t items, int8_t* symbols) {
         const int64_t bytes = (here * BITS + 7) / 8;
         int64_t i = 0;
         if constexpr (BITS & (BITS - 1))
-            for (; i * BITS + 8 <= bytes; ++i) words[i] = loaded<8>(data + i * BITS);  // what is not its own is cut off
+            for (; i * BITS + 8 <= bytes; ++i) words[i] = loaded<8>(data + i * BITS);  // `spread` masks the excess
         for (; i < whole; ++i) words[i] = loaded<BITS>(data + i * BITS);
         for (i = 0; i < whole; ++i) {
             const uint64_t eight = spread<BITS>(words[i]);
@@ -114,8 +115,9 @@ void unpack_symbols(const uint8_t* data, int64_t items, int bits, int8_t* symbol
     }
 }
 
-// Where an encoder puts its symbols, a bucket at a time: where they are sent if they are whole bytes, else here, in the
-// first-level cache, from which they are packed. Tensors may end anywhere: what is no eight waits for the next ones.
+// Takes an encoder's symbols a bucket at a time. Whole bytes go to their place in the frame; smaller symbols go to a
+// buffer in the first-level cache, from which they are packed. Tensors may end anywhere: an incomplete group of eight
+// waits for the next symbols.
 class Packer {
   public:
     Packer(uint8_t* out, int bits) : out_(out), bits_(bits) {}
@@ -140,7 +142,7 @@ class Packer {
     int8_t symbols_[BUCKET + 16];
 };
 
-// The other way: any stretch of at most a bucket, as whole symbols.
+// Unpacks any stretch of at most a bucket into whole symbols.
 class Unpacker {
   public:
     Unpacker(const uint8_t* data, int bits) : data_(data), bits_(bits) {}
@@ -167,7 +169,7 @@ TW_EXPORT void TW(unpack)(const uint8_t* data, int64_t items, int32_t bits, int8
     unpack_symbols(data, items, bits, symbols);
 }
 
-// The least symbol, 0 where all are above it.
+// Returns the smallest symbol, or 0 if all are larger.
 TW_EXPORT int32_t TW(least)(const uint8_t* data, int64_t items, int32_t bits) {
     Unpacker symbols(data, bits);
     int8_t least = 0;

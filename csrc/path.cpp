@@ -1,4 +1,4 @@
-// One path: every kernel, compiled for one instruction set. TW_PATH is its name and the end of every symbol's.
+// One path: every kernel, compiled for one instruction set. TW_PATH is its name and the suffix of every symbol.
 #include <math.h>  // functions of doubles only: those of C, which no path compiles
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 #define TW_EXPORT extern "C" __attribute__((visibility("default")))
 #define TW(name) TW_NAMED(tw_##name, TW_PATH)
 
-// Everything has internal linkage but the exports: the linker must never take one path's function for another's.
+// Everything except the exports has internal linkage: the linker must never use one path's function for another's.
 #include "bits.hpp"
 #include "finite.hpp"
 #include "pack.hpp"

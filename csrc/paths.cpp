@@ -1,4 +1,4 @@
-// Which paths this library has and this processor can run.
+// Reports the library's ABI number, and which paths it has and this processor can run.
 #include <cstring>
 
 #define TW_EXPORT extern "C" __attribute__((visibility("default")))
@@ -6,14 +6,14 @@
 #if defined(TW_HAS_AVX2) || defined(TW_HAS_AVX512)
 #include <cpuid.h>
 
-// Older compilers do not know it by name; the flag is bit 29 of leaf 1's ecx.
+// Older compilers have no name for this flag, bit 29 of leaf 1's ecx.
 static bool has_f16c() {
     unsigned a = 0, b = 0, c = 0, d = 0;
     return __get_cpuid(1, &a, &b, &c, &d) && (c >> 29 & 1);
 }
 #endif
 
-// Python reads the number and uses no library that has another one. Change it here and in library.py (ABI)
+// Python refuses a library with another number. Change it here and in thinwire/compression/native/library.py (ABI)
 // whenever the parameters of a kernel, or their meaning, change.
 TW_EXPORT unsigned tw_abi() { return 1; }
 
@@ -38,5 +38,5 @@ TW_EXPORT int tw_runs(const char* path) {
     return 0;
 }
 
-// A module of Python's is never made of it, but some linkers ask for the name.
+// Some linkers require this name, but the library is never imported as a Python module.
 extern "C" __attribute__((visibility("default"))) void* PyInit_kernels(void) { return nullptr; }

@@ -1,4 +1,5 @@
-// Rice codes in three regions, parameters, quotients, remainders: see compression/codecs/integers.py.
+// Rice codes in three regions: parameters, quotients, remainders; thinwire/compression/codecs/integers.py defines the
+// bits.
 #pragma once
 
 namespace {
@@ -7,7 +8,7 @@ constexpr int64_t RICE_BLOCK = 4096;
 constexpr int MOST_PARAMETER = 24;
 constexpr uint8_t RAW = 255;
 
-// Numbers of a block: gaps between places, or zigzag numbers of symbols. They remember what came before.
+// The numbers of a block: gaps between indices, or zigzag numbers of symbols. They keep the last index between blocks.
 struct Gaps {
     const int64_t* places;
     int64_t before = -1;
@@ -54,7 +55,7 @@ struct BitsOut {
     }
 };
 
-// The shortest among the parameters near the mean's number of bits, the smallest of equal ones.
+// Returns the parameter of the shortest code near the mean's number of bits, the smallest of equal ones.
 inline int best_parameter(const uint32_t* numbers, int64_t count, int64_t* length) {
     uint64_t sum = 0;
     for (int64_t i = 0; i < count; ++i) sum += numbers[i];
@@ -75,7 +76,7 @@ inline int best_parameter(const uint32_t* numbers, int64_t count, int64_t* lengt
     return best;
 }
 
-// `unary` is zeroed, it and `remainders` have `room` bytes each; `sizes` gets how many are used of either.
+// `unary` is zeroed; it and `remainders` have `room` bytes each. `sizes` receives the number of bytes used of each.
 template <typename From>
 bool rice_write(
     From from, int64_t items, int raw, int64_t room, uint8_t* parameters, uint8_t* unary, uint8_t* remainders, int64_t* sizes) {
@@ -115,7 +116,7 @@ inline uint64_t bits_at(const uint8_t* data, int64_t length, int64_t bit) {
     return word >> (bit & 7);
 }
 
-// false: this is no stream of so many numbers under `limit` as an encoder makes them.
+// Returns false unless an encoder makes this stream for `items` numbers under `limit`.
 template <typename To, typename Out>
 bool rice_read(To to, const uint8_t* data, int64_t length, int64_t items, int raw, uint64_t limit, Out* out) {
     const int64_t blocks = (items + RICE_BLOCK - 1) / RICE_BLOCK;
@@ -128,7 +129,7 @@ bool rice_read(To to, const uint8_t* data, int64_t length, int64_t items, int ra
     const int64_t low_bytes = (low_bits + 7) / 8, unary_bytes = length - blocks - low_bytes;
     if (unary_bytes < 0) return false;
     const uint8_t *unary = data + blocks, *low = unary + unary_bytes;
-    int64_t bit = 0, low_bit = 0, word_at = 0;  // word: what is left of the eight quotient bytes before word_at
+    int64_t bit = 0, low_bit = 0, word_at = 0;  // word: the unread bits of the eight quotient bytes before word_at
     uint64_t word = 0, numbers[RICE_BLOCK];
     for (int64_t b = 0; b < blocks; ++b) {
         const int64_t count = at_most(RICE_BLOCK, items - b * RICE_BLOCK);
@@ -155,7 +156,7 @@ bool rice_read(To to, const uint8_t* data, int64_t length, int64_t items, int ra
         if (largest >= limit) return false;
         to.give(b * RICE_BLOCK, count, numbers, out);
     }
-    // Nothing follows but the zeros that fill a last byte.
+    // Only the zeros that fill the last byte may follow.
     if (word || (bit + 7) / 8 != unary_bytes) return false;
     return !(low_bits % 8) || !(low[low_bytes - 1] >> (low_bits % 8));
 }

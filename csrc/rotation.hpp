@@ -1,11 +1,11 @@
-// The rotation of compression/codecs/eden.py: signs drawn by index, then butterflies of distance 1, 2, 4, .. in that
-// order. Which butterflies are done together changes no bit: each is one addition and one subtraction of the same two.
+// The rotation of thinwire/compression/codecs/eden.py: random signs, then butterflies of distance 1, 2, 4, .. in that
+// order. Grouping butterflies changes no bit: each is one addition and one subtraction of the same two values.
 #pragma once
 
 namespace {
 
 #if defined(__AVX512F__)
-constexpr int WIDE = 16, RADIX = 16;  // lanes of a register; rows that are in registers together
+constexpr int WIDE = 16, RADIX = 16;  // lanes of a row; rows in registers at once
 #elif defined(__AVX2__)
 constexpr int WIDE = 8, RADIX = 8;
 #elif defined(__ARM_NEON)
@@ -16,7 +16,7 @@ constexpr int WIDE = 1, RADIX = 8;
 
 constexpr int64_t LARGEST_BLOCK = 1 << 16, SMALLEST_BLOCK = 1 << 6;
 constexpr int64_t CHUNK = BUCKET;  // 16 KiB: butterflies up to here stay in the first-level cache
-constexpr int64_t PITCH = CHUNK + 16;  // from chunk to chunk: not the same lines of that cache for all of them
+constexpr int64_t PITCH = CHUNK + 16;  // distance of chunks, so that they do not share cache lines
 constexpr int64_t GROUP = WIDE * RADIX;
 constexpr uint32_t SIGN = 0x80000000u;
 
@@ -52,14 +52,14 @@ inline Words counted(uint32_t first) {
     return words;
 }
 
-// The signs of one block: the highest bits of lowbias32(index ^ word), which the hash's last step does not reach. An
-// index is first ^ i, whose upper half is the block's: the hash's first step is one more word. And a product of bits
-// that lie apart is the sum of their products, so that of most indices it takes an addition.
+// The signs of one block: the highest bits of lowbias32(index ^ word), which the hash's last step does not change. An
+// index is first ^ i with the same upper half in the whole block, so the hash's first step is an xor with a constant
+// (`key_`). The product of disjoint bits is the sum of their products, so most indices need only an addition.
 class Signs {
   public:
     Signs(uint32_t first, uint32_t word) : key_((first ^ word) ^ (first ^ word) >> 16) {}
 
-    // What the hash multiplies first, of the bits of i below and from a power of two on.
+    // The hash's first products for the bits of i below a power of two, and for those from it on.
     Words below(uint32_t i, uint32_t power) const { return ((counted(i) ^ key_) & (power - 1)) * 0x7FEB352Du; }
     uint32_t above(uint32_t i, uint32_t power) const { return ((i ^ key_) & ~(power - 1)) * 0x7FEB352Du; }
 
@@ -68,7 +68,7 @@ class Signs {
         return ((product ^ product >> 15) * 0x846CA68Bu) & SIGN;
     }
 
-    // The row with the signs that are drawn from the sum of both.
+    // The row with the signs of the hash of both parts.
     static Floats on(Floats row, Words product) {
         product = (product ^ product >> 15) * 0x846CA68Bu;
 #ifdef __AVX512F__
@@ -83,7 +83,8 @@ class Signs {
     const uint32_t key_;
 };
 
-// a - b. Where fused steps have units of their own these share the work with those that add: times 1 is exact.
+// a - b as a fused step, which is exact for a factor of 1: on processors with separate fused units both kinds of units
+// share the work.
 inline Floats difference(Floats a, Floats b) {
 #ifdef __AVX512F__
     return _mm512_fnmadd_ps(b, _mm512_set1_ps(1.0f), a);
@@ -107,7 +108,7 @@ inline void across(Floats* row) {
     }
 }
 
-// Butterflies between the lanes of a row: lane i and lane i ^ H change places, then one is added, one subtracted.
+// Butterflies between the lanes of a row: lanes i and i ^ H are swapped, then one is added and one subtracted.
 template <int H>
 inline Floats exchanged(Floats row) {
 #if defined(__AVX512F__)
@@ -134,7 +135,7 @@ inline Floats within(Floats row) {
         Words signs;
         std::memcpy(&signs, upper, sizeof signs);
 #if defined(__AVX512F__)
-        // Times 1 or -1 is exact: the fused step rounds once, as an addition does.
+        // Multiplying by 1 or -1 is exact, so the fused step rounds once, as an addition does.
         row = _mm512_fmadd_ps(row, as<Floats>(signs | bits_of(1.0f)), exchanged<H>(row));
 #else
         row = exchanged<H>(row) + as<Floats>(as<Words>(row) ^ signs);
@@ -144,7 +145,7 @@ inline Floats within(Floats row) {
     return row;
 }
 
-// Rows at these places and after, up to a chunk's end.
+// Rows from this index on, up to the end of a chunk.
 template <int ROWS>
 inline void rows(float* chunk, int64_t distance) {
     for (int64_t from = 0; from < CHUNK; from += ROWS * distance)
@@ -165,7 +166,7 @@ inline void rows_from(float* chunk, int64_t distance) {
     if (distance * 2 == CHUNK) rows<2>(chunk, distance);
 }
 
-// All butterflies inside a chunk of rows that at(i, r) gives, those between their lanes done: the r-th after i.
+// All butterflies inside a chunk. at(i, r) returns the r-th row after i, with the butterflies between its lanes done.
 template <class At>
 inline void turn_chunk(float* chunk, At at) {
     for (int64_t i = 0; i < CHUNK; i += GROUP) {
@@ -179,7 +180,7 @@ inline void turn_chunk(float* chunk, At at) {
     rows_from(chunk, GROUP);
 }
 
-// The same for a block that is smaller than a chunk: there is at most one of each size in a vector.
+// All butterflies of a block that is smaller than a chunk; a vector has at most one of each size.
 template <class At>
 inline void turn_small(float* block, int64_t size, At at) {
     for (int64_t i = 0; i < size; i += WIDE)
@@ -193,7 +194,8 @@ inline void turn_small(float* block, int64_t size, At at) {
             }
 }
 
-// The butterflies between the chunks of a block; use(r, i, row) gets what is final, each chunk r in rising order of i.
+// The butterflies between the chunks of a block. use(r, i, row) receives the final rows of chunk r in rising order
+// of i.
 template <int CHUNKS, class Use>
 inline void between(const float* block, int64_t size, Use use) {
     for (int64_t i = 0; i < size; i += WIDE) {
@@ -206,7 +208,7 @@ inline void between(const float* block, int64_t size, Use use) {
     }
 }
 
-// The same in place.
+// The butterflies between the chunks of a block, in place.
 template <int CHUNKS>
 inline void between_in_place(float* block) {
     between<CHUNKS>(block, CHUNK, [&](int r, int64_t i, Floats row) { stored(block + r * PITCH + i, row); });
@@ -221,7 +223,7 @@ inline void turn_chunks(float* block, int64_t size) {
     }
 }
 
-// The largest power of two in what is left, at most 2^16; 0: nothing is rotated any more.
+// Returns the size of the next block: the largest power of two in the rest, at most 2^16, or 0 if the rest is the tail.
 inline int64_t block_in(int64_t left) {
     if (left < SMALLEST_BLOCK) return 0;
     int64_t block = SMALLEST_BLOCK;

@@ -1,4 +1,4 @@
-// What was sent of few places, back to where it belongs.
+// Adds the values of a sparse update at their indices.
 #pragma once
 
 TW_EXPORT void TW(sparse_add)(

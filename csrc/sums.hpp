@@ -1,20 +1,21 @@
-// Sums in eight lanes, bucket by bucket (compression/vector_ops.py), and what is made of them: sign's two means.
+// Sums in eight lanes, bucket by bucket (thinwire/compression/vector_ops.py defines the order), and the two means of
+// `sign`.
 #pragma once
 
 namespace {
 
-// Four at once, as gcc and clang have them: every path's compiler makes its own instructions of it.
+// Four lanes as a vector type of gcc and clang, which compiles to each path's own instructions.
 typedef float Singles __attribute__((vector_size(16)));
 typedef double Doubles __attribute__((vector_size(32)));
 typedef int64_t Longs __attribute__((vector_size(32)));
 
 constexpr int LANES = 8;
-constexpr int64_t ABSOLUTE = INT64_MAX;  // as a mask: all bits but the sign's
+constexpr int64_t ABSOLUTE = INT64_MAX;  // mask of all bits except the sign
 constexpr double ENDLESS = 0x1p1000;     // more than any sum of finite floats
 
 inline Doubles wide(const float* four) {
 #ifdef __AVX2__
-    return (Doubles)_mm256_cvtps_pd(_mm_loadu_ps(four));  // of the general form gcc 12 makes two halves
+    return (Doubles)_mm256_cvtps_pd(_mm_loadu_ps(four));  // gcc 12 splits the generic form into two halves
 #else
     Singles values;
     std::memcpy(&values, four, sizeof values);
@@ -36,8 +37,8 @@ struct Lanes {
     }
 };
 
-// Calls work(eight values, where they stand); those that are missing at the end are 0, and no sum changes by it.
-// Meanwhile it asks for the next bucket.
+// Calls work(values, index) for each group of eight, the last one padded with zeros, which do not change a sum, and
+// prefetches the next bucket.
 template <typename Work>
 inline void each_eight(const float* values, int64_t size, Work work) {
     int64_t i = 0;
@@ -70,14 +71,14 @@ inline double sum_of_squares(const float* values, int64_t size) {
     return lanes.sum();
 }
 
-// Each of four to the side that it is of: the other one gets a 0, and does not change.
+// Adds each of four values to the sum of its sign; the other sum gets a 0 and does not change.
 inline void add_by_side(const float* four, Doubles& above, Doubles& below) {
     const Longs value = (Longs)wide(four), magnitude = value & ABSOLUTE, negative = value < 0;
     above += (Doubles)(magnitude & ~negative);
     below += (Doubles)(magnitude & negative);
 }
 
-// A bit for each of eight: whether it is under 0.
+// A bit for each of eight values: set if it is below 0.
 inline unsigned under_zero(const float* eight) {
 #ifdef __AVX2__
     const __m256 less = _mm256_cmp_ps(_mm256_loadu_ps(eight), _mm256_setzero_ps(), _CMP_LT_OQ);
@@ -107,7 +108,8 @@ TW_EXPORT void TW(maxima)(const float* values, int64_t size, float* found) {
         found[at / BUCKET] = float_of(largest_bits(values + at, at_most(BUCKET, size - at)));
 }
 
-// A bit a value, set where it is under 0, and each side's mean magnitude. 0: there is NaN or infinity; a sum shows it.
+// Writes a bit for each value, set if it is below 0, and the mean magnitude of each sign. Returns 0 for NaN or
+// infinity, which a sum shows.
 TW_EXPORT int32_t TW(sign_encode)(const float* values, int64_t size, float* means, uint8_t* out) {
     for (int64_t at = 0; at < size; at += BUCKET) {
         const int64_t here = at_most(BUCKET, size - at);
@@ -128,7 +130,7 @@ TW_EXPORT int32_t TW(sign_encode)(const float* values, int64_t size, float* mean
     return 1;
 }
 
-// into[0 ..] (+)= factor * (the mean of the symbol's side), for the values start .. stop.
+// into[0 ..] (+)= factor * (the mean of the symbol's sign), for the values start .. stop.
 TW_EXPORT void TW(sign_add)(
     const uint8_t* data, int32_t bits, const float* means, int64_t start, int64_t stop, float factor, int32_t adds,
     float* into) {

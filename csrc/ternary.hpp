@@ -1,8 +1,9 @@
-// Signs times one scale a tensor, and a step up, down or none: compression/codecs/low_bit.py and twobit.py.
+// ternary (signs times one scale a tensor) and twobit (a step up, down or none);
+// thinwire/compression/codecs/low_bit.py defines the bits.
 #pragma once
 
-// Tensor t has the values edges[t] .. edges[t + 1], a scale for each bucket of it, and is in cache for both passes. By
-// itself each bucket rounds to nearest on its maximum. 0: there is NaN or infinity.
+// Tensor t has the values edges[t] .. edges[t + 1] and a scale for each of its buckets. With `nearest`, each bucket
+// rounds to nearest on its own maximum. Returns 0 for NaN or infinity.
 TW_EXPORT int32_t TW(ternary_encode)(
     const float* values, const int64_t* edges, int64_t tensors, double sigmas, float most, int32_t nearest,
     uint32_t word, int32_t bits, float* scales, uint8_t* out) {
@@ -36,7 +37,7 @@ TW_EXPORT int32_t TW(ternary_encode)(
     return 1;
 }
 
-// 1 from `step` on, -1 from -step down, 0 between.
+// Writes 1 for values of at least `step`, -1 for values of at most -step, 0 between.
 TW_EXPORT void TW(steps_encode)(const float* values, int64_t size, float step, int32_t bits, uint8_t* out) {
     Packer symbols(out, bits);
     for (int64_t at = 0; at < size; at += BUCKET) {

@@ -1,8 +1,8 @@
-// Which values reach a threshold: see compression/codecs/sparsify.py.
+// Selects the values that reach a threshold (thinwire/compression/codecs/sparsify.py).
 #pragma once
 
-// The places, counted from `first`, and the bits of all values whose magnitude reaches `least`; returns how many. What
-// does not fit `room` is counted, not written.
+// Writes the indices, counted from `first`, and the bits of all values whose magnitude reaches `least`; returns their
+// number. Values beyond `room` are counted, not written.
 TW_EXPORT int64_t TW(reaching)(
     const float* values, int64_t size, uint32_t least, int64_t first, int64_t room, int32_t* places, uint32_t* found) {
     int64_t count = 0, i = 0;
@@ -14,14 +14,14 @@ TW_EXPORT int64_t TW(reaching)(
     for (; i + 16 <= size; i += 16, at = _mm512_add_epi32(at, _mm512_set1_epi32(16))) {
         const __m512i bits = _mm512_loadu_si512(values + i);
         const __mmask16 hit = _mm512_cmpge_epu32_mask(_mm512_and_si512(bits, mask), low);
-        if (count + 16 <= room) {  // all sixteen are written, and the next ones over those that did not reach it
+        if (count + 16 <= room) {  // writes all sixteen; the next ones overwrite those that do not count
             _mm512_storeu_si512(places + count, _mm512_maskz_compress_epi32(hit, at));
             _mm512_storeu_si512(found + count, _mm512_maskz_compress_epi32(hit, bits));
         }
         count += __builtin_popcount(hit);
     }
 #endif
-    // Few reach it: eight are looked at together before each is.
+    // Few values reach it, so eight are checked together before each one is.
     for (; i + 8 <= size; i += 8) {
         uint32_t any = 0;
         for (int64_t j = 0; j < 8; ++j) any |= (bits_of(values[i + j]) & MAGNITUDE) >= least;

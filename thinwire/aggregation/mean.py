@@ -231,7 +231,7 @@ class BufferMean:
         A variance is at least 0, and it must be able to hold the spread over devices.
         """
         if not tensor.size or not tensor.name.endswith((MEAN, VARIANCE)):
-            return  # they are finite, and so is their mean
+            return  # finite values have a finite mean
         least, most = float(values.min()), float(values.max())
         if tensor.name.endswith(VARIANCE):
             if least < 0 or most > MAX_SPREAD:

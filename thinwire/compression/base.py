@@ -7,7 +7,7 @@ A codec declares its error bound as a `Kind`: `Unbiased(omega)`, `Contractive(de
 reads the kind and refuses a codec around which a residual would diverge.
 
 Stages of a chain (`Step`) are `Sparsifier`, `Quantizer`, low rank, and coders. `read_ratio`, `read_number` and
-`read_whole` parse what stands between the brackets of a stage, as exact numbers.
+`read_whole` parse the argument between the brackets of a stage, as exact numbers.
 """
 
 from __future__ import annotations

@@ -186,7 +186,7 @@ class Chain:
             sent = indices.size
         symbols = self.coded.read_symbols(next(rest), sent, self.quantizer)
         if self.sparsifier is not None and isinstance(symbols, np.ndarray):
-            symbols = np.require(symbols, requirements="A")  # they are few, and read more than once
+            symbols = np.require(symbols, requirements="A")  # few values, which are read more than once: aligned
         scales: Scales = np.zeros(0, self.quantizer.scales_dtype)
         if count := self.quantizer.scales_count(sent):
             scales = self.coded.read_scales(next(rest), count, self.quantizer)

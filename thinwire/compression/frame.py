@@ -27,7 +27,7 @@ NEW_BYTES.restype, NEW_BYTES.argtypes = ctypes.py_object, [ctypes.c_char_p, ctyp
 MAGIC = b"TW"
 VERSION = 1
 HASH_BYTES = 8
-NUMBER_BYTES = 4  # of a varint: twice a stream's length is under 2^28
+NUMBER_BYTES = 4  # the most bytes of a varint: twice a stream's length is under 2^28
 MAX_OVERHEAD = 24
 
 

@@ -154,7 +154,7 @@ class Bound:
         return out
 
     def _add(self, read: list[tuple[Group, Any]], weight: float | None, into: Vector, start: int, stop: int) -> None:
-        with np.errstate(over="ignore", invalid="ignore"):  # whoever uses the sum checks it for overflow
+        with np.errstate(over="ignore", invalid="ignore"):  # the user of the sum checks for overflow
             for group, found in read:
                 if not group.pieces:
                     group.chain.add(found, weight, into, start, stop)

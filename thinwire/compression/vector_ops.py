@@ -176,7 +176,7 @@ def root_of(squares: NDArray[np.float64], size: int) -> float:
     return float(np.sqrt(in_order(squares) / max(1, size)))
 
 
-MAGNITUDE = np.uint32(0x7FFFFFFF)  # all bits but the sign's
+MAGNITUDE = np.uint32(0x7FFFFFFF)  # all bits except the sign
 
 
 def reaching(values: Vector, least: np.uint32, share: float) -> tuple[NDArray[np.integer], NDArray[np.uint32]]:

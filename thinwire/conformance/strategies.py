@@ -48,7 +48,7 @@ def made(n: int, seed: int, shape: str, exponent: int) -> Vector:
     """Return a vector whose largest magnitude is about 2^exponent: exactly a power of two in all shapes but `equal`."""
     rng = np.random.default_rng(seed)
     x = rng.standard_normal(n)
-    if shape == "equal":  # the worst of roundings for all of them at once
+    if shape == "equal":  # the largest rounding error for all values at once
         return np.copysign((1 + rng.random()) * 2.0 ** (exponent - 1), x).astype(np.float32)
     if shape == "ties":
         x = np.round(x)

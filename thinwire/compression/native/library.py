@@ -77,7 +77,7 @@ def library() -> ctypes.CDLL | None:
         if path.exists():
             try:
                 found = ctypes.CDLL(str(path))
-            except OSError:  # it was built for another processor or another C library
+            except OSError:  # built for another processor or another C library
                 return None
             number = abi_of(found)
             if number == ABI:

@@ -1,9 +1,8 @@
-"""Algorithms for clients with different data: SCAFFOLD and FedDyn, which correct each client's gradient by control
-variates.
+"""Algorithms for clients with different data: SCAFFOLD and FedDyn, which correct gradients by control variates.
 
 Device i keeps own_i, the sum of its updates of one vector without those that were dropped. The aggregator keeps
 `common`, the mean of own_i over all devices that ever counted, by their weights. The same decoded frames move own_i and
-`common`. So the corrections of all devices sum to what the paper says, whatever codec the frames use. A device that is
+`common`. So the corrections of all devices sum to the paper's value, whatever codec the frames use. A device that is
 not in the mean yet is not corrected by it.
 """
 

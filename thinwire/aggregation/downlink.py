@@ -84,8 +84,9 @@ class Downlink:
         self.key = derive(Key(seed), "downlink")
 
     def publish(self, params: Vector, full: bool = False) -> Announcement:
-        """Announce the next version; `params` is x after the server's step. With `full`, the replica becomes x
-        itself.
+        """Announce the next version, where `params` is x after the server's step.
+
+        With `full`, the replica becomes x itself.
         """
         self.version += 1
         changes: tuple[Payload, ...] = ()
@@ -106,10 +107,10 @@ class Downlink:
 
 
 def way(held: int | None, newest: int, sizes: Mapping[int, int], full: int) -> range | None:
-    """Return the versions whose changes lead from `held` to `newest`, or None if the full model is shorter or the only
-    way.
+    """Return the versions whose changes lead from `held` to `newest`, or None for the full model.
 
-    `sizes` holds the bytes of each logged version's change, `full` the bytes of the model.
+    None means that the full model is shorter or the only way. `sizes` holds the bytes of each logged version's change,
+    `full` the bytes of the model.
 
     >>> way(3, 5, {4: 10, 5: 10}, full=100), way(2, 5, {4: 10, 5: 10}, full=100), way(3, 5, {4: 10, 5: 90}, full=100)
     (range(4, 6), None, None)
@@ -219,8 +220,9 @@ def write_model(
 
 
 def read_model(path: Path, layout: Layout, parts: Sequence[Part]) -> tuple[Vector, Vector, str]:
-    """Return (params, buffers, digest of params) of a model file; raise DataLost unless it is a whole model of this
-    layout.
+    """Return (params, buffers, digest of params) of a model file.
+
+    Raise DataLost unless it is a whole model of this layout.
     """
     names = [f"{FULL}/{segment.index}" for segment in layout.segments] + ([BUFFERS] if float_buffers(layout) else [])
     if [part.name for part in parts] != names:

@@ -106,8 +106,8 @@ class WeightedMean:
         return self.total
 
     def memory(self, clients: int) -> float:
-        """Return the memory in models, the same for any number of clients: the sum, and one segment that is
-        being read.
+        """Return the memory in models: the sum, and one segment that is being read; the same for any number of
+        clients.
         """
         del clients
         return 1.0 + min(1.0, SEGMENT_FLOATS / max(1, self.layout.size))
@@ -253,8 +253,9 @@ class BufferMean:
         self.weight += weight
 
     def check_counters(self, seen: Mapping[str, int], before: Mapping[str, int]) -> None:
-        """Raise BadPayload for a value that its integer buffer cannot hold or count on from; `before` holds the values
-        before.
+        """Raise BadPayload for a value that its integer buffer cannot hold or count on from.
+
+        A value equal to the one in `before` is always accepted.
         """
         for name, value in seen.items():
             if name not in self.counted or value == before.get(name):

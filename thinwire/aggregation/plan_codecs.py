@@ -84,8 +84,8 @@ class Book(Mapping[str, type[Step]]):
         server_optimizer(server)
 
     def require_ladder(self, uplink: UplinkSection) -> None:
-        """Raise CodecError if a ladder does not get smaller from codec to codec, or if per-tensor rules do not fit a
-        rung.
+        """Raise CodecError unless each codec of a ladder is smaller than the one before and fits the
+        per-tensor rules.
         """
         require_ladder(uplink)
 
@@ -122,9 +122,7 @@ def rungs(uplink: UplinkSection) -> list[str]:
 
 
 def require_ladder(uplink: UplinkSection) -> None:
-    """Raise CodecError if a ladder does not get smaller from codec to codec, or if per-tensor rules do not fit
-    a rung.
-    """
+    """Raise CodecError unless each codec of a ladder is smaller than the one before and fits the per-tensor rules."""
     rungs(uplink)
     if len(uplink.ladder) == 1:
         raise CodecError(
@@ -159,8 +157,9 @@ def codec_of(uplink: UplinkSection, steps_made: int) -> str:
 
 
 def milder(spec: str, ratio: Decimal) -> str:
-    """Return a codec that sends at least the share `ratio` wherever it sends a share; raise CodecError if it has no
-    ratio.
+    """Return a codec that sends at least the share `ratio` wherever it sends a share.
+
+    Raise CodecError if it sends a share nowhere.
     """
     codec = parse(spec)
     if isinstance(codec, Layers):
@@ -187,11 +186,10 @@ NAMED = 12  # tensors listed in an error
 
 
 def require_rules(plan: RunPlan, layout: Layout) -> None:
-    """Raise CodecError if a per-tensor rule of the plan matches no tensor of `layout`, or only tensors of rules before
-    it.
+    """Raise CodecError if a per-tensor rule of the plan decides for no tensor of `layout`.
 
-    A misspelt pattern would otherwise go unnoticed, and its tensors would use another rule. The last rule, `*`, is for
-    the rest, which may be empty.
+    Such a rule matches no tensor, or only tensors of rules before it. A misspelt pattern would otherwise go unnoticed,
+    and its tensors would use another rule. The last rule, `*`, is for the rest, which may be empty.
     """
     for place, spec in _specs(plan):
         codec = parse(spec)

@@ -28,9 +28,7 @@ CONTRACT = "a class made with lr= that has step(params, change, state): docs/how
 
 
 class ServerOptimizer(Protocol):
-    """A server optimizer, constructed for each step with `lr` and those of `SETTINGS` that the plan gives and
-    it knows.
-    """
+    """A server optimizer, constructed for each step with `lr` and its keys of `SETTINGS` that the plan gives."""
 
     def step(self, params: Vector, change: Vector, state: State) -> tuple[Vector, State]:
         """Return the next model and the next state.
@@ -171,8 +169,9 @@ def settings(name: str) -> Iterator[str]:
 
 
 def server_optimizer(server: ServerSection) -> ServerOptimizer:
-    """Return the plan's optimizer with the keys that the plan gives; raise CodecError for a key that it does
-    not know.
+    """Return the plan's optimizer with the keys that the plan gives.
+
+    Raise CodecError for a key that the optimizer does not know.
     """
     known = list(settings(server.optimizer))
     given = {key: getattr(server, key) for key in SETTINGS if getattr(server, key) is not None}
@@ -213,8 +212,9 @@ class Optimizers(Registry[Callable[..., ServerOptimizer]]):
     """The registry of server optimizers by name."""
 
     def admit(self, name: str, thing: Any) -> Callable[..., ServerOptimizer]:
-        """Return an optimizer class; raise CodecError unless lr alone constructs it and its `step` takes three
-        arguments.
+        """Return an optimizer class of another package, or raise CodecError.
+
+        Valid is a class that can be constructed with lr alone and whose `step` takes params, change and state.
         """
         called = f"{getattr(thing, '__module__', '?')}:{getattr(thing, '__name__', type(thing).__name__)}"
         step = getattr(thing, "step", None)

@@ -148,9 +148,7 @@ class Step(Protocol):
 
     @classmethod
     def read(cls, argument: str | None) -> Step:
-        """Make the stage from the text between its brackets, or None without brackets; raise CodecError if it is
-        invalid.
-        """
+        """Make the stage from the text between its brackets, None without brackets; raise CodecError if invalid."""
 
 
 class Quantizer(Step, Protocol):
@@ -172,8 +170,9 @@ class Quantizer(Step, Protocol):
         """Return the quantizer that encodes inside error feedback. Its frames have the same format."""
 
     def over(self, starts: tuple[int, ...]) -> Quantizer:
-        """Return a quantizer that begins its scales again at each of `starts`, the offsets of tensors. Its frames have
-        the same format.
+        """Return a quantizer that begins its scales again at each of `starts`, the offsets of tensors.
+
+        Its frames have the same format.
         """
 
     def quantize(self, values: Vector, word: int) -> tuple[Symbols, Scales]:

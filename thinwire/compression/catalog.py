@@ -1,5 +1,4 @@
-"""The catalog of codecs: role, kind, bits and paper of each name in a chain, and measurements of a codec on this
-machine.
+"""The catalog of codecs: role, kind, bits and paper of each name in a chain, and measurements on this machine.
 
 `described` reads all of it from the code itself. `trials` encodes and decodes normal values and reports milliseconds,
 bits and error, next to the time of a plain copy.
@@ -37,10 +36,11 @@ PAPER = re.compile(r"([A-Z][\w-]+(?: et al\.|,? [A-Z]\w+ and [A-Z]\w+| and [A-Z]
 
 @dataclass(frozen=True)
 class Described:
-    """One name of a chain. `bits` are bits a parameter of `example`; `under_feedback` is its kind inside feedback, or
-    why not.
+    """One name of a chain, as `thinwire codecs list` shows it.
 
-    A coder loses nothing and is shown in its example, so `kind` and `bits` are those of the chain in the example.
+    `bits` are bits a parameter of `example`; `under_feedback` is its kind inside feedback, or the reason why feedback
+    refuses it. A coder loses nothing and is shown in its example, so `kind` and `bits` are those of the chain in the
+    example.
     """
 
     name: str

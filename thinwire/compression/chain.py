@@ -76,8 +76,9 @@ class Chain:
         return self.over(tuple(accumulate((piece.size for piece in slices[:-1]), initial=0)))
 
     def over(self, starts: tuple[int, ...]) -> Chain:
-        """Return this chain for a vector whose tensors begin at `starts`; the values that a sparsifier sends count as
-        one tensor.
+        """Return this chain for a vector whose tensors begin at `starts`.
+
+        The values that a sparsifier sends count as one tensor.
         """
         return self if self.sparsifier else replace(self, quantizer=self.quantizer.over(starts))
 
@@ -119,9 +120,7 @@ class Chain:
 
     @property
     def writes(self) -> bool:
-        """Return True if a fused kernel writes the frame from the vector and raises NonFiniteUpdate for NaN and
-        infinity.
-        """
+        """Return True if a fused kernel writes the frame from the vector and refuses NaN and infinity."""
         plain = self.sparsifier is None and self.coded == UNCODED and self.divisor == 1
         return plain and writes(self.quantizer)
 
@@ -135,8 +134,9 @@ class Chain:
         return written(self.quantizer, x, self._word(key, segment), bound)
 
     def held(self, x: Vector, key: Key, segment: int, bound: bytes, held: Held, state: State) -> bytes:
-        """Return the frame of `x` compensated by `held`, and overwrite `x` with the updated memory; requires
-        `apart`.
+        """Return the frame of `x` compensated by `held`, and overwrite `x` with the updated memory.
+
+        Requires `apart`.
         """
         del state
         return written(self.quantizer, x, self._word(key, segment), bound, held)

@@ -125,8 +125,7 @@ def feedback(codec: Codec, momentum: float = 0.0, masked: bool = False) -> Feedb
 
 
 def inside(codec: Codec, layout: Layout) -> BoundCodec:
-    """Return a codec as it encodes inside error feedback: its own form for feedback if it has one, else C / (1 +
-    omega).
+    """Return a codec as it encodes inside error feedback: in its own form for feedback, else C / (1 + omega).
 
     A parsed chain knows the form of its quantizer. `Shrunk` wraps a codec that is not a chain.
     """
@@ -223,8 +222,9 @@ def encode_held(inner: BoundCodec, x: Vector, held: Held, state: State, key: Key
 
 
 def carried(inner: BoundCodec, state: State, segment: int) -> State:
-    """Return the inner codec's own arrays out of `state`, by name and size; an array that does not fit is initialized
-    again.
+    """Return the inner codec's own arrays out of `state`, by name.
+
+    An array that is missing or has another size or type is initialized again.
     """
     own = dict[str, NDArray[Any]]()
     for name, fresh in inner.init(segment).items():

@@ -77,8 +77,9 @@ def blank(bound: bytes, lengths: Sequence[int]) -> tuple[bytes, list[NDArray[np.
 
 
 def unpack(payload: bytes | memoryview, bound: bytes, expected: int) -> list[Stream]:
-    """Return the streams of a frame as views into it; raise BadPayload if it is foreign, cut, or longer than its header
-    says.
+    """Return the streams of a frame as views into it.
+
+    Raise BadPayload if it is foreign, cut, or longer than its header declares.
     """
     view = memoryview(payload)
     start = len(MAGIC) + 1 + HASH_BYTES

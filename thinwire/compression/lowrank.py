@@ -1,5 +1,4 @@
-"""Low-rank compression (`powersgd`): matrices become two thin factors, which travel with all other values as one
-vector.
+"""Low-rank compression (`powersgd`): matrices become thin factors, which travel with all other values as one vector.
 
 `LowRank` is the codec of a chain that begins with a low rank. `PowerSgd` is its stage: one step of the power method for
 each matrix. `Product` adds a matrix that is known by its factors to a vector in part, without multiplying it out as a
@@ -142,8 +141,9 @@ class LowRank:
         return self.inner == WHOLE
 
     def held(self, x: Vector, key: Key, segment: int, bound: bytes, held: Held, state: State) -> bytes:
-        """Return the frame of `x` compensated by `held`, and overwrite `x` with the updated memory; `state` as in
-        `write`.
+        """Return the frame of `x` compensated by `held`, and overwrite `x` with the updated memory.
+
+        `state` is read and replaced as in `write`.
         """
         parts = list[Vector | Product]()
         for piece in self.pieces:
@@ -207,8 +207,9 @@ class LowRank:
         return sum(self.inner.max_bytes(part) for part in self._parts)
 
     def read(self, streams: list[Stream], size: int) -> Factored:
-        """Return the checked factors. Only the values that are sent as they are have been allocated at their
-        full size.
+        """Return the checked factors; raise BadPayload if an entry is too large.
+
+        Only the values that are sent as they are have been allocated at their full size.
         """
         rest, reads = iter(streams), list[Read]()
         for part in self._parts:
@@ -349,8 +350,9 @@ class PowerSgd:
         return left, right
 
     def warm(self, right: Matrix) -> Matrix:
-        """Return the next call's Q_before: this Q with columns of norm 1, and first columns again where the
-        norm is 0.
+        """Return the next call's Q_before: this Q with columns of norm 1.
+
+        A column of norm 0 becomes that of the first Q.
         """
         wide = right.astype(np.float64)
         norms = np.sqrt(np.einsum("ij,ij->j", wide, wide))

@@ -44,9 +44,7 @@ class Writes(Protocol):
         """Return True if whole buckets may be encoded separately."""
 
     def write(self, values: Vector, word: int, symbols: NDArray[np.uint8], scales: Scales, first: int = 0) -> None:
-        """Write packed symbols and scales of `values`; raise NonFiniteUpdate for NaN and infinity, without another
-        pass.
-        """
+        """Write packed symbols and scales of `values` in one pass; raise NonFiniteUpdate for NaN and infinity."""
 
 
 @runtime_checkable

@@ -79,10 +79,9 @@ class Bound:
         return self._encoded(x, state, key, segment)[0]
 
     def encode_held(self, x: Vector, held: Held, state: State, key: Key, segment: int = 0) -> Encoded:
-        """Encode `x` compensated by `held`, and overwrite `x` with the updated memory, without decoding the finished
-        frame.
+        """Encode `x` compensated by `held`, and overwrite `x` with the updated memory.
 
-        Only a chain that `writes` but is not `apart` has its frame decoded again.
+        It does not decode the finished frame, except for a chain that `writes` but is not `apart`.
         """
         require_writable(x, self._size(segment))
         require_vector(held.vector, self._size(segment))  # a kernel gets only its address

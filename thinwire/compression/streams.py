@@ -125,10 +125,10 @@ class Read:
         return replace(self, symbols=self.symbols.copy()) if np.may_share_memory(self.symbols, x) else self
 
     def add(self, weight: float | None, into: Vector, start: int, stop: int, shift: int = 0) -> None:
-        """Compute into[start - shift : stop - shift] += weight * decoded[start:stop]; without a weight, replace the
-        values.
+        """Compute into[start - shift : stop - shift] += weight * decoded[start:stop].
 
-        The work is proportional to the number of values that were sent.
+        Without a weight, the decoded values replace those of `into`. The work is proportional to the number of values
+        sent.
         """
         factor, adds = np.float32(1 if weight is None else weight), weight is not None
         first, last = start, stop

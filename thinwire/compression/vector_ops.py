@@ -37,8 +37,9 @@ def require_vector(x: Vector, size: int) -> None:
 
 
 def require_writable(x: Vector, size: int) -> None:
-    """Raise ValueError as `require_vector` does, or if `x` is read-only: a kernel gets only the address and cannot
-    check it.
+    """Raise ValueError as `require_vector` does, or if `x` is read-only.
+
+    A kernel gets only the address and cannot check it.
     """
     require_vector(x, size)
     if not x.flags.writeable:

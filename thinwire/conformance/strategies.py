@@ -33,8 +33,9 @@ def dense(x: Vector) -> bool:
 
 
 def layout_of(n: int, spec: str = "") -> Layout:
-    """Return a layout of n values in three tensors that per-tensor rules can tell apart, with matrices for a
-    low rank.
+    """Return a layout of n values in three tensors whose names per-tensor rules can distinguish.
+
+    For a low rank, some of the tensors are matrices.
     """
     third = n // 3
     if "powersgd" in spec:

@@ -1,6 +1,4 @@
-"""Compressors of bytes for the end of a chain: Zstandard (`zstd`), and the base class for other packages'
-compressors.
-"""
+"""Compressors of bytes for the end of a chain: Zstandard (`zstd`), and the base class of other compressors."""
 
 from __future__ import annotations
 

@@ -81,8 +81,9 @@ class Delta:
         return indices
 
     def max_bytes(self, items: int, size: int) -> int:
-        """Return the most bytes of `items` indices under `size`: a second byte needs a gap of 2^7, a third one
-        of 2^14.
+        """Return the most bytes of `items` indices under `size`.
+
+        A second byte needs a gap of 2^7, a third one a gap of 2^14.
         """
         return items + sum(min(items, size >> 7 * more) for more in range(1, GAP_BYTES))
 
@@ -162,8 +163,9 @@ class Rice:
 
 
 def _require_room(data: bytes | memoryview, items: int) -> None:
-    """Raise BadPayload, before any allocation, for fewer bytes than `items` numbers take: a bit each and their
-    parameters.
+    """Raise BadPayload, before any allocation, if the data is too short for `items` numbers.
+
+    Each takes at least a bit, and each block a parameter.
     """
     least = -(-items // BLOCK) + -(-items // 8)
     if len(data) < least:

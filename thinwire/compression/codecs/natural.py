@@ -86,8 +86,9 @@ class Natural(Whole):
 
 
 def _symbols(values: Vector, tops: NDArray[np.int32], drawn: Vector) -> Symbols:
-    """Return the symbols of values, rounded up with the probability of the fraction above the power below: u < x / 2^e
-    - 1.
+    """Return the symbols of values, rounded up or down at random.
+
+    The probability of rounding up is the fraction above the power below: u < x / 2^e - 1.
     """
     fraction, exponent = np.frexp(np.abs(values))  # |x| = fraction * 2^exponent, fraction in [0.5, 1)
     up = drawn < fraction * np.float32(2) - np.float32(1)

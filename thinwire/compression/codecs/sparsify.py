@@ -96,8 +96,9 @@ def _all(values: Vector) -> tuple[NDArray[np.integer], NDArray[np.uint32]]:
 
 
 def guessed(values: Vector, count: int) -> tuple[np.uint32, float]:
-    """Return a threshold that slightly more than `count` magnitudes should reach, and their share; both from a
-    sample.
+    """Return a threshold that slightly more than `count` magnitudes should reach, and their expected share.
+
+    Both come from a sample.
     """
     step = max(1, values.size // SAMPLED)
     expected = count / step

@@ -66,8 +66,9 @@ class Whole:
 
 @dataclass(frozen=True)
 class Levelled(Whole, ABC):
-    """The base class of uniform quantizers: 2^bits - 1 levels between -max|x| and max|x| of the bucket. See
-    `Quantizer`.
+    """The base class of uniform quantizers: 2^bits - 1 levels between -max|x| and max|x| of the bucket.
+
+    See `Quantizer` for the methods.
     """
 
     @property
@@ -154,10 +155,10 @@ def encoded(values: Vector, levels: int, word: int | None) -> tuple[NDArray[np.i
 
 
 def rounded(values: Vector, scales: Vector, levels: int, word: int | None, first: int = 0) -> NDArray[np.int8]:
-    """Return floor(x * (1 / scale) + u), with u from a hash of index and word; without a word, round to nearest, ties
-    to even.
+    """Return floor(x * (1 / scale) + u), with u from a hash of index and word.
 
-    `first` is the index of the first value, if the vector is a part of another one.
+    Without a word, round to nearest, ties to even. `first` is the index of the first value, if the vector is a part of
+    another one.
     """
     done = native.levels_round(values, scales, levels, word, first)
     if done is not None:

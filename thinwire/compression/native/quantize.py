@@ -186,10 +186,10 @@ def eden_write(
     values: Vector, word: int, levels: Vector, divisor: float, most: np.float32, bits: int,
     out: NDArray[np.uint8], scales: NDArray[np.uint8], first: int,
 ) -> None:  # fmt: skip
-    """Write symbols of `bits` bits each, and the bytes of a float32 for each block; raise NonFiniteUpdate for NaN and
-    infinity.
+    """Write symbols of `bits` bits each, and the bytes of a float32 for each block.
 
-    `first` is the index of the first value, if the vector is a part of another one; that part begins at a whole block.
+    Raise NonFiniteUpdate for NaN and infinity. `first` is the index of the first value, if the vector is a part of
+    another one; that part begins at a whole block.
     """
     run = kernel("eden_encode")
     assert run is not None

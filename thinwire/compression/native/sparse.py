@@ -1,7 +1,7 @@
 """Kernels of indices and bit-packing: `delta`, `rice`, `pack`, sparse addition and selection above a threshold.
 
 Each function returns None (or False) if numpy is the path. A stream that a kernel cannot read gives None too: the numpy
-oracle then reads it again and raises the error that says why.
+oracle then reads it again and raises the error with the reason.
 """
 
 from __future__ import annotations
@@ -107,8 +107,9 @@ Found = tuple[NDArray[np.int32], NDArray[np.uint32]]
 
 
 def select_above(values: Vector, least: np.uint32, share: float) -> Found | None:
-    """Return indices and bits of all values whose magnitude has at least the bits `least`; `share` is their expected
-    share.
+    """Return indices and bits of all values whose magnitude has at least the bits `least`.
+
+    `share` is the expected share of these values.
     """
     run = kernel("reaching")
     if run is None:

@@ -101,8 +101,9 @@ def _pool(count: int) -> ThreadPoolExecutor:
 
 @contextlib.contextmanager
 def using_threads(count: int) -> Iterator[None]:
-    """Use `count` threads for the calls of this thread while the context lasts, whatever the environment and the plan
-    set.
+    """Use `count` threads for the calls of this thread while the context lasts.
+
+    It overrides the environment and the plan.
     """
     before = _said.set(count)
     try:

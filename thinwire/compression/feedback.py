@@ -18,8 +18,9 @@ EF21 (Richtarik, Sokolov and Fatkhullin 2021) sends the difference to a referenc
 
 EF21 never adds to a later update what an earlier one left out. A residual under classic feedback can grow with the step
 size; the difference to g shrinks wherever updates settle. The paper's server keeps one g for each client. Here the
-server keeps only their weighted sum, which moves by the sum of the decoded differences, so decoders keep no state. That
-sum is right while every c counts exactly once with the same weight: the device takes a dropped one back (`refund`).
+server keeps only their weighted sum (thinwire/server/aggregator.py), which moves by the sum of the decoded differences,
+so decoders keep no state. That sum is right while every c counts exactly once with the same weight: the device takes a
+dropped one back (`refund`).
 
 An unbiased codec without a form of its own for feedback encodes x / (1 + omega) (`Shrunk`).
 

@@ -68,7 +68,7 @@ SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """Return the library, or None if it was not built, has another ABI number, or cannot be opened on this system.
+    """Return the library, or None if it was not built, has another ABI number, or does not open on this system.
 
     A library with another number gives a RuntimeWarning: numpy then does all the work, and it is slower.
     """

@@ -187,7 +187,7 @@ def server_optimizer(server: ServerSection) -> ServerOptimizer:
 def stepped(server: ServerSection, params: Vector, change: Vector, state: State) -> tuple[Vector, State]:
     """Return the next model and state by the plan's optimizer.
 
-    Raise CodecError if an optimizer of another package returns something that cannot be a model and a state.
+    Raise CodecError if an optimizer of another package returns anything but a model and a state.
     """
     size = params.size
     given = server_optimizer(server).step(params, change, state)

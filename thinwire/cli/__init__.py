@@ -1,6 +1,6 @@
-"""The command line: a folder a noun, and in its commands.py what is typed.
+"""The command line `thinwire`: one folder for each group of commands, whose `commands.py` defines them.
 
-Heavy parts (torch, flwr, SQLAlchemy) are imported inside the commands.
+Heavy dependencies (torch, flwr, SQLAlchemy) are imported inside the commands, so that `--help` stays fast.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m thinwire.cli` is `thinwire`, where no script was installed."""
+"""Run `thinwire` as `python -m thinwire.cli`, for environments without the installed script."""
 
 from thinwire.cli import main
 

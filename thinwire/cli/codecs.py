@@ -1,4 +1,4 @@
-"""`thinwire codecs`: what can stand in a plan's codec, and what it costs here."""
+"""`thinwire codecs`: list the codecs that a plan may name, and measure one on this machine."""
 
 from __future__ import annotations
 

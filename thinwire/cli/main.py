@@ -1,4 +1,8 @@
-"""`thinwire`: the nouns together, and how any of them may end."""
+"""The root command `thinwire`: it assembles all command groups and turns every exception into an exit code.
+
+Errors go to stderr in three lines (`error:`, `why:`, `try:`). Exit codes: a `ThinwireError` carries its own, 2 is a
+usage error, 130 is Ctrl-C, and 1 is an internal error or a missing torch.
+"""
 
 from __future__ import annotations
 
@@ -51,9 +55,14 @@ def top(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and give its exit code; whatever goes wrong is said as error / why / try on stderr."""
+    """Run one command and return its exit code.
+
+    Every failure is printed to stderr as error / why / try. `arguments` defaults to those of this process.
+    """
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="backslashreplace")  # what others said may have letters that no terminal has
+        sys.stdout.reconfigure(
+            errors="backslashreplace"
+        )  # names from devices may hold characters outside the terminal's encoding
     try:
         words = list(sys.argv[1:] if arguments is None else arguments)
         answer = app(args=words, obj=words, standalone_mode=False)
@@ -71,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _say(f"error: {what}", f"why:   {why}", f"try:   {where} --help", code=USAGE)
     except KeyboardInterrupt:
         return INTERRUPTED
-    except SystemExit as end:  # what click makes of a reader that has seen enough: thinwire runs list | head
+    except SystemExit as end:  # click exits this way when the reader closes the pipe: thinwire runs list | head
         if not isinstance(end.__context__, BrokenPipeError):
             raise
         return 0
@@ -80,6 +89,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _failed(error: Exception) -> int:
+    """Print an exception of a command as error / why / try and return the exit code.
+
+    An unexpected exception is printed with its traceback. It is attributed to an installed plugin if its code raised
+    it.
+    """
     from thinwire.core.errors import PlanError, ThinwireError
     from thinwire.core.formatting import plain
 
@@ -110,7 +124,7 @@ def _failed(error: Exception) -> int:
 
 
 def _blamed(error: Exception) -> Blame | None:
-    """Whose installed codec or server optimizer raised it; where none was in use, nobody's."""
+    """Return the installed codec or server optimizer whose code raised this exception; None if no plugin did."""
     codecs = sys.modules.get("thinwire.compression.registry")
     optimizers = sys.modules.get("thinwire.aggregation.server_optimizers")
     if codecs is None or optimizers is None:
@@ -121,6 +135,7 @@ def _blamed(error: Exception) -> Blame | None:
 
 
 def _looked_into(blame: Blame) -> str:
+    """Return the next step for a plugin's author: the conformance suite for a codec, else the how-to page."""
     if blame.kind == "codec":
         return f"pytest --thinwire-codec {blame.entry} looks for more"
     return "docs/how/your-own-codec.md says what it is given and gives"
@@ -131,16 +146,13 @@ def _say(*lines: str, code: int) -> int:
     return code
 
 
-# A command line that the parser of options refuses: what is wrong with it, and why.
-
-
 def refusal(error: click.ClickException) -> tuple[str, str]:
-    """(what, why); `why` is never empty.
+    """Return (what, why) for a command line that the option parser rejects; `why` is never empty.
 
     >>> refusal(click.BadParameter("'x' is not a valid integer.", param_hint="'--clients'"))
     ("Invalid value for '--clients'", "'x' is not a valid integer.")
     """
-    what, _, near = error.format_message().partition(" Did you mean ")  # click and typer both say it
+    what, _, near = error.format_message().partition(" Did you mean ")  # click and typer both add this suggestion
     if near:
         return what, f"did you mean {near.split('?')[0]}?"
     context: Any = getattr(error, "ctx", None)
@@ -161,19 +173,19 @@ def refusal(error: click.ClickException) -> tuple[str, str]:
 
 
 def _meaning(param: Any) -> str:
-    """What a parameter is for, in the words of its help."""
+    """Return the sentence that says what a missing parameter is for, from its help text; "" without one."""
     said = getattr(param, "help", None)
     return f"it is needed: {said}" if said else ""
 
 
 def _options(command: click.Command, context: click.Context) -> list[str]:
-    """The long names of those that are shown."""
+    """Return the long names of a command's visible options."""
     found = [one for one in command.get_params(context) if isinstance(one, click.Option) and not one.hidden]
     return [max(one.opts, key=len) for one in found]
 
 
 def _form(context: click.Context | None) -> str:
-    """How the command is typed."""
+    """Return the usage of a command as a sentence."""
     if context is None:
         return "the command is typed in another way"
     return f"it reads: {' '.join([context.command_path, *context.command.collect_usage_pieces(context)])}"

@@ -1,4 +1,8 @@
-"""Options that several commands share, each with one meaning."""
+"""Options that several commands share, and the parsers of addresses and durations.
+
+Every shared option has one meaning, default and help text. Addresses are typed as HOST:PORT for a listener and as a URL
+for an aggregator; durations as 90s, 15m, 24h or 7d.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +43,7 @@ RunId: TypeAlias = Annotated[str, typer.Argument(metavar="ID", help='a run, a un
 
 
 def overrides(sets: list[str] | None) -> dict[str, str]:
-    """`--set` as the plan takes it; a word without "=" is a usage error."""
+    """Parse the `--set SECTION.KEY=VALUE` options into plan overrides by key; a word without "=" is a usage error."""
     found = {}
     for one in sets or []:
         place, equals, value = one.partition("=")
@@ -49,23 +53,20 @@ def overrides(sets: list[str] | None) -> dict[str, str]:
     return found
 
 
-# Addresses as they are typed: HOST:PORT for a listener, a URL for an aggregator.
-
-
 MOST = 65535
 PORTS = f"a port is 1 to {MOST}; 0 takes one that is free"
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where to listen; port 0 lets the system choose."""
+    """The address of a listener; with port 0 the system chooses a free one."""
 
     host: str
     port: int
 
     @classmethod
     def parse(cls, text: str, option: str) -> Address:
-        """HOST:PORT, with [] around an IPv6 host; `UsageError` names the option."""
+        """Parse HOST:PORT, with [] around an IPv6 host; `UsageError` names `option`."""
         from thinwire.core.errors import UsageError
 
         host, colon, port = text.rpartition(":")
@@ -83,14 +84,16 @@ class Address:
 
     @property
     def url(self) -> str:
+        """Return the address as an http URL."""
         return f"http://{self}"
 
     @property
     def is_loopback(self) -> bool:
+        """Return True if only this machine can reach the host."""
         return self.host in ("localhost", "::1") or self.host.startswith("127.")
 
     def require_loopback(self, option: str) -> None:
-        """Refuse a page that others could reach: it has neither TLS nor users."""
+        """Raise `UsageError` unless the address is loopback: the dashboard has no TLS and no users."""
         from thinwire.core.errors import UsageError
 
         if not self.is_loopback:
@@ -101,12 +104,12 @@ class Address:
             )
 
     def overlaps(self, other: Address) -> bool:
-        """Whether both cannot be listened on at once."""
+        """Return True if two listeners cannot use both addresses at once."""
         anywhere = {self.host, other.host} & {"0.0.0.0", "::"}
         return self.port == other.port != 0 and bool(anywhere or self.host == other.host)
 
     def require_free(self, option: str) -> Address:
-        """This address with a port that is free at this moment; `Unreachable` when it cannot be had."""
+        """Return this address with a port that is free now; `Unreachable` if it cannot be bound."""
         from thinwire.core.errors import Unreachable
 
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
@@ -124,7 +127,7 @@ class Address:
             return Address(self.host, tried.getsockname()[1])
 
     def _instead(self, option: str, code: int | None) -> str:
-        """What to type where this cannot be had."""
+        """Return the hint for an address that failed with errno `code`."""
         if code == errno.EADDRINUSE:
             other = Address(self.host, self.port + 1 if self.port < MOST else 0)
             return f"{option} {other}, or stop the other process (thinwire aggregator status)"
@@ -135,7 +138,7 @@ class Address:
 
 
 def aggregator_url(text: str) -> str:
-    """`--aggregator` with its scheme; HOST:PORT alone means http."""
+    """Parse `--aggregator` into a URL with its scheme; HOST:PORT alone means http."""
     from thinwire.core.errors import UsageError
 
     url = text.rstrip("/") if "://" in text else f"http://{text.rstrip('/')}"
@@ -146,15 +149,12 @@ def aggregator_url(text: str) -> str:
     return url
 
 
-# Durations as they are typed: 90s, 15m, 24h, 7d.
-
-
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 24 * 3600.0}
 _TEXT = re.compile(r"(\d{1,9}(?:\.\d{1,3})?)([smhd])")
 
 
 def parse_duration(text: str, option: str) -> float:
-    """Seconds; `UsageError` names the option.
+    """Parse a duration such as 90s, 15m, 24h or 7d into seconds; `UsageError` names `option`.
 
     >>> parse_duration("24h", "--expires"), parse_duration("1.5m", "--expires")
     (86400.0, 90.0)

@@ -1,4 +1,9 @@
-"""`thinwire task check`: is this module a task, and what will it cost?"""
+"""`thinwire task check`: check that a module is a task, and report what one round of it costs.
+
+A plan names its task; the code behind the name is found in this order: `--task`, then task.py beside the plan, then the
+installed entry points. A task.py has no name of its own. It is the code of the task that the plan's file names, not of
+one that `--set` names.
+"""
 
 from __future__ import annotations
 
@@ -44,13 +49,8 @@ def check(
     console.note(f"next: thinwire sim {where} --clients 4 --task {found['task']}={module}")
 
 
-# Which code a task's name means here: --task, then task.py beside the plan, then what is installed.
-#
-# A task.py has no name of its own: it is the code of the task that the plan's file names, not of one that --set names.
-
-
 def task_spec(name: str, plan: Path, given: str | None) -> str:
-    """The NAME=MODULE that a plan's task resolves to; `TaskError` says all three ways when there is none."""
+    """Return the NAME=MODULE for the task `name` of `plan`; `TaskError` lists all three places if none has its code."""
     from thinwire.client.task import GROUP, installed_tasks
     from thinwire.core.errors import TaskError
 
@@ -82,26 +82,26 @@ def task_spec(name: str, plan: Path, given: str | None) -> str:
 
 
 def _named_in(plan: Path) -> str | None:
-    """The task that a plan's file names, whatever --set makes of it."""
+    """Return the task that the plan's file names, before any `--set`."""
     named: str | None = tomllib.loads(plan.read_text()).get("run", {}).get("task")
     return named
 
 
 def load(name: str, plan: Path, given: str | None) -> LoadedTask:
-    """Import it."""
+    """Import the task `name` of `plan`."""
     from thinwire.client.task import load_task
 
     return load_task(task_spec(name, plan, given))
-
-
-# A task's dress rehearsal in words.
 
 
 LINKS_MBIT = (1, 10, 100)
 
 
 def checked(module: str, data: Path | None, plan: Path | None) -> dict[str, Any]:
-    """Rehearse a task by the plan, or by a plan's defaults; the document of `task check --json`."""
+    """Run the check of a task and return the document of `task check --json`.
+
+    The check follows `plan`, or a plan of defaults without one.
+    """
     from thinwire.aggregation import codecs
     from thinwire.client import Site, load_task
     from thinwire.client.task_check import rehearse
@@ -117,7 +117,7 @@ def checked(module: str, data: Path | None, plan: Path | None) -> dict[str, Any]
 
 
 def lines(found: dict[str, Any]) -> Iterator[str]:
-    """What a person reads."""
+    """Yield the report of a check as lines for a person."""
     yield f"{found['task']}: a task that trains"
     yield f"model      {found['parameters']} trained parameters in {found['tensors']} tensors{_beside(found)}"
     if found["left_out"]:
@@ -144,9 +144,11 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
 
 
 def _beside(found: dict[str, Any]) -> str:
+    """Return the note on buffers and frozen tensors of the model, or ""."""
     kinds = [f"{found[kind]} {kind}" for kind in ("buffers", "frozen") if found[kind]]
     return f", {' and '.join(kinds)} beside them" if kinds else ""
 
 
 def _count(examples: int | None) -> str:
+    """Return the number of examples in words; None means unknown."""
     return "an unknown number of" if examples is None else str(examples)

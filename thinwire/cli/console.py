@@ -1,8 +1,12 @@
-"""A table as lines: whole for a pipe, and no wider than the terminal where a person reads it.
+"""The output of all commands: JSON, lines and tables on stdout, notes on stderr, and numbers with units.
 
-Where it is too wide, columns that hold nothing are left away, and long texts go onto a line of their own below their
-row, the widest column first. What is too wide even then goes on in a second table below the first, its rows begun by
-the first column again; or below its row too, where the first column does not tell the rows apart.
+A table is whole in a pipe or a file, and no wider than the terminal for a person. If it is too wide, these steps follow
+until it fits:
+
+- Columns without any content are left out.
+- Long texts move to a line of their own below their row, the widest column first.
+- The remaining columns continue in a second table below the first, whose rows begin with the first column again. If the
+  first column does not tell the rows apart, those columns move below their rows as well.
 """
 
 from __future__ import annotations
@@ -19,23 +23,24 @@ from functools import cached_property
 from typing import Any
 
 EMPTY_CELL = "-"
-BELOW = "below"  # stands in the place of a text that does
+BELOW = "below"  # the cell of a text that moved below its row
 BETWEEN, INDENT = "  ", "    "
-LONG = 16  # a wider cell is text, and is read as well below its row
-FEW = 0.1  # where no more of a column's cells are long, the others stay
+LONG = 16  # characters: a wider cell counts as text, which reads as well below its row
+FEW = 0.1  # if at most this share of a column's cells is long, only these cells move
 
 Cells = Sequence[str]
 
 
 def terminal_columns() -> int | None:
-    """How wide the terminal is that stdout goes to; None where it goes to a pipe or a file."""
+    """Return the width of the terminal of stdout; None for a pipe or a file."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def lines_of(header: Cells, rows: Sequence[Cells], right: Container[str], columns: int | None) -> Iterator[str]:
-    """`rows` under `header` in `columns` columns (None: as many as it takes); those named in `right` set to the right.
+    """Yield the lines of a table of `rows` under `header`.
 
-    A word that is longer than the terminal stays in one piece: it may be there to be copied.
+    Columns named in `right` are aligned to the right. `columns` is the width of the terminal; None means unlimited. A
+    word that is longer than the terminal stays in one piece, because it may be there to be copied.
 
     >>> rows = [["fp16", "16", "float16, to nearest, ties to even"]]
     >>> for line in lines_of(["name", "bits", "what"], rows, ["bits"], 32):
@@ -65,7 +70,7 @@ def lines_of(header: Cells, rows: Sequence[Cells], right: Container[str], column
 
 @dataclass(frozen=True)
 class Column:
-    """One column; cells that are longer than `most` stand below their rows, and without `stays` all of them do."""
+    """One column of a table. Cells longer than `most` move below their rows; without `stays` all cells do."""
 
     title: str
     cells: Cells
@@ -75,30 +80,35 @@ class Column:
 
     @cached_property
     def width(self) -> int:
+        """Return the width of the column in characters, title included."""
         return max(len(self.title), *(len(self.shown(i)) for i in range(len(self.cells))), 0)
 
     @property
     def empty(self) -> bool:
+        """Return True if no row has a value in this column."""
         return all(cell == EMPTY_CELL for cell in self.cells)
 
     def given_way(self) -> Column:
-        """What is long goes below its row: a few cells, or the whole column."""
+        """Return the column with its long cells moved below their rows: only these if they are few, else all."""
         few = sum(len(cell) > LONG for cell in self.cells) <= FEW * len(self.cells)
         return replace(self, most=LONG, stays=few and self.most > LONG)
 
     def shown(self, i: int) -> str:
+        """Return the cell of row `i` in the table itself."""
         return self.cells[i] if len(self.cells[i]) <= self.most else BELOW
 
     def below(self, i: int, titled: bool) -> str:
+        """Return the text of row `i` that moves below it, after the title if `titled`; "" if nothing moves."""
         there = self.cells[i] != EMPTY_CELL and (not self.stays or len(self.cells[i]) > self.most)
         return (f"{self.title} " if titled else "") + self.cells[i] if there else ""
 
     def placed(self, text: str) -> str:
+        """Return a text padded to the column's width."""
         return text.rjust(self.width) if self.right else text.ljust(self.width)
 
 
 def _fitted(found: Sequence[Column], columns: int) -> list[Column]:
-    """Those that are left, after what is too wide gave way."""
+    """Return the columns that fit into a width, with empty ones left out and long ones moved below."""
     left = list(found)
     if _width(left) > columns:
         left = [left[0], *(column for column in left[1:] if not column.empty)]
@@ -117,7 +127,10 @@ def _fitted(found: Sequence[Column], columns: int) -> list[Column]:
 
 
 def _tables(found: Sequence[Column], columns: int | None) -> list[list[Column]]:
-    """The columns that stay, cut into tables of `columns`; each begins with the first, and has one more at least."""
+    """Distribute the columns that stay over tables of at most `columns` characters.
+
+    Each table begins with the first column and has at least one more.
+    """
     first, *others = (column for column in found if column.stays)
     tables = [[first]]
     for column in others:
@@ -128,16 +141,18 @@ def _tables(found: Sequence[Column], columns: int | None) -> list[list[Column]]:
 
 
 def _width(found: Sequence[Column]) -> int:
+    """Return the width of the columns that stay, in characters."""
     staying = [column.width for column in found if column.stays]
     return sum(staying) + len(BETWEEN) * (len(staying) - 1)
 
 
 def _line(cells: Iterator[str]) -> str:
+    """Join the cells of one row."""
     return BETWEEN.join(cells).rstrip()
 
 
 def wrapped(text: str, columns: int, begin: str) -> list[str]:
-    """A text behind `begin`, as lines of so many columns that all go on below its first word; no word is broken.
+    """Wrap a text behind `begin` to lines of `columns` characters, indented to its first word; no word is broken.
 
     >>> wrapped("of two devices", 12, "note ")
     ['note of two', '     devices']
@@ -148,48 +163,45 @@ def wrapped(text: str, columns: int, begin: str) -> list[str]:
     )  # fmt: skip
 
 
-# What a person sees: data on stdout, progress on stderr and only where a terminal is.
-
-
 NOTHING = EMPTY_CELL
 
 
 def document(data: Any) -> None:
-    """One JSON document on stdout."""
+    """Print one JSON document on stdout."""
     try:
         text = json.dumps(data, indent=2, default=str, allow_nan=False)
-    except ValueError:  # a measure that is no number, stored before such were refused: JSON has none, and null says so
+    except ValueError:  # JSON has no NaN: metrics stored before such values were refused become null
         read = json.loads(json.dumps(data, default=str), parse_constant=lambda _: None)
         text = json.dumps(read, indent=2)
     print(text)
 
 
 def line(text: str = "") -> None:
-    """One line of data on stdout, flushed: a service's reader may be a pipe."""
+    """Print one line of data on stdout and flush it: the reader may be a pipe."""
     print(text, flush=True)
 
 
 def sentence(text: str, begin: str = "") -> None:
-    """Words on stdout behind `begin`: whole for a pipe; where a terminal is narrower, they go on below themselves."""
+    """Print a sentence on stdout behind `begin`, wrapped to the terminal's width; a pipe gets it in one line."""
     columns = terminal_columns()
     for each in [begin + text] if columns is None else wrapped(text, columns, begin):
         line(each)
 
 
 def note(text: str) -> None:
-    """A remark to whoever watches, on stderr."""
+    """Print a remark for the person on stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
 def on_terminal() -> bool:
-    """Whether a person sits before it."""
+    """Return True if stdout and stderr are terminals."""
     return sys.stdout.isatty() and sys.stderr.isatty()
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[Any]], right: Sequence[str] = ()) -> None:
-    """Columns with two blanks between them, those named in `right` set to the right; no wider than a terminal is.
+    """Print a table, with two spaces between columns and those named in `right` aligned to the right.
 
-    Cells may be words of devices and strangers: they are shown plain.
+    Cells may hold text of devices and strangers, so control characters are removed.
     """
     from thinwire.core.formatting import plain
 
@@ -199,7 +211,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[Any]], right: Sequence[
 
 
 def size(count: float | None) -> str:
-    """Bytes in decimal units, three figures.
+    """Format a number of bytes in decimal units with three digits.
 
     >>> size(9610 * 4), size(950), size(None)
     ('38.4 kB', '950 B', '-')
@@ -210,14 +222,14 @@ def size(count: float | None) -> str:
 
 
 def grouped(digits: str) -> str:
-    """A fingerprint as two people read it to each other."""
+    """Format a fingerprint in groups, so that two people can compare it aloud."""
     from thinwire.core.formatting import grouped as in_eights
 
     return in_eights(digits)
 
 
 def seconds(count: float | None) -> str:
-    """A duration as people say it.
+    """Format a duration given in seconds.
 
     >>> seconds(0.0042), seconds(0.42), seconds(75), seconds(7300)
     ('4.2 ms', '0.42 s', '1 min 15 s', '2 h 1 min')
@@ -233,15 +245,15 @@ def seconds(count: float | None) -> str:
 
 
 def ago(wall: float | None, now: float | None = None) -> str:
-    """How long ago a moment was."""
+    """Format the time since a wall-clock moment, as in `3 s ago`; both are seconds since 1970."""
     return NOTHING if not wall else f"{seconds(max(0.0, (now or time.time()) - wall))} ago"
 
 
 def moment(wall: float | None) -> str:
-    """Local time, to the second."""
+    """Format a wall-clock moment (seconds since 1970) as local time, to the second."""
     return "" if wall is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(wall))
 
 
 def figure(value: float | None) -> str:
-    """A metric, four figures after the point."""
+    """Format a metric with four digits after the point."""
     return NOTHING if value is None else f"{value:.4f}"

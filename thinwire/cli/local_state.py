@@ -1,4 +1,8 @@
-"""Where the aggregator of this machine is: its folder, its store, and whether it is alive."""
+"""The aggregator on this machine: its state directory, its store, its process, and the words that it was started with.
+
+`start.json` beside the state of an aggregator or a client holds the typed words of its last `start` and the folder in
+which they were typed. A service is started with the same words in the same folder.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +24,14 @@ if TYPE_CHECKING:
 
 
 def aggregator_home(home: Path | None) -> AggregatorHome:
+    """Return the aggregator's state directory under `home`, or under the default one."""
     from thinwire.core.statedir import AggregatorHome, find_home
 
     return AggregatorHome.under(find_home(home))
 
 
 def has_database(place: AggregatorHome) -> bool:
-    """Whether there is one; `DataLost` where runs lie there without it."""
+    """Return True if the aggregator has a database; `DataLost` if there are runs but no database."""
     from thinwire.core.statedir import require_its_database
 
     require_its_database(place.database)
@@ -35,7 +40,7 @@ def has_database(place: AggregatorHome) -> bool:
 
 @contextmanager
 def opened(home: Path | None, read_only: bool = True) -> Iterator[Store]:
-    """The store, for one command; `NotFound` where nothing was ever run."""
+    """Open the store for one command; `NotFound` if no aggregator was ever started there."""
     from thinwire.store import Store
 
     place = aggregator_home(home)
@@ -49,7 +54,10 @@ def opened(home: Path | None, read_only: bool = True) -> Iterator[Store]:
 
 
 def end_abandoned(home: Path | None) -> None:
-    """Close the runs whose own process has died, so that what is shown of them is so; what cannot be changed stays."""
+    """Close the runs whose own process has died, so that their shown status is right.
+
+    Errors are ignored: what cannot be closed now stays as it is.
+    """
     from thinwire.core.errors import ThinwireError
 
     place = aggregator_home(home)
@@ -66,7 +74,7 @@ def end_abandoned(home: Path | None) -> None:
 
 @contextmanager
 def known(home: Path | None, read_only: bool, what: str = "devices") -> Iterator[Store]:
-    """The store of an aggregator that was started here before: who only changes what is there makes none."""
+    """Open the store of an aggregator that was started before; `NotFound` otherwise, so that no command creates one."""
     place = aggregator_home(home)
     if not has_database(place):
         raise _never_started(what, place, home)
@@ -75,6 +83,7 @@ def known(home: Path | None, read_only: bool, what: str = "devices") -> Iterator
 
 
 def _never_started(what: str, place: AggregatorHome, home: Path | None) -> NotFound:
+    """Return the error for a state directory in which no aggregator was ever started."""
     from thinwire.core.errors import NotFound
 
     return NotFound(
@@ -85,7 +94,7 @@ def _never_started(what: str, place: AggregatorHome, home: Path | None) -> NotFo
 
 
 def operator() -> str:
-    """Who types: the name that the audit shows."""
+    """Return the name of the user who types, for the audit log."""
     import getpass
 
     try:
@@ -95,7 +104,7 @@ def operator() -> str:
 
 
 def alive(home: Path | None) -> dict[str, Any] | None:
-    """What the aggregator that is running on this folder wrote about itself, or None, also where one only starts."""
+    """Return the running aggregator's description of itself; None if none is running or one is starting."""
     from thinwire.core.clock import is_starting
 
     about = _holding(home)
@@ -103,7 +112,7 @@ def alive(home: Path | None) -> dict[str, Any] | None:
 
 
 def starting(home: Path | None) -> int | None:
-    """The process of an aggregator that has this folder and does not serve yet."""
+    """Return the process id of an aggregator that is starting on this directory and does not serve yet; else None."""
     from thinwire.core.clock import is_starting
 
     about = _holding(home)
@@ -111,10 +120,10 @@ def starting(home: Path | None) -> int | None:
 
 
 def _holding(home: Path | None) -> dict[str, Any] | None:
-    """What the process that holds this folder wrote about itself.
+    """Return the description that the process with the directory's lock wrote about itself; None without one.
 
-    The lock is tried only while the process that wrote it lives: a try holds it for a moment, in which an aggregator
-    that starts would be turned away.
+    Testing the lock holds it for a moment, which would refuse an aggregator that is starting. Therefore it is tested
+    only while the process that wrote it lives.
     """
     from thinwire.core.statedir import AggregatorHome, find_home, holder
 
@@ -129,7 +138,7 @@ def _holding(home: Path | None) -> dict[str, Any] | None:
 
 
 def absent(home: Path | None) -> str:
-    """That no aggregator is running here, and since when, by the clock: for a sentence, where `alive` gives None."""
+    """Return a sentence that no aggregator is running and since when, for callers to which `alive` returned None."""
     from thinwire.cli.console import moment
     from thinwire.core.clock import gone_since
     from thinwire.core.statedir import AggregatorHome, find_home
@@ -139,13 +148,13 @@ def absent(home: Path | None) -> str:
 
 
 def way_back(home: Path | None) -> str:
-    """What brings an aggregator back where none is running: a command, or one that is starting already."""
+    """Return what brings an aggregator back: the start command, or a note that one is starting."""
     process = starting(home)
     return f"one is starting (process {process})" if process else again("aggregator start", home)
 
 
 def require_alive(home: Path | None) -> dict[str, Any]:
-    """The same, or `Unreachable` with the command that starts one."""
+    """Return the description of the running aggregator; `Unreachable` with the start command if none is running."""
     from thinwire.core.errors import Unreachable
     from thinwire.core.statedir import find_home
 
@@ -163,7 +172,7 @@ def require_alive(home: Path | None) -> dict[str, Any]:
 
 
 def again(command: str, home: Path | str | None) -> str:
-    """A command as it is typed for this state folder.
+    """Return a command as it is typed for this state directory.
 
     >>> again("runs list", None), again("runs list", Path("here"))
     ('thinwire runs list', 'thinwire runs list --home here')
@@ -171,26 +180,23 @@ def again(command: str, home: Path | str | None) -> str:
     return f"thinwire {command}" + (f" --home {shlex.quote(str(home))}" if home else "")
 
 
-# The words that were typed for `start`: a service is started with the same ones, in the same folder.
-
-
 FILE = "start.json"
-ONCE = ("--background", "--once")  # of a start by hand: a service is neither
+ONCE = ("--background", "--once")  # options of a start by hand that make no sense for a service
 
 
 @dataclass(frozen=True)
 class Typed:
-    """`words` stand behind `thinwire NOUN start`, and were typed in `folder`."""
+    """The words after `thinwire NOUN start`, and the folder in which they were typed."""
 
     words: tuple[str, ...]
     folder: Path
 
     def with_option(self, option: str, value: str) -> Typed:
-        """With an option that these words leave open."""
+        """Return these words with one more option."""
         return Typed((*self.words, option, value), self.folder)
 
     def remember(self, place: Path) -> None:
-        """Keep them beside the state that they belong to."""
+        """Write the words to start.json in the state directory `place`."""
         from thinwire.core.statedir import write_atomically
 
         said = {"words": [word for word in self.words if word not in ONCE], "folder": str(self.folder)}
@@ -198,7 +204,7 @@ class Typed:
 
     @classmethod
     def remembered(cls, place: Path) -> Typed | None:
-        """Those of the last start here; None where it was never started, or the file is damaged."""
+        """Return the words of the last start in `place`; None if there was none or the file is damaged."""
         try:
             said = json.loads((place / FILE).read_bytes())
             return cls(tuple(str(word) for word in said["words"]), Path(said["folder"]))
@@ -207,16 +213,16 @@ class Typed:
 
     @classmethod
     def now(cls) -> Typed:
-        """Those of the command that runs (`thinwire.cli.main.main` hands them on); none where no command runs."""
+        """Return the words of the running command, which `thinwire.cli.main.main` passes on; none outside of one."""
         context = click.get_current_context(silent=True)
         said: Any = context.find_root().obj if context else None
         return cls(tuple(said or ())[2:], Path.cwd())
 
 
 def understood(noun: str, verb: str, words: Sequence[str]) -> dict[str, Any]:
-    """What `thinwire NOUN VERB` would make of these words; they are refused now, not at the next boot.
+    """Parse the words of `thinwire NOUN VERB` into its parameters, so that errors show now and not at the next boot.
 
-    It is looked for from the command that runs, so that a command needs to import no other.
+    The command is found through the running command's context, so that no command has to import another one.
     """
     root: Any = click.get_current_context().find_root().command
     command = root.commands[noun].commands[verb]

@@ -1,4 +1,7 @@
-"""Ctrl-C that is not lost: an interrupt that falls into a callback, where Python drops the exception, counts later."""
+"""Ctrl-C that is never lost, and waiting for another process.
+
+Python drops a KeyboardInterrupt that is raised inside a callback. `remembered` keeps it and raises it again later.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def remembered(*numbers: signal.Signals) -> Iterator[Callable[[], None]]:
-    """These signals (SIGINT alone where none is named) raise KeyboardInterrupt, at once or when `look` is called next.
+    """Make signals raise KeyboardInterrupt at once, and again at the next call of the yielded `look`.
 
-    What it gives is `look`: to be called now and then. A signal that was ignored (nohup) stays ignored.
+    `numbers` are the signals; SIGINT is the default. The caller must call `look` regularly. A signal that was ignored
+    (nohup) stays ignored, and outside the main thread nothing changes.
     """
     asked: list[int] = []
 
@@ -25,7 +29,7 @@ def remembered(*numbers: signal.Signals) -> Iterator[Callable[[], None]]:
         if asked:
             raise KeyboardInterrupt
 
-    if threading.current_thread() is not threading.main_thread():  # no other thread is told of signals
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
         yield look
         return
     ends = numbers or (signal.SIGINT,)
@@ -37,14 +41,11 @@ def remembered(*numbers: signal.Signals) -> Iterator[Callable[[], None]]:
             signal.signal(number, handler)
 
 
-# Waiting for something that another process does.
-
-
 LOOK_S = 0.05
 
 
 def until(true: Callable[[], bool], within_s: float) -> bool:
-    """Look until it is so; False when it was not within `within_s` seconds."""
+    """Call `true` until it returns True; return False if it did not within `within_s` seconds."""
     end = time.monotonic() + within_s
     while not (found := true()) and time.monotonic() < end:
         time.sleep(LOOK_S)

@@ -1,1 +1,1 @@
-"""What the two doctors look at: one finding each, with what to do."""
+"""The checks of `thinwire client doctor` and `thinwire aggregator doctor`, each with a finding and a hint."""

@@ -1,4 +1,7 @@
-"""`thinwire aggregator doctor`: what has to be right on the host, looked at without changing anything."""
+"""`thinwire aggregator doctor`: check the aggregator's machine from its state directory to its dashboard.
+
+Every finding comes with a hint. Nothing is changed.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +24,14 @@ if TYPE_CHECKING:
     from thinwire.store import DeviceInfo, Store
 
 LOOK_S = 5.0
-SKEW_S = 60.0  # of a clock that everybody else's differs from
-SOON = timedelta(days=14)  # a leaf of ours is made anew long before
+SKEW_S = 60.0  # median skew of the devices from which the aggregator's clock is reported as wrong
+SOON = timedelta(days=14)  # our own certificates are renewed long before
 
 
 def examine(home: Path, about: dict[str, Any] | None, typed: Path | None = None) -> list[Finding]:
-    """Everything; what rests on something comes after it. `about`: of the process that runs, where one does.
+    """Run all checks in the order in which they depend on each other, and return the findings.
 
-    `typed`: the --home of the command, for those that are to be typed next.
+    `about` is the description of the running aggregator, or None. `typed` is the --home of the command, for hints.
     """
     place = AggregatorHome(home / "aggregator")
     findings = [private("folder", place.root)]
@@ -46,12 +49,14 @@ def examine(home: Path, about: dict[str, Any] | None, typed: Path | None = None)
 
 
 def _service(about: dict[str, Any] | None, typed: Path | None) -> Finding:
+    """Return the finding on the process of the aggregator."""
     if about is None:
         return Finding("service", False, "no aggregator is running here", again("aggregator start", typed))
     return Finding("service", True, f"process {about['pid']}, version {about.get('version')}")
 
 
 def _store(place: AggregatorHome, alive: bool) -> Iterator[Finding]:
+    """Yield the findings on the database, on the clock compared with the devices, and on the devices."""
     from thinwire.store import Store
 
     none = Finding("store", False, f"{place.database} is not there", "thinwire aggregator start makes it")
@@ -75,7 +80,7 @@ def _store(place: AggregatorHome, alive: bool) -> Iterator[Finding]:
 
 
 def _clock(devices: list[DeviceInfo]) -> Finding:
-    """The devices are witnesses: one may be wrong, but not most of them by the same."""
+    """Compare this clock with the devices': one device may be wrong, but most are not wrong by the same amount."""
     skews = [float(info.hello.get("link", {}).get("skew_s", 0.0)) for info in devices if info.seen_at]
     now = datetime.now(UTC)
     newest = max((info.seen_at or 0.0 for info in devices), default=0.0)
@@ -95,6 +100,7 @@ def _clock(devices: list[DeviceInfo]) -> Finding:
 
 
 def _devices(devices: list[DeviceInfo], alive: bool) -> Finding:
+    """Return the finding on the devices: how many are known, online, revoked and waiting for approval."""
     states = [info.row.state for info in devices]
     there = f"{sum(info.online for info in devices)} there, " if alive else ""
     said = f"{len(devices)} known, {there}{states.count('revoked')} revoked"
@@ -107,6 +113,7 @@ def _devices(devices: list[DeviceInfo], alive: bool) -> Finding:
 
 
 def _door(about: dict[str, Any] | None) -> Finding | str:
+    """Check that the device API accepts connections."""
     if about is None:
         return unseen("door", "no aggregator is running")
     with socket.create_connection(_here(about), timeout=LOOK_S):
@@ -115,11 +122,13 @@ def _door(about: dict[str, Any] | None) -> Finding | str:
 
 
 def _here(about: dict[str, Any]) -> tuple[str, int]:
+    """Return the (host, port) by which this machine reaches the device API."""
     host, _, port = str(about["listen"]).rpartition(":")
     return {"0.0.0.0": "127.0.0.1", "[::]": "::1"}.get(host, host.strip("[]")), int(port)
 
 
 def _certificate(folder: Path, about: dict[str, Any] | None) -> Finding | str:
+    """Check that the certificate of the device API is valid, not about to expire, and has all names."""
     from thinwire.transport.protocol.certificates import chains, shown
 
     rows, pin = chains(folder), (about or {}).get("pin")
@@ -141,6 +150,7 @@ def _certificate(folder: Path, about: dict[str, Any] | None) -> Finding | str:
 
 
 def _page(about: dict[str, Any] | None) -> Finding | str:
+    """Check that the dashboard answers."""
     if about is None:
         return unseen("page", "no aggregator is running")
     if not about.get("page"):

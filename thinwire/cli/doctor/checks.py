@@ -1,4 +1,8 @@
-"""What a doctor found: each thing that has to be right, whether it is, and what to do where it is not."""
+"""The findings of both doctors, how they are printed, and the checks that both share.
+
+A finding says what was checked, whether it is right, and what to do if it is not. Shared checks: a state directory is
+private, writable and has room; the compression kernels were built.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ UNSEEN = "could not be looked at"
 
 @dataclass(frozen=True)
 class Finding:
-    """`ok` None: it could not be looked at, because something before it failed. `try_`: what to do."""
+    """One check and its result. `ok` is None if an earlier failure prevented the check; `try_` says what to do."""
 
     what: str
     ok: bool | None
@@ -28,11 +32,15 @@ class Finding:
 
     @property
     def word(self) -> str:
+        """Return the result as one word: ok, failed, or "-" for an unchecked item."""
         return {True: "ok", False: "failed", None: "-"}[self.ok]
 
 
 def found(what: str, look: Callable[[], Finding | str]) -> Finding:
-    """What looking gave; a refusal or the system's own is a finding too."""
+    """Run one check and return its finding; a `ThinwireError` or `OSError` becomes a failed finding.
+
+    A check that returns a string passed, and the string describes what it saw.
+    """
     try:
         said = look()
     except ThinwireError as error:
@@ -43,11 +51,12 @@ def found(what: str, look: Callable[[], Finding | str]) -> Finding:
 
 
 def unseen(what: str, why: str) -> Finding:
+    """Return the finding of a check that could not run because of `why`."""
     return Finding(what, None, f"{UNSEEN}: {why}")
 
 
 def tell(findings: Sequence[Finding], json: bool) -> int:
-    """All of them, and the exit code: 0 when nothing failed."""
+    """Print all findings and return the exit code: 0 if none failed, else 1."""
     failed = any(finding.ok is False for finding in findings)
     if json:
         rows = [{name.rstrip("_"): value for name, value in asdict(one).items()} for one in findings]
@@ -66,14 +75,11 @@ def tell(findings: Sequence[Finding], json: bool) -> int:
     return int(failed)
 
 
-# Whether a state folder can take what will be written: it is ours, closed to others, writable, and has room.
-
-
-LEAST_BYTES = 200_000_000  # a model of 25 million parameters down and up: less is full before anybody looks again
+LEAST_BYTES = 200_000_000  # a model of 25 million float32 parameters down and up: with less the disk fills in a round
 
 
 def room(what: str, folder: Path, least: int = LEAST_BYTES) -> Finding:
-    """Free space, and whether a file can be written there at this moment."""
+    """Check that `folder` has `least` free bytes and that a file can be written there now."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"x")
@@ -92,7 +98,7 @@ def room(what: str, folder: Path, least: int = LEAST_BYTES) -> Finding:
 
 
 def private(what: str, folder: Path) -> Finding:
-    """A folder with keys in it is its owner's alone."""
+    """Check that a folder with keys belongs to this user and is closed to all others."""
     if not folder.is_dir():
         return Finding(
             what, False, f"{folder} is not there", "nothing was started here; or name another: --home FOLDER"
@@ -105,11 +111,12 @@ def private(what: str, folder: Path) -> Finding:
     return Finding(what, True, f"{folder}, for its owner alone")
 
 
-# What a doctor says of the kernels: a slow path is no failure, but whoever wonders sees it here.
-
-
 def kernels() -> str:
-    """The path in use and how many threads; UsageError when the environment forces what cannot be."""
+    """Return the compression backend in use and its thread count, as a sentence.
+
+    A slow backend is no failure, but whoever wonders about speed reads it here. `UsageError` if the environment forces
+    a backend that is not available.
+    """
     from thinwire.compression.native import threads
     from thinwire.compression.native.library import NUMPY, VARIABLE, available, chosen
 
@@ -125,7 +132,7 @@ def kernels() -> str:
 
 
 def _missing() -> str:
-    """Why there is no path but numpy."""
+    """Return the reason why numpy is the only available backend."""
     from importlib.machinery import EXTENSION_SUFFIXES
 
     from thinwire.compression import native

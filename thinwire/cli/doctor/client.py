@@ -1,4 +1,9 @@
-"""`thinwire client doctor`: from the name of the aggregator to the room on the disk, each with what to do."""
+"""`thinwire client doctor`: check a device from the aggregator's host name to the free disk space.
+
+Every finding comes with a hint. The connection is checked in steps that build on each other: name, TCP, certificate
+pin, clock, and the device's row at the aggregator. After the first failed step the others are reported as unchecked.
+Nothing is changed.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +32,15 @@ if TYPE_CHECKING:
     from thinwire.transport.device.identity import Trust
 
 
-BYTES_A_PARAMETER = 4 * 3  # the model that came, the residual, and the answer that is kept; float32
+BYTES_A_PARAMETER = 4 * 3  # float32 of the received model, the residual, and the reply that is kept
 
 
 def examine(folder: Path, aggregator: str | None, tasks: Sequence[str]) -> list[Finding]:
-    """`aggregator` and `tasks`: as typed, else those of the last start, else what was joined and what is installed."""
+    """Run all checks of one client and return the findings.
+
+    `folder` is the client's state directory. `aggregator` and `tasks` are the typed options. Without them the words of
+    the last start count, then the joined aggregator and the installed tasks.
+    """
     from thinwire.cli.local_state import Typed, understood
     from thinwire.core.errors import ThinwireError
     from thinwire.core.statedir import holder
@@ -39,7 +48,9 @@ def examine(folder: Path, aggregator: str | None, tasks: Sequence[str]) -> list[
     remembered = Typed.remembered(folder)
     typed = remembered or Typed((), Path.cwd())
     last = understood("client", "start", typed.words)
-    begins = (None if remembered else holder(folder / "lock")) or {}  # who starts says so before its words are kept
+    begins = (
+        None if remembered else holder(folder / "lock")
+    ) or {}  # a client that is starting writes its lock before start.json
     try:
         url, trust = trusted(aggregator or last["aggregator"] or begins.get("aggregator"), folder)
     except ThinwireError as error:
@@ -63,7 +74,7 @@ def examine(folder: Path, aggregator: str | None, tasks: Sequence[str]) -> list[
 
 
 def _policy(file: Path) -> tuple[Finding, Policy]:
-    """What ends work here, by its keys; with the policy, or the default one where the file cannot be read."""
+    """Return the finding on the policy file and the policy itself, which is the default one if the file is invalid."""
     from thinwire.client.policy import Policy, load_policy
     from thinwire.core.errors import PlanError
 
@@ -78,13 +89,14 @@ def _policy(file: Path) -> tuple[Finding, Policy]:
 
 
 def _specs(tasks: Sequence[str]) -> list[str]:
+    """Return the given NAME=MODULE words, else those of the installed tasks."""
     from thinwire.client.task import installed_tasks
 
     return list(tasks) or [f"{name}={module}" for name, module in installed_tasks().items()]
 
 
 def _task(spec: str, python: Path | None, folder: Path) -> tuple[Finding, int]:
-    """The finding, and how many parameters the model has. `folder`: the client's, which its last start described."""
+    """Return the finding on one task and its number of parameters. `folder` is the client's state directory."""
     size = 0
 
     def look() -> Finding | str:
@@ -107,7 +119,7 @@ def _task(spec: str, python: Path | None, folder: Path) -> tuple[Finding, int]:
 
 
 def _differs(name: str, layout: Layout, folder: Path) -> str:
-    """What is said where a client runs that knows another model under this task's name."""
+    """Return a sentence if a running client knows this task with another layout; else ""."""
     from thinwire.client import task
     from thinwire.core.layout import differences
     from thinwire.core.statedir import holder
@@ -119,6 +131,7 @@ def _differs(name: str, layout: Layout, folder: Path) -> str:
 
 
 def _here(spec: str) -> tuple[TaskReport, Layout | None]:
+    """Import the task in this process and return its report with its layout."""
     from thinwire.client.executor import Here
     from thinwire.client.task import load_task
 
@@ -128,7 +141,10 @@ def _here(spec: str) -> tuple[TaskReport, Layout | None]:
 
 
 def _elsewhere(spec: str, python: Path) -> tuple[TaskReport, Layout | None]:
-    """By the interpreter that would train; what its process leaves behind is not the client's."""
+    """Import the task with another interpreter and return its report with its layout.
+
+    The worker gets a temporary state directory, so that it leaves nothing in the client's.
+    """
     from thinwire.client.executor import Worker
     from thinwire.client.worker_process import Interpreter
 
@@ -141,6 +157,7 @@ def _elsewhere(spec: str, python: Path) -> tuple[TaskReport, Layout | None]:
 
 
 def _disk(folder: Path, least: int, min_free_mb: int) -> Finding:
+    """Check that a client's state directory is private, writable, and has `least` bytes besides the policy's reserve."""
     if not folder.exists():
         above = next(path for path in folder.parents if path.exists())
         return Finding("disk", True, f"{console.size(_free(above))} free; {folder} is made by the first start or join")
@@ -154,20 +171,18 @@ def _disk(folder: Path, least: int, min_free_mb: int) -> Finding:
 
 
 def _free(folder: Path) -> int:
+    """Return the free bytes of the disk that holds `folder`."""
     import shutil
 
     return shutil.disk_usage(folder).free
 
 
-# The way from a device to its aggregator, step by step: name, TCP, certificate, clock, row.
-
-
-SKEW_S = 5.0  # what is shown of a clock: less is no cause of anything
+SKEW_S = 5.0  # a smaller clock skew causes no failure and is not reported
 STEPS = ("name", "tcp", "pin", "clock", "row")
 
 
 def walk(url: str, trust: Trust | None, folder: Path) -> list[Finding]:
-    """Each step; those behind the first that fails could not be looked at."""
+    """Check the connection step by step and return the findings; those after a failure are unchecked."""
     from thinwire.transport.device.connect import Address
 
     address = Address.parse(url)
@@ -186,6 +201,7 @@ def walk(url: str, trust: Trust | None, folder: Path) -> list[Finding]:
 
 
 def _name(address: Address) -> Finding | str:
+    """Check that the host name, or that of the proxy, resolves."""
     from thinwire.transport.device.connect import Proxy
 
     proxy = Proxy.towards(address)
@@ -200,6 +216,7 @@ def _name(address: Address) -> Finding | str:
 
 
 def _tcp(address: Address) -> Finding | str:
+    """Check that a TCP connection opens, and report its round trip."""
     from thinwire.transport.device.connect import Proxy, reach
 
     by = f" by the proxy {proxy.host}:{proxy.port}" if (proxy := Proxy.towards(address)) else ""
@@ -213,6 +230,7 @@ def _tcp(address: Address) -> Finding | str:
 
 
 def _pin(address: Address, url: str, trust: Trust | None) -> Finding | str:
+    """Check that the certificate of the aggregator is valid for the joined CA or the system's CAs."""
     from thinwire.transport.device.connect import dial
     from thinwire.transport.device.errors import silence
 
@@ -230,6 +248,7 @@ def _pin(address: Address, url: str, trust: Trust | None) -> Finding | str:
 
 
 def _standing(url: str, trust: Trust | None, folder: Path) -> Sequence[Finding]:
+    """Return the findings on the clock and on the device's row at the aggregator, from one signed request."""
     from thinwire.core.errors import ThinwireError
     from thinwire.transport import device_key
     from thinwire.transport.device.enroll import ask
@@ -254,6 +273,7 @@ def _standing(url: str, trust: Trust | None, folder: Path) -> Sequence[Finding]:
 
 
 def _clock(skew_s: float | None, trust: Trust | None) -> Finding:
+    """Return the finding on a clock that is `skew_s` seconds behind the aggregator's; None means unknown."""
     if skew_s is None:
         return unseen("clock", "the aggregator did not say its time")
     if abs(skew_s) < SKEW_S:

@@ -1,4 +1,4 @@
-"""`thinwire plan`: write, check, explain and compare plans."""
+"""`thinwire plan` and `thinwire init`: write, check, explain and compare plans, and start a task of one's own."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def keys(
 
 
 def _keys() -> Iterator[tuple[str, str, FieldInfo]]:
-    """(section, key, its field) of all that a plan may hold, in the plan's order."""
+    """Yield (section, key, field) of all keys of a plan, in the plan's order."""
     from thinwire.core.plan import RunPlan
 
     for section, table in RunPlan.model_fields.items():
@@ -137,19 +137,22 @@ def _keys() -> Iterator[tuple[str, str, FieldInfo]]:
 
 
 def _default(field: FieldInfo) -> str:
+    """Return the default of a key as it is written in a plan, or (needed)."""
     return "(needed)" if field.is_required() else _toml(_plain(field.get_default(call_default_factory=True)))
 
 
 def _is_default(field: FieldInfo, value: Any) -> bool:
+    """Return True if `value` is the default of a key."""
     return not field.is_required() and _plain(field.get_default(call_default_factory=True)) == value
 
 
 def _plain(value: Any) -> Any:
+    """Return a value as JSON types."""
     return value.model_dump(mode="json") if hasattr(value, "model_dump") else value
 
 
 def _toml(value: Any) -> str:
-    """A value as it stands in a plan; a key that is not there is shown as a dash."""
+    """Format a value as it is written in a plan; a key without a value becomes a dash."""
     if value is None:
         return console.NOTHING
     if isinstance(value, bool):
@@ -163,9 +166,6 @@ def _toml(value: Any) -> str:
         if isinstance(value, str)
         else str(value)
     )
-
-
-# `thinwire init DIR`: a task and a plan of one's own, that run as they are.
 
 
 def init(directory: Annotated[Path, typer.Argument(metavar="DIR", help="a new or empty folder")]) -> None:

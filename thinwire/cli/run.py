@@ -1,4 +1,8 @@
-"""`thinwire run PLAN`: hand a run to the aggregator, and follow it."""
+"""`thinwire run PLAN`: submit a run to the aggregator of this machine, and follow it.
+
+The task is imported in this process, where it was typed. The first model comes from the plan's `[run] init`: from the
+task, a file, another run, or later from a device.
+"""
 
 from __future__ import annotations
 
@@ -51,6 +55,7 @@ def run(
 
 
 def _detached(run_id: str, home: Path | None, json: bool) -> None:
+    """Print the id of a run and how to watch it."""
     from thinwire.cli.local_state import again
 
     if json:
@@ -61,7 +66,7 @@ def _detached(run_id: str, home: Path | None, json: bool) -> None:
 
 
 def _followed(run_id: str, home: Path | None, json: bool) -> int:
-    """Follow until the end; the exit code is the run's."""
+    """Follow a run until its end and return its exit code; Ctrl-C detaches and leaves the run going."""
     from thinwire.cli.local_state import again, opened
     from thinwire.cli.runs.progress import follow
     from thinwire.cli.runs.render import run_document
@@ -82,11 +87,11 @@ def _followed(run_id: str, home: Path | None, json: bool) -> int:
         return code
 
 
-# A plan and a task's code become a run in the aggregator's queue, with its first model.
-
-
 def hand_over(store: Store, home: Path | None, plan: RunPlan, file: Path, task: str | None) -> str:
-    """Import the task here, where it was typed, make or fetch the first model, and queue the run; gives its id."""
+    """Submit a run with its first model to the aggregator's queue and return its id.
+
+    The task `task`, or the one beside the plan `file`, is imported in this process.
+    """
     from thinwire.client.task import initial_model, report, require_own_loop
     from thinwire.server.submit import submit
 
@@ -100,18 +105,19 @@ def hand_over(store: Store, home: Path | None, plan: RunPlan, file: Path, task: 
     return submit(store, place, plan, made.layout, vector, buffers, counters, report(code), fixed=made.fixed)
 
 
-# Where a run's first model comes from: the task, a file, another run, or later a device ([run] init).
-
-
 def first_model(
     store: Store, home: Path | None, plan: RunPlan, file: Path, made: Initial
 ) -> tuple[Vector, Vector, Mapping[str, int]]:
-    """(params, buffers, counters) that the plan says to begin with; a relative file stands beside the plan or here."""
+    """Return (params, buffers, counters) of the first model by the plan's `[run] init`.
+
+    A relative file name is resolved beside the plan if the file exists there, else in the current folder. `TaskError`
+    if the model of another run has another layout.
+    """
     from thinwire.cli.runs.export import read_model_file, stored_model
     from thinwire.core.errors import TaskError
 
     init = plan.run.init
-    if init in ("", "device"):  # the device's own is asked for when the run begins
+    if init in ("", "device"):  # the aggregator requests a device's model when the run begins
         return made.vector, made.buffers, made.counters
     if init.startswith("run:"):
         name, _, which = init.removeprefix("run:").partition("@")

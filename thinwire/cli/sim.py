@@ -1,4 +1,9 @@
-"""`thinwire sim`: a plan's runs in this process."""
+"""`thinwire sim PLAN`: run a plan in this process, with as many simulated clients as wanted.
+
+With `--sweep`, `--seeds` or `--name` it makes a group of such runs, one for each combination of values and seeds.
+Everything is checked before the first run begins. Runs are kept, so that the same command makes only those that are
+missing. A single simulated run is stored in the store of this machine's aggregator, like any other run.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +26,6 @@ if TYPE_CHECKING:
     from thinwire.core.events import Event
     from thinwire.reports.sweep_results import Cell, Cells
     from thinwire.simulation.sweep import Estimate
-
-
-# `thinwire sim PLAN`: the same plan and task in this process, with as many clients as wanted; or many such runs.
 
 
 SWEEP = "one key of the plan with several values: uplink.codec='identity|int8', local.lr=0.05,0.1; repeatable"
@@ -86,15 +88,14 @@ def sim(
     raise typer.Exit(code)
 
 
-# `--sweep KEY=A|B`: one key of the plan with several values.
-
-
-# A comma outside of brackets and quotes: `topk(0.1), qsgd(4, l2)` are two.
+# a comma outside of brackets and quotes: `topk(0.1), qsgd(4, l2)` has one
 COMMA = re.compile(r',(?=(?:[^"]*"[^"]*")*[^"]*$)(?![^(]*\))')
 
 
 def axes(given: list[str]) -> dict[str, list[str]]:
-    """Keys with their values, which stand apart by | where there is one, else by commas; a usage error says what not.
+    """Parse the `--sweep KEY=VALUES` options into the values of each key; a usage error explains what is wrong.
+
+    Values are separated by | if there is one, else by commas outside of brackets and quotes.
 
     >>> axes(["local.lr=0.05,0.1", "uplink.codec=identity|topk(0.01) > int8", "uplink.codec=int8,qsgd(4, l2)"][:2])
     {'local.lr': ['0.05', '0.1'], 'uplink.codec': ['identity', 'topk(0.01) > int8']}
@@ -116,9 +117,6 @@ def axes(given: list[str]) -> dict[str, list[str]]:
     return found
 
 
-# A simulated run with its lines, on the store of this machine's aggregator.
-
-
 INTERRUPTED = 130
 TASK_RAISED = 3
 
@@ -135,7 +133,10 @@ def simulated(
     home: Path | None,
     processes: int = 1,
 ) -> tuple[dict[str, Any], int]:
-    """Run it and tell it; gives its document and exit code. Ctrl-C stops it for good: nobody would go on with it."""
+    """Simulate one run, print its progress, and return its document and exit code.
+
+    Ctrl-C stops the run for good: no other process would continue it.
+    """
     from thinwire.cli.local_state import aggregator_home, opened
     from thinwire.cli.run import first_model
     from thinwire.cli.runs.render import run_document
@@ -186,6 +187,7 @@ def simulated(
 
 
 def _end(store: Any, begun: list[str], status: Any, text: str, code: int) -> None:
+    """Close a run that this process broke off; without a run raise KeyboardInterrupt again."""
     from thinwire.core.events import RunStatusChanged
     from thinwire.server.run_end import close_undriven
 
@@ -193,9 +195,6 @@ def _end(store: Any, begun: list[str], status: Any, text: str, code: int) -> Non
         raise KeyboardInterrupt
     close_undriven(store, begun[0], RunStatusChanged(time.time(), status, text, code))
     console.note(f"{begun[0]} {status}: {text}")
-
-
-# A sweep with its lines: what it will take, each run as it ends, how much is left.
 
 
 HOUR = 3600.0
@@ -215,7 +214,11 @@ def swept(
     data: Path | None,
     home: Path | None,
 ) -> tuple[dict[str, Any], int]:
-    """Make every run that is missing; gives the group's document and the exit code of the first that failed."""
+    """Make every missing run of a sweep and return the group's document and an exit code.
+
+    The exit code is that of the first run that failed, else 0. Progress goes to stderr: an estimate of the time, each
+    run as it ends, and the time that is left.
+    """
     from thinwire.cli.local_state import again, aggregator_home
     from thinwire.cli.task import task_spec
     from thinwire.core import RunPlan
@@ -243,7 +246,7 @@ def swept(
 
 
 class Told:
-    """What was said of a sweep while it went on."""
+    """Prints the progress of a sweep and remembers its estimate and its number of new runs."""
 
     def __init__(self, cells: Cells, keys: Sequence[str], total: int, workers: int) -> None:
         self.cells, self.keys, self.total, self.workers = cells, keys, total, workers
@@ -251,7 +254,7 @@ class Told:
         self.estimate_s: float | None = None
 
     def estimate(self, estimate: Estimate | None, missing: int) -> None:
-        """Before the first run begins."""
+        """Print how many runs are missing and how long they take, before the first one begins."""
         self.began = time.monotonic()
         there = f", {self.total - missing} are there already" if missing < self.total else ""
         about = "too few rounds to estimate"
@@ -262,7 +265,7 @@ class Told:
         console.note(f"{missing} of {self.total} runs to make{there}; {self.workers} at once: {about}")
 
     def cell(self, cell: Cell, done: int, missing: int) -> None:
-        """One more run is over and kept."""
+        """Print the result of one more run and the time that is left for the `missing` ones."""
         self.made = done
         left = (time.monotonic() - self.began) / done * (missing - done)
         metric, plan = cell.plan.run.metric, cell.made.plan
@@ -273,6 +276,7 @@ class Told:
 
 
 def _value(plan: Mapping[str, Any], place: str) -> Any:
+    """Return the value of a key such as `local.lr` in a plan's JSON."""
     found: Any = plan
     for name in place.split("."):
         found = found[name]
@@ -280,6 +284,7 @@ def _value(plan: Mapping[str, Any], place: str) -> Any:
 
 
 def _document(group: str, made: Sequence[Cell], told: Told) -> dict[str, Any]:
+    """Return the document of a group for `sim --json`."""
     return {
         "group": group,
         "folder": str(told.cells.folder),
@@ -294,7 +299,7 @@ def _document(group: str, made: Sequence[Cell], told: Told) -> dict[str, Any]:
 
 
 def _require_sense(plans: Sequence[RunPlan]) -> None:
-    """Everything is refused before anything is begun."""
+    """Raise the first error of any plan of a sweep, before a run begins."""
     from thinwire.aggregation import codecs
     from thinwire.simulation.run import require_own_start
 

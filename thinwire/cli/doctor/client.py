@@ -157,7 +157,7 @@ def _elsewhere(spec: str, python: Path) -> tuple[TaskReport, Layout | None]:
 
 
 def _disk(folder: Path, least: int, min_free_mb: int) -> Finding:
-    """Check that a client's state directory is private, writable, and has `least` bytes besides the policy's reserve."""
+    """Check that a client's state directory is private and writable, with `least` bytes above the policy's reserve."""
     if not folder.exists():
         above = next(path for path in folder.parents if path.exists())
         return Finding("disk", True, f"{console.size(_free(above))} free; {folder} is made by the first start or join")

@@ -1,1 +1,1 @@
-"""`thinwire client service` and `thinwire aggregator service`: the start that was typed, kept going by systemd."""
+"""Services of systemd that keep `thinwire aggregator start` and `thinwire client start` running."""

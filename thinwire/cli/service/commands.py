@@ -1,4 +1,8 @@
-"""`thinwire aggregator service`: an aggregator that is there after a restart of its host."""
+"""`thinwire aggregator service` and `thinwire client service`: keep a start running with systemd.
+
+A service starts again after a restart of its machine. It runs the same words in the same folder as the last start, or
+the words given to `service install`.
+"""
 
 from __future__ import annotations
 
@@ -61,16 +65,13 @@ def uninstall_aggregator(system: System = False) -> None:
 
 
 def comes_back() -> str:
-    """What to say after a stop, where systemd starts it again; else ""."""
+    """Return the sentence for a stopped aggregator that systemd starts again; "" without a service."""
     from thinwire.cli.service.systemd import Systemd
 
     found = [one for one in (Systemd(), Systemd(system=True)) if one.has(f"{NAME}.service")]
     return (
         f"it is a service, which systemd starts again; to keep it down: {found[0].command} stop {NAME}" if found else ""
     )
-
-
-# `thinwire client service`: a client that is there after a restart of its device.
 
 
 client_app = typer.Typer(name="service", help="Keep a client going with systemd.", no_args_is_help=True)
@@ -122,7 +123,7 @@ def uninstall_client(name: ClientName = None, system: System = False, home: Home
 
 
 def journal(name: str) -> str:
-    """The line that shows a client's journal, where a service was installed for it; else ""."""
+    """Return the command that shows the journal of a client's service; "" without a service."""
     from thinwire.cli.service.systemd import Systemd
 
     found = [one for one in (Systemd(), Systemd(system=True)) if one.has(f"{_unit(name)}.service")]
@@ -130,7 +131,7 @@ def journal(name: str) -> str:
 
 
 def service(name: str) -> str:
-    """The line that takes a client's service away, where one was installed; else ""."""
+    """Return the command that removes a client's service; "" without a service."""
     from thinwire.cli.service.systemd import Systemd
 
     found = [one for one in (Systemd(), Systemd(system=True)) if one.has(f"{_unit(name)}.service")]
@@ -138,17 +139,15 @@ def service(name: str) -> str:
 
 
 def _unit(name: str) -> str:
+    """Return the name of a client's unit."""
     return f"thinwire-client-{name}"
-
-
-# `thinwire client service` and `thinwire aggregator service`: the start that was typed, kept going by systemd.
 
 
 KEPT = ("PYTHONPATH", "THINWIRE_LISTEN", "THINWIRE_PAGE", "HTTPS_PROXY", "https_proxy", "NO_PROXY", "no_proxy")
 
 
 def install_unit(unit: Unit, manager: Systemd, lock: Path, printed: bool) -> None:
-    """Print the unit, or put it in place and start it."""
+    """Print the unit if `printed`, else install and start it; refuse while a start by hand holds `lock`."""
     from thinwire.core.errors import ThinwireError
     from thinwire.core.statedir import holder, private_folder
 
@@ -174,7 +173,7 @@ def install_unit(unit: Unit, manager: Systemd, lock: Path, printed: bool) -> Non
 
 
 def remove_unit(name: str, manager: Systemd) -> None:
-    """Take the unit away and say what stays."""
+    """Stop and remove the unit `name`."""
     path = manager.uninstall(f"{name}.service")
     console.line(f"stopped and taken away: {path}; the state folder stays as it is")
 
@@ -182,7 +181,7 @@ def remove_unit(name: str, manager: Systemd) -> None:
 def unit_of(
     name: str, says: str, noun: str, typed: Typed, state: Path, home: Path, manager: Systemd, **more: Any
 ) -> Unit:
-    """The unit for `thinwire NOUN start` with these words."""
+    """Return the unit that runs `thinwire NOUN start` with the words of `typed`."""
     from thinwire.cli.service.systemd import Unit
 
     return Unit(
@@ -192,12 +191,12 @@ def unit_of(
 
 
 def words_of(given: Sequence[str], place: Path) -> Typed:
-    """What was typed behind `service install`, else what the last start here was typed with."""
+    """Return the words given to `service install`, else those of the last start in `place`."""
     return Typed(tuple(given), Path.cwd()) if given else Typed.remembered(place) or Typed((), Path.cwd())
 
 
 def home_of(home: Path | None, system: bool) -> Path:
-    """The state folder; under sudo it is that of the user who typed it."""
+    """Return the state directory; with `system` under sudo it is that of the user who typed the command."""
     from thinwire.core.statedir import find_home
 
     user = os.environ.get("SUDO_USER")
@@ -207,16 +206,20 @@ def home_of(home: Path | None, system: bool) -> Path:
 
 
 def _program() -> tuple[str, ...]:
+    """Return the command that runs thinwire in this environment."""
     beside = shutil.which("thinwire", path=os.path.dirname(sys.executable))
     return (beside,) if beside else (sys.executable, "-m", "thinwire.cli")
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """What the words mean depends on these. An address with a password is left out: everybody may read a unit."""
+    """Return the variables of `KEPT` on which the words of a start depend.
+
+    A value with @ may be an address with a password and is left out, because every user may read a unit.
+    """
     return {name: environ[name] for name in KEPT if environ.get(name) and "@" not in environ[name]}
 
 
 def _owner(home: Path) -> str:
-    """Who owns the state folder, or the nearest that is there of it."""
+    """Return the owner of the state directory, or of its nearest parent that exists."""
     there = next(path for path in (home, *home.parents) if path.exists())
     return pwd.getpwuid(there.stat().st_uid).pw_name

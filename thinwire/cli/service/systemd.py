@@ -1,4 +1,8 @@
-"""The service manager of this machine: where its units lie, and what it is told when one comes or goes."""
+"""Units of systemd: the text that keeps `thinwire ... start` running, and systemctl that installs and removes it.
+
+A unit runs with no more rights than it needs (systemd.exec(5)): it may write to its state directory and a cache only.
+systemd restarts it after any exit code except 2, 3, 5 and 8, with which the same words would end the same way again.
+"""
 
 from __future__ import annotations
 
@@ -20,30 +24,33 @@ TELL_S = 60.0
 
 @dataclass(frozen=True)
 class Systemd:
-    """The user's own instance, or with `system` that of the machine."""
+    """The service manager of this user, or with `system` that of the machine."""
 
     system: bool = False
 
     @property
     def folder(self) -> Path:
+        """Return the folder of the units."""
         if self.system:
             return SYSTEM_UNITS
         return Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "systemd" / "user"
 
     @property
     def command(self) -> str:
-        """What a person types before the verb."""
+        """Return the systemctl command as a person types it, before the verb."""
         return "systemctl" if self.system else "systemctl --user"
 
     @property
     def journal(self) -> str:
+        """Return the journalctl command as a person types it."""
         return "journalctl" if self.system else "journalctl --user"
 
     def has(self, file: str) -> bool:
+        """Return True if the unit `file` is installed."""
         return (self.folder / file).is_file()
 
     def install(self, file: str, text: str) -> Path:
-        """Write the unit, let it start at boot and start it now; the one of before is replaced."""
+        """Write the unit, enable it at boot, start it now, and return its path; an older unit is replaced."""
         self.require()
         path = self.folder / file
         try:
@@ -57,7 +64,7 @@ class Systemd:
         return path
 
     def uninstall(self, file: str) -> Path:
-        """Stop it and take the unit away; the state folder stays."""
+        """Stop and remove the unit and return its former path; the state directory stays. `NotFound` without a unit."""
         path = self.folder / file
         if not path.is_file():
             raise NotFound(f"there is no service {file}", why=f"{path} is not there", hint="service install makes one")
@@ -68,7 +75,7 @@ class Systemd:
         return path
 
     def require(self) -> None:
-        """Refuse where no service can be installed."""
+        """Raise an error if no service can be installed: there is no systemd, or `system` without root."""
         if not BOOTED.is_dir() or shutil.which("systemctl") is None:
             raise ThinwireError(
                 "this machine has no systemd to run a service",
@@ -82,6 +89,7 @@ class Systemd:
             )
 
     def _tell(self, *words: str) -> None:
+        """Run systemctl with `words`; `ThinwireError` if it fails."""
         command: Sequence[str] = [*self.command.split(), *words]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=TELL_S, check=False)
@@ -95,21 +103,19 @@ class Systemd:
             )
 
 
-# A systemd unit that keeps `thinwire ... start` going, with no more rights than that needs (systemd.exec(5)).
-
-
 NO_USE = "2 3 5 8"  # usage, plan or task, refused, data lost: a start with the same words would end the same way
 HOMES = (Path("/home"), Path("/root"), Path("/run/user"))
 SCRATCH = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108 - not used, only looked for
 RESTART_S, SPREAD_S = 5, 10
-FILES = 65_536  # a door holds a connection or two for each device; 1024 is what a process gets by default
+FILES = 65_536  # the device API holds one or two connections for each device; the default of a process is 1024
 
 
 @dataclass(frozen=True)
 class Unit:
-    """`command` is run in `folder`, as it was typed there; it may write to `state` and to a cache, and nowhere else.
+    """A unit of systemd that runs `command` in `folder`, and may write only to `state` and a cache.
 
-    `user` is whom a unit of the whole system runs as; "" for a unit of the user who installs it.
+    `user` is the user that a unit of the whole system runs as, and "" for a unit of the installing user. `says` is the
+    description.
     """
 
     name: str
@@ -119,22 +125,25 @@ class Unit:
     state: Path
     environment: Mapping[str, str] = field(default_factory=dict)
     user: str = ""
-    low_port: bool = False  # it listens below 1024
+    low_port: bool = False  # True if the command listens on a port below 1024
 
     @property
     def file(self) -> str:
+        """Return the name of the unit's file."""
         return f"{self.name}.service"
 
     def text(self) -> str:
-        """The whole file. The same unit has the same text."""
+        """Return the whole file. Equal units have equal text."""
         sections = (("Unit", self._unit()), ("Service", [*self._service(), *self._walls()]), ("Install", self._when()))
         return "\n".join(f"[{title}]\n" + "".join(f"{row}\n" for row in rows) for title, rows in sections)
 
     def _unit(self) -> list[str]:
+        """Return the lines of [Unit]."""
         net = ["Wants=network-online.target", "After=network-online.target"] if self.user else []
         return [f"Description={self.says.replace('%', '%%')}", *net, "StartLimitIntervalSec=0"]
 
     def _service(self) -> list[str]:
+        """Return the lines of [Service] that start and restart the command."""
         caches = {"XDG_CACHE_HOME": "%C/thinwire", "CUDA_CACHE_PATH": "%C/thinwire/cuda"}
         return [
             "Type=exec",
@@ -154,6 +163,7 @@ class Unit:
         ]
 
     def _walls(self) -> list[str]:
+        """Return the lines of [Service] that restrict the process."""
         used = (self.state, self.folder, Path(self.command[0]))
         caps = "CAP_NET_BIND_SERVICE" if self.low_port else ""
         kernel = [  # a user's own service manager may not take capabilities away: the unit would not start (218)
@@ -190,17 +200,20 @@ class Unit:
         ]
 
     def _when(self) -> list[str]:
+        """Return the lines of [Install]."""
         return [f"WantedBy={'multi-user' if self.user else 'default'}.target"]
 
     @property
     def restart_s(self) -> int:
-        """Seconds before it is started again; drawn from name and place, so that devices do not come back together."""
+        """Return the seconds before a restart, derived from name and folders, so that devices do not reconnect
+        together.
+        """
         drawn = hashlib.sha256(f"{self.name} {self.folder} {self.state}".encode()).digest()[0]
         return RESTART_S + drawn % SPREAD_S
 
 
 def quoted(word: str, runs: bool = False) -> str:
-    """A word as systemd reads it back: specifiers doubled, quotes where they are needed; `runs`: in ExecStart.
+    """Quote a word so that systemd reads the same word back; `runs` is for ExecStart, where $ is doubled.
 
     >>> print(quoted("split=dirichlet(0.3)"), quoted('50% "a" b'), quoted("$HOME", runs=True))
     split=dirichlet(0.3) "50%% \\"a\\" b" "$$HOME"
@@ -212,4 +225,5 @@ def quoted(word: str, runs: bool = False) -> str:
 
 
 def _any_under(paths: tuple[Path, ...], roots: tuple[Path, ...]) -> bool:
+    """Return True if any of `paths` lies under any of `roots`."""
     return any(path.is_relative_to(root) for path in paths for root in roots)

@@ -1,1 +1,1 @@
-"""`thinwire aggregator`: the service put together, whom it stands for, its page."""
+"""`thinwire aggregator`: start and stop the aggregator, its certificates, its dashboard, its backup."""

@@ -1,4 +1,4 @@
-"""`thinwire aggregator ca`: what devices pin, and how it is replaced without anybody going to them."""
+"""`thinwire aggregator ca`: show the CA that devices pin, and replace it without a visit to any device."""
 
 from __future__ import annotations
 
@@ -63,12 +63,14 @@ def rotate(
 
 
 def _folder(home: Path | None) -> Path:
+    """Return the folder of the certificates."""
     from thinwire.core.statedir import find_home
 
     return find_home(home) / "aggregator" / "tls"
 
 
 def _rows(folder: Path, home: Path | None) -> list[Chain]:
+    """Return the served chains, newest CA first; `NotFound` if the aggregator has no CA of its own."""
     from thinwire.cli.local_state import again
     from thinwire.core.errors import NotFound
     from thinwire.transport.protocol.certificates import chains
@@ -83,6 +85,7 @@ def _rows(folder: Path, home: Path | None) -> list[Chain]:
 
 
 def _document(row: Chain) -> dict[str, Any]:
+    """Return one chain for `--json`."""
     return {
         "pin": row.pin,
         "names": list(row.leaf.names),

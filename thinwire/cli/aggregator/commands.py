@@ -1,4 +1,4 @@
-"""`thinwire aggregator`: the service that devices reach, in the foreground or not."""
+"""The commands of `thinwire aggregator`: start, status, stop, doctor, backup, restore, and the groups ca, service."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The page as a process of its own: whatever becomes of it, training goes on."""
+"""The dashboard as a child process of the aggregator, and the bounded logs of both.
+
+The dashboard is a process of its own, so that its end never stops training. The output of an aggregator in the
+background goes to service.log, which is rotated: two files bound its size.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +20,13 @@ from typing import Self
 from thinwire.cli.params import Address
 
 READY_S = 30.0
-PAUSE_S = 5.0  # between two starts of a page that ends by itself
+PAUSE_S = 5.0  # between two starts of a dashboard that ended by itself
 END_S = 5.0
-MAX_LOG_BYTES = 1 << 20  # of page.log, and of page.log.1, the one before: strangers can make the page print
+MAX_LOG_BYTES = 1 << 20  # of page.log and its predecessor page.log.1: strangers can make the dashboard print
 
 
 class Page:
-    """`python -m thinwire.web` on the store, begun again when it ends by itself, ended with the aggregator."""
+    """The process `python -m thinwire.web` on the store: restarted if it ends by itself, ended with the aggregator."""
 
     def __init__(
         self,
@@ -42,7 +46,7 @@ class Page:
         self._watch = threading.Thread(target=self._keep, name="page", daemon=True)
 
     def __enter__(self) -> Self:
-        """Wait until it listens; `Unreachable` with its last words when it does not."""
+        """Wait until the dashboard listens; `Unreachable` with the last line of its log if it does not."""
         from thinwire.core.errors import Unreachable
 
         words = ["it said nothing"]
@@ -64,6 +68,7 @@ class Page:
         self._logging.join(END_S)
 
     def _begin(self) -> subprocess.Popen[bytes]:
+        """Start the process and the thread that writes its log."""
         from thinwire.client.status import append_all
 
         process = subprocess.Popen(
@@ -77,9 +82,12 @@ class Page:
         return process
 
     def _keep(self) -> None:
+        """Restart the process `PAUSE_S` after each unexpected end."""
         while True:
             assert self._process.stdout is not None
-            for _ in self._process.stdout:  # nobody reads it after "ready": it must not fill up
+            for _ in (
+                self._process.stdout
+            ):  # drain the pipe: nobody reads it after "ready", and a full pipe would block the process
                 pass
             code = self._process.wait()
             if self._ending.is_set():
@@ -90,6 +98,7 @@ class Page:
             self._process = self._begin()
 
     def _end(self) -> None:
+        """Terminate the process, and kill it after `END_S`."""
         self._process.terminate()
         try:
             self._process.wait(END_S)
@@ -99,7 +108,7 @@ class Page:
 
 
 def _ready(process: subprocess.Popen[bytes], within_s: float) -> bool:
-    """Whether the process said `ready ...` as its first line."""
+    """Return True if the process printed `ready ...` as its first line within `within_s` seconds."""
     assert process.stdout is not None
     readable, _, _ = select.select([process.stdout], [], [], within_s)
     with contextlib.suppress(OSError):
@@ -107,20 +116,18 @@ def _ready(process: subprocess.Popen[bytes], within_s: float) -> bool:
     return False
 
 
-# The log of an aggregator in the background: its own output goes there, and stays within two files of a bound.
-
-
-FILE = "service.log"  # and service.log.1, the one before
+FILE = "service.log"  # its predecessor is service.log.1
 LOOK_S = 1.0
 OUTPUT = (1, 2)  # descriptors: also what C code prints
 
 
 @contextlib.contextmanager
 def bounded(log: Path, most: int = MAX_LOG_BYTES, every_s: float = LOOK_S) -> Iterator[None]:
-    """Begin the file again whenever it has outgrown `most` bytes, looked at `every_s` seconds; what was there becomes
-    LOG.1. No line is lost, and one that a crash prints is in the file: nothing stands between this process and it.
+    """Rotate the log while the block runs: a log larger than `most` bytes becomes LOG.1, checked each `every_s`
+    seconds.
 
-    Output that goes elsewhere (a terminal, systemd's journal) is left alone.
+    Invariant: no line is lost, and the last line of a crash is in the file, because no process stands between this one
+    and its log. Output that goes to a terminal or systemd's journal is not touched.
     """
     if not _is_output(log):
         yield
@@ -142,7 +149,7 @@ def bounded(log: Path, most: int = MAX_LOG_BYTES, every_s: float = LOOK_S) -> It
 
 
 def turn_over(log: Path, most: int) -> None:
-    """Have the output go into a fresh file where the one that it goes to is larger than `most` bytes."""
+    """Redirect the output into a new file if it goes to `log` and that is larger than `most` bytes."""
     from thinwire.core.statedir import private_opener
 
     if not _is_output(log) or os.fstat(OUTPUT[0]).st_size <= most:
@@ -154,7 +161,7 @@ def turn_over(log: Path, most: int) -> None:
 
 
 def _is_output(log: Path) -> bool:
-    """Whether both of the process' outputs are this file."""
+    """Return True if stdout and stderr of this process both go to this file."""
     try:
         there = log.stat()
         return all(os.path.samestat(os.fstat(descriptor), there) for descriptor in OUTPUT)

@@ -1,4 +1,7 @@
-"""An aggregator put together: folder held, store opened, door and page listening, then the service."""
+"""The aggregator's process: lock the state directory, open the store, serve device API and dashboard, drive the runs.
+
+`serve_here` does so in this process, `serve_in_background` in a new one that outlives the command.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ START_S = 60.0
 
 @dataclass(frozen=True)
 class Wanted:
-    """What was asked for on the command line."""
+    """The options of `aggregator start`: addresses, certificates, and whether stock Flower nodes are allowed."""
 
     listen: Address
     page: Address | None
@@ -35,13 +38,14 @@ class Wanted:
     stock: bool = False
 
     def arguments(self) -> list[str]:
+        """Return these options as command-line words."""
         page = ["--page", str(self.page)] if self.page else ["--no-page"]
         stock = ["--allow-stock-nodes"] if self.stock else []
         return ["--listen", str(self.listen), *page, *stock, *self.certificates.arguments()]
 
 
 def serve_here(wanted: Wanted, home: Path | None) -> int:
-    """Serve in this process until SIGTERM, Ctrl-C or `thinwire aggregator stop`."""
+    """Serve in this process until SIGTERM, Ctrl-C or `thinwire aggregator stop`, and return the exit code."""
     from thinwire import __version__
     from thinwire.client.train.worker import imported_for_good
 
@@ -56,12 +60,12 @@ def serve_here(wanted: Wanted, home: Path | None) -> int:
 
     place = aggregator_home(home)
     served_at = gone_since(place.lock)
-    gone_at = last_beat(place.lock)  # of a folder that was restored there is none: the lock is made when it is held
+    gone_at = last_beat(place.lock)  # a restored folder has no lock file, and therefore no last beat
     with contextlib.ExitStack() as stack:
         lock = stack.enter_context(_alone(place.lock, home))
         ending = stack.enter_context(_ended_by_signals())
         stack.enter_context(dashboard.bounded(place.root / dashboard.FILE))
-        stack.callback(os.umask, os.umask(0o077))  # also for what Flower and the page write
+        stack.callback(os.umask, os.umask(0o077))  # also for the files of Flower and the dashboard
         store = Store.open(place.database, upgrade=True)
         stack.callback(store.close)
         store.record_restart(gone_at, set_since_s(place.clock))
@@ -97,14 +101,14 @@ def serve_here(wanted: Wanted, home: Path | None) -> int:
         }  # fmt: skip
         Typed.now().remember(place.root)
         _greet(store, about, home)
-        write_about(lock, about)  # from here on others find it, and all that it says was said
+        write_about(lock, about)  # from here on other processes find this aggregator; everything was printed before
         code = serve(fleet, store, place, ending=ending)
         console.note("stopped; what was going on goes on at the next start")
         return code
 
 
 def serve_in_background(wanted: Wanted, home: Path | None) -> int:
-    """Begin it as a process of its own and come back when it serves, with what it printed."""
+    """Start the aggregator as a process of its own, wait until it serves, and print its output."""
     from thinwire.cli.signals import until
     from thinwire.core.statedir import private_opener
 
@@ -124,13 +128,14 @@ def serve_in_background(wanted: Wanted, home: Path | None) -> int:
         str(place.root.parent),
     ]
     with contextlib.suppress(FileNotFoundError):
-        os.replace(log, log.with_name(f"{log.name}.1"))  # why the one before ended
+        os.replace(log, log.with_name(f"{log.name}.1"))  # it tells why the previous process ended
     with open(log, "ab", opener=private_opener) as file:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
         )
 
     def there() -> bool:
+        """Return True if the process has ended or serves."""
         return process.poll() is not None or (alive(home) or {}).get("pid") == process.pid
 
     until(there, START_S)
@@ -149,7 +154,7 @@ def serve_in_background(wanted: Wanted, home: Path | None) -> int:
 
 @contextlib.contextmanager
 def _alone(lock: Path, home: Path | None) -> Iterator[int]:
-    """Hold the folder's lock; `ThinwireError` says where the aggregator runs that holds it, as soon as that serves."""
+    """Hold the lock of the state directory; `ThinwireError` describes the aggregator that holds it already."""
     from thinwire.core.errors import ThinwireError
     from thinwire.core.statedir import Held, lock_file
 
@@ -158,7 +163,7 @@ def _alone(lock: Path, home: Path | None) -> Iterator[int]:
             descriptor = stack.enter_context(lock_file(lock))
         except Held:
             if (there := alive(home)) is None or "listen" not in there:
-                raise  # it is no aggregator, or one that only begins
+                raise  # the holder is no aggregator, or one that is starting
             page = f", its page at {there['page']}" if there.get("page") else ""
             raise ThinwireError(
                 f"an aggregator runs here already: process {there['pid']}, its door at {there['listen']}{page}",
@@ -170,13 +175,14 @@ def _alone(lock: Path, home: Path | None) -> Iterator[int]:
 
 
 def login_url(page: str, code: str) -> str:
-    """The page's address with a code that works once."""
+    """Return the dashboard's address with a one-time login code."""
     return f"http://{page}/login?code={code}"
 
 
 def _greet(store: Store, about: dict[str, Any], home: Path | None) -> None:
-    """What whoever started it needs to know, and the lines to paste next. A login code goes to a terminal only: a
-    journal or a file is kept, and others may read it.
+    """Print the addresses of the aggregator and the commands to paste next.
+
+    A login code is printed on a terminal only: a journal or a file is kept, and others may read it.
     """
     console.line(f"thinwire {about['version']}")
     console.line(f"state    {about['home']}")
@@ -208,7 +214,7 @@ def _greet(store: Store, about: dict[str, Any], home: Path | None) -> None:
 
 @contextlib.contextmanager
 def _ended_by_signals() -> Iterator[threading.Event]:
-    """An event that SIGTERM and SIGINT set; a second one ends the process at once."""
+    """Yield an event that SIGTERM and SIGINT set; a second signal ends the process at once."""
     ending = threading.Event()
 
     def end(number: int, frame: object) -> None:

@@ -1,4 +1,8 @@
-"""Who the door stands for, as it was asked for on the command line; and where invitations say that it is."""
+"""The certificates of the device API as they were requested on the command line, and the addresses in invitations.
+
+The device API on loopback has no TLS unless a certificate or a name was given. Otherwise it uses a private CA of its
+own or the operator's certificate. `tls/invite.json` holds what an invitation names: the pin of the CA and the URLs.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +20,15 @@ if TYPE_CHECKING:
     from thinwire.transport.server.tls import Authority
 
 ANY = ("0.0.0.0", "::")
-LOCAL = ("localhost", "127.0.0.1", "::1")  # no device elsewhere gets here by these
-INVITE = "invite.json"  # what `thinwire devices invite` reads: the pin, and the addresses to join at
+LOCAL = ("localhost", "127.0.0.1", "::1")  # names by which no other machine reaches this one
+INVITE = "invite.json"  # read by `thinwire devices invite`: the pin, and the URLs to join at
 
 
 @dataclass(frozen=True)
 class Certificates:
-    """`--san`, and `--cert --key [--ca]` for the operator's own certificate."""
+    """The certificate options of `aggregator start`: `--san`, and `--cert --key [--ca]` for the operator's own
+    certificate.
+    """
 
     names: tuple[str, ...] = ()
     certificate: Path | None = None
@@ -30,12 +36,17 @@ class Certificates:
     ca: Path | None = None
 
     def arguments(self) -> list[str]:
+        """Return these options as command-line words with absolute paths."""
         given = [("--cert", self.certificate), ("--key", self.key), ("--ca", self.ca)]
         named = [item for name in self.names for item in ("--san", name)]
         return named + [item for option, path in given if path for item in (option, str(path.absolute()))]
 
     def authority(self, folder: Path, listen: Address) -> Authority | None:
-        """None for a plain door, which is on loopback and was given no certificate or name."""
+        """Return the certificate authority of the device API; None if it needs no TLS.
+
+        It needs none on loopback without a certificate or a name. `UsageError` if `--cert`, `--key` and `--ca` do not
+        fit together.
+        """
         from thinwire.core.errors import UsageError
         from thinwire.transport.server.tls import GivenAuthority, PrivateAuthority
 
@@ -51,13 +62,14 @@ class Certificates:
             return PrivateAuthority(folder, self.names)
         try:
             return PrivateAuthority(folder, [*self.names, listen.host])
-        except UsageError:  # the CA is older than this address; devices know the door by its pin, and nobody asked more
+        except UsageError:  # the CA is older than this address and cannot sign it; devices check the pin, not the name
             return PrivateAuthority(folder, self.names)
 
     def reached(self) -> tuple[str, ...]:
-        """The names that invitations give: those of --san, else what one's own certificate is for.
+        """Return the names for invitations: those of --san, else those of the operator's certificate.
 
-        Devices check one's own certificate under the name in the URL, so a --san that it lacks is refused.
+        Devices check the operator's certificate against the name in the URL. Therefore a --san that it lacks is
+        refused.
         """
         from thinwire.core.errors import UsageError
         from thinwire.transport.protocol.certificates import Leaf
@@ -75,7 +87,7 @@ class Certificates:
 
 
 def own_files(folder: Path) -> list[Path]:
-    """The files of `--cert`, `--key` and `--ca` of the last start here: they lie where the operator keeps them."""
+    """Return the files of `--cert`, `--key` and `--ca` of the last start, which stay where the operator keeps them."""
     import click
 
     from thinwire.cli.local_state import Typed, understood
@@ -85,13 +97,13 @@ def own_files(folder: Path) -> list[Path]:
         return []
     try:
         meant = understood("aggregator", "start", typed.words)
-    except click.ClickException:  # words of a version that had other options
+    except click.ClickException:  # the words are of a version with other options
         return []
     return [typed.folder / meant[name] for name in ("cert", "key", "ca") if meant[name]]
 
 
 def write_invite(folder: Path, authority: Authority | None, door: str, names: Sequence[str]) -> None:
-    """Leave the pin and the addresses for who writes invitations; nothing for a plain door, where nobody joins."""
+    """Write the pin and the URLs for invitations; remove the file if the device API has no TLS, where nobody joins."""
     from thinwire.core.statedir import write_atomically
 
     if authority is None:
@@ -102,7 +114,7 @@ def write_invite(folder: Path, authority: Authority | None, door: str, names: Se
 
 
 def repin(folder: Path, pin: str) -> None:
-    """Let new invitations name the CA of this pin; where the door is does not change."""
+    """Replace the pin in new invitations; the URLs do not change."""
     from thinwire.core.statedir import write_atomically
 
     path = folder / INVITE
@@ -111,7 +123,7 @@ def repin(folder: Path, pin: str) -> None:
 
 
 def urls(door: str, names: Sequence[str]) -> list[str]:
-    """Where devices can reach a door: by the names it was given, else by the addresses of this machine.
+    """Return the URLs by which devices reach the address `door`: by its names, else by the addresses of this machine.
 
     >>> urls("0.0.0.0:9090", ["agg.example"])
     ['https://agg.example:9090']
@@ -125,7 +137,10 @@ def urls(door: str, names: Sequence[str]) -> list[str]:
 
 
 def own_addresses(host: str) -> list[str]:
-    """The addresses that this machine would talk to others from, of the kinds that `host` listens on; else its name."""
+    """Return the addresses from which this machine talks to others, of the families that `host` listens on.
+
+    Without any the host name is returned.
+    """
     found = []
     kinds = [(socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")]  # RFC 5737, RFC 3849
     for family, far in kinds[:1] if host == "0.0.0.0" else kinds:
@@ -139,6 +154,7 @@ def own_addresses(host: str) -> list[str]:
 
 
 def _is_address(name: str) -> bool:
+    """Return True if a name is an IP address."""
     try:
         ipaddress.ip_address(name)
     except ValueError:

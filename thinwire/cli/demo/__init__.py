@@ -1,1 +1,1 @@
-"""The demo: real processes on this machine, watched, disturbed, measured and ended."""
+"""`thinwire demo`: an aggregator and clients as real processes on this machine, with failures, measured and ended."""

@@ -1,4 +1,8 @@
-"""`thinwire demo`: everything at once on this machine."""
+"""`thinwire demo`: a live run of several processes on this machine, compared with training without limits.
+
+The demo starts aggregator and clients, follows one run with a failure half-way, trains two baselines, and prints a
+table of accuracy, bytes and seconds.
+"""
 
 from __future__ import annotations
 
@@ -43,16 +47,13 @@ def demo(
     raise typer.Exit(show(clients, rounds, seed, browse=not (no_browser or json), stay=not (exit_ or json), json=json))
 
 
-# The demo from its first process to its table.
-
-
 LOOK_S = 0.1
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 Tell = Callable[[str], None]
 
 
 def show(clients: int, rounds: int, seed: int, *, browse: bool, stay: bool, json: bool) -> int:
-    """Run all of it; gives the exit code of the run. No process is left behind, whatever happens."""
+    """Run the demo and return the exit code of its run. Invariant: no process is left behind."""
     count = clients or setup.client_count(setup.free_bytes())
     plan, began = setup.plan_of(rounds, seed, count), time.monotonic()
     with folder() as home, remembered(*ENDS) as look, Crowd(home) as crowd:
@@ -76,7 +77,7 @@ def show(clients: int, rounds: int, seed: int, *, browse: bool, stay: bool, json
 
 @contextmanager
 def folder() -> Iterator[Path]:
-    """The demo's state folder: kept for who looks at its run or at what went wrong, removed where it was broken off."""
+    """Yield the demo's state directory: Ctrl-C removes it; otherwise it stays, for its run or its error."""
     home = Path(tempfile.mkdtemp(prefix="thinwire-demo-"))
     try:
         yield home
@@ -91,11 +92,12 @@ def folder() -> Iterator[Path]:
 
 
 def _kept(home: Path) -> str:
+    """Return the sentence that names the kept state directory."""
     return f"its state and its logs are kept in {home}; to remove them: rm -r {shlex.quote(str(home))}"
 
 
 def _open(crowd: Crowd, home: Path, browse: bool) -> str:
-    """Start the aggregator and say where its page is, before anything else happens."""
+    """Start the aggregator and print its dashboard's address before anything else happens."""
     from thinwire.cli.aggregator.serve import login_url
 
     about = crowd.aggregator()
@@ -103,7 +105,7 @@ def _open(crowd: Crowd, home: Path, browse: bool) -> str:
         url = login_url(about["page"], store.new_login_code())
     if sys.stderr.isatty():
         console.note(f"page     {url}")
-    else:  # what is not read by a person now is kept somewhere
+    else:  # this output may be kept in a file, so it has no login code
         console.note(f"page     http://{about['page']}    (to log in: {again('aggregator status --login', home)})")
     console.note(f"state    {home}")
     if browse and setup.has_desktop():
@@ -112,7 +114,7 @@ def _open(crowd: Crowd, home: Path, browse: bool) -> str:
 
 
 def _run(crowd: Crowd, home: Path, plan: RunPlan, count: int, look: Callable[[], None]) -> tuple[str, int]:
-    """Start the clients, hand the run over and follow it, disturbed half-way."""
+    """Start the clients, submit the run and follow it with its disturbance; return (run id, exit code)."""
     from thinwire.cli.run import hand_over
 
     threads, names = setup.thread_count(count), names_of(count)
@@ -149,6 +151,7 @@ def _run(crowd: Crowd, home: Path, plan: RunPlan, count: int, look: Callable[[],
 
 
 def _all_alive(crowd: Crowd) -> None:
+    """Raise `ThinwireError` if a process ended by itself."""
     from thinwire.core.errors import ThinwireError
 
     if dead := crowd.dead():
@@ -158,7 +161,7 @@ def _all_alive(crowd: Crowd) -> None:
 
 
 def _baselines(plan: RunPlan, count: int) -> dict[str, Any]:
-    """What it is compared with, really trained: the same run uncompressed, and all data in one place."""
+    """Train the two baselines and return their accuracies: the same run uncompressed, and all data in one place."""
     found: dict[str, Any] = {}
     with screen() as (tell, update):
         for name, train in (("uncompressed", setup.uncompressed), ("centralised", setup.centralised)):
@@ -171,7 +174,7 @@ def _baselines(plan: RunPlan, count: int) -> dict[str, Any]:
 
 
 def _stay() -> None:
-    """Keep the page up until Ctrl-C."""
+    """Keep the dashboard running until Ctrl-C."""
     console.note("the page stays up until Ctrl-C")
     try:
         while True:
@@ -180,11 +183,8 @@ def _stay() -> None:
         console.note("")
 
 
-# What the demo came to: one document, and the same as a table with what to type next.
-
-
 def document(store: Store, run_id: str) -> dict[str, Any]:
-    """The run's part of `thinwire demo --json`; bytes are those of both ways, and of each."""
+    """Return the run's part of `thinwire demo --json`; bytes are given for both directions and for each."""
     row = store.run(run_id)
     rounds = store.rounds(run_id)
     spent: Counter[str] = Counter()
@@ -217,7 +217,7 @@ def document(store: Store, run_id: str) -> dict[str, Any]:
 
 
 def tell_table(found: dict[str, Any]) -> None:
-    """The table on stdout, what to type next on stderr."""
+    """Print the table on stdout and the next commands on stderr."""
     console.line()
     for name in ("accuracy", "accuracy_uncompressed", "accuracy_centralised"):
         label = {"accuracy": "over thin wires"}.get(name, name.removeprefix("accuracy_"))

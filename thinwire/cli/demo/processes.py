@@ -1,4 +1,7 @@
-"""The demo's processes: one aggregator, its clients, each the same command that a person would type."""
+"""The demo's processes: an aggregator and its clients, each started by the command that a person would type.
+
+One client is slow all the time. Another one is killed half-way and started again.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ END_S = 10.0
 
 
 class Crowd:
-    """Everything that was started; `close` leaves none of it behind, whatever state it is in."""
+    """All processes of the demo. Invariant: `close` leaves none of them behind."""
 
     def __init__(self, home: Path) -> None:
         self.home, self.door = home, ""
@@ -39,7 +42,7 @@ class Crowd:
         self.close()
 
     def aggregator(self) -> dict[str, Any]:
-        """Start it on the usual ports, or others where they are taken; gives what it says of itself."""
+        """Start the aggregator on the default ports, or on others if they are in use, and return its description."""
         from thinwire.core.errors import ThinwireError
 
         for door, page in ((9090, 8080), (0, 0), (0, 0)):  # a port may be taken between the look and the start
@@ -53,28 +56,31 @@ class Crowd:
         raise ThinwireError("the demo's aggregator did not start", why=self.last_words("aggregator"))
 
     def _is_up(self, process: subprocess.Popen[bytes]) -> bool:
+        """Return True if the process has ended or serves."""
         return process.poll() is not None or "listen" in (alive(self.home) or {})
 
     def client(self, name: str, arguments: Sequence[str]) -> None:
+        """Start the client `name` with these arguments of `client start`."""
         self._start(name, ["client", "start", "--name", name, *arguments])
 
     def kill(self, name: str) -> None:
-        """As when somebody pulls the plug."""
+        """Kill a process with SIGKILL, as a power failure does."""
         process = self._running.pop(name)
         process.kill()
         process.wait()
 
     def dead(self) -> list[str]:
-        """Those that ended by themselves: none should."""
+        """Return the processes that ended by themselves; none should."""
         return [name for name, process in self._running.items() if process.poll() is not None]
 
     def last_words(self, name: str) -> str:
+        """Return the last lines of a process's log."""
         with contextlib.suppress(OSError):
             return "\n".join(self.log(name).read_text(errors="replace").strip().splitlines()[-4:])
         return ""
 
     def close(self) -> None:
-        """End all, clients first, softly and after `END_S` hard; Ctrl-C does not interrupt it."""
+        """End all processes, clients first, and kill those left after `END_S`; Ctrl-C does not interrupt it."""
         with undisturbed():
             processes = list(self._running.values())
             for process in processes[::-1]:
@@ -87,6 +93,7 @@ class Crowd:
             self._running.clear()
 
     def _start(self, name: str, arguments: list[str]) -> None:
+        """Start `thinwire` with these arguments, its output in the process's log."""
         from thinwire.core.statedir import private_opener
 
         command = [sys.executable, "-m", "thinwire.cli", *arguments, "--home", str(self.home)]
@@ -97,12 +104,12 @@ class Crowd:
             )  # fmt: skip
 
     def log(self, name: str) -> Path:
-        """What it said."""
+        """Return the log file of a process."""
         return self.home / f"{name}.log"
 
 
 def free(wanted: Address) -> Address:
-    """The address, or one on a port that the system picks where it is taken."""
+    """Return the address, or one with a port that the system picks if it is in use."""
     from thinwire.core.errors import ThinwireError
 
     try:
@@ -113,7 +120,7 @@ def free(wanted: Address) -> Address:
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """Signals that would end this process wait until it has cleaned up."""
+    """Ignore SIGINT, SIGTERM and SIGHUP while the block cleans up."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
     try:
@@ -123,25 +130,23 @@ def undisturbed() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-# What the demo does to its clients: one is slow all the time, one is killed half-way and comes back.
-
-
-SLOW_STEP_S = 0.01  # 50 steps then take half a second longer than anybody else's
+SLOW_STEP_S = 0.01  # 50 local steps then take half a second longer than those of other clients
 AWAY_S = 1.5
 
 
 def names_of(count: int) -> list[str]:
+    """Return the names of this many clients."""
     return [f"client-{number}" for number in range(1, count + 1)]
 
 
 def roles(names: list[str]) -> tuple[str, str]:
-    """(who is slow, who is killed): two different ones wherever there are two."""
+    """Return (slow client, killed client), two different ones if there are two."""
     return names[-1], names[len(names) // 2 - 1 if len(names) > 1 else 0]
 
 
 @dataclass
 class Disturbance:
-    """Kills `victim` when round `at` opens and starts it again `AWAY_S` later; gives the lines that say so."""
+    """Kills `victim` when round `at` opens and starts it again `AWAY_S` later."""
 
     victim: str
     at: int
@@ -151,6 +156,7 @@ class Disturbance:
     back: bool = False
 
     def hear(self, event: Event) -> list[str]:
+        """Handle an event of the run and return the lines to print; the opening of round `at` kills the victim."""
         from thinwire.core.events import RoundOpened
 
         if not isinstance(event, RoundOpened) or event.round != self.at or self.killed_at is not None:
@@ -160,7 +166,7 @@ class Disturbance:
         return [f"       {self.victim} is killed (kill -9) in round {self.at}"]
 
     def look(self, now: float) -> list[str]:
-        """Bring it back when it has been away long enough."""
+        """Start the victim again if it was down for `AWAY_S`, and return the lines to print."""
         if self.killed_at is None or self.back or now - self.killed_at < AWAY_S:
             return []
         self.back = True

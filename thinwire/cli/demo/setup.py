@@ -1,4 +1,7 @@
-"""The example that the demo runs: in a checkout beside the package, else where the wheel put it."""
+"""The demo's example and its size: examples/digits, and the number of clients and threads that this machine can carry.
+
+The example lies in the checkout beside the package, or where the wheel installed it.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ SPLIT = "dirichlet(0.3)"
 
 
 def digits() -> Path:
-    """The folder of examples/digits."""
+    """Return the folder of examples/digits; `NotFound` if neither the checkout nor the installation has it."""
     import thinwire
     from thinwire.core.errors import NotFound
 
@@ -31,7 +34,7 @@ def digits() -> Path:
 
 
 def plan_of(rounds: int, seed: int, clients: int) -> RunPlan:
-    """The example's plan with what the demo's options change; it waits for all clients."""
+    """Return the example's plan with the demo's options; each round waits for all clients."""
     from thinwire.core import RunPlan
 
     sets = {"run.rounds": rounds, "run.seed": seed, "cohort.wait_for": clients}
@@ -39,7 +42,7 @@ def plan_of(rounds: int, seed: int, clients: int) -> RunPlan:
 
 
 def uncompressed(plan: RunPlan, clients: int) -> Mapping[str, float]:
-    """The same run with updates as they are, simulated; gives the last model's metrics."""
+    """Simulate the same run with dense updates and return the last model's metrics."""
     from thinwire.core import RunPlan
     from thinwire.simulation import simulate
 
@@ -50,12 +53,9 @@ def uncompressed(plan: RunPlan, clients: int) -> Mapping[str, float]:
 
 
 def centralised(plan: RunPlan, clients: int) -> Mapping[str, float]:
-    """The same model on everybody's data in one place: what the example's own script measures."""
+    """Train the same model on the data of all clients in one place and return its metrics."""
     train: Callable[..., Mapping[str, float]] = runpy.run_path(str(digits() / "centralised.py"))["centralised"]
     return train(plan, clients, SPLIT)
-
-
-# What this machine can carry: how many clients, on how many threads each, and whether there is a desktop.
 
 
 GIB = 2**30
@@ -63,7 +63,7 @@ FEWEST, MOST = 4, 8
 
 
 def client_count(free_bytes: float) -> int:
-    """Half a GiB for each client, from four to eight of them.
+    """Return the number of clients for this memory: one for each half GiB, from four to eight.
 
     >>> client_count(1 * GIB), client_count(3.2 * GIB), client_count(64 * GIB)
     (4, 6, 8)
@@ -72,16 +72,17 @@ def client_count(free_bytes: float) -> int:
 
 
 def thread_count(clients: int) -> int:
-    """Threads of torch in each client: together no more than there are cores."""
+    """Return the number of torch threads of each client; together they are at most the number of cores."""
     return max(1, cores() // clients)
 
 
 def cores() -> int:
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def free_bytes() -> float:
-    """Memory that new processes can have: the system's, or less where a container's limit is lower."""
+    """Return the memory for new processes in bytes: the system's, or less if a container's limit is lower."""
     try:
         lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
         free = int(lines["MemAvailable"].split()[0]) * 1024.0
@@ -96,11 +97,12 @@ def free_bytes() -> float:
 
 
 def has_desktop() -> bool:
+    """Return True if this machine can open a browser."""
     return sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
 def versions() -> dict[str, str]:
-    """Of everything whose figures may depend on it."""
+    """Return the versions of everything that figures may depend on."""
     from importlib.metadata import version
 
     found = {name: version(name) for name in ("thinwire", "flwr", "torch", "numpy")}

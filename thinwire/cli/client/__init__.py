@@ -1,1 +1,1 @@
-"""`thinwire client`: a device put together, how it joins and leaves, what it is doing."""
+"""`thinwire client`: start a client, join and leave an aggregator, and show its state and logs."""

@@ -1,4 +1,7 @@
-"""`thinwire client`: the program on a device."""
+"""The commands of `thinwire client`: start, join, leave, status, logs, reload, doctor, and the group service.
+
+`status` reads the locks, status files and outboxes of all clients of this machine.
+"""
 
 from __future__ import annotations
 
@@ -213,21 +216,21 @@ def doctor(
     raise typer.Exit(tell(examine(at / "clients" / chosen(name, at), aggregator, task or ()), json))
 
 
-# What the clients of this machine are doing: from their locks, their status files and their outboxes.
-
-
-SHOWN_SKEW_S = 1.0  # less is no cause of anything
-KEY_FILE = "key.pem"  # transport/device/identity.py, which takes long to import
+SHOWN_SKEW_S = 1.0  # a smaller clock skew causes no failure and is not shown
+KEY_FILE = "key.pem"  # copied from transport/device/identity.py, whose import is slow
 
 
 def began(home: Path) -> list[str]:
-    """The clients that have joined or started here; one whose join was refused has left its lock and no more."""
+    """Return the names of the clients that have joined or started here, sorted.
+
+    A refused join leaves at most a lock and a key, and does not count.
+    """
     found = (path for path in (home / "clients").glob("*/") if (path / "lock").exists())
     return sorted(path.name for path in found if {one.name for one in path.iterdir()} - {"lock", KEY_FILE})
 
 
 def look(home: Path, name: str) -> dict[str, Any]:
-    """One client, as `--json` gives it. `state` is "stopped" when no process holds its folder."""
+    """Return one client as `--json` prints it; `state` is "stopped" if no process holds its lock."""
     from thinwire.cli.client.start import joined_url
     from thinwire.client.status import Standing
     from thinwire.core.statedir import holder
@@ -242,7 +245,7 @@ def look(home: Path, name: str) -> dict[str, Any]:
 
 
 def pending(folder: Path) -> int:
-    """Answers that are kept until the aggregator has said what became of them."""
+    """Return the number of replies that are kept until the aggregator has sent their outcome."""
     count = 0
     for path in folder.glob("runs/*/state.json"):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -251,7 +254,7 @@ def pending(folder: Path) -> int:
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    """One line a client, then what went wrong last at each."""
+    """Print one row for each client, then its last error and its clock skew."""
     header = ("client", "state", "connected", "process", "run", "round", "pending", "aggregator")
     cells = [
         (

@@ -1,4 +1,8 @@
-"""`thinwire client join`: how a device comes to trust an aggregator, and is known there from then on."""
+"""`thinwire client join` and `thinwire client leave`: enroll this device at an aggregator, and revoke it there.
+
+To join is to make a key, send it with an invitation, and save the CAs to trust. To leave is to revoke the device at the
+aggregator first. Only then its key and all state that was made from local data are deleted.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +27,12 @@ if TYPE_CHECKING:
 
 
 STDIN, VARIABLE = "-", "THINWIRE_INVITE"
-MOST_CHARACTERS = 1000  # of standard input: an invitation has 101
+MOST_CHARACTERS = 1000  # read from standard input: an invitation has 101
 
 
 @dataclass(frozen=True)
 class Standing:
-    """What came of it, as both ends show it. `again`: it had been so before."""
+    """The result of a join, as both ends show it. `again` is True if the device had joined before."""
 
     name: str
     state: str
@@ -38,7 +42,7 @@ class Standing:
     again: bool = False
 
     def tell(self, home: Path | None, json: bool) -> None:
-        """What it is now, and the line to paste next."""
+        """Print the result and the command to paste next."""
         if json:
             console.document({key: value for key, value in vars(self).items() if key != "again"})
             return
@@ -57,7 +61,10 @@ class Standing:
 
 
 def join(url: str, given: str | None, name: str, home: Path | None) -> Standing:
-    """Join the aggregator at `url` once; a second time tells what is so already and uses nothing up."""
+    """Join the aggregator at `url`; a repeated join returns the present state and does not use up the invitation.
+
+    `given` is the typed invitation, `-` for standard input, or None.
+    """
     from thinwire import __version__
     from thinwire.core.errors import Refused, UsageError
     from thinwire.core.statedir import client_home, find_home, hold
@@ -85,7 +92,9 @@ def join(url: str, given: str | None, name: str, home: Path | None) -> Standing:
         try:
             got = join_over(url, invitation, key, name, versions)
         except (Refused, UsageError):
-            if fresh:  # nobody has heard of this key, or nobody took it; after silence it stays, for it may be known
+            if (
+                fresh
+            ):  # the aggregator refused this key; without any response the key stays, because it may be known there
                 (folder / KEY_FILE).unlink()
             raise
         got.trust.save(folder)
@@ -93,7 +102,10 @@ def join(url: str, given: str | None, name: str, home: Path | None) -> Standing:
 
 
 def read(given: str | None) -> Invitation:
-    """The invitation: as typed; for `-` or nothing from THINWIRE_INVITE, else for `-` from standard input."""
+    """Return the invitation: the typed one, else THINWIRE_INVITE, else for `-` a line of standard input.
+
+    `UsageError` if none of them has one.
+    """
     from thinwire.core.errors import UsageError
     from thinwire.transport.protocol.registration import Invitation
 
@@ -111,7 +123,7 @@ def read(given: str | None) -> Invitation:
 
 
 def _state(trust: Trust, key: ec.EllipticCurvePrivateKey) -> str:
-    """The row's, as far as it can be learned now."""
+    """Return the state of the device's row at the aggregator, or a sentence if it cannot be read now."""
     from thinwire.core.errors import ThinwireError
     from thinwire.transport.device.enroll import ask
 
@@ -123,6 +135,7 @@ def _state(trust: Trust, key: ec.EllipticCurvePrivateKey) -> str:
 
 
 def _require_same(trust: Trust, invitation: Invitation, name: str, home: Path | None) -> None:
+    """Raise `ThinwireError` if the invitation is of another aggregator than the joined one."""
     from thinwire.core.errors import ThinwireError
     from thinwire.transport.protocol.registration import SYSTEM
 
@@ -133,13 +146,11 @@ def _require_same(trust: Trust, invitation: Invitation, name: str, home: Path | 
         )  # fmt: skip
 
 
-# `thinwire client leave`: the row is marked at the aggregator first; only then the key goes, and what was learned.
-
-
 def leave(name: str, home: Path | None, force: bool) -> None:
-    """Mark the row at the aggregator, then delete the key and all that was made from local data.
+    """Revoke the device at its aggregator, then delete its key and all state made from local data.
 
-    `force`: also where nobody there could be told.
+    With `force` the state is deleted even if the aggregator cannot be reached. The key is deleted last, so that an
+    interrupted command can be typed again.
     """
     from thinwire.cli.service.commands import service
     from thinwire.client.run_store import delete_learned
@@ -173,7 +184,7 @@ def leave(name: str, home: Path | None, force: bool) -> None:
                 raise _not_told(error, name, home) from error
             console.note(error.text())
             console.line(f"{url} does not know it yet; its operator can: thinwire devices revoke {name}")
-        delete_learned(folder)  # the key last: while it is here this command can be typed again
+        delete_learned(folder)  # the key goes last: with it this command can be typed again
         for file in (KEY_FILE, TRUST_FILE):
             (folder / file).unlink(missing_ok=True)
         sync_folder(folder)
@@ -182,7 +193,7 @@ def leave(name: str, home: Path | None, force: bool) -> None:
 
 
 def aggregator_of(folder: Path) -> str | None:
-    """The aggregator that was joined, else the one that the last start was typed with."""
+    """Return the URL of the joined aggregator, else that of the last start; None without either."""
     from thinwire.cli.local_state import Typed, understood
 
     if (url := joined_url(folder)) is not None:
@@ -193,7 +204,7 @@ def aggregator_of(folder: Path) -> str | None:
 
 
 def _runs(about: Mapping[str, Any], name: str, home: Path | None, stop: str) -> Exception:
-    """Its key is in use: first it is stopped. `stop` takes its service away, which would start it again."""
+    """Return the error for a client that is running with the key. `stop` is the command that removes its service."""
     from thinwire.core.errors import ThinwireError
 
     pid = about.get("pid", "?")
@@ -205,6 +216,7 @@ def _runs(about: Mapping[str, Any], name: str, home: Path | None, stop: str) -> 
 
 
 def _not_told(error: Any, name: str, home: Path | None) -> Exception:
+    """Return the error for an aggregator that could not be reached."""
     from thinwire.core.errors import Unreachable
 
     return Unreachable(

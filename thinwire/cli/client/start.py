@@ -1,4 +1,8 @@
-"""A client put together: its name held, its key found, its tasks imported, then the service."""
+"""The client's process: check all options, lock the state directory, import the tasks, then serve the aggregator.
+
+Every command about a client uses this file's rules for its name and its aggregator. An aggregator reached by https must
+have been joined; http is for loopback, on the aggregator's own machine.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Device:
-    """What was asked for on the command line."""
+    """The options of `thinwire client start`."""
 
     aggregator: str | None
     tasks: tuple[str, ...]
@@ -40,7 +44,10 @@ class Device:
 
 
 def begin(device: Device) -> int:
-    """Serve until told to stop; everything that can be wrong is found before the first call to the aggregator."""
+    """Serve the aggregator until a signal stops the client, and return the exit code.
+
+    Invariant: every error that this machine can find is raised before the first request to the aggregator.
+    """
     from thinwire.client import Site
     from thinwire.client.admission import Gate
     from thinwire.client.agent import reloads, serve, wanted
@@ -111,7 +118,7 @@ def begin(device: Device) -> int:
 
 
 def part_of(text: str | None) -> tuple[int, int]:
-    """(I, N) of `--partition I/N`; 0 of 1 where it is not given.
+    """Parse `--partition I/N` into (I, N); without it the result is (0, 1).
 
     >>> part_of("2/8"), part_of(None)
     ((2, 8), (0, 1))
@@ -129,21 +136,21 @@ def part_of(text: str | None) -> tuple[int, int]:
 
 
 def _parts_of(parts: str) -> str:
-    """Which parts there are of so many, or of three where that is no number of parts."""
+    """Return the hint with valid values of `--partition` for N parts, or for three if N is invalid."""
     count = int(parts) if parts.isdecimal() and int(parts) > 0 else 3
     if count == 1:
         return "--partition 0/1, which is all of it, or none"
     return f"--partition 0/{count} for the first{' to' if count > 2 else ' or'} {count - 1}/{count} for the last"
 
 
-# Which client of this machine is meant, and which aggregator it has joined.
-
-
-TRUST_FILE = "aggregator.json"  # what `client join` leaves (transport/device/identity.py)
+TRUST_FILE = "aggregator.json"  # written by `client join` (transport/device/identity.py)
 
 
 def named(name: str | None) -> str:
-    """A device's name: as given, else the machine's in our letters."""
+    """Return the device's name: the given one, else the host name in the letters that a name may have.
+
+    `UsageError` if the given name is invalid.
+    """
     from thinwire.core.errors import UsageError
     from thinwire.core.types import DEVICE_NAME
 
@@ -157,7 +164,9 @@ def named(name: str | None) -> str:
 
 
 def chosen(name: str | None, home: Path) -> str:
-    """The client that a command without --name means: the one that has joined, else the one of this machine's name."""
+    """Return the client that a command means: `--name`, else the only one that has joined, else the one with the host
+    name.
+    """
     from thinwire.core.errors import UsageError
 
     if name is not None:
@@ -174,12 +183,15 @@ def chosen(name: str | None, home: Path) -> str:
 
 
 def is_joined(aggregator: str | None) -> bool:
-    """Whether who is reached at this address must have been joined: all but plain doors, on this machine."""
+    """Return True if a client must have joined to reach this address: without an address, or over https."""
     return aggregator is None or aggregator.startswith("https://")
 
 
 def trusted(aggregator: str | None, folder: Path) -> tuple[str, Trust | None]:
-    """The address that is meant, and who is believed there; `UsageError` with the way to join where that is missing."""
+    """Return the aggregator's URL and the CAs to trust there, which are None over http.
+
+    `UsageError` with the join command if the client at `folder` has not joined.
+    """
     from thinwire.cli.params import aggregator_url
     from thinwire.core.errors import UsageError
     from thinwire.transport.device.identity import Trust
@@ -199,7 +211,7 @@ def trusted(aggregator: str | None, folder: Path) -> tuple[str, Trust | None]:
 
 
 def joined_url(folder: Path) -> str | None:
-    """The aggregator that this client has joined; None where it has not."""
+    """Return the URL of the aggregator that this client has joined; None if it has not."""
     try:
         return str(json.loads((folder / TRUST_FILE).read_bytes())["url"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):

@@ -1,1 +1,1 @@
-"""`thinwire runs`: what was run, followed, shown, compared and taken."""
+"""`thinwire runs`: list, show, watch, compare and stop runs, and export their models."""

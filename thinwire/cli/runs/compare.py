@@ -1,4 +1,7 @@
-"""`thinwire runs compare`: what simulated runs of a group, or stored ones, came to, side by side."""
+"""`thinwire runs compare`: a table and a plot of runs, by settings, with mean and spread over seeds.
+
+The plot is an SVG file: the metric over the sent bytes, one line for each setting, its spread as a band.
+"""
 
 from __future__ import annotations
 
@@ -64,6 +67,7 @@ def compare(
 
 
 def _target(to: str | None) -> tuple[str, float | None]:
+    """Parse `--to METRIC=VALUE` into (metric, value); ("", None) without it."""
     if to is None:
         return "", None
     metric, _, value = to.partition("=")
@@ -74,7 +78,7 @@ def _target(to: str | None) -> tuple[str, float | None]:
 
 
 def _require_measured(metric: str, cells: Sequence[Cell]) -> None:
-    """A usage error for a metric that no run has: `never` would stand beside it as if it had been looked at."""
+    """Raise a usage error for a metric that no run has; otherwise the table would show it as never reached."""
     known = {name for cell in cells for name in cell.metrics}
     known |= {name for cell in cells for each in cell.rounds for name in each.metrics}
     if metric and known and metric not in known:
@@ -82,7 +86,7 @@ def _require_measured(metric: str, cells: Sequence[Cell]) -> None:
 
 
 def _cells(ids: list[str], group: str | None, home: Path | None) -> tuple[list[str], list[Cell]]:
-    """The names of stored runs, or none of a group's, and what each came to."""
+    """Return the names of stored runs (none for a group) and the result of each run."""
     from thinwire.cli.local_state import aggregator_home, end_abandoned, opened
     from thinwire.reports.sweep_results import Cell, Cells, Made
 
@@ -100,11 +104,12 @@ def _cells(ids: list[str], group: str | None, home: Path | None) -> tuple[list[s
 
 
 def _clients(row: RunRow, rounds: Sequence[RoundRow]) -> int:
-    """Return how many clients a simulation had; 0 of devices, which come and go."""
+    """Return the number of clients of a simulated run; 0 for devices, whose number changes."""
     return len({name for each in rounds for name in each.candidates}) if row.source == "sim" else 0
 
 
 def _show(rows: Sequence[Row], metric: str, target: float | None) -> None:
+    """Print the table of the compared settings."""
     keys = list(rows[0].settings)
     header: tuple[str, ...] = (*keys, "runs", metric, "payload up", "times less", "payload down", "seconds")
     wanted = f"to {metric} {'at most' if metric == 'loss' else 'at least'} {target:g}" if target is not None else ""
@@ -129,7 +134,7 @@ def _show(rows: Sequence[Row], metric: str, target: float | None) -> None:
 
 
 def _runs(row: Row) -> str:
-    """How many runs, and how many of them are not done.
+    """Format the number of runs of a row, with those that are not done.
 
     >>> from types import SimpleNamespace
     >>> _runs(SimpleNamespace(runs=3, failed=1, stopped=1))
@@ -141,24 +146,29 @@ def _runs(row: Row) -> str:
 
 
 def _brief(key: str, value: str) -> str:
+    """Return the value of a setting, with digests shortened."""
     return value[:16] if key.endswith("digest") else value
 
 
 def _pair(spread: Spread | None, form: str) -> str:
+    """Format a mean and its standard deviation."""
     if spread is None:
         return console.NOTHING
     return f"{spread.mean:{form}}" + (f" ± {spread.sd:{form}}" if spread.sd is not None else "")
 
 
 def _size(spread: Spread | None) -> str:
+    """Format a mean number of bytes."""
     return console.size(spread.mean) if spread else console.NOTHING
 
 
 def _seconds(spread: Spread | None) -> str:
+    """Format a mean duration."""
     return console.seconds(spread.mean) if spread else console.NOTHING
 
 
 def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Write the rows to a CSV file with a header."""
     from thinwire.core.statedir import disk_error
 
     try:
@@ -171,6 +181,7 @@ def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def _write_plot(path: Path, rows: Sequence[Row], metric: str, target: float | None) -> None:
+    """Write the plot of the rows to an SVG file."""
     from thinwire.core.statedir import disk_error
     from thinwire.reports.comparison import curve
 
@@ -181,28 +192,28 @@ def _write_plot(path: Path, rows: Sequence[Row], metric: str, target: float | No
         raise disk_error(error, path) from error
 
 
-# Curves as an SVG file: a metric over the bytes that were sent, one line a setting, its spread as a band.
-
-
 WIDTH, HEIGHT = 860, 520
 LEFT, TOP, RIGHT, BOTTOM = 70, 20, 20, 50
-LINE = 18  # of the legend
+LINE = 18  # height of a line of the legend
 FONT = 'font-family="sans-serif" font-size="13"'
-# Okabe and Ito (2008): told apart with every kind of colour vision.
+# Okabe and Ito (2008): distinguishable with every kind of colour vision
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 TICKS = 6
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Points (bytes, mean, spread to either side), bytes rising from above 0."""
+    """The line of one setting: points (bytes, mean, spread to either side), with bytes above 0 and increasing."""
 
     label: str
     points: Sequence[tuple[float, float, float]]
 
 
 def svg(curves: Sequence[Curve], across: str, upwards: str, target: float | None = None) -> str:
-    """The whole file; bytes stand on a logarithmic axis. Curves without points are in the legend only."""
+    """Return the SVG file of the curves, with bytes on a logarithmic axis and `target` as a dashed line.
+
+    A curve without points appears in the legend only.
+    """
     points = [point for curve in curves for point in curve.points if point[0] > 0]
     marks = [] if target is None else [target]
     low, high = _reach([v for _, mean, sd in points for v in (mean - sd, mean + sd)] + marks)
@@ -211,9 +222,11 @@ def svg(curves: Sequence[Curve], across: str, upwards: str, target: float | None
     legend = LINE * len(curves) + 10
 
     def x(value: float) -> float:
+        """Return the horizontal position of a number of bytes."""
         return LEFT + (math.log10(value) - first) / (last - first) * (WIDTH - LEFT - RIGHT)
 
     def y(value: float) -> float:
+        """Return the vertical position of a value."""
         return TOP + (high - value) / (high - low) * (HEIGHT - TOP - BOTTOM)
 
     parts = [
@@ -246,25 +259,30 @@ def svg(curves: Sequence[Curve], across: str, upwards: str, target: float | None
 
 
 def _reach(values: Sequence[float]) -> tuple[float, float]:
+    """Return the ends of the value axis, with a margin around the values."""
     low, high = (min(values), max(values)) if values else (0.0, 1.0)
     room = (high - low) * 0.05 or 0.5
     return low - room, high + room
 
 
 def _bytes(power: int) -> str:
+    """Format a power of ten bytes."""
     unit = ("B", "kB", "MB", "GB", "TB")[min(4, max(0, power // 3))]
     return f"{10 ** (power - 3 * min(4, max(0, power // 3))):g} {unit}"
 
 
 def _joined(points: Iterable[tuple[float, float]]) -> str:
+    """Format points for an SVG attribute."""
     return " ".join(f"{px:.1f},{py:.1f}" for px, py in points)
 
 
 def _line(x1: float, y1: float, x2: float, y2: float, colour: str = "#ddd", dashes: str = "none") -> str:
+    """Return an SVG line."""
     return (
         f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}" stroke-dasharray="{dashes}"/>'
     )
 
 
 def _text(x: float, y: float, words: str, anchor: str) -> str:
+    """Return an SVG text."""
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'

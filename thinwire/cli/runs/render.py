@@ -1,4 +1,6 @@
-"""A run as one JSON document: what `runs show --json` and `run --json` print; and its bytes on the wire in words."""
+"""A run as one JSON document, as `runs show --json` and `run --json` print it, and sentences about its metrics and
+bytes.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,12 @@ if TYPE_CHECKING:
 
 
 def total(up: int | None, down: int | None) -> int | None:
-    """Bytes both ways; None where no wire is."""
+    """Return the bytes of both directions; None if there is no network."""
     return None if up is None or down is None else up + down
 
 
 def run_document(store: Store, run_id: str) -> dict[str, Any]:
+    """Return a run with its rounds as JSON types."""
     row = store.run(run_id)
     rounds = store.rounds(row.run_id)
     measured = measured_version(row, rounds)
@@ -25,14 +28,17 @@ def run_document(store: Store, run_id: str) -> dict[str, Any]:
 
 
 def measured_version(row: RunRow, rounds: Sequence[RoundRow]) -> int | None:
-    """The version that the run's metrics are of; the newest one may not be measured yet. None: none was."""
+    """Return the model version that the run's metrics belong to; None if none was evaluated.
+
+    The latest version may not be evaluated yet.
+    """
     if not row.metrics:
         return None
     return max((r.version for r in rounds if r.metrics and r.version is not None), default=0)
 
 
 def run_summary(row: RunRow) -> dict[str, Any]:
-    """A run without its rounds."""
+    """Return a run without its rounds as JSON types."""
     return {
         "run_id": row.run_id,
         "task": row.task,
@@ -67,7 +73,7 @@ def run_summary(row: RunRow) -> dict[str, Any]:
 
 
 def clipping(row: RunRow, rounds: Sequence[RoundRow]) -> Iterator[str]:
-    """Sentences on the metrics that were clipped, by client, and on those that were not recorded."""
+    """Yield sentences on clipped metrics by client, and on metrics that were not recorded."""
     if means := row.clipped.get("means"):
         said = ", ".join(f"{name} {row.metrics[name]:g}" for name in means)
         yield f"values of clients were clipped, as for best and target; the plain mean is {said}"
@@ -84,7 +90,7 @@ def clipping(row: RunRow, rounds: Sequence[RoundRow]) -> Iterator[str]:
 
 
 def capping(updates: Iterable[UpdateRow], rounds: Sequence[RoundRow]) -> Iterator[str]:
-    """A sentence on each client whose updates weighed less than they said, by the plan's `max_weight`."""
+    """Yield a sentence for each client whose weights were capped by the plan's `max_weight`."""
     from thinwire.core.events import CAPPED
 
     of = dict[str, list[str]]()
@@ -96,6 +102,7 @@ def capping(updates: Iterable[UpdateRow], rounds: Sequence[RoundRow]) -> Iterato
 
 
 def _round(row: RoundRow) -> dict[str, Any]:
+    """Return one round as JSON types."""
     return {
         "round": row.round,
         "reason": row.reason,
@@ -127,7 +134,7 @@ def _round(row: RoundRow) -> dict[str, Any]:
 
 
 def on_the_wire(wire: int | None, payload: int) -> str:
-    """Bytes on the wire in words; fewer than the payload can only be a part of them.
+    """Format the bytes on the wire; a number below the payload is marked as incomplete.
 
     >>> on_the_wire(1_090_000, 1_150_000)
     '1.09 MB counted on the wire so far (an ask is, with its answer)'

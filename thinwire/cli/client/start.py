@@ -164,8 +164,9 @@ def named(name: str | None) -> str:
 
 
 def chosen(name: str | None, home: Path) -> str:
-    """Return the client that a command means: `--name`, else the only one that has joined, else the one with the host
-    name.
+    """Return the client that a command without `--name` means: the only joined one, else that with the host name.
+
+    `UsageError` if several have joined and none has the host name.
     """
     from thinwire.core.errors import UsageError
 

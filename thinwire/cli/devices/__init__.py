@@ -1,1 +1,1 @@
-"""`thinwire devices`: who may take part, as the aggregator's operator sees and decides it."""
+"""`thinwire devices`: the devices that may take part, and their enrollment by the aggregator's operator."""

@@ -1,4 +1,8 @@
-"""`thinwire devices`: who may take part, who is there, who let them in and who shut them out."""
+"""The commands of `thinwire devices`: list, show, invite, approve, revoke and rename.
+
+The device API refuses a revoked device from the next request on. The running aggregator then clears what is open:
+waiting requests, uploads, assignments, and updates that are not aggregated yet.
+"""
 
 from __future__ import annotations
 
@@ -62,6 +66,7 @@ def show(name: Device, json: Json = False, home: Home = None) -> None:
 
 
 def _aggregator(home: Path | None) -> render.Known:
+    """Return the state of the aggregator on this machine, as the tables need it."""
     from thinwire.cli.devices import render
     from thinwire.cli.local_state import aggregator_home, alive
     from thinwire.core.clock import gone_since, heard_by
@@ -120,7 +125,7 @@ def invite(
             try:
                 write_table(file, [door.row(one) for one in invited])
             except OSError:
-                for one in invited:  # nobody will ever read them
+                for one in invited:  # their secrets were not written, so nobody can use them
                     store.invitations.withdraw(one.id, operator())
                 raise
         render.written(out, invited, by_hand, json)
@@ -199,17 +204,15 @@ def rename(
         console.line(f"{old} is now {new}; the device learns it at once if it is connected, else when it comes")
 
 
-# Shutting a device out: the row counts at the door from the next request on, the service then clears what is open.
-
-
 CONFIRMED_S = 5.0
 
 
 def shut_out(store: Store, home: Path | None, name: str, who: str) -> tuple[bool | None, dict[str, list[int]]]:
-    """Revoke; gives whether a running aggregator has confirmed it (None: none is running), and what stays folded.
+    """Revoke a device and return (confirmed, aggregated rounds by run).
 
-    Confirmed means: its waiting calls are answered, its uploads gone, its open asks refused, what it had sent and
-    was not folded dropped. Without an aggregator the next one does that before its door opens.
+    `confirmed` is None if no aggregator is running, else True if the running one has carried the revocation out: it
+    answered the device's waiting requests, deleted its uploads, refused its open assignments, and dropped updates that
+    were not aggregated. Without an aggregator the next one does so before its device API listens.
     """
     store.roster.revoke(name, who)
     if alive(home) is None:

@@ -1,4 +1,8 @@
-"""Invitations as they are handed out: where the door is, what to paste on the device, and a file of many."""
+"""Invitations as the operator hands them out, and public keys of stock Flower nodes.
+
+An invitation names the URL and the pin of the device API, from `tls/invite.json` of the aggregator's last start. It is
+printed with the command to paste on the device, or written to a CSV file of many.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +29,14 @@ _PIN = re.compile(r"[0-9a-f]{64}|system")
 
 @dataclass(frozen=True)
 class DoorPlace:
-    """Where devices find the door, and by what they know it: what its last start left in `tls/invite.json`."""
+    """The URLs and the pin of the device API, as the aggregator's last start wrote them to `tls/invite.json`."""
 
     pin: str
     urls: tuple[str, ...]
 
     @classmethod
     def of(cls, home: Path | None) -> DoorPlace:
-        """`NotFound` where the door has never listened on an address that other machines reach."""
+        """Read them; `NotFound` if the device API has never listened on an address for other machines."""
         from thinwire.core.errors import NotFound
         from thinwire.core.statedir import find_home
 
@@ -51,17 +55,20 @@ class DoorPlace:
         return place
 
     def text(self, invited: Invited) -> str:
-        """What the device's owner is given: `tw1.PIN.SECRET`."""
+        """Return the invitation for the device's owner: `tw1.PIN.SECRET`."""
         from thinwire.transport.protocol.registration import Invitation
 
         return Invitation(self.pin, invited.secret).text()
 
     def command(self, invited: Invited) -> str:
-        """What to type on the device, which reads the secret from standard input: lists of processes do not show it."""
+        """Return the command to type on the device.
+
+        The device reads the secret from standard input, so that no list of processes shows it.
+        """
         return f"thinwire client join {self.urls[0]} -" + (f" --name {invited.name}" if invited.name else "")
 
     def row(self, invited: Invited) -> dict[str, Any]:
-        """All of it, by the names of COLUMNS."""
+        """Return an invitation as a row of the CSV file, by the names of `COLUMNS`."""
         moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(invited.expires_at))
         values = (invited.id, invited.name, self.urls[0], self.text(invited), self.command(invited), moment)
         return dict(zip(COLUMNS, values, strict=True))
@@ -69,7 +76,7 @@ class DoorPlace:
 
 @contextlib.contextmanager
 def new_table(path: Path) -> Iterator[IO[str]]:
-    """A file that was not there before and that only its owner reads; gone again when what fills it fails."""
+    """Create a file that only its owner can read, and remove it if the block fails; `UsageError` if it exists."""
     from thinwire.core.errors import UsageError
     from thinwire.core.statedir import disk_error
 
@@ -93,7 +100,7 @@ def new_table(path: Path) -> Iterator[IO[str]]:
 
 
 def write_table(file: IO[str], rows: Sequence[dict[str, Any]]) -> None:
-    """As CSV with a header, durable when it returns."""
+    """Write the rows as CSV with a header; they are durable on return."""
     writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
@@ -102,7 +109,7 @@ def write_table(file: IO[str], rows: Sequence[dict[str, Any]]) -> None:
 
 
 def read_names(path: Path) -> list[str]:
-    """One name a line; empty lines and those that begin with # are passed over."""
+    """Return the names of a file, one in each line; empty lines and those with # are skipped."""
     from thinwire.core.errors import UsageError
 
     try:
@@ -114,18 +121,16 @@ def read_names(path: Path) -> list[str]:
     raise UsageError(f"there is no name in {path}", hint="one name a line: a-z, 0-9 and -")
 
 
-# A public key from a file, as OpenSSH and Flower write them.
-
-
 KIND = "ecdsa-sha2-nistp384"
-LONGEST = 16 * 1024  # bytes; a line is some 200
+LONGEST = 16 * 1024  # bytes; a key file has about 200
 HINT = "ssh-keygen -t ecdsa -b 384 makes a pair; the public one is the file that ends in .pub"
 
 
 def read_public_key(path: Path) -> bytes:
-    """The DER SubjectPublicKeyInfo of an OpenSSH P-384 key; `UsageError` for anything else.
+    """Return the DER SubjectPublicKeyInfo of an OpenSSH P-384 public key, as OpenSSH and Flower write them.
 
-    Written anew from the numbers in it: one key has one DER form, whatever the file looked like.
+    The DER is encoded again from the numbers in the file, so that one key has one form. `UsageError` for any other
+    file.
     """
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric import ec

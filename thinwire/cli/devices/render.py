@@ -1,4 +1,4 @@
-"""Devices, invitations and who did what to them, as tables and as JSON."""
+"""Devices, invitations and the audit log as tables and as JSON."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ SHORT = 16  # hex digits of a fingerprint in a table: enough to tell devices apa
 
 
 def nothing(json: bool, tls: bool = False) -> None:
+    """Print that there are no devices, and the command that adds one."""
     if json:
         console.document([])
     else:
@@ -30,14 +31,19 @@ def nothing(json: bool, tls: bool = False) -> None:
 
 
 def counts_as(row: DeviceRow, tls: bool) -> str:
-    """The state of a row at the door: on one that is open to others, loopback alone has let nobody in."""
+    """Return the state in which the device API treats a row.
+
+    With `tls` the device API is open to other machines, and enrollment over loopback alone approves nobody.
+    """
     return "pending" if tls and row.how == "loopback" and row.state == "approved" else row.state
 
 
 @dataclasses.dataclass(frozen=True)
 class Known:
-    """What the aggregator is to those who ask for its devices: whether it is there, or when it last was (0: not known),
-    for while it is gone nobody can tell who is online; and whether its door is open to other machines.
+    """The aggregator's own state, without which nobody knows which devices are online.
+
+    `alive`: it is running. `gone_at`: when it was last running, wall clock; 0 if unknown. `tls`: its device API is open
+    to other machines. `heard_by`: the last contact of each device, wall clock.
     """
 
     alive: bool = True
@@ -46,7 +52,10 @@ class Known:
     heard_by: Mapping[str, float] = dataclasses.field(default_factory=dict)  # core/clock.py
 
     def heard_at(self, info: DeviceInfo) -> float | None:
-        """When a device was last heard: of one that is online the aggregator says it every few seconds."""
+        """Return the last contact of a device as wall-clock seconds; None without any.
+
+        For online devices a running aggregator writes it every few seconds.
+        """
         if not info.online:
             return info.heard_at
         if at := self.heard_by.get(info.row.name):
@@ -54,11 +63,15 @@ class Known:
         return time.time() if self.alive else max(self.gone_at, info.heard_at or 0.0)
 
     def heard(self, info: DeviceInfo) -> str:
-        is_now = info.online and self.alive and info.row.name not in self.heard_by  # it came since that was written
+        """Return the last contact of a device in words."""
+        is_now = (
+            info.online and self.alive and info.row.name not in self.heard_by
+        )  # it connected after that was written
         return "now" if is_now else console.ago(self.heard_at(info))
 
 
 def devices(found: Sequence[DeviceInfo], known: Known, json: bool) -> None:
+    """Print all devices, then the fingerprints of those that wait for approval."""
     if json:
         console.document([document(info, known) for info in found])
     elif not found:
@@ -75,6 +88,7 @@ def devices(found: Sequence[DeviceInfo], known: Known, json: bool) -> None:
 
 
 def document(info: DeviceInfo, known: Known) -> dict[str, Any]:
+    """Return a device as JSON types."""
     return {
         "name": info.row.name,
         "state": info.row.state,
@@ -92,7 +106,7 @@ def document(info: DeviceInfo, known: Known) -> dict[str, Any]:
 
 
 def one(info: DeviceInfo, links: Sequence[MeasureRow], known: Known, json: bool) -> None:
-    """All that is known of a device, with the measures of its link. What it has and does not say is called unknown."""
+    """Print one device with the measurements of its link; capabilities that it did not report are shown as unknown."""
     if json:
         measured = {row.kind: {"p50": row.p50, "p90": row.p90, "samples": len(row.samples)} for row in links}
         console.document(document(info, known) | {"versions": info.hello.get("versions", {}), "measured": measured})
@@ -117,7 +131,7 @@ def one(info: DeviceInfo, links: Sequence[MeasureRow], known: Known, json: bool)
 
 
 def _measured(links: Sequence[MeasureRow]) -> dict[str, str]:
-    """The median of what was seen, and what nine of ten kept to."""
+    """Return the link's figures by name: the median, and the bound that nine of ten measurements kept."""
     rows, of = {}, {row.kind: row for row in links}
     for kind, name, word, most in (("rtt", "round trip", trip, "at most"), ("up", "upload", speed, "at least"),
                                    ("down", "download", speed, "at least")):  # fmt: skip
@@ -134,7 +148,7 @@ def _measured(links: Sequence[MeasureRow]) -> dict[str, str]:
 
 
 def log(actions: Sequence[DeviceAction], notes: Sequence[DoorNote], json: bool) -> None:
-    """What was done, then what the door refused; newest first."""
+    """Print the audit log, then the refusals of the device API, newest first."""
     if json:
         said = {"actions": [dataclasses.asdict(a) for a in actions], "refused": [dataclasses.asdict(n) for n in notes]}
         console.document(said)
@@ -148,7 +162,7 @@ def log(actions: Sequence[DeviceAction], notes: Sequence[DoorNote], json: bool) 
 
 
 def invited(door: DoorPlace, made: Sequence[Invited], by_hand: bool, json: bool) -> None:
-    """Each with what to paste; this is the only time that its secret is shown."""
+    """Print new invitations with the command to paste; their secrets are shown only this once."""
     if json:
         console.document([{**door.row(one), "urls": list(door.urls), "expires_at": one.expires_at} for one in made])
         return
@@ -165,11 +179,13 @@ def invited(door: DoorPlace, made: Sequence[Invited], by_hand: bool, json: bool)
 
 
 def _approval(by_hand: bool) -> None:
+    """Note the approval that a device of these invitations needs."""
     if by_hand:
         console.note("who comes waits for: thinwire devices approve NAME; compare the fingerprint that both ends print")
 
 
 def written(path: Path, made: Sequence[Invited], by_hand: bool, json: bool) -> None:
+    """Print that the invitations were written to a file."""
     if json:
         console.document({"file": str(path), "ids": [one.id for one in made], "expires_at": made[0].expires_at})
     else:
@@ -180,6 +196,7 @@ def written(path: Path, made: Sequence[Invited], by_hand: bool, json: bool) -> N
 
 
 def invitations(rows: Sequence[InvitationRow], withdrawn: int | None, json: bool) -> None:
+    """Print the list of invitations, or the one that was withdrawn."""
     if withdrawn is not None:
         if json:
             console.document(next(dataclasses.asdict(row) for row in rows if row.id == withdrawn))
@@ -202,6 +219,7 @@ def invitations(rows: Sequence[InvitationRow], withdrawn: int | None, json: bool
 
 
 def _row(info: DeviceInfo, known: Known) -> tuple[str, ...]:
+    """Return the cells of a device in the list."""
     tasks = _tasks(info)
     state, online = counts_as(info.row, known.tls), ("yes" if info.online else "no") if known.alive else ""
     return (
@@ -211,4 +229,5 @@ def _row(info: DeviceInfo, known: Known) -> tuple[str, ...]:
 
 
 def _tasks(info: DeviceInfo) -> str:
+    """Return the names of a device's tasks, with broken ones marked."""
     return ", ".join(task["name"] + (" (broken)" if task.get("error") else "") for task in info.tasks)

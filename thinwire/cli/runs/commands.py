@@ -1,4 +1,7 @@
-"""`thinwire runs`: what was run, and what came of it."""
+"""The commands of `thinwire runs`: list, show, watch, compare, model and stop.
+
+`show --why` explains where the time of a run and of each of its rounds went.
+"""
 
 from __future__ import annotations
 
@@ -58,11 +61,13 @@ def list_(json: Json = False, home: Home = None) -> None:
 
 
 def _group(group: Group) -> dict[str, Any]:
+    """Return a group of simulated runs as JSON types."""
     status = "done" if group.done == group.runs else "partial"
     return {"group": group.name, "task": group.task, "status": status, "done": group.done, "runs": group.runs}
 
 
 def _row(row: RunRow) -> tuple[str, ...]:
+    """Return the cells of a run in the list."""
     done = f"{row.rounds_closed}/{row.rounds_total}"
     accuracy, loss = console.figure(row.decisive.get("accuracy")), console.figure(row.decisive.get("loss"))
     return row.run_id, row.status, done, accuracy, loss, console.size(row.payload_up), console.ago(row.created_at)
@@ -96,7 +101,7 @@ def show(
 
 
 def _note_halted(rows: Sequence[RunRow], home: Path | None) -> None:
-    """Runs that stand still, since no aggregator is there to go on with them."""
+    """Note the runs that make no progress because no aggregator is running."""
     from thinwire.cli.local_state import alive, way_back
 
     halted = [row.run_id for row in rows if row.source == "devices" and row.status not in OVER]
@@ -105,12 +110,14 @@ def _note_halted(rows: Sequence[RunRow], home: Path | None) -> None:
 
 
 def standing(row: RunRow) -> str:
-    """How a run stands; its sentence may begin with the same word."""
+    """Return the status of a run as a sentence, without repeating a word with which the sentence begins."""
     return row.status_text if row.status_text.startswith(row.status) else f"{row.status}: {row.status_text}"
 
 
 def _ahead(row: RunRow, rounds: Sequence[RoundRow]) -> str:
-    """How a run stands whose rounds are asked ahead: by the one whose answers are taken; else empty."""
+    """Return the status of a run with pipelined rounds by the one that takes replies; "" with fewer than two open
+    rounds.
+    """
     open_ = [r.round for r in rounds if r.closed_at is None]
     if row.status != "running" or len(open_) < 2:
         return ""
@@ -119,6 +126,7 @@ def _ahead(row: RunRow, rounds: Sequence[RoundRow]) -> str:
 
 
 def _head(store: Store, row: RunRow, rounds: Sequence[RoundRow]) -> None:
+    """Print the id, status and notes of a run."""
     from thinwire.store.queries import behind
 
     console.sentence(behind(row, store.line()) or _ahead(row, rounds) or standing(row), begin=f"{row.run_id}  ")
@@ -127,6 +135,7 @@ def _head(store: Store, row: RunRow, rounds: Sequence[RoundRow]) -> None:
 
 
 def _show(store: Store, row: RunRow) -> None:
+    """Print a run and its rounds."""
     from thinwire.cli.runs.render import capping, clipping, measured_version, on_the_wire
 
     rounds = store.rounds(row.run_id)
@@ -155,7 +164,7 @@ def _show(store: Store, row: RunRow) -> None:
 
 
 def _decided(r: RoundRow, goes_on: bool) -> Iterator[str]:
-    """What was decided of a round by what was measured, and why; for how long it may go on, as long as it does."""
+    """Yield what measurements decided about a round and why, and its deadline while it goes on."""
     if r.drawn:
         yield f"round {r.round} was {r.drawn}"
     if r.deadline_reason and goes_on:
@@ -165,6 +174,7 @@ def _decided(r: RoundRow, goes_on: bool) -> Iterator[str]:
 
 
 def _round(r: RoundRow) -> tuple[str, ...]:
+    """Return the cells of one round."""
     came, of = len(r.folded) if r.reason else r.answered, r.target if r.reason == "buffer" else len(r.asked)
     return (
         str(r.round), r.reason or "open", f"{came}/{of}", str(r.late), str(r.failed),
@@ -245,12 +255,12 @@ def stop(run_id: RunId, json: Json = False, home: Home = None) -> None:
 
 
 def _nobody_serves(row: RunRow) -> bool:
-    """Whether no aggregator, now or later, carries an order about this run out."""
+    """Return True if no aggregator will ever carry out a command about this run."""
     return row.source == "sim" or row.status == "preparing"
 
 
 def _stop_here(store: Store, run_id: str) -> None:
-    """Close a run whose own process does not answer: it may have died on another machine. A person says so."""
+    """Close a run whose own process does not respond, because it may have died on another machine."""
     import time
 
     from thinwire.core.events import RunStatusChanged
@@ -262,11 +272,8 @@ def _stop_here(store: Store, run_id: str) -> None:
     Orders(store).stop_run(run_id)
 
 
-# `thinwire runs show --why`: where the time of a run and of each of its rounds went.
-
-
 def whys(store: Store, row: RunRow) -> list[Why]:
-    """Of all closed rounds, in their order."""
+    """Return the explanations of all closed rounds in their order."""
     from thinwire.reports.round_explanation import round_trips
     from thinwire.reports.round_explanation import whys as of_all
     from thinwire.reports.round_timing import turns
@@ -277,7 +284,7 @@ def whys(store: Store, row: RunRow) -> list[Why]:
 
 
 def explanations_document(found: list[Why]) -> dict[str, Any]:
-    """What `--json --why` adds to the run's document."""
+    """Return the part of the run's document that `--why` adds."""
     from thinwire.reports.round_explanation import in_all
 
     return {
@@ -287,7 +294,7 @@ def explanations_document(found: list[Why]) -> dict[str, Any]:
 
 
 def print_explanations(found: list[Why]) -> None:
-    """One sentence for the run, a row of seconds a round in the stages that there were, a sentence for each of them."""
+    """Print a sentence for the run, a table of seconds by round and stage, and a sentence for each round."""
     from thinwire.reports.round_explanation import in_all
     from thinwire.reports.round_timing import STAGES
 
@@ -308,6 +315,7 @@ def print_explanations(found: list[Why]) -> None:
 
 
 def _explanation_row(one: Why, stages: tuple[str, ...], wired: bool) -> tuple[str, ...]:
+    """Return the cells of one explanation."""
     from thinwire.core.formatting import trip
 
     seconds = {**one.stages, **one.uncounted}
@@ -319,6 +327,7 @@ def _explanation_row(one: Why, stages: tuple[str, ...], wired: bool) -> tuple[st
 
 
 def _explanation_document(one: Why) -> dict[str, Any]:
+    """Return one explanation as JSON types."""
     return {
         "sentence": one.sentence, "seconds": one.seconds, "slowest": one.device, "stages": dict(one.stages),
         "uncounted": dict(one.uncounted), "waited_for": list(one.waited_for), "requests": one.requests,

@@ -1,7 +1,10 @@
-"""A model as a .safetensors file, with the names of the task's state_dict: what anybody can load without Thinwire.
+"""Models as .safetensors files with the names of the task's state_dict, which load without Thinwire.
 
-Tied weights stand under each of their names, so that `load_state_dict` takes the file as it is; all buffers are
-included; frozen tensors are not, unless model() draws them at random (they are those of the task's own model).
+Tied weights are stored under each of their names, so that `load_state_dict` takes the file unchanged. All buffers are
+included. Frozen tensors are not, unless model() draws them at random: they are those of the task's own model.
+
+`StoredModel` is a version of a run: that of a round, the best or the last. `read_model_file` reads a file as the first
+model of a run.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ def write_model_file(
     fixed: Fixed,
     about: Mapping[str, str],
 ) -> list[str]:
-    """Write the model at once or not at all; gives the tensors' names. `about` becomes the file's metadata."""
+    """Write the model atomically and return the tensors' names, sorted; `about` becomes the file's metadata."""
     from safetensors.numpy import save
 
     from thinwire.aggregation.downlink import named_tensors
@@ -53,9 +56,10 @@ def write_model_file(
 def read_model_file(
     path: Path, layout: Layout, zeros: Vector, fixed: Fixed | None = None
 ) -> tuple[Vector, Vector, dict[str, int]]:
-    """(params, buffers, counters) of a file for this layout; `zeros` is the buffers' vector where it has none.
+    """Return (params, buffers, counters) of a file for this layout; `zeros` are the buffers if the file has none.
 
-    `TaskError` where the file has other fixed tensors than the task's model(): each client makes them for itself.
+    `TaskError` if tensors are missing, of another shape or not finite, or if a fixed tensor differs from the task's
+    model(). Each client makes the fixed tensors for itself. `DataLost` if the file cannot be read.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -97,9 +101,9 @@ def read_model_file(
 
 
 def _read(path: Path, file: Any, t: Tensor) -> NDArray[Any]:
-    """Return a tensor of an opened file: float32 for what the model has as floats, else its integers.
+    """Return a tensor of an open file: float32 for the model's floats, else its integers.
 
-    `TaskError` where the file has it as a type that this would falsify, such as float8 or packed integers.
+    `TaskError` if the file stores it as a type that this would falsify, such as float8 or packed integers.
     """
     from thinwire.core.errors import TaskError
 
@@ -115,7 +119,7 @@ def _read(path: Path, file: Any, t: Tensor) -> NDArray[Any]:
         halves = _raw(path, t.name, "<u2").reshape(file.get_slice(t.name).get_shape())
         return (halves.astype("<u4") << 16).view("<f4")
     values: NDArray[Any] = file.get_tensor(t.name)
-    with np.errstate(over="ignore"):  # a float64 that no float32 holds is infinite, which is refused
+    with np.errstate(over="ignore"):  # a float64 above float32's range becomes infinite, which is refused
         return values.astype(np.float32, copy=False) if floats else values
 
 
@@ -129,16 +133,14 @@ def _raw(path: Path, name: str, dtype: str) -> NDArray[Any]:
 
 
 def _same(found: NDArray[Any], made: NDArray[Any]) -> bool:
-    """Whether a file's tensor, as it was read, is bit for bit the one that model() makes: NaN too."""
-    with np.errstate(over="ignore"):  # a float64 that no float32 holds was read as infinite
+    """Return True if a tensor that was read equals the one that model() makes bit for bit, NaN included."""
+    with np.errstate(over="ignore"):  # a float64 above float32's range was read as infinite
         return found.shape == made.shape and found.tobytes() == made.astype(found.dtype).tobytes()
 
 
 def _flat(values: NDArray[Any]) -> Vector:
+    """Return a tensor as a flat float32 vector."""
     return np.ascontiguousarray(values, np.float32).reshape(-1)
-
-
-# A model version out of a run's folder: by number of its round, the best, or the last.
 
 
 AVERAGE = "average"
@@ -146,7 +148,7 @@ AVERAGE = "average"
 
 @dataclass(frozen=True)
 class StoredModel:
-    """A version with everything that a model consists of: what an algorithm keeps behind it is left out."""
+    """A model version with all its parts; the algorithm's own vectors behind the parameters are left out."""
 
     run: RunRow
     row: ModelRow
@@ -157,7 +159,7 @@ class StoredModel:
     metrics: Mapping[str, float]
 
     def about(self) -> dict[str, str]:
-        """What the exported file says of itself."""
+        """Return the metadata of the exported file."""
         from thinwire import __version__
 
         return {
@@ -174,7 +176,7 @@ class StoredModel:
 
     @property
     def statistics(self) -> str:
-        """Whose float buffers (BatchNorm statistics and the like) the model has; "" of a model without any."""
+        """Return the source of the model's float buffers, such as BatchNorm statistics; "" without any."""
         from thinwire.aggregation import float_buffers
 
         kept = str(dict(self.run.plan["local"]).get("buffers", AVERAGE))
@@ -186,19 +188,21 @@ class StoredModel:
 
     @property
     def frozen(self) -> list[str]:
-        """Names of the tensors that are not in the file."""
+        """Return the names of the tensors that are not in the file."""
         return [t.name for t in self.layout.of_role("frozen") if t.name not in self.fixed]
 
     def export(self, path: Path) -> list[str]:
+        """Write the model to a .safetensors file and return the tensors' names."""
         return write_model_file(
             path, self.layout, self.params, self.buffers, self.row.counters, self.fixed, self.about()
         )
 
 
 def stored_model(store: Store, home: Path | None, run_id: str, which: str) -> StoredModel:
-    """`which` is "last", "best" or a round's number (0: the first model).
+    """Return a model version of a run; `which` is "last", "best" or the number of a round (0: the first model).
 
-    `NotFound` where this comes to the first model and 0 was not asked for: nobody takes an untrained model unawares.
+    `NotFound` if the version is the first model and `which` is not 0, so that nobody takes an untrained model by
+    mistake; also if the plan did not keep that version.
     """
     from thinwire.aggregation.control_variates import algorithm_of, carried
     from thinwire.core import Layout, RunPlan
@@ -227,6 +231,7 @@ def stored_model(store: Store, home: Path | None, run_id: str, which: str) -> St
 
 
 def _untrained(run: RunRow, which: str) -> Exception:
+    """Return the error for a version that is the first model."""
     from thinwire.core.errors import NotFound
 
     ways = f"--round 0, which is the model that it began with ([run] init: run:{run.run_id}@0)"
@@ -245,6 +250,7 @@ def _untrained(run: RunRow, which: str) -> Exception:
 
 
 def _version(store: Store, run: RunRow, which: str) -> int:
+    """Return the version that `which` names; `NotFound` for a round that made none."""
     from thinwire.core.errors import NotFound, UsageError
 
     if which == "last":
@@ -273,7 +279,7 @@ def _version(store: Store, run: RunRow, which: str) -> int:
 
 
 def _metrics(store: Store, run: RunRow, version: int) -> Mapping[str, float]:
-    """What was measured of a version: stands beside the round that made it."""
+    """Return the metrics of a version, which are stored with the round that made it."""
     if version == 0:
         return run.metrics0
     found = [r.decisive for r in store.rounds(run.run_id) if r.version == version and r.metrics]

@@ -1,4 +1,8 @@
-"""Following a run by its journal: lines to stderr as rounds close, with a live sentence below where a terminal is."""
+"""Follow a run by its journal: one line on stderr for each round, and a live sentence below it on a terminal.
+
+`Teller` is a state machine without I/O: events in, lines out. It works the same on live events and on a journal of the
+past. `follow` reads the journal, prints the lines, and reports when the aggregator goes down or comes back.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +35,15 @@ if TYPE_CHECKING:
 
 
 LOOK_S = 0.2
-ALIVE_S = 3.0  # how often it is looked whether the aggregator lives
+ALIVE_S = 3.0  # between two checks that the aggregator is running
 
 
 def follow(store: Store, run_id: str, home: Path | None = None, watch_aggregator: bool = True) -> int:
-    """Tell a run until it is over; gives its exit code. KeyboardInterrupt leaves the run as it is."""
+    """Print a run's progress until it is over and return its exit code; Ctrl-C leaves the run as it is.
+
+    With `watch_aggregator` the run needs the aggregator, and its absence is reported. Without it the run's own process
+    may die, and the run is then closed.
+    """
     from thinwire.store.queries import behind
 
     teller, seen, looked, gone = Teller(), 0, float("-inf"), ""
@@ -67,7 +75,10 @@ def follow(store: Store, run_id: str, home: Path | None = None, watch_aggregator
 
 @contextmanager
 def screen() -> Iterator[tuple[Callable[[str], None], Callable[[str], None]]]:
-    """(tell, show): `tell` adds a line for good, `show` replaces the live sentence; without a terminal only changes."""
+    """Yield (tell, show): `tell` prints a line for good, `show` replaces the live sentence.
+
+    Without a terminal `show` prints only new sentences on waiting.
+    """
     if sys.stderr.isatty():
         from rich.console import Console
         from rich.text import Text
@@ -79,43 +90,43 @@ def screen() -> Iterator[tuple[Callable[[str], None], Callable[[str], None]]]:
     shown = [""]
 
     def show(text: str) -> None:
-        if "waiting" in text and text != shown[0]:  # a log is told why nothing happens, and not each reply
+        if "waiting" in text and text != shown[0]:  # a log shows why nothing happens, but not every reply
             print(text, file=sys.stderr, flush=True)
         shown[0] = text
 
     yield (lambda text: print(text, file=sys.stderr, flush=True)), show
 
 
-# A run as lines: one a round, told from its events, whether they come live or from the journal.
-
-
 HEADER = f"{'round':>5}  {'closed':<8}  {'replies':>7}  {'accuracy':>8}  {'loss':>8}  {'payload':>8}  {'seconds':>7}"
 
-HELD = 8  # buffers: a version is measured by answers of several, and its line waits for them so long
+HELD = 8  # buffers: later replies evaluate a version, so its line waits for this many of them
 
 
 @dataclass
 class Round:
-    """What has been heard of one round."""
+    """The figures of one round, collected from its events."""
 
     number: int
     asked: int
     accepted: int = 0
     late: int = 0
     failed: list[str] = field(default_factory=list)
-    instead: list[str] = field(default_factory=list)  # asked in the middle of the round
-    anew: list[str] = field(default_factory=list)  # devices whose state was lost
+    instead: list[str] = field(default_factory=list)  # replacements that were selected during the round
+    anew: list[str] = field(default_factory=list)  # devices that lost their state and started again
     payload_up: int = 0
     closed: RoundClosed | None = None
     target: int = 0
 
     @property
     def of(self) -> int:
-        """Of how many its replies are: what fills a buffer comes from whom it was asked of whenever."""
+        """Return the expected number of replies.
+
+        In buffered mode this is the buffer size, because a reply may answer an assignment of an earlier round.
+        """
         return self.target if self.closed and self.closed.reason == "buffer" else max(self.asked, self.target)
 
     def note(self, event: ClientAsked | StateLost | ClientFailed | ClientBack) -> None:
-        """What is worth a word behind the round's figures."""
+        """Record an event that the round's line mentions behind its figures."""
         from thinwire.core import events
 
         device = event.device
@@ -131,6 +142,7 @@ class Round:
                 self.failed = [f"{device} was away" if said == f"{device} left" else said for said in self.failed]
 
     def line(self, metrics: dict[str, float]) -> str:
+        """Return the line of a closed round with the metrics of the model that it made."""
         from thinwire.core.events import capped_text
 
         closed = self.closed
@@ -154,16 +166,16 @@ class Round:
 
 @dataclass
 class Teller:
-    """Events in, lines out: a round's line comes when the model that it made was measured, or will not be. The table's
-    header comes with the first, `headed` when it did.
+    """A run's progress as a state machine without I/O: events in, lines out.
 
-    `now` is one sentence on what is going on at this moment.
+    The line of a round is ready when its model was evaluated, or will not be. The table's header comes before the first
+    line; `headed` is True from then on.
     """
 
     rounds: dict[int, Round] = field(default_factory=dict)
-    waiting: list[int] = field(default_factory=list)  # closed, their measurement not heard of yet
-    behind: dict[int, list[str]] = field(default_factory=dict)  # what happened after one of these closed
-    faults: set[tuple[str, str]] = field(default_factory=set)  # (kind, text) of failures that were told in full
+    waiting: list[int] = field(default_factory=list)  # closed rounds whose model is not evaluated yet
+    behind: dict[int, list[str]] = field(default_factory=dict)  # by such a round: lines of later events, held back
+    faults: set[tuple[str, str]] = field(default_factory=set)  # (kind, text) of failures that were printed in full
     status: str = ""
     text: str = ""
     exit_code: int = 0
@@ -171,10 +183,12 @@ class Teller:
 
     @property
     def over(self) -> bool:
+        """Return True if the run has ended."""
         return self.status in ("done", "failed", "stopped")
 
     @property
     def now(self) -> str:
+        """Return a sentence on the present state of the run."""
         one = next((r for r in self.rounds.values() if r.closed is None), None)
         if one is None or self.status != "running":
             return self.text or self.status
@@ -182,18 +196,21 @@ class Teller:
 
     @property
     def _ahead(self) -> int:
-        """Rounds that are open behind the one that closes: as many later a version is measured."""
+        """Return the number of open rounds: with pipelined rounds a version is evaluated that many rounds later."""
         return sum(one.closed is None for one in self.rounds.values())
 
     def then(self, lines: list[str]) -> list[str]:
-        """What happens now, behind the rounds that have closed: while a line of theirs waits, these wait too."""
+        """Return lines that are ready to print after those of the closed rounds.
+
+        While the line of a closed round waits for its evaluation, these lines are held back and the result is empty.
+        """
         if not self.waiting:
             return lines
         self.behind.setdefault(self.waiting[-1], []).extend(lines)
         return []
 
     def _before(self) -> str:
-        """The round that closed last: where rounds are quick, an open one is seldom seen with a reply."""
+        """Return a note on the last closed round: with quick rounds an open one is seldom seen with a reply."""
         last = max((r for r in self.rounds.values() if r.closed), key=lambda r: r.number, default=None)
         if last is None or last.closed is None:
             return ""
@@ -201,7 +218,7 @@ class Teller:
         return f" (round {last.number}: {len(last.closed.folded)} of {last.of} in {took})"
 
     def hear(self, event: Event) -> list[str]:
-        """Take in one event; gives the lines that are now ready."""
+        """Handle one event and return the lines that are now ready."""
         from thinwire.core import events
 
         match event:
@@ -227,7 +244,7 @@ class Teller:
         return []
 
     def _fault(self, event: ClientFailed) -> list[str]:
-        """What went wrong, the first time that a device says so: the rounds' lines have its kind alone."""
+        """Return the full text of a failure, the first time only; the lines of rounds show its kind alone."""
         fault = (event.kind, event.text)
         if event.kind in ("left", "over") or not event.text or fault in self.faults:
             return []
@@ -235,16 +252,19 @@ class Teller:
         return [f"{event.device} {event.kind}: {event.text}"]
 
     def _accept(self, event: UpdateAccepted) -> None:
+        """Count an accepted update."""
         heard = self.rounds.setdefault(event.round, Round(event.round, 0))
         heard.accepted += 1
         heard.late += event.late
         heard.payload_up += sum(part["length"] for part in event.head.get("parts", ()))
 
     def _status(self, event: RunStatusChanged) -> list[str]:
+        """Record a new status of the run, and return all held lines if the run is over."""
         self.status, self.text, self.exit_code = event.status, event.text, event.exit_code
         return self._flush({}, before=1 << 62) if self.over else []
 
     def _flush(self, metrics: dict[str, float], before: int, measured: int = -1) -> list[str]:
+        """Return the lines of the waiting rounds below `before`; `metrics` are those of round `measured`."""
         ready = [number for number in self.waiting if number < before]
         self.waiting = [number for number in self.waiting if number >= before]
         lines = [HEADER] if ready and not self.headed else []

@@ -1,6 +1,4 @@
-"""A run as one JSON document, as `runs show --json` and `run --json` print it, and sentences about its metrics and
-bytes.
-"""
+"""A run as one JSON document, as `runs show --json` and `run --json` print it, and sentences about it."""
 
 from __future__ import annotations
 

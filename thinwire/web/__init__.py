@@ -1,1 +1,1 @@
-"""The page: a process of its own that reads the store and leaves orders in it. Training never waits for it."""
+"""The dashboard: a process of its own that reads the store and writes commands to it. Training never waits for it."""

@@ -1,15 +1,15 @@
-"""`python -m thinwire.web --database URL --listen HOST:PORT`: the page as a process of its own.
+"""`python -m thinwire.web --database URL --listen HOST:PORT`: serve the dashboard as a process of its own.
 
     --database URL      what Store.open takes: a SQLite file or a database's URL
     --listen HOST:PORT  an address of this machine's loopback; port 0 takes a free one
-    --root-path P       the path under which a proxy shows the page, as in /thinwire
-    --origin URL        an address by which browsers call the page through a proxy (may be repeated)
-    --lock FILE         the aggregator's lock, to say when it is gone; by default the one beside the database
+    --root-path P       the path under which a proxy serves the dashboard, as in /thinwire
+    --origin URL        an address by which browsers reach the dashboard through a proxy (may be repeated)
+    --lock FILE         the aggregator's lock, to show when it is down; by default the one beside the database
     --parent PID        end when this process is no longer our parent
-    --token-file FILE   a token of 0600 for HTTP without a browser: Authorization: Bearer TOKEN
+    --token-file FILE   a token of mode 0600 for HTTP without a browser: Authorization: Bearer TOKEN
 
-Prints `ready HOST:PORT` on stdout when it listens, and nothing else. Ends with 0 on SIGINT and SIGTERM, with the
-exit code of the refusal when the database or an argument cannot be used, and 1 when the port is taken.
+It prints `ready HOST:PORT` on stdout when it listens, and nothing else. It ends with 0 on SIGINT and SIGTERM, with the
+exit code of the error if the database or an argument is invalid, and with 1 if the port is in use.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ GRACE_S = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve the dashboard until a signal and return the exit code."""
     given = _parser().parse_args(arguments)
     try:
         return _serve(given)
@@ -60,6 +61,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _serve(given: argparse.Namespace) -> int:
+    """Open the store and serve until the end; a password in --database is refused, because users can read command
+    lines.
+    """
     if urlsplit(given.database).password:
         raise UsageError(
             "--database has a password in it", why="every user of this machine can read a command line",
@@ -81,7 +85,7 @@ def _serve(given: argparse.Namespace) -> int:
 
 
 def page(settings: Settings, store: Store) -> uvicorn.Server:
-    """Its server, which ends once `should_exit` is set."""
+    """Return the dashboard's server, which ends once its `should_exit` is set."""
     server: uvicorn.Server
     app = create_app(settings, store, closing=lambda: server.should_exit)
     config = uvicorn.Config(
@@ -93,6 +97,7 @@ def page(settings: Settings, store: Store) -> uvicorn.Server:
 
 
 def _bind(host: str, port: int) -> socket.socket:
+    """Return a listening socket; `UsageError` if the address cannot be bound."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -107,7 +112,10 @@ def _bind(host: str, port: int) -> socket.socket:
 
 
 async def _until_the_end(server: uvicorn.Server, listener: socket.socket, parent: int | None) -> None:
-    """Serve; say when it listens; end with the parent (a signal on its death would follow one of its threads)."""
+    """Serve until a signal or the end of the parent, and print `ready` when it listens.
+
+    The parent's process id is polled: a signal on the parent's death would follow the death of one of its threads.
+    """
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     said = False
     while not serving.done():

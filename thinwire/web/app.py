@@ -1,4 +1,4 @@
-"""The application: the guard outermost, then pages, login, API and static files."""
+"""The dashboard's application: security middleware, then HTML, login, API and static files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,11 @@ from thinwire.web.settings import Settings, aggregator
 
 
 def create_app(settings: Settings, store: Store, closing: Callable[[], bool] = lambda: False) -> Guard:
-    """`closing` says that the server is about to end: streams end then, for a server waits for them."""
+    """Return the application with its routes and its live event stream.
+
+    `closing` returns True once the server is about to end: the event streams then end too, because the server waits for
+    them.
+    """
     reader = Reader(store, settings.home_option)
     devices = Devices(store, settings.lock)
     live = Live(lambda: look(store, settings.lock), closing)
@@ -60,7 +64,7 @@ def create_app(settings: Settings, store: Store, closing: Callable[[], bool] = l
 
 
 def look(store: Store, lock: Path | None) -> News:
-    """What the tabs are told: cheap, four times a second."""
+    """Return the status that browser tabs receive; it is called four times a second and must be cheap."""
     state, about = aggregator(lock)
     rows, tls = store.roster.rows(), bool(about.get("pin"))
     pending = sum(standing(row.state, row.how, tls) == "pending" for row in rows)
@@ -70,6 +74,8 @@ def look(store: Store, lock: Path | None) -> News:
 
 
 def _pages(app: FastAPI, home: str) -> None:
+    """Add the routes of the HTML pages."""
+
     @app.get("/healthz", include_in_schema=False)
     def health() -> dict[str, bool]:
         return {"ok": True}
@@ -87,11 +93,13 @@ def _pages(app: FastAPI, home: str) -> None:
         return shell(1, home)
 
     @app.get("/runs/{run_id}", include_in_schema=False)
-    def run_page(run_id: RunId) -> Response:  # noqa: ARG001 - the page reads it from its own address
+    def run_page(run_id: RunId) -> Response:  # noqa: ARG001 - JavaScript reads it from the address
         return shell(1, home)
 
 
 def _refused(home: str) -> Callable[[Request, Exception], Response]:
+    """Return the handler that turns a ThinwireError into JSON with status 404, 409 or 503."""
+
     def refused(_: Request, error: Exception) -> Response:
         assert isinstance(error, ThinwireError)
         status = 404 if isinstance(error, NotFound) else 409 if isinstance(error, Refused) else 503
@@ -101,11 +109,13 @@ def _refused(home: str) -> Callable[[Request, Exception], Response]:
 
 
 def _http(_: Request, error: Exception) -> Response:
+    """Return an HTTP error as JSON."""
     assert isinstance(error, HTTPException)
     return JSONResponse({"error": str(error.detail).lower(), "why": "", "try": ""}, error.status_code)
 
 
 def _invalid(_: Request, error: Exception) -> Response:
+    """Return a validation error as JSON with status 422."""
     assert isinstance(error, RequestValidationError)
     said = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
     return JSONResponse({"error": "the request cannot be understood", "why": said, "try": ""}, 422)

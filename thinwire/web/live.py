@@ -1,6 +1,7 @@
-"""News for the tabs: one look at the store every quarter of a second, however many tabs are open.
+"""Server-sent events for browser tabs: the store is read four times a second, however many tabs are open.
 
-A tab is told only the newest state, never a backlog: a slow one misses what lies between and nothing waits for it.
+A tab receives only the latest status and never a backlog. A slow tab misses what lies between, and nothing waits for
+it.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ MOST_TABS = 64
 
 @dataclass(frozen=True)
 class News:
-    """The journal's newest number, whether an aggregator serves, and whether the store could be read.
+    """The status of the aggregator and the store: `seq` is the number of the journal's latest event.
 
-    `gone_at`: when one that does not was last alive, wall clock; 0 where that is not known. `acts` rises with what no
-    journal has (who may take part, what the door refused), `pending` devices wait. `heard`: when it was written
-    down last when each device was heard.
+    `aggregator` is running, gone or unknown. `gone_at` is the moment when an aggregator that is down was last alive,
+    wall clock; 0 if unknown. `store` is the error if the store could not be read. `acts` rises with changes outside the
+    journal, such as approvals and refusals. `pending` devices wait for approval. `heard` is the moment when the last
+    contacts of all devices were last written.
     """
 
     seq: int = 0
@@ -39,7 +41,7 @@ class News:
 
 
 class Live:
-    """`look` is called in a thread; `closing` says that the server ends, and with it every stream."""
+    """The event streams of all tabs. `look` is called in a thread; `closing` returns True once the server ends."""
 
     def __init__(self, look: Callable[[], News], closing: Callable[[], bool] = lambda: False) -> None:
         self.look, self.closing = look, closing
@@ -47,7 +49,7 @@ class Live:
         self.tabs: set[asyncio.Event] = set()
 
     async def run(self) -> None:
-        """Look until the server ends, then end the streams."""
+        """Poll until the server ends, then end all streams."""
         while not self.closing():
             if self.tabs:
                 await self._refresh()
@@ -55,10 +57,12 @@ class Live:
         self.close()
 
     def close(self) -> None:
+        """End all streams."""
         self.closed = True
         self._wake()
 
     async def _refresh(self) -> None:
+        """Read the status and wake the tabs if it changed; an error of the store becomes part of the status."""
         try:
             news = await run_in_threadpool(self.look)
         except ThinwireError as error:
@@ -68,20 +72,25 @@ class Live:
             self._wake()
 
     def _wake(self) -> None:
+        """Wake the streams of all tabs."""
         for tab in self.tabs:
             tab.set()
 
     @property
     def full(self) -> bool:
+        """Return True if no more tabs are accepted."""
         return len(self.tabs) >= MOST_TABS
 
     async def stream(self, still_known: Callable[[], bool]) -> AsyncIterator[str]:
-        """Server-sent events: the state now, then each change; the session is asked for again at each heartbeat."""
+        """Yield server-sent events: the status now, then each change.
+
+        At each heartbeat `still_known` checks the session, and the stream ends if the session has.
+        """
         tab = asyncio.Event()
         self.tabs.add(tab)
         try:
             await self._refresh()
-            tab.clear()  # before the message is made: what comes after it is news
+            tab.clear()  # before the message is made, so that a change during it is not lost
             yield "retry: 1000\n\n" + self._message()
             while not self.closed:
                 try:
@@ -98,5 +107,6 @@ class Live:
             self.tabs.discard(tab)
 
     def _message(self) -> str:
+        """Return the status as a server-sent event."""
         said = {**asdict(self.news), "now": time.time()}
         return f"id: {self.news.seq}\nevent: news\ndata: {json.dumps(said)}\n\n"

@@ -1,8 +1,10 @@
-"""Before any route: is it us who was called, from our own page, by somebody who has logged in?
+"""The dashboard's security: middleware in front of every route, login by a one-time code, and bounded connections.
 
-The order of the questions: Host (against names rebound to this address), Origin and Sec-Fetch-Site (against other
-pages in the same browser, those of other ports of this machine among them), then the session. Every answer, refusals
-too, carries the headers of `HEADERS`.
+The middleware checks a request in this order: Host (against names rebound to this address), Origin and Sec-Fetch-Site
+(against other sites in the same browser, those on other ports of this machine included), the size, then the session.
+Every response, errors included, carries the headers of `HEADERS`.
+
+Connections that wait for a request are bounded in time, number and bytes, so that strangers cannot keep a browser out.
 """
 
 from __future__ import annotations
@@ -46,13 +48,13 @@ HEADERS = {
 }
 ANONYMOUS = ("/healthz", "/login", "/static/")
 SAFE = ("GET", "HEAD")
-NEXT = re.compile(r"runs/[A-Za-z0-9_-]{1,80}|devices(/[a-z0-9-]{1,63})?")  # where a login may lead
+NEXT = re.compile(r"runs/[A-Za-z0-9_-]{1,80}|devices(/[a-z0-9-]{1,63})?")  # paths to which a login may redirect
 MAX_BODY = 64 * 1024
 LENGTH = re.compile(r"[0-9]{1,9}")  # int() raises on thousands of digits
 
 
 class Guard:
-    """Middleware; what passes it may be answered."""
+    """ASGI middleware that answers every request without a valid session itself; the app sees only the others."""
 
     def __init__(self, app: ASGIApp, settings: Settings, store: Store) -> None:
         self.app, self.settings, self.store = app, settings, store
@@ -80,11 +82,12 @@ class Guard:
         await (refusal or self.app)(scope, receive, send_guarded)
 
     def _below_root(self, path: str) -> str:
-        """Proxies differ in whether they cut their prefix off: both are served."""
+        """Return the path below the root path; proxies that cut the prefix off and those that keep it both work."""
         root = self.settings.root_path
         return (path.removeprefix(root) or "/") if root and (path + "/").startswith(root + "/") else path
 
     def _foreign(self, method: str, headers: Headers) -> Response | None:
+        """Return an error if the request names another host or comes from another site; else None."""
         host = headers.get("host", "")
         if _name(host) not in self.settings.host_names or len(headers.getlist("host")) != 1:
             return _refuse(421, "this page is not called that", "its address is on the aggregator's first lines")
@@ -100,12 +103,14 @@ class Guard:
         return None
 
     def _too_large(self, headers: Headers) -> Response | None:
+        """Return an error if the body is too large or has no length; else None."""
         length = headers.get("content-length", "0")
         if "transfer-encoding" in headers or not LENGTH.fullmatch(length) or int(length) > MAX_BODY:
             return _refuse(413, "the request is too large", "")
         return None
 
     async def _stranger(self, method: str, path: str, headers: Headers) -> Response | None:
+        """Return an error or a redirect to the login if the request has neither a session nor the token; else None."""
         given = headers.get("authorization", "")
         if self.settings.token and given.startswith("Bearer "):
             if hmac.compare_digest(given.removeprefix("Bearer ").encode(), self.settings.token.encode()):
@@ -124,7 +129,7 @@ class Guard:
 
 
 def session_token(headers: Headers, settings: Settings) -> str:
-    """The session in our cookie, or nothing."""
+    """Return the session from the cookie; "" without one."""
     try:
         found = SimpleCookie(headers.get("cookie", "")).get(settings.cookie)
     except CookieError:
@@ -133,23 +138,24 @@ def session_token(headers: Headers, settings: Settings) -> str:
 
 
 def login_first(path: str) -> Response:
-    """To the login, and back to where one wanted to go; addresses stay relative, whatever stands before us."""
+    """Redirect to the login, which redirects back; addresses are relative, so that any proxy prefix works."""
     depth = path.count("/") - 1
     where = f"?next={path.lstrip('/')}" if NEXT.fullmatch(path.lstrip("/")) else ""
     return RedirectResponse("../" * depth + "login" + where, 303)
 
 
 def _anonymous(path: str) -> bool:
+    """Return True if a path needs no session."""
     return any(path == open_ or (open_.endswith("/") and path.startswith(open_)) for open_ in ANONYMOUS)
 
 
 def _opened_as_page(headers: Headers) -> bool:
-    """Whether a browser shows the answer as a page of its own, as for a link: in no image and in no frame."""
+    """Return True if a browser opens the response as a document, as for a link, and not in an image or a frame."""
     return headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest", "document") == "document"
 
 
 def _name(host: str) -> str:
-    """The host's name without its port: `[::1]:80` is `::1`."""
+    """Return the host's name in lower case without its port: `[::1]:80` is `::1`."""
     try:
         return (urlsplit(f"//{host}").hostname or "").lower()
     except ValueError:
@@ -157,41 +163,47 @@ def _name(host: str) -> str:
 
 
 def _unknown(settings: Settings) -> Response:
+    """Return the error for a request without a session."""
     return _refuse(401, "log in first", f"thinwire aggregator status --login{settings.home_option} prints a fresh code")
 
 
 def _refuse(status: int, error: str, hint: str) -> Response:
+    """Return an error as JSON."""
     return JSONResponse({"error": error, "why": "", "try": hint}, status)
 
 
-# From a printed one-time code to a session's cookie.
-
-
-WRONG_CODES = 10  # in WINDOW_S, from all together
+WRONG_CODES = 10  # in WINDOW_S, from all browsers together
 WINDOW_S = 60.0
 
 
 class Tries:
-    """Counts the wrong codes of the last minute. It says so and refuses no right one: nobody guesses 78 bits."""
+    """Counts the wrong codes of the last minute. It refuses no correct code, because nobody guesses 78 bits."""
 
     def __init__(self) -> None:
         self.wrong: deque[float] = deque(maxlen=WRONG_CODES)
 
     def too_many(self) -> bool:
+        """Return True if `WRONG_CODES` were wrong within `WINDOW_S`."""
         return len(self.wrong) == WRONG_CODES and time.monotonic() - self.wrong[0] < WINDOW_S
 
     def note(self) -> None:
+        """Count one wrong code."""
         self.wrong.append(time.monotonic())
 
 
 def login_routes(settings: Settings, store: Store) -> APIRouter:
-    """GET shows the form, or takes the code of a link; POST takes the form's code."""
+    """Return the routes of login and logout.
+
+    GET shows the form or takes the code of a link; POST takes the form's code. A valid code starts a session of seven
+    days in a cookie.
+    """
     router, tries, home = APIRouter(include_in_schema=False), Tries(), settings.home_option
 
     async def enter(request: Request, code: str, after: str) -> Response:
+        """Start a session with a one-time code and redirect to `after`; show the form again if it is not valid."""
         where = after if NEXT.fullmatch(after) else "./"
         if await run_in_threadpool(store.session, session_token(request.headers, settings)):
-            return RedirectResponse(where, 303)  # the same link once more
+            return RedirectResponse(where, 303)  # the link of a session that already exists
         token = await run_in_threadpool(store.redeem, code[:64])
         if token is None:
             if tries.too_many():
@@ -215,10 +227,10 @@ def login_routes(settings: Settings, store: Store) -> APIRouter:
         try:
             said = await request.body()
         except ClientDisconnect:
-            return Response(status_code=400)  # nobody reads it
+            return Response(status_code=400)  # the client has disconnected
         try:
             fields = parse_qs(said.decode("utf-8", "replace"), max_num_fields=4)
-        except ValueError:  # more fields than that: no form of ours
+        except ValueError:  # too many fields: not our form
             return login_page(home, "That is not what this form sends. A fresh code works.", 400)
         return await enter(request, fields.get("code", [""])[0], after)
 
@@ -232,51 +244,51 @@ def login_routes(settings: Settings, store: Store) -> APIRouter:
     return router
 
 
-# The two HTML files that everything else hangs on; their addresses are relative, so that any prefix works.
-
-
 STATIC = Path(__file__).parent / "static"
 
 
 @cache
 def _file(name: str) -> str:
+    """Return the text of a static file."""
     return (STATIC / name).read_text(encoding="utf-8")
 
 
 def shell(depth: int, home: str) -> HTMLResponse:
-    """The page's frame, `depth` folders below the root; static/app.js fills it. `home` ends commands that are shown."""
+    """Return the dashboard's HTML frame, `depth` folders below the root; static/app.js fills it.
+
+    `home` is the option for shown commands. Addresses are relative, so that any prefix works.
+    """
     text = _file("page.html").replace("{{root}}", ".." if depth else ".")
     return HTMLResponse(text.replace("{{home}}", html.escape(home)))
 
 
 def login_page(home: str, said: str = "", status: int = 200) -> HTMLResponse:
-    """The form for a code; `said` is why the last one was refused."""
+    """Return the form for a code; `said` is the reason why the last one was refused."""
     text = _file("login.html").replace("{{said}}", html.escape(said)).replace("{{home}}", html.escape(home))
     return HTMLResponse(text, status)
 
 
-# Connections that wait for a request are bounded in time, in number and in bytes, so that none keeps a browser out.
-
-
-REQUEST_S = 10.0  # until a request is whole: a browser on a slow tunnel sends its 64 kB in less
-MAX_HEAD_BYTES = 64 * 1024  # of one request; cookies and addresses of ours have less than one
-MAX_STRANGERS = 64  # connections at once of which no request had a session; a browser opens six
+REQUEST_S = 10.0  # until a request is complete: a browser on a slow tunnel sends its 64 kB in less
+MAX_HEAD_BYTES = 64 * 1024  # of one request; our cookies and addresses have less than 1 kB
+MAX_STRANGERS = 64  # open connections without an accepted session; a browser opens six
 KNOWN = "thinwire.known"
 
 _numbers = itertools.count()
 
 
 def mark_known(scope: Scope) -> None:
-    """Tell the connection that its request came with a session: newer strangers do not end it."""
+    """Mark the connection of this request as one with a session, so that newer strangers do not close it."""
     if found := scope.get("extensions", {}).get(KNOWN):
         found["mark"]()
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol with a time limit for each request; above MAX_STRANGERS the oldest stranger is ended.
+    """uvicorn's protocol with a time limit for each request; above `MAX_STRANGERS` the oldest stranger is closed.
 
     A stranger is a connection without an accepted session, whatever it does: it may be silent, stop inside a request,
-    or never read its answer. Sessions keep their connections, and a new connection always finds a place.
+    or never read its response.
+
+    Invariant: connections with a session are never closed for a stranger, and a new connection always finds a place.
     """
 
     def __init__(self, *given: Any, **named: Any) -> None:
@@ -286,20 +298,23 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head, self._head_bytes = False, 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        """Start the time limit, and close the oldest stranger if there are too many."""
         super().connection_made(transport)
         self._expect()
         strangers = [one for one in self.connections if isinstance(one, BoundedProtocol) and not one.known]
         if len(strangers) > MAX_STRANGERS:
             oldest = min(strangers, key=lambda one: one.number)
-            self.connections.discard(oldest)  # now, and not when its loss is told: the next may come before
+            self.connections.discard(oldest)  # now: the next connection may arrive before this loss is reported
             oldest.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the timers of the connection."""
         self._whole()
         super().connection_lost(exc)
         self._unset_keepalive_if_required()  # uvicorn leaves it running where a connection was reset
 
     def data_received(self, data: bytes) -> None:
+        """Parse received bytes; close the connection if a request's head is too large."""
         if self.transport.is_closing():
             return
         if self._late is None:
@@ -311,30 +326,37 @@ class BoundedProtocol(HttpToolsProtocol):
                 self.transport.abort()
 
     def on_message_begin(self) -> None:
+        """Start counting the bytes of the head, and give the request a way to mark its connection."""
         super().on_message_begin()
         self._in_head, self._head_bytes = True, 0
         self.scope["extensions"] = {KNOWN: {"mark": self._mark_known}}
 
     def on_headers_complete(self) -> None:
+        """Stop counting the bytes of the head."""
         self._in_head = False
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
+        """Stop the time limit: the request is complete."""
         self._whole()
         super().on_message_complete()
 
     def _mark_known(self) -> None:
+        """Record that a request of this connection had a session."""
         self.known = True
 
     def _expect(self) -> None:
+        """Start the time limit of a request."""
         self._late = self.loop.call_later(REQUEST_S, self._too_late)
 
     def _whole(self) -> None:
+        """Stop the time limit of a request."""
         if self._late is not None:
             self._late.cancel()
             self._late = None
 
     def _too_late(self) -> None:
+        """Close the connection: its request took too long."""
         self._late = None
         if not self.transport.is_closing():
             self.transport.abort()

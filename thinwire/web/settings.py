@@ -1,4 +1,4 @@
-"""Where the page listens, which database it shows, and by which names it may be called."""
+"""The dashboard's settings: its address, the database that it shows, its names, and the state of the aggregator."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 @dataclass(frozen=True)
 class Settings:
-    """`root_path` is where a proxy shows us ("" or "/thinwire"); `origins` are further addresses we are called by.
+    """The settings of one dashboard process.
 
-    `token` is for HTTP without a browser (Authorization: Bearer).
+    `root_path` is the path under which a proxy serves it ("" or "/thinwire"). `origins` are further addresses by which
+    browsers reach it. `token` is for HTTP without a browser (Authorization: Bearer).
     """
 
     database: str
@@ -36,29 +37,29 @@ class Settings:
 
     @property
     def host_names(self) -> frozenset[str]:
-        """Names in a Host header that are ours: whoever rebinds another name to us is turned away."""
+        """Return the names that a Host header may have; any other one may be rebound to this address and is refused."""
         return LOOPBACK_NAMES | {self.host} | {urlsplit(origin).hostname or "" for origin in self.origins}
 
     @property
     def cookie(self) -> str:
-        """Cookies do not know ports: two pages on one host need two names."""
+        """Return the name of the session cookie. Cookies ignore ports, so two dashboards on one host need two names."""
         return f"thinwire-{self.port}"
 
     @property
     def home_option(self) -> str:
-        """What the commands that we show need to find our state directory; "" where they find it by themselves."""
+        """Return the `--home` option for shown commands; "" if they find the state directory without it."""
         if self.lock is None or (home := self.lock.absolute().parent.parent) == default_home():
             return ""
         return f" --home {shlex.quote(str(home))}"
 
     @property
     def secure(self) -> bool:
-        """Whether browsers see https only."""
+        """Return True if all browsers reach the dashboard over https."""
         return bool(self.origins) and all(origin.startswith("https://") for origin in self.origins)
 
 
 def listen_address(text: str) -> tuple[str, int]:
-    """HOST:PORT of this machine's loopback; anything else is refused, for we speak no TLS.
+    """Parse HOST:PORT of this machine's loopback; any other address is refused, because the dashboard has no TLS.
 
     >>> listen_address("127.0.0.1:8080"), listen_address("[::1]:0")
     (('127.0.0.1', 8080), ('::1', 0))
@@ -78,6 +79,7 @@ def listen_address(text: str) -> tuple[str, int]:
 
 
 def _is_loopback(host: str) -> bool:
+    """Return True if the host is a loopback IP address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -85,7 +87,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def root_path(text: str) -> str:
-    """A path under which a proxy shows us, without the slash at its end."""
+    """Return the path under which a proxy serves the dashboard, without a trailing slash; `UsageError` if invalid."""
     path = text.rstrip("/")
     if path and (not path.startswith("/") or any(c in path for c in '?#"<>;,\\ ')):
         raise UsageError(f"--root-path {text!r} is no path", hint="as in /thinwire")
@@ -93,7 +95,7 @@ def root_path(text: str) -> str:
 
 
 def origin(text: str) -> str:
-    """`https://name[:port]`, as browsers write it."""
+    """Return an origin as browsers write it: `https://name[:port]`."""
     parts = urlsplit(text)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/"):
         raise UsageError(f"--origin {text!r} is no origin", hint="as in https://training.example.org")
@@ -101,7 +103,7 @@ def origin(text: str) -> str:
 
 
 def read_token(path: Path) -> str:
-    """The token in a file that nobody else can read."""
+    """Read the token from a file that no other user can read; `UsageError` otherwise or if it is too short."""
     try:
         mode, text = os.stat(path).st_mode, path.read_text().strip()
     except OSError as error:
@@ -113,25 +115,22 @@ def read_token(path: Path) -> str:
     return text
 
 
-# Whether an aggregator serves the folder whose database is shown.
-
-
 State = Literal["running", "gone", "unknown"]
 
 
 def lock_beside(url: str) -> Path | None:
-    """The lock of the state folder that this database lies in; None for a server's, or where no aggregator was."""
+    """Return the lock of the state directory that holds this database; None for a database server or without a lock."""
     home = AggregatorHome(Path(url.removeprefix("sqlite:///")).parent)
     return home.lock if url == f"sqlite:///{home.database}" and home.lock.exists() else None
 
 
 def aggregator(lock: Path | None) -> tuple[State, dict[str, Any]]:
-    """Its state and what it wrote about itself (pid, addresses); "unknown" where we were given no lock to look at.
+    """Return the aggregator's state and its description of itself (pid, addresses).
 
-    One that only starts is "gone".
+    The state is "unknown" without a lock to look at. An aggregator that is starting counts as "gone".
 
-    The lock is tried only while the process that wrote it is alive: a try holds it for a moment, in which an
-    aggregator that starts would be turned away.
+    Testing the lock holds it for a moment, which would refuse an aggregator that is starting. Therefore it is tested
+    only while the process that wrote it lives.
     """
     if lock is None:
         return "unknown", {}

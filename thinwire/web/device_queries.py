@@ -1,4 +1,4 @@
-"""From the store's rows to what the API says of devices, invitations and the door."""
+"""Reads of the store for the API about devices, invitations and refusals, and the sentences that describe them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from thinwire.web import device_schemas as models
 from thinwire.web.run_queries import upload_rate
 from thinwire.web.settings import aggregator
 
-ACTIONS = 1000  # among which who shut a device out is looked for
+ACTIONS = 1000  # latest entries of the audit log, in which the deciding ones are searched
 LAST_ASKS = 50
 NOTES = 200
 OLD_INVITATIONS = 300
@@ -29,30 +29,31 @@ LINK = ("down", "up", "rtt")  # kinds of measures
 
 @dataclass(frozen=True)
 class Beside:
-    """What is read once for all devices of a list."""
+    """Data that is read once for all devices of a list."""
 
     tls: bool
-    links: Mapping[str, Mapping[str, models.Measured]]  # by device, then by kind
+    links: Mapping[str, Mapping[str, models.Measured]]  # by device, then by kind of measurement
     left: Mapping[str, Departure]
-    runs: Mapping[str, RunRow]  # the newest on devices, by task
-    deeds: Mapping[str, DeviceAction]  # the newest that decided about a device
-    invitations: Mapping[str, int]  # by the device that came with it
-    heard: Mapping[str, float]  # when each that is there was heard last
+    runs: Mapping[str, RunRow]  # the latest run on devices, by task
+    deeds: Mapping[str, DeviceAction]  # the latest decision, by device
+    invitations: Mapping[str, int]  # by the device that joined with it
+    heard: Mapping[str, float]  # last contact of each online device, wall clock
 
 
 class Devices:
-    """All reads of the page of devices."""
+    """All queries of the devices page."""
 
     def __init__(self, store: Store, lock: Path | None) -> None:
         self._store, self._lock = store, lock
         self._departures = Departures(store)
 
     def all(self) -> list[models.Device]:
+        """Return all devices."""
         beside = self._beside(self._store.device_actions(limit=ACTIONS))
         return [models.Device(**_device(info, beside)) for info in self._store.devices()]
 
     def one(self, name: str) -> models.DevicePage:
-        """`NotFound` when nobody of that name has come."""
+        """Return one device with its log and its last assignments; `NotFound` if no device has the name."""
         seq = self._store.last_seq()
         info = next((one for one in self._store.devices() if one.row.name == name), None)
         if info is None:
@@ -75,21 +76,23 @@ class Devices:
         )  # fmt: skip
 
     def stays(self, name: str) -> list[models.Stays]:
+        """Return the rounds whose models contain updates of the device."""
         return [models.Stays(run_id=run, rounds=rounds) for run, rounds in self._store.folded_rounds(name)]
 
     def invitations(self) -> list[models.Invitation]:
-        """Newest first, those that can be used before all others, of which the oldest are left out."""
+        """Return open invitations first, then the latest of the others; both newest first."""
         now, rows = time.time(), self._store.invitations.all()[::-1]
         open_ones, others = [r for r in rows if r.state == "open"], [r for r in rows if r.state != "open"]
         shown = [*open_ones, *others[:OLD_INVITATIONS]]
         return [models.Invitation.model_validate({**vars(row), "sentence": invited(row, now)}) for row in shown]
 
     def refusals(self) -> list[models.DoorRefusal]:
-        """Newest first."""
+        """Return the refusals of the device API, newest first."""
         notes = self._store.door_notes(NOTES)
         return [models.DoorRefusal(**vars(note), told=told(note)) for note in notes]
 
     def _beside(self, actions: Sequence[DeviceAction]) -> Beside:
+        """Read the data that all devices of a list share."""
         deciding = [(name, one) for name, one in by_todays_name(actions) if name and one.what in DECIDING]
         on_devices = [run for run in self._store.runs() if run.source == "devices"]
         return Beside(
@@ -101,6 +104,7 @@ class Devices:
 
 
 def _device(info: DeviceInfo, beside: Beside) -> dict[str, Any]:
+    """Return the fields of `models.Device`."""
     row, left, seen = info.row, beside.left.get(info.row.name), beside.links.get(info.row.name, {})
     device_standing, deed = standing(row.state, row.how, beside.tls), beside.deeds.get(row.name)
     gone = left if left and not info.online and left.at >= (info.seen_at or 0.0) else None
@@ -125,6 +129,7 @@ def _device(info: DeviceInfo, beside: Beside) -> dict[str, Any]:
 
 
 def _links(store: Store) -> dict[str, dict[str, models.Measured]]:
+    """Return the measurements of all links, by device and kind."""
     found = dict[str, dict[str, models.Measured]]()
     for one in store.measures(*LINK):
         seen = models.Measured(p50=one.p50, p90=one.p90, samples=len(one.samples), least=one.least)
@@ -133,7 +138,7 @@ def _links(store: Store) -> dict[str, dict[str, models.Measured]]:
 
 
 def _task(said: Mapping[str, Any], runs: Mapping[str, RunRow]) -> models.Task:
-    """A digest that either side does not know is not compared."""
+    """Return a task of a device compared with the latest run; a digest that either side lacks is not compared."""
     task = models.Task(**{name: said[name] for name in models.Task.model_fields if name in said})
     if (run := runs.get(task.name)) is None:
         return task
@@ -144,10 +149,8 @@ def _task(said: Mapping[str, Any], runs: Mapping[str, RunRow]) -> models.Task:
 
 
 def _named(kind: type[BaseModel], row: object) -> dict[str, Any]:
+    """Return the fields of a schema that a row has."""
     return {name: getattr(row, name) for name in kind.model_fields if hasattr(row, name)}
-
-
-# Since when, and why, devices are not heard of: read from the journal once, then only what is new.
 
 
 AT_ONCE = 5000  # events
@@ -155,18 +158,24 @@ AT_ONCE = 5000  # events
 
 @dataclass(frozen=True)
 class Departure:
+    """The moment and the reason of a disconnect."""
+
     at: float
     why: str
 
 
 class Departures:
-    """The last departure of each device that has not come back since. Any thread may call it."""
+    """The last disconnect of each device that has not reconnected since. Any thread may call it.
+
+    The journal is read once, then only its new events.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store, self._lock = store, threading.Lock()
         self._read, self._left = 0, dict[str, Departure]()
 
     def of_all(self) -> dict[str, Departure]:
+        """Return the disconnects by device."""
         with self._lock:
             while new := self._store.events(None, self._read, AT_ONCE):
                 for self._read, event in new:
@@ -175,9 +184,6 @@ class Departures:
                     elif isinstance(event, DeviceJoined):
                         self._left.pop(event.device, None)
             return dict(self._left)
-
-
-# What a person wants to know about a device, an invitation or a decision, in one sentence each.
 
 
 CAME = {
@@ -194,12 +200,15 @@ DECIDING = ("enrol", "join", "add", "approve", "revoke", "leave")
 
 
 def standing(state: str, how: str, tls: bool) -> str:
-    """How the door takes a device: one that came over loopback waits for a person once the door speaks TLS."""
+    """Return the state in which the device API treats a device.
+
+    A device that enrolled over loopback waits for approval once the device API has TLS.
+    """
     return "pending" if state == "approved" and how == "loopback" and tls else state
 
 
 def waits(state: str, how: str, invitation: int | None) -> str:
-    """Why a device is pending."""
+    """Return the reason why a device is pending."""
     if state == "approved":
         return (
             "It came over this machine's own address, which lets nobody in now that the door is open to other machines."
@@ -211,7 +220,7 @@ def waits(state: str, how: str, invitation: int | None) -> str:
 
 
 def let_in(how: str, last: DeviceAction | None) -> str:
-    """By what an approved device may take part."""
+    """Return the reason why a device is approved."""
     if last is not None and last.what in ("approve", "add"):
         return f"Approved by {last.who}."
     return {
@@ -221,14 +230,14 @@ def let_in(how: str, last: DeviceAction | None) -> str:
 
 
 def out(last: DeviceAction | None) -> str:
-    """By whom a device was shut out."""
+    """Return the sentence that says who revoked a device."""
     if last is None:
         return "Shut out."
     return "It left by itself." if last.what == "leave" else f"Shut out by {last.who}."
 
 
 def action(said: DeviceAction) -> str:
-    """What was done and how: `joined: invitation 3, from 192.0.2.7:40000, pending`."""
+    """Return an entry of the audit log in words: `joined: invitation 3, from 192.0.2.7:40000, pending`."""
     if said.what == "rename":
         return f"was renamed: it {said.detail}"
     words = DOES.get(said.what, said.what)
@@ -236,7 +245,7 @@ def action(said: DeviceAction) -> str:
 
 
 def invited(row: InvitationRow, now: float) -> str:
-    """What became of an invitation."""
+    """Return the state of an invitation in words; `now` is wall-clock time."""
     match row.state:
         case "open":
             by_hand = "; who comes waits for approval" if row.approve_manually else ""
@@ -250,20 +259,22 @@ def invited(row: InvitationRow, now: float) -> str:
 
 
 def _left(count: float) -> str:
+    """Format a remaining time given in seconds."""
     return duration(max(0.0, count)) if count < 48 * 3600 else f"{count / 86400:.0f} days"
 
 
 def told(note: DoorNote) -> str:
-    """What the outside learned of a refusal: of an invitation only that it cannot be used."""
+    """Return what the refused client received: about an invitation only that it cannot be used."""
     return "no invitation that can be used" if note.kind == "join" else note.why
 
 
 def differs(what: str, run_id: str) -> str:
+    """Return the sentence on a task that differs from a run's in its code or its model."""
     return f"its {what} is not that of {run_id}"
 
 
 def stays(rounds: Mapping[str, Sequence[int]]) -> str:
-    """Where the updates of a device are part of a model.
+    """Return the runs and rounds whose models contain updates of a device.
 
     >>> stays({"digits-1": [1, 2, 3, 5], "ecg-2": [4]}), stays({})
     ('digits-1 rounds 1–3, 5; ecg-2 round 4', 'no model')
@@ -282,12 +293,13 @@ def stays(rounds: Mapping[str, Sequence[int]]) -> str:
 
 
 def approved(name: str, aggregator: str) -> str:
+    """Return the sentence on a device that was just approved."""
     when = "when an aggregator is running again" if aggregator == "gone" else "at its next call"
     return f"{name} is approved: it is let in {when}."
 
 
 def shut_out(name: str, aggregator: str, confirmed: bool | None) -> str:
-    """How far a revocation has gone: the row counts at once, what was open is cleared by the aggregator."""
+    """Return how far a revocation has come: the row counts at once, and the aggregator then clears what is open."""
     if confirmed:
         return f"{name} is shut out, and what was open is cleared: its calls, uploads, asks and answers not yet folded."
     if confirmed is False:
@@ -298,4 +310,5 @@ def shut_out(name: str, aggregator: str, confirmed: bool | None) -> str:
 
 
 def withdrawn(number: int) -> str:
+    """Return the sentence on an invitation that was just withdrawn."""
     return f"Invitation {number} is withdrawn: nobody can join with it."

@@ -1,4 +1,7 @@
-"""What the API answers about devices, invitations and the door. `*_at` are wall-clock seconds since 1970."""
+"""The schemas of the API's responses about devices, invitations and refusals.
+
+`*_at` are wall-clock seconds since 1970.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from thinwire.web.schemas import Answer
 
 
 class Task(Answer):
-    """A task as a device has it. `differs`: sentences, one for each digest that is not that of the newest run."""
+    """A task of a device. `differs` has a sentence for each digest that differs from that of the latest run."""
 
     name: str
     version: str = ""
@@ -19,9 +22,10 @@ class Task(Answer):
 
 
 class Measured(Answer):
-    """Of `samples` that were seen: the median, and what nine of ten kept to. Null while they do not say.
+    """Statistics of `samples` measurements: the median `p50`, and the bound `p90` that nine of ten kept.
 
-    `least`: all that was sent is too little to tell a rate by, which may be higher.
+    Both are null while unknown. With `least` all transfers were too small to measure a rate, and the real rate may be
+    higher.
     """
 
     p50: float | None = None
@@ -31,8 +35,9 @@ class Measured(Answer):
 
 
 class Link(Answer):
-    """`up` and `down` in bits/s, `rtt` in seconds: as the aggregator measured them; null where nothing was measured.
-    `rtt_s`, `skew_s` (how far its clock is behind): as its hello said.
+    """A device's link by the aggregator's measurements: `up` and `down` in bits/s, `rtt` in seconds; null if unknown.
+
+    `rtt_s` and `skew_s`, the seconds that the device's clock is behind, are from its last registration.
     """
 
     rtt: Measured | None = None
@@ -43,7 +48,7 @@ class Link(Answer):
 
 
 class Has(Answer):
-    """What a device says that it has; null where it did not say. `sentence`: all that is known, in words."""
+    """The capabilities that a device reports; null if it does not. `sentence` describes all that is known."""
 
     cores: int | None = None
     memory_bytes: int | None = None
@@ -54,11 +59,11 @@ class Has(Answer):
 
 
 class Device(Answer):
-    """A device that may, might or may no longer reach the aggregator.
+    """A device that is, may be, or was allowed to reach the aggregator.
 
-    `standing` is how the door takes it (pending, approved, revoked), which a plain row says only for a plain door;
-    `sentence` says why. `heard_at`: when it was heard last. `left_at`: since when it is not heard of, where that is
-    known.
+    `standing` is the state in which the device API treats it: pending, approved or revoked. If the device API has TLS,
+    the row's own `state` may differ from it. `sentence` gives the reason. `heard_at` is the last contact. `left_at` is
+    the moment of the disconnect, if known.
     """
 
     device: str
@@ -66,7 +71,7 @@ class Device(Answer):
     sentence: str
     state: str
     how: str
-    came: str  # `how` in words
+    came: str  # the sentence for `how`
     fingerprint: str
     created_at: float
     online: bool
@@ -84,7 +89,7 @@ class Device(Answer):
 
 
 class Action(Answer):
-    """What was done to a device's row, in words, by whom and when."""
+    """An entry of a device's audit log: what was done, by whom and when, with a sentence."""
 
     at: float
     who: str
@@ -93,7 +98,7 @@ class Action(Answer):
 
 
 class Asked(Answer):
-    """One ask of a device and what came of it; see `models.Update`."""
+    """An assignment of a device and its outcome; see `schemas.Update`."""
 
     ask_id: str
     run_id: str
@@ -116,14 +121,14 @@ class Asked(Answer):
 
 
 class Stays(Answer):
-    """The rounds of a run whose models hold updates of a device."""
+    """The rounds of a run whose models contain updates of a device."""
 
     run_id: str
     rounds: list[int]
 
 
 class Declined(Answer):
-    """The last time that a device's own policy said no, where that is among its last asks."""
+    """The last refusal by a device's own policy, if it is among the device's last assignments."""
 
     run_id: str
     round: int
@@ -139,13 +144,13 @@ class DevicePage(Device):
     stays: list[Stays]
     stays_text: str
     declined: Declined | None
-    policy: str  # the digest of its policy, where it has one of its own
+    policy: str  # the digest of its policy; "" for the default one
     seq: int
     now: float
 
 
 class Invitation(Answer):
-    """An invitation as it is listed; its secret is known to nobody here."""
+    """An invitation in the list; its secret is not stored."""
 
     id: int
     name: str
@@ -160,7 +165,7 @@ class Invitation(Answer):
 
 
 class DoorRefusal(Answer):
-    """What the door refused; `why` is for the operator, `told` is all that the outside learned."""
+    """A refusal by the device API: `why` is for the operator, `told` is all that the outside received."""
 
     at: float
     kind: str
@@ -171,15 +176,16 @@ class DoorRefusal(Answer):
 
 
 class Compared(Answer):
-    """What a person had before them when they decided: the order is refused when the key is another one by now."""
+    """The fingerprint that a person saw when they decided; the decision is refused if the key has changed since."""
 
     fingerprint: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
 class Decided(Answer):
-    """What became of an approval or a revocation. `order`: whom to ask whether the aggregator has carried it out.
+    """The result of an approval or a revocation.
 
-    `confirmed` is null while that is not known; `stays` is what remains of a device that was shut out.
+    `order` is the number of the command, by which to read whether the aggregator has carried it out. `confirmed` is
+    null while that is unknown. `stays` lists the aggregated updates of a revoked device.
     """
 
     device: str
@@ -192,5 +198,7 @@ class Decided(Answer):
 
 
 class Withdrawn(Answer):
+    """The result of withdrawing an invitation."""
+
     invitation: int
     sentence: str

@@ -1,4 +1,7 @@
-"""What the API answers with. `*_at` are wall-clock seconds since 1970, `*_s` durations, bytes come as two columns."""
+"""The schemas of the API's responses about runs, rounds and updates.
+
+`*_at` are wall-clock seconds since 1970, `*_s` are durations in seconds, and bytes come as two columns, up and down.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,13 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Answer(BaseModel):
-    """Read from the store's rows by name; NaN and infinity become null."""
+    """The base of all responses: it is read from the store's rows by name, and NaN and infinity become null."""
 
     model_config = ConfigDict(from_attributes=True, ser_json_inf_nan="null")
 
 
 class Traffic(Answer):
-    """`payload`: bytes of frames. `wire`: bytes on the devices' sockets, null in a simulation."""
+    """Bytes in both directions: `payload` of frames, `wire` on the devices' sockets, which is null in a simulation."""
 
     payload_up: int
     payload_down: int
@@ -23,7 +26,7 @@ class Traffic(Answer):
 
 
 class Group(Answer):
-    """A group of simulated runs: `done` of `runs` that were asked for are over, the last of them `at` this time."""
+    """A group of simulated runs: `done` of `runs` requested ones are over, the last one since `at`."""
 
     name: str
     task: str
@@ -33,7 +36,7 @@ class Group(Answer):
 
 
 class Run(Traffic):
-    """A run in a list. `sentence` is its status; `steps` the rounds that changed the model."""
+    """A run in a list. `sentence` is its status; `version` counts the rounds that changed the model."""
 
     run_id: str
     task: str
@@ -64,7 +67,7 @@ class Run(Traffic):
 
 
 class Client(Traffic):
-    """A device's part in one run, and what it does now. `residual_ratio`: of its latest answer that has one."""
+    """A client's part in one run, and its present state. `residual_ratio` is that of its latest reply that has one."""
 
     device: str
     state: str
@@ -83,9 +86,10 @@ class Client(Traffic):
 
 
 class Went(Answer):
-    """Where time went: `why` in a sentence, seconds by stage, and requests x `rtt_s` = `trips_s`, which is no stage of
-    its own but lies within these (null: no round trip was measured). `uncounted`: stages that a simulation's clock does
-    not count.
+    """A time breakdown: a sentence (`why`), and the seconds of each stage.
+
+    The network time `trips_s` is `requests` x `rtt_s`. It is no stage of its own but lies within the stages; null means
+    that no round trip was measured. `uncounted` are stages that a simulation's clock does not count.
     """
 
     why: str = ""
@@ -97,7 +101,7 @@ class Went(Answer):
 
 
 class RunPage(Went, Run):
-    """A run with everything that its page shows besides the rounds. `notes`: what its plan comes to here."""
+    """A run with everything that its page shows besides the rounds. `notes` are sentences on its plan."""
 
     notes: list[str]
     plan: dict[str, Any]
@@ -111,8 +115,10 @@ class RunPage(Went, Run):
 
 
 class Round(Traffic):
-    """A round. `closing` and `why` are sentences; `until_*` count from the run's begin to this round's end. `clipped`:
-    the `means` that `best` and `target` go by where `clients` were clipped; `ignored`: metrics that are not recorded.
+    """A round. `closing` and `why` are sentences; `until_*` are sums from the run's start to this round's end.
+
+    `clipped` holds the clipped metrics of `clients`, and the `means` that `best` and `target` use then. `ignored`
+    counts metrics that were not recorded.
     """
 
     round: int
@@ -148,26 +154,30 @@ class Round(Traffic):
 
 
 class Stretch(Answer):
+    """A stage of an assignment; seconds since its round opened."""
+
     stage: str
     begin_s: float
     end_s: float
 
 
 class Absence(Answer):
-    """No aggregator was there; seconds since the round began to take answers."""
+    """A time without an aggregator; seconds since the round began to take replies."""
 
     begin_s: float
     end_s: float
 
 
 class Update(Traffic):
-    """One ask and what became of it, with its stretches of time since the round opened.
+    """An assignment and its outcome, with its stages in time since the round opened.
 
-    `codec` is what it was asked in, with the reason where the plan has a ladder; `work_reason` says why so many steps,
-    where they follow its speed. Of one asked in the middle of its round `asked_why` says what made it needed.
-    `residual_ratio`: the norm of what was not sent beside that of the change. `state_lost`: what the device found of
-    its state, where it began the run anew with this answer. `pulled_at`: when it took the ask up, as far as was heard.
-    `failed_at`: when it was known that no answer comes.
+    - `codec` is the codec of the assignment, and `codec_reason` its reason if the plan has a codec ladder.
+    - `work_reason` is the reason for the number of steps if they follow the device's speed.
+    - `asked_why` is the reason for an assignment in the middle of a round; `instead_of` is the client that it replaces.
+    - `residual_ratio` is the norm of the residual divided by that of the update.
+    - `state_lost` describes the state that the device found if it started the run again with this reply.
+    - `pulled_at` is the delivery of the assignment, as far as the aggregator knows.
+    - `failed_at` is the moment from which no reply can come.
     """
 
     round: int
@@ -200,12 +210,16 @@ class Update(Traffic):
 
 
 class RoundPage(Went, Round):
-    """A round with its asks, and those to earlier rounds that were folded into it or may yet be. `stages` and
-    `requests` are along `slowest`, then in the aggregator; `waited_for`: who kept it open after that. `codecs`: in
-    which of the ladder's how many were asked, most first; empty where there is no ladder. `turn_at`: when it began to
-    take answers, from which its seconds and all stretches count: later than `opened_at` where asks are sent ahead, and
-    null until then. `drawn`: how those who were asked were drawn, where not all had the same odds. `away`: when no
-    aggregator was there; `missed_s`: for how long the run's clock stood still for that, and its deadline moved on.
+    """A round with its assignments, and with those of earlier rounds that were or may be aggregated into it.
+
+    - `stages` and `requests` follow the slowest client (`slowest`) and then the aggregator; `waited_for` are the
+      clients that kept the round open after that.
+    - `codecs` counts the assignments of each rung of the codec ladder, most first; it is empty without a ladder.
+    - `turn_at` is the moment from which the round takes replies, and its seconds and stages count from there. With
+      pipelined rounds it is later than `opened_at`, and null until then.
+    - `drawn` describes the selection if the clients did not all have the same probability.
+    - `away` are the times without an aggregator. `missed_s` is how long the run's clock stood still for them, and by
+      how much the deadline moved.
     """
 
     turn_at: float | None
@@ -221,9 +235,9 @@ class RoundPage(Went, Round):
 
 
 class Service(Answer):
-    """Whether an aggregator serves this store (`unknown` where the page was not told where to look).
+    """The state of the aggregator on this store; `unknown` if the dashboard has no lock to look at.
 
-    `urls` are its door's, by which devices find it; `tls` says that the door is open to other machines.
+    `urls` are those of its device API, for devices; `tls` is true if the device API is open to other machines.
     """
 
     aggregator: str
@@ -236,13 +250,13 @@ class Service(Answer):
 
 
 class Ordered(Answer):
-    """An order that was left for the aggregator."""
+    """A command that was stored for the aggregator."""
 
     order: int
 
 
 class Refusal(Answer):
-    """Any refusal: error, why, try."""
+    """An error: what failed, why, and what to try."""
 
     error: str
     why: str = ""

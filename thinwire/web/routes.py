@@ -1,4 +1,7 @@
-"""The routes under /api: reads of the store, and the orders that a person may leave there."""
+"""The routes under /api: reads of the store, a person's commands to it, and the same rows as CSV for a spreadsheet.
+
+One pattern for each kind of name in an address serves HTML pages and API alike.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +33,11 @@ from thinwire.web.schemas import Refusal
 from thinwire.web.security import session_token
 from thinwire.web.settings import Settings, aggregator
 
-STREAM = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}  # a proxy must not keep news back
+STREAM = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}  # a proxy must not buffer the events
 
 
 def api_routes(settings: Settings, store: Store, reader: Reader, live: Live) -> APIRouter:
+    """Return the routes about runs, rounds, updates, the aggregator's state, and the live events."""
     router = APIRouter(prefix="/api", responses={404: {"model": schemas.Refusal}, 401: {"model": schemas.Refusal}})
 
     @router.get("/service")
@@ -85,13 +89,11 @@ def api_routes(settings: Settings, store: Store, reader: Reader, live: Live) -> 
     return router
 
 
-# The routes about devices: who they are, and a person's word on who may take part.
-
-
-WHO = "page"  # in the audit: until there are users, whoever has logged in to the page
+WHO = "page"  # the actor in the audit log: the dashboard has no users yet
 
 
 def device_routes(settings: Settings, store: Store, devices: Devices) -> APIRouter:
+    """Return the routes about devices and invitations, and those that approve, revoke and withdraw."""
     router = APIRouter(prefix="/api", responses={status: {"model": Refusal} for status in (401, 404, 409)})
 
     @router.get("/devices")
@@ -104,7 +106,7 @@ def device_routes(settings: Settings, store: Store, devices: Devices) -> APIRout
 
     @router.post("/devices/{name}/approve")
     def approve(name: DeviceName, compared: models.Compared) -> models.Decided:
-        """The row counts at the device's next call."""
+        """Approve the device; this takes effect at its next request."""
         _the_same(store, name, compared)
         store.roster.approve(name, WHO, compared.fingerprint)
         said = say.approved(name, aggregator(settings.lock)[0])
@@ -112,7 +114,7 @@ def device_routes(settings: Settings, store: Store, devices: Devices) -> APIRout
 
     @router.post("/devices/{name}/revoke")
     def revoke(name: DeviceName, compared: models.Compared) -> models.Decided:
-        """The row counts at once; the aggregator is left an order to clear what is open, unless none is running."""
+        """Revoke the device at once; a running aggregator gets a command to clear what is open."""
         _the_same(store, name, compared)
         store.roster.revoke(name, WHO, compared.fingerprint)
         if aggregator(settings.lock)[0] == "gone":
@@ -121,8 +123,8 @@ def device_routes(settings: Settings, store: Store, devices: Devices) -> APIRout
 
     @router.get("/devices/{name}/revocations/{number}")
     def revocation(name: DeviceName, number: Number) -> models.Decided:
-        """How far the order of that number has come."""
-        store.result(number)  # NotFound
+        """Return the progress of a revocation by the number of its command."""
+        store.result(number)  # raises NotFound
         return _shut_out(name, number)
 
     @router.get("/invitations")
@@ -153,7 +155,10 @@ def device_routes(settings: Settings, store: Store, devices: Devices) -> APIRout
 
 
 def _the_same(store: Store, name: str, compared: models.Compared) -> DeviceRow:
-    """Names move from key to key (a rename, another key joins): what counts is the key that the person saw."""
+    """Return the device's row if its key is the one that the person saw; `Refused` otherwise.
+
+    A name can move from key to key, by a rename or when another key joins. Therefore the key decides.
+    """
     row = next((row for row in store.roster.rows() if row.name == name), None)
     if row is None:
         raise NotFound(f"no device {name}", why="nobody of that name has come, or it was renamed meanwhile")
@@ -165,13 +170,11 @@ def _the_same(store: Store, name: str, compared: models.Compared) -> DeviceRow:
     return row
 
 
-# The API's rows as CSV, for a spreadsheet.
-
-
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def csv_routes(reader: Reader, devices: Devices) -> APIRouter:
+    """Return the routes of the CSV files."""
     router = APIRouter(include_in_schema=False)
 
     @router.get("/api/runs/{run_id}/rounds.csv", response_class=Response)
@@ -195,7 +198,10 @@ def csv_routes(reader: Reader, devices: Devices) -> APIRouter:
 
 
 def as_csv(rows: Sequence[BaseModel], kind: type[BaseModel], name: str) -> Response:
-    """A column a field; dictionaries of numbers become a column a key, all else that is not plain stays JSON."""
+    """Return rows as a CSV response with a column for each field.
+
+    Dictionaries of numbers become a column for each key; other structures stay JSON.
+    """
     flat = [_flat(row.model_dump(mode="json")) for row in rows]
     columns = list(dict.fromkeys(key for row in flat for key in row)) or list(kind.model_fields)
     out = io.StringIO()
@@ -207,7 +213,7 @@ def as_csv(rows: Sequence[BaseModel], kind: type[BaseModel], name: str) -> Respo
 
 
 def cell(value: object) -> object:
-    """Text that a spreadsheet would run as a formula is marked as text.
+    """Return the value of a CSV cell; text that a spreadsheet would run as a formula is marked as text.
 
     >>> cell("=1+1"), cell(-3), cell(None)
     ("'=1+1", -3, '')
@@ -218,6 +224,7 @@ def cell(value: object) -> object:
 
 
 def _flat(row: dict[str, object]) -> dict[str, object]:
+    """Return a row with its dictionaries of numbers flattened."""
     flat: dict[str, object] = {}
     for name, value in row.items():
         if isinstance(value, dict) and all(isinstance(v, int | float | None) for v in value.values()):
@@ -225,9 +232,6 @@ def _flat(row: dict[str, object]) -> dict[str, object]:
         else:
             flat[name] = json.dumps(value) if isinstance(value, dict | list) else value
     return flat
-
-
-# What may stand in an address of the page: one pattern for each kind, for pages and API alike.
 
 
 RunId = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,80}$", description="an id, its unique beginning, or latest")]

@@ -1,4 +1,8 @@
-"""From the store's rows to the answers of the API."""
+"""Reads of the store for the API about runs, rounds, clients and updates.
+
+Open tabs repeat the same reads often. Therefore a run's rounds are cached until its journal has a new event, and the
+explanations of closed rounds are cached except for the latest ones, which later replies may still change.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +24,13 @@ from thinwire.web.run_text import buffered, closing, open_round, overlaps, run_s
 
 Shown = TypeVar("Shown", bound=schemas.Run)
 
-LATEST_ROUNDS = 3  # in which a device's examples are looked for
+LATEST_ROUNDS = 3  # rounds in which a device's examples are searched
 AHEAD = 1 + MOST_DELAY  # rounds that may be open at once
 KEPT_RUNS = 8
 
 
 class Reader:
-    """All reads of the page. A run's rounds are kept until the journal has news of it: tabs ask for them often.
-
-    `home` is what the commands in recorded sentences need to find our state directory.
-    """
+    """All queries about runs. `home` is the `--home` option for commands in recorded sentences."""
 
     def __init__(self, store: Store, home: str = "") -> None:
         self._store, self._home = store, home
@@ -37,11 +38,14 @@ class Reader:
         self._reasons = Reasons(store)
 
     def runs(self) -> list[schemas.Run]:
-        """Newest first; one that goes on says how far its round is."""
+        """Return all runs, newest first; a running one has the state of its open round in its sentence."""
         rows, line = self._store.runs(), self._store.line()
         return [_run(schemas.Run, row, self._open_round(row), line, self._home) for row in rows]
 
     def run(self, name: str) -> schemas.RunPage:
+        """Return one run with its clients and its time breakdown; `name` is an id, a unique beginning of one, or
+        latest.
+        """
         store = self._store
         seq, row = store.last_seq(), store.run(name)
         rounds = self._rounds(row.run_id)
@@ -58,12 +62,13 @@ class Reader:
         )  # fmt: skip
 
     def rounds(self, name: str, first: int = 1) -> list[schemas.Round]:
-        """The run's rounds from `first` on, with sums since the run's begin."""
+        """Return the run's rounds from `first` on, with sums since the run's start."""
         row = self._store.run(name)
         rounds = self._rounds(row.run_id)
         return _with_sums(rounds, first, {one.round: one.sentence for one in self._reasons.of(row, rounds)})
 
     def round(self, name: str, number: int) -> schemas.RoundPage:
+        """Return one round with its assignments; `NotFound` if the run has not opened it."""
         row = self._store.run(name)
         rounds = self._rounds(row.run_id)
         found = next((candidate for candidate in rounds if candidate.round == number), None)
@@ -94,12 +99,13 @@ class Reader:
         )  # fmt: skip
 
     def updates(self, name: str, number: int | None) -> list[schemas.Update]:
-        """Every ask of the run, or of one round."""
+        """Return every assignment of the run, or of one round."""
         run_id = self._store.run(name).run_id
         of = {found.round: found for found in self._rounds(run_id)}
         return [update(one, of.get(one.round)) for one in self._store.updates(run_id, number)]
 
     def _rounds(self, run_id: str) -> list[RoundRow]:
+        """Return all rounds of a run, cached until its journal has a new event."""
         seq = self._store.last_seq(run_id)
         kept = self._kept.get(run_id, (-1, []))
         if kept[0] != seq:
@@ -109,12 +115,16 @@ class Reader:
         return kept[1]
 
     def _open_round(self, row: RunRow) -> RoundRow | None:
+        """Return the first open round of a running run."""
         newest = self._rounds(row.run_id)[-AHEAD:] if row.status == "running" else []
         return next((found for found in newest if not found.reason), None)
 
 
 def update(row: UpdateRow, asked: RoundRow | None, opened_at: float | None = None) -> schemas.Update:
-    """An ask of the round `asked`, as seen from one that began at `opened_at`: its own where that is not said."""
+    """Return an assignment of the round `asked`, with its stages in seconds since `opened_at`.
+
+    The default of `opened_at` is the opening of its own round.
+    """
     if opened_at is None:
         opened_at = asked.opened_at if asked else row.asked_at or 0.0
     shown = schemas.Update.model_validate(row)
@@ -125,7 +135,7 @@ def update(row: UpdateRow, asked: RoundRow | None, opened_at: float | None = Non
 
 
 def _went(took: Why | None) -> dict[str, Any]:
-    """The fields of `models.Went`."""
+    """Return the fields of `schemas.Went`."""
     took = took or Why(0, 0.0, "")
     return {
         "why": took.sentence, "stages": dict(took.stages), "uncounted": dict(took.uncounted), "requests": took.requests,
@@ -134,6 +144,7 @@ def _went(took: Why | None) -> dict[str, Any]:
 
 
 def _absences(found: RoundRow, begin: float) -> list[schemas.Absence]:
+    """Return the times without an aggregator, in seconds since `begin`."""
     return [
         schemas.Absence(begin_s=max(0.0, since - begin), end_s=until - begin)
         for since, until in found.away
@@ -144,6 +155,7 @@ def _absences(found: RoundRow, begin: float) -> list[schemas.Absence]:
 def _run(
     kind: type[Shown], row: RunRow, open_round: RoundRow | None, line: Sequence[RunRow], home: str, **more: Any
 ) -> Shown:  # fmt: skip
+    """Return a run as the schema `kind`, with its sentence."""
     values = {name: getattr(row, name) for name in schemas.Run.model_fields if name != "sentence"}
     values["status_text"] = with_home(row.status_text, home)
     said = with_home(run_sentence(row, open_round, behind(row, line)), home)
@@ -151,7 +163,7 @@ def _run(
 
 
 def _with_sums(rows: Sequence[RoundRow], first: int, reasons: Mapping[int, str]) -> list[schemas.Round]:
-    """The rounds from `first` on, with their reasons; the sums are over all before them too."""
+    """Return the rounds from `first` on with their explanations; the sums include all rounds before."""
     shown, until_s, payload, wire = list[schemas.Round](), 0.0, 0, None
     for row in rows:
         until_s += row.seconds or 0.0
@@ -165,32 +177,32 @@ def _with_sums(rows: Sequence[RoundRow], first: int, reasons: Mapping[int, str])
     return shown
 
 
-# Why each closed round of a run took so long, kept: tabs ask for it often, and only the newest still change.
-
-
-EARLIER_ROUNDS = 20  # in which earlier asks are looked for
-AT_WORK = ("asked", "accepted")  # outcomes of an ask of which nothing is decided yet
-LOOK_BACK = 3  # closed rounds read again when another closes: late answers tell more of them
-AT_ONCE = 24  # rounds, from which on all asks of a run are read at once
+EARLIER_ROUNDS = 20  # rounds in which earlier assignments are searched
+AT_WORK = ("asked", "accepted")  # outcomes of an assignment that is not decided yet
+LOOK_BACK = 3  # closed rounds that are read again when another one closes: late replies add to them
+AT_ONCE = 24  # rounds, from which on all assignments of a run are read at once
 
 
 @dataclass
 class Kept:
-    """`state`: what of the run was looked at."""
+    """The cached explanations of a run; `state` is the state of the run in which they were read."""
 
     state: object = None
     found: list[Why] = field(default_factory=list)
 
 
 class Reasons:
-    """Of the runs that were looked at last. A late answer tells more of its round when the next one closes."""
+    """A cache of round explanations for the last `KEPT_RUNS` runs.
+
+    A late reply changes the explanation of its round when the next round closes.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._kept: dict[str, Kept] = {}
 
     def of(self, row: RunRow, rounds: Sequence[RoundRow]) -> list[Why]:
-        """In their order; `rounds`: all of the run."""
+        """Return the explanations of all closed rounds in their order; `rounds` are all rounds of the run."""
         closed = [one for one in rounds if one.reason]
         state, kept = (len(closed), row.status), self._kept.pop(row.run_id, Kept())
         if kept.state != state:
@@ -202,10 +214,11 @@ class Reasons:
         return kept.found
 
     def rtts(self, row: RunRow) -> Mapping[str, float]:
-        """Seconds of each device's round trip; nothing where there is no wire."""
+        """Return the round-trip time of each device in seconds; empty for a simulation."""
         return round_trips(self._store.measures("rtt")) if row.source == "devices" else {}
 
     def _read(self, row: RunRow, rounds: Sequence[RoundRow], wanted: Sequence[RoundRow]) -> list[Why]:
+        """Compute the explanations of the `wanted` rounds."""
         if len(wanted) >= AT_ONCE:
             asks = self._store.updates(row.run_id)
         else:
@@ -216,7 +229,7 @@ class Reasons:
 def asks_of(
     row: RunRow, rounds: Sequence[RoundRow], read: Callable[[int], Sequence[UpdateRow]]
 ) -> list[UpdateRow]:  # fmt: skip
-    """Those of these rounds, and the earlier ones that were folded into them."""
+    """Return the assignments of these rounds, and the earlier ones that were aggregated into them."""
     found = dict[str, UpdateRow]()
     for one in rounds:
         own = read(one.round)
@@ -227,7 +240,10 @@ def asks_of(
 def earlier(
     row: RunRow, found: RoundRow, own: Sequence[UpdateRow], read: Callable[[int], Sequence[UpdateRow]]
 ) -> list[UpdateRow]:
-    """Asks of earlier rounds that were folded into this one; in an open buffer also those that may yet be."""
+    """Return the assignments of earlier rounds that were aggregated into this one.
+
+    For an open buffered round, those that may still be are included.
+    """
     missing = set(found.folded) - {one.update_id for one in own}
     waits = not found.reason and buffered(row)
     came = list[UpdateRow]()
@@ -241,9 +257,6 @@ def earlier(
     return came
 
 
-# What each client does now: from its newest ask, and from whether its device is there.
-
-
 ENDED = ("done", "failed", "stopped")
 
 
@@ -254,9 +267,13 @@ def client_states(
     clients: Sequence[ClientRow],
     devices: Sequence[DeviceInfo],
 ) -> list[schemas.Client]:
-    """Everybody who was asked, or was not asked in the newest round and why; `latest` are rounds, newest first."""
+    """Return every client that was selected, or was not selected for the latest round and why.
+
+    `latest` are the assignments of the latest rounds, newest first. A client's state follows from its latest assignment
+    and from its device's connection.
+    """
     known = {info.row.name: info for info in devices}
-    # who is busy with an earlier round is asked nothing in the newest
+    # a client that is busy with an earlier round is not selected for the latest one
     open_asks = {u.device: u for rows in reversed(latest[1:]) for u in rows if u.outcome == "asked"}
     open_asks |= {u.device: u for u in (latest[0] if latest else ()) if u.outcome in ("asked", "accepted")}
     working = open_asks if newest is not None and not newest.reason and run.status not in ENDED else {}
@@ -282,6 +299,7 @@ _COUNTS = (
 
 
 def _never_asked(name: str, run: RunRow, info: DeviceInfo | None, why: Mapping[str, str]) -> schemas.Client:
+    """Return a client that was never selected, with the reason."""
     return schemas.Client(
         device=name, asked=0, arrived=0, folded_count=0, late=0, dropped=0, failed=0, examples=0, last_outcome="",
         last_at=None, payload_up=0, payload_down=0, wire_up=None, wire_down=None, **_now(run, None, info, why[name]),
@@ -289,7 +307,7 @@ def _never_asked(name: str, run: RunRow, info: DeviceInfo | None, why: Mapping[s
 
 
 def _now(run: RunRow, ask: UpdateRow | None, info: DeviceInfo | None, not_asked: str | None) -> dict[str, object]:
-    """`state` is one word for the eye, `state_text` the same for reading."""
+    """Return a client's `state` as one word, with `state_text` for reading."""
     if info is not None and not info.online:
         return {"state": "away", "state_text": "away", "since": info.heard_at}
     if run.status in ENDED:
@@ -303,11 +321,8 @@ def _now(run: RunRow, ask: UpdateRow | None, info: DeviceInfo | None, not_asked:
     return {"state": "idle", "state_text": "idle"}
 
 
-# How fast one answer came up.
-
-
 def upload_rate(one: UpdateRow) -> float | None:
-    """Bytes a second from an answer's first byte to its last; None where nothing was measured."""
+    """Return the upload rate of a reply in bytes a second, from its first byte to its last; None if unknown."""
     size = one.payload_up if one.wire_up is None else one.wire_up
     if one.arrived_at is None or one.began_at is None or one.arrived_at <= one.began_at or not size:
         return None

@@ -1,4 +1,16 @@
-"""What a person wants to know about a run or a round, in one sentence each."""
+"""Sentences and stages that the dashboard shows of a run and its rounds.
+
+`stretches` divides an assignment into stages, measured from its round's opening; the Gantt chart draws them. The
+aggregator saw when the assignment was delivered (`pulled_at`) and when the reply began and arrived. The device measured
+the stages in between with its own stopwatch.
+
+Invariant: a device's stages are laid end to end from `pulled_at` and never reach past `began_at`. Two clocks that
+differ therefore cannot make an upload begin before its encoding ends.
+
+The time that the stages leave is drawn before the upload as the stage `between`, except while no aggregator was
+running, which is drawn behind all devices. A device that received the assignment again had been down and starts its
+worker: there the stage comes before the training.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +25,10 @@ from thinwire.store import RoundRow, RunRow, UpdateRow
 
 
 def run_sentence(run: RunRow, open_round: RoundRow | None = None, waits: str = "") -> str:
-    """The run's state: what it does, or how it ended; `waits`: behind which runs, of one in the queue."""
+    """Return the run's state as a sentence: what it does, or how it ended.
+
+    `waits` names the runs before a queued one.
+    """
     match run.status:
         case "preparing":
             return "Preparing: the first model is being made."
@@ -33,6 +48,7 @@ def run_sentence(run: RunRow, open_round: RoundRow | None = None, waits: str = "
 
 
 def _running(run: RunRow, open_round: RoundRow | None) -> str:
+    """Return the sentence of a running run."""
     quality = "; ".join(_quality(run)) + " so far" if run.metrics else "nothing measured yet"
     if open_round is None:
         return _stop(f"{_capital(run.status_text or 'running')}: {quality}")
@@ -48,11 +64,12 @@ def _running(run: RunRow, open_round: RoundRow | None) -> str:
 
 
 def buffered(run: RunRow) -> bool:
+    """Return True if the run has buffered rounds."""
     return dict(run.plan.get("cohort") or {}).get("mode") == "buffered"
 
 
 def overlaps(run: RunRow) -> bool:
-    """Whether its asks go ahead."""
+    """Return True if the run's clients train while their update travels."""
     return bool(dict(run.plan.get("local") or {}).get("overlap"))
 
 
@@ -60,8 +77,9 @@ def open_round(
     round_: RoundRow, own: Sequence[UpdateRow], earlier: Sequence[UpdateRow], buffer: bool, ahead: Sequence[int] = (),
     taken: bool = True,
 ) -> str:  # fmt: skip
-    """How far a round is; of a `buffer` what it holds, whenever that was asked for. `ahead`: open ones before it;
-    `taken`: whether its answers are taken.
+    """Return the state of an open round as a sentence; with `buffer` it counts all updates that the buffer holds.
+
+    `ahead` are the open rounds before it. `taken` is False while a pipelined round does not take replies yet.
     """
     if not taken:
         until = f"round {ahead[-1]} has closed" if ahead else "enough devices are there"
@@ -79,15 +97,17 @@ def open_round(
 
 
 def _away(round_: RoundRow) -> str:
+    """Return the clause on the time without an aggregator, or ""."""
     return f"; {said}" if (said := gone(round_)) else ""
 
 
 def _failed(round_: RoundRow) -> str:
+    """Return the clause on failed clients, or ""."""
     return f", {round_.failed} failed" if round_.failed else ""
 
 
 def closing(round_: RoundRow) -> str:
-    """Why the round closed, in words; empty while it is open."""
+    """Return the reason why the round closed as a sentence; "" while it is open."""
     asked, silent = len(round_.asked), unanswered(round_)
     said = {
         "": "",
@@ -102,6 +122,7 @@ def closing(round_: RoundRow) -> str:
 
 
 def _enough(round_: RoundRow, silent: int) -> str:
+    """Return the reason of a round that closed with enough replies."""
     if silent and len(round_.folded) >= round_.target:
         return f"enough answered ({round_.target}); {silent} more were still at work"
     lost = round_.failed
@@ -115,11 +136,12 @@ def _enough(round_: RoundRow, silent: int) -> str:
 
 
 def _came(round_: RoundRow) -> int:
+    """Return the number of clients that replied."""
     return max(0, len(round_.asked) - round_.failed - unanswered(round_))
 
 
 def _made(run: RunRow) -> str:
-    """The status of a run that is over, with its time before the first comma: "20 rounds in 61 s, ..."."""
+    """Return the status of a run that is over, with its duration before the first comma: "20 rounds in 61 s, ..."."""
     made, comma, more = (run.status_text or _rounds(run.version)).partition(",")
     if run.started_at is not None and run.finished_at is not None:
         made += f" in {duration(run.finished_at - run.started_at)}"
@@ -127,13 +149,14 @@ def _made(run: RunRow) -> str:
 
 
 def _smaller(run: RunRow) -> list[str]:
+    """Return the compression ratio of the uplink if it is at least two."""
     if not run.payload_up or run.dense_up < 2 * run.payload_up:
         return []
     return [f"{run.dense_up / run.payload_up:.0f} times less sent up than dense float32"]
 
 
 def _quality(run: RunRow) -> list[str]:
-    """Accuracy where there is one, else the first metric."""
+    """Return the accuracy if there is one, else the first metric."""
     for name in ("accuracy", "loss", *run.metrics):
         if run.decisive.get(name) is not None:
             return [f"{name} {run.decisive[name]:.3f}"]
@@ -141,32 +164,26 @@ def _quality(run: RunRow) -> list[str]:
 
 
 def _rounds(count: int) -> str:
+    """Format a number of rounds."""
     return f"{count} {'round' if count == 1 else 'rounds'}"
 
 
 def _capital(text: str) -> str:
+    """Return a text with a capital first letter."""
     return text[:1].upper() + text[1:]
 
 
 def _stop(text: str) -> str:
+    """Return a text that ends with a punctuation mark."""
     return text if text.endswith((".", "!", "?")) else text + "."
 
 
-# One ask as stretches of time, measured from its round's opening: what the Gantt chart draws.
-#
-# The aggregator saw when the ask was taken (`pulled_at`) and when the answer began and arrived; what lies between, the
-# device measured by its own stopwatch. A device's stretches are laid end to end from `pulled_at` and never reach past
-# `began_at`: two clocks that differ cannot make an upload begin before its encoding ends. What they leave stands before
-# the upload, as what was between its stages; not where no aggregator was there, which is drawn behind all devices. A
-# device that took the ask up again was gone and starts what trains: there it stands before the work.
-
-
-FETCHED = ("download", "queue")  # what is over before what trains is needed
+FETCHED = ("download", "queue")  # stages that are over before the worker is needed
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """Seconds since the round opened. Stages: those of `thinwire.reports.round_timing.ALONG`."""
+    """A stage of `thinwire.reports.round_timing.ALONG`, in seconds since the round opened."""
 
     stage: str
     begin_s: float
@@ -174,8 +191,10 @@ class Stretch:
 
 
 def stretches(update: UpdateRow, opened_at: float, away: Away = ()) -> list[Stretch]:
-    """In order, without overlap; empty for an ask that was not answered. A device that worked on it while no aggregator
-    was there (`away`, wall clock) had taken it up before.
+    """Return the stages of an assignment in order, without overlap; empty without a reply.
+
+    `away` are the times without an aggregator, wall clock. An assignment on which a device worked during such a time
+    had been delivered before it.
     """
     if update.arrived_at is None:
         return []
@@ -203,7 +222,7 @@ def stretches(update: UpdateRow, opened_at: float, away: Away = ()) -> list[Stre
 
 
 def _between(begin: float, end: float, took_s: float, gone: Sequence[tuple[float, float]]) -> list[Stretch]:
-    """So many seconds up to `end`, none before `begin` and none while no aggregator was there.
+    """Return stretches of `took_s` seconds in all that end at `end`, none before `begin` and none during `gone`.
 
     >>> _between(10.0, 40.0, 15.0, [(30.0, 40.0)])
     [Stretch(stage='between', begin_s=15.0, end_s=30.0)]
@@ -215,9 +234,6 @@ def _between(begin: float, end: float, took_s: float, gone: Sequence[tuple[float
             found.insert(0, Stretch("between", max(begin, end - free), end))
         took_s, end = took_s - free, min(end, max(begin, since))
     return found
-
-
-# Commands inside sentences that were recorded, or that the store wrote: they name our state directory when shown.
 
 
 COMMANDS = (
@@ -233,7 +249,9 @@ _WITHOUT_HOME = re.compile(rf"\bthinwire (?:{'|'.join(COMMANDS)})(?![-\w])(?![^;
 
 
 def with_home(sentence: str, option: str) -> str:
-    """The sentence, with `option` (" --home FOLDER", or nothing) behind the words of each command that lacks it.
+    """Insert `option` (" --home FOLDER" or "") behind the words of each command in a sentence that lacks it.
+
+    The sentences were recorded, or written by the store, without the state directory.
 
     >>> with_home("end it: thinwire runs stop digits-1 (or wait)", " --home /srv/fl")
     'end it: thinwire runs stop --home /srv/fl digits-1 (or wait)'

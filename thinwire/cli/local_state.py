@@ -1,7 +1,7 @@
 """The aggregator on this machine: its state directory, its store, its process, and the words that it was started with.
 
-`start.json` beside the state of an aggregator or a client holds the typed words of its last `start` and the folder in
-which they were typed. A service is started with the same words in the same folder.
+The state directory of an aggregator or a client has a `start.json` with the typed words of its last `start` and the
+folder in which they were typed. A service is started with the same words in the same folder.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def opened(home: Path | None, read_only: bool = True) -> Iterator[Store]:
 def end_abandoned(home: Path | None) -> None:
     """Close the runs whose own process has died, so that their shown status is right.
 
-    Errors are ignored: what cannot be closed now stays as it is.
+    Errors are ignored: a run that does not close stays as it is.
     """
     from thinwire.core.errors import ThinwireError
 

@@ -60,9 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Every failure is printed to stderr as error / why / try. `arguments` defaults to those of this process.
     """
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(
-            errors="backslashreplace"
-        )  # names from devices may hold characters outside the terminal's encoding
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may lack letters of device names
     try:
         words = list(sys.argv[1:] if arguments is None else arguments)
         answer = app(args=words, obj=words, standalone_mode=False)

@@ -109,7 +109,7 @@ class Address:
         return self.port == other.port != 0 and bool(anywhere or self.host == other.host)
 
     def require_free(self, option: str) -> Address:
-        """Return this address with a port that is free now; `Unreachable` if it cannot be bound."""
+        """Return this address with a port that is free now; `Unreachable` if binding fails."""
         from thinwire.core.errors import Unreachable
 
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET

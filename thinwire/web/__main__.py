@@ -97,7 +97,7 @@ def page(settings: Settings, store: Store) -> uvicorn.Server:
 
 
 def _bind(host: str, port: int) -> socket.socket:
-    """Return a listening socket; `UsageError` if the address cannot be bound."""
+    """Return a listening socket; `UsageError` if binding fails."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

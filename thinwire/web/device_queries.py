@@ -264,7 +264,7 @@ def _left(count: float) -> str:
 
 
 def told(note: DoorNote) -> str:
-    """Return what the refused client received: about an invitation only that it cannot be used."""
+    """Return what the refused client received: about an invitation only that it is not usable."""
     return "no invitation that can be used" if note.kind == "join" else note.why
 
 

@@ -85,9 +85,7 @@ class Page:
         """Restart the process `PAUSE_S` after each unexpected end."""
         while True:
             assert self._process.stdout is not None
-            for _ in (
-                self._process.stdout
-            ):  # drain the pipe: nobody reads it after "ready", and a full pipe would block the process
+            for _ in self._process.stdout:  # drain the pipe: if it fills up, the dashboard blocks
                 pass
             code = self._process.wait()
             if self._ending.is_set():
@@ -126,8 +124,8 @@ def bounded(log: Path, most: int = MAX_LOG_BYTES, every_s: float = LOOK_S) -> It
     """Rotate the log while the block runs: a log larger than `most` bytes becomes LOG.1, checked each `every_s`
     seconds.
 
-    Invariant: no line is lost, and the last line of a crash is in the file, because no process stands between this one
-    and its log. Output that goes to a terminal or systemd's journal is not touched.
+    Invariant: no line is lost, and the last line of a crash is in the file, because this process writes to it
+    directly. Output that goes to a terminal or systemd's journal is not touched.
     """
     if not _is_output(log):
         yield

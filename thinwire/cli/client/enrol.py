@@ -92,9 +92,7 @@ def join(url: str, given: str | None, name: str, home: Path | None) -> Standing:
         try:
             got = join_over(url, invitation, key, name, versions)
         except (Refused, UsageError):
-            if (
-                fresh
-            ):  # the aggregator refused this key; without any response the key stays, because it may be known there
+            if fresh:  # refused; without a response the key stays, because the aggregator may know it
                 (folder / KEY_FILE).unlink()
             raise
         got.trust.save(folder)
@@ -123,7 +121,7 @@ def read(given: str | None) -> Invitation:
 
 
 def _state(trust: Trust, key: ec.EllipticCurvePrivateKey) -> str:
-    """Return the state of the device's row at the aggregator, or a sentence if it cannot be read now."""
+    """Return the state of the device's row at the aggregator, or a sentence if it is not available now."""
     from thinwire.core.errors import ThinwireError
     from thinwire.transport.device.enroll import ask
 
@@ -149,7 +147,7 @@ def _require_same(trust: Trust, invitation: Invitation, name: str, home: Path | 
 def leave(name: str, home: Path | None, force: bool) -> None:
     """Revoke the device at its aggregator, then delete its key and all state made from local data.
 
-    With `force` the state is deleted even if the aggregator cannot be reached. The key is deleted last, so that an
+    With `force` the state is deleted even without a response of the aggregator. The key is deleted last, so that an
     interrupted command can be typed again.
     """
     from thinwire.cli.service.commands import service

@@ -33,14 +33,14 @@ def nothing(json: bool, tls: bool = False) -> None:
 def counts_as(row: DeviceRow, tls: bool) -> str:
     """Return the state in which the device API treats a row.
 
-    With `tls` the device API is open to other machines, and enrollment over loopback alone approves nobody.
+    With `tls` the device API is open to other machines, and enrollment over loopback alone approves no device.
     """
     return "pending" if tls and row.how == "loopback" and row.state == "approved" else row.state
 
 
 @dataclasses.dataclass(frozen=True)
 class Known:
-    """The aggregator's own state, without which nobody knows which devices are online.
+    """The aggregator's own state, without which it is unknown which devices are online.
 
     `alive`: it is running. `gone_at`: when it was last running, wall clock; 0 if unknown. `tls`: its device API is open
     to other machines. `heard_by`: the last contact of each device, wall clock.
@@ -64,9 +64,7 @@ class Known:
 
     def heard(self, info: DeviceInfo) -> str:
         """Return the last contact of a device in words."""
-        is_now = (
-            info.online and self.alive and info.row.name not in self.heard_by
-        )  # it connected after that was written
+        is_now = info.online and self.alive and info.row.name not in self.heard_by  # it connected later
         return "now" if is_now else console.ago(self.heard_at(info))
 
 

@@ -1,6 +1,6 @@
 """The findings of both doctors, how they are printed, and the checks that both share.
 
-A finding says what was checked, whether it is right, and what to do if it is not. Shared checks: a state directory is
+A finding says the subject, the result, and the next step after a failure. Shared checks: a state directory is
 private, writable and has room; the compression kernels were built.
 """
 

@@ -48,9 +48,7 @@ def examine(folder: Path, aggregator: str | None, tasks: Sequence[str]) -> list[
     remembered = Typed.remembered(folder)
     typed = remembered or Typed((), Path.cwd())
     last = understood("client", "start", typed.words)
-    begins = (
-        None if remembered else holder(folder / "lock")
-    ) or {}  # a client that is starting writes its lock before start.json
+    begins = (None if remembered else holder(folder / "lock")) or {}  # a start writes its lock before start.json
     try:
         url, trust = trusted(aggregator or last["aggregator"] or begins.get("aggregator"), folder)
     except ThinwireError as error:

@@ -59,7 +59,7 @@ def read_model_file(
     """Return (params, buffers, counters) of a file for this layout; `zeros` are the buffers if the file has none.
 
     `TaskError` if tensors are missing, of another shape or not finite, or if a fixed tensor differs from the task's
-    model(). Each client makes the fixed tensors for itself. `DataLost` if the file cannot be read.
+    model(). Each client makes the fixed tensors for itself. `DataLost` if reading fails.
     """
     from safetensors import SafetensorError, safe_open
 

@@ -1,7 +1,7 @@
 """The aggregator on this machine: its state directory, its store, its process, and the words that it was started with.
 
-The state directory of an aggregator or a client has a `start.json` with the typed words of its last `start` and the
-folder in which they were typed. A service is started with the same words in the same folder.
+The state directory of an aggregator or a client has a `start.json`: the words of its last `start`, and the folder in
+which they were typed. A service is started with the same words in the same folder.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@
     --parent PID        end when this process is no longer our parent
     --token-file FILE   a token of mode 0600 for HTTP without a browser: Authorization: Bearer TOKEN
 
-It prints `ready HOST:PORT` on stdout when it listens, and nothing else. It ends with 0 on SIGINT and SIGTERM, with the
-exit code of the error if the database or an argument is invalid, and with 1 if the port is in use.
+It prints `ready HOST:PORT` on stdout when it listens, and nothing else. It ends with 0 on SIGINT and SIGTERM. If the
+database or an argument is invalid, it ends with the exit code of that error, and if the port is in use, with 1.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reads of the store for the API about runs, rounds, clients and updates.
 
-Open tabs repeat the same reads often. Therefore a run's rounds are cached until its journal has a new event, and the
-explanations of closed rounds are cached except for the latest ones, which later replies may still change.
+Open tabs repeat the same reads often. Therefore a run's rounds are cached until its journal has a new event. The
+explanations of closed rounds are cached too, except for the latest rounds, which later replies may still change.
 """
 
 from __future__ import annotations

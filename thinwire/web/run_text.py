@@ -7,9 +7,12 @@ the stages in between with its own stopwatch.
 Invariant: a device's stages are laid end to end from `pulled_at` and never reach past `began_at`. Two clocks that
 differ therefore cannot make an upload begin before its encoding ends.
 
-The time that the stages leave is drawn before the upload as the stage `between`, except while no aggregator was
-running, which is drawn behind all devices. A device that received the assignment again had been down and starts its
+The time that the stages leave is drawn before the upload, as the stage `between`. Times without an aggregator do not
+count to it; they are drawn behind all devices. A device that received the assignment again had been down and starts its
 worker: there the stage comes before the training.
+
+Recorded sentences contain commands. `with_home` adds the state directory to those that are typed on the aggregator's
+machine.
 """
 
 from __future__ import annotations

@@ -1,7 +1,12 @@
 """The dashboard's security: middleware in front of every route, login by a one-time code, and bounded connections.
 
-The middleware checks a request in this order: Host (against names rebound to this address), Origin and Sec-Fetch-Site
-(against other sites in the same browser, those on other ports of this machine included), the size, then the session.
+The middleware checks a request in this order:
+
+- Host, against names rebound to this address.
+- Origin and Sec-Fetch-Site, against other sites in the same browser, also those on other ports of this machine.
+- The size of the body.
+- The session.
+
 Every response, errors included, carries the headers of `HEADERS`.
 
 Connections that wait for a request are bounded in time, number and bytes, so that strangers cannot keep a browser out.

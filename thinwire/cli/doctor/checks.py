@@ -75,7 +75,7 @@ def tell(findings: Sequence[Finding], json: bool) -> int:
     return int(failed)
 
 
-LEAST_BYTES = 200_000_000  # a model of 25 million float32 parameters down and up: with less the disk fills in a round
+LEAST_BYTES = 200_000_000  # a model of 25 million parameters down and up: less is full before anybody notices
 
 
 def room(what: str, folder: Path, least: int = LEAST_BYTES) -> Finding:

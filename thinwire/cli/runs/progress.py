@@ -1,7 +1,7 @@
 """Follow a run by its journal: one line on stderr for each round, and a live sentence below it on a terminal.
 
 `Teller` is a state machine without I/O: events in, lines out. It works the same on live events and on a journal of the
-past. `follow` reads the journal, prints the lines, and reports when the aggregator goes down or comes back.
+past. `follow` reads the journal, prints the lines, and reports when the aggregator goes down or is running again.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def screen() -> Iterator[tuple[Callable[[str], None], Callable[[str], None]]]:
 
 HEADER = f"{'round':>5}  {'closed':<8}  {'replies':>7}  {'accuracy':>8}  {'loss':>8}  {'payload':>8}  {'seconds':>7}"
 
-HELD = 8  # buffers: later replies evaluate a version, so its line waits for this many of them
+HELD = 8  # buffered rounds that a line waits for: replies to later ones evaluate its version
 
 
 @dataclass

@@ -36,7 +36,7 @@ class DoorPlace:
 
     @classmethod
     def of(cls, home: Path | None) -> DoorPlace:
-        """Read them; `NotFound` if the device API has never listened on an address for other machines."""
+        """Read `tls/invite.json`; `NotFound` if the device API has never listened on an address for other machines."""
         from thinwire.core.errors import NotFound
         from thinwire.core.statedir import find_home
 

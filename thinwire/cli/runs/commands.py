@@ -260,7 +260,7 @@ def _nobody_serves(row: RunRow) -> bool:
 
 
 def _stop_here(store: Store, run_id: str) -> None:
-    """Close a run whose own process does not respond, because it may have died on another machine."""
+    """Close a run by the order of a person: its own process does not respond and may have died elsewhere."""
     import time
 
     from thinwire.core.events import RunStatusChanged

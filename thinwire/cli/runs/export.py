@@ -1,7 +1,7 @@
 """Models as .safetensors files with the names of the task's state_dict, which load without Thinwire.
 
 Tied weights are stored under each of their names, so that `load_state_dict` takes the file unchanged. All buffers are
-included. Frozen tensors are not, unless model() draws them at random: they are those of the task's own model.
+included. Frozen tensors are left out, because the task's model() makes them, unless it draws them at random.
 
 `StoredModel` is a version of a run: that of a round, the best or the last. `read_model_file` reads a file as the first
 model of a run.

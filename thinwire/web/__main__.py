@@ -61,8 +61,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _serve(given: argparse.Namespace) -> int:
-    """Open the store and serve until the end; a password in --database is refused, because users can read command
-    lines.
+    """Open the store and serve until the end.
+
+    A password in --database is refused, because every user of the machine can read a command line.
     """
     if urlsplit(given.database).password:
         raise UsageError(

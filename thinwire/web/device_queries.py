@@ -80,7 +80,7 @@ class Devices:
         return [models.Stays(run_id=run, rounds=rounds) for run, rounds in self._store.folded_rounds(name)]
 
     def invitations(self) -> list[models.Invitation]:
-        """Return open invitations first, then the latest of the others; both newest first."""
+        """Return the open invitations, then the latest `OLD_INVITATIONS` of the others, both newest first."""
         now, rows = time.time(), self._store.invitations.all()[::-1]
         open_ones, others = [r for r in rows if r.state == "open"], [r for r in rows if r.state != "open"]
         shown = [*open_ones, *others[:OLD_INVITATIONS]]

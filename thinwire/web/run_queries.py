@@ -43,8 +43,9 @@ class Reader:
         return [_run(schemas.Run, row, self._open_round(row), line, self._home) for row in rows]
 
     def run(self, name: str) -> schemas.RunPage:
-        """Return one run with its clients and its time breakdown; `name` is an id, a unique beginning of one, or
-        latest.
+        """Return one run with its clients and its time breakdown.
+
+        `name` is an id, a unique beginning of one, or "latest".
         """
         store = self._store
         seq, row = store.last_seq(), store.run(name)
@@ -242,7 +243,7 @@ def earlier(
 ) -> list[UpdateRow]:
     """Return the assignments of earlier rounds that were aggregated into this one.
 
-    For an open buffered round, those that may still be are included.
+    For an open buffered round the result includes those that may still be aggregated into it.
     """
     missing = set(found.folded) - {one.update_id for one in own}
     waits = not found.reason and buffered(row)
@@ -267,7 +268,7 @@ def client_states(
     clients: Sequence[ClientRow],
     devices: Sequence[DeviceInfo],
 ) -> list[schemas.Client]:
-    """Return every client that was selected, or was not selected for the latest round and why.
+    """Return every selected client, and every client that was not selected for the latest round, with the reason.
 
     `latest` are the assignments of the latest rounds, newest first. A client's state follows from its latest assignment
     and from its device's connection.

@@ -121,11 +121,11 @@ OUTPUT = (1, 2)  # descriptors: also what C code prints
 
 @contextlib.contextmanager
 def bounded(log: Path, most: int = MAX_LOG_BYTES, every_s: float = LOOK_S) -> Iterator[None]:
-    """Rotate the log while the block runs: a log larger than `most` bytes becomes LOG.1, checked each `every_s`
-    seconds.
+    """Rotate the log while the block runs: a log of more than `most` bytes becomes LOG.1.
 
-    Invariant: no line is lost, and the last line of a crash is in the file, because this process writes to it
-    directly. Output that goes to a terminal or systemd's journal is not touched.
+    The size is checked each `every_s` seconds. Output that goes to a terminal or systemd's journal is not touched.
+
+    Invariant: no line is lost, and the last line of a crash is in the file, because this process writes to it directly.
     """
     if not _is_output(log):
         yield

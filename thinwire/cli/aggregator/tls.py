@@ -26,9 +26,7 @@ INVITE = "invite.json"  # read by `thinwire devices invite`: the pin, and the UR
 
 @dataclass(frozen=True)
 class Certificates:
-    """The certificate options of `aggregator start`: `--san`, and `--cert --key [--ca]` for the operator's own
-    certificate.
-    """
+    """The certificate options of `aggregator start`: `--san`, and `--cert --key [--ca]` for the operator's own."""
 
     names: tuple[str, ...] = ()
     certificate: Path | None = None

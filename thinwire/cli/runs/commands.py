@@ -115,9 +115,7 @@ def standing(row: RunRow) -> str:
 
 
 def _ahead(row: RunRow, rounds: Sequence[RoundRow]) -> str:
-    """Return the status of a run with pipelined rounds by the one that takes replies; "" with fewer than two open
-    rounds.
-    """
+    """Return the status of a run with several open rounds, by the one that takes replies; else ""."""
     open_ = [r.round for r in rounds if r.closed_at is None]
     if row.status != "running" or len(open_) < 2:
         return ""

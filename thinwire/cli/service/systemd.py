@@ -205,8 +205,9 @@ class Unit:
 
     @property
     def restart_s(self) -> int:
-        """Return the seconds before a restart, derived from name and folders, so that devices do not reconnect
-        together.
+        """Return the seconds before a restart, from 5 to 14.
+
+        They are derived from name and folders, so that devices do not reconnect together.
         """
         drawn = hashlib.sha256(f"{self.name} {self.folder} {self.state}".encode()).digest()[0]
         return RESTART_S + drawn % SPREAD_S

@@ -40,7 +40,10 @@ def has_database(place: AggregatorHome) -> bool:
 
 @contextmanager
 def opened(home: Path | None, read_only: bool = True) -> Iterator[Store]:
-    """Open the store for one command; `NotFound` if no aggregator was ever started there."""
+    """Open the store for one command.
+
+    With `read_only` it is `NotFound` if no aggregator was ever started there; otherwise the store is created.
+    """
     from thinwire.store import Store
 
     place = aggregator_home(home)
@@ -196,7 +199,7 @@ class Typed:
         return Typed((*self.words, option, value), self.folder)
 
     def remember(self, place: Path) -> None:
-        """Write the words to start.json in the state directory `place`."""
+        """Write the words to start.json in the state directory `place`, without the options of `ONCE`."""
         from thinwire.core.statedir import write_atomically
 
         said = {"words": [word for word in self.words if word not in ONCE], "folder": str(self.folder)}

@@ -114,7 +114,7 @@ def device_routes(settings: Settings, store: Store, devices: Devices) -> APIRout
 
     @router.post("/devices/{name}/revoke")
     def revoke(name: DeviceName, compared: models.Compared) -> models.Decided:
-        """Revoke the device at once; a running aggregator gets a command to clear what is open."""
+        """Revoke the device at once; the aggregator gets a command to clear what is open, unless none is running."""
         _the_same(store, name, compared)
         store.roster.revoke(name, WHO, compared.fingerprint)
         if aggregator(settings.lock)[0] == "gone":

@@ -11,13 +11,13 @@ from benchmarks.words import GLOSSARY, HASHED, ROOT, banned, bold_words, code_te
 
 PAGE = GLOSSARY.read_text()
 MOST = {  # what each area has today; whoever makes it fewer writes the new number, and 0 is the end of it
-    "docs": 598,
-    "help": 79,
+    "docs": 572,
+    "help": 77,
     "messages": 275,
-    "data": 226,
+    "data": 225,
     "dashboard": 188,
-    "docstrings": 1032,
-    "identifiers": 281,
+    "docstrings": 94,
+    "identifiers": 269,
 }
 FOUND = banned()
 

@@ -1,5 +1,4 @@
-"""This module explains why a round took as long as it did: the stages of the device that it waited for, and one
-sentence.
+"""This module explains why a round took as long as it did, by the stages of the device that it waited for.
 
 The explanation is computed from the rows of the round and its assignments, so a late reply completes it. `whys`
 explains all rounds of a run, `in_all` the run.

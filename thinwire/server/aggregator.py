@@ -242,6 +242,7 @@ class AtOnce(Executor):
     """An executor that runs each function inside `submit`, in the calling thread."""
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """Call the function now, and return a future that is done."""
         future: Future[T] = Future()
         try:
             future.set_result(fn(*args, **kwargs))

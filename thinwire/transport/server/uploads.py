@@ -2,7 +2,6 @@
 
 `PushRoute` receives a small reply in one request. Of a large reply it receives the header alone, and `Uploads` receives
 the parts one after the other, each continued where it was cut.
-
 All parts of a reply lie in one file, each where it will be read from. Bytes are accepted only in their order. After
 this process was killed, the file's bytes are hashed before its size is believed: whole parts that do not fit their
 digests are cut off. A reply that changed has another digest, and so another file.

@@ -16,7 +16,7 @@ from thinwire.core.events import Event, ModelStored, RoundClosed
 from thinwire.core.statedir import AggregatorHome
 from thinwire.server.model_store import Versions
 from thinwire.simulation import HeldSpool, ScriptedDevice, ScriptedFleet, Training, reported, run_scripted
-from thinwire.simulation.client_pool import Crowd
+from thinwire.simulation.client_pool import ClientPopulation
 from thinwire.store import Store
 
 LAST = 0.25  # share of the last updates whose versions' metrics are averaged: one version alone is too noisy
@@ -67,7 +67,7 @@ def curve(plan: RunPlan, task: LoadedTask, split: str, clients: int, devices: De
     site = Site(split=split, seed=plan.run.seed)
     with tempfile.TemporaryDirectory(prefix="thinwire-bench-") as name:
         home = AggregatorHome.under(Path(name), durable=False)
-        crowd = Crowd(Path(name) / "clients", site, clients, debug=True)
+        crowd = ClientPopulation(Path(name) / "clients", site, clients, debug=True)
         crowd.folder.mkdir()
         training, first = Training(task, crowd), initial_model(task, plan.run.seed)
         report = reported(plan, first.layout)

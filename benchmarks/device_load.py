@@ -38,8 +38,8 @@ from benchmarks.entry import run_in_folder
 from benchmarks.processes import status_bytes
 from thinwire.core.fleet import Hello, TaskReport
 from thinwire.core.serialization import MAX_HEAD_BYTES, reply_to_bytes
-from thinwire.core.types import Part, ReplyHead, UpdateId
-from thinwire.transport import FlowerLink, device_key
+from thinwire.core.types import Part, ReplyHeader, UpdateId
+from thinwire.transport import HttpsLink, device_key
 from thinwire.transport.device.enroll import trust_of
 from thinwire.transport.device.identity import Trust
 from thinwire.transport.protocol import registration
@@ -106,7 +106,7 @@ def _at_one_door(preset: Preset, folder: Path, *, plain: bool) -> dict[str, Any]
     with door_process(folder, plain=plain) as door:
         trust = None if plain else trust_of(door.url, door.pin)
         keys = {name: _let_in(door, folder, name) for name in ("honest", "flood")}
-        link = FlowerLink(door.url, keys["honest"], "honest", folder / "honest", trust)
+        link = HttpsLink(door.url, keys["honest"], "honest", folder / "honest", trust)
         link.hello(Hello("honest", uuid.uuid4().hex, (TASK,)))
         try:
             refused_ms = _refused(door, Line(door.url, trust), preset.joins, HELLO if plain else JOIN)
@@ -137,7 +137,7 @@ def _let_in(door: DoorProcess, folder: Path, name: str) -> ec.EllipticCurvePriva
     return key
 
 
-def _polls(link: FlowerLink, count: int, at_least_s: float = 0.0) -> list[float]:
+def _polls(link: HttpsLink, count: int, at_least_s: float = 0.0) -> list[float]:
     """Seconds of each poll that is answered at once."""
     took, end = list[float](), time.monotonic() + at_least_s
     while len(took) < count or time.monotonic() < end:
@@ -255,7 +255,7 @@ def _turn(signer: Signer, number: int) -> list[Request]:
         said = Hello("flood", "1" * 32, (TASK,))
         return [_posted(signer, "hello", HELLO, packed(registration.to_bytes(said)))]
     update = UpdateId(RUN, "flood", number)
-    head = ReplyHead(f"ask-{number}", update, 0, 1, 1, 1.0, 1.0, {}, parts=(WRONG,), codec=CODEC)
+    head = ReplyHeader(f"ask-{number}", update, 0, 1, 1, 1.0, 1.0, {}, parts=(WRONG,), codec=CODEC)
     path = f"/tw/v1/parts/{RUN}/{number}/0?offset=0"
     headers = signer.headers("PUT", path, bytes.fromhex(WRONG.sha256), PART_BYTES)
     part = ("wrong part", "PUT", path, bytes(PART_BYTES), headers)

@@ -21,9 +21,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from benchmarks.door_process import CODEC, RUN, DoorProcess
 from thinwire.core.errors import ThinwireError
 from thinwire.core.fleet import Hello, TaskReport
-from thinwire.core.types import Part, ReplyHead, Timings, UpdateId
+from thinwire.core.types import Part, ReplyHeader, Timings, UpdateId
 from thinwire.flower.fleet import POLL_S
-from thinwire.transport import FlowerLink
+from thinwire.transport import HttpsLink
 from thinwire.transport.device.enroll import trust_of
 from thinwire.transport.device.identity import Trust
 from thinwire.transport.protocol.http import PULL, packed
@@ -44,7 +44,7 @@ class Devices:
     """Devices that a door has let in, each with a link. `links` are not connected yet."""
 
     names: list[str]
-    links: list[FlowerLink]
+    links: list[HttpsLink]
     keys: list[ec.EllipticCurvePrivateKey]
     processes: list[str]
     trust: Trust
@@ -60,7 +60,7 @@ class Devices:
         links = []
         for name, key in zip(names, keys, strict=True):
             (folder / name).mkdir(parents=True)
-            links.append(FlowerLink(door.url, key, name, folder / name, trust))
+            links.append(HttpsLink(door.url, key, name, folder / name, trust))
         return cls(names, links, keys, [uuid.uuid4().hex for _ in names], trust)
 
     def greet(self) -> float:
@@ -156,7 +156,7 @@ class Answering:
         for thread in self._threads:
             thread.join(20.0)
 
-    def _serve(self, name: str, link: FlowerLink) -> None:
+    def _serve(self, name: str, link: HttpsLink) -> None:
         part = Part("frame/0", len(self._body), hashlib.sha256(self._body).hexdigest())
         while not self._ending.is_set():
             try:
@@ -168,7 +168,7 @@ class Answering:
             if delivery is None:
                 continue
             ask = delivery.ask
-            head = ReplyHead(
+            head = ReplyHeader(
                 ask.ask_id, UpdateId(RUN, name, ask.round), ask.base_version, 96, 12, 11.25, 0.73205,
                 {"train/loss": (41.72911, 96.0), "eval/loss": (40.1833, 96.0), "eval/accuracy": (71.0, 96.0)},
                 Timings(0.0123, 0.0001, 0.1034, 2.0412, 0.0377), (part,), CODEC, residual_norm=0.2931,

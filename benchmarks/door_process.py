@@ -22,11 +22,11 @@ from benchmarks.resnet50 import shapes
 from thinwire.core.fleet import Envelope, FixedLimits
 from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
-from thinwire.core.types import Ask, Part, ReplyHead, UpdateId, Verdict, Work
+from thinwire.core.types import Ask, Part, ReplyHeader, UpdateId, Verdict, Work
 from thinwire.flower import FlowerFleet
 from thinwire.server.submit import limit_of
 from thinwire.store import FileSpool, Store
-from thinwire.transport.server.tls import PrivateAuthority
+from thinwire.transport.server.tls import InternalCA
 
 RUN, CODEC = "digits-1", "topk(0.01) > int8 > zstd"
 START = "from benchmarks.door_process import main; main()"
@@ -93,7 +93,7 @@ class Opened:
 
     def __init__(self, folder: Path, plain: bool = False) -> None:
         self._folder, self._store = folder, Store.open(folder / "store.sqlite3")
-        self._authority = None if plain else PrivateAuthority(folder / "ca")
+        self._authority = None if plain else InternalCA(folder / "ca")
         self._fleet = self._opened(0)
 
     def start(self) -> dict[str, Any]:
@@ -127,7 +127,7 @@ class Opened:
         waited = set(devices)
         while waited:
             for arrival in self._fleet.poll(1.0):
-                if isinstance(arrival, ReplyHead):
+                if isinstance(arrival, ReplyHeader):
                     if sum(len(each) for each in self._fleet.open(arrival.update_id)) != payload_bytes:
                         raise RuntimeError(f"{arrival.update_id} is not what was sent")
                     self._fleet.ack([arrival.update_id])

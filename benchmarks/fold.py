@@ -32,9 +32,9 @@ from thinwire.aggregation import WeightedMean
 from thinwire.compression import parse
 from thinwire.compression.native import library
 from thinwire.compression.native.threads import using_threads
-from thinwire.compression.segmented import Bound
+from thinwire.compression.segmented import SegmentedCodec
 from thinwire.core import Key, Layout
-from thinwire.core.types import Arrived, Part, ReplyHead, UpdateId, Vector
+from thinwire.core.types import Arrived, Part, ReplyHeader, UpdateId, Vector
 from thinwire.store import FileSpool
 
 UPDATES = 100
@@ -53,7 +53,7 @@ PRESETS = {"tiny": Preset(50_000, 3), "small": Preset(updates=20), "full": Prese
 
 
 @dataclass(frozen=True)
-class Timed(Bound):
+class Timed(SegmentedCodec):
     """A codec that takes the time of its checks; what `decode_add` checks belongs to that."""
 
     check_s: list[float] = field(default_factory=list)
@@ -91,7 +91,7 @@ def _shapes(params: int) -> dict[str, tuple[int, ...]]:
     return {f"w{i}": (512, TENSOR // 512) for i in range(whole)} | ({"rest": (rest,)} if rest else {})
 
 
-def _sent(spool: FileSpool, spec: str, layout: Layout, updates: int) -> Iterator[ReplyHead]:
+def _sent(spool: FileSpool, spec: str, layout: Layout, updates: int) -> Iterator[ReplyHeader]:
     """Put updates of normal values into the spool, no two alike."""
     codec = parse(spec).bind(layout)
     values: Vector = np.random.default_rng(1).standard_normal(layout.size + updates, np.float32)
@@ -104,12 +104,12 @@ def _sent(spool: FileSpool, spec: str, layout: Layout, updates: int) -> Iterator
                 frame = codec.encode(x, codec.init(segment.index), Key(number), segment.index).payload
                 out.write(frame)
                 parts.append(Part(f"frame/{segment.index}", len(frame), hashlib.sha256(frame).hexdigest()))
-        head = ReplyHead(f"ask-{number}", update_id, 0, examples=32, steps=10, a=10.0, parts=tuple(parts), codec=spec)
+        head = ReplyHeader(f"ask-{number}", update_id, 0, examples=32, steps=10, a=10.0, parts=tuple(parts), codec=spec)
         spool.commit(draft, head)
         yield head
 
 
-def _folded(spool: FileSpool, heads: list[ReplyHead], spec: str, layout: Layout) -> dict[str, Any]:
+def _folded(spool: FileSpool, heads: list[ReplyHeader], spec: str, layout: Layout) -> dict[str, Any]:
     bound = parse(spec).bind(layout)
     codec = Timed(bound.spec, layout, bound.groups)
     tally = WeightedMean(codec, layout)
@@ -147,11 +147,11 @@ def _folded(spool: FileSpool, heads: list[ReplyHead], spec: str, layout: Layout)
     }
 
 
-def _peak_models(spool: FileSpool, heads: list[ReplyHead], spec: str, layout: Layout) -> float:
+def _peak_models(spool: FileSpool, heads: list[ReplyHeader], spec: str, layout: Layout) -> float:
     """The most memory at once of a round with these clients, in models of float32; parts that are mapped count too."""
     mapped = 0
 
-    def frames(head: ReplyHead) -> Iterator[Arrived]:
+    def frames(head: ReplyHeader) -> Iterator[Arrived]:
         nonlocal mapped
         for part in spool.open(head.update_id):
             mapped = max(mapped, len(part) if isinstance(part, memoryview) else 0)

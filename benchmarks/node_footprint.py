@@ -24,7 +24,7 @@ from benchmarks.document import note
 from benchmarks.entry import run_in_folder
 from benchmarks.installed import installed_bytes, required
 from benchmarks.processes import Processes, cpu_seconds, descendants, free_port, status_bytes
-from thinwire.client.status import Standing
+from thinwire.client.status import ClientStatus
 
 WITHIN_S = 120.0
 NAME = "pi-01"
@@ -63,12 +63,12 @@ class Node:
         at = self.until_idle(began)
         return pid, (at.connected_at or began) - began
 
-    def until_idle(self, since: float) -> Standing:
+    def until_idle(self, since: float) -> ClientStatus:
         """What the client says when it is connected, and nothing is asked of it."""
-        found: list[Standing] = []
+        found: list[ClientStatus] = []
 
         def idle() -> bool:
-            at = Standing.load(self.home / "clients" / NAME)
+            at = ClientStatus.load(self.home / "clients" / NAME)
             if at is None or at.state != "idle" or at.at < since:
                 return False
             found.append(at)

@@ -22,8 +22,8 @@ from thinwire.compression import parse
 from thinwire.core import Key, Layout
 from thinwire.core.errors import Unreachable
 from thinwire.core.fleet import Delivery, Hello, TaskReport
-from thinwire.core.types import Ask, Part, ReplyHead, UpdateId
-from thinwire.transport import FlowerLink, device_key
+from thinwire.core.types import Ask, Part, ReplyHeader, UpdateId
+from thinwire.transport import HttpsLink, device_key
 
 CODEC = "identity"
 EXAMPLES = 100
@@ -62,10 +62,12 @@ class Echo:
         self.codec = parse(CODEC).bind(self.layout)
         self.changes = [np.full(segment.size, 1e-3, dtype=np.float32) for segment in self.layout.segments]
 
-    def answer(self, ask: Ask, update_id: UpdateId, download_s: float) -> tuple[ReplyHead, Path | None]:
+    def answer(self, ask: Ask, update_id: UpdateId, download_s: float) -> tuple[ReplyHeader, Path | None]:
         metrics = {"eval/loss": (1.0 / (1 + ask.base_version) * EXAMPLES, float(EXAMPLES))}
         if ask.kind != "train":
-            head = ReplyHead(ask.ask_id, update_id, ask.base_version, EXAMPLES, metrics=metrics, identity=ask.identity)
+            head = ReplyHeader(
+                ask.ask_id, update_id, ask.base_version, EXAMPLES, metrics=metrics, identity=ask.identity
+            )
             return head, None
         parts = []
         with open(self.bundle, "wb") as file:
@@ -74,7 +76,7 @@ class Echo:
                 frame = self.codec.encode(change.copy(), self.codec.init(number), Key(ask.round), number).payload
                 parts.append(Part(f"frame/{number}", len(frame), hashlib.sha256(frame).hexdigest()))
                 file.write(frame)
-        head = ReplyHead(
+        head = ReplyHeader(
             ask.ask_id, update_id, ask.base_version, EXAMPLES, steps=1, a=1.0, norm=1.0, metrics=metrics,
             parts=tuple(parts), codec=ask.codec, identity=ask.identity,
         )  # fmt: skip
@@ -86,7 +88,7 @@ def serve(url: str, name: str, folder: Path, shapes: dict[str, Shape]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     echoes = {task: Echo(shape, folder) for task, shape in shapes.items()}
     tasks = tuple(TaskReport(task, layout_digest=echo.layout.digest, codecs=(CODEC,)) for task, echo in echoes.items())
-    link = FlowerLink(url, device_key(folder), name, folder)
+    link = HttpsLink(url, device_key(folder), name, folder)
     hello = Hello(name, uuid.uuid4().hex, tasks)
     numbers = itertools.count(1)
     while not _said(link, hello):
@@ -99,7 +101,7 @@ def serve(url: str, name: str, folder: Path, shapes: dict[str, Shape]) -> None:
         _forget(delivery)
 
 
-def _said(link: FlowerLink, hello: Hello) -> bool:
+def _said(link: HttpsLink, hello: Hello) -> bool:
     with contextlib.suppress(Unreachable):  # it is still starting
         link.hello(hello)
         return True

@@ -21,7 +21,7 @@ from thinwire.core.statedir import AggregatorHome, holder
 from thinwire.server.model_store import Versions
 from thinwire.server.submit import submit
 from thinwire.simulation import Training
-from thinwire.simulation.client_pool import Crowd
+from thinwire.simulation.client_pool import ClientPopulation
 from thinwire.store import Store
 
 CLIENTS, SLOW, KILLED = 6, 0, 5
@@ -68,5 +68,5 @@ def _driven(
     row, events = store.run(run_id), tuple(event for _, event in store.events(run_id))
     if row.status != "done":
         raise RuntimeError(f"{run_id} is {row.status}: {row.status_text}")
-    training = Training(task, Crowd(home.root, Site(split=split, seed=plan.run.seed), CLIENTS))
+    training = Training(task, ClientPopulation(home.root, Site(split=split, seed=plan.run.seed), CLIENTS))
     return Curve(points_of(events, Versions(home.run(run_id), first.layout), training), events)

@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.accuracy_bytes.reading import METRIC
 from benchmarks.document import note
 from thinwire.core.statedir import private_folder, write_atomically
-from thinwire.reports.sweep_results import Cell, CellRound, Cells, Made
+from thinwire.reports.sweep_results import CellRound, Made, Trial, TrialStore
 
 KEPT = Path(__file__).parents[2] / "docs" / "evidence" / "cells"
 DIGITS = 10  # of an accuracy: far more than decisions look at
@@ -28,7 +28,7 @@ DECIDED, MEASURED = "decisions", "measured"
 
 def keep(folder: Path, model: str, kept: Path = KEPT) -> int:
     """Write all finished cells of a model, its decisions and what was measured alone; gives how many cells."""
-    done = sorted((cell for cell in Cells(folder / model).all().values() if cell.status == "done"), key=_order)
+    done = sorted((cell for cell in TrialStore(folder / model).all().values() if cell.status == "done"), key=_order)
     kept.mkdir(parents=True, exist_ok=True)
     write_atomically(kept / f"{model}.jsonl", "".join(f"{line(cell)}\n" for cell in done).encode())
     beside = {
@@ -44,7 +44,7 @@ def restore(folder: Path, model: str, kept: Path = KEPT) -> int:
     lines, beside = kept / f"{model}.jsonl", kept / f"{model}.json"
     if not lines.exists():
         return 0
-    cells, there = Cells(folder / model), 0
+    cells, there = TrialStore(folder / model), 0
     known = {cell.made.digest for cell in cells.all().values()}
     for cell in map(restored, lines.read_text().splitlines()):
         if cell.made.digest not in known:
@@ -59,7 +59,7 @@ def restore(folder: Path, model: str, kept: Path = KEPT) -> int:
     return there
 
 
-def line(cell: Cell) -> str:
+def line(cell: Trial) -> str:
     """One cell; a column whose rounds are all alike is one value."""
     columns: dict[str, list[Any]] = {
         "asked": [one.asked for one in cell.rounds],
@@ -75,7 +75,7 @@ def line(cell: Cell) -> str:
     return json.dumps(told, sort_keys=True, separators=(",", ":"))
 
 
-def restored(text: str) -> Cell:
+def restored(text: str) -> Trial:
     """
     >>> made = Made({"run": {}}, 20, "iid", "", "digest")
     >>> cell = Cell(made, "done", "", 0, 10, {METRIC: 0.5}, {}, 40, 40, [CellRound("all", 4, 0.0, 9, 40, {})] * 2)
@@ -87,13 +87,13 @@ def restored(text: str) -> Cell:
     columns = zip(*(_column(told[name], count) for name in ("asked", "up", "down", "accuracy")), strict=True)
     rounds = [CellRound("all", asked, 0.0, up, down, _metrics(accuracy)) for asked, up, down, accuracy in columns]
     dense_up, dense_down = told["dense"]
-    return Cell(
+    return Trial(
         Made(**told["made"]), "done", "", 0, told["size"], _metrics(told["final"]), {}, dense_up, dense_down,
         rounds, told["took_s"],
     )  # fmt: skip
 
 
-def _order(cell: Cell) -> tuple[str, str]:
+def _order(cell: Trial) -> tuple[str, str]:
     """Cells of one trial stand together, whenever they were made."""
     plan = cell.made.plan
     return f"{plan['uplink']} {plan['local']} {plan['downlink']}", f"{plan['run']['seed']:>6} {cell.made.digest}"

@@ -18,7 +18,7 @@ from benchmarks.accuracy_bytes.selection import Judged, Selected
 from benchmarks.accuracy_bytes.trials import CLIENTS, FP32, PARTICIPATION, Chain, Trial
 from benchmarks.accuracy_bytes.verdict import Verdict
 from benchmarks.document import machine
-from thinwire.reports.sweep_results import Cell
+from thinwire.reports.sweep_results import Trial as Cell
 
 POINTS = 24  # of a curve that is committed
 FEW = 5  # seeds

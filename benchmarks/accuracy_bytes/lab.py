@@ -13,7 +13,8 @@ from pathlib import Path
 from benchmarks.accuracy_bytes.trials import Trial, Work
 from benchmarks.document import note
 from thinwire.client.task import load_task
-from thinwire.reports.sweep_results import Cell, Cells, Made
+from thinwire.reports.sweep_results import Made, TrialStore
+from thinwire.reports.sweep_results import Trial as Cell
 from thinwire.simulation.sweep import Estimate, Sweep, run_sweep
 
 Found = dict[Trial, list[Cell]]
@@ -43,7 +44,9 @@ class Lab:
                 note(f"{work.name}: {about}: {done} of {of}; the last took {cell.took_s:.0f} s")
 
         sweep = Sweep(work.task, tuple({one.digest: one for one in made}.values()))
-        cells = run_sweep(sweep, Cells(self.folder / work.name), workers=self.workers, on_estimate=began, on_cell=ended)
+        cells = run_sweep(
+            sweep, TrialStore(self.folder / work.name), workers=self.workers, on_estimate=began, on_cell=ended
+        )
         return {cell.made.digest: cell for cell in cells}
 
     def _digest(self, work: Work) -> str:

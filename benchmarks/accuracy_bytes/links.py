@@ -9,7 +9,7 @@ from statistics import median
 
 from benchmarks.accuracy_bytes.reading import METRIC, POINTS
 from thinwire.reports.comparison import Link, Reached, reached
-from thinwire.reports.sweep_results import Cell
+from thinwire.reports.sweep_results import Trial
 
 LINKS = tuple(Link(mbps, rtt_ms) for mbps in (1.0, 10.0, 100.0) for rtt_ms in (20.0, 200.0))
 
@@ -31,7 +31,7 @@ class ToTarget:
     seconds: dict[str, float | None]
 
 
-def to_target(cells: Sequence[Cell], target: float, round_s: float) -> ToTarget:
+def to_target(cells: Sequence[Trial], target: float, round_s: float) -> ToTarget:
     """When these cells reach so many points for the first time.
 
     The cells' own seconds are not used: other work ran beside them.

@@ -8,7 +8,7 @@ from benchmarks.accuracy_bytes.rounds import MOST
 from benchmarks.accuracy_bytes.selection import FINALISTS, STAY
 from benchmarks.accuracy_bytes.trials import FP32, PARTICIPATION, Trial
 from thinwire.client.task import load_task
-from thinwire.reports.sweep_results import Cells
+from thinwire.reports.sweep_results import TrialStore
 from thinwire.simulation.sweep import trial_s
 
 
@@ -34,7 +34,7 @@ def hours(protocol: Protocol) -> float:
     model, lab = protocol.model, protocol.lab
     known = protocol.decisions.all().get("rounds")
     rounds = known["decided"]["rounds"] if known else min(MOST // 3, model.horizons[-1] * 4 // 5)
-    done = [cell for cell in Cells(lab.folder / model.name).all().values() if cell.rounds]
+    done = [cell for cell in TrialStore(lab.folder / model.name).all().values() if cell.rounds]
     if done:
         each = sum(cell.took_s for cell in done) / sum(len(cell.rounds) for cell in done)
     else:

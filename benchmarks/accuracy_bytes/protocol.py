@@ -28,7 +28,7 @@ from benchmarks.accuracy_bytes.trials import FP32, Chain, Trial
 from benchmarks.accuracy_bytes.verdict import OnB, Verdict, verdict
 from benchmarks.document import note
 from thinwire.aggregation import codecs
-from thinwire.reports.sweep_results import Cell
+from thinwire.reports.sweep_results import Trial as Cell
 
 SPLITS = ("dirichlet(0.1)", "dirichlet(1)", "iid")
 PARTICIPATIONS = (1.0, 0.1)

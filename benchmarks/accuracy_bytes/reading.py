@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from thinwire.reports.sweep_results import Cell
+from thinwire.reports.sweep_results import Trial
 
 METRIC = "accuracy"
 POINTS = 100.0
 Curve = dict[int, float]  # round -> points, of the rounds whose model was measured
 
 
-def accuracy(cell: Cell) -> float:
+def accuracy(cell: Trial) -> float:
     """Points, as the mean over the models of the last quarter of the rounds; a run that failed has none.
 
     One model's accuracy jumps by points with who was asked in its round: that of the last one alone tells chains apart
@@ -25,16 +25,16 @@ def accuracy(cell: Cell) -> float:
     return POINTS * cell.metrics.get(METRIC, 0.0) if late is None else late
 
 
-def accuracies(cells: Sequence[Cell]) -> list[float]:
+def accuracies(cells: Sequence[Trial]) -> list[float]:
     return [accuracy(cell) for cell in cells]
 
 
-def curve(cell: Cell) -> Curve:
+def curve(cell: Trial) -> Curve:
     found = enumerate(cell.rounds, start=1)
     return {number: POINTS * one.metrics[METRIC] for number, one in found if METRIC in one.metrics}
 
 
-def mean_curve(cells: Sequence[Cell]) -> Curve:
+def mean_curve(cells: Sequence[Trial]) -> Curve:
     """Of the rounds that all of them measured."""
     curves = [curve(cell) for cell in cells]
     common = set.intersection(*(set(one) for one in curves)) if curves else set()

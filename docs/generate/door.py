@@ -137,7 +137,7 @@ def _answers(found: Mapping[str, tuple[str, ...]]) -> str:
 
 def _answered() -> set[str]:
     """Every status and kind that the code refuses with."""
-    made = re.compile(r'Refusal\(\s*(\d{3}), "([a-z-]*)"')
+    made = re.compile(r'ApiError\(\s*(\d{3}), "([a-z-]*)"')
     texts = [path.read_text() for path in chain(OURS.glob("transport/**/*.py"), OURS.glob("flower/*.py"))]
     found = {f"{status} {kind}".strip() for text in texts for status, kind in made.findall(text)}
     return found | {"503 disk"}  # its word is chosen where it is made

@@ -137,7 +137,7 @@ def _raised() -> set[str]:
 
 def _dropping() -> set[str]:
     """The reasons that stand as words where an answer is dropped: what they say after a colon is more than the name."""
-    made = re.compile(r'(?:drop|round_events\.Refused)\([^"\n]*"([a-z-]+)|refused=f?"([a-z-]+)')
+    made = re.compile(r'(?:drop|round_events\.FoldRejected)\([^"\n]*"([a-z-]+)|refused=f?"([a-z-]+)')
     texts = [path.read_text() for path in (Path(thinwire.__file__).parent / "server").glob("*.py")]
     return {one or other for text in texts for one, other in made.findall(text)}
 

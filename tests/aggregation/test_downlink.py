@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.codec_examples import made
-from thinwire.aggregation import Downlink, Shadow, digest, read_model, write_model
+from thinwire.aggregation import Downlink, ModelReplica, digest, read_model, write_model
 from thinwire.aggregation.downlink import Announcement, require_downlink, way
 from thinwire.compression import Contractive, parse
 from thinwire.core import Key, Layout, Part, Tensor
@@ -55,7 +55,7 @@ def test_every_device_holds_the_shadows_bits_whenever_it_comes(spec: str) -> Non
     params = made(1000, 0, "normal", 0)
     params[3] = -0.0
     down = Sender(spec, params, keep=5)
-    always, seldom, absent = Shadow(LAYOUT, spec), Shadow(LAYOUT, spec), Shadow(LAYOUT, spec)
+    always, seldom, absent = ModelReplica(LAYOUT, spec), ModelReplica(LAYOUT, spec), ModelReplica(LAYOUT, spec)
     for step in range(20):
         params = params + made(1000, step + 1, "normal", -4)
         news = down.publish(params)
@@ -90,7 +90,7 @@ def test_a_full_version_makes_the_shadow_the_model_itself() -> None:
 
 def test_changes_that_are_held_already_are_passed_over() -> None:
     params = made(1000, 0, "normal", 0)
-    down, device = Sender("topk(0.05) > int8", params), Shadow(LAYOUT, "topk(0.05) > int8")
+    down, device = Sender("topk(0.05) > int8", params), ModelReplica(LAYOUT, "topk(0.05) > int8")
     for step in range(1, 4):
         news = down.publish(params + step)
         if step == 2:
@@ -101,7 +101,7 @@ def test_changes_that_are_held_already_are_passed_over() -> None:
 
 def test_a_device_that_does_not_come_out_right_keeps_what_it_held_and_resyncs() -> None:
     params = made(1000, 0, "normal", 0)
-    down, device = Sender("topk(0.05) > int8", params), Shadow(LAYOUT, "topk(0.05) > int8")
+    down, device = Sender("topk(0.05) > int8", params), ModelReplica(LAYOUT, "topk(0.05) > int8")
     first = down.publish(params)
     device.apply(down.frames_for(None), 1, first.digest)
     device.params[7] += 1
@@ -120,7 +120,7 @@ def test_changes_without_a_model_and_parts_of_no_segment_are_refused() -> None:
     changes = [(f"1/{i}", change) for i, change in enumerate(news.changes)]
     for frames in (changes, [("full/9", b"")], [("full/x", b"")], [("full/0", b"junk")], [("x/0", b"")]):
         with pytest.raises(BadPayload):
-            Shadow(LAYOUT, "topk(0.05) > int8").apply(frames, 1, news.digest)
+            ModelReplica(LAYOUT, "topk(0.05) > int8").apply(frames, 1, news.digest)
 
 
 def test_the_identity_downlink_keeps_no_second_model() -> None:
@@ -178,7 +178,7 @@ def test_a_model_comes_back_from_its_file_bit_for_bit(tmp_path: Path) -> None:
         assert read == stored == digest(params)
         body = (tmp_path / "m").read_bytes()
         assert len(body) == sum(part.length for part in parts)
-        shadow = Shadow(layout, "identity")
+        shadow = ModelReplica(layout, "identity")
         at, named = 0, []
         for part in parts:
             if part.name != "buffers":

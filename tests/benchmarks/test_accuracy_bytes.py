@@ -23,7 +23,7 @@ from benchmarks.accuracy_bytes.protocol import Protocol
 from benchmarks.accuracy_bytes.trials import FP16, FP32, Trial
 from tests.support.made_up_figures import BESIDE, BOLD, MILD, MODEL, MadeUp
 from thinwire.aggregation import codecs
-from thinwire.reports.sweep_results import Cells
+from thinwire.reports.sweep_results import TrialStore
 
 ROOT = Path(__file__).parents[2]
 
@@ -149,13 +149,13 @@ def test_what_is_kept_of_a_folder_makes_the_same_folder_for_decisions(tmp_path):
     made = MadeUp(tmp_path / "made", {})
     cells = [made.cell(Trial(MODEL.work, chain, 0.1, 10), seed) for chain in (FP32, MILD) for seed in (1, 2)]
     for cell in cells:
-        Cells(tmp_path / "made" / "digits").keep(cell)
+        TrialStore(tmp_path / "made" / "digits").keep(cell)
     Protocol(MODEL, made).decisions.keep("rounds", {"rounds": 20})
     assert archive.keep(tmp_path / "made", "digits", tmp_path / "kept") == 4
 
     assert archive.restore(tmp_path / "again", "digits", tmp_path / "kept") == 4
     assert archive.restore(tmp_path / "again", "digits", tmp_path / "kept") == 0
-    again = Cells(tmp_path / "again" / "digits").all()
+    again = TrialStore(tmp_path / "again" / "digits").all()
     for cell in cells:
         found = again[cell.made.digest]
         assert [one.payload_up for one in found.rounds] == [one.payload_up for one in cell.rounds]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import time
 
-from thinwire.client.status import Standing
+from thinwire.client.status import ClientStatus
 from thinwire.core.statedir import client_home, hold
 
 
 def test_a_client_that_runs_says_since_when_and_what_it_keeps(thinwire, home):
     folder, now = client_home(home, "pi-03"), time.time()
-    Standing("working", now, now - 90, "digits-7", 4, 3, "cannot reach it", now - 100, 86_400.0).save(folder)
+    ClientStatus("working", now, now - 90, "digits-7", 4, 3, "cannot reach it", now - 100, 86_400.0).save(folder)
     (folder / "runs" / "digits-7").mkdir(parents=True)
     (folder / "runs" / "digits-7" / "state.json").write_text(json.dumps({"outbox": [{}, {}]}))
     with hold(folder / "lock", {"aggregator": "https://agg.example:9090"}):
@@ -30,7 +30,7 @@ def test_a_client_that_runs_says_since_when_and_what_it_keeps(thinwire, home):
 
 def test_what_a_client_was_doing_when_it_was_killed_is_not_taken_for_now(thinwire, home):
     folder = client_home(home, "pi-03")
-    Standing("working", 1.0, 1.0, "digits-7", 4).save(folder)
+    ClientStatus("working", 1.0, 1.0, "digits-7", 4).save(folder)
     with hold(folder / "lock", {}):
         pass
     (row,) = thinwire("client", "status", "--json", "--home", home).document

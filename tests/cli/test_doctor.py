@@ -18,7 +18,7 @@ from thinwire.cli.doctor import aggregator as aggregator_doctor
 from thinwire.core.fleet import Hello, Joining
 from thinwire.core.statedir import AggregatorHome, hold
 from thinwire.store import Store
-from thinwire.transport.server.tls import PrivateAuthority
+from thinwire.transport.server.tls import InternalCA
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ def test_a_door_or_page_that_does_not_answer_is_found(thinwire, home, place):
 
 
 def test_certificates_are_shown_and_an_old_leaf_is_found(thinwire, home, place):
-    authority = PrivateAuthority(place.root / "tls", ["agg.example"])
+    authority = InternalCA(place.root / "tls", ["agg.example"])
     with running(place, pin=authority.pin):
         found = findings(thinwire("aggregator", "doctor", "--json", "--home", home))["certificate"]
         assert found["ok"]
@@ -147,7 +147,7 @@ def test_certificates_are_shown_and_an_old_leaf_is_found(thinwire, home, place):
 
 def test_a_leaf_that_ends_soon_is_a_finding(tmp_path):
     now = datetime.now(UTC)
-    authority = PrivateAuthority(tmp_path, (), now=lambda: now - timedelta(days=80))
+    authority = InternalCA(tmp_path, (), now=lambda: now - timedelta(days=80))
     found = aggregator_doctor._certificate(tmp_path, {"pin": authority.pin, "listen": "127.0.0.1:1"})
     assert not isinstance(found, str)
     assert (found.ok, "thinwire aggregator start" in found.try_) == (False, True)
@@ -164,7 +164,7 @@ def test_a_certificate_that_the_operator_brought_is_looked_at_as_it_is_shown(tmp
 
 def test_a_rotation_keeps_both_cas_and_new_invitations_name_the_new_one(thinwire, home, place):
     folder = place.root / "tls"
-    before = PrivateAuthority(folder, ["agg.example"]).pin
+    before = InternalCA(folder, ["agg.example"]).pin
     (folder / "invite.json").write_text(json.dumps({"pin": before, "urls": ["https://agg.example:9090"]}))
     said = thinwire("aggregator", "ca", "rotate", "--san", "other.example", "--json", "--home", home)
     assert said.code == 0, said.err

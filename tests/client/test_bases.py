@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from thinwire.aggregation import Shadow, write_model
+from thinwire.aggregation import ModelReplica, write_model
 from thinwire.aggregation.downlink import Downlink
-from thinwire.client.payload import Bases, take_base
+from thinwire.client.payload import BaseModelCache, take_base
 from thinwire.core.errors import BadPayload
 from thinwire.core.layout import Layout, Tensor
 from thinwire.core.types import Ask, Part
@@ -28,11 +28,11 @@ def written(path: Path, seed: int) -> Ask:
 
 
 def test_every_session_gets_the_bits_that_it_would_have_read(tmp_path: Path) -> None:
-    bases = Bases()
+    bases = BaseModelCache()
     for seed in (1, 1, 2, 1):
         path = tmp_path / f"{seed}.model"
         ask = written(path, seed)
-        alone, together = Shadow(LAYOUT, DOWN), Shadow(LAYOUT, DOWN)
+        alone, together = ModelReplica(LAYOUT, DOWN), ModelReplica(LAYOUT, DOWN)
         read, taken = take_base(ask, path, alone), bases.take(ask, path, together)
         assert read is not None and taken is not None
         assert (alone.params.tobytes(), read.tobytes()) == (together.params.tobytes(), taken.tobytes())
@@ -40,11 +40,11 @@ def test_every_session_gets_the_bits_that_it_would_have_read(tmp_path: Path) -> 
 
 
 def test_what_comes_again_is_not_read_again(tmp_path: Path) -> None:
-    bases, path = Bases(), tmp_path / "1.model"
+    bases, path = BaseModelCache(), tmp_path / "1.model"
     ask = written(path, 1)
-    bases.take(ask, path, first := Shadow(LAYOUT, DOWN))
+    bases.take(ask, path, first := ModelReplica(LAYOUT, DOWN))
     path.unlink()
-    bases.take(ask, path, second := Shadow(LAYOUT, DOWN))
+    bases.take(ask, path, second := ModelReplica(LAYOUT, DOWN))
     assert second.params is first.params
 
 
@@ -56,7 +56,7 @@ def test_changes_lead_only_whoever_holds_what_they_change(tmp_path: Path) -> Non
     bundle.write_bytes(change)
     parts = (Part("1/0", len(change), hashlib.sha256(change).hexdigest()),)
     ask = Ask("a", "t-1", "t", "train", {}, base_version=1, base_digest=news.digest, parts=parts)
-    bases = Bases()
-    bases.take(ask, bundle, Shadow(layout, DOWN, np.zeros(400, np.float32), 0))
+    bases = BaseModelCache()
+    bases.take(ask, bundle, ModelReplica(layout, DOWN, np.zeros(400, np.float32), 0))
     with pytest.raises(BadPayload):
-        bases.take(ask, bundle, Shadow(layout, DOWN))
+        bases.take(ask, bundle, ModelReplica(layout, DOWN))

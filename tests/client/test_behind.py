@@ -13,12 +13,12 @@ import pytest
 from tests.client.test_service import DEVICE, Running
 from tests.support.small_task import Aggregator, plan_of
 from thinwire.client import handler
-from thinwire.client.context import Job
+from thinwire.client.context import AssignmentContext
 from thinwire.client.execute import Trained, trained
-from thinwire.client.retry import Behind
+from thinwire.client.retry import BackgroundSender
 from thinwire.core.errors import Refused
 from thinwire.core.fleet import Delivery
-from thinwire.core.types import ReplyHead
+from thinwire.core.types import ReplyHeader
 from thinwire.simulation.local_fleet import LocalLink
 
 WAIT_S = 60.0  # nothing takes that long: it only ends a test that would hang
@@ -34,11 +34,11 @@ def ahead(running: Running, number: int) -> Delivery:
     return replace(made, ask=replace(made.ask, base_version=0))
 
 
-def answers(running: Running, count: int) -> list[ReplyHead]:
+def answers(running: Running, count: int) -> list[ReplyHeader]:
     """The next answers, in the order in which they came."""
-    found, end = list[ReplyHead](), time.monotonic() + WAIT_S
+    found, end = list[ReplyHeader](), time.monotonic() + WAIT_S
     while len(found) < count and time.monotonic() < end:
-        found += [arrival for arrival in running.fleet.poll(0.5) if isinstance(arrival, ReplyHead)]
+        found += [arrival for arrival in running.fleet.poll(0.5) if isinstance(arrival, ReplyHeader)]
     return found
 
 
@@ -47,7 +47,7 @@ def test_the_next_training_begins_while_an_answer_is_being_sent(
 ) -> None:
     training, sending, ended = threading.Event(), threading.Event(), list[bool]()
 
-    def train(job: Job, *rest: Any) -> Trained:
+    def train(job: AssignmentContext, *rest: Any) -> Trained:
         if job.ask.round == 2:
             sending.wait(WAIT_S)
             training.set()
@@ -89,7 +89,7 @@ def test_an_ask_that_does_not_overlap_waits_until_all_is_sent(tmp_path: Path) ->
 
 def test_jobs_run_in_order_and_the_first_error_ends_them() -> None:
     done, heard = list[int](), list[Exception]()
-    behind = Behind(heard.append, threading.Event())
+    behind = BackgroundSender(heard.append, threading.Event())
 
     def refused() -> None:
         raise Refused("no")
@@ -104,7 +104,7 @@ def test_jobs_run_in_order_and_the_first_error_ends_them() -> None:
 
 def test_who_waits_is_let_go_when_the_program_ends() -> None:
     ending, gate = threading.Event(), threading.Event()
-    behind = Behind(lambda error: None, ending)
+    behind = BackgroundSender(lambda error: None, ending)
 
     def held() -> None:
         gate.wait(WAIT_S)

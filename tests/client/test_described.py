@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.trained_elsewhere import TASK
-from thinwire.client.executor import Here, Worker
+from thinwire.client.executor import InProcessExecutor, Worker
 from thinwire.client.task import load_task
 from thinwire.client.worker_process import Interpreter
 from thinwire.core.statedir import private_folder
@@ -38,4 +38,4 @@ def test_a_restart_sees_a_model_that_changed_though_no_code_beside_it_did(
     assert (
         line == "the task small has another model than before: 4.weight is 7x5 instead of 3x5; 4.bias is 7 instead of 3"
     )
-    assert second == Here(load_task(f"small={tmp_path / 'task.py'}")).layout.digest != first
+    assert second == InProcessExecutor(load_task(f"small={tmp_path / 'task.py'}")).layout.digest != first

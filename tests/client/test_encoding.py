@@ -8,10 +8,10 @@ import numpy as np
 
 from tests.support.small_task import RUN, Aggregator, plan_of, task_of
 from thinwire.client.payload import encode
-from thinwire.client.run_state import RunFolder, RunState
+from thinwire.client.run_state import ClientRunState, RunFolder
 from thinwire.core import Key, Layout
 from thinwire.core.plan_schema import UplinkSection
-from thinwire.core.types import Failure, ReplyHead
+from thinwire.core.types import Failure, ReplyHeader
 
 LAYOUT = Layout.of({"w": (6,)})
 ONES = np.ones(6, np.float32)
@@ -19,7 +19,7 @@ ONES = np.ones(6, np.float32)
 
 def test_the_residual_is_aged_by_the_rounds_since_the_last_encode():
     uplink = UplinkSection(feedback_decay=0.5)
-    _, state = encode(ONES.copy(), RunState(), "topk(0.5)", uplink, LAYOUT, Key(1), 4)
+    _, state = encode(ONES.copy(), ClientRunState(), "topk(0.5)", uplink, LAYOUT, Key(1), 4)
     assert (state.encoded_at, np.asarray(state.residual).tolist()) == (4, [0, 0, 0, 1, 1, 1])
     _, state = encode(np.zeros(6, np.float32), state, "topk(0.1)", uplink, LAYOUT, Key(1), 7)
     assert np.asarray(state.residual).tolist() == [0, 0, 0, 0, 0.125, 0.125]
@@ -27,7 +27,7 @@ def test_the_residual_is_aged_by_the_rounds_since_the_last_encode():
 
 def test_momentum_and_age_are_on_disk_after_a_commit(tmp_path):
     uplink = UplinkSection(momentum=0.5)
-    _, state = encode(ONES.copy(), RunState(), "topk(0.5)", uplink, LAYOUT, Key(1), 1)
+    _, state = encode(ONES.copy(), ClientRunState(), "topk(0.5)", uplink, LAYOUT, Key(1), 1)
     state = replace(state, memory={"0/own": np.arange(4.0).reshape(2, 2)})
     RunFolder(tmp_path).commit(state)
     found, said = RunFolder(tmp_path).load()
@@ -41,19 +41,19 @@ def test_momentum_and_age_are_on_disk_after_a_commit(tmp_path):
 
 def test_a_switch_of_codec_keeps_residual_and_momentum():
     uplink = UplinkSection(momentum=0.5)
-    _, state = encode(ONES.copy(), RunState(), "topk(0.5)", uplink, LAYOUT, Key(1), 1)
+    _, state = encode(ONES.copy(), ClientRunState(), "topk(0.5)", uplink, LAYOUT, Key(1), 1)
     _, state = encode(np.zeros(6, np.float32), state, "identity", uplink, LAYOUT, Key(1), 2)
     assert np.asarray(state.momentum).tolist() == [0.5] * 6
     assert not np.asarray(state.residual).any()
 
 
 def test_without_feedback_nothing_is_carried():
-    _, state = encode(ONES.copy(), RunState(), "topk(0.5)", UplinkSection(feedback="none"), LAYOUT, Key(1), 1)
+    _, state = encode(ONES.copy(), ClientRunState(), "topk(0.5)", UplinkSection(feedback="none"), LAYOUT, Key(1), 1)
     assert (state.residual, state.momentum, dict(state.memory)) == (None, None, {})
 
 
 def test_with_ef21_the_residual_is_the_reference():
-    _, state = encode(ONES.copy(), RunState(), "topk(0.5)", UplinkSection(feedback="ef21"), LAYOUT, Key(1), 1)
+    _, state = encode(ONES.copy(), ClientRunState(), "topk(0.5)", UplinkSection(feedback="ef21"), LAYOUT, Key(1), 1)
     assert np.asarray(state.residual).tolist() == [1, 1, 1, 0, 0, 0]
 
 
@@ -61,7 +61,7 @@ def test_with_ef21_a_reference_of_an_earlier_ask_begins_anew_and_what_was_sent_o
     aggregator = Aggregator(tmp_path, task_of(), plan_of(codec="topk(0.2)", feedback="ef21"))
     session = aggregator.session()
     for number in (1, 2):
-        assert isinstance(aggregator.answer(session, aggregator.ask(number))[0], ReplyHead)
+        assert isinstance(aggregator.answer(session, aggregator.ask(number))[0], ReplyHeader)
     _, bundle = aggregator.answer(session, aggregator.ask(3, verdicts=[(1, "dropped")], references_from=3))
     fresh = Aggregator(tmp_path / "fresh", task_of(), aggregator.plan)
     _, expected = fresh.answer(fresh.session(), fresh.ask(3))

@@ -23,7 +23,7 @@ from thinwire.simulation import simulate
 
 BEGIN = """
 import atexit, sys, threading, time
-from thinwire.client.train.errors import Ending
+from thinwire.client.train.errors import FastExit as Ending
 ending = Ending()
 
 class TakenApart:

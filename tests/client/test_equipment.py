@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from thinwire.client import device_info
-from thinwire.client.device_info import AGAIN_S, Having, memory, on_mains, usable_cores
+from thinwire.client.device_info import AGAIN_S, DeviceInfoProbe, memory, on_mains, usable_cores
 from thinwire.client.policy import Policy
 from thinwire.core.clock import VirtualClock
 
@@ -89,7 +89,7 @@ class Told:
 
     def __init__(self, root: Path, policy: Policy = Policy()) -> None:
         self.root, self.policy, self.clock, self.looks = root, policy, VirtualClock(), 0
-        self.having = Having(lambda: self.policy, list, root, self.clock.now, self.link_is)
+        self.having = DeviceInfoProbe(lambda: self.policy, list, root, self.clock.now, self.link_is)
 
     def link_is(self, link: str) -> bool | None:
         self.looks += 1

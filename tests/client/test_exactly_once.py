@@ -17,11 +17,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from thinwire.client import outbox
 from thinwire.client.payload import encode, packed, refund
-from thinwire.client.run_state import NOT_KNOWN, Entry, RunFolder, RunState, write_unsynced
+from thinwire.client.run_state import NOT_KNOWN, ClientRunState, Entry, RunFolder, write_unsynced
 from thinwire.core import Key, Layout
 from thinwire.core.errors import DataLost
 from thinwire.core.plan_schema import UplinkSection
-from thinwire.core.types import ReplyHead, UpdateId, Vector, Verdict
+from thinwire.core.types import ReplyHeader, UpdateId, Vector, Verdict
 
 LAYOUT = Layout.of({"w": (6,)})
 CODEC = "topk(0.34) > int8"
@@ -72,14 +72,16 @@ class Device(RuleBasedStateMachine):
     def decoded(self, entry: Entry) -> Vector:
         return refund(self.run_folder.path(entry), entry.head.parts, CODEC, LAYOUT, None)
 
-    def settled(self, verdicts: list[Verdict]) -> RunState:
-        def back(entry: Entry, state: RunState) -> RunState:
+    def settled(self, verdicts: list[Verdict]) -> ClientRunState:
+        def back(entry: Entry, state: ClientRunState) -> ClientRunState:
             path = self.run_folder.path(entry)
             return replace(state, residual=refund(path, entry.head.parts, CODEC, LAYOUT, state.residual))
 
         return outbox.settle(self.state, verdicts, back)
 
-    def commit(self, state: RunState, files: Mapping[str, bytes] | None = None, crash_at: int | None = None) -> bool:
+    def commit(
+        self, state: ClientRunState, files: Mapping[str, bytes] | None = None, crash_at: int | None = None
+    ) -> bool:
         """False when it crashed; then a new process has read what is on disk."""
         self.disk.left = crash_at
         try:
@@ -102,7 +104,7 @@ class Device(RuleBasedStateMachine):
         name = outbox.next_id(self.state, "run", "pi", 0)
         payloads, state = encode(vector.copy(), self.state, CODEC, WITH_FEEDBACK, LAYOUT, Key(self.rounds))
         parts, body = packed(payloads, LAYOUT, None)
-        entry = Entry(ReplyHead(f"a-{self.rounds}", name, 0, 1, parts=parts), self.rounds, f"{name.sequence}.parts")
+        entry = Entry(ReplyHeader(f"a-{self.rounds}", name, 0, 1, parts=parts), self.rounds, f"{name.sequence}.parts")
         state = outbox.append(state, entry)
         if self.commit(state, {entry.file: body}, crash_at):
             self.given += vector
@@ -149,7 +151,7 @@ class Device(RuleBasedStateMachine):
         shutil.rmtree(self.folder)
 
 
-def outbox_ids(state: RunState) -> list[UpdateId]:
+def outbox_ids(state: ClientRunState) -> list[UpdateId]:
     return [entry.head.update_id for entry in state.outbox]
 
 
@@ -158,11 +160,11 @@ TestDevice.settings = settings(max_examples=40, stateful_step_count=25, deadline
 
 
 def entry_of(sequence: int, round_number: int = 1) -> Entry:
-    return Entry(ReplyHead(f"a-{sequence}", UpdateId("run", "pi", sequence), 0, 1), round_number)
+    return Entry(ReplyHeader(f"a-{sequence}", UpdateId("run", "pi", sequence), 0, 1), round_number)
 
 
 def test_a_sequence_is_never_used_twice_and_goes_on_above_what_the_aggregator_has_seen():
-    state = outbox.append(RunState(), entry_of(1))
+    state = outbox.append(ClientRunState(), entry_of(1))
     with pytest.raises(ValueError, match="used before"):
         outbox.append(state, entry_of(1))
     assert outbox.next_id(state, "run", "pi", 41).sequence == 42
@@ -170,13 +172,13 @@ def test_a_sequence_is_never_used_twice_and_goes_on_above_what_the_aggregator_ha
 
 
 def test_answers_without_a_verdict_are_discarded_after_the_largest_staleness():
-    state = outbox.append(RunState(), entry_of(1, round_number=2))
+    state = outbox.append(ClientRunState(), entry_of(1, round_number=2))
     assert outbox.expire(state, 7, 5) is state
     assert outbox.expire(state, 8, 5).outbox == ()
 
 
 def test_a_damaged_residual_begins_at_zero_and_says_so(tmp_path):
-    RunFolder(tmp_path, write_unsynced).commit(RunState(3, "digest", np.array([1, 2], np.float32)))
+    RunFolder(tmp_path, write_unsynced).commit(ClientRunState(3, "digest", np.array([1, 2], np.float32)))
     (damaged,) = tmp_path.glob("residual-*")
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
     state, said = RunFolder(tmp_path).load()
@@ -191,7 +193,7 @@ ELSEWHERE = b'{"sequence":1,"layout_digest":"","counters":{},"outbox":[{"head":{
 def test_a_damaged_state_begins_anew_and_says_so(tmp_path, damage):
     (tmp_path / "state.json").write_bytes(damage)
     state, said = RunFolder(tmp_path).load()
-    assert state == RunState(lost="damaged", references_from=NOT_KNOWN)
+    assert state == ClientRunState(lost="damaged", references_from=NOT_KNOWN)
     assert "begins anew" in said[0]
 
 
@@ -199,7 +201,7 @@ def test_an_answer_that_is_damaged_on_disk_is_not_sent(tmp_path):
     folder, body = RunFolder(tmp_path, write_unsynced), b"frames"
     parts, _ = packed([body], LAYOUT, None)
     entry = replace(entry_of(1), head=replace(entry_of(1).head, parts=parts), file="1.parts")
-    folder.commit(outbox.append(RunState(), entry), {"1.parts": body})
+    folder.commit(outbox.append(ClientRunState(), entry), {"1.parts": body})
     assert RunFolder(tmp_path).load()[0].outbox == (entry,)
     (tmp_path / "1.parts").write_bytes(b"framez")
     state, said = RunFolder(tmp_path).load()
@@ -209,7 +211,7 @@ def test_an_answer_that_is_damaged_on_disk_is_not_sent(tmp_path):
 
 def test_a_disk_that_fails_leaves_the_commit_before(tmp_path):
     folder = RunFolder(tmp_path, write_unsynced)
-    folder.commit(outbox.append(RunState(), entry_of(1)))
+    folder.commit(outbox.append(ClientRunState(), entry_of(1)))
 
     def full(path: Path, data: bytes) -> None:
         raise DataLost("the disk is full")

@@ -10,22 +10,22 @@ import numpy as np
 import pytest
 
 from tests.support.small_task import RUN, Aggregator, plan_of, task_of
-from thinwire.client.handler import Session
+from thinwire.client.handler import AssignmentHandler
 from thinwire.core.errors import DataLost
 from thinwire.core.statedir import write_atomically
-from thinwire.core.types import ReplyHead
+from thinwire.core.types import ReplyHeader
 
 
 def asked(folder: Path, text: str = "") -> Aggregator:
     return Aggregator(folder, task_of(), plan_of(text, codec="topk(0.2) > int8", feedback="classic"))
 
 
-def given(aggregator: Aggregator, **session: Any) -> tuple[Session, ReplyHead]:
+def given(aggregator: Aggregator, **session: Any) -> tuple[AssignmentHandler, ReplyHeader]:
     """The session that has answered, and the answer."""
     made = aggregator.session(**session)
     delivery = aggregator.ask(0, kind="init", ask_id=f"{RUN}.init.pi-01", base_version=0, parts=(), base_digest="")
     head, _ = aggregator.answer(made, delivery)
-    assert isinstance(head, ReplyHead) and head.parts, aggregator.said
+    assert isinstance(head, ReplyHeader) and head.parts, aggregator.said
     return made, head
 
 

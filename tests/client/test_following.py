@@ -12,7 +12,7 @@ import pytest
 from tests.support.small_task import RUN, Aggregator, plan_of, task_of
 from thinwire.aggregation.control_variates import Scaffold, algorithm_of, carried, followed
 from thinwire.aggregation.downlink import write_model
-from thinwire.client.handler import Session
+from thinwire.client.handler import AssignmentHandler
 from thinwire.client.payload import parts_of
 from thinwire.client.run_state import waiting_folder
 from thinwire.compression import parse
@@ -20,7 +20,7 @@ from thinwire.core import RunPlan
 from thinwire.core.errors import DataLost
 from thinwire.core.fleet import Delivery
 from thinwire.core.statedir import write_atomically
-from thinwire.core.types import ReplyHead, Vector
+from thinwire.core.types import ReplyHeader, Vector
 
 CODECS = ("identity", "topk(0.2) > int8")
 BOTH = pytest.mark.parametrize("algorithm", ["scaffold", "feddyn"])
@@ -42,7 +42,7 @@ class Other(Aggregator):
         fields = {**vars(delivery.ask), "parts": tuple(parts), "base_digest": digest}
         return Delivery(type(delivery.ask)(**fields), path)
 
-    def decoded(self, head: ReplyHead, body: Path) -> Vector:
+    def decoded(self, head: ReplyHeader, body: Path) -> Vector:
         """Of the vector that is followed."""
         algorithm = algorithm_of(self.plan)
         assert algorithm is not None
@@ -53,18 +53,18 @@ class Other(Aggregator):
         return np.concatenate([codec.decode(payloads[f"frame/{s.index}"], s.index) for s in segments])
 
 
-def own(session: Session) -> Vector:
+def own(session: AssignmentHandler) -> Vector:
     kept = session.kept[RUN][1].own
     assert kept is not None
     return kept
 
 
-def rounds(other: Other, session: Session, verdicts: Sequence[Sequence[tuple[int, Any]]]) -> list[Vector]:
+def rounds(other: Other, session: AssignmentHandler, verdicts: Sequence[Sequence[tuple[int, Any]]]) -> list[Vector]:
     """A round for each list of verdicts that come with its ask; what was sent in each."""
     sent = []
     for number, told in enumerate(verdicts, 1):
         head, body = other.answer(session, other.ask(number, verdicts=told))
-        assert isinstance(head, ReplyHead), head
+        assert isinstance(head, ReplyHeader), head
         sent.append(other.decoded(head, body))
     return sent
 
@@ -100,10 +100,10 @@ def gradient(folder: Path, number: int) -> Vector:
     return change / np.float32(-0.1)
 
 
-def corrected(other: Other, session: Session, number: int, **asked: Any) -> Vector:
+def corrected(other: Other, session: AssignmentHandler, number: int, **asked: Any) -> Vector:
     """The gradient that a device's one step went by, correction and all."""
     head, body = other.answer(session, other.ask(number, **asked))
-    assert isinstance(head, ReplyHead), head
+    assert isinstance(head, ReplyHeader), head
     codec = parse("identity").bind(carried(algorithm_of(other.plan), other.first.layout))
     return codec.decode(next(data for _, data in parts_of(body, head.parts)), 0) / np.float32(-0.1)
 

@@ -22,7 +22,7 @@ from thinwire.client.train.errors import Cancelled
 from thinwire.client.train.protocol import Split
 from thinwire.core.errors import DataLost
 from thinwire.core.statedir import write_atomically
-from thinwire.core.types import Failure, ReplyHead
+from thinwire.core.types import Failure, ReplyHeader
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
@@ -79,7 +79,7 @@ def test_who_may_not_evaluate_does_not_measure_on_the_way_to_training_either(tmp
     for policy, measured in ((Policy(kinds=["train", "evaluate"]), True), (Policy(kinds=["train"]), False)):
         device = Device(tmp_path / str(measured), policy)
         head = device.ask(1)
-        assert isinstance(head, ReplyHead)
+        assert isinstance(head, ReplyHeader)
         assert any(name.startswith("eval/") for name in head.metrics) is measured
         assert "train/loss" in head.metrics
 
@@ -97,7 +97,7 @@ def test_the_day_counts_each_kind_apart_and_begins_anew(tmp_path):
 def test_an_ask_that_was_answered_is_answered_again_unchecked_and_uncounted(tmp_path):
     device = Device(tmp_path, Policy(rounds_a_day=1))
     first = device.ask(1)
-    assert isinstance(first, ReplyHead)
+    assert isinstance(first, ReplyHeader)
     device.gate.policy = Policy(rounds_a_day=1, tasks=["other"])
     device.counts.write_bytes(DAMAGED)
     assert device.ask(1) == first
@@ -179,7 +179,7 @@ def test_an_overlapping_ask_that_comes_again_while_its_answer_is_made_does_not_e
         device.session.begin(delivery, lambda: False, print)
     device.session.withdrawn(delivery.ask)
     assert not any(key.endswith("-") for key in json.loads(device.counts.read_text())["let_in"]["train"])
-    assert isinstance(device.session.finish(begun)[0], ReplyHead)
+    assert isinstance(device.session.finish(begun)[0], ReplyHeader)
     assert json.loads(device.counts.read_text())["let_in"]["train"] == [key_of(delivery.ask) + "-"]
 
 
@@ -194,7 +194,7 @@ def test_a_disk_that_refuses_the_end_of_an_attempt_does_not_cost_its_reply(tmp_p
             write_atomically(path, data)
 
     device = Device(tmp_path, Policy(rounds_a_day=1), write=Full())
-    assert isinstance(device.ask(1), ReplyHead)
+    assert isinstance(device.ask(1), ReplyHeader)
 
 
 def test_counts_are_on_disk_before_the_data_are_read_and_survive_a_kill(tmp_path):

@@ -10,10 +10,10 @@ import pytest
 from tests.support.gated_client import Device
 from tests.support.small_task import Aggregator, plan_of, task_of
 from thinwire.client.policy import Policy
-from thinwire.client.run_store import KEPT, Plans
+from thinwire.client.run_store import KEPT, PlanStore
 from thinwire.core.errors import DataLost
 from thinwire.core.plan import digest_of
-from thinwire.core.types import Failure, ReplyHead
+from thinwire.core.types import Failure, ReplyHeader
 
 
 def test_an_ask_whose_plan_is_not_here_is_not_fetched_and_one_that_comes_again_is(tmp_path):
@@ -31,11 +31,11 @@ def test_a_plan_that_came_whole_is_known_by_its_digest_also_to_the_next_process(
         "need-plan", "the plan was sent by its digest only", "a-1", "pi-01"
     )
     assert device.read == 0
-    assert isinstance(device.ask(1), ReplyHead)
-    assert isinstance(device.ask(2, plan=plan.digest), ReplyHead)
+    assert isinstance(device.ask(1), ReplyHeader)
+    assert isinstance(device.ask(2, plan=plan.digest), ReplyHeader)
     device.start()
     assert device.gate.plans.digests == (plan.digest,)
-    assert isinstance(device.ask(3, plan=plan.digest), ReplyHead)
+    assert isinstance(device.ask(3, plan=plan.digest), ReplyHeader)
 
 
 def test_the_owners_policy_holds_for_a_plan_that_is_named_by_its_digest(tmp_path):
@@ -73,14 +73,14 @@ def test_what_is_no_plan_and_no_digest_is_never_looked_for(tmp_path, plan):
 
 def test_so_many_plans_are_kept_and_the_one_unused_longest_goes(tmp_path):
     ask = Aggregator(tmp_path / "asks", task_of(), plan_of()).ask().ask
-    plans = Plans(tmp_path / "plans")
+    plans = PlanStore(tmp_path / "plans")
     numbered = [{"number": number} for number in range(KEPT + 1)]
     for plan in numbered[:KEPT]:
         plans.of(replace(ask, plan=plan))
     plans.of(replace(ask, plan=digest_of(numbered[0])))
     plans.of(replace(ask, plan=numbered[KEPT]))
     gone = digest_of(numbered[1])
-    for held in (plans, Plans(tmp_path / "plans")):
+    for held in (plans, PlanStore(tmp_path / "plans")):
         assert len(held.digests) == KEPT
         assert gone not in held.digests
         assert digest_of(numbered[0]) in held.digests
@@ -92,7 +92,7 @@ def test_a_full_disk_costs_a_plan_no_more_than_being_sent_again(tmp_path):
         raise DataLost("the disk is full")
 
     ask = Aggregator(tmp_path / "asks", task_of(), plan_of()).ask().ask
-    plans = Plans(tmp_path / "plans", full)
+    plans = PlanStore(tmp_path / "plans", full)
     assert plans.of(ask) == ask.plan
     assert plans.of(replace(ask, plan=digest_of(ask.plan))) == ask.plan
-    assert Plans(tmp_path / "plans").digests == ()
+    assert PlanStore(tmp_path / "plans").digests == ()

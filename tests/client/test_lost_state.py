@@ -9,10 +9,10 @@ import pytest
 
 from tests.support.small_task import RUN, Aggregator, plan_of, task_of
 from thinwire.client import status, task
-from thinwire.client.handler import Session
-from thinwire.client.run_state import MARK, RunFolder, WaitingFolder
+from thinwire.client.handler import AssignmentHandler
+from thinwire.client.run_state import MARK, RunFolder, WriteBehindRunFolder
 from thinwire.core.errors import DataLost
-from thinwire.core.types import Failure, ReplyHead
+from thinwire.core.types import Failure, ReplyHeader
 from thinwire.transport.device.identity import TRUST_FILE, Trust
 
 SPARSE = {"codec": "topk(0.2) > int8", "feedback": "classic"}
@@ -22,7 +22,9 @@ def device(folder: Path, **uplink: str) -> Aggregator:
     return Aggregator(folder, task_of(), plan_of(**(uplink or SPARSE)))
 
 
-def answered(aggregator: Aggregator, session: Session, number: int, kind: str = "train") -> tuple[ReplyHead, bytes]:
+def answered(
+    aggregator: Aggregator, session: AssignmentHandler, number: int, kind: str = "train"
+) -> tuple[ReplyHeader, bytes]:
     head, bundle = aggregator.answer(session, aggregator.ask(number, kind=kind))
     return head, bundle.read_bytes() if bundle else b""
 
@@ -33,7 +35,7 @@ def fresh_bytes(folder: Path, number: int) -> bytes:
     return answered(fresh, fresh.session(), number)[1]
 
 
-def lose(aggregator: Aggregator, how: str) -> Session:
+def lose(aggregator: Aggregator, how: str) -> AssignmentHandler:
     """A process that finds its state so, after three answers of which the aggregator has seen all."""
     runs, copy = aggregator.folder / "device" / "runs" / RUN, aggregator.folder / "copy"
     session = aggregator.session()
@@ -97,10 +99,10 @@ def test_with_ef21_a_device_whose_state_is_older_does_not_take_part(tmp_path):
     reply, _ = aggregator.answer(again, aggregator.ask(5))
     assert isinstance(reply, Failure)
     assert reply.kind == "state-lost"
-    assert isinstance(aggregator.answer(again, aggregator.ask(6, references_from=6))[0], ReplyHead)
+    assert isinstance(aggregator.answer(again, aggregator.ask(6, references_from=6))[0], ReplyHeader)
 
 
-@pytest.mark.parametrize("folder", [RunFolder, WaitingFolder])
+@pytest.mark.parametrize("folder", [RunFolder, WriteBehindRunFolder])
 def test_files_that_are_nested_without_end_are_damaged_like_others(tmp_path: Path, folder: type[RunFolder]) -> None:
     """One of them would else end the client at each start."""
     for name in ("state.json", MARK, task.FILE, status.STATUS_FILE, TRUST_FILE):
@@ -109,6 +111,6 @@ def test_files_that_are_nested_without_end_are_damaged_like_others(tmp_path: Pat
     assert state.lost
     assert said
     assert task.last(tmp_path) == {}
-    assert status.Standing.load(tmp_path) is None
+    assert status.ClientStatus.load(tmp_path) is None
     with pytest.raises(DataLost):
         Trust.load(tmp_path)

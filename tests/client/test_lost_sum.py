@@ -6,7 +6,7 @@ import shutil
 
 from tests.client.test_following import BOTH, Other, of, rounds
 from tests.support.small_task import RUN, task_of
-from thinwire.client.handler import Session
+from thinwire.client.handler import AssignmentHandler
 from thinwire.core.types import Failure
 
 
@@ -16,7 +16,7 @@ def damage(other: Other) -> None:
     kept.write_bytes(kept.read_bytes()[:-1] + b"?")
 
 
-def without_state(other: Other, seen: int) -> Session:
+def without_state(other: Other, seen: int) -> AssignmentHandler:
     """A process of a device of which the aggregator has seen `seen` answers, and that finds nothing on its disk."""
     runs = other.folder / "device" / "runs"
     if runs.exists():
@@ -26,7 +26,7 @@ def without_state(other: Other, seen: int) -> Session:
     return session
 
 
-def kind(other: Other, session: Session, number: int, since: int) -> str:
+def kind(other: Other, session: AssignmentHandler, number: int, since: int) -> str:
     reply, _ = other.answer(session, other.ask(number, references_from=since))
     return getattr(reply, "kind", "answered")
 

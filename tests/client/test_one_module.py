@@ -14,8 +14,8 @@ from torch import nn
 from tests.support.small_task import cross_entropy, local_of, plan_of, task_of
 from thinwire.client.train.errors import BadTask, Cancelled
 from thinwire.client.train.layout import Key
-from thinwire.client.train.protocol import Done, Order, Site, Work
-from thinwire.client.train.runtime import Bench
+from thinwire.client.train.protocol import Site, TrainRequest, TrainResult, Work
+from thinwire.client.train.runtime import TaskRuntime
 
 A, B = Site("a"), Site("b")
 
@@ -53,22 +53,22 @@ class Net(nn.Module):
         return found if self.cache is None else found * self.cache
 
 
-def order(**changed: Any) -> Order:
+def order(**changed: Any) -> TrainRequest:
     usual = {"measure": True, "train": True, "local": local_of(plan_of()), "work": Work(2, 8), "key": Key(3)}
-    return Order(**{**usual, **changed})
+    return TrainRequest(**{**usual, **changed})
 
 
-def do(bench: Bench, site: Site) -> Done:
+def do(bench: TaskRuntime, site: Site) -> TrainResult:
     return bench.do(order(), site, np.full(bench.places.size, 0.1, np.float32), None)
 
 
-def bits(done: Done) -> tuple[Any, ...]:
+def bits(done: TrainResult) -> tuple[Any, ...]:
     assert done.params is not None
     assert done.buffers is not None
     return done.params.tobytes(), done.buffers.tobytes(), done.counters, done.sums, done.loss
 
 
-def spoiled_by(spoil: Callable[[Any], object]) -> Bench:
+def spoiled_by(spoil: Callable[[Any], object]) -> TaskRuntime:
     """A bench whose task spoils the module in its first training only."""
     left = [True]
 
@@ -80,7 +80,7 @@ def spoiled_by(spoil: Callable[[Any], object]) -> Bench:
                 spoil(model)
         return found
 
-    return Bench(task_of(Net, loss=loss))
+    return TaskRuntime(task_of(Net, loss=loss))
 
 
 def attribute(model: Any) -> None:
@@ -111,7 +111,7 @@ LEFT_BEHIND: dict[str, Callable[[Any], object]] = {
 def test_what_training_leaves_in_the_module_does_not_reach_the_next_client(spoil: Callable[[Any], object]) -> None:
     bench = spoiled_by(spoil)
     do(bench, A)
-    assert bits(do(bench, B)) == bits(do(Bench(task_of(Net)), B))
+    assert bits(do(bench, B)) == bits(do(TaskRuntime(task_of(Net)), B))
 
 
 CHANGED: dict[str, Callable[[Any], object]] = {
@@ -127,7 +127,7 @@ def test_a_change_that_would_be_lost_is_refused_by_its_name_and_does_not_reach_t
     bench = spoiled_by(CHANGED[named])
     with pytest.raises(BadTask, match=f"{named} was changed by training"):
         do(bench, A)
-    assert bits(do(bench, B)) == bits(do(Bench(task_of(Net)), B))
+    assert bits(do(bench, B)) == bits(do(TaskRuntime(task_of(Net)), B))
 
 
 def test_what_an_order_changed_before_it_was_withdrawn_does_not_reach_the_next_client() -> None:
@@ -136,7 +136,7 @@ def test_what_an_order_changed_before_it_was_withdrawn_does_not_reach_the_next_c
     with pytest.raises(Cancelled):
         bench.do(order(measure=False), A, np.zeros(bench.places.size, np.float32), None,
                  cancelled=lambda: next(calls) > 0)  # fmt: skip
-    assert bits(do(bench, B)) == bits(do(Bench(task_of(Net)), B))
+    assert bits(do(bench, B)) == bits(do(TaskRuntime(task_of(Net)), B))
 
 
 @pytest.mark.parametrize("name", ["scratch", "table", "kept"])
@@ -148,7 +148,7 @@ def test_a_tensor_that_stands_in_the_graph_of_the_order_before_stands_in_none(na
     bench = spoiled_by(spoil)
     with contextlib.suppress(RuntimeError):  # the next step goes through a graph that is gone, as in plain torch
         do(bench, A)
-    assert bits(do(bench, B)) == bits(do(Bench(task_of(Net)), B))
+    assert bits(do(bench, B)) == bits(do(TaskRuntime(task_of(Net)), B))
 
 
 def test_a_train_of_the_tasks_own_is_named_where_it_changes_a_frozen_tensor() -> None:
@@ -157,7 +157,7 @@ def test_a_train_of_the_tasks_own_is_named_where_it_changes_a_frozen_tensor() ->
         return 24
 
     with pytest.raises(BadTask, match=r"frozen tensor base.weight was changed by train\(\)"):
-        do(Bench(task_of(Net, train=train)), A)
+        do(TaskRuntime(task_of(Net, train=train)), A)
 
 
 def test_several_changed_tensors_are_named_up_to_three() -> None:
@@ -177,10 +177,10 @@ def test_a_train_that_leaves_layers_in_another_type_does_not_reach_the_next_clie
         model.norm.double()
         return 24
 
-    bench = Bench(task_of(Net, train=train))
+    bench = TaskRuntime(task_of(Net, train=train))
     do(bench, A)
     bench.task.module.train = None
-    assert bits(do(bench, B)) == bits(do(Bench(task_of(Net)), B))
+    assert bits(do(bench, B)) == bits(do(TaskRuntime(task_of(Net)), B))
 
 
 def test_a_train_that_takes_a_tensor_out_of_the_model_is_refused_by_its_name() -> None:
@@ -189,11 +189,11 @@ def test_a_train_that_takes_a_tensor_out_of_the_model_is_refused_by_its_name() -
         return 24
 
     with pytest.raises(BadTask, match=r"out.weight now has the shape \(7, 4\)"):
-        do(Bench(task_of(Net, train=train)), A)
+        do(TaskRuntime(task_of(Net, train=train)), A)
 
 
 def test_measuring_leaves_nothing_for_the_training_after_it() -> None:
-    measured, alone = Bench(task_of(Net)), Bench(task_of(Net))
+    measured, alone = TaskRuntime(task_of(Net)), TaskRuntime(task_of(Net))
     params = np.full(alone.places.size, 0.1, np.float32)
     both = measured.do(order(), A, params, None)
     assert bits(both)[:3] == bits(alone.do(order(measure=False), A, params, None))[:3]
@@ -214,7 +214,7 @@ def test_a_model_that_is_another_each_time_is_refused_when_it_is_built_again() -
 
 
 def test_counters_and_running_statistics_go_on_as_they_did() -> None:
-    bench = Bench(task_of(Net))
+    bench = TaskRuntime(task_of(Net))
     done = do(bench, A)
     assert done.counters == {"norm.num_batches_tracked": 2}
     params = np.full(bench.places.size, 0.1, np.float32)

@@ -16,7 +16,7 @@ from tests.support.trained_elsewhere import TASK, Elsewhere
 from thinwire.client import load_task
 from thinwire.client.worker_process import OLDEST, OURS, Interpreter
 from thinwire.core.errors import UsageError
-from thinwire.core.types import ReplyHead
+from thinwire.core.types import ReplyHeader
 
 COMPUTE = sorted((OURS / "client" / "train").glob("*.py"))
 ABOVE = [OURS / "__init__.py", OURS / "client" / "__init__.py"]
@@ -61,7 +61,7 @@ def test_it_has_nothing_of_ours_and_gives_the_same_bits(
         head, bundle = elsewhere.session().answer(elsewhere.aggregator.ask(1), lambda: False, elsewhere.said.append)
     finally:
         elsewhere.worker.close()
-    assert isinstance(head, ReplyHead), head
+    assert isinstance(head, ReplyHeader), head
     assert bundle is not None
     assert f"{other.parents[1]} []" in elsewhere.log
     expected, its_bundle = here.answer(here.session(), here.ask(1))

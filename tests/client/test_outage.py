@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 
-from thinwire.client.retry import Calls, Outage
+from thinwire.client.retry import ReconnectBackoff, Retrier
 from thinwire.core.clock import VirtualClock
 from thinwire.core.errors import Refused, ThinwireError, Unreachable
 
@@ -20,7 +20,7 @@ SPREAD_S = DEVICES / 100  # as the door gives it: some 100 come back each second
 def returns(down_s: float, devices: int = DEVICES, spread_s: float = SPREAD_S) -> list[float]:
     """When each device is connected again, after all of them lost an aggregator that is away for so long."""
     clock, seeded = VirtualClock(), random.Random(7)
-    outages = [Outage(now=clock.now, draw=seeded.random) for _ in range(devices)]
+    outages = [ReconnectBackoff(now=clock.now, draw=seeded.random) for _ in range(devices)]
     tries = [(outage.failed(within_s=spread_s)[0], device) for device, outage in enumerate(outages)]
     heapq.heapify(tries)
     back = []
@@ -49,7 +49,7 @@ def test_a_few_devices_are_late_by_at_most_half_of_what_the_outage_lasted(down_s
 
 def test_two_threads_of_a_device_wait_for_one_moment() -> None:
     clock, draws = VirtualClock(), iter([0.9, 0.1])
-    outage = Outage(now=clock.now, draw=lambda: next(draws))
+    outage = ReconnectBackoff(now=clock.now, draw=lambda: next(draws))
     assert outage.failed(within_s=100.0)[0] == 90.0
     clock.advance(30.0)
     assert outage.failed(within_s=100.0)[0] == 60.0
@@ -63,7 +63,7 @@ def test_a_few_devices_are_back_at_once() -> None:
 
 def test_who_was_told_when_to_come_again_does_not_come_before() -> None:
     clock = VirtualClock()
-    outage = Outage(now=clock.now, draw=lambda: 0.5)
+    outage = ReconnectBackoff(now=clock.now, draw=lambda: 0.5)
     assert outage.failed(after_s=7.0)[0] == 7.25
     clock.advance(7.25)
     assert outage.failed(after_s=7.0, within_s=10.0)[0] == 17.0
@@ -71,7 +71,7 @@ def test_who_was_told_when_to_come_again_does_not_come_before() -> None:
 
 def test_a_spread_above_five_minutes_is_kept() -> None:
     clock = VirtualClock()
-    outage = Outage(now=clock.now, draw=lambda: 1.0)
+    outage = ReconnectBackoff(now=clock.now, draw=lambda: 1.0)
     assert outage.failed(within_s=1000.0)[0] == 1000.0
     clock.advance(1000.0)
     assert outage.failed(within_s=1000.0)[0] == 2000.0
@@ -81,7 +81,7 @@ def test_a_spread_above_five_minutes_is_kept() -> None:
 
 def test_a_long_outage_takes_few_tries() -> None:
     clock, seeded = VirtualClock(), random.Random(7)
-    outages = [Outage(now=clock.now, draw=seeded.random) for _ in range(100)]
+    outages = [ReconnectBackoff(now=clock.now, draw=seeded.random) for _ in range(100)]
     tries = 0
     for outage in outages:
         clock.at = 0.0
@@ -100,5 +100,5 @@ def test_what_why_and_what_to_try_are_said() -> None:
         raise error
 
     with pytest.raises(Refused):
-        Calls(threading.Event(), said.append, outage=Outage(draw=lambda: 0.0)).until_done(call)
+        Retrier(threading.Event(), said.append, outage=ReconnectBackoff(draw=lambda: 0.0)).until_done(call)
     assert said == ["nobody answers (no route); trying again\ntry:   plug it in"]

@@ -14,18 +14,18 @@ from torch.utils.data import DataLoader
 
 from tests.support.small_task import Aggregator, examples, linear, local_of, plan_of, task_of
 from tests.support.trained_elsewhere import Elsewhere
-from thinwire.client.context import ENCODES, SLOWER, Afterwards
+from thinwire.client.context import ENCODES, SLOWER, UplinkTimeEstimator
 from thinwire.client.task import require_own_loop
 from thinwire.client.train import module as tensors
 from thinwire.client.train.errors import BadTask
 from thinwire.client.train.layout import Key
 from thinwire.client.train.protocol import Work
-from thinwire.client.train.schedule import Clock, Partial, Schedule
+from thinwire.client.train.schedule import Clock, Schedule, TimeBudget
 from thinwire.client.train.trainer import TorchTrainer
 from thinwire.core.clock import VirtualClock
 from thinwire.core.errors import PlanError
 from thinwire.core.formatting import p90
-from thinwire.core.types import ReplyHead, Timings
+from thinwire.core.types import ReplyHeader, Timings
 
 PARTIAL = "partial = true"
 ODD = "momentum = 0.9\nprox = 0.3\naccumulate = 2"
@@ -40,7 +40,7 @@ def trained(text: str, work: Work, until: float | None = None, least: int = 1, s
     """A module after training on a clock on which only steps take time."""
     torch.manual_seed(0)
     module, clock = linear(), scripted()
-    partial = None if until is None else Partial(until, least, clock)
+    partial = None if until is None else TimeBudget(until, least, clock)
     trainer = TorchTrainer(task_of(), local_of(plan_of(text)), slow_step_s=step_s, partial=partial, clock=clock)
     done = trainer.train(module, examples() if data is None else data, work, Key(7))
     return tensors.read(module, tensors.places_of(module)), done, clock.now()
@@ -91,7 +91,7 @@ def test_the_learning_rate_falls_as_over_the_whole_work():
     def train(steps: int, until: float | None) -> tuple[float, bytes]:
         torch.manual_seed(0)
         module, clock = linear(), scripted()
-        partial = None if until is None else Partial(until, 1, clock)
+        partial = None if until is None else TimeBudget(until, 1, clock)
         schedule = Schedule("linear", begin=0.0, until=0.5 * steps / 8)
         trainer = TorchTrainer(task_of(), local_of(plan_of()), "cpu", 1.0, schedule, partial, clock)
         done = trainer.train(module, examples(), Work(steps, 8), Key(7))
@@ -154,7 +154,7 @@ def test_one_slow_upload_makes_nobody_late_for_rounds(tmp_path):
 
 def test_what_came_before_the_training_is_taken_off(tmp_path):
     aggregator, session, delivery = answered(tmp_path, PARTIAL)
-    session._afterwards["small-1"] = Afterwards()
+    session._afterwards["small-1"] = UplinkTimeEstimator()
     session._afterwards["small-1"].sending["identity"].append(0.0)
     head, _ = session.answer(replace(delivery, download_s=2.0), lambda: False, aggregator.said.append, queue_s=3.0)
     assert head.steps == 3
@@ -171,8 +171,8 @@ def test_what_encoding_and_sending_took_before_is_taken_off(tmp_path):
 
 
 def test_a_first_guess_goes_by_the_download_and_is_replaced_by_what_is_known():
-    after = Afterwards()
-    head = ReplyHead("a", None, 0, 1, codec="int8", timings=Timings(encode_s=0.5))  # type: ignore[arg-type]
+    after = UplinkTimeEstimator()
+    head = ReplyHeader("a", None, 0, 1, codec="int8", timings=Timings(encode_s=0.5))  # type: ignore[arg-type]
     assert after.lasts_s("int8", 4000, 2000, 3.0) == pytest.approx(4000 / ENCODES + SLOWER * 6.0)
     after.encoded(head, commit_s=0.25)
     after.sent(head, 2.0)

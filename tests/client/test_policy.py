@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thinwire.client.policy import Facts, Kind, Mode, Policy, decide, load_policy, parse_policy
+from thinwire.client.policy import Kind, Mode, Policy, PolicyContext, decide, load_policy, parse_policy
 from thinwire.core import RunPlan
 from thinwire.core.errors import PlanError
 
 NOON = datetime(2026, 11, 21, 12, 0, tzinfo=timezone(timedelta(hours=1)))
-FACTS = Facts(NOON, metered=False, carries=frozenset({"secure", "privacy"}))
+FACTS = PolicyContext(NOON, metered=False, carries=frozenset({"secure", "privacy"}))
 PLAN: dict[str, Any] = RunPlan.parse('[run]\ntask = "ecg"\n[local]\nlr = 0.1').to_json()
 KINDS: tuple[Kind, ...] = get_args(Kind)
 MODES: tuple[Mode, ...] = get_args(Mode)
@@ -26,7 +26,7 @@ def plan(**sections: Any) -> dict[str, Any]:
 
 
 def said(
-    policy: Policy, asked: dict[str, Any] = PLAN, facts: Facts = FACTS, kind: str = "train", task: str = "ecg"
+    policy: Policy, asked: dict[str, Any] = PLAN, facts: PolicyContext = FACTS, kind: str = "train", task: str = "ecg"
 ) -> str:
     declined = decide(policy, task, kind, asked, facts)
     return declined.text if declined else ""
@@ -38,7 +38,7 @@ def rule_of(*args: Any, **more: Any) -> str:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_a_policy_every_kind_is_let_in(kind):
-    assert said(Policy(), kind=kind, facts=Facts(None, None)) == ""
+    assert said(Policy(), kind=kind, facts=PolicyContext(None, None)) == ""
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -63,7 +63,9 @@ def test_a_kind_that_this_version_does_not_know_is_declined():
 
 
 def test_a_stop_is_never_declined():
-    assert said(Policy(tasks=["mri"], secure="required"), {"what": "ever"}, Facts(None, None), kind="stop") == ""
+    assert (
+        said(Policy(tasks=["mri"], secure="required"), {"what": "ever"}, PolicyContext(None, None), kind="stop") == ""
+    )
 
 
 def test_masks_are_required_where_the_owner_says_so():

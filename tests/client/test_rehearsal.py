@@ -16,7 +16,7 @@ from thinwire.cli.task import lines
 from thinwire.client.task_check import STEPS, rehearse
 from thinwire.client.train.protocol import Site, Split
 from thinwire.core.errors import TaskError
-from thinwire.core.types import ReplyHead
+from thinwire.core.types import ReplyHeader
 
 
 class Texts(Dataset[dict[str, torch.Tensor]]):
@@ -73,7 +73,7 @@ def test_a_trainer_that_indexes_its_data_passes_the_check_as_it_trains_on_a_devi
     assert found.loss_after != found.loss_before
     aggregator = Aggregator(tmp_path, task, plan)
     head, _ = aggregator.answer(aggregator.session(), aggregator.ask())
-    assert isinstance(head, ReplyHead), head
+    assert isinstance(head, ReplyHeader), head
     assert asked[-1] == 40
 
 

@@ -11,12 +11,12 @@ import pytest
 
 from tests.support.fleet_words import polled
 from tests.support.trained_elsewhere import TASK, Elsewhere
-from thinwire.client.admission import Gate
+from thinwire.client.admission import AdmissionController
 from thinwire.client.agent import serve
 from thinwire.client.policy import FILE, load_policy
 from thinwire.client.train.protocol import Site
 from thinwire.core.fleet import Envelope, NodeJoined
-from thinwire.core.types import Failure, ReplyHead
+from thinwire.core.types import Failure, ReplyHeader
 from thinwire.simulation.local_fleet import LocalFleet, LocalLink
 from thinwire.store import FileSpool
 
@@ -41,14 +41,15 @@ class Reloadable:
         worker, folder = self.elsewhere.worker, self.elsewhere.folder
         serve(
             LocalLink(self.fleet, DEVICE, downloads=downloads), worker.benches(), folder, DEVICE, site=Site(DEVICE),
-            say=self.said.append, stop=self.stop, gate=Gate(folder=folder), worker=worker, reload=self.wished,
+            say=self.said.append, stop=self.stop, gate=AdmissionController(folder=folder), worker=worker,
+            reload=self.wished,
             reread=lambda: load_policy(self.rules),
         )  # fmt: skip
 
-    def answer(self, number: int, **changed: Any) -> ReplyHead | Failure:
+    def answer(self, number: int, **changed: Any) -> ReplyHeader | Failure:
         ask = self.elsewhere.aggregator.ask(number, **changed)
         self.fleet.send([Envelope(DEVICE, ask.ask, ask.bundle)])
-        return polled(self.fleet, (ReplyHead, Failure))  # type: ignore[arg-type]  # either of them
+        return polled(self.fleet, (ReplyHeader, Failure))  # type: ignore[arg-type]  # either of them
 
     def reloaded(self) -> NodeJoined:
         """What the device says of itself after a reload, while its pull waits."""
@@ -68,7 +69,7 @@ def reloadable(tmp_path: Path) -> Iterator[Reloadable]:
 
 
 def test_a_reload_imports_the_code_as_it_is_now_in_a_fresh_process(reloadable: Reloadable) -> None:
-    assert isinstance(reloadable.answer(1), ReplyHead)
+    assert isinstance(reloadable.answer(1), ReplyHeader)
     before = reloadable.elsewhere.worker.pid
     reloadable.elsewhere.file.write_text(TASK + "\n__version__ = '2.0'\n")
     (told,) = reloadable.reloaded().hello.tasks
@@ -76,7 +77,7 @@ def test_a_reload_imports_the_code_as_it_is_now_in_a_fresh_process(reloadable: R
     assert (first.version, told.version) == ("", "2.0")
     assert first.source_digest != told.source_digest
     assert reloadable.elsewhere.worker.pid not in (None, before)
-    assert isinstance(reloadable.answer(2), ReplyHead)
+    assert isinstance(reloadable.answer(2), ReplyHeader)
     assert any(line.startswith("the task small is 2.0 ") for line in reloadable.said)
 
 
@@ -89,7 +90,7 @@ def test_a_reload_of_code_that_cannot_be_imported_is_told_and_the_next_one_mends
     assert failure.kind == "task-error"
     reloadable.elsewhere.file.write_text(TASK)
     assert reloadable.reloaded().hello.tasks == reloadable.first.hello.tasks
-    assert isinstance(reloadable.answer(2), ReplyHead)
+    assert isinstance(reloadable.answer(2), ReplyHeader)
 
 
 def test_a_reload_reads_the_policy_anew_and_tells_that_it_is_another_one(reloadable: Reloadable) -> None:
@@ -102,7 +103,7 @@ def test_a_reload_reads_the_policy_anew_and_tells_that_it_is_another_one(reloada
     assert failure.kind == "declined"
     reloadable.rules.unlink()
     assert "policy" not in reloadable.reloaded().hello.versions
-    assert isinstance(reloadable.answer(2), ReplyHead)
+    assert isinstance(reloadable.answer(2), ReplyHeader)
 
 
 def test_a_policy_that_cannot_be_read_leaves_the_one_before_in_force(reloadable: Reloadable) -> None:

@@ -14,15 +14,15 @@ import torch
 from tests.support.fleet_words import polled
 from tests.support.small_task import RUN, Aggregator, cross_entropy, plan_of, task_of
 from tests.support.transport_doubles import place
-from thinwire.client.admission import Gate
+from thinwire.client.admission import AdmissionController
 from thinwire.client.agent import serve, versions
-from thinwire.client.context import Afterwards
+from thinwire.client.context import UplinkTimeEstimator
 from thinwire.client.loop import sent
 from thinwire.client.policy import Policy
 from thinwire.core.errors import NotTaken
 from thinwire.core.fleet import Delivery, Envelope, NodeJoined, NodeLeft
 from thinwire.core.statedir import private_folder
-from thinwire.core.types import Ask, Failure, Part, ReplyHead, Timings, UpdateId
+from thinwire.core.types import Ask, Failure, Part, ReplyHeader, Timings, UpdateId
 from thinwire.simulation.local_fleet import LocalFleet, LocalLink
 from thinwire.store import FileSpool
 
@@ -70,7 +70,7 @@ def test_asks_are_answered_in_order_until_the_stop(running: Running) -> None:
     thread = running.start()
     first, second = running.aggregator.ask(1), running.aggregator.ask(2, verdicts=[(1, "folded")])
     running.send(first, second)
-    heads = [polled(running.fleet, ReplyHead) for _ in range(2)]
+    heads = [polled(running.fleet, ReplyHeader) for _ in range(2)]
     assert [head.update_id.sequence for head in heads] == [1, 2]
     assert first.bundle is not None
     assert first.bundle.exists()  # the aggregator's own file
@@ -118,7 +118,7 @@ def test_a_device_that_is_renamed_while_it_waits_answers_by_its_new_name(tmp_pat
         here.fleet.send([Envelope(DEVICE, old.ask, old.bundle)])
         assert polled(here.fleet, NodeJoined).device == "lab-1"
         here.fleet.send([Envelope("lab-1", new.ask, new.bundle)])
-        assert polled(here.fleet, ReplyHead).update_id == UpdateId(RUN, "lab-1", 1)
+        assert polled(here.fleet, ReplyHeader).update_id == UpdateId(RUN, "lab-1", 1)
         stop.set()
         thread.join(10)
     assert code == [0]
@@ -127,16 +127,18 @@ def test_a_device_that_is_renamed_while_it_waits_answers_by_its_new_name(tmp_pat
 def test_an_answer_that_was_refused_is_not_said_to_have_been_sent(running: Running, monkeypatch: pytest.MonkeyPatch):
     refused, push, measured = NotTaken("the aggregator does not take it", "too large"), LocalLink.push, list[object]()
 
-    def first_refused(link: LocalLink, reply: ReplyHead, bundle: Path | None) -> None:
+    def first_refused(link: LocalLink, reply: ReplyHeader, bundle: Path | None) -> None:
         if reply.update_id.sequence == 1:
             raise refused
         push(link, reply, bundle)
 
     monkeypatch.setattr(LocalLink, "push", first_refused)
-    monkeypatch.setattr(Afterwards, "sent", lambda self, head, seconds: measured.append(head.update_id.sequence))
+    monkeypatch.setattr(
+        UplinkTimeEstimator, "sent", lambda self, head, seconds: measured.append(head.update_id.sequence)
+    )
     thread = running.start()
     running.send(running.aggregator.ask(1), running.aggregator.ask(2))
-    assert polled(running.fleet, ReplyHead).update_id.sequence == 2
+    assert polled(running.fleet, ReplyHeader).update_id.sequence == 2
     running.stop.set()
     thread.join(10)
     told = [line for line in running.said if "sent" in line or "taken" in line or line.startswith("error")]
@@ -148,7 +150,7 @@ def test_an_answer_that_was_refused_is_not_said_to_have_been_sent(running: Runni
 def test_once_ends_with_the_run(running: Running) -> None:
     thread = running.start(once=True)
     running.send(running.aggregator.ask(1))
-    polled(running.fleet, ReplyHead)
+    polled(running.fleet, ReplyHeader)
     running.send(running.aggregator.ask(2, "stop", parts=()))
     thread.join(10)
     assert running.code == [0]
@@ -159,7 +161,7 @@ def test_the_farewell_of_a_run_before_its_time_does_not_end_a_once_process(runni
     thread = running.start(once=True)
     farewell = running.aggregator.ask(9, "stop", parts=(), run="small-0", farewell=True)
     running.send(farewell, running.aggregator.ask(1))
-    polled(running.fleet, ReplyHead)
+    polled(running.fleet, ReplyHeader)
     running.send(running.aggregator.ask(2, "stop", parts=(), farewell=True))
     thread.join(10)
     assert running.code == [0], "a farewell of the run that it took part in ends it"
@@ -176,7 +178,7 @@ def test_an_answer_that_was_not_sent_is_sent_by_the_next_process(running: Runnin
     left = running.aggregator.session(running.folder / "device")
     head = running.aggregator.answer(left, running.aggregator.ask(1))[0]
     running.start()
-    assert polled(running.fleet, ReplyHead).update_id == head.update_id
+    assert polled(running.fleet, ReplyHeader).update_id == head.update_id
 
 
 def test_a_task_that_is_not_here_is_a_failure_of_that_ask(running: Running) -> None:
@@ -213,7 +215,7 @@ def test_a_withdrawn_ask_is_given_up_and_the_next_one_is_answered(tmp_path: Path
     running.fleet.cancel(["a-1"])
     running.send(running.aggregator.ask(2))
     withdrawn.set()
-    assert polled(running.fleet, ReplyHead).ask_id == "a-2"
+    assert polled(running.fleet, ReplyHeader).ask_id == "a-2"
     running.stop.set()
 
 
@@ -229,13 +231,13 @@ def test_what_was_sent_is_said_and_when_late_what_took_longest(took_s: float, li
     ask = Ask("a", "r", "t", "train", {}, round=7, deadline_s=10.0)
     parts: Sequence[Part] = (Part("frame/0", 1234, ""),)
     timings = Timings(0.5, 0.1, 0.4, 9.0, 0.1)
-    assert sent(ask, ReplyHead("a", UpdateId("r", "d", 1), 0, 1, parts=tuple(parts), timings=timings), took_s) == line
+    assert sent(ask, ReplyHeader("a", UpdateId("r", "d", 1), 0, 1, parts=tuple(parts), timings=timings), took_s) == line
 
 
 def test_what_the_owner_forbids_is_declined_and_the_hello_tells_policies_apart(running: Running) -> None:
     policy, read = Policy(secure="required"), list[object]()
     running.task = task_of(data=read.append)
-    running.start(gate=Gate(policy, running.folder / "device"))
+    running.start(gate=AdmissionController(policy, running.folder / "device"))
     running.send(running.aggregator.ask(1))
     failure = polled(running.fleet, Failure)
     assert failure.kind == "declined"
@@ -246,7 +248,7 @@ def test_what_the_owner_forbids_is_declined_and_the_hello_tells_policies_apart(r
 def test_the_hello_says_which_plans_are_held(running: Running) -> None:
     thread = running.start()
     running.send(running.aggregator.ask(1))
-    polled(running.fleet, ReplyHead)
+    polled(running.fleet, ReplyHeader)
     running.stop.set()
     thread.join(10)
     running.stop.clear()

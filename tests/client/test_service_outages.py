@@ -15,11 +15,11 @@ import pytest
 
 from tests.support.small_task import task_of
 from thinwire.client.agent import serve
-from thinwire.client.retry import Calls, Outage
+from thinwire.client.retry import ReconnectBackoff, Retrier
 from thinwire.core.clock import VirtualClock
 from thinwire.core.errors import DataLost, Refused, Unreachable
 from thinwire.core.fleet import Delivery, Hello, Welcome
-from thinwire.core.types import Failure, ReplyHead
+from thinwire.core.types import Failure, ReplyHeader
 
 DEVICE = "pi-01"
 
@@ -41,7 +41,7 @@ class BrokenLink:
     def pull(self, wait_s: float) -> Delivery | None:
         raise Refused("revoked", why="an operator shut this device out")
 
-    def push(self, reply: ReplyHead | Failure, bundle: Path | None = None) -> None: ...
+    def push(self, reply: ReplyHeader | Failure, bundle: Path | None = None) -> None: ...
 
     def cancelled(self) -> frozenset[str]:
         return frozenset()
@@ -92,7 +92,7 @@ def test_after_an_outage_the_first_pull_is_short_so_that_it_is_soon_said_to_be_o
 
 def calls_with(
     clock: VirtualClock, said: list[str], tries: int, give_up: bool = False
-) -> tuple[Calls, Callable[[], str], list[float]]:
+) -> tuple[Retrier, Callable[[], str], list[float]]:
     """Calls on a virtual clock, one that fails so many times before it works, and when it is tried."""
     tried_at: list[float] = []
     failures = iter([Unreachable("nobody answers")] * tries)
@@ -103,8 +103,8 @@ def calls_with(
             raise error
         return "done"
 
-    outage = Outage(now=clock.now, draw=lambda: 1.0)
-    return Calls(Waiting(clock), said.append, give_up, outage), call, tried_at
+    outage = ReconnectBackoff(now=clock.now, draw=lambda: 1.0)
+    return Retrier(Waiting(clock), said.append, give_up, outage), call, tried_at
 
 
 class Waiting(threading.Event):
@@ -131,7 +131,7 @@ def test_an_outage_is_waited_out_and_said_once_a_minute() -> None:
 
 
 def test_who_waits_tries_again_as_soon_as_another_thread_got_through() -> None:
-    clock, outage, ticks = VirtualClock(), Outage(draw=lambda: 1.0), list[float]()
+    clock, outage, ticks = VirtualClock(), ReconnectBackoff(draw=lambda: 1.0), list[float]()
     outage.now = clock.now
 
     class AnotherGetsThrough(Waiting):
@@ -148,13 +148,13 @@ def test_who_waits_tries_again_as_soon_as_another_thread_got_through() -> None:
         if clock.now() <= 100.0:
             raise Unreachable("nobody answers")
 
-    Calls(AnotherGetsThrough(clock), lambda line: None, outage=outage).until_done(call)
+    Retrier(AnotherGetsThrough(clock), lambda line: None, outage=outage).until_done(call)
     assert 100.0 < tried_at[-1] <= 101.0, "its own wait would have lasted half a minute"
 
 
 def test_a_call_that_fails_though_others_go_through_is_tried_less_and_less_often() -> None:
     clock = VirtualClock()
-    outage, tried_at = Outage(now=clock.now, draw=lambda: 1.0), list[float]()
+    outage, tried_at = ReconnectBackoff(now=clock.now, draw=lambda: 1.0), list[float]()
 
     class OthersGetThrough(Waiting):
         def wait(self, timeout: float | None = None) -> bool:
@@ -166,7 +166,7 @@ def test_a_call_that_fails_though_others_go_through_is_tried_less_and_less_often
         if len(tried_at) < 12:
             raise Unreachable("the line was cut")
 
-    Calls(OthersGetThrough(clock), lambda line: None, outage=outage).until_done(call)
+    Retrier(OthersGetThrough(clock), lambda line: None, outage=outage).until_done(call)
     waits = [after - before for before, after in pairwise(tried_at)]
     assert waits[0] <= 0.5, "once it follows another's success"
     assert waits[1:] == pytest.approx([min(300.0, max(0.5, at / 2)) for at in tried_at[1:-1]])
@@ -174,7 +174,7 @@ def test_a_call_that_fails_though_others_go_through_is_tried_less_and_less_often
 
 def test_who_was_given_a_time_waits_for_it_whatever_another_thread_does() -> None:
     clock = VirtualClock()
-    outage = Outage(now=clock.now, draw=lambda: 1.0)
+    outage = ReconnectBackoff(now=clock.now, draw=lambda: 1.0)
 
     class AnotherGetsThrough(Waiting):
         def wait(self, timeout: float | None = None) -> bool:
@@ -187,7 +187,7 @@ def test_who_was_given_a_time_waits_for_it_whatever_another_thread_does() -> Non
         if (error := next(errors, None)) is not None:
             raise error
 
-    Calls(AnotherGetsThrough(clock), lambda line: None, outage=outage).until_done(call)
+    Retrier(AnotherGetsThrough(clock), lambda line: None, outage=outage).until_done(call)
     assert clock.now() == pytest.approx(7.5)
 
 
@@ -202,7 +202,7 @@ def spaced(times: Sequence[float], least_s: float) -> list[float]:
 
 def test_the_waits_have_full_jitter_and_grow_with_the_time_and_not_with_the_tries() -> None:
     clock = VirtualClock()
-    outage = Outage(now=clock.now, draw=lambda: 0.25)
+    outage = ReconnectBackoff(now=clock.now, draw=lambda: 0.25)
     assert [outage.failed()[0] for _ in range(3)] == [0.125] * 3
     clock.advance(8.0)
     assert outage.failed()[0] == 1.0
@@ -220,7 +220,7 @@ def test_with_once_an_outage_ends_it_after_a_minute() -> None:
 def test_a_full_disk_is_tried_again_and_a_refusal_is_not() -> None:
     said: list[str] = []
     errors = iter([DataLost("cannot write"), Refused("shut out")])
-    calls = Calls(threading.Event(), said.append, outage=Outage(draw=lambda: 0.0))
+    calls = Retrier(threading.Event(), said.append, outage=ReconnectBackoff(draw=lambda: 0.0))
 
     def call() -> None:
         raise next(errors)

@@ -14,9 +14,9 @@ import torch
 from tests.support.small_task import RUN, Aggregator, cross_entropy, examples, local_of, normed, plan_of, task_of
 from thinwire.aggregation import BufferMean
 from thinwire.client import execute, run_store
-from thinwire.client.admission import Gate
-from thinwire.client.context import Job
-from thinwire.client.handler import Session
+from thinwire.client.admission import AdmissionController
+from thinwire.client.context import AssignmentContext
+from thinwire.client.handler import AssignmentHandler
 from thinwire.client.payload import encode, parts_of
 from thinwire.client.policy import Policy
 from thinwire.client.train import module as tensors
@@ -31,12 +31,12 @@ from thinwire.compression import parse
 from thinwire.compression.native import threads
 from thinwire.core.clock import VirtualClock
 from thinwire.core.errors import DataLost
-from thinwire.core.types import ReplyHead, Work
+from thinwire.core.types import ReplyHeader, Work
 
 SPARSE = {"codec": "topk(0.2) > int8", "feedback": "classic"}
 
 
-def decoded(aggregator: Aggregator, head: ReplyHead, bundle) -> np.ndarray:
+def decoded(aggregator: Aggregator, head: ReplyHeader, bundle) -> np.ndarray:
     layout = aggregator.first.layout
     codec, out = parse(head.codec).bind(layout), np.zeros(layout.size, np.float32)
     for name, data in parts_of(bundle, head.parts):
@@ -46,7 +46,7 @@ def decoded(aggregator: Aggregator, head: ReplyHead, bundle) -> np.ndarray:
     return out
 
 
-def residual(session: Session) -> np.ndarray:
+def residual(session: AssignmentHandler) -> np.ndarray:
     found = session.kept[RUN][1].residual
     assert found is not None
     return found
@@ -331,7 +331,7 @@ def test_a_run_whose_vectors_do_not_fit_on_the_disk_is_refused_before_the_data_a
         return Split(examples(), examples(6, 4))
 
     aggregator = Aggregator(tmp_path, task_of(data=data), plan_of(**SPARSE))
-    session = aggregator.session(gate=Gate(Policy(min_free_disk_mb=1)))
+    session = aggregator.session(gate=AdmissionController(Policy(min_free_disk_mb=1)))
     residual_bytes, free = 4 * aggregator.first.vector.size, [0]
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free[0]))
     free[0] = 10**6 + residual_bytes - 1
@@ -339,7 +339,7 @@ def test_a_run_whose_vectors_do_not_fit_on_the_disk_is_refused_before_the_data_a
     assert (failure.kind, failure.text.partition(":")[0], read) == ("disk", "min_free_disk_mb = 1", [])
     assert not (tmp_path / "device" / "runs").exists()
     free[0] += 10**4
-    assert isinstance(aggregator.answer(session, aggregator.ask())[0], ReplyHead)
+    assert isinstance(aggregator.answer(session, aggregator.ask())[0], ReplyHeader)
 
 
 def test_the_end_of_runs_that_this_device_has_no_part_in_writes_nothing(tmp_path):
@@ -359,7 +359,7 @@ def test_the_end_of_a_run_that_cannot_be_is_said_and_ends_nothing_else(tmp_path,
     session = aggregator.session()
     session.stop(aggregator.ask(kind="stop", run=run).ask, aggregator.said.append)
     assert aggregator.said == [f"no run can be called {run!r}"]
-    assert isinstance(aggregator.answer(session, aggregator.ask())[0], ReplyHead)
+    assert isinstance(aggregator.answer(session, aggregator.ask())[0], ReplyHeader)
 
 
 def test_the_end_of_a_run_on_a_full_disk_is_said_and_what_is_kept_does_no_harm(tmp_path):
@@ -390,7 +390,9 @@ def test_data_without_a_test_part_is_trained_on_and_not_measured(tmp_path):
 
 def test_the_longer_training_takes_the_fewer_lines_it_says(tmp_path) -> None:
     aggregator, time, said = Aggregator(tmp_path, task_of(), plan_of()), VirtualClock(), list[str]()
-    job = Job(aggregator.ask(1), aggregator.plan, "pi-01", lambda: False, said.append, clock=Clock(time.now))
+    job = AssignmentContext(
+        aggregator.ask(1), aggregator.plan, "pi-01", lambda: False, said.append, clock=Clock(time.now)
+    )
     for step in range(1, 3601):
         job.tell("train", step, 3600)
         time.advance(1.0)

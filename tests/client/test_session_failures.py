@@ -10,10 +10,10 @@ from torch import nn
 
 from tests.support.small_task import RUN, Aggregator, cross_entropy, plan_of, task_of
 from thinwire.aggregation import digest
-from thinwire.client.handler import Session
+from thinwire.client.handler import AssignmentHandler
 from thinwire.core.errors import DataLost
 from thinwire.core.serialization import reply_from_bytes, reply_to_bytes
-from thinwire.core.types import Failure, ReplyHead
+from thinwire.core.types import Failure, ReplyHeader
 
 SECRET = "patient 4711 has 0.25"
 
@@ -72,7 +72,7 @@ def test_a_loss_that_is_nan_is_a_failure_and_leaves_the_state_as_it_was(tmp_path
     session = aggregator.session()
     aggregator.answer(session, aggregator.ask())
     before = session.kept[RUN][1]
-    broken = Session("pi-01", task_of(loss=nan_loss), tmp_path / "device", session.site)
+    broken = AssignmentHandler("pi-01", task_of(loss=nan_loss), tmp_path / "device", session.site)
     failure, _ = aggregator.answer(broken, aggregator.ask(2))
     assert failure.kind == "non-finite"
     assert broken.unsent() == [(e.head, session.kept[RUN][0].path(e)) for e in before.outbox]
@@ -118,7 +118,7 @@ def test_another_model_or_a_damaged_one_is_a_failure_with_its_kind(tmp_path):
     failure, _ = aggregator.answer(session, aggregator.ask(plan="digest only"))
     assert failure.kind == "need-plan"
     head, _ = aggregator.answer(session, aggregator.ask())
-    assert isinstance(head, ReplyHead)
+    assert isinstance(head, ReplyHeader)
 
 
 def test_a_disk_that_is_full_is_a_failure_and_the_ask_can_be_answered_later(tmp_path):

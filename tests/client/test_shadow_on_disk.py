@@ -8,10 +8,10 @@ from pathlib import Path
 
 from tests.support.small_task import RUN, Aggregator, plan_of, task_of
 from thinwire.aggregation import Downlink, digest
-from thinwire.client.handler import Session
+from thinwire.client.handler import AssignmentHandler
 from thinwire.core import RunPlan
 from thinwire.core.fleet import Delivery
-from thinwire.core.types import Failure, Part, ReplyHead, Vector
+from thinwire.core.types import Failure, Part, ReplyHeader, Vector
 
 SPEC = "topk(0.5) > int8"
 
@@ -36,7 +36,7 @@ class Sender(Aggregator):
         return replace(asked, bundle=bundle)
 
 
-def shadow(session: Session) -> tuple[Vector, int]:
+def shadow(session: AssignmentHandler) -> tuple[Vector, int]:
     state = session.kept[RUN][1]
     assert state.shadow is not None
     return state.shadow, state.shadow_version
@@ -45,11 +45,11 @@ def shadow(session: Session) -> tuple[Vector, int]:
 def test_changes_are_applied_to_what_the_last_answer_was_made_from(tmp_path):
     sender = Sender(tmp_path)
     session = sender.session()
-    assert isinstance(sender.answer(session, sender.ask(1))[0], ReplyHead)
-    assert isinstance(sender.answer(session, sender.changes(1, 1))[0], ReplyHead)
+    assert isinstance(sender.answer(session, sender.ask(1))[0], ReplyHeader)
+    assert isinstance(sender.answer(session, sender.changes(1, 1))[0], ReplyHeader)
     again = sender.session()  # another process
     head, _ = sender.answer(again, sender.changes(2, 3))
-    assert isinstance(head, ReplyHead), head
+    assert isinstance(head, ReplyHeader), head
     assert (digest(shadow(again)[0]), shadow(again)[1]) == (sender.news[2].digest, 3)
 
 
@@ -60,7 +60,7 @@ def test_a_device_without_the_model_says_base_mismatch_and_takes_the_same_ask_in
     assert isinstance(failure, Failure)
     assert failure.kind == "base-mismatch"
     full = replace(sender.ask(4, params=sender.down.shadow))
-    assert isinstance(sender.answer(session, full)[0], ReplyHead)
+    assert isinstance(sender.answer(session, full)[0], ReplyHeader)
     assert digest(shadow(session)[0]) == sender.news[2].digest
 
 
@@ -73,7 +73,7 @@ def test_what_does_not_come_out_right_leaves_what_was_held(tmp_path):
     wrong = replace(delivery, ask=replace(delivery.ask, base_digest="0" * 64))
     assert sender.answer(session, wrong)[0].kind == "base-mismatch"
     assert (shadow(session)[0].tobytes(), shadow(session)[1]) == (before, 0)
-    assert isinstance(sender.answer(session, delivery)[0], ReplyHead)
+    assert isinstance(sender.answer(session, delivery)[0], ReplyHeader)
 
 
 def test_a_shadow_that_is_damaged_on_disk_is_not_believed(tmp_path):
@@ -92,7 +92,7 @@ def test_an_ask_at_the_version_that_is_held_needs_no_parts(tmp_path):
     sender.answer(session, sender.ask(1))
     sender.answer(session, sender.changes(1, 2))
     same = sender.ask(9, parts=(), base_version=2, base_digest=sender.news[1].digest)
-    assert isinstance(sender.answer(session, replace(same, bundle=None))[0], ReplyHead)
+    assert isinstance(sender.answer(session, replace(same, bundle=None))[0], ReplyHeader)
 
 
 def test_without_compression_no_model_is_kept(tmp_path):

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.small_task import Aggregator, plan_of, task_of
-from thinwire.client.status import LOG_FILE, Logbook, Standing, Watched, last_lines, new_lines
+from thinwire.client.status import LOG_FILE, ClientStatus, Logbook, StatusReporter, last_lines, new_lines
 from thinwire.core.clock import VirtualClock
 from thinwire.core.errors import Unreachable
 from thinwire.core.fleet import Delivery, Hello, Welcome
-from thinwire.core.types import Failure, ReplyHead
+from thinwire.core.types import Failure, ReplyHeader
 
 
 @dataclass
@@ -32,7 +32,7 @@ class ScriptedLink:
             raise found
         return found
 
-    def push(self, reply: ReplyHead | Failure, bundle: Path | None = None) -> None: ...
+    def push(self, reply: ReplyHeader | Failure, bundle: Path | None = None) -> None: ...
 
     def cancelled(self) -> frozenset[str]:
         return frozenset(self.withdrawn)
@@ -48,10 +48,10 @@ def asks(tmp_path):
 
 def test_the_file_follows_a_device_through_its_day(tmp_path, asks):
     clock, inside = VirtualClock(), ScriptedLink([asks[0], None, Unreachable("nobody there", "cut"), asks[1]])
-    link = Watched(inside, tmp_path, clock.wall)
+    link = StatusReporter(inside, tmp_path, clock.wall)
 
-    def now() -> Standing:
-        found = Standing.load(tmp_path)
+    def now() -> ClientStatus:
+        found = ClientStatus.load(tmp_path)
         assert found is not None
         return found
 
@@ -77,10 +77,10 @@ def test_the_file_follows_a_device_through_its_day(tmp_path, asks):
 
 
 def test_what_cannot_be_read_or_written_ends_nothing(tmp_path):
-    assert Standing.load(tmp_path) is None
+    assert ClientStatus.load(tmp_path) is None
     (tmp_path / "status.json").write_text('{"state": "idle", "of another version": 1}')
-    assert Standing.load(tmp_path) is None
-    Watched(ScriptedLink(), tmp_path / "gone").hello(Hello("pi-01", "p"))
+    assert ClientStatus.load(tmp_path) is None
+    StatusReporter(ScriptedLink(), tmp_path / "gone").hello(Hello("pi-01", "p"))
     Logbook(tmp_path / "gone", print)("said all the same")
 
 

@@ -21,7 +21,7 @@ from thinwire.client.train.errors import BadTask, NotFinite
 from thinwire.client.train.layout import Key, derive, seed63
 from thinwire.client.train.protocol import Local, Site, Split, Work
 from thinwire.client.train.schedule import Normaliser, Schedule
-from thinwire.client.train.trainer import Losses, TorchTrainer
+from thinwire.client.train.trainer import LossMeter, TorchTrainer
 from thinwire.core.errors import TaskError
 
 KEY = Key(7)
@@ -121,7 +121,7 @@ def test_steps_go_through_one_permutation_after_the_other_however_many_are_drawn
 
 @given(st.lists(st.tuples(st.floats(width=32, allow_nan=False), st.integers(1, 1000)), max_size=600))
 def test_losses_are_added_up_as_if_one_at_a_time(batches_seen):
-    losses, summed = Losses(), torch.zeros(())
+    losses, summed = LossMeter(), torch.zeros(())
     for loss, count in batches_seen:
         losses.add(torch.tensor(loss), count)
         summed += torch.tensor(loss) * count

@@ -13,11 +13,11 @@ from tests.client.test_service import Running
 from tests.support.fleet_words import polled
 from tests.support.small_task import RUN, Aggregator, plan_of, task_of
 from thinwire.client import loop
-from thinwire.client.handler import Session
+from thinwire.client.handler import AssignmentHandler
 from thinwire.client.run_state import AHEAD, MARK
 from thinwire.core.errors import DataLost
 from thinwire.core.statedir import write_atomically
-from thinwire.core.types import ReplyHead
+from thinwire.core.types import ReplyHeader
 
 SPARSE = {"codec": "topk(0.2) > int8", "feedback": "classic"}
 EXIT = 'durability = "exit"'
@@ -38,7 +38,7 @@ def device(folder: Path, text: str = EXIT) -> Aggregator:
     return Aggregator(folder, task_of(), plan_of(text, **SPARSE))
 
 
-def answered(aggregator: Aggregator, session: Session, *numbers: int) -> list[tuple[int, bytes]]:
+def answered(aggregator: Aggregator, session: AssignmentHandler, *numbers: int) -> list[tuple[int, bytes]]:
     """(sequence, bytes) of the answers to these rounds, each told that the one before it was folded."""
     found = []
     for number in numbers:
@@ -128,19 +128,19 @@ def test_a_disk_that_is_full_at_the_exit_is_said_and_begins_anew(tmp_path):
 def test_a_service_saves_when_it_ends_and_from_time_to_time(tmp_path, monkeypatch, how):
     running = Running(tmp_path)
     running.aggregator.plan = plan_of(EXIT, **SPARSE)
-    saved, save = threading.Event(), Session.save
+    saved, save = threading.Event(), AssignmentHandler.save
 
-    def noted(session: Session, say: object) -> None:
+    def noted(session: AssignmentHandler, say: object) -> None:
         save(session, say)  # type: ignore[arg-type]
         if (tmp_path / "device" / "runs" / RUN / "state.json").exists():
             saved.set()
 
-    monkeypatch.setattr(Session, "save", noted)
+    monkeypatch.setattr(AssignmentHandler, "save", noted)
     if how == "timer":
         monkeypatch.setattr(loop, "SAVE_S", 0.0)
     thread = running.start()
     running.send(running.aggregator.ask(1))
-    polled(running.fleet, ReplyHead)
+    polled(running.fleet, ReplyHeader)
     if how == "exit":
         running.stop.set()
     assert saved.wait(30)

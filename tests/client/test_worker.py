@@ -17,16 +17,16 @@ from tests.support.small_task import Aggregator, plan_of
 from tests.support.trained_elsewhere import Elsewhere
 from thinwire.client import executor as workers
 from thinwire.client import load_task, worker_process
-from thinwire.client.admission import Gate
+from thinwire.client.admission import AdmissionController
 from thinwire.client.policy import Policy
 from thinwire.client.task import initial_model
 from thinwire.client.train.errors import Cancelled
-from thinwire.client.worker_process import Broken, Patience
+from thinwire.client.worker_process import Watchdog, WorkerDied
 from thinwire.compression import parse
 from thinwire.core.clock import VirtualClock
 from thinwire.core.prng import Key
 from thinwire.core.statedir import private_folder
-from thinwire.core.types import Failure, ReplyHead, Timings, Work
+from thinwire.core.types import Failure, ReplyHeader, Timings, Work
 
 ENDLESS = "time.sleep(3600)"
 
@@ -48,7 +48,7 @@ def number(request: pytest.FixtureRequest, elsewhere: Elsewhere) -> Iterator[int
     elsewhere.wish()
 
 
-def untimed(head: ReplyHead) -> ReplyHead:
+def untimed(head: ReplyHeader) -> ReplyHeader:
     return replace(head, timings=Timings())
 
 
@@ -57,14 +57,14 @@ def test_a_step_that_never_ends_is_ended_by_the_owners_limit(
 ) -> None:
     monkeypatch.setattr(worker_process, "LETS_GO_S", 0.1)
     session = elsewhere.session()
-    session.gate = Gate(Policy(max_assignment_minutes=0.005))
+    session.gate = AdmissionController(Policy(max_assignment_minutes=0.005))
     elsewhere.wish(ENDLESS)
     failure = elsewhere.answer(session, number)
     assert (failure.kind, failure.text.partition(":")[0]) == ("declined", "max_assignment_minutes")
     assert elsewhere.worker.pid is None
-    session.gate = Gate()
+    session.gate = AdmissionController()
     elsewhere.wish()
-    assert isinstance(elsewhere.answer(session, number), ReplyHead)
+    assert isinstance(elsewhere.answer(session, number), ReplyHeader)
 
 
 @pytest.mark.parametrize("codec", ["identity", "topk(0.1) > int8"])
@@ -79,7 +79,7 @@ def test_the_same_seed_gives_the_same_bits_in_process_and_elsewhere(
     for session in (here.session(), there):
         for at in (1, 2):
             head, bundle = session.answer(here.ask(at), lambda: False, here.said.append)
-            assert isinstance(head, ReplyHead), head
+            assert isinstance(head, ReplyHeader), head
             assert bundle is not None
             found.append((untimed(head), bundle.read_bytes()))
     assert found[:2] == found[2:]
@@ -116,7 +116,7 @@ def test_whatever_ends_it_fails_its_ask_and_the_next_one_finds_a_fresh_one(
     assert failure == Failure("worker", text, f"a-{number}", "pi-01")
     assert elsewhere.worker.pid is None
     elsewhere.wish()
-    assert isinstance(elsewhere.answer(session, number), ReplyHead)
+    assert isinstance(elsewhere.answer(session, number), ReplyHeader)
 
 
 @pytest.mark.parametrize(
@@ -143,14 +143,14 @@ def test_a_refusal_in_our_own_words_is_said_once_with_what_to_try(elsewhere: Els
 
 def test_one_that_hangs_past_the_deadline_is_ended(elsewhere: Elsewhere, number: int) -> None:
     session = elsewhere.session()
-    assert isinstance(elsewhere.answer(session, number), ReplyHead)  # it is there: starting it takes its time
+    assert isinstance(elsewhere.answer(session, number), ReplyHeader)  # it is there: starting it takes its time
     elsewhere.wish(ENDLESS)
     elsewhere.worker.patience.hung_s = 0.2
     failure = elsewhere.answer(session, number, ask_id="hangs", deadline_s=0.2)
     assert (failure.kind, failure.text.startswith("hung: ")) == ("worker", True)
     elsewhere.worker.patience.hung_s = worker_process.HUNG_S
     elsewhere.wish()
-    assert isinstance(elsewhere.answer(session, number, ask_id="after"), ReplyHead)
+    assert isinstance(elsewhere.answer(session, number, ask_id="after"), ReplyHeader)
 
 
 class Scripted:
@@ -171,18 +171,18 @@ class Scripted:
         return contextlib.nullcontext()
 
 
-def heard(patient: Patience, child: Scripted, had_s: float) -> dict[str, Any]:
+def heard(patient: Watchdog, child: Scripted, had_s: float) -> dict[str, Any]:
     return patient.heard(child, lambda *_: None, lambda: False, patient.until(had_s))  # type: ignore[arg-type]  # a double
 
 
 def test_what_is_slow_is_not_taken_for_what_hangs() -> None:
     clock = VirtualClock()
-    patient = Patience(60.0, clock.now)
+    patient = Watchdog(60.0, clock.now)
     step = (59.0, {"told": ["train", 1, 0]})
     late = Scripted(clock, *[step] * 100, (59.0, {"done": {}}))
     assert heard(patient, late, had_s=10.0) == {"done": {}}
     hung = Scripted(clock, *[step] * 3, (30.0, None), (31.0, None))
-    with pytest.raises(Broken, match="hung: 61 s without a sign of life, and past the deadline"):
+    with pytest.raises(WorkerDied, match="hung: 61 s without a sign of life, and past the deadline"):
         heard(patient, hung, had_s=10.0)
     assert hung.killed
     early = Scripted(clock, (3000.0, None), (3000.0, {"done": {}}))
@@ -191,9 +191,9 @@ def test_what_is_slow_is_not_taken_for_what_hangs() -> None:
 
 def test_after_one_that_hung_the_next_has_twice_as_long() -> None:
     clock = VirtualClock()
-    patient = Patience(60.0, clock.now)
+    patient = Watchdog(60.0, clock.now)
     for quiet_s in (60.0, 120.0, 240.0):
-        with pytest.raises(Broken):
+        with pytest.raises(WorkerDied):
             heard(patient, Scripted(clock, (10.0 + quiet_s, None), (1.0, None)), had_s=10.0)
 
 
@@ -202,12 +202,12 @@ def test_a_withdrawn_ask_ends_with_its_batch_and_the_process_stays(
 ) -> None:
     monkeypatch.setattr(worker_process, "LETS_GO_S", 60.0)  # however slow this machine is
     session = elsewhere.session()
-    assert isinstance(elsewhere.answer(session, number), ReplyHead)
+    assert isinstance(elsewhere.answer(session, number), ReplyHeader)
     before, begun = elsewhere.worker.pid, elsewhere.begun()
     with pytest.raises(Cancelled):
         elsewhere.answer(session, number, begun.exists, ask_id="withdrawn", work=Work(10_000_000, 8))
     elsewhere.wish()
-    assert isinstance(elsewhere.answer(session, number, ask_id="after"), ReplyHead)
+    assert isinstance(elsewhere.answer(session, number, ask_id="after"), ReplyHeader)
     assert elsewhere.worker.pid == before
 
 
@@ -224,12 +224,12 @@ def test_one_that_does_not_let_go_of_a_withdrawn_ask_is_ended(
 
 def test_one_that_died_while_it_rested_costs_no_ask(elsewhere: Elsewhere, number: int) -> None:
     session = elsewhere.session()
-    assert isinstance(elsewhere.answer(session, number), ReplyHead)
+    assert isinstance(elsewhere.answer(session, number), ReplyHeader)
     child = elsewhere.worker._child
     assert child is not None
     os.kill(child.process.pid, 9)
     child.process.wait()
-    assert isinstance(elsewhere.answer(session, number, ask_id="after"), ReplyHead)
+    assert isinstance(elsewhere.answer(session, number, ask_id="after"), ReplyHeader)
 
 
 def test_an_error_tells_its_class_and_place_and_its_text_stays_here(elsewhere: Elsewhere, number: int) -> None:
@@ -264,19 +264,19 @@ def test_the_first_model_of_a_run_is_what_its_seed_makes_in_the_other_process_to
 def test_what_the_task_prints_goes_to_a_bounded_log(elsewhere: Elsewhere, number: int) -> None:
     session = elsewhere.session()
     elsewhere.wish("print('to stdout'); print('to stderr', file=sys.stderr); os.write(1, b'past Python\\n')")
-    assert isinstance(elsewhere.answer(session, number), ReplyHead)
+    assert isinstance(elsewhere.answer(session, number), ReplyHeader)
     elsewhere.worker.close()
     for text in ("to stdout", "to stderr", "past Python"):
         assert text in elsewhere.log
     elsewhere.wish("print('x' * (3 << 20))")
-    assert isinstance(elsewhere.answer(session, number, ask_id="much", work=Work(1, 8)), ReplyHead)
+    assert isinstance(elsewhere.answer(session, number, ask_id="much", work=Work(1, 8)), ReplyHeader)
     elsewhere.worker.close()
     sizes = [(elsewhere.folder / name).stat().st_size for name in ("worker.log", "worker.log.1")]
     assert 0 < max(sizes) <= 1 << 20
 
 
 def test_it_is_the_first_to_go_when_memory_runs_out(elsewhere: Elsewhere, number: int) -> None:
-    assert isinstance(elsewhere.answer(elsewhere.session(), number), ReplyHead)
+    assert isinstance(elsewhere.answer(elsewhere.session(), number), ReplyHeader)
     score = Path(f"/proc/{elsewhere.worker.pid}/oom_score_adj")
     if not score.exists():
         pytest.skip("this system has no /proc/PID/oom_score_adj")
@@ -295,7 +295,7 @@ def test_it_inherits_nothing_but_its_socket(elsewhere: Elsewhere, number: int) -
             f"Path({str(seen)!r}).write_text(' '.join(sorted(os.readlink('/proc/self/fd/' + n).split(':')[0]"
             " for n in os.listdir('/proc/self/fd') if os.path.exists('/proc/self/fd/' + n))))"
         )
-        assert isinstance(elsewhere.answer(session, number), ReplyHead)
+        assert isinstance(elsewhere.answer(session, number), ReplyHeader)
     found = seen.read_text().split()
     assert str(elsewhere.file) not in found
     assert found.count("socket") == 1
@@ -303,7 +303,7 @@ def test_it_inherits_nothing_but_its_socket(elsewhere: Elsewhere, number: int) -
 
 def test_it_is_ended_after_a_while_without_an_ask(elsewhere: Elsewhere, number: int) -> None:
     session = elsewhere.session()
-    assert isinstance(elsewhere.answer(session, number), ReplyHead)
+    assert isinstance(elsewhere.answer(session, number), ReplyHeader)
     elsewhere.worker.rest()
     rested = elsewhere.worker.pid
     elsewhere.worker.idle_s = 0.0

@@ -14,20 +14,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thinwire.client.train.protocol import LENGTH, MOST_HEAD, BadFrame, Wire
-from thinwire.client.worker_process import Broken, Child, Interpreter, died
+from thinwire.client.train.protocol import LENGTH, MOST_HEAD, BadFrame, FramedSocket
+from thinwire.client.worker_process import Interpreter, WorkerDied, WorkerProcess, died
 
 FLOATS = np.arange(5, dtype=np.float32)
 
 
 @pytest.fixture
-def pair() -> Iterator[tuple[Wire, Wire]]:
+def pair() -> Iterator[tuple[FramedSocket, FramedSocket]]:
     here, there = socket.socketpair()
     with here, there:
-        yield Wire(here), Wire(there)
+        yield FramedSocket(here), FramedSocket(there)
 
 
-def test_what_is_sent_is_heard(pair: tuple[Wire, Wire]) -> None:
+def test_what_is_sent_is_heard(pair: tuple[FramedSocket, FramedSocket]) -> None:
     here, there = pair
     here.send({"do": "work", "text": "ä"}, FLOATS, FLOATS[:0], FLOATS[::2])
     head = there.head()
@@ -38,7 +38,7 @@ def test_what_is_sent_is_heard(pair: tuple[Wire, Wire]) -> None:
 
 @pytest.mark.parametrize("sizes", [[5, 2**40], [6], [], [5, 0], [True], ["5"]])
 def test_vectors_of_other_lengths_are_refused_before_anything_is_allocated(
-    pair: tuple[Wire, Wire], sizes: Sequence[object]
+    pair: tuple[FramedSocket, FramedSocket], sizes: Sequence[object]
 ) -> None:
     here, there = pair
     data = json.dumps({"vectors": sizes}).encode()
@@ -59,26 +59,26 @@ def test_whatever_bytes_come_are_a_head_or_refused(said: bytes) -> None:
     with here, there:
         here.sendall(LENGTH.pack(len(said)) + said)
         try:
-            head = Wire(there).head()
+            head = FramedSocket(there).head()
         except BadFrame:
             return
         assert isinstance(head["vectors"], list)
 
 
 @pytest.mark.parametrize("data", [LENGTH.pack(MOST_HEAD + 1), LENGTH.pack(2) + b"[]", LENGTH.pack(2) + b"{}"])
-def test_a_head_that_is_none_is_refused(pair: tuple[Wire, Wire], data: bytes) -> None:
+def test_a_head_that_is_none_is_refused(pair: tuple[FramedSocket, FramedSocket], data: bytes) -> None:
     pair[0].sock.sendall(data)
     with pytest.raises(BadFrame):
         pair[1].head()
 
 
-def test_a_head_that_is_too_long_is_not_sent(pair: tuple[Wire, Wire]) -> None:
+def test_a_head_that_is_too_long_is_not_sent(pair: tuple[FramedSocket, FramedSocket]) -> None:
     with pytest.raises(BadFrame):
         pair[0].send({"said": "x" * MOST_HEAD})
 
 
 @pytest.mark.parametrize("cut", [0, 3, 10, 60])
-def test_who_is_gone_is_noticed_wherever_it_was(pair: tuple[Wire, Wire], cut: int) -> None:
+def test_who_is_gone_is_noticed_wherever_it_was(pair: tuple[FramedSocket, FramedSocket], cut: int) -> None:
     here, there = pair
     data = json.dumps({"vectors": [20]}).encode()
     here.sock.sendall((LENGTH.pack(len(data)) + data + bytes(80))[:cut])
@@ -103,16 +103,16 @@ class Speaking(Interpreter):
 def test_a_process_that_says_what_cannot_be_is_ended(tmp_path: Path, said: bytes) -> None:
     speaking = Speaking(None, tmp_path)
     object.__setattr__(speaking, "said", said)
-    child = Child(speaking, tmp_path, 20.0)
-    with pytest.raises(Broken, match="it said what cannot be"):
+    child = WorkerProcess(speaking, tmp_path, 20.0)
+    with pytest.raises(WorkerDied, match="it said what cannot be"):
         while child.hear(20.0) is None:
             pass
     assert not child.alive
 
 
 def test_a_process_that_cannot_be_started_is_said(tmp_path: Path) -> None:
-    with pytest.raises(Broken, match="it cannot be started: No such file"):
-        Child(Interpreter(tmp_path / "python", tmp_path), tmp_path, 20.0)
+    with pytest.raises(WorkerDied, match="it cannot be started: No such file"):
+        WorkerProcess(Interpreter(tmp_path / "python", tmp_path), tmp_path, 20.0)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import pytest
 from tests.compression.fuzz import fuzz
 from tests.support.codec_examples import SPECS, made
 from tests.support.hostile_frames import ONE, WHOLE, bombs, target
-from thinwire.aggregation import Shadow, digest, read_model, write_model
+from thinwire.aggregation import ModelReplica, digest, read_model, write_model
 from thinwire.compression import parse
 from thinwire.core import Key, Layout, Tensor
 from thinwire.core.errors import BadPayload, DataLost
@@ -81,7 +81,7 @@ def test_a_device_keeps_its_model_whatever_it_is_sent_down() -> None:
     layout, right = to.codec.layout, to.frames[0]
     full = target_of("identity", layout)
     for number in range(FRAMES):
-        shadow = Shadow(layout, SHADOW)
+        shadow = ModelReplica(layout, SHADOW)
         shadow.apply([("full/0", full[0])], 1, digest(full[1]))
         held = shadow.params.tobytes()
         frames = [

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from thinwire.aggregation import codecs
-from thinwire.compression import Contractive, ResidualOnly, Unbiased, feedback, parse, with_layers
+from thinwire.compression import Contractive, NoGuarantee, Unbiased, feedback, parse, with_layers
 from thinwire.compression.base import chained
 from thinwire.core import Layout
 from thinwire.core.errors import CodecError
@@ -80,7 +80,7 @@ def test_the_kind_of_a_chain_follows_from_its_steps() -> None:
     assert chained(Contractive(0.5), Unbiased(0.5)) == Contractive(0.25)
     assert chained(Contractive(0.5), Contractive(0.5)) == Contractive(0.25)
     assert chained(Unbiased(0), Unbiased(0.5)) == Unbiased(0.5)
-    assert chained(ResidualOnly(), Contractive(0.5)) == ResidualOnly()
+    assert chained(NoGuarantee(), Contractive(0.5)) == NoGuarantee()
     worse = chained(Contractive(0.5), Unbiased(3.0))
     assert isinstance(worse, Contractive)
     assert worse.delta <= 0

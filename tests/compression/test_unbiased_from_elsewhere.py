@@ -30,7 +30,7 @@ import numpy as np
 from thinwire.compression.base import buckets
 from thinwire.compression.base import Unbiased
 from thinwire.core.prng import uniform
-from thinwire.compression.codecs.uniform import Whole
+from thinwire.compression.codecs.uniform import QuantizerBase as Whole
 from thinwire.core.errors import BadPayload
 
 

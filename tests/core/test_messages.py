@@ -17,7 +17,7 @@ from thinwire.core.serialization import (
     reply_from_bytes,
     reply_to_bytes,
 )
-from thinwire.core.types import Ask, Failure, Part, ReplyHead, Timings, Transfer, UpdateId, Verdict, Work
+from thinwire.core.types import Ask, Failure, Part, ReplyHeader, Timings, Transfer, UpdateId, Verdict, Work
 
 names = st.from_regex(r"[a-z0-9-]{1,12}", fullmatch=True)
 int64 = st.integers(-(2**63) + 1, 2**63 - 1)
@@ -34,7 +34,7 @@ asks = st.builds(
     verdicts=st.lists(verdicts, max_size=3).map(tuple),
 )  # fmt: skip
 heads = st.builds(
-    ReplyHead,
+    ReplyHeader,
     ask_id=names, update_id=update_ids, base_version=st.integers(0, 99), examples=st.integers(0, 10**9),
     steps=st.integers(0, 10**6), a=st.floats(0, 1e9), norm=positive,
     metrics=st.dictionaries(names, st.tuples(st.floats(-1e99, 1e99), st.just(0.0) | st.floats(1e-9, 1e30)), max_size=3),
@@ -60,7 +60,7 @@ def test_an_ask_comes_back_equal(ask: Ask) -> None:
 
 
 @given(heads)
-def test_a_reply_head_comes_back_equal(head: ReplyHead) -> None:
+def test_a_reply_head_comes_back_equal(head: ReplyHeader) -> None:
     assert reply_from_bytes(reply_to_bytes(head)) == head
 
 
@@ -92,7 +92,7 @@ def test_arbitrary_bytes_are_bad_payload(data: bytes) -> None:
      ("parts", [{"name": "f", "length": 10**40, "sha256": "", "offset": 0}])],
 )  # fmt: skip
 def test_a_head_with_an_impossible_field_is_bad_payload(field: str, value: object) -> None:
-    raw = json.loads(reply_to_bytes(ReplyHead("a", UpdateId("r", "d", 1), 0, 5)))
+    raw = json.loads(reply_to_bytes(ReplyHeader("a", UpdateId("r", "d", 1), 0, 5)))
     raw[field] = value
     with pytest.raises(BadPayload):
         reply_from_bytes(json.dumps(raw).encode())
@@ -104,7 +104,7 @@ def test_an_oversized_head_is_refused_before_it_is_parsed() -> None:
 
 
 def test_a_reply_with_a_key_that_nobody_asked_for_is_refused() -> None:
-    raw = json.loads(reply_to_bytes(ReplyHead("a", UpdateId("r", "d", 1), 0, 5)))
+    raw = json.loads(reply_to_bytes(ReplyHeader("a", UpdateId("r", "d", 1), 0, 5)))
     with pytest.raises(BadPayload, match="added_later"):
         reply_from_bytes(json.dumps({**raw, "added_later": 1}).encode())
 

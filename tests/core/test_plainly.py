@@ -9,7 +9,7 @@ import numpy as np
 
 from thinwire.core.events import ClientAsked, RoundClosed, RoundOpened
 from thinwire.core.serialization import plainly, to_json
-from thinwire.core.types import Part, ReplyHead, Transfer, UpdateId
+from thinwire.core.types import Part, ReplyHeader, Transfer, UpdateId
 
 
 class Pair(NamedTuple):
@@ -24,7 +24,7 @@ class Anything:
 
 def test_it_is_what_asdict_gives() -> None:
     part = Part("frame/0", 3, "ab")
-    head = ReplyHead("ask", UpdateId("run", "pi", 1), 0, 3, metrics={"loss": (1.5, 2.0)}, parts=(part,),
+    head = ReplyHeader("ask", UpdateId("run", "pi", 1), 0, 3, metrics={"loss": (1.5, 2.0)}, parts=(part,),
                      transfer=Transfer(1.0))  # fmt: skip
     values = [
         head, [part, (1, part)], {"a": {"b": [part]}}, Pair(1, part), None, 1.5, True,

@@ -15,7 +15,7 @@ from tests.support.device_by_hand import Caller
 from tests.support.transport_doubles import Place, place
 from thinwire.core.fleet import FixedLimits
 from thinwire.core.serialization import ReplyLimit
-from thinwire.transport.protocol.http import Refusal
+from thinwire.transport.protocol.http import ApiError
 
 
 @pytest.fixture
@@ -33,8 +33,8 @@ class Passing:
     async def running(self) -> AsyncIterator[None]:
         yield
 
-    def may_pass(self, headers: Mapping[bytes, bytes]) -> Refusal | None:
-        return None if b"flwr-signature" in headers else Refusal(412, "unknown", "not approved here")
+    def may_pass(self, headers: Mapping[bytes, bytes]) -> ApiError | None:
+        return None if b"flwr-signature" in headers else ApiError(412, "unknown", "not approved here")
 
     def who(self, headers: Mapping[bytes, bytes]) -> str:
         return headers[b"flwr-signature"].decode()

@@ -18,7 +18,7 @@ from tests.support.processes import environment
 from tests.support.proxy import Proxy, proxy
 from tests.transport.test_cuts import BESIDE, SENT_TWICE, SIZE, ask_of, file_of, head_of, pulled, pushed
 from thinwire.core.fleet import Delivery
-from thinwire.transport import FlowerLink, device_key
+from thinwire.transport import HttpsLink, device_key
 from thinwire.transport.device.enroll import join
 from thinwire.transport.protocol.registration import Invitation
 
@@ -26,9 +26,9 @@ AGGREGATOR = """
 import os, signal, sys
 from pathlib import Path
 from tests.transport.test_cuts import ask_of
-from thinwire.core.types import ReplyHead
+from thinwire.core.types import ReplyHeader as ReplyHead
 from thinwire.flower import FlowerFleet
-from thinwire.transport.server.tls import PrivateAuthority
+from thinwire.transport.server.tls import InternalCA as PrivateAuthority
 from thinwire.transport.server.uploads import Uploads
 from thinwire.store import FileSpool, Store
 
@@ -88,7 +88,7 @@ class Aggregator:
 
 
 @pytest.fixture
-def killed(tmp_path: Path) -> Iterator[tuple[Aggregator, Proxy, FlowerLink]]:
+def killed(tmp_path: Path) -> Iterator[tuple[Aggregator, Proxy, HttpsLink]]:
     """An aggregator, a line to it, and a device behind the line."""
     made, folder = Aggregator(tmp_path), tmp_path / "device"
     folder.mkdir()
@@ -98,7 +98,7 @@ def killed(tmp_path: Path) -> Iterator[tuple[Aggregator, Proxy, FlowerLink]]:
         with proxy(made.address) as line:
             url = f"https://{line.address}"
             joined = join(url, Invitation(pin, secret), device_key(folder), "pi-1", {})
-            link = FlowerLink(url, device_key(folder), "pi-1", folder, joined.trust)
+            link = HttpsLink(url, device_key(folder), "pi-1", folder, joined.trust)
             link.hello(hello("pi-1"))
             yield made, line, link
             link.close()
@@ -107,7 +107,7 @@ def killed(tmp_path: Path) -> Iterator[tuple[Aggregator, Proxy, FlowerLink]]:
 
 
 def test_an_upload_goes_on_when_it_is_started_again(
-    killed: tuple[Aggregator, Proxy, FlowerLink], tmp_path: Path
+    killed: tuple[Aggregator, Proxy, HttpsLink], tmp_path: Path
 ) -> None:
     aggregator, line, link = killed
     update = file_of(tmp_path / "update", 2)
@@ -128,7 +128,7 @@ def test_an_upload_goes_on_when_it_is_started_again(
 
 
 def test_a_download_goes_on_when_it_is_started_again(
-    killed: tuple[Aggregator, Proxy, FlowerLink], tmp_path: Path
+    killed: tuple[Aggregator, Proxy, HttpsLink], tmp_path: Path
 ) -> None:
     aggregator, line, link = killed
     aggregator.kill()

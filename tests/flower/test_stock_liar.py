@@ -16,11 +16,11 @@ from thinwire.core.errors import PlanError
 from thinwire.core.fleet import Delivery
 from thinwire.core.plan import RunPlan
 from thinwire.core.serialization import ask_from_bytes, reply_to_bytes
-from thinwire.core.types import Ask, ReplyHead
+from thinwire.core.types import Ask, ReplyHeader
 from thinwire.flower.stock_apps import Carried, StockRun, _possible
 from thinwire.server.aggregator import Model
 from thinwire.server.model_store import Versions
-from thinwire.simulation import MadeUp, Turn
+from thinwire.simulation import SyntheticUpdates, Turn
 
 
 @pytest.mark.parametrize("lie", ["no head", "no frames", "negative", "cut", "foreign frames"])
@@ -32,7 +32,7 @@ def test_a_stock_node_that_lies_ends_no_run(tmp_path: Path, lie: str, monkeypatc
 
     def said(_kind: str, asks: Mapping[int, Carried]) -> dict[int, Carried]:
         head, whole = work("a").answer(Delivery(ask_from_bytes(asks[1].head), None), Turn())
-        assert isinstance(head, ReplyHead)
+        assert isinstance(head, ReplyHeader)
         bad = {
             "no head": Carried(b"{}", whole), "no frames": Carried(reply_to_bytes(replace(head, parts=())), b""),
             "negative": Carried(reply_to_bytes(replace(head, examples=-1)), whole),
@@ -54,7 +54,7 @@ def test_a_stock_nodes_numbers_that_no_model_can_hold_are_left_out(
     run, versions = StockRun(cast(Any, None), RunPlan.parse(text), "toy-1", tmp_path), Versions(tmp_path, LAYOUT)
     stored = versions.write(0, np.zeros(LAYOUT.size, np.float32), np.zeros(0, np.float32), {}, 0.0)
     run.model = Model(LAYOUT, *versions.read(stored), {})
-    nodes = {1: MadeUp("a", LAYOUT, 3e38, examples=1), 2: MadeUp("b", LAYOUT, 1.0)}
+    nodes = {1: SyntheticUpdates("a", LAYOUT, 3e38, examples=1), 2: SyntheticUpdates("b", LAYOUT, 1.0)}
 
     def said(_kind: str, asks: Mapping[int, Carried]) -> dict[int, Carried]:
         found = {
@@ -77,11 +77,11 @@ def test_a_stock_node_owns_no_mean(
     stored = versions.write(0, np.zeros(LAYOUT.size, np.float32), np.zeros(0, np.float32), {}, 0.0)
     run.model = Model(LAYOUT, *versions.read(stored), {})
 
-    def boasts(_ask: Ask, head: ReplyHead) -> ReplyHead:
+    def boasts(_ask: Ask, head: ReplyHeader) -> ReplyHeader:
         return replace(head, steps=10**9, a=1e9)
 
-    nodes = {number: MadeUp(name, LAYOUT, 1.0) for number, name in enumerate("abc")}
-    nodes |= {3: MadeUp("many", LAYOUT, -1.0, examples=10**9), 4: Liar("large", LAYOUT, -1.0, lie=boasts)}
+    nodes = {number: SyntheticUpdates(name, LAYOUT, 1.0) for number, name in enumerate("abc")}
+    nodes |= {3: SyntheticUpdates("many", LAYOUT, -1.0, examples=10**9), 4: Liar("large", LAYOUT, -1.0, lie=boasts)}
 
     def said(_kind: str, asks: Mapping[int, Carried]) -> dict[int, Carried]:
         given = {node: Delivery(ask_from_bytes(asked.head), None) for node, asked in asks.items()}

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from tests.support.codec_examples import made
-from thinwire.aggregation import Shadow, digest
+from thinwire.aggregation import ModelReplica, digest
 from thinwire.client.payload import take_base
 from thinwire.compression import native
 from thinwire.core import Layout, RunPlan, Tensor
 from thinwire.core.types import Ask
 from thinwire.server.aggregator import Model
-from thinwire.server.distribution import Sending
+from thinwire.server.distribution import ModelDistributor
 from thinwire.server.model_store import Versions
-from thinwire.server.state.run_state import Past
+from thinwire.server.state.run_state import RunState
 
 VERSIONS = 500
 LAYOUT = Layout.build(
@@ -41,7 +41,7 @@ class Aggregator:
     def __init__(self, folder: Path, spec: str) -> None:
         down = {"codec": spec, "log_rounds": 12, "full_every": 190}
         self.plan = RunPlan.from_json({"run": {"task": "t"}, "local": {"lr": 1}, "downlink": down})
-        self.versions, self.past = Versions(folder, LAYOUT), Past()
+        self.versions, self.past = Versions(folder, LAYOUT), RunState()
         self.model = Model(LAYOUT, made(LAYOUT.size, 0, "normal", 0), np.zeros(4, np.float32), {})
         self.past.apply(self.versions.write(0, self.model.params, self.model.buffers, {}, 0.0))
         self.restart()
@@ -49,7 +49,7 @@ class Aggregator:
     def restart(self) -> None:
         assert self.past.bases.model is not None
         self.model = Model(LAYOUT, *self.versions.read(self.past.bases.model), {})
-        self.sending = Sending(self.plan, self.versions, self.past, self.model)
+        self.sending = ModelDistributor(self.plan, self.versions, self.past, self.model)
 
     def step(self, version: int) -> str:
         """Another version; gives the digest that devices are to hold."""
@@ -61,7 +61,7 @@ class Aggregator:
         self.versions.prune([version], [version], range(version - 11, version + 1))
         return self.past.bases.newest.digest
 
-    def bring(self, device: str, shadow: Shadow) -> tuple[str, ...]:
+    def bring(self, device: str, shadow: ModelReplica) -> tuple[str, ...]:
         """Bring a device to the newest version; gives the names of the parts that it took."""
         if shadow.version is not None:
             self.past.bases.held[device] = shadow.version
@@ -79,7 +79,7 @@ def test_500_versions_decode_to_equal_digests_on_every_path(tmp_path: Path, spec
     """One by one through the log, through gaps, in full, and after restarts of either end; numpy and each kernel."""
     aggregator, paths = Aggregator(tmp_path, spec), native.available()
     every = {"one-by-one": 1, "gaps": 7, "behind": 23, "far": 200}
-    devices = {name: Shadow(LAYOUT, spec) for name in every}
+    devices = {name: ModelReplica(LAYOUT, spec) for name in every}
     taken: dict[str, list[tuple[str, ...]]] = {name: [] for name in every}
     for version in range(1, VERSIONS + 1):
         with native.using(paths[version % len(paths)]):
@@ -96,7 +96,7 @@ def test_500_versions_decode_to_equal_digests_on_every_path(tmp_path: Path, spec
             if version % 50 == 0:
                 assert aggregator.bring(name, held) == ("buffers",), "the rest of it is held"
             if version % 5 == 0:  # its process ends: what it holds comes from its disk
-                devices[name] = Shadow(LAYOUT, spec, held.params.copy(), held.version)
+                devices[name] = ModelReplica(LAYOUT, spec, held.params.copy(), held.version)
     assert len({digest(device.params) for device in devices.values()}) == 1
     assert len(taken["one-by-one"]) == VERSIONS
     assert len(list(tmp_path.iterdir())) < 12 + 8, "files that nobody needs any more are removed"

@@ -10,8 +10,8 @@ import pytest
 from tests.support.crashes import Killed
 from tests.support.server_bench import Bench, ToldFleet, scripted
 from thinwire.core.events import AggregatorStarted, RoundClosed, RoundOpened, RoundTakenUp
-from thinwire.reports.round_explanation import Why, why
-from thinwire.server.state.run_state import Past
+from thinwire.reports.round_explanation import RoundExplanation, why
+from thinwire.server.state.run_state import RunState
 from thinwire.simulation import ScriptedDevice
 from thinwire.store import RoundRow
 
@@ -48,7 +48,7 @@ def dies(
     bench.restart()
 
 
-def first_round(bench: Bench) -> tuple[RoundRow, Why]:
+def first_round(bench: Bench) -> tuple[RoundRow, RoundExplanation]:
     (found,) = bench.store.rounds(bench.run_id)
     return found, why(found, bench.store.updates(bench.run_id, 1), 620)
 
@@ -157,7 +157,7 @@ def test_an_absence_after_the_clock_was_set_back_is_found_by_the_order_of_the_jo
 
 
 def test_where_the_clocks_contradict_each_other_the_heartbeat_tells_what_the_run_s_clock_missed() -> None:
-    past = Past()
+    past = RunState()
     past.apply(RoundOpened(1000.0, 1, 0.0, 0, "", ["a"], {"a": "toy-1.1.a"}, "", 600.0, 1, 1))
     assert past.missed_s(gone_at=1010.0, at=1110.0, elapsed_s=0.0) == 110.0, "from the last event on"
     assert past.missed_s(gone_at=400.0, at=500.0, elapsed_s=0.0) == 100.0, "the clock was set back before the end"

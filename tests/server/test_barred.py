@@ -14,8 +14,8 @@ from thinwire.core.events import ClientFailed, Event, RoundClosed, RoundOpened
 from thinwire.core.fleet import Hello, NodeJoined
 from thinwire.core.serialization import from_json, to_json
 from thinwire.core.types import Ask, Equipment
-from thinwire.server.policy.eligibility import Presence
-from thinwire.server.state.backoff import Barred
+from thinwire.server.policy.eligibility import ConnectedDevices
+from thinwire.server.state.backoff import DeviceBackoff
 from thinwire.simulation import Turn
 
 HELLO = Hello("c", "c-0", (REPORT,), {"python": "3.13", "thinwire": "0.1"}, has=Equipment(4, 2**32, 2**31))
@@ -76,7 +76,7 @@ def test_who_was_started_anew_is_asked_again(tmp_path: Path, kill: bool) -> None
 
 def test_a_new_aggregator_finds_the_same_digest_of_what_bears_on_what_a_device_can_do() -> None:
     def said(hello: Hello) -> str:
-        presence = Presence()
+        presence = ConnectedDevices()
         assert presence.said("c") == ""
         presence.take(NodeJoined("c", hello))
         return presence.said("c")
@@ -89,7 +89,7 @@ def test_a_new_aggregator_finds_the_same_digest_of_what_bears_on_what_a_device_c
 
 
 def test_a_digest_follows_what_is_said() -> None:
-    presence = Presence()
+    presence = ConnectedDevices()
     presence.take(NodeJoined("c", HELLO))
     before = presence.said("c")
     presence.take(NodeJoined("c", replace(HELLO, process="c-1")))
@@ -101,13 +101,13 @@ def test_an_older_journal_is_read_and_bars_nobody_who_says_hello() -> None:
     del raw["said"]
     event = from_json(raw)
     assert isinstance(event, ClientFailed)
-    barred = Barred()
+    barred = DeviceBackoff()
     barred.failed(event)
     assert barred.now(1.0, lambda device: "a digest") == {}
 
 
 def test_why_a_device_is_barred_is_said_in_words():
-    barred = Barred()
+    barred = DeviceBackoff()
     barred.failed(ClientFailed(1.0, 1, "c", "run.1.c", "task-missing", "no such task on this device", 0.0, said="x"))
     barred.failed(ClientFailed(1.0, 1, "d", "run.1.d", "declined", "tasks: not this one", 0.0, said="x"))
     assert barred.now(1.0, lambda device: "x") == {

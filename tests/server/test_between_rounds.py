@@ -8,17 +8,17 @@ from typing import Any, cast
 import pytest
 
 from thinwire.core.types import Failure
-from thinwire.server.context import Running
+from thinwire.server.context import RunContext
 from thinwire.server.idle import listen
 
 ASK = "toy-1.3.c"
 
 
-def stub(lost: list[str], deferred: dict[str, Any], *arrivals: Failure) -> Running:
+def stub(lost: list[str], deferred: dict[str, Any], *arrivals: Failure) -> RunContext:
     """What `listen` looks at of a run with delayed averaging, whose device c owes round 3 an answer."""
     owed = SimpleNamespace(of=lambda device: {ASK: 3} if device == "c" else {}, busy={})
     return cast(
-        Running,
+        RunContext,
         SimpleNamespace(
             poll=lambda wait_s: arrivals, past=SimpleNamespace(owed=owed), deferred=deferred, elapsed=0.0,
             return_by=1.0, lose=lambda device, kind, text, ask_id: lost.append(ask_id),

@@ -10,27 +10,27 @@ from tests.server.test_round import closed, update
 from tests.support.buffered_stories import Idle, asked, head, new_buffer, play
 from thinwire.core.types import UpdateId
 from thinwire.server.round_events import (
-    Asked,
-    AskNow,
-    AtWork,
-    Closed,
-    Defer,
-    Drop,
-    Failed,
-    Folded,
+    AssignmentFailed,
+    DeferUpdate,
+    DeviceConnected,
+    DeviceDisconnected,
+    DropUpdate,
+    FoldDone,
+    FoldRejected,
     FoldUpdate,
-    Head,
-    Joined,
-    Left,
-    Refused,
+    ReplacementSelected,
+    RoundResult,
+    SelectReplacement,
+    SlotLease,
     Stop,
     Tick,
+    UpdateArrived,
 )
 
 
 def test_it_closes_when_it_is_full_though_others_are_at_work() -> None:
     end = closed(play(new_buffer("abc"), (1, head("a")), (2, head("c"))))
-    assert end == Closed("buffer", (update("a"), update("c")), (), ())
+    assert end == RoundResult("buffer", (update("a"), update("c")), (), ())
 
 
 def test_it_closes_with_enough_when_every_device_stands_in_it() -> None:
@@ -42,41 +42,41 @@ def test_it_is_never_more_than_full() -> None:
     b = new_buffer("abc")
     b.on(head("a"), 101.0)
     b.on(head("b"), 102.0)
-    assert b.on(head("c"), 103.0) == [Defer(update("c"))]
-    b.on(Folded(update("a")), 104.0)
-    assert closed(b.on(Folded(update("b")), 105.0)).folded == (update("a"), update("b"))
+    assert b.on(head("c"), 103.0) == [DeferUpdate(update("c"))]
+    b.on(FoldDone(update("a")), 104.0)
+    assert closed(b.on(FoldDone(update("b")), 105.0)).folded == (update("a"), update("b"))
 
 
 def test_what_cannot_be_folded_leaves_room_for_another() -> None:
     b = new_buffer("abc")
     b.on(head("a"), 101.0)
     b.on(head("b"), 102.0)
-    assert b.on(Refused(update("a"), "bad-payload"), 103.0) == [Drop(update("a"), "bad-payload")]
-    end = closed(play(b, (4, Folded(update("b"))), (5, head("c"))))
+    assert b.on(FoldRejected(update("a"), "bad-payload"), 103.0) == [DropUpdate(update("a"), "bad-payload")]
+    end = closed(play(b, (4, FoldDone(update("b"))), (5, head("c"))))
     assert (end.reason, end.folded) == ("buffer", (update("b"), update("c")))
 
 
 def test_an_update_counts_less_for_each_version_that_it_is_behind() -> None:
-    b = new_buffer("a", earlier={"z": AtWork("ask-old", 110.0)})
+    b = new_buffer("a", earlier={"z": SlotLease("ask-old", 110.0)})
     assert b.on(head("z", "ask-old", base=3), 101.0) == [FoldUpdate(update("z"), staleness=3, discount=0.5, late=False)]
 
 
 def test_an_update_that_is_too_far_behind_is_dropped_and_its_sender_asked_at_once() -> None:
-    b = new_buffer("a", max_staleness=2, earlier={"z": AtWork("ask-old", 110.0)})
+    b = new_buffer("a", max_staleness=2, earlier={"z": SlotLease("ask-old", 110.0)})
     actions = play(b, (1, head("z", "ask-old", base=3)), idle="z")
-    assert actions[0] == Drop(update("z"), "stale")
+    assert actions[0] == DropUpdate(update("z"), "stale")
     assert asked(actions) == ["z"]
 
 
 def test_a_second_update_of_a_device_is_kept_for_the_next_buffer() -> None:
     b = new_buffer("ab", target=3, earlier={})
     actions = play(b, (1, head("a", "ask-old", base=5)), (2, head("a", sequence=2)))
-    assert actions[-1] == Defer(update("a", 2))
+    assert actions[-1] == DeferUpdate(update("a", 2))
 
 
 def test_a_second_answer_to_one_ask_is_dropped() -> None:
     actions = play(new_buffer("ab", target=3), (1, head("a")), (2, head("a", sequence=2)))
-    assert actions[-1] == Drop(update("a", 2), "duplicate")
+    assert actions[-1] == DropUpdate(update("a", 2), "duplicate")
 
 
 def test_too_few_make_no_step_and_give_all_back() -> None:
@@ -91,24 +91,24 @@ def test_a_stop_gives_all_back() -> None:
 
 def test_what_was_decided_before_a_restart_is_not_decided_again() -> None:
     b = new_buffer("a", target=3)
-    assert b.on(Asked("b", "ask-b"), 104.0) == []
+    assert b.on(ReplacementSelected("b", "ask-b"), 104.0) == []
     assert (b.outstanding, b.at_work["b"].until_s) == (("a", "b"), 114.0)
 
 
 def test_what_was_accepted_before_a_restart_is_accepted_again_and_what_cannot_be_folded_leaves_it_full() -> None:
     b = new_buffer("abc")
-    told = [Head(update(d), f"ask-{d}", d, 6, again=True) for d in "abc"]  # one of them was refused before
+    told = [UpdateArrived(update(d), f"ask-{d}", d, 6, again=True) for d in "abc"]  # one of them was refused before
     assert [type(action) for event in told for action in b.on(event, 100.0)] == [FoldUpdate] * 3
-    b.on(Refused(update("a"), "bad-payload"), 100.0)
-    end = closed(play(b, (1, Folded(update("b"))), (1, Folded(update("c")))))
+    b.on(FoldRejected(update("a"), "bad-payload"), 100.0)
+    end = closed(play(b, (1, FoldDone(update("b"))), (1, FoldDone(update("c")))))
     assert (end.reason, end.folded) == ("buffer", (update("b"), update("c")))
 
 
 def test_what_a_device_was_asked_while_it_stood_here_is_known_again_after_a_restart() -> None:
-    b, again = new_buffer("ab", target=3), Head(update("a"), "ask-a", "a", 6, again=True)
-    b.replay([(again, 101.0), (Asked("a", "more-a"), 101.0)])
+    b, again = new_buffer("ab", target=3), UpdateArrived(update("a"), "ask-a", "a", 6, again=True)
+    b.replay([(again, 101.0), (ReplacementSelected("a", "more-a"), 101.0)])
     assert (b.asks["a"], b.going_on, b.outstanding) == ("ask-a", {"a"}, ("b", "a"))
-    b.replay([(Failed("a", "more-a", "task-error", "x"), 102.0)])
+    b.replay([(AssignmentFailed("a", "more-a", "task-error", "x"), 102.0)])
     assert (b.outstanding, b.lost) == (("b",), {}), "what it was asked for this buffer is answered"
 
 
@@ -137,7 +137,7 @@ def test_a_device_has_one_update_in_a_buffer_and_it_always_closes(
     opening = "ab"[: limit or 2]
     working = {**{d: f"ask-{d}" for d in opening}, "g": "ask-old-g"}
     b = new_buffer(
-        opening, target, floor=floor, max_concurrency=limit, earlier={"g": AtWork("ask-old-g", 104.0)},
+        opening, target, floor=floor, max_concurrency=limit, earlier={"g": SlotLease("ask-old-g", 104.0)},
         further=lambda device: "" if device in working else f"more-{device}",
     )  # fmt: skip
     if limit:
@@ -153,10 +153,10 @@ def test_a_device_has_one_update_in_a_buffer_and_it_always_closes(
                     assert 0 <= staleness <= 5 and discount == (1.0 + staleness) ** -0.5
                     outcomes[update_id] = "accepted"
                     folding.append(update_id)
-                case Drop(update_id):
+                case DropUpdate(update_id):
                     assert outcomes.get(update_id) in (None, "accepted")
                     outcomes[update_id] = "dropped"
-                case AskNow(device, ask_id):
+                case SelectReplacement(device, ask_id):
                     assert ask_id.startswith("more") == (device in b.devices), "only who stands here trains on"
                     asks.append(ask_id)
                     working[device] = ask_id
@@ -169,26 +169,26 @@ def test_a_device_has_one_update_in_a_buffer_and_it_always_closes(
             break
         match step:
             case ("head", str(d), int(behind)) if d in working:
-                feed(Head(update(d, number), working.pop(d), d, max(0, 6 - behind)))
+                feed(UpdateArrived(update(d, number), working.pop(d), d, max(0, 6 - behind)))
             case ("left", str(d)):
                 working.pop(d, None)
-                feed(Left(d, "gone"))
+                feed(DeviceDisconnected(d, "gone"))
             case ("joined", str(d)):
                 if b.lost.get(d) == "left":
                     working[d], back = f"ask-{d}", back + 1
-                feed(Joined(d))
+                feed(DeviceConnected(d))
             case ("failed", str(d)) if d in working:
-                feed(Failed(d, working.pop(d), "task-error", "x"))
+                feed(AssignmentFailed(d, working.pop(d), "task-error", "x"))
             case ("fold", bool(bad)) if folding:
                 u = folding.pop(0)
-                feed(Refused(u, "bad-payload") if bad else Folded(u))
+                feed(FoldRejected(u, "bad-payload") if bad else FoldDone(u))
             case ("wait", float(seconds)):
                 now += seconds
                 feed(Tick())
             case ("stop",):
                 feed(Stop())
     while folding and not b.closed:
-        feed(Folded(folding.pop(0)))
+        feed(FoldDone(folding.pop(0)))
     assert b.closed, "a buffer must close once all deadlines have passed and its folds have ended"
     assert len(asks) == len(set(asks)), "nobody is asked the same twice by one buffer"
     assert set(b.closed.folded) | set(b.closed.dropped) == set(outcomes)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from tests.server.test_round import closed, update
 from tests.support.buffered_stories import Idle, asked, head, new_buffer, play
 from thinwire.server.round_events import (
-    AskNow,
-    AtWork,
-    Defer,
-    Drop,
-    Failed,
+    AssignmentFailed,
+    DeferUpdate,
+    DeviceConnected,
+    DeviceDisconnected,
+    DropUpdate,
+    FoldRejected,
     FoldUpdate,
-    Joined,
-    Left,
-    Lose,
-    Refused,
+    MarkLost,
+    SelectReplacement,
+    SlotLease,
     Tick,
 )
 
@@ -22,13 +22,13 @@ from thinwire.server.round_events import (
 def test_who_is_idle_is_asked_at_once_from_the_newest_version() -> None:
     b = new_buffer("ab", target=3)
     assert b.on(Tick(), 101.0, Idle("c")) == [
-        AskNow("c", "ask-c", base_version=6, deadline_s=10.0, why="it was idle, 2 were at work")
+        SelectReplacement("c", "ask-c", base_version=6, deadline_s=10.0, why="it was idle, 2 were at work")
     ]
     assert b.on(Tick(), 102.0, Idle("c")) == [], "it is at work now"
 
 
 def test_who_stands_in_the_buffer_is_not_asked_for_it_again() -> None:
-    b = new_buffer("ab", target=3, earlier={"z": AtWork("ask-old", 110.0)})
+    b = new_buffer("ab", target=3, earlier={"z": SlotLease("ask-old", 110.0)})
     assert asked(play(b, (1, head("z", "ask-old", base=5)), (2, head("a")), idle="az")) == []
 
 
@@ -39,15 +39,15 @@ def more(device: str) -> str:
 def test_who_stands_in_the_buffer_trains_on_for_the_next_once() -> None:
     b = new_buffer("ab", target=3, further=more)
     why = "its update stands in the buffer, 1 were at work"
-    assert AskNow("a", "more-a", 6, 10.0, why) in play(b, (1, head("a")))
-    assert play(b, (2, head("a", "more-a", sequence=2))) == [Defer(update("a", 2))]
+    assert SelectReplacement("a", "more-a", 6, 10.0, why) in play(b, (1, head("a")))
+    assert play(b, (2, head("a", "more-a", sequence=2))) == [DeferUpdate(update("a", 2))]
     assert asked(play(b, (3, Tick()))) == [], "its second update waits for the next buffer: a third would grow old"
 
 
 def test_who_is_idle_comes_before_who_trains_on() -> None:
     b = new_buffer("ab", target=9, max_concurrency=2, further=more)
     assert asked(play(b, (1, head("a")), idle="c")) == ["c"]
-    (action,) = [a for a in play(b, (2, head("b"))) if isinstance(a, AskNow)]
+    (action,) = [a for a in play(b, (2, head("b"))) if isinstance(a, SelectReplacement)]
     assert (action.ask_id, action.why) == ("more-a", "its update stands in the buffer, 1 of at most 2 were at work")
 
 
@@ -61,14 +61,14 @@ def test_nobody_is_asked_on_when_the_buffer_closes() -> None:
 
 def test_who_trains_on_holds_no_buffer_open() -> None:
     b = new_buffer("ab", target=5, further=more)
-    actions = play(b, (1, head("a")), (2, Failed("b", "ask-b", "task-error", "x")))
+    actions = play(b, (1, head("a")), (2, AssignmentFailed("b", "ask-b", "task-error", "x")))
     assert (closed(actions).reason, closed(actions).outstanding) == ("enough", ())
 
 
 def test_a_device_whose_first_answer_could_not_be_folded_fills_its_place_with_the_second() -> None:
     b = new_buffer("ab", target=5, further=more)
     b.on(head("a"), 101.0)
-    assert b.on(Refused(update("a"), "bad-payload"), 101.0) == [Drop(update("a"), "bad-payload")]
+    assert b.on(FoldRejected(update("a"), "bad-payload"), 101.0) == [DropUpdate(update("a"), "bad-payload")]
     assert b.on(head("a", "more-a", sequence=2), 102.0) == [FoldUpdate(update("a", 2), 0, 1.0, late=False)]
 
 
@@ -76,7 +76,7 @@ def test_no_more_are_at_work_than_the_plan_allows() -> None:
     b = new_buffer("ab", target=9, max_concurrency=3)
     assert asked(b.on(Tick(), 101.0, Idle("cde"))) == ["c"]
     assert asked(b.on(Tick(), 101.0, Idle("de"))) == []
-    (action,) = [a for a in play(b, (2, head("a")), idle="de") if isinstance(a, AskNow)]
+    (action,) = [a for a in play(b, (2, head("a")), idle="de") if isinstance(a, SelectReplacement)]
     assert (action.device, action.why) == ("d", "it was idle, 2 of at most 3 were at work")
 
 
@@ -89,7 +89,7 @@ def test_a_device_that_misses_its_deadline_is_not_waited_for_and_counts_when_it_
     play(b, (1, head("a")))
     end = closed(b.on(Tick(), 110.0))
     assert (end.reason, end.folded, end.outstanding) == ("enough", (update("a"),), ("b",))
-    b = new_buffer("ab", target=3, earlier={"z": AtWork("ask-old", 90.0)})
+    b = new_buffer("ab", target=3, earlier={"z": SlotLease("ask-old", 90.0)})
     assert play(b, (1, head("z", "ask-old", base=5)))[0].late is True  # type: ignore[union-attr]  # a Fold
 
 
@@ -104,25 +104,33 @@ def test_each_ask_has_its_own_deadline() -> None:
 
 def test_who_failed_is_not_asked_again_by_the_same_buffer() -> None:
     b = new_buffer("ab", target=3)
-    assert b.on(Failed("a", "ask-a", "task-error", "x"), 101.0, Idle("a")) == [Lose("a", "ask-a", "task-error", "x")]
+    assert b.on(AssignmentFailed("a", "ask-a", "task-error", "x"), 101.0, Idle("a")) == [
+        MarkLost("a", "ask-a", "task-error", "x")
+    ]
     assert b.outstanding == ("b",)
 
 
 def test_a_device_whose_earlier_ask_was_lost_is_asked_again() -> None:
-    b = new_buffer("a", target=3, earlier={"z": AtWork("ask-old", 110.0)})
-    assert b.on(Failed("z", "ask-old", "task-error", "x"), 101.0, Idle("z"))[0] == AskNow(
+    b = new_buffer("a", target=3, earlier={"z": SlotLease("ask-old", 110.0)})
+    assert b.on(AssignmentFailed("z", "ask-old", "task-error", "x"), 101.0, Idle("z"))[0] == SelectReplacement(
         "z", "ask-z", 6, 10.0, "it was idle, 1 were at work"
     )
 
 
 def test_a_device_that_left_and_came_back_is_waited_for_again() -> None:
     b = new_buffer("ab", target=3)
-    assert play(b, (1, Left("a", "gone"))) == [Lose("a", "ask-a", "left", "gone")]
-    play(b, (2, Joined("a")), (3, head("b")))
+    assert play(b, (1, DeviceDisconnected("a", "gone"))) == [MarkLost("a", "ask-a", "left", "gone")]
+    play(b, (2, DeviceConnected("a")), (3, head("b")))
     assert not b.closed
     assert closed(play(b, (4, head("a")))).reason == "enough"
 
 
 def test_it_does_not_wait_when_everybody_is_lost() -> None:
-    end = closed(play(new_buffer("ab"), (1, Left("a", "gone")), (1, Failed("b", "ask-b", "task-error", "x"))))
+    end = closed(
+        play(
+            new_buffer("ab"),
+            (1, DeviceDisconnected("a", "gone")),
+            (1, AssignmentFailed("b", "ask-b", "task-error", "x")),
+        )
+    )
     assert end.reason == "too-few"

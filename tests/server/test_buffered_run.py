@@ -41,7 +41,7 @@ from thinwire.core.types import Ask, Vector
 from thinwire.reports.round_explanation import whys
 from thinwire.reports.round_timing import turns
 from thinwire.server.model_store import Versions
-from thinwire.simulation import MadeUp, ScriptedDevice, Turn
+from thinwire.simulation import ScriptedDevice, SyntheticUpdates, Turn
 
 
 def bench(folder: Path, *devices: ScriptedDevice, rounds: int = 6, **cohort: Any) -> Bench:
@@ -105,7 +105,7 @@ def test_a_device_that_stands_in_the_buffer_trains_on_for_the_next_and_no_furthe
 
 
 @dataclass
-class Noting(MadeUp):
+class Noting(SyntheticUpdates):
     """Keeps what it sent, by ask."""
 
     frames: dict[str, bytes] = field(default_factory=dict)
@@ -350,7 +350,11 @@ def test_after_a_restart_an_overdue_ask_of_the_open_buffer_goes_out_again(tmp_pa
 def test_a_version_that_hardly_anybody_measured_is_no_best_and_meets_no_target(tmp_path: Path) -> None:
     """Each version is better than the one before it, and of the fifth only a late comer says anything."""
     devices = [
-        scripted(name, seconds, MadeUp(name, LAYOUT, partial(change, name), loss=lambda ask: -float(ask.base_version)))
+        scripted(
+            name,
+            seconds,
+            SyntheticUpdates(name, LAYOUT, partial(change, name), loss=lambda ask: -float(ask.base_version)),
+        )
         for name, seconds in zip("abcde", (2.0, 2.0, 2.0, 2.0, 0.1), strict=True)
     ]
     target = {"metric": "loss", "value": -5.0}

@@ -20,12 +20,12 @@ from thinwire.client.train.schedule import Normaliser, Schedule
 from thinwire.core import RunPlan
 from thinwire.core.errors import BadPayload, PlanError
 from thinwire.core.events import ClientAsked, ModelStored, RoundClosed, UpdateDropped
-from thinwire.core.types import ReplyHead, UpdateId
+from thinwire.core.types import ReplyHeader, UpdateId
 from thinwire.reports.round_explanation import whys
 from thinwire.reports.round_timing import turns
 from thinwire.server.model_store import Versions
 from thinwire.server.policy.local_work import caps_of, largest_a, require_a
-from thinwire.simulation import MadeUp, ScriptedDevice, Turn
+from thinwire.simulation import ScriptedDevice, SyntheticUpdates, Turn
 from thinwire.web.run_queries import Reader
 
 RAW = {"codec": "identity", "feedback": "none"}
@@ -35,8 +35,8 @@ def plan_of(**sections: Any) -> RunPlan:
     return RunPlan.from_json({"run": {"task": "toy"}, "local": {"lr": 1.0}, **sections})
 
 
-def head(device: str = "a", examples: int = 10, steps: int = 5, a: float = 5.0) -> ReplyHead:
-    return ReplyHead("x", UpdateId("toy-1", device, 1), 0, examples, steps, a)
+def head(device: str = "a", examples: int = 10, steps: int = 5, a: float = 5.0) -> ReplyHeader:
+    return ReplyHeader("x", UpdateId("toy-1", device, 1), 0, examples, steps, a)
 
 
 @given(
@@ -125,7 +125,7 @@ def test_steps_that_were_not_assigned_do_not_count_also_where_they_follow_the_de
     class Paced(Liar):
         def answer(self, delivery: Any, turn: Turn) -> Any:
             sent, body = super().answer(delivery, turn)
-            assert isinstance(sent, ReplyHead)
+            assert isinstance(sent, ReplyHeader)
             steps = delivery.ask.work.steps
             asked[delivery.ask.ask_id] = steps
             more = 1 if self.name == "a" else 0
@@ -206,7 +206,9 @@ def test_a_weight_that_is_kept_for_the_run_is_kept_as_it_was_capped(tmp_path: Pa
     """Of FedDyn and of ef21 a device's first weight is its weight for good."""
     plan: dict[str, Any] = {"run": {"algorithm": algorithm, "rounds": 3}, "cohort": {"late": "drop"}}
     uplink = RAW if algorithm == "feddyn" else {"codec": "topk(0.2)", "feedback": "ef21"}
-    devices = [scripted(name, does=MadeUp(name, LAYOUT, 1.0, 10**9 if name == "a" else 10)) for name in "abcd"]
+    devices = [
+        scripted(name, does=SyntheticUpdates(name, LAYOUT, 1.0, 10**9 if name == "a" else 10)) for name in "abcd"
+    ]
     made = Bench(tmp_path, devices, uplink=uplink, **plan)
     made.drive(stop=lambda: "service" if len(made.reasons()) >= 1 else None)
     made.restart()

@@ -17,7 +17,7 @@ from thinwire.cli.runs.render import capping, clipping
 from thinwire.core.errors import BadPayload, PlanError
 from thinwire.core.events import Evaluated, RoundClosed
 from thinwire.core.serialization import MAX_METRICS, reply_from_bytes, reply_to_bytes
-from thinwire.core.types import Ask, Metrics, ReplyHead, UpdateId
+from thinwire.core.types import Ask, Metrics, ReplyHeader, UpdateId
 from thinwire.server.evaluation import UNITS_SLACK, WIDTH, Robust, bounded, names_in, pooled, robust, too_few, units_of
 from thinwire.server.state.model_history import Measured
 
@@ -129,7 +129,7 @@ def test_names_that_few_carry_are_no_metrics() -> None:
     assert len(names_in([{f"eval/{n}": (1.0, 1.0) for n in range(1000)}], "eval/")) == MAX_METRICS
 
 
-HEAD = ReplyHead("toy-1.1.a", UpdateId("toy-1", "a", 1), 0, 10)
+HEAD = ReplyHeader("toy-1.1.a", UpdateId("toy-1", "a", 1), 0, 10)
 
 
 @pytest.mark.parametrize("accuracy", [(11.0, 10.0), (-1.0, 10.0), (1e90, 1.0)])
@@ -144,7 +144,7 @@ def test_an_accuracy_made_of_means_may_be_rounded() -> None:
 
 def lying(folder: Path, rounds: int = 3, cohort: dict[str, Any] | None = None, **run: Any) -> Bench:
     def says(wrong: float) -> Any:
-        def lie(ask: Ask, head: ReplyHead) -> ReplyHead:
+        def lie(ask: Ask, head: ReplyHeader) -> ReplyHeader:
             own: Metrics = {"eval/loss": (10 * wrong + ask.base_version, 10.0), "eval/accuracy": (6.0, 10.0)}
             invented = {f"eval/{ask.round}-{n}": (1.0, 1.0) for n in range(5)} if wrong > 9 else {}
             return replace(head, metrics={**own, **invented})
@@ -232,7 +232,7 @@ def test_max_weight_rules_the_weight_in_a_metric_too(tmp_path: Path, most: Any, 
 
 
 def test_a_run_that_is_shown_says_whose_weight_was_capped(tmp_path: Path) -> None:
-    def large(ask: Ask, head: ReplyHead) -> ReplyHead:
+    def large(ask: Ask, head: ReplyHeader) -> ReplyHeader:
         return replace(head, examples=100 * head.examples)
 
     devices = [liar(name, lambda ask, head: head) for name in "abc"] + [liar("d", large)]

@@ -18,10 +18,10 @@ from thinwire.core import RunPlan
 from thinwire.core.events import ModelStored, RoundClosed, UpdateAccepted
 from thinwire.core.fleet import Delivery
 from thinwire.core.prng import Key, derive
-from thinwire.core.types import Ask, ReplyHead, UpdateId, Vector, within_run
+from thinwire.core.types import Ask, ReplyHeader, UpdateId, Vector, within_run
 from thinwire.server.aggregator import Model, RoundAggregator
 from thinwire.server.model_store import Versions
-from thinwire.simulation import MadeUp, Turn
+from thinwire.simulation import SyntheticUpdates, Turn
 
 EVERY = 23  # of all places: the plain run tries each of them
 BOTH = pytest.mark.parametrize("algorithm", ["scaffold", "feddyn"])
@@ -86,8 +86,8 @@ def test_it_moves_by_a_devices_weight_among_all_and_begins_anew_where_nobody_is_
 ) -> None:
     plan, travels = plan_of("scaffold"), LAYOUT.with_control
     ask = Ask("r.1.a", "r", "toy", "train", plan.to_json(), codec="identity")
-    head, body = MadeUp("a", travels, change=1.0, examples=10).answer(Delivery(ask, None), Turn())
-    assert isinstance(head, ReplyHead)
+    head, body = SyntheticUpdates("a", travels, change=1.0, examples=10).answer(Delivery(ask, None), Turn())
+    assert isinstance(head, ReplyHeader)
     model = Model(travels, np.full(travels.size, 2.0, np.float32), np.zeros(0, np.float32), {})
     fold, ends = (
         RoundAggregator(plan, travels, "identity", known),

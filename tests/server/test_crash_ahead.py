@@ -14,7 +14,7 @@ from thinwire.core import RunPlan
 from thinwire.core.events import ClientFailed, RoundClosed, RoundOpened, UpdateAccepted, UpdateDropped
 from thinwire.core.fleet import Envelope
 from thinwire.core.types import Ask
-from thinwire.simulation import MadeUp, ScriptedDevice, ScriptedFleet, Turn
+from thinwire.simulation import ScriptedDevice, ScriptedFleet, SyntheticUpdates, Turn
 from thinwire.store import FileSpool
 
 SHARES = 4  # of all places: one test each
@@ -54,7 +54,7 @@ def ahead(
     away: Mapping[str, Sequence[tuple[float, float]]] = {},
 ) -> World:
     """Three devices that work while they send; `away`: from and until when each is gone."""
-    works = {n: MadeUp(n, LAYOUT, partial(change, n, LAYOUT.size)) for n in "abc"}
+    works = {n: SyntheticUpdates(n, LAYOUT, partial(change, n, LAYOUT.size)) for n in "abc"}
     devices = [ScriptedDevice(n, w, partial(turn, n), away.get(n, ()), overlaps=True) for n, w in works.items()]
     return World(folder, fate, plan, devices)
 

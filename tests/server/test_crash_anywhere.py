@@ -21,7 +21,7 @@ from thinwire.core.events import (
     UpdateDropped,
 )
 from thinwire.core.types import Ask
-from thinwire.simulation import MadeUp, ScriptedDevice, Turn
+from thinwire.simulation import ScriptedDevice, SyntheticUpdates, Turn
 
 SHARES = 8  # of all places: one test each
 PLAN = RunPlan.parse("""
@@ -58,7 +58,7 @@ class World(crashes.World):
         self.dead = ""  # who died last
         self.roles: dict[int, list[str]] = {}  # round -> ask_ids in the order in which they were taken up
         travels = carried(algorithm_of(plan), LAYOUT)
-        works = [MadeUp(name, travels, partial(change, name, travels.size)) for name in "abcde"]
+        works = [SyntheticUpdates(name, travels, partial(change, name, travels.size)) for name in "abcde"]
         super().__init__(folder, fate, plan, [ScriptedDevice(work.name, work, self.turn) for work in works])
 
     def turn(self, ask: Ask) -> Turn:

@@ -13,13 +13,13 @@ import pytest
 
 from tests.server.test_run import steady, straggling
 from tests.support.server_bench import LAYOUT, SILENT, Bench, drive_through, killed, outcome, scripted, work
-from thinwire.aggregation import Shadow, digest
+from thinwire.aggregation import ModelReplica, digest
 from thinwire.client.payload import take_base
 from thinwire.core.errors import BadPayload, DataLost
 from thinwire.core.events import AskedInFull, ModelStored, ShadowStored
 from thinwire.core.fleet import Delivery
 from thinwire.core.types import Ask, Vector
-from thinwire.simulation import HeldSpool, MadeUp, Script, Turn
+from thinwire.simulation import HeldSpool, Script, SyntheticUpdates, Turn
 from thinwire.store import Store
 
 DOWN = {"codec": "topk(0.05) > int8 > rice"}
@@ -27,10 +27,10 @@ FULL = LAYOUT.size * 4
 
 
 @dataclass
-class Holding(MadeUp):
+class Holding(SyntheticUpdates):
     """Keeps the shadow, as client/execute.py does, and trains from it: its change depends on every bit."""
 
-    shadow: Shadow = field(default_factory=lambda: Shadow(LAYOUT, DOWN["codec"]))
+    shadow: ModelReplica = field(default_factory=lambda: ModelReplica(LAYOUT, DOWN["codec"]))
     held: dict[int, str] = field(default_factory=dict)  # version -> the digest of what it held then
 
     def begin(self, delivery: Delivery, turn: Turn) -> Turn:
@@ -127,7 +127,7 @@ def test_bytes_down_are_those_of_the_parts(tmp_path: Path) -> None:
 def test_a_device_that_lost_its_model_gets_the_same_ask_again_in_full_and_the_bytes_count(tmp_path: Path) -> None:
     bench = new(tmp_path)
     bench.drive(stop=lambda: "service" if len(bench.reasons()) == 2 else None)
-    holding(bench)[0].shadow = Shadow(LAYOUT, DOWN["codec"])
+    holding(bench)[0].shadow = ModelReplica(LAYOUT, DOWN["codec"])
     bench.restart()
     row = bench.drive()
     assert (row.status, bench.reasons()) == ("done", ["all"] * 6)

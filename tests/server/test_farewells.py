@@ -14,7 +14,7 @@ from tests.support.server_bench import FAILS, SILENT, Bench, scripted, three
 from thinwire.core.errors import Refused
 from thinwire.core.events import DeviceTold, Event, RoundClosed, RunStatusChanged
 from thinwire.server import run_end
-from thinwire.server.run_end import UNTOLD_S, Farewells
+from thinwire.server.run_end import UNTOLD_S, RunEndNotices
 from thinwire.server.service import serve
 from thinwire.simulation import Script
 
@@ -130,7 +130,7 @@ def test_a_run_that_ends_by_a_defect_is_over_for_its_devices_too(tmp_path: Path)
 def test_who_comes_a_day_later_in_the_same_life_is_told_no_more(tmp_path: Path) -> None:
     bench = two_rounds(tmp_path)
     serves(bench, 1000.0, kill=over)
-    before, waiting = len(bench.fleet.sent), Farewells(bench.fleet, bench.store, bench.clock)
+    before, waiting = len(bench.fleet.sent), RunEndNotices(bench.fleet, bench.store, bench.clock)
     bench.clock.advance(UNTOLD_S - 1000.0)
     waiting.tell("a")
     bench.clock.advance(1001.0)
@@ -147,7 +147,7 @@ def test_a_plan_is_hashed_once_however_many_are_to_be_told(tmp_path: Path, monke
         return "0" * 64
 
     monkeypatch.setattr(run_end, "digest_of", digest_of)
-    Farewells(bench.fleet, bench.store, bench.clock)
+    RunEndNotices(bench.fleet, bench.store, bench.clock)
     assert len(hashed) == 1
 
 
@@ -170,7 +170,7 @@ def test_a_device_that_is_renamed_is_told_when_it_comes_by_its_new_name(tmp_path
     """b takes over a's old name; a stop that was sent to a name is nobody's once that name is another's."""
     bench = two_rounds(tmp_path)
     serves(bench, 1000.0, kill=over)
-    waiting = Farewells(bench.fleet, bench.store, bench.clock)
+    waiting = RunEndNotices(bench.fleet, bench.store, bench.clock)
     for name in sent:
         waiting.tell(name)
     for name in ("a", "b"):

@@ -24,23 +24,23 @@ from tests.support.server_bench import (
 from thinwire.core.errors import TooFewClients
 from thinwire.core.events import ClientFailed, Event, RoundClosed, RoundOpened, StateLost, UpdateAccepted, UpdateDropped
 from thinwire.core.fleet import Delivery
-from thinwire.core.types import Ask, Failure, Part, ReplyHead, UpdateId
-from thinwire.server.state.run_state import KEPT, Past
-from thinwire.simulation import LocalLink, MadeUp, ScriptedDevice, Turn
+from thinwire.core.types import Ask, Failure, Part, ReplyHeader, UpdateId
+from thinwire.server.state.run_state import KEPT, RunState
+from thinwire.simulation import LocalLink, ScriptedDevice, SyntheticUpdates, Turn
 from thinwire.store import MeasureRow
 
-Lie = Callable[[Ask, ReplyHead], ReplyHead]
+Lie = Callable[[Ask, ReplyHeader], ReplyHeader]
 
 
 @dataclass
-class Liar(MadeUp):
+class Liar(SyntheticUpdates):
     """Says what `lie` makes of its honest head, with the honest frames."""
 
     lie: Lie = lambda ask, head: head
 
-    def answer(self, delivery: Delivery, turn: Turn) -> tuple[ReplyHead | Failure, bytes]:
+    def answer(self, delivery: Delivery, turn: Turn) -> tuple[ReplyHeader | Failure, bytes]:
         head, body = super().answer(delivery, turn)
-        assert isinstance(head, ReplyHead)
+        assert isinstance(head, ReplyHeader)
         return (self.lie(delivery.ask, head) if delivery.ask.kind == "train" else head), body
 
 
@@ -66,12 +66,12 @@ def test_answers_to_asks_that_nobody_made_are_not_folded(tmp_path: Path) -> None
 
 
 def test_one_ask_is_answered_once_also_in_later_rounds_and_fills_no_journal(tmp_path: Path) -> None:
-    said = list[tuple[ReplyHead, bytes]]()
+    said = list[tuple[ReplyHeader, bytes]]()
 
-    class Flooding(MadeUp):
-        def answer(self, delivery: Delivery, turn: Turn) -> tuple[ReplyHead | Failure, bytes]:
+    class Flooding(SyntheticUpdates):
+        def answer(self, delivery: Delivery, turn: Turn) -> tuple[ReplyHeader | Failure, bytes]:
             head, body = super().answer(delivery, turn)
-            if isinstance(head, ReplyHead) and delivery.ask.kind == "train":
+            if isinstance(head, ReplyHeader) and delivery.ask.kind == "train":
                 said.append((head, body))
             return head, body
 
@@ -184,7 +184,7 @@ def test_a_lone_device_that_needs_several_deadlines_is_waited_for(tmp_path: Path
 
 def giant(name: str) -> ScriptedDevice:
     """Every number of its change is finite, and its weight makes the sum infinite."""
-    return scripted(name, does=MadeUp(name, LAYOUT, 3e36, examples=1000, steps=5))
+    return scripted(name, does=SyntheticUpdates(name, LAYOUT, 3e36, examples=1000, steps=5))
 
 
 def test_an_update_that_makes_the_sum_infinite_is_dropped_and_the_others_count(tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ def test_where_too_few_are_left_no_step_is_made(tmp_path: Path) -> None:
 
 
 def test_what_is_remembered_of_a_run_does_not_grow_with_its_rounds() -> None:
-    past = Past()
+    past = RunState()
     for number in range(1, 3 * KEPT):
         ask_id = f"toy-1.{number}.a"
         past.apply(RoundOpened(0.0, number, 0.0, 0, "", ["a"], {"a": ask_id}, "identity", 60.0, 1, 1))

@@ -19,15 +19,15 @@ from thinwire.core import RunPlan
 from thinwire.core.errors import PlanError
 from thinwire.core.events import DeviceJoined, UpdateAccepted
 from thinwire.core.statedir import AggregatorHome
-from thinwire.core.types import Part, ReplyHead, Timings, Transfer, UpdateId
-from thinwire.server.policy.device_profiles import KEPT, START_S, Errand, Known, durations
+from thinwire.core.types import Part, ReplyHeader, Timings, Transfer, UpdateId
+from thinwire.server.policy.device_profiles import KEPT, START_S, DeviceProfiles, Workload, durations
 from thinwire.server.submit import submit
 from thinwire.simulation import ScriptedDevice, Turn, run_sim
 from thinwire.store import MeasureRow, Store
 
 WORK = "model/32"
 TIMINGS = Timings(download_s=2.0, queue_s=0.5, evaluate_s=1.0, train_s=5.0, encode_s=0.5)
-HEAD = ReplyHead(
+HEAD = ReplyHeader(
     "run.1.a", UpdateId("run", "a", 1), 0, 100, steps=10, metrics={"eval/loss": (1.0, 2.0)}, timings=TIMINGS,
     parts=(Part("frame/0", 1000, "ff"),), transfer=Transfer(pulled_at=100.0, began_at=109.5, arrived_at=110.0),
 )  # fmt: skip
@@ -53,12 +53,12 @@ def test_the_parts_of_an_answer_add_up_to_what_was_waited_for() -> None:
         replace(HEAD, parts=()),
     ],
 )
-def test_what_cannot_be_teaches_nothing(head: ReplyHead) -> None:
+def test_what_cannot_be_teaches_nothing(head: ReplyHeader) -> None:
     assert durations(head, 5000, 0.0) == {}
 
 
-def learned(*found: dict[str, tuple[float, float]]) -> Known:
-    known = Known()
+def learned(*found: dict[str, tuple[float, float]]) -> DeviceProfiles:
+    known = DeviceProfiles()
     for each in found:
         known.learn("a", WORK, each)
     return known
@@ -69,21 +69,21 @@ ONE = durations(HEAD, 5000, 2.0)
 
 def test_an_ask_takes_what_its_parts_took() -> None:
     device = learned(ONE, ONE, ONE, ONE).device("a", WORK)
-    taken = device.seconds(Errand(5000, 1000, steps=10, evaluates=True))
+    taken = device.seconds(Workload(5000, 1000, steps=10, evaluates=True))
     assert taken is not None and taken.p50 == pytest.approx(9.5)
-    twice = device.seconds(Errand(5000, 1000, steps=20))
+    twice = device.seconds(Workload(5000, 1000, steps=20))
     assert twice is not None and twice.p50 == pytest.approx(2.0 + 10.0 + 0.5 + 1.0)
-    epoch = device.seconds(Errand(0, 1000, epochs=1.0))
+    epoch = device.seconds(Workload(0, 1000, epochs=1.0))
     assert epoch is not None and epoch.p50 == pytest.approx(2.5 + 0.5 + 1.0), "an epoch has 5 steps"
 
 
 def test_of_what_was_never_seen_nothing_is_said() -> None:
     known = learned({"up": (1000, 1.0), "step": (10, 5.0)})
-    assert known.device("b", WORK).seconds(Errand(0, 1, steps=1)) is None
-    assert known.device("a", "another model/32").seconds(Errand(0, 1, steps=1)) is None
-    assert known.device("a", WORK).seconds(Errand(1, 1, steps=1)) is None, "it never took a model"
-    assert known.device("a", WORK).seconds(Errand(0, 1, epochs=1.0)) is None, "how many steps an epoch has"
-    assert known.device("a", WORK).seconds(Errand(0, 1, steps=1)) is not None
+    assert known.device("b", WORK).seconds(Workload(0, 1, steps=1)) is None
+    assert known.device("a", "another model/32").seconds(Workload(0, 1, steps=1)) is None
+    assert known.device("a", WORK).seconds(Workload(1, 1, steps=1)) is None, "it never took a model"
+    assert known.device("a", WORK).seconds(Workload(0, 1, epochs=1.0)) is None, "how many steps an epoch has"
+    assert known.device("a", WORK).seconds(Workload(0, 1, steps=1)) is not None
 
 
 def test_a_link_is_known_whatever_the_work_is() -> None:
@@ -99,12 +99,12 @@ found = st.dictionaries(st.sampled_from(["up", "down", "step", "evaluate", "enco
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("abc"), found), max_size=40))
 def test_what_is_read_back_decides_as_what_wrote_it(answers: list[tuple[str, dict[str, tuple[float, float]]]]) -> None:
-    known, rows = Known(), dict[tuple[str, str, str], MeasureRow]()
+    known, rows = DeviceProfiles(), dict[tuple[str, str, str], MeasureRow]()
     for device, each in answers:
         known.learn(device, WORK, each)
         rows |= {(row.device, row.kind, row.work): row for row in known.news(1.0)}
     assert known.news(2.0) == []
-    again = Known(MeasureRow(**json.loads(json.dumps(asdict(row)))) for row in rows.values())
+    again = DeviceProfiles(MeasureRow(**json.loads(json.dumps(asdict(row)))) for row in rows.values())
     assert all(len(row.samples) <= KEPT for row in rows.values())
     for device in "abc":
         assert again.device(device, WORK) == known.device(device, WORK)
@@ -118,21 +118,21 @@ def test_a_row_says_bits_a_second_of_a_link_and_seconds_of_the_rest() -> None:
 
 
 def test_a_round_trip_told_again_is_one_sample() -> None:
-    known = Known()
+    known = DeviceProfiles()
     for rtt_s in (0.02, 0.02, 0.03, 0.02, 0.0):
         known.greeted("a", rtt_s)
     assert [row.samples for row in known.news(0.0)] == [[[1.0, 0.02], [1.0, 0.03]]]
 
 
 def test_of_what_was_seen_the_last_ones_count() -> None:
-    known = Known()
+    known = DeviceProfiles()
     for seconds in range(3 * KEPT):
         known.learn("a", WORK, {"encode": (1.0, float(seconds))})
     assert [row.samples for row in known.news(0.0)] == [[[1.0, float(s)] for s in range(2 * KEPT, 3 * KEPT)]]
 
 
 def test_while_all_transfers_have_one_size_a_round_trip_is_what_they_begin_with() -> None:
-    known = Known()
+    known = DeviceProfiles()
     known.greeted("a", 0.2)
     known.learn("a", WORK, {"up": (1e6, 1.0)})
     up = known.device("a", WORK).up

@@ -13,7 +13,7 @@ from thinwire.aggregation import codecs
 from thinwire.core import RunPlan
 from thinwire.core.events import ClientAsked, RoundOpened, UpdateAccepted, UpdateDropped
 from thinwire.core.types import Ask
-from thinwire.server.policy.codec_ladder import PATIENCE, Standing, choose
+from thinwire.server.policy.codec_ladder import PATIENCE, LadderState, choose
 from thinwire.server.policy.deadlines import SHARE, auto_deadline, fixed
 from thinwire.simulation import Script, Turn
 
@@ -24,25 +24,35 @@ MILD, MIDDLE, HARSH = LADDER
 @pytest.mark.parametrize(
     ("expected", "before", "after", "reason"),
     [
-        ([None, None, None], None, Standing(HARSH), "its link is not known yet"),
-        ([None, None, None], Standing(MIDDLE, MILD, 1), Standing(MIDDLE, MILD, 1), "its link is not known yet"),
-        ([9.0, 3.0, 1.0], None, Standing(MILD), "identity: 9.0 s fit into 9.0 s"),
-        ([9.1, 3.0, 1.0], None, Standing(MIDDLE), "int8: 3.0 s fit into 9.0 s; identity would take 9.1 s"),
-        ([50.0, 20.0, 9.5], None, Standing(HARSH), "even that takes 9.5 s, 9.0 s are left"),
-        ([5.0, 2.0, 1.0], Standing(HARSH), Standing(MIDDLE), "int8: 2.0 s fit into 9.0 s; identity may be next"),
-        ([5.0, 2.0, 1.0], Standing(MIDDLE), Standing(MILD), "identity: 5.0 s fit into 9.0 s"),
-        ([50.0, 20.0, 5.0], Standing(MILD), Standing(HARSH, "", 0), "topk(0.05) > int8: 5.0 s fit into 9.0 s"),
-        ([50.0, 20.0, 15.0], Standing(MILD), Standing(HARSH, "", 0), "even that takes 15.0 s"),
-        ([5.0, 2.0, 1.0], Standing(HARSH, "", 0), Standing(HARSH, MILD, 1), "(5.0 s of 9.0 s), and did for 0 of 3"),
-        ([10.0, 2.0, 1.0], Standing(HARSH, MILD, 2), Standing(HARSH, MIDDLE, 3), "int8 would fit"),
-        ([5.0, 2.0, 1.0], Standing(HARSH, MIDDLE, 3), Standing(MIDDLE), "int8: 2.0 s fit into 9.0 s"),
-        ([5.0, 2.0, 1.0], Standing(HARSH, MILD, 3), Standing(MIDDLE), "2.0 s fit into 9.0 s; identity may be next"),
-        ([50.0, 20.0, 5.0], Standing(HARSH, MIDDLE, 2), Standing(HARSH, "", 0), "int8 would take 20.0 s"),
-        ([50.0, 20.0, 5.0], Standing(HARSH), Standing(HARSH), "int8 would take 20.0 s"),
+        ([None, None, None], None, LadderState(HARSH), "its link is not known yet"),
+        ([None, None, None], LadderState(MIDDLE, MILD, 1), LadderState(MIDDLE, MILD, 1), "its link is not known yet"),
+        ([9.0, 3.0, 1.0], None, LadderState(MILD), "identity: 9.0 s fit into 9.0 s"),
+        ([9.1, 3.0, 1.0], None, LadderState(MIDDLE), "int8: 3.0 s fit into 9.0 s; identity would take 9.1 s"),
+        ([50.0, 20.0, 9.5], None, LadderState(HARSH), "even that takes 9.5 s, 9.0 s are left"),
+        ([5.0, 2.0, 1.0], LadderState(HARSH), LadderState(MIDDLE), "int8: 2.0 s fit into 9.0 s; identity may be next"),
+        ([5.0, 2.0, 1.0], LadderState(MIDDLE), LadderState(MILD), "identity: 5.0 s fit into 9.0 s"),
+        ([50.0, 20.0, 5.0], LadderState(MILD), LadderState(HARSH, "", 0), "topk(0.05) > int8: 5.0 s fit into 9.0 s"),
+        ([50.0, 20.0, 15.0], LadderState(MILD), LadderState(HARSH, "", 0), "even that takes 15.0 s"),
+        (
+            [5.0, 2.0, 1.0],
+            LadderState(HARSH, "", 0),
+            LadderState(HARSH, MILD, 1),
+            "(5.0 s of 9.0 s), and did for 0 of 3",
+        ),
+        ([10.0, 2.0, 1.0], LadderState(HARSH, MILD, 2), LadderState(HARSH, MIDDLE, 3), "int8 would fit"),
+        ([5.0, 2.0, 1.0], LadderState(HARSH, MIDDLE, 3), LadderState(MIDDLE), "int8: 2.0 s fit into 9.0 s"),
+        (
+            [5.0, 2.0, 1.0],
+            LadderState(HARSH, MILD, 3),
+            LadderState(MIDDLE),
+            "2.0 s fit into 9.0 s; identity may be next",
+        ),
+        ([50.0, 20.0, 5.0], LadderState(HARSH, MIDDLE, 2), LadderState(HARSH, "", 0), "int8 would take 20.0 s"),
+        ([50.0, 20.0, 5.0], LadderState(HARSH), LadderState(HARSH), "int8 would take 20.0 s"),
     ],
 )
 def test_a_choice_and_its_reason(
-    expected: list[float | None], before: Standing | None, after: Standing, reason: str
+    expected: list[float | None], before: LadderState | None, after: LadderState, reason: str
 ) -> None:
     choice = choose(LADDER, expected, 9.0, before)
     assert choice.standing == after
@@ -55,7 +65,7 @@ falling = st.lists(st.floats(0.01, 100.0), min_size=3, max_size=3).map(lambda ti
 @settings(deadline=None)
 @given(st.lists(falling, min_size=1, max_size=20), st.floats(1.0, 100.0))
 def test_nobody_is_asked_in_what_does_not_fit_while_something_does(rounds: list[list[float]], deadline: float) -> None:
-    standing: Standing | None = None
+    standing: LadderState | None = None
     fitted: list[int] | None = None  # since it was made harsher
     for expected in rounds:
         fits = next((i for i, seconds in enumerate(expected) if seconds <= SHARE * deadline), len(LADDER) - 1)

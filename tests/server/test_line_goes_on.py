@@ -16,7 +16,7 @@ from tests.server.test_crash_ahead import ahead
 from tests.support.crashes import LAYOUT, Fate, Killed, World
 from thinwire.core import RunPlan
 from thinwire.core.events import ClientFailed, Event, HeadTaken, RoundClosed, RunStatusChanged
-from thinwire.core.types import Ask, ReplyHead
+from thinwire.core.types import Ask, ReplyHeader
 from thinwire.server.run import drive
 from thinwire.server.submit import submit
 from thinwire.simulation import Turn, reported
@@ -48,7 +48,7 @@ def test_a_bad_answer_that_comes_while_the_head_waits_fails_its_ask(tmp_path: Pa
     take: Callable[..., Any] = world.fleet.take
 
     def foreign(link: Any, reply: Any, *more: Any) -> Any:
-        if isinstance(reply, ReplyHead) and reply.ask_id == "toy-1.2.c":
+        if isinstance(reply, ReplyHeader) and reply.ask_id == "toy-1.2.c":
             reply = replace(reply, base_version=7)
         return take(link, reply, *more)
 

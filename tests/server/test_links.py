@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thinwire.server.policy.device_profiles import KEPT, START_S, THIN_BYTES_S, Spread, line, spread
+from thinwire.server.policy.device_profiles import KEPT, START_S, THIN_BYTES_S, Quantiles, line, spread
 
 seconds = st.floats(1e-3, 1e3)
 rates = st.floats(1e4, 1e9)  # bits/s
@@ -120,4 +120,4 @@ def test_bandwidth_has_an_uncertainty_and_what_takes_no_time_has_none() -> None:
 
 
 def test_what_is_slow_by_itself_adds_up_as_squares() -> None:
-    assert Spread(1.0, 4.0) + Spread(2.0, 6.0) == Spread(3.0, 8.0)
+    assert Quantiles(1.0, 4.0) + Quantiles(2.0, 6.0) == Quantiles(3.0, 8.0)

@@ -14,9 +14,9 @@ from thinwire.core.events import ClientAsked, ClientFailed, Event, RoundOpened
 from thinwire.core.fleet import Hello
 from thinwire.core.types import Ask
 from thinwire.server import round_events
-from thinwire.server.context import RETURN_S, Running
-from thinwire.server.policy.eligibility import Presence
-from thinwire.server.round_runner import OneRound
+from thinwire.server.context import RETURN_S, RunContext
+from thinwire.server.policy.eligibility import ConnectedDevices
+from thinwire.server.round_runner import RoundRunner
 from thinwire.simulation import Turn
 
 
@@ -43,7 +43,7 @@ def test_a_round_that_lacks_an_answer_does_not_go_through_all_who_are_there_at_e
     bench = Bench(tmp_path, devices, run={"rounds": 1, "evaluate": "off"}, cohort={"deadline_s": 60})
     bench.fleet.die("d39", 0.5)
     there = Counted()
-    bench.drive(presence=Presence(there))
+    bench.drive(presence=ConnectedDevices(there))
     assert [event.device for event in bench.events(ClientFailed)] == ["d39"]
     assert there.times < 10, "39 answers came and were folded while nobody could take its place"
 
@@ -51,9 +51,9 @@ def test_a_round_that_lacks_an_answer_does_not_go_through_all_who_are_there_at_e
 def test_who_is_barred_is_not_looked_at_again_at_each_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     devices = [scripted(f"d{i:02}", declining if i < 20 else 1.0 + i / 10) for i in range(40)]
     bench = Bench(tmp_path, devices, run={"rounds": 2, "evaluate": "off"}, cohort={"deadline_s": 60})
-    looks, able = Counter[str](), Running.able
+    looks, able = Counter[str](), RunContext.able
 
-    def counted(running: Running, device: str) -> bool:
+    def counted(running: RunContext, device: str) -> bool:
         looks[device] += running.past.rounds_opened == 2
         return able(running, device)
 
@@ -61,7 +61,7 @@ def test_who_is_barred_is_not_looked_at_again_at_each_event(tmp_path: Path, monk
         if isinstance(event, RoundOpened) and event.round == 2:
             bench.fleet.die("d39", 0.5)
 
-    monkeypatch.setattr(Running, "able", counted)
+    monkeypatch.setattr(RunContext, "able", counted)
     bench.drive(on_event=lose)
     assert [len(event.asks) for event in bench.events(RoundOpened)] == [40, 20]
     assert bench.events(ClientFailed)[-1].device == "d39"
@@ -80,13 +80,13 @@ def test_who_does_not_come_back_after_a_restart_is_missed_once(tmp_path: Path, m
     bench.fleet.die("c")
     bench.fleet.poll(0.0)
     bench.restart()
-    missed, act = list[round_events.Left](), OneRound._act
+    missed, act = list[round_events.DeviceDisconnected](), RoundRunner._act
 
-    def told(one: OneRound, event: round_events.Input) -> None:
-        missed.extend([event] if isinstance(event, round_events.Left) else [])
+    def told(one: RoundRunner, event: round_events.Input) -> None:
+        missed.extend([event] if isinstance(event, round_events.DeviceDisconnected) else [])
         act(one, event)
 
-    monkeypatch.setattr(OneRound, "_act", told)
+    monkeypatch.setattr(RoundRunner, "_act", told)
     bench.drive()
     assert [event.device for event in bench.events(ClientFailed)] == ["c"]
-    assert missed == [round_events.Left("c", "did not come back")]
+    assert missed == [round_events.DeviceDisconnected("c", "did not come back")]

@@ -16,7 +16,7 @@ from thinwire.core.errors import DataLost
 from thinwire.core.events import Event, ModelStored, RoundOpened, UpdateDropped, UpdateFolded
 from thinwire.core.types import Ask, State
 from thinwire.server.model_store import Versions
-from thinwire.simulation import MadeUp, Script, ScriptedDevice, Turn
+from thinwire.simulation import Script, ScriptedDevice, SyntheticUpdates, Turn
 
 ADAM = {"optimizer": "fedadam", "lr": 0.1}
 EF21: dict[str, Any] = {"codec": "topk(0.2)", "feedback": "ef21"}
@@ -67,7 +67,7 @@ def test_a_run_whose_memory_is_damaged_does_not_go_on_without_it(tmp_path):
         bench.drive()
 
 
-class Following(MadeUp):
+class Following(SyntheticUpdates):
     """A device that keeps its reference, as ef21 says."""
 
     def encoded(self, ask: Ask, segment: int, change: np.ndarray) -> bytes:

@@ -10,8 +10,8 @@ import pytest
 from tests.support.server_bench import Bench, ToldFleet, scripted
 from thinwire.core.errors import NotWritten
 from thinwire.core.events import AskTakenUp, Event, RunNoted
-from thinwire.core.fleet import Envelope, TakenUp
-from thinwire.server.service import NOTED_S, NotedFleet, Orders
+from thinwire.core.fleet import Delivered, Envelope
+from thinwire.server.service import NOTED_S, CommandQueue, RecordingFleet
 from thinwire.store import MeasureRow
 
 
@@ -20,8 +20,8 @@ class TakingFleet(ToldFleet):
 
     taking: Sequence[Envelope] = ()
 
-    def taken_up(self) -> Sequence[TakenUp]:
-        taken, self.taking = [TakenUp(one.device, one.ask, 5.0) for one in self.taking], ()
+    def taken_up(self) -> Sequence[Delivered]:
+        taken, self.taking = [Delivered(one.device, one.ask, 5.0) for one in self.taking], ()
         return taken
 
 
@@ -35,7 +35,7 @@ class Setting:
         self.asks = {e.device: e for e in self.bench.fleet.sent if e.ask.kind == "train"}
         assert isinstance(self.bench.fleet, TakingFleet)
         self.inner = self.bench.fleet
-        self.fleet = NotedFleet(self.inner, self.store, self.bench.clock, Orders(self.store))
+        self.fleet = RecordingFleet(self.inner, self.store, self.bench.clock, CommandQueue(self.store))
         record = self.store._recorder.record
 
         def counted(run_id: str, events: Sequence[Event], measured: Sequence[MeasureRow] = ()) -> None:

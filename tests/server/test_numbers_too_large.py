@@ -15,12 +15,12 @@ from thinwire.compression import parse
 from thinwire.core import Key, RunPlan
 from thinwire.core.errors import ThinwireError
 from thinwire.core.events import ModelStored, RoundClosed, UpdateDropped
-from thinwire.core.types import Part, ReplyHead, UpdateId
+from thinwire.core.types import Part, ReplyHeader, UpdateId
 from thinwire.server.aggregator import MAX_MEAN, RoundAggregator
 from thinwire.server.model_store import Versions
-from thinwire.server.round_close import Folded, folded_without
+from thinwire.server.round_close import FoldDone, folded_without
 from thinwire.server.submit import submit
-from thinwire.simulation import MadeUp, ScriptedDevice
+from thinwire.simulation import ScriptedDevice, SyntheticUpdates
 
 ROUNDS = 3
 
@@ -90,12 +90,12 @@ def test_one_devices_change_leaves_what_the_downlink_sends_finite(tmp_path: Path
 def test_of_updates_that_fit_alone_and_not_together_the_later_is_dropped() -> None:
     """A late update counts with its discount, but all of its examples: in a mean it may fit behind others alone."""
     plan = RunPlan.from_json({"run": {"task": "toy"}, "local": {"lr": 1.0, "steps": 1}})
-    fold, state = RoundAggregator(plan, NORMED, "identity"), list[Folded]()
+    fold, state = RoundAggregator(plan, NORMED, "identity"), list[FoldDone]()
     bound = parse("identity").bind(NORMED)
     for name, change, examples in (("a", 0.9, 10), ("b", 1.05, 10), ("c", 1.2, 10), ("d", 0.1, 10)):
         frame = bound.encode(np.full(40, change * MAX_MEAN, np.float32), {}, Key(0)).payload
         update_id = UpdateId("toy-1", name, 1)
-        sent = ReplyHead("x", update_id, 0, examples, 1, 1.0, parts=(Part("frame/0", len(frame), ""),))
+        sent = ReplyHeader("x", update_id, 0, examples, 1, 1.0, parts=(Part("frame/0", len(frame), ""),))
         state.append((sent, lambda frame=frame: iter([frame]), 1.0))  # type: ignore[misc]  # bound now
     for entry in state[:2]:
         fold.add(*entry)
@@ -131,7 +131,7 @@ def test_the_mean_of_all_devices_stays_finite_too(tmp_path: Path, algorithm: str
     run, cohort = {"rounds": ROUNDS, "algorithm": algorithm}, {"late": "drop", "wait_for": 4}
     travels = carried(algorithm_of(RunPlan.from_json({"run": {"task": "toy", **run}, "local": {"lr": 1.0}})), LAYOUT)
     devices = [
-        scripted(name, does=MadeUp(name, travels, change, 1))
+        scripted(name, does=SyntheticUpdates(name, travels, change, 1))
         for name, change in zip("abcd", (3e38, 1, 1, 1), strict=True)
     ]
     made = Bench(tmp_path, devices, run=run, cohort=cohort, uplink={"codec": "identity"})

@@ -17,7 +17,7 @@ from thinwire.core.events import OVER, ClientFailed, RoundClosed, RunStatusChang
 from thinwire.core.fleet import Arrival
 from thinwire.core.types import Ask
 from thinwire.reports.round_explanation import why
-from thinwire.server.context import Running
+from thinwire.server.context import RunContext
 from thinwire.server.service import serve
 from thinwire.simulation import Turn
 
@@ -116,14 +116,14 @@ def test_and_when_it_cannot_go_on_after_a_restart(
         bench.drive(on_event=killing(lambda event: isinstance(event, RoundClosed)))
     bench.restart()
 
-    def damaged(running: Running) -> None:
+    def damaged(running: RunContext) -> None:
         raise why_not
 
     def nothing_left_to_do(wait_s: float) -> list[Arrival]:
         ending.set()
         return []
 
-    monkeypatch.setattr(Running, "begin", damaged)
+    monkeypatch.setattr(RunContext, "begin", damaged)
     monkeypatch.setattr(bench.fleet, "poll", nothing_left_to_do)
     serve(bench.fleet, bench.store, bench.home, clock=bench.clock, ending=ending)
     assert bench.store.run(bench.run_id).status == "failed"

@@ -11,8 +11,8 @@ from thinwire.core import RunPlan
 from thinwire.core.events import ClientAsked, RunNoted
 from thinwire.core.plan_schema import LocalSection
 from thinwire.server.policy.device_profiles import LINK, work_of
-from thinwire.server.policy.local_work import FIRST_STEPS, HALVINGS, SHARE, Pace, given
-from thinwire.simulation import MadeUp, ScriptedDevice, Turn
+from thinwire.server.policy.local_work import FIRST_STEPS, HALVINGS, SHARE, DeviceSpeed, given
+from thinwire.simulation import ScriptedDevice, SyntheticUpdates, Turn
 from thinwire.store import MeasureRow
 
 
@@ -28,7 +28,7 @@ def test_what_is_asked_for_fits_or_is_the_least_there_is(
     example_s, rest_s, examples, deadline_s, batch, least, accumulate
 ):
     section = local(batch=batch, min_steps=least, accumulate=accumulate)
-    work = given(section, Pace(example_s, rest_s, examples), deadline_s)
+    work = given(section, DeviceSpeed(example_s, rest_s, examples), deadline_s)
     left_s, took_s = SHARE * deadline_s - rest_s, work.steps * work.batch * example_s
     assert work.steps >= least
     assert min(2, batch) <= work.batch <= batch
@@ -42,10 +42,13 @@ def test_what_is_asked_for_fits_or_is_the_least_there_is(
     ("pace", "steps", "batch", "why"),
     [
         (None, FIRST_STEPS, 32, "8 steps, since nothing is known of its speed yet"),
-        (Pace(0.001, 4.0, 320), 10, 32, "a whole pass, 10 steps, fits into 50.0 s"),
-        (Pace(0.5, 4.0, 3200), 3, 32, "3 of the 100 steps of a pass fit into 50.0 s, at 16.00 s each"),
-        (Pace(2.5, 4.0, 3200), 2, 8, "2 of the 400 steps (of 8 examples) of a pass fit into 50.0 s, at 20.00 s each"),
-        (Pace(2.0, 59.0, 3200), 2, 4, "even 2 steps of 4 examples take longer than the 0.0 s that it has"),
+        (DeviceSpeed(0.001, 4.0, 320), 10, 32, "a whole pass, 10 steps, fits into 50.0 s"),
+        (DeviceSpeed(0.5, 4.0, 3200), 3, 32, "3 of the 100 steps of a pass fit into 50.0 s, at 16.00 s each"),
+        (
+            DeviceSpeed(2.5, 4.0, 3200), 2, 8,
+            "2 of the 400 steps (of 8 examples) of a pass fit into 50.0 s, at 20.00 s each",
+        ),  # fmt: skip
+        (DeviceSpeed(2.0, 59.0, 3200), 2, 4, "even 2 steps of 4 examples take longer than the 0.0 s that it has"),
     ],
 )  # fmt: skip
 def test_the_reason_says_what_it_came_from(pace, steps, batch, why):
@@ -53,7 +56,7 @@ def test_the_reason_says_what_it_came_from(pace, steps, batch, why):
     assert (work.steps, work.batch, work.why) == (steps, batch, why)
 
 
-class Timed(MadeUp):
+class Timed(SyntheticUpdates):
     """Makes as many steps as it is asked for."""
 
     def answer(self, delivery, turn):

@@ -13,8 +13,8 @@ from tests.support.server_bench import FAILS, Bench, ToldFleet, drive_through, k
 from thinwire.core import RunPlan
 from thinwire.core.events import ClientFailed, Event, RoundClosed, RoundOpened, RunStatusChanged
 from thinwire.core.fleet import Envelope, Hello, NodeJoined
-from thinwire.core.types import Ask, Failure, ReplyHead, UpdateId
-from thinwire.server.distribution import Holders
+from thinwire.core.types import Ask, Failure, ReplyHeader, UpdateId
+from thinwire.server.distribution import PlanCache
 from thinwire.simulation import Script, ScriptedDevice, Turn
 
 
@@ -92,13 +92,13 @@ def test_who_asks_for_the_plan_again_and_again_gets_it_once_and_has_then_failed(
 
 
 def test_another_process_holds_what_its_hello_says_and_no_more() -> None:
-    holders = Holders({"run": {}}, "d" * 64, 1)
+    holders = PlanCache({"run": {}}, "d" * 64, 1)
     with_it, without = Hello("a", "p1", plans=("d" * 64,)), Hello("a", "p2")
     assert holders.plan_for("a", None) == holders.plan_for("a", without) == {"run": {}}
     assert holders.plan_for("a", with_it) == "d" * 64
     ask = Ask("ask-1", "toy-1", "toy", "train", {"run": {}})
     holders.asked([Envelope("a", ask)])
-    assert holders.take(ReplyHead("ask-1", UpdateId("toy-1", "a", 1), 0, 1), anew=False) is None
+    assert holders.take(ReplyHeader("ask-1", UpdateId("toy-1", "a", 1), 0, 1), anew=False) is None
     assert holders.plan_for("a", without) == "d" * 64
     holders.take(NodeJoined("a", without), anew=False)  # the same process again: it has kept what it had
     assert holders.plan_for("a", without) == "d" * 64
@@ -107,7 +107,7 @@ def test_another_process_holds_what_its_hello_says_and_no_more() -> None:
 
 
 def test_only_the_device_that_was_asked_gets_the_plan_again() -> None:
-    holders = Holders({"run": {}}, "d" * 64, 1)
+    holders = PlanCache({"run": {}}, "d" * 64, 1)
     holders.asked([Envelope("a", Ask("ask-1", "toy-1", "toy", "train", "d" * 64))])
     assert holders.take(Failure("need-plan", "", "ask-1", "b"), anew=False) is None
     assert holders.take(Failure("need-plan", "", "ask-0", "a"), anew=False) is None

@@ -13,7 +13,7 @@ from thinwire.core.events import RoundOpened
 from thinwire.core.fleet import Hello, NodeJoined
 from thinwire.core.plan_schema import Requires
 from thinwire.core.types import GIB, Equipment
-from thinwire.server.policy.eligibility import Presence, lacking
+from thinwire.server.policy.eligibility import ConnectedDevices, lacking
 
 ALL = Requires(cores=4, memory_gb=2, mains=True, unmetered=True)
 RICH = Equipment(4, int(8 * GIB), int(3 * GIB), mains=True, metered=False)
@@ -72,7 +72,7 @@ def test_a_number_of_cores_that_cannot_be_is_refused(cores):
 
 
 def test_memory_that_comes_and_goes_lets_nobody_in_who_was_shut_out_for_what_it_is():
-    presence = Presence()
+    presence = ConnectedDevices()
     assert presence.take(NodeJoined("a", Hello("a", "p", has=RICH)))
     assert not presence.take(NodeJoined("a", Hello("a", "p", has=replace(RICH, free_bytes=7))))
     assert presence.hellos["a"].has.free_bytes == 7

@@ -13,18 +13,18 @@ from tests.support.server_bench import SILENT, Bench, killing, scripted
 from thinwire.core.events import ClientFailed, Event, RoundClosed, UpdateAccepted, UpdateDropped, UpdateFolded
 from thinwire.core.types import UpdateId
 from thinwire.server import round_runner
-from thinwire.server.aggregator import Folds
+from thinwire.server.aggregator import FoldQueue
 from thinwire.server.context import RETURN_S
-from thinwire.server.service import NotedFleet, Orders
+from thinwire.server.service import CommandQueue, RecordingFleet
 from thinwire.simulation import Script, Turn
 from thinwire.store import RunRow
 
 
 def hold_up(monkeypatch: pytest.MonkeyPatch, held: Callable[[UpdateId], bool], then: Callable[[], None]) -> None:
     """The fold of such an update never starts; `then` is done instead."""
-    begin = Folds.begin
+    begin = FoldQueue.begin
 
-    def stuck(self: Folds, update_id: UpdateId, fold: Callable[[], None]) -> None:
+    def stuck(self: FoldQueue, update_id: UpdateId, fold: Callable[[], None]) -> None:
         if held(update_id):
             self._of[update_id] = Future()
             self._begun.append(self._of[update_id])
@@ -33,7 +33,7 @@ def hold_up(monkeypatch: pytest.MonkeyPatch, held: Callable[[UpdateId], bool], t
             begin(self, update_id, fold)
 
     monkeypatch.setattr(round_runner, "FOLD_WAIT_S", 0.0)
-    monkeypatch.setattr(Folds, "begin", stuck)
+    monkeypatch.setattr(FoldQueue, "begin", stuck)
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +56,7 @@ class Revoking(Bench):
         self.order = self.store.order("revoke", args={"device": device})
 
     def go(self, on_event: Callable[[Event], None] = lambda event: None) -> RunRow:
-        fleet, self.fleet = self.fleet, NotedFleet(self.fleet, self.store, self.clock, Orders(self.store))  # type: ignore[assignment]  # what the service does
+        fleet, self.fleet = self.fleet, RecordingFleet(self.fleet, self.store, self.clock, CommandQueue(self.store))  # type: ignore[assignment]  # what the service does
         try:
             return self.drive(on_event=on_event)
         finally:

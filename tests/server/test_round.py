@@ -13,23 +13,23 @@ from thinwire.server.policy.cohort import floor_of
 from thinwire.server.round import Round
 from thinwire.server.round_events import (  # fmt: skip
     Action,
-    AskNow,
-    Back,
-    Closed,
-    Defer,
-    Drop,
-    Failed,
-    Folded,
+    AssignmentFailed,
+    DeferUpdate,
+    DeviceConnected,
+    DeviceDisconnected,
+    DropUpdate,
+    FoldDone,
+    FoldRejected,
     FoldUpdate,
-    Head,
-    Joined,
-    Left,
-    Lose,
-    Refused,
-    Spare,
+    MarkLost,
+    Reinstate,
+    Replacement,
+    RoundConfig,
+    RoundResult,
+    SelectReplacement,
     Stop,
-    Terms,
     Tick,
+    UpdateArrived,
 )
 
 
@@ -39,11 +39,11 @@ def update(device: str, sequence: int = 1) -> UpdateId:
 
 def new_round(devices: Sequence[str] = "abc", **terms: object) -> Round:
     given = {"target": len(devices), "floor": 1, "opened_s": 100.0, "deadline_s": 10.0, **terms}
-    return Round(Terms(7, 6, {d: f"ask-{d}" for d in devices}, **given))  # type: ignore[arg-type]  # tests vary them
+    return Round(RoundConfig(7, 6, {d: f"ask-{d}" for d in devices}, **given))  # type: ignore[arg-type]  # tests vary them
 
 
-def head(device: str, ask: str | None = None, base: int = 6, sequence: int = 1) -> Head:
-    return Head(update(device, sequence), ask or f"ask-{device}", device, base)
+def head(device: str, ask: str | None = None, base: int = 6, sequence: int = 1) -> UpdateArrived:
+    return UpdateArrived(update(device, sequence), ask or f"ask-{device}", device, base)
 
 
 def play(round: Round, *script: tuple[float, object]) -> list[Action]:
@@ -53,13 +53,13 @@ def play(round: Round, *script: tuple[float, object]) -> list[Action]:
         done = round.on(event, round.terms.opened_s + after)  # type: ignore[arg-type]  # the script holds inputs
         for action in list(done):
             if isinstance(action, FoldUpdate):
-                done += round.on(Folded(action.update_id), round.terms.opened_s + after)
+                done += round.on(FoldDone(action.update_id), round.terms.opened_s + after)
         actions += done
     return actions
 
 
-def closed(actions: list[Action]) -> Closed:
-    assert isinstance(actions[-1], Closed), actions
+def closed(actions: list[Action]) -> RoundResult:
+    assert isinstance(actions[-1], RoundResult), actions
     return actions[-1]
 
 
@@ -74,7 +74,7 @@ def test_it_closes_with_enough_when_the_target_came_from_a_larger_cohort() -> No
 
 
 def test_it_closes_with_enough_when_the_others_are_lost() -> None:
-    end = closed(play(new_round("ab"), (1, head("a")), (2, Left("b", "gone"))))
+    end = closed(play(new_round("ab"), (1, head("a")), (2, DeviceDisconnected("b", "gone"))))
     assert end.reason == "enough"
 
 
@@ -89,7 +89,13 @@ def test_too_few_make_no_step_and_give_all_back() -> None:
 
 
 def test_it_does_not_wait_for_its_deadline_when_everybody_is_lost() -> None:
-    end = closed(play(new_round("ab"), (1, Left("a", "gone")), (1, Failed("b", "ask-b", "task-error", "x"))))
+    end = closed(
+        play(
+            new_round("ab"),
+            (1, DeviceDisconnected("a", "gone")),
+            (1, AssignmentFailed("b", "ask-b", "task-error", "x")),
+        )
+    )
     assert end.reason == "too-few"
 
 
@@ -102,14 +108,14 @@ def test_an_answer_before_the_deadline_is_in_time_however_late_its_fold_ends() -
     r = new_round("a")
     assert isinstance(r.on(head("a"), 109.9)[0], FoldUpdate)
     assert r.on(Tick(), 150.0) == []
-    assert closed(r.on(Folded(update("a")), 160.0)).reason == "all"
+    assert closed(r.on(FoldDone(update("a")), 160.0)).reason == "all"
 
 
 def test_an_answer_after_the_deadline_is_deferred_while_folds_run() -> None:
     r = new_round("ab")
     r.on(head("a"), 109.0)
-    assert r.on(head("b"), 110.0) == [Defer(update("b"))]
-    assert closed(r.on(Folded(update("a")), 111.0)).reason == "deadline"
+    assert r.on(head("b"), 110.0) == [DeferUpdate(update("b"))]
+    assert closed(r.on(FoldDone(update("a")), 111.0)).reason == "deadline"
 
 
 def test_a_late_answer_is_folded_with_its_discount_and_counts_for_no_target() -> None:
@@ -121,7 +127,7 @@ def test_a_late_answer_is_folded_with_its_discount_and_counts_for_no_target() ->
 
 
 def test_a_late_answer_is_dropped_where_the_plan_says_so() -> None:
-    assert play(new_round(late="drop"), (1, head("z", "ask-old", base=5))) == [Drop(update("z"), "late")]
+    assert play(new_round(late="drop"), (1, head("z", "ask-old", base=5))) == [DropUpdate(update("z"), "late")]
 
 
 def test_an_answer_that_is_just_not_too_old_counts() -> None:
@@ -130,55 +136,55 @@ def test_an_answer_that_is_just_not_too_old_counts() -> None:
 
 
 def test_an_answer_that_is_too_old_is_dropped() -> None:
-    assert play(new_round(max_staleness=2), (1, head("z", "ask-old", base=3))) == [Drop(update("z"), "stale")]
+    assert play(new_round(max_staleness=2), (1, head("z", "ask-old", base=3))) == [DropUpdate(update("z"), "stale")]
 
 
 def test_a_second_answer_to_one_ask_is_dropped() -> None:
     actions = play(new_round("ab"), (1, head("a")), (2, head("a", sequence=2)))
-    assert actions[-1] == Drop(update("a", 2), "duplicate")
+    assert actions[-1] == DropUpdate(update("a", 2), "duplicate")
 
 
 def test_a_payload_that_cannot_be_folded_is_dropped_and_the_round_closes() -> None:
     r = new_round("a")
     r.on(head("a"), 101.0)
-    actions = r.on(Refused(update("a"), "bad-payload"), 102.0)
-    assert actions[0] == Drop(update("a"), "bad-payload")
+    actions = r.on(FoldRejected(update("a"), "bad-payload"), 102.0)
+    assert actions[0] == DropUpdate(update("a"), "bad-payload")
     assert closed(actions).reason == "too-few"
 
 
 def test_a_device_that_left_and_came_back_in_time_is_waited_for_again() -> None:
     r = new_round("ab")
-    assert isinstance(play(r, (1, Left("a", "gone")))[0], Lose)
-    play(r, (2, Joined("a")), (3, head("b")))
+    assert isinstance(play(r, (1, DeviceDisconnected("a", "gone")))[0], MarkLost)
+    play(r, (2, DeviceConnected("a")), (3, head("b")))
     assert not r.closed
     assert closed(play(r, (4, head("a")))).reason == "all"
 
 
 def test_an_answer_of_a_device_that_was_given_up_still_counts() -> None:
     r = new_round("ab")
-    play(r, (1, Left("a", "gone")), (2, head("a")))
+    play(r, (1, DeviceDisconnected("a", "gone")), (2, head("a")))
     assert r.outstanding == ("b",)
 
 
 def test_a_late_answer_of_a_device_that_left_says_not_that_it_is_back() -> None:
     r = new_round("ab")
-    play(r, (1, Left("a", "gone")), (2, head("a", "ask-old", base=5)))
+    play(r, (1, DeviceDisconnected("a", "gone")), (2, head("a", "ask-old", base=5)))
     assert list(r.outstanding) == ["b"], "what it sent before it left may come after"
-    assert play(r, (3, Joined("a"))) == [Back("a", "ask-a")]
+    assert play(r, (3, DeviceConnected("a"))) == [Reinstate("a", "ask-a")]
     assert list(r.outstanding) == ["a", "b"]
 
 
 def test_it_is_shut_after_a_restart_by_what_shut_it_before() -> None:
     r = new_round("abc")
-    r.replay([(Failed("c", "ask-c", "left", "gone"), 102.0), (head("a"), 104.0), (head("b"), 105.0)])
-    assert r.on(Joined("c"), 105.0) == [] and r.on(Folded(update("a")), 105.0) == []
-    end = closed(r.on(Folded(update("b")), 105.0))
+    r.replay([(AssignmentFailed("c", "ask-c", "left", "gone"), 102.0), (head("a"), 104.0), (head("b"), 105.0)])
+    assert r.on(DeviceConnected("c"), 105.0) == [] and r.on(FoldDone(update("a")), 105.0) == []
+    end = closed(r.on(FoldDone(update("b")), 105.0))
     assert (end.reason, end.folded) == ("enough", (update("a"), update("b")))
 
 
 def test_who_was_back_before_a_restart_is_waited_for_after_it() -> None:
     r = new_round("abc")
-    left, back = (Failed("c", "ask-c", "left", "gone"), 102.0), (Joined("c"), 103.0)
+    left, back = (AssignmentFailed("c", "ask-c", "left", "gone"), 102.0), (DeviceConnected("c"), 103.0)
     r.replay([left, back, (head("a"), 104.0), (head("b"), 105.0)])
     assert (r.outstanding, r.shut) == (("c",), None)
 
@@ -219,23 +225,23 @@ def test_every_answer_has_one_outcome_and_a_round_closes_as_soon_as_nobody_can_a
     r = new_round("abcd", target=target, floor=floor, late=late)
     now, folding, outcomes, deferred = 100.0, list[UpdateId](), dict[UpdateId, str](), set[UpdateId]()
 
-    def spares(left_s: float) -> list[Spare]:
-        return [Spare(d, f"ask-{d}") for d, seconds in needs_s.items() if seconds <= left_s]
+    def spares(left_s: float) -> list[Replacement]:
+        return [Replacement(d, f"ask-{d}") for d, seconds in needs_s.items() if seconds <= left_s]
 
     def feed(event: object) -> None:
         before = set(r.asks)
         for action in r.on(event, now, spares):  # type: ignore[arg-type]  # the script holds inputs
             match action:
-                case AskNow(device, _, base, deadline_s):
+                case SelectReplacement(device, _, base, deadline_s):
                     assert device not in before and needs_s[device] <= deadline_s == 110.0 - now and base == 6
                 case FoldUpdate(update_id):
                     assert update_id not in outcomes
                     outcomes[update_id] = "accepted"
                     folding.append(update_id)
-                case Drop(update_id):
+                case DropUpdate(update_id):
                     assert outcomes.get(update_id) in (None, "accepted")
                     outcomes[update_id] = "dropped"
-                case Defer(update_id):
+                case DeferUpdate(update_id):
                     deferred.add(update_id)
         if not r.closed:
             assert r.folding or (r.outstanding and now < 110.0), "it waits for nobody"
@@ -249,23 +255,23 @@ def test_every_answer_has_one_outcome_and_a_round_closes_as_soon_as_nobody_can_a
         match step:
             case ("head", str(d), int(s), int(base)):
                 if (u := update(d, s)) not in outcomes:  # the driver acks what it has decided
-                    feed(Head(u, f"ask-{d}" if d in r.asks else f"old-{d}", d, base))
+                    feed(UpdateArrived(u, f"ask-{d}" if d in r.asks else f"old-{d}", d, base))
             case ("left", str(d)):
-                feed(Left(d, "gone"))
+                feed(DeviceDisconnected(d, "gone"))
             case ("joined", str(d)):
-                feed(Joined(d))
+                feed(DeviceConnected(d))
             case ("failed", str(d)):
-                feed(Failed(d, f"ask-{d}", "task-error", "x"))
+                feed(AssignmentFailed(d, f"ask-{d}", "task-error", "x"))
             case ("fold", bool(bad)) if folding:
                 u = folding.pop(0)
-                feed(Refused(u, "bad-payload") if bad else Folded(u))
+                feed(FoldRejected(u, "bad-payload") if bad else FoldDone(u))
             case ("wait", float(seconds)):
                 now += seconds
                 feed(Tick())
             case ("stop",):
                 feed(Stop())
     while folding and not r.closed:
-        feed(Folded(folding.pop(0)))
+        feed(FoldDone(folding.pop(0)))
     assert r.closed, "a round must close once its deadline has passed and its folds have ended"
     assert set(r.closed.folded) | set(r.closed.dropped) == set(outcomes)
     assert not set(r.closed.folded) & set(r.closed.dropped)

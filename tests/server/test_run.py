@@ -34,8 +34,8 @@ from thinwire.core.events import (
     UpdateFolded,
 )
 from thinwire.core.fleet import Delivery
-from thinwire.core.types import Ask, ReplyHead
-from thinwire.simulation import MadeUp, Script, ScriptedDevice, Turn
+from thinwire.core.types import Ask, ReplyHeader
+from thinwire.simulation import Script, ScriptedDevice, SyntheticUpdates, Turn
 from thinwire.simulation.scripted_device import Answer
 
 
@@ -147,12 +147,12 @@ def test_a_target_stays_reached_where_the_last_model_is_worse_and_the_aggregator
     assert "loss reached 0.5 with version 0" in row.status_text
 
 
-class MeasuresTwo(MadeUp):
+class MeasuresTwo(SyntheticUpdates):
     """Version 2 reaches the target and no other does; by the run's own metric the first is the best."""
 
     def answer(self, delivery: Delivery, turn: Turn) -> Answer:
         found, body = super().answer(delivery, turn)
-        assert isinstance(found, ReplyHead)
+        assert isinstance(found, ReplyHeader)
         version = delivery.ask.base_version
         measured = {"eval/loss": (1.0 + version, 1.0), "eval/accuracy": (0.95 if version == 2 else 0.1, 1.0)}
         return replace(found, metrics={**found.metrics, **measured}), body

@@ -19,8 +19,8 @@ from tests.support.story_laws import (
 from thinwire.core import RunPlan
 from thinwire.core.events import RoundOpened, UpdateAccepted
 from thinwire.core.fleet import Delivery
-from thinwire.core.types import ReplyHead
-from thinwire.simulation import MadeUp, Turn
+from thinwire.core.types import ReplyHeader
+from thinwire.simulation import SyntheticUpdates, Turn
 from thinwire.simulation.scripted_device import Answer
 
 STEPS = 8
@@ -29,7 +29,7 @@ EXAMPLES = 12  # whole runs of each kind
 
 
 @dataclass
-class Stopping(MadeUp):
+class Stopping(SyntheticUpdates):
     """Stops training when sending would no longer fit into its deadline, but not before the fewest steps."""
 
     least: int = 1
@@ -44,7 +44,7 @@ class Stopping(MadeUp):
 
     def answer(self, delivery: Delivery, turn: Turn) -> Answer:
         head, body = super().answer(delivery, turn)
-        assert isinstance(head, ReplyHead)
+        assert isinstance(head, ReplyHeader)
         steps = self.made[delivery.ask.ask_id]
         return replace(head, steps=steps, a=float(steps), examples=self.examples * steps), body
 

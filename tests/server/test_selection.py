@@ -21,9 +21,9 @@ from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import Ask, UpdateId
 from thinwire.server.policy.cohort import LEAST, choose, draw, odds
 from thinwire.server.round import at_work_before, place_s, slowest_s
-from thinwire.server.round_events import AskNow, AtWork, Failed, Input, Left, Tick
-from thinwire.server.state.run_state import Past
-from thinwire.simulation import HeldSpool, MadeUp, ScriptedDevice, ScriptedFleet, Turn, reported, run_scripted
+from thinwire.server.round_events import AssignmentFailed, DeviceDisconnected, Input, SelectReplacement, SlotLease, Tick
+from thinwire.server.state.run_state import RunState
+from thinwire.simulation import HeldSpool, ScriptedDevice, ScriptedFleet, SyntheticUpdates, Turn, reported, run_scripted
 from thinwire.store import Store
 
 LAYOUT = Layout.of({"w": (40,)})
@@ -96,7 +96,7 @@ def test_the_next_is_asked_when_a_place_is_free() -> None:
     r = new_round("ab", target=4, max_concurrency=2)
     assert asked(r.on(Tick(), 100.5, Idle(c=3.0, d=3.0))) == []
     assert asked(r.on(head("a"), 101.0, Idle(c=3.0, d=3.0))) == ["c"]
-    assert asked(r.on(Left("b", "gone"), 102.0, Idle(c=3.0, d=3.0))) == ["d"]
+    assert asked(r.on(DeviceDisconnected("b", "gone"), 102.0, Idle(c=3.0, d=3.0))) == ["d"]
     assert r.outstanding == ("c", "d")
 
 
@@ -110,7 +110,9 @@ def test_who_is_silent_for_its_share_of_the_deadline_holds_no_place() -> None:
     assert asked(r.on(Tick(), 104.9, Idle(b=3.0))) == []
     found = r.on(Tick(), 105.0, Idle(b=3.0))
     assert asked(found) == ["b"]
-    assert isinstance(found[-1], AskNow) and found[-1].why.endswith("; silent for so long that they hold no place: a")
+    assert isinstance(found[-1], SelectReplacement) and found[-1].why.endswith(
+        "; silent for so long that they hold no place: a"
+    )
     assert closed(play(r, (6, head("b")), (7, head("a")))).reason == "all", "its answer still counts"
 
 
@@ -132,26 +134,26 @@ def test_who_was_slow_before_holds_no_place_that_a_step_needs() -> None:
 def test_who_was_slow_before_holds_its_place_where_a_step_lacks_nothing() -> None:
     r = new_round("ab", target=4, floor=1, deadline_s=15.0, max_concurrency=2, slowest_s=lambda device: 100.0)
     assert asked(r.on(head("b"), 101.0, Idle(c=4.0))) == ["c"]
-    r.on(Failed("c", "ask-c", "task-error", "x"), 102.0)
+    r.on(AssignmentFailed("c", "ask-c", "task-error", "x"), 102.0)
     assert asked(r.on(Tick(), 114.0, Idle(d=0.5, e=0.5))) == ["d"], "one place is free, the other still a's"
 
 
 def test_one_answer_that_took_hours_holds_no_place_for_longer_than_a_rounds_deadline() -> None:
-    past = Past()
+    past = RunState()
     past.took["a"] = [28_800.0]
     past.owed.ask(1, "a", "ask-a", 100.0, 10.0)
     assert place_s(10.0, 2.5, slowest_s(past, "a")) == 10.0
-    assert at_work_before(past, 2) == {"a": AtWork("ask-a", 120.0)}, "once more as long as it was given"
+    assert at_work_before(past, 2) == {"a": SlotLease("ask-a", 120.0)}, "once more as long as it was given"
     past.took["a"] = [6.0]
-    assert at_work_before(past, 2) == {"a": AtWork("ask-a", 112.0)}
+    assert at_work_before(past, 2) == {"a": SlotLease("ask-a", 112.0)}
 
 
 def test_a_round_goes_on_while_earlier_ones_hold_all_places() -> None:
-    r = new_round("a", target=3, max_concurrency=1, earlier={"x": AtWork("ask-old", 1e9)})
+    r = new_round("a", target=3, max_concurrency=1, earlier={"x": SlotLease("ask-old", 1e9)})
     assert asked(r.on(Tick(), 100.5, Idle(b=1.0, c=1.0))) == []
     found = r.on(head("a"), 101.0, Idle(b=1.0, c=1.0))
     assert asked(found) == ["b"], "one at once"
-    assert isinstance(found[-1], AskNow)
+    assert isinstance(found[-1], SelectReplacement)
     assert found[-1].why.endswith("; no place is free, but nobody is at work on this round")
     assert asked(r.on(head("b"), 102.0, Idle(c=1.0))) == ["c"]
 
@@ -159,17 +161,18 @@ def test_a_round_goes_on_while_earlier_ones_hold_all_places() -> None:
 def test_the_silent_are_named_in_so_many_words_however_many_they_are() -> None:
     silent, others = [f"s{i:03}" for i in range(60)], {f"o{i:03}": 0.5 for i in range(60)}
     r = new_round(silent, target=120, max_concurrency=60)
-    found = [each for each in r.on(Tick(), 105.0, Idle(**others)) if isinstance(each, AskNow)]
+    found = [each for each in r.on(Tick(), 105.0, Idle(**others)) if isinstance(each, SelectReplacement)]
     assert len(found) == 60
     said = "; silent for so long that they hold no place: s000, s001, s002, s003, s004 and 55 more"
     assert all(each.why.endswith(said) for each in found)
 
 
 @pytest.mark.parametrize(
-    "over", [head("x", "ask-old"), Failed("x", "ask-old", "task-error", ""), Left("x", "gone"), Tick()]
+    "over",
+    [head("x", "ask-old"), AssignmentFailed("x", "ask-old", "task-error", ""), DeviceDisconnected("x", "gone"), Tick()],
 )
 def test_who_is_at_work_on_an_earlier_round_holds_a_place(over: Input) -> None:
-    r = new_round("a", target=3, max_concurrency=2, earlier={"x": AtWork("ask-old", 105.0)})
+    r = new_round("a", target=3, max_concurrency=2, earlier={"x": SlotLease("ask-old", 105.0)})
     assert asked(r.on(Tick(), 100.5, Idle(b=1.0, c=1.0))) == []
     assert asked(r.on(head("a"), 101.0, Idle(b=1.0, c=1.0))) == ["b"]
     assert asked(r.on(over, 105.0 if over == Tick() else 102.0, Idle(c=1.0))) == ["c"]
@@ -202,7 +205,7 @@ def played(folder: Path, speeds: Mapping[str, float | list[float]], **cohort: ob
             seconds = speed if isinstance(speed, float) else speed.pop(0)
             return Turn(download_s=seconds / 4, compute_s=seconds / 2, upload_s=seconds / 4)
 
-        return ScriptedDevice(name, MadeUp(name, LAYOUT), script)
+        return ScriptedDevice(name, SyntheticUpdates(name, LAYOUT), script)
 
     devices = [of_speed(*one) for one in speeds.items()]
     fleet = ScriptedFleet(HeldSpool(home.spool), VirtualClock(), reported(made, LAYOUT), devices)

@@ -13,7 +13,18 @@ from tests.support.server_bench import FAILS, SILENT, Bench, drive_through, kill
 from thinwire.core.events import ClientAsked, ClientFailed, Event, RoundClosed, RoundOpened, UpdateAccepted
 from thinwire.core.types import Ask
 from thinwire.server.policy.cohort import expected_s, in_time, who_could_answer
-from thinwire.server.round_events import Asked, AskNow, Failed, Folded, FoldUpdate, Joined, Left, Refused, Spare, Tick
+from thinwire.server.round_events import (
+    AssignmentFailed,
+    DeviceConnected,
+    DeviceDisconnected,
+    FoldDone,
+    FoldRejected,
+    FoldUpdate,
+    Replacement,
+    ReplacementSelected,
+    SelectReplacement,
+    Tick,
+)
 from thinwire.simulation import ScriptedDevice, Turn
 
 
@@ -23,18 +34,18 @@ class Idle:
     def __init__(self, **needs_s: float) -> None:
         self.needs_s = needs_s
 
-    def __call__(self, left_s: float) -> Iterable[Spare]:
-        return [Spare(d, f"ask-{d}") for d, needs_s in self.needs_s.items() if needs_s <= left_s]
+    def __call__(self, left_s: float) -> Iterable[Replacement]:
+        return [Replacement(d, f"ask-{d}") for d, needs_s in self.needs_s.items() if needs_s <= left_s]
 
 
 def asked(actions: Iterable[object]) -> list[str]:
-    return [action.device for action in actions if isinstance(action, AskNow)]
+    return [action.device for action in actions if isinstance(action, SelectReplacement)]
 
 
 def test_another_is_asked_for_the_time_that_is_left() -> None:
     r = new_round("ab")
-    found = r.on(Left("a", "gone"), 104.0, Idle(c=3.0, d=3.0))[-1]
-    assert isinstance(found, AskNow)
+    found = r.on(DeviceDisconnected("a", "gone"), 104.0, Idle(c=3.0, d=3.0))[-1]
+    assert isinstance(found, SelectReplacement)
     assert (found.device, found.ask_id, found.base_version, found.deadline_s) == ("c", "ask-c", 6, 6.0)
     assert (found.instead_of, found.why) == ("a", "1 of 2 answers could still come, 6 s were left")
     assert r.outstanding == ("b", "c")
@@ -43,50 +54,50 @@ def test_another_is_asked_for_the_time_that_is_left() -> None:
 
 def test_who_cannot_answer_in_time_is_not_asked_and_not_waited_for() -> None:
     r = new_round("a")
-    actions = r.on(Left("a", "gone"), 104.0, Idle(c=7.0))
+    actions = r.on(DeviceDisconnected("a", "gone"), 104.0, Idle(c=7.0))
     assert closed(actions).reason == "too-few"
 
 
 def test_nobody_is_asked_while_enough_can_still_come() -> None:
     r = new_round("abc", target=2)
-    assert asked(r.on(Left("a", "gone"), 101.0, Idle(d=1.0))) == []
-    assert asked(r.on(Left("b", "gone"), 102.0, Idle(d=1.0))) == ["d"]
+    assert asked(r.on(DeviceDisconnected("a", "gone"), 101.0, Idle(d=1.0))) == []
+    assert asked(r.on(DeviceDisconnected("b", "gone"), 102.0, Idle(d=1.0))) == ["d"]
 
 
 def test_a_payload_that_cannot_be_folded_is_a_lost_answer() -> None:
     r = new_round("a")
     r.on(head("a"), 101.0)
-    actions = r.on(Refused(update("a"), "bad-payload"), 102.0, Idle(c=1.0))
+    actions = r.on(FoldRejected(update("a"), "bad-payload"), 102.0, Idle(c=1.0))
     assert asked(actions) == ["c"]
     assert closed(play(r, (3, head("c")))).reason == "all"
 
 
 def test_who_joins_takes_a_place_that_nobody_could_take() -> None:
     r = new_round("ab")
-    assert asked(r.on(Failed("a", "ask-a", "task-error", "x"), 101.0)) == []
-    assert asked(r.on(Joined("c"), 102.0, Idle(c=1.0))) == ["c"]
-    assert asked(r.on(Joined("d"), 103.0, Idle(d=1.0))) == []
+    assert asked(r.on(AssignmentFailed("a", "ask-a", "task-error", "x"), 101.0)) == []
+    assert asked(r.on(DeviceConnected("c"), 102.0, Idle(c=1.0))) == ["c"]
+    assert asked(r.on(DeviceConnected("d"), 103.0, Idle(d=1.0))) == []
 
 
 def test_a_replacement_that_is_lost_is_replaced_too() -> None:
     r = new_round("a")
-    assert asked(r.on(Left("a", "gone"), 101.0, Idle(c=1.0, d=1.0))) == ["c"]
-    again = r.on(Left("c", "gone"), 102.0, Idle(c=1.0, d=1.0))
+    assert asked(r.on(DeviceDisconnected("a", "gone"), 101.0, Idle(c=1.0, d=1.0))) == ["c"]
+    again = r.on(DeviceDisconnected("c", "gone"), 102.0, Idle(c=1.0, d=1.0))
     assert asked(again) == ["d"], "nobody is asked twice"
-    assert (r.instead, asked(r.on(Left("d", "gone"), 103.0, Idle(c=1.0)))) == ({"c": "a", "d": "c"}, [])
+    assert (r.instead, asked(r.on(DeviceDisconnected("d", "gone"), 103.0, Idle(c=1.0)))) == ({"c": "a", "d": "c"}, [])
     assert r.closed
 
 
 def test_nobody_is_asked_once_the_deadline_has_passed() -> None:
     r = new_round("ab")
     r.on(head("a"), 101.0)
-    assert r.on(Left("b", "gone"), 110.0, Idle(c=0.0))[1:] == []
-    assert closed(r.on(Folded(update("a")), 111.0)).reason == "enough"
+    assert r.on(DeviceDisconnected("b", "gone"), 110.0, Idle(c=0.0))[1:] == []
+    assert closed(r.on(FoldDone(update("a")), 111.0)).reason == "enough"
 
 
 def test_what_was_decided_before_a_restart_is_not_decided_again() -> None:
     r = new_round("ab")
-    for event in (Asked("c", "ask-c", "a"), Failed("a", "ask-a", "left", "gone")):
+    for event in (ReplacementSelected("c", "ask-c", "a"), AssignmentFailed("a", "ask-a", "left", "gone")):
         assert asked(r.on(event, 100.0)) == []
     assert r.outstanding == ("b", "c")
     assert [type(action) for action in play(r, (1, head("c")))] == [FoldUpdate]

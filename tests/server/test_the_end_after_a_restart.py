@@ -23,7 +23,7 @@ from tests.support.server_bench import change as made_up_change
 from thinwire.core.events import Evaluated, Event, RoundClosed
 from thinwire.core.types import Ask, Vector
 from thinwire.server.context import RETURN_S, StopOrder
-from thinwire.simulation import MadeUp, ScriptedDevice, Turn
+from thinwire.simulation import ScriptedDevice, SyntheticUpdates, Turn
 
 
 def measured(bench: Bench) -> list[tuple[int, dict[str, float], int, tuple[int, int]]]:
@@ -89,7 +89,9 @@ def two_that_differ(folder: Path) -> Bench:
         def changed(ask: Ask) -> Vector:
             return made_up_change(name, ask)
 
-        return ScriptedDevice(name, MadeUp(name, LAYOUT, changed, steps=5, loss=lambda ask: loss), every(seconds))
+        return ScriptedDevice(
+            name, SyntheticUpdates(name, LAYOUT, changed, steps=5, loss=lambda ask: loss), every(seconds)
+        )
 
     target = {"metric": "loss", "value": 1.0}
     devices = [device("a", 1.0, 0.1), device("b", 6.0, 9.0)]

@@ -10,7 +10,7 @@ import pytest
 from thinwire.compression import parse
 from thinwire.compression.native import threads
 from thinwire.core import Key, Layout, RunPlan
-from thinwire.core.types import Part, ReplyHead, UpdateId
+from thinwire.core.types import Part, ReplyHeader, UpdateId
 from thinwire.server.aggregator import RoundAggregator
 
 LAYOUT = Layout.of({"w": (40_000,)})
@@ -44,7 +44,7 @@ def test_the_server_folds_on_as_many_threads_as_its_plan_says_and_to_the_same_bi
         fold = RoundAggregator(plan, LAYOUT, spec)
         parted.clear()
         for number, payload in enumerate(payloads):
-            answer = ReplyHead(
+            answer = ReplyHeader(
                 "ask", UpdateId("t-1", "a", number), 0, 9, 2, 2.0, parts=(Part("frame/0", len(payload), ""),)
             )
             fold.add(answer, partial(iter, [payload]), 1.0)

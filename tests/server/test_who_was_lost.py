@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.server_bench import Bench, scripted
-from thinwire.reports.round_explanation import Why, why
+from thinwire.reports.round_explanation import RoundExplanation, why
 from thinwire.simulation import ScriptedDevice, Turn
 
 
-def told_of(bench: Bench) -> Why:
+def told_of(bench: Bench) -> RoundExplanation:
     (found,) = bench.store.rounds(bench.run_id)
     return why(found, bench.store.updates(bench.run_id, 1), 620)
 

@@ -13,7 +13,7 @@ from thinwire.core.statedir import AggregatorHome
 from thinwire.server.run import drive
 from thinwire.server.submit import submit
 from thinwire.simulation import ScriptedDevice, ScriptedFleet, Training, simulate
-from thinwire.simulation.client_pool import Crowd
+from thinwire.simulation.client_pool import ClientPopulation
 from thinwire.simulation.local_fleet import HeldSpool
 from thinwire.store import Store
 
@@ -30,7 +30,7 @@ def scripted(folder: Path, plan: RunPlan) -> tuple[float, float, dict[str, int]]
     """(loss, seconds on the virtual clock, updates of each device) of a run of unequal devices."""
     task, home, clock = task_of(), AggregatorHome.under(folder, durable=False), VirtualClock()
     (folder / "clients").mkdir(parents=True)
-    crowd = Crowd(folder / "clients", Site(), len(SPEEDS))
+    crowd = ClientPopulation(folder / "clients", Site(), len(SPEEDS))
     training = Training(task, crowd)
 
     def device(index: int, seconds: float) -> ScriptedDevice:

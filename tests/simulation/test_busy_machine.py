@@ -7,7 +7,7 @@ import pytest
 from tests.support.small_task import normed, plan_of, task_of
 from thinwire.core import RunPlan
 from thinwire.simulation import simulate
-from thinwire.simulation.client_pool import InTurn
+from thinwire.simulation.client_pool import SerialExecutor
 
 STOOD_S = 500.0
 
@@ -15,13 +15,13 @@ STOOD_S = 500.0
 @pytest.fixture
 def busy(monkeypatch: pytest.MonkeyPatch) -> None:
     """From the third round on one client's work takes minutes."""
-    answer = InTurn.answer
+    answer = SerialExecutor.answer
 
     def slowed(self, index, delivery):
         reply, bundle, took_s = answer(self, index, delivery)
         return reply, bundle, took_s + STOOD_S * (index == 1 and delivery.ask.round >= 3)
 
-    monkeypatch.setattr(InTurn, "answer", slowed)
+    monkeypatch.setattr(SerialExecutor, "answer", slowed)
 
 
 def rounds(deadline_s: object) -> list[tuple[str, int]]:

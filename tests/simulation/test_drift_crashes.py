@@ -26,7 +26,7 @@ from thinwire.server.model_store import Versions
 from thinwire.server.run import drive
 from thinwire.server.submit import submit
 from thinwire.simulation import ScriptedDevice, ScriptedFleet, Training
-from thinwire.simulation.client_pool import Crowd
+from thinwire.simulation.client_pool import ClientPopulation
 from thinwire.store import FileSpool, Store
 
 EVERY = 17  # of all places at which the aggregator can die
@@ -42,7 +42,7 @@ def lived(folder: Path, algorithm: str, fate: Fate) -> tuple[dict[str, Any], lis
         algorithm, 5, cohort={"deadline_s": 30, "min_replies": 1, "wait_for": 3}, local={"steps": 3},
         uplink={"codec": "topk(0.67) > int8"}, downlink={"codec": "int8"}, run={"keep": "all"},
     )  # fmt: skip
-    training = Training(task, Crowd(folder / "clients", Site(), 3))
+    training = Training(task, ClientPopulation(folder / "clients", Site(), 3))
 
     def step_s(index: int, ask: Ask) -> float:
         return 11.0 if (index, ask.round) == (2, 2) else 0.5 + index

@@ -26,7 +26,7 @@ from thinwire.server.model_store import Versions
 from thinwire.server.run import drive
 from thinwire.server.submit import submit
 from thinwire.simulation import ScriptedDevice, ScriptedFleet, Training
-from thinwire.simulation.client_pool import Crowd
+from thinwire.simulation.client_pool import ClientPopulation
 from thinwire.store import FileSpool, Store
 
 EVERY = 29  # of all places at which the aggregator can die after the shutting out
@@ -55,7 +55,7 @@ def lived(folder: Path, algorithm: str, rounds: int, slow: Slow = PROMPT, fate: 
     home.database.write_bytes(empty_database())
     cohort = {"deadline_s": 60, "min_replies": 1, "wait_for": 2}
     plan = plan_of(algorithm, rounds, cohort=cohort, local={"steps": STEPS, "lr": LR}, run={"keep": "all"})
-    training = Training(task, Crowd(folder / "clients", Site(), 3))
+    training = Training(task, ClientPopulation(folder / "clients", Site(), 3))
 
     def step_s(index: int, ask: Ask) -> float:
         return slow.get((index, ask.round), 0.5 + index)

@@ -9,7 +9,7 @@ import pytest
 from tests.support.first_model_runs import NAMES, NOT_NOW, REFUSES, Started, drawn, fails
 from thinwire.core.events import FirstModelAsked, RunStatusChanged
 from thinwire.core.types import Ask
-from thinwire.server.context import Running
+from thinwire.server.context import RunContext
 from thinwire.simulation import Turn
 
 MANY = tuple(f"sim-{index:02}" for index in range(12))
@@ -93,7 +93,7 @@ def test_who_left_is_waited_for_as_long_as_one_that_is_silent_unless_it_was_revo
     one, two, three = drawn(tmp_path)
     first = {one: lambda ask: Turn(download_s=5.0), two: fails(REFUSES), three: fails(REFUSES)}
     made = Started(tmp_path / "left", first, {one: [(3.0, 1e9)]})
-    monkeypatch.setattr(Running, "revoked", lambda running: {one} if revoked and running.elapsed > 10 else set())
+    monkeypatch.setattr(RunContext, "revoked", lambda running: {one} if revoked and running.elapsed > 10 else set())
     made.drive(until=until)
     assert made.asked() == [one, two, three]
     row = made.store.run(made.run_id)

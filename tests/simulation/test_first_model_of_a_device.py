@@ -13,7 +13,7 @@ from tests.support.small_task import task_of
 from thinwire.client.task import initial_model
 from thinwire.core.events import ClientFailed, FirstModelAsked, FirstModelFailed, RunNoted, RunStatusChanged
 from thinwire.core.fleet import Arrival, Envelope
-from thinwire.core.types import ReplyHead
+from thinwire.core.types import ReplyHeader
 from thinwire.simulation import Script, Turn, simulate
 from thinwire.store import MeasureRow
 
@@ -135,7 +135,7 @@ def test_what_came_before_a_restart_is_looked_for_before_anybody_is_asked_again(
 
     def dies(wait_s: float) -> Sequence[Arrival]:
         arrivals = poll(wait_s)
-        if any(isinstance(arrival, ReplyHead) for arrival in arrivals):
+        if any(isinstance(arrival, ReplyHeader) for arrival in arrivals):
             raise Killed
         return arrivals
 

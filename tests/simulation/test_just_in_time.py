@@ -12,7 +12,7 @@ from thinwire.core import Layout, RunPlan, VirtualClock
 from thinwire.core.events import RoundClosed, RoundOpened
 from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import Ask
-from thinwire.simulation import HeldSpool, MadeUp, ScriptedDevice, ScriptedFleet, Turn, reported, run_scripted
+from thinwire.simulation import HeldSpool, ScriptedDevice, ScriptedFleet, SyntheticUpdates, Turn, reported, run_scripted
 from thinwire.store import Store
 
 LAYOUT = Layout.of({"w": (30,)})
@@ -33,10 +33,10 @@ def opened(folder: Path, cohort: dict[str, Any], honest: int = 2) -> list[tuple[
         return Turn(compute_s=0.99 * ask.deadline_s)
 
     devices = [
-        ScriptedDevice(f"good-{i}", MadeUp(f"good-{i}", LAYOUT, 0.1), lambda ask: Turn(compute_s=HONEST_S))
+        ScriptedDevice(f"good-{i}", SyntheticUpdates(f"good-{i}", LAYOUT, 0.1), lambda ask: Turn(compute_s=HONEST_S))
         for i in range(honest)
     ]
-    devices.append(ScriptedDevice("late", MadeUp("late", LAYOUT, 0.1), just_in_time))
+    devices.append(ScriptedDevice("late", SyntheticUpdates("late", LAYOUT, 0.1), just_in_time))
     fleet = ScriptedFleet(HeldSpool(home.spool), VirtualClock(), reported(plan, LAYOUT), devices)
     with Store.open(home.database) as store:
         run_id = run_scripted(plan, LAYOUT, fleet, store=store, home=home, params=np.zeros(30, np.float32))

@@ -14,7 +14,7 @@ from thinwire.core.fleet import TaskReport
 from thinwire.core.statedir import AggregatorHome
 from thinwire.server.run import drive
 from thinwire.server.submit import submit
-from thinwire.simulation import LogNormal, MadeUp, Paced, ScriptedDevice, ScriptedFleet
+from thinwire.simulation import LogNormal, Paced, ScriptedDevice, ScriptedFleet, SyntheticUpdates
 from thinwire.store import FileSpool, MeasureRow, Store
 
 LAYOUT = Layout.of({"w": (500, 400)})
@@ -27,7 +27,7 @@ def links(slowest: float) -> list[ScriptedDevice]:
     """Four devices that compute alike, on links of their own whose delay wavers."""
     return [
         ScriptedDevice(
-            name, MadeUp(name, LAYOUT, 0.01, steps=4),
+            name, SyntheticUpdates(name, LAYOUT, 0.01, steps=4),
             Paced(7, download=LogNormal(0.1, 0.2), compute=1.0, upload=LogNormal(0.1, 0.2),
                   down_bytes_s=mbit * 1e6 / 8, up_bytes_s=mbit * 1e6 / 8),
         )

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from tests.support.small_task import cross_entropy, examples, plan_of, task_of
-from thinwire.client.executor import Here
+from thinwire.client.executor import InProcessExecutor
 from thinwire.client.train.protocol import Site, Split
 from thinwire.client.train.schedule import Clock
 from thinwire.simulation import simulate
@@ -57,10 +57,10 @@ def test_a_run_over_one_module_has_the_bits_of_a_run_with_a_module_for_each_clie
 ) -> None:
     shared = bits(task_of(Remembering, data=data))
 
-    def of_its_own(here: Here, clock: Clock) -> Here:
-        return Here(here.task, here.device, clock)
+    def of_its_own(here: InProcessExecutor, clock: Clock) -> InProcessExecutor:
+        return InProcessExecutor(here.task, here.device, clock)
 
-    monkeypatch.setattr(Here, "at", of_its_own)
+    monkeypatch.setattr(InProcessExecutor, "at", of_its_own)
     assert bits(task_of(Remembering, data=data)) == shared
 
 

@@ -18,8 +18,8 @@ from thinwire.core.errors import UsageError
 from thinwire.core.fleet import Delivery
 from thinwire.core.types import Ask, Failure
 from thinwire.simulation import simulate
-from thinwire.simulation.client_pool import Crowd
-from thinwire.simulation.process_pool import Processes
+from thinwire.simulation.client_pool import ClientPopulation
+from thinwire.simulation.process_pool import ProcessExecutor
 
 ROOT = Path(__file__).parents[2]
 TASK = """
@@ -72,7 +72,7 @@ def test_two_processes_give_the_bits_of_one_even_when_a_worker_is_killed(
 
 def test_a_worker_that_was_started_since_needs_no_plan(tmp_path: Path) -> None:
     ask = Ask("small-1.1.sim-0", "small-1", "small", "train", PLAN.to_json())
-    workers = Processes(task(tmp_path, ""), Crowd(tmp_path / "clients", Site(), 1), 1)
+    workers = ProcessExecutor(task(tmp_path, ""), ClientPopulation(tmp_path / "clients", Site(), 1), 1)
     try:
         first = workers.answer(0, Delivery(ask, None)).reply
         workers._workers[0].process.kill()

@@ -14,8 +14,8 @@ from tests.support.fleet_laws import FleetLaws
 from tests.support.fleet_words import envelope
 from thinwire.core import Layout, VirtualClock
 from thinwire.core.fleet import Arrival, Link, NodeJoined, NodeLeft
-from thinwire.core.types import Failure, ReplyHead
-from thinwire.simulation import LogNormal, MadeUp, Paced, ScriptedDevice, ScriptedFleet, Turn
+from thinwire.core.types import Failure, ReplyHeader
+from thinwire.simulation import LogNormal, Paced, ScriptedDevice, ScriptedFleet, SyntheticUpdates, Turn
 from thinwire.simulation.local_fleet import HeldSpool, LocalLink
 from thinwire.store import FileSpool, Store
 
@@ -65,14 +65,14 @@ class Stage:
 
 
 def device(turn: Turn, **more: object) -> ScriptedDevice:
-    return ScriptedDevice("pi-1", MadeUp("pi-1", LAYOUT, 0.5), lambda ask: turn, **more)  # type: ignore[arg-type]  # tests vary it
+    return ScriptedDevice("pi-1", SyntheticUpdates("pi-1", LAYOUT, 0.5), lambda ask: turn, **more)  # type: ignore[arg-type]  # tests vary it
 
 
 def test_an_answer_comes_after_its_stages_and_says_how_long_they_took(tmp_path: Path) -> None:
     stage = Stage(tmp_path, device(Turn(1.0, 5.0, 0.5, upload_s=lambda size: size / 10)))
     stage.ask("pi-1", "run.1.pi-1", b"model")
     (_, joined), (at, head) = stage.until(100.0)
-    assert isinstance(joined, NodeJoined) and isinstance(head, ReplyHead)
+    assert isinstance(joined, NodeJoined) and isinstance(head, ReplyHeader)
     size = head.payload_bytes
     assert at == pytest.approx(6.5 + size / 10)
     assert (head.timings.download_s, head.timings.train_s, head.timings.encode_s) == (1.0, 5.0, 0.5)
@@ -87,14 +87,14 @@ def test_what_is_lost_is_there_again_when_the_device_is_back(tmp_path: Path) -> 
         stage = Stage(tmp_path, device(Turn(compute_s=3.0, upload_s=1.0, lost=lost), away=[(10.0, 20.0)]))  # type: ignore[arg-type]  # of the literals
         stage.ask("pi-1", "run.1.pi-1")
         assert [(t, type(a)) for t, a in stage.until(50.0)] == [
-            (0.0, NodeJoined), (10.0, NodeLeft), (20.0, NodeJoined), (at, ReplyHead),
+            (0.0, NodeJoined), (10.0, NodeLeft), (20.0, NodeJoined), (at, ReplyHeader),
         ]  # fmt: skip
 
 
 def test_who_dies_at_work_begins_anew_and_who_is_back_soon_was_never_gone(tmp_path: Path) -> None:
     stage = Stage(tmp_path, device(Turn(compute_s=4.0), away=[(3.0, 5.0)]), grace_s=10.0)
     stage.ask("pi-1", "run.1.pi-1")
-    assert [(t, type(a)) for t, a in stage.until(50.0)] == [(0.0, NodeJoined), (5.0, NodeJoined), (9.0, ReplyHead)]
+    assert [(t, type(a)) for t, a in stage.until(50.0)] == [(0.0, NodeJoined), (5.0, NodeJoined), (9.0, ReplyHeader)]
 
 
 def test_a_withdrawn_ask_is_not_answered(tmp_path: Path) -> None:
@@ -121,14 +121,14 @@ def test_a_held_answer_leaves_when_a_later_round_is_asked(tmp_path: Path) -> Non
     stage.until(30.0)
     sent = envelope("pi-2", "run.2.pi-2")
     stage.fleet.send([type(sent)("pi-2", type(sent.ask)(**{**vars(sent.ask), "round": 2}))])
-    assert [(t, a.ask_id) for t, a in stage.until(50.0) if isinstance(a, ReplyHead)] == [(32.0, "run.1.pi-1")]
+    assert [(t, a.ask_id) for t, a in stage.until(50.0) if isinstance(a, ReplyHeader)] == [(32.0, "run.1.pi-1")]
 
 
 def test_what_is_sent_once_more(tmp_path: Path) -> None:
     stage = Stage(tmp_path, device(Turn(again=("same", "new", "changed"))))
     stage.ask("pi-1", "run.1.pi-1")
     _, first, second, lost = (arrival for _, arrival in stage.until(5.0))
-    assert isinstance(first, ReplyHead) and isinstance(second, ReplyHead) and isinstance(lost, Failure)
+    assert isinstance(first, ReplyHeader) and isinstance(second, ReplyHeader) and isinstance(lost, Failure)
     assert (first.ask_id, first.update_id.sequence) == ("run.1.pi-1", 1)
     assert (second.ask_id, second.update_id.sequence, lost.kind) == ("run.1.pi-1", 2, "state-lost")
 
@@ -147,7 +147,7 @@ def test_no_time_passes_for_devices_while_the_aggregator_is_dead(tmp_path: Path)
     stage.until(3.0)
     stage.fleet = stage.fleet.restart()
     stage.ask("pi-1", "run.1.pi-1")
-    assert [(t, type(a)) for t, a in stage.until(9.0)] == [(3.0, NodeJoined), (4.0, ReplyHead)]
+    assert [(t, type(a)) for t, a in stage.until(9.0)] == [(3.0, NodeJoined), (4.0, ReplyHeader)]
 
 
 def test_a_pace_is_drawn_for_each_ask_and_is_the_same_each_time(tmp_path: Path) -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from thinwire.client.run_state import RunState
+from thinwire.client.run_state import ClientRunState
 from thinwire.simulation.client_pool import shared_folder
 
-FIRST = RunState(1, residual=np.array([1, 2], np.float32))
-SECOND = RunState(2, residual=np.array([3, 4], np.float32))
+FIRST = ClientRunState(1, residual=np.array([1, 2], np.float32))
+SECOND = ClientRunState(2, residual=np.array([3, 4], np.float32))
 
 
 class Killed(Exception):

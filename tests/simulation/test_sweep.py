@@ -11,7 +11,7 @@ import pytest
 
 from thinwire.core import RunPlan
 from thinwire.core.errors import PlanError, ThinwireError, UsageError
-from thinwire.reports.sweep_results import Cells
+from thinwire.reports.sweep_results import TrialStore
 from thinwire.simulation import simulate
 from thinwire.simulation.sweep import Sweep, estimated, grid, run_sweep
 
@@ -58,7 +58,7 @@ AXES = {"uplink.codec": ["identity", "topk(0.5) > int8"]}
 
 
 def test_every_combination_is_made_once_and_what_is_there_is_not_made_again(task: str, tmp_path: Path) -> None:
-    cells, sweep, seen = Cells(tmp_path / "group"), Sweep.of(task, plans(AXES), 2, "iid"), list[tuple[int, int]]()
+    cells, sweep, seen = TrialStore(tmp_path / "group"), Sweep.of(task, plans(AXES), 2, "iid"), list[tuple[int, int]]()
     made = run_sweep(sweep, cells, on_cell=lambda cell, done, of: seen.append((done, of)))
     assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
     assert [cell.plan.uplink.codec for cell in made] == ["identity"] * 2 + ["topk(0.5) > int8"] * 2
@@ -69,7 +69,7 @@ def test_every_combination_is_made_once_and_what_is_there_is_not_made_again(task
 
 
 def test_a_sweep_that_is_cut_off_goes_on_where_it_was(task: str, tmp_path: Path) -> None:
-    cells, sweep = Cells(tmp_path / "group"), Sweep.of(task, plans(AXES), 2, "iid")
+    cells, sweep = TrialStore(tmp_path / "group"), Sweep.of(task, plans(AXES), 2, "iid")
 
     def interrupt(cell, done, of) -> None:
         if done == 3:
@@ -84,8 +84,8 @@ def test_a_sweep_that_is_cut_off_goes_on_where_it_was(task: str, tmp_path: Path)
 @pytest.mark.slow
 def test_two_workers_make_the_same_figures_as_one(task: str, tmp_path: Path) -> None:
     sweep = Sweep.of(task, plans(AXES, seeds=1), 2, "iid")
-    alone = run_sweep(sweep, Cells(tmp_path / "one"))
-    beside = run_sweep(sweep, Cells(tmp_path / "two"), workers=2)
+    alone = run_sweep(sweep, TrialStore(tmp_path / "one"))
+    beside = run_sweep(sweep, TrialStore(tmp_path / "two"), workers=2)
     assert [cell.metrics for cell in beside] == [cell.metrics for cell in alone]
     assert [cell.made for cell in beside] == [cell.made for cell in alone]
 
@@ -95,12 +95,12 @@ def test_a_worker_that_is_killed_ends_the_sweep_with_what_to_do(task: str, tmp_p
     seeds = [RunPlan.from_json({**plan, "run": {**plan["run"], "seed": seed}}) for plan in [plans({})[0].to_json()]
              for seed in (98, 97)]  # fmt: skip
     with pytest.raises(ThinwireError, match="a worker ended") as caught:
-        run_sweep(Sweep.of(task, seeds, 2, "iid"), Cells(tmp_path / "group"), workers=2)
+        run_sweep(Sweep.of(task, seeds, 2, "iid"), TrialStore(tmp_path / "group"), workers=2)
     assert "--workers" in caught.value.hint
 
 
 def test_how_long_it_will_take_is_said_before_it_begins(task: str, tmp_path: Path) -> None:
-    cells, said = Cells(tmp_path / "group"), list[tuple[str | None, int]]()
+    cells, said = TrialStore(tmp_path / "group"), list[tuple[str | None, int]]()
 
     def told(estimate, missing) -> None:
         assert estimate is None or estimate.seconds > 0
@@ -108,7 +108,7 @@ def test_how_long_it_will_take_is_said_before_it_begins(task: str, tmp_path: Pat
 
     run_sweep(Sweep.of(task, plans({}, seeds=1), 2, "iid"), cells, on_estimate=told)
     run_sweep(Sweep.of(task, plans({}, seeds=2), 2, "iid"), cells, on_estimate=told)
-    run_sweep(Sweep.of(task, plans({}, seeds=1, rounds=13), 2, "iid"), Cells(tmp_path / "other"), on_estimate=told)
+    run_sweep(Sweep.of(task, plans({}, seeds=1, rounds=13), 2, "iid"), TrialStore(tmp_path / "other"), on_estimate=told)
     assert said == [(None, 1), ("from 1 finished runs", 1), ("from 4 rounds of the first run", 1)]
 
 
@@ -124,7 +124,7 @@ def test_the_estimate_counts_the_start_of_each_worker_that_is_still_to_start(
     sweep = Sweep.of(task, plans({}, seeds=4, rounds=10), 2, "iid")
     pool: Any = SimpleNamespace(submit=lambda work, *given: SimpleNamespace(result=lambda: work(*given)))
     monkeypatch.setattr("thinwire.simulation.sweep.time", SimpleNamespace(perf_counter=iter((0.0, 30.0)).__next__))
-    found = estimated(sweep, Cells(tmp_path / "group"), sweep.made, workers, pool if workers > 1 else None)
+    found = estimated(sweep, TrialStore(tmp_path / "group"), sweep.made, workers, pool if workers > 1 else None)
     assert found is not None
     assert found.seconds == pytest.approx(seconds)
 
@@ -132,7 +132,7 @@ def test_the_estimate_counts_the_start_of_each_worker_that_is_still_to_start(
 def test_a_run_that_fails_is_a_result_like_others(task: str, tmp_path: Path) -> None:
     plan = plans({})[0].to_json()
     bad = RunPlan.from_json({**plan, "run": {**plan["run"], "seed": 99}})
-    (cell,) = run_sweep(Sweep.of(task, [bad], 2, "iid"), Cells(tmp_path / "group"))
+    (cell,) = run_sweep(Sweep.of(task, [bad], 2, "iid"), TrialStore(tmp_path / "group"))
     assert (cell.status, cell.exit_code) == ("failed", 6)
 
 

@@ -8,7 +8,7 @@ from tests.support.small_task import plan_of, task_of
 from thinwire.core import RunPlan
 from thinwire.core.errors import UsageError
 from thinwire.core.serialization import reply_from_json
-from thinwire.core.types import ReplyHead
+from thinwire.core.types import ReplyHeader
 from thinwire.simulation import History, simulate
 from thinwire.store import Store
 
@@ -21,13 +21,13 @@ def plan(text: str = PARTIAL) -> RunPlan:
 
 def steps_made(monkeypatch: pytest.MonkeyPatch, **given: object) -> tuple[History, list[set[int]]]:
     """A simulation of three clients, and of each the steps that it made in its rounds."""
-    heads, keep = list[ReplyHead](), Store.record
+    heads, keep = list[ReplyHeader](), Store.record
 
     def record(store: Store, run_id: str, events: list[object], *measured: object) -> None:
         for event in events:
             if type(event).__name__ == "UpdateAccepted":
                 head = reply_from_json(event.head)  # type: ignore[attr-defined]
-                assert isinstance(head, ReplyHead)
+                assert isinstance(head, ReplyHeader)
                 heads.append(head)
         keep(store, run_id, events, *measured)  # type: ignore[arg-type]
 

@@ -9,18 +9,18 @@ import pytest
 from thinwire.core import RunPlan
 from thinwire.core.errors import DataLost, NotFound, UsageError
 from thinwire.reports.comparison import Link, compare, curve, figures, reached
-from thinwire.reports.sweep_results import Cell, CellRound, Cells, Made, groups
+from thinwire.reports.sweep_results import CellRound, Made, Trial, TrialStore, groups
 
 
-def cell(codec: str = "int8", seed: int = 1, values: tuple[float, ...] = (0.5, 0.8, 0.9), up: int = 100) -> Cell:
+def cell(codec: str = "int8", seed: int = 1, values: tuple[float, ...] = (0.5, 0.8, 0.9), up: int = 100) -> Trial:
     plan = RunPlan.parse(f'[run]\ntask="toy"\nseed={seed}\n[local]\nlr=1\n[uplink]\ncodec="{codec}"')
     made = Made(plan.to_json(), 4, "iid", "", "digest")
     rounds = [CellRound("all", 4, 2.0, up, 1000, {"accuracy": value, "loss": 1 - value}) for value in values]
-    return Cell(made, "done", "", 0, 10, rounds[-1].metrics, {}, 4000, 4000, rounds)
+    return Trial(made, "done", "", 0, 10, rounds[-1].metrics, {}, 4000, 4000, rounds)
 
 
 def test_a_cell_comes_back_as_it_was_kept(tmp_path):
-    cells, one = Cells.named(tmp_path, "codecs"), cell()
+    cells, one = TrialStore.named(tmp_path, "codecs"), cell()
     cells.keep(one)
     cells.keep(one)
     assert cells.found() == {one.made.digest: one}
@@ -28,8 +28,8 @@ def test_a_cell_comes_back_as_it_was_kept(tmp_path):
 
 def test_bytes_down_are_those_of_the_whole_run_with_its_last_measuring(tmp_path):
     whole = dataclasses.replace(cell(), payload_down=3500)
-    Cells.named(tmp_path, "codecs").keep(whole)
-    (found,) = Cells.named(tmp_path, "codecs").found().values()
+    TrialStore.named(tmp_path, "codecs").keep(whole)
+    (found,) = TrialStore.named(tmp_path, "codecs").found().values()
     (row,) = compare([found], "accuracy", None)
     assert figures(row)["payload_down"] == 3500
     (older,) = compare([cell()], "accuracy", None)
@@ -39,7 +39,7 @@ def test_bytes_down_are_those_of_the_whole_run_with_its_last_measuring(tmp_path)
 def test_groups_say_how_many_of_all_that_was_asked_for_are_over(tmp_path):
     assert groups(tmp_path / "none") == []
     first, second, third = (cell(seed=seed) for seed in (1, 2, 3))
-    codecs, rates = Cells.named(tmp_path, "codecs"), Cells.named(tmp_path, "rates")
+    codecs, rates = TrialStore.named(tmp_path, "codecs"), TrialStore.named(tmp_path, "rates")
     codecs.ask([first.made.digest, second.made.digest])
     codecs.ask([second.made.digest, third.made.digest])
     codecs.keep(first)
@@ -61,21 +61,21 @@ def test_what_a_run_is_made_of_names_it():
 
 
 def test_a_group_that_is_not_there_is_answered_with_those_that_are(tmp_path):
-    Cells.named(tmp_path, "codecs").keep(cell())
+    TrialStore.named(tmp_path, "codecs").keep(cell())
     with pytest.raises(NotFound) as caught:
-        Cells.named(tmp_path, "codec").found()
+        TrialStore.named(tmp_path, "codec").found()
     assert "codecs" in caught.value.why
 
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", "-x", "x" * 64])
 def test_a_name_that_is_no_folder_is_refused(tmp_path, name):
     with pytest.raises(UsageError):
-        Cells.named(tmp_path, name)
+        TrialStore.named(tmp_path, name)
 
 
 @pytest.mark.parametrize("spoil", [lambda text: text[:-20], lambda text: text.replace("iid", "x"), lambda _: "[]"])
 def test_a_file_that_is_no_cell_is_named(tmp_path, spoil):
-    cells, one = Cells.named(tmp_path, "codecs"), cell()
+    cells, one = TrialStore.named(tmp_path, "codecs"), cell()
     cells.keep(one)
     path = cells.folder / f"{one.made.digest}.json"
     path.write_text(spoil(path.read_text()))

@@ -22,7 +22,7 @@ from thinwire.core.fleet import Delivery
 from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import Ask, Vector
 from thinwire.server.run import drive
-from thinwire.simulation import MadeUp, ScriptedDevice, ScriptedFleet, Turn
+from thinwire.simulation import ScriptedDevice, ScriptedFleet, SyntheticUpdates, Turn
 from thinwire.simulation.scripted_device import Kept
 from thinwire.store import FileSpool, Store, schema
 from thinwire.store.backup import back_up
@@ -52,7 +52,7 @@ def dump(path: Path) -> list[str]:
         return list(opened.iterdump())
 
 
-class AsItWas(MadeUp):
+class AsItWas(SyntheticUpdates):
     """Encodes as the devices did that made the folder."""
 
     def encoded(self, ask: Ask, segment: int, change: Vector) -> bytes:

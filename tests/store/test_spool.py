@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 
 from thinwire.core.errors import BadPayload, DataLost
 from thinwire.core.serialization import reply_to_bytes
-from thinwire.core.types import Part, ReplyHead, Transfer, UpdateId
+from thinwire.core.types import Part, ReplyHeader, Transfer, UpdateId
 from thinwire.store import FileSpool
 from thinwire.store.spool import MANY_FOLDERS, UNREADABLE
 
 
-def reply(parts: list[bytes], device: str = "pi-01", sequence: int = 1, run: str = "digits-1") -> ReplyHead:
+def reply(parts: list[bytes], device: str = "pi-01", sequence: int = 1, run: str = "digits-1") -> ReplyHeader:
     named = tuple(Part(f"frame/{i}", len(p), hashlib.sha256(p).hexdigest()) for i, p in enumerate(parts))
-    return ReplyHead("ask", UpdateId(run, device, sequence), 0, 10, 5, 5.0, 1.0, parts=named, transfer=Transfer(1.0))
+    return ReplyHeader("ask", UpdateId(run, device, sequence), 0, 10, 5, 5.0, 1.0, parts=named, transfer=Transfer(1.0))
 
 
-def put(spool: FileSpool, head: ReplyHead, parts: list[bytes]) -> None:
+def put(spool: FileSpool, head: ReplyHeader, parts: list[bytes]) -> None:
     draft = spool.draft(head.update_id)
     draft.write_bytes(b"".join(parts))
     spool.commit(draft, head)

@@ -24,7 +24,7 @@ from thinwire.core.events import (
 from thinwire.core.fleet import TaskReport
 from thinwire.core.layout import Layout
 from thinwire.core.serialization import reply_to_json
-from thinwire.core.types import Part, ReplyHead, Timings, Transfer, UpdateId
+from thinwire.core.types import Part, ReplyHeader, Timings, Transfer, UpdateId
 from thinwire.store import Store
 
 LAYOUT = Layout.of({"0.weight": (128, 64), "0.bias": (128,), "2.weight": (10, 128), "2.bias": (10,)})
@@ -53,7 +53,7 @@ class Told:
     round: int = 0
     asked_after: dict[str, float] = field(default_factory=dict)  # ask_id -> seconds into its round
     folded: list[str] = field(default_factory=list)
-    answered: dict[str, ReplyHead] = field(default_factory=dict)
+    answered: dict[str, ReplyHeader] = field(default_factory=dict)
 
     def say(self, *events: Event) -> None:
         self.store.record(self.run_id, list(events))
@@ -89,7 +89,7 @@ class Told:
         self.asked_after[ask_id] = after_s
         self.say(ClientAsked(self.opened_at + after_s, self.round, device, ask_id, DENSE, why=why, **decided))
 
-    def head(self, device: str, seconds: float, round_number: int | None = None) -> ReplyHead:
+    def head(self, device: str, seconds: float, round_number: int | None = None) -> ReplyHeader:
         """The answer of a device that took `seconds` from being asked to its last byte."""
         number = round_number or self.round
         asked_at = self.openings[number] + self.asked_after.get(f"{self.run_id}.{number}.{device}", 0.0)
@@ -101,7 +101,7 @@ class Told:
         sent, received = (DENSE + 2100, size + 1650) if self.wire else (None, None)
         quality = 1 - 0.85 * math.exp(-number / 3.5)
         n = 24
-        return ReplyHead(
+        return ReplyHeader(
             f"{self.run_id}.{number}.{device}", UpdateId(self.run_id, device, self.sequence[device]),
             max(0, self.version if number == self.round else self.version - 1),
             examples=144 + 9 * self.devices.index(device), steps=50, a=50.0, norm=self.draw.uniform(0.8, 1.6),
@@ -119,7 +119,7 @@ class Told:
         """In time: accepted and folded."""
         self.fold(self.arrive(device, seconds), late=False, staleness=0)
 
-    def arrive(self, device: str, seconds: float) -> ReplyHead:
+    def arrive(self, device: str, seconds: float) -> ReplyHeader:
         head = self.answered[device] = self.head(device, seconds)
         return head
 
@@ -131,13 +131,13 @@ class Told:
         """In time: recorded as accepted; that it is folded is written with what comes next."""
         self._accept(self.arrive(device, seconds), False, 0)
 
-    def fold(self, head: ReplyHead, late: bool, staleness: int) -> None:
+    def fold(self, head: ReplyHeader, late: bool, staleness: int) -> None:
         assert head.transfer is not None
         self._accept(head, late, staleness)
         self.say(UpdateFolded(head.transfer.arrived_at, self.round, str(head.update_id), 0.002))
         self.folded.append(str(head.update_id))
 
-    def _accept(self, head: ReplyHead, late: bool, staleness: int) -> None:
+    def _accept(self, head: ReplyHeader, late: bool, staleness: int) -> None:
         assert head.transfer is not None
         at, asked_round = head.transfer.arrived_at, int(head.ask_id.split(".")[1])
         self.say(

@@ -22,11 +22,11 @@ from tests.support.callers import TlsPlace, tls_place
 from tests.support.fleet_words import PATIENCE_S, answer, envelope, hello, polled, written
 from tests.support.processes import environment
 from thinwire.core.errors import Unreachable
-from thinwire.core.types import ReplyHead
-from thinwire.transport import FlowerLink, device_key
+from thinwire.core.types import ReplyHeader
+from thinwire.transport import HttpsLink, device_key
 from thinwire.transport.device.enroll import join
 from thinwire.transport.protocol.registration import Invitation
-from thinwire.transport.server.tls import PrivateAuthority
+from thinwire.transport.server.tls import InternalCA
 
 BODY = hashlib.shake_128(b"an update").digest(20_000)
 
@@ -37,7 +37,7 @@ class DoorProcess:
 
     process: subprocess.Popen[str]
     url: str
-    authority: PrivateAuthority
+    authority: InternalCA
     secrets: list[str]
     log: Path
     asked: threading.Lock = field(default_factory=threading.Lock)
@@ -67,12 +67,12 @@ class DoorProcess:
         """Let `VmHWM` begin anew (proc(5), clear_refs)."""
         Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
 
-    def link(self, folder: Path, name: str) -> FlowerLink:
+    def link(self, folder: Path, name: str) -> HttpsLink:
         """A device that joined and said hello."""
         folder.mkdir(parents=True, exist_ok=True)
         key = device_key(folder)
         trust = join(self.url, Invitation(self.authority.pin, self.secrets.pop()), key, name, {}).trust
-        link = FlowerLink(self.url, key, name, folder, trust)
+        link = HttpsLink(self.url, key, name, folder, trust)
         link.hello(hello(name))
         return link
 
@@ -88,7 +88,7 @@ def door_process(folder: Path) -> Iterator[DoorProcess]:
     assert process.stdout is not None
     try:
         said = json.loads(process.stdout.readline())
-        yield DoorProcess(process, said["url"], PrivateAuthority(folder / "ca"), said["secrets"], folder / "log.txt")
+        yield DoorProcess(process, said["url"], InternalCA(folder / "ca"), said["secrets"], folder / "log.txt")
     finally:
         process.stdin.close()
         try:
@@ -100,7 +100,7 @@ def door_process(folder: Path) -> Iterator[DoorProcess]:
 
 
 @contextlib.contextmanager
-def answering(link: FlowerLink, name: str, folder: Path) -> Iterator[list[int]]:
+def answering(link: HttpsLink, name: str, folder: Path) -> Iterator[list[int]]:
     """The device `name` answers every ask in a thread until the block ends; how often it did."""
     ended, answered = threading.Event(), list[int]()
 
@@ -128,7 +128,7 @@ def answering(link: FlowerLink, name: str, folder: Path) -> Iterator[list[int]]:
 def _round(here: TlsPlace, number: int) -> dict[str, Any]:
     began = time.monotonic()
     here.fleet.send([envelope("pi-1", f"round-{number}", here.folder, BODY)])
-    head = polled(here.fleet, ReplyHead, lambda reply: reply.ask_id == f"round-{number}")
+    head = polled(here.fleet, ReplyHeader, lambda reply: reply.ask_id == f"round-{number}")
     assert b"".join(here.fleet.open(head.update_id)) == BODY
     here.fleet.ack([head.update_id])
     return {"seconds": time.monotonic() - began}

@@ -6,8 +6,16 @@ import math
 from collections.abc import Iterable, Sequence
 
 from tests.server.test_round import update
-from thinwire.server.buffered_round import Buffer
-from thinwire.server.round_events import Action, AskNow, Folded, FoldUpdate, Head, Spare, Terms
+from thinwire.server.buffered_round import BufferedRound
+from thinwire.server.round_events import (
+    Action,
+    FoldDone,
+    FoldUpdate,
+    Replacement,
+    RoundConfig,
+    SelectReplacement,
+    UpdateArrived,
+)
 
 
 class Idle:
@@ -16,31 +24,31 @@ class Idle:
     def __init__(self, devices: str) -> None:
         self.devices = list(devices)
 
-    def __call__(self, left_s: float) -> Iterable[Spare]:
+    def __call__(self, left_s: float) -> Iterable[Replacement]:
         assert left_s == math.inf
-        return [Spare(device, f"ask-{device}") for device in self.devices]
+        return [Replacement(device, f"ask-{device}") for device in self.devices]
 
 
-def new_buffer(devices: str = "abc", target: int = 2, **terms: object) -> Buffer:
+def new_buffer(devices: str = "abc", target: int = 2, **terms: object) -> BufferedRound:
     given = {"floor": 1, "opened_s": 100.0, "deadline_s": 10.0, **terms}
-    return Buffer(Terms(7, 6, {d: f"ask-{d}" for d in devices}, target, **given))  # type: ignore[arg-type]  # tests vary them
+    return BufferedRound(RoundConfig(7, 6, {d: f"ask-{d}" for d in devices}, target, **given))  # type: ignore[arg-type]  # tests vary them
 
 
-def head(device: str, ask: str | None = None, base: int = 6, sequence: int = 1) -> Head:
-    return Head(update(device, sequence), ask or f"ask-{device}", device, base)
+def head(device: str, ask: str | None = None, base: int = 6, sequence: int = 1) -> UpdateArrived:
+    return UpdateArrived(update(device, sequence), ask or f"ask-{device}", device, base)
 
 
-def play(buffer: Buffer, *script: tuple[float, object], idle: str = "") -> list[Action]:
+def play(buffer: BufferedRound, *script: tuple[float, object], idle: str = "") -> list[Action]:
     """Feed (seconds after opening, event); folds succeed at once where an answer is accepted."""
     actions: list[Action] = []
     for after, event in script:
         done = buffer.on(event, 100.0 + after, Idle(idle))  # type: ignore[arg-type]  # the script holds inputs
         for action in list(done):
             if isinstance(action, FoldUpdate):
-                done += buffer.on(Folded(action.update_id), 100.0 + after, Idle(idle))
+                done += buffer.on(FoldDone(action.update_id), 100.0 + after, Idle(idle))
         actions += done
     return actions
 
 
 def asked(actions: Sequence[Action]) -> list[str]:
-    return [action.device for action in actions if isinstance(action, AskNow)]
+    return [action.device for action in actions if isinstance(action, SelectReplacement)]

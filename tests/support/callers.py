@@ -20,13 +20,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from tests.support.fleet_words import hello
 from tests.support.transport_doubles import Place
 from thinwire.core.serialization import MAX_HEAD_BYTES, reply_to_bytes
-from thinwire.core.types import Failure, ReplyHead
+from thinwire.core.types import Failure, ReplyHeader
 from thinwire.store import FileSpool, Store
 from thinwire.transport.protocol import registration
 from thinwire.transport.protocol.certificates import private_context
 from thinwire.transport.protocol.http import HELLO, JOIN, PULL, PUSH, WORDS, block, inflated, packed, unblock
 from thinwire.transport.protocol.signing import Signer
-from thinwire.transport.server.tls import PrivateAuthority
+from thinwire.transport.server.tls import InternalCA
 
 PATIENCE_S = 60.0
 
@@ -37,7 +37,7 @@ class Door(Protocol):
     @property
     def url(self) -> str: ...
     @property
-    def authority(self) -> PrivateAuthority | None: ...
+    def authority(self) -> InternalCA | None: ...
 
 
 def address_of(door: Door) -> tuple[str, int]:
@@ -175,7 +175,7 @@ class Caller:
     def pull(self, wait_s: float = 0.0) -> Said:
         return self.call("POST", PULL, self.wanted(wait_s))
 
-    def push(self, reply: ReplyHead | Failure, parts: bytes = b"") -> Said:
+    def push(self, reply: ReplyHeader | Failure, parts: bytes = b"") -> Said:
         return self.call("POST", PUSH, packed(reply_to_bytes(reply)) + parts)
 
     def wanted(self, wait_s: float = 0.0) -> bytes:

@@ -22,7 +22,7 @@ from thinwire.core.fleet import TaskReport
 from thinwire.core.layout import Tensor
 from thinwire.core.serialization import reply_to_json
 from thinwire.core.statedir import AggregatorHome
-from thinwire.core.types import Part, ReplyHead, UpdateId
+from thinwire.core.types import Part, ReplyHeader, UpdateId
 from thinwire.server.model_store import Versions
 from thinwire.server.submit import submit
 from thinwire.store import Store
@@ -76,7 +76,7 @@ def told(
 def round_events(run_id: str, number: int) -> list[Event]:
     """Two devices were asked, one answered, one was still out when the round closed."""
     update = UpdateId(run_id, "pi-01", number)
-    head = ReplyHead(
+    head = ReplyHeader(
         f"{run_id}.{number}.pi-01", update, number - 1, 10, 5, 5.0, 1.0, parts=(Part("frame/0", 42, "00"),)
     )
     asks = {name: f"{run_id}.{number}.{name}" for name in ("pi-01", "pi-02")}

@@ -33,7 +33,7 @@ from thinwire.core.events import (
 from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import Ask, UpdateId, Vector, Verdict
 from thinwire.server.run import drive
-from thinwire.server.state.run_state import KEPT, Past
+from thinwire.server.state.run_state import KEPT, RunState
 from thinwire.server.submit import submit
 from thinwire.simulation import ScriptedDevice, ScriptedFleet, reported
 from thinwire.store import FileSpool, MeasureRow, Store
@@ -140,7 +140,7 @@ class Outcome:
         every_ask_has_one_outcome(store, run_id)
         self.status = store.run(run_id).status
         self.events = [event for _, event in store.events(run_id)]
-        self.past = Past()
+        self.past = RunState()
         for event in self.events:
             self.past.apply(event)
         self.devices = list(fleet.devices)

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from tests.support.fleet_words import hello
 from tests.support.transport_doubles import Place
 from thinwire.core.serialization import reply_to_bytes
-from thinwire.core.types import Failure, ReplyHead
+from thinwire.core.types import Failure, ReplyHeader
 from thinwire.transport import device_key
 from thinwire.transport.protocol import registration
 from thinwire.transport.protocol.http import HELLO, PULL, PUSH, packed
@@ -57,5 +57,5 @@ class Caller:
         wanted = {"process": process or self.process, "wait_s": 0.0, "held": []}
         return self.call(PULL, json.dumps(wanted).encode())
 
-    def push(self, reply: ReplyHead | Failure, rest: bytes = b"") -> Answer:
+    def push(self, reply: ReplyHeader | Failure, rest: bytes = b"") -> Answer:
         return self.call(PUSH, reply_to_bytes(reply), rest)

@@ -20,7 +20,7 @@ from thinwire.server.model_store import Versions
 from thinwire.server.run import drive
 from thinwire.server.submit import submit
 from thinwire.simulation import HeldSpool, Script, ScriptedDevice, ScriptedFleet, Training, Turn
-from thinwire.simulation.client_pool import Crowd
+from thinwire.simulation.client_pool import ClientPopulation
 from thinwire.store import Store
 
 NAMES = ("sim-0", "sim-1", "sim-2")
@@ -53,7 +53,7 @@ class Started:
         **sections: Mapping[str, object],
     ) -> None:
         self.home, task = AggregatorHome.under(folder), task_of()
-        crowd = Crowd(folder / "clients", Site(), len(names), debug=True)
+        crowd = ClientPopulation(folder / "clients", Site(), len(names), debug=True)
         crowd.folder.mkdir()
         training = Training(task, crowd)
 

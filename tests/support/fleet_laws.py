@@ -30,7 +30,7 @@ from tests.support.fleet_words import (
 )
 from thinwire.core.errors import Refused, ThinwireError
 from thinwire.core.fleet import Delivery, Envelope, NodeJoined, NodeLeft
-from thinwire.core.types import Ask, Failure, ReplyHead, UpdateId
+from thinwire.core.types import Ask, Failure, ReplyHeader, UpdateId
 
 
 class FleetLaws:
@@ -121,7 +121,7 @@ class FleetLaws:
         pulled(link)
         given = answer("pi-1", "ask-1", 1, b"abc", b"", b"de" * 50_000)
         link.push(given, written(tmp_path, b"abc", b"", b"de" * 50_000))
-        head = polled(setting.fleet, ReplyHead)
+        head = polled(setting.fleet, ReplyHeader)
         assert head.update_id == given.update_id
         assert (head.metrics, head.parts, head.norm) == (given.metrics, given.parts, given.norm)
         assert head.transfer is not None
@@ -151,7 +151,7 @@ class FleetLaws:
         waiting.join(PATIENCE_S)
         assert [delivery.ask for delivery in waited] == [again.ask]
         link.push(answer("pi-1", "ask-1"))
-        assert polled(setting.fleet, ReplyHead).ask_id == "ask-1"
+        assert polled(setting.fleet, ReplyHeader).ask_id == "ask-1"
 
     def test_a_process_that_says_something_else_is_polled_again(self, setting: Setting) -> None:
         link, said = setting.link("pi-1"), hello("pi-1")
@@ -166,7 +166,7 @@ class FleetLaws:
         setting.fleet.send([envelope("pi-1", "ask-1")])
         pulled(link)
         link.push(given, bundle)
-        polled(setting.fleet, ReplyHead)
+        polled(setting.fleet, ReplyHeader)
         link.push(given, bundle)
         assert not answers_now(setting.fleet)
 
@@ -174,7 +174,7 @@ class FleetLaws:
         link = join(setting, "pi-1")
         setting.fleet.send([envelope("pi-1", "ask-1"), envelope("pi-1", "ask-2")])
         link.push(answer("pi-1", "ask-1", 1, b"abc"), written(tmp_path, b"abc"))
-        first = polled(setting.fleet, ReplyHead)
+        first = polled(setting.fleet, ReplyHeader)
         with contextlib.suppress(Refused):
             link.push(answer("pi-1", "ask-2", 1, b"xyz"), written(tmp_path, b"xyz"))
         arrived = answers_now(setting.fleet)
@@ -191,7 +191,7 @@ class FleetLaws:
 
     def test_an_answer_to_an_ask_that_nobody_knows_is_polled(self, setting: Setting, tmp_path: Path) -> None:
         join(setting, "pi-1").push(answer("pi-1", "of-before", 4, b"late"), written(tmp_path, b"late"))
-        head = polled(setting.fleet, ReplyHead)
+        head = polled(setting.fleet, ReplyHeader)
         assert (head.ask_id, head.update_id.sequence) == ("of-before", 4)
 
     def test_nobody_answers_in_anothers_name(self, setting: Setting) -> None:
@@ -249,7 +249,7 @@ class FleetLaws:
     def test_what_is_acked_leaves_the_spool(self, setting: Setting, tmp_path: Path) -> None:
         given = answer("pi-1", "ask-1", 1, b"abc")
         join(setting, "pi-1").push(given, written(tmp_path, b"abc"))
-        polled(setting.fleet, ReplyHead)
+        polled(setting.fleet, ReplyHeader)
         setting.fleet.ack([given.update_id])
         assert setting.spool.head(given.update_id) is None
         setting.fleet.ack([given.update_id])  # a second ack changes nothing
@@ -257,7 +257,7 @@ class FleetLaws:
     def test_a_lost_state_is_seen_after_the_ack_too(self, setting: Setting, tmp_path: Path) -> None:
         link, given = join(setting, "pi-1"), answer("pi-1", "ask-1", 1, b"abc")
         link.push(given, written(tmp_path, b"abc"))
-        polled(setting.fleet, ReplyHead)
+        polled(setting.fleet, ReplyHeader)
         setting.fleet.ack([given.update_id])
         with contextlib.suppress(Refused):
             link.push(answer("pi-1", "ask-2", 1, b"xyz"), written(tmp_path, b"xyz"))
@@ -268,7 +268,7 @@ class FleetLaws:
     def test_a_welcome_says_the_highest_sequence_that_came(self, setting: Setting) -> None:
         link = join(setting, "pi-1")
         link.push(answer("pi-1", "ask-1", 7))
-        polled(setting.fleet, ReplyHead)
+        polled(setting.fleet, ReplyHeader)
         link.close()
         assert setting.link("pi-1").hello(hello("pi-1")).sequences["digits-1"] == 7
 
@@ -282,7 +282,7 @@ class FleetLaws:
         refused = [(a.kind, a.text, a.ask_id) for a in arrived if isinstance(a, Failure)]
         assert refused == [("refused", "revoked", "ask-1")]
         assert [(a.device, a.why) for a in arrived if isinstance(a, NodeLeft)] == [("pi-1", "revoked")]
-        assert not [a for a in arrived if isinstance(a, ReplyHead)]
+        assert not [a for a in arrived if isinstance(a, ReplyHeader)]
         assert setting.spool.head(given.update_id) is None
         assert pulled(other).ask.ask_id == "ask-3"
         setting.fleet.shut_out(["pi-1", "nobody"])
@@ -292,10 +292,10 @@ class FleetLaws:
         link = join(setting, "pi-1")
         for sequence in (1, 2):
             link.push(answer("pi-1", f"ask-{sequence}", sequence, b"abc"), written(tmp_path, b"abc"))
-            polled(setting.fleet, ReplyHead)
+            polled(setting.fleet, ReplyHeader)
         setting.fleet.ack([UpdateId("digits-1", "pi-1", 1)])
         setting.restart()
-        again = polled(setting.fleet, ReplyHead)
+        again = polled(setting.fleet, ReplyHeader)
         assert again.update_id.sequence == 2
         assert b"".join(setting.fleet.open(again.update_id)) == b"abc"
         assert not answers_now(setting.fleet)
@@ -309,7 +309,7 @@ class FleetLaws:
         setting.fleet.send([envelope("pi-1", "ask-1"), envelope("pi-1", "ask-2")])
         assert pulled(link).ask.ask_id == "ask-2"  # it holds the first one
         link.push(answer("pi-1", "ask-1", 1, b"abc"), written(tmp_path, b"abc"))
-        assert polled(setting.fleet, ReplyHead).ask_id == "ask-1"
+        assert polled(setting.fleet, ReplyHeader).ask_id == "ask-1"
 
 
 def _can_restart(setting: Any) -> None:

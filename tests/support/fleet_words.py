@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from thinwire.core.fleet import Delivery, Envelope, Fleet, Hello, Link, Roster, Spool
-from thinwire.core.types import Ask, Failure, Part, ReplyHead, UpdateId
+from thinwire.core.types import Ask, Failure, Part, ReplyHeader, UpdateId
 
 T = TypeVar("T")
 PATIENCE_S = 60.0  # nothing here takes that long: it only ends a test that would hang
@@ -57,8 +57,8 @@ def written(folder: Path, *bodies: bytes) -> Path:
     return path
 
 
-def answer(device: str, ask_id: str, sequence: int = 1, *bodies: bytes) -> ReplyHead:
-    return ReplyHead(ask_id, UpdateId("digits-1", device, sequence), 0, examples=32, steps=5, a=5.0, norm=1.5,
+def answer(device: str, ask_id: str, sequence: int = 1, *bodies: bytes) -> ReplyHeader:
+    return ReplyHeader(ask_id, UpdateId("digits-1", device, sequence), 0, examples=32, steps=5, a=5.0, norm=1.5,
                      metrics={"loss": (3.5, 7.0)}, parts=body_parts(*bodies))  # fmt: skip
 
 
@@ -80,8 +80,8 @@ def polled(fleet: Fleet, kind: type[T], where: Callable[[T], bool] = lambda arri
     raise AssertionError(f"no {kind.__name__} came")
 
 
-def answers_now(fleet: Fleet) -> list[ReplyHead | Failure]:
-    return [arrival for arrival in fleet.poll(0.2) if isinstance(arrival, (ReplyHead, Failure))]
+def answers_now(fleet: Fleet) -> list[ReplyHeader | Failure]:
+    return [arrival for arrival in fleet.poll(0.2) if isinstance(arrival, (ReplyHeader, Failure))]
 
 
 def pulled(link: Link) -> Delivery:

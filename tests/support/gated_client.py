@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.small_task import Aggregator, examples, plan_of, task_of
-from thinwire.client.admission import Gate
-from thinwire.client.handler import Session
+from thinwire.client.admission import AdmissionController
+from thinwire.client.handler import AssignmentHandler
 from thinwire.client.policy import Policy
 from thinwire.client.train.protocol import Split
-from thinwire.core.types import Failure, ReplyHead
+from thinwire.core.types import Failure, ReplyHeader
 
 NOON = datetime(2026, 11, 21, 12, 0, tzinfo=timezone(timedelta(hours=1)))
 
@@ -35,11 +35,11 @@ class Device:
         """As a new process would."""
         (self.folder / "device").mkdir(parents=True, exist_ok=True)
         options: dict[str, Any] = {"now": lambda: self.at, "link_is": lambda link: self.price, **self.gate_options}
-        self.gate = Gate(self.policy, self.folder / "device", **options)
-        self.session: Session = self.aggregator.session(gate=self.gate)
+        self.gate = AdmissionController(self.policy, self.folder / "device", **options)
+        self.session: AssignmentHandler = self.aggregator.session(gate=self.gate)
 
-    def ask(self, number: int = 1, kind: str = "train", **changed: Any) -> ReplyHead | Failure:
-        answer: ReplyHead | Failure = self.aggregator.answer(
+    def ask(self, number: int = 1, kind: str = "train", **changed: Any) -> ReplyHeader | Failure:
+        answer: ReplyHeader | Failure = self.aggregator.answer(
             self.session, self.aggregator.ask(number, kind, **changed)
         )[0]
         return answer
@@ -51,7 +51,7 @@ class Device:
 
     def rule(self, *args: Any, **changed: Any) -> str:
         answer = self.ask(*args, **changed)
-        if isinstance(answer, ReplyHead):
+        if isinstance(answer, ReplyHeader):
             return ""
         assert answer.kind == "declined", answer
         return answer.text.partition(":")[0]

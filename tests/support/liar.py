@@ -14,23 +14,23 @@ from dataclasses import replace
 from pathlib import Path
 
 from thinwire.cli.main import main
-from thinwire.core.types import Failure, ReplyHead, UpdateId
-from thinwire.transport import FlowerLink
+from thinwire.core.types import Failure, ReplyHeader, UpdateId
+from thinwire.transport import HttpsLink
 
-Push = Callable[[FlowerLink, ReplyHead | Failure, Path | None], None]
+Push = Callable[[HttpsLink, ReplyHeader | Failure, Path | None], None]
 BEYOND = 10**9  # no honest number comes there
-honest = FlowerLink.push
+honest = HttpsLink.push
 
 
-def twice(link: FlowerLink, reply: ReplyHead | Failure, bundle: Path | None = None) -> None:
+def twice(link: HttpsLink, reply: ReplyHeader | Failure, bundle: Path | None = None) -> None:
     honest(link, reply, bundle)
-    if isinstance(reply, ReplyHead) and reply.parts:
+    if isinstance(reply, ReplyHeader) and reply.parts:
         update = reply.update_id
         honest(link, replace(reply, update_id=UpdateId(update.run, update.device, update.sequence + BEYOND)), bundle)
 
 
-def garbage(link: FlowerLink, reply: ReplyHead | Failure, bundle: Path | None = None) -> None:
-    if isinstance(reply, ReplyHead) and bundle is not None:
+def garbage(link: HttpsLink, reply: ReplyHeader | Failure, bundle: Path | None = None) -> None:
+    if isinstance(reply, ReplyHeader) and bundle is not None:
         frames = [random.Random(part.sha256).randbytes(part.length) for part in reply.parts]
         bundle = bundle.with_suffix(".garbage")
         bundle.write_bytes(b"".join(frames))
@@ -43,5 +43,5 @@ def garbage(link: FlowerLink, reply: ReplyHead | Failure, bundle: Path | None = 
 LIES: dict[str, Push] = {"twice": twice, "garbage": garbage}
 
 if __name__ == "__main__":
-    FlowerLink.push = LIES[sys.argv.pop(1)]  # type: ignore[assignment]  # so that the process lies wherever it pushes
+    HttpsLink.push = LIES[sys.argv.pop(1)]  # type: ignore[assignment]  # so that the process lies wherever it pushes
     sys.exit(main())

@@ -9,7 +9,8 @@ from benchmarks.accuracy_bytes.lab import Lab
 from benchmarks.accuracy_bytes.models import FIRST_B, Model, Seeds
 from benchmarks.accuracy_bytes.selection import FALLBACK
 from benchmarks.accuracy_bytes.trials import FP16, FP32, Chain, Trial, Work
-from thinwire.reports.sweep_results import Cell, CellRound, Made
+from thinwire.reports.sweep_results import CellRound, Made
+from thinwire.reports.sweep_results import Trial as Cell
 
 BOLD, MILD = Chain("topk(0.01) > sign > rice"), Chain("topk(0.02) > sign > rice")
 BESIDE = Chain("eden(1)", feedback="none")

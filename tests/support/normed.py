@@ -12,8 +12,8 @@ from tests.support.server_bench import every
 from thinwire.aggregation import encode_buffers
 from thinwire.core import Layout, Tensor
 from thinwire.core.fleet import Delivery
-from thinwire.core.types import Failure, Part, ReplyHead
-from thinwire.simulation import MadeUp, ScriptedDevice, Turn
+from thinwire.core.types import Failure, Part, ReplyHeader
+from thinwire.simulation import ScriptedDevice, SyntheticUpdates, Turn
 
 NORMED = Layout.build(
     [
@@ -26,16 +26,16 @@ NORMED = Layout.build(
 
 
 @dataclass
-class Normed(MadeUp):
+class Normed(SyntheticUpdates):
     """Sends these statistics and counters behind its frames."""
 
     mean: float = 0.5
     variance: float = 1.0
     counters: Mapping[str, int] = field(default_factory=lambda: {"bn.num_batches_tracked": 7})
 
-    def answer(self, delivery: Delivery, turn: Turn) -> tuple[ReplyHead | Failure, bytes]:
+    def answer(self, delivery: Delivery, turn: Turn) -> tuple[ReplyHeader | Failure, bytes]:
         head, body = super().answer(delivery, turn)
-        if not isinstance(head, ReplyHead) or not head.parts:
+        if not isinstance(head, ReplyHeader) or not head.parts:
             return head, body
         sent = encode_buffers(NORMED, np.array([self.mean] * 3 + [self.variance] * 3, np.float32))
         part = Part("buffers", len(sent), hashlib.sha256(sent).hexdigest())

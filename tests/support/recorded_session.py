@@ -15,10 +15,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from tests.support.fleet_words import body_parts, written
 from tests.support.transport_doubles import Place
 from thinwire.core.fleet import Delivery, Envelope, Hello, TaskReport, Welcome
-from thinwire.core.types import Ask, Failure, Part, ReplyHead, Timings, UpdateId, Verdict, Work
-from thinwire.transport import FlowerLink
-from thinwire.transport.device.enroll import Stood, ask
-from thinwire.transport.device.identity import Clockwork, Trust
+from thinwire.core.types import Ask, Failure, Part, ReplyHeader, Timings, UpdateId, Verdict, Work
+from thinwire.transport import HttpsLink
+from thinwire.transport.device.enroll import EnrollmentStatus, ask
+from thinwire.transport.device.identity import ServerClock, Trust
 from thinwire.transport.protocol.http import INLINE_BYTES, etag
 
 NAME, RUN = "pi-03", "digits-1"
@@ -58,8 +58,8 @@ ASKS = {
 }
 
 
-def _reply(ask_id: str, sequence: int, bodies: tuple[bytes, ...]) -> ReplyHead:
-    return ReplyHead(
+def _reply(ask_id: str, sequence: int, bodies: tuple[bytes, ...]) -> ReplyHeader:
+    return ReplyHeader(
         ask_id, UpdateId(RUN, NAME, sequence), 0, 96, 7, 6.5, 0.25, {"train/loss": (12.5, 96.0)},
         Timings(0.5, 0.0, 0.25, 4.0, 0.125), body_parts(*bodies), "topk(0.01) > int8 > zstd", {"seen": 3}, 0.75, 1,
     )  # fmt: skip
@@ -82,9 +82,9 @@ def happening(here: Place, what: str) -> None:
         here.fleet.send([Envelope(NAME, wanted, written(here.folder, *bodies) if bodies else None)])
 
 
-def clock_at(wall: float) -> Clockwork:
+def clock_at(wall: float) -> ServerClock:
     """A device's clock that stands still."""
-    return Clockwork(wall=lambda: wall, boot=lambda: 0.0)
+    return ServerClock(wall=lambda: wall, boot=lambda: 0.0)
 
 
 @dataclass
@@ -97,23 +97,23 @@ class Device:
     trust: Trust | None
     wall: float
 
-    def stands(self) -> Stood:
+    def stands(self) -> EnrollmentStatus:
         return ask(self.url, self.trust, self.key)
 
-    def link(self) -> FlowerLink:
-        return FlowerLink(self.url, self.key, NAME, self.folder, self.trust, clock=clock_at(self.wall))
+    def link(self) -> HttpsLink:
+        return HttpsLink(self.url, self.key, NAME, self.folder, self.trust, clock=clock_at(self.wall))
 
 
 @dataclass(frozen=True)
 class Lived:
     """What the device understood."""
 
-    before: Stood
+    before: EnrollmentStatus
     welcome: Welcome
     deliveries: tuple[Delivery | None, ...]
     bodies: tuple[bytes, ...]
     withdrawn: frozenset[str]
-    after: Stood
+    after: EnrollmentStatus
 
 
 def lived(device: Device, happen: Happen) -> Lived:

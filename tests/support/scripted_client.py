@@ -13,22 +13,22 @@ from dataclasses import replace
 
 from thinwire.cli.main import main
 from thinwire.client import handler
-from thinwire.client.context import Job
+from thinwire.client.context import AssignmentContext
 from thinwire.client.errors import CannotAnswer
 from thinwire.client.execute import Result
 from thinwire.client.execute import work as honest
-from thinwire.client.executor import Bench
-from thinwire.client.run_state import RunState
+from thinwire.client.executor import Executor
+from thinwire.client.run_state import ClientRunState
 from thinwire.client.train.protocol import Site
-from thinwire.core.types import ReplyHead
+from thinwire.core.types import ReplyHeader
 
-Work = Callable[[Job, ReplyHead, RunState, Bench, Site], Result]
+Work = Callable[[AssignmentContext, ReplyHeader, ClientRunState, Executor, Site], Result]
 
 
 def working(absent: Collection[int], anew: Collection[int]) -> Work:
     """`work` that does so."""
 
-    def work(job: Job, head: ReplyHead, state: RunState, bench: Bench, site: Site) -> Result:
+    def work(job: AssignmentContext, head: ReplyHeader, state: ClientRunState, bench: Executor, site: Site) -> Result:
         if job.ask.kind == "train" and job.ask.round in absent:
             raise CannotAnswer("worker", "absent, as this round was wanted")
         if job.ask.kind == "train" and job.ask.round in anew:

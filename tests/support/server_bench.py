@@ -20,7 +20,7 @@ from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import Ask, Vector
 from thinwire.server.run import drive
 from thinwire.server.submit import submit
-from thinwire.simulation import HeldSpool, MadeUp, Script, ScriptedDevice, ScriptedFleet, Turn, Work
+from thinwire.simulation import HeldSpool, Script, ScriptedDevice, ScriptedFleet, SyntheticUpdates, Turn, Work
 from thinwire.store import RunRow, Store
 
 T = TypeVar("T", bound=Event)
@@ -46,7 +46,7 @@ def change(name: str, ask: Ask) -> Vector:
     return drawn
 
 
-def work(name: str, kind: type[MadeUp] = MadeUp, **more: Any) -> MadeUp:
+def work(name: str, kind: type[SyntheticUpdates] = SyntheticUpdates, **more: Any) -> SyntheticUpdates:
     """Five steps' worth of change; the loss that it measures is the model's version."""
     return kind(name, LAYOUT, partial(change, name), steps=5, loss=lambda ask: float(ask.base_version), **more)
 

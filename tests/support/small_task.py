@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from thinwire.aggregation import write_model
-from thinwire.client.handler import Session
+from thinwire.client.handler import AssignmentHandler
 from thinwire.client.task import Initial, LoadedTask, as_task, initial_model
 from thinwire.client.train.protocol import Local, Site, Split
 from thinwire.core import RunPlan
@@ -66,10 +66,10 @@ class Aggregator:
         self.first: Initial = initial_model(task, 0)
         self.said: list[str] = []
 
-    def session(self, home: Path | None = None, **options: Any) -> Session:
+    def session(self, home: Path | None = None, **options: Any) -> AssignmentHandler:
         """The device as a new process would find it."""
         folder = private_folder(home or self.folder / "device")
-        return Session("pi-01", self.task, folder, Site("pi-01"), **options)
+        return AssignmentHandler("pi-01", self.task, folder, Site("pi-01"), **options)
 
     def ask(
         self,
@@ -92,5 +92,5 @@ class Aggregator:
         }  # fmt: skip
         return Delivery(Ask(**{**fields, **changed}), bundle)
 
-    def answer(self, session: Session, delivery: Delivery) -> Any:
+    def answer(self, session: AssignmentHandler, delivery: Delivery) -> Any:
         return session.answer(delivery, lambda: False, self.said.append)

@@ -22,7 +22,7 @@ from thinwire.core.fleet import TaskReport
 from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
 from thinwire.core.serialization import reply_to_json
-from thinwire.core.types import Part, ReplyHead, Timings, Transfer, UpdateId
+from thinwire.core.types import Part, ReplyHeader, Timings, Transfer, UpdateId
 from thinwire.store import Store
 
 PLAN = RunPlan.parse('[run]\ntask = "digits"\nrounds = 4\n[local]\nlr = 0.5')
@@ -47,15 +47,15 @@ def opened(run_id: str, number: int, devices: tuple[str, ...] = DEVICES) -> list
     return [first, *(ClientAsked(10.0 * number, number, device, ask_id, 1000) for device, ask_id in asks.items())]
 
 
-def head(run_id: str, number: int, device: str, sequence: int = 0, wire: bool = True) -> ReplyHead:
-    return ReplyHead(
+def head(run_id: str, number: int, device: str, sequence: int = 0, wire: bool = True) -> ReplyHeader:
+    return ReplyHeader(
         f"{run_id}.{number}.{device}", UpdateId(run_id, device, sequence or number), number - 1, 40, 5, 5.0, 1.5,
         {"train/loss": (3.0, 2.0)}, Timings(0.1, 0.2, 0.3, 0.4, 0.5), (Part("frame/0", 100 + number, "ff"),),
         residual_norm=0.5, transfer=Transfer(11.0, 12.0, 13.0, 500, 600, 3) if wire else Transfer(11.0, 12.0, 13.0),
     )  # fmt: skip
 
 
-def accepted(reply: ReplyHead, asked_round: int, round_number: int = 0) -> UpdateAccepted:
+def accepted(reply: ReplyHeader, asked_round: int, round_number: int = 0) -> UpdateAccepted:
     number = round_number or asked_round
     return UpdateAccepted(
         14.0, number, asked_round, reply.update_id.device, reply.ask_id, str(reply.update_id), number - asked_round,
@@ -63,7 +63,7 @@ def accepted(reply: ReplyHead, asked_round: int, round_number: int = 0) -> Updat
     )  # fmt: skip
 
 
-def dropped(reply: ReplyHead, asked_round: int, reason: str, round_number: int = 0) -> UpdateDropped:
+def dropped(reply: ReplyHeader, asked_round: int, reason: str, round_number: int = 0) -> UpdateDropped:
     return UpdateDropped(
         15.0, round_number or asked_round, asked_round, reply.update_id.device, reply.ask_id, str(reply.update_id),
         reason, 5.0, reply_to_json(reply),

@@ -22,9 +22,9 @@ from thinwire.core.events import Event
 from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import Ask
 from thinwire.server import run as server_run
-from thinwire.server.context import Running, StopOrder
-from thinwire.server.state.run_state import Past
-from thinwire.simulation import HeldSpool, MadeUp, ScriptedDevice, ScriptedFleet, Turn, reported, run_scripted
+from thinwire.server.context import RunContext, StopOrder
+from thinwire.server.state.run_state import RunState
+from thinwire.simulation import HeldSpool, ScriptedDevice, ScriptedFleet, SyntheticUpdates, Turn, reported, run_scripted
 from thinwire.simulation.scripted_device import over
 from thinwire.store import Store
 
@@ -63,7 +63,7 @@ class Story:
     rounds: int = ROUNDS  # after so many the table begins again
     stopped_s: float = math.inf  # when a person stops it
     bytes_s: dict[str, float] = field(default_factory=dict)  # of who sends over a link that is known by it
-    work: Callable[..., MadeUp] = MadeUp
+    work: Callable[..., SyntheticUpdates] = SyntheticUpdates
 
     def script(self, ask: Ask) -> Turn:
         name = ask.ask_id.rsplit(".", 1)[1]
@@ -89,7 +89,7 @@ class Told:
     devices: list[ScriptedDevice]
     there: list[str]  # at the end
     told_at_most: int  # verdicts, in one ask
-    live: Past
+    live: RunState
     plan: RunPlan
 
     def of(self, *kinds: type[Event]) -> list[Any]:
@@ -97,16 +97,16 @@ class Told:
 
 
 @contextlib.contextmanager
-def caught() -> Iterator[list[Running]]:
+def caught() -> Iterator[list[RunContext]]:
     """The state of the runs that are driven meanwhile."""
-    found: list[Running] = []
+    found: list[RunContext] = []
 
-    class Caught(Running):
+    class Caught(RunContext):
         def __init__(self, *args: object, **more: object) -> None:
             super().__init__(*args, **more)  # type: ignore[arg-type]  # passed through
             found.append(self)
 
-    with patch.object(server_run, "Running", Caught):
+    with patch.object(server_run, "RunContext", Caught):
         yield found
 
 

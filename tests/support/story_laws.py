@@ -25,10 +25,10 @@ from thinwire.core.events import (
 )
 from thinwire.core.serialization import to_json
 from thinwire.core.types import UpdateId, asked_round, is_further
-from thinwire.server.state.assignment_ledger import Outcomes
-from thinwire.server.state.model_history import Bases, Scores
-from thinwire.server.state.open_rounds import Line, OpenNow
-from thinwire.server.state.run_state import Past
+from thinwire.server.state.assignment_ledger import UnresolvedAssignments
+from thinwire.server.state.model_history import EvaluationLog, ModelHistory
+from thinwire.server.state.open_rounds import OpenRounds, RoundProgress
+from thinwire.server.state.run_state import RunState
 
 
 def who_is_asked_in_the_middle_of_a_round_has_its_rest(made: Told) -> None:
@@ -124,10 +124,10 @@ def the_model_is_the_sum_of_what_was_folded(made: Told) -> None:
 
 
 def the_journal_replays_to_the_same_past(made: Told) -> None:
-    again = Past(made.live.delay)
+    again = RunState(made.live.delay)
     for event in made.events:
         again.apply(event)
-    for field in fields(Past):
+    for field in fields(RunState):
         assert plain(getattr(again, field.name)) == plain(getattr(made.live, field.name)), field.name
 
 
@@ -135,7 +135,7 @@ def plain(value: object) -> object:
     """Events as their JSON: what the journal gives back has lists where there were tuples."""
     if isinstance(value, Event):
         return json.dumps(to_json(value))
-    if isinstance(value, (Bases, Line, OpenNow, Outcomes, Scores)):
+    if isinstance(value, (ModelHistory, OpenRounds, RoundProgress, UnresolvedAssignments, EvaluationLog)):
         value = vars(value)
     if isinstance(value, dict):
         return {key: plain(each) for key, each in value.items()}

@@ -8,7 +8,7 @@ from typing import Any
 from tests.support.small_task import Aggregator, plan_of
 from thinwire.client import load_task
 from thinwire.client.executor import Worker
-from thinwire.client.handler import Session
+from thinwire.client.handler import AssignmentHandler
 from thinwire.client.train.protocol import Site
 from thinwire.client.worker_process import Interpreter
 from thinwire.core.statedir import private_folder
@@ -64,11 +64,11 @@ class Elsewhere:
         self.aggregator = Aggregator(folder / "asks", load_task(self.spec), plan or plan_of(codec="int8"))
         self.said: list[str] = []
 
-    def session(self, home: Path | None = None) -> Session:
+    def session(self, home: Path | None = None) -> AssignmentHandler:
         (bench,) = self.worker.benches()
-        return Session("pi-01", bench, home or self.folder, Site("pi-01"))
+        return AssignmentHandler("pi-01", bench, home or self.folder, Site("pi-01"))
 
-    def answer(self, session: Session, number: int, cancelled: Any = lambda: False, **changed: Any) -> Any:
+    def answer(self, session: AssignmentHandler, number: int, cancelled: Any = lambda: False, **changed: Any) -> Any:
         return session.answer(self.aggregator.ask(number, **changed), cancelled, self.said.append)[0]
 
     def wish(self, code: str = "") -> None:

@@ -14,13 +14,13 @@ from typing import Any
 from thinwire.core.errors import NotInvited, Refused
 from thinwire.core.fleet import DeviceRow, DeviceState, Hello, How, Joining
 from thinwire.core.serialization import arrived_from_bytes, arrived_to_bytes, reply_to_bytes
-from thinwire.core.types import ReplyHead, UpdateId
+from thinwire.core.types import ReplyHeader, UpdateId
 from thinwire.flower import FlowerFleet
-from thinwire.transport import FlowerLink, device_key
+from thinwire.transport import HttpsLink, device_key
 from thinwire.transport.device.enroll import join
 from thinwire.transport.device.identity import Trust
 from thinwire.transport.protocol.registration import Invitation
-from thinwire.transport.server.tls import PrivateAuthority
+from thinwire.transport.server.tls import InternalCA
 
 
 @dataclass
@@ -98,15 +98,15 @@ class FolderSpool:
         for path in self.folder.glob(f".partial-{device}-*"):
             path.unlink()
 
-    def commit(self, draft: Path, head: ReplyHead, received: bytes = b"") -> None:
+    def commit(self, draft: Path, head: ReplyHeader, received: bytes = b"") -> None:
         os.replace(draft, self.path(head.update_id))
         self._head(head.update_id).write_bytes(arrived_to_bytes(head, received) if received else reply_to_bytes(head))
 
-    def head(self, update_id: UpdateId) -> ReplyHead | None:
+    def head(self, update_id: UpdateId) -> ReplyHeader | None:
         path = self._head(update_id)
         return _read(path) if path.exists() else None
 
-    def heads(self) -> Sequence[ReplyHead]:
+    def heads(self) -> Sequence[ReplyHeader]:
         paths = sorted(self.folder.glob("*.head"), key=lambda path: path.stat().st_mtime_ns)
         return [_read(path) for path in paths]
 
@@ -129,9 +129,9 @@ class FolderSpool:
         return path.with_name(f"{path.name}.head")
 
 
-def _read(path: Path) -> ReplyHead:
+def _read(path: Path) -> ReplyHeader:
     head = arrived_from_bytes(path.read_bytes())
-    assert isinstance(head, ReplyHead)
+    assert isinstance(head, ReplyHeader)
     return head
 
 
@@ -146,7 +146,7 @@ class Place:
         self, folder: Path, roster: Any = None, spool: Any = None, *, tls: bool = False, **options: Any
     ) -> None:
         self.folder, self.door = folder, ""
-        self.authority = PrivateAuthority(folder / "ca") if tls else None
+        self.authority = InternalCA(folder / "ca") if tls else None
         if self.authority is not None:
             options["authority"] = self.authority
         self._spool = spool or (lambda: FolderSpool(folder / "spool"))
@@ -155,7 +155,7 @@ class Place:
         self.options: dict[str, Any] = {"grace_s": 0.2, **options}
         self.fleet = FlowerFleet(self.roster, self.spool, **self.options)
         self.new_secret: Callable[[], str] = self._drawn  # of a new invitation
-        self.links: list[FlowerLink] = []
+        self.links: list[HttpsLink] = []
 
     @property
     def url(self) -> str:
@@ -170,14 +170,14 @@ class Place:
         self.roster.invitations[made] = ""
         return made
 
-    def link(self, name: str, **options: Any) -> FlowerLink:
+    def link(self, name: str, **options: Any) -> HttpsLink:
         """A link; on a TLS door its device joins first, if it has not."""
         folder = self.folder / "clients" / name
         folder.mkdir(parents=True, exist_ok=True)
         if self.authority is not None and Trust.load(folder) is None:
             url = f"https://{self.fleet.address}"
             join(url, self.invite(), device_key(folder), name, {}).trust.save(folder)
-        link = FlowerLink(self.url, device_key(folder), name, folder, Trust.load(folder), **options)
+        link = HttpsLink(self.url, device_key(folder), name, folder, Trust.load(folder), **options)
         self.links.append(link)
         return link
 

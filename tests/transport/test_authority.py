@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from thinwire.core.errors import DataLost, UsageError
 from thinwire.transport.protocol.certificates import make_ca, make_leaf, pin_of, private_context, server_name
 from thinwire.transport.protocol.registration import SYSTEM, Invitation
-from thinwire.transport.server.tls import GivenAuthority, PrivateAuthority
+from thinwire.transport.server.tls import InternalCA, OperatorCertificate
 
 MAY = datetime(2026, 5, 1, tzinfo=UTC)
 
@@ -46,7 +46,7 @@ def shaken(server: ssl.SSLContext, client: ssl.SSLContext, name: str) -> tuple[s
     return ends
 
 
-def names_shown(authority: PrivateAuthority, cas: Sequence[str], name: str) -> list[str]:
+def names_shown(authority: InternalCA, cas: Sequence[str], name: str) -> list[str]:
     client, _ = shaken(authority.context, private_context(cas), name)
     found = client.getpeercert()
     assert found is not None
@@ -55,7 +55,7 @@ def names_shown(authority: PrivateAuthority, cas: Sequence[str], name: str) -> l
 
 
 def test_a_first_start_makes_a_ca_and_a_leaf_that_strict_clients_verify(tmp_path: Path) -> None:
-    authority = PrivateAuthority(tmp_path, ["agg.example", "192.0.2.7"])
+    authority = InternalCA(tmp_path, ["agg.example", "192.0.2.7"])
     shown = names_shown(authority, authority.cas(), authority.server_name())
     assert {authority.server_name(), "localhost", "agg.example", "192.0.2.7"} <= set(shown)
     assert names_shown(authority, authority.cas(), "192.0.2.7") == shown
@@ -64,7 +64,7 @@ def test_a_first_start_makes_a_ca_and_a_leaf_that_strict_clients_verify(tmp_path
 
 
 def test_the_files_are_the_owners_alone(tmp_path: Path) -> None:
-    PrivateAuthority(tmp_path / "tls")
+    InternalCA(tmp_path / "tls")
     assert (tmp_path / "tls").stat().st_mode & 0o777 == 0o700
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "tls").iterdir()} == {0o600}
 
@@ -91,7 +91,7 @@ def test_a_leaf_of_a_stolen_ca_for_another_name_is_not_verified(name: str) -> No
 
 def test_a_leaf_lasts_ninety_days_and_is_renewed_at_sixty_into_the_live_context(tmp_path: Path) -> None:
     day = Calendar()
-    authority = PrivateAuthority(tmp_path, now=day)
+    authority = InternalCA(tmp_path, now=day)
     context, first = authority.context, authority.leaf()
     assert first.not_valid_after_utc - MAY == timedelta(days=90)
     standing, _ = shaken(context, private_context(authority.cas()), authority.server_name())
@@ -108,29 +108,29 @@ def test_a_leaf_lasts_ninety_days_and_is_renewed_at_sixty_into_the_live_context(
 
 
 def test_a_leaf_is_verified_whatever_the_date(tmp_path: Path) -> None:
-    past = PrivateAuthority(tmp_path, now=lambda: datetime(1999, 1, 1, tzinfo=UTC))
+    past = InternalCA(tmp_path, now=lambda: datetime(1999, 1, 1, tzinfo=UTC))
     assert names_shown(past, past.cas(), past.server_name())
 
 
 def test_a_second_start_shows_the_same_ca_and_leaf(tmp_path: Path) -> None:
-    first, second = PrivateAuthority(tmp_path), PrivateAuthority(tmp_path)
+    first, second = InternalCA(tmp_path), InternalCA(tmp_path)
     assert (first.pin, first.cas(), first.leaf()) == (second.pin, second.cas(), second.leaf())
 
 
 def test_a_name_that_the_ca_may_not_name_is_refused_with_the_way_out(tmp_path: Path) -> None:
-    PrivateAuthority(tmp_path, ["agg.example"])
-    PrivateAuthority(tmp_path, ["door.agg.example"])
+    InternalCA(tmp_path, ["agg.example"])
+    InternalCA(tmp_path, ["door.agg.example"])
     with pytest.raises(UsageError) as refused:
-        PrivateAuthority(tmp_path, ["other.example"])
+        InternalCA(tmp_path, ["other.example"])
     assert "ca rotate --san other.example" in refused.value.hint
     with pytest.raises(UsageError, match="no name"):
-        PrivateAuthority(tmp_path, ["a b"])
+        InternalCA(tmp_path, ["a b"])
 
 
 def test_during_a_rotation_each_device_sees_the_chain_that_it_can_verify(tmp_path: Path) -> None:
-    authority = PrivateAuthority(tmp_path)
+    authority = InternalCA(tmp_path)
     old, name = authority.cas(), authority.server_name()
-    new = PrivateAuthority(tmp_path).rotate(["new.example"])
+    new = InternalCA(tmp_path).rotate(["new.example"])
     assert authority.renew(), "what another process rotated is taken up"
     assert (authority.pin, authority.server_name()) == (new, server_name(new))
     assert len(authority.cas()) == 2
@@ -141,7 +141,7 @@ def test_during_a_rotation_each_device_sees_the_chain_that_it_can_verify(tmp_pat
 
 
 def test_the_old_ca_is_served_until_every_device_has_confirmed(tmp_path: Path) -> None:
-    authority = PrivateAuthority(tmp_path)
+    authority = InternalCA(tmp_path)
     old = authority.pin
     new = authority.rotate()
     for holds in ([], [(old, new), (old,)], [()]):
@@ -149,17 +149,17 @@ def test_the_old_ca_is_served_until_every_device_has_confirmed(tmp_path: Path) -
         assert authority.pins == (new, old)
     authority.confirmed([(old, new), (new,)])
     assert authority.pins == (new,)
-    assert PrivateAuthority(tmp_path).pins == (new,)
+    assert InternalCA(tmp_path).pins == (new,)
 
 
 @pytest.mark.parametrize("file", ["state.json", "ca.pem", "ca.key"])
 def test_a_damaged_folder_is_refused_and_not_replaced(tmp_path: Path, file: str) -> None:
-    pin = PrivateAuthority(tmp_path).pin
+    pin = InternalCA(tmp_path).pin
     path = tmp_path / (file if file == "state.json" else f"{pin[:16]}.{file}")
     path.write_text("{}")
     with pytest.raises(DataLost):
-        PrivateAuthority(tmp_path).rotate()
-        PrivateAuthority(tmp_path, now=lambda: MAY + timedelta(days=4000))
+        InternalCA(tmp_path).rotate()
+        InternalCA(tmp_path, now=lambda: MAY + timedelta(days=4000))
     assert path.read_text() == "{}"
 
 
@@ -169,14 +169,14 @@ def test_ones_own_certificate_is_used_and_its_ca_pinned(tmp_path: Path) -> None:
     files = {"cert": leaf.certificate, "key": leaf.key, "ca": ca.certificate}
     for name, data in files.items():
         (tmp_path / name).write_bytes(data)
-    given = GivenAuthority(tmp_path / "cert", tmp_path / "key", tmp_path / "ca")
+    given = OperatorCertificate(tmp_path / "cert", tmp_path / "key", tmp_path / "ca")
     assert (given.pin, given.server_name()) == (pin_of(ca.parsed), "")
     assert shaken(given.context, private_context(given.cas()), "agg.example")[0].version()
-    assert GivenAuthority(tmp_path / "cert", tmp_path / "key").pin == SYSTEM
+    assert OperatorCertificate(tmp_path / "cert", tmp_path / "key").pin == SYSTEM
     (tmp_path / "cert").write_text("gone")
     assert not given.renew(), "the one that was loaded goes on"
     with pytest.raises(UsageError):
-        GivenAuthority(tmp_path / "cert", tmp_path / "key")
+        OperatorCertificate(tmp_path / "cert", tmp_path / "key")
 
 
 def test_an_invitation_is_read_as_it_was_written() -> None:
@@ -209,7 +209,7 @@ def _forged(ca: object, name: str) -> tuple[str, str]:
 
 
 def test_state_names_what_is_served(tmp_path: Path) -> None:
-    authority = PrivateAuthority(tmp_path, ["agg.example"])
+    authority = InternalCA(tmp_path, ["agg.example"])
     assert json.loads((tmp_path / "state.json").read_bytes()) == {"pins": [authority.pin], "names": ["agg.example"]}
 
 
@@ -235,4 +235,4 @@ def test_files_that_make_no_certificate_are_refused_with_the_reason(
         if data is not None:
             (tmp_path / name).write_bytes(data)
     with pytest.raises(UsageError, match=said):
-        GivenAuthority(tmp_path / "cert", tmp_path / "key", tmp_path / "ca")
+        OperatorCertificate(tmp_path / "cert", tmp_path / "key", tmp_path / "ca")

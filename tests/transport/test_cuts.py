@@ -20,8 +20,8 @@ from tests.support.transport_doubles import Place, place
 from thinwire.core.errors import BadPayload, NotTaken, Unreachable
 from thinwire.core.fleet import Delivery, Envelope, FixedLimits, NodeJoined
 from thinwire.core.serialization import ReplyLimit
-from thinwire.core.types import Ask, Failure, Part, ReplyHead, UpdateId
-from thinwire.transport import FlowerLink
+from thinwire.core.types import Ask, Failure, Part, ReplyHeader, UpdateId
+from thinwire.transport import HttpsLink
 from thinwire.transport.device.transfers import Outgoing
 from thinwire.transport.protocol.http import INLINE_BYTES
 
@@ -60,11 +60,11 @@ def ask_of(path: Path, ask_id: str = "ask-1") -> Envelope:
     return Envelope("pi-1", Ask(ask_id, "digits-1", "digits", "train", {}, parts=in_parts(path)), path)
 
 
-def head_of(path: Path, sequence: int = 1) -> ReplyHead:
-    return ReplyHead("ask-1", UpdateId("digits-1", "pi-1", sequence), 0, 1, parts=in_parts(path))
+def head_of(path: Path, sequence: int = 1) -> ReplyHeader:
+    return ReplyHeader("ask-1", UpdateId("digits-1", "pi-1", sequence), 0, 1, parts=in_parts(path))
 
 
-def through(here: Place, line: Proxy, name: str = "pi-1") -> FlowerLink:
+def through(here: Place, line: Proxy, name: str = "pi-1") -> HttpsLink:
     """A device behind this line that has said hello; on a TLS door it joined before."""
     link = here.link(name)
     link.close()
@@ -74,7 +74,7 @@ def through(here: Place, line: Proxy, name: str = "pi-1") -> FlowerLink:
     return link
 
 
-def pulled(link: FlowerLink) -> Delivery:
+def pulled(link: HttpsLink) -> Delivery:
     """Tried as the client's service does it."""
     end = time.monotonic() + PATIENCE_S
     while time.monotonic() < end:
@@ -86,7 +86,7 @@ def pulled(link: FlowerLink) -> Delivery:
     raise AssertionError("no ask came")
 
 
-def pushed(link: FlowerLink, head: ReplyHead, bundle: Path) -> None:
+def pushed(link: HttpsLink, head: ReplyHeader, bundle: Path) -> None:
     end = time.monotonic() + PATIENCE_S
     while time.monotonic() < end:
         try:
@@ -127,7 +127,7 @@ def test_an_upload_cut_twenty_times_brings_the_same_bytes(tmp_path: Path, tls: b
         line.up.cuts = [line.up.given + at for at in cut_at(seed)]
         before = line.up.given
         pushed(link, head, update)
-        assert polled(here.fleet, ReplyHead).update_id == head.update_id
+        assert polled(here.fleet, ReplyHeader).update_id == head.update_id
         assert here.spool.path(head.update_id).read_bytes() == update.read_bytes()
         assert line.cut_count == CUTS
         assert line.up.taken - before <= SIZE * BESIDE + CUTS * SENT_TWICE
@@ -139,7 +139,7 @@ def test_an_upload_goes_on_after_the_aggregator_was_restarted(
     """How much a restart costs depends on what the aggregator had read by then; that it goes on does not."""
     update, begun, put = file_of(tmp_path / "update", 5), list[int](), Outgoing._put
 
-    def noted(self: Outgoing, head: ReplyHead, index: int, offset: int, bundle: Path) -> dict[str, Any]:
+    def noted(self: Outgoing, head: ReplyHeader, index: int, offset: int, bundle: Path) -> dict[str, Any]:
         begun.append(sum(part.length for part in head.parts[:index]) + offset)
         return put(self, head, index, offset, bundle)
 
@@ -312,7 +312,7 @@ def test_around_the_limit_of_what_travels_inline_both_ways_work(tmp_path: Path, 
         assert delivery.bundle.read_bytes() == model.read_bytes()
         link.push(head_of(update), update)
         link.push(head_of(update), update)
-        assert polled(here.fleet, ReplyHead).payload_bytes == size
+        assert polled(here.fleet, ReplyHeader).payload_bytes == size
         assert here.spool.path(head_of(update).update_id).read_bytes() == update.read_bytes()
         assert answer("pi-1", "ask-1").update_id == head_of(update).update_id
 

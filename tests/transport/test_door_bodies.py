@@ -13,7 +13,7 @@ from tests.support.fleet_words import answer, answers_now, hello, polled
 from tests.support.transport_doubles import Place, place
 from thinwire.core.fleet import FixedLimits
 from thinwire.core.serialization import ReplyLimit
-from thinwire.core.types import Failure, Part, ReplyHead, UpdateId
+from thinwire.core.types import Failure, Part, ReplyHeader, UpdateId
 from thinwire.transport.protocol import registration
 from thinwire.transport.protocol.http import HELLO, PULL, PUSH, packed
 
@@ -28,13 +28,13 @@ def here(tmp_path: Path) -> Iterator[Place]:
 def test_a_run_that_cannot_be_a_folder_is_refused(here: Place, run: str) -> None:
     caller = Caller(here)
     caller.hello()
-    assert caller.push(ReplyHead("ask-1", UpdateId(run, "pi-1", 1), 0, 1)) == (409, "protocol")
+    assert caller.push(ReplyHeader("ask-1", UpdateId(run, "pi-1", 1), 0, 1)) == (409, "protocol")
 
 
 def test_an_answer_beyond_its_limit_is_refused_before_it_is_read(here: Place) -> None:
     caller = Caller(here)
     caller.hello()
-    head = ReplyHead("ask-1", UpdateId("digits-1", "pi-1", 1), 0, 1, parts=(Part("frame/0", 2**40, "0" * 64),))
+    head = ReplyHeader("ask-1", UpdateId("digits-1", "pi-1", 1), 0, 1, parts=(Part("frame/0", 2**40, "0" * 64),))
     assert caller.push(head) == (413, "too-large")
     failure = polled(here.fleet, Failure)
     assert (failure.kind, failure.ask_id, failure.device) == ("protocol", "ask-1", "pi-1")
@@ -89,7 +89,7 @@ def test_a_disk_that_is_full_is_said_and_the_same_answer_is_taken_later(
     caller = Caller(here)
     caller.hello()
 
-    def full(draft: Path, head: ReplyHead, received: bytes = b"") -> None:
+    def full(draft: Path, head: ReplyHeader, received: bytes = b"") -> None:
         raise OSError(28, "No space left on device")
 
     head = answer("pi-1", "ask-1", 1, b"abc")
@@ -98,4 +98,4 @@ def test_a_disk_that_is_full_is_said_and_the_same_answer_is_taken_later(
         assert caller.push(head, b"abc") == (503, "disk")
         assert not answers_now(here.fleet)
     assert caller.push(head, b"abc") == (200, "")
-    assert polled(here.fleet, ReplyHead).update_id == head.update_id
+    assert polled(here.fleet, ReplyHeader).update_id == head.update_id

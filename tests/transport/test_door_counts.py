@@ -14,11 +14,11 @@ from tests.support.fleet_words import answer, envelope, hello, polled, pulled, u
 from tests.support.transport_doubles import Place, place
 from thinwire.core.fleet import FixedLimits, NodeJoined
 from thinwire.core.serialization import ReplyLimit
-from thinwire.core.types import ReplyHead
+from thinwire.core.types import ReplyHeader
 from thinwire.flower.fleet import FlowerFleet
 from thinwire.transport.protocol import registration
 from thinwire.transport.protocol.http import HELLO, packed
-from thinwire.transport.server.connections import Account, Ledger
+from thinwire.transport.server.connections import Ledger, TrafficCounter
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_bytes_and_requests_of_a_device_are_counted(here: Place, tmp_path: Path)
         body = tmp_path / "answer"
         body.write_bytes(bytes(20_000))
         link.push(answer("pi-1", ask.ask_id, round_number, bytes(20_000)), body)
-        transfer = polled(here.fleet, ReplyHead).transfer
+        transfer = polled(here.fleet, ReplyHeader).transfer
         assert transfer is not None
         assert transfer.requests == (3 if round_number == 1 else 2)
         assert 50_000 < (transfer.sent_bytes or 0) < 52_000
@@ -63,7 +63,7 @@ def test_what_was_counted_before_a_restart_is_counted_with_the_answer_that_comes
         for number in (1, 2):
             body.write_bytes(update)
             link.push(answer("pi-1", f"ask-{number}", number, update), body)
-            head = polled(here.fleet, ReplyHead)
+            head = polled(here.fleet, ReplyHeader)
             here.fleet.ack([head.update_id])
             assert (transfer := head.transfer) is not None
             assert len(update) < (transfer.received_bytes or 0) < len(update) + 20_000
@@ -75,7 +75,7 @@ def test_what_was_counted_before_a_restart_is_counted_with_the_answer_that_comes
 def test_what_was_counted_is_kept_while_the_door_is_open_for_a_kill_may_come(tmp_path: Path) -> None:
     def kept(fleet: FlowerFleet) -> bool:
         now = fleet.stats()
-        sent, received, requests = Account(Ledger(tmp_path / "wire").of("pi-1")).untold()
+        sent, received, requests = TrafficCounter(Ledger(tmp_path / "wire").of("pi-1")).untold()
         return requests == 1 and (sent, received) == (now["sent_bytes"], now["received_bytes"])
 
     with place(tmp_path, ledger=tmp_path / "wire") as here:
@@ -95,7 +95,7 @@ def test_a_disk_that_takes_no_counts_does_not_disturb_the_door(tmp_path: Path) -
         body = tmp_path / "answer"
         body.write_bytes(bytes(2000))
         link.push(answer("pi-1", ask.ask_id, 1, bytes(2000)), body)
-        transfer = polled(here.fleet, ReplyHead).transfer
+        transfer = polled(here.fleet, ReplyHeader).transfer
         assert transfer is not None
         assert transfer.requests == 3
 
@@ -121,5 +121,5 @@ def test_digests_in_heads_are_those_of_the_bytes(here: Place, tmp_path: Path) ->
     body = tmp_path / "answer"
     body.write_bytes(b"abc")
     link.push(answer("pi-1", "ask-1", 1, b"abc"), body)
-    head = polled(here.fleet, ReplyHead)
+    head = polled(here.fleet, ReplyHeader)
     assert [part.sha256 for part in head.parts] == [hashlib.sha256(b"abc").hexdigest()]

@@ -18,7 +18,7 @@ from tests.support.fleet_words import answer, answers_now, envelope, hello, poll
 from tests.support.transport_doubles import Place, place
 from thinwire.core.fleet import FixedLimits, NodeJoined
 from thinwire.core.serialization import ReplyLimit, reply_to_json
-from thinwire.core.types import Failure, ReplyHead
+from thinwire.core.types import Failure, ReplyHeader
 from thinwire.store import FileSpool
 from thinwire.transport.protocol.http import PUSH
 from thinwire.transport.server.limits import CONNECTIONS_OF_ONE
@@ -78,7 +78,7 @@ def test_no_head_gets_more_than_a_refusal(here: Place, caplog: pytest.LogCapture
             assert status in (403, 409, 413), (field, str(value)[:60], status)
     assert {path.relative_to(here.folder) for path in here.folder.rglob("*") if path.is_file()} == before
     assert "defect" not in caplog.text
-    assert not [a for a in answers_now(here.fleet) if isinstance(a, ReplyHead)]
+    assert not [a for a in answers_now(here.fleet) if isinstance(a, ReplyHeader)]
 
 
 @pytest.mark.parametrize("wait", ["NaN", "Infinity", "1e999", "-1e999", "1" + "0" * 400])
@@ -101,20 +101,20 @@ def test_an_update_pushed_by_many_at_once_arrives_once(here: Place) -> None:
     head = answer("pi-1", "ask", 1, body)
     other = replace(head, examples=head.examples + 1)
 
-    def push(reply: ReplyHead) -> int:
+    def push(reply: ReplyHeader) -> int:
         try:
             return liar.push(reply, body)[0]
         except (OSError, http.client.HTTPException):
             return ENDED
 
-    def push_until_answered(reply: ReplyHead) -> int:
+    def push_until_answered(reply: ReplyHeader) -> int:
         return next(status for status in iter(lambda: push(reply), None) if status not in (503, ENDED))
 
     with ThreadPoolExecutor(2 * CONNECTIONS_OF_ONE) as threads:
         got = list(threads.map(lambda i: push(other if i % 2 else head), range(16)))
     assert set(got) <= {200, 409, 503, ENDED}
     assert {push_until_answered(head), push_until_answered(other)} == {200, 409}, "one of the two came, and stays"
-    assert sum(isinstance(a, ReplyHead) for a in answers_now(here.fleet)) == 1
+    assert sum(isinstance(a, ReplyHeader) for a in answers_now(here.fleet)) == 1
     assert not list((here.folder / "spool").rglob(".draft-*"))
 
 
@@ -125,7 +125,7 @@ def test_a_device_cannot_fill_the_spool(here: Place) -> None:
     assert got == [(200, "")] * MAX_WAITING + [(503, "busy")] * 3
     assert liar.push(answer("pi-1", "made-up-1", 1, b"x"), b"x")[0] == 200, "what is here is answered as before"
     assert here.link("pi-2").hello(hello("pi-2")).name == "pi-2"
-    heads = [a for a in answers_now(here.fleet) if isinstance(a, ReplyHead)]
+    heads = [a for a in answers_now(here.fleet) if isinstance(a, ReplyHeader)]
     here.fleet.ack([heads[0].update_id])
     assert liar.push(answer("pi-1", "made-up", 99, b"x"), b"x")[0] == 200
     here.restart()

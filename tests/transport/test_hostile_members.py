@@ -22,10 +22,10 @@ from thinwire.core.types import Failure
 from thinwire.transport.protocol import registration
 from thinwire.transport.protocol.http import HELLO, PULL, PUSH, packed
 from thinwire.transport.server.app import Gone, Request
-from thinwire.transport.server.connections import Wire
+from thinwire.transport.server.connections import Connection
 from thinwire.transport.server.limits import FAILED_JOINS
 from thinwire.transport.server.registration import MOST_HELLOS, HelloRoute
-from thinwire.transport.server.uploads import OFFERS, Offer, Uploads
+from thinwire.transport.server.uploads import OFFERS, Upload, Uploads
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def liar(here: TlsPlace) -> Caller:
 
 def test_where_parts_begin_is_counted_once_however_many_there_are(tmp_path: Path) -> None:
     """For 30 000 parts of a byte the door stood still for half a minute when it was counted for each."""
-    offer = Offer(answer("pi-1", "ask-1", 1, *[b"x"] * 1000), tmp_path, 0.0, size=400)
+    offer = Upload(answer("pi-1", "ask-1", 1, *[b"x"] * 1000), tmp_path, 0.0, size=400)
     assert offer.starts is offer.starts
     assert offer.offsets() == [1] * 400 + [0] * 600
 
@@ -240,13 +240,13 @@ def test_names_are_not_tried_out_with_an_invitation(here: TlsPlace) -> None:
 
 
 def test_of_two_that_wait_for_a_writer_only_one_goes_on_at_once(tmp_path: Path) -> None:
-    offer = Offer(answer("pi-1", "ask-1", 1, b"x"), tmp_path / "parts", 0.0, size=0, writer=Wire())
+    offer = Upload(answer("pi-1", "ask-1", 1, b"x"), tmp_path / "parts", 0.0, size=0, writer=Connection())
     going = list[int]()
 
     async def both() -> None:
         async def one(number: int) -> None:
             await Uploads._release(cast(Any, None), offer)
-            offer.writer = Wire()
+            offer.writer = Connection()
             going.append(number)
 
         waiting = [asyncio.ensure_future(one(number)) for number in (1, 2)]

@@ -16,9 +16,9 @@ from tests.support.certificates import Authority
 from tests.support.proxy import proxy
 from tests.support.transport_doubles import Place, place
 from thinwire.core.errors import Refused, Unreachable, UsageError
-from thinwire.transport import FlowerLink, device_key
-from thinwire.transport.device.enroll import Joined, join
-from thinwire.transport.device.identity import Clockwork, Trust
+from thinwire.transport import HttpsLink, device_key
+from thinwire.transport.device.enroll import EnrollmentResult, join
+from thinwire.transport.device.identity import ServerClock, Trust
 from thinwire.transport.protocol.certificates import server_name
 from thinwire.transport.protocol.registration import Invitation
 
@@ -29,7 +29,7 @@ def here(tmp_path: Path) -> Iterator[Place]:
         yield made
 
 
-def joined(here: Place, name: str, invitation: Invitation | None = None, url: str = "") -> Joined:
+def joined(here: Place, name: str, invitation: Invitation | None = None, url: str = "") -> EnrollmentResult:
     folder = here.folder / "clients" / name
     folder.mkdir(parents=True, exist_ok=True)
     return join(url or here.url, invitation or here.invite(), device_key(folder), name, {"thinwire": "test"})
@@ -99,7 +99,7 @@ def test_too_many_failed_joins_are_to_be_tried_later(here: Place) -> None:
 def test_a_machine_without_a_clock_can_join(here: Place) -> None:
     folder = here.folder / "pi-1"
     folder.mkdir()
-    clock = Clockwork(lambda: 20.0, lambda: 20.0)
+    clock = ServerClock(lambda: 20.0, lambda: 20.0)
     assert join(here.url, here.invite(), device_key(folder), "pi-1", {}, clock).state == "approved"
     assert clock.skew_s > 1e9
 
@@ -177,7 +177,7 @@ def test_a_proxy_that_is_configured_carries_join_and_link(here: Place, monkeypat
         url = "https://agg.example:9090"
         got = joined(here, "pi-1", url=url)
         folder = here.folder / "clients" / "pi-1"
-        link = FlowerLink(url, device_key(folder), "pi-1", folder, got.trust)
+        link = HttpsLink(url, device_key(folder), "pi-1", folder, got.trust)
         here.links.append(link)
         from tests.support.fleet_words import hello
 
@@ -200,7 +200,7 @@ def test_with_the_systems_store_nothing_is_asked_unverified(here: Place, tmp_pat
 
 def test_a_device_that_has_not_joined_is_told_to(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as refused:
-        FlowerLink("https://agg.example", device_key(tmp_path), "pi-1", tmp_path)
+        HttpsLink("https://agg.example", device_key(tmp_path), "pi-1", tmp_path)
     assert "client join" in refused.value.hint
     with pytest.raises(UsageError):
-        FlowerLink("http://127.0.0.1:1", device_key(tmp_path), "pi-1", tmp_path, Trust("https://agg.example"))
+        HttpsLink("http://127.0.0.1:1", device_key(tmp_path), "pi-1", tmp_path, Trust("https://agg.example"))

@@ -13,7 +13,7 @@ from tests.support.fleet_words import answer, answers_now, envelope, join, polle
 from tests.support.transport_doubles import Place, place
 from thinwire.core.errors import BadPayload, DataLost, Refused, Unreachable
 from thinwire.core.fleet import Envelope
-from thinwire.core.types import Ask, Failure, Part, ReplyHead
+from thinwire.core.types import Ask, Failure, Part, ReplyHeader
 
 BIG = 30_000_000
 
@@ -42,7 +42,7 @@ def test_large_bodies_stream_both_ways_in_bounded_memory(here: Place, tmp_path: 
     model, update = big_file(tmp_path / "model", 1), big_file(tmp_path / "update", 2)
     ask = Ask("ask-1", "digits-1", "digits", "train", {}, parts=parts_of(model, 3))
     head = answer("pi-1", "ask-1")
-    head = ReplyHead(head.ask_id, head.update_id, 0, 1, parts=parts_of(update, 5))
+    head = ReplyHeader(head.ask_id, head.update_id, 0, 1, parts=parts_of(update, 5))
     tracemalloc.start()
     try:
         here.fleet.send([Envelope("pi-1", ask, model)])
@@ -55,7 +55,7 @@ def test_large_bodies_stream_both_ways_in_bounded_memory(here: Place, tmp_path: 
     assert delivery.bundle is not None
     assert _digest(delivery.bundle) == _digest(model)
     assert delivery.download_s > 0
-    assert polled(here.fleet, ReplyHead).payload_bytes == BIG
+    assert polled(here.fleet, ReplyHeader).payload_bytes == BIG
     assert _digest(here.spool.path(head.update_id)) == _digest(update)
 
 
@@ -64,7 +64,7 @@ def test_a_large_answer_that_is_refused_early_says_why(here: Place, tmp_path: Pa
     link = join(here, "pi-1")
     update = big_file(tmp_path / "update", 2)
     here.roster.put("pi-1", "revoked")
-    head = ReplyHead("ask-1", answer("pi-1", "x").update_id, 0, 1, parts=parts_of(update, 1))
+    head = ReplyHeader("ask-1", answer("pi-1", "x").update_id, 0, 1, parts=parts_of(update, 1))
     with pytest.raises(Refused) as refused:
         link.push(head, update)
     assert "revoked" in refused.value.why
@@ -73,7 +73,7 @@ def test_a_large_answer_that_is_refused_early_says_why(here: Place, tmp_path: Pa
 def test_a_large_answer_that_is_here_already_is_not_sent_twice(here: Place, tmp_path: Path) -> None:
     link = join(here, "pi-1")
     update = big_file(tmp_path / "update", 2)
-    head = ReplyHead("ask-1", answer("pi-1", "x").update_id, 0, 1, parts=parts_of(update, 1))
+    head = ReplyHeader("ask-1", answer("pi-1", "x").update_id, 0, 1, parts=parts_of(update, 1))
     link.push(head, update)
     link.push(head, update)
     assert len(answers_now(here.fleet)) == 1

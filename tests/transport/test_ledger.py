@@ -16,13 +16,13 @@ import pytest
 
 from thinwire.core.clock import VirtualClock
 from thinwire.core.types import Transfer
-from thinwire.transport.server.connections import FIELDS, HEAD, NUMBERS, RECORD_BYTES, Account, Ledger
-from thinwire.transport.server.presence import Sessions
+from thinwire.transport.server.connections import FIELDS, HEAD, NUMBERS, RECORD_BYTES, Ledger, TrafficCounter
+from thinwire.transport.server.presence import Presence
 
 DIES = """
 import os, signal, sys
 from pathlib import Path
-from thinwire.transport.server.connections import Account
+from thinwire.transport.server.connections import TrafficCounter as Account
 from thinwire.transport.server.connections import Ledger
 
 ledger = Ledger(Path(sys.argv[1]))
@@ -47,7 +47,7 @@ def record(name: str, *numbers: int) -> bytes:
 def counted(path: Path, *names: str) -> list[tuple[int, int, int]]:
     """What the next process has to tell of each."""
     ledger = Ledger(path)
-    return [Account(ledger.of(name)).untold() for name in names]
+    return [TrafficCounter(ledger.of(name)).untold() for name in names]
 
 
 def test_what_a_killed_process_had_kept_and_not_told_is_there_for_the_next(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_what_a_killed_process_had_kept_and_not_told_is_there_for_the_next(tmp_p
     assert died.returncode == -signal.SIGKILL
     for _ in range(2):
         ledger = Ledger(tmp_path / "wire")
-        account = Account(ledger.of("pi-1"))
+        account = TrafficCounter(ledger.of("pi-1"))
         told = account.untold()
         assert told == (7, 5, 1)
     account.durable(told)
@@ -66,7 +66,7 @@ def test_what_a_killed_process_had_kept_and_not_told_is_there_for_the_next(tmp_p
 def test_only_what_an_answer_told_counts_as_told_when_it_is_durable(tmp_path: Path) -> None:
     """Another answer of the device may be on its way to the disk meanwhile."""
     ledger = Ledger(tmp_path / "wire")
-    account = Account(ledger.of("pi-1"))
+    account = TrafficCounter(ledger.of("pi-1"))
     account.sent_bytes += 10
     first = account.untold()
     account.sent_bytes += 20
@@ -77,7 +77,7 @@ def test_only_what_an_answer_told_counts_as_told_when_it_is_durable(tmp_path: Pa
 
 
 def test_what_stands_in_an_answer_is_kept_as_told_at_once(tmp_path: Path) -> None:
-    sessions = Sessions(VirtualClock(), 4.0, 240.0, lambda *gone: None, Ledger(tmp_path / "wire"))
+    sessions = Presence(VirtualClock(), 4.0, 240.0, lambda *gone: None, Ledger(tmp_path / "wire"))
     sessions.account("pi-1").sent_bytes += 5
     sessions.keep()
     sessions.told("pi-1", Transfer(sent_bytes=sessions.account("pi-1").untold()[0]))
@@ -136,7 +136,7 @@ def test_a_damaged_record_counts_as_nothing_and_harms_no_other(tmp_path: Path, d
     assert counted(path, "pi-1", "pi-2", "pi-3") == [(0, 0, 0), (8, 9, 1), (0, 0, 0)]
     ledger = Ledger(path)
     for name, sent in (("pi-1", 3), ("pi-3", 4)):
-        Account(ledger.of(name)).sent_bytes += sent
+        TrafficCounter(ledger.of(name)).sent_bytes += sent
     ledger.keep()
     assert counted(path, "pi-1", "pi-2", "pi-3") == [(3, 0, 0), (8, 9, 1), (4, 0, 0)]
 
@@ -146,7 +146,7 @@ def test_a_file_of_another_kind_is_kept_aside_and_begun_anew(tmp_path: Path, cap
     for foreign in (b"pi-1".ljust(4096, b"\0"), b"x"):
         path.write_bytes(foreign)
         ledger = Ledger(path)
-        Account(ledger.of("pi-1")).sent_bytes += 3
+        TrafficCounter(ledger.of("pi-1")).sent_bytes += 3
         ledger.keep()
         assert counted(path, "pi-1") == [(3, 0, 0)]
     assert [(tmp_path / f"wire.old{n}").stat().st_size for n in (1, 2)] == [4096, 1], "none is lost"

@@ -6,23 +6,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thinwire.transport.server.connections import Wire
+from thinwire.transport.server.connections import Connection
 from thinwire.transport.server.limits import (
     FAILED_JOINS,
     FORGOTTEN_S,
     KEPT_FOR_KNOWN,
     UNSIGNED_OF_ALL,
     UNSIGNED_OF_ONE,
-    FailedJoins,
+    JoinRateLimiter,
     KnownAddresses,
-    Strangers,
+    UnauthenticatedConnections,
     neighbourhood,
 )
 
 
 @given(st.lists(st.integers(0, 60), max_size=2000))
 def test_no_more_than_the_limits_are_ever_in(moves: list[int]) -> None:
-    strangers, held = Strangers[int](), dict[int, str]()
+    strangers, held = UnauthenticatedConnections[int](), dict[int, str]()
     for nth, move in enumerate(moves):
         address = f"192.0.2.{move // 2}"
         if move % 5 == 0 and held:
@@ -37,7 +37,7 @@ def test_no_more_than_the_limits_are_ever_in(moves: list[int]) -> None:
 
 
 def test_the_oldest_of_an_address_makes_room_for_its_next() -> None:
-    strangers = Strangers[int]()
+    strangers = UnauthenticatedConnections[int]()
     assert [strangers.came(nth, "192.0.2.1") for nth in range(UNSIGNED_OF_ONE)] == [None] * UNSIGNED_OF_ONE
     assert strangers.came(100, "192.0.2.2") is None
     assert strangers.came(101, "192.0.2.1") == 0
@@ -47,7 +47,7 @@ def test_the_oldest_of_an_address_makes_room_for_its_next() -> None:
 
 
 def test_newcomers_have_448_places_and_known_addresses_64_more() -> None:
-    strangers, new = Strangers[int](), UNSIGNED_OF_ALL - KEPT_FOR_KNOWN
+    strangers, new = UnauthenticatedConnections[int](), UNSIGNED_OF_ALL - KEPT_FOR_KNOWN
     assert [strangers.came(nth, f"192.0.{nth % 20}.1") for nth in range(new)] == [None] * new
     assert strangers.came(1000, "198.51.100.1") == 0
     known = [strangers.came(2000 + nth, f"203.0.113.{nth}", known=True) for nth in range(KEPT_FOR_KNOWN)]
@@ -87,7 +87,7 @@ def test_a_machine_with_a_whole_ipv6_network_is_one_neighbour() -> None:
 
 
 def test_ten_failed_joins_a_minute_and_address() -> None:
-    joins = FailedJoins()
+    joins = JoinRateLimiter()
     for second in range(FAILED_JOINS):
         assert joins.wait_s("192.0.2.1", float(second)) == 0.0
         joins.failed("192.0.2.1", float(second))
@@ -99,7 +99,7 @@ def test_ten_failed_joins_a_minute_and_address() -> None:
 
 
 def test_a_stranger_has_thirty_seconds_and_a_head_ten() -> None:
-    wire = Wire(opened_at=100.0, head_since=100.0)
+    wire = Connection(opened_at=100.0, head_since=100.0)
     assert not wire.too_slow(110.0)
     assert wire.too_slow(110.1)
     wire.head_since = None
@@ -110,7 +110,7 @@ def test_a_stranger_has_thirty_seconds_and_a_head_ten() -> None:
 
 
 def test_a_body_has_a_speed_and_no_total_time() -> None:
-    wire = Wire(signed=True, body_since=0.0)
+    wire = Connection(signed=True, body_since=0.0)
     for minute in range(1, 600):
         wire.body_bytes += 1024 * 31
         assert not wire.too_slow(minute * 30.0)

@@ -16,7 +16,7 @@ from tests.support.transport_doubles import Place, place
 from thinwire.core.errors import Refused, Unreachable, UsageError
 from thinwire.core.fleet import Delivery, NodeJoined, NodeLeft
 from thinwire.core.types import Failure
-from thinwire.transport import FlowerLink, device_key
+from thinwire.transport import HttpsLink, device_key
 
 
 @pytest.fixture
@@ -131,12 +131,12 @@ def test_a_pull_before_a_hello_is_refused(here: Place) -> None:
 @pytest.mark.parametrize("url", ["https://127.0.0.1:9090", "ftp://x", "http://", "http://x:port", "http://10.0.0.1"])
 def test_an_address_that_cannot_be_is_refused(url: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError):
-        FlowerLink(url, device_key(tmp_path), "pi-1", tmp_path)
+        HttpsLink(url, device_key(tmp_path), "pi-1", tmp_path)
 
 
 def test_a_device_needs_neither_flwr_nor_torch_nor_a_database() -> None:
     code = (
-        "import sys; from thinwire.transport import FlowerLink, device_key\n"
+        "import sys; from thinwire.transport import HttpsLink as FlowerLink, device_key\n"
         "print([m for m in ('flwr', 'torch', 'sqlalchemy', 'fastapi', 'uvicorn', 'grpc') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

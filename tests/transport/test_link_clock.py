@@ -12,9 +12,9 @@ import pytest
 from tests.support.fleet_words import answer, envelope, hello, polled, pulled, written  # fmt: skip
 from tests.support.transport_doubles import Place, place
 from thinwire.core.errors import Unreachable
-from thinwire.core.types import Failure, ReplyHead
-from thinwire.transport.device.identity import Clockwork
-from thinwire.transport.server.tls import PrivateAuthority
+from thinwire.core.types import Failure, ReplyHeader
+from thinwire.transport.device.identity import ServerClock
+from thinwire.transport.server.tls import InternalCA
 
 DAY_S = 86_400.0
 ROUNDED_S = 2.0  # a skew is shown in whole seconds, and the door tells its time in such
@@ -30,7 +30,7 @@ def here(tmp_path: Path) -> Iterator[Place]:
     "wall", [20.0, time.time() + DAY_S, time.time() - DAY_S, 4e9], ids=["1970", "+1", "-1", "2096"]
 )
 def test_a_wrong_clock_is_corrected_by_one_answer_and_shown(here: Place, wall: float) -> None:
-    link, began = here.link("pi-1", clock=Clockwork(lambda: wall)), time.time()
+    link, began = here.link("pi-1", clock=ServerClock(lambda: wall)), time.time()
     link.hello(hello("pi-1"))
     skew_s = here.roster.hellos[-1].link["skew_s"]
     assert began - ROUNDED_S <= skew_s + wall <= time.time() + ROUNDED_S, "the door's time, some time in between"
@@ -47,7 +47,7 @@ def test_a_right_clock_is_not_worth_a_word(here: Place) -> None:
 
 def test_a_skew_that_the_door_takes_is_shown_too(here: Place) -> None:
     began = time.time()
-    here.link("pi-1", clock=Clockwork(lambda: time.time() - 100)).hello(hello("pi-1"))
+    here.link("pi-1", clock=ServerClock(lambda: time.time() - 100)).hello(hello("pi-1"))
     late_s = time.time() - began  # at the most: what the answer said was right when it left
     assert 100 - late_s - ROUNDED_S <= here.roster.hellos[-1].link["skew_s"] <= 100 + ROUNDED_S
 
@@ -55,20 +55,20 @@ def test_a_skew_that_the_door_takes_is_shown_too(here: Place) -> None:
 @pytest.mark.parametrize("step_s", [DAY_S, -DAY_S, -50 * 365 * DAY_S])
 def test_a_clock_that_is_stepped_in_a_round_disturbs_nothing(here: Place, tmp_path: Path, step_s: float) -> None:
     wall = [0.0]
-    link = here.link("pi-1", clock=Clockwork(lambda: time.time() + wall[0]))
+    link = here.link("pi-1", clock=ServerClock(lambda: time.time() + wall[0]))
     link.hello(hello("pi-1"))
     here.fleet.send([envelope("pi-1", "ask-1", tmp_path, b"model")])
     assert pulled(link).ask.ask_id == "ask-1"
     wall[0] = step_s
     link.push(answer("pi-1", "ask-1", 1, b"abc"), written(tmp_path, b"abc"))
-    assert polled(here.fleet, ReplyHead).ask_id == "ask-1"
+    assert polled(here.fleet, ReplyHeader).ask_id == "ask-1"
     assert not here.fleet.stats()["refused"]
     assert link.clock.skew_s == pytest.approx(-step_s, abs=5)
 
 
 def test_what_was_signed_before_the_aggregator_began_is_signed_anew(here: Place) -> None:
     """The device's clock is within the window, and behind the restart."""
-    link = here.link("pi-1", clock=Clockwork(lambda: time.time() - 60))
+    link = here.link("pi-1", clock=ServerClock(lambda: time.time() - 60))
     link.hello(hello("pi-1"))
     assert here.fleet.stats()["refused"] == {"/tw/v1/hello 401": 1}
 
@@ -88,9 +88,9 @@ def test_a_certificate_outside_its_dates_is_refused_once_the_time_is_known(
     for path in (folder / "ca").glob("*"):
         if path.suffix in (".pem", ".key") and ".ca" not in path.name:
             path.unlink()
-    with place(folder, roster=roster, authority=PrivateAuthority(folder / "ca", now=now)) as again:
+    with place(folder, roster=roster, authority=InternalCA(folder / "ca", now=now)) as again:
         again.authority = again.options["authority"]
-        link = again.link("pi-1", clock=Clockwork(lambda: wall if wall is not None else time.time()))
+        link = again.link("pi-1", clock=ServerClock(lambda: wall if wall is not None else time.time()))
         with pytest.raises(Unreachable, match="is not valid now"):
             link.hello(hello("pi-1"))
         with pytest.raises(Unreachable):

@@ -15,10 +15,10 @@ from tests.support.fleet_words import PATIENCE_S, Setting, answer, hello, join, 
 from tests.support.transport_doubles import Place, place
 from thinwire.core.errors import Refused, ThinwireError, Unreachable
 from thinwire.core.formatting import grouped
-from thinwire.transport import FlowerLink
+from thinwire.transport import HttpsLink
 from thinwire.transport.device.errors import meaning
 from thinwire.transport.device.identity import Trust
-from thinwire.transport.protocol.http import Refusal
+from thinwire.transport.protocol.http import ApiError
 
 
 @pytest.fixture
@@ -40,23 +40,24 @@ class TestFlowerFleetOverTls(FleetLaws):
 
 # What ends a client
 EVERY_REFUSAL = [
-    Refusal(401, "signature", "x"), Refusal(401, "clock", "x"), Refusal(401, "replay", "x"), Refusal(401, "hello", "x"),
-    Refusal(401, "unknown", "x"), Refusal(403, "pending", "x"), Refusal(403, "device", "x"),
-    Refusal(403, "invitation", "x"), Refusal(403, "protocol", "x"), Refusal(404, "http", "x"),
-    Refusal(409, "name", "x"), Refusal(409, "process", "x"), Refusal(409, "protocol", "x"),
-    Refusal(413, "too-large", "x"),
-    Refusal(429, "joins", "x"), Refusal(503, "busy", "x"), Refusal(503, "disk", "x"), Refusal(500, "http", "x"),
+    ApiError(401, "signature", "x"), ApiError(401, "clock", "x"), ApiError(401, "replay", "x"),
+    ApiError(401, "hello", "x"),
+    ApiError(401, "unknown", "x"), ApiError(403, "pending", "x"), ApiError(403, "device", "x"),
+    ApiError(403, "invitation", "x"), ApiError(403, "protocol", "x"), ApiError(404, "http", "x"),
+    ApiError(409, "name", "x"), ApiError(409, "process", "x"), ApiError(409, "protocol", "x"),
+    ApiError(413, "too-large", "x"),
+    ApiError(429, "joins", "x"), ApiError(503, "busy", "x"), ApiError(503, "disk", "x"), ApiError(500, "http", "x"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("refusal", EVERY_REFUSAL, ids=lambda r: f"{r.status}-{r.kind}")
-def test_over_tls_nothing_but_a_revocation_ends_a_client(refusal: Refusal) -> None:
+def test_over_tls_nothing_but_a_revocation_ends_a_client(refusal: ApiError) -> None:
     error = meaning(refusal, "https://agg.example", tls=True)
     assert isinstance(error, Unreachable)
     assert error.what
     assert error.why
     assert error.hint
-    assert isinstance(meaning(Refusal(403, "revoked", "x"), "https://agg.example", tls=True), Refused)
+    assert isinstance(meaning(ApiError(403, "revoked", "x"), "https://agg.example", tls=True), Refused)
 
 
 def test_a_revoked_device_ends_with_five(here: Place) -> None:
@@ -85,7 +86,7 @@ def test_an_aggregator_that_was_set_up_anew_is_not_believed_and_hears_nothing(tm
     with place(tmp_path / "new", tls=True) as new:
         from thinwire.transport import device_key
 
-        link = FlowerLink(new.url, device_key(folder), "pi-1", folder, Trust.load(folder))
+        link = HttpsLink(new.url, device_key(folder), "pi-1", folder, Trust.load(folder))
         with pytest.raises(Unreachable, match="does not trust") as refused:
             link.hello(hello("pi-1"))
         link.close()
@@ -113,7 +114,7 @@ def test_a_renamed_device_learns_its_name(here: Place) -> None:
 
 
 def test_who_is_told_when_to_come_again_passes_it_on() -> None:
-    error = meaning(Refusal(429, "joins", "x", retry_after_s=17.0), "https://a", tls=True, within_s=3.0)
+    error = meaning(ApiError(429, "joins", "x", retry_after_s=17.0), "https://a", tls=True, within_s=3.0)
     assert isinstance(error, Unreachable)
     assert (error.after_s, error.within_s) == (17.0, 3.0)
 

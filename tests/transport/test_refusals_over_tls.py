@@ -15,7 +15,7 @@ from tests.support.callers import PATIENCE_S, Caller, TlsPlace, asked, joined, p
 from tests.support.fleet_words import answer, envelope, polled
 from thinwire.core.fleet import NodeJoined
 from thinwire.core.serialization import reply_to_bytes
-from thinwire.core.types import ReplyHead
+from thinwire.core.types import ReplyHeader
 from thinwire.transport.protocol.http import HELLO, JOIN, LEAVE, PULL, PUSH, packed
 from thinwire.transport.protocol.signing import (
     DIGEST_HEADER,
@@ -100,7 +100,7 @@ def test_a_device_answers_for_nobody_else(here: TlsPlace) -> None:
     here.fleet.send([envelope("pi-1", "ask-1")])
     assert liar.push(answer("pi-1", "ask-1", 1, b"lie"), b"lie").short == (403, "device")
     assert liar.push(answer("pi-2", "ask-1", 1, b"lie"), b"lie").status == 200, "its own answer, to an ask of nobody's"
-    assert polled(here.fleet, ReplyHead).update_id.device == "pi-2"
+    assert polled(here.fleet, ReplyHeader).update_id.device == "pi-2"
     assert asked(victim.pull())["ask_id"] == "ask-1", "it is still asked"
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from thinwire.core.errors import DataLost
 from thinwire.transport import device_key
-from thinwire.transport.protocol.http import Refusal
+from thinwire.transport.protocol.http import ApiError
 from thinwire.transport.protocol.signing import (
     DIGEST_HEADER,
     NONCE_HEADER,
@@ -25,13 +25,13 @@ from thinwire.transport.protocol.signing import (
     PUBLIC_KEY_HEADER,
     SIGNATURE_HEADER,
     TIMESTAMP_HEADER,
-    Claim,
+    SignatureHeaders,
     Signer,
     fingerprint,
     public_der,
     signed_bytes,
 )
-from thinwire.transport.server.auth import Window
+from thinwire.transport.server.auth import ReplayGuard
 
 KEY = ec.generate_private_key(ec.SECP384R1())
 PATH, HEAD = "/tw/v1/push", b'{"a": 1}'
@@ -50,10 +50,10 @@ def refusal(
 ) -> str:  # fmt: skip
     """The kind of refusal, "" when the request is let in."""
     try:
-        claim = Claim.read(headers)
-        Window(opened_at).require_now(claim, time.time() if now is None else now)
+        claim = SignatureHeaders.read(headers)
+        ReplayGuard(opened_at).require_now(claim, time.time() if now is None else now)
         claim.require_signature(claim.der or public_der(KEY.public_key()), method, path, length)
-    except Refusal as refused:
+    except ApiError as refused:
         assert refused.status == 401
         return refused.kind
     return ""
@@ -61,7 +61,7 @@ def refusal(
 
 def test_a_signed_request_tells_its_signer() -> None:
     for whole_key in (True, False):
-        claim = Claim.read(signed(whole_key=whole_key))
+        claim = SignatureHeaders.read(signed(whole_key=whole_key))
         assert claim.fingerprint == fingerprint(public_der(KEY.public_key()))
         assert claim.der == (public_der(KEY.public_key()) if whole_key else None)
         assert refusal(signed(whole_key=whole_key)) == ""
@@ -94,7 +94,7 @@ def test_another_requests_header_does_not_fit(name: str) -> None:
 @pytest.mark.parametrize(("age_s", "kind"), [(-0.05, ""), (-0.15, "clock"), (0.0, ""), (304.0, ""), (305.1, "clock")])
 def test_a_timestamp_is_taken_a_little_ahead_and_within_flowers_window_behind(age_s: float, kind: str) -> None:
     headers = signed()
-    assert refusal(headers, now=Claim.read(headers).signed_at() + age_s) == kind
+    assert refusal(headers, now=SignatureHeaders.read(headers).signed_at() + age_s) == kind
 
 
 def test_what_was_signed_before_the_start_is_refused_so_a_restart_opens_no_replay() -> None:
@@ -104,23 +104,23 @@ def test_what_was_signed_before_the_start_is_refused_so_a_restart_opens_no_repla
 
 
 def test_a_request_opens_the_door_once() -> None:
-    window, claim, now = Window(0.0), Claim.read(signed()), time.time()
+    window, claim, now = ReplayGuard(0.0), SignatureHeaders.read(signed()), time.time()
     window.spend(claim, now)
-    with pytest.raises(Refusal, match="made before") as refused:
+    with pytest.raises(ApiError, match="made before") as refused:
         window.spend(claim, now + 300)
     assert (refused.value.status, refused.value.kind) == (401, "replay")
 
 
 def test_nonces_are_forgotten_when_their_time_is_over_and_bounded_until_then(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("thinwire.transport.server.auth.MOST_OF_ONE", 3)
-    window, now = Window(0.0), time.time()
-    claims = [Claim.read(signed()) for _ in range(5)]
+    window, now = ReplayGuard(0.0), time.time()
+    claims = [SignatureHeaders.read(signed()) for _ in range(5)]
     for claim in claims[:3]:
         window.spend(claim, now)
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(ApiError) as refused:
         window.spend(claims[3], now)
     assert (refused.value.status, refused.value.kind) == (503, "busy")
-    window.spend(Claim.read(signed(key=ec.generate_private_key(ec.SECP384R1()))), now)
+    window.spend(SignatureHeaders.read(signed(key=ec.generate_private_key(ec.SECP384R1()))), now)
     window.spend(claims[3], now + 311)
     assert len(window._spent) == 1
 

@@ -17,7 +17,7 @@ from tests.support.fleet_words import answer, until
 from tests.support.watched import ASK_CA, ASK_NOTHING, Watched, answered, heard, hello_of_tls, plain, request_of, tls
 from thinwire.core.serialization import reply_to_bytes
 from thinwire.transport.protocol.http import CA, HELLO, PULL, PUSH, packed
-from thinwire.transport.server.connections import Wire
+from thinwire.transport.server.connections import Connection
 from thinwire.transport.server.limits import BODY_WINDOW_S, HEAD_S, UNSIGNED_S
 
 
@@ -95,7 +95,7 @@ def test_a_device_that_signed_may_be_silent(here: Watched) -> None:
     connection.close()
 
 
-def body_of(here: Watched) -> Wire:
+def body_of(here: Watched) -> Connection:
     (wire,) = [wire for wire in here.wires.open if wire.body_since is not None]
     return wire
 

@@ -17,12 +17,12 @@ from tests.support.fleet_words import hello, polled
 from tests.transport.test_joining import listening
 from thinwire.core.errors import Refused, Unreachable
 from thinwire.core.fleet import NodeJoined
-from thinwire.transport import FlowerLink, device_key
+from thinwire.transport import HttpsLink, device_key
 from thinwire.transport.device.enroll import join
 from thinwire.transport.device.identity import Trust
 from thinwire.transport.protocol.certificates import private_context
 from thinwire.transport.protocol.http import CA
-from thinwire.transport.server.tls import PrivateAuthority
+from thinwire.transport.server.tls import InternalCA
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def here(tmp_path: Path) -> Iterator[TlsPlace]:
 
 
 @pytest.fixture
-def authority(here: TlsPlace) -> PrivateAuthority:
+def authority(here: TlsPlace) -> InternalCA:
     assert here.authority is not None
     return here.authority
 
@@ -53,13 +53,13 @@ def unverifying() -> ssl.SSLContext:
 
 
 def test_a_device_that_holds_another_ca_does_not_speak_to_this_door(
-    here: TlsPlace, authority: PrivateAuthority, tmp_path: Path
+    here: TlsPlace, authority: InternalCA, tmp_path: Path
 ) -> None:
     other = Authority()
     for name in (authority.server_name(), "127.0.0.1", "localhost"):
         with pytest.raises(ssl.SSLCertVerificationError):
             shaken(here, private_context([other.pem]), name)
-    link = FlowerLink(here.url, device_key(tmp_path), "pi-1", tmp_path, Trust(here.url, (other.pem,), "x.invalid"))
+    link = HttpsLink(here.url, device_key(tmp_path), "pi-1", tmp_path, Trust(here.url, (other.pem,), "x.invalid"))
     with pytest.raises(Unreachable, match="does not trust"):
         link.hello(hello("pi-1"))
     link.close()
@@ -67,7 +67,7 @@ def test_a_device_that_holds_another_ca_does_not_speak_to_this_door(
 
 
 def test_a_man_in_the_middle_with_every_right_name_hears_no_secret_and_no_signature(
-    here: TlsPlace, authority: PrivateAuthority, tmp_path: Path
+    here: TlsPlace, authority: InternalCA, tmp_path: Path
 ) -> None:
     """His CA is his own; when he is asked for the CA, he shows the door's."""
     his, invitation = Authority(), here.invite()
@@ -77,7 +77,7 @@ def test_a_man_in_the_middle_with_every_right_name_hears_no_secret_and_no_signat
         with pytest.raises(Refused, match="is not the aggregator of this invitation") as refused:
             join(url, invitation, device_key(tmp_path), "pi-1", {})
         trust = Trust(url, authority.cas(), authority.server_name())
-        link = FlowerLink(url, device_key(tmp_path), "pi-1", tmp_path, trust)
+        link = HttpsLink(url, device_key(tmp_path), "pi-1", tmp_path, trust)
         with pytest.raises(Unreachable, match="does not trust"):
             link.hello(hello("pi-1"))
         link.close()
@@ -116,7 +116,7 @@ def test_old_versions_of_tls_are_not_spoken(here: TlsPlace, version: ssl.TLSVers
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def test_newer_ones_are(here: TlsPlace, authority: PrivateAuthority, version: ssl.TLSVersion) -> None:
+def test_newer_ones_are(here: TlsPlace, authority: InternalCA, version: ssl.TLSVersion) -> None:
     context = private_context(authority.cas())
     context.minimum_version = context.maximum_version = version
     with shaken(here, context, authority.server_name()) as line:
@@ -125,7 +125,7 @@ def test_newer_ones_are(here: TlsPlace, authority: PrivateAuthority, version: ss
 
 @pytest.mark.parametrize("name", [None, "bank.example", "tw-00000000000000000000000000000000.invalid", "x" * 63])
 def test_a_name_that_is_nobodys_is_shown_the_doors_own_certificate(
-    here: TlsPlace, authority: PrivateAuthority, name: str | None
+    here: TlsPlace, authority: InternalCA, name: str | None
 ) -> None:
     """So that a device sees whom it reached; one that verifies goes no further."""
     line = shaken(here, unverifying(), name)

@@ -23,7 +23,7 @@ from tests.support.transport_doubles import Place
 from tests.transport.write_transcript import recorded_place, until_taken
 from thinwire.core.fleet import NodeJoined
 from thinwire.core.protocol import SPOKEN
-from thinwire.core.types import Failure, ReplyHead
+from thinwire.core.types import Failure, ReplyHeader
 from thinwire.transport import device_key
 from thinwire.transport.device.enroll import join, trust_of
 from thinwire.transport.protocol.certificates import private_context, server_name
@@ -100,7 +100,7 @@ def test_todays_door_understands_the_recorded_requests(recorded: Transcript, rep
         replay.answer(exchange)
         arrived += replay.here.fleet.poll(0.0)
     hellos = [each.hello for each in arrived if isinstance(each, NodeJoined)]
-    heads = {each.update_id: each for each in arrived if isinstance(each, ReplyHead)}
+    heads = {each.update_id: each for each in arrived if isinstance(each, ReplyHeader)}
     failures = [each for each in arrived if isinstance(each, Failure)]
     assert [replace(each, link={}, holds=()) for each in hellos] == [session.HELLO] * 2
     assert {each.holds for each in hellos} == {(recorded.pin,)}

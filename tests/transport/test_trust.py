@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.certificates import NOW, Authority
 from thinwire.core.errors import DataLost, Unreachable
-from thinwire.transport.device.identity import Clockwork, Trust
+from thinwire.transport.device.identity import ServerClock, Trust
 from thinwire.transport.protocol.certificates import server_name
 
 URL = "https://agg.example:9090"
@@ -134,7 +134,7 @@ def test_a_pin_names_the_key_and_not_the_certificate() -> None:
 
 def test_the_learned_time_goes_on_when_this_machines_clock_is_stepped() -> None:
     wall, boot = [0.0], [30.0]
-    clock = Clockwork(lambda: wall[0], lambda: boot[0])
+    clock = ServerClock(lambda: wall[0], lambda: boot[0])
     assert clock.now().year == 1970
     assert clock.skew_s == 0.0
     clock.learn(1_800_000_000.0)
@@ -145,7 +145,7 @@ def test_the_learned_time_goes_on_when_this_machines_clock_is_stepped() -> None:
 
 
 def test_a_certificates_dates_are_looked_at_once_the_time_is_known() -> None:
-    clock = Clockwork(lambda: 0.0, lambda: 30.0)
+    clock = ServerClock(lambda: 0.0, lambda: 30.0)
     clock.require_valid(1000.0, 2000.0, URL)
     clock.learn(1500.0)
     clock.require_valid(1000.0, 2000.0, URL)

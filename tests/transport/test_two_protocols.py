@@ -15,7 +15,7 @@ from tests.support.transport_doubles import Place, place
 from thinwire.core.errors import Refused, Unreachable
 from thinwire.core.fleet import Envelope, Hello, Link
 from thinwire.core.protocol import Range
-from thinwire.core.types import ReplyHead
+from thinwire.core.types import ReplyHeader
 
 
 def of(oldest: int, newest: int, name: str = "pi-1") -> Hello:
@@ -45,7 +45,7 @@ def a_round(here: Place, link: Link, number: int, name: str = "pi-1") -> int:
     assert delivery.bundle.read_bytes() == b"model"
     said = replace(answer(name, ask_id, number, b"change"), protocol=1)
     link.push(said, written(here.folder, b"change"))
-    head = polled(here.fleet, ReplyHead, lambda reply: reply.ask_id == ask_id)
+    head = polled(here.fleet, ReplyHeader, lambda reply: reply.ask_id == ask_id)
     assert b"".join(here.fleet.open(head.update_id)) == b"change"
     return delivery.ask.protocol
 

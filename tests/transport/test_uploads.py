@@ -18,7 +18,7 @@ from tests.support.fleet_words import answer, answers_now, envelope, polled
 from tests.support.transport_doubles import Place, place
 from thinwire.core.fleet import NodeJoined, NodeLeft
 from thinwire.core.serialization import reply_to_bytes
-from thinwire.core.types import Failure, ReplyHead
+from thinwire.core.types import Failure, ReplyHeader
 from thinwire.store import FileSpool
 from thinwire.transport.protocol.http import PUSH, packed
 
@@ -91,7 +91,7 @@ def test_a_large_answer_comes_part_by_part(here: Place) -> None:
     assert device.offer() == [0, 0, 0]
     assert device.put(0, 0) == (200, {"offset": 700_000, "done": False})
     assert device.put(2, 0) == (200, {"offset": 300_001, "done": True})
-    head = polled(here.fleet, ReplyHead)
+    head = polled(here.fleet, ReplyHeader)
     assert [bytes(part) for part in here.fleet.open(head.update_id)] == list(BODIES)
     assert device.offer() is None, "it is here: said again, it is not sent again"
     assert not answers_now(here.fleet)
@@ -118,7 +118,7 @@ def test_twenty_cuts_and_a_restart_give_the_same_bytes(here: Place) -> None:
     for index in (0, 2):
         if (offset := device.durable(index)) < len(BODIES[index]):
             assert device.put(index, offset)[0] == 200
-    head = polled(here.fleet, ReplyHead)
+    head = polled(here.fleet, ReplyHeader)
     assert [bytes(part) for part in here.fleet.open(head.update_id)] == list(BODIES)
 
 
@@ -194,7 +194,7 @@ def test_shut_out_its_upload_is_gone_its_ask_refused_and_nothing_arrives(here: P
     arrived = here.fleet.poll(0.0)
     assert [(a.kind, a.text, a.ask_id) for a in arrived if isinstance(a, Failure)] == [("refused", "revoked", "ask-1")]
     assert [(a.device, a.why) for a in arrived if isinstance(a, NodeLeft)] == [("pi-1", "revoked")]
-    assert not [a for a in arrived if isinstance(a, ReplyHead)]
+    assert not [a for a in arrived if isinstance(a, ReplyHeader)]
     assert device.pull() == (403, "revoked")
     here.roster.put("pi-1", "approved")
     assert device.hello() == (200, "")

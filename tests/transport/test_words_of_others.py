@@ -21,10 +21,10 @@ from thinwire.transport import device_key
 from thinwire.transport.device import enroll, transfers
 from thinwire.transport.device.enroll import join
 from thinwire.transport.device.errors import meaning
-from thinwire.transport.device.identity import Clockwork
-from thinwire.transport.device.session import Held
+from thinwire.transport.device.identity import ServerClock
+from thinwire.transport.device.session import InFlightAssignments
 from thinwire.transport.protocol import registration
-from thinwire.transport.protocol.http import Refusal
+from thinwire.transport.protocol.http import ApiError
 from thinwire.transport.protocol.registration import Invitation
 from thinwire.transport.server.registration import JoinRoute
 
@@ -42,36 +42,36 @@ def test_who_answers_a_join_unverified_moves_no_cursor(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("status", [403, 503])
 def test_a_refusal_is_read_plain(status: int) -> None:
-    said = Refusal.read(status, json.dumps({"error": BAD, "why": BAD * 1000}).encode())
+    said = ApiError.read(status, json.dumps({"error": BAD, "why": BAD * 1000}).encode())
     assert said.kind.isprintable() and said.why.isprintable() and len(said.why) <= 1000
 
 
 @pytest.mark.parametrize("status", [400, 404, 405, 501])
 def test_a_server_that_is_no_door_is_called_so(status: int) -> None:
-    refusal = Refusal.read(status, b"<html>Unsupported method ('POST')</html>")
+    refusal = ApiError.read(status, b"<html>Unsupported method ('POST')</html>")
     said = meaning(refusal, "http://127.0.0.1:8000", tls=False)
     assert isinstance(said, Refused) and said.what == "http://127.0.0.1:8000 is no aggregator's door"
 
 
 def test_a_proxy_whose_door_is_away_is_tried_again() -> None:
-    said = meaning(Refusal.read(502, b"<html>Bad Gateway</html>"), "http://127.0.0.1:8000", tls=False)
+    said = meaning(ApiError.read(502, b"<html>Bad Gateway</html>"), "http://127.0.0.1:8000", tls=False)
     assert isinstance(said, Unreachable) and "cannot answer now" in said.what
 
 
 def test_a_refusal_with_deep_json_is_one_all_the_same() -> None:
-    assert Refusal.read(503, b'{"error":' + b"[" * 60_000).kind == "http"
+    assert ApiError.read(503, b'{"error":' + b"[" * 60_000).kind == "http"
 
 
 @pytest.mark.parametrize("now", ["NaN", "Infinity", "-1e300", "1e300", "1" * 400, "[]", '"soon"', "null"])
 def test_no_time_of_day_breaks_a_device_s_clock(now: str) -> None:
-    clock = Clockwork()
-    clock.learn(Refusal.read(401, b'{"error":"clock","why":"","now":%s}' % now.encode()).now)
+    clock = ServerClock()
+    clock.learn(ApiError.read(401, b'{"error":"clock","why":"","now":%s}' % now.encode()).now)
     assert 1969 <= clock.now().year <= 9999
 
 
 @pytest.mark.parametrize("after", ["1e300", "9" * 400, "-5", "nan", "inf", "soon"])
 def test_nobody_sends_a_device_away_for_longer_than_an_hour(after: str) -> None:
-    assert 0 <= Refusal.read(503, b"{}", {"retry-after": after}).retry_after_s <= 3600
+    assert 0 <= ApiError.read(503, b"{}", {"retry-after": after}).retry_after_s <= 3600
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_json_without_a_bottom_is_none_to_a_device(tmp_path: Path) -> None:
     """Python's reader gives up on it with an error of its own, at which a program ended."""
     answer = cast(Any, SimpleNamespace(length=len(DEEP), read=lambda: DEEP))
     with pytest.raises(BadPayload):
-        Held().withdraw(DEEP)
+        InFlightAssignments().withdraw(DEEP)
     with pytest.raises(Unreachable):
         transfers._read(answer)
     with pytest.raises(BadPayload):

@@ -18,7 +18,7 @@ from tests.support.filled_store import add_devices, finish, new_run, twelve_roun
 from tests.support.serving import Shown, serving, showing
 from thinwire.core.events import AskTakenUp, Evaluated, RoundClosed, RoundTakenUp, RunNoted
 from thinwire.core.statedir import hold
-from thinwire.reports.sweep_results import Cells
+from thinwire.reports.sweep_results import TrialStore
 from thinwire.store import MeasureRow, Store
 
 
@@ -258,7 +258,7 @@ def test_who_was_never_asked_is_not_counted_as_in_the_run(store: Store, served: 
 
 
 def test_groups_of_simulated_runs_are_listed_with_how_many_are_over(store: Store, look: Open, tmp_path: Path):
-    cells, done = Cells.named(tmp_path / "sweeps", "codecs"), cell()
+    cells, done = TrialStore.named(tmp_path / "sweeps", "codecs"), cell()
     cells.ask([done.made.digest, "another"])
     cells.keep(done)
     with showing(store.url, tmp_path / "lock") as served:

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from thinwire.aggregation.mean import buffer_codec, float_buffers, float_values, kept_type
 from thinwire.aggregation.mean import counters as counted
 from thinwire.compression import frame
-from thinwire.compression.base import BLOCK, BoundCodec, ResidualOnly, contraction
+from thinwire.compression.base import BLOCK, BoundCodec, NoGuarantee, contraction
 from thinwire.compression.feedback import inside
 from thinwire.compression.lowrank import LowRank
 from thinwire.compression.spec import chains, parse
@@ -48,7 +48,7 @@ def require_downlink(spec: str) -> None:
         kind = chain.under_feedback().kind
         if isinstance(chain, LowRank):
             why = "it multiplies matrices, and another BLAS rounds another way: devices would not hold the same bits"
-        elif isinstance(kind, ResidualOnly):
+        elif isinstance(kind, NoGuarantee):
             why = "nothing is promised of one change, and the shadow could move away from the model"
         elif contraction(kind) <= 0:
             why = "it is no contraction: the shadow would move away from the model from change to change"
@@ -123,7 +123,7 @@ def way(held: int | None, newest: int, sizes: Mapping[int, int], full: int) -> r
     return versions
 
 
-class Shadow:
+class ModelReplica:
     """The device's end of the downlink: its replica of the model and the version of it, or None without one."""
 
     def __init__(self, layout: Layout, spec: str, params: Vector | None = None, version: int | None = None) -> None:

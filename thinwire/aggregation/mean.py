@@ -29,7 +29,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from thinwire.compression.base import BoundCodec
-from thinwire.compression.segmented import Bound
+from thinwire.compression.segmented import SegmentedCodec
 from thinwire.compression.spec import parse
 from thinwire.core.errors import BadPayload, DataLost
 from thinwire.core.layout import SEGMENT_FLOATS, Layout, Tensor
@@ -178,7 +178,7 @@ def buffer_layout(layout: Layout) -> Layout:
     return Layout.of({t.name: t.shape for t in float_buffers(layout)})
 
 
-def buffer_codec(layout: Layout) -> Bound:
+def buffer_codec(layout: Layout) -> SegmentedCodec:
     """Return the codec of all averaged buffers, for uplink and downlink."""
     return parse("identity").bind(buffer_layout(layout))
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from thinwire.aggregation.downlink import require_downlink
 from thinwire.aggregation.server_optimizers import server_optimizer
-from thinwire.compression.base import BoundCodec, Codec, ResidualOnly, Step
+from thinwire.compression.base import BoundCodec, Codec, NoGuarantee, Step
 from thinwire.compression.catalog import bits
 from thinwire.compression.chain import Chain
 from thinwire.compression.codecs.sparsify import RandK, TopK
@@ -27,7 +27,7 @@ from thinwire.compression.feedback import ef21, feedback
 from thinwire.compression.feedback import feedback as classic
 from thinwire.compression.lowrank import LowRank
 from thinwire.compression.registry import steps
-from thinwire.compression.spec import Layers, chains, parse, with_layers
+from thinwire.compression.spec import PerTensorCodec, chains, parse, with_layers
 from thinwire.core.errors import CodecError
 from thinwire.core.layout import Layout
 from thinwire.core.plan_schema import ServerSection, UplinkSection, Warmup
@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 
-class Book(Mapping[str, type[Step]]):
+class CodecCatalog(Mapping[str, type[Step]]):
     """The stages by name, those of installed packages included, and the checks of a plan's codecs."""
 
     def __getitem__(self, name: str) -> type[Step]:
@@ -70,7 +70,7 @@ class Book(Mapping[str, type[Step]]):
         only the clip moves the mean.
         """
         for chain in chains(parse(spec)):
-            if isinstance(chain.under_feedback().kind, ResidualOnly):
+            if isinstance(chain.under_feedback().kind, NoGuarantee):
                 why = "nothing is promised of one update: what it does not send has to wait in a residual, or is lost"
                 hint = '[uplink] feedback = "classic", or a chain that is right by itself: int8'
                 raise CodecError(f"{chain.spec!r} without feedback", why=why, hint=hint)
@@ -99,7 +99,7 @@ class Book(Mapping[str, type[Step]]):
         codec_of(uplink, 0)
 
 
-codecs = Book()
+codecs = CodecCatalog()
 
 
 def encoder(spec: str, uplink: UplinkSection, layout: Layout) -> BoundCodec:
@@ -162,8 +162,10 @@ def milder(spec: str, ratio: Decimal) -> str:
     Raise CodecError if it sends a share nowhere.
     """
     codec = parse(spec)
-    if isinstance(codec, Layers):
-        made: Layers | Chain = Layers(tuple(replace(rule, chain=_milder(rule.chain, ratio)) for rule in codec.rules))
+    if isinstance(codec, PerTensorCodec):
+        made: PerTensorCodec | Chain = PerTensorCodec(
+            tuple(replace(rule, chain=_milder(rule.chain, ratio)) for rule in codec.rules)
+        )
     else:
         made = _milder(codec, ratio)  # type: ignore[assignment]  # the result for a chain is a chain
     if not _has_ratio(codec):
@@ -178,7 +180,7 @@ def _milder(chain: Chain | LowRank, ratio: Decimal) -> Chain | LowRank:
     return replace(chain, sparsifier=replace(chain.sparsifier, ratio=max(own, ratio, key=Fraction).normalize()))
 
 
-def _has_ratio(codec: Chain | LowRank | Layers) -> bool:
+def _has_ratio(codec: Chain | LowRank | PerTensorCodec) -> bool:
     return any(isinstance(chain, Chain) and isinstance(chain.sparsifier, TopK | RandK) for chain in chains(codec))
 
 
@@ -193,7 +195,7 @@ def require_rules(plan: RunPlan, layout: Layout) -> None:
     """
     for place, spec in _specs(plan):
         codec = parse(spec)
-        if isinstance(codec, Layers):
+        if isinstance(codec, PerTensorCodec):
             pieces = (piece for segment in layout.segments for piece in segment.slices)
             _require(place, codec, list(dict.fromkeys(piece.tensor.name for piece in pieces)))
 
@@ -204,7 +206,7 @@ def _specs(plan: RunPlan) -> Iterator[tuple[str, str]]:
     yield "[downlink]", plan.downlink.codec
 
 
-def _require(place: str, codec: Layers, names: list[str]) -> None:
+def _require(place: str, codec: PerTensorCodec, names: list[str]) -> None:
     left = names
     for rule in codec.rules[:-1]:
         mine = [name for name in left if fnmatchcase(name, rule.pattern)]

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 def main() -> None:
     """Run `thinwire` and end this process with its exit code."""
-    from thinwire.client.train.errors import Ending
+    from thinwire.client.train.errors import FastExit
 
-    ending = Ending()
+    ending = FastExit()
     from thinwire.cli.main import main as run
 
     ending.code = run()

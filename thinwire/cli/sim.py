@@ -24,7 +24,7 @@ from thinwire.cli.signals import remembered
 if TYPE_CHECKING:
     from thinwire.core import RunPlan
     from thinwire.core.events import Event
-    from thinwire.reports.sweep_results import Cell, Cells
+    from thinwire.reports.sweep_results import Trial, TrialStore
     from thinwire.simulation.sweep import Estimate
 
 
@@ -222,7 +222,7 @@ def swept(
     from thinwire.cli.local_state import again, aggregator_home
     from thinwire.cli.task import task_spec
     from thinwire.core import RunPlan
-    from thinwire.reports.sweep_results import Cells
+    from thinwire.reports.sweep_results import TrialStore
     from thinwire.simulation.sweep import Sweep, grid, run_sweep
 
     base = RunPlan.load(file, overrides)
@@ -232,7 +232,7 @@ def swept(
     ]
     _require_sense(plans)
     group = name or base.run.task
-    cells = Cells.named(aggregator_home(home).sweeps, group)
+    cells = TrialStore.named(aggregator_home(home).sweeps, group)
     sweep = Sweep.of(task_spec(base.run.task, file, task), plans, clients, split, data)
     told = Told(cells, list(axes), len(sweep.made), workers)
     try:
@@ -248,7 +248,7 @@ def swept(
 class Told:
     """Prints the progress of a sweep and remembers its estimate and its number of new runs."""
 
-    def __init__(self, cells: Cells, keys: Sequence[str], total: int, workers: int) -> None:
+    def __init__(self, cells: TrialStore, keys: Sequence[str], total: int, workers: int) -> None:
         self.cells, self.keys, self.total, self.workers = cells, keys, total, workers
         self.began, self.made = 0.0, 0
         self.estimate_s: float | None = None
@@ -264,7 +264,7 @@ class Told:
             about = f"about {f'{hours:.1f} h' if hours > 1 else console.seconds(estimate.seconds)}, {estimate.how}"
         console.note(f"{missing} of {self.total} runs to make{there}; {self.workers} at once: {about}")
 
-    def cell(self, cell: Cell, done: int, missing: int) -> None:
+    def cell(self, cell: Trial, done: int, missing: int) -> None:
         """Print the result of one more run and the time that is left for the `missing` ones."""
         self.made = done
         left = (time.monotonic() - self.began) / done * (missing - done)
@@ -283,7 +283,7 @@ def _value(plan: Mapping[str, Any], place: str) -> Any:
     return found
 
 
-def _document(group: str, made: Sequence[Cell], told: Told) -> dict[str, Any]:
+def _document(group: str, made: Sequence[Trial], told: Told) -> dict[str, Any]:
     """Return the document of a group for `sim --json`."""
     return {
         "group": group,

@@ -1,8 +1,8 @@
 """Admit or decline each assignment before anything is loaded, and end work that takes too long.
 
-`Gate` admits an assignment if its plan is known and the owner's policy (client/policy.py) allows it. A stop needs no
-admission. `Day` and `DayFile` count what was admitted today. `Limit` ends the work on one assignment by the owner's
-`max_assignment_minutes`, and by `hours` if `hours_end_work` is true.
+`AdmissionController` admits an assignment if its plan is known and the owner's policy (client/policy.py) allows it. A
+stop needs no admission. `DailyQuota` and `QuotaFile` count what was admitted today. `Limit` ends the work on one
+assignment by the owner's `max_assignment_minutes`, and by `hours` if `hours_end_work` is true.
 
 The count is on disk before the work begins, so that a kill does not undo it. One file, `policy.json`, holds the day and
 a key for each attempt at an assignment:
@@ -32,9 +32,9 @@ from typing import Any
 
 from thinwire.client import device_info
 from thinwire.client.errors import CannotAnswer
-from thinwire.client.policy import Declined, Facts, Kind, Policy, decide, until
+from thinwire.client.policy import Denied, Kind, Policy, PolicyContext, decide, until
 from thinwire.client.run_state import Write
-from thinwire.client.run_store import Plans
+from thinwire.client.run_store import PlanStore
 from thinwire.client.train.schedule import Clock
 from thinwire.core.errors import DataLost
 from thinwire.core.statedir import MB, write_atomically
@@ -48,7 +48,7 @@ def local_time() -> datetime:
     return datetime.now().astimezone()
 
 
-class Gate:
+class AdmissionController:
     """The admission control of a device, shared by its sessions.
 
     `now`, `link_is` and `write` are replaced by tests. `skew_s` returns how far this clock is behind the aggregator's.
@@ -71,8 +71,8 @@ class Gate:
         self._skew_s, self._lock = skew_s, threading.Lock()
         self._owned = policy is not None  # a simulated device has no owner, so no limit ends its work
         self.policy, self._now, self._link_is = policy or Policy(), now, link_is
-        self.plans = Plans(folder / "plans" if folder else None, write)
-        self._file = DayFile(folder, write) if folder else None
+        self.plans = PlanStore(folder / "plans" if folder else None, write)
+        self._file = QuotaFile(folder, write) if folder else None
         self._open: dict[str, str] = {}  # key of an admitted assignment that was counted -> its kind
 
     def renew(self, policy: Policy) -> None:
@@ -135,15 +135,15 @@ class Gate:
             _, facts = self._facts(ask)
             return decide(self.policy, ask.task, ask.kind, plan, facts) is None
 
-    def _facts(self, ask: Ask) -> tuple[Day | None, Facts]:
+    def _facts(self, ask: Ask) -> tuple[DailyQuota | None, PolicyContext]:
         """Return the day, if it is counted, and the facts that the policy needs; no more is looked up."""
         policy = self.policy
         counted = self._file is not None and (policy.rounds_a_day is not None or bool(policy.hours))
-        day, facts = self._today(ask) if counted else (None, Facts(self._now(), None))
+        day, facts = self._today(ask) if counted else (None, PolicyContext(self._now(), None))
         price = self._link_is(policy.link) if policy.metered == "refuse" else None
         return day, facts.beside(price, CARRIES)
 
-    def _today(self, ask: Ask) -> tuple[Day | None, Facts]:
+    def _today(self, ask: Ask) -> tuple[DailyQuota | None, PolicyContext]:
         """Return the day and its facts, or the reason why the clock or the counts are not trusted."""
         assert self._file is not None
         now = self._now()
@@ -151,11 +151,11 @@ class Gate:
             last = self._file.read()
         except DataLost as error:
             why = f"{error.what}; its owner can look at it and delete it"
-            return None, Facts(None, None, no_clock=why, no_counts=why)
+            return None, PolicyContext(None, None, no_clock=why, no_counts=why)
         if doubt := believed(now, last, self._skew_s()):
-            return None, Facts(None, None, no_clock=doubt, no_counts=doubt)
-        day = (last or Day(now.date(), now)).on(now)
-        return day, Facts(now, day.count(ask.kind) - day.is_free(ask.kind, key_of(ask)))
+            return None, PolicyContext(None, None, no_clock=doubt, no_counts=doubt)
+        day = (last or DailyQuota(now.date(), now)).on(now)
+        return day, PolicyContext(now, day.count(ask.kind) - day.is_free(ask.kind, key_of(ask)))
 
 
 FILE = "policy.json"
@@ -167,7 +167,7 @@ SLACK = timedelta(hours=1)  # a clock that is corrected steps back by less; a da
 
 
 @dataclass(frozen=True)
-class Day:
+class DailyQuota:
     """The attempts admitted on one day: kind -> keys with their marks.
 
     `at` is when this was written: the latest time ever seen.
@@ -186,20 +186,20 @@ class Day:
         """Return how many attempts of this kind were counted."""
         return sum(not key.endswith(RESUMED) for key in self.let_in.get(kind, ()))
 
-    def on(self, now: datetime) -> Day:
+    def on(self, now: datetime) -> DailyQuota:
         """Return this day, or a new one if one has begun; time never goes back."""
         if now.date() > self.date:
-            return Day(now.date(), now)
+            return DailyQuota(now.date(), now)
         return replace(self, at=max(now, self.at))
 
-    def with_one(self, kind: str, key: str) -> Day:
+    def with_one(self, kind: str, key: str) -> DailyQuota:
         """Return the day with one more attempt; an open one begins again for free as long as `is_free`."""
         if self.is_free(kind, key):
             return self._with(kind, (*self.let_in[kind], key + RESUMED))
         ended = self.with_end(kind, key)
         return ended._with(kind, (*ended.let_in.get(kind, ()), key))
 
-    def with_end(self, kind: str, key: str) -> Day:
+    def with_end(self, kind: str, key: str) -> DailyQuota:
         """Return the day in which this key's attempt has ended; a key that is not open changes nothing."""
         keys = self.let_in.get(kind, ())
         if key not in keys:
@@ -207,11 +207,11 @@ class Day:
         left = (other for other in keys if other != key + RESUMED)
         return self._with(kind, tuple(other + ENDED if other == key else other for other in left))
 
-    def _with(self, kind: str, keys: tuple[str, ...]) -> Day:
+    def _with(self, kind: str, keys: tuple[str, ...]) -> DailyQuota:
         return replace(self, let_in={**self.let_in, kind: keys})
 
 
-class DayFile:
+class QuotaFile:
     """The file of one device's counts.
 
     `read` raises `DataLost` if the file is damaged, and `keep` raises it if the disk refuses.
@@ -220,7 +220,7 @@ class DayFile:
     def __init__(self, folder: Path, write: Write = write_atomically) -> None:
         self.path, self._write = folder / FILE, write
 
-    def read(self) -> Day | None:
+    def read(self) -> DailyQuota | None:
         """Return the last day that was written; None before the first."""
         try:
             raw = json.loads(self.path.read_bytes())
@@ -230,7 +230,7 @@ class DayFile:
             at = datetime.fromisoformat(raw["at"])
             if at.tzinfo is None or not all(isinstance(keys, list) for keys in raw["let_in"].values()):
                 raise ValueError("it is not what was written")
-            return Day(date.fromisoformat(raw["date"]), at, kept)
+            return DailyQuota(date.fromisoformat(raw["date"]), at, kept)
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -240,13 +240,13 @@ class DayFile:
                 hint=f"look at it, then delete it: counting begins anew ({self.path})",
             ) from error
 
-    def keep(self, day: Day) -> None:
+    def keep(self, day: DailyQuota) -> None:
         """Write a day."""
         raw = {"format": FORMAT, "date": day.date.isoformat(), "at": day.at.isoformat(), "let_in": dict(day.let_in)}
         self._write(self.path, json.dumps(raw, separators=(",", ":")).encode())
 
 
-def believed(now: datetime, last: Day | None, skew_s: float = 0.0) -> str:
+def believed(now: datetime, last: DailyQuota | None, skew_s: float = 0.0) -> str:
     """Return why this clock is not trusted, or "" if it is: a Raspberry Pi boots without the time.
 
     `skew_s` is how far this clock is behind the aggregator's. The aggregator's clock can raise a doubt and never settle
@@ -282,7 +282,7 @@ class Limit:
     def __init__(self, policy: Policy, clock: Clock, local: Callable[[], datetime]) -> None:
         self._policy, self._clock, self._local = policy, clock, local
         self._began, self._trains_since = clock.now(), math.inf
-        self._ended: Declined | None = None
+        self._ended: Denied | None = None
 
     @property
     def left_s(self) -> float:
@@ -295,16 +295,16 @@ class Limit:
             left_s = min(left_s, until(now, end) if self._policy.is_open(now.time()) else 0.0)
         return left_s
 
-    def over(self) -> Declined | None:
+    def over(self) -> Denied | None:
         """Return why the work ends now; None while it continues."""
         if self._ended is None and self.left_s <= 0:
             policy = self._policy
             if policy.hours and policy.hours_end_work and not policy.is_open((now := self._local()).time()):
                 why = f"hours_end_work = true: work ends with {policy.hours} of this device's time"
-                self._ended = Declined("hours", why, until(now, policy.span[0]))
+                self._ended = Denied("hours", why, until(now, policy.span[0]))
             else:
                 why = f"stopped after {policy.max_assignment_minutes:g} minutes, the most that is allowed here"
-                self._ended = Declined("max_assignment_minutes", why)
+                self._ended = Denied("max_assignment_minutes", why)
         return self._ended
 
     def progressed(self, done: int, total: int) -> None:
@@ -316,4 +316,4 @@ class Limit:
             return
         if (whole_s := spent_s / (done - 1) * total) > ESTIMATE_SLACK * 60.0 * minutes:
             why = f"{total:,} steps would take {whole_s / 60.0:,.0f} minutes, at most {minutes:g} are allowed here"
-            self._ended = Declined("max_assignment_minutes", why)
+            self._ended = Denied("max_assignment_minutes", why)

@@ -17,14 +17,14 @@ from pathlib import Path
 
 from thinwire import __version__
 from thinwire.client import payload
-from thinwire.client.admission import Gate
+from thinwire.client.admission import AdmissionController
 from thinwire.client.context import Say
 from thinwire.client.errors import CannotAnswer
-from thinwire.client.executor import Bench, Worker
-from thinwire.client.handler import Session
-from thinwire.client.loop import Loop, Upkeep
+from thinwire.client.executor import Executor, Worker
+from thinwire.client.handler import AssignmentHandler
+from thinwire.client.loop import Loop, Reloader
 from thinwire.client.policy import Policy
-from thinwire.client.retry import Calls
+from thinwire.client.retry import Retrier
 from thinwire.client.train.protocol import Site
 from thinwire.client.train.task import LoadedTask
 from thinwire.client.worker_process import installed
@@ -36,7 +36,7 @@ from thinwire.core.types import NOTHING_SAID, Ask, Equipment
 
 def serve(
     link: Link,
-    tasks: Sequence[LoadedTask | Bench],
+    tasks: Sequence[LoadedTask | Executor],
     folder: Path,
     name: str,
     *,
@@ -45,7 +45,7 @@ def serve(
     once: bool = False,
     stop: threading.Event | None = None,
     slow_step_s: float = 0.0,
-    gate: Gate | None = None,
+    gate: AdmissionController | None = None,
     worker: Worker | None = None,
     reload: threading.Event | None = None,
     reread: Callable[[], Policy] | None = None,
@@ -62,11 +62,13 @@ def serve(
     aggregator learns of this device's equipment.
     """
     where = replace(site or Site(), name=name)
-    gate = gate or Gate(folder=folder)
-    sessions = {task.name: Session(name, task, folder, where, slow_step_s=slow_step_s, gate=gate) for task in tasks}
+    gate = gate or AdmissionController(folder=folder)
+    sessions = {
+        task.name: AssignmentHandler(name, task, folder, where, slow_step_s=slow_step_s, gate=gate) for task in tasks
+    }
     with _ended_by_signals(stop or threading.Event()) as ending, _always_said(say) as tell:
-        upkeep, here = Upkeep(gate, worker, reload, reread), installed() if worker is None else {}
-        calls = Calls(ending, tell, give_up=once)
+        upkeep, here = Reloader(gate, worker, reload, reread), installed() if worker is None else {}
+        calls = Retrier(ending, tell, give_up=once)
 
         def said() -> Mapping[str, str]:
             return versions(gate.policy, worker.versions if worker is not None else here)
@@ -89,7 +91,7 @@ def serve(
                 worker.close()
 
 
-def wanted(gate: Gate, benches: Sequence[Bench]) -> Callable[[Ask], bool]:
+def wanted(gate: AdmissionController, benches: Sequence[Executor]) -> Callable[[Ask], bool]:
     """Return a function that decides if an assignment's parts are worth fetching.
 
     They are if its task is here, the policy admits it, and no part is larger than the task's model can need.

@@ -1,7 +1,7 @@
 """Hold one assignment with everything its work needs: keys, schedule, deadline, progress and limits.
 
-`Job` is the context of one assignment. `Afterwards` estimates the time that encoding and uploading will take from the
-times that they took before, so that training ends early enough (`[local] partial`).
+`AssignmentContext` is the context of one assignment. `UplinkTimeEstimator` estimates the time that encoding and
+uploading will take from the times that they took before, so that training ends early enough (`[local] partial`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from thinwire.aggregation.downlink import Shadow
+from thinwire.aggregation.downlink import ModelReplica
 from thinwire.client import payload
 from thinwire.client.errors import CannotAnswer
 from thinwire.client.train import layout
@@ -20,14 +20,14 @@ from thinwire.client.train.errors import Cancelled
 from thinwire.client.train.schedule import REAL, Clock, Schedule
 from thinwire.core.formatting import p90
 from thinwire.core.prng import Key, derive
-from thinwire.core.types import Ask, ReplyHead, Vector
+from thinwire.core.types import Ask, ReplyHeader, Vector
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from thinwire.client.admission import Limit
-    from thinwire.client.executor import Bench
-    from thinwire.client.train.protocol import Done, Order, Site
+    from thinwire.client.executor import Executor
+    from thinwire.client.train.protocol import Site, TrainRequest, TrainResult
     from thinwire.core.fleet import Delivery
     from thinwire.core.plan import RunPlan
 
@@ -42,7 +42,7 @@ def _kept() -> defaultdict[str, deque[float]]:
 
 
 @dataclass
-class Afterwards:
+class UplinkTimeEstimator:
     """The times that encoding and uploading took in one run on this device.
 
     They are kept in memory, so a new process begins with a guess.
@@ -51,11 +51,11 @@ class Afterwards:
     encoding: defaultdict[str, deque[float]] = field(default_factory=_kept)  # codec -> seconds
     sending: defaultdict[str, deque[float]] = field(default_factory=_kept)
 
-    def encoded(self, head: ReplyHead, commit_s: float) -> None:
+    def encoded(self, head: ReplyHeader, commit_s: float) -> None:
         """Record one encode and its commit, which took `commit_s` more."""
         self.encoding[head.codec].append(head.timings.encode_s + commit_s)
 
-    def sent(self, head: ReplyHead, upload_s: float) -> None:
+    def sent(self, head: ReplyHeader, upload_s: float) -> None:
         """Record one upload in seconds."""
         self.sending[head.codec].append(upload_s)
 
@@ -83,7 +83,7 @@ def _expected(known: defaultdict[str, deque[float]], codec: str, guess: float) -
 
 
 Say = Callable[[str], None]
-TakeBase = Callable[[Ask, "Path | None", Shadow], "Vector | None"]
+TakeBase = Callable[[Ask, "Path | None", ModelReplica], "Vector | None"]
 SAY_EVERY_S = (1.0, 60.0)  # least and most seconds between two progress lines
 SAY_SHARE = 0.1  # of the time since training began, until the next line: a log of hours fits on a screen
 MARGIN = 0.1  # of the deadline, which partial work leaves free as a reserve
@@ -91,7 +91,7 @@ LATER = 0.5  # of the allowed staleness, which a client that misses the deadline
 
 
 @dataclass
-class Job:
+class AssignmentContext:
     """The context of one assignment.
 
     `device` is this device's name, on which the random draws depend. `queue_s` is the time that the assignment waited
@@ -108,7 +108,7 @@ class Job:
     may_measure: bool = True
     take_base: TakeBase = payload.take_base
     may_stop: bool = True  # the deadline may end training if the plan allows it
-    afterwards: Afterwards = field(default_factory=Afterwards)
+    afterwards: UplinkTimeEstimator = field(default_factory=UplinkTimeEstimator)
     clock: Clock = REAL
     limit: Limit | None = None  # the owner's
 
@@ -171,7 +171,9 @@ class Job:
         after_s = self.afterwards.lasts_s(self.ask.codec, dense_bytes, asked, self.delivery.download_s)
         return min(limit_s, left_s - MARGIN * deadline_s - after_s)
 
-    def do(self, bench: Bench, order: Order, site: Site, params: Vector, buffers: Vector | None) -> Done:
+    def do(
+        self, bench: Executor, order: TrainRequest, site: Site, params: Vector, buffers: Vector | None
+    ) -> TrainResult:
         """Execute an order on the bench; `CannotAnswer` ("declined") if the owner's limit ends it."""
         try:
             return bench.do(order, site, params, buffers, self.tell, self._is_over, self.left_s)

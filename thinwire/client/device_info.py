@@ -3,7 +3,7 @@
 Linux gives all of it but the link's price, which NetworkManager knows. The owner's policy overrides what is not
 measurable (`client.toml`, `power` and `link`).
 
-`Having` gives a hello its equipment, and skips small changes of free memory.
+`DeviceInfoProbe` gives a hello its equipment, and skips small changes of free memory.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ NEWS = 0.25  # relative change of free memory that is reported
 ROOT = Path("/")
 
 
-class Having:
+class DeviceInfoProbe:
     """The equipment that a hello reports, measured every `AGAIN_S` and when the policy changes.
 
     Free memory is reported again only if it differs by a quarter. `mine` returns the processes of this client, whose

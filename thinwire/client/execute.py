@@ -13,24 +13,24 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from thinwire.aggregation.control_variates import algorithm_of, carried
-from thinwire.aggregation.downlink import Shadow
+from thinwire.aggregation.downlink import ModelReplica
 from thinwire.client import outbox, payload
-from thinwire.client.context import Job
+from thinwire.client.context import AssignmentContext
 from thinwire.client.errors import CannotAnswer
-from thinwire.client.payload import Following, encode
+from thinwire.client.payload import ControlVariate, encode
 from thinwire.client.train import layout as keys
-from thinwire.client.train.protocol import Done, Local, Order, Work
+from thinwire.client.train.protocol import Local, TrainRequest, TrainResult, Work
 from thinwire.compression import parse
 from thinwire.compression.native.threads import cores, planned_threads
 from thinwire.core import types
 from thinwire.core.errors import NonFiniteUpdate
 from thinwire.core.prng import Key
-from thinwire.core.types import Ask, ReplyHead, Timings, Vector
+from thinwire.core.types import Ask, ReplyHeader, Timings, Vector
 
 if TYPE_CHECKING:
     from thinwire.aggregation.control_variates import Algorithm
-    from thinwire.client.executor import Bench
-    from thinwire.client.run_state import RunState
+    from thinwire.client.executor import Executor
+    from thinwire.client.run_state import ClientRunState
     from thinwire.client.train.protocol import Site
     from thinwire.core.layout import Layout
     from thinwire.core.plan import RunPlan
@@ -49,19 +49,19 @@ class Trained:
     the trained model's.
     """
 
-    head: ReplyHead
-    carried: RunState
+    head: ReplyHeader
+    carried: ClientRunState
     change: Vector | None = None
     buffers: Vector | None = None
-    following: Following | None = None
+    following: ControlVariate | None = None
 
 
 @dataclass(frozen=True)
 class Result:
     """A reply that is made and not committed, with the state that belongs to it. `body` holds the reply's parts."""
 
-    head: ReplyHead
-    state: RunState
+    head: ReplyHeader
+    state: ClientRunState
     body: bytes = b""
 
 
@@ -71,13 +71,13 @@ def least_kept_bytes(plan: RunPlan, model: Layout) -> int:
     return 4 * vectors * carried(algorithm_of(plan), model).size
 
 
-def work(job: Job, head: ReplyHead, state: RunState, bench: Bench, site: Site) -> Result:
+def work(job: AssignmentContext, head: ReplyHeader, state: ClientRunState, bench: Executor, site: Site) -> Result:
     """Train or evaluate, and encode the update."""
     found = trained(job, head, state, bench, site)
     return encoded(job, found, found.carried, bench.layout)
 
 
-def trained(job: Job, head: ReplyHead, state: RunState, bench: Bench, site: Site) -> Trained:
+def trained(job: AssignmentContext, head: ReplyHeader, state: ClientRunState, bench: Executor, site: Site) -> Trained:
     """Evaluate and train. Nothing is encoded, and of the state only what training needs is read."""
     ask, local, algorithm = job.ask, job.plan.local, algorithm_of(job.plan)
     layout = carried(algorithm, bench.layout)  # of everything that is sent: the model, then a control variate
@@ -85,7 +85,7 @@ def trained(job: Job, head: ReplyHead, state: RunState, bench: Bench, site: Site
         raise CannotAnswer("layout-mismatch", payload.OTHER_TENSORS)
     if ask.kind == "train":
         _require_work(ask.work, local.batch)
-    shadow = Shadow(layout, job.plan.downlink.codec, state.shadow, state.shadow_version)
+    shadow = ModelReplica(layout, job.plan.downlink.codec, state.shadow, state.shadow_version)
     with planned_threads(local.codec_threads or cores()):
         shared = job.take_base(ask, job.delivery.bundle, shadow)
     if job.plan.downlink.compressed:
@@ -93,9 +93,9 @@ def trained(job: Job, head: ReplyHead, state: RunState, bench: Bench, site: Site
         state = replace(state, layout_digest=bench.layout.digest, shadow=own_base, shadow_version=ask.base_version)
     base = shadow.params[: layout.model_size]
     counted = state.counted_in(ask.base_version)
-    following = Following.of(algorithm, layout, state.own, shadow.params, counted) if algorithm else None
+    following = ControlVariate.of(algorithm, layout, state.own, shadow.params, counted) if algorithm else None
     own = local.buffers == "local" and state.buffers is not None
-    order = Order(
+    order = TrainRequest(
         measure=job.may_measure and _is_measured(ask, job.plan), train=ask.kind == "train",
         local=_local(ask, job.plan, algorithm),
         work=Work(ask.work.steps, ask.work.batch), key=job.train_key, counters=state.counters,
@@ -104,7 +104,7 @@ def trained(job: Job, head: ReplyHead, state: RunState, bench: Bench, site: Site
         shift=following.shift if following and ask.kind == "train" else None,
     )  # fmt: skip
     buffers = state.buffers if own else shared
-    start, measured = base, Done()
+    start, measured = base, TrainResult()
     if order.train and state.pending:
         start = outbox.start(base, state.pending)
         if order.measure:  # evaluate the model version itself, not the point from which training continues
@@ -138,7 +138,7 @@ def trained(job: Job, head: ReplyHead, state: RunState, bench: Bench, site: Site
     return Trained(head, state, change, done.buffers, following)
 
 
-def encoded(job: Job, found: Trained, state: RunState, model: Layout) -> Result:
+def encoded(job: AssignmentContext, found: Trained, state: ClientRunState, model: Layout) -> Result:
     """Encode an update and return the reply with the state after it: its residual, and the codec's own arrays."""
     head, change, buffers = found.head, found.change, found.buffers
     if change is None or buffers is None:
@@ -157,8 +157,8 @@ def encoded(job: Job, found: Trained, state: RunState, model: Layout) -> Result:
 
 
 def _encoded(
-    job: Job, change: Vector, state: RunState, layout: Layout, following: Following | None
-) -> tuple[list[Payload], RunState]:
+    job: AssignmentContext, change: Vector, state: ClientRunState, layout: Layout, following: ControlVariate | None
+) -> tuple[list[Payload], ClientRunState]:
     """Return an update's frames, and the state after it; `change` is donated."""
     ask, uplink, key = job.ask, job.plan.uplink, job.key("encode")
     behind = following.differences(change, ask.codec, key) if following else []
@@ -187,7 +187,9 @@ def _is_measured(ask: Ask, plan: RunPlan) -> bool:
     return plan.run.evaluate == "clients" and not ask.further and (ask.round - 1) % plan.run.evaluate_every == 0
 
 
-def first_model(job: Job, head: ReplyHead, state: RunState, bench: Bench, site: Site) -> Result:
+def first_model(
+    job: AssignmentContext, head: ReplyHeader, state: ClientRunState, bench: Executor, site: Site
+) -> Result:
     """Return the first model of a run as a reply; the state does not change.
 
     The frames are the parameters themselves, as float32.
@@ -195,7 +197,7 @@ def first_model(job: Job, head: ReplyHead, state: RunState, bench: Bench, site: 
     ask, layout = job.ask, bench.layout
     if ask.layout_digest != layout.digest:
         raise CannotAnswer("layout-mismatch", payload.OTHER_TENSORS)
-    order = Order(
+    order = TrainRequest(
         measure=False, train=False, local=Local.of(job.plan.local.model_dump(mode="json")), work=Work(),
         key=keys.Key(job.plan.run.seed), first=True,
     )  # fmt: skip

@@ -1,8 +1,8 @@
 """Execute training and evaluation of a task, in this process or in a worker.
 
-`Bench` is the protocol. `Here` executes in this process, for simulations. A `Worker` runs one process for all tasks of
-a client (client/worker_process.py, client/train/worker.py) and `There` is one of its tasks. The worker starts when it
-is needed, is killed when it hangs, and starts again.
+`Executor` is the protocol. `InProcessExecutor` executes in this process, for simulations. A `Worker` runs one process
+for all tasks of a client (client/worker_process.py, client/train/worker.py) and `SubprocessExecutor` is one of its
+tasks. The worker starts when it is needed, is killed when it hangs, and starts again.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from thinwire.aggregation import float_buffers
 from thinwire.client import task
 from thinwire.client.errors import CannotAnswer, named
-from thinwire.client.task import Described
+from thinwire.client.task import TaskManifest
 from thinwire.client.train.errors import BadTask, BadUsage, Cancelled, Wrong
-from thinwire.client.train.protocol import Done, Order, Site
+from thinwire.client.train.protocol import Site, TrainRequest, TrainResult
 from thinwire.client.train.schedule import REAL, Clock
 from thinwire.client.train.task import LoadedTask
-from thinwire.client.worker_process import HUNG_S, LOG, Broken, Child, Interpreter, Patience, Until
+from thinwire.client.worker_process import HUNG_S, LOG, Interpreter, Until, Watchdog, WorkerDied, WorkerProcess
 from thinwire.core.errors import TaskError
 from thinwire.core.fleet import TaskReport
 from thinwire.core.layout import Layout, differences
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from thinwire.client.train.protocol import Tell
 
 
-class Bench(Protocol):
+class Executor(Protocol):
     """The executor of one task."""
 
     @property
@@ -51,14 +51,14 @@ class Bench(Protocol):
 
     def do(
         self,
-        order: Order,
+        order: TrainRequest,
         site: Site,
         params: Vector,
         buffers: Vector | None,
         tell: Tell,
         cancelled: Callable[[], bool],
         left_s: float | None = None,
-    ) -> Done:
+    ) -> TrainResult:
         """Execute an order from these parameters and buffers, and return its result.
 
         `tell` receives progress as (stage, done, total). `cancelled` returns True to stop: then `Cancelled` is raised.
@@ -66,18 +66,20 @@ class Bench(Protocol):
         """
 
 
-class Here:
+class InProcessExecutor:
     """The executor in this process, in which a task that hangs is never ended.
 
     Clients that take turns share one: `at` returns it for one of them with a clock of its own.
     """
 
-    def __init__(self, task: LoadedTask, device: str = "cpu", clock: Clock = REAL, shared: Here | None = None) -> None:
+    def __init__(
+        self, task: LoadedTask, device: str = "cpu", clock: Clock = REAL, shared: InProcessExecutor | None = None
+    ) -> None:
         self.task, self.device, self.clock, self._shared = task, device, clock, shared
 
-    def at(self, clock: Clock) -> Here:
+    def at(self, clock: Clock) -> InProcessExecutor:
         """Return this executor for a client with its own clock."""
-        return Here(self.task, self.device, clock, self)
+        return InProcessExecutor(self.task, self.device, clock, self)
 
     @property
     def name(self) -> str:
@@ -90,9 +92,9 @@ class Here:
         return self.task.file
 
     @cached_property
-    def inner(self) -> runtime.Bench:
+    def inner(self) -> runtime.TaskRuntime:
         """Return the runtime of the task, made at the first use."""
-        from thinwire.client.train.runtime import Bench as Inner
+        from thinwire.client.train.runtime import TaskRuntime as Inner
 
         if self._shared is not None:
             return self._shared.inner
@@ -111,22 +113,22 @@ class Here:
 
     def do(
         self,
-        order: Order,
+        order: TrainRequest,
         site: Site,
         params: Vector,
         buffers: Vector | None,
         tell: Tell,
         cancelled: Callable[[], bool],
         left_s: float | None = None,
-    ) -> Done:
-        """Execute an order in this process; see `Bench.do`."""
+    ) -> TrainResult:
+        """Execute an order in this process; see `Executor.do`."""
         return self.inner.do(order, site, params, buffers, tell, cancelled, self.clock)
 
 
 IDLE_S = 600.0  # without an assignment, after which the process is ended and its memory is free
 
 
-class Theirs(Exception):
+class RemoteTraceback(Exception):
     """The traceback of an error in the worker process, for this device's owner alone."""
 
 
@@ -136,7 +138,7 @@ class Worker:
     `specs` name the tasks. After `idle_s` without work the process is ended, and after `hung_s` without a sign of life
     it is killed.
 
-    Invariant: an assignment gets a reply or raises `CannotAnswer` ("worker") within the time that `Patience` gives it.
+    Invariant: an assignment gets a reply or raises `CannotAnswer` ("worker") within the time that `Watchdog` gives it.
     The next assignment finds a fresh process.
     """
 
@@ -153,12 +155,12 @@ class Worker:
     ) -> None:
         self.specs, self.interpreter, self.folder = tuple(specs), interpreter, interpreter.folder
         self.device, self.threads, self.idle_s, self._clock = device, threads, idle_s, clock
-        self.patience = Patience(hung_s, clock)
+        self.patience = Watchdog(hung_s, clock)
         self.stopping: Callable[[], bool] = lambda: False
-        self.described: list[Described] = []
+        self.described: list[TaskManifest] = []
         self.changed: list[str] = []  # a sentence for each model that differs from its last description
         self.versions: Mapping[str, str] = {}
-        self._child: Child | None = None
+        self._child: WorkerProcess | None = None
         self._number, self._used_at = 0, clock()
 
     @property
@@ -179,14 +181,14 @@ class Worker:
             self._require_tasks()
         except Wrong as wrong:
             raise named(wrong) from wrong
-        except Broken as broken:
+        except WorkerDied as broken:
             hint = f"what it printed last: {self.folder / LOG}"
             raise TaskError("the process that trains ended before it knew the tasks", str(broken), hint) from broken
         return self.changed
 
-    def benches(self) -> list[There]:
+    def benches(self) -> list[SubprocessExecutor]:
         """Return an executor for each task."""
-        return [There(self, one.name) for one in self.described]
+        return [SubprocessExecutor(self, one.name) for one in self.described]
 
     def anew(self) -> None:
         """Start a fresh process with the current code. A task that fails to load has the error in its report."""
@@ -210,15 +212,15 @@ class Worker:
     def do(
         self,
         task: str,
-        order: Order,
+        order: TrainRequest,
         site: Site,
         params: Vector,
         buffers: Vector | None,
         tell: Tell,
         cancelled: Callable[[], bool],
         left_s: float | None,
-    ) -> Done:
-        """Execute an order of `task` in the process, starting it if needed; see `Bench.do`."""
+    ) -> TrainResult:
+        """Execute an order of `task` in the process, starting it if needed; see `Executor.do`."""
         layout, until, began = self.layout(task), self.patience.until(left_s), self._clock()
         try:
             child = self._child if self._child is not None and self._child.alive else self._started(until)
@@ -241,7 +243,7 @@ class Worker:
                     raise self._error(child, found["failed"])
                 if "cancelled" in found:
                     raise Cancelled
-                done = Done.from_json(found["done"])
+                done = TrainResult.from_json(found["done"])
                 sizes = [layout.size, sum(t.size for t in float_buffers(layout))]
                 vectors = child.vectors(found, sizes if order.train or order.first else [])
             done.params, done.buffers = vectors or (None, None)
@@ -261,13 +263,13 @@ class Worker:
             raise CannotAnswer("task-error", found.error)
         return found.parsed
 
-    def find(self, task: str) -> Described:
+    def find(self, task: str) -> TaskManifest:
         """Return the description of a task."""
         return next(one for one in self.described if one.name == task)
 
-    def _started(self, until: Until | None) -> Child:
+    def _started(self, until: Until | None) -> WorkerProcess:
         """Start a process that has loaded the tasks. Raises `Wrong` if the tasks or the interpreter are unusable."""
-        self._child = child = Child(self.interpreter, self.folder, self.patience.hung_s)
+        self._child = child = WorkerProcess(self.interpreter, self.folder, self.patience.hung_s)
         try:
             child.send({"do": "load", "tasks": self.specs, "device": self.device, "threads": self.threads})
             found = self.patience.heard(child, lambda what, done, total: None, self.stopping, until)
@@ -276,7 +278,7 @@ class Worker:
                     raise self._missing(str(found["missing"]))
                 if "wrong" in found:
                     raise _wrong(found["wrong"])
-                self.described = [Described.told(row) for row in found["loaded"]]
+                self.described = [TaskManifest.told(row) for row in found["loaded"]]
                 self.versions = {**self.interpreter.versions, **found["versions"]}
         except BaseException:
             self._child = None
@@ -287,7 +289,7 @@ class Worker:
         task.keep(self.folder, self.described)
         return child
 
-    def _error(self, child: Child, raw: Mapping[str, Any]) -> CannotAnswer:
+    def _error(self, child: WorkerProcess, raw: Mapping[str, Any]) -> CannotAnswer:
         place, said = str(raw["place"]), str(raw["said"])
         if raw["out_of_memory"]:
             child.kill()
@@ -295,7 +297,7 @@ class Worker:
         else:
             named = said.startswith(place)  # an error of Thinwire's own, which names its place already
             error = CannotAnswer(str(raw["kind"]), place, said if named else f"{place}: {said}" if said else place)
-        error.__cause__ = Theirs("\n" + str(raw["trace"]))
+        error.__cause__ = RemoteTraceback("\n" + str(raw["trace"]))
         return error
 
     def _require_tasks(self) -> None:
@@ -314,7 +316,7 @@ class Worker:
         return BadUsage(f"--python {self.interpreter.path} has no {name}", "it trains with it", "install it there")
 
 
-class There:
+class SubprocessExecutor:
     """One of a worker's tasks, as a session uses it."""
 
     def __init__(self, worker: Worker, name: str) -> None:
@@ -336,15 +338,15 @@ class There:
 
     def do(
         self,
-        order: Order,
+        order: TrainRequest,
         site: Site,
         params: Vector,
         buffers: Vector | None,
         tell: Tell,
         cancelled: Callable[[], bool],
         left_s: float | None = None,
-    ) -> Done:
-        """Execute an order in the worker process; see `Bench.do`."""
+    ) -> TrainResult:
+        """Execute an order in the worker process; see `Executor.do`."""
         return self.worker.do(self.name, order, site, params, buffers, tell, cancelled, left_s)
 
 

@@ -1,12 +1,12 @@
 """Turn one assignment into one committed reply.
 
-`Session` applies the outcomes that came with the assignment, trains, encodes and commits. Only a committed reply leaves
-the device. The rules of exactly-once delivery are in client/outbox.py, the files in client/run_state.py, the work
-itself in client/execute.py.
+`AssignmentHandler` applies the outcomes that came with the assignment, trains, encodes and commits. Only a committed
+reply leaves the device. The rules of exactly-once delivery are in client/outbox.py, the files in client/run_state.py,
+the work itself in client/execute.py.
 
 Where the plan has overlap (`[local.overlap]`), `begin` trains for the next assignment while `finish` still encodes and
-commits an earlier one. `Begun` is an assignment between the two steps, and `Ahead` is where the next training of a run
-starts.
+commits an earlier one. `Begun` is an assignment between the two steps, and `PipelineState` is where the next training
+of a run starts.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from functools import partial
 from pathlib import Path
 
 from thinwire.client import errors, outbox, payload
-from thinwire.client.admission import Gate
-from thinwire.client.context import Afterwards, Job, Say, TakeBase
+from thinwire.client.admission import AdmissionController
+from thinwire.client.context import AssignmentContext, Say, TakeBase, UplinkTimeEstimator
 from thinwire.client.errors import CannotAnswer
 from thinwire.client.execute import Result, Trained, encoded, first_model, least_kept_bytes, trained, work
-from thinwire.client.executor import Bench, Here
-from thinwire.client.outbox import Settling
-from thinwire.client.run_state import Entry, RunFolder, RunState, Write, waiting_folder
-from thinwire.client.run_store import KeptRuns, Reply
+from thinwire.client.executor import Executor, InProcessExecutor
+from thinwire.client.outbox import OutcomeHandler
+from thinwire.client.run_state import ClientRunState, Entry, RunFolder, Write, waiting_folder
+from thinwire.client.run_store import Reply, RunStore
 from thinwire.client.train.errors import Cancelled, in_full
 from thinwire.client.train.protocol import Site
 from thinwire.client.train.schedule import REAL, Clock
@@ -34,13 +34,13 @@ from thinwire.core.errors import NonFiniteUpdate
 from thinwire.core.fleet import Delivery
 from thinwire.core.plan import RunPlan
 from thinwire.core.statedir import require_room, write_atomically
-from thinwire.core.types import PROTOCOL, Ask, Failure, ReplyHead
+from thinwire.core.types import PROTOCOL, Ask, Failure, ReplyHeader
 
 Answer = tuple[Reply, Path | None]  # a reply, and the file that holds its parts one after the other
 SMALLER_LR = "a smaller [local] lr"
 
 
-class Session:
+class AssignmentHandler:
     """The handler of one task's assignments, over all runs of that task.
 
     `gate` admits assignments, `kept` holds the state of every run, `bench` executes the task. `folder` is the client's
@@ -54,30 +54,30 @@ class Session:
     def __init__(
         self,
         name: str,
-        task: LoadedTask | Bench,
+        task: LoadedTask | Executor,
         folder: Path,
         site: Site,
         *,
         slow_step_s: float = 0.0,
         write: Write = write_atomically,
         debug: bool = False,
-        gate: Gate | None = None,
+        gate: AdmissionController | None = None,
         folders: Callable[[Path, str], RunFolder] | None = None,
         take_base: TakeBase = payload.take_base,
         clock: Clock = REAL,
         may_stop: bool = True,
     ) -> None:
-        self.gate = gate or Gate()
+        self.gate = gate or AdmissionController()
         self.name, self.folder, self.site = name, folder, site
-        self.bench: Bench = Here(task, site.device) if isinstance(task, LoadedTask) else task
+        self.bench: Executor = InProcessExecutor(task, site.device) if isinstance(task, LoadedTask) else task
         self.slow_step_s, self.debug = slow_step_s, debug
         self.clock, self.may_stop = clock, may_stop  # may_stop: a deadline may end training if the plan allows it
-        self.kept = KeptRuns(
+        self.kept = RunStore(
             folder, folders or partial(waiting_folder, write=write, min_free=lambda: self.gate.min_free_bytes)
         )
         self._take_base = take_base
-        self._afterwards: dict[str, Afterwards] = {}  # by run, for the runs in `kept`
-        self._ahead: dict[str, Ahead] = {}
+        self._afterwards: dict[str, UplinkTimeEstimator] = {}  # by run, for the runs in `kept`
+        self._ahead: dict[str, PipelineState] = {}
 
     @property
     def held_bytes(self) -> int:
@@ -157,7 +157,7 @@ class Session:
         """Make durable the state that plans allow to wait: at the exit, and from time to time before it."""
         self.kept.save(say)
 
-    def unsent(self, say: Say = lambda line: None) -> list[tuple[ReplyHead, Path | None]]:
+    def unsent(self, say: Say = lambda line: None) -> list[tuple[ReplyHeader, Path | None]]:
         """Return every reply on disk that has no outcome yet, with its file. A new process sends these again."""
         return self.kept.unsent(self.bench.name, say)
 
@@ -166,8 +166,8 @@ class Session:
 
         `upload_s` is the time of its upload, given only if the first attempt succeeded.
         """
-        if isinstance(reply, ReplyHead) and reply.parts and upload_s is not None and reply.update_id.run in self.kept:
-            self._afterwards.setdefault(reply.update_id.run, Afterwards()).sent(reply, upload_s)
+        if isinstance(reply, ReplyHeader) and reply.parts and upload_s is not None and reply.update_id.run in self.kept:
+            self._afterwards.setdefault(reply.update_id.run, UplinkTimeEstimator()).sent(reply, upload_s)
         self.kept.delivered(reply)
 
     def _begin(self, delivery: Delivery, cancelled: Callable[[], bool], say: Say, queue_s: float) -> Answer | Begun:
@@ -177,7 +177,7 @@ class Session:
         folder, state = self.kept.opened(ask.run, say, ask.identity)
         self._forget_gone()
         if ahead.state is not None and ahead.state.identity != ask.identity:
-            ahead = self._ahead[ask.run] = Ahead()
+            ahead = self._ahead[ask.run] = PipelineState()
             self._afterwards.pop(ask.run, None)
         if (made := outbox.find(state, ask.ask_id)) is not None:
             say(f"round {ask.round}: answered before, sent again")
@@ -200,13 +200,13 @@ class Session:
         if ask.kind == "train":  # check the disk before training, not when the trained state is written
             more_bytes = max(0, least_kept_bytes(resolved, self.bench.layout) - state.nbytes)
             require_room(self.folder, more_bytes, self.gate.min_free_bytes)
-        job = Job(
+        job = AssignmentContext(
             replace(delivery, ask=ask), resolved, self.name, cancelled, say, queue_s, self.slow_step_s,
             self.gate.allows("evaluate"), self._take_base, self.may_stop,
-            self._afterwards.setdefault(ask.run, Afterwards()), self.clock, self.gate.limit(self.clock),
+            self._afterwards.setdefault(ask.run, UplinkTimeEstimator()), self.clock, self.gate.limit(self.clock),
         )  # fmt: skip
         update_id = outbox.next_id(used, ask.run, self.name, self.kept.seen.get(ask.run, 0))
-        head = ReplyHead(ask.ask_id, update_id, ask.base_version, 0, identity=ask.identity)
+        head = ReplyHeader(ask.ask_id, update_id, ask.base_version, 0, identity=ask.identity)
         if self.overlaps(ask):
             return self._begin_ahead(job, head, ahead.state or state, folder)
         self._ahead.pop(ask.run, None)  # every assignment that began is finished and is part of the state
@@ -217,15 +217,17 @@ class Session:
         make = first_model if ask.kind == "init" else work
         return self._commit(ask, folder, make(job, head, state, self.bench, self.site))
 
-    def _begin_ahead(self, job: Job, head: ReplyHead, state: RunState, folder: RunFolder) -> Begun:
+    def _begin_ahead(
+        self, job: AssignmentContext, head: ReplyHeader, state: ClientRunState, folder: RunFolder
+    ) -> Begun:
         """Train from where the last training ended.
 
         A failure becomes the outcome of the `Begun`, so it is sent after the replies before it.
         """
         ask, layout = job.ask, self.bench.layout
-        ahead = self._ahead.setdefault(ask.run, Ahead())
+        ahead = self._ahead.setdefault(ask.run, PipelineState())
         if state.layout_digest not in ("", layout.digest):
-            state = RunState(sequence=state.sequence, identity=state.identity)
+            state = ClientRunState(sequence=state.sequence, identity=state.identity)
         going_on, told = outbox.without(state.pending, ahead.void), self._settling(job, folder).verdicts
         pending = outbox.still_pending(going_on, told, ask.base_version, job.plan.local.delay)
         ahead.state = state = replace(state, pending=pending)
@@ -257,9 +259,9 @@ class Session:
         )  # fmt: skip
         return self._commit(ask, folder, encoded(job, found, onto, self.bench.layout))
 
-    def _ahead_of(self, run: str) -> Ahead:
-        """Return the `Ahead` of a run, or an empty one that is not stored."""
-        return self._ahead.get(run) or Ahead()
+    def _ahead_of(self, run: str) -> PipelineState:
+        """Return the `PipelineState` of a run, or an empty one that is not stored."""
+        return self._ahead.get(run) or PipelineState()
 
     def _forget_gone(self) -> None:
         """Remove from memory what belongs to runs that were given up, or in which nothing was done."""
@@ -276,10 +278,10 @@ class Session:
         if not (isinstance(reply, Failure) and reply.kind == "base-mismatch"):
             self.gate.ended(ask)
 
-    def _settling(self, job: Job, folder: RunFolder) -> Settling:
-        return Settling(job.ask, job.plan, self.bench.layout, self.name, folder, job.say)
+    def _settling(self, job: AssignmentContext, folder: RunFolder) -> OutcomeHandler:
+        return OutcomeHandler(job.ask, job.plan, self.bench.layout, self.name, folder, job.say)
 
-    def _settle(self, settling: Settling, state: RunState) -> RunState:
+    def _settle(self, settling: OutcomeHandler, state: ClientRunState) -> ClientRunState:
         """Return the state after the outcomes of the assignment, and commit it.
 
         The commit comes first, so that the outcomes count even if the work after them fails.
@@ -298,7 +300,7 @@ class Session:
         state = outbox.append(state, entry)
         self.kept.keep(ask, folder, state, {entry.file: result.body} if entry.file else {})
         if head.parts:
-            self._afterwards.setdefault(ask.run, Afterwards()).encoded(head, self.clock.now() - begun)
+            self._afterwards.setdefault(ask.run, UplinkTimeEstimator()).encoded(head, self.clock.now() - begun)
         return head, folder.path(entry)
 
     def _failed(self, error: Exception, ask: Ask, say: Say) -> Failure:
@@ -320,13 +322,13 @@ class Begun:
     `finish` began.
     """
 
-    job: Job
+    job: AssignmentContext
     outcome: Trained | Failure
     at: float
 
 
 @dataclass
-class Ahead:
+class PipelineState:
     """The start of a run's next training while earlier replies are still being encoded.
 
     `state` is None if no reply is being encoded: the committed state counts then. `making` holds the ids of assignments
@@ -334,7 +336,7 @@ class Ahead:
     replaces that set, so the training thread can read it at the same time.
     """
 
-    state: RunState | None = None
+    state: ClientRunState | None = None
     making: set[str] = field(default_factory=set)
     void: frozenset[int] = frozenset()
 

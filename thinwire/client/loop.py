@@ -1,9 +1,9 @@
 """Run the assignments that a client receives: one after the other, each reply pushed before the next assignment begins.
 
 `Loop` works in the calling thread and pulls in a second one. If the plan has overlap, a third thread finishes and
-pushes replies during the next training (`Behind` in client/retry.py).
+pushes replies during the next training (`BackgroundSender` in client/retry.py).
 
-Between two assignments `Upkeep` gives memory back and reloads the tasks' code and the owner's policy if the owner
+Between two assignments `Reloader` gives memory back and reloads the tasks' code and the owner's policy if the owner
 requested it.
 """
 
@@ -20,19 +20,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from thinwire.client.admission import Gate
+from thinwire.client.admission import AdmissionController
 from thinwire.client.context import Say
 from thinwire.client.errors import CannotAnswer
 from thinwire.client.executor import Worker
-from thinwire.client.handler import Answer, Begun, Session
+from thinwire.client.handler import Answer, AssignmentHandler, Begun
 from thinwire.client.policy import Policy
-from thinwire.client.retry import Behind, BrokenOff, Calls
+from thinwire.client.retry import BackgroundSender, Retrier, ShuttingDown
 from thinwire.client.run_store import Reply
 from thinwire.client.train.errors import Cancelled
 from thinwire.core.errors import BadPayload, NotOffered, NotTaken, ThinwireError
 from thinwire.core.fleet import MAX_TENSORS, Delivery, Hello, Link, TaskReport
 from thinwire.core.formatting import plain
-from thinwire.core.types import NOTHING_SAID, Ask, Equipment, Failure, ReplyHead
+from thinwire.core.types import NOTHING_SAID, Ask, Equipment, Failure, ReplyHeader
 
 T = TypeVar("T")
 LOOK_S = 0.2  # longest delay until a signal is noticed
@@ -53,15 +53,15 @@ class Loop:
     def __init__(
         self,
         link: Link,
-        sessions: Mapping[str, Session],
+        sessions: Mapping[str, AssignmentHandler],
         name: str,
         versions: Callable[[], Mapping[str, str]],
         say: Say,
         once: bool,
         ending: threading.Event,
-        calls: Calls,
+        calls: Retrier,
         plans: tuple[str, ...] = (),
-        upkeep: Upkeep | None = None,
+        upkeep: Reloader | None = None,
         has: Callable[[], Equipment] = lambda: NOTHING_SAID,
     ) -> None:
         self.link, self.sessions, self.name, self.once, self.ending = link, sessions, name, once, ending
@@ -71,7 +71,7 @@ class Loop:
         self._asked: set[str] = set()  # runs of which this process received an assignment
         self.hello = Hello(name, uuid.uuid4().hex, self._reports(), versions(), plans=plans, has=has())
         self._puller = threading.Thread(target=self._pull, name="pull", daemon=True)
-        self._behind = Behind(self.inbox.put, ending)
+        self._behind = BackgroundSender(self.inbox.put, ending)
 
     def run(self) -> int:
         """Run until the end and return 0.
@@ -80,7 +80,7 @@ class Loop:
         """
         self._warn()
         self.say("connecting")
-        with contextlib.suppress(BrokenOff):
+        with contextlib.suppress(ShuttingDown):
             welcome = self.calls.until_done(lambda: self._heard(lambda: self.link.hello(self.hello)), patience_s=0.0)
             self.poll_s = welcome.poll_s
             for session in self.sessions.values():
@@ -168,7 +168,7 @@ class Loop:
                 quick = quick + 1 if delivery is None and time.monotonic() - began < QUICK_S else 0
                 if quick > MAX_QUICK:
                     self.ending.wait(PAUSE_S)
-        except BrokenOff:
+        except ShuttingDown:
             return
         except Exception as error:  # an internal error must end the program, not this thread alone
             self.inbox.put(error)
@@ -252,15 +252,15 @@ class Loop:
         else:
             self._finish(session, begun, delivery, came_at)
 
-    def _finish(self, session: Session, begun: Answer | Begun, delivery: Delivery, since: float) -> None:
+    def _finish(self, session: AssignmentHandler, begun: Answer | Begun, delivery: Delivery, since: float) -> None:
         """Encode, commit and push what was trained; `since` is when the time of the deadline began."""
         reply, bundle = session.finish(begun) if isinstance(begun, Begun) else begun
         if not self._push(session, reply, bundle):
             self.say(f"round {delivery.ask.round}: its answer was not taken")
-        elif isinstance(reply, ReplyHead) and reply.parts:
+        elif isinstance(reply, ReplyHeader) and reply.parts:
             self.say(sent(delivery.ask, reply, delivery.download_s + time.monotonic() - since))
 
-    def _push(self, session: Session | None, reply: Reply, bundle: Path | None = None) -> bool:
+    def _push(self, session: AssignmentHandler | None, reply: Reply, bundle: Path | None = None) -> bool:
         """Push a reply until the aggregator has it; return False if the aggregator refuses it or has no such run.
 
         The reply is on disk, so the next process would push it again. A refused one is lost.
@@ -285,7 +285,7 @@ class Loop:
         return taken
 
 
-def sent(ask: Ask, head: ReplyHead, took_s: float) -> str:
+def sent(ask: Ask, head: ReplyHeader, took_s: float) -> str:
     """Return the log line of a reply that was sent; after its deadline, with the stage that took longest.
 
     `took_s` counts from the start of the download.
@@ -300,7 +300,7 @@ def sent(ask: Ask, head: ReplyHead, took_s: float) -> str:
     return f"{line}, {took_s - ask.deadline_s:.1f} s late: {what} took {spent[what]:.1f} s"
 
 
-class Upkeep:
+class Reloader:
     """The reloader of a client, called between two assignments.
 
     `wished` is set by `thinwire client reload`; `reread` returns the owner's policy from its file.
@@ -311,7 +311,7 @@ class Upkeep:
 
     def __init__(
         self,
-        gate: Gate,
+        gate: AdmissionController,
         worker: Worker | None = None,
         wished: threading.Event | None = None,
         reread: Callable[[], Policy] | None = None,

@@ -13,7 +13,7 @@ Outcomes (`Verdict`):
 Invariant: at any moment `residual + what may still be aggregated + what was aggregated` is the sum of all raw updates,
 up to rounding. An outcome that arrives twice has no effect the second time.
 
-`Settling` applies the outcomes of one assignment to a run's state and decides what the plan makes of them.
+`OutcomeHandler` applies the outcomes of one assignment to a run's state and decides what the plan makes of them.
 
 Overlap is delayed averaging (Zhu, Lin et al. 2021): a device continues to train while its updates travel. Training
 starts from the model
@@ -42,9 +42,9 @@ from typing import TYPE_CHECKING, Any
 from thinwire.aggregation.control_variates import algorithm_of, carried, followed
 from thinwire.client import payload
 from thinwire.client.errors import CannotAnswer
-from thinwire.client.run_state import NOT_KNOWN, Entry, RunFolder, RunState
+from thinwire.client.run_state import NOT_KNOWN, ClientRunState, Entry, RunFolder
 from thinwire.core.errors import BadPayload
-from thinwire.core.types import ReplyHead, UpdateId, Verdict
+from thinwire.core.types import ReplyHeader, UpdateId, Verdict
 
 if TYPE_CHECKING:
     from thinwire.core.layout import Layout, Segment
@@ -52,15 +52,17 @@ if TYPE_CHECKING:
     from thinwire.core.types import Ask, Vector
 
 
-Refund = Callable[[Entry, RunState], RunState]  # (dropped reply, state) -> the state with its update restored
+Refund = Callable[
+    [Entry, ClientRunState], ClientRunState
+]  # (dropped reply, state) -> the state with its update restored
 
 
-def find(state: RunState, ask_id: str) -> Entry | None:
+def find(state: ClientRunState, ask_id: str) -> Entry | None:
     """Return the reply that was already made to this assignment, None if there is none."""
     return next((entry for entry in state.outbox if entry.head.ask_id == ask_id), None)
 
 
-def settle(state: RunState, verdicts: Iterable[Verdict], refund: Refund) -> RunState:
+def settle(state: ClientRunState, verdicts: Iterable[Verdict], refund: Refund) -> ClientRunState:
     """Apply the outcomes of earlier replies. Ids that are not in the outbox were applied before and are skipped."""
     said = {verdict.update_id: verdict for verdict in verdicts}
     kept = []
@@ -75,7 +77,7 @@ def settle(state: RunState, verdicts: Iterable[Verdict], refund: Refund) -> RunS
     return state if len(kept) == len(state.outbox) else replace(state, outbox=tuple(kept))
 
 
-def expire(state: RunState, round_number: int, max_staleness: int) -> RunState:
+def expire(state: ClientRunState, round_number: int, max_staleness: int) -> ClientRunState:
     """Remove replies that wait for an outcome for more than `max_staleness` rounds: none will come.
 
     Their updates are not restored, because one of them may have been aggregated.
@@ -84,7 +86,7 @@ def expire(state: RunState, round_number: int, max_staleness: int) -> RunState:
     return state if len(kept) == len(state.outbox) else replace(state, outbox=kept)
 
 
-def begun_anew(state: RunState, references_from: int) -> RunState:
+def begun_anew(state: ClientRunState, references_from: int) -> ClientRunState:
     """Start again from zero if the aggregator's sum of what devices sent is 0 again since round `references_from`.
 
     Reference and control variate become None. Replies to earlier assignments leave the outbox, and a loss of state that
@@ -101,7 +103,7 @@ def begun_anew(state: RunState, references_from: int) -> RunState:
     )  # fmt: skip
 
 
-def append(state: RunState, entry: Entry) -> RunState:
+def append(state: ClientRunState, entry: Entry) -> ClientRunState:
     """Add a new reply to the outbox; its sequence becomes the state's.
 
     Raises ValueError if the sequence was used before.
@@ -111,24 +113,24 @@ def append(state: RunState, entry: Entry) -> RunState:
     return replace(state, sequence=entry.head.update_id.sequence, outbox=(*state.outbox, entry))
 
 
-def delivered(state: RunState, head: ReplyHead) -> RunState:
+def delivered(state: ClientRunState, head: ReplyHeader) -> ClientRunState:
     """Remove a reply for which no outcome will come, now that the aggregator has it."""
     kept = tuple(entry for entry in state.outbox if entry.settles or entry.head.update_id != head.update_id)
     return state if len(kept) == len(state.outbox) else replace(state, outbox=kept)
 
 
-def over(state: RunState) -> RunState:
+def over(state: ClientRunState) -> ClientRunState:
     """Return the state of a run that has ended: only the sequence stays, so that no id is used twice."""
-    return RunState(sequence=state.sequence, identity=state.identity)
+    return ClientRunState(sequence=state.sequence, identity=state.identity)
 
 
-def next_id(state: RunState, run: str, device: str, seen: int) -> UpdateId:
+def next_id(state: ClientRunState, run: str, device: str, seen: int) -> UpdateId:
     """Return the id of the next update, above what this device and the aggregator (`seen`) have used."""
     return UpdateId(run, device, max(state.sequence, seen) + 1)
 
 
 @dataclass(frozen=True)
-class Settling:
+class OutcomeHandler:
     """The outcomes of one assignment, applied to a run's state.
 
     `layout` is the model's, `device` is this device's name and `folder` holds the replies' files.
@@ -144,7 +146,7 @@ class Settling:
     folder: RunFolder
     say: Callable[[str], None]
 
-    def settled(self, state: RunState) -> RunState:
+    def settled(self, state: ClientRunState) -> ClientRunState:
         """Return the state after the assignment's outcomes, without replies that are too old for one.
 
         A state of another model layout is discarded, except its sequence. If the plan is `remembered`, no reply
@@ -153,7 +155,7 @@ class Settling:
         ask = self.ask
         if state.layout_digest not in ("", self.layout.digest):
             self.say(f"{ask.run}: the model has changed; what was not yet sent of the old one is lost")
-            state = RunState(sequence=state.sequence, identity=state.identity)
+            state = ClientRunState(sequence=state.sequence, identity=state.identity)
         settled = settle(begun_anew(state, ask.references_from), self.verdicts, self._back)
         if ask.kind != "train" or self.plan.remembered:  # the device must know the outcome of each of its updates
             return settled
@@ -164,7 +166,7 @@ class Settling:
         """Return the assignment's outcomes that concern this device."""
         return [verdict for verdict in self.ask.verdicts if verdict.update_id.device == self.device]
 
-    def require_memory(self, state: RunState) -> None:
+    def require_memory(self, state: ClientRunState) -> None:
         """Raise `state-lost` if the plan needs state of earlier rounds that this device no longer has.
 
         That state is the EF21 reference, or the control variate of SCAFFOLD or FedDyn.
@@ -177,7 +179,7 @@ class Settling:
                 f"what {what} has sent of this device is not on its disk any more: join under another name",
             )
 
-    def _back(self, entry: Entry, state: RunState) -> RunState:
+    def _back(self, entry: Entry, state: ClientRunState) -> ClientRunState:
         """Return the state as if a dropped update had not been sent."""
         feedback, algorithm = self.plan.uplink.feedback, algorithm_of(self.plan)
         travels = carried(algorithm, self.layout)
@@ -221,7 +223,7 @@ def delay_of(plan: Mapping[str, Any] | str | None) -> int:
     return found if isinstance(found, int) else 0
 
 
-def with_one(pending: Pending, head: ReplyHead, change: Vector) -> Pending:
+def with_one(pending: Pending, head: ReplyHeader, change: Vector) -> Pending:
     """Return `pending` and the raw update of this reply, copied because encoding overwrites it."""
     return {**pending, str(head.update_id.sequence): change.copy()}
 

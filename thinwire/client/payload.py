@@ -3,8 +3,9 @@
 `take_base` decodes the model that came with an assignment. `encode` makes the frames of an update and the state after
 it, and `packed` joins them into a reply's body. `refund` restores the residual after a dropped update.
 
-`Following` is what a device does for SCAFFOLD or FedDyn around its training: a correction of the gradient before it,
-and a second sum after it. `Bases` shares one decoded model between all sessions of a process, for simulations.
+`ControlVariate` is what a device does for SCAFFOLD or FedDyn around its training: a correction of the gradient before
+it, and a second sum after it. `BaseModelCache` shares one decoded model between all sessions of a process, for
+simulations.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from numpy.typing import NDArray
 
 from thinwire.aggregation import encode_buffers, float_buffers
 from thinwire.aggregation.control_variates import Algorithm, algorithm_of, carried, followed
-from thinwire.aggregation.downlink import FULL, Shadow, is_number
+from thinwire.aggregation.downlink import FULL, ModelReplica, is_number
 from thinwire.aggregation.mean import buffer_codec
 from thinwire.aggregation.plan_codecs import encoder
 from thinwire.client.errors import CannotAnswer
-from thinwire.client.run_state import RunState
+from thinwire.client.run_state import ClientRunState
 from thinwire.compression import parse
 from thinwire.compression.feedback import MOMENTUM, REFERENCE, RESIDUAL, BoundFeedback, inside
 from thinwire.core.errors import BadPayload, NonFiniteUpdate
@@ -35,7 +36,7 @@ from thinwire.core.prng import Key
 from thinwire.core.types import Ask, Part, Payload, State, Vector
 
 
-class Bases:
+class BaseModelCache:
     """The model that was sent last, read and decoded once for all sessions of a process that receive it.
 
     It keeps one model, so it is for many sessions and not for a device.
@@ -48,7 +49,7 @@ class Bases:
         self._params: Vector | None = None
         self._buffers: Vector | None = None
 
-    def take(self, ask: Ask, bundle: Path | None, shadow: Shadow) -> Vector | None:
+    def take(self, ask: Ask, bundle: Path | None, shadow: ModelReplica) -> Vector | None:
         """Bring the replica to the assignment's version; return the float buffers that came with it."""
         sent = ask.base_version, ask.base_digest, ask.parts
         if sent == self._sent and self._params is not None:
@@ -70,8 +71,14 @@ PLACES = {RESIDUAL: "residual", REFERENCE: "residual", MOMENTUM: "momentum"}  # 
 
 
 def encode(
-    change: Vector, state: RunState, spec: str, uplink: UplinkSection, layout: Layout, key: Key, round_number: int = 0
-) -> tuple[list[Payload], RunState]:
+    change: Vector,
+    state: ClientRunState,
+    spec: str,
+    uplink: UplinkSection,
+    layout: Layout,
+    key: Key,
+    round_number: int = 0,
+) -> tuple[list[Payload], ClientRunState]:
     """Return the frame of each segment of the model, and the state after it. `change` is donated; `state` is only read.
 
     The residual first decays with the rounds since the last encode. The codec `spec` reuses those arrays of the last
@@ -100,7 +107,7 @@ def encode(
     return payloads, made
 
 
-def _held(fresh: State, state: RunState, segment: int, span: slice) -> State:
+def _held(fresh: State, state: ClientRunState, segment: int, span: slice) -> State:
     """Return the arrays with which the codec begins: the state's where it has them, else fresh ones."""
     held = dict(fresh)
     for name in fresh:
@@ -170,7 +177,7 @@ def parts_of(bundle: Path | None, parts: Sequence[Part]) -> Iterator[tuple[str, 
             yield part.name, data
 
 
-def take_base(ask: Ask, bundle: Path | None, shadow: Shadow) -> Vector | None:
+def take_base(ask: Ask, bundle: Path | None, shadow: ModelReplica) -> Vector | None:
     """Bring the replica to the assignment's version, and return the float buffers that came with it.
 
     Raises `BadPayload` if the parts do not lead to that version.
@@ -241,7 +248,7 @@ def norm(vector: Vector | None) -> float:
 
 
 @dataclass(frozen=True)
-class Following:
+class ControlVariate:
     """The control variate of SCAFFOLD or FedDyn for one assignment.
 
     `own` is the sum of what this device has sent of it. `common` is the mean of all devices' that came with the
@@ -257,7 +264,9 @@ class Following:
     common: Vector | None
 
     @classmethod
-    def of(cls, algorithm: Algorithm, layout: Layout, own: Vector | None, params: Vector, counted: bool) -> Following:
+    def of(
+        cls, algorithm: Algorithm, layout: Layout, own: Vector | None, params: Vector, counted: bool
+    ) -> ControlVariate:
         """Return the control variate for an assignment; `params` is what came with it.
 
         `own` is None if nothing was sent yet. `counted` is True if this device is in the mean that came. A device that

@@ -4,7 +4,7 @@ Only the owner sets the policy; the aggregator has no influence on it. `load_pol
 `decide` checks it against every assignment and the whole plan, one rule after the other, before anything of the
 assignment is loaded.
 
-`decide` is pure: everything that has to be looked up is in `Facts`.
+`decide` is pure: everything that has to be looked up is in `PolicyContext`.
 
 Invariant: an assignment is declined if a rule cannot establish that it is allowed. A plan with a table, a key or a
 value that this version does not know may mean less protection than it seems to. A link of unknown price may be
@@ -174,7 +174,7 @@ MOST_LETTERS = 300  # of a reason: an unreadable plan may have long keys
 
 
 @dataclass(frozen=True)
-class Declined:
+class Denied:
     """The first rule that forbids an assignment, and why: a sentence about the policy and the plan, never about data.
 
     `again_s` is how long the reason holds for certain. The aggregator reads it in the text and sends no assignment
@@ -192,7 +192,7 @@ class Declined:
 
 
 @dataclass(frozen=True)
-class Facts:
+class PolicyContext:
     """The facts on which a decision depends, in addition to policy and plan.
 
     `now` is local time, None if the clock is not trusted (`no_clock` has the reason). `let_in` is the number of
@@ -208,12 +208,12 @@ class Facts:
     no_clock: str = ""
     no_counts: str = ""
 
-    def beside(self, metered: bool | None, carries: frozenset[str]) -> Facts:
+    def beside(self, metered: bool | None, carries: frozenset[str]) -> PolicyContext:
         """Return the facts with the link's price and the sections that this client carries out."""
         return replace(self, metered=metered, carries=carries)
 
 
-def decide(policy: Policy, task: str, kind: str, plan: Mapping[str, Any], facts: Facts) -> Declined | None:
+def decide(policy: Policy, task: str, kind: str, plan: Mapping[str, Any], facts: PolicyContext) -> Denied | None:
     """Return why an assignment of this kind for this task is declined; None if it is allowed.
 
     >>> plan = RunPlan.parse('[run]\\ntask = "ecg"\\n[local]\\nlr = 0.1').to_json()
@@ -227,7 +227,7 @@ def decide(policy: Policy, task: str, kind: str, plan: Mapping[str, Any], facts:
     try:
         known = RunPlan.from_json(plan)
     except PlanError as error:
-        return Declined("plan", plain(f"this version cannot judge it: {error.what}"[:MOST_LETTERS]))
+        return Denied("plan", plain(f"this version cannot judge it: {error.what}"[:MOST_LETTERS]))
     ask = _Ask(policy, task, kind, known, facts)
     return next((declined for rule in RULES if (declined := rule(ask)) is not None), None)
 
@@ -238,89 +238,89 @@ class _Ask:
     task: str
     kind: str
     plan: RunPlan
-    facts: Facts
+    facts: PolicyContext
 
 
-def _tasks(ask: _Ask) -> Declined | None:
+def _tasks(ask: _Ask) -> Denied | None:
     if ask.plan.run.task != ask.task:
-        return Declined("tasks", "the ask and its plan name different tasks")
+        return Denied("tasks", "the ask and its plan name different tasks")
     if ask.policy.tasks is not None and ask.task not in ask.policy.tasks:
-        return Declined("tasks", "this task is not among those allowed here")
+        return Denied("tasks", "this task is not among those allowed here")
     return None
 
 
-def _kinds(ask: _Ask) -> Declined | None:
+def _kinds(ask: _Ask) -> Denied | None:
     if ask.kind not in get_args(Kind):
-        return Declined("kinds", "this version does not know what it is asked")
+        return Denied("kinds", "this version does not know what it is asked")
     if ask.policy.kinds is not None and ask.kind not in ask.policy.kinds:
-        return Declined("kinds", f"{ask.kind} is not allowed here")
+        return Denied("kinds", f"{ask.kind} is not allowed here")
     return None
 
 
-def _secure(ask: _Ask) -> Declined | None:
+def _secure(ask: _Ask) -> Denied | None:
     if ask.plan.secure.enabled and "secure" not in ask.facts.carries:
-        return Declined("secure", "this version cannot sum under masks and would send in the clear")
+        return Denied("secure", "this version cannot sum under masks and would send in the clear")
     if ask.policy.secure == "required" and not ask.plan.secure.enabled:
-        return Declined("secure", "the plan sums in the clear, and masks are required here")
+        return Denied("secure", "the plan sums in the clear, and masks are required here")
     return None
 
 
-def _privacy(ask: _Ask) -> Declined | None:
+def _privacy(ask: _Ask) -> Denied | None:
     mode = ask.plan.privacy.mode
     if mode != "off" and "privacy" not in ask.facts.carries:
-        return Declined("privacy", f'this version cannot keep mode = "{mode}" and would send without it')
+        return Denied("privacy", f'this version cannot keep mode = "{mode}" and would send without it')
     if ask.policy.privacy is not None and mode not in ask.policy.privacy:
-        return Declined("privacy", f'mode = "{mode}" is not private enough here')
+        return Denied("privacy", f'mode = "{mode}" is not private enough here')
     return None
 
 
-def _max_epsilon(ask: _Ask) -> Declined | None:
+def _max_epsilon(ask: _Ask) -> Denied | None:
     most, asked = ask.policy.max_epsilon, ask.plan.privacy
     if most is None:
         return None
     if asked.mode == "off":
-        return Declined("max_epsilon", "the plan has no privacy, so its epsilon has no bound")
+        return Denied("max_epsilon", "the plan has no privacy, so its epsilon has no bound")
     bounds = [bound for bound in (asked.target_epsilon, asked.budget) if bound is not None]
     if not bounds:
-        return Declined("max_epsilon", "the plan says neither target_epsilon nor budget")
+        return Denied("max_epsilon", "the plan says neither target_epsilon nor budget")
     if min(bounds) > most:
-        return Declined("max_epsilon", f"the plan spends up to {min(bounds):g}, {most:g} is allowed here")
+        return Denied("max_epsilon", f"the plan spends up to {min(bounds):g}, {most:g} is allowed here")
     if asked.delta > ask.policy.max_delta:
-        return Declined("max_delta", f"the plan has delta = {asked.delta:g}, {ask.policy.max_delta:g} is allowed here")
+        return Denied("max_delta", f"the plan has delta = {asked.delta:g}, {ask.policy.max_delta:g} is allowed here")
     return None
 
 
-def _min_noise(ask: _Ask) -> Declined | None:
+def _min_noise(ask: _Ask) -> Denied | None:
     least, asked = ask.policy.min_noise, ask.plan.privacy
     if not least:
         return None
     if asked.mode == "off" or asked.noise_multiplier is None:
-        return Declined("min_noise", "the plan does not say how much noise is added")
+        return Denied("min_noise", "the plan does not say how much noise is added")
     if asked.noise_multiplier < least:
-        return Declined("min_noise", f"the plan adds {asked.noise_multiplier:g}, the least here is {least:g}")
+        return Denied("min_noise", f"the plan adds {asked.noise_multiplier:g}, the least here is {least:g}")
     return None
 
 
-def _hours(ask: _Ask) -> Declined | None:
+def _hours(ask: _Ask) -> Denied | None:
     if not ask.policy.hours:
         return None
     if ask.facts.now is None:
-        return Declined("hours", ask.facts.no_clock or "the time is not known")
+        return Denied("hours", ask.facts.no_clock or "the time is not known")
     if not ask.policy.is_open(ask.facts.now.time()):
         begin, _ = ask.policy.span
         again_s = until(ask.facts.now, begin)
-        return Declined("hours", f"work begins within {ask.policy.hours} of this device's time", again_s)
+        return Denied("hours", f"work begins within {ask.policy.hours} of this device's time", again_s)
     return None
 
 
-def _rounds_a_day(ask: _Ask) -> Declined | None:
+def _rounds_a_day(ask: _Ask) -> Denied | None:
     most, facts = ask.policy.rounds_a_day, ask.facts
     if most is None:
         return None
     if facts.let_in is None or facts.now is None:
-        return Declined("rounds_a_day", facts.no_counts or facts.no_clock or "what was done today is not known")
+        return Denied("rounds_a_day", facts.no_counts or facts.no_clock or "what was done today is not known")
     if facts.let_in >= most:
-        return Declined("rounds_a_day", f"the {most} of today are used up", until(facts.now, time.min))
+        return Denied("rounds_a_day", f"the {most} of today are used up", until(facts.now, time.min))
     return None
 
 
@@ -332,15 +332,15 @@ def until(now: datetime, at: time) -> int:
     return math.ceil((next_one - now).total_seconds())
 
 
-def _metered(ask: _Ask) -> Declined | None:
+def _metered(ask: _Ask) -> Denied | None:
     if ask.policy.metered == "allow" or ask.facts.metered is False:
         return None
     if ask.facts.metered is None:
-        return Declined("metered", "it cannot be told whether this link is paid by volume")
-    return Declined("metered", "this link is paid by volume")
+        return Denied("metered", "it cannot be told whether this link is paid by volume")
+    return Denied("metered", "this link is paid by volume")
 
 
-Rule = Callable[[_Ask], Declined | None]
+Rule = Callable[[_Ask], Denied | None]
 RULES: tuple[Rule, ...] = (
     _tasks, _kinds, _secure, _privacy, _max_epsilon, _min_noise, _hours, _rounds_a_day, _metered,
 )  # fmt: skip

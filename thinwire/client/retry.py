@@ -1,7 +1,8 @@
 """Repeat calls to the aggregator until they succeed, with growing random waits, and send replies in the background.
 
-`Outage` draws the waits (exponential backoff with full jitter). `Calls` repeats a call by them. `Behind` is the thread
-that finishes and sends replies while the client trains, in the order in which they began.
+`ReconnectBackoff` draws the waits (exponential backoff with full jitter). `Retrier` repeats a call by them.
+`BackgroundSender` is the thread that finishes and sends replies while the client trains, in the order in which they
+began.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ SAY_EVERY_S = 60.0
 
 
 @dataclass
-class Outage:
+class ReconnectBackoff:
     """The backoff of a client whose aggregator does not respond, with full jitter and waits that grow with the outage.
 
     Devices that lost an aggregator together do not reconnect together. In a small fleet none is late by more than half
@@ -89,12 +90,12 @@ GIVE_UP_S = 60.0  # longest outage with --once
 LOOK_S = 0.5  # between two checks if the other thread's call succeeded
 
 
-class BrokenOff(Exception):
+class ShuttingDown(Exception):
     """The program is ending, so the call was not repeated."""
 
 
 @dataclass
-class Calls:
+class Retrier:
     """The repeated calls of a client, shared by its threads.
 
     `ending` stops them, and `give_up` lets `Unreachable` through.
@@ -103,13 +104,13 @@ class Calls:
     ending: threading.Event
     say: Callable[[str], None]
     give_up: bool = False
-    outage: Outage = field(default_factory=Outage)
+    outage: ReconnectBackoff = field(default_factory=ReconnectBackoff)
 
     def until_done(self, call: Callable[[], T], patience_s: float = GIVE_UP_S) -> T:
         """Return what the call returned, after as many tries as it takes.
 
         Raises `Refused` at once, `Unreachable` only if giving up is allowed and the outage lasts `patience_s`, and
-        `BrokenOff` if the program is ending.
+        `ShuttingDown` if the program is ending.
         """
         since: float | None = None  # this call's first failure
         followed = False  # True once a try was made because another thread's call succeeded
@@ -127,7 +128,7 @@ class Calls:
             if self.outage.worked():
                 self.say("connected again")
             return got
-        raise BrokenOff
+        raise ShuttingDown
 
     def _wait(self, error: ThinwireError, patience_s: float, since: float, may_follow: bool) -> bool:
         """Wait until the next try is due, or return True early if another thread's call succeeded.
@@ -149,11 +150,11 @@ class Calls:
         return False
 
 
-Job = Callable[[], object]
+AssignmentContext = Callable[[], object]
 BACKGROUND_LOOK_S = 0.2  # longest delay until a waiting thread notices that the program ends
 
 
-class Behind:
+class BackgroundSender:
     """The background thread of a client.
 
     Two threads never send at once: a thread that wants to send waits with `drained` until no job is left.
@@ -164,11 +165,11 @@ class Behind:
 
     def __init__(self, failed: Callable[[Exception], None], ending: threading.Event) -> None:
         self._failed, self._ending = failed, ending
-        self._jobs: queue.Queue[Job | None] = queue.Queue()
+        self._jobs: queue.Queue[AssignmentContext | None] = queue.Queue()
         self._thread: threading.Thread | None = None
         self._broken = False
 
-    def put(self, job: Job) -> None:
+    def put(self, job: AssignmentContext) -> None:
         """Add a job to the queue."""
         if self._thread is None:  # plans without overlap need no thread
             self._thread = threading.Thread(target=self._run, name="behind", daemon=True)
@@ -198,7 +199,7 @@ class Behind:
             try:
                 if not (self._broken or self._ending.is_set()):
                     job()
-            except BrokenOff:
+            except ShuttingDown:
                 pass
             except Exception as error:  # an internal error must end the program, not this thread alone
                 self._broken = True

@@ -4,11 +4,11 @@
 their SHA-256. These files are written and synced before it and removed after it. Invariant: a crash at any moment
 leaves the state before or after a commit, complete.
 
-`RunFolder` writes each commit at once. `WaitingFolder` may wait until `save` (`[local] durability = "exit"`), for slow
-SD cards. While state is unsaved, `held.json` stands for it on disk, with a sequence that no reply has reached. After a
-kill, the unsaved residual and the replies without an outcome are lost, and nothing else. The older state on disk is
-discarded, because it would count updates twice. The next process numbers its replies above the stored sequence, so that
-no id is used again.
+`RunFolder` writes each commit at once. `WriteBehindRunFolder` may wait until `save` (`[local] durability = "exit"`),
+for slow SD cards. While state is unsaved, `held.json` stands for it on disk, with a sequence that no reply has reached.
+After a kill, the unsaved residual and the replies without an outcome are lost, and nothing else. The older state on
+disk is discarded, because it would count updates twice. The next process numbers its replies above the stored sequence,
+so that no id is used again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from safetensors.numpy import load, save
 from thinwire.core.errors import BadPayload, DataLost
 from thinwire.core.serialization import reply_from_json, reply_to_json
 from thinwire.core.statedir import disk_error, private_folder, private_opener, require_room, write_atomically
-from thinwire.core.types import ReplyHead, Vector
+from thinwire.core.types import ReplyHeader, Vector
 
 FORMAT = 1
 STATE = "state.json"
@@ -54,7 +54,7 @@ class Entry:
     `file` is "" without parts. `first` is True if the parts are the first model of a run and no update.
     """
 
-    head: ReplyHead
+    head: ReplyHeader
     round: int
     file: str = ""
     first: bool = False
@@ -66,7 +66,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class RunState:
+class ClientRunState:
     """The state of one run; frozen, so each step returns a new one.
 
     Vectors are flat float32. None means all zero, or for `buffers` the shared ones.
@@ -81,7 +81,7 @@ class RunState:
     - `counted_at` is the first model version that contains any of `own`, 0 if none does.
     - `references_from` is the round of the assignment with which the EF21 reference or `own` began, or of which some
       was `lost`. It is `NOT_KNOWN` until an assignment came after a loss.
-    - `lost` is the reason why this state began at zero, as in `ReplyHead`. An update that reports it clears it.
+    - `lost` is the reason why this state began at zero, as in `ReplyHeader`. An update that reports it clears it.
     - `pending` are raw updates that no model version contains yet (overlap, client/outbox.py).
     - `outbox` holds the replies that are not settled, `counters` the integer buffers.
     """
@@ -130,22 +130,22 @@ class RunFolder:
         """Return the file of a reply's parts, None if it has no parts."""
         return self.folder / entry.file if entry.file else None
 
-    def load(self) -> tuple[RunState, list[str]]:
+    def load(self) -> tuple[ClientRunState, list[str]]:
         """Return the last commit, and a sentence for each part of it that is unreadable: that part begins at zero."""
         path, said = self.folder / STATE, list[str]()
         try:
             raw = json.loads(path.read_bytes())
             outbox = [self._entry(row) for row in raw["outbox"]]
-            state = RunState(
+            state = ClientRunState(
                 int(raw["sequence"]), str(raw["layout_digest"]), counters=dict(raw["counters"]),
                 encoded_at=int(raw.get("encoded_at", 0)), shadow_version=int(raw.get("shadow_version", 0)),
                 references_from=int(raw.get("references_from", 0)), lost=str(raw.get("lost", "")),
                 counted_at=int(raw.get("counted_at", 0)), identity=str(raw.get("identity", "")),
             )  # fmt: skip
         except FileNotFoundError:
-            return RunState(), []
+            return ClientRunState(), []
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, BadPayload) as error:
-            return RunState(lost="damaged", references_from=NOT_KNOWN), [
+            return ClientRunState(lost="damaged", references_from=NOT_KNOWN), [
                 f"the state of {self.folder.name} cannot be read ({type(error).__name__}); it begins anew"
             ]
         found: dict[str, Arrays] = {}
@@ -161,7 +161,7 @@ class RunFolder:
             said.append(f"{len(outbox) - len(whole)} answers of {self.folder.name} are not on disk any more")
         return replace(state, outbox=tuple(whole)), said
 
-    def commit(self, state: RunState, parts: Mapping[str, bytes] | None = None) -> None:
+    def commit(self, state: ClientRunState, parts: Mapping[str, bytes] | None = None) -> None:
         """Make the state durable, with the bytes of new outbox files.
 
         Raises `DataLost` if the disk refuses: the last commit stays as it was.
@@ -186,11 +186,11 @@ class RunFolder:
         self._write(self.folder / STATE, json.dumps(raw, separators=(",", ":")).encode())
         self._tidy({STATE, *(e.file for e in state.outbox), *(raw[n]["file"] for n in FILES if raw[n])})
 
-    def settle(self, state: RunState) -> None:
+    def settle(self, state: ClientRunState) -> None:
         """Make durable a state that has fewer replies than the last one."""
         self.commit(state)
 
-    def require_room(self, state: RunState, parts: Mapping[str, bytes]) -> None:
+    def require_room(self, state: ClientRunState, parts: Mapping[str, bytes]) -> None:
         """Raise `NotWritten` if a state that needs more bytes than the last one does not fit; write nothing.
 
         Files that the commit replaces stay until it is done, so there must be room for every new file.
@@ -236,7 +236,7 @@ class RunFolder:
 
     def _entry(self, row: Mapping[str, Any]) -> Entry:
         head = reply_from_json(row["head"])
-        if not isinstance(head, ReplyHead):
+        if not isinstance(head, ReplyHeader):
             raise TypeError("a failure is not kept")
         number = int(row["round"])  # rounds count from 1; older versions marked the first model by round 0 alone
         return Entry(head, number, _plain(row["file"]) if row["file"] else "", bool(row.get("first", number == 0)))
@@ -263,12 +263,12 @@ class RunFolder:
                     path.unlink(missing_ok=True)
 
 
-def sent_bytes(state: RunState) -> int:
+def sent_bytes(state: ClientRunState) -> int:
     """Return the bytes of all outbox files together."""
     return sum(entry.head.payload_bytes for entry in state.outbox if entry.file)
 
 
-def _arrays(state: RunState) -> dict[str, Arrays]:
+def _arrays(state: ClientRunState) -> dict[str, Arrays]:
     """Return the arrays of a state that are kept in files of their own, by file name."""
     vectors = {name: getattr(state, name) for name in VECTORS}
     found: dict[str, Arrays] = {name: {name: vector} for name, vector in vectors.items() if vector is not None}
@@ -276,7 +276,7 @@ def _arrays(state: RunState) -> dict[str, Arrays]:
     return {**found, **{name: arrays for name, arrays in groups.items() if arrays}}
 
 
-def _with_arrays(state: RunState, found: Mapping[str, Arrays]) -> RunState:
+def _with_arrays(state: ClientRunState, found: Mapping[str, Arrays]) -> ClientRunState:
     """Return the state with the arrays that its files contain."""
     vectors: dict[str, Any] = {name: found.get(name, {}).get(name) for name in VECTORS}
     return replace(state, **vectors, memory=found.get("memory", {}), pending=found.get("pending", {}))
@@ -309,7 +309,7 @@ MARK = "held.json"
 AHEAD = 64  # sequences that one mark allows: one durable write for 64 rounds
 
 
-class WaitingFolder(RunFolder):
+class WriteBehindRunFolder(RunFolder):
     """A run folder that writes behind: `hold` keeps a state in memory until `save`.
 
     Invariant: after a kill, `load` returns what was saved last if `hold` was not called since. Otherwise it
@@ -318,10 +318,10 @@ class WaitingFolder(RunFolder):
 
     def __init__(self, folder: Path, write: Write = write_atomically, min_free: Callable[[], int] = no_bytes) -> None:
         super().__init__(folder, write, min_free)
-        self._held: RunState | None = None
+        self._held: ClientRunState | None = None
         self._below = -1  # the highest sequence that the mark on disk allows
 
-    def load(self) -> tuple[RunState, list[str]]:
+    def load(self) -> tuple[ClientRunState, list[str]]:
         """Return what was saved last; after a kill with unsaved state, zero state with a sequence above the mark."""
         state, said = super().load()
         try:
@@ -337,9 +337,9 @@ class WaitingFolder(RunFolder):
         ):  # the aggregator's reply to hello still reports the highest sequence that it has seen
             below = state.sequence + AHEAD
         lost = f"{self.folder.name}: what was not yet sent of it is lost: this client ended before it could save it"
-        return RunState(max(below, state.sequence), lost="unsaved", references_from=NOT_KNOWN), [lost]
+        return ClientRunState(max(below, state.sequence), lost="unsaved", references_from=NOT_KNOWN), [lost]
 
-    def hold(self, state: RunState, parts: Mapping[str, bytes] | None = None) -> None:
+    def hold(self, state: ClientRunState, parts: Mapping[str, bytes] | None = None) -> None:
         """Keep the state in memory until `save`. Parts become files at once, to be sent from, but are not synced."""
         self.require_room(state, parts or {})  # counts what `save` will write, too
         private_folder(self.folder)
@@ -355,7 +355,7 @@ class WaitingFolder(RunFolder):
                 (self.folder / file).unlink()
         self._held = state
 
-    def settle(self, state: RunState) -> None:
+    def settle(self, state: ClientRunState) -> None:
         """Keep a state with fewer replies: in memory if unsaved state is there, else on disk."""
         if self._held is None:
             self.commit(state)
@@ -368,7 +368,7 @@ class WaitingFolder(RunFolder):
             files = _files(self._held.outbox)
             self.commit(self._held, {file: (self.folder / file).read_bytes() for file in files})
 
-    def commit(self, state: RunState, parts: Mapping[str, bytes] | None = None) -> None:
+    def commit(self, state: ClientRunState, parts: Mapping[str, bytes] | None = None) -> None:
         """Make the state durable and remove the mark."""
         super().commit(state, parts)  # removes every file that is not part of the state: the mark too
         self._held, self._below = None, -1
@@ -376,9 +376,9 @@ class WaitingFolder(RunFolder):
 
 def waiting_folder(
     folder: Path, run: str, write: Write = write_atomically, min_free: Callable[[], int] = no_bytes
-) -> WaitingFolder:
+) -> WriteBehindRunFolder:
     """Return the write-behind folder of a run whose id came from outside."""
-    return WaitingFolder(run_folder(folder, run).folder, write, min_free)
+    return WriteBehindRunFolder(run_folder(folder, run).folder, write, min_free)
 
 
 def _files(outbox: tuple[Entry, ...]) -> set[str]:

@@ -1,6 +1,6 @@
-"""Keep what a device has on disk: the state of each run (`KeptRuns`), resolved plans (`Plans`), and its deletion.
+"""Keep what a device has on disk: the state of each run (`RunStore`), resolved plans (`PlanStore`), and its deletion.
 
-`Plans` keeps resolved plans under digests that this device computed itself, so an assignment carries 64 characters
+`PlanStore` keeps resolved plans under digests that this device computed itself, so an assignment carries 64 characters
 instead of the plan. Invariant: a plan is never used under a digest that is not its own. A file is hashed when it is
 read, and a plan in an assignment is hashed as received.
 
@@ -24,19 +24,19 @@ from typing import Any
 from thinwire.client import outbox
 from thinwire.client.context import Say
 from thinwire.client.errors import CannotAnswer
-from thinwire.client.run_state import NOT_KNOWN, STATE, RunFolder, RunState, WaitingFolder, Write
+from thinwire.client.run_state import NOT_KNOWN, STATE, ClientRunState, RunFolder, Write, WriteBehindRunFolder
 from thinwire.core.errors import DataLost, ThinwireError
 from thinwire.core.plan import canonical, digest_of
 from thinwire.core.protocol import BYTES_A_TOKEN, require_small
 from thinwire.core.statedir import private_folder, write_atomically
-from thinwire.core.types import Ask, Failure, ReplyHead
+from thinwire.core.types import Ask, Failure, ReplyHeader
 
-Reply = ReplyHead | Failure
+Reply = ReplyHeader | Failure
 MAX_OPEN_RUNS = 4  # of one task, not over: an aggregator runs one at a time
 MAX_ENDED_RUNS = 64  # of one task, whose sequence stays on disk; for an older run the `Welcome` has it
 
 
-class KeptRuns:
+class RunStore:
     """The runs of one task by id, each in its folder `folders(FOLDER, RUN)`.
 
     `seen` is the highest sequence that the aggregator has seen of each run, and `identities` are the runs in which it
@@ -50,10 +50,10 @@ class KeptRuns:
         self.seen: dict[str, int] = {}
         self.identities: dict[str, str] = {}
         self._folder, self._folders = folder, folders
-        self._runs: dict[str, tuple[RunFolder, RunState]] = {}
+        self._runs: dict[str, tuple[RunFolder, ClientRunState]] = {}
         self._lock = threading.RLock()
 
-    def __getitem__(self, run: str) -> tuple[RunFolder, RunState]:
+    def __getitem__(self, run: str) -> tuple[RunFolder, ClientRunState]:
         """Return the folder and state of a run that was opened before; KeyError if it was not."""
         return self._runs[run]
 
@@ -65,7 +65,7 @@ class KeptRuns:
         """Return the bytes of all vectors in memory."""
         return sum(state.nbytes for _, state in self._runs.values())
 
-    def opened(self, run: str, say: Say, identity: str | None = None) -> tuple[RunFolder, RunState]:
+    def opened(self, run: str, say: Say, identity: str | None = None) -> tuple[RunFolder, ClientRunState]:
         """Return the folder and state of a run, read from disk the first time.
 
         State that is older than what the aggregator has seen is discarded, and the run starts at zero. So is the state
@@ -75,7 +75,7 @@ class KeptRuns:
         with self._lock:
             return self._opened(run, say, identity)
 
-    def _opened(self, run: str, say: Say, identity: str | None) -> tuple[RunFolder, RunState]:
+    def _opened(self, run: str, say: Say, identity: str | None) -> tuple[RunFolder, ClientRunState]:
         if run not in self._runs:
             try:
                 folder = self._folders(self._folder, run)
@@ -86,7 +86,7 @@ class KeptRuns:
             if (seen := self.seen.get(run, 0)) > state.sequence and is_same:
                 said.append(f"{run}: {seen} answers were sent, and this disk knows of {state.sequence}; it begins anew")
                 why = state.lost or ("older" if state.sequence else "missing")
-                state = RunState(seen, lost=why, references_from=NOT_KNOWN)
+                state = ClientRunState(seen, lost=why, references_from=NOT_KNOWN)
             for line in said:
                 say(line)
             self._runs[run] = folder, state
@@ -98,17 +98,19 @@ class KeptRuns:
             if state.sequence and not (state.lost and not state.identity):  # lost state does not name its run
                 say(f"{run}: another run of this name; what this disk holds of the earlier one is not sent")
                 seen = self.seen.get(run, 0)
-                state = RunState(seen, lost="missing" if seen else "", references_from=NOT_KNOWN if seen else 0)
+                state = ClientRunState(seen, lost="missing" if seen else "", references_from=NOT_KNOWN if seen else 0)
             self._runs[run] = folder, replace(state, identity=identity)
         return self._runs[run]
 
-    def keep(self, ask: Ask, folder: RunFolder, state: RunState, parts: Mapping[str, bytes] | None = None) -> None:
+    def keep(
+        self, ask: Ask, folder: RunFolder, state: ClientRunState, parts: Mapping[str, bytes] | None = None
+    ) -> None:
         """Store the state of a run: at once, or until `save` if the plan has `durability = "exit"`.
 
         The folders of a simulation decide this themselves.
         """
         local = {} if isinstance(ask.plan, str) else ask.plan.get("local", {})
-        if local.get("durability") == "exit" and isinstance(folder, WaitingFolder):
+        if local.get("durability") == "exit" and isinstance(folder, WriteBehindRunFolder):
             folder.hold(state, parts)
         else:
             folder.commit(state, parts)
@@ -160,7 +162,7 @@ class KeptRuns:
         """
         with self._lock:
             for name, (_, state) in list(self._runs.items()):
-                if name != run and not state.nbytes and replace(state, identity="") == RunState():
+                if name != run and not state.nbytes and replace(state, identity="") == ClientRunState():
                     del self._runs[name]
             ended = [path for path in self._others(run) if all(file.name == STATE for file in path.iterdir())]
             for path in ended[: max(0, len(ended) - MAX_ENDED_RUNS)]:
@@ -187,13 +189,13 @@ class KeptRuns:
     def save(self, say: Say) -> None:
         """Make durable the state that plans allow to wait: at the exit, and from time to time before it."""
         for folder, _ in list(self._runs.values()):
-            if isinstance(folder, WaitingFolder):
+            if isinstance(folder, WriteBehindRunFolder):
                 try:
                     folder.save()
                 except (DataLost, OSError) as error:
                     say(f"{folder.folder.name}: what waits to be saved cannot be: {error}")
 
-    def unsent(self, task: str, say: Say) -> list[tuple[ReplyHead, Path | None]]:
+    def unsent(self, task: str, say: Say) -> list[tuple[ReplyHeader, Path | None]]:
         """Return every reply of a task's runs on disk that has no outcome yet. A new process sends these again."""
         found = []
         for path in sorted((self._folder / "runs").glob("*/state.json")):
@@ -208,7 +210,7 @@ class KeptRuns:
 
         A reply for which no outcome will come leaves the outbox now. If it has parts, their file is deleted now too.
         """
-        if not isinstance(reply, ReplyHead):
+        if not isinstance(reply, ReplyHeader):
             return
         with self._lock:
             if reply.update_id.run not in self._runs:
@@ -226,7 +228,7 @@ MOST_BYTES = 2**16  # of one plan, which has few values; a larger one is used an
 DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
-class Plans:
+class PlanStore:
     """The resolved plans that this device keeps: in memory, and in `folder` if it is given, for the next process.
 
     At most `KEPT` plans are kept; the least recently used is removed first.

@@ -1,7 +1,8 @@
 """Record what a client is doing: a status file for `thinwire client status`, and a log of bounded size.
 
-`Watched` wraps the client's link, through which everything passes, and writes `Standing` after each call. `Logbook`
-writes each line with its time, to two files of at most `MOST_BYTES` each, because the SD card of a device is small.
+`StatusReporter` wraps the client's link, through which everything passes, and writes `ClientStatus` after each call.
+`Logbook` writes each line with its time, to two files of at most `MOST_BYTES` each, because the SD card of a device is
+small.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from thinwire.core.errors import ThinwireError
 from thinwire.core.fleet import Delivery, Hello, Link, Welcome
 from thinwire.core.formatting import plain
 from thinwire.core.statedir import private_opener
-from thinwire.core.types import Failure, ReplyHead
+from thinwire.core.types import Failure, ReplyHeader
 
 STATUS_FILE = "status.json"
 
 
 @dataclass(frozen=True)
-class Standing:
+class ClientStatus:
     """The status of a client.
 
     Times are this machine's, in seconds since 1970. `skew_s` is how far its clock is behind the aggregator's. In the
@@ -46,7 +47,7 @@ class Standing:
     skew_s: float | None = None
 
     @classmethod
-    def load(cls, folder: Path) -> Standing | None:
+    def load(cls, folder: Path) -> ClientStatus | None:
         """Return the status that was written last, None if it is missing or unreadable.
 
         The process that wrote it may have ended.
@@ -66,14 +67,14 @@ class Standing:
             os.replace(draft, folder / STATUS_FILE)
 
 
-class Watched:
+class StatusReporter:
     """A `Link` that passes each call to `inside` and writes the status to `folder`. Any thread may call it."""
 
     def __init__(self, inside: Link, folder: Path, wall: Callable[[], float] = time.time) -> None:
         self._link, self._folder, self._wall = inside, folder, wall
         self._lock = threading.Lock()
         self._open: dict[str, tuple[str, int]] = {}  # assignment id -> run and round
-        self._at, self._answered = Standing(), 0
+        self._at, self._answered = ClientStatus(), 0
         self._now()
 
     def hello(self, hello: Hello) -> Welcome:
@@ -93,7 +94,7 @@ class Watched:
                     self._open[delivery.ask.ask_id] = delivery.ask.run, delivery.ask.round
         return delivery
 
-    def push(self, reply: ReplyHead | Failure, bundle: Path | None = None) -> None:
+    def push(self, reply: ReplyHeader | Failure, bundle: Path | None = None) -> None:
         """Push a reply, and record its assignment as done."""
         with self._watched():
             self._link.push(reply, bundle)

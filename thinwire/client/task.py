@@ -3,7 +3,7 @@
 The code that the worker runs is client/train/task.py. `load_task`, `as_task` and the functions that partition a data
 set (client/train/partitions.py) are those of `client/train/`, with errors translated into Thinwire's.
 
-`Described` is a task as the worker has loaded it. `described.json` keeps the descriptions, so that the next start
+`TaskManifest` is a task as the worker has loaded it. `described.json` keeps the descriptions, so that the next start
 prints what has changed.
 """
 
@@ -117,7 +117,7 @@ FILE = "described.json"
 
 
 @dataclass(frozen=True)
-class Described:
+class TaskManifest:
     """A task as the worker has loaded it."""
 
     spec: str
@@ -131,7 +131,7 @@ class Described:
     left_out: str = ""  # the part of the model's state that is not sent, in words
 
     @classmethod
-    def told(cls, row: Mapping[str, Any]) -> Described:
+    def told(cls, row: Mapping[str, Any]) -> TaskManifest:
         """Return a description from the worker's message.
 
         Raises LookupError, TypeError or ValueError if the message is invalid.
@@ -169,7 +169,7 @@ def last(folder: Path) -> dict[str, Layout]:
         return {}
 
 
-def changed(before: Mapping[str, Layout], found: Sequence[Described]) -> list[str]:
+def changed(before: Mapping[str, Layout], found: Sequence[TaskManifest]) -> list[str]:
     """Return a line for each task whose model differs from `before`, with the difference."""
     pairs = [(one.name, one.parsed, before[one.name]) for one in found if one.parsed and one.name in before]
     return [
@@ -179,7 +179,7 @@ def changed(before: Mapping[str, Layout], found: Sequence[Described]) -> list[st
     ]
 
 
-def keep(folder: Path, found: Sequence[Described]) -> None:
+def keep(folder: Path, found: Sequence[TaskManifest]) -> None:
     """Write the descriptions for the next start, unless a task has an error, which may not come from its code."""
     if any(one.error for one in found):
         return

@@ -26,8 +26,8 @@ from thinwire.aggregation.downlink import Downlink
 from thinwire.aggregation.plan_codecs import require_rules, rungs
 from thinwire.client import payload
 from thinwire.client.errors import place
-from thinwire.client.payload import Following, encode
-from thinwire.client.run_state import RunState
+from thinwire.client.payload import ControlVariate, encode
+from thinwire.client.run_state import ClientRunState
 from thinwire.client.task import Initial, initial_model, require_own_loop
 from thinwire.client.train import data
 from thinwire.client.train import module as tensors
@@ -36,7 +36,7 @@ from thinwire.client.train.evaluate import BATCH, as_loss, evaluate, names
 from thinwire.client.train.layout import Key, derive
 from thinwire.client.train.module import build
 from thinwire.client.train.protocol import Local, Work
-from thinwire.client.train.runtime import Bench, require_alike
+from thinwire.client.train.runtime import TaskRuntime, require_alike
 from thinwire.client.train.trainer import TorchTrainer
 from thinwire.compression import parse
 from thinwire.core import prng
@@ -54,7 +54,7 @@ KEY = Key(1)
 
 
 @dataclass(frozen=True)
-class Rehearsal:
+class TaskCheck:
     """The results of a check.
 
     Bytes are the payload of one round; `peak_bytes` is this process's memory at its highest. `own_train` is True if the
@@ -90,7 +90,7 @@ def metrics_of(task: LoadedTask, site: Site, plan: RunPlan) -> list[str] | None:
     """Return the names of the metrics of this client's first batch; None if the task's code raises."""
     try:
         with task_code():
-            initial, bench = initial_model(task, plan.run.seed), Bench(task)
+            initial, bench = initial_model(task, plan.run.seed), TaskRuntime(task)
             test = bench.split(site).test
             batch = next(iter(data.in_order(test, plan.local.batch)))
             return names(bench.set_up(initial.vector, initial.buffers, initial.counters), task, batch)
@@ -98,13 +98,13 @@ def metrics_of(task: LoadedTask, site: Site, plan: RunPlan) -> list[str] | None:
         return None
 
 
-def rehearse(task: LoadedTask, site: Site, plan: RunPlan) -> Rehearsal:
+def rehearse(task: LoadedTask, site: Site, plan: RunPlan) -> TaskCheck:
     """Check the task; `TaskError` names the fault and its line in the task's code."""
     require_own_loop(plan, task)
     initial = initial_model(task, plan.run.seed)
     require_rules(plan, travels_of(plan, initial.layout))
     try:
-        bench = Bench(task)
+        bench = TaskRuntime(task)
         require_alike(bench.places, tensors.places_of(build(task)))
         with task_code():
             return _rehearse(bench, bench.split(site), plan, initial)
@@ -120,7 +120,7 @@ def rehearse(task: LoadedTask, site: Site, plan: RunPlan) -> Rehearsal:
         ) from error
 
 
-def _rehearse(bench: Bench, split: Split, plan: RunPlan, initial: Initial) -> Rehearsal:
+def _rehearse(bench: TaskRuntime, split: Split, plan: RunPlan, initial: Initial) -> TaskCheck:
     task, size, layout, base = bench.task, plan.local.batch, initial.layout, initial.vector
     if plan.local.epochs is not None and task.optional("train") is None:
         data.require_countable(split.train, plan.local.epochs, size)  # the steps below do not count passes
@@ -147,7 +147,7 @@ def _rehearse(bench: Bench, split: Split, plan: RunPlan, initial: Initial) -> Re
     counted_once = [name for name, (_, count) in sums.items() if count == 1]
     measured = data.examples_in(next(iter(data.in_order(tested, BATCH)))) if counted_once else 0
     bench.require_unchanged("training" if task.optional("train") is None else "train()")
-    return Rehearsal(
+    return TaskCheck(
         layout.size, len(layout.trained), len(layout.buffers) + len(layout.of_role("fixed")),
         len(layout.of_role("frozen")), layout.digest,
         data.count(split.train), data.count(split.test) if split.test is not None else None, shapes(batch),
@@ -168,9 +168,9 @@ def _encoded(plan: RunPlan, spec: str, change: Vector, travels: Layout) -> list[
     algorithm = algorithm_of(plan)
     behind: list[Payload] = []
     if algorithm is not None:
-        following = Following.of(algorithm, travels, None, np.zeros(travels.size, np.float32), counted=False)
+        following = ControlVariate.of(algorithm, travels, None, np.zeros(travels.size, np.float32), counted=False)
         behind = following.differences(change, spec, prng.Key(2))
-    payloads, _ = encode(change, RunState(), spec, plan.uplink, travels, prng.Key(2))
+    payloads, _ = encode(change, ClientRunState(), spec, plan.uplink, travels, prng.Key(2))
     return payloads + behind
 
 

@@ -1,7 +1,8 @@
 """Run the worker: the process that trains, connected by a socket, with a bounded log, and ended whatever it does.
 
-`Child` is the process itself. `Patience` decides how long it is waited for: while it has time left or gives a sign of
-life. `Interpreter` is the Python that trains: Thinwire's own, or another one that has numpy and torch and no Thinwire.
+`WorkerProcess` is the process itself. `Watchdog` decides how long it is waited for: while it has time left or gives a
+sign of life. `Interpreter` is the Python that trains: Thinwire's own, or another one that has numpy and torch and no
+Thinwire.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import thinwire
 from thinwire.client.errors import CannotAnswer
 from thinwire.client.status import append_all
 from thinwire.client.train.errors import Cancelled
-from thinwire.client.train.protocol import BadFrame, Wire
+from thinwire.client.train.protocol import BadFrame, FramedSocket
 from thinwire.core.errors import UsageError
 from thinwire.core.statedir import private_folder, write_atomically
 from thinwire.core.types import Vector
@@ -41,20 +42,20 @@ MOST_LOG = 1 << 20  # bytes of the log, and of the older one
 ENDS_S = 5.0  # longest time that the process may take to end by itself
 
 
-class Broken(CannotAnswer):
+class WorkerDied(CannotAnswer):
     """The process is gone, by itself or killed, and the assignment that it worked on fails."""
 
     def __init__(self, why: str) -> None:
         super().__init__("worker", why)
 
 
-class Child:
+class WorkerProcess:
     """The worker process. It inherits one end of a socket and nothing else.
 
     It has a session (`setsid`) of its own, so every process that it starts is ended with it.
 
-    Invariant: whatever the process does or sends, a call returns a message or raises `Broken`. After `Broken` the
-    process is gone.
+    Invariant: whatever the process does or sends, a call returns a message or raises `WorkerDied`. After `WorkerDied`
+    the process is gone.
     """
 
     def __init__(self, interpreter: Interpreter, folder: Path, takes_s: float) -> None:
@@ -69,8 +70,8 @@ class Child:
                 )  # fmt: skip
             except OSError as error:
                 ours.close()
-                raise Broken(f"it cannot be started: {error.strerror}") from error
-        self._wire, self._folder = Wire(ours), folder
+                raise WorkerDied(f"it cannot be started: {error.strerror}") from error
+        self._wire, self._folder = FramedSocket(ours), folder
         self._log = threading.Thread(target=self._keep_log, daemon=True, name="worker's log")
         self._log.start()
 
@@ -98,20 +99,20 @@ class Child:
 
     @contextlib.contextmanager
     def held_to_account(self) -> Iterator[None]:
-        """Translate I/O and framing errors of the process into `Broken`.
+        """Translate I/O and framing errors of the process into `WorkerDied`.
 
         A process that sent an invalid message, or stopped in the middle of one, is killed.
         """
         try:
             yield
         except EOFError:
-            raise Broken(died(self._reaped(ENDS_S))) from None
+            raise WorkerDied(died(self._reaped(ENDS_S))) from None
         except (BadFrame, LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
             self.kill()
-            raise Broken("it said what cannot be") from error
+            raise WorkerDied("it said what cannot be") from error
         except TimeoutError as error:
             self.kill()
-            raise Broken("it stopped in the middle of a word") from error
+            raise WorkerDied("it stopped in the middle of a word") from error
 
     def close(self) -> None:
         """Close the socket, which ends the process.
@@ -169,7 +170,7 @@ class Until:
     had_s: float
 
 
-class Patience:
+class Watchdog:
     """The watchdog of one worker. `hung_s` is the least time that it has past its deadline without a sign of life.
 
     Invariant: a worker that hangs is killed past its deadline after `hung_s`, or after the time that it had, if that is
@@ -188,11 +189,11 @@ class Patience:
         self._hung = 0
 
     def heard(
-        self, child: Child, tell: Tell, cancelled: Callable[[], bool], until: Until | None, number: int = 0
+        self, child: WorkerProcess, tell: Tell, cancelled: Callable[[], bool], until: Until | None, number: int = 0
     ) -> dict[str, Any]:
         """Return the message that ends order `number`; until then pass on the progress that the process reports.
 
-        Raises `Cancelled` if the process did not stop the withdrawn work in time, and `Broken` if it hung. In both
+        Raises `Cancelled` if the process did not stop the withdrawn work in time, and `WorkerDied` if it hung. In both
         cases it was killed.
         """
         alive_at, told_at = self._clock(), None
@@ -214,7 +215,7 @@ class Patience:
             if until is not None and now - max(until.at, alive_at) > self._for_s(until):
                 child.kill()
                 self._hung += 1
-                raise Broken(f"hung: {now - alive_at:.0f} s without a sign of life, and past the deadline")
+                raise WorkerDied(f"hung: {now - alive_at:.0f} s without a sign of life, and past the deadline")
 
     def _for_s(self, until: Until) -> float:
         return max(self.hung_s, until.had_s) * 2.0 ** min(self._hung, MOST_TWICE)

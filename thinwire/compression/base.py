@@ -3,8 +3,8 @@
 A `Codec` is a parsed spec. `bind` gives a `BoundCodec` for one layout, which encodes and decodes segments. The encoder
 may keep state between calls; the decoder keeps none.
 
-A codec declares its error bound as a `Kind`: `Unbiased(omega)`, `Contractive(delta)` or `ResidualOnly`. Error feedback
-reads the kind and refuses a codec around which a residual would diverge.
+A codec declares its error bound as an `ErrorBound`: `Unbiased(omega)`, `Contractive(delta)` or `NoGuarantee`. Error
+feedback reads the kind and refuses a codec around which a residual would diverge.
 
 Stages of a chain (`Step`) are `Sparsifier`, `Quantizer`, low rank, and coders. `read_ratio`, `read_number` and
 `read_whole` parse the argument between the brackets of a stage, as exact numbers.
@@ -80,15 +80,15 @@ class Contractive:
 
 
 @dataclass(frozen=True)
-class ResidualOnly:
+class NoGuarantee:
     """The kind of a codec without a bound for a single call; only error feedback makes the sum of its updates right."""
 
 
-Kind: TypeAlias = Unbiased | Contractive | ResidualOnly
+ErrorBound: TypeAlias = Unbiased | Contractive | NoGuarantee
 Role: TypeAlias = Literal["sparsifier", "lowrank", "quantizer", "coder"]
 
 
-def contraction(kind: Kind) -> float:
+def contraction(kind: ErrorBound) -> float:
     """Return the contraction factor delta of a kind: 1 - omega for an unbiased one, 0 or less for no contraction."""
     match kind:
         case Contractive(delta):
@@ -98,7 +98,7 @@ def contraction(kind: Kind) -> float:
     return 0.0
 
 
-def chained(first: Kind, second: Kind) -> Kind:
+def chained(first: ErrorBound, second: ErrorBound) -> ErrorBound:
     """Return the kind of two codecs applied one after the other.
 
     Deltas multiply, 1 + omega multiplies. A delta of 0 or less means that error feedback refuses the chain.
@@ -106,8 +106,8 @@ def chained(first: Kind, second: Kind) -> Kind:
     >>> chained(Contractive(0.01), Unbiased(0.05))
     Contractive(delta=0.0095)
     """
-    if isinstance(first, ResidualOnly) or isinstance(second, ResidualOnly):
-        return ResidualOnly()
+    if isinstance(first, NoGuarantee) or isinstance(second, NoGuarantee):
+        return NoGuarantee()
     if isinstance(first, Unbiased) and isinstance(second, Unbiased):
         return Unbiased((1 + first.omega) * (1 + second.omega) - 1)
     a, b = contraction(first), contraction(second)
@@ -163,7 +163,7 @@ class Quantizer(Step, Protocol):
     symbols_dtype: ClassVar[np.dtype[Any]]
     scales_dtype: ClassVar[np.dtype[Any]]
 
-    def kind(self) -> Kind:
+    def kind(self) -> ErrorBound:
         """Return the error bound."""
 
     def under_feedback(self) -> Quantizer:
@@ -192,15 +192,15 @@ class Sparsifier(Step, Protocol):
     """Selects the coordinates to send.
 
     The number of indices is `count(n)` if `fixed`, else at most that. If `seeded`, the word alone decides (see
-    `Drawn`), and the frame carries the word instead of the indices. If `looks`, `select` raises NonFiniteUpdate for NaN
-    and infinity.
+    `SeededSparsifier`), and the frame carries the word instead of the indices. If `looks`, `select` raises
+    NonFiniteUpdate for NaN and infinity.
     """
 
     fixed: ClassVar[bool]
     seeded: ClassVar[bool]
     looks: ClassVar[bool]
 
-    def kind(self) -> Kind:
+    def kind(self) -> ErrorBound:
         """Return the error bound."""
 
     def count(self, size: int) -> int:
@@ -210,7 +210,7 @@ class Sparsifier(Step, Protocol):
         """Return the sorted indices to send and a copy of their values."""
 
 
-class Drawn(Sparsifier, Protocol):
+class SeededSparsifier(Sparsifier, Protocol):
     """A seeded sparsifier: encoder and decoder derive the same indices from the word."""
 
     def places(self, size: int, word: int) -> Indices:
@@ -246,7 +246,7 @@ class BoundCodec(Protocol):
         """Return the layout that the codec is bound to."""
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> ErrorBound:
         """Return the error bound of one call."""
 
     def init(self, segment: int = 0) -> State:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from thinwire.compression.base import BoundCodec, Codec, Contractive, Kind, Unbiased
+from thinwire.compression.base import BoundCodec, Codec, Contractive, ErrorBound, Unbiased
 from thinwire.compression.feedback import feedback
 from thinwire.compression.registry import steps
 from thinwire.compression.spec import ALIASES, parse
@@ -35,7 +35,7 @@ PAPER = re.compile(r"([A-Z][\w-]+(?: et al\.|,? [A-Z]\w+ and [A-Z]\w+| and [A-Z]
 
 
 @dataclass(frozen=True)
-class Described:
+class CodecInfo:
     """One name of a chain, as `thinwire codecs list` shows it.
 
     `bits` are bits a parameter of `example`; `under_feedback` is its kind inside feedback, or the reason why feedback
@@ -54,12 +54,12 @@ class Described:
     stands_for: str = ""
 
 
-def described() -> list[Described]:
+def described() -> list[CodecInfo]:
     """Return all names that a chain may contain: codecs and coders in the order of their roles, then aliases.
 
     A broken codec of another package hides nothing else: its row says why it is broken.
     """
-    rows, broken = list[Described](), list[Described]()
+    rows, broken = list[CodecInfo](), list[CodecInfo]()
     for name in steps:
         try:
             step = steps[name]
@@ -78,18 +78,18 @@ def described() -> list[Described]:
     return rows
 
 
-def _broken(name: str, why: str) -> Described:
-    return Described(name, "broken", "", "", "", 0.0, "", why)
+def _broken(name: str, why: str) -> CodecInfo:
+    return CodecInfo(name, "broken", "", "", "", 0.0, "", why)
 
 
-def _row(name: str, role: str, example: str, paper: str, what: str, stands_for: str = "") -> Described:
+def _row(name: str, role: str, example: str, paper: str, what: str, stands_for: str = "") -> CodecInfo:
     codec = parse(example)
     bound = codec.bind(Layout.of({"w": (SIDE, SIDE)}))
     try:
         inside = worded(feedback(codec).bind(Layout.of({"w": (SIDE, SIDE)})).inner.kind)
     except CodecError as error:
         inside = f"refused: {error.why}"
-    return Described(name, role, example, worded(bound.kind), inside, round(bits(example), 4), paper, what, stands_for)
+    return CodecInfo(name, role, example, worded(bound.kind), inside, round(bits(example), 4), paper, what, stands_for)
 
 
 @lru_cache
@@ -104,7 +104,7 @@ def bits(spec: str) -> float:
     return 8 * len(bound.encode(x, bound.init(), Key(1)).payload) / SAMPLE
 
 
-def worded(kind: Kind) -> str:
+def worded(kind: ErrorBound) -> str:
     """Return a kind as text.
 
     >>> worded(Contractive(0.01))
@@ -124,7 +124,7 @@ def papers(text: str) -> str:
     return "; ".join(dict.fromkeys(f"{who} {year}" for who, year in PAPER.findall(text)))
 
 
-def as_json(row: Described) -> dict[str, Any]:
+def as_json(row: CodecInfo) -> dict[str, Any]:
     """Return the row as a JSON object."""
     return dict(vars(row))
 
@@ -134,7 +134,7 @@ TRIES = 3
 
 
 @dataclass(frozen=True)
-class Trial:
+class Measurement:
     """A measurement of encoding and decoding `params` normal values; times are the best of `TRIES`, in milliseconds.
 
     One thread does the work, or as many as the plan says. `relative_error` is ||decoded - x|| / ||x||. `memcpy_ms` is
@@ -151,7 +151,7 @@ class Trial:
     refused: str = ""
 
 
-def trials(codec: Codec, params: int) -> list[Trial]:
+def trials(codec: Codec, params: int) -> list[Measurement]:
     """Return a measurement without feedback and one with it."""
     if not 1 <= params <= MOST_PARAMS:
         raise UsageError(
@@ -168,7 +168,7 @@ def trials(codec: Codec, params: int) -> list[Trial]:
     try:
         found.append(_trial(feedback(codec).bind(layout), xs, copies, copy_ms, fed=True))
     except CodecError as error:
-        found.append(Trial(feedback=True, params=params, memcpy_ms=copy_ms, refused=f"{error.what}: {error.why}"))
+        found.append(Measurement(feedback=True, params=params, memcpy_ms=copy_ms, refused=f"{error.what}: {error.why}"))
     return found
 
 
@@ -183,7 +183,7 @@ def _shapes(params: int) -> dict[str, tuple[int, ...]]:
     return {name: shape for name, shape in (("w", (rows, side)), ("b", (rest,))) if shape[0]}
 
 
-def _trial(bound: BoundCodec, xs: list[Vector], given: list[Vector], copy_ms: float, fed: bool) -> Trial:
+def _trial(bound: BoundCodec, xs: list[Vector], given: list[Vector], copy_ms: float, fed: bool) -> Measurement:
     """Return one measurement. `given` holds buffers for donated vectors; filling them is not timed."""
     encode_ms, states, payloads = 0.0, [], []
     for segment, (x, mine) in enumerate(zip(xs, given, strict=True)):
@@ -209,7 +209,7 @@ def _trial(bound: BoundCodec, xs: list[Vector], given: list[Vector], copy_ms: fl
     params = sum(x.size for x in xs)
     bits = 8 * sum(map(len, payloads)) / params
     error = float(np.sqrt(lost / whole)) if whole else 0.0
-    return Trial(fed, params, copy_ms, encode_ms, decode_ms, bits, error)
+    return Measurement(fed, params, copy_ms, encode_ms, decode_ms, bits, error)
 
 
 def best(work: Callable[[], object]) -> float:

@@ -2,8 +2,8 @@
 
 There are two ways to encode. `Chain.write` runs stage by stage and works for every chain. If the quantizer alone is the
 chain and has a fused kernel (`Chain.writes`), `written` fills the frame directly: no stream is made first, and no value
-is read twice. With a remembered vector (`Held`), each part is compensated, encoded, decoded and updated while it is in
-cache.
+is read twice. With a remembered vector (`Memory`), each part is compensated, encoded, decoded and updated while it is
+in cache.
 
 Invariant: both ways give the same bytes.
 """
@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 from thinwire.compression import frame
 from thinwire.compression.base import (
     Contractive,
-    Drawn,
+    ErrorBound,
     Everything,
-    Kind,
     Quantizer,
     Scales,
+    SeededSparsifier,
     Sparsifier,
     Support,
     Unbiased,
@@ -34,16 +34,16 @@ from thinwire.compression.base import (
 from thinwire.compression.codecs.bitpack import packed_bytes
 from thinwire.compression.codecs.casts import Identity
 from thinwire.compression.frame import Stream
-from thinwire.compression.memory import Feeds, Held, Writes
+from thinwire.compression.memory import FusedEncoder, FusedFeedbackEncoder, Memory
 from thinwire.compression.native.threads import each
-from thinwire.compression.segmented import Bound, Group
-from thinwire.compression.streams import WORD, Coded, Read, read_word
+from thinwire.compression.segmented import SegmentedCodec, TensorGroup
+from thinwire.compression.streams import WORD, DecodedStreams, StreamCoders, read_word
 from thinwire.core.layout import Layout, Slice
 from thinwire.core.prng import Key, word32
 from thinwire.core.types import State, Vector
 
 PLAIN = Identity()
-UNCODED = Coded()
+UNCODED = StreamCoders()
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Chain:
 
     sparsifier: Sparsifier | None = None
     quantizer: Quantizer = PLAIN
-    coded: Coded = UNCODED
+    coded: StreamCoders = UNCODED
     divisor: float = 1.0
 
     @property
@@ -67,9 +67,9 @@ class Chain:
         stages += [self.quantizer.spec] if self.quantizer != PLAIN or not stages else []
         return " > ".join(stages + self.coded.specs)
 
-    def bind(self, layout: Layout) -> Bound:
+    def bind(self, layout: Layout) -> SegmentedCodec:
         """Return this chain for the segments of a layout, with all tensors of a segment in one group."""
-        return Bound(self.spec, layout, [[Group(self.placed(s.slices))] for s in layout.segments])
+        return SegmentedCodec(self.spec, layout, [[TensorGroup(self.placed(s.slices))] for s in layout.segments])
 
     def placed(self, slices: Sequence[Slice]) -> Chain:
         """Return this chain for a vector that holds these slices of tensors one after the other."""
@@ -95,7 +95,7 @@ class Chain:
         return replace(self, quantizer=quantizer, divisor=divisor)
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> ErrorBound:
         """Return the error bound of the whole chain."""
         inner = self.quantizer.kind() if self.divisor == 1 else Contractive(1 / self.divisor)
         return chained(self.sparsifier.kind(), inner) if self.sparsifier else inner
@@ -133,7 +133,7 @@ class Chain:
         """Return the whole frame of one vector, with the same bytes as `write`. Requires `writes`."""
         return written(self.quantizer, x, self._word(key, segment), bound)
 
-    def held(self, x: Vector, key: Key, segment: int, bound: bytes, held: Held, state: State) -> bytes:
+    def held(self, x: Vector, key: Key, segment: int, bound: bytes, held: Memory, state: State) -> bytes:
         """Return the frame of `x` compensated by `held`, and overwrite `x` with the updated memory.
 
         Requires `apart`.
@@ -148,7 +148,7 @@ class Chain:
 
     def write(
         self, x: Vector, key: Key, segment: int, group: int = 0, state: State | None = None
-    ) -> tuple[list[Stream], Support, Read]:
+    ) -> tuple[list[Stream], Support, DecodedStreams]:
         """Encode one vector, the `group`-th of its segment.
 
         Return its streams, the support within the vector, and the content that `read` would find in the streams.
@@ -168,14 +168,14 @@ class Chain:
         if scales.size:
             streams.append(self.coded.scales(scales))
         support = Everything.SENT if indices is None else indices
-        return streams, support, Read(self.quantizer, indices, symbols, scales, word)
+        return streams, support, DecodedStreams(self.quantizer, indices, symbols, scales, word)
 
     def streams(self, size: int) -> int:
         """Return the number of streams of a vector of `size`."""
         places = self.sparsifier is not None and not self.sparsifier.seeded
         return 1 + self.seeded + places + (self.quantizer.scales_count(self.sent(size)) > 0)
 
-    def read(self, streams: list[Stream], size: int) -> Read:
+    def read(self, streams: list[Stream], size: int) -> DecodedStreams:
         """Decode the streams without dequantizing; raise BadPayload before anything else happens."""
         rest = iter(streams)
         word = read_word(next(rest)) if self.seeded else 0
@@ -192,11 +192,13 @@ class Chain:
             scales = self.coded.read_scales(next(rest), count, self.quantizer)
         self.quantizer.check(symbols, scales)
         if drawn:  # last, after all checks: no stream limits the number of these indices
-            indices = cast("Drawn", self.sparsifier).places(size, word)
-        return Read(self.quantizer, indices, symbols, scales, word)
+            indices = cast("SeededSparsifier", self.sparsifier).places(size, word)
+        return DecodedStreams(self.quantizer, indices, symbols, scales, word)
 
-    def add(self, read: Read, weight: float | None, into: Vector, start: int, stop: int, shift: int = 0) -> None:
-        """Add the decoded values in start .. stop to `into`; see `Read.add`."""
+    def add(
+        self, read: DecodedStreams, weight: float | None, into: Vector, start: int, stop: int, shift: int = 0
+    ) -> None:
+        """Add the decoded values in start .. stop to `into`; see `DecodedStreams.add`."""
         read.add(weight, into, start, stop, shift)
 
     def max_bytes(self, size: int) -> int:
@@ -214,21 +216,21 @@ CACHED = 1 << 18  # elements: of three passes over these, the last two find them
 
 def writes(quantizer: Quantizer) -> bool:
     """Return True if a fused kernel writes this quantizer's symbols and raises NonFiniteUpdate for NaN and infinity."""
-    return isinstance(quantizer, Writes) and quantizer.writes
+    return isinstance(quantizer, FusedEncoder) and quantizer.writes
 
 
 def apart(quantizer: Quantizer) -> bool:
     """Return True if this quantizer encodes parts of a vector separately, which the fused path with memory needs."""
-    return writes(quantizer) and (_feeds(quantizer) or (isinstance(quantizer, Writes) and quantizer.apart))
+    return writes(quantizer) and (_feeds(quantizer) or (isinstance(quantizer, FusedEncoder) and quantizer.apart))
 
 
 def _feeds(quantizer: Quantizer) -> bool:
-    return isinstance(quantizer, Feeds) and quantizer.feeds
+    return isinstance(quantizer, FusedFeedbackEncoder) and quantizer.feeds
 
 
-def written(quantizer: Quantizer, x: Vector, word: int, bound: bytes, held: Held | None = None) -> bytes:
+def written(quantizer: Quantizer, x: Vector, word: int, bound: bytes, held: Memory | None = None) -> bytes:
     """Return the whole frame of one vector; with `held`, overwrite `x` with the updated memory."""
-    assert isinstance(quantizer, Writes)
+    assert isinstance(quantizer, FusedEncoder)
     scales: Scales = np.empty(quantizer.scales_count(x.size), quantizer.scales_dtype)
     symbols_bytes = packed_bytes(x.size, quantizer.bits)
     lengths = [WORD.size] * quantizer.seeded + [symbols_bytes] + [scales.nbytes] * (scales.size > 0)
@@ -237,7 +239,7 @@ def written(quantizer: Quantizer, x: Vector, word: int, bound: bytes, held: Held
         places.pop(0)[:] = np.frombuffer(WORD.pack(word), np.uint8)
     if held is None:
         quantizer.write(x, word, places[0], scales)
-    elif isinstance(quantizer, Feeds) and quantizer.feeds:
+    elif isinstance(quantizer, FusedFeedbackEncoder) and quantizer.feeds:
         quantizer.write_held(x, held, word, places[0], scales)
     else:
         _write_parts(quantizer, x, held, word, places[0], scales)
@@ -247,9 +249,9 @@ def written(quantizer: Quantizer, x: Vector, word: int, bound: bytes, held: Held
 
 
 def _write_parts(
-    quantizer: Quantizer, x: Vector, held: Held, word: int, symbols: NDArray[np.uint8], scales: Scales
+    quantizer: Quantizer, x: Vector, held: Memory, word: int, symbols: NDArray[np.uint8], scales: Scales
 ) -> None:
-    assert isinstance(quantizer, Writes)
+    assert isinstance(quantizer, FusedEncoder)
 
     def part(start: int, stop: int) -> None:
         for a, b in cached(start, stop):
@@ -259,10 +261,10 @@ def _write_parts(
             own = scales[quantizer.scales_count(a) : quantizer.scales_count(b)]
             quantizer.write(x[here], word, packed, own, a)
             held.after(x, here)
-            found = Coded().read_symbols(Stream(packed.data), b - a, quantizer)
+            found = StreamCoders().read_symbols(Stream(packed.data), b - a, quantizer)
             # Signs are a hash of index ^ word. `cached` gives parts in which a + i == a ^ i, so the part at a, counted
             # from 0, has the seed word ^ a.
-            Read(quantizer, None, found, own, word ^ a).add(held.weight, x[here], 0, b - a)
+            DecodedStreams(quantizer, None, found, own, word ^ a).add(held.weight, x[here], 0, b - a)
             held.settled(x, here)
 
     each(0, x.size, part)

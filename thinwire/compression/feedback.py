@@ -43,14 +43,14 @@ from thinwire.compression.base import (
     Codec,
     Contractive,
     Encoded,
+    ErrorBound,
     Everything,
-    Kind,
-    ResidualOnly,
+    NoGuarantee,
     Unbiased,
     contraction,
 )
-from thinwire.compression.memory import Held
-from thinwire.compression.segmented import Bound
+from thinwire.compression.memory import Memory
+from thinwire.compression.segmented import SegmentedCodec
 from thinwire.compression.vector_ops import require_vector, require_writable
 from thinwire.core.errors import CodecError
 from thinwire.core.layout import Layout
@@ -59,7 +59,7 @@ from thinwire.core.types import Arrived, Payload, State, Vector
 
 
 @dataclass(frozen=True)
-class Around:
+class CodecWrapper:
     """A bound codec around another one. The inner codec decodes, because a decoder need not know the wrapper."""
 
     inner: BoundCodec
@@ -131,16 +131,16 @@ def inside(codec: Codec, layout: Layout) -> BoundCodec:
     A parsed chain knows the form of its quantizer. `Shrunk` wraps a codec that is not a chain.
     """
     bound = codec.bind(layout)
-    if isinstance(bound, Bound):
+    if isinstance(bound, SegmentedCodec):
         return bound.under_feedback()
     if isinstance(bound.kind, Unbiased) and bound.kind.omega > 0:
         return Shrunk(bound, bound.kind.omega)
     return bound
 
 
-def require_contraction(spec: str, kind: Kind) -> None:
+def require_contraction(spec: str, kind: ErrorBound) -> None:
     """Raise CodecError if a residual around this kind would grow from step to step."""
-    if not isinstance(kind, ResidualOnly) and contraction(kind) <= 0:
+    if not isinstance(kind, NoGuarantee) and contraction(kind) <= 0:
         raise CodecError(
             f"feedback around {spec!r} would diverge",
             why="it is no contraction: what is left over can be larger than what was given",
@@ -149,7 +149,7 @@ def require_contraction(spec: str, kind: Kind) -> None:
 
 
 @dataclass(frozen=True)
-class BoundFeedback(Around):
+class BoundFeedback(CodecWrapper):
     """A bound codec with classic error feedback; see `BoundCodec`.
 
     `encode` overwrites `x` with the new residual and does not write to `state`. The inner codec keeps its own state
@@ -162,9 +162,9 @@ class BoundFeedback(Around):
     masked: bool = False
 
     @cached_property
-    def kind(self) -> Kind:
-        """Return the kind of the inner codec if it is contractive, else `ResidualOnly`."""
-        return self.inner.kind if isinstance(self.inner.kind, Contractive) else ResidualOnly()
+    def kind(self) -> ErrorBound:
+        """Return the kind of the inner codec if it is contractive, else `NoGuarantee`."""
+        return self.inner.kind if isinstance(self.inner.kind, Contractive) else NoGuarantee()
 
     def init(self, segment: int = 0) -> State:
         """Return the first state of a segment: zeros as residual and momentum, and the inner codec's state."""
@@ -182,7 +182,7 @@ class BoundFeedback(Around):
         """Encode the update plus the residual, and overwrite `x` with the new residual."""
         require_writable(x, self.layout.segments[segment].size)
         kept = {MOMENTUM: self._velocity(x, state)} if self.momentum else {}
-        encoded = encode_held(self.inner, x, Held(state[RESIDUAL], 1.0), state, key, segment)
+        encoded = encode_held(self.inner, x, Memory(state[RESIDUAL], 1.0), state, key, segment)
         if self.masked and self.momentum:
             sent = slice(None) if isinstance(encoded.support, Everything) else encoded.support
             kept[MOMENTUM][sent] = 0
@@ -206,13 +206,13 @@ class BoundFeedback(Around):
         return {**state, RESIDUAL: residual}
 
 
-def encode_held(inner: BoundCodec, x: Vector, held: Held, state: State, key: Key, segment: int) -> Encoded:
+def encode_held(inner: BoundCodec, x: Vector, held: Memory, state: State, key: Key, segment: int) -> Encoded:
     """Encode `x` compensated by `held`, and overwrite `x` with the updated memory.
 
-    A `Bound` codec does this itself; any other codec encodes a copy of `x`.
+    A `SegmentedCodec` does this itself; any other codec encodes a copy of `x`.
     """
     own = carried(inner, state, segment)
-    if isinstance(inner, Bound):
+    if isinstance(inner, SegmentedCodec):
         return inner.encode_held(x, held, own, key, segment)
     held.before(x)
     encoded = inner.encode(x.copy(), own, key, segment)
@@ -251,7 +251,7 @@ class Ef21:
     def bind(self, layout: Layout) -> BoundEf21:
         """Return the bound codec with EF21; raise CodecError unless each call contracts."""
         bound = inside(self.inner, layout)
-        if isinstance(bound.kind, ResidualOnly):
+        if isinstance(bound.kind, NoGuarantee):
             raise CodecError(
                 f"ef21 around {self.spec!r} need not come to rest",
                 why="each call has to contract, and this codec promises nothing of one call",
@@ -274,7 +274,7 @@ def ef21(codec: Codec) -> Ef21:
 
 
 @dataclass(frozen=True)
-class BoundEf21(Around):
+class BoundEf21(CodecWrapper):
     """A bound codec with EF21; see `BoundCodec`. A frame decodes to a step of the reference.
 
     `encode` overwrites `x` with the new reference; `refund` takes such a step back.
@@ -286,9 +286,9 @@ class BoundEf21(Around):
     layout: Layout
 
     @property
-    def kind(self) -> Kind:
-        """Return the kind of the inner codec if it is contractive, else `ResidualOnly`."""
-        return self.inner.kind if isinstance(self.inner.kind, Contractive) else ResidualOnly()
+    def kind(self) -> ErrorBound:
+        """Return the kind of the inner codec if it is contractive, else `NoGuarantee`."""
+        return self.inner.kind if isinstance(self.inner.kind, Contractive) else NoGuarantee()
 
     def init(self, segment: int = 0) -> State:
         """Return the first state of a segment: zeros as reference, and the inner codec's state."""
@@ -297,7 +297,7 @@ class BoundEf21(Around):
     def encode(self, x: Vector, state: State, key: Key, segment: int = 0) -> Encoded:
         """Encode the difference to the reference, and overwrite `x` with the new reference."""
         require_writable(x, self.layout.segments[segment].size)
-        encoded = encode_held(self.inner, x, Held(state[REFERENCE], -1.0), state, key, segment)
+        encoded = encode_held(self.inner, x, Memory(state[REFERENCE], -1.0), state, key, segment)
         return Encoded(encoded.payload, {**encoded.state, REFERENCE: x}, encoded.support)
 
     def refund(self, payload: Payload, state: State, segment: int = 0) -> State:
@@ -308,7 +308,7 @@ class BoundEf21(Around):
 
 
 @dataclass(frozen=True)
-class Shrunk(Around):
+class Shrunk(CodecWrapper):
     """An unbiased codec made a contraction: it encodes y = x / (1 + omega).
 
     E||C(y) - x||^2 <= omega / (1 + omega) ||x||^2, so delta = 1 / (1 + omega) for any omega; C itself contracts only
@@ -323,7 +323,7 @@ class Shrunk(Around):
         return self.inner.layout
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> ErrorBound:
         """Return the error bound."""
         return Contractive(1 / (1 + self.omega))
 

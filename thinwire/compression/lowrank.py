@@ -18,13 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thinwire.compression import frame
-from thinwire.compression.base import BLOCK, Everything, Kind, ResidualOnly, Role, Support, not_finite, read_whole
+from thinwire.compression.base import BLOCK, ErrorBound, Everything, NoGuarantee, Role, Support, not_finite, read_whole
 from thinwire.compression.chain import Chain
 from thinwire.compression.frame import Stream
-from thinwire.compression.memory import Held
+from thinwire.compression.memory import Memory
 from thinwire.compression.native import threads
-from thinwire.compression.segmented import Bound, Group
-from thinwire.compression.streams import Read
+from thinwire.compression.segmented import SegmentedCodec, TensorGroup
+from thinwire.compression.streams import DecodedStreams
 from thinwire.compression.vector_ops import maxima, require_finite
 from thinwire.core.errors import BadPayload
 from thinwire.core.layout import Layout, Slice
@@ -77,9 +77,9 @@ class LowRank:
         inner = self.inner.spec
         return self.step.spec if inner == WHOLE.spec else f"{self.step.spec} > {inner.removeprefix('identity > ')}"
 
-    def bind(self, layout: Layout) -> Bound:
+    def bind(self, layout: Layout) -> SegmentedCodec:
         """Return this codec for the segments of a layout, with all tensors of a segment in one group."""
-        return Bound(self.spec, layout, [[Group(self.placed(s.slices))] for s in layout.segments])
+        return SegmentedCodec(self.spec, layout, [[TensorGroup(self.placed(s.slices))] for s in layout.segments])
 
     def placed(self, slices: Sequence[Slice]) -> LowRank:
         """Return this chain for a vector that holds these slices of tensors one after the other."""
@@ -96,9 +96,9 @@ class LowRank:
         return self
 
     @property
-    def kind(self) -> Kind:
-        """Return `ResidualOnly`: there is no bound for a single call."""
-        return ResidualOnly()
+    def kind(self) -> ErrorBound:
+        """Return `NoGuarantee`: there is no bound for a single call."""
+        return NoGuarantee()
 
     @property
     def looks(self) -> bool:
@@ -140,7 +140,7 @@ class LowRank:
         """Return True if factors are sent as they are, so that `held` works matrix by matrix; see `Chain.apart`."""
         return self.inner == WHOLE
 
-    def held(self, x: Vector, key: Key, segment: int, bound: bytes, held: Held, state: State) -> bytes:
+    def held(self, x: Vector, key: Key, segment: int, bound: bytes, held: Memory, state: State) -> bytes:
         """Return the frame of `x` compensated by `held`, and overwrite `x` with the updated memory.
 
         `state` is read and replaced as in `write`.
@@ -176,9 +176,9 @@ class LowRank:
 
     def _sent(
         self, parts: Sequence[Vector | Product], key: Key, segment: int, group: int
-    ) -> tuple[list[Stream], list[Read]]:
+    ) -> tuple[list[Stream], list[DecodedStreams]]:
         products = [part for part in parts if isinstance(part, Product)]
-        streams, reads = list[Stream](), list[Read]()
+        streams, reads = list[Stream](), list[DecodedStreams]()
         for part in (
             [product.left.reshape(-1) for product in products],
             [product.turned.T.reshape(-1) for product in products],
@@ -190,7 +190,7 @@ class LowRank:
                 reads.append(read)
         return streams, reads
 
-    def _decoded_parts(self, reads: Sequence[Read]) -> Vector:
+    def _decoded_parts(self, reads: Sequence[DecodedStreams]) -> Vector:
         values: Vector = np.zeros(sum(self._parts), np.float32)
         at = 0
         for part, read in zip(self._parts, reads, strict=True):
@@ -211,7 +211,7 @@ class LowRank:
 
         Only the values that are sent as they are have been allocated at their full size.
         """
-        rest, reads = iter(streams), list[Read]()
+        rest, reads = iter(streams), list[DecodedStreams]()
         for part in self._parts:
             reads.append(self.inner.read([next(rest) for _ in range(self.inner.streams(part))], part))
         values = self._decoded_parts(reads)
@@ -256,7 +256,7 @@ class Product:
     turned: Matrix
 
     def added(self, first: int, last: int, factor: np.float32, adds: bool, into: Vector) -> bool:
-        """Write the vector's first .. last times `factor` to `into` with a kernel, as `Adds.add` does."""
+        """Write the vector's first .. last times `factor` to `into` with a kernel, as `FusedDecoder.add` does."""
         rank, cols = self.turned.shape
         span = slice(first - self.at, last - self.at)
         return threads.add_in_parts("lowrank_add", (self.left, self.turned, cols, rank), span, factor, adds, into)

@@ -28,7 +28,7 @@ from thinwire.core.types import Vector
 
 
 @runtime_checkable
-class Writes(Protocol):
+class FusedEncoder(Protocol):
     """A quantizer with a fused kernel that quantizes, bit-packs and writes into the frame buffer in one pass.
 
     `apart` is True if whole buckets may be encoded separately, as a part of a vector whose first value has the index
@@ -48,7 +48,7 @@ class Writes(Protocol):
 
 
 @runtime_checkable
-class Feeds(Protocol):
+class FusedFeedbackEncoder(Protocol):
     """A quantizer with a fused kernel for error feedback: it updates the memory while a bucket is in cache.
 
     Without this kernel, a quantizer that is `apart` does the same in larger parts.
@@ -58,12 +58,12 @@ class Feeds(Protocol):
     def feeds(self) -> bool:
         """Return True if the active kernels include this one."""
 
-    def write_held(self, values: Vector, held: Held, word: int, symbols: NDArray[np.uint8], scales: Scales) -> None:
+    def write_held(self, values: Vector, held: Memory, word: int, symbols: NDArray[np.uint8], scales: Scales) -> None:
         """Encode `values` compensated by `held`, and overwrite `values` with the updated memory."""
 
 
 @runtime_checkable
-class Adds(Protocol):
+class FusedDecoder(Protocol):
     """A quantizer with a fused kernel for decoding.
 
     Symbols of fewer than 8 bits reach it, `check` and `dequantize` as `Packed`, which has a size, a minimum, and slices
@@ -80,7 +80,7 @@ class Adds(Protocol):
 
 
 @dataclass(frozen=True)
-class Held:
+class Memory:
     """The memory of an encoder, which is only read. `sign` is 1 for a residual and -1 for a reference."""
 
     vector: Vector

@@ -14,15 +14,15 @@ from thinwire.compression.base import (
     ALL,
     Contractive,
     Encoded,
+    ErrorBound,
     Everything,
-    Kind,
-    ResidualOnly,
+    NoGuarantee,
     Support,
     Unbiased,
     contraction,
 )
 from thinwire.compression.frame import Stream
-from thinwire.compression.memory import Held
+from thinwire.compression.memory import Memory
 from thinwire.compression.vector_ops import require_finite, require_vector, require_writable, spanned
 from thinwire.core.errors import BadPayload
 from thinwire.core.layout import Layout
@@ -31,19 +31,19 @@ from thinwire.core.types import Arrived, State, Vector
 
 
 @dataclass(frozen=True)
-class Bound:
+class SegmentedCodec:
     """A bound codec of chains; see `BoundCodec`. Its state is the state of its chains, which is empty for most."""
 
     spec: str
     layout: Layout
-    groups: Sequence[Sequence[Group]]  # the groups of each segment
+    groups: Sequence[Sequence[TensorGroup]]  # the groups of each segment
 
     @cached_property
-    def kind(self) -> Kind:
+    def kind(self) -> ErrorBound:
         """Return the error bound of all groups together; parts of a vector contract as the weakest of them does."""
         kinds = [group.chain.kind for groups in self.groups for group in groups]
-        if any(isinstance(kind, ResidualOnly) for kind in kinds):
-            return ResidualOnly()
+        if any(isinstance(kind, NoGuarantee) for kind in kinds):
+            return NoGuarantee()
         unbiased = [kind.omega for kind in kinds if isinstance(kind, Unbiased)]
         if unbiased and len(unbiased) == len(kinds):
             return Unbiased(max(unbiased))
@@ -56,7 +56,7 @@ class Bound:
     def _size(self, segment: int) -> int:
         return self.layout.segments[segment].size
 
-    def under_feedback(self) -> Bound:
+    def under_feedback(self) -> SegmentedCodec:
         """Return the codec that encodes inside error feedback. Its frames have the same format."""
         return replace(self, groups=[[replace(g, chain=g.chain.under_feedback()) for g in gs] for gs in self.groups])
 
@@ -78,7 +78,7 @@ class Bound:
             return Encoded(payload, state, Everything.SENT)
         return self._encoded(x, state, key, segment)[0]
 
-    def encode_held(self, x: Vector, held: Held, state: State, key: Key, segment: int = 0) -> Encoded:
+    def encode_held(self, x: Vector, held: Memory, state: State, key: Key, segment: int = 0) -> Encoded:
         """Encode `x` compensated by `held`, and overwrite `x` with the updated memory.
 
         It does not decode the finished frame, except for a chain that `writes` but is not `apart`.
@@ -101,7 +101,9 @@ class Bound:
         held.settled(x, encoded.support)
         return encoded
 
-    def _encoded(self, x: Vector, state: State, key: Key, segment: int) -> tuple[Encoded, list[tuple[Group, Any]]]:
+    def _encoded(
+        self, x: Vector, state: State, key: Key, segment: int
+    ) -> tuple[Encoded, list[tuple[TensorGroup, Any]]]:
         """Return a frame, and the content that `_read` would find in it."""
         streams, supports, reads, state = [], list[Support](), [], dict(state)
         for number, group in enumerate(self.groups[segment]):
@@ -121,7 +123,7 @@ class Bound:
     def _writes(self, segment: int) -> bool:
         return self._whole(segment) and self.groups[segment][0].chain.writes
 
-    def _read(self, payload: Arrived, segment: int) -> list[tuple[Group, Any]]:
+    def _read(self, payload: Arrived, segment: int) -> list[tuple[TensorGroup, Any]]:
         size, groups = self._size(segment), self.groups[segment]
         counts = [group.chain.streams(group.size(size)) for group in groups]
         if len(payload) > self.max_bytes(segment):
@@ -152,7 +154,9 @@ class Bound:
         self._add(read, None, out, 0, out.size)
         return out
 
-    def _add(self, read: list[tuple[Group, Any]], weight: float | None, into: Vector, start: int, stop: int) -> None:
+    def _add(
+        self, read: list[tuple[TensorGroup, Any]], weight: float | None, into: Vector, start: int, stop: int
+    ) -> None:
         with np.errstate(over="ignore", invalid="ignore"):  # the user of the sum checks for overflow
             for group, found in read:
                 if not group.pieces:
@@ -186,7 +190,7 @@ class VectorCodec(Protocol):
     """Encodes one vector as streams and decodes them: a `Chain`, or `LowRank`."""
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> ErrorBound:
         """Return the error bound."""
 
     @property
@@ -218,14 +222,14 @@ class VectorCodec(Protocol):
     ) -> tuple[list[Stream], Support, Any]:
         """Return the streams of `x`, its support, and the content that `read` would find in the streams."""
 
-    def held(self, x: Vector, key: Key, segment: int, bound: bytes, held: Held, state: State) -> bytes:
+    def held(self, x: Vector, key: Key, segment: int, bound: bytes, held: Memory, state: State) -> bytes:
         """Return the frame of `x` compensated by `held`, and overwrite `x` with the updated memory."""
 
     def read(self, streams: list[Stream], size: int) -> Any:
         """Decode the streams without dequantizing; raise BadPayload before anything else happens."""
 
     def add(self, read: Any, weight: float | None, into: Vector, start: int, stop: int, shift: int = 0) -> None:
-        """Add the decoded values in start .. stop to `into`; see `Read.add`."""
+        """Add the decoded values in start .. stop to `into`; see `DecodedStreams.add`."""
 
 
 class Straight(VectorCodec, Protocol):
@@ -236,7 +240,7 @@ class Straight(VectorCodec, Protocol):
 
 
 @dataclass(frozen=True)
-class Group:
+class TensorGroup:
     """The parts of a segment that one chain encodes together. No `pieces` means the whole segment as it is."""
 
     chain: VectorCodec

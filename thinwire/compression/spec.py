@@ -1,4 +1,5 @@
-"""Codec specs: parses `topk(0.01) > int8 > zstd` into a chain, per-tensor rules into `Layers`, and aliases of papers.
+"""Codec specs: parses `topk(0.01) > int8 > zstd` into a chain, per-tensor rules into `PerTensorCodec`, and aliases of
+papers.
 
     chain  = [sparsifier ">"] [quantizer] {">" coder} | lowrank [">" cast] [">" compressor]
     layers = "layers(" PATTERN "=" chain {";" PATTERN "=" chain} ")"
@@ -30,14 +31,14 @@ from thinwire.compression.codecs.casts import Fp16
 from thinwire.compression.codecs.integers import Delta, Rice
 from thinwire.compression.lowrank import LowRank, PowerSgd
 from thinwire.compression.registry import steps
-from thinwire.compression.segmented import Bound, Group
-from thinwire.compression.streams import Coded
+from thinwire.compression.segmented import SegmentedCodec, TensorGroup
+from thinwire.compression.streams import StreamCoders
 from thinwire.core.errors import CodecError
 from thinwire.core.layout import Layout, Segment, Slice
 
 
 @dataclass(frozen=True)
-class Rule:
+class TensorRule:
     """A per-tensor rule: tensors whose names match `pattern`, a shell pattern, use `chain`."""
 
     pattern: str
@@ -50,25 +51,25 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Layers:
+class PerTensorCodec:
     """A codec of per-tensor rules: the first rule that matches a tensor's name decides.
 
     All tensors of one rule in a segment are encoded together: they share the budget of a sparsifier, buckets and
     streams.
     """
 
-    rules: tuple[Rule, ...]
+    rules: tuple[TensorRule, ...]
 
     @property
     def spec(self) -> str:
         """Return the canonical spec."""
         return "layers(" + "; ".join(rule.spec for rule in self.rules) + ")"
 
-    def bind(self, layout: Layout) -> Bound:
+    def bind(self, layout: Layout) -> SegmentedCodec:
         """Return this codec for the segments of a layout, with one group for each rule that matches a tensor."""
-        return Bound(self.spec, layout, [self._groups(segment) for segment in layout.segments])
+        return SegmentedCodec(self.spec, layout, [self._groups(segment) for segment in layout.segments])
 
-    def _groups(self, segment: Segment) -> list[Group]:
+    def _groups(self, segment: Segment) -> list[TensorGroup]:
         pieces: dict[int, list[Slice]] = {}
         for piece in segment.slices:
             rule = next(i for i, rule in enumerate(self.rules) if fnmatchcase(piece.tensor.name, rule.pattern))
@@ -76,13 +77,13 @@ class Layers:
         return [_group(self.rules[rule].chain, found) for rule, found in sorted(pieces.items())]
 
 
-def chains(codec: Chain | LowRank | Layers) -> list[Chain | LowRank]:
+def chains(codec: Chain | LowRank | PerTensorCodec) -> list[Chain | LowRank]:
     """Return the chains of a codec: the codec itself, or one for each rule."""
-    return [rule.chain for rule in codec.rules] if isinstance(codec, Layers) else [codec]
+    return [rule.chain for rule in codec.rules] if isinstance(codec, PerTensorCodec) else [codec]
 
 
-def _group(chain: Chain | LowRank, pieces: list[Slice]) -> Group:
-    return Group(chain.placed(pieces), tuple(slice(piece.at, piece.at + piece.size) for piece in pieces))
+def _group(chain: Chain | LowRank, pieces: list[Slice]) -> TensorGroup:
+    return TensorGroup(chain.placed(pieces), tuple(slice(piece.at, piece.at + piece.size) for piece in pieces))
 
 
 # Every assignment carries a spec, so it is untrusted: possessive repetitions keep the match linear in its length.
@@ -96,7 +97,7 @@ EXAMPLE, RULES = "topk(0.01) > int8 > zstd", 'layers("*.bias"=fp16; *=topk(0.01)
 
 
 @lru_cache(maxsize=64)  # a codec is immutable, and every assignment carries a spec
-def parse(spec: str) -> Chain | LowRank | Layers:
+def parse(spec: str) -> Chain | LowRank | PerTensorCodec:
     """Return the codec of a spec, or raise CodecError with the nearest valid spec.
 
     >>> parse("topk(0.010)>int8 > delta > zstd").spec
@@ -141,7 +142,7 @@ def _gathered(steps: Sequence[Step]) -> Chain:
     quantizer = next((step for step in steps if step.role == "quantizer" and step != PLAIN), PLAIN)
     last = next((step for step in steps if isinstance(step, Last)), None)
     rice = any(isinstance(step, Rice) for step in steps)
-    return Chain(cast("Sparsifier | None", sparsifier), cast("Quantizer", quantizer), Coded(rice, last))
+    return Chain(cast("Sparsifier | None", sparsifier), cast("Quantizer", quantizer), StreamCoders(rice, last))
 
 
 def _nearest(steps: Sequence[Step]) -> Chain | LowRank:
@@ -171,7 +172,7 @@ def _low_rank(spec: str, step: PowerSgd, inner: Chain, codes: list[str]) -> LowR
 def _cast(inner: Chain) -> Chain:
     """Return the part of a chain that factors of a low rank may pass through."""
     quantizer = inner.quantizer if inner.quantizer.spec in CASTS else Fp16()
-    return replace(inner, quantizer=quantizer, coded=Coded(last=inner.coded.last))
+    return replace(inner, quantizer=quantizer, coded=StreamCoders(last=inner.coded.last))
 
 
 def _sends_places(chain: Chain) -> bool:
@@ -223,8 +224,8 @@ def _step(name: str, argument: str | None) -> Step:
     return kind.read(argument)
 
 
-def _layers(inside: str) -> Layers:
-    rules, at = list[Rule](), 0
+def _layers(inside: str) -> PerTensorCodec:
+    rules, at = list[TensorRule](), 0
     while at < len(inside) or not rules:
         match = RULE.match(inside, at)
         if match is None:
@@ -233,7 +234,7 @@ def _layers(inside: str) -> Layers:
                 why="a rule is PATTERN = CODEC, and rules stand apart by ;",
                 hint=RULES,
             )
-        rules.append(Rule(match[1] or match[2] or match[3].rstrip(), _chain(match[4].strip())))
+        rules.append(TensorRule(match[1] or match[2] or match[3].rstrip(), _chain(match[4].strip())))
         at = match.end()
     patterns = [rule.pattern for rule in rules]
     if patterns[-1] != "*":
@@ -241,7 +242,7 @@ def _layers(inside: str) -> Layers:
     if twice := {pattern for pattern in patterns if patterns.count(pattern) > 1}:
         why, hint = "the first one that names a tensor decides", "leave one of them out"
         raise CodecError(f"two rules for {twice.pop()}", why=why, hint=hint)
-    return Layers(tuple(rules))
+    return PerTensorCodec(tuple(rules))
 
 
 def with_layers(spec: str, layers: Mapping[str, str]) -> str:

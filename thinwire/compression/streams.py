@@ -17,7 +17,7 @@ from thinwire.compression.codecs.bitpack import Pack, packed_bytes
 from thinwire.compression.codecs.byte_codecs import Last
 from thinwire.compression.codecs.integers import Delta, Rice
 from thinwire.compression.frame import Stream
-from thinwire.compression.memory import Adds
+from thinwire.compression.memory import FusedDecoder
 from thinwire.compression.native import sparse as native
 from thinwire.compression.vector_ops import blocks
 from thinwire.core.errors import BadPayload
@@ -27,7 +27,7 @@ WORD = struct.Struct("<I")  # also the number of indices, if a sparsifier's numb
 
 
 @dataclass(frozen=True)
-class Coded:
+class StreamCoders:
     """The coders of a chain. Its `read_*` methods raise BadPayload before memory is allocated for a stream."""
 
     rice: bool = False
@@ -69,8 +69,8 @@ class Coded:
         data = self._bytes(stream, self.most_of_symbols(sent, of))
         if self._rices(of):
             return Rice().unpack_symbols(data, sent, of.bits)
-        if of.bits < 8 and isinstance(of, Adds):
-            return cast("Symbols", Pack().held(data, sent, of.bits))  # `Adds` says what it may do with them
+        if of.bits < 8 and isinstance(of, FusedDecoder):
+            return cast("Symbols", Pack().held(data, sent, of.bits))  # `FusedDecoder` says what it may do with them
         return Pack().unpack(data, sent, of.symbols_dtype, of.bits)
 
     def most_of_symbols(self, sent: int, of: Quantizer) -> int:
@@ -108,7 +108,7 @@ def read_word(stream: Stream) -> int:
 
 
 @dataclass(frozen=True)
-class Read:
+class DecodedStreams:
     """The content of a frame before it is dequantized; nothing of the size of the vector is allocated yet."""
 
     quantizer: Quantizer
@@ -117,7 +117,7 @@ class Read:
     scales: Scales
     word: int
 
-    def apart_from(self, x: Vector) -> Read:
+    def apart_from(self, x: Vector) -> DecodedStreams:
         """Return a copy of the symbols if they share memory with `x`, so that `x` may be overwritten.
 
         The identity codec returns `x` itself as symbols.
@@ -134,7 +134,7 @@ class Read:
         first, last = start, stop
         if self.indices is not None:
             first, last = (int(i) for i in np.searchsorted(self.indices, [start, stop]))
-        elif isinstance(self.quantizer, Adds):
+        elif isinstance(self.quantizer, FusedDecoder):
             here, to = slice(start, stop), into[start - shift : stop - shift]
             if self.quantizer.add(self.symbols, self.scales, here, self.word, factor, adds, to):
                 return

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thinwire.compression import Contractive, Everything, ResidualOnly, Unbiased, feedback, parse
-from thinwire.compression.base import BoundCodec, Kind, contraction
+from thinwire.compression import Contractive, Everything, NoGuarantee, Unbiased, feedback, parse
+from thinwire.compression.base import BoundCodec, ErrorBound, contraction
 from thinwire.compression.chain import Chain
 from thinwire.conformance.strategies import dense, drawn, layout_of, made, rotates, vectors
 from thinwire.core import Key, Layout
@@ -96,8 +96,8 @@ def test_what_is_left_keeps_within_the_kind_inside_a_residual(spec: str, x: Vect
     _keeps_within(codec.inner.kind, spec, x, left)
 
 
-def _keeps_within(kind: Kind, spec: str, x: Vector, error: Callable[[int], Vector]) -> None:
-    if isinstance(kind, ResidualOnly):
+def _keeps_within(kind: ErrorBound, spec: str, x: Vector, error: Callable[[int], Vector]) -> None:
+    if isinstance(kind, NoGuarantee):
         return
     bound = kind.omega if isinstance(kind, Unbiased) else 1 - kind.delta
     if rotates(spec) and (x.size < 1024 or not dense(x)):
@@ -210,7 +210,7 @@ def test_a_refund_goes_into_the_residual_alone(spec: str) -> None:
 
 def test_it_says_what_kind_it_is(spec: str) -> None:
     """The codec declares a kind."""
-    assert isinstance(parse(spec).bind(layout_of(9, spec)).kind, Unbiased | Contractive | ResidualOnly)
+    assert isinstance(parse(spec).bind(layout_of(9, spec)).kind, Unbiased | Contractive | NoGuarantee)
 
 
 few_frames = settings(max_examples=12, deadline=None)

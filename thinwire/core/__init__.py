@@ -9,9 +9,9 @@ from thinwire.core.layout import Layout, Segment, Tensor
 from thinwire.core.plan import RunPlan
 from thinwire.core.prng import Key, derive
 from thinwire.core.registry import Registry
-from thinwire.core.types import Ask, Failure, Part, ReplyHead, State, UpdateId, Vector, Verdict
+from thinwire.core.types import Ask, Failure, Part, ReplyHeader, State, UpdateId, Vector, Verdict
 
 __all__ = [
-    "Ask", "Clock", "Failure", "Key", "Layout", "Part", "RealClock", "Registry", "ReplyHead", "RunPlan", "Segment",
-    "State", "Tensor", "ThinwireError", "UpdateId", "Vector", "Verdict", "VirtualClock", "derive",
+    "Ask", "Clock", "Failure", "Key", "Layout", "Part", "RealClock", "Registry", "ReplyHeader", "RunPlan",
+    "Segment", "State", "Tensor", "ThinwireError", "UpdateId", "Vector", "Verdict", "VirtualClock", "derive",
 ]  # fmt: skip

@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 
 from thinwire.core.errors import DataLost
 from thinwire.core.serialization import ReplyLimit
-from thinwire.core.types import NOTHING_SAID, PROTOCOL, Arrived, Ask, Equipment, Failure, ReplyHead, UpdateId
+from thinwire.core.types import NOTHING_SAID, PROTOCOL, Arrived, Ask, Equipment, Failure, ReplyHeader, UpdateId
 
 MAX_TENSORS = 64 * 2**10  # characters of all layouts in one hello: about 1000 tensors
 
@@ -123,7 +123,7 @@ class NodeLeft:
 
 
 @dataclass(frozen=True)
-class TakenUp:
+class Delivered:
     """Reports that an assignment was delivered to its device at wall-clock time `at`.
 
     After a restart of the aggregator it reports that the device confirmed the assignment. An assignment of kind `stop`
@@ -135,7 +135,7 @@ class TakenUp:
     at: float
 
 
-Arrival = ReplyHead | Failure | NodeJoined | NodeLeft
+Arrival = ReplyHeader | Failure | NodeJoined | NodeLeft
 
 
 class Fleet(Protocol):
@@ -172,7 +172,7 @@ class Fleet(Protocol):
     def shut_out(self, devices: Sequence[str]) -> None:
         """Disconnect revoked devices at once: end their calls, delete their uploads and fail their assignments."""
 
-    def taken_up(self) -> Sequence[TakenUp]:
+    def taken_up(self) -> Sequence[Delivered]:
         """Return the assignments delivered since the last call; without a network only those of kind `stop`."""
 
     def close(self) -> None:
@@ -191,7 +191,7 @@ class Link(Protocol):
     def pull(self, wait_s: float) -> Delivery | None:
         """Wait for an assignment; return None after `wait_s` seconds without one."""
 
-    def push(self, reply: ReplyHead | Failure, bundle: Path | None = None) -> None:
+    def push(self, reply: ReplyHeader | Failure, bundle: Path | None = None) -> None:
         """Send a reply with the parts in `bundle`; return when the aggregator has stored all of it durably.
 
         Invariant: pushing a reply again that the aggregator already has succeeds like the first time.
@@ -322,16 +322,16 @@ class Spool(Protocol):
     def draft(self, update_id: UpdateId) -> Path:
         """Return a new file to write a body to, which is not visible yet."""
 
-    def commit(self, draft: Path, head: ReplyHead, received: bytes = b"") -> None:
+    def commit(self, draft: Path, head: ReplyHeader, received: bytes = b"") -> None:
         """Make the body and its header durable, then visible.
 
         `received` are the bytes that the header was read from; they are stored unchanged.
         """
 
-    def head(self, update_id: UpdateId) -> ReplyHead | None:
+    def head(self, update_id: UpdateId) -> ReplyHeader | None:
         """Return the header of an update, or None if it is not visible."""
 
-    def heads(self) -> Sequence[ReplyHead]:
+    def heads(self) -> Sequence[ReplyHeader]:
         """Return all visible headers, oldest first."""
 
     def open(self, update_id: UpdateId) -> Iterator[Arrived]:

@@ -20,7 +20,7 @@ from thinwire.core.errors import BadPayload
 from thinwire.core.events import Event
 from thinwire.core.formatting import plain
 from thinwire.core.protocol import BYTES_A_TOKEN, read_json, require_small
-from thinwire.core.types import Ask, Failure, Part, ReplyHead, Timings, Transfer, UpdateId, Verdict, Work, finite
+from thinwire.core.types import Ask, Failure, Part, ReplyHeader, Timings, Transfer, UpdateId, Verdict, Work, finite
 
 MAX_HEAD_BYTES = 4 * 2**20  # of an assignment, and of a reply's header for the largest model (ReplyLimit: of a run)
 FREE_HEADER_BYTES = 96 * 2**10  # of a reply's header in any run: ids, a codec, metrics in any script
@@ -101,24 +101,24 @@ def ask_from_bytes(data: bytes) -> Ask:
         )
 
 
-def reply_to_json(reply: ReplyHead | Failure) -> dict[str, Any]:
+def reply_to_json(reply: ReplyHeader | Failure) -> dict[str, Any]:
     """Return the reply's header or the failure as JSON values; rare fields are left out at their default value."""
     raw = plainly(reply)
-    if isinstance(reply, ReplyHead):
+    if isinstance(reply, ReplyHeader):
         raw["update_id"] = str(reply.update_id)
     for rare in ("planned", "lost", "identity"):
         if rare in raw and not raw[rare]:
             del raw[rare]
-    raw["type"] = "reply" if isinstance(reply, ReplyHead) else "failure"
+    raw["type"] = "reply" if isinstance(reply, ReplyHeader) else "failure"
     return raw
 
 
-def reply_to_bytes(reply: ReplyHead | Failure) -> bytes:
+def reply_to_bytes(reply: ReplyHeader | Failure) -> bytes:
     """Return the JSON of a reply's header or a failure."""
     return _dump(reply_to_json(reply))
 
 
-def reply_from_bytes(data: bytes, max_bytes: int = MAX_HEAD_BYTES) -> ReplyHead | Failure:
+def reply_from_bytes(data: bytes, max_bytes: int = MAX_HEAD_BYTES) -> ReplyHeader | Failure:
     """Read a reply's header or a failure; raise BadPayload if a number is not finite or a count is negative.
 
     An unknown key is refused, because a client must send only what its aggregator requested. Invariant: nothing is
@@ -134,7 +134,7 @@ def reply_from_bytes(data: bytes, max_bytes: int = MAX_HEAD_BYTES) -> ReplyHead 
     return reply_from_json(raw)
 
 
-def arrived_to_bytes(head: ReplyHead, received: bytes) -> bytes:
+def arrived_to_bytes(head: ReplyHeader, received: bytes) -> bytes:
     """Return the bytes to store of an arrived reply: those that the client sent, unchanged, and a line with `transfer`.
 
     Invariant: `arrived_from_bytes` can read the result, because it read `received` within the same bound.
@@ -144,7 +144,7 @@ def arrived_to_bytes(head: ReplyHead, received: bytes) -> bytes:
     return received + b"\n" + json.dumps(plainly(head.transfer) if head.transfer else None).encode()
 
 
-def arrived_from_bytes(data: bytes) -> ReplyHead | Failure:
+def arrived_from_bytes(data: bytes) -> ReplyHeader | Failure:
     """Read the result of `arrived_to_bytes`, or a header alone, which is stored for a reply that came over no
     connection.
     """
@@ -157,7 +157,7 @@ def arrived_from_bytes(data: bytes) -> ReplyHead | Failure:
     return dataclasses.replace(reply_from_bytes(received), transfer=seen)
 
 
-def reply_from_json(raw: Mapping[str, Any]) -> ReplyHead | Failure:
+def reply_from_json(raw: Mapping[str, Any]) -> ReplyHeader | Failure:
     """Read a reply's header or a failure from JSON values; raise BadPayload as `reply_from_bytes` does."""
     with _Reading("reply"):
         transfer = Transfer(**_scalars(Transfer, raw["transfer"])) if raw.get("transfer") else None
@@ -165,8 +165,8 @@ def reply_from_json(raw: Mapping[str, Any]) -> ReplyHead | Failure:
             failure = Failure(**_scalars(Failure, raw, exclude=("transfer",)), transfer=transfer)
             _name(failure.ask_id), _name(failure.kind), _name(failure.device), _name(failure.identity)
             return dataclasses.replace(failure, text=plain(failure.text))
-        head = ReplyHead(
-            **_scalars(ReplyHead, raw, exclude=("update_id", "metrics", "timings", "parts", "counters", "transfer")),
+        head = ReplyHeader(
+            **_scalars(ReplyHeader, raw, exclude=("update_id", "metrics", "timings", "parts", "counters", "transfer")),
             update_id=UpdateId.parse(raw["update_id"]),
             metrics=_metrics(raw["metrics"]),
             timings=Timings(**_scalars(Timings, raw["timings"])),
@@ -309,7 +309,7 @@ def _keys(kind: type, *more: str) -> frozenset[str]:
     return frozenset((*(f.name for f in dataclasses.fields(kind)), *more))
 
 
-_KEYS = {"reply": _keys(ReplyHead, "type"), "failure": _keys(Failure, "type")}
+_KEYS = {"reply": _keys(ReplyHeader, "type"), "failure": _keys(Failure, "type")}
 _TRANSFER, _PART, _TIMINGS = _keys(Transfer), _keys(Part), _keys(Timings)
 
 

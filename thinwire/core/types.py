@@ -1,7 +1,7 @@
 """These types are shared by aggregator and client: assignments, replies, failures, update ids and equipment.
 
-`Ask` is the assignment, `ReplyHead` the reply's header, `Verdict` the outcome of an update. An assignment's id has the
-form `RUN.ROUND.DEVICE`; `ask_id_of` makes it and the functions beside it read it.
+`Ask` is the assignment, `ReplyHeader` the reply's header, `Verdict` the outcome of an update. An assignment's id has
+the form `RUN.ROUND.DEVICE`; `ask_id_of` makes it and the functions beside it read it.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class Transfer:
 
 
 @dataclass(frozen=True)
-class ReplyHead:
+class ReplyHeader:
     """Holds the header of a reply: everything but the frames, which follow as `parts` (`frame/SEGMENT` each, then
     `buffers`).
 
@@ -187,7 +187,7 @@ class ReplyHead:
         """Return the length of all parts together, in bytes."""
         return sum(part.length for part in self.parts)
 
-    def arrived(self, transfer: Transfer) -> ReplyHead:
+    def arrived(self, transfer: Transfer) -> ReplyHeader:
         """Return the header with the aggregator's measurements of the exchange."""
         return replace(self, transfer=transfer)
 

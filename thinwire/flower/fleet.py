@@ -11,24 +11,34 @@ from typing import Any
 
 from thinwire.core.clock import HEARD, Clock, RealClock, write_heard
 from thinwire.core.errors import DataLost, ThinwireError
-from thinwire.core.fleet import Arrival, DeviceRow, Envelope, FixedLimits, NodeLeft, ReplyLimits, Roster, Spool, TakenUp
+from thinwire.core.fleet import (
+    Arrival,
+    Delivered,
+    DeviceRow,
+    Envelope,
+    FixedLimits,
+    NodeLeft,
+    ReplyLimits,
+    Roster,
+    Spool,
+)
 from thinwire.core.protocol import SPEAKS, Range
 from thinwire.core.serialization import ReplyLimit
 from thinwire.core.statedir import write_atomically
 from thinwire.core.types import Arrived, UpdateId
 from thinwire.flower.superlink import TASK_HEARTBEAT_S, Grid, Nodes, SuperLink
 from thinwire.transport.protocol.http import Found
-from thinwire.transport.server.app import Door, Request, Serve
+from thinwire.transport.server.app import DeviceApi, Request, Serve
 from thinwire.transport.server.assignments import BundleRoute, PullRoute
-from thinwire.transport.server.auth import Gate, Guests, by_loopback, welcomes_nobody
-from thinwire.transport.server.connections import Account, Ledger
+from thinwire.transport.server.auth import Guests, RequestAuthenticator, by_loopback, welcomes_nobody
+from thinwire.transport.server.connections import Ledger, TrafficCounter
 from thinwire.transport.server.limits import CONNECTIONS_OF_A_GUEST, KnownAddresses
 from thinwire.transport.server.listener import Listener
-from thinwire.transport.server.mailbox import Exchange
-from thinwire.transport.server.presence import Sessions
+from thinwire.transport.server.mailbox import Mailbox
+from thinwire.transport.server.presence import Presence
 from thinwire.transport.server.registration import CaRoute, HelloRoute, JoinRoute, LeaveRoute
-from thinwire.transport.server.replies import Answers
-from thinwire.transport.server.tls import Authority
+from thinwire.transport.server.replies import ReplyReceiver
+from thinwire.transport.server.tls import CertificateProvider
 from thinwire.transport.server.uploads import PushRoute, Uploads, push_bytes
 
 GRACE_S = 4.0  # time to reconnect for a device whose connection closed
@@ -60,7 +70,7 @@ class FlowerFleet:
         host: str = "127.0.0.1",
         port: int = 0,
         *,
-        authority: Authority | None = None,
+        authority: CertificateProvider | None = None,
         guests: Guests | None = None,
         grace_s: float = GRACE_S,
         poll_s: float = POLL_S,
@@ -71,15 +81,15 @@ class FlowerFleet:
         self._clock = clock = clock or RealClock()
         self._roster, self._spool, self._superlink, self._authority = roster, spool, SuperLink(), authority
         self._guests = guests
-        self._guest_accounts: dict[str, Account] = {}  # by fingerprint
-        self._exchange = Exchange(Grid(self._superlink), self._wake)
+        self._guest_accounts: dict[str, TrafficCounter] = {}  # by fingerprint
+        self._exchange = Mailbox(Grid(self._superlink), self._wake)
         self._nodes = Nodes(self._superlink, self._exchange)
         self._holds: dict[str, tuple[str, ...]] = {}  # pins of CAs by device, from hellos since the start
-        self._sessions = Sessions(clock, grace_s, poll_s, self._left, Ledger(ledger))
+        self._sessions = Presence(clock, grace_s, poll_s, self._left, Ledger(ledger))
         self._sweep_s, self._heard_s = min(1.0, grace_s / 4), min(HEARD_S, poll_s / 8)
-        self._gate = Gate(roster, clock, private=authority is None, guests=guests)
+        self._gate = RequestAuthenticator(roster, clock, private=authority is None, guests=guests)
         self._limits = limits
-        answers = Answers(self._exchange, self._sessions, spool, clock, limits)
+        answers = ReplyReceiver(self._exchange, self._sessions, spool, clock, limits)
         self._uploads = Uploads(answers, self._sessions, spool, clock)
         self._gate.room = self._room
         self._pull = PullRoute(self._gate, self._exchange, self._sessions, clock, poll_s)
@@ -98,7 +108,7 @@ class FlowerFleet:
             routes["ca"] = CaRoute(self._cas, authority.server_name)
             routes["join"] = JoinRoute(roster, self._gate, clock, self._cas)
         self._enter_all(spool)
-        self._door = Door(routes, clock, self._called, guests)
+        self._door = DeviceApi(routes, clock, self._called, guests)
         self._listener = Listener(
             self._door, self._gate.judge, host, port, clock, self._lifespan, self._background,
             authority.context if authority else None,
@@ -133,7 +143,7 @@ class FlowerFleet:
         """Return replies, failures, and devices that connected or went offline, after at most `wait_s` seconds."""
         return self._exchange.poll(wait_s)
 
-    def taken_up(self) -> Sequence[TakenUp]:
+    def taken_up(self) -> Sequence[Delivered]:
         """Return the assignments delivered since the last call."""
         return self._exchange.taken_up()
 
@@ -230,7 +240,7 @@ class FlowerFleet:
         self._listener.wires.sign(request.wire)
         if request.admitted.row is None:
             if self._guests is not None and (who := self._guests.who(request.headers)):
-                request.charge(self._guest_accounts.setdefault(who, Account(max_wires=CONNECTIONS_OF_A_GUEST)))
+                request.charge(self._guest_accounts.setdefault(who, TrafficCounter(max_wires=CONNECTIONS_OF_A_GUEST)))
             return
         if not self._exchange.node_of(request.row.name):
             self._gate.still(request.row)  # it may have been revoked since its signature was checked

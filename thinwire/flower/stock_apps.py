@@ -32,7 +32,7 @@ from thinwire.core.plan import RunPlan
 from thinwire.core.protocol import read_json
 from thinwire.core.serialization import MAX_HEAD_BYTES, ask_to_bytes, reply_from_bytes
 from thinwire.core.statedir import private_opener
-from thinwire.core.types import Ask, Failure, Fixed, ReplyHead, UpdateId, Verdict, Work
+from thinwire.core.types import Ask, Failure, Fixed, ReplyHeader, UpdateId, Verdict, Work
 
 from flwr.app import Context  # isort: skip
 from flwr.app import Message
@@ -51,7 +51,7 @@ from flwr.app import ConfigRecord, RecordDict
 if TYPE_CHECKING:
     from thinwire.server.aggregator import RoundAggregator
     from thinwire.server.model_store import Versions
-    from thinwire.server.round_close import Folded
+    from thinwire.server.round_close import FoldDone
 
 
 ROUND_S, NODES_S, LOOK_S = 300.0, 120.0, 0.5
@@ -192,7 +192,7 @@ class StockRun:
         model_file = (self.folder / stored.file).read_bytes()
         asks = {node: Carried(ask_to_bytes(self._ask(number, node, stored, codec, work)), model_file) for node in nodes}
         fold: RoundAggregator
-        folded: dict[int, Folded]
+        folded: dict[int, FoldDone]
         new = partial(
             RoundAggregator, self.plan, versions.layout, codec, self._weights,
             counters=stored.counters, steps_of=lambda head: work.steps,
@@ -201,7 +201,7 @@ class StockRun:
         for node, reply in self._exchange("train", asks).items():
             try:
                 head = reply_from_bytes(reply.head, self._max_header)
-                if isinstance(head, ReplyHead):
+                if isinstance(head, ReplyHeader):
                     folded[node] = head, partial(_frames, reply.parts, head), 1.0
                     fold.add(*folded[node])
             except BadPayload as error:
@@ -261,7 +261,7 @@ class StockRun:
         return found
 
 
-def _frames(parts: bytes, head: ReplyHead) -> Iterator[bytes]:
+def _frames(parts: bytes, head: ReplyHeader) -> Iterator[bytes]:
     at = 0
     for part in head.parts:
         yield parts[at : at + part.length]
@@ -306,7 +306,7 @@ def described(asked: Carried, context: Context) -> Carried:
 def trained(asked: Carried, context: Context) -> Carried:
     """Carry out one assignment as our own client would; residuals are kept in the node's directory between rounds."""
     from thinwire.client import Site, load_task
-    from thinwire.client.handler import Session
+    from thinwire.client.handler import AssignmentHandler
 
     ask, name = ask_from_bytes(asked.head), f"node-{context.node_id}"
     folder = private_folder(_home(context) / name)
@@ -314,7 +314,7 @@ def trained(asked: Carried, context: Context) -> Carried:
     data = context.node_config.get("data")
     split = str(context.node_config.get("split", "iid"))
     site = Site(name, Path(str(data)) if data else None, int(part), int(parts or 1), split)
-    session = Session(name, load_task(_spec(ask.task, context)), folder, site)
+    session = AssignmentHandler(name, load_task(_spec(ask.task, context)), folder, site)
     with tempfile.NamedTemporaryFile(dir=folder) as bundle:
         bundle.write(asked.parts)
         bundle.flush()

@@ -36,7 +36,7 @@ from cryptography.hazmat.primitives.serialization import (
 from thinwire.core.clock import Clock, RealClock
 from thinwire.core.fleet import Roster
 from thinwire.flower.superlink import config  # imported first: it sets variables that flwr reads when it is imported
-from thinwire.transport.protocol.http import Refusal
+from thinwire.transport.protocol.http import ApiError
 from thinwire.transport.protocol.signing import (
     EARLIEST_S,
     LATEST_S,
@@ -88,7 +88,7 @@ class StockPass:
         async with self._superlink.running(), self._superexec.running(self.control_address):
             yield
 
-    def may_pass(self, headers: Mapping[bytes, bytes]) -> Refusal | None:
+    def may_pass(self, headers: Mapping[bytes, bytes]) -> ApiError | None:
         """Return None if a request with these headers may pass, else the refusal."""
         if self._private:
             return require_no_browser(headers)
@@ -98,19 +98,19 @@ class StockPass:
             timestamp = headers.get(TIMESTAMP_HEADER.encode(), b"")
             age_s = self._clock.wall() - datetime.fromisoformat(timestamp.decode("ascii")).timestamp()
         except (ValueError, TypeError, UnsupportedAlgorithm, binascii.Error, OverflowError):
-            return Refusal(401, "signature", "the request is not signed as a Flower node signs")
+            return ApiError(401, "signature", "the request is not signed as a Flower node signs")
         if not isinstance(key, ec.EllipticCurvePublicKey) or not EARLIEST_S < age_s < LATEST_S:
-            return Refusal(401, "signature", "not a P-384 key, or a clock that is wrong")
+            return ApiError(401, "signature", "not a P-384 key, or a clock that is wrong")
         der = public_der(key)
         row = self._roster.by_fingerprint(fingerprint(der))
         if row is None or row.how != "stock":
-            return Refusal(412, "unknown", f"this key was not approved: {APPROVE}")
+            return ApiError(412, "unknown", f"this key was not approved: {APPROVE}")
         try:
             key.verify(signature, timestamp, ec.ECDSA(hashes.SHA256()))
         except InvalidSignature:
-            return Refusal(401, "signature", "the signature does not fit")
+            return ApiError(401, "signature", "the signature does not fit")
         if row.state != "approved":
-            return Refusal(403, row.state, f"{row.name} may not call")
+            return ApiError(403, row.state, f"{row.name} may not call")
         self._superlink.let_in(row.name, der)
         return None
 

@@ -36,7 +36,7 @@ from flwr.common.constant import SUPERLINK_NODE_ID  # isort: skip
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_der_public_key
 
 from thinwire.core.fleet import DeviceRow
-from thinwire.transport.server.mailbox import Exchange
+from thinwire.transport.server.mailbox import Mailbox
 
 __all__ = [
     "Grid",
@@ -288,7 +288,7 @@ class Nodes:
     A node stays registered when its device is revoked, because Flower never accepts a deleted key again.
     """
 
-    def __init__(self, superlink: SuperLink, exchange: Exchange) -> None:
+    def __init__(self, superlink: SuperLink, exchange: Mailbox) -> None:
         self._superlink, self._exchange = superlink, exchange
         self._known: dict[str, int] = {}  # by the fingerprint of the device's key
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from thinwire.reports.sweep_results import Cell
+from thinwire.reports.sweep_results import Trial
 
 SEED, RUN = "run.seed", "run"
 NONE = "none"
@@ -82,7 +82,7 @@ class Row:
     up_to: Spread | None
     down_to: Spread | None
     seconds_to: Spread | None
-    cells: tuple[Cell, ...]
+    cells: tuple[Trial, ...]
 
     @property
     def label(self) -> str:
@@ -91,7 +91,7 @@ class Row:
 
 
 def compare(
-    cells: Sequence[Cell], metric: str, target: float | None, link: Link = Link(), names: Sequence[str] = ()
+    cells: Sequence[Trial], metric: str, target: float | None, link: Link = Link(), names: Sequence[str] = ()
 ) -> list[Row]:
     """Return one row for each setting, sorted by the settings' values.
 
@@ -102,7 +102,7 @@ def compare(
     told = [(cell, dict(_flat(cell))) for cell in cells]
     keys = dict.fromkeys(key for _, flat in told for key in flat)
     differ = [key for key in keys if key != SEED and len({flat.get(key, NONE) for _, flat in told}) > 1]
-    groups: dict[tuple[str, ...], list[Cell]] = {}
+    groups: dict[tuple[str, ...], list[Trial]] = {}
     for cell, flat in told:
         groups.setdefault(tuple(flat.get(key, NONE) for key in differ), []).append(cell)
     settings = {values: dict(zip(differ, values, strict=True)) for values in sorted(groups)}
@@ -117,18 +117,18 @@ def compare(
     return rows
 
 
-def _is_one_sample(cells: Sequence[Cell]) -> bool:
+def _is_one_sample(cells: Sequence[Trial]) -> bool:
     """Return True if stored runs differ only in the seed, as far as is known of them."""
     seeds = [cell.made.plan["run"]["seed"] for cell in cells]
     alike = len(set(seeds)) == len(seeds) and all(cell.status == "done" and cell.made.split != SIM for cell in cells)
     return len(cells) == 1 or alike
 
 
-def _called(cell: Cell, name: str) -> str:
+def _called(cell: Trial, name: str) -> str:
     return name if cell.status == "done" else f"{name} ({cell.status})"
 
 
-def reached(cell: Cell, metric: str, target: float, link: Link = Link()) -> Reached | None:
+def reached(cell: Trial, metric: str, target: float, link: Link = Link()) -> Reached | None:
     """Return the first round whose model reaches the target: a loss at most, another metric at least; None if none
     does.
     """
@@ -165,7 +165,7 @@ def figures(row: Row) -> dict[str, Any]:
     return flat | {"ratio_up": row.ratio_up}
 
 
-def _row(settings: dict[str, str], cells: list[Cell], metric: str, target: float | None, link: Link) -> Row:
+def _row(settings: dict[str, str], cells: list[Trial], metric: str, target: float | None, link: Link) -> Row:
     firsts = [reached(cell, metric, target, link) for cell in cells] if target is not None else []
     there = [first for first in firsts if first]
     sent = [(sum(r.payload_up for r in cell.rounds), _down(cell)) for cell in cells]
@@ -193,11 +193,11 @@ def _row(settings: dict[str, str], cells: list[Cell], metric: str, target: float
     )
 
 
-def _down(cell: Cell) -> int:
+def _down(cell: Trial) -> int:
     return sum(one.payload_down for one in cell.rounds) if cell.payload_down is None else cell.payload_down
 
 
-def _flat(cell: Cell) -> Iterator[tuple[str, str]]:
+def _flat(cell: Trial) -> Iterator[tuple[str, str]]:
     """Yield every property of a cell's run, by key."""
     for section, keys in cell.made.plan.items():
         if isinstance(keys, dict):

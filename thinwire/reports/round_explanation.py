@@ -19,7 +19,7 @@ from thinwire.store.read_models import MeasureRow, RoundRow, RunRow, UpdateRow
 
 
 @dataclass(frozen=True)
-class Why:
+class RoundExplanation:
     """Holds a round explanation: seconds by stage (`STAGES`) and a sentence.
 
     `device` is the device whose reply the stages follow, "" if no reply came. The stage `waiting` lasts from the last
@@ -49,7 +49,7 @@ class Why:
 def why(
     found: RoundRow, asks: Sequence[UpdateRow] = (), parameters: int = 0, earlier: Sequence[UpdateRow] = (),
     turn_at: float | None = None, *, simulated: bool = False, rtts: Mapping[str, float] | None = None,
-) -> Why:  # fmt: skip
+) -> RoundExplanation:  # fmt: skip
     """Return the explanation of a closed round.
 
     `asks` are the round's own rows. `earlier` are rows of earlier rounds whose updates were aggregated into this one.
@@ -89,7 +89,7 @@ def why(
     told = f"Round {found.round} took {duration(took)}: {_blamed(told_of, said, reason)}."
     told += _capped(found, (*asks, *earlier))
     waited_for = tuple(one.device for one in held)
-    return Why(found.round, took, told, device, said, waited_for, requests, rtt_s, uncounted)
+    return RoundExplanation(found.round, took, told, device, said, waited_for, requests, rtt_s, uncounted)
 
 
 def _capped(found: RoundRow, asks: Sequence[UpdateRow]) -> str:
@@ -346,7 +346,7 @@ def names(devices: Sequence[str]) -> str:
 def whys(
     run: RunRow, rounds: Sequence[RoundRow], updates: Iterable[UpdateRow], since: Mapping[int, float | None],
     rtts: Mapping[str, float] | None = None,
-) -> list[Why]:  # fmt: skip
+) -> list[RoundExplanation]:  # fmt: skip
     """Return the explanations of the closed rounds among these, in order.
 
     `updates` are all rows that were assigned or aggregated in the rounds. `since` is when each round began to accept
@@ -369,7 +369,7 @@ def round_trips(measures: Iterable[MeasureRow]) -> dict[str, float]:
     return {one.device: one.p50 for one in measures if one.kind == "rtt" and one.p50}
 
 
-def in_all(found: Sequence[Why]) -> Why:
+def in_all(found: Sequence[RoundExplanation]) -> RoundExplanation:
     """Return the explanation of a run: the sums of its rounds' stages, and the device that was waited for most
     often.
     """
@@ -391,7 +391,9 @@ def in_all(found: Sequence[Why]) -> Why:
         if one.rtt_s is not None:
             requests, trips_s = requests + one.requests, trips_s + one.requests * one.rtt_s
     rtt_s = trips_s / requests if requests else None
-    return Why(0, took, f"{said}.", device, spent, (), sum(one.requests for one in found), rtt_s, uncounted)
+    return RoundExplanation(
+        0, took, f"{said}.", device, spent, (), sum(one.requests for one in found), rtt_s, uncounted
+    )
 
 
 def _summed(names: Iterable[str], parts: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -60,7 +60,7 @@ class CellRound:
 
 
 @dataclass(frozen=True)
-class Cell:
+class Trial:
     """Holds a finished run; `took_s` is measured on this machine's clock, with one thread at work."""
 
     made: Made
@@ -77,7 +77,7 @@ class Cell:
     payload_down: int | None = None  # of the whole run, with the last model's evaluation; None in older files
 
     @classmethod
-    def of(cls, made: Made, run: RunRow, rounds: list[RoundRow], took_s: float = 0.0) -> Cell:
+    def of(cls, made: Made, run: RunRow, rounds: list[RoundRow], took_s: float = 0.0) -> Trial:
         """Return the cell of a run that is over, from its rows."""
         told = [
             CellRound(r.reason, len(r.asked), r.seconds or 0.0, r.payload_up, r.payload_down, dict(r.metrics))
@@ -98,7 +98,7 @@ class Cell:
         return {"format": FORMAT, **dataclasses.asdict(self)}
 
     @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> Cell:
+    def from_json(cls, raw: Mapping[str, Any]) -> Trial:
         """Read a cell; raise KeyError, TypeError or ValueError if the values are not a cell."""
         said = dict(raw)
         if said.pop("format") != FORMAT:
@@ -108,20 +108,20 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Cells:
+class TrialStore:
     """Reads and writes the cells of one group's directory."""
 
     folder: Path
 
     @classmethod
-    def named(cls, sweeps: Path, name: str) -> Cells:
+    def named(cls, sweeps: Path, name: str) -> TrialStore:
         """Return the group of this name; raise UsageError if the name is not valid."""
         if not NAME.fullmatch(name):
             why = "it names a folder: letters, digits, -, _ and ., at most 63"
             raise UsageError(f"a group cannot be called {name!r}", why=why, hint="--name codecs")
         return cls(sweeps / name)
 
-    def keep(self, cell: Cell) -> None:
+    def keep(self, cell: Trial) -> None:
         """Write a cell durably; an existing one is replaced by the same content."""
         private_folder(self.folder)
         text = json.dumps(cell.to_json(), sort_keys=True, separators=(",", ":"))
@@ -133,11 +133,11 @@ class Cells:
         text = "".join(f"{digest}\n" for digest in sorted(digests)).encode()
         write_atomically(self.folder / f"{hashlib.sha256(text).hexdigest()[:20]}.asked", text)
 
-    def all(self) -> dict[str, Cell]:
+    def all(self) -> dict[str, Trial]:
         """Return the finished cells by digest; raise `DataLost` with the name of a file that is not a cell."""
         return {path.stem: _read(path) for path in sorted(self.folder.glob("*.json"))}
 
-    def found(self) -> dict[str, Cell]:
+    def found(self) -> dict[str, Trial]:
         """Return the finished cells by digest; raise `NotFound`, with the groups that exist, if there are none."""
         if cells := self.all():
             return cells
@@ -150,9 +150,9 @@ class Cells:
         )
 
 
-def _read(path: Path) -> Cell:
+def _read(path: Path) -> Trial:
     try:
-        cell = Cell.from_json(json.loads(path.read_bytes()))
+        cell = Trial.from_json(json.loads(path.read_bytes()))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataLost(
             f"{path} is no finished run", why=str(error), hint="remove it: the sweep makes it anew"

@@ -1,7 +1,7 @@
 """Aggregation of a round: each accepted update is added as it comes, then the server optimizer makes one step.
 
-`RoundAggregator` holds the running sum of a round, so memory does not grow with the number of clients. `Folds` runs the
-additions outside the poll thread. `Weights` and the functions after it keep the means over all devices, which EF21,
+`RoundAggregator` holds the running sum of a round, so memory does not grow with the number of clients. `FoldQueue` runs
+the additions outside the poll thread. `Weights` and the functions after it keep the means over all devices, which EF21,
 SCAFFOLD and FedDyn need.
 
 Invariant: updates are added in the order of the journal, one at a time. Therefore a resumed round gives the same bits.
@@ -29,8 +29,8 @@ from thinwire.core.errors import BadPayload, CodecError, TaskError
 from thinwire.core.events import Capped
 from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
-from thinwire.core.types import Arrived, ReplyHead, State, UpdateId, Vector
-from thinwire.server.policy.local_work import Caps, require_a
+from thinwire.core.types import Arrived, ReplyHeader, State, UpdateId, Vector
+from thinwire.server.policy.local_work import WeightCaps, require_a
 
 if TYPE_CHECKING:
     from thinwire.aggregation.control_variates import Algorithm
@@ -84,10 +84,10 @@ class RoundAggregator:
         layout: Layout,
         codec: str,
         weights: Mapping[str, int] | None = None,
-        codec_of: Callable[[ReplyHead], str] | None = None,
+        codec_of: Callable[[ReplyHeader], str] | None = None,
         counters: Mapping[str, int] | None = None,
-        steps_of: Callable[[ReplyHead], int] | None = None,
-        caps: Caps | None = None,
+        steps_of: Callable[[ReplyHeader], int] | None = None,
+        caps: WeightCaps | None = None,
     ) -> None:
         """Start an empty sum.
 
@@ -95,7 +95,7 @@ class RoundAggregator:
         the plan counts epochs. `caps`: limits on weights, if the round's other updates are known already.
         """
         self.plan, self.layout, self.before = plan, layout, counters or {}
-        self.steps_of, self.caps = steps_of or (lambda head: 0), caps or Caps()
+        self.steps_of, self.caps = steps_of or (lambda head: 0), caps or WeightCaps()
         self.codec_of = codec_of or (lambda head: codec)
         self._bound: dict[str, BoundCodec] = {}
         self.algorithm = algorithm_of(plan)
@@ -103,12 +103,12 @@ class RoundAggregator:
         self.changes = WeightedMean(parse(codec).bind(layout), layout)
         self.buffers = BufferMean(layout)
 
-    def add(self, head: ReplyHead, frames: Frames, discount: float) -> None:
+    def add(self, head: ReplyHeader, frames: Frames, discount: float) -> None:
         """Add one update to the sum; raise `BadPayload` and leave the sum as it was if that is not possible."""
         with planned_threads(self.plan.server.threads or 1):
             self._add(head, frames, discount)
 
-    def _add(self, head: ReplyHead, frames: Frames, discount: float) -> None:
+    def _add(self, head: ReplyHeader, frames: Frames, discount: float) -> None:
         """Check an update completely, then add it."""
         segments = len(self.layout.segments)
         expected = [f"frame/{i}" for i in range(segments)]
@@ -131,7 +131,7 @@ class RoundAggregator:
             self.buffers.fold(statistics, head.examples * discount)
         self.buffers.count(head.counters)
 
-    def _counting(self, head: ReplyHead, discount: float) -> tuple[int, float, float]:
+    def _counting(self, head: ReplyHeader, discount: float) -> tuple[int, float, float]:
         """Return the examples, the discount and the normaliser a with which an update counts.
 
         In a buffered round each update counts alike and as a whole: the mean of n is 1/n of the sum of discount
@@ -143,14 +143,14 @@ class RoundAggregator:
             return self.weights.of(head.update_id.device, head.examples), discount, head.a
         return head.examples, discount, head.a
 
-    def _codec(self, head: ReplyHead) -> BoundCodec:
+    def _codec(self, head: ReplyHeader) -> BoundCodec:
         """Return the codec that was assigned for this update."""
         spec = self.codec_of(head)
         if spec not in self._bound:
             self._bound[spec] = parse(spec).bind(self.layout)
         return self._bound[spec]
 
-    def capped(self, caps: Caps, heads: Iterable[ReplyHead]) -> dict[str, Capped]:
+    def capped(self, caps: WeightCaps, heads: Iterable[ReplyHeader]) -> dict[str, Capped]:
         """Return the updates that count less under these caps.
 
         Some updates do not count by their examples: in a buffered round, and when the device has a fixed weight
@@ -230,7 +230,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Outcome:
+class FoldResult:
     """The result of one addition: done in `seconds`, or rejected for the reason `refused`."""
 
     update_id: UpdateId
@@ -238,7 +238,7 @@ class Outcome:
     refused: str = ""
 
 
-class AtOnce(Executor):
+class InlineExecutor(Executor):
     """An executor that runs each function inside `submit`, in the calling thread."""
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
@@ -251,7 +251,7 @@ class AtOnce(Executor):
         return future
 
 
-class Folds:
+class FoldQueue:
     """Additions that were started and are not reported yet, on one worker thread, first in, first out.
 
     One worker keeps the order of the journal. With `at_once` additions run in the calling thread, since a thread costs
@@ -260,20 +260,20 @@ class Folds:
     """
 
     def __init__(self, at_once: bool = False) -> None:
-        self._worker = AtOnce() if at_once else ThreadPoolExecutor(max_workers=1, thread_name_prefix="fold")
-        self._begun: list[Future[Outcome]] = []
-        self._of: dict[UpdateId, Future[Outcome]] = {}
+        self._worker = InlineExecutor() if at_once else ThreadPoolExecutor(max_workers=1, thread_name_prefix="fold")
+        self._begun: list[Future[FoldResult]] = []
+        self._of: dict[UpdateId, Future[FoldResult]] = {}
 
     def begin(self, update_id: UpdateId, fold: Callable[[], None]) -> None:
         """Start an addition, and time it."""
 
-        def timed() -> Outcome:
+        def timed() -> FoldResult:
             start = time.perf_counter()
             try:
                 fold()
             except BadPayload as error:
-                return Outcome(update_id, time.perf_counter() - start, refused=f"bad-payload: {error}")
-            return Outcome(update_id, time.perf_counter() - start)
+                return FoldResult(update_id, time.perf_counter() - start, refused=f"bad-payload: {error}")
+            return FoldResult(update_id, time.perf_counter() - start)
 
         self._of[update_id] = self._worker.submit(timed)
         self._begun.append(self._of[update_id])
@@ -286,7 +286,7 @@ class Folds:
         self._begun.remove(future)
         return True
 
-    def finished(self, wait_s: float = 0.0) -> list[Outcome]:
+    def finished(self, wait_s: float = 0.0) -> list[FoldResult]:
         """Return the results of finished additions in their order, after waiting up to `wait_s` for the first."""
         if self._begun and wait_s:
             wait(self._begun[:1], timeout=wait_s)

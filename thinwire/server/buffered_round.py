@@ -26,38 +26,38 @@ from thinwire.core.events import CloseReason
 from thinwire.core.types import UpdateId
 from thinwire.server.round_events import (
     Action,
-    Asked,
-    AskNow,
-    AtWork,
-    Back,
-    Closed,
-    Defer,
-    Drop,
-    Failed,
-    Folded,
+    AssignmentFailed,
+    DeferUpdate,
+    DeviceConnected,
+    DeviceDisconnected,
+    DropUpdate,
+    FoldDone,
+    FoldRejected,
     FoldUpdate,
-    Head,
     Input,
-    Joined,
-    Left,
-    Lose,
-    Refused,
+    MarkLost,
+    Reinstate,
+    ReplacementSelected,
+    RoundConfig,
+    RoundResult,
+    SelectReplacement,
+    SlotLease,
     Spares,
     Stop,
-    Terms,
     Tick,
     Told,
+    UpdateArrived,
     ended,
     nobody,
 )
 
 
 @dataclass
-class Buffer:
+class BufferedRound:
     """A buffered round as a state machine without I/O.
 
     `on` takes events as they happen; `replay` takes those from before a restart, and comes first. No event may follow
-    `Closed`.
+    `RoundResult`.
 
     >>> b = Buffer(Terms(1, 0, {"a": "ask-a", "b": "ask-b"}, target=1, floor=1, opened_s=0.0, deadline_s=9.0))
     >>> b.on(Head(UpdateId("run", "a", 1), "ask-a", "a", 0), now=2.0)[0].discount
@@ -66,11 +66,11 @@ class Buffer:
     'buffer'
     """
 
-    terms: Terms
+    terms: RoundConfig
     asks: dict[str, str] = field(default_factory=dict)  # device -> ask_id: its first in this buffer
     going_on: set[str] = field(default_factory=set)  # devices with a follow-up, for the next buffer
-    at_work: dict[str, AtWork] = field(default_factory=dict)  # device -> assignment before its deadline
-    overdue: dict[str, AtWork] = field(default_factory=dict)  # device -> assignment after its deadline
+    at_work: dict[str, SlotLease] = field(default_factory=dict)  # device -> assignment before its deadline
+    overdue: dict[str, SlotLease] = field(default_factory=dict)  # device -> assignment after its deadline
     standing: set[UpdateId] = field(default_factory=set)  # in the buffer: aggregated, or about to be
     folding: set[UpdateId] = field(default_factory=set)
     folded: list[UpdateId] = field(default_factory=list)
@@ -78,7 +78,7 @@ class Buffer:
     answered: dict[str, UpdateId] = field(default_factory=dict)  # ask_id -> the update that answered it
     lost: dict[str, str] = field(default_factory=dict)  # device -> kind
     shut: CloseReason | None = None
-    closed: Closed | None = None
+    closed: RoundResult | None = None
 
     def __post_init__(self) -> None:
         self.at_work |= self.terms.earlier
@@ -113,7 +113,7 @@ class Buffer:
             self.shut = "buffer"
         if not self.shut:
             actions += self._fill(now, spares)
-            if not isinstance(event, Refused):  # a deferred reply may fill the gap: the driver offers it first
+            if not isinstance(event, FoldRejected):  # a deferred reply may fill the gap: the driver offers it first
                 self.shut = None if self._lacking else "enough"
         if not self.shut:
             actions += self._go_on(now)
@@ -139,36 +139,36 @@ class Buffer:
     def _take(self, event: Input, now: float) -> list[Action]:
         """Apply one event to the state, and return the actions that follow from it alone."""
         match event:
-            case Asked(device, ask_id):
+            case ReplacementSelected(device, ask_id):
                 self._begin(device, ask_id, now)
-            case Head():
+            case UpdateArrived():
                 return self._head(event)
-            case Folded(update_id):
+            case FoldDone(update_id):
                 self.folding.discard(update_id)
                 self.folded.append(update_id)
-            case Refused(update_id, reason):
+            case FoldRejected(update_id, reason):
                 self.folding.discard(update_id)
                 self.standing.discard(update_id)
                 if self.shut != "stopped":
                     self.shut = None  # the buffer has room again
                 return self._drop(update_id, reason)
-            case Failed(device, ask_id, kind, text):
+            case AssignmentFailed(device, ask_id, kind, text):
                 return self._lose(device, ask_id, kind, text)
-            case Left(device, why):
+            case DeviceDisconnected(device, why):
                 working = self.at_work.get(device) or self.overdue.get(device)
                 return self._lose(device, working.ask_id, "left", why) if working else []
-            case Joined(device):
+            case DeviceConnected(device):
                 if self.lost.get(device) == "left" and not self.shut:
                     del self.lost[device]
                     self._begin(device, self.asks[device], now)
-                    return [Back(device, self.asks[device])]
+                    return [Reinstate(device, self.asks[device])]
             case Stop():
                 self.shut = "stopped"
             case Tick():
                 pass
         return []
 
-    def _head(self, head: Head) -> list[Action]:
+    def _head(self, head: UpdateArrived) -> list[Action]:
         """Accept, defer or drop the update of a reply."""
         terms, device, ask_id = self.terms, head.device, head.ask_id
         if ask_id in self.answered:
@@ -176,7 +176,7 @@ class Buffer:
         in_time = self._done(self.at_work, device, ask_id)
         self._done(self.overdue, device, ask_id)
         if not head.again and (self.shut or device in self.devices):
-            return [Defer(head.update_id)]
+            return [DeferUpdate(head.update_id)]
         self.answered[ask_id] = head.update_id
         if self.asks.get(device) == ask_id:
             self.lost.pop(device, None)
@@ -192,10 +192,10 @@ class Buffer:
     def _drop(self, update_id: UpdateId, reason: str) -> list[Action]:
         """Note that an update does not count."""
         self.dropped.append(update_id)
-        return [Drop(update_id, reason)]
+        return [DropUpdate(update_id, reason)]
 
     def _lose(self, device: str, ask_id: str, kind: str, text: str) -> list[Action]:
-        """Forget an assignment that gets no reply, and return `Lose` if this buffer made it.
+        """Forget an assignment that gets no reply, and return `MarkLost` if this buffer made it.
 
         The driver records the failure of an earlier buffer's assignment.
         """
@@ -203,10 +203,10 @@ class Buffer:
         if not known or self.asks.get(device) != ask_id:
             return []
         self.lost[device] = kind
-        return [Lose(device, ask_id, kind, text)]
+        return [MarkLost(device, ask_id, kind, text)]
 
     @staticmethod
-    def _done(working: dict[str, AtWork], device: str, ask_id: str) -> bool:
+    def _done(working: dict[str, SlotLease], device: str, ask_id: str) -> bool:
         """Remove the assignment from `working`, and return True if the device was working on it."""
         found = device in working and working[device].ask_id == ask_id
         if found:
@@ -218,7 +218,7 @@ class Buffer:
         if device in self.devices:
             self.going_on.add(device)
         self.asks.setdefault(device, ask_id)
-        self.at_work[device] = AtWork(ask_id, now + self.terms.deadline_s)
+        self.at_work[device] = SlotLease(ask_id, now + self.terms.deadline_s)
 
     def _time_out(self, now: float) -> None:
         """Move the assignments whose deadline has passed to `overdue`."""
@@ -257,13 +257,13 @@ class Buffer:
                 self._begin(device, ask_id, now)
         return actions
 
-    def _ask(self, device: str, ask_id: str, why: str) -> AskNow:
+    def _ask(self, device: str, ask_id: str, why: str) -> SelectReplacement:
         """Return the selection of a device, with the reason."""
         places = f" of at most {self.terms.max_concurrency}" if self.terms.max_concurrency else ""
         why += f", {len(self.at_work)}{places} were at work"
-        return AskNow(device, ask_id, self.terms.base_version, self.terms.deadline_s, why)
+        return SelectReplacement(device, ask_id, self.terms.base_version, self.terms.deadline_s, why)
 
-    def _close(self) -> Closed:
+    def _close(self) -> RoundResult:
         """Fix the result of the round."""
         assert self.shut is not None
         silent = tuple(device for device in self.overdue if device not in self.devices)

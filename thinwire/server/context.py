@@ -1,7 +1,7 @@
 """All drivers of one run share its context: plan, state, model, and access to store, fleet and clock.
 
-Every driver of the run (`run.py`, `round_runner.py`, `recovery.py` and others) works on the same `Running`. It records
-events, sends assignments, polls arrivals, and keeps replies that no round accepts yet.
+Every driver of the run (`run.py`, `round_runner.py`, `recovery.py` and others) works on the same `RunContext`. It
+records events, sends assignments, polls arrivals, and keeps replies that no round accepts yet.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from thinwire.core.fleet import Arrival, Envelope, Fleet, Hello
 from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
 from thinwire.core.statedir import AggregatorHome
-from thinwire.core.types import ReplyHead, asked_round
+from thinwire.core.types import ReplyHeader, asked_round
 from thinwire.server.aggregator import Model
-from thinwire.server.distribution import Holders, Sending
+from thinwire.server.distribution import ModelDistributor, PlanCache
 from thinwire.server.model_store import Versions
 from thinwire.server.policy.cohort import mismatch
-from thinwire.server.policy.device_profiles import Known
-from thinwire.server.policy.eligibility import Presence, lacking
+from thinwire.server.policy.device_profiles import DeviceProfiles
+from thinwire.server.policy.eligibility import ConnectedDevices, lacking
 from thinwire.server.state.backoff import BARRING
-from thinwire.server.state.run_state import Past
+from thinwire.server.state.run_state import RunState
 from thinwire.store import MeasureRow, Store
 
 StopOrder = Literal["run", "service"] | None
@@ -38,7 +38,7 @@ POLL_S = 0.25  # how long a person's command or a deadline may go unnoticed
 MAX_CODEC_LETTERS = 64  # in a reply that names a codec; the frames themselves decide whether they can be decoded
 
 
-class Running:
+class RunContext:
     """Holds everything that the drivers of one run share.
 
     Invariant: it is built from the store alone, so a resumed run is built like a new one.
@@ -51,7 +51,7 @@ class Running:
         fleet: Fleet,
         home: AggregatorHome,
         clock: Clock,
-        presence: Presence,
+        presence: ConnectedDevices,
         stop: Callable[[], StopOrder],
         on_event: Callable[[Event], None],
     ) -> None:
@@ -64,19 +64,19 @@ class Running:
         self.plan, self.report = RunPlan.from_json(row.plan), row.task_report
         self.task_layout = Layout.from_json(row.layout)
         self.layout = carried(algorithm_of(self.plan), self.task_layout)  # of every vector that is sent
-        self.holders = Holders(self.plan.to_json(), self.plan.digest, self.plan.local.delay + 1)
+        self.holders = PlanCache(self.plan.to_json(), self.plan.digest, self.plan.local.delay + 1)
         self.codec = rungs(self.plan.uplink)[0]
         self.versions = Versions(home.run(run_id), self.layout, home.durable)
-        self.past = Past(self.plan.local.delay)
+        self.past = RunState(self.plan.local.delay)
         for seq, event in store.events(run_id):
             self.past.apply(event)
             self._last_found = seq, event.at
         if self.past.bases.model is None and self.plan.run.init != "device":  # a device may make it
             raise DataLost(f"run {run_id} has no model", why="it was not handed over whole", hint="thinwire run PLAN")
         self.begin()
-        self.known = Known(() if self.simulated else store.measures())
+        self.known = DeviceProfiles(() if self.simulated else store.measures())
         self.measuring: dict[str, int] = {}  # ask_id -> bytes sent, of assignments that only evaluate
-        self.deferred: dict[str, ReplyHead] = {}  # ask_id -> a reply that a later round handles
+        self.deferred: dict[str, ReplyHeader] = {}  # ask_id -> a reply that a later round handles
         self.came_late: dict[str, bool] = {}  # ask_id of a deferred reply -> whether it was late when it arrived
         self._clock_base = self.past.elapsed_s - clock.now()
         self.return_by = self.elapsed + (RETURN_S if self.past.rounds_opened or self.past.first.times else 0.0)
@@ -89,7 +89,7 @@ class Running:
             self.model = Model(self.layout, params, buffers, dict(stored.counters), state)
         else:
             self.model = Model(self.layout, np.zeros(self.layout.size, np.float32), np.zeros(0, np.float32), {})
-        self.sending = Sending(self.plan, self.versions, self.past, self.model)
+        self.sending = ModelDistributor(self.plan, self.versions, self.past, self.model)
 
     @property
     def elapsed(self) -> float:
@@ -145,7 +145,7 @@ class Running:
         found = list[Arrival]()
         for arrival in self.fleet.poll(wait_s):
             anew = self.presence.take(arrival)
-            if isinstance(arrival, ReplyHead):
+            if isinstance(arrival, ReplyHeader):
                 self.sending.holds(arrival.update_id.device)
             if (again := self.holders.take(arrival, anew)) is not None:
                 self.sending.asked([again])
@@ -185,7 +185,7 @@ class Running:
         self.record(self.failed(asked, device, ask_id, kind, text))
         self.fleet.cancel([ask_id])
 
-    def wrong(self, head: ReplyHead) -> tuple[str, str] | None:
+    def wrong(self, head: ReplyHeader) -> tuple[str, str] | None:
         """Return kind and text of the failure if a reply is not a valid update of this run, otherwise None.
 
         Headers come from devices and are not trusted. A reply is valid only if its assignment went to the same device.
@@ -203,7 +203,7 @@ class Running:
             return "protocol", f"it names a codec in {len(head.codec)} letters, and was asked in a shorter one"
         return None
 
-    def codec_of(self, head: ReplyHead) -> str:
+    def codec_of(self, head: ReplyHeader) -> str:
         """Return the codec that was assigned for this reply.
 
         The codec of a late reply, or of another device, may differ from the codec of most devices.
@@ -211,7 +211,7 @@ class Running:
         device = head.update_id.device
         return self.past.codecs.of(self.past.round_of(device, head.ask_id), device) or self.codec
 
-    def steps_of(self, head: ReplyHead) -> int:
+    def steps_of(self, head: ReplyHeader) -> int:
         """Return the steps that were assigned for this reply; 0 if the plan counts epochs instead."""
         steps = self.plan.local.steps
         if steps == "auto":
@@ -228,7 +228,7 @@ class Running:
         gone = [head for head in self.deferred.values() if head.update_id.device == device]
         self.fleet.ack([self.deferred.pop(head.ask_id).update_id for head in gone])
 
-    def defer(self, head: ReplyHead) -> None:
+    def defer(self, head: ReplyHeader) -> None:
         """Keep a reply for a later round: one for each assignment."""
         self.came_late.setdefault(head.ask_id, self.elapsed >= self.past.owed.due.get(head.update_id.device, math.inf))
         if self.deferred.setdefault(head.ask_id, head).update_id != head.update_id:

@@ -14,14 +14,14 @@ from dataclasses import replace
 from thinwire.core.events import RoundOpened
 from thinwire.core.fleet import Envelope
 from thinwire.core.types import Ask, AskKind, Verdict, ask_id_of, asked_round
-from thinwire.server.context import Running
+from thinwire.server.context import RunContext
 from thinwire.server.policy.cohort import in_time, who_could_answer
 from thinwire.server.policy.local_work import work_of
-from thinwire.server.round_events import Spare
+from thinwire.server.round_events import Replacement
 
 
 def envelope(
-    running: Running, device: str, ask_id: str, kind: AskKind, round_number: int, deadline_s: float
+    running: RunContext, device: str, ask_id: str, kind: AskKind, round_number: int, deadline_s: float
 ) -> Envelope:
     """Return an assignment on the newest model version for one device.
 
@@ -51,7 +51,7 @@ def envelope(
     return Envelope(device, ask, running.sending.bundle(parcel))
 
 
-def verdicts_of(running: Running, device: str, ask_id: str = "") -> tuple[Verdict, ...]:
+def verdicts_of(running: RunContext, device: str, ask_id: str = "") -> tuple[Verdict, ...]:
     """Return the outcomes of the device's last updates.
 
     If `ask_id` is named, return the outcomes that this assignment carried when it was sent first.
@@ -59,7 +59,7 @@ def verdicts_of(running: Running, device: str, ask_id: str = "") -> tuple[Verdic
     return running.past.told.of(device, running.plan.cohort.max_staleness + running.past.delay + 2, ask_id)
 
 
-def envelope_again(running: Running, device: str, ask_id: str) -> Envelope:
+def envelope_again(running: RunContext, device: str, ask_id: str) -> Envelope:
     """Rebuild the unanswered assignment of another round, for a fleet that does not know it after a restart."""
     number = asked_round(ask_id)
     base, had_s = running.past.bases.of(number), running.past.had_s(device, number)
@@ -68,25 +68,25 @@ def envelope_again(running: Running, device: str, ask_id: str) -> Envelope:
     return Envelope(device, asked, running.sending.bundle(parcel))
 
 
-def _side_by_side(running: Running, number: int, kind: AskKind) -> int:
+def _side_by_side(running: RunContext, number: int, kind: AskKind) -> int:
     """Return the number of updates that are aggregated together with the one of this assignment."""
     if running.plan.cohort.mode == "buffered":
         return running.plan.cohort.buffer
     return running.past.drawn.get(number, 0) if kind == "train" else 0
 
 
-class Others:
+class ReplacementSource:
     """Candidates for replacements in one round: connected, able and idle devices that are not selected in it.
 
     `asks` is the state machine's own mapping of device to `ask_id`.
     """
 
-    def __init__(self, running: Running, opened: RoundOpened, asks: Mapping[str, str]) -> None:
+    def __init__(self, running: RunContext, opened: RoundOpened, asks: Mapping[str, str]) -> None:
         self._running, self._opened, self._asks = running, opened, asks
         self._drawn = deque(opened.later)  # sampled at the opening: selected first when a slot is free
-        self._unasked = Unasked(running)
+        self._unasked = ReplacementPool(running)
 
-    def in_time(self, left_s: float) -> Iterator[Spare]:
+    def in_time(self, left_s: float) -> Iterator[Replacement]:
         """Yield the candidates that can reply within `left_s` seconds, first those that the round sampled at its
         opening.
 
@@ -110,12 +110,12 @@ class Others:
         for device in who_could_answer(idle, *terms, running.plan.run.seed, opened.round):
             yield self._spare(device)
 
-    def _spare(self, device: str) -> Spare:
+    def _spare(self, device: str) -> Replacement:
         """Return the device as a candidate, with its `ask_id` in this round."""
-        return Spare(device, ask_id_of(self._running.run_id, self._opened.round, device))
+        return Replacement(device, ask_id_of(self._running.run_id, self._opened.round, device))
 
 
-class Unasked:
+class ReplacementPool:
     """Connected and able devices that are not selected in the round, cached between calls.
 
     While replies are missing, a round looks for replacements at each event. All connected devices are examined again
@@ -123,7 +123,7 @@ class Unasked:
     square of its devices.
     """
 
-    def __init__(self, running: Running) -> None:
+    def __init__(self, running: RunContext) -> None:
         self._running, self._able = running, list[str]()
         self._joined, self._until_s = -1, -math.inf  # `_able` is complete for this count and until this time
 

@@ -25,13 +25,13 @@ from thinwire.core.events import ModelStored, ShadowStored
 from thinwire.core.fleet import Arrival, Envelope, Hello, NodeJoined
 from thinwire.core.plan import RunPlan
 from thinwire.core.statedir import write_atomically
-from thinwire.core.types import Failure, Part, ReplyHead
+from thinwire.core.types import Failure, Part, ReplyHeader
 from thinwire.server.aggregator import Model
 from thinwire.server.model_store import Versions, parts_of
-from thinwire.server.state.run_state import Past
+from thinwire.server.state.run_state import RunState
 
 
-class Holders:
+class PlanCache:
     """Holds which devices have the plan of one run.
 
     A device has the plan if its hello says so, or if it replied to an assignment that carried the plan.
@@ -43,7 +43,7 @@ class Holders:
     def __init__(self, plan: Mapping[str, Any], digest: str, most: int) -> None:
         self.plan, self.digest = plan, digest
         self._sure: dict[str, bool] = {}  # device -> whether it holds the plan, learned since its hello
-        self._last = LastAsked(most)
+        self._last = SentAssignments(most)
 
     def plan_for(self, device: str, hello: Hello | None) -> Mapping[str, Any] | str:
         """Return the plan for an assignment to this device: the whole plan, or its digest if the device holds it."""
@@ -70,7 +70,7 @@ class Holders:
             case NodeJoined(device):
                 if anew:
                     self._sure.pop(device, None)  # a new process of the device: its hello knows best
-            case ReplyHead():
+            case ReplyHeader():
                 if (last := self._last.find(arrival.update_id.device, arrival.ask_id)) is not None:
                     self._sure[last.device] = True
             case Failure("need-plan", _, ask_id, device):
@@ -86,7 +86,7 @@ class Holders:
         return None
 
 
-class LastAsked:
+class SentAssignments:
     """Holds the last `most` assignments of each device, which is as many as a device may have at once."""
 
     def __init__(self, most: int) -> None:
@@ -114,7 +114,7 @@ Row = tuple[str, int, str]  # a part's name, length and SHA-256
 
 
 @dataclass(frozen=True)
-class Parcel:
+class ModelPayload:
     """The model parts for one device.
 
     `pieces` are the ranges of files (name, start, length) that the parts consist of. `name` is the file that holds all
@@ -131,20 +131,20 @@ class Parcel:
         return sum(part.length for part in self.parts)
 
 
-class Sending:
+class ModelDistributor:
     """Distributes the model of one run: the whole model, or the compressed changes between versions.
 
     Invariant: an assignment is sent again with the whole model at most once, and only to its own device.
     """
 
-    def __init__(self, plan: RunPlan, versions: Versions, past: Past, model: Model) -> None:
+    def __init__(self, plan: RunPlan, versions: Versions, past: RunState, model: Model) -> None:
         self.plan, self.versions, self.past, self.model = plan, versions, past, model
         self.downlink: Downlink | None = None
         if plan.downlink.compressed:
             shadow = versions.read(past.bases.shadow)[0] if past.bases.shadow else model.params
             self.downlink = Downlink(model.layout, plan.downlink.codec, shadow, past.version, plan.run.seed)
         self._lost: set[str] = set()  # devices that lost the version of their last reply
-        self._last = LastAsked(past.delay + 1)
+        self._last = SentAssignments(past.delay + 1)
 
     def publish(self, version: int, at: float) -> list[ShadowStored]:
         """Make the new version's compressed change and the replica durable; return the event that names them.
@@ -167,7 +167,7 @@ class Sending:
         full = [(part.name, part.length, part.sha256) for part in parts]
         return [ShadowStored(at, version, digest, shadow.name, full, change.name, rows)]
 
-    def parcel(self, device: str, but: str = "") -> Parcel:
+    def parcel(self, device: str, but: str = "") -> ModelPayload:
         """Return the parts that bring this device to the newest version, in the smaller of the two forms.
 
         In a pipelined run the device will have completed its earlier assignments by then. `but` names the new
@@ -182,9 +182,9 @@ class Sending:
                 return _changes(base, [log[version] for version in versions], held)
         return self.whole(base)
 
-    def whole(self, base: ModelStored | ShadowStored) -> Parcel:
+    def whole(self, base: ModelStored | ShadowStored) -> ModelPayload:
         """Return a whole version, as its file holds it."""
-        return Parcel(parts_of(base), ((base.file, 0, _size(base.parts)),), base.file)
+        return ModelPayload(parts_of(base), ((base.file, 0, _size(base.parts)),), base.file)
 
     def _logged(self, version: int) -> tuple[str, Sequence[Row]]:
         """Return the file of a version's change and its parts; no parts if the change is no longer logged."""
@@ -193,7 +193,7 @@ class Sending:
             return "", ()
         return stored.change, stored.change_parts if (self.versions.folder / stored.change).exists() else ()
 
-    def bundle(self, parcel: Parcel) -> Path | None:
+    def bundle(self, parcel: ModelPayload) -> Path | None:
         """Return the file with the parcel's parts one after the other, and write it if it is missing; None
         without parts.
         """
@@ -237,14 +237,16 @@ class Sending:
         self._lost.discard(device)
 
 
-def _changes(base: ModelStored | ShadowStored, log: Sequence[tuple[str, Sequence[Row]]], held: int | None) -> Parcel:
+def _changes(
+    base: ModelStored | ShadowStored, log: Sequence[tuple[str, Sequence[Row]]], held: int | None
+) -> ModelPayload:
     """Return a parcel of successive changes, followed by the buffers, which exist only in the newest version."""
     rows, pieces = [row for _, rows in log for row in rows], [(file, 0, _size(rows)) for file, rows in log]
     if base.parts[-1][0] == BUFFERS:
         rows.append(base.parts[-1])
         pieces.append((base.file, _size(base.parts[:-1]), base.parts[-1][1]))
     name = pieces[0][0] if len(pieces) == 1 and log else f"v{base.version:06d}.from{held or 0:06d}"
-    return Parcel(tuple(Part(*row) for row in rows), tuple(pieces), name)
+    return ModelPayload(tuple(Part(*row) for row in rows), tuple(pieces), name)
 
 
 def _size(rows: Sequence[Row]) -> int:

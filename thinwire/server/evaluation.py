@@ -28,12 +28,14 @@ from typing import Any
 
 from thinwire.core.events import Evaluated
 from thinwire.core.serialization import MAX_METRICS
-from thinwire.core.types import Metrics, ReplyHead
-from thinwire.server.context import Running
+from thinwire.core.types import Metrics, ReplyHeader
+from thinwire.server.context import RunContext
 from thinwire.server.state.model_history import FEWEST, MEASURED, Measured, may_be_recorded
 
 
-def evaluation(running: Running, version: int, heads: list[ReplyHead], now: float, asked: int = 0) -> Evaluated | None:
+def evaluation(
+    running: RunContext, version: int, heads: list[ReplyHeader], now: float, asked: int = 0
+) -> Evaluated | None:
     """Pool the clients' evaluations of one version into one event; None if no client evaluated it.
 
     The event is no best and meets no target if too few clients evaluated the version. The comparison is with the
@@ -46,7 +48,7 @@ def evaluation(running: Running, version: int, heads: list[ReplyHead], now: floa
     return replace(event, **_bytes(running, heads)) if event else None
 
 
-def settled(running: Running, now: float, over: bool = False) -> list[Evaluated]:
+def settled(running: RunContext, now: float, over: bool = False) -> list[Evaluated]:
     """Return the final evaluations of versions that no device evaluates any more, in the order of versions.
 
     In a buffered run the evaluations of one version arrive in several buffers. A version therefore waits for earlier
@@ -73,7 +75,7 @@ def settled(running: Running, now: float, over: bool = False) -> list[Evaluated]
     return found
 
 
-def require_metrics(running: Running, over: bool = False) -> None:
+def require_metrics(running: RunContext, over: bool = False) -> None:
     """Raise `PlanError` if the plan names a metric that no device reports, since none would ever report it.
 
     The decision is made when FEWEST devices have evaluated, or all that are connected. Thus no single device decides
@@ -86,13 +88,13 @@ def require_metrics(running: Running, over: bool = False) -> None:
         running.plan.require_metrics(known)
 
 
-def _reply(head: ReplyHead) -> Measured:
+def _reply(head: ReplyHeader) -> Measured:
     """Return a reply's metrics; `examples` is 0 for a reply without an update, which counts evaluation examples."""
     return Measured(str(head.update_id), head.update_id.device, head.examples if head.parts else 0, head.metrics)
 
 
 def _pooled(
-    running: Running, version: int, replies: Sequence[Measured], now: float, best_yet: Evaluated | None
+    running: RunContext, version: int, replies: Sequence[Measured], now: float, best_yet: Evaluated | None
 ) -> Evaluated | None:
     """Pool replies into one event without bytes; None if no reply has a metric of an evaluation."""
     measuring = [reply for reply in replies if any(name.startswith(MEASURED) for name in reply.metrics)]
@@ -120,7 +122,7 @@ def _pooled(
     )  # fmt: skip
 
 
-def _bytes(running: Running, heads: list[ReplyHead]) -> dict[str, Any]:
+def _bytes(running: RunContext, heads: list[ReplyHeader]) -> dict[str, Any]:
     """Return the byte fields of replies that only evaluated; replies that also train count as updates."""
     alone = [head for head in heads if not head.parts]
     wires = [head.transfer for head in alone if head.transfer and head.transfer.sent_bytes is not None]

@@ -9,14 +9,14 @@ from collections.abc import Collection
 
 from thinwire.core.fleet import NodeLeft
 from thinwire.core.formatting import counted
-from thinwire.core.types import Failure, ReplyHead, measuring_id_of
-from thinwire.server.context import POLL_S, Running
+from thinwire.core.types import Failure, ReplyHeader, measuring_id_of
+from thinwire.server.context import POLL_S, RunContext
 
 
-def listen(running: Running, wait_s: float) -> None:
+def listen(running: RunContext, wait_s: float) -> None:
     """Handle the arrivals of one poll while no round is driven, and keep replies for the next round."""
     for arrival in running.poll(wait_s):
-        if isinstance(arrival, ReplyHead):
+        if isinstance(arrival, ReplyHeader):
             _keep(running, arrival)
         elif isinstance(arrival, Failure):
             _fail(running, arrival.device, arrival.kind, arrival.text, arrival.ask_id)
@@ -29,7 +29,7 @@ def listen(running: Running, wait_s: float) -> None:
             _gone(running, device, "did not come back")
 
 
-def come_back(running: Running) -> None:
+def come_back(running: RunContext) -> None:
     """Wait after a restart for the devices that were connected before it, until `return_by` or until the
     run is stopped.
     """
@@ -44,7 +44,7 @@ def said_away(away: Collection[str]) -> str:
     return f"waiting for {counted(len(away), 'device')} to come back ({', '.join(sorted(away)[:5])})"
 
 
-def _keep(running: Running, head: ReplyHead) -> None:
+def _keep(running: RunContext, head: ReplyHeader) -> None:
     """Defer a reply to the next round; reject it and record the failure if no round may accept it."""
     past, device = running.past, head.update_id.device
     if str(head.update_id) in past.decided or head.update_id.run != running.run_id:
@@ -60,13 +60,13 @@ def _keep(running: Running, head: ReplyHead) -> None:
             past.owed.release(device, head.ask_id)
 
 
-def _fail(running: Running, device: str, kind: str, text: str, ask_id: str) -> None:
+def _fail(running: RunContext, device: str, kind: str, text: str, ask_id: str) -> None:
     """Record that an assignment failed, unless a reply to it is deferred: then the reply is its outcome."""
     if ask_id in running.past.owed.of(device) and ask_id not in running.deferred:
         running.lose(device, kind, text, ask_id)
 
 
-def _gone(running: Running, device: str, why: str) -> None:
+def _gone(running: RunContext, device: str, why: str) -> None:
     """Give up a disconnected device's assignments of closed rounds, unless their late replies are already here.
 
     Its assignments of open rounds stay outstanding, because the device may reconnect before those rounds become

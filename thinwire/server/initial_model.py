@@ -20,9 +20,9 @@ from thinwire.core.errors import BadPayload, TooFewClients
 from thinwire.core.events import FirstModelAsked, FirstModelFailed, RunNoted
 from thinwire.core.fleet import Envelope, NodeLeft
 from thinwire.core.layout import Layout
-from thinwire.core.types import Ask, Failure, ReplyHead, Vector
+from thinwire.core.types import Ask, Failure, ReplyHeader, Vector
 from thinwire.server.aggregator import MAX_VALUE, largest
-from thinwire.server.context import POLL_S, RETURN_S, Running
+from thinwire.server.context import POLL_S, RETURN_S, RunContext
 from thinwire.server.policy.deadlines import NAMED, Deadline, first_model_deadline
 from thinwire.server.policy.device_profiles import update_bytes, work_of
 from thinwire.server.state.backoff import ENOUGH, patient
@@ -31,7 +31,7 @@ BUFFER_BYTES = 4  # of one value of the averaged buffers, a float32
 HINT = "look at the task's model() there; or leave [run] init out, and it is made where you type"
 
 
-def take_first_model(running: Running) -> bool:
+def take_first_model(running: RunContext) -> bool:
     """Select one device after the other until one has sent an initial model; return False if the run is stopped.
 
     Raise `TooFewClients` with the reasons of the devices in three cases. The total time in which no device could be
@@ -47,7 +47,7 @@ def take_first_model(running: Running) -> bool:
         answer = _answer(running, asked)
         if answer is None:
             break
-        if isinstance(answer, ReplyHead):
+        if isinstance(answer, ReplyHeader):
             try:
                 _begin(running, answer)
                 return True
@@ -60,7 +60,7 @@ def take_first_model(running: Running) -> bool:
     return False
 
 
-def _next(running: Running) -> FirstModelAsked | None:
+def _next(running: RunContext) -> FirstModelAsked | None:
     """Select a device, record its assignment and return it; None if no device can be selected now."""
     first, unable = running.past.first, _unable(running)
     able = [device for device in running.presence.devices if device not in unable]
@@ -79,20 +79,20 @@ def _next(running: Running) -> FirstModelAsked | None:
     return asked
 
 
-def _ask_id(running: Running, device: str) -> str:
+def _ask_id(running: RunContext, device: str) -> str:
     """Return an `ask_id` that differs from those of withdrawn assignments, because devices may still work on them."""
     late = running.past.first.late[device]
     return f"{running.run_id}.init{f'-{late}' if late else ''}.{device}"
 
 
-def _fail(running: Running, asked: FirstModelAsked, kind: str, reason: str) -> None:
+def _fail(running: RunContext, asked: FirstModelAsked, kind: str, reason: str) -> None:
     """Record that an assignment failed."""
     now, elapsed = running.clock.wall(), running.elapsed
     said = running.presence.said(asked.device)
     running.record(FirstModelFailed(now, asked.device, asked.ask_id, kind, reason, elapsed, said))
 
 
-def _most(running: Running) -> int:
+def _most(running: RunContext) -> int:
     """Return how often a device is selected that disconnects or misses its deadline."""
     return running.plan.cohort.retry_limit + 1
 
@@ -103,14 +103,14 @@ def _named(said: Mapping[str, str]) -> str:
     return "; ".join(f"{device}: {why}" for device, why in itertools.islice(said.items(), NAMED)) + more
 
 
-def _unable(running: Running) -> dict[str, str]:
+def _unable(running: RunContext) -> dict[str, str]:
     """Return device -> reason for the connected devices that are not selected now."""
     there = running.presence.hellos
     barred = running.past.first.bars(running.elapsed, _most(running), running.presence.said)
     return running.unable() | {device: why for device, why in barred.items() if device in there}
 
 
-def _wait(running: Running, waited_s: float) -> float:
+def _wait(running: RunContext, waited_s: float) -> float:
     """Poll once while no device can be selected, and return the seconds that took; `waited_s` is the sum of earlier
     calls.
 
@@ -132,11 +132,11 @@ def _wait(running: Running, waited_s: float) -> float:
             hint=HINT,
         )
     running.status("waiting", f"waiting: no device can give the first model now{f' ({named})' if named else ''}")
-    running.fleet.ack([head.update_id for head in running.poll(POLL_S) if isinstance(head, ReplyHead)])
+    running.fleet.ack([head.update_id for head in running.poll(POLL_S) if isinstance(head, ReplyHeader)])
     return running.elapsed - began
 
 
-def _deadline(running: Running, device: str) -> Deadline:
+def _deadline(running: RunContext, device: str) -> Deadline:
     """Return the deadline for a device: it follows from the model's size, its link, and its missed deadlines so far."""
     layout = running.task_layout
     up_bytes = update_bytes("identity", layout, {}) + BUFFER_BYTES * BufferMean(layout).layout.size
@@ -145,7 +145,7 @@ def _deadline(running: Running, device: str) -> Deadline:
     return patient(one, running.past.first.late[device])
 
 
-def _answer(running: Running, asked: FirstModelAsked) -> ReplyHead | tuple[str, str] | None:
+def _answer(running: RunContext, asked: FirstModelAsked) -> ReplyHeader | tuple[str, str] | None:
     """Return the device's reply, or kind and text of its failure; None if the run is stopped.
 
     A reply from before a restart is accepted first, so that the device need not make it again. The assignment is sent
@@ -157,12 +157,12 @@ def _answer(running: Running, asked: FirstModelAsked) -> ReplyHead | tuple[str, 
     while not running.stop_ordered():
         for arrival in running.poll(min(wait_s, max(0.0, until - running.elapsed))):
             match arrival:
-                case ReplyHead() if (arrival.update_id.device, arrival.ask_id) == (device, asked.ask_id):
+                case ReplyHeader() if (arrival.update_id.device, arrival.ask_id) == (device, asked.ask_id):
                     if device in running.revoked():
                         running.fleet.ack([arrival.update_id])
                         return "refused", "revoked"
                     return arrival
-                case ReplyHead():
+                case ReplyHeader():
                     running.fleet.ack([arrival.update_id])
                 case Failure(kind, text, ask_id, _) if ask_id == asked.ask_id:
                     return kind, text
@@ -181,7 +181,7 @@ def _answer(running: Running, asked: FirstModelAsked) -> ReplyHead | tuple[str, 
     return None
 
 
-def _envelope(running: Running, asked: FirstModelAsked) -> Envelope:
+def _envelope(running: RunContext, asked: FirstModelAsked) -> Envelope:
     plan = running.holders.plan_for(asked.device, running.presence.hellos.get(asked.device))
     return Envelope(
         asked.device,
@@ -193,7 +193,7 @@ def _envelope(running: Running, asked: FirstModelAsked) -> Envelope:
     )  # fmt: skip
 
 
-def _begin(running: Running, head: ReplyHead) -> None:
+def _begin(running: RunContext, head: ReplyHeader) -> None:
     """Make the model durable as version 0, and continue the run from it."""
     params, buffers, counters = _model(running, head)
     first = np.concatenate([params, np.zeros(running.layout.size - params.size, np.float32)])
@@ -204,7 +204,7 @@ def _begin(running: Running, head: ReplyHead) -> None:
     running.fleet.ack([head.update_id])
 
 
-def _model(running: Running, head: ReplyHead) -> tuple[Vector, Vector, dict[str, int]]:
+def _model(running: RunContext, head: ReplyHeader) -> tuple[Vector, Vector, dict[str, int]]:
     """Return the parameters, the averaged buffers and the counters of a reply.
 
     Raise `BadPayload` if its parts do not fit the layout, or a value is too large.

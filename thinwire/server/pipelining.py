@@ -16,13 +16,13 @@ from __future__ import annotations
 
 from thinwire.core.events import HeadTaken, RoundClosed
 from thinwire.core.fleet import Envelope
-from thinwire.server.context import Running
+from thinwire.server.context import RunContext
 from thinwire.server.dispatch import envelope, envelope_again
 from thinwire.server.recovery import gone_of
 from thinwire.server.round_open import open_round
 
 
-def line_up(running: Running) -> None:
+def line_up(running: RunContext) -> None:
     """Open rounds until as many are open as the delay allows or the run still needs, and send their assignments."""
     past = running.past
     while len(past.line.rounds) <= past.delay and past.steps_made + len(past.line.rounds) < running.plan.run.rounds:
@@ -36,7 +36,7 @@ def line_up(running: Running) -> None:
         )
 
 
-def take_head(running: Running) -> bool:
+def take_head(running: RunContext) -> bool:
     """Make the oldest open round the current one, so that its time runs from now on; return False if none is open."""
     opened = running.past.line.head
     if opened is None:
@@ -47,7 +47,7 @@ def take_head(running: Running) -> bool:
     return True
 
 
-def answered(running: Running) -> bool:
+def answered(running: RunContext) -> bool:
     """Return True if the current round has enough replies, and no connected device still has to reply.
 
     The run need not wait for disconnected devices then, since they may never return. Until `return_by` every selected
@@ -62,7 +62,7 @@ def answered(running: Running) -> bool:
     return len(here) >= opened.floor and here.issuperset(still)
 
 
-def asked_before(running: Running) -> list[Envelope]:
+def asked_before(running: RunContext) -> list[Envelope]:
     """Return the unanswered assignments after a restart, the oldest of each device first.
 
     This includes the assignments of disconnected devices, which may reconnect.
@@ -72,7 +72,7 @@ def asked_before(running: Running) -> list[Envelope]:
     return [envelope_again(running, device, ask_id) for device, ask_ids in asks.items() for ask_id in ask_ids]
 
 
-def dissolve(running: Running) -> None:
+def dissolve(running: RunContext) -> None:
     """Close the rounds that are still open when the run ends, without a step; updates that came for them do
     not count.
     """

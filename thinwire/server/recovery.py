@@ -8,21 +8,21 @@ from __future__ import annotations
 
 from thinwire.core.events import ClientAsked, ClientBack, ClientFailed, UpdateAccepted, UpdateDropped
 from thinwire.core.serialization import reply_from_json
-from thinwire.core.types import ReplyHead, UpdateId
+from thinwire.core.types import ReplyHeader, UpdateId
 from thinwire.server import round_events
-from thinwire.server.context import Running
-from thinwire.server.round_runner import OneRound
-from thinwire.server.state.open_rounds import OpenNow
+from thinwire.server.context import RunContext
+from thinwire.server.round_runner import RoundRunner
+from thinwire.server.state.open_rounds import RoundProgress
 
 
-def take_up(running: Running) -> OneRound:
+def take_up(running: RunContext) -> RoundRunner:
     """Rebuild the current round, after a restart or when it is the next pipelined round, and return its driver.
 
     Accepted updates are aggregated again in the order of the journal.
     """
     opened, now = running.past.line.head, running.past.line.now
     assert opened is not None
-    one = OneRound(running, opened)
+    one = RoundRunner(running, opened)
     one.deadlines |= {event.ask_id: event.deadline_s for event in now.since if isinstance(event, ClientAsked)}
     one.heads |= {head.update_id: head for head in map(head_of, now.accepted)}
     one.heads_of.update(event.ask_id for event in now.accepted)
@@ -30,11 +30,11 @@ def take_up(running: Running) -> OneRound:
     one.machine.replay(told(now))
     _refold(one, now)
     for device in sorted(running.presence.hellos.keys() & one.machine.lost.keys()):
-        one.on(round_events.Joined(device))  # it reconnected before its round was rebuilt
+        one.on(round_events.DeviceConnected(device))  # it reconnected before its round was rebuilt
     return one
 
 
-def _refold(one: OneRound, now: OpenNow) -> None:
+def _refold(one: RoundRunner, now: RoundProgress) -> None:
     """Aggregate again the accepted updates that were not dropped, in their order.
 
     An update is rejected instead if its device was revoked meanwhile and the journal does not say that it was
@@ -44,46 +44,48 @@ def _refold(one: OneRound, now: OpenNow) -> None:
     for event in now.accepted:
         update_id = UpdateId.parse(event.update_id)
         if event.device in revoked and event.update_id not in now.folded and update_id in folding:
-            one.on(round_events.Refused(update_id, "revoked"))
+            one.on(round_events.FoldRejected(update_id, "revoked"))
     for event in now.accepted:
         if (update_id := UpdateId.parse(event.update_id)) in folding:
             one.begin(one.heads[update_id], event.discount)
 
 
-def told(now: OpenNow) -> round_events.Told:
+def told(now: RoundProgress) -> round_events.Told:
     """Yield the events of the current round since its opening, each with its time, in the order of the journal."""
     accepted = {event.update_id for event in now.accepted}
     for event in now.since:
         match event:
             case ClientAsked(device=device, ask_id=ask_id):
-                yield round_events.Asked(device, ask_id, event.instead_of), event.elapsed_s
+                yield round_events.ReplacementSelected(device, ask_id, event.instead_of), event.elapsed_s
             case UpdateAccepted():
                 head = head_of(event)
-                seen = round_events.Head(head.update_id, head.ask_id, event.device, head.base_version, again=True)
+                seen = round_events.UpdateArrived(
+                    head.update_id, head.ask_id, event.device, head.base_version, again=True
+                )
                 yield seen, event.elapsed_s
             case UpdateDropped(update_id=update_id) if update_id in accepted:
-                yield round_events.Refused(UpdateId.parse(update_id), event.reason), event.elapsed_s
+                yield round_events.FoldRejected(UpdateId.parse(update_id), event.reason), event.elapsed_s
             case ClientFailed(device=device, ask_id=ask_id):
-                yield round_events.Failed(device, ask_id, event.kind, event.text), event.elapsed_s
+                yield round_events.AssignmentFailed(device, ask_id, event.kind, event.text), event.elapsed_s
             case ClientBack(device=device):
-                yield round_events.Joined(device), event.elapsed_s
+                yield round_events.DeviceConnected(device), event.elapsed_s
 
 
-def not_taken(now: OpenNow) -> list[UpdateId]:
+def not_taken(now: RoundProgress) -> list[UpdateId]:
     """Return the updates that were dropped on arrival, without being accepted first."""
     accepted = {event.update_id for event in now.accepted}
     dropped = [event.update_id for event in now.since if isinstance(event, UpdateDropped)]
     return [UpdateId.parse(update_id) for update_id in dropped if update_id not in accepted]
 
 
-def head_of(event: UpdateAccepted) -> ReplyHead:
+def head_of(event: UpdateAccepted) -> ReplyHeader:
     """Return the header of the reply that was accepted with this event."""
     head = reply_from_json(event.head)
-    assert isinstance(head, ReplyHead)
+    assert isinstance(head, ReplyHeader)
     return head
 
 
-def gone_of(now: OpenNow) -> dict[str, list[str]]:
+def gone_of(now: RoundProgress) -> dict[str, list[str]]:
     """Return device -> assignments of the devices that disconnected and have not reconnected."""
     gone = dict[str, list[str]]()
     for event in now.since:

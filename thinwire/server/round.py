@@ -37,38 +37,38 @@ from thinwire.core.types import UpdateId
 from thinwire.server.policy.deadlines import listed
 from thinwire.server.round_events import (
     Action,
-    Asked,
-    AskNow,
-    AtWork,
-    Back,
-    Closed,
-    Defer,
-    Drop,
-    Failed,
-    Folded,
+    AssignmentFailed,
+    DeferUpdate,
+    DeviceConnected,
+    DeviceDisconnected,
+    DropUpdate,
+    FoldDone,
+    FoldRejected,
     FoldUpdate,
-    Head,
     Input,
-    Joined,
-    Left,
-    Lose,
-    Refused,
-    Spare,
+    MarkLost,
+    Reinstate,
+    Replacement,
+    ReplacementSelected,
+    RoundConfig,
+    RoundResult,
+    SelectReplacement,
+    SlotLease,
     Spares,
     Stop,
-    Terms,
     Told,
+    UpdateArrived,
     ended,
     nobody,
 )
-from thinwire.server.state.run_state import Past
+from thinwire.server.state.run_state import RunState
 
 
 @dataclass
 class Round:
     """A synchronous round as a state machine without I/O.
 
-    `on` takes events as they happen; `replay` takes those from before a restart. No event may follow `Closed`.
+    `on` takes events as they happen; `replay` takes those from before a restart. No event may follow `RoundResult`.
 
     >>> r = Round(Terms(1, 0, {"a": "ask-a"}, target=1, floor=1, opened_s=0, deadline_s=60))
     >>> r.on(Head(UpdateId("run", "a", 1), "ask-a", "a", 0), now=2.0)[0].discount
@@ -77,7 +77,7 @@ class Round:
     'all'
     """
 
-    terms: Terms
+    terms: RoundConfig
     asks: dict[str, str] = field(default_factory=dict)  # device -> ask_id: from the opening, then replacements
     instead: dict[str, str] = field(default_factory=dict)  # replacement -> the device that it replaces, or ""
     folding: set[UpdateId] = field(default_factory=set)
@@ -90,10 +90,10 @@ class Round:
     lost: dict[str, str] = field(default_factory=dict)  # device -> kind
     waited_for: set[str] = field(default_factory=set)  # selected devices, neither replied nor lost
     shut: CloseReason | None = None
-    closed: Closed | None = None
+    closed: RoundResult | None = None
 
     def __post_init__(self) -> None:
-        self.places = Places(self.terms)
+        self.places = ConcurrencySlots(self.terms)
         for device, ask_id in self.terms.asks.items():
             self._begin(device, ask_id, self.terms.opened_s)
 
@@ -149,42 +149,42 @@ class Round:
     def _take(self, event: Input, now: float) -> list[Action]:
         """Apply one event to the state, and return the actions that follow from it alone."""
         match event:
-            case Asked(device, ask_id, instead_of):
+            case ReplacementSelected(device, ask_id, instead_of):
                 self.instead[device] = instead_of
                 self._begin(device, ask_id, now)
-            case Head():
+            case UpdateArrived():
                 return self._head(event, now)
-            case Folded(update_id):
+            case FoldDone(update_id):
                 self.folding.discard(update_id)
                 self.folded.append(update_id)
                 self.folded_in_time += update_id in self.in_time
-            case Refused(update_id, reason):
+            case FoldRejected(update_id, reason):
                 self.folding.discard(update_id)
                 if update_id in self.in_time:
                     self.spoiled.append(update_id)
                 if self.shut != "stopped" and now < self.deadline_at:
                     self.shut = None  # there is time to select another device
                 return self._drop(update_id, reason)
-            case Failed(device, ask_id, kind, text):
+            case AssignmentFailed(device, ask_id, kind, text):
                 return self._lose(device, ask_id, kind, text)
-            case Left(device, why):
+            case DeviceDisconnected(device, why):
                 self.places.free(device)
                 return self._lose(device, self.asks.get(device, ""), "left", why)
-            case Joined(device):
+            case DeviceConnected(device):
                 if self.lost.get(device) == "left" and not self.shut:
                     del self.lost[device]  # it is online again in time
                     self._begin(device, self.asks[device], now)
-                    return [Back(device, self.asks[device])]
+                    return [Reinstate(device, self.asks[device])]
             case Stop():
                 self.shut = self.shut or "stopped"
         return []  # a Tick needs nothing more: `on` reads the clock after each event
 
-    def _head(self, head: Head, now: float) -> list[Action]:
+    def _head(self, head: UpdateArrived, now: float) -> list[Action]:
         """Accept, defer or drop the update of a reply."""
         terms = self.terms
         self.places.free(head.device, head.ask_id)
         if not head.again and (self.shut or now >= self.deadline_at):
-            return [Defer(head.update_id)]
+            return [DeferUpdate(head.update_id)]
         if head.ask_id in self.answered:
             return self._drop(head.update_id, "duplicate")
         in_time = self.asks.get(head.device) == head.ask_id
@@ -205,7 +205,7 @@ class Round:
     def _drop(self, update_id: UpdateId, reason: str) -> list[Action]:
         """Note that an update does not count."""
         self.dropped.append(update_id)
-        return [Drop(update_id, reason)]
+        return [DropUpdate(update_id, reason)]
 
     def _lose(self, device: str, ask_id: str, kind: str, text: str) -> list[Action]:
         """Note that a device will not reply to this assignment, unless it replied or was lost before."""
@@ -214,7 +214,7 @@ class Round:
             return []
         self.lost[device] = kind
         self.waited_for.discard(device)
-        return [Lose(device, ask_id, kind, text)]
+        return [MarkLost(device, ask_id, kind, text)]
 
     def _begin(self, device: str, ask_id: str, now: float) -> None:
         """Note that the device works on this assignment from `now` on."""
@@ -249,13 +249,13 @@ class Round:
         others = (spare for spare in spares(left_s) if spare.device not in self.asks)
         return [self._ask(spare, now, said) for spare in islice(others, short)]
 
-    def _ask(self, spare: Spare, now: float, said: str) -> AskNow:
+    def _ask(self, spare: Replacement, now: float, said: str) -> SelectReplacement:
         """Select a replacement, with the reason."""
         left_s = self.deadline_at - now
         why = f"{self.possible} of {self.terms.target} answers could still come, {left_s:.0f} s were left{said}"
         self.instead[spare.device] = instead_of = self._vacant() if self.lost or self.spoiled else ""
         self._begin(spare.device, spare.ask_id, now)
-        return AskNow(spare.device, spare.ask_id, self.terms.base_version, left_s, why, instead_of)
+        return SelectReplacement(spare.device, spare.ask_id, self.terms.base_version, left_s, why, instead_of)
 
     def _vacant(self) -> str:
         """Return a device that was lost, or whose update was rejected, and that has no replacement yet; "" if there is
@@ -275,7 +275,7 @@ class Round:
             return "deadline"
         return None
 
-    def _close(self) -> Closed:
+    def _close(self) -> RoundResult:
         """Fix the result of the round."""
         assert self.shut is not None
         self.closed = ended(self.shut, self.folded, self.dropped, self.terms.floor, self.outstanding)
@@ -304,11 +304,11 @@ def place_s(deadline_s: float, share_s: float, slowest_s: float) -> float:
 
 
 @dataclass
-class Places:
+class ConcurrencySlots:
     """The concurrency slots of one round; no device holds one if the plan sets no `max_concurrency`."""
 
-    terms: Terms
-    _working: dict[str, AtWork] = field(default_factory=dict)
+    terms: RoundConfig
+    _working: dict[str, SlotLease] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._working |= self.terms.earlier
@@ -322,7 +322,7 @@ class Places:
         """Give the device a slot for this assignment from `now` on."""
         if self.terms.max_concurrency:
             until_s = now + place_s(self.terms.deadline_s, self._share_s, self.terms.slowest_s(device))
-            self._working[device] = AtWork(ask_id, until_s, now + self._share_s)
+            self._working[device] = SlotLease(ask_id, until_s, now + self._share_s)
 
     def free(self, device: str, ask_id: str = "") -> None:
         """Free the device's slot if it works on this assignment; on any assignment if `ask_id` is ""."""
@@ -334,7 +334,7 @@ class Places:
         working = self._working.items()
         return [device for device, work in working if device not in held and asks.get(device) == work.ask_id]
 
-    def held(self, now: float, lacking: int) -> dict[str, AtWork]:
+    def held(self, now: float, lacking: int) -> dict[str, SlotLease]:
         """Return device -> assignment for each slot that has not expired at `now`.
 
         `lacking` is the number of updates that the round still needs for a step. Assignments younger than one wave may
@@ -350,15 +350,15 @@ class Places:
         }
 
 
-def slowest_s(past: Past, device: str) -> float:
+def slowest_s(past: RunState, device: str) -> float:
     """Return the seconds of the slowest of a device's recent replies; 0 if it has none."""
     return max(past.took.get(device, ()), default=0.0)
 
 
-def at_work_before(past: Past, number: int) -> Mapping[str, AtWork]:
+def at_work_before(past: RunState, number: int) -> Mapping[str, SlotLease]:
     """Return the devices that are busy with an earlier round, and when the slot of each expires."""
     return {
-        device: AtWork(
+        device: SlotLease(
             ask_id,
             past.owed.asked_at(device) + PATIENCE * min(slowest_s(past, device), past.owed.had_s(device)),
         )

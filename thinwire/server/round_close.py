@@ -14,19 +14,19 @@ from functools import partial
 from typing import Any
 
 from thinwire.core.events import Capped, Evaluated, Event, RoundClosed, RoundOpened
-from thinwire.core.types import ReplyHead, UpdateId
+from thinwire.core.types import ReplyHeader, UpdateId
 from thinwire.server.aggregator import Frames, RoundAggregator
 from thinwire.server.evaluation import evaluation, names_in, pooled, settled
 from thinwire.server.policy.device_profiles import at_own_pace, durations, epochs_of, work_of
 from thinwire.server.policy.local_work import caps_of
 from thinwire.server.round import Round
-from thinwire.server.round_events import Closed
-from thinwire.server.round_runner import OneRound
+from thinwire.server.round_events import RoundResult
+from thinwire.server.round_runner import RoundRunner
 from thinwire.server.state.model_history import MEASURED, TRAINED
 from thinwire.store import MeasureRow
 
 
-def finish(one: OneRound) -> None:
+def finish(one: RoundRunner) -> None:
     """Make the step and record the round's end.
 
     A round that closes as `too-few` or `stopped` makes no step.
@@ -80,7 +80,7 @@ def finish(one: OneRound) -> None:
     running.fleet.cancel(lost if closed.reason != "stopped" else list(one.machine.asks.values()))
 
 
-def _names(one: OneRound) -> dict[str, Any]:
+def _names(one: RoundRunner) -> dict[str, Any]:
     """Return the fields of `RoundClosed` for the recorded metrics of the round's updates, and the number of
     other metrics.
     """
@@ -91,7 +91,7 @@ def _names(one: OneRound) -> dict[str, Any]:
     return {"names": names, "ignored": others + sum(event.ignored for event in accepted)}
 
 
-def _measured(one: OneRound, now: float) -> list[MeasureRow]:
+def _measured(one: RoundRunner, now: float) -> list[MeasureRow]:
     """Return the rows of what this round's replies show about devices' speed.
 
     Replies are read in the order of the journal, so a resumed round learns the same.
@@ -112,7 +112,7 @@ def _measured(one: OneRound, now: float) -> list[MeasureRow]:
     return [] if running.simulated else running.known.news(now)
 
 
-def _stepped(one: OneRound, closed: Closed, events: list[Event]) -> tuple[Closed, dict[str, Capped]]:
+def _stepped(one: RoundRunner, closed: RoundResult, events: list[Event]) -> tuple[RoundResult, dict[str, Capped]]:
     """Move the model by the round's updates; return the final result, and the updates that count less.
 
     If the sum is too large for a model, the step is made without the updates that caused this. They are dropped. If too
@@ -140,13 +140,13 @@ def _stepped(one: OneRound, closed: Closed, events: list[Event]) -> tuple[Closed
         events += one.dropped(update_id, TOO_LARGE)
     left = tuple(u for u in closed.folded if u not in spoiled)
     if len(left) < one.opened.floor:
-        return Closed("too-few", (), (*closed.dropped, *closed.folded), closed.outstanding), {}
+        return RoundResult("too-few", (), (*closed.dropped, *closed.folded), closed.outstanding), {}
     one.fold.step(one.running.model)
     counted = {str(u): capped[str(u)] for u in left if str(u) in capped}
-    return Closed(closed.reason, left, (*closed.dropped, *spoiled), closed.outstanding), counted
+    return RoundResult(closed.reason, left, (*closed.dropped, *spoiled), closed.outstanding), counted
 
 
-def _evaluated(one: OneRound, now: float) -> list[Evaluated]:
+def _evaluated(one: RoundRunner, now: float) -> list[Evaluated]:
     """Return the base model's evaluation by the devices that measured it before they trained.
 
     After a buffered round, return the evaluations that are final by now.
@@ -162,18 +162,18 @@ def _evaluated(one: OneRound, now: float) -> list[Evaluated]:
 
 
 TOO_LARGE = "bad-payload: numbers too large to be added"
-Folded = tuple[ReplyHead, Frames, float]  # an update's reply header, frames and discount
+FoldDone = tuple[ReplyHeader, Frames, float]  # an update's reply header, frames and discount
 
 
 def folded_without(
-    new: Callable[[], RoundAggregator], folded: Sequence[Folded]
-) -> tuple[RoundAggregator, list[ReplyHead]]:
+    new: Callable[[], RoundAggregator], folded: Sequence[FoldDone]
+) -> tuple[RoundAggregator, list[ReplyHeader]]:
     """Return an aggregator of the updates whose sum fits, in their order, and the updates that are left out.
 
     An update is left out if the sum fits before it and does not fit with it. This depends on the order alone, so a
     restart leaves out the same updates.
     """
-    fold, spoilers = new(), list[ReplyHead]()
+    fold, spoilers = new(), list[ReplyHeader]()
     for head, frames, discount in folded:
         before = fold.copy()
         fold.add(head, frames, discount)
@@ -183,7 +183,7 @@ def folded_without(
     return fold, spoilers
 
 
-def refolded(new: Callable[[], RoundAggregator], folded: Sequence[Folded]) -> RoundAggregator:
+def refolded(new: Callable[[], RoundAggregator], folded: Sequence[FoldDone]) -> RoundAggregator:
     """Return an aggregator of these updates, added in their order."""
     fold = new()
     for head, frames, discount in folded:
@@ -192,7 +192,7 @@ def refolded(new: Callable[[], RoundAggregator], folded: Sequence[Folded]) -> Ro
 
 
 def where_time_went(
-    opened: RoundOpened, heads: Sequence[ReplyHead], fold_s: float, step_s: float, store_s: float
+    opened: RoundOpened, heads: Sequence[ReplyHeader], fold_s: float, step_s: float, store_s: float
 ) -> tuple[str, dict[str, float]]:
     """Return the device that replied last, and the seconds by stage.
 
@@ -218,11 +218,11 @@ def where_time_went(
     return last.update_id.device, stages | server
 
 
-def last_of(heads: Sequence[ReplyHead]) -> str:
+def last_of(heads: Sequence[ReplyHeader]) -> str:
     """Return the device whose reply filled a buffer, which is the last to arrive; "" if no reply has a time."""
     arrived = [head for head in heads if head.transfer]
     return max(arrived, key=_arrived_at).update_id.device if arrived else ""
 
 
-def _arrived_at(head: ReplyHead) -> float:
+def _arrived_at(head: ReplyHeader) -> float:
     return head.transfer.arrived_at if head.transfer else 0.0

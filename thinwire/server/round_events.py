@@ -4,7 +4,7 @@ The state machines in `round.py` and `buffered_round.py` share these types. An e
 that arrived. An action says what the driver (`round_runner.py`) has to do next. All types are plain values without I/O.
 Times are seconds on the run's clock, which stops while the aggregator is down.
 
-Invariant: a round ends with exactly one `Closed`, which holds one reason.
+Invariant: a round ends with exactly one `RoundResult`, which holds one reason.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from thinwire.core.types import UpdateId
 
 
 @dataclass(frozen=True)
-class AtWork:
+class SlotLease:
     """An assignment that a device works on, and the time at which its concurrency slot expires.
 
     `until_s`: the slot expires then. `yields_s`: the slot expires then already, if the round would otherwise lack
@@ -42,7 +42,7 @@ def no_more(_device: str) -> str:
 
 
 @dataclass(frozen=True)
-class Terms:
+class RoundConfig:
     """The terms of a round, decided when it opened.
 
     `asks` maps each selected device to its `ask_id`. `earlier` holds the devices that still work on an assignment of an
@@ -65,23 +65,23 @@ class Terms:
     max_staleness: int = 5
     staleness_exponent: float = 0.5
     max_concurrency: int = 0  # devices that may be at work at once; 0: no limit
-    earlier: Mapping[str, AtWork] = field(default_factory=dict)
+    earlier: Mapping[str, SlotLease] = field(default_factory=dict)
     slowest_s: Callable[[str], float] = unknown_s
     further: Callable[[str], str] = no_more
 
 
 @dataclass(frozen=True)
-class Spare:
+class Replacement:
     """A device that could be selected as a replacement, and the `ask_id` of its assignment."""
 
     device: str
     ask_id: str
 
 
-Spares = Callable[[float], Iterable[Spare]]  # seconds left -> devices that could reply in time, best first
+Spares = Callable[[float], Iterable[Replacement]]  # seconds left -> devices that could reply in time, best first
 
 
-def nobody(_left_s: float) -> Iterable[Spare]:
+def nobody(_left_s: float) -> Iterable[Replacement]:
     """Return no devices: the round selects no replacements."""
     return ()
 
@@ -90,8 +90,8 @@ def nobody(_left_s: float) -> Iterable[Spare]:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A device was selected during the round, before a restart; this replays its `AskNow`.
+class ReplacementSelected:
+    """A device was selected during the round, before a restart; this replays its `SelectReplacement`.
 
     `instead_of`: the device that it replaces, or "".
     """
@@ -102,7 +102,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Head:
+class UpdateArrived:
     """A reply has arrived, and it is durable in the spool.
 
     `again`: it was accepted before a restart and is replayed. `came_late`: for a deferred reply, True if it arrived
@@ -118,14 +118,14 @@ class Head:
 
 
 @dataclass(frozen=True)
-class Folded:
+class FoldDone:
     """An accepted update was aggregated."""
 
     update_id: UpdateId
 
 
 @dataclass(frozen=True)
-class Refused:
+class FoldRejected:
     """An accepted update could not be aggregated, for this reason."""
 
     update_id: UpdateId
@@ -133,7 +133,7 @@ class Refused:
 
 
 @dataclass(frozen=True)
-class Failed:
+class AssignmentFailed:
     """A device will not reply to an assignment, for a reason of this kind with this text."""
 
     device: str
@@ -143,14 +143,14 @@ class Failed:
 
 
 @dataclass(frozen=True)
-class Joined:
+class DeviceConnected:
     """A device connected."""
 
     device: str
 
 
 @dataclass(frozen=True)
-class Left:
+class DeviceDisconnected:
     """A device disconnected or was revoked, for this reason."""
 
     device: str
@@ -167,7 +167,17 @@ class Tick:
     """Time has passed, and nothing else happened."""
 
 
-Input = Asked | Head | Folded | Refused | Failed | Joined | Left | Stop | Tick
+Input = (
+    ReplacementSelected
+    | UpdateArrived
+    | FoldDone
+    | FoldRejected
+    | AssignmentFailed
+    | DeviceConnected
+    | DeviceDisconnected
+    | Stop
+    | Tick
+)
 Told = Iterable[tuple[Input, float]]  # (event, elapsed_s) pairs from before a restart, in the journal's order
 
 
@@ -188,7 +198,7 @@ class FoldUpdate:
 
 
 @dataclass(frozen=True)
-class Drop:
+class DropUpdate:
     """Drop this update: it does not count, and its device adds it to its residual again."""
 
     update_id: UpdateId
@@ -196,14 +206,14 @@ class Drop:
 
 
 @dataclass(frozen=True)
-class Defer:
+class DeferUpdate:
     """Keep this reply for the next round, because this one accepts no more."""
 
     update_id: UpdateId
 
 
 @dataclass(frozen=True)
-class Lose:
+class MarkLost:
     """Record that a device will not reply in this round, with kind and text of the reason."""
 
     device: str
@@ -213,7 +223,7 @@ class Lose:
 
 
 @dataclass(frozen=True)
-class Back:
+class Reinstate:
     """Record that a device that had disconnected is outstanding again, then make sure that it has its assignment."""
 
     device: str
@@ -221,7 +231,7 @@ class Back:
 
 
 @dataclass(frozen=True)
-class AskNow:
+class SelectReplacement:
     """Record that this device is selected during the round, then send its assignment.
 
     The device trains from `base_version`, and has `deadline_s` seconds. `why` is the reason that the record shows.
@@ -236,7 +246,7 @@ class AskNow:
 
 
 @dataclass(frozen=True)
-class Closed:
+class RoundResult:
     """The round is closed for this reason.
 
     `folded` and `dropped` are the updates that count and those that do not. `outstanding` devices had not replied.
@@ -248,12 +258,12 @@ class Closed:
     outstanding: tuple[str, ...]
 
 
-Action = FoldUpdate | Drop | Defer | Lose | Back | AskNow | Closed
+Action = FoldUpdate | DropUpdate | DeferUpdate | MarkLost | Reinstate | SelectReplacement | RoundResult
 
 
 def ended(
     reason: CloseReason, folded: Sequence[UpdateId], dropped: Sequence[UpdateId], floor: int, outstanding: Sequence[str]
-) -> Closed:
+) -> RoundResult:
     """Return the result of a round that closes for this reason.
 
     A round with fewer than `floor` updates closes as `too-few`. After `too-few` or `stopped` the round makes no step:
@@ -263,4 +273,4 @@ def ended(
         reason = "too-few"
     if reason in ("stopped", "too-few"):
         folded, dropped = (), (*dropped, *folded)
-    return Closed(reason, tuple(folded), tuple(dropped), tuple(outstanding))
+    return RoundResult(reason, tuple(folded), tuple(dropped), tuple(outstanding))

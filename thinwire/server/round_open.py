@@ -19,19 +19,19 @@ from thinwire.aggregation.plan_codecs import codec_of, rungs
 from thinwire.core.events import ClientAsked, RoundOpened, RunNoted, RunStatusChanged
 from thinwire.core.plan import RunPlan
 from thinwire.core.types import ask_id_of
-from thinwire.server.buffered_round import Buffer
-from thinwire.server.context import Running
+from thinwire.server.buffered_round import BufferedRound
+from thinwire.server.context import RunContext
 from thinwire.server.policy import codec_ladder
-from thinwire.server.policy.codec_ladder import Choice
-from thinwire.server.policy.cohort import Cohort, Odds, choose, choose_for_buffer, floor_of, notes, odds
+from thinwire.server.policy.codec_ladder import RungChoice
+from thinwire.server.policy.cohort import Cohort, SelectionWeights, choose, choose_for_buffer, floor_of, notes, odds
 from thinwire.server.policy.deadlines import SHARE, Deadline, auto_deadline, fixed, in_groups
 from thinwire.server.policy.device_profiles import errand, update_bytes, work_of
-from thinwire.server.policy.local_work import Pace, given
+from thinwire.server.policy.local_work import DeviceSpeed, given
 from thinwire.server.round import Round, at_work_before, slowest_s
-from thinwire.server.round_events import AtWork, Terms
+from thinwire.server.round_events import RoundConfig, SlotLease
 
 
-def open_round(running: Running) -> RoundOpened | None:
+def open_round(running: RunContext) -> RoundOpened | None:
     """Decide a round, record it and return its opening event.
 
     Devices that have been silent for longer than the plan's staleness allows are given up first. Return None if no
@@ -87,7 +87,7 @@ def open_round(running: Running) -> RoundOpened | None:
     return opened
 
 
-def _cohort(running: Running, number: int) -> Cohort:
+def _cohort(running: RunContext, number: int) -> Cohort:
     """Return the selected devices, and the reasons why others are not selected."""
     past, plan, present, unable = running.past, running.plan, running.presence.devices, running.unable()
     if past.delay:
@@ -102,7 +102,7 @@ def _cohort(running: Running, number: int) -> Cohort:
     return choose_for_buffer(plan, number, present, unable, busy, at_work)
 
 
-def _timed(running: Running, cohort: Cohort, floor: int) -> tuple[Sequence[str], int]:
+def _timed(running: RunContext, cohort: Cohort, floor: int) -> tuple[Sequence[str], int]:
     """Return the devices whose times decide the deadline, and how many of their replies are needed.
 
     In a buffered round each assignment has its own deadline, and any idle device may be selected later. Therefore all
@@ -115,7 +115,7 @@ def _timed(running: Running, cohort: Cohort, floor: int) -> tuple[Sequence[str],
     return able, len(able)
 
 
-def _may_fill(running: Running) -> bool:
+def _may_fill(running: RunContext) -> bool:
     """Return True if a buffered round that selects no device at its opening can still receive replies."""
     if running.plan.cohort.mode == "sync":
         return False
@@ -123,7 +123,7 @@ def _may_fill(running: Running) -> bool:
     return bool(running.deferred) or any(running.elapsed < past.owed.due[device] for device in past.owed.busy)
 
 
-def _references_from(running: Running, number: int) -> int:
+def _references_from(running: RunContext, number: int) -> int:
     """Return the round since which the sums of EF21, SCAFFOLD or FedDyn count.
 
     These sums contain all that a device has sent, and no part can be taken out. When a device is revoked, all devices
@@ -133,30 +133,30 @@ def _references_from(running: Running, number: int) -> int:
     return number if counted else running.past.references_from
 
 
-def machine_of(opened: RoundOpened, running: Running) -> Round | Buffer:
+def machine_of(opened: RoundOpened, running: RunContext) -> Round | BufferedRound:
     """Build the state machine of a round, which may have opened before a restart."""
     if running.plan.cohort.mode == "buffered":
-        return Buffer(buffer_terms_of(opened, running))
+        return BufferedRound(buffer_terms_of(opened, running))
     past, terms = running.past, terms_of(opened, running.plan)
     since_s, earlier = max(terms.opened_s, past.line.head_since_s), at_work_before(past, opened.round)
     return Round(replace(terms, opened_s=since_s, earlier=earlier, slowest_s=partial(slowest_s, past)))
 
 
-def buffer_terms_of(opened: RoundOpened, running: Running) -> Terms:
+def buffer_terms_of(opened: RoundOpened, running: RunContext) -> RoundConfig:
     """Return the terms of a buffered round.
 
     A reply that arrived while the previous buffer was open is in time.
     """
     past = running.past
     earlier = {
-        device: AtWork(ask_id, math.inf if ask_id in running.deferred else past.owed.due[device])
+        device: SlotLease(ask_id, math.inf if ask_id in running.deferred else past.owed.due[device])
         for device, (ask_id, asked) in past.owed.busy.items()
         if asked != opened.round
     }
     return replace(terms_of(opened, running.plan), earlier=earlier, further=partial(_further, running, opened.round))
 
 
-def _further(running: Running, number: int, device: str) -> str:
+def _further(running: RunContext, number: int, device: str) -> str:
     """Return the `ask_id` of a follow-up assignment for the next buffer; "" if the device cannot get one."""
     past = running.past
     if past.steps_made + 1 >= running.plan.run.rounds or device in past.owed.busy or not running.able(device):
@@ -164,9 +164,9 @@ def _further(running: Running, number: int, device: str) -> str:
     return ask_id_of(running.run_id, number, device, further=True)
 
 
-def terms_of(opened: RoundOpened, plan: RunPlan) -> Terms:
+def terms_of(opened: RoundOpened, plan: RunPlan) -> RoundConfig:
     """Return the terms of a synchronous round."""
-    return Terms(
+    return RoundConfig(
         number=opened.round,
         base_version=opened.base_version,
         asks=opened.asks,
@@ -184,13 +184,13 @@ def terms_of(opened: RoundOpened, plan: RunPlan) -> Terms:
 Expected = Mapping[str, Sequence[float | None]]  # device -> p90 in seconds for each codec; None: unknown
 
 
-def codecs_of(running: Running) -> list[str]:
+def codecs_of(running: RunContext) -> list[str]:
     """Return the codecs of the next round, least compressed first: only one if the plan has no ladder."""
     uplink, past = running.plan.uplink, running.past
     return rungs(uplink) if uplink.ladder else [codec_of(uplink, past.steps_made + len(past.line.rounds))]
 
 
-def expected(running: Running, number: int, sizes: Mapping[str, int], codecs: Sequence[str]) -> Expected:
+def expected(running: RunContext, number: int, sizes: Mapping[str, int], codecs: Sequence[str]) -> Expected:
     """Return for each device the seconds within which nine of ten replies arrive, for each of the codecs.
 
     `sizes` maps each device to the bytes of the model that it is sent.
@@ -205,14 +205,14 @@ def expected(running: Running, number: int, sizes: Mapping[str, int], codecs: Se
     return found
 
 
-def odds_of(running: Running, number: int, candidates: Sequence[str]) -> Odds:
+def odds_of(running: RunContext, number: int, candidates: Sequence[str]) -> SelectionWeights:
     """Return the selection weights of the candidates.
 
     The plan decides by what: the seconds of a local step, or of downloading the model and sending the smallest update.
     """
     plan, work, selection = running.plan, work_of(running.plan, running.layout), running.plan.cohort.selection
     if selection == "uniform":
-        return Odds()
+        return SelectionWeights()
     known = {device: running.known.device(device, work) for device in candidates}
     if selection == "speed":
         return odds(selection, {d: one.step.p50 if one.step else None for d, one in known.items()}, "a step")
@@ -233,7 +233,7 @@ def deadline_of(plan: RunPlan, times: Expected, wanted: int, floor: int) -> Dead
     return in_groups(found, len(times), plan.cohort.max_concurrency) if plan.cohort.mode == "sync" else found
 
 
-def rungs_of(running: Running, times: Expected, codecs: Sequence[str], fits_s: float) -> dict[str, Choice]:
+def rungs_of(running: RunContext, times: Expected, codecs: Sequence[str], fits_s: float) -> dict[str, RungChoice]:
     """Return each device's rung of the codec ladder, with the reason; empty if the plan has no ladder."""
     if len(codecs) == 1:
         return {}
@@ -241,7 +241,7 @@ def rungs_of(running: Running, times: Expected, codecs: Sequence[str], fits_s: f
     return {device: codec_ladder.choose(codecs, own, fits_s, standings.get(device)) for device, own in times.items()}
 
 
-def own_codec(running: Running, number: int, device: str, down_bytes: int, left_s: float) -> dict[str, Any]:
+def own_codec(running: RunContext, number: int, device: str, down_bytes: int, left_s: float) -> dict[str, Any]:
     """Return the codec fields of `ClientAsked` for a device that is selected during the round, with `left_s` seconds
     left.
 
@@ -259,13 +259,13 @@ def own_codec(running: Running, number: int, device: str, down_bytes: int, left_
     return {"codec": choice.standing.codec, "codec_reason": choice.reason}
 
 
-def most_common(chosen: Mapping[str, Choice], codecs: Sequence[str]) -> str:
+def most_common(chosen: Mapping[str, RungChoice], codecs: Sequence[str]) -> str:
     """Return the codec of most devices, and the less compressed one of two; without a ladder the only codec."""
     asked = [choice.standing.codec for choice in chosen.values()]
     return max(codecs, key=asked.count)
 
 
-def own_work(running: Running, device: str, deadline_s: float) -> dict[str, Any]:
+def own_work(running: RunContext, device: str, deadline_s: float) -> dict[str, Any]:
     """Return the work fields of `ClientAsked` for a device; empty if the plan sets the work instead of the
     device's speed.
     """
@@ -279,7 +279,7 @@ def own_work(running: Running, device: str, deadline_s: float) -> dict[str, Any]
     return {"steps": work.steps, "batch": work.batch, "work_reason": why}
 
 
-def _measured_before(running: Running, device: str) -> Pace | None:
+def _measured_before(running: RunContext, device: str) -> DeviceSpeed | None:
     """Estimate a device's speed from earlier runs, for use until it has replied in this run.
 
     Return None if any part of it was never measured with this model and batch size.
@@ -291,4 +291,4 @@ def _measured_before(running: Running, device: str) -> Pace | None:
     if known.step is None or known.epoch_steps is None or rest is None:
         return None
     examples = round(known.epoch_steps.p50 * local.batch * local.accumulate)
-    return Pace(known.step.p90 / local.batch, rest.p90, examples)
+    return DeviceSpeed(known.step.p90 / local.batch, rest.p90, examples)

@@ -23,40 +23,40 @@ from thinwire.core.events import (
 )
 from thinwire.core.fleet import Arrival, Envelope, NodeJoined, NodeLeft
 from thinwire.core.serialization import reply_to_json
-from thinwire.core.types import Failure, Metrics, ReplyHead, UpdateId, asked_round
+from thinwire.core.types import Failure, Metrics, ReplyHeader, UpdateId, asked_round
 from thinwire.server import round_events
-from thinwire.server.aggregator import Folds, Frames, RoundAggregator
-from thinwire.server.context import POLL_S, Running
-from thinwire.server.dispatch import Others, envelope, envelope_again
-from thinwire.server.policy.local_work import Caps
-from thinwire.server.round_events import AskNow, FoldUpdate
+from thinwire.server.aggregator import FoldQueue, Frames, RoundAggregator
+from thinwire.server.context import POLL_S, RunContext
+from thinwire.server.dispatch import ReplacementSource, envelope, envelope_again
+from thinwire.server.policy.local_work import WeightCaps
+from thinwire.server.round_events import FoldUpdate, SelectReplacement
 from thinwire.server.round_open import machine_of, open_round, own_codec, own_work
 from thinwire.store import MeasureRow
 
 FOLD_WAIT_S = 0.01  # small updates are aggregated within this; longer ones must not block the poll
 
 
-class OneRound:
+class RoundRunner:
     """Runs one round from its opening, or from `recovery.take_up` after a restart, until it closes."""
 
-    def __init__(self, running: Running, opened: RoundOpened) -> None:
+    def __init__(self, running: RunContext, opened: RoundOpened) -> None:
         self.running, self.opened, self.plan = running, opened, running.plan
         self.machine = machine_of(opened, running)
-        self.heads: dict[UpdateId, ReplyHead] = {}
+        self.heads: dict[UpdateId, ReplyHeader] = {}
         self.heads_of: Counter[str] = Counter()  # ask_id -> replies to it that were not deferred
-        self.others = Others(running, opened, self.machine.asks)
+        self.others = ReplacementSource(running, opened, self.machine.asks)
         self.missed = False  # True once devices that did not reconnect count as lost
         self.fold = self.new_fold()
-        self.folds = Folds(at_once=running.simulated)
+        self.folds = FoldQueue(at_once=running.simulated)
         self.fold_s = 0.0
         self.deadlines: dict[str, float] = {}  # ask_id -> seconds, of assignments after the opening
         self.later: list[Event] = []  # events that decide nothing: recorded with the next decision
         self.accepted: list[
-            tuple[ReplyHead, round_events.FoldUpdate]
+            tuple[ReplyHeader, round_events.FoldUpdate]
         ] = []  # in this poll: recorded before any other event
 
     @classmethod
-    def open(cls, running: Running) -> OneRound | None:
+    def open(cls, running: RunContext) -> RoundRunner | None:
         """Open a round: decide and record it before any assignment is sent. Return None if no device can be
         selected now.
         """
@@ -109,7 +109,7 @@ class OneRound:
         if not self.missed and self.running.elapsed >= self.running.return_by:
             self.missed = True
             for device in sorted(set(asked) - set(self.running.presence.hellos)):
-                self.on(round_events.Left(device, "did not come back"))
+                self.on(round_events.DeviceDisconnected(device, "did not come back"))
 
     def _wait(self) -> float:
         """Return the seconds that the next poll may wait."""
@@ -121,18 +121,18 @@ class OneRound:
         """Handle the arrivals of one poll: all accepted replies share one commit, then their updates are aggregated."""
         for arrival in arrivals:
             match arrival:
-                case ReplyHead():
+                case ReplyHeader():
                     self._head(arrival)
                 case Failure(kind, text, ask_id, device):
                     self._earlier(device, kind, text, ask_id)
-                    self.on(round_events.Failed(device, ask_id, kind, text))
+                    self.on(round_events.AssignmentFailed(device, ask_id, kind, text))
                 case NodeJoined(device):
-                    self.on(round_events.Joined(device))
+                    self.on(round_events.DeviceConnected(device))
                 case NodeLeft(device, why):
                     if why == "revoked":
                         self._withdraw(device)
                     self._earlier(device, "left", why)
-                    self.on(round_events.Left(device, why))
+                    self.on(round_events.DeviceDisconnected(device, why))
         if self.accepted:
             self.record()
 
@@ -143,7 +143,7 @@ class OneRound:
         self._folded(0.0)
         for update_id in [found for found in self.machine.folding if found.device == device]:
             if self.folds.withdraw(update_id):
-                self.on(round_events.Refused(update_id, "revoked"))
+                self.on(round_events.FoldRejected(update_id, "revoked"))
         self.running.forget(device)
         if self.later:
             self.record()
@@ -163,7 +163,7 @@ class OneRound:
             if named and busy_with not in here:
                 self.running.lose(device, kind, text, busy_with)
 
-    def _head(self, head: ReplyHead) -> None:
+    def _head(self, head: ReplyHeader) -> None:
         """Handle one reply: acknowledge it, reject it, defer it, drop it, or pass it to the state machine."""
         running, update_id = self.running, head.update_id
         if update_id in self.heads:
@@ -174,7 +174,7 @@ class OneRound:
         if wrong := running.wrong(head):
             kind, text = wrong
             self._earlier(update_id.device, kind, text, head.ask_id)
-            self.on(round_events.Failed(update_id.device, head.ask_id, kind, text))
+            self.on(round_events.AssignmentFailed(update_id.device, head.ask_id, kind, text))
             running.fleet.ack([update_id])
             return
         if self.heads_of[head.ask_id] > 1:
@@ -192,7 +192,9 @@ class OneRound:
             self.drop(update_id, "stale")  # it is a difference to a state that no longer counts
             return
         came_late = running.came_late.get(head.ask_id)
-        self._act(round_events.Head(update_id, head.ask_id, update_id.device, head.base_version, came_late=came_late))
+        self._act(
+            round_events.UpdateArrived(update_id, head.ask_id, update_id.device, head.base_version, came_late=came_late)
+        )
 
     def on(self, event: round_events.Input) -> None:
         """Pass an event to the state machine, unless the round is closed; record and carry out the actions
@@ -214,19 +216,19 @@ class OneRound:
             match action:
                 case round_events.FoldUpdate(update_id):
                     self.accepted.append((self.heads[update_id], action))
-                case round_events.Drop(update_id, reason):
+                case round_events.DropUpdate(update_id, reason):
                     facts += self.dropped(update_id, reason)
-                case round_events.Defer(update_id):
+                case round_events.DeferUpdate(update_id):
                     deferred = self.heads.pop(update_id)
                     self.heads_of[deferred.ask_id] -= 1
                     running.defer(deferred)
-                case round_events.Lose(device, ask_id, kind, text) if ask_id not in running.deferred:
+                case round_events.MarkLost(device, ask_id, kind, text) if ask_id not in running.deferred:
                     facts.append(running.failed(number, device, ask_id, kind, text))
-                case round_events.Back(device, ask_id):
+                case round_events.Reinstate(device, ask_id):
                     facts.append(ClientBack(now, number, device, ask_id, elapsed))
                     if not running.holders.sent(device, ask_id):
                         asked.append((device, ask_id))
-                case round_events.AskNow(device, ask_id):
+                case round_events.SelectReplacement(device, ask_id):
                     size, left_s = running.sending.parcel(device).size, action.deadline_s
                     own = {**own_work(running, device, left_s), **own_codec(running, number, device, size, left_s)}
                     facts.append(replace(asked_fact(now, number, elapsed, size, action), **own))
@@ -259,7 +261,7 @@ class OneRound:
         admitted = self.running.past.scores.admitted(head.metrics)
         return [dropped_fact(now, self.opened.round, self.running.elapsed, head, reason, admitted)]
 
-    def begin(self, head: ReplyHead, discount: float) -> None:
+    def begin(self, head: ReplyHeader, discount: float) -> None:
         """Start to aggregate an update that is recorded as accepted."""
         frames = self.frames(head.update_id)
         self.folds.begin(head.update_id, lambda: self.fold.add(head, frames, discount))
@@ -271,13 +273,13 @@ class OneRound:
         for outcome in self.folds.finished(wait_s):
             self.fold_s += outcome.seconds
             if outcome.refused:
-                self.on(round_events.Refused(outcome.update_id, outcome.refused))
+                self.on(round_events.FoldRejected(outcome.update_id, outcome.refused))
                 self._take_deferred()  # the round may accept replies again
             else:
                 self.later.append(
                     UpdateFolded(self.running.clock.wall(), self.opened.round, str(outcome.update_id), outcome.seconds)
                 )
-                self.on(round_events.Folded(outcome.update_id))
+                self.on(round_events.FoldDone(outcome.update_id))
 
     def record(self, *events: Event, measured: Sequence[MeasureRow] = ()) -> None:
         """Record events in the order in which they happened: first the updates that were accepted before them.
@@ -296,7 +298,7 @@ class OneRound:
             self.running.came_late.pop(head.ask_id, None)
             self.begin(head, action.discount)
 
-    def new_fold(self, caps: Caps | None = None) -> RoundAggregator:
+    def new_fold(self, caps: WeightCaps | None = None) -> RoundAggregator:
         """Return an empty aggregator for this round, with the round's weights and these caps."""
         running, codec = self.running, self.opened.codec
         weights, counters = running.past.weights, running.model.counters
@@ -309,7 +311,9 @@ class OneRound:
         return lambda: self.running.fleet.open(update_id)
 
 
-def asked_fact(at: float, round_number: int, elapsed_s: float, payload_bytes: int, action: AskNow) -> ClientAsked:
+def asked_fact(
+    at: float, round_number: int, elapsed_s: float, payload_bytes: int, action: SelectReplacement
+) -> ClientAsked:
     """Return the event that a device is selected during the round; it is recorded before the assignment is sent."""
     return ClientAsked(
         at=at,
@@ -326,7 +330,7 @@ def asked_fact(at: float, round_number: int, elapsed_s: float, payload_bytes: in
 
 
 def accepted_fact(
-    at: float, round_number: int, elapsed_s: float, head: ReplyHead, action: FoldUpdate, admitted: Metrics
+    at: float, round_number: int, elapsed_s: float, head: ReplyHeader, action: FoldUpdate, admitted: Metrics
 ) -> UpdateAccepted:
     """Return the event that an update counts for this round, with the `admitted` metrics of its reply.
 
@@ -348,14 +352,14 @@ def accepted_fact(
     )
 
 
-def lost_fact(at: float, round_number: int, head: ReplyHead) -> list[StateLost]:
+def lost_fact(at: float, round_number: int, head: ReplyHeader) -> list[StateLost]:
     """Return the event that a device lost its state and started again, if its reply says so; otherwise none."""
     update_id = head.update_id
     return [StateLost(at, round_number, update_id.device, str(update_id), head.lost)] if head.lost else []
 
 
 def dropped_fact(
-    at: float, round_number: int, elapsed_s: float, head: ReplyHead, reason: str, admitted: Metrics
+    at: float, round_number: int, elapsed_s: float, head: ReplyHeader, reason: str, admitted: Metrics
 ) -> UpdateDropped:
     """Return the event that an update does not count, with the reason."""
     return UpdateDropped(

@@ -14,17 +14,17 @@ from thinwire.core.errors import NotWritten, ThinwireError, TooFewClients
 from thinwire.core.events import Event
 from thinwire.core.fleet import Fleet
 from thinwire.core.statedir import AggregatorHome
-from thinwire.server.context import POLL_S, Running, StopOrder
+from thinwire.server.context import POLL_S, RunContext, StopOrder
 from thinwire.server.dispatch import envelope_again
 from thinwire.server.evaluation import require_metrics
 from thinwire.server.idle import listen, said_away
 from thinwire.server.initial_model import take_first_model
 from thinwire.server.pipelining import answered, asked_before, dissolve, line_up, take_head
 from thinwire.server.policy.cohort import missing, way_out
-from thinwire.server.policy.eligibility import Presence
+from thinwire.server.policy.eligibility import ConnectedDevices
 from thinwire.server.recovery import take_up
 from thinwire.server.round_close import finish
-from thinwire.server.round_runner import OneRound
+from thinwire.server.round_runner import RoundRunner
 from thinwire.server.run_end import close, dismiss, end, version_that_reached
 from thinwire.store import RunRow, Store
 
@@ -38,7 +38,7 @@ def drive(
     fleet: Fleet,
     home: AggregatorHome,
     clock: Clock | None = None,
-    presence: Presence | None = None,
+    presence: ConnectedDevices | None = None,
     stop: Callable[[], StopOrder] = lambda: None,
     on_event: Callable[[Event], None] = lambda event: None,
 ) -> RunRow:
@@ -52,7 +52,9 @@ def drive(
     A simulated run differs: no device can be revoked, nothing waits during an aggregation, and no later process resumes
     it. Therefore `NotWritten` ends it as failed.
     """
-    running = Running(run_id, store, fleet, home, clock or RealClock(), presence or Presence(), stop, on_event)
+    running = RunContext(
+        run_id, store, fleet, home, clock or RealClock(), presence or ConnectedDevices(), stop, on_event
+    )
     try:
         _rounds(running)
         if running.stopped != "service":
@@ -67,7 +69,7 @@ def drive(
     return store.run(run_id)
 
 
-def _rounds(running: Running) -> None:
+def _rounds(running: RunContext) -> None:
     """Make the run's rounds: first the initial model if a device makes it, then the open round, then new ones."""
     plan, past = running.plan, running.past
     if past.bases.model is None and not ((past.first.open or _gather(running)) and take_first_model(running)):
@@ -93,16 +95,16 @@ def _rounds(running: Running) -> None:
         _one(running, one)
 
 
-def _next(running: Running) -> OneRound | None:
+def _next(running: RunContext) -> RoundRunner | None:
     """Return the round that accepts replies next; None if no device can be selected."""
     if not running.past.delay:
-        return OneRound.open(running)
+        return RoundRunner.open(running)
     if _missing(running) is None:
         line_up(running)
     return take_up(running) if take_head(running) else None
 
 
-def _ask_again(running: Running) -> None:
+def _ask_again(running: RunContext) -> None:
     """Send the unanswered assignments of earlier rounds again after a restart; in a pipelined run those of
     all rounds.
     """
@@ -115,7 +117,7 @@ def _ask_again(running: Running) -> None:
     running.ask([envelope_again(running, device, ask_id) for device, (ask_id, asked) in owed if asked != number])
 
 
-def _one(running: Running, one: OneRound) -> None:
+def _one(running: RunContext, one: RoundRunner) -> None:
     """Drive one round to its close, then delete the model versions that nothing needs any more."""
     one.run()
     if one.machine.closed:
@@ -132,7 +134,7 @@ def _one(running: Running, one: OneRound) -> None:
     running.versions.prune(keep, sent, range(newest - running.plan.downlink.log_rounds + 1, newest + 1))
 
 
-def _gather(running: Running) -> bool:
+def _gather(running: RunContext) -> bool:
     """Wait until enough devices are online, or the current pipelined round can close; return False if the run is
     stopped.
 
@@ -154,7 +156,7 @@ def _gather(running: Running) -> bool:
     return True
 
 
-def _wait_for_busy(running: Running) -> None:
+def _wait_for_busy(running: RunContext) -> None:
     """Wait while all connected devices work on earlier rounds.
 
     After the time that the plan's staleness allows, give up each device's oldest assignment, so that it can be selected
@@ -170,7 +172,7 @@ def _wait_for_busy(running: Running) -> None:
                 running.lose(device, "stale", f"no answer for {waited:.0f} s after its round", ask_id)
 
 
-def _missing(running: Running) -> str | None:
+def _missing(running: RunContext) -> str | None:
     """Return the reason why the run waits for devices, or None if it does not."""
     begun = running.past.rounds_opened > 0
     if begun and (away := running.returning()):

@@ -17,20 +17,20 @@ from thinwire.core.events import RunStatus, RunStatusChanged
 from thinwire.core.fleet import Envelope, Fleet
 from thinwire.core.plan import digest_of
 from thinwire.core.statedir import AggregatorHome, dead_owner
-from thinwire.core.types import Ask, Failure, ReplyHead, Verdict, measuring_id_of
-from thinwire.server.context import POLL_S, Running
+from thinwire.core.types import Ask, Failure, ReplyHeader, Verdict, measuring_id_of
+from thinwire.server.context import POLL_S, RunContext
 from thinwire.server.dispatch import envelope, verdicts_of
 from thinwire.server.evaluation import evaluation, reached, require_metrics, settled
 from thinwire.server.idle import come_back
 from thinwire.server.pipelining import dissolve
 from thinwire.server.policy.deadlines import evaluation_deadline
-from thinwire.server.state.assignment_ledger import Outcomes
+from thinwire.server.state.assignment_ledger import UnresolvedAssignments
 from thinwire.store import RunRow, Store
 
 UNOWNED_S = 60.0  # a run has its owner file within milliseconds of its row; runs of early versions have none
 
 
-def version_that_reached(running: Running) -> int | None:
+def version_that_reached(running: RunContext) -> int | None:
     """Return the first version that met the target, or None; a worse evaluation of a later version changes nothing."""
     if (target := running.plan.run.target) is None:
         return None
@@ -39,7 +39,7 @@ def version_that_reached(running: Running) -> int | None:
     return min((version for version, found in counted if reached(found, target.metric, target.value)), default=None)
 
 
-def end(running: Running) -> None:
+def end(running: RunContext) -> None:
     """Evaluate the last model and record the run's end; if the service closes meanwhile, the next start does it."""
     plan, past = running.plan, running.past
     dissolve(running)
@@ -65,7 +65,7 @@ def end(running: Running) -> None:
     close(running, "done", said)
 
 
-def close(running: Running, status: RunStatus, text: str, exit_code: int = 0) -> None:
+def close(running: RunContext, status: RunStatus, text: str, exit_code: int = 0) -> None:
     """Record the run's end together with the outcome of each assignment that has none, and cancel these assignments."""
     end = RunStatusChanged(running.clock.wall(), status, text, exit_code)
     in_vain = list(running.past.outcomes.missing)
@@ -75,13 +75,13 @@ def close(running: Running, status: RunStatus, text: str, exit_code: int = 0) ->
 
 def close_undriven(store: Store, run_id: str, end: RunStatusChanged) -> None:
     """Record the end of a run, and the outcomes of its assignments, when its driver could not start or raised."""
-    outcomes, elapsed_s = Outcomes(), 0.0
+    outcomes, elapsed_s = UnresolvedAssignments(), 0.0
     try:
         for _, event in store.events(run_id):
             outcomes.apply(event)
             elapsed_s = max(elapsed_s, getattr(event, "elapsed_s", 0.0))
     except Exception:  # the journal itself may be unreadable: then only the end of the run is recorded
-        outcomes = Outcomes()
+        outcomes = UnresolvedAssignments()
     store.record(run_id, outcomes.with_end(end, elapsed_s))
 
 
@@ -105,13 +105,13 @@ def _dead(row: RunRow, home: AggregatorHome) -> str | None:
     return "the process" if time.time() - row.created_at > UNOWNED_S else None
 
 
-def _let_go(running: Running) -> None:
+def _let_go(running: RunContext) -> None:
     """Cancel all assignments after the last buffered round, and record the evaluations that are final now."""
     running.fleet.cancel([ask_id for ask_id, _ in running.past.owed.busy.values()])
     running.record(*settled(running, running.clock.wall(), over=True))
 
 
-def _evaluate_last(running: Running) -> None:
+def _evaluate_last(running: RunContext) -> None:
     """Evaluate the last model on all able devices; every earlier version was evaluated by the round after it.
 
     All replies are recorded together and acknowledged only then. Replies from before a restart are therefore here
@@ -128,7 +128,7 @@ def _evaluate_last(running: Running) -> None:
     until, open_asks, asked = running.elapsed + deadline, dict(asks), len(asks) + len(heads)
     while open_asks and running.elapsed < until and not running.stop_ordered():
         for arrival in running.poll(min(POLL_S, max(0.0, until - running.elapsed))):
-            if isinstance(arrival, ReplyHead):
+            if isinstance(arrival, ReplyHeader):
                 if open_asks.get(arrival.update_id.device) == arrival.ask_id:
                     del open_asks[arrival.update_id.device]
                     heads.append(arrival)
@@ -147,9 +147,9 @@ def _evaluate_last(running: Running) -> None:
     running.fleet.ack([head.update_id for head in heads])
 
 
-def _measured_before(running: Running) -> list[ReplyHead]:
+def _measured_before(running: RunContext) -> list[ReplyHeader]:
     """Return the replies from before a restart to assignments that evaluate the last version."""
-    found, revoked = list[ReplyHead](), running.revoked()
+    found, revoked = list[ReplyHeader](), running.revoked()
     for ask_id, head in list(running.deferred.items()):
         device = head.update_id.device
         if ask_id == measuring_id_of(running.run_id, running.past.version, device) and device not in revoked:
@@ -158,7 +158,7 @@ def _measured_before(running: Running) -> list[ReplyHead]:
     return found
 
 
-def dismiss(running: Running) -> None:
+def dismiss(running: RunContext) -> None:
     """Notify all connected devices that the run is over, with the outcomes of their last updates.
 
     After a restart this includes the devices that reconnect in time. If the run never had a model, only the devices
@@ -166,7 +166,7 @@ def dismiss(running: Running) -> None:
     """
     running.fleet.ack([head.update_id for head in running.deferred.values()])
     while running.returning() and not running.closing():
-        running.fleet.ack([a.update_id for a in running.poll(POLL_S) if isinstance(a, ReplyHead)])
+        running.fleet.ack([a.update_id for a in running.poll(POLL_S) if isinstance(a, ReplyHeader)])
     over = Over(running.run_id, running.plan.run.task, running.holders.digest, running.identity)
     here, begun = running.presence.devices, running.past.bases.model is not None
     heard_of_it = here if begun else [device for device in here if device in running.past.first.times]
@@ -200,7 +200,7 @@ def stop_of(over: Over, device: str, verdicts: Sequence[Verdict] = (), farewell:
     return Envelope(device, ask)
 
 
-class Farewells:
+class RunEndNotices:
     """Holds which devices still have to be notified of runs that ended in the last UNTOLD_S seconds."""
 
     def __init__(self, fleet: Fleet, store: Store, clock: Clock) -> None:

@@ -20,18 +20,18 @@ from thinwire.core.events import AskTakenUp, DeviceJoined, DeviceLeft, DeviceTol
 from thinwire.core.fleet import Arrival, Fleet, NodeJoined, NodeLeft
 from thinwire.core.registry import blamed
 from thinwire.core.statedir import AggregatorHome
-from thinwire.core.types import ReplyHead
+from thinwire.core.types import ReplyHeader
 from thinwire.server.context import POLL_S, StopOrder
-from thinwire.server.policy.eligibility import Presence
+from thinwire.server.policy.eligibility import ConnectedDevices
 from thinwire.server.run import drive
-from thinwire.server.run_end import Farewells, close_undriven, end_abandoned
+from thinwire.server.run_end import RunEndNotices, close_undriven, end_abandoned
 from thinwire.store import Order, Store
 
 NOTED_S = 1.0  # deliveries decide nothing, so their events may wait this long to be written
 LOOKED_S = 5.0  # period of the check whether the processes of simulations live
 
 
-class NotedFleet:
+class RecordingFleet:
     """A fleet that records in the store which devices connect and disconnect, whichever run polls it.
 
     It also notifies devices of ended runs when they connect, and revokes devices on command. A command to revoke is
@@ -39,14 +39,14 @@ class NotedFleet:
     """
 
     def __init__(
-        self, fleet: Fleet, store: Store, clock: Clock, orders: Orders, home: AggregatorHome | None = None
+        self, fleet: Fleet, store: Store, clock: Clock, orders: CommandQueue, home: AggregatorHome | None = None
     ) -> None:
         self._fleet, self._store, self._clock, self._orders = fleet, store, clock, orders
         self._told: list[Order] = []
         self._home, self._looked_at = home, -LOOKED_S
         self._noted_at = -NOTED_S  # time at which deliveries were written last
         self.driven = ""  # the run whose driver polls
-        self.farewells = Farewells(fleet, store, clock)
+        self.farewells = RunEndNotices(fleet, store, clock)
         self.send, self.open, self.ack, self.cancel, self.close = (
             fleet.send,
             fleet.open,
@@ -136,8 +136,8 @@ def serve(
     traceback on stderr, and the next run starts. `NotWritten`, raised when the disk is full, ends the service.
     """
     clock, ending = clock or RealClock(), ending or threading.Event()
-    orders, presence = Orders(store), Presence()
-    noted = NotedFleet(fleet, store, clock, orders, home)
+    orders, presence = CommandQueue(store), ConnectedDevices()
+    noted = RecordingFleet(fleet, store, clock, orders, home)
 
     def undriven(run_id: str, said: str, exit_code: int) -> None:
         """Record that the run failed and notify its devices, because its driver did neither."""
@@ -151,7 +151,7 @@ def serve(
         if row is None:
             for arrival in noted.poll(POLL_S):
                 presence.take(arrival)
-                if isinstance(arrival, ReplyHead):
+                if isinstance(arrival, ReplyHeader):
                     noted.ack([arrival.update_id])  # it belongs to a run that is over
             continue
 
@@ -194,7 +194,7 @@ def serve(
 LOOK_S = 0.2  # shortest period between two reads of the commands
 
 
-class Orders:
+class CommandQueue:
     """The service's view of `store.commands`; a command is answered when it has taken effect."""
 
     def __init__(self, store: Store) -> None:

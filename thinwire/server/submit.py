@@ -30,7 +30,7 @@ from thinwire.core.statedir import AggregatorHome, own
 from thinwire.core.types import Fixed, Vector
 from thinwire.server.aggregator import require_values
 from thinwire.server.model_store import Versions
-from thinwire.server.policy.device_profiles import Known, best_times
+from thinwire.server.policy.device_profiles import DeviceProfiles, best_times
 from thinwire.store import Store
 
 LARGEST = 200_000_000  # trained float32 on 24 GiB: the model, the sum, one update, and a copy that is being written
@@ -90,7 +90,7 @@ def _measured(store: Store, plan: RunPlan, layout: Layout) -> dict[str, DeviceTi
     the fastest.
     """
     there = {info.row.name for info in store.devices() if info.online and info.row.state == "approved"}
-    best = best_times(Known(store.measures()), plan, layout)
+    best = best_times(DeviceProfiles(store.measures()), plan, layout)
     return {name: best[name] for name in there} if there <= best.keys() else {}
 
 

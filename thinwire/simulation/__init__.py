@@ -5,28 +5,12 @@ clients.
 from thinwire.client.task import own_part
 from thinwire.simulation.local_fleet import HeldSpool, LocalFleet, LocalLink
 from thinwire.simulation.run import History, reported, run_scripted, run_sim, simulate
-from thinwire.simulation.scripted_device import LogNormal, MadeUp, Paced, Script, ScriptedDevice, Turn, Work
+from thinwire.simulation.scripted_device import LogNormal, Paced, Script, ScriptedDevice, SyntheticUpdates, Turn, Work
 from thinwire.simulation.scripted_fleet import ScriptedFleet
 from thinwire.simulation.training_device import Trained, Training
 
 __all__ = [
-    "HeldSpool",
-    "History",
-    "LocalFleet",
-    "LocalLink",
-    "LogNormal",
-    "MadeUp",
-    "Paced",
-    "Script",
-    "ScriptedDevice",
-    "ScriptedFleet",
-    "Trained",
-    "Training",
-    "Turn",
-    "Work",
-    "own_part",
-    "reported",
-    "run_scripted",
-    "run_sim",
-    "simulate",
-]
+    "HeldSpool", "History", "LocalFleet", "LocalLink", "LogNormal", "Paced", "Script", "ScriptedDevice",
+    "ScriptedFleet", "SyntheticUpdates", "Trained", "Training", "Turn", "Work", "own_part", "reported",
+    "run_scripted", "run_sim", "simulate",
+]  # fmt: skip

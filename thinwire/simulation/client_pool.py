@@ -1,8 +1,8 @@
 """Simulates many clients with the code of real ones, one after the other, so that a seed decides everything.
 
-`SimulatedClients` decides which client replies next. An `Answering` executes the work of all clients, here in this
-process (`InTurn`), elsewhere in several (process_pool.py). `Sessions` keeps the sessions of some clients in memory and
-the state of all others on disk (`HeldFolder`, `SharedFolder`).
+`SimulatedClients` decides which client replies next. A `ClientExecutor` executes the work of all clients, here in this
+process (`SerialExecutor`), elsewhere in several (process_pool.py). `SessionCache` keeps the sessions of some clients in
+memory and the state of all others on disk (`CachedRunFolder`, `SharedFolder`).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from thinwire.client.admission import Gate
-from thinwire.client.executor import Here
-from thinwire.client.handler import Session
-from thinwire.client.payload import Bases
-from thinwire.client.run_state import STATE, Entry, RunFolder, RunState, run_folder, write_unsynced
+from thinwire.client.admission import AdmissionController
+from thinwire.client.executor import InProcessExecutor
+from thinwire.client.handler import AssignmentHandler
+from thinwire.client.payload import BaseModelCache
+from thinwire.client.run_state import STATE, ClientRunState, Entry, RunFolder, run_folder, write_unsynced
 from thinwire.client.run_store import Reply
 from thinwire.client.task import LoadedTask, report
 from thinwire.client.train.protocol import Site
@@ -34,7 +34,7 @@ from thinwire.simulation.local_fleet import LocalFleet, LocalLink
 IN_TIME = 0.9  # of an automatic deadline: when a client replies that took longer on this machine
 
 
-class Answering(Protocol):
+class ClientExecutor(Protocol):
     """Executes the work of all clients, in this process or in others."""
 
     @property
@@ -48,14 +48,14 @@ class Answering(Protocol):
         """Return the reply of client `index` to an assignment, begun before or not."""
 
 
-class InTurn:
+class SerialExecutor:
     """Executes the work of all clients in this process, one after the other; nothing begins before its turn."""
 
     ahead: int = 0
 
-    def __init__(self, crowd: Crowd, bench: Here) -> None:
+    def __init__(self, crowd: ClientPopulation, bench: InProcessExecutor) -> None:
         use_threads(0, bench.layout.size)
-        self._sessions = Sessions(crowd, bench)
+        self._sessions = SessionCache(crowd, bench)
 
     def begin(self, index: int, delivery: Delivery) -> None:
         """Do nothing, because no work begins before its turn."""
@@ -84,8 +84,8 @@ class SimulatedClients:
         fleet: LocalFleet,
         clock: VirtualClock,
         task: LoadedTask,
-        crowd: Crowd,
-        answering: Answering,
+        crowd: ClientPopulation,
+        answering: ClientExecutor,
         *,
         patient: bool = False,
     ) -> None:
@@ -159,7 +159,7 @@ class Answered(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Crowd:
+class ClientPopulation:
     """Holds what simulated clients have in common: client `index` is `name(index)`, with part `index` of `count` of the
     data.
 
@@ -183,7 +183,7 @@ class Crowd:
         return replace(self.site, name=self.name(index), partition=index, partitions=self.count)
 
 
-class Sessions:
+class SessionCache:
     """Executes the work of many clients in one process, and keeps few of their sessions in memory.
 
     A session is made when its client gets an assignment. With `shared`, other processes work for the same clients, so
@@ -192,10 +192,10 @@ class Sessions:
     Invariant: a client whose session was evicted and loaded again replies as if it had stayed in memory.
     """
 
-    def __init__(self, crowd: Crowd, bench: Here, shared: bool = False) -> None:
+    def __init__(self, crowd: ClientPopulation, bench: InProcessExecutor, shared: bool = False) -> None:
         self.crowd, self.bench, self.shared = crowd, bench, shared
-        self._gate, self._bases = Gate(), Bases()  # all clients have the same plan and model
-        self._awake: OrderedDict[int, tuple[Session, list[RunFolder]]] = OrderedDict()
+        self._gate, self._bases = AdmissionController(), BaseModelCache()  # all clients have the same plan and model
+        self._awake: OrderedDict[int, tuple[AssignmentHandler, list[RunFolder]]] = OrderedDict()
         self._bytes: dict[int, int] = {}
 
     def answer(self, index: int, delivery: Delivery) -> Answered:
@@ -218,19 +218,19 @@ class Sessions:
         _, folders = self._awake.pop(index, (None, []))
         self._bytes.pop(index, None)
         for folder in folders:
-            if isinstance(folder, HeldFolder):
+            if isinstance(folder, CachedRunFolder):
                 folder.put_down()
 
-    def _wake(self, index: int) -> tuple[Session, list[RunFolder]]:
+    def _wake(self, index: int) -> tuple[AssignmentHandler, list[RunFolder]]:
         name, made = self.crowd.name(index), list[RunFolder]()
 
         def folder_of(own: Path, run: str) -> RunFolder:
-            made.append(shared_folder(own, run) if self.shared else HeldFolder(own, run))
+            made.append(shared_folder(own, run) if self.shared else CachedRunFolder(own, run))
             return made[-1]
 
         scripted = bool(self.crowd.step_s)
         clock, step_s = (_script(), self.crowd.step_s[index]) if scripted else (REAL, 0.0)
-        session = Session(
+        session = AssignmentHandler(
             name, self.bench.at(clock), self.crowd.folder / name, self.crowd.place(index), debug=self.crowd.debug,
             gate=self._gate, folders=folder_of, take_base=self._bases.take, slow_step_s=step_s, clock=clock,
             may_stop=scripted,
@@ -248,7 +248,7 @@ def _script() -> Clock:
 def _nothing(line: str) -> None: ...
 
 
-class HeldFolder(RunFolder):
+class CachedRunFolder(RunFolder):
     """Holds a client's run state, in memory while it works and on disk after `put_down`.
 
     Encoded updates are files from the start. They are next to the clients' folders, which exist only for clients that
@@ -261,9 +261,9 @@ class HeldFolder(RunFolder):
         super().__init__(run_folder(own, run).folder, write_unsynced)
         self._beside, self._called = own.parent, f"{own.name}.{run}"
         self._answers: frozenset[str] = frozenset()
-        self._held: RunState | None = None  # committed, but not on disk yet
+        self._held: ClientRunState | None = None  # committed, but not on disk yet
 
-    def load(self) -> tuple[RunState, list[str]]:
+    def load(self) -> tuple[ClientRunState, list[str]]:
         state, said = super().load()
         self._answers = _answers(state)
         return state, said
@@ -272,7 +272,7 @@ class HeldFolder(RunFolder):
         """Return the file of an entry's update; None if the entry has none."""
         return self._place(entry.file) if entry.file else None
 
-    def commit(self, state: RunState, parts: Mapping[str, bytes] | None = None) -> None:
+    def commit(self, state: ClientRunState, parts: Mapping[str, bytes] | None = None) -> None:
         for file, data in (parts or {}).items():
             write_unsynced(self._place(file), data)
         for file in self._answers - _answers(state):
@@ -289,7 +289,7 @@ class HeldFolder(RunFolder):
         return self._beside / f"{self._called}.{file}"
 
 
-def _answers(state: RunState) -> frozenset[str]:
+def _answers(state: ClientRunState) -> frozenset[str]:
     return frozenset(entry.file for entry in state.outbox if entry.file)
 
 
@@ -307,7 +307,7 @@ class SharedFolder(RunFolder):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, write_swapped)
 
-    def load(self) -> tuple[RunState, list[str]]:
+    def load(self) -> tuple[ClientRunState, list[str]]:
         path = self.folder / STATE
         if not path.exists() and (draft := draft_of(path)).exists():
             draft.rename(path)

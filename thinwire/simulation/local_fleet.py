@@ -19,9 +19,9 @@ from typing import BinaryIO
 
 from thinwire.core.clock import Clock, RealClock, VirtualClock
 from thinwire.core.errors import BadPayload, Refused, Unreachable
-from thinwire.core.fleet import Arrival, Delivery, Envelope, Hello, NodeJoined, NodeLeft, Spool, TakenUp, Welcome
+from thinwire.core.fleet import Arrival, Delivered, Delivery, Envelope, Hello, NodeJoined, NodeLeft, Spool, Welcome
 from thinwire.core.statedir import private_opener
-from thinwire.core.types import Arrived, Failure, ReplyHead, Transfer, UpdateId
+from thinwire.core.types import Arrived, Failure, ReplyHeader, Transfer, UpdateId
 from thinwire.store import FileSpool
 
 
@@ -41,7 +41,7 @@ class LocalFleet:
         self._withdrawn: dict[str, set[str]] = {}
         self.sent_at: dict[str, float] = {}  # id -> time on the fleet's clock, until it is answered or withdrawn
         self._live: dict[str, LocalLink] = {}
-        self._stopped: list[TakenUp] = []
+        self._stopped: list[Delivered] = []
         self._seen: dict[UpdateId, object] = {head.update_id: _content(head) for head in spool.heads()}
 
     # The aggregator's side.
@@ -90,7 +90,7 @@ class LocalFleet:
         """Revoke devices: drop their replies that were not polled, fail their assignments, and close their links."""
         with self.changed:
             for device in devices:
-                gone = [h for h in self._inbox if isinstance(h, ReplyHead) and h.update_id.device == device]
+                gone = [h for h in self._inbox if isinstance(h, ReplyHeader) and h.update_id.device == device]
                 self._inbox = [arrival for arrival in self._inbox if arrival not in gone]
                 self.ack([head.update_id for head in gone])
                 for ask_id in list(self._asks.get(device, {})):
@@ -100,7 +100,7 @@ class LocalFleet:
                     self._inbox.append(NodeLeft(device, "revoked"))
             self.changed.notify_all()
 
-    def taken_up(self) -> Sequence[TakenUp]:
+    def taken_up(self) -> Sequence[Delivered]:
         """Return the stop assignments that were delivered since the last call."""
         with self.changed:
             stopped, self._stopped = self._stopped, []
@@ -159,7 +159,7 @@ class LocalFleet:
                 link.held[envelope.ask.ask_id] = link.clock.wall()
                 if envelope.ask.kind == "stop":
                     del self._asks[link.name][envelope.ask.ask_id]
-                    self._stopped.append(TakenUp(link.name, envelope.ask, self.clock.wall()))
+                    self._stopped.append(Delivered(link.name, envelope.ask, self.clock.wall()))
             for ask_id in self._withdrawn.get(link.name, set()):
                 link.held.pop(ask_id, None)
             return envelope
@@ -175,7 +175,7 @@ class LocalFleet:
             return frozenset(self._withdrawn.get(device, ()))
 
     def take(
-        self, link: LocalLink, reply: ReplyHead | Failure, bundle: Path | bytes | None, upload_s: float = 0.0
+        self, link: LocalLink, reply: ReplyHeader | Failure, bundle: Path | bytes | None, upload_s: float = 0.0
     ) -> None:
         """Spool a reply whose upload took `upload_s` seconds until now; a reply that is here already is acknowledged
         again.
@@ -199,7 +199,7 @@ class LocalFleet:
         self._seen[reply.update_id] = _content(reply)
         return self._arrived(link.name, head)
 
-    def _arrived(self, device: str, arrival: ReplyHead | Failure) -> None:
+    def _arrived(self, device: str, arrival: ReplyHeader | Failure) -> None:
         with self.changed:
             self._asks.get(device, {}).pop(arrival.ask_id, None)
             self.sent_at.pop(arrival.ask_id, None)
@@ -242,7 +242,7 @@ class LocalLink:
             )
         return Delivery(envelope.ask, bundle)
 
-    def push(self, reply: ReplyHead | Failure, bundle: Path | None = None) -> None:
+    def push(self, reply: ReplyHeader | Failure, bundle: Path | None = None) -> None:
         """Send a reply with its parts; return once the spool holds it."""
         self.fleet.take(self, reply, bundle)
 
@@ -256,14 +256,16 @@ class LocalLink:
         self.fleet.leave(self)
 
 
-def _content(head: ReplyHead) -> object:
+def _content(head: ReplyHeader) -> object:
     return head.ask_id, head.parts, head.base_version, head.examples, dict(head.metrics)
 
 
 BLOCK = 1 << 20
 
 
-def spooled(spool: Spool, reply: ReplyHead, bundle: Path | bytes | None, transfer: Callable[[], Transfer]) -> ReplyHead:
+def spooled(
+    spool: Spool, reply: ReplyHeader, bundle: Path | bytes | None, transfer: Callable[[], Transfer]
+) -> ReplyHeader:
     """Store a reply in the spool and return its header; check each part against its digest, as the device API does.
 
     `transfer` is called once the spool has all parts. Raise `BadPayload` for a part that does not match its digest.
@@ -286,7 +288,7 @@ def spooled(spool: Spool, reply: ReplyHead, bundle: Path | bytes | None, transfe
     return head
 
 
-def _copy(bundle: Path | bytes | None, out: BinaryIO, head: ReplyHead) -> None:
+def _copy(bundle: Path | bytes | None, out: BinaryIO, head: ReplyHeader) -> None:
     """Copy the parts of a reply, and check each one against its digest."""
     if bundle is None:
         if head.parts:
@@ -315,24 +317,24 @@ class HeldSpool(FileSpool):
     def __init__(self, folder: Path, most_bytes: int = HELD_BYTES) -> None:
         super().__init__(folder, durable=False)
         self._most, self._bytes = most_bytes, 0
-        self._bodies: dict[UpdateId, tuple[ReplyHead, memoryview]] = {}
+        self._bodies: dict[UpdateId, tuple[ReplyHeader, memoryview]] = {}
 
-    def has_room(self, head: ReplyHead) -> bool:
+    def has_room(self, head: ReplyHeader) -> bool:
         """Return True if there is room in memory for this reply."""
         return self._bytes + head.payload_bytes <= self._most
 
-    def hold(self, head: ReplyHead, body: memoryview) -> None:
+    def hold(self, head: ReplyHeader, body: memoryview) -> None:
         """Keep a reply in memory, unless the spool already has a reply of this update."""
         if self.head(head.update_id) is None:  # only the first one counts
             self._bodies[head.update_id] = head, body
             self._bytes += len(body)
 
-    def head(self, update_id: UpdateId) -> ReplyHead | None:
+    def head(self, update_id: UpdateId) -> ReplyHeader | None:
         """Return the header of a reply; None if the spool does not have it."""
         held = self._bodies.get(update_id)
         return held[0] if held else super().head(update_id)
 
-    def heads(self) -> Sequence[ReplyHead]:
+    def heads(self) -> Sequence[ReplyHeader]:
         return [*super().heads(), *(head for head, _ in self._bodies.values())]
 
     def open(self, update_id: UpdateId) -> Iterator[Arrived]:
@@ -347,7 +349,7 @@ class HeldSpool(FileSpool):
             super().delete(update_id)
 
 
-def _parts(head: ReplyHead, body: memoryview) -> Iterator[Arrived]:
+def _parts(head: ReplyHeader, body: memoryview) -> Iterator[Arrived]:
     at = 0
     for part in head.parts:
         yield body[at : at + part.length].toreadonly()

@@ -23,7 +23,7 @@ from typing import Any
 from thinwire.core.errors import ThinwireError
 from thinwire.core.fleet import Delivery
 from thinwire.core.plan import digest_of
-from thinwire.simulation.client_pool import Answered, Crowd
+from thinwire.simulation.client_pool import Answered, ClientPopulation
 
 DEATHS = 2  # of workers over one reply: the second one is no coincidence
 GRACE_S = 5.0  # for a worker to end by itself
@@ -47,7 +47,7 @@ class Job:
 class Worker:
     """Holds one worker process. It ends when this process ends for any reason, because its lifeline breaks."""
 
-    def __init__(self, spec: str, crowd: Crowd) -> None:
+    def __init__(self, spec: str, crowd: ClientPopulation) -> None:
         ours, theirs = Pipe()
         read, self._lifeline = os.pipe()
         self.connection: Connection = ours
@@ -76,11 +76,11 @@ class Worker:
 
 
 @dataclass
-class Processes:
+class ProcessExecutor:
     """Executes the work of a crowd's clients in `count` worker processes; none of them remains after `close`."""
 
     spec: str  # NAME=MODULE
-    crowd: Crowd
+    crowd: ClientPopulation
     count: int
     _workers: list[Worker] = field(init=False, default_factory=list)
     _queue: deque[Job] = field(init=False, default_factory=deque)
@@ -191,14 +191,14 @@ def main(connection: Connection, lifeline: int) -> None:
     spec, crowd, path = connection.recv()
     sys.path += [folder for folder in path if folder not in sys.path]
 
-    from thinwire.client.executor import Here
+    from thinwire.client.executor import InProcessExecutor
     from thinwire.client.task import load_task
     from thinwire.client.train.runtime import use_threads
-    from thinwire.simulation.client_pool import Sessions
+    from thinwire.simulation.client_pool import SessionCache
 
-    bench = Here(load_task(spec), crowd.site.device)
+    bench = InProcessExecutor(load_task(spec), crowd.site.device)
     use_threads(0, bench.layout.size)
-    sessions = Sessions(crowd, bench, shared=True)
+    sessions = SessionCache(crowd, bench, shared=True)
     while True:
         try:
             index, delivery, mine = connection.recv()

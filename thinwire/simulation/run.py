@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from thinwire.client.executor import Here
+from thinwire.client.executor import InProcessExecutor
 from thinwire.client.task import (
     Initial,
     LoadedTask,
@@ -43,11 +43,11 @@ from thinwire.core.types import Vector
 from thinwire.server.context import StopOrder
 from thinwire.server.policy.cohort import missing
 from thinwire.server.run import drive
-from thinwire.server.service import Orders
+from thinwire.server.service import CommandQueue
 from thinwire.server.submit import submit
-from thinwire.simulation.client_pool import Answering, Crowd, InTurn, SimulatedClients
+from thinwire.simulation.client_pool import ClientExecutor, ClientPopulation, SerialExecutor, SimulatedClients
 from thinwire.simulation.local_fleet import HeldSpool, LocalFleet
-from thinwire.simulation.process_pool import Processes
+from thinwire.simulation.process_pool import ProcessExecutor
 from thinwire.simulation.scripted_fleet import ScriptedFleet
 from thinwire.store import RoundRow, RunRow, Store
 
@@ -221,11 +221,11 @@ def run_sim(
     require_same(plan, task)
     require_own_loop(plan, task)
     with _work_folder() as folder, contextlib.ExitStack() as stack:
-        crowd = Crowd(folder, site, clients, debug, tuple(step_s))
+        crowd = ClientPopulation(folder, site, clients, debug, tuple(step_s))
         require_enough(plan, crowd)
         require_metrics(plan, task, crowd)
         made = first or initial_model(task, plan.run.seed)
-        orders = Orders(store)
+        orders = CommandQueue(store)
         run_id = submit(
             store, home, plan, made.layout, made.vector, made.buffers, made.counters, report(task), source="sim",
             owned=stack, fixed=made.fixed,
@@ -256,7 +256,7 @@ def require_same(plan: RunPlan, task: LoadedTask) -> None:
         )
 
 
-def require_enough(plan: RunPlan, crowd: Crowd) -> None:
+def require_enough(plan: RunPlan, crowd: ClientPopulation) -> None:
     """Raise `TooFewClients` if a run would wait for more clients than there are, because no other client ever
     connects.
     """
@@ -268,7 +268,7 @@ def require_enough(plan: RunPlan, crowd: Crowd) -> None:
         )
 
 
-def require_metrics(plan: RunPlan, task: LoadedTask, crowd: Crowd) -> None:
+def require_metrics(plan: RunPlan, task: LoadedTask, crowd: ClientPopulation) -> None:
     """Raise `PlanError` if the plan needs a metric that the first client does not report, because then no client
     reports it.
     """
@@ -295,12 +295,12 @@ def require_processes(processes: int, spec: str, debug: bool) -> None:
 
 
 @contextlib.contextmanager
-def answering(task: LoadedTask, crowd: Crowd, processes: int, spec: str) -> Iterator[Answering]:
+def answering(task: LoadedTask, crowd: ClientPopulation, processes: int, spec: str) -> Iterator[ClientExecutor]:
     """Yield the executor of the clients' work; none of its processes remains afterwards."""
     if processes == 1:
-        yield InTurn(crowd, Here(task, crowd.site.device))
+        yield SerialExecutor(crowd, InProcessExecutor(task, crowd.site.device))
         return
-    workers = Processes(spec, crowd, processes)
+    workers = ProcessExecutor(spec, crowd, processes)
     try:
         yield workers
     finally:

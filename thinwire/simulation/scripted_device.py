@@ -1,8 +1,8 @@
 """Simulates a device that follows a script: its timing, its failures, and its state that survives a crash.
 
 A script returns a `Turn` for each assignment: how long each stage takes on the virtual clock, and what goes wrong.
-`Paced` is a random script. A `Work` makes the replies. `MadeUp` makes them without training: small, real frames, so
-that journal, spool and aggregation do all of their work.
+`Paced` is a random script. A `Work` makes the replies. `SyntheticUpdates` makes them without training: small, real
+frames, so that journal, spool and aggregation do all of their work.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from thinwire.core.fleet import Delivery
 from thinwire.core.layout import Layout
 from thinwire.core.plan import digest_of
 from thinwire.core.prng import Key, derive, seed63
-from thinwire.core.types import Ask, Failure, Metrics, Part, ReplyHead, UpdateId, Vector, Verdict, within_run
+from thinwire.core.types import Ask, Failure, Metrics, Part, ReplyHeader, UpdateId, Vector, Verdict, within_run
 from thinwire.simulation.local_fleet import LocalLink
 
 
@@ -31,9 +31,9 @@ class Kept:
 
     delivery: Delivery
     turn: Turn
-    head: ReplyHead
+    head: ReplyHeader
     body: bytes
-    more: list[tuple[ReplyHead, bytes]] = field(default_factory=list)  # further replies that are sent with it
+    more: list[tuple[ReplyHeader, bytes]] = field(default_factory=list)  # further replies that are sent with it
     pushed: bool = False
 
     @property
@@ -190,7 +190,7 @@ def _drawn(duration: Duration, key: Key) -> float:
     return duration.at(key) if isinstance(duration, LogNormal) else duration
 
 
-Answer = tuple[ReplyHead | Failure, bytes]  # header, and the parts one after the other
+Answer = tuple[ReplyHeader | Failure, bytes]  # header, and the parts one after the other
 
 
 class Work(Protocol):
@@ -209,7 +209,7 @@ class Work(Protocol):
 
 
 @dataclass
-class MadeUp:
+class SyntheticUpdates:
     """Makes replies without training: the update is a constant, or what `change` returns for an assignment.
 
     It is encoded in the assignment's codec, without error feedback. The device makes `steps` steps, or fewer if the
@@ -236,13 +236,13 @@ class MadeUp:
         update_id = UpdateId(ask.run, self.name, self.sequence)
         metrics: Metrics = {} if ask.further else {"eval/loss": (self.loss(ask), 1.0)}
         if ask.kind != "train":
-            head = ReplyHead(ask.ask_id, update_id, ask.base_version, self.examples, metrics=metrics)
+            head = ReplyHeader(ask.ask_id, update_id, ask.base_version, self.examples, metrics=metrics)
             return replace(head, identity=ask.identity), b""
         frames = [self._frame(ask, segment.index) for segment in self.layout.segments]
         if turn.garbage:
             frames = [frame[:-1] + bytes([frame[-1] ^ 0x5A]) + b"?" for frame in frames]
         steps = min(self.steps, ask.work.steps or self.steps)
-        head = ReplyHead(
+        head = ReplyHeader(
             ask.ask_id, update_id, ask.base_version, self.examples, steps, float(steps), metrics=metrics,
             parts=parts_of(frames), codec=ask.codec, identity=ask.identity,
         )  # fmt: skip

@@ -17,13 +17,13 @@ from typing import Any, Generic, Self, TypeVar
 
 from thinwire.core.clock import VirtualClock
 from thinwire.core.fleet import Arrival, Delivery, Envelope, Hello, Spool, TaskReport
-from thinwire.core.types import Ask, Failure, Part, ReplyHead, Timings
+from thinwire.core.types import Ask, Failure, Part, ReplyHeader, Timings
 from thinwire.simulation.local_fleet import LocalFleet, LocalLink
 from thinwire.simulation.scripted_device import Again, Kept, ScriptedDevice, Turn, Work
 
 
 @dataclass(frozen=True)
-class Due:
+class ScheduledEvent:
     """Holds a scheduled event of a device: a method of the fleet, and the device's `life` it belongs to (None: any)."""
 
     step: Callable[..., None]
@@ -58,7 +58,7 @@ class ScriptedFleet(LocalFleet):
         super().__init__(spool, clock)
         self.virtual, self.report, self.grace_s = clock, report, grace_s
         self.devices: dict[str, ScriptedDevice] = {}
-        self._timetable = Timetable[Due](clock)
+        self._timetable = EventQueue[ScheduledEvent](clock)
         self._held: list[Held] = []
         for device in devices:
             self.add(device)
@@ -75,11 +75,11 @@ class ScriptedFleet(LocalFleet):
 
     def come(self, name: str, after_s: float = 0.0) -> None:
         """Schedule that a device connects."""
-        self._timetable.put(after_s, Due(ScriptedFleet._come, self.devices[name], None, ()))
+        self._timetable.put(after_s, ScheduledEvent(ScriptedFleet._come, self.devices[name], None, ()))
 
     def die(self, name: str, after_s: float = 0.0) -> None:
         """Schedule that a device crashes: its outbox survives on its disk, but its work in progress is lost."""
-        self._timetable.put(after_s, Due(ScriptedFleet._die, self.devices[name], None, ()))
+        self._timetable.put(after_s, ScheduledEvent(ScriptedFleet._die, self.devices[name], None, ()))
 
     def restart(self, spool: Spool | None = None) -> Self:
         """Return the fleet of a restarted aggregator, with the same spool files and devices; no time has passed for the
@@ -127,7 +127,7 @@ class ScriptedFleet(LocalFleet):
 
     def _after(self, seconds: float, step: Callable[..., None], device: ScriptedDevice, *given: Any) -> None:
         """Schedule a step of a device, which does not happen if the device crashes first."""
-        self._timetable.put(seconds, Due(step, device, device.life, given))
+        self._timetable.put(seconds, ScheduledEvent(step, device, device.life, given))
 
     # What happens to a device.
 
@@ -234,7 +234,7 @@ class ScriptedFleet(LocalFleet):
         self.take(device.link, Failure(kind, text, ask.ask_id, device.name), None)
 
 
-def _once_more(work: Work, kept: Kept, again: Again) -> tuple[ReplyHead, bytes]:
+def _once_more(work: Work, kept: Kept, again: Again) -> tuple[ReplyHeader, bytes]:
     """Return what a device sends in addition to its reply."""
     if again == "same":
         return kept.head, kept.body
@@ -243,7 +243,7 @@ def _once_more(work: Work, kept: Kept, again: Again) -> tuple[ReplyHead, bytes]:
         parts = (Part("frame/0", len(body), hashlib.sha256(body).hexdigest()),)
         return replace(kept.head, parts=parts), body
     head, body = work.answer(kept.delivery, kept.turn)
-    assert isinstance(head, ReplyHead), "an ask that was answered can be answered again"
+    assert isinstance(head, ReplyHeader), "an ask that was answered can be answered again"
     return head, body
 
 
@@ -259,7 +259,7 @@ class Entry(Generic[T]):
     what: T = field(compare=False)
 
 
-class Timetable(Generic[T]):
+class EventQueue(Generic[T]):
     """Holds a queue of events on a virtual clock, soonest first; events of the same time keep the order of scheduling.
 
     Invariant: no exception loses an event. If an exception is raised while an event is handled, that event is the next

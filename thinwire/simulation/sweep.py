@@ -19,7 +19,7 @@ from thinwire.client.task import load_task, parse_split
 from thinwire.client.train.runtime import use_threads
 from thinwire.core.errors import ThinwireError
 from thinwire.core.plan import RunPlan
-from thinwire.reports.sweep_results import Cell, Cells, Made
+from thinwire.reports.sweep_results import Made, Trial, TrialStore
 from thinwire.simulation.run import simulate
 
 FEW_ROUNDS = 12  # in total: a trial would take as long as so few rounds
@@ -42,7 +42,7 @@ class Sweep:
         made = [Made(plan.to_json(), clients, split, place, digest) for plan in plans]
         return cls(task, tuple({one.digest: one for one in made}.values()))
 
-    def missing(self, cells: Cells) -> list[Made]:
+    def missing(self, cells: TrialStore) -> list[Made]:
         """Return the runs that have no result in `cells` yet."""
         there = cells.all()
         return [one for one in self.made if one.digest not in there]
@@ -59,7 +59,7 @@ def grid(axes: Mapping[str, Sequence[str]], seeds: Sequence[int]) -> Iterator[di
             yield {**dict(zip(axes, values, strict=True)), "run.seed": str(seed)}
 
 
-def run_cell(task: str, made: Made) -> Cell:
+def run_cell(task: str, made: Made) -> Trial:
     """Run one simulation on one thread and return its result; runs in parallel do not change its bits."""
     use_threads(1)
     began = time.perf_counter()
@@ -70,7 +70,7 @@ def run_cell(task: str, made: Made) -> Cell:
         split=made.split,
         data=Path(made.data) if made.data else None,
     )
-    return Cell.of(made, history.run, history.rounds, time.perf_counter() - began)
+    return Trial.of(made, history.run, history.rounds, time.perf_counter() - began)
 
 
 def plan_of(made: Made) -> RunPlan:
@@ -104,7 +104,7 @@ class Estimate:
 
 
 def estimated(
-    sweep: Sweep, cells: Cells, missing: Sequence[Made], workers: int, pool: Executor | None
+    sweep: Sweep, cells: TrialStore, missing: Sequence[Made], workers: int, pool: Executor | None
 ) -> Estimate | None:
     """Estimate from finished runs of the group, else from a trial run; return None if few rounds are missing.
 
@@ -138,12 +138,12 @@ def _import(task: str) -> None:
 
 def run_sweep(
     sweep: Sweep,
-    cells: Cells,
+    cells: TrialStore,
     *,
     workers: int = 1,
     on_estimate: Callable[[Estimate | None, int], None] = lambda estimate, missing: None,
-    on_cell: Callable[[Cell, int, int], None] = lambda cell, done, of: None,
-) -> list[Cell]:
+    on_cell: Callable[[Trial, int, int], None] = lambda cell, done, of: None,
+) -> list[Trial]:
     """Execute the missing runs, keep each result at once, and return all results in the order of the sweep.
 
     Results are kept even if the sweep is interrupted. An exception from the import of the task or from this program
@@ -161,12 +161,12 @@ def run_sweep(
     return [there[one.digest] for one in sweep.made]
 
 
-def _made(task: str, missing: Sequence[Made], pool: Executor | None) -> Iterator[Cell]:
+def _made(task: str, missing: Sequence[Made], pool: Executor | None) -> Iterator[Trial]:
     if pool is None:
         for one in missing:
             yield run_cell(task, one)
         return
-    waiting: list[Future[Cell]] = [pool.submit(run_cell, task, one) for one in missing]
+    waiting: list[Future[Trial]] = [pool.submit(run_cell, task, one) for one in missing]
     for future in as_completed(waiting):
         yield future.result()
 

@@ -11,18 +11,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from thinwire.client.admission import Gate
-from thinwire.client.executor import Here
-from thinwire.client.handler import Session
-from thinwire.client.payload import Bases
+from thinwire.client.admission import AdmissionController
+from thinwire.client.executor import InProcessExecutor
+from thinwire.client.handler import AssignmentHandler
+from thinwire.client.payload import BaseModelCache
 from thinwire.client.run_store import Reply
 from thinwire.client.task import LoadedTask
 from thinwire.client.train.runtime import use_threads
 from thinwire.client.train.schedule import Clock
 from thinwire.core.clock import VirtualClock
 from thinwire.core.fleet import Delivery
-from thinwire.core.types import Ask, ReplyHead, UpdateId, Verdict
-from thinwire.simulation.client_pool import Crowd, HeldFolder
+from thinwire.core.types import Ask, ReplyHeader, UpdateId, Verdict
+from thinwire.simulation.client_pool import CachedRunFolder, ClientPopulation
 from thinwire.simulation.scripted_device import Answer, Turn
 
 StepSeconds = Callable[[Ask], float]
@@ -46,7 +46,7 @@ class Trained:
     and upload is measured when the reply leaves, so that partial work leaves time for both.
     """
 
-    session: Session
+    session: AssignmentHandler
     clock: VirtualClock
     step_s: StepSeconds
     _made: Made | None = field(init=False, default=None)
@@ -78,7 +78,7 @@ class Trained:
         return Made(ask.ask_id, reply, bundle, self.clock.now() - began)
 
     def _withdraw(self) -> None:
-        if self._made is not None and isinstance(self._made.reply, ReplyHead):
+        if self._made is not None and isinstance(self._made.reply, ReplyHeader):
             self._withdrawn.append(self._made.reply.update_id)
         self._made = None
 
@@ -89,17 +89,17 @@ class Training:
     With the crowd's `debug`, an exception of the task is raised where it happens. Without, it is that client's failure.
     """
 
-    def __init__(self, task: LoadedTask, crowd: Crowd) -> None:
-        self.crowd, self.bench = crowd, Here(task, crowd.site.device)
+    def __init__(self, task: LoadedTask, crowd: ClientPopulation) -> None:
+        self.crowd, self.bench = crowd, InProcessExecutor(task, crowd.site.device)
         use_threads(0, self.bench.layout.size)
-        self._gate, self._bases = Gate(), Bases()
+        self._gate, self._bases = AdmissionController(), BaseModelCache()
 
     def client(self, index: int, step_s: StepSeconds) -> Trained:
         """Return the work of client `index`."""
         crowd, virtual = self.crowd, VirtualClock()
         name, clock = crowd.name(index), Clock(virtual.now, virtual.advance)
-        session = Session(
+        session = AssignmentHandler(
             name, self.bench.at(clock), crowd.folder / name, crowd.place(index), debug=crowd.debug, gate=self._gate,
-            folders=HeldFolder, take_base=self._bases.take, clock=clock,
+            folders=CachedRunFolder, take_base=self._bases.take, clock=clock,
         )  # fmt: skip
         return Trained(session, virtual, step_s)

@@ -37,7 +37,7 @@ from thinwire.core.events import (
 )
 from thinwire.core.types import UpdateId
 from thinwire.store.run_tables import Checkpoint, Round, Run, Update
-from thinwire.store.write_batch import Row, Rows, Sums, columns
+from thinwire.store.write_batch import CounterDeltas, Row, Rows, columns
 
 MOMENTS = {"running": "started_at", "done": "finished_at", "failed": "finished_at", "stopped": "finished_at"}
 
@@ -57,12 +57,12 @@ class Projection:
 
     connection: Connection
     facts: Facts
-    sums: Sums = field(init=False)
-    asks: Asks = field(init=False)
+    sums: CounterDeltas = field(init=False)
+    asks: UpdateProjector = field(init=False)
 
     def __post_init__(self) -> None:
-        self.sums = Sums(self.connection, self.facts.run_id)
-        self.asks = Asks(self.connection, self.facts.run_id, self.facts.size, self.sums)
+        self.sums = CounterDeltas(self.connection, self.facts.run_id)
+        self.asks = UpdateProjector(self.connection, self.facts.run_id, self.facts.size, self.sums)
 
     def apply(self, event: Event) -> None:
         """Apply one event."""
@@ -182,7 +182,7 @@ FLOAT_BYTES = 4
 
 
 @dataclass
-class Asks:
+class UpdateProjector:
     """Applies the events of assignments to `updates`, and counts each change in the sums of its round, client and run.
 
     `size` is the number of the model's values. `rows` writes the rows.
@@ -191,7 +191,7 @@ class Asks:
     connection: Connection
     run_id: str
     size: int
-    sums: Sums
+    sums: CounterDeltas
     rows: Rows = field(init=False)
 
     def __post_init__(self) -> None:

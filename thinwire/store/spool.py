@@ -21,7 +21,7 @@ from typing import BinaryIO
 from thinwire.core.errors import BadPayload, ReplyLost, ThinwireError
 from thinwire.core.serialization import MAX_KEPT_BYTES, arrived_from_bytes, arrived_to_bytes, reply_to_bytes
 from thinwire.core.statedir import disk_error, private_folder, sync_folder, write_atomically
-from thinwire.core.types import Arrived, ReplyHead, UpdateId
+from thinwire.core.types import Arrived, ReplyHeader, UpdateId
 
 DRAFT, PARTIAL = ".draft-", ".partial-"
 UNREADABLE = ".unreadable"  # folder of replies that were set aside: no run has such a name, and backups skip it
@@ -49,7 +49,7 @@ class FileSpool:
         self._made = 0  # folders created since the empty ones were removed
         self._lock = threading.Condition()
         self._committing: set[UpdateId] = set()
-        self._heads: dict[UpdateId, ReplyHead] = {}  # update -> header, in the order of arrival
+        self._heads: dict[UpdateId, ReplyHeader] = {}  # update -> header, in the order of arrival
         self._tidy()
 
     def path(self, update_id: UpdateId) -> Path:
@@ -90,7 +90,7 @@ class FileSpool:
             if path.name.removeprefix(PARTIAL).rsplit("-", 2)[0] == device:
                 path.unlink(missing_ok=True)
 
-    def commit(self, draft: Path, head: ReplyHead, received: bytes = b"") -> None:
+    def commit(self, draft: Path, head: ReplyHeader, received: bytes = b"") -> None:
         """Make a draft and its header durable, then visible. The first reply counts: a second one is deleted.
 
         `received` are the bytes of the header as they arrived, which are stored unchanged. A header that came over no
@@ -112,7 +112,7 @@ class FileSpool:
                 self._committing.discard(head.update_id)
                 self._lock.notify_all()
 
-    def _keep(self, draft: Path, head: ReplyHead, received: bytes) -> None:
+    def _keep(self, draft: Path, head: ReplyHeader, received: bytes) -> None:
         path = self.path(head.update_id)
         data = arrived_to_bytes(head, received) if received else reply_to_bytes(head)
         try:
@@ -131,12 +131,12 @@ class FileSpool:
             return
         write_atomically(path.with_suffix(".head"), data)  # its fsync of the folder also covers the parts
 
-    def head(self, update_id: UpdateId) -> ReplyHead | None:
+    def head(self, update_id: UpdateId) -> ReplyHeader | None:
         """Return the header of a visible reply, or None."""
         with self._lock:
             return self._heads.get(update_id)
 
-    def heads(self) -> Sequence[ReplyHead]:
+    def heads(self) -> Sequence[ReplyHeader]:
         """Return the headers of all visible replies, in the order of arrival."""
         with self._lock:
             return list(self._heads.values())
@@ -151,7 +151,7 @@ class FileSpool:
             raise ReplyLost(f"update {update_id} is not in the spool", why="its file is missing")
         return self._readable(self.path(update_id), head)
 
-    def _readable(self, path: Path, head: ReplyHead) -> Iterator[Arrived]:
+    def _readable(self, path: Path, head: ReplyHeader) -> Iterator[Arrived]:
         """Yield the parts; an unreadable reply is set aside."""
         try:
             yield from _parts(path, head)
@@ -202,7 +202,7 @@ class FileSpool:
 
     def _tidy(self) -> None:
         """Read the headers at a start, oldest first, and remove files that an earlier process left unfinished."""
-        found: list[tuple[float, ReplyHead]] = []
+        found: list[tuple[float, ReplyHeader]] = []
         for path in sorted(self.folder.glob("*/*")):
             if path.parent.name == UNREADABLE:
                 continue
@@ -222,23 +222,23 @@ class FileSpool:
         for _, head in sorted(found, key=lambda pair: pair[0]):
             self._heads[head.update_id] = head
 
-    def _read(self, path: Path) -> ReplyHead:
+    def _read(self, path: Path) -> ReplyHeader:
         """Return the header in a stored file; raise `BadPayload` if the header or its parts are damaged."""
         if (size := path.stat().st_size) > MAX_KEPT_BYTES:
             raise BadPayload(f"{path.name} has {size} bytes", why=f"at most {MAX_KEPT_BYTES} are written")
         head = arrived_from_bytes(path.read_bytes())
-        if not isinstance(head, ReplyHead) or self.path(head.update_id).with_suffix(".head") != path:
+        if not isinstance(head, ReplyHeader) or self.path(head.update_id).with_suffix(".head") != path:
             raise BadPayload(f"{path.name} is not the head of its update")
         _check(path.with_suffix(".parts"), head)
         return head
 
 
-def _check(draft: Path, head: ReplyHead) -> None:
+def _check(draft: Path, head: ReplyHeader) -> None:
     if (size := draft.stat().st_size) != head.payload_bytes:
         raise BadPayload(f"{size} bytes came", why=f"the head speaks of {head.payload_bytes}")
 
 
-def _require_digests(draft: Path, head: ReplyHead) -> None:
+def _require_digests(draft: Path, head: ReplyHeader) -> None:
     """Raise `BadPayload` if a part does not match its digest; the parts are read in pieces."""
     with draft.open("rb", buffering=0) as file:
         for part in head.parts:
@@ -250,7 +250,7 @@ def _require_digests(draft: Path, head: ReplyHead) -> None:
                 raise BadPayload(f"part {part.name!r} does not fit its digest", why="it was damaged on this disk")
 
 
-def _parts(path: Path, head: ReplyHead) -> Iterator[Arrived]:
+def _parts(path: Path, head: ReplyHeader) -> Iterator[Arrived]:
     try:
         with path.open("rb") as file:
             at = 0

@@ -80,7 +80,7 @@ SET = "set_"  # prefix of the parameter for a column that is set
 
 
 @dataclass
-class Sums:
+class CounterDeltas:
     """Holds the column values that one transaction sets in its run and rounds, and its increments of counts and bytes.
 
     The increments go to the run, its rounds and its clients. A name of WIRE that is missing in a Counter was not

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from thinwire.transport.device.identity import device_key
-    from thinwire.transport.device.link import FlowerLink
+    from thinwire.transport.device.link import HttpsLink
 
-__all__ = ["FlowerLink", "device_key"]
+__all__ = ["HttpsLink", "device_key"]
 
 _WHERE = {
-    "FlowerLink": "thinwire.transport.device.link",
+    "HttpsLink": "thinwire.transport.device.link",
     "device_key": "thinwire.transport.device.identity",
 }
 

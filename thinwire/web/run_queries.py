@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from thinwire.core.errors import NotFound
 from thinwire.core.layout import Layout
 from thinwire.core.plan_schema import MOST_DELAY
-from thinwire.reports.round_explanation import Why, gone_s, in_all, round_trips, why, whys
+from thinwire.reports.round_explanation import RoundExplanation, gone_s, in_all, round_trips, why, whys
 from thinwire.reports.round_timing import on_one_clock, turns
 from thinwire.store import ClientRow, DeviceInfo, RoundRow, RunRow, Store, UpdateRow
 from thinwire.store.queries import behind
@@ -79,7 +79,9 @@ class Reader:
         before = earlier(row, found, own, lambda one: self._store.updates(row.run_id, one))
         turn_at = turns(rounds, self._store.head_taken(row.run_id) if overlaps(row) else None)[number]
         ahead = [one.round for one in rounds if not one.reason and one.round < number]
-        open_now = Why(number, 0.0, open_round(found, own, before, buffered(row), ahead, taken=turn_at is not None))
+        open_now = RoundExplanation(
+            number, 0.0, open_round(found, own, before, buffered(row), ahead, taken=turn_at is not None)
+        )
         took = open_now
         if found.reason:
             simulated, rtts = row.source == "sim", self._reasons.rtts(row)
@@ -135,9 +137,9 @@ def update(row: UpdateRow, asked: RoundRow | None, opened_at: float | None = Non
     return shown.model_copy(update={"stretches": drawn, **codec})
 
 
-def _went(took: Why | None) -> dict[str, Any]:
+def _went(took: RoundExplanation | None) -> dict[str, Any]:
     """Return the fields of `schemas.Went`."""
-    took = took or Why(0, 0.0, "")
+    took = took or RoundExplanation(0, 0.0, "")
     return {
         "why": took.sentence, "stages": dict(took.stages), "uncounted": dict(took.uncounted), "requests": took.requests,
         "rtt_s": took.rtt_s, "trips_s": took.trips_s,
@@ -189,7 +191,7 @@ class Kept:
     """The cached explanations of a run; `state` is the state of the run in which they were read."""
 
     state: object = None
-    found: list[Why] = field(default_factory=list)
+    found: list[RoundExplanation] = field(default_factory=list)
 
 
 class Reasons:
@@ -202,7 +204,7 @@ class Reasons:
         self._store = store
         self._kept: dict[str, Kept] = {}
 
-    def of(self, row: RunRow, rounds: Sequence[RoundRow]) -> list[Why]:
+    def of(self, row: RunRow, rounds: Sequence[RoundRow]) -> list[RoundExplanation]:
         """Return the explanations of all closed rounds in their order; `rounds` are all rounds of the run."""
         closed = [one for one in rounds if one.reason]
         state, kept = (len(closed), row.status), self._kept.pop(row.run_id, Kept())
@@ -218,7 +220,7 @@ class Reasons:
         """Return the round-trip time of each device in seconds; empty for a simulation."""
         return round_trips(self._store.measures("rtt")) if row.source == "devices" else {}
 
-    def _read(self, row: RunRow, rounds: Sequence[RoundRow], wanted: Sequence[RoundRow]) -> list[Why]:
+    def _read(self, row: RunRow, rounds: Sequence[RoundRow], wanted: Sequence[RoundRow]) -> list[RoundExplanation]:
         """Compute the explanations of the `wanted` rounds."""
         if len(wanted) >= AT_ONCE:
             asks = self._store.updates(row.run_id)

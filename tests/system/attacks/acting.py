@@ -18,10 +18,10 @@ from thinwire.core import Layout, RunPlan
 from thinwire.core.events import Event
 from thinwire.core.fleet import Delivery, Link, TaskReport
 from thinwire.core.statedir import AggregatorHome
-from thinwire.core.types import ReplyHead
+from thinwire.core.types import ReplyHeader
 from thinwire.server.run import drive
 from thinwire.server.submit import submit
-from thinwire.simulation import MadeUp, Turn
+from thinwire.simulation import SyntheticUpdates, Turn
 from thinwire.store import RunRow, Store
 
 T = TypeVar("T", bound=Event)
@@ -43,7 +43,7 @@ class Acted:
 def acted(
     folder: Path,
     layout: Layout,
-    devices: Mapping[str, MadeUp],
+    devices: Mapping[str, SyntheticUpdates],
     *,
     tls: bool,
     begun: Callable[[Place], None] = lambda here: None,
@@ -75,7 +75,9 @@ def acted(
         return Acted(row, [event for _, event in store.events(run_id)], home)
 
 
-def _act(link: Link, name: str, report: TaskReport, made: MadeUp, folder: Path, over: threading.Event) -> None:
+def _act(
+    link: Link, name: str, report: TaskReport, made: SyntheticUpdates, folder: Path, over: threading.Event
+) -> None:
     """Answer one ask after the other."""
     link.hello(replace(hello(name), tasks=(report,)))
     while not over.is_set():
@@ -85,7 +87,7 @@ def _act(link: Link, name: str, report: TaskReport, made: MadeUp, folder: Path, 
         _answer(link, delivery, made, folder / f"{name}.sent")
 
 
-def _answer(link: Link, delivery: Delivery, made: MadeUp, bundle: Path) -> None:
+def _answer(link: Link, delivery: Delivery, made: SyntheticUpdates, bundle: Path) -> None:
     reply, body = made.answer(delivery, Turn())
     bundle.write_bytes(body)
-    link.push(reply, bundle if isinstance(reply, ReplyHead) and body else None)
+    link.push(reply, bundle if isinstance(reply, ReplyHeader) and body else None)

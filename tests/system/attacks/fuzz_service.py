@@ -31,12 +31,12 @@ from thinwire.core import Layout, RunPlan
 from thinwire.core.errors import Refused, ThinwireError, Unreachable
 from thinwire.core.fleet import TaskReport
 from thinwire.core.statedir import AggregatorHome
-from thinwire.core.types import Ask, ReplyHead, Vector
+from thinwire.core.types import Ask, ReplyHeader, Vector
 from thinwire.server.submit import submit
-from thinwire.simulation import MadeUp, Turn
+from thinwire.simulation import SyntheticUpdates, Turn
 from thinwire.store import Store
 from thinwire.store.spool import UNREADABLE
-from thinwire.transport import FlowerLink, device_key
+from thinwire.transport import HttpsLink, device_key
 from thinwire.transport.device.enroll import join
 from thinwire.transport.device.identity import Trust
 from thinwire.transport.protocol.registration import Invitation
@@ -113,13 +113,13 @@ class Devices:
         invited = json.loads(self.site.typed("devices", "invite", "--json").stdout)[0]["invitation"]
         return join(self.url, Invitation.parse(invited), device_key(place), name, {}).trust
 
-    def _link(self, name: str) -> FlowerLink:
+    def _link(self, name: str) -> HttpsLink:
         place = self._folder(name)
-        return FlowerLink(self.url, device_key(place), name, place, self._trust(name, place))
+        return HttpsLink(self.url, device_key(place), name, place, self._trust(name, place))
 
-    def _act(self, name: str, link: FlowerLink) -> None:
+    def _act(self, name: str, link: HttpsLink) -> None:
         """Answer whatever comes; what is lost in a restart is answered again."""
-        made = MadeUp(name, LAYOUT, lambda ask: change(name, ask), steps=5)
+        made = SyntheticUpdates(name, LAYOUT, lambda ask: change(name, ask), steps=5)
         said, greeted, replied = replace(hello(name), tasks=(REPORT,)), False, dict[str, tuple[Any, bytes]]()
         try:
             while not self.over.is_set():
@@ -136,7 +136,7 @@ class Devices:
                     reply, body = replied.setdefault(ask_id, replied.get(ask_id) or made.answer(delivery, Turn()))
                     bundle = self._folder(name) / "update"
                     bundle.write_bytes(body)
-                    link.push(reply, bundle if isinstance(reply, ReplyHead) and body else None)
+                    link.push(reply, bundle if isinstance(reply, ReplyHeader) and body else None)
                 except Unreachable:
                     time.sleep(0.05)  # it is being started again
         except (ThinwireError, OSError, ValueError) as error:

@@ -16,19 +16,19 @@ from typing import Any
 import pytest
 
 from tests.support.small_task import plan_of, task_of
-from thinwire.client.admission import Gate
+from thinwire.client.admission import AdmissionController
 from thinwire.client.agent import serve, wanted
-from thinwire.client.executor import Here
+from thinwire.client.executor import InProcessExecutor
 from thinwire.client.policy import Policy
 from thinwire.client.task import LoadedTask
 from thinwire.core.errors import BadPayload
 from thinwire.core.fleet import Welcome
 from thinwire.core.serialization import ask_from_bytes
-from thinwire.transport import FlowerLink, device_key
-from thinwire.transport.device.identity import Clockwork, Trust
+from thinwire.transport import HttpsLink, device_key
+from thinwire.transport.device.identity import ServerClock, Trust
 from thinwire.transport.protocol import registration
-from thinwire.transport.protocol.http import HELLO, LATEST, PULL, PUSH, Refusal, block, inflated, packed
-from thinwire.transport.server.tls import PrivateAuthority
+from thinwire.transport.protocol.http import HELLO, LATEST, PULL, PUSH, ApiError, block, inflated, packed
+from thinwire.transport.server.tls import InternalCA
 
 THIRTY_YEARS_S = 30 * 365 * 86_400.0
 LAST_SECOND = 253_402_300_799.0  # of the year 9999
@@ -99,7 +99,7 @@ class Hostile(ThreadingHTTPServer):
         self.asks, self.lies = queue.Queue[Any](), queue.Queue[Lie]()
         self.welcome: dict[str, Any] = {}
         self.fetched, self.sent = list[str](), 0
-        self.authority = PrivateAuthority(folder / "ca") if tls else None
+        self.authority = InternalCA(folder / "ca") if tls else None
         self.url = f"http{'s' if tls else ''}://127.0.0.1:{self.server_port}"
         if self.authority is not None:
             self.socket = self.authority.context.wrap_socket(
@@ -121,9 +121,9 @@ class Attacked:
         own.mkdir()
         authority = server.authority
         trust = Trust(server.url, authority.cas(), authority.server_name(), name="pi-1") if authority else None
-        self.gate, bench = Gate(Policy(), own), Here(task or task_of())
+        self.gate, bench = AdmissionController(Policy(), own), InProcessExecutor(task or task_of())
         is_wanted = wanted(self.gate, [bench])
-        self.link = FlowerLink(server.url, device_key(own), "pi-1", own, trust, is_wanted=is_wanted)
+        self.link = HttpsLink(server.url, device_key(own), "pi-1", own, trust, is_wanted=is_wanted)
         options: dict[str, Any] = {"say": self.told.append, "stop": self.stop, "gate": self.gate}
         self.thread = threading.Thread(target=serve, args=(self.link, [bench], own, "pi-1"), kwargs=options)
         self.thread.start()
@@ -286,9 +286,9 @@ def test_an_id_that_no_path_can_carry_is_not_read(device: Attacked, ask_id: str)
 
 @pytest.mark.parametrize("now", [LATEST, LAST_SECOND, 1e300])
 def test_no_time_that_is_said_is_too_late_to_be_signed(now: float) -> None:
-    refusal = Refusal.read(401, dumped({"error": "clock", "why": "", "now": now}))
+    refusal = ApiError.read(401, dumped({"error": "clock", "why": "", "now": now}))
     since_boot = [0.0]
-    clock = Clockwork(lambda: 0.0, lambda: since_boot[0])
+    clock = ServerClock(lambda: 0.0, lambda: since_boot[0])
     clock.learn(refusal.now)
     assert clock.now().year == 9000
     since_boot[0] = 1e13

@@ -21,20 +21,20 @@ from tests.support.small_task import Aggregator, plan_of, task_of
 from tests.support.transport_doubles import Place, place
 from tests.system.attacks.places import attacked
 from thinwire.client.agent import serve
-from thinwire.client.executor import Here
-from thinwire.client.handler import Session
+from thinwire.client.executor import InProcessExecutor
+from thinwire.client.handler import AssignmentHandler
 from thinwire.client.train.protocol import Site
 from thinwire.core.errors import NotOffered, Unreachable
 from thinwire.core.fleet import Delivery, Envelope, NodeJoined
 from thinwire.core.statedir import AggregatorHome, private_folder
-from thinwire.core.types import Ask, Failure, Part, ReplyHead
+from thinwire.core.types import Ask, Failure, Part, ReplyHeader
 from thinwire.server.run import drive
 from thinwire.server.submit import RunLimits, submit
 from thinwire.store import RunRow, Store
-from thinwire.transport import FlowerLink, device_key
-from thinwire.transport.device.connect import Line
+from thinwire.transport import HttpsLink, device_key
+from thinwire.transport.device.connect import TlsConnection
 from thinwire.transport.device.enroll import join
-from thinwire.transport.device.http_client import Call, Connection, Slice
+from thinwire.transport.device.http_client import Connection, FileRange, HttpRequest
 from thinwire.transport.device.identity import Trust
 from thinwire.transport.protocol.http import INLINE_BYTES, PUSH, inflated, unblock
 from thinwire.transport.protocol.signing import public_der
@@ -52,9 +52,9 @@ class Sent:
         self.bodies, self.heads = list[bytes](), list[bytes]()
         send = Connection._send
 
-        def recorded(connection: Connection, call: Call, line: Line) -> bool:
+        def recorded(connection: Connection, call: HttpRequest, line: TlsConnection) -> bool:
             body = call.body
-            if isinstance(body, Slice):
+            if isinstance(body, FileRange):
                 body = body.path.read_bytes()[body.start : body.start + body.length]
             self.bodies.append(body)
             if call.target == PUSH:
@@ -76,12 +76,12 @@ class Device:
         self.folder, self.task, self.said = private_folder(folder), task_of(), list[str]()
         self.der = public_der(device_key(folder).public_key())
 
-    def link(self, here: Place) -> FlowerLink:
+    def link(self, here: Place) -> HttpsLink:
         if here.authority is not None and Trust.load(self.folder) is None:
             join(here.url, here.invite(), device_key(self.folder), DEVICE, {}).trust.save(self.folder)
-        return FlowerLink(here.url, device_key(self.folder), DEVICE, self.folder, Trust.load(self.folder))
+        return HttpsLink(here.url, device_key(self.folder), DEVICE, self.folder, Trust.load(self.folder))
 
-    def trained(self, here: Place, asks: Path) -> tuple[FlowerLink, Delivery, ReplyHead, Path]:
+    def trained(self, here: Place, asks: Path) -> tuple[HttpsLink, Delivery, ReplyHeader, Path]:
         """Be asked for an update and commit it; its process did not come to send it."""
         link, aggregator = self.link(here), Aggregator(asks, self.task, PLAN)
         link.hello(hello(DEVICE))
@@ -92,12 +92,12 @@ class Device:
         delivery = link.pull(PATIENCE_S)
         assert delivery is not None
         head, body = self.session().answer(delivery, lambda: False, self.said.append)
-        assert isinstance(head, ReplyHead)
+        assert isinstance(head, ReplyHeader)
         assert body is not None
         return link, delivery, head, body
 
-    def session(self) -> Session:
-        return Session(DEVICE, self.task, self.folder, Site(DEVICE))
+    def session(self) -> AssignmentHandler:
+        return AssignmentHandler(DEVICE, self.task, self.folder, Site(DEVICE))
 
     @contextlib.contextmanager
     def running(self, here: Place) -> Iterator[None]:
@@ -125,7 +125,7 @@ def run_on_a_new_aggregator(root: Path, device: Device, tls: bool, port: int = 0
     ):
         if tls and Trust.load(device.folder) is not None:
             store.roster.add(DEVICE, device.der, "manual")
-        bench = Here(device.task, "cpu")
+        bench = InProcessExecutor(device.task, "cpu")
         layout = bench.layout
         first = np.full(layout.size, 0.25, np.float32)
         run_id = submit(store, home, PLAN, layout, first, np.zeros(0, np.float32), {}, bench.report())

@@ -14,9 +14,9 @@ from thinwire.aggregation import encode_buffers
 from thinwire.core import Layout, Tensor
 from thinwire.core.events import ModelStored
 from thinwire.core.fleet import Delivery
-from thinwire.core.types import Failure, Part, ReplyHead
+from thinwire.core.types import Failure, Part, ReplyHeader
 from thinwire.server.model_store import Versions
-from thinwire.simulation import MadeUp, Turn
+from thinwire.simulation import SyntheticUpdates, Turn
 
 LAYOUT = Layout.build(
     [
@@ -30,14 +30,14 @@ CONSTANT = [0.485, 1.7e9, 1e-30, -0.0]
 
 
 @dataclass
-class Sensing(MadeUp):
+class Sensing(SyntheticUpdates):
     """Sends these buffers behind its frames."""
 
     buffers: list[float] = field(default_factory=list)
 
-    def answer(self, delivery: Delivery, turn: Turn) -> tuple[ReplyHead | Failure, bytes]:
+    def answer(self, delivery: Delivery, turn: Turn) -> tuple[ReplyHeader | Failure, bytes]:
         head, body = super().answer(delivery, turn)
-        if not isinstance(head, ReplyHead) or not head.parts:
+        if not isinstance(head, ReplyHeader) or not head.parts:
             return head, body
         sent = encode_buffers(LAYOUT, np.array(self.buffers, np.float32))
         part = Part("buffers", len(sent), hashlib.sha256(sent).hexdigest())

@@ -16,10 +16,10 @@ from tests.system.attacks.places import attacked, device_of
 from thinwire.core import Layout, RunPlan
 from thinwire.core.events import ClientFailed, RoundOpened, UpdateAccepted
 from thinwire.core.fleet import TaskReport
-from thinwire.core.types import ReplyHead
+from thinwire.core.types import ReplyHeader
 from thinwire.server.policy.cohort import mismatch
-from thinwire.server.policy.device_profiles import Known, line
-from thinwire.simulation import MadeUp, Turn
+from thinwire.server.policy.device_profiles import DeviceProfiles, line
+from thinwire.simulation import SyntheticUpdates, Turn
 from thinwire.transport.protocol import registration
 from thinwire.transport.protocol.http import HELLO, packed
 
@@ -65,7 +65,7 @@ def test_a_hello_with_measures_that_no_sum_can_hold_is_refused(tmp_path: Path, t
 
 
 def test_figures_of_a_link_are_finite() -> None:
-    known = Known()
+    known = DeviceProfiles()
     known.greeted("a", 1e9)
     assert known.device("a", "w").rtt is None
     known.learn("a", "w", {"down": (1e6, 1e-310), "up": (1e6, 1.0)})
@@ -77,12 +77,12 @@ def test_figures_of_a_link_are_finite() -> None:
     assert usual.bits_s is not None
 
 
-class Naming(MadeUp):
+class Naming(SyntheticUpdates):
     """Names the codec of its update at great length."""
 
     def answer(self, delivery: Any, turn: Turn) -> Any:
         reply, body = super().answer(delivery, turn)
-        return (replace(reply, codec="c" * 90_000) if isinstance(reply, ReplyHead) else reply), body
+        return (replace(reply, codec="c" * 90_000) if isinstance(reply, ReplyHeader) else reply), body
 
 
 @PLAIN_AND_TLS
@@ -95,7 +95,11 @@ def test_what_one_device_claims_stands_in_no_event_at_length(tmp_path: Path, tls
         link = here.link("amplifier")
         link.hello(replace(hello("amplifier"), tasks=(report,)))
 
-    devices = {"a": MadeUp("a", LAYOUT, 1.0), "b": MadeUp("b", LAYOUT, 1.0), "naming": Naming("naming", LAYOUT, 1.0)}
+    devices = {
+        "a": SyntheticUpdates("a", LAYOUT, 1.0),
+        "b": SyntheticUpdates("b", LAYOUT, 1.0),
+        "naming": Naming("naming", LAYOUT, 1.0),
+    }
     made = acted(tmp_path, LAYOUT, devices, tls=tls, begun=greet, run={"rounds": 2}, local={"lr": 1.0, "steps": 1})
     assert made.row.status == "done", made.row.status_text
     assert all(len(repr(event)) < 3_000 for event in made.events)

@@ -16,9 +16,9 @@ from tests.support.transport_doubles import Place, place
 from tests.transport.test_cuts import file_of, head_of, pushed
 from tests.transport.test_uploads import BODIES, Uploader
 from thinwire.core.errors import BadPayload
-from thinwire.core.types import ReplyHead
+from thinwire.core.types import ReplyHeader
 from thinwire.store import FileSpool
-from thinwire.transport import FlowerLink
+from thinwire.transport import HttpsLink
 
 killed = test_killed_aggregator.killed
 
@@ -30,7 +30,7 @@ def here(tmp_path: Path) -> Iterator[Place]:
 
 
 def test_a_part_that_was_damaged_as_the_aggregator_was_killed_is_sent_again(
-    killed: tuple[Aggregator, Proxy, FlowerLink], tmp_path: Path
+    killed: tuple[Aggregator, Proxy, HttpsLink], tmp_path: Path
 ) -> None:
     aggregator, _, link = killed
     aggregator.kill()
@@ -67,7 +67,7 @@ def test_what_a_file_holds_is_hashed_before_its_size_is_believed(here: Place, du
     assert path.stat().st_size == 0
     assert device.put(0, 0)[0] == 200
     assert device.put(2, 0)[1]["done"]
-    assert [bytes(part) for part in here.fleet.open(polled(here.fleet, ReplyHead).update_id)] == list(BODIES)
+    assert [bytes(part) for part in here.fleet.open(polled(here.fleet, ReplyHeader).update_id)] == list(BODIES)
 
 
 def test_a_part_that_does_not_fit_is_not_there_any_more_after_a_restart(here: Place) -> None:

@@ -20,7 +20,7 @@ from thinwire.core.fleet import NodeJoined, NodeLeft
 from thinwire.flower.fleet import GRACE_S, POLL_S
 from thinwire.store import Store
 from thinwire.transport.server.connections import Ledger
-from thinwire.transport.server.presence import Sessions
+from thinwire.transport.server.presence import Presence
 
 
 @pytest.fixture(params=[place, tls_place])
@@ -53,7 +53,7 @@ class Wire:
 
 def test_online_is_who_was_heard_within_two_polls(tmp_path: Path) -> None:
     clock, left = VirtualClock(), list[tuple[str, str, float]]()
-    sessions = Sessions(clock, GRACE_S, POLL_S, lambda *gone: left.append(gone), Ledger(tmp_path / "wire"))
+    sessions = Presence(clock, GRACE_S, POLL_S, lambda *gone: left.append(gone), Ledger(tmp_path / "wire"))
     sessions.begin(hello("pi-1"), Wire())  # type: ignore[arg-type]  # a connection that stays open
     with sessions.call("pi-1", waits=True):
         clock.advance(1.1 * POLL_S)

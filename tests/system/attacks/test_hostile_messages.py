@@ -20,7 +20,7 @@ from tests.system.attacks.places import attacked, device_of
 from thinwire.core import Layout
 from thinwire.core.events import RoundClosed
 from thinwire.core.types import Ask, Vector
-from thinwire.simulation import MadeUp
+from thinwire.simulation import SyntheticUpdates
 from thinwire.store.spool import UNREADABLE
 
 LAYOUT = Layout.of({"w": (30, 20), "b": (20,)})
@@ -34,7 +34,7 @@ def change(name: str, ask: Ask) -> Vector:
     return drawn.astype(np.float32)
 
 
-def devices(before: Any = None) -> dict[str, MadeUp]:
+def devices(before: Any = None) -> dict[str, SyntheticUpdates]:
     """The honest ones; the first does `before(ask)` before each of its updates."""
 
     def made(name: str) -> Any:
@@ -45,7 +45,7 @@ def devices(before: Any = None) -> dict[str, MadeUp]:
 
         return of
 
-    return {name: MadeUp(name, LAYOUT, made(name), steps=5) for name in DEVICES}
+    return {name: SyntheticUpdates(name, LAYOUT, made(name), steps=5) for name in DEVICES}
 
 
 def closed(run: Acted) -> list[tuple[list[str], list[str], str]]:

@@ -18,8 +18,8 @@ from thinwire.cli.runs.render import clipping
 from thinwire.core.events import Evaluated, RoundClosed, RoundOpened, UpdateAccepted
 from thinwire.core.fleet import Delivery
 from thinwire.core.serialization import to_json
-from thinwire.core.types import Ask, Failure, Metrics, ReplyHead
-from thinwire.simulation import MadeUp, Turn
+from thinwire.core.types import Ask, Failure, Metrics, ReplyHeader
+from thinwire.simulation import SyntheticUpdates, Turn
 from thinwire.store import Store
 
 HONEST = 7
@@ -28,14 +28,14 @@ RIGHT = (3, 5, 6, 4)  # of ten, of the versions 0 to 3: version 2 is the best
 
 
 @dataclass
-class Saying(MadeUp):
+class Saying(SyntheticUpdates):
     """Says of each assignment the metrics that a test gives it."""
 
     says: Callable[[Ask], Metrics] = lambda ask: {}
 
-    def answer(self, delivery: Delivery, turn: Turn) -> tuple[ReplyHead | Failure, bytes]:
+    def answer(self, delivery: Delivery, turn: Turn) -> tuple[ReplyHeader | Failure, bytes]:
         head, body = super().answer(delivery, turn)
-        assert isinstance(head, ReplyHead)
+        assert isinstance(head, ReplyHeader)
         head.metrics.update(self.says(delivery.ask))  # type: ignore[attr-defined]  # MadeUp's is a dict
         return head, body
 
@@ -56,7 +56,7 @@ LIES: dict[str, Callable[[Ask], Metrics]] = {
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
 @pytest.mark.parametrize("lie", LIES)
 def test_one_devices_metrics_decide_neither_best_nor_target(tmp_path: Path, lie: str, tls: bool) -> None:
-    devices: dict[str, MadeUp] = {f"pi-{n}": Saying(f"pi-{n}", LAYOUT, says=truth) for n in range(HONEST)}
+    devices: dict[str, SyntheticUpdates] = {f"pi-{n}": Saying(f"pi-{n}", LAYOUT, says=truth) for n in range(HONEST)}
     devices["liar"] = Saying("liar", LAYOUT, says=lambda ask: {**truth(ask), **LIES[lie](ask)})
     target = {"metric": "accuracy", "value": 0.62}
     made = acted(tmp_path, LAYOUT, devices, tls=tls, run={"rounds": 3, "target": target, "metric": "loss"})
@@ -88,7 +88,7 @@ def test_metrics_that_one_device_invents_are_counted_and_not_kept(tmp_path: Path
     def invent(ask: Ask) -> Metrics:
         return {**truth(ask), **{f"eval/{ask.round}-{n}-{'x' * 40}": (1.0, 1.0) for n in range(50)}}
 
-    devices: dict[str, MadeUp] = {f"pi-{n}": Saying(f"pi-{n}", LAYOUT, says=truth) for n in range(3)}
+    devices: dict[str, SyntheticUpdates] = {f"pi-{n}": Saying(f"pi-{n}", LAYOUT, says=truth) for n in range(3)}
     devices["liar"] = Saying("liar", LAYOUT, says=invent)
     made = acted(tmp_path, LAYOUT, devices, tls=tls, run={"rounds": 3})
     assert made.row.status == "done", made.row.status_text
@@ -107,16 +107,16 @@ def test_metrics_that_one_device_invents_are_counted_and_not_kept(tmp_path: Path
 class Only(Saying):
     """Says these metrics and no others, of the last model too; without any it has no test data."""
 
-    def answer(self, delivery: Delivery, turn: Turn) -> tuple[ReplyHead | Failure, bytes]:
-        head, body = MadeUp.answer(self, delivery, turn)
-        assert isinstance(head, ReplyHead)
+    def answer(self, delivery: Delivery, turn: Turn) -> tuple[ReplyHeader | Failure, bytes]:
+        head, body = SyntheticUpdates.answer(self, delivery, turn)
+        assert isinstance(head, ReplyHeader)
         return replace(head, metrics=self.says(delivery.ask)), body
 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
 def test_a_device_that_measures_the_first_version_alone_ends_no_run(tmp_path: Path, tls: bool) -> None:
     """This seed asks it first: its metric is the only one that the run has heard of by then."""
-    devices: dict[str, MadeUp] = {f"pi-{n}": Only(f"pi-{n}", LAYOUT, says=truth) for n in range(HONEST)}
+    devices: dict[str, SyntheticUpdates] = {f"pi-{n}": Only(f"pi-{n}", LAYOUT, says=truth) for n in range(HONEST)}
     devices["liar"] = Only("liar", LAYOUT, says=lambda ask: {"eval/zzz": (1.0, 1.0)})
     run = {"rounds": 3, "metric": "accuracy", "seed": FIRST_SEED}
     made = acted(tmp_path, LAYOUT, devices, tls=tls, run=run, cohort={"clients": 1})
@@ -129,7 +129,7 @@ def test_a_device_that_measures_the_first_version_alone_ends_no_run(tmp_path: Pa
 def test_a_device_that_measures_alone_decides_neither_best_nor_target(
     tmp_path: Path, cohort: dict[str, Any], tls: bool
 ) -> None:
-    devices: dict[str, MadeUp] = {f"pi-{n}": Only(f"pi-{n}", LAYOUT) for n in range(4)}
+    devices: dict[str, SyntheticUpdates] = {f"pi-{n}": Only(f"pi-{n}", LAYOUT) for n in range(4)}
     lie: Metrics = {"eval/accuracy": (9e99, 9e99), "eval/loss": (0.0, 9e99)}
     devices["liar"] = Only("liar", LAYOUT, says=lambda ask: lie)
     run = {"rounds": 3, "target": {"metric": "accuracy", "value": 0.9}}

@@ -13,28 +13,28 @@ from tests.system.attacks.acting import acted
 from thinwire.core.events import ModelStored, RoundClosed, UpdateDropped
 from thinwire.core.fleet import Delivery
 from thinwire.core.serialization import MAX_EXAMPLES
-from thinwire.core.types import Failure, ReplyHead
+from thinwire.core.types import Failure, ReplyHeader
 from thinwire.server.model_store import Versions
-from thinwire.simulation import MadeUp, Turn
+from thinwire.simulation import SyntheticUpdates, Turn
 
 
 @dataclass
-class Boasting(MadeUp):
+class Boasting(SyntheticUpdates):
     """Divides its change by a normaliser of its own."""
 
     a: float = 0.0
 
-    def answer(self, delivery: Delivery, turn: Turn) -> tuple[ReplyHead | Failure, bytes]:
+    def answer(self, delivery: Delivery, turn: Turn) -> tuple[ReplyHeader | Failure, bytes]:
         head, body = super().answer(delivery, turn)
-        assert isinstance(head, ReplyHead)
+        assert isinstance(head, ReplyHeader)
         return (replace(head, a=self.a) if self.a and head.parts else head), body
 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
 def test_no_device_owns_the_mean(tmp_path: Path, tls: bool) -> None:
-    devices: dict[str, MadeUp] = {name: MadeUp(name, LAYOUT, 1.0) for name in ("b", "c", "d")}
+    devices: dict[str, SyntheticUpdates] = {name: SyntheticUpdates(name, LAYOUT, 1.0) for name in ("b", "c", "d")}
     devices |= {
-        "many": MadeUp("many", LAYOUT, -1.0, examples=MAX_EXAMPLES),
+        "many": SyntheticUpdates("many", LAYOUT, -1.0, examples=MAX_EXAMPLES),
         "large": Boasting("large", LAYOUT, -1.0, a=1e9),
     }
     made = acted(tmp_path, LAYOUT, devices, tls=tls, run={"rounds": 1}, local={"lr": 1.0, "steps": 1})

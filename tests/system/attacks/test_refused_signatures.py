@@ -15,7 +15,7 @@ from tests.support.transport_doubles import Place
 from tests.support.watched import heard
 from tests.system.attacks.places import attacked, device_of
 from thinwire.transport.protocol.http import HELLO, JOIN, PULL, packed
-from thinwire.transport.protocol.signing import SIGNATURE_HEADER, Claim
+from thinwire.transport.protocol.signing import SIGNATURE_HEADER, SignatureHeaders
 from thinwire.transport.server.limits import FAILED_JOINS, MAX_REFUSED_OF_CONNECTION
 
 MANY = 16
@@ -31,13 +31,13 @@ def here(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
 @pytest.fixture
 def verified(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The targets for which a signature was verified."""
-    made, verify = list[str](), Claim.require_signature
+    made, verify = list[str](), SignatureHeaders.require_signature
 
-    def counted(claim: Claim, der: bytes, method: str, target: str, length: int) -> None:
+    def counted(claim: SignatureHeaders, der: bytes, method: str, target: str, length: int) -> None:
         made.append(target)
         verify(claim, der, method, target, length)
 
-    monkeypatch.setattr(Claim, "require_signature", counted)
+    monkeypatch.setattr(SignatureHeaders, "require_signature", counted)
     return made
 
 

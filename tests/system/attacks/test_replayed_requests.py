@@ -12,7 +12,7 @@ from tests.support.callers import Caller
 from tests.support.fleet_words import hello
 from tests.support.transport_doubles import Place
 from tests.system.attacks.places import attacked
-from thinwire.transport.device.identity import Clockwork
+from thinwire.transport.device.identity import ServerClock
 from thinwire.transport.protocol import registration
 from thinwire.transport.protocol.http import HELLO, packed
 from thinwire.transport.protocol.signing import public_der
@@ -46,7 +46,7 @@ def test_a_request_that_is_stamped_ahead_is_served_once_over_a_restart(here: Pla
 
 @pytest.mark.parametrize("ahead_s", [0.03, 3.0, 86_400.0])
 def test_a_device_whose_clock_is_ahead_corrects_it_by_itself_also_after_a_restart(here: Place, ahead_s: float) -> None:
-    link = here.link("pi-1", clock=Clockwork(lambda: time.time() + ahead_s))
+    link = here.link("pi-1", clock=ServerClock(lambda: time.time() + ahead_s))
     link.hello(hello("pi-1"))
     here.restart()
     link.hello(hello("pi-1"))

@@ -29,7 +29,7 @@ from thinwire.core.serialization import (
     reply_to_bytes,
     reply_to_json,
 )
-from thinwire.core.types import Part, ReplyHead, UpdateId
+from thinwire.core.types import Part, ReplyHeader, UpdateId
 from thinwire.server.submit import limit_of
 from thinwire.transport.protocol.http import HELLO, JOIN, PULL, PUSH, packed
 from thinwire.transport.protocol.registration import to_bytes
@@ -54,11 +54,11 @@ def bare(raw: dict[str, Any], **more: bytes) -> bytes:
     return json.dumps(raw).encode()[:-1] + extra + b"}"
 
 
-def largest_reply(letter: str = "\U0001f600") -> ReplyHead:
+def largest_reply(letter: str = "\U0001f600") -> ReplyHeader:
     """What the largest honest reply of the model holds, with numbers of many digits and names of wide letters."""
     digest = "0123456789abcdef" * 4
     names = [f"eval/{nth:02d}" + letter * (MAX_METRIC_LETTERS - 2) for nth in range(MAX_METRICS)]
-    return ReplyHead(
+    return ReplyHeader(
         "toy-1.1000000.pi-1", UpdateId("toy-1", "pi-1", 2**62), 10**9, 2**40, 2**40, 1e9 / 3, 1e99 / 3,
         dict.fromkeys(names, (1e+99 / 3, 1e+29 / 3)),
         parts=tuple(Part(f"frame/{nth}", 2**40, digest) for nth in range(LIMIT.parts)),

@@ -12,7 +12,7 @@ from tests.support.trained_elsewhere import Elsewhere
 from tests.system.attacks.places import attacked
 from thinwire.client.agent import serve
 from thinwire.core.fleet import Envelope, NodeJoined
-from thinwire.core.types import Failure, ReplyHead
+from thinwire.core.types import Failure, ReplyHeader
 
 WISHES = {"sys.exit()": "SystemExit", "os._exit(0)": "os._exit", "raise KeyboardInterrupt": "KeyboardInterrupt"}
 
@@ -41,7 +41,7 @@ def test_a_device_whose_task_asks_for_the_end_of_its_process_says_where_and_answ
             device.wish()
             ask = device.aggregator.ask(len(WISHES) + 1)
             here.fleet.send([Envelope("pi-01", ask.ask, ask.bundle)])
-            assert polled(here.fleet, ReplyHead).parts
+            assert polled(here.fleet, ReplyHeader).parts
         finally:
             stop.set()
             serving.join()

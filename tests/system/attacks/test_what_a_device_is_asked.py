@@ -22,24 +22,24 @@ from tests.support.transport_doubles import Place, place
 from thinwire.aggregation import write_model
 from thinwire.aggregation.control_variates import algorithm_of, carried
 from thinwire.aggregation.downlink import Downlink
-from thinwire.client.admission import Gate
+from thinwire.client.admission import AdmissionController
 from thinwire.client.agent import serve, wanted
 from thinwire.client.errors import CannotAnswer
-from thinwire.client.executor import Here
+from thinwire.client.executor import InProcessExecutor
 from thinwire.client.payload import require_parts
 from thinwire.client.policy import Policy
-from thinwire.client.run_state import Entry, RunFolder, RunState, WaitingFolder
+from thinwire.client.run_state import ClientRunState, Entry, RunFolder, WriteBehindRunFolder
 from thinwire.core.errors import BadPayload, NotWritten, Unreachable
 from thinwire.core.fleet import MAX_TENSORS, Delivery, Envelope, NodeJoined, TaskReport
 from thinwire.core.layout import Layout, Tensor
 from thinwire.core.serialization import ask_from_bytes, ask_to_bytes
-from thinwire.core.types import Ask, Failure, Part, ReplyHead, Work
+from thinwire.core.types import Ask, Failure, Part, ReplyHeader, Work
 from thinwire.store import FileSpool
 from thinwire.transport.device.link import MAX_HELD
 from thinwire.transport.device.transfers import Incoming
 from thinwire.transport.protocol import registration
 
-Answered: Any = ReplyHead | Failure
+Answered: Any = ReplyHeader | Failure
 HUGE = 2_800_000_000
 LITTLE = 60_000  # bytes: a hello, an assignment and their TLS handshake
 
@@ -49,10 +49,10 @@ class Attacked:
 
     def __init__(self, here: Place, policy: Policy, plan: str = "") -> None:
         self.here, self.said, self.stop = here, list[str](), threading.Event()
-        task = Here(task_of())
+        task = InProcessExecutor(task_of())
         self.honest, self.folder = Aggregator(here.folder / "asks", task.task, plan_of(plan)), here.folder / "device"
         self.folder.mkdir()
-        self.gate = gate = Gate(policy, self.folder)
+        self.gate = gate = AdmissionController(policy, self.folder)
         link = here.link("pi-1", is_wanted=wanted(gate, [task]), min_free=lambda: gate.min_free_bytes)
         self.downloads = here.folder / "clients" / "pi-1" / "downloads"
         said: dict[str, Any] = {"say": self.said.append, "stop": self.stop, "gate": gate}
@@ -60,7 +60,7 @@ class Attacked:
         self.thread.start()
         polled(here.fleet, NodeJoined)
 
-    def ask(self, delivery: Delivery, *parts: Part, **changed: Any) -> ReplyHead | Failure:
+    def ask(self, delivery: Delivery, *parts: Part, **changed: Any) -> ReplyHeader | Failure:
         """What comes back for an assignment with these parts, which lie in a file of holes."""
         ask, bundle = replace(delivery.ask, **changed), delivery.bundle
         if parts:
@@ -68,7 +68,9 @@ class Attacked:
             with bundle.open("wb") as file:
                 file.truncate(sum(part.length for part in parts))
         self.here.fleet.send([Envelope("pi-1", ask, bundle)])
-        answered: ReplyHead | Failure = polled(self.here.fleet, Answered, lambda arrival: arrival.ask_id == ask.ask_id)
+        answered: ReplyHeader | Failure = polled(
+            self.here.fleet, Answered, lambda arrival: arrival.ask_id == ask.ask_id
+        )
         return answered
 
     def close(self) -> None:
@@ -97,7 +99,7 @@ def zeros(name: str, length: int) -> Part:
     return Part(name, length, "0" * 64)
 
 
-def refused(answered: ReplyHead | Failure) -> tuple[str, str]:
+def refused(answered: ReplyHeader | Failure) -> tuple[str, str]:
     assert isinstance(answered, Failure), answered
     assert answered.transfer is not None
     assert (answered.transfer.sent_bytes or 0) < LITTLE, "some of it was fetched"
@@ -119,7 +121,7 @@ def test_a_model_of_gigabytes_is_refused_before_its_first_byte(here: Place) -> N
         assert refused(device.ask(honest(5), zeros("full/0", HUGE), kind="init"))[0] == "protocol"
         assert refused(device.ask(honest(6), zeros("full/0", HUGE), layout_digest="0" * 64))[0] == "layout-mismatch"
         assert refused(device.ask(honest(7), zeros("full/0", HUGE), task="other"))[0] == "task-missing"
-        assert isinstance(device.ask(honest(8)), ReplyHead)
+        assert isinstance(device.ask(honest(8)), ReplyHeader)
 
 
 def test_a_million_million_steps_end_at_the_owners_limit(here: Place) -> None:
@@ -128,7 +130,7 @@ def test_a_million_million_steps_end_at_the_owners_limit(here: Place) -> None:
         assert isinstance(failure, Failure)
         assert (failure.kind, failure.text.partition(":")[0]) == ("declined", "max_assignment_minutes")
         device.gate.renew(Policy())
-        assert isinstance(device.ask(device.honest.ask(2)), ReplyHead)
+        assert isinstance(device.ask(device.honest.ask(2)), ReplyHeader)
 
 
 def test_one_assignment_that_is_withdrawn_each_time_is_worked_on_as_often_as_its_owner_allows(here: Place) -> None:
@@ -156,7 +158,7 @@ def test_so_are_batches_that_no_memory_holds_and_plans_with_more_than_a_device_c
             failure = device.ask(ask(number, plan=wide))
             assert isinstance(failure, Failure)
             assert (failure.kind, failure.text.partition(":")[0], key in failure.text) == ("declined", "plan", True)
-        assert isinstance(device.ask(ask(9)), ReplyHead)
+        assert isinstance(device.ask(ask(9)), ReplyHeader)
 
 
 def test_a_device_tells_its_layout_and_an_aggregator_takes_no_more_of_it_than_is_read(here: Place) -> None:
@@ -234,7 +236,7 @@ def test_a_disk_that_would_be_too_full_takes_no_model_and_no_answer(here: Place)
         assert kind == "disk"
         assert text.startswith(f"min_free_disk_mb = {2**40}: ")
         device.gate.renew(Policy(min_free_disk_mb=0))
-        assert isinstance(device.ask(device.honest.ask(2)), ReplyHead)
+        assert isinstance(device.ask(device.honest.ask(2)), ReplyHeader)
 
 
 def test_a_download_that_would_fill_the_disk_is_not_begun(tmp_path: Path) -> None:
@@ -245,15 +247,15 @@ def test_a_download_that_would_fill_the_disk_is_not_begun(tmp_path: Path) -> Non
     assert not list((tmp_path / "downloads").iterdir())
 
 
-@pytest.mark.parametrize("folder", [RunFolder, WaitingFolder])
+@pytest.mark.parametrize("folder", [RunFolder, WriteBehindRunFolder])
 def test_an_answer_that_would_fill_the_disk_is_not_kept_and_what_makes_room_is(tmp_path: Path, folder: Any) -> None:
     min_free, data = [0], b"frames"
     kept = folder(tmp_path, min_free=lambda: min_free[0])
     head = answer("pi-1", "a-1", 1, data)
-    one, none = RunState(1, outbox=(Entry(head, 1, "1.parts"),)), RunState(1)
-    write = kept.hold if folder is WaitingFolder else kept.commit
+    one, none = ClientRunState(1, outbox=(Entry(head, 1, "1.parts"),)), ClientRunState(1)
+    write = kept.hold if folder is WriteBehindRunFolder else kept.commit
     write(one, {"1.parts": data})
-    two = RunState(2, outbox=(*one.outbox, Entry(answer("pi-1", "a-2", 2, data * 1000), 2, "2.parts")))
+    two = ClientRunState(2, outbox=(*one.outbox, Entry(answer("pi-1", "a-2", 2, data * 1000), 2, "2.parts")))
     min_free[0] = 2**60
     with pytest.raises(NotWritten, match="min_free_disk_mb"):
         write(two, {"2.parts": data * 1000})
@@ -262,18 +264,18 @@ def test_an_answer_that_would_fill_the_disk_is_not_kept_and_what_makes_room_is(t
     assert not (tmp_path / "1.parts").exists()
 
 
-@pytest.mark.parametrize("folder", [RunFolder, WaitingFolder])
+@pytest.mark.parametrize("folder", [RunFolder, WriteBehindRunFolder])
 def test_a_residual_that_would_fill_the_disk_is_refused_before_anything_is_written(
     tmp_path: Path, folder: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept, free = folder(tmp_path / "runs" / "small-1", min_free=lambda: 10**6), [10**6 + 3999]
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free[0]))
-    write = kept.hold if folder is WaitingFolder else kept.commit
+    write = kept.hold if folder is WriteBehindRunFolder else kept.commit
     with pytest.raises(NotWritten, match="min_free_disk_mb"):
-        write(RunState(1, residual=np.ones(1000, np.float32)))
+        write(ClientRunState(1, residual=np.ones(1000, np.float32)))
     assert not (tmp_path / "runs").exists()
     free[0] += 1
-    write(RunState(1, residual=np.ones(1000, np.float32)))
+    write(ClientRunState(1, residual=np.ones(1000, np.float32)))
     assert (tmp_path / "runs" / "small-1").exists()
 
 
@@ -281,14 +283,14 @@ def test_what_replaces_a_residual_fits_beside_it(tmp_path: Path, monkeypatch: py
     """Both are on the disk until the commit; a state that is smaller than the one before is always written."""
     kept, free = RunFolder(tmp_path, min_free=lambda: 10**6), [10**8]
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free[0]))
-    one = RunState(1, residual=np.ones(1000, np.float32))
+    one = ClientRunState(1, residual=np.ones(1000, np.float32))
     kept.commit(one)
     files = {path.name for path in tmp_path.iterdir()}
     free[0] = 10**6 + 5000
     with pytest.raises(NotWritten, match="min_free_disk_mb"):
-        kept.commit(RunState(2, residual=np.ones(1000, np.float32), buffers=np.ones(1000, np.float32)))
+        kept.commit(ClientRunState(2, residual=np.ones(1000, np.float32), buffers=np.ones(1000, np.float32)))
     assert {path.name for path in tmp_path.iterdir()} == files
-    kept.commit(RunState(2, residual=one.residual, buffers=np.ones(1000, np.float32)))
+    kept.commit(ClientRunState(2, residual=one.residual, buffers=np.ones(1000, np.float32)))
     free[0] = 0
-    kept.commit(RunState(3, residual=np.zeros(1000, np.float32)))
+    kept.commit(ClientRunState(3, residual=np.zeros(1000, np.float32)))
     assert kept.load()[0].sequence == 3

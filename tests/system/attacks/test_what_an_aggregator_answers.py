@@ -25,7 +25,7 @@ from tests.system.attacks.test_a_hostile_aggregator import (
     dumped,
     said,
 )
-from thinwire.client.admission import Gate
+from thinwire.client.admission import AdmissionController
 from thinwire.client.errors import CannotAnswer
 from thinwire.client.loop import LOOK_S, MAX_QUICK, MAX_WAITING, MAX_WAITING_BYTES, PAUSE_S
 from thinwire.client.task import LoadedTask
@@ -186,7 +186,7 @@ def test_no_plan_costs_a_device_more_than_a_moment_and_little_memory(tmp_path: P
     }  # fmt: skip
     data = dumped(raw).replace(b'"@"', PLANS[name].encode())
     assert len(data) <= MAX_HEAD_BYTES
-    gate = Gate(None, tmp_path)
+    gate = AdmissionController(None, tmp_path)
 
     def take() -> None:
         with contextlib.suppress(BadPayload, CannotAnswer):  # the message is refused, or the assignment

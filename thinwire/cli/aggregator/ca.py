@@ -46,11 +46,11 @@ def rotate(
     """
     from thinwire.cli.aggregator.tls import repin
     from thinwire.cli.local_state import again, alive
-    from thinwire.transport.server.tls import PrivateAuthority
+    from thinwire.transport.server.tls import InternalCA
 
     folder = _folder(home)
     _rows(folder, home)
-    pin = PrivateAuthority(folder).rotate(san or ())
+    pin = InternalCA(folder).rotate(san or ())
     repin(folder, pin)
     if json:
         console.document([_document(row) for row in _rows(folder, home)])

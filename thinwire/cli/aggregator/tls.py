@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from thinwire.cli.params import Address
 
 if TYPE_CHECKING:
-    from thinwire.transport.server.tls import Authority
+    from thinwire.transport.server.tls import CertificateProvider
 
 ANY = ("0.0.0.0", "::")
 LOCAL = ("localhost", "127.0.0.1", "::1")  # names by which no other machine reaches this one
@@ -39,29 +39,29 @@ class Certificates:
         named = [item for name in self.names for item in ("--san", name)]
         return named + [item for option, path in given if path for item in (option, str(path.absolute()))]
 
-    def authority(self, folder: Path, listen: Address) -> Authority | None:
+    def authority(self, folder: Path, listen: Address) -> CertificateProvider | None:
         """Return the certificate authority of the device API; None if it needs no TLS.
 
         It needs none on loopback without a certificate or a name. `UsageError` if `--cert`, `--key` and `--ca` do not
         fit together.
         """
         from thinwire.core.errors import UsageError
-        from thinwire.transport.server.tls import GivenAuthority, PrivateAuthority
+        from thinwire.transport.server.tls import InternalCA, OperatorCertificate
 
         if (self.certificate is None) != (self.key is None) or (self.ca and self.certificate is None):
             raise UsageError(
                 "--cert and --key belong together, and --ca to both", hint="--cert agg.pem --key agg.key [--ca ca.pem]"
             )
         if self.certificate is not None and self.key is not None:
-            return GivenAuthority(self.certificate, self.key, self.ca)
+            return OperatorCertificate(self.certificate, self.key, self.ca)
         if listen.is_loopback and not self.names:
             return None
         if listen.host in ANY or listen.is_loopback or listen.host in self.names:
-            return PrivateAuthority(folder, self.names)
+            return InternalCA(folder, self.names)
         try:
-            return PrivateAuthority(folder, [*self.names, listen.host])
+            return InternalCA(folder, [*self.names, listen.host])
         except UsageError:  # the CA is older than this address and cannot sign it; devices check the pin, not the name
-            return PrivateAuthority(folder, self.names)
+            return InternalCA(folder, self.names)
 
     def reached(self) -> tuple[str, ...]:
         """Return the names for invitations: those of --san, else those of the operator's certificate.
@@ -100,7 +100,7 @@ def own_files(folder: Path) -> list[Path]:
     return [typed.folder / meant[name] for name in ("cert", "key", "ca") if meant[name]]
 
 
-def write_invite(folder: Path, authority: Authority | None, door: str, names: Sequence[str]) -> None:
+def write_invite(folder: Path, authority: CertificateProvider | None, door: str, names: Sequence[str]) -> None:
     """Write the pin and the URLs for invitations; remove the file if the device API has no TLS, where nobody joins."""
     from thinwire.core.statedir import write_atomically
 

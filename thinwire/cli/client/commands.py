@@ -232,12 +232,12 @@ def began(home: Path) -> list[str]:
 def look(home: Path, name: str) -> dict[str, Any]:
     """Return one client as `--json` prints it; `state` is "stopped" if no process holds its lock."""
     from thinwire.cli.client.start import joined_url
-    from thinwire.client.status import Standing
+    from thinwire.client.status import ClientStatus
     from thinwire.core.statedir import holder
 
     folder = home / "clients" / name
     about = holder(folder / "lock")
-    standing = asdict(Standing.load(folder) or Standing())
+    standing = asdict(ClientStatus.load(folder) or ClientStatus())
     if about is None:
         standing |= {"state": "stopped", "connected_at": None}
     found = {"name": name, "running": about is not None, **standing, "pending": pending(folder)}

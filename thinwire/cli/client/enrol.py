@@ -154,7 +154,7 @@ def leave(name: str, home: Path | None, force: bool) -> None:
     from thinwire.client.run_store import delete_learned
     from thinwire.core.errors import NotFound, Refused, ThinwireError
     from thinwire.core.statedir import find_home, hold, holder, sync_folder
-    from thinwire.transport import FlowerLink, device_key
+    from thinwire.transport import HttpsLink, device_key
     from thinwire.transport.device.identity import KEY_FILE, TRUST_FILE, Trust
 
     folder = find_home(home) / "clients" / name
@@ -172,7 +172,7 @@ def leave(name: str, home: Path | None, force: bool) -> None:
         url = aggregator_of(folder)
         try:
             trust = Trust.load(folder)
-            with contextlib.closing(FlowerLink(url or "", device_key(folder), name, folder, trust)) as link:
+            with contextlib.closing(HttpsLink(url or "", device_key(folder), name, folder, trust)) as link:
                 link.leave()
             console.line(f"{name} has left {url}: nobody can come with its key any more")
         except Refused as refused:

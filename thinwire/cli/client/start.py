@@ -49,18 +49,18 @@ def begin(device: Device) -> int:
     Invariant: every error that this machine can find is raised before the first request to the aggregator.
     """
     from thinwire.client import Site
-    from thinwire.client.admission import Gate
+    from thinwire.client.admission import AdmissionController
     from thinwire.client.agent import reloads, serve, wanted
-    from thinwire.client.device_info import Having
+    from thinwire.client.device_info import DeviceInfoProbe
     from thinwire.client.executor import Worker
     from thinwire.client.policy import FILE, Policy, load_policy
-    from thinwire.client.status import Logbook, Watched
+    from thinwire.client.status import Logbook, StatusReporter
     from thinwire.client.task import installed_tasks, parse_split
     from thinwire.client.worker_process import Interpreter
     from thinwire.core.errors import UsageError
     from thinwire.core.statedir import client_home, find_home, hold
-    from thinwire.transport import FlowerLink, device_key
-    from thinwire.transport.device.identity import Clockwork
+    from thinwire.transport import HttpsLink, device_key
+    from thinwire.transport.device.identity import ServerClock
 
     part, parts = part_of(device.partition)
     parse_split(device.split)
@@ -93,15 +93,15 @@ def begin(device: Device) -> int:
         data = device.data.absolute() if device.data else None
         site = Site(device.name, data, part, parts, device.split, device.seed, device.device)
         Typed.now().remember(folder)
-        clock = Clockwork()
-        gate = Gate(first, folder, skew_s=lambda: clock.skew_s)
+        clock = ServerClock()
+        gate = AdmissionController(first, folder, skew_s=lambda: clock.skew_s)
         benches = worker.benches()
-        link = FlowerLink(
+        link = HttpsLink(
             url, device_key(folder), device.name, folder, trust, clock=clock, is_wanted=wanted(gate, benches),
             min_free=lambda: gate.min_free_bytes,
         )  # fmt: skip
         return serve(
-            Watched(link, folder),
+            StatusReporter(link, folder),
             benches,
             folder,
             device.name,
@@ -113,7 +113,9 @@ def begin(device: Device) -> int:
             worker=worker,
             reload=reload,
             reread=policy,
-            has=Having(lambda: gate.policy, lambda: [pid for pid in (os.getpid(), worker.pid) if pid is not None]),
+            has=DeviceInfoProbe(
+                lambda: gate.policy, lambda: [pid for pid in (os.getpid(), worker.pid) if pid is not None]
+            ),
         )
 
 

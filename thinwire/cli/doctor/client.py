@@ -130,10 +130,10 @@ def _differs(name: str, layout: Layout, folder: Path) -> str:
 
 def _here(spec: str) -> tuple[TaskReport, Layout | None]:
     """Import the task in this process and return its report with its layout."""
-    from thinwire.client.executor import Here
+    from thinwire.client.executor import InProcessExecutor
     from thinwire.client.task import load_task
 
-    task = Here(load_task(spec))
+    task = InProcessExecutor(load_task(spec))
     report = task.report()
     return report, None if report.error else task.layout
 

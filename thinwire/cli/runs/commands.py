@@ -16,7 +16,7 @@ from thinwire.cli.params import Home, Json, RunId
 from thinwire.cli.runs.compare import compare
 
 if TYPE_CHECKING:
-    from thinwire.reports.round_explanation import Why
+    from thinwire.reports.round_explanation import RoundExplanation
     from thinwire.reports.sweep_results import Group
     from thinwire.store import RoundRow, RunRow, Store
 
@@ -263,14 +263,14 @@ def _stop_here(store: Store, run_id: str) -> None:
 
     from thinwire.core.events import RunStatusChanged
     from thinwire.server.run_end import close_undriven
-    from thinwire.server.service import Orders
+    from thinwire.server.service import CommandQueue
 
     said = "stopped by a person; the process that simulated it or handed it over did not answer"
     close_undriven(store, run_id, RunStatusChanged(time.time(), "stopped", said, 10))
-    Orders(store).stop_run(run_id)
+    CommandQueue(store).stop_run(run_id)
 
 
-def whys(store: Store, row: RunRow) -> list[Why]:
+def whys(store: Store, row: RunRow) -> list[RoundExplanation]:
     """Return the explanations of all closed rounds in their order."""
     from thinwire.reports.round_explanation import round_trips
     from thinwire.reports.round_explanation import whys as of_all
@@ -281,7 +281,7 @@ def whys(store: Store, row: RunRow) -> list[Why]:
     return of_all(row, rounds, store.updates(row.run_id), turns(rounds), rtts)
 
 
-def explanations_document(found: list[Why]) -> dict[str, Any]:
+def explanations_document(found: list[RoundExplanation]) -> dict[str, Any]:
     """Return the part of the run's document that `--why` adds."""
     from thinwire.reports.round_explanation import in_all
 
@@ -291,7 +291,7 @@ def explanations_document(found: list[Why]) -> dict[str, Any]:
     }
 
 
-def print_explanations(found: list[Why]) -> None:
+def print_explanations(found: list[RoundExplanation]) -> None:
     """Print a sentence for the run, a table of seconds by round and stage, and a sentence for each round."""
     from thinwire.reports.round_explanation import in_all
     from thinwire.reports.round_timing import STAGES
@@ -312,7 +312,7 @@ def print_explanations(found: list[Why]) -> None:
         console.sentence(one.sentence)
 
 
-def _explanation_row(one: Why, stages: tuple[str, ...], wired: bool) -> tuple[str, ...]:
+def _explanation_row(one: RoundExplanation, stages: tuple[str, ...], wired: bool) -> tuple[str, ...]:
     """Return the cells of one explanation."""
     from thinwire.core.formatting import trip
 
@@ -324,7 +324,7 @@ def _explanation_row(one: Why, stages: tuple[str, ...], wired: bool) -> tuple[st
     return f"{one.seconds:.2f}", *spent, one.device, *((made,) if wired else ()), ", ".join(one.waited_for)
 
 
-def _explanation_document(one: Why) -> dict[str, Any]:
+def _explanation_document(one: RoundExplanation) -> dict[str, Any]:
     """Return one explanation as JSON types."""
     return {
         "sentence": one.sentence, "seconds": one.seconds, "slowest": one.device, "stages": dict(one.stages),

@@ -21,7 +21,7 @@ from thinwire.cli.params import Home, Json
 
 if TYPE_CHECKING:
     from thinwire.reports.comparison import Row, Spread
-    from thinwire.reports.sweep_results import Cell
+    from thinwire.reports.sweep_results import Trial
     from thinwire.store.read_models import RoundRow, RunRow
 
 
@@ -77,7 +77,7 @@ def _target(to: str | None) -> tuple[str, float | None]:
     raise typer.BadParameter(f"{to!r} is no target: --to metric=value, as in --to accuracy=0.9")
 
 
-def _require_measured(metric: str, cells: Sequence[Cell]) -> None:
+def _require_measured(metric: str, cells: Sequence[Trial]) -> None:
     """Raise a usage error for a metric that no run has; otherwise the table would show it as never reached."""
     known = {name for cell in cells for name in cell.metrics}
     known |= {name for cell in cells for each in cell.rounds for name in each.metrics}
@@ -85,20 +85,20 @@ def _require_measured(metric: str, cells: Sequence[Cell]) -> None:
         raise typer.BadParameter(f"no run has a metric {metric!r}: there is {', '.join(sorted(known))}")
 
 
-def _cells(ids: list[str], group: str | None, home: Path | None) -> tuple[list[str], list[Cell]]:
+def _cells(ids: list[str], group: str | None, home: Path | None) -> tuple[list[str], list[Trial]]:
     """Return the names of stored runs (none for a group) and the result of each run."""
     from thinwire.cli.local_state import aggregator_home, end_abandoned, opened
-    from thinwire.reports.sweep_results import Cell, Cells, Made
+    from thinwire.reports.sweep_results import Made, Trial, TrialStore
 
     if bool(ids) == bool(group):
         raise typer.BadParameter("name either runs (thinwire runs compare ID ID) or one --group")
     if group:
-        return [], list(Cells.named(aggregator_home(home).sweeps, group).found().values())
+        return [], list(TrialStore.named(aggregator_home(home).sweeps, group).found().values())
     end_abandoned(home)
     with opened(home) as store:
         rows = list({row.run_id: row for row in map(store.run, ids)}.values())
         return [row.run_id for row in rows], [
-            Cell.of(Made(row.plan, _clients(row, rounds), row.source, "", row.task_report.source_digest), row, rounds)
+            Trial.of(Made(row.plan, _clients(row, rounds), row.source, "", row.task_report.source_digest), row, rounds)
             for row, rounds in ((row, store.rounds(row.run_id)) for row in rows)
         ]
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     Vector = NDArray[np.float32]
 
 
-class Drift:
+class GradientCorrection:
     """The drift correction of SCAFFOLD and FedDyn: a vector that is added to the gradient of every local step.
 
     `shift` holds the parameters' values one after the other, in their order. It is added after gradient clipping, which

@@ -2,7 +2,7 @@
 
 `Wrong` and its subclasses describe what is invalid in a task or its input; the client turns them into its own errors.
 Outside this device an error appears as its class and its line in the task's code, never with its text. `task_code`
-turns a task's attempt to end the process into an error; `Ending` ends a process fast.
+turns a task's attempt to end the process into an error; `FastExit` ends a process fast.
 """
 
 from __future__ import annotations
@@ -86,10 +86,10 @@ def _noting(came: list[int], handler: Handler) -> Handler:
     return note
 
 
-class Ending:
+class FastExit:
     """Ends the process at once when `code` is set, without the interpreter's own shutdown.
 
-    With torch that shutdown takes longer than many a command. An `Ending` is made when the process begins. Invariant:
+    With torch that shutdown takes longer than many a command. A `FastExit` is made when the process begins. Invariant:
     before the end, threads that are no daemons have ended, every `atexit` function has run, and printed output is
     flushed.
     """

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .task import LoadedTask
 
 
-class First(NamedTuple):
+class InitialModel(NamedTuple):
     """The initial model (version 0): trained parameters, float buffers, counters (single integers), and fixed values.
 
     `fixed` holds the fixed buffers, and the frozen tensors that `model()` draws at random: a user who loads the
@@ -64,7 +64,7 @@ def build(task: LoadedTask, key: Key | None = None) -> nn.Module:
     return module
 
 
-def first_model(task: LoadedTask, run_seed: int) -> First:
+def first_model(task: LoadedTask, run_seed: int) -> InitialModel:
     """Draw the initial model by the run's seed; raise `BadTask` with the place at which the task's code raised."""
     try:
         everywhere = build(task)
@@ -74,7 +74,7 @@ def first_model(task: LoadedTask, run_seed: int) -> First:
         raise
     except Exception as error:  # whatever model() raises is the task's error
         raise BadTask(f"model() of the task {task.name} raised {place(error, task.file)}", why=str(error)) from error
-    return First(
+    return InitialModel(
         places, read(module, places), read_buffers(module, places),
         read_counters(module, places), read_fixed(everywhere, places, module),
         left_out(module),

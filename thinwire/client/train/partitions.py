@@ -41,7 +41,7 @@ BY = re.compile(r"by\(\s*([A-Za-z][A-Za-z0-9_-]*)\s*\)")
 SHARDS = re.compile(r"shards\(\s*([1-9][0-9]{0,3})\s*\)")
 
 
-class Cut(Protocol):
+class Partitioner(Protocol):
     """A partitioner: splits examples by their labels."""
 
     def parts(self, keyed: Keyed, count: int, seed: int) -> list[Indices]:
@@ -49,7 +49,7 @@ class Cut(Protocol):
 
 
 @dataclass(frozen=True)
-class Iid:
+class IidPartitioner:
     """Parts of equal size (up to one example), drawn independently of the labels."""
 
     def parts(self, keyed: Keyed, count: int, seed: int) -> list[Indices]:
@@ -59,7 +59,7 @@ class Iid:
 
 
 @dataclass(frozen=True)
-class Dirichlet:
+class DirichletPartitioner:
     """Distributes each label's examples by shares of its own; the largest part fills parts smaller than `FEWEST`."""
 
     alpha: float
@@ -81,7 +81,7 @@ class Dirichlet:
 
 
 @dataclass(frozen=True)
-class By:
+class NaturalIdPartitioner:
     """Distributes whole groups of one value; nothing is drawn.
 
     More parts than values, or a part smaller than `FEWEST`, raises BadTask.
@@ -113,7 +113,7 @@ class By:
 
 
 @dataclass(frozen=True)
-class Shards:
+class ShardPartitioner:
     """Gives each part `each` drawn shards of the sorted labels: few labels a client, and parts of nearly equal size."""
 
     each: int
@@ -134,7 +134,7 @@ class Shards:
         return [np.sort(np.concatenate([runs[run] for run in mine])).astype(np.int64) for mine in dealt]
 
 
-def parse_split(spec: str) -> Cut:
+def parse_split(spec: str) -> Partitioner:
     """Return the partitioner of a spec; raise `BadUsage` for an unknown one.
 
     >>> parse_split("dirichlet(0.3)")
@@ -142,18 +142,18 @@ def parse_split(spec: str) -> Cut:
     """
     text = spec.strip()
     if text == "iid":
-        return Iid()
+        return IidPartitioner()
     if match := DIRICHLET.fullmatch(text):
         try:
             alpha = float(match[1])
         except ValueError:
             alpha = math.nan
         if 0 < alpha < 1e6:
-            return Dirichlet(alpha)
+            return DirichletPartitioner(alpha)
     if match := BY.fullmatch(text):
-        return By(match[1])
+        return NaturalIdPartitioner(match[1])
     if match := SHARDS.fullmatch(text):
-        return Shards(int(match[1]))
+        return ShardPartitioner(int(match[1]))
     known = "known: iid, dirichlet(ALPHA) with ALPHA above 0, by(KEY), shards(N)"
     raise BadUsage(f"no split {spec!r}", why=known, hint="dirichlet(0.3)")
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Order:
+class TrainRequest:
     """A request to evaluate the model, to train it, or to evaluate it and then train it.
 
     `counters` are the model's integer buffers. `shift`, of the model's size, is added to the gradient of every step.
@@ -55,7 +55,7 @@ class Order:
     shift: Vector | None = None
     first: bool = False
 
-    def after(self, seconds: float) -> Order:
+    def after(self, seconds: float) -> TrainRequest:
         """Return the same request with `seconds` less time to train."""
         return self if self.within_s is None else replace(self, within_s=self.within_s - seconds)
 
@@ -69,7 +69,7 @@ class Order:
         }  # fmt: skip
 
     @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> Order:
+    def from_json(cls, raw: Mapping[str, Any]) -> TrainRequest:
         """Parse the JSON of `to_json`."""
         return cls(
             bool(raw["measure"]), bool(raw["train"]), Local.of(raw["local"]), Work(*raw["work"]), Key(*raw["key"]),
@@ -79,7 +79,7 @@ class Order:
 
 
 @dataclass
-class Done:
+class TrainResult:
     """Holds the result of one request.
 
     `params` and `buffers` belong to the trained model, `sums` to the given one as {name: (sum, count)}. `loss` is (sum,
@@ -104,7 +104,7 @@ class Done:
         return {name: value for name, value in vars(self).items() if name not in ("params", "buffers")}
 
     @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> Done:
+    def from_json(cls, raw: Mapping[str, Any]) -> TrainResult:
         """Parse the JSON of `to_json`; raise KeyError, TypeError or ValueError if it is invalid."""
         sums = {str(name): (float(total), float(count)) for name, (total, count) in raw["sums"].items()}
         counters = {str(name): int(value) for name, value in raw["counters"].items()}
@@ -123,7 +123,7 @@ class BadFrame(Exception):
     """Raised for a frame that breaks the framing; the process that sent it is then of no use."""
 
 
-class Wire:
+class FramedSocket:
     """One end of the socket between client and worker. One thread uses each end.
 
     Every method raises `EOFError` if the other process has closed its end.

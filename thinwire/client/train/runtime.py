@@ -19,8 +19,8 @@ from .errors import BadTask, BadUsage, task_code
 from .evaluate import evaluate, never
 from .layout import Places
 from .module import build, first_model
-from .protocol import Done, Order, Site, Split
-from .schedule import REAL, Clock, Partial
+from .protocol import Site, Split, TrainRequest, TrainResult
+from .schedule import REAL, Clock, TimeBudget
 from .task import LoadedTask
 from .trainer import TorchTrainer
 
@@ -40,7 +40,7 @@ def silent(what: str, done: int, total: int) -> None:
 
 
 @dataclass
-class Bench:
+class TaskRuntime:
     """Executes requests for one task.
 
     The module is built at its first use, and a site's data are read then. Each request begins with the module as it was
@@ -124,14 +124,14 @@ class Bench:
     @task_code()
     def do(
         self,
-        order: Order,
+        order: TrainRequest,
         site: Site,
         params: Vector,
         buffers: Vector | None,
         tell: Tell = silent,
         cancelled: Callable[[], bool] = never,
         clock: Clock = REAL,
-    ) -> Done:
+    ) -> TrainResult:
         """Execute a request and return its result.
 
         Evaluation precedes training, so its metrics are those of the given model. Raise `Cancelled` and `NotFinite`;
@@ -139,9 +139,9 @@ class Bench:
         """
         if order.first:
             first = first_model(self.task, order.key.a)
-            return Done(params=first.params, buffers=first.buffers, counters=first.counters)
+            return TrainResult(params=first.params, buffers=first.buffers, counters=first.counters)
         until = None if order.within_s is None else clock.now() + order.within_s
-        partial = None if until is None else Partial(until, order.local.min_steps, clock)
+        partial = None if until is None else TimeBudget(until, order.local.min_steps, clock)
         trainer = (
             TorchTrainer(
                 self.task, order.local, self.device, order.slow_step_s, order.schedule, partial, clock, order.shift
@@ -149,7 +149,7 @@ class Bench:
             if order.train
             else None
         )  # made before any data are read: it refuses keys that nothing carries out
-        split, done = self.split(site), Done()
+        split, done = self.split(site), TrainResult()
         module = self.set_up(params, buffers, order.counters)
         begun = clock.now()
         if order.measure and split.test is not None:

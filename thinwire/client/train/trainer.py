@@ -15,13 +15,13 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from . import data as batches
-from .corrections import Descent, Drift, Proximal
+from .corrections import Descent, GradientCorrection, Proximal
 from .errors import BadTask, Cancelled, NotFinite, given
 from .evaluate import as_loss, never
 from .layout import Key, derive
 from .module import seed_all, seeded
 from .protocol import Local, Work, ignored
-from .schedule import CONSTANT, REAL, Clock, Normaliser, Partial, Schedule, weight
+from .schedule import CONSTANT, REAL, Clock, Normaliser, Schedule, TimeBudget, weight
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,7 +68,7 @@ class TorchTrainer:
     device: str = "cpu"
     slow_step_s: float = 0.0  # the demo's slow client
     schedule: Schedule = CONSTANT
-    partial: Partial | None = None
+    partial: TimeBudget | None = None
     clock: Clock = REAL
     shift: NDArray[np.float32] | None = None  # added to the gradient of every step
 
@@ -127,9 +127,9 @@ class TorchTrainer:
         rates = [group["lr"] for group in optimizer.param_groups]
         counted = self._normaliser()
         proximal = Proximal(params, self.local.prox) if self.local.prox else None
-        drift = Drift(params, self.shift) if self.shift is not None else None
+        drift = GradientCorrection(params, self.shift) if self.shift is not None else None
         drawn, total = self._batches(data, work, derive(key, "data"))
-        losses, steps, factor = Losses(self.device), 0, 1.0
+        losses, steps, factor = LossMeter(self.device), 0, 1.0
         begun = self.clock.now()
         for group in _groups(drawn, self.local.accumulate, lambda step: seed_all(derive(key, "step", step))):
             if cancelled():
@@ -272,7 +272,7 @@ def _groups(drawn: Iterator[Any], size: int, before: Callable[[int], None]) -> I
 KEPT = 256  # losses kept until they are added
 
 
-class Losses:
+class LossMeter:
     """Sums the losses of the batches, each times its batch's examples, in float32 and in order, many at a time.
 
     An addition between two steps of a small model costs several times as much as one that follows another addition.

@@ -25,14 +25,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .errors import Cancelled, Ending, Wrong, in_full, kind, place
-from .protocol import Order, Site, Wire
+from .errors import Cancelled, FastExit, Wrong, in_full, kind, place
+from .protocol import FramedSocket, Site, TrainRequest
 from .task import LoadedTask, load_task
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from .runtime import Bench
+    from .runtime import TaskRuntime
 
 
 TELL_S = 0.5  # between two progress messages
@@ -43,14 +43,14 @@ FIRST_KILLED = "800"  # of 1000: out of memory, the kernel kills this process be
 
 def main(descriptor: int) -> None:
     """Serve the socket with this file descriptor until it is closed."""
-    ending = Ending()
+    ending = FastExit()
     faulthandler.enable()
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(FIRST_KILLED)
     sock = socket.socket(fileno=descriptor)
     threading.Thread(target=_end_with, args=(descriptor,), daemon=True).start()
     with contextlib.suppress(EOFError):
-        Served(Wire(sock)).run()
+        WorkerLoop(FramedSocket(sock)).run()
     ending.code = 0
 
 
@@ -65,12 +65,12 @@ def _end_with(descriptor: int) -> None:
     os._exit(1)
 
 
-class Served:
+class WorkerLoop:
     """Serves one client; handles one request at a time."""
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: FramedSocket) -> None:
         self.wire, self.device = wire, "cpu"
-        self.benches: dict[str, Bench] = {}
+        self.benches: dict[str, TaskRuntime] = {}
         self._poll = select.poll()
         self._poll.register(wire.sock.fileno(), select.POLLIN)
 
@@ -90,7 +90,7 @@ class Served:
         try:
             import torch
 
-            from .runtime import Bench, compute_device, use_threads
+            from .runtime import TaskRuntime, compute_device, use_threads
         except ModuleNotFoundError as error:
             return {"missing": error.name}
         use_threads(head["threads"])
@@ -105,7 +105,7 @@ class Served:
             except Wrong as wrong:
                 found.append({"spec": spec, "wrong": _wrong(wrong)})
                 continue
-            self.benches[task.name] = bench = Bench(task, self.device)
+            self.benches[task.name] = bench = TaskRuntime(task, self.device)
             found.append({"spec": spec, **_described(bench, task)})
         versions = {"python": platform.python_version(), "torch": torch.__version__}
         return {"loaded": found, "device": self.device, "versions": versions}
@@ -113,7 +113,7 @@ class Served:
     def work(self, head: Mapping[str, Any]) -> None:
         """Execute one request and send its result, its failure or its cancellation."""
         bench, number = self.benches[head["task"]], head["id"]
-        order, site = Order.from_json(head["order"]), replace(_site(head["site"]), device=self.device)
+        order, site = TrainRequest.from_json(head["order"]), replace(_site(head["site"]), device=self.device)
         places, began = bench.places, time.monotonic()
         given = ["params", *(name for name in ("buffers", "shift") if head[name])]
         sizes = [places.buffer_size if name == "buffers" else places.size for name in given]
@@ -148,7 +148,7 @@ class Served:
         return False
 
 
-def _described(bench: Bench, task: LoadedTask) -> dict[str, Any]:
+def _described(bench: TaskRuntime, task: LoadedTask) -> dict[str, Any]:
     """Describe a task: its version, source and layout, or the place of the error that `model()` raised."""
     told: dict[str, Any] = {
         "name": task.name, "version": task.version, "source_digest": task.source_digest, "file": task.file,

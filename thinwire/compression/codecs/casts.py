@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.compression.base import BUCKET, Contractive, Kind, Scales, Symbols, Unbiased, buckets
-from thinwire.compression.codecs.uniform import Whole
-from thinwire.compression.memory import Held
+from thinwire.compression.base import BUCKET, Contractive, ErrorBound, Scales, Symbols, Unbiased, buckets
+from thinwire.compression.codecs.uniform import QuantizerBase
+from thinwire.compression.memory import Memory
 from thinwire.compression.native import kernel, threads
 from thinwire.compression.native import quantize as held_native
 from thinwire.compression.native import quantize as native
@@ -20,7 +20,7 @@ from thinwire.core.types import Vector
 
 
 @dataclass(frozen=True)
-class Identity(Whole):
+class Identity(QuantizerBase):
     """Sends every value as float32: lossless, without compression."""
 
     examples: ClassVar[tuple[str, ...]] = ("identity",)
@@ -28,7 +28,7 @@ class Identity(Whole):
     symbols_dtype: ClassVar[np.dtype[Any]] = np.dtype("<f4")
     bits: ClassVar[int] = 32
 
-    def kind(self) -> Kind:
+    def kind(self) -> ErrorBound:
         """Return the error bound."""
         return Unbiased(0.0)
 
@@ -57,7 +57,7 @@ LARGEST = 65504.0  # float16's largest value
 
 
 @dataclass(frozen=True)
-class Fp16(Whole):
+class Fp16(QuantizerBase):
     """Sends every value as float16, rounded to nearest, with a power of two for each 4096 values.
 
     The exponent is one signed byte. A value loses at most 2^-11 of itself, or 2^-39 of its bucket's largest value, so
@@ -70,7 +70,7 @@ class Fp16(Whole):
     scales_dtype: ClassVar[np.dtype[Any]] = np.dtype(np.int8)
     bits: ClassVar[int] = 16
 
-    def kind(self) -> Kind:
+    def kind(self) -> ErrorBound:
         """Return the error bound."""
         return Contractive(1 - 2.0**-20)
 
@@ -104,14 +104,14 @@ class Fp16(Whole):
         """Return True if the active path has a fused kernel for error feedback."""
         return self.writes
 
-    def write_held(self, values: Vector, held: Held, word: int, symbols: NDArray[np.uint8], scales: Scales) -> None:
+    def write_held(self, values: Vector, held: Memory, word: int, symbols: NDArray[np.uint8], scales: Scales) -> None:
         """Encode `values` compensated by `held`, and overwrite `values` with the updated memory."""
         held_native.fp16_write_held(values, held, symbols, scales)
 
     def add(
         self, symbols: Symbols, scales: Scales, span: slice, word: int, factor: np.float32, adds: bool, into: Vector
     ) -> bool:
-        """Add or replace decoded values with a fused kernel, as `Adds.add` does."""
+        """Add or replace decoded values with a fused kernel, as `FusedDecoder.add` does."""
         return threads.add_in_parts("fp16_add", (symbols, scales), span, factor, adds, into)
 
     def dequantize(self, symbols: Symbols, scales: Scales, span: slice, word: int) -> Vector:
@@ -136,7 +136,7 @@ BF16_INFINITE, BF16_LARGEST = np.uint16(0x7F80), np.uint16(0x7F7F)
 
 
 @dataclass(frozen=True)
-class Bf16(Whole):
+class Bf16(QuantizerBase):
     """Sends every value as bfloat16, the upper half of a float32, rounded to nearest, ties to even.
 
     It has eight significant bits, so a value loses at most 2^-8 of itself, and delta = 1 - 2^-16. The very largest
@@ -148,7 +148,7 @@ class Bf16(Whole):
     symbols_dtype: ClassVar[np.dtype[Any]] = np.dtype("<u2")
     bits: ClassVar[int] = 16
 
-    def kind(self) -> Kind:
+    def kind(self) -> ErrorBound:
         """Return the error bound."""
         return Contractive(1 - 2.0**-16)
 
@@ -183,14 +183,14 @@ class Bf16(Whole):
         """Return True if the active path has a fused kernel for error feedback."""
         return self.writes
 
-    def write_held(self, values: Vector, held: Held, word: int, symbols: NDArray[np.uint8], scales: Scales) -> None:
+    def write_held(self, values: Vector, held: Memory, word: int, symbols: NDArray[np.uint8], scales: Scales) -> None:
         """Encode `values` compensated by `held`, and overwrite `values` with the updated memory."""
         held_native.bf16_write_held(values, held, symbols)
 
     def add(
         self, symbols: Symbols, scales: Scales, span: slice, word: int, factor: np.float32, adds: bool, into: Vector
     ) -> bool:
-        """Add or replace decoded values with a fused kernel, as `Adds.add` does."""
+        """Add or replace decoded values with a fused kernel, as `FusedDecoder.add` does."""
         return threads.add_in_parts("bf16_add", (symbols,), span, factor, adds, into)
 
     def dequantize(self, symbols: Symbols, scales: Scales, span: slice, word: int) -> Vector:

@@ -21,10 +21,10 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.compression.base import Contractive, Kind, Scales, Symbols, Unbiased, read_whole
+from thinwire.compression.base import Contractive, ErrorBound, Scales, Symbols, Unbiased, read_whole
 from thinwire.compression.codecs.casts import Fp16
-from thinwire.compression.codecs.uniform import Whole
-from thinwire.compression.memory import Held
+from thinwire.compression.codecs.uniform import QuantizerBase
+from thinwire.compression.memory import Memory
 from thinwire.compression.native import quantize as native
 from thinwire.compression.native.library import NUMPY, chosen
 from thinwire.compression.vector_ops import in_order, lane_sums
@@ -44,7 +44,7 @@ ERRORS = {1: 0.363380, 2: 0.117482, 3: 0.034548, 4: 0.009501}
 
 
 @dataclass(frozen=True)
-class Eden(Whole):
+class Eden(QuantizerBase):
     """Rotates at random and sends b bits a value: the nearest of 2^b levels for normal values, and one scale a block.
 
     EDEN (Vargaftik et al. 2022). The scale ||x||^2 / <rotated, levels> makes the mean exact over uniform rotations;
@@ -79,7 +79,7 @@ class Eden(Whole):
         """Return the bound on the variance, e / (1 - e) with e the levels' mean squared error."""
         return ERRORS[self.width] / (1 - ERRORS[self.width])
 
-    def kind(self) -> Kind:
+    def kind(self) -> ErrorBound:
         """Return the error bound."""
         return Contractive(1 / (1 + self.omega)) if self.shrunk else Unbiased(self.omega)
 
@@ -121,7 +121,7 @@ class Eden(Whole):
         """Return True if the active path has a fused kernel for error feedback."""
         return self.writes
 
-    def write_held(self, values: Vector, held: Held, word: int, symbols: NDArray[np.uint8], scales: Scales) -> None:
+    def write_held(self, values: Vector, held: Memory, word: int, symbols: NDArray[np.uint8], scales: Scales) -> None:
         """Encode `values` compensated by `held`, and overwrite `values` with the updated memory."""
         tail = slice(rotated_size(values.size), values.size)
         symbols[tail.start * self.bits // 8 :] = 0
@@ -184,7 +184,7 @@ class Eden(Whole):
     def add(
         self, symbols: Symbols, scales: Scales, span: slice, word: int, factor: np.float32, adds: bool, into: Vector
     ) -> bool:
-        """Add or replace decoded values with a fused kernel, as `Adds.add` does."""
+        """Add or replace decoded values with a fused kernel, as `FusedDecoder.add` does."""
         if not native.eden_add(symbols, scales, span, word, self.levels, factor, adds, into):
             return False
         rotated = rotated_size(symbols.size)

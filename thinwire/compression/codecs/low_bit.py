@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from thinwire.compression.base import (
     BUCKET,
     Contractive,
-    Kind,
-    ResidualOnly,
+    ErrorBound,
+    NoGuarantee,
     Scales,
     Symbols,
     buckets,
@@ -22,8 +22,8 @@ from thinwire.compression.base import (
     read_number,
 )
 from thinwire.compression.codecs import uniform
-from thinwire.compression.codecs.uniform import Whole
-from thinwire.compression.memory import Held
+from thinwire.compression.codecs.uniform import QuantizerBase
+from thinwire.compression.memory import Memory
 from thinwire.compression.native import kernel
 from thinwire.compression.native import quantize as held_native
 from thinwire.compression.native import quantize as levels_native
@@ -34,7 +34,7 @@ from thinwire.core.types import Vector
 
 
 @dataclass(frozen=True)
-class Sign(Whole):
+class Sign(QuantizerBase):
     """Sends the sign of every value, and for each 4096 values the mean of the positive and of the negative ones.
 
     1-bit SGD (Seide et al. 2014), whose receiver replaces each side's values by the side's mean. `sign(scaled)` sends
@@ -59,7 +59,7 @@ class Sign(Whole):
         """Return the canonical spec."""
         return "sign(scaled)" if self.scaled else "sign"
 
-    def kind(self) -> Kind:
+    def kind(self) -> ErrorBound:
         """Return the error bound."""
         return Contractive(1 / BUCKET)
 
@@ -97,14 +97,14 @@ class Sign(Whole):
         """Return True if the active path has a fused kernel for error feedback."""
         return self.writes and not self.scaled
 
-    def write_held(self, values: Vector, held: Held, word: int, symbols: NDArray[np.uint8], scales: Scales) -> None:
+    def write_held(self, values: Vector, held: Memory, word: int, symbols: NDArray[np.uint8], scales: Scales) -> None:
         """Encode `values` compensated by `held`, and overwrite `values` with the updated memory."""
         held_native.sign_write_held(values, held, symbols, scales)
 
     def add(
         self, symbols: Symbols, scales: Scales, span: slice, word: int, factor: np.float32, adds: bool, into: Vector
     ) -> bool:
-        """Add or replace decoded values with a fused kernel, as `Adds.add` does."""
+        """Add or replace decoded values with a fused kernel, as `FusedDecoder.add` does."""
         return native.sign_add(symbols, self._pairs(scales), span, factor, adds, into)
 
     def _pairs(self, scales: Scales) -> Vector:
@@ -142,7 +142,7 @@ SIGMAS = 2.5  # root mean squares at which a tensor is clipped
 
 
 @dataclass(frozen=True)
-class Ternary(Whole):
+class Ternary(QuantizerBase):
     """Sends every value as -1, 0 or 1 times the largest magnitude of its tensor, clipped at 2.5 sigma, at random.
 
     TernGrad (Wen et al. 2017): not 0 with probability |x| / scale. Sigma is the root mean square, as if the mean were
@@ -160,9 +160,9 @@ class Ternary(Whole):
     nearest: bool = False
     starts: tuple[int, ...] = (0,)  # offsets of the tensors
 
-    def kind(self) -> Kind:
+    def kind(self) -> ErrorBound:
         """Return the error bound."""
-        return Contractive(1 / BUCKET) if self.nearest else ResidualOnly()
+        return Contractive(1 / BUCKET) if self.nearest else NoGuarantee()
 
     def under_feedback(self) -> Ternary:
         """Return the quantizer that rounds to nearest, with a maximum for each bucket."""
@@ -216,14 +216,14 @@ class Ternary(Whole):
         """Return True if the active path has a fused kernel for error feedback."""
         return self.writes and self.nearest
 
-    def write_held(self, values: Vector, held: Held, word: int, symbols: NDArray[np.uint8], scales: Scales) -> None:
+    def write_held(self, values: Vector, held: Memory, word: int, symbols: NDArray[np.uint8], scales: Scales) -> None:
         """Encode `values` compensated by `held`, and overwrite `values` with the updated memory."""
         held_native.ternary_write_held(values, held, self.starts, uniform.max_scale(1), self.bits, symbols, scales)
 
     def add(
         self, symbols: Symbols, scales: Scales, span: slice, word: int, factor: np.float32, adds: bool, into: Vector
     ) -> bool:
-        """Add or replace decoded values with a fused kernel, as `Adds.add` does."""
+        """Add or replace decoded values with a fused kernel, as `FusedDecoder.add` does."""
         return levels_native.levels_add(symbols, scales, span, factor, adds, into, self.starts)
 
     def dequantize(self, symbols: Symbols, scales: Scales, span: slice, word: int) -> Vector:
@@ -241,7 +241,7 @@ class Ternary(Whole):
 
 
 @dataclass(frozen=True)
-class TwoBit(Whole):
+class TwoBit(QuantizerBase):
     """Sends t where a value is at least t, -t where it is at most -t, and 0 elsewhere; t in root mean squares.
 
     MXNet's 2-bit scheme (Apache MXNet 1.x, `2bit`) after Strom (2015), whose threshold is an absolute number that the
@@ -264,9 +264,9 @@ class TwoBit(Whole):
         """Return the canonical spec."""
         return f"twobit({self.threshold:f})"
 
-    def kind(self) -> Kind:
+    def kind(self) -> ErrorBound:
         """Return the error bound."""
-        return ResidualOnly()
+        return NoGuarantee()
 
     def scales_count(self, size: int) -> int:
         """Return the number of scales of `size` values."""
@@ -304,7 +304,7 @@ class TwoBit(Whole):
         """Return True if the active path has a fused kernel for error feedback."""
         return self.writes
 
-    def write_held(self, values: Vector, held: Held, word: int, symbols: NDArray[np.uint8], scales: Scales) -> None:
+    def write_held(self, values: Vector, held: Memory, word: int, symbols: NDArray[np.uint8], scales: Scales) -> None:
         """Encode `values` compensated by `held`, and overwrite `values` with the updated memory."""
         scales[:] = self._scales(root_of(held_native.squares_held(values, held), values.size), values.size)
         if scales.any():
@@ -316,7 +316,7 @@ class TwoBit(Whole):
     def add(
         self, symbols: Symbols, scales: Scales, span: slice, word: int, factor: np.float32, adds: bool, into: Vector
     ) -> bool:
-        """Add or replace decoded values with a fused kernel, as `Adds.add` does."""
+        """Add or replace decoded values with a fused kernel, as `FusedDecoder.add` does."""
         each = np.broadcast_to(scales, buckets(symbols.size))
         return levels_native.levels_add(symbols, each, span, factor, adds, into)
 

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.compression.base import BUCKET, Kind, Scales, Symbols, Unbiased, buckets
-from thinwire.compression.codecs.uniform import Whole
+from thinwire.compression.base import BUCKET, ErrorBound, Scales, Symbols, Unbiased, buckets
+from thinwire.compression.codecs.uniform import QuantizerBase
 from thinwire.compression.native import kernel, threads
 from thinwire.compression.native import quantize as native
 from thinwire.compression.vector_ops import blocks, maxima
@@ -22,7 +22,7 @@ TOP, LEAST = 127, -100  # limits of a bucket's exponent: float32's largest power
 
 
 @dataclass(frozen=True)
-class Natural(Whole):
+class Natural(QuantizerBase):
     """Sends every value as a signed power of two in 8 bits, rounded up or down at random so that the mean is exact.
 
     Natural compression (Horvath et al. 2019): omega = 1/8. A symbol counts the powers below the bucket's largest one,
@@ -34,7 +34,7 @@ class Natural(Whole):
     bits: ClassVar[int] = 8
     scales_dtype: ClassVar[np.dtype[Any]] = np.dtype(np.int8)
 
-    def kind(self) -> Kind:
+    def kind(self) -> ErrorBound:
         """Return the error bound."""
         return Unbiased(1 / 8 + 2.0**-20)
 
@@ -50,7 +50,7 @@ class Natural(Whole):
     def add(
         self, symbols: Symbols, scales: Scales, span: slice, word: int, factor: np.float32, adds: bool, into: Vector
     ) -> bool:
-        """Add or replace decoded values with a fused kernel, as `Adds.add` does."""
+        """Add or replace decoded values with a fused kernel, as `FusedDecoder.add` does."""
         return threads.add_in_parts("natural_add", (symbols, scales), span, factor, adds, into)
 
     def quantize(self, values: Vector, word: int) -> tuple[Symbols, Scales]:

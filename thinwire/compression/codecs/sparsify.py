@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.compression.base import Contractive, Indices, Kind, Role, not_finite, read_number, read_ratio
+from thinwire.compression.base import Contractive, ErrorBound, Indices, Role, not_finite, read_number, read_ratio
 from thinwire.compression.vector_ops import MAGNITUDE, maxima, reaching, require_finite, rms
 from thinwire.core.prng import lowbias32
 from thinwire.core.types import Vector
@@ -49,7 +49,7 @@ class TopK:
         """Return the canonical spec."""
         return f"topk({self.ratio:f})"
 
-    def kind(self) -> Kind:
+    def kind(self) -> ErrorBound:
         """Return the error bound."""
         return Contractive(float(self.ratio))
 
@@ -141,7 +141,7 @@ class RandK:
         """Return the canonical spec."""
         return f"randk({self.ratio:f})"
 
-    def kind(self) -> Kind:
+    def kind(self) -> ErrorBound:
         """Return the error bound."""
         return Contractive(float(self.ratio))
 
@@ -201,7 +201,7 @@ class Threshold:
         """Return the canonical spec."""
         return f"threshold({self.times:f})"
 
-    def kind(self) -> Kind:
+    def kind(self) -> ErrorBound:
         """Return the error bound."""
         return Contractive(max(1 - float(self.times) ** 2, 1 / LARGEST_SEGMENT))
 

@@ -1,7 +1,7 @@
 """Uniform quantizers, `int8` and `qsgd`: values as multiples of their bucket's scale, rounded at random or to nearest.
 
-`Whole` holds what most quantizers have in common: no argument, a float32 scale for each bucket, and symbols of a byte
-or less.
+`QuantizerBase` holds what most quantizers have in common: no argument, a float32 scale for each bucket, and symbols of
+a byte or less.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from thinwire.compression.base import (
     BUCKET,
     Contractive,
-    Kind,
+    ErrorBound,
     Role,
     Scales,
     Symbols,
@@ -25,7 +25,7 @@ from thinwire.compression.base import (
     not_finite,
     read_whole,
 )
-from thinwire.compression.memory import Held
+from thinwire.compression.memory import Memory
 from thinwire.compression.native import quantize as held_native
 from thinwire.compression.native import quantize as native
 from thinwire.compression.vector_ops import blocks, bucket_sums, maxima, scaled
@@ -35,14 +35,14 @@ from thinwire.core.types import Vector
 
 
 @dataclass(frozen=True)
-class Whole:
+class QuantizerBase:
     """The base class of quantizers that send every value; subclasses override what differs. See `Quantizer`."""
 
     role: ClassVar[Role] = "quantizer"
     symbols_dtype: ClassVar[np.dtype[Any]] = np.dtype(np.int8)
     scales_dtype: ClassVar[np.dtype[Any]] = np.dtype("<f4")
     seeded: ClassVar[bool] = False
-    apart: ClassVar[bool] = True  # see `Writes`; without meaning if there is no fused kernel
+    apart: ClassVar[bool] = True  # see `FusedEncoder`; without meaning if there is no fused kernel
 
     @classmethod
     def read(cls, argument: str | None) -> Self:
@@ -65,7 +65,7 @@ class Whole:
 
 
 @dataclass(frozen=True)
-class Levelled(Whole, ABC):
+class UniformQuantizer(QuantizerBase, ABC):
     """The base class of uniform quantizers: 2^bits - 1 levels between -max|x| and max|x| of the bucket.
 
     See `Quantizer` for the methods.
@@ -109,7 +109,7 @@ class Levelled(Whole, ABC):
         """Return True if the active path has a fused kernel for error feedback."""
         return self.writes
 
-    def write_held(self, values: Vector, held: Held, word: int, symbols: NDArray[np.uint8], scales: Scales) -> None:
+    def write_held(self, values: Vector, held: Memory, word: int, symbols: NDArray[np.uint8], scales: Scales) -> None:
         """Encode `values` compensated by `held`, and overwrite `values` with the updated memory."""
         most = max_scale(self.levels)
         held_native.levels_write_held(values, held, self.levels, most, self.drawn(word), self.bits, symbols, scales)
@@ -121,7 +121,7 @@ class Levelled(Whole, ABC):
     def add(
         self, symbols: Symbols, scales: Scales, span: slice, word: int, factor: np.float32, adds: bool, into: Vector
     ) -> bool:
-        """Add or replace decoded values with a fused kernel, as `Adds.add` does."""
+        """Add or replace decoded values with a fused kernel, as `FusedDecoder.add` does."""
         return native.levels_add(symbols, scales, span, factor, adds, into)
 
     def check(self, symbols: Symbols, scales: Scales) -> None:
@@ -185,7 +185,7 @@ def check(name: str, symbols: Symbols, scales: Scales, levels: int) -> None:
 
 
 @dataclass(frozen=True)
-class Int8(Levelled):
+class Int8(UniformQuantizer):
     """Sends every value as 8 bits, rounded at random so that the mean is exact, with a scale for each 4096 values.
 
     Integers from -127 to 127 times max|x|/127 of the bucket. Unbiased (QSGD, Alistarh et al. 2017, with the bucket's
@@ -197,13 +197,13 @@ class Int8(Levelled):
     spec: ClassVar[str] = "int8"
     bits: ClassVar[int] = 8
 
-    def kind(self) -> Kind:
+    def kind(self) -> ErrorBound:
         """Return the error bound."""
         return Unbiased(BUCKET / (4 * self.levels**2))
 
 
 @dataclass(frozen=True)
-class Qsgd(Levelled):
+class Qsgd(UniformQuantizer):
     """Sends every value as one of 2^b - 1 levels between -scale and scale of its bucket, rounded at random.
 
     QSGD (Alistarh et al. 2017) with s = 2^(b-1) - 1 levels a side and the bucket's maximum as norm; `qsgd(b, l2)` takes
@@ -244,7 +244,7 @@ class Qsgd(Levelled):
         """Return the bits of a symbol."""
         return self.width
 
-    def kind(self) -> Kind:
+    def kind(self) -> ErrorBound:
         """Return the error bound."""
         s = self.levels
         if self.nearest:

@@ -22,7 +22,7 @@ from thinwire.compression.native.threads import GRAIN, each, each_of, parts_betw
 from thinwire.core.types import Vector
 
 if TYPE_CHECKING:
-    from thinwire.compression.memory import Held
+    from thinwire.compression.memory import Memory
 
 
 def fp16_write(values: Vector, halves: NDArray[np.uint8], exponents: NDArray[np.int8]) -> None:
@@ -206,7 +206,7 @@ def eden_write(
 
 
 def eden_write_held(
-    values: Vector, held: Held, word: int, levels: Vector, divisor: float, most: np.float32, bits: int,
+    values: Vector, held: Memory, word: int, levels: Vector, divisor: float, most: np.float32, bits: int,
     out: NDArray[np.uint8], scales: NDArray[np.uint8],
 ) -> None:  # fmt: skip
     """Encode as `eden_write` does, with error feedback; `values` becomes the updated memory, except for the tail."""
@@ -251,7 +251,7 @@ def _eden_room() -> Vector:
 
 
 def levels_write_held(
-    values: Vector, held: Held, levels: int, most: np.float32, word: int | None, bits: int, out: NDArray[np.uint8],
+    values: Vector, held: Memory, levels: int, most: np.float32, word: int | None, bits: int, out: NDArray[np.uint8],
     scales: Vector,
 ) -> None:  # fmt: skip
     """Encode as `levels_write` does, with error feedback; `values` becomes the updated memory."""
@@ -262,25 +262,25 @@ def levels_write_held(
     )
 
 
-def sign_write_held(values: Vector, held: Held, signs: NDArray[np.uint8], means: Vector) -> None:
+def sign_write_held(values: Vector, held: Memory, signs: NDArray[np.uint8], means: Vector) -> None:
     """Encode as `sign_write` does, with error feedback; `values` becomes the updated memory."""
     m, to = means.ctypes.data, signs.ctypes.data
     threads.write_held_in_parts("sign_held", values, held, lambda a: (m + a // BUCKET * 8, to + a // 8))
 
 
-def fp16_write_held(values: Vector, held: Held, halves: NDArray[np.uint8], exponents: NDArray[np.int8]) -> None:
+def fp16_write_held(values: Vector, held: Memory, halves: NDArray[np.uint8], exponents: NDArray[np.int8]) -> None:
     """Encode as `fp16_write` does, with error feedback; `values` becomes the updated memory."""
     e, h = exponents.ctypes.data, halves.ctypes.data
     threads.write_held_in_parts("fp16_held", values, held, lambda a: (e + a // BUCKET, h + 2 * a))
 
 
-def bf16_write_held(values: Vector, held: Held, halves: NDArray[np.uint8]) -> None:
+def bf16_write_held(values: Vector, held: Memory, halves: NDArray[np.uint8]) -> None:
     """Encode as `bf16_write` does, with error feedback; `values` becomes the updated memory."""
     h = halves.ctypes.data
     threads.write_held_in_parts("bf16_held", values, held, lambda a: (h + 2 * a,))
 
 
-def squares_held(values: Vector, held: Held) -> NDArray[np.float64]:
+def squares_held(values: Vector, held: Memory) -> NDArray[np.float64]:
     """Compensate `values` in place by the memory; return the sum of each bucket's squares."""
     sums = np.empty(buckets(values.size))
     to = sums.ctypes.data
@@ -288,14 +288,14 @@ def squares_held(values: Vector, held: Held) -> NDArray[np.float64]:
     return sums
 
 
-def steps_write_held(values: Vector, held: Held, step: np.float32, bits: int, out: NDArray[np.uint8]) -> None:
+def steps_write_held(values: Vector, held: Memory, step: np.float32, bits: int, out: NDArray[np.uint8]) -> None:
     """Encode compensated values as `steps_write` does; `values` becomes the updated memory."""
     q = out.ctypes.data
     threads.write_held_in_parts("steps_held", values, held, lambda a: (step, bits, q + a * bits // 8))
 
 
 def ternary_write_held(
-    values: Vector, held: Held, starts: tuple[int, ...], most: np.float32, bits: int, out: NDArray[np.uint8],
+    values: Vector, held: Memory, starts: tuple[int, ...], most: np.float32, bits: int, out: NDArray[np.uint8],
     scales: Vector,
 ) -> None:  # fmt: skip
     """Encode as `ternary_write` does, with error feedback; `values` becomes the updated memory."""

@@ -24,7 +24,7 @@ from thinwire.core.errors import UsageError
 from thinwire.core.types import Vector
 
 if TYPE_CHECKING:
-    from thinwire.compression.memory import Held
+    from thinwire.compression.memory import Memory
 
 
 T = TypeVar("T")
@@ -135,7 +135,7 @@ def write_in_parts(name: str, values: Vector, own: Own) -> None:
         raise not_finite()
 
 
-def write_held_in_parts(name: str, values: Vector, held: Held, own: Own) -> None:
+def write_held_in_parts(name: str, values: Vector, held: Memory, own: Own) -> None:
     """Run encode kernel `name` with error feedback on each thread's part; `values` becomes the updated memory."""
     run = kernel(name)
     assert run is not None

@@ -9,7 +9,7 @@ compressed codec would have fitted for some rounds: an unstable link would other
 device that was never too slow needs no such patience. It moves back by one codec a round, because the time of an update
 that is larger than any sent before is a guess.
 
-`AskedCodecs` holds the codecs of assignments, each device's position on the ladder, and the sizes of updates. It
+`CodecHistory` holds the codecs of assignments, each device's position on the ladder, and the sizes of updates. It
 follows from the journal alone, so a resumed run decodes and decides like the run that was killed.
 """
 
@@ -24,7 +24,7 @@ PATIENCE = 3  # rounds in which a less compressed codec must have fitted before 
 
 
 @dataclass(frozen=True)
-class Standing:
+class LadderState:
     """Holds a device's position on the codec ladder.
 
     `rounds` counts how many rounds in a row the less compressed codec would have fitted, since the device last moved to
@@ -37,14 +37,16 @@ class Standing:
 
 
 @dataclass(frozen=True)
-class Choice:
+class RungChoice:
     """Holds a device's codec for a round, with the reason that is shown."""
 
-    standing: Standing
+    standing: LadderState
     reason: str
 
 
-def choose(ladder: Sequence[str], expected: Sequence[float | None], left_s: float, before: Standing | None) -> Choice:
+def choose(
+    ladder: Sequence[str], expected: Sequence[float | None], left_s: float, before: LadderState | None
+) -> RungChoice:
     """Choose the first codec of the ladder whose reply is expected within `left_s`, with the patience described above.
 
     `expected` holds for each codec the seconds within which nine of ten replies of the device arrive, None if unknown.
@@ -55,22 +57,22 @@ def choose(ladder: Sequence[str], expected: Sequence[float | None], left_s: floa
     """
     known = [seconds for seconds in expected if seconds is not None]
     if len(known) < len(ladder):
-        stays = before or Standing(ladder[-1])
-        return Choice(stays, f"{stays.codec}: its link is not known yet")
+        stays = before or LadderState(ladder[-1])
+        return RungChoice(stays, f"{stays.codec}: its link is not known yet")
     fits = next((i for i, seconds in enumerate(known) if seconds <= left_s), len(ladder) - 1)
     if before is None:
-        return Choice(Standing(ladder[fits]), _said(ladder, known, fits, left_s))
+        return RungChoice(LadderState(ladder[fits]), _said(ladder, known, fits, left_s))
     now, patient = ladder.index(before.codec), before.rounds >= PATIENCE
     if fits >= now:
         rounds = PATIENCE if patient and not before.milder and fits == now else 0
-        return Choice(Standing(ladder[fits], rounds=rounds), _said(ladder, known, fits, left_s))
+        return RungChoice(LadderState(ladder[fits], rounds=rounds), _said(ladder, known, fits, left_s))
     toward = max(fits, ladder.index(before.milder)) if before.milder else fits  # would have fitted in all these rounds
     if patient:
         next_ = max(toward, now - 1)
-        return Choice(Standing(ladder[next_]), _said(ladder, known, next_, left_s))
+        return RungChoice(LadderState(ladder[next_]), _said(ladder, known, next_, left_s))
     said = f"{before.codec}: {ladder[toward]} would fit ({known[toward]:.1f} s of {left_s:.1f} s)"
     said += f", and did for {before.rounds} of {PATIENCE} rounds"
-    return Choice(Standing(before.codec, ladder[toward], before.rounds + 1), said)
+    return RungChoice(LadderState(before.codec, ladder[toward], before.rounds + 1), said)
 
 
 def _said(ladder: Sequence[str], known: Sequence[float], fits: int, left_s: float) -> str:
@@ -88,13 +90,13 @@ WEIGHED = 16  # last updates of a codec whose sizes are kept
 
 
 @dataclass
-class AskedCodecs:
+class CodecHistory:
     """Holds the codecs of the last `kept` rounds, rebuilt from the journal."""
 
     kept: int
     of_most: dict[int, str] = field(default_factory=dict)  # round -> codec of most devices
     own: dict[int, dict[str, str]] = field(default_factory=dict)  # round -> device -> codec of its own
-    standings: dict[str, Standing] = field(default_factory=dict)  # device -> position at its last assignment
+    standings: dict[str, LadderState] = field(default_factory=dict)  # device -> position at its last assignment
     came: dict[str, list[int]] = field(default_factory=dict)  # codec -> bytes of its last updates
 
     def of(self, asked_round: int, device: str) -> str:
@@ -109,7 +111,7 @@ class AskedCodecs:
         self.of_most.pop(event.round - self.kept, None)
         self.own.pop(event.round - self.kept, None)
         for device, codec in event.codecs.items():
-            self.standings[device] = Standing(codec, *event.standings[device])
+            self.standings[device] = LadderState(codec, *event.standings[device])
 
     def asked(self, event: ClientAsked) -> None:
         """Record the codec of an assignment that was made during a round.

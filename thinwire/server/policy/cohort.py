@@ -99,9 +99,9 @@ def with_excess(plan: RunPlan, wanted: int, there: int) -> int:
     return min(there, math.ceil(wanted * (1 + excess)))
 
 
-def alike(_candidates: Sequence[str]) -> Odds:
+def alike(_candidates: Sequence[str]) -> SelectionWeights:
     """Return equal selection weights for all candidates."""
-    return Odds()
+    return SelectionWeights()
 
 
 def choose(
@@ -110,7 +110,7 @@ def choose(
     present: Sequence[str],
     unable: Mapping[str, str],
     busy: Mapping[str, int],
-    odds_of: Callable[[Sequence[str]], Odds] = alike,
+    odds_of: Callable[[Sequence[str]], SelectionWeights] = alike,
     at_work: int = 0,
 ) -> Cohort:
     """Select the clients of a round from the devices that are online, able and idle.
@@ -129,7 +129,7 @@ def choose(
     most = max(1, limit - at_work) if limit else len(candidates)
     if count == len(candidates) <= most:
         return Cohort(candidates, candidates, target, count, able, reasons)
-    odds = odds_of(candidates) if count < len(candidates) else Odds()
+    odds = odds_of(candidates) if count < len(candidates) else SelectionWeights()
     drawn = draw(plan.run.seed, round_number, candidates, count, odds)
     reasons |= {d: odds.why_not.get(d, "not drawn") for d in candidates if d not in drawn}
     if count <= most:
@@ -157,7 +157,7 @@ def choose_for_buffer(
     candidates, reasons = _idle(present, unable, busy)
     limit = plan.cohort.max_concurrency
     count = min(len(candidates), max(0, limit - at_work)) if limit else len(candidates)
-    asked = draw(plan.run.seed, number, candidates, count, Odds())
+    asked = draw(plan.run.seed, number, candidates, count, SelectionWeights())
     reasons |= {device: f"{limit} devices may be at work at once" for device in candidates if device not in asked}
     able = sum(device not in unable for device in present)
     return Cohort(candidates, asked, plan.cohort.buffer, min(plan.cohort.buffer, able), able, reasons)
@@ -218,7 +218,7 @@ TINY_S = 1e-9  # shortest time assumed, since weights divide by it
 
 
 @dataclass(frozen=True)
-class Odds:
+class SelectionWeights:
     """Holds the selection weight of each candidate, 1 for the fastest, and the reason for the weights.
 
     An empty `each` means equal weights. `why_not` holds for each candidate the sentence that is shown if the candidate
@@ -230,7 +230,7 @@ class Odds:
     why_not: Mapping[str, str] = field(default_factory=dict)
 
 
-def odds(selection: str, seconds: Mapping[str, float | None], of: str) -> Odds:
+def odds(selection: str, seconds: Mapping[str, float | None], of: str) -> SelectionWeights:
     """Return selection weights inverse to each device's seconds `of` something (a step, an exchange).
 
     The fastest device has weight 1. No weight is below LEAST, an eighth, so no device is left out for ever. A device
@@ -245,13 +245,13 @@ def odds(selection: str, seconds: Mapping[str, float | None], of: str) -> Odds:
     """
     known = [max(taken, TINY_S) for taken in seconds.values() if taken is not None]
     if not known:
-        return Odds(reason=f"drawn by {selection}: nobody is measured yet, so all have the same odds")
+        return SelectionWeights(reason=f"drawn by {selection}: nobody is measured yet, so all have the same odds")
     quickest = min(known)
     each = {d: 1.0 if s is None else max(LEAST, quickest / max(s, TINY_S)) for d, s in seconds.items()}
     said = f"drawn by {selection}: {quickest:.2f} s to {max(known):.2f} s {of}, odds from 1 to {min(each.values()):.2f}"
     if unknown := len(seconds) - len(known):
         said += f"; {unknown} not measured yet count{'s' if unknown == 1 else ''} as the quickest"
-    return Odds(each, said, {d: _why_not(each[d], s, of) for d, s in seconds.items()})
+    return SelectionWeights(each, said, {d: _why_not(each[d], s, of) for d, s in seconds.items()})
 
 
 def _why_not(odds: float, seconds: float | None, of: str) -> str:
@@ -260,7 +260,7 @@ def _why_not(odds: float, seconds: float | None, of: str) -> str:
     return f"not drawn: its odds are {odds:.2f} of the quickest's, with {seconds:.2f} s {of}"
 
 
-def draw(seed: int, number: int, candidates: Sequence[str], count: int, found: Odds) -> tuple[str, ...]:
+def draw(seed: int, number: int, candidates: Sequence[str], count: int, found: SelectionWeights) -> tuple[str, ...]:
     """Select `count` of the candidates, and return them sorted by name.
 
     With weights, each candidate gets a random waiting time at the rate of its weight, and the shortest ones are

@@ -1,7 +1,7 @@
 """Estimates each device's link and speed from the durations of its replies, over all runs.
 
-`durations` reads samples from a reply, `Known` keeps the last ones of each device (the store saves them), and
-`DeviceKnown.seconds` predicts how long an assignment takes. This module does no I/O.
+`durations` reads samples from a reply, `DeviceProfiles` keeps the last ones of each device (the store saves them), and
+`DeviceProfile.seconds` predicts how long an assignment takes. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
 from thinwire.core.plan_rules import DeviceTimes
 from thinwire.core.plan_schema import LocalSection
-from thinwire.core.types import ReplyHead
+from thinwire.core.types import ReplyHeader
 from thinwire.store.read_models import MeasureRow
 
 MAX_RTT_S = 600.0  # a device that reports more would lengthen every automatic deadline
@@ -39,7 +39,7 @@ def epochs_of(plan: RunPlan) -> float:
 
 
 @dataclass(frozen=True)
-class Errand:
+class Workload:
     """Holds the work of an assignment.
 
     This is bytes both ways, local steps (or `epochs` of the device's own data), and whether the device evaluates.
@@ -53,31 +53,31 @@ class Errand:
 
 
 @dataclass(frozen=True)
-class DeviceKnown:
+class DeviceProfile:
     """Holds the profile of one device for one kind of work; None for each part that was never measured."""
 
-    down: Line | None = None
-    up: Line | None = None
-    rtt: Spread | None = None
-    step: Spread | None = None  # seconds a local step
-    epoch_steps: Spread | None = None  # steps in one pass over its data
-    evaluate: Spread | None = None
-    encode: Spread | None = None
+    down: LinkModel | None = None
+    up: LinkModel | None = None
+    rtt: Quantiles | None = None
+    step: Quantiles | None = None  # seconds a local step
+    epoch_steps: Quantiles | None = None  # steps in one pass over its data
+    evaluate: Quantiles | None = None
+    encode: Quantiles | None = None
 
-    def steps(self, errand: Errand) -> float | None:
+    def steps(self, errand: Workload) -> float | None:
         """Return the local steps of an assignment; None while the number of steps in an epoch is unknown."""
         if errand.steps:
             return errand.steps
         return None if self.epoch_steps is None else errand.epochs * self.epoch_steps.p50
 
-    def travels_s(self, errand: Errand) -> float | None:
+    def travels_s(self, errand: Workload) -> float | None:
         """Return the usual seconds of download and upload together; None while one of them was never measured."""
         if self.up is None or (errand.down_bytes and self.down is None):
             return None
         down_s = self.down.seconds(errand.down_bytes).p50 if self.down and errand.down_bytes else 0.0
         return down_s + self.up.seconds(errand.up_bytes).p50
 
-    def seconds(self, errand: Errand) -> Spread | None:
+    def seconds(self, errand: Workload) -> Quantiles | None:
         """Return the time from the delivery of an assignment to its reply; None while a part of it was never
         measured.
         """
@@ -90,7 +90,7 @@ class DeviceKnown:
         return total + self.evaluate if errand.evaluates and self.evaluate else total
 
 
-class Known:
+class DeviceProfiles:
     """Holds the last KEPT samples of each kind for each device.
 
     Invariant: samples that are read back from the store give the same decisions as those that were saved.
@@ -101,7 +101,7 @@ class Known:
             (row.device, row.kind, row.work): deque(((n, s) for n, s in row.samples), KEPT) for row in rows
         }
         self._news: set[Key] = set()
-        self._found: dict[str, dict[str, DeviceKnown]] = {}  # device -> work -> profile, until it has new samples
+        self._found: dict[str, dict[str, DeviceProfile]] = {}  # device -> work -> profile, until it has new samples
 
     def learn(self, device: str, work: str, found: Mapping[str, Sample]) -> None:
         """Add the samples of one reply; each sample is (amount, seconds)."""
@@ -116,18 +116,18 @@ class Known:
         if 0 < rtt_s <= MAX_RTT_S and (1.0, rtt_s) not in self._of(device, "rtt"):
             self.learn(device, "", {"rtt": (1.0, rtt_s)})
 
-    def device(self, name: str, work: str) -> DeviceKnown:
+    def device(self, name: str, work: str) -> DeviceProfile:
         """Return the profile of a device for a kind of work."""
         found = self._found.setdefault(name, {})
         if work not in found:
             found[work] = self._fitted(name, work)
         return found[work]
 
-    def _fitted(self, name: str, work: str) -> DeviceKnown:
+    def _fitted(self, name: str, work: str) -> DeviceProfile:
         rtt = spread(s for _, s in self._of(name, "rtt"))
         rtt_s = rtt.p50 if rtt else 0.0
         each = {kind: self._each(name, kind, work) for kind in ("step", "pass", "evaluate", "encode")}
-        return DeviceKnown(
+        return DeviceProfile(
             line(self._of(name, "down"), rtt_s), line(self._of(name, "up"), rtt_s), rtt,
             each["step"], each["pass"], each["evaluate"], each["encode"],
         )  # fmt: skip
@@ -137,7 +137,7 @@ class Known:
         """Return the names of the devices that have samples, sorted."""
         return sorted({device for device, _, _ in self._samples})
 
-    def best(self, name: str, work: str, errand: Errand) -> DeviceTimes | None:
+    def best(self, name: str, work: str, errand: Workload) -> DeviceTimes | None:
         """Return the least time that an assignment could have taken this device; None while a part was never
         measured.
         """
@@ -156,13 +156,13 @@ class Known:
     def _of(self, device: str, kind: str, work: str = "") -> list[Sample]:
         return list(self._samples.get((device, kind, work), ()))
 
-    def _each(self, device: str, kind: str, work: str) -> Spread | None:
+    def _each(self, device: str, kind: str, work: str) -> Quantiles | None:
         return spread(seconds / count for count, seconds in self._of(device, kind, work) if count)
 
     def _row(self, key: Key, at: float) -> MeasureRow:
         device, kind, work = key
         known = self.device(device, work)
-        figures: Mapping[str, Spread | None] = {
+        figures: Mapping[str, Quantiles | None] = {
             "down": known.down.bits_s if known.down else None, "up": known.up.bits_s if known.up else None,
             "rtt": known.rtt, "step": known.step, "pass": known.epoch_steps, "evaluate": known.evaluate,
             "encode": known.encode,
@@ -184,28 +184,28 @@ Sample = tuple[float, float]  # (amount, seconds): the amount is bytes, steps, o
 
 
 @dataclass(frozen=True)
-class Spread:
+class Quantiles:
     """Holds two quantiles: half of all values are at most `p50`, nine of ten at most `p90`. Most values are seconds."""
 
     p50: float
     p90: float
 
-    def __add__(self, other: Spread) -> Spread:
+    def __add__(self, other: Quantiles) -> Quantiles:
         """Return the quantiles of both durations in sequence if they are independent: what exceeds p50 adds up as
         squares.
         """
         middle = self.p50 + other.p50
-        return Spread(middle, middle + math.hypot(self.p90 - self.p50, other.p90 - other.p50))
+        return Quantiles(middle, middle + math.hypot(self.p90 - self.p50, other.p90 - other.p50))
 
-    def times(self, factor: float) -> Spread:
+    def times(self, factor: float) -> Quantiles:
         """Return both quantiles times `factor`."""
-        return Spread(self.p50 * factor, self.p90 * factor)
+        return Quantiles(self.p50 * factor, self.p90 * factor)
 
 
-NOTHING = Spread(0.0, 0.0)
+NOTHING = Quantiles(0.0, 0.0)
 
 
-def spread(values: Iterable[float]) -> Spread | None:
+def spread(values: Iterable[float]) -> Quantiles | None:
     """Return the median and p90 of the values; None if there are none.
 
     p90 is the nearest rank, but from 3 values on never the largest, so that one outlier decides nothing. It is at least
@@ -221,11 +221,11 @@ def spread(values: Iterable[float]) -> Spread | None:
     rank = math.ceil(0.9 * count)
     middle = statistics.median(ordered)
     seen = ordered[(min(rank, count - 1) if count >= 3 else rank) - 1]
-    return Spread(middle, max(seen, middle * (1 + 0.5 / count)))
+    return Quantiles(middle, max(seen, middle * (1 + 0.5 / count)))
 
 
 @dataclass(frozen=True)
-class Line:
+class LinkModel:
     """Holds the linear model of a link: a transfer of n bytes takes `start_s + n * byte_s`.
 
     `ratio` holds the quantiles of observed over predicted time, and `best` the least of these ratios. So predictions at
@@ -234,10 +234,10 @@ class Line:
 
     start_s: float
     byte_s: float
-    ratio: Spread
+    ratio: Quantiles
     best: float
 
-    def seconds(self, size: float) -> Spread:
+    def seconds(self, size: float) -> Quantiles:
         """Return the quantiles of the seconds that a transfer of `size` bytes takes."""
         return self.ratio.times(self.start_s + self.byte_s * size)
 
@@ -246,7 +246,7 @@ class Line:
         return self.best * (self.start_s + self.byte_s * size)
 
     @property
-    def bits_s(self) -> Spread | None:
+    def bits_s(self) -> Quantiles | None:
         """Return the bandwidth in bits per second; None if it is too high to be measured.
 
         Half of the transfers reached at least p50, nine of ten at least p90.
@@ -254,10 +254,10 @@ class Line:
         usual, slow = self.byte_s * self.ratio.p50, self.byte_s * self.ratio.p90
         if min(usual, slow) < LEAST_BYTE_S:
             return None
-        return Spread(8 / usual, 8 / slow)
+        return Quantiles(8 / usual, 8 / slow)
 
 
-def line(transfers: Sequence[Sample], rtt_s: float = 0.0) -> Line | None:
+def line(transfers: Sequence[Sample], rtt_s: float = 0.0) -> LinkModel | None:
     """Fit the linear model of a link to transfers (bytes, seconds); return None if there are none.
 
     The slope is the median over pairs of transfers (Theil 1950, Sen 1968), of which nearly a third may be outliers.
@@ -279,7 +279,7 @@ def line(transfers: Sequence[Sample], rtt_s: float = 0.0) -> Line | None:
     start, rate = _fit(sized, rtt_s)
     fitted = [(seconds, start + rate * size) for size, seconds in sized]
     ratios = [seconds / expected for seconds, expected in fitted if expected > 0] or [1.0]
-    return Line(start, rate, spread(ratios) or Spread(1.0, 1.0), min(ratios))
+    return LinkModel(start, rate, spread(ratios) or Quantiles(1.0, 1.0), min(ratios))
 
 
 def _fit(sized: Sequence[Sample], rtt_s: float) -> tuple[float, float]:
@@ -303,7 +303,7 @@ SLACK_S, SLACK = 1e-3, 1e-3  # difference allowed between two clocks over the sa
 Durations = dict[str, Sample]
 
 
-def at_own_pace(found: Durations, head: ReplyHead, local: LocalSection, asked: tuple[int, int] | None) -> Durations:
+def at_own_pace(found: Durations, head: ReplyHeader, local: LocalSection, asked: tuple[int, int] | None) -> Durations:
     """Return the samples of a reply whose assignment had steps and a batch of its own.
 
     `asked` is (steps, batch) of the assignment, None if no longer known. A sample of a step counts only if the step was
@@ -317,7 +317,7 @@ def at_own_pace(found: Durations, head: ReplyHead, local: LocalSection, asked: t
     return found
 
 
-def durations(head: ReplyHead, sent_bytes: int, epochs: float) -> Durations:
+def durations(head: ReplyHeader, sent_bytes: int, epochs: float) -> Durations:
     """Return the samples of a reply as {kind: (amount, seconds)}, each measured by one clock.
 
     The kinds are `down`, `up`, `step`, `evaluate` and `encode`; and `pass`, which holds (epochs, steps) instead.
@@ -360,14 +360,14 @@ def update_bytes(codec: str, layout: Layout, came: Mapping[str, list[int]]) -> i
     return int(bits(codec) * layout.size / 8)
 
 
-def errand(plan: RunPlan, round_number: int, down_bytes: int, up_bytes: int) -> Errand:
+def errand(plan: RunPlan, round_number: int, down_bytes: int, up_bytes: int) -> Workload:
     """Return the work of a training assignment in this round."""
     evaluates = plan.run.evaluate == "clients" and (round_number - 1) % plan.run.evaluate_every == 0
     steps = plan.local.steps if isinstance(plan.local.steps, int) else 0
-    return Errand(down_bytes, up_bytes, steps, epochs_of(plan), evaluates)
+    return Workload(down_bytes, up_bytes, steps, epochs_of(plan), evaluates)
 
 
-def best_times(known: Known, plan: RunPlan, layout: Layout) -> dict[str, DeviceTimes]:
+def best_times(known: DeviceProfiles, plan: RunPlan, layout: Layout) -> dict[str, DeviceTimes]:
     """Return for each device the least time that it could need for the least that a round of this plan takes.
 
     Devices of which a part was never measured are left out.

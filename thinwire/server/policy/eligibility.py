@@ -16,7 +16,7 @@ DIGITS = 16  # of a digest, in hex: enough to compare reports of one device
 
 
 @dataclass
-class Presence:
+class ConnectedDevices:
     """Holds the connected devices, and what each one reports about itself. The service keeps it across runs; a run
     reads it.
     """

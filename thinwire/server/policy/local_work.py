@@ -6,7 +6,7 @@ takes part with few steps, and no other device waits for it.
 
 The mean of the updates is then multiplied by the mean of all normalisers (FedNova). A client that reported 10^9 would
 thus change the model a million times too far, in the direction of the other updates. So a normaliser is bounded by the
-steps, and `Caps` limits the weight of each client.
+steps, and `WeightCaps` limits the weight of each client.
 
 Invariant: no honest device's normaliser is above `largest_a` of its steps. A learning rate that a schedule lowers and
 the mu of FedProx only make the normaliser smaller.
@@ -26,7 +26,7 @@ from thinwire.core.events import Capped, ClientAsked, UpdateAccepted
 from thinwire.core.formatting import p90
 from thinwire.core.plan import RunPlan
 from thinwire.core.plan_schema import LocalSection
-from thinwire.core.types import ReplyHead, Work
+from thinwire.core.types import ReplyHeader, Work
 
 KEPT = 16  # last replies, and last assignments, of a device
 FIRST_STEPS = 8  # while a device's speed is unknown
@@ -36,7 +36,7 @@ LEAST_BATCH = 2  # a normalization layer needs two examples
 
 
 @dataclass(frozen=True)
-class Pace:
+class DeviceSpeed:
     """Holds the speed of one device at this run's work: the p90 of its last replies."""
 
     example_s: float  # seconds of a step for each example of its batch
@@ -45,7 +45,7 @@ class Pace:
 
 
 @dataclass(frozen=True)
-class Given:
+class LocalWork:
     """Holds the work of one device, and the reason for it."""
 
     steps: int
@@ -53,7 +53,7 @@ class Given:
     why: str
 
 
-def given(local: LocalSection, pace: Pace | None, deadline_s: float) -> Given:
+def given(local: LocalSection, pace: DeviceSpeed | None, deadline_s: float) -> LocalWork:
     """Return the steps and batch whose p90 fits the deadline: at least `min_steps`, at most one pass over the device's
     data.
 
@@ -63,7 +63,7 @@ def given(local: LocalSection, pace: Pace | None, deadline_s: float) -> Given:
     """
     if pace is None:
         steps = max(FIRST_STEPS, local.min_steps)
-        return Given(steps, local.batch, f"{steps} steps, since nothing is known of its speed yet")
+        return LocalWork(steps, local.batch, f"{steps} steps, since nothing is known of its speed yet")
     left_s = SHARE * deadline_s - pace.rest_s
     for halvings in range(HALVINGS + 1):
         batch = max(min(LEAST_BATCH, local.batch), local.batch >> halvings)
@@ -71,9 +71,9 @@ def given(local: LocalSection, pace: Pace | None, deadline_s: float) -> Given:
         whole = max(local.min_steps, math.ceil(pace.examples / (batch * local.accumulate)))
         fit = whole if step_s * whole <= left_s else math.floor(max(0.0, left_s) / step_s) if step_s else 0
         if fit >= local.min_steps:
-            return Given(fit, batch, _said(fit, whole, left_s, step_s, batch, local.batch))
+            return LocalWork(fit, batch, _said(fit, whole, left_s, step_s, batch, local.batch))
     late = f"even {local.min_steps} steps of {batch} examples take longer than the {max(0.0, left_s):.1f} s that it has"
-    return Given(local.min_steps, batch, late)
+    return LocalWork(local.min_steps, batch, late)
 
 
 def _said(fit: int, whole: int, left_s: float, step_s: float, batch: int, planned: int) -> str:
@@ -84,7 +84,7 @@ def _said(fit: int, whole: int, left_s: float, step_s: float, batch: int, planne
 
 
 @dataclass(frozen=True)
-class Seen:
+class SpeedSample:
     """Holds the speed that one reply shows."""
 
     example_s: float
@@ -93,11 +93,11 @@ class Seen:
 
 
 @dataclass
-class Paces:
+class DeviceSpeeds:
     """Holds the speed of each device in this run, rebuilt from its journal, so that a resumed run knows the same."""
 
     _given: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)  # device -> id -> (steps, batch)
-    _seen: dict[str, deque[Seen]] = field(default_factory=dict)
+    _seen: dict[str, deque[SpeedSample]] = field(default_factory=dict)
 
     def asked(self, event: ClientAsked) -> None:
         """Record the steps and batch of an assignment that has its own."""
@@ -118,19 +118,19 @@ class Paces:
             return
         (_, batch), (steps, train_s, rest_s) = asked, seen
         known = self._seen.setdefault(event.device, deque(maxlen=KEPT))
-        known.append(Seen(train_s / (steps * batch), rest_s, int(event.head.get("examples", 0))))
+        known.append(SpeedSample(train_s / (steps * batch), rest_s, int(event.head.get("examples", 0))))
 
-    def of(self, device: str) -> Pace | None:
+    def of(self, device: str) -> DeviceSpeed | None:
         """Return the speed of a device; None before its first reply that shows it."""
         seen = self._seen.get(device)
         return None if not seen else _pace(seen)
 
 
-def _pace(seen: Iterable[Seen]) -> Pace:
+def _pace(seen: Iterable[SpeedSample]) -> DeviceSpeed:
     all_seen = list(seen)
     # A device whose training was stopped early reports fewer examples than it has.
     examples = max(one.examples for one in all_seen)
-    return Pace(p90(one.example_s for one in all_seen), p90(one.rest_s for one in all_seen), examples)
+    return DeviceSpeed(p90(one.example_s for one in all_seen), p90(one.rest_s for one in all_seen), examples)
 
 
 def _durations(head: Mapping[str, object]) -> tuple[int, float, float] | None:
@@ -181,7 +181,7 @@ def largest_a(plan: RunPlan, steps: int) -> float:
     return float((steps - m * (1.0 - m**steps) / (1.0 - m)) / (1.0 - m))
 
 
-def require_a(plan: RunPlan, head: ReplyHead, assigned: int) -> None:
+def require_a(plan: RunPlan, head: ReplyHeader, assigned: int) -> None:
     """Raise `BadPayload` for more steps than were assigned, or for a larger normaliser than the steps can have.
 
     `assigned` = 0 means that the plan leaves the number of steps to the device.
@@ -194,7 +194,7 @@ def require_a(plan: RunPlan, head: ReplyHead, assigned: int) -> None:
 
 
 @dataclass(frozen=True)
-class Caps:
+class WeightCaps:
     """Holds the most examples and the largest normaliser that one client counts for in a round, and the medians behind
     them.
     """
@@ -204,11 +204,11 @@ class Caps:
     median_examples: float = 0.0
     median_a: float = 0.0
 
-    def counted(self, head: ReplyHead) -> ReplyHead:
+    def counted(self, head: ReplyHeader) -> ReplyHeader:
         """Return the reply's header with its examples and normaliser limited to the caps."""
         return replace(head, examples=int(min(head.examples, self.examples)), a=min(head.a, self.a))
 
-    def capped(self, head: ReplyHead, by_examples: bool) -> Capped | None:
+    def capped(self, head: ReplyHeader, by_examples: bool) -> Capped | None:
         """Return what a client counts less for; None if it counts in full. `by_examples`: True if its examples are its
         weight.
         """
@@ -220,14 +220,14 @@ class Caps:
         return found or None
 
 
-def caps_of(plan: RunPlan, heads: Sequence[ReplyHead]) -> Caps:
+def caps_of(plan: RunPlan, heads: Sequence[ReplyHeader]) -> WeightCaps:
     """Return the caps of a round: `[cohort] max_weight` times the medians of its updates, from three clients on.
 
     If the plan counts passes, the number of steps depends on the device's own data, so its normaliser has a cap too.
     """
     most = plan.cohort.max_weight
     if most == "none" or len({head.update_id.device for head in heads}) < FEWEST:
-        return Caps()
+        return WeightCaps()
     examples, a = median(head.examples for head in heads), median(head.a for head in heads)
     by_passes = plan.local.steps is None
-    return Caps(max(1, int(most * examples)), most * a if by_passes else math.inf, examples, a)
+    return WeightCaps(max(1, int(most * examples)), most * a if by_passes else math.inf, examples, a)

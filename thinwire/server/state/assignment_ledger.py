@@ -1,8 +1,8 @@
 """Keeps the ledger of a run's assignments, rebuilt from its journal.
 
-`Owed` holds the assignments in flight: which devices have not replied yet, and when their replies are due. `Told` holds
-the latest outcomes of each device's updates, which assignments report to the device. `Outcomes` holds the assignments
-without an outcome.
+`AssignmentLedger` holds the assignments in flight: which devices have not replied yet, and when their replies are due.
+`OutcomeLog` holds the latest outcomes of each device's updates, which assignments report to the device.
+`UnresolvedAssignments` holds the assignments without an outcome.
 
 Invariant: once a run is over, each of its assignments has exactly one outcome. The last event about an assignment gives
 its outcome:
@@ -45,7 +45,7 @@ from thinwire.core.types import UpdateId, Verdict
 
 
 @dataclass
-class Owed:
+class AssignmentLedger:
     """Holds the assignments in flight: those that each device has not answered yet.
 
     With `ahead`, a device gets its assignment of the next round before it has answered the one of this round. Without
@@ -108,7 +108,7 @@ class Owed:
 
 
 @dataclass
-class Told:
+class OutcomeLog:
     """Holds the last `kept` outcomes of each device's updates, oldest first.
 
     Assignments report them to the device again and again until newer outcomes displace them. It does no harm to report
@@ -156,7 +156,7 @@ UNTAKEN = "no answer was taken before the run's end"
 
 
 @dataclass
-class Outcomes:
+class UnresolvedAssignments:
     """Holds the assignments without an outcome, rebuilt from the journal."""
 
     missing: dict[str, tuple[int, str]] = field(default_factory=dict)  # id -> (round, device), oldest first

@@ -1,7 +1,7 @@
 """Decides how long a failed device gets no assignment, and which device makes the initial model.
 
-`Barred` excludes devices whose failure would repeat. `FirstAsks` holds the requests for the initial model and their
-outcomes. Both are rebuilt from the journal, so a resumed run knows the same.
+`DeviceBackoff` excludes devices whose failure would repeat. `InitialModelRequests` holds the requests for the initial
+model and their outcomes. Both are rebuilt from the journal, so a resumed run knows the same.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def barred_s(kind: str, text: str) -> float:
 
 
 @dataclass
-class Barred:
+class DeviceBackoff:
     """Holds the devices whose failure would repeat, and until when each of them is excluded.
 
     An exclusion holds while the device reports the same about itself as when it failed. The callable `said` returns a
@@ -90,7 +90,7 @@ Said = Callable[[str], str]  # device -> digest of its present report; "" before
 
 
 @dataclass
-class FirstAsks:
+class InitialModelRequests:
     """Holds the requests for the initial model and their outcomes, rebuilt from the journal.
 
     `open` is the request whose reply is awaited; no other reply is accepted. `times` counts the requests to each

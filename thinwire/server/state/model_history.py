@@ -1,7 +1,7 @@
 """Holds the model versions of a run and their evaluations, rebuilt from the journal.
 
-`Bases` knows which versions there are, and from which one each round and device trained. `Scores` knows how good each
-version is: the measurements in the replies, and the evaluation that follows from them.
+`ModelHistory` knows which versions there are, and from which one each round and device trained. `EvaluationLog` knows
+how good each version is: the measurements in the replies, and the evaluation that follows from them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from thinwire.core.types import Metrics
 
 
 @dataclass
-class Bases:
+class ModelHistory:
     """Holds the last `kept` model versions as devices hold them, and which version each round and device trained from.
 
     If the downlink is compressed, devices hold a replica of the model instead of the model itself.
@@ -91,7 +91,7 @@ class Measured(NamedTuple):
 
 
 @dataclass
-class Scores:
+class EvaluationLog:
     """Holds the evaluations of model versions, and the measurements of at most `kept` versions that are not evaluated
     yet.
     """

@@ -23,7 +23,7 @@ Since = ClientAsked | UpdateAccepted | UpdateDropped | ClientFailed | ClientBack
 
 
 @dataclass
-class OpenNow:
+class RoundProgress:
     """Holds everything that has happened in the current round so far."""
 
     since: list[Since] = field(default_factory=list)  # all decisions since its opening, in the journal's order
@@ -34,7 +34,7 @@ class OpenNow:
 
 
 @dataclass
-class Line:
+class OpenRounds:
     """Holds the open rounds, which close in the order in which they opened.
 
     Without `goes_ahead`, at most one round is open. With it, rounds are pipelined: further rounds open before the
@@ -45,7 +45,7 @@ class Line:
     head: RoundOpened | None = None  # the current round
     head_since_s: float = 0.0  # when its deadline began to run, elapsed_s
     head_taken: int = 0  # the last round that accepted replies
-    now: OpenNow = field(default_factory=OpenNow)
+    now: RoundProgress = field(default_factory=RoundProgress)
     ahead: list[RoundOpened] = field(default_factory=list)  # pipelined rounds, in the order of opening
     lost_ahead: dict[int, list[Since]] = field(default_factory=dict)  # pipelined round -> its failed assignments
 
@@ -91,7 +91,7 @@ class Line:
 
     def close(self, event: RoundClosed) -> None:
         """Close the current round, so that the next pipelined round becomes the current one."""
-        self.head, self.now = None, OpenNow()
+        self.head, self.now = None, RoundProgress()
         if self.ahead:
             self.head, self.head_since_s = self.ahead.pop(0), event.elapsed_s
             self.now.since = self.lost_ahead.pop(self.head.round, [])

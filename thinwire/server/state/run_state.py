@@ -32,19 +32,19 @@ from thinwire.core.events import (
     UpdateFolded,
 )
 from thinwire.core.types import asked_round, first_of, is_further
-from thinwire.server.policy.codec_ladder import AskedCodecs
-from thinwire.server.policy.local_work import Paces
-from thinwire.server.state.assignment_ledger import Outcomes, Owed, Told
-from thinwire.server.state.backoff import Barred, FirstAsks
-from thinwire.server.state.model_history import Bases, Scores, made_step
-from thinwire.server.state.open_rounds import Line
+from thinwire.server.policy.codec_ladder import CodecHistory
+from thinwire.server.policy.local_work import DeviceSpeeds
+from thinwire.server.state.assignment_ledger import AssignmentLedger, OutcomeLog, UnresolvedAssignments
+from thinwire.server.state.backoff import DeviceBackoff, InitialModelRequests
+from thinwire.server.state.model_history import EvaluationLog, ModelHistory, made_step
+from thinwire.server.state.open_rounds import OpenRounds
 
 TIMES = 3  # replies of a device whose durations are kept
 KEPT = 1024  # rounds, and outcomes of one device: far more than a plan waits for a reply
 
 
 @dataclass
-class Past:
+class RunState:
     """Holds the state of a run between two events. `delay` is the number of rounds that open ahead of the current
     one.
     """
@@ -52,10 +52,10 @@ class Past:
     delay: int = 0
     status: RunStatus = "queued"
     status_text: str = ""
-    first: FirstAsks = field(default_factory=FirstAsks)  # requests for the initial model
-    bases: Bases = field(default_factory=lambda: Bases(KEPT))
-    scores: Scores = field(default_factory=lambda: Scores(KEPT))
-    line: Line = field(default_factory=Line)
+    first: InitialModelRequests = field(default_factory=InitialModelRequests)  # requests for the initial model
+    bases: ModelHistory = field(default_factory=lambda: ModelHistory(KEPT))
+    scores: EvaluationLog = field(default_factory=lambda: EvaluationLog(KEPT))
+    line: OpenRounds = field(default_factory=OpenRounds)
     rounds_opened: int = 0
     steps_made: int = 0
     too_few_in_a_row: int = 0  # rounds; those open when one of them closed count with it
@@ -65,16 +65,16 @@ class Past:
     decided: set[str] = field(default_factory=set)  # ids of all updates that were accepted or dropped
     dropped: set[str] = field(default_factory=set)
     answered: set[str] = field(default_factory=set)  # all ids in `asks` that were answered
-    outcomes: Outcomes = field(default_factory=Outcomes)  # which assignments have none yet
+    outcomes: UnresolvedAssignments = field(default_factory=UnresolvedAssignments)  # which assignments have none yet
     took: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # device -> s of last replies
-    paces: Paces = field(default_factory=Paces)
-    owed: Owed = field(default_factory=Owed)
+    paces: DeviceSpeeds = field(default_factory=DeviceSpeeds)
+    owed: AssignmentLedger = field(default_factory=AssignmentLedger)
     here: set[str] = field(default_factory=set)  # devices that got an assignment and were not seen to disconnect
     there: set[str] = field(default_factory=set)  # online when the last round opened, selected or not
-    barred: Barred = field(default_factory=Barred)
-    told: Told = field(default_factory=lambda: Told(KEPT))
+    barred: DeviceBackoff = field(default_factory=DeviceBackoff)
+    told: OutcomeLog = field(default_factory=lambda: OutcomeLog(KEPT))
     deadlines: dict[int, float] = field(default_factory=dict)  # round -> its deadline at the opening, s
-    codecs: AskedCodecs = field(default_factory=lambda: AskedCodecs(KEPT))
+    codecs: CodecHistory = field(default_factory=lambda: CodecHistory(KEPT))
     weights: dict[str, int] = field(default_factory=dict)  # device -> its examples in the first round that counted them
     references_from: int = 0  # the round from which `weights` are collected
     slowest: list[float] = field(default_factory=list)

@@ -24,7 +24,7 @@ _NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", 25)  # linux/tcp.h; Python
 
 
 @dataclass(frozen=True)
-class Line:
+class TlsConnection:
     """A connected socket.
 
     `rtt_s` is one round trip to the aggregator. `dates` are the leaf's validity in seconds since 1970, None without
@@ -44,7 +44,7 @@ class Line:
             socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
 
 
-def dial(address: Address, trust: Trust | None) -> Line:
+def dial(address: Address, trust: Trust | None) -> TlsConnection:
     """Connect to the aggregator, over TLS if `trust` is given.
 
     Raises OSError if nobody answers, and `ssl.SSLCertVerificationError` if the peer is not trusted.
@@ -56,12 +56,12 @@ def dial(address: Address, trust: Trust | None) -> Line:
     return _dial(address, trust, names[-1])
 
 
-def unverified(address: Address) -> Line:
+def unverified(address: Address) -> TlsConnection:
     """Connect over TLS without verification, to read and compare public data. No secret may be sent over it."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     sock, rtt_s = reach(address)
-    return Line(_secured(context, sock, address.host), rtt_s)
+    return TlsConnection(_secured(context, sock, address.host), rtt_s)
 
 
 def moved(sock: socket.socket) -> bool:
@@ -78,14 +78,14 @@ def moved(sock: socket.socket) -> bool:
         return False
 
 
-def _dial(address: Address, trust: Trust | None, name: str | None) -> Line:
+def _dial(address: Address, trust: Trust | None, name: str | None) -> TlsConnection:
     sock, rtt_s = reach(address)
     if trust is None or name is None:
-        return Line(sock, rtt_s)
+        return TlsConnection(sock, rtt_s)
     tls = _secured(trust.context(), sock, name)
     leaf = tls.getpeercert() or {}
     begins, ends = (ssl.cert_time_to_seconds(str(leaf[key])) for key in ("notBefore", "notAfter"))
-    return Line(tls, rtt_s, (begins, ends))
+    return TlsConnection(tls, rtt_s, (begins, ends))
 
 
 def reach(address: Address) -> tuple[socket.socket, float]:

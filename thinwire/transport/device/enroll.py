@@ -1,7 +1,7 @@
 """Enrollment: a device comes to trust an aggregator, and the aggregator to know the device, once, by an invitation.
 
-`join` enrolls the device. The other public function reads the state of its enrollment (`Stood`), without a change at
-the aggregator and without disturbing the client.
+`join` enrolls the device. The other public function reads the state of its enrollment (`EnrollmentStatus`), without a
+change at the aggregator and without disturbing the client.
 
 Invariant: the secret is sent only over a connection on which the CA that the invitation pins has verified the peer.
 """
@@ -22,10 +22,10 @@ from thinwire.core.errors import BadPayload, Refused, ThinwireError, Unreachable
 from thinwire.core.types import DEVICE_NAME
 from thinwire.transport.device.connect import Address, unverified
 from thinwire.transport.device.errors import meaning, silence
-from thinwire.transport.device.http_client import Call, Connection, Inlet, everything, finish
-from thinwire.transport.device.identity import MAX_CAS, Clockwork, Trust, readable
+from thinwire.transport.device.http_client import Connection, HttpRequest, PollingReader, everything, finish
+from thinwire.transport.device.identity import MAX_CAS, ServerClock, Trust, readable
 from thinwire.transport.protocol.certificates import server_name
-from thinwire.transport.protocol.http import CA, JOIN, Refusal, packed
+from thinwire.transport.protocol.http import CA, JOIN, ApiError, packed
 from thinwire.transport.protocol.registration import SYSTEM, Invitation
 from thinwire.transport.protocol.signing import Signer
 
@@ -36,7 +36,7 @@ ANSWER_S = 30.0  # time-out of the one request before anything is verified
 
 
 @dataclass(frozen=True)
-class Joined:
+class EnrollmentResult:
     """The result of an enrollment.
 
     `name` and `state` (approved, pending) are those of the device's row. People compare `fingerprint`, that of the
@@ -55,9 +55,10 @@ def join(
     key: ec.EllipticCurvePrivateKey,
     name: str,
     versions: Mapping[str, str],
-    clock: Clockwork | None = None,
-) -> Joined:
-    """Join the aggregator at `url` as `name`, and return the result; the caller stores `Joined.trust.save(folder)`.
+    clock: ServerClock | None = None,
+) -> EnrollmentResult:
+    """Join the aggregator at `url` as `name`, and return the result; the caller stores
+    `EnrollmentResult.trust.save(folder)`.
 
     Raises `Refused` if the peer does not have the pinned CA (nothing was sent then), the invitation is unusable, or the
     name exists already. Raises `Unreachable` if nobody answers, or not now.
@@ -70,12 +71,12 @@ def join(
             hint=f"thinwire client start --aggregator {url}; or, where its door has TLS: https://{address}",
         )
     trust = trust_of(url, invitation.pin)
-    clock = clock or Clockwork()
+    clock = clock or ServerClock()
     signer = Signer(key, clock.now)
     connection = Connection(address, signer, clock, lambda: trust)
     said = {"secret": invitation.secret, "name": name, "versions": dict(versions)}
     try:
-        told = _told(connection, url, Call("POST", JOIN, packed(json.dumps(said).encode()), whole_key=True))
+        told = _told(connection, url, HttpRequest("POST", JOIN, packed(json.dumps(said).encode()), whole_key=True))
     finally:
         connection.close()
     try:
@@ -85,7 +86,7 @@ def join(
             raise ValueError("it speaks of another device")
     except (KeyError, TypeError, ValueError) as error:
         raise Unreachable(f"cannot read the answer of {url}", why=repr(error)) from error
-    return Joined(found, state, fingerprint, replace(trust.renewed(cas), name=found))
+    return EnrollmentResult(found, state, fingerprint, replace(trust.renewed(cas), name=found))
 
 
 def trust_of(url: str, pin: str) -> Trust:
@@ -109,7 +110,7 @@ def _shown(url: str) -> tuple[tuple[str, ...], str]:
         line = unverified(address)
         try:
             made = http.client.HTTPConnection(address.host, address.port)
-            made.sock = Inlet(line.sock, ANSWER_S, _too_long)
+            made.sock = PollingReader(line.sock, ANSWER_S, _too_long)
             made.request("GET", CA)
             answer = made.getresponse()
             data = everything(answer, MAX_CA_BYTES)
@@ -120,7 +121,7 @@ def _shown(url: str) -> tuple[tuple[str, ...], str]:
     except (OSError, http.client.HTTPException) as error:
         raise silence(error, url, tls=True) from error
     if answer.status != 200:
-        raise meaning(Refusal.read(answer.status, data), url, tls=True)
+        raise meaning(ApiError.read(answer.status, data), url, tls=True)
     try:
         told: Any = json.loads(data)
         return tuple(str(ca) for ca in told["cas"][:MAX_CAS]), str(told["server_name"])
@@ -128,12 +129,12 @@ def _shown(url: str) -> tuple[tuple[str, ...], str]:
         raise _other(url, "it does not answer as an aggregator does") from error
 
 
-def _told(connection: Connection, url: str, call: Call) -> dict[str, Any]:
+def _told(connection: Connection, url: str, call: HttpRequest) -> dict[str, Any]:
     for left in reversed(range(TRIES)):
         try:
             with connection.made(call) as answer:
                 return dict(json.loads(everything(answer, MAX_CA_BYTES)))
-        except Refusal as refusal:
+        except ApiError as refusal:
             raise _refused(refusal, url) from refusal
         except ssl.SSLCertVerificationError as error:
             raise _other(url, f"it cannot prove that it is the one: {error.verify_message}") from error
@@ -146,7 +147,7 @@ def _told(connection: Connection, url: str, call: Call) -> dict[str, Any]:
     raise AssertionError("unreachable")
 
 
-def _refused(refusal: Refusal, url: str) -> ThinwireError:
+def _refused(refusal: ApiError, url: str) -> ThinwireError:
     """Return the error for a person who waits: a refusal that will not change with time is `Refused`."""
     error = meaning(refusal, url, tls=True)
     final = refusal.kind in ("invitation", "name", "revoked", "protocol")
@@ -169,7 +170,7 @@ NO_ASK = "/tw/v1/asks/thinwire.doctor/bundle"  # of no run: the refusal's kind s
 
 
 @dataclass(frozen=True)
-class Stood:
+class EnrollmentStatus:
     """The state of an enrollment.
 
     `error` is the reason why this device may not take part, None if it may. `skew_s` is how far its clock is behind,
@@ -183,20 +184,20 @@ class Stood:
     error: ThinwireError | None = None
 
 
-def ask(url: str, trust: Trust | None, key: ec.EllipticCurvePrivateKey) -> Stood:
+def ask(url: str, trust: Trust | None, key: ec.EllipticCurvePrivateKey) -> EnrollmentStatus:
     """Return this device's state at its aggregator; raise `Unreachable` if no trusted aggregator answers."""
-    clock = Clockwork()
+    clock = ServerClock()
     signer = Signer(key, clock.now)
     connection = Connection(Address.parse(url), signer, clock, lambda: trust)
     try:
-        with connection.made(Call("GET", NO_ASK, whole_key=True)) as answer:
+        with connection.made(HttpRequest("GET", NO_ASK, whole_key=True)) as answer:
             finish(answer)
-        return Stood("ask", signer.fingerprint)
-    except Refusal as refusal:
+        return EnrollmentStatus("ask", signer.fingerprint)
+    except ApiError as refusal:
         skew_s = refusal.now - time.time() if refusal.now else None
         fine = (refusal.status, refusal.kind) in ((404, "ask"), (401, "hello"))
         error = None if fine else meaning(refusal, url, tls=trust is not None, fingerprint=signer.fingerprint)
-        return Stood(refusal.kind, signer.fingerprint, skew_s, error)
+        return EnrollmentStatus(refusal.kind, signer.fingerprint, skew_s, error)
     except (OSError, http.client.HTTPException) as error:
         raise silence(error, url, tls=trust is not None) from error
     finally:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 from thinwire.core.errors import NotTaken, Refused, ThinwireError, Unreachable
 from thinwire.core.formatting import grouped, plain
-from thinwire.transport.protocol.http import Refusal
+from thinwire.transport.protocol.http import ApiError
 
 # Refusals of a reply, not of the device: the same bytes will never be accepted.
 NEVER_TAKEN = frozenset({(409, "state-lost"), (409, "protocol"), (409, "run"), (413, "too-large"), (403, "device")})
@@ -54,7 +54,7 @@ ABOUT: dict[str, tuple[str, str]] = {
 
 
 def meaning(
-    refusal: Refusal, url: str, *, tls: bool, fingerprint: str = "", answer: bool = False, within_s: float = 0.0
+    refusal: ApiError, url: str, *, tls: bool, fingerprint: str = "", answer: bool = False, within_s: float = 0.0
 ) -> ThinwireError:
     """Return a refusal as an error of the device; `answer` is True while it pushes a reply.
 
@@ -84,7 +84,7 @@ def in_words(
     """
     try:
         yield
-    except Refusal as refusal:
+    except ApiError as refusal:
         raise meaning(refusal, url, tls=tls, fingerprint=fingerprint, answer=answer, within_s=within_s) from refusal
     except (OSError, http.client.HTTPException) as error:
         if ended():

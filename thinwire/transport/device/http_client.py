@@ -1,8 +1,8 @@
 """The device's HTTP client: one keep-alive connection with signed requests, and responses of bounded length.
 
-`Connection` sends a `Call` and yields its response. It corrects the clock that is signed, and ends when this machine
-gets another address. A response is read by its length, so that a cut is noticed. `Inlet` reads a socket that may be
-silent for minutes.
+`Connection` sends a `HttpRequest` and yields its response. It corrects the clock that is signed, and ends when this
+machine gets another address. A response is read by its length, so that a cut is noticed. `PollingReader` reads a socket
+that may be silent for minutes.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from thinwire.core.errors import BadPayload, DataLost
-from thinwire.transport.device.connect import Address, Line, dial, moved
-from thinwire.transport.device.identity import Clockwork, Trust
-from thinwire.transport.protocol.http import INLINE_BYTES, LENGTH, Refusal, inflated
+from thinwire.transport.device.connect import Address, TlsConnection, dial, moved
+from thinwire.transport.device.identity import ServerClock, Trust
+from thinwire.transport.protocol.http import INLINE_BYTES, LENGTH, ApiError, inflated
 from thinwire.transport.protocol.signing import NOTHING, Signer
 
 SILENT_S = 60.0  # time-out without a byte, added to a pull's wait; also the time-out for each piece that is sent
@@ -39,7 +39,7 @@ class Moved(ConnectionError):
 class Connection:
     """One connection to the aggregator, used by one thread at a time, except for `close`.
 
-    A refusal of the aggregator is raised as `Refusal`. OSError and `http.client.HTTPException` mean that nobody
+    A refusal of the aggregator is raised as `ApiError`. OSError and `http.client.HTTPException` mean that nobody
     answers. If the aggregator refuses a timestamp, the clock takes over the aggregator's time, and the request is
     repeated once.
     """
@@ -48,24 +48,24 @@ class Connection:
         self,
         address: Address,
         signer: Signer,
-        clock: Clockwork,
+        clock: ServerClock,
         trust: Callable[[], Trust | None] = lambda: None,
         *,
         look_s: float = LOOK_S,
-        moved: Callable[[Line], bool] = lambda line: moved(line.sock),
+        moved: Callable[[TlsConnection], bool] = lambda line: moved(line.sock),
     ) -> None:
         self.address, self._signer, self._clock, self._trust = address, signer, clock, trust
         self._look_s, self._moved = look_s, moved
         self._busy = threading.Lock()
-        self._line: Line | None = None
+        self._line: TlsConnection | None = None
         self._http: http.client.HTTPConnection | None = None
-        self._inlet: Inlet | None = None
+        self._inlet: PollingReader | None = None
         self._wait_s = 0.0
         self.closed = False
         self._is_known = False  # the peer is the process with which the device registered last
 
     @contextmanager
-    def made(self, call: Call) -> Iterator[http.client.HTTPResponse]:
+    def made(self, call: HttpRequest) -> Iterator[http.client.HTTPResponse]:
         """Send a request, and yield its response; the connection is dropped if the response was not read completely."""
         with self._busy:
             try:
@@ -73,7 +73,7 @@ class Connection:
                 yield answer
                 if not answer.isclosed() or answer.will_close:
                     self._drop()  # its rest would be read as the next response
-            except Refusal:
+            except ApiError:
                 raise
             except BaseException:
                 self._drop()
@@ -121,16 +121,16 @@ class Connection:
             finally:
                 self._busy.release()
 
-    def _answered(self, call: Call) -> http.client.HTTPResponse:
+    def _answered(self, call: HttpRequest) -> http.client.HTTPResponse:
         try:
             return self._once(call)
-        except Refusal as refusal:
+        except ApiError as refusal:
             if refusal.kind != "clock" or not refusal.now:
                 raise
             self._clock.learn(refusal.now)
         return self._once(call)
 
-    def _once(self, call: Call) -> http.client.HTTPResponse:
+    def _once(self, call: HttpRequest) -> http.client.HTTPResponse:
         if self._inlet is not None and self._inlet.came():
             self._drop()  # the peer closed it while it was idle
         line = self._opened()
@@ -145,12 +145,12 @@ class Connection:
             return answer
         # http.client would read a chunk of -1 bytes endlessly. A response that stays unread ends the connection.
         said = b"" if answer.chunked else answer.read(MAX_REFUSAL_BYTES)
-        refusal = Refusal.read(answer.status, said, {name.lower(): value for name, value in answer.getheaders()})
+        refusal = ApiError.read(answer.status, said, {name.lower(): value for name, value in answer.getheaders()})
         if not whole or not answer.isclosed() or answer.will_close:
             self._drop()
         raise refusal
 
-    def _send(self, call: Call, line: Line) -> bool:
+    def _send(self, call: HttpRequest, line: TlsConnection) -> bool:
         """Send the request; return False if the peer responded before it had the whole request."""
         made = self._http
         assert made is not None
@@ -167,7 +167,7 @@ class Connection:
         made.endheaders()
         return self._stream(made, call.body)
 
-    def _stream(self, made: http.client.HTTPConnection, body: Slice) -> bool:
+    def _stream(self, made: http.client.HTTPConnection, body: FileRange) -> bool:
         assert self._inlet is not None
         left = body.length
         with _opened(body.path) as file:
@@ -185,14 +185,14 @@ class Connection:
                 left -= len(data)
         return True
 
-    def _opened(self) -> Line:
+    def _opened(self) -> TlsConnection:
         if self.closed:
             raise ConnectionAbortedError("this link was closed")
         if self._line is None:
             self._line = line = dial(self.address, self._trust())
             if self.closed:
                 raise ConnectionAbortedError("this link was closed")
-            self._inlet = Inlet(line.sock, self._look_s, self._quiet)
+            self._inlet = PollingReader(line.sock, self._look_s, self._quiet)
             self._http = made = http.client.HTTPConnection(self.address.host, self.address.port)
             made.auto_open = 0  # only `dial` connects, because it verifies the peer
             made.sock = self._inlet
@@ -226,7 +226,7 @@ MAX_REST_BYTES = INLINE_BYTES  # inline parts that do not fit on this disk; noth
 
 
 @dataclass(frozen=True)
-class Slice:
+class FileRange:
     """A part of a file from byte `start` on. `digest` is the one that is signed: that of the whole part."""
 
     path: Path
@@ -236,12 +236,12 @@ class Slice:
 
 
 @dataclass(frozen=True)
-class Call:
+class HttpRequest:
     """One request. `wait_s` is how long the aggregator may hold back the response on purpose."""
 
     method: str
     target: str
-    body: bytes | Slice = b""
+    body: bytes | FileRange = b""
     headers: Mapping[str, str] = field(default_factory=dict)
     wait_s: float = 0.0
     whole_key: bool = False
@@ -249,12 +249,12 @@ class Call:
     @property
     def length(self) -> int:
         """Return the body's length in bytes."""
-        return self.body.length if isinstance(self.body, Slice) else len(self.body)
+        return self.body.length if isinstance(self.body, FileRange) else len(self.body)
 
     @property
     def digest(self) -> bytes:
         """Return the SHA-256 that is signed for the body."""
-        if isinstance(self.body, Slice):
+        if isinstance(self.body, FileRange):
             return self.body.digest
         return hashlib.sha256(self.body).digest() if self.body else NOTHING
 
@@ -301,7 +301,7 @@ def exactly(answer: http.client.HTTPResponse, count: int) -> bytes:
 _NOT_YET = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
-class Inlet:
+class PollingReader:
     """A socket as http.client sees it: something to send on, and a file to read from. It may stay silent for minutes.
 
     `came` reads the bytes that arrived already, without waiting; the file returns them later. `quiet` is called every
@@ -357,7 +357,7 @@ class Inlet:
 
 
 class _Reading(io.RawIOBase):
-    def __init__(self, inlet: Inlet) -> None:
+    def __init__(self, inlet: PollingReader) -> None:
         self._inlet = inlet
 
     def readable(self) -> bool:

@@ -1,7 +1,7 @@
 """The identity of a device and of its aggregator: the device's key, the trust anchors, and the aggregator's time.
 
 The key is P-384. It is made at the first start, and never leaves its folder. `Trust` stores the aggregator's address,
-the CAs that the device trusts, and the device's name there. `Clockwork` follows the aggregator's clock, because the
+the CAs that the device trusts, and the device's name there. `ServerClock` follows the aggregator's clock, because the
 device's own may be wrong: a Raspberry Pi boots without a clock, and time servers change it in steps.
 """
 
@@ -163,7 +163,7 @@ def since_boot() -> float:
     return time.clock_gettime(_BOOT)
 
 
-class Clockwork:
+class ServerClock:
     """The aggregator's clock, or this machine's clock before the aggregator's time is known. Any thread may call it.
 
     The time is stored as an offset to the time since boot, which nobody sets and which runs on in suspend. `doubted` is

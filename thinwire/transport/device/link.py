@@ -1,4 +1,4 @@
-"""`FlowerLink`, the device's connection to the aggregator.
+"""`HttpsLink`, the device's connection to the aggregator.
 
 It needs neither Flower nor torch, only the standard library's HTTP and TLS, and a key. One connection waits for
 assignments, the other one pushes replies. The caller decides when to try again: a request that fails raises
@@ -23,14 +23,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from thinwire.core.errors import BadPayload, NotOffered, NotWritten, Refused, Unreachable, UsageError
 from thinwire.core.fleet import Delivery, Hello, Welcome
 from thinwire.core.serialization import MAX_HEAD_BYTES, ask_from_bytes, reply_to_bytes
-from thinwire.core.types import Ask, Failure, ReplyHead
-from thinwire.transport.device.connect import Address, Line, moved
+from thinwire.core.types import Ask, Failure, ReplyHeader
+from thinwire.transport.device.connect import Address, TlsConnection, moved
 from thinwire.transport.device.errors import in_words
-from thinwire.transport.device.http_client import LOOK_S, Call, Connection, Moved, block_of, finish
-from thinwire.transport.device.identity import Clockwork, Trust
-from thinwire.transport.device.session import Greeting, Held
+from thinwire.transport.device.http_client import LOOK_S, Connection, HttpRequest, Moved, block_of, finish
+from thinwire.transport.device.identity import ServerClock, Trust
+from thinwire.transport.device.session import InFlightAssignments, Registration
 from thinwire.transport.device.transfers import Incoming, Outgoing
-from thinwire.transport.protocol.http import INLINE_BYTES, LEAVE, PULL, PUSH, Refusal, packed
+from thinwire.transport.protocol.http import INLINE_BYTES, LEAVE, PULL, PUSH, ApiError, packed
 from thinwire.transport.protocol.signing import Signer
 
 MAX_CONTROL_BYTES = 64 * 2**10  # of a pull's control message: it names some of the ids that the pull named
@@ -38,7 +38,7 @@ MAX_HELD = 64  # assignments in flight: a run has one for each round of its over
 POLL_JITTER = 0.1  # share of a pull's wait, so that devices that connected together do not poll together
 
 
-class FlowerLink:
+class HttpsLink:
     """Connects the device `name` to the aggregator at `url`.
 
     Downloads go to `folder`/downloads. `trust` is what `join` left in `folder`, where it is kept up to date. Without it
@@ -52,8 +52,8 @@ class FlowerLink:
     parts too, together with the error, so that nobody waits for a reply. `min_free` gives the bytes of disk that
     downloads leave free.
 
-    Invariant: a reply is sent only to an aggregator that has its run (`Held`). If another process than before may
-    answer, the link registers first.
+    Invariant: a reply is sent only to an aggregator that has its run (`InFlightAssignments`). If another process than
+    before may answer, the link registers first.
     """
 
     def __init__(
@@ -64,9 +64,9 @@ class FlowerLink:
         folder: Path,
         trust: Trust | None = None,
         *,
-        clock: Clockwork | None = None,
+        clock: ServerClock | None = None,
         look_s: float = LOOK_S,
-        is_moved: Callable[[Line], bool] = lambda line: moved(line.sock),
+        is_moved: Callable[[TlsConnection], bool] = lambda line: moved(line.sock),
         is_wanted: Callable[[Ask], bool] = lambda ask: True,
         min_free: Callable[[], int] = lambda: 0,
     ) -> None:
@@ -77,8 +77,8 @@ class FlowerLink:
                 why="over TLS it must know whom to trust" if address.tls else "what it joined speaks TLS",
                 hint="thinwire client join URL -" if address.tls else f"--aggregator {trust.url if trust else ''}",
             )
-        self.url, self.clock = url, clock or Clockwork()
-        self._greeting = Greeting(name, folder, trust, self.clock)
+        self.url, self.clock = url, clock or ServerClock()
+        self._greeting = Registration(name, folder, trust, self.clock)
         self._is_wanted = is_wanted
         signer = Signer(key, self.clock.now)
         self.fingerprint = signer.fingerprint
@@ -91,7 +91,7 @@ class FlowerLink:
         self._ending = threading.Event()
         self._hello: Hello | None = None
         self._one_hello = threading.Lock()  # two threads may register, and the newest data must arrive last
-        self._held = Held()
+        self._held = InFlightAssignments()
 
     def hello(self, hello: Hello) -> Welcome:
         """Register the client's process, and return the aggregator's answer.
@@ -120,21 +120,21 @@ class FlowerLink:
                 return self._pull(wait_s)
             except Moved:
                 return self._pull(wait_s)
-            except Refusal as refusal:
+            except ApiError as refusal:
                 if refusal.kind != "hello":
                     raise
             with self._one_hello:  # the aggregator restarted, took this device offline, or has new CAs
                 self._greet(self._said(), self._pulling)
             return self._pull(wait_s)
 
-    def push(self, reply: ReplyHead | Failure, bundle: Path | None = None) -> None:
+    def push(self, reply: ReplyHeader | Failure, bundle: Path | None = None) -> None:
         """Send a reply, with its parts from the file `bundle`; return once the aggregator has committed it.
 
         Raises `NotOffered` if the run is not the aggregator's, and `BadPayload` if `bundle` does not have the announced
         length.
         """
         head = reply_to_bytes(reply)
-        length = reply.payload_bytes if isinstance(reply, ReplyHead) else 0
+        length = reply.payload_bytes if isinstance(reply, ReplyHeader) else 0
         _require(bundle, length)
         with self._in_words():
             self._know_the_time(self._pushing)
@@ -142,17 +142,17 @@ class FlowerLink:
         if not self._held.is_of(reply):
             raise self._not_offered(reply)
         with self._in_words(answer=True):
-            if isinstance(reply, ReplyHead) and bundle is not None and length > INLINE_BYTES:
+            if isinstance(reply, ReplyHeader) and bundle is not None and length > INLINE_BYTES:
                 self._outgoing.send(reply, head, bundle)
             else:
                 body = packed(head) + (bundle.read_bytes() if bundle is not None and length else b"")
-                self._call(self._pushing, Call("POST", PUSH, body))
+                self._call(self._pushing, HttpRequest("POST", PUSH, body))
         self._held.answered(reply.ask_id)
 
     def leave(self) -> None:
         """Revoke this device by its own wish. Its key is useless afterwards, and the caller deletes it."""
         with self._in_words():
-            self._call(self._pushing, Call("POST", LEAVE))
+            self._call(self._pushing, HttpRequest("POST", LEAVE))
 
     def cancelled(self) -> frozenset[str]:
         """Return the ids of withdrawn assignments."""
@@ -182,8 +182,8 @@ class FlowerLink:
         connection.known()
         return welcome
 
-    def _not_offered(self, reply: ReplyHead | Failure) -> NotOffered:
-        run = reply.update_id.run if isinstance(reply, ReplyHead) else reply.ask_id.partition(".")[0]
+    def _not_offered(self, reply: ReplyHeader | Failure) -> NotOffered:
+        run = reply.update_id.run if isinstance(reply, ReplyHeader) else reply.ask_id.partition(".")[0]
         return NotOffered(
             f"what was made for {run} is not sent to the aggregator at {self.url}",
             why="the run is over, or is another aggregator's: here none that goes on has its name and its identity",
@@ -199,7 +199,7 @@ class FlowerLink:
         held, greetings = self._held.now(), self._held.greetings
         said = {"process": self._said().process, "wait_s": wait_s, "held": held}
         wanted = json.dumps(said, separators=(",", ":"))
-        with self._pulling.made(Call("POST", PULL, packed(wanted.encode()), wait_s=wait_s)) as answer:
+        with self._pulling.made(HttpRequest("POST", PULL, packed(wanted.encode()), wait_s=wait_s)) as answer:
             self._held.withdraw(block_of(answer, MAX_CONTROL_BYTES))
             began = time.monotonic()
             data = block_of(answer, MAX_HEAD_BYTES)
@@ -238,7 +238,7 @@ class FlowerLink:
         def get(start: int, tag: str) -> Iterator[http.client.HTTPResponse]:
             ranged = {"range": f"bytes={start}-", "if-range": tag} if start else {}
             with self._pulling.made(
-                Call("GET", f"/tw/v1/asks/{quote(ask.ask_id, safe='')}/bundle", headers=ranged)
+                HttpRequest("GET", f"/tw/v1/asks/{quote(ask.ask_id, safe='')}/bundle", headers=ranged)
             ) as answer:
                 yield answer
                 finish(answer)  # an unread response would end the connection, and with it the knowledge of its peer
@@ -247,7 +247,7 @@ class FlowerLink:
             before = self._incoming.size(ask.parts)
             try:
                 return self._incoming.fetch(ask.parts, get)
-            except Refusal as refusal:
+            except ApiError as refusal:
                 if refusal.status != 404:
                     raise
                 return None
@@ -258,7 +258,7 @@ class FlowerLink:
                     raise
             self._pause()
 
-    def _call(self, connection: Connection, call: Call) -> None:
+    def _call(self, connection: Connection, call: HttpRequest) -> None:
         """Send one small request; repeat it at once if this machine's address changed in the middle of it."""
         try:
             with connection.made(call) as answer:

@@ -1,9 +1,9 @@
 """The device's side of a session with the aggregator: registration, and the assignments that are in flight.
 
-`Greeting` registers the process and keeps what the aggregator answered. `Held` knows which assignments the device has
-and which were withdrawn, because one thread pulls them and another thread replies to them. `Held` also knows which runs
-belong to the aggregator of the last registration: another aggregator at the same address may have runs with the same
-ids.
+`Registration` registers the process and keeps what the aggregator answered. `InFlightAssignments` knows which
+assignments the device has and which were withdrawn, because one thread pulls them and another thread replies to them.
+`InFlightAssignments` also knows which runs belong to the aggregator of the last registration: another aggregator at the
+same address may have runs with the same ids.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from pathlib import Path
 
 from thinwire.core.errors import BadPayload
 from thinwire.core.fleet import Hello, Welcome
-from thinwire.core.types import Ask, Failure, ReplyHead
-from thinwire.transport.device.http_client import Call, Connection, block_of, finish
-from thinwire.transport.device.identity import Clockwork, Trust
+from thinwire.core.types import Ask, Failure, ReplyHeader
+from thinwire.transport.device.http_client import Connection, HttpRequest, block_of, finish
+from thinwire.transport.device.identity import ServerClock, Trust
 from thinwire.transport.protocol import registration
 from thinwire.transport.protocol.http import HELLO, packed
 
 SKEW_SHOWN_S = 5.0  # a smaller skew is reported as 0
 
 
-class Greeting:
+class Registration:
     """Registers the client's process, and stores in `folder` what the aggregator answered, for the next start.
 
     `spread_s` is the time in seconds over which devices reconnect after all of them lost the aggregator. It is known
@@ -34,7 +34,7 @@ class Greeting:
     the aggregator gave this device since the process started, and the one that it started with.
     """
 
-    def __init__(self, name: str, folder: Path, trust: Trust | None, clock: Clockwork) -> None:
+    def __init__(self, name: str, folder: Path, trust: Trust | None, clock: ServerClock) -> None:
         self.name, self._folder, self._clock = name, folder, clock
         self.trust = trust
         self.names = {name}  # the first name stays valid until the process ends, even if the device is renamed
@@ -69,7 +69,7 @@ class Greeting:
     def _say(self, hello: Hello, connection: Connection) -> tuple[Hello, Welcome]:
         rtt_s = round(connection.open(), 6)
         said = replace(hello, link={**hello.link, "rtt_s": rtt_s, "skew_s": self.skew_s}, holds=self.holds)
-        with connection.made(Call("POST", HELLO, packed(registration.to_bytes(said)), whole_key=True)) as answer:
+        with connection.made(HttpRequest("POST", HELLO, packed(registration.to_bytes(said)), whole_key=True)) as answer:
             welcome = registration.welcome_from_bytes(block_of(answer, registration.MAX_WELCOME_BYTES))
             finish(answer)
         self._clock.learn(welcome.server_time)
@@ -91,7 +91,7 @@ class Greeting:
 REMEMBERED = 1024  # withdrawn assignments, and identities of runs
 
 
-class Held:
+class InFlightAssignments:
     """The assignments in flight on a device, and the runs of the aggregator with which it registered last.
 
     Invariant: an assignment is in flight from its complete arrival until it is replied to or withdrawn, and the
@@ -133,7 +133,7 @@ class Held:
             self._runs = OrderedDict.fromkeys(("", *identities))
             self._withdraw([ask_id for ask_id, (_, identity) in self._held.items() if identity not in self._runs])
 
-    def is_of(self, reply: ReplyHead | Failure) -> bool:
+    def is_of(self, reply: ReplyHeader | Failure) -> bool:
         """Return True if the reply belongs to a run of the aggregator with which the device registered last."""
         with self._lock:
             return not self._greetings or reply.identity in self._runs

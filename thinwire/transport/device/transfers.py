@@ -23,9 +23,9 @@ from typing import Any, BinaryIO, Self
 from thinwire.core.errors import BadPayload, Unreachable
 from thinwire.core.protocol import read_json
 from thinwire.core.statedir import disk_error, private_folder, require_room
-from thinwire.core.types import Part, ReplyHead
-from thinwire.transport.device.http_client import Call, Connection, Slice, everything
-from thinwire.transport.protocol.http import PUSH, STREAM_BYTES, UPLOAD_OFFSET, Refusal, etag, packed
+from thinwire.core.types import Part, ReplyHeader
+from thinwire.transport.device.http_client import Connection, FileRange, HttpRequest, everything
+from thinwire.transport.protocol.http import PUSH, STREAM_BYTES, UPLOAD_OFFSET, ApiError, etag, packed
 
 PIECE_BYTES = 256 * 2**10
 KEPT = 4  # partial downloads: assignments arrive one after the other, and old models are useless
@@ -199,7 +199,7 @@ class Outgoing:
     def __init__(self, connection: Connection, pause: Callable[[], None]) -> None:
         self._connection, self._pause = connection, pause
 
-    def send(self, head: ReplyHead, said: bytes, bundle: Path) -> None:
+    def send(self, head: ReplyHeader, said: bytes, bundle: Path) -> None:
         """Upload a reply, and return when the aggregator has committed it; raise the error of the last attempt.
 
         `said` is the encoded header, `bundle` the file with the parts.
@@ -218,7 +218,7 @@ class Outgoing:
                 if told.get("done") is True:
                     return
                 offsets[index] = _within(told.get("offset"), head.parts[index])
-            except Refusal as refusal:
+            except ApiError as refusal:
                 if fruitless >= FRUITLESS or refusal.kind not in ("offset", "damaged", "offer"):
                     raise
                 if refusal.kind == "damaged":
@@ -231,9 +231,9 @@ class Outgoing:
                 cut = bool(offsets)
                 self._pause()
 
-    def _offered(self, said: bytes, head: ReplyHead) -> list[int]:
+    def _offered(self, said: bytes, head: ReplyHeader) -> list[int]:
         """Push the header, and return how many bytes of each part the aggregator has; [] if it committed the reply."""
-        with self._connection.made(Call("POST", PUSH, packed(said))) as answer:
+        with self._connection.made(HttpRequest("POST", PUSH, packed(said))) as answer:
             told = _read(answer)
         if told.get("done") is True:
             return []
@@ -242,20 +242,20 @@ class Outgoing:
             raise Unreachable("the aggregator says no offsets of this answer")
         return [_within(offset, part) for offset, part in zip(offsets, head.parts, strict=True)]
 
-    def _put(self, head: ReplyHead, index: int, offset: int, bundle: Path) -> dict[str, Any]:
+    def _put(self, head: ReplyHeader, index: int, offset: int, bundle: Path) -> dict[str, Any]:
         """Send the rest of one part."""
         part = head.parts[index]
         start = sum(one.length for one in head.parts[:index]) + offset
-        rest = Slice(bundle, start, part.length - offset, bytes.fromhex(part.sha256))
-        with self._connection.made(Call("PUT", f"{_target(head, index)}?offset={offset}", rest)) as answer:
+        rest = FileRange(bundle, start, part.length - offset, bytes.fromhex(part.sha256))
+        with self._connection.made(HttpRequest("PUT", f"{_target(head, index)}?offset={offset}", rest)) as answer:
             return _read(answer)
 
-    def _durable(self, head: ReplyHead, index: int, offsets: list[int]) -> list[int]:
+    def _durable(self, head: ReplyHeader, index: int, offsets: list[int]) -> list[int]:
         """Return the offsets after a cut; [] if the header must be pushed again."""
         try:
-            with self._connection.made(Call("HEAD", _target(head, index))) as answer:
+            with self._connection.made(HttpRequest("HEAD", _target(head, index))) as answer:
                 said = answer.headers.get(UPLOAD_OFFSET.decode(), "")
-        except Refusal:
+        except ApiError:
             return []
         offset = _within(int(said) if DIGITS.fullmatch(said) else said[:80], head.parts[index])
         return [*offsets[:index], offset, *offsets[index + 1 :]]
@@ -278,7 +278,7 @@ def _open_part(parts: tuple[Part, ...], offsets: list[int]) -> int:
     return max(index for index, part in enumerate(parts) if part.length)
 
 
-def _require_sound(head: ReplyHead, index: int, bundle: Path) -> None:
+def _require_sound(head: ReplyHeader, index: int, bundle: Path) -> None:
     """Raise `BadPayload` if the part is damaged on this disk, because it would be sent for ever."""
     left, digest = head.parts[index].length, hashlib.sha256()
     with open(bundle, "rb", buffering=0) as file:
@@ -290,7 +290,7 @@ def _require_sound(head: ReplyHead, index: int, bundle: Path) -> None:
         raise BadPayload(f"{bundle} is damaged on this disk", why=f"{head.parts[index].name!r} does not fit its digest")
 
 
-def _target(head: ReplyHead, index: int) -> str:
+def _target(head: ReplyHeader, index: int) -> str:
     return f"/tw/v1/parts/{head.update_id.run}/{head.update_id.sequence}/{index}"
 
 

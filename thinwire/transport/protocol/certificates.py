@@ -41,7 +41,7 @@ NO_CHECK_TIME = 0x200000  # OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which the ssl m
 
 
 @dataclass(frozen=True)
-class Issued:
+class CertificateAndKey:
     """A certificate and its key, both PEM."""
 
     certificate: bytes
@@ -72,7 +72,7 @@ def server_name(pin: str) -> str:
     return f"tw-{pin[:32]}.invalid"
 
 
-def make_ca(names: Sequence[str], now: datetime) -> Issued:
+def make_ca(names: Sequence[str], now: datetime) -> CertificateAndKey:
     """Make a CA for its own server name and for these names and addresses, and for nothing else."""
     key = ec.generate_private_key(ec.SECP256R1())
     spki = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
@@ -92,7 +92,7 @@ def make_ca(names: Sequence[str], now: datetime) -> Issued:
     return _signed(builder, key, key)
 
 
-def make_leaf(ca: Issued, names: Sequence[str], now: datetime) -> Issued:
+def make_leaf(ca: CertificateAndKey, names: Sequence[str], now: datetime) -> CertificateAndKey:
     """Issue the aggregator's certificate, for the CA's server name and for the `names` that the CA may certify."""
     authority = ca.parsed
     key = ec.generate_private_key(ec.SECP256R1())
@@ -114,7 +114,7 @@ def make_leaf(ca: Issued, names: Sequence[str], now: datetime) -> Issued:
     return _signed(builder, key, _private(ca.key))
 
 
-def permits(ca: Issued, name: str) -> bool:
+def permits(ca: CertificateAndKey, name: str) -> bool:
     """Return True if the CA may certify this name or address."""
     constraints = ca.parsed.extensions.get_extension_for_class(x509.NameConstraints).value
     for allowed in constraints.permitted_subtrees or ():
@@ -129,7 +129,7 @@ def permits(ca: Issued, name: str) -> bool:
     return False
 
 
-def due(leaf: Issued, names: Sequence[str], ca: Issued, now: datetime) -> bool:
+def due(leaf: CertificateAndKey, names: Sequence[str], ca: CertificateAndKey, now: datetime) -> bool:
     """Return True if a leaf must be issued again: 60 days old, of another CA, or without a name that it could have."""
     found = leaf.parsed
     held = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -182,9 +182,9 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
 
 def _signed(
     builder: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey, by: ec.EllipticCurvePrivateKey
-) -> Issued:
+) -> CertificateAndKey:
     pem = builder.sign(by, hashes.SHA256()).public_bytes(Encoding.PEM)
-    return Issued(pem, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    return CertificateAndKey(pem, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
 
 
 def _private(pem: bytes) -> ec.EllipticCurvePrivateKey:

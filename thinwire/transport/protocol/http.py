@@ -10,7 +10,7 @@ Parts of more than `INLINE_BYTES` together travel apart, so that a cut transfer 
 (`server/assignments.py`, `server/uploads.py`). A block of JSON is deflated (RFC 1951) with a dictionary that both ends
 know. A header is then little more than its digests.
 
-`ROUTES` lists the paths: the method, the maximum length of a body, and which parts of the path are names. `Refusal` is
+`ROUTES` lists the paths: the method, the maximum length of a body, and which parts of the path are names. `ApiError` is
 the response to a request that is not served; `device/errors.py` gives its meaning on a device.
 """
 
@@ -178,7 +178,7 @@ LATEST = 221_845_392_000.0  # 9000-01-01: a learned clock runs on, and no clock 
 LONGEST_S = 3600.0  # a device that had to wait longer would be lost
 
 
-class Refusal(Exception):
+class ApiError(Exception):
     """The response to a request that is not served: an HTTP status, a kind for programs, and a reason for people.
 
     `now` is the aggregator's wall clock in seconds. `retry_after_s` is the delay before the next attempt, 0 if not
@@ -218,7 +218,7 @@ class Refusal(Exception):
         return found
 
     @classmethod
-    def read(cls, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> Refusal:
+    def read(cls, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> ApiError:
         """Return the refusal in a response, bounded to values that a device can use.
 
         A response of another kind becomes a refusal with kind "http".
@@ -239,12 +239,12 @@ class Refusal(Exception):
             return cls(status, "http", f"it answered with status {status}", **numbers)  # type: ignore[arg-type]  # as above
 
 
-def unknown_path() -> Refusal:
+def unknown_path() -> ApiError:
     """Return a new refusal for an unknown path.
 
     It is new each time, because an exception that is raised twice keeps the frames of both, and everything in them.
     """
-    return Refusal(404, "", "")
+    return ApiError(404, "", "")
 
 
 def _number(text: Any, otherwise: float) -> float:

@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_der_public_key
 
-from thinwire.transport.protocol.http import Refusal
+from thinwire.transport.protocol.http import ApiError
 
 PUBLIC_KEY_HEADER = "flwr-public-key"  # the three are Flower's (tests/flower/test_flwr_contract.py)
 TIMESTAMP_HEADER = "flwr-timestamp"
@@ -50,7 +50,7 @@ class Identity:
 
 
 @dataclass(frozen=True)
-class Claim:
+class SignatureHeaders:
     """The content of a request's signature headers, each field readable and of its right size. Nothing is verified yet.
 
     `der` is None if the request names the key by its fingerprint alone.
@@ -64,13 +64,13 @@ class Claim:
     signature: bytes
 
     @classmethod
-    def read(cls, headers: Headers) -> Claim:
-        """Read the headers; raise `Refusal` 401 for a request that is not signed, or not by a P-384 key."""
+    def read(cls, headers: Headers) -> SignatureHeaders:
+        """Read the headers; raise `ApiError` 401 for a request that is not signed, or not by a P-384 key."""
         fingerprint, der = _key(headers)
         digest = _base64(_header(headers, DIGEST_HEADER), "digest")
         nonce = _base64(_header(headers, NONCE_HEADER), "nonce")
         if len(nonce) != NONCE_BYTES or len(digest) != DIGEST_BYTES:
-            raise Refusal(401, "signature", "a nonce has 16 bytes, a digest 32")
+            raise ApiError(401, "signature", "a nonce has 16 bytes, a digest 32")
         timestamp = _header(headers, TIMESTAMP_HEADER).decode("ascii", "replace")
         signature = _base64(_header(headers, SIGNATURE_HEADER), "signature")
         return cls(fingerprint, der, digest, timestamp, nonce, signature)
@@ -83,15 +83,15 @@ class Claim:
                 raise ValueError
             return at.timestamp()
         except (ValueError, OverflowError):
-            raise Refusal(401, "signature", "the timestamp cannot be read") from None
+            raise ApiError(401, "signature", "the timestamp cannot be read") from None
 
     def require_signature(self, der: bytes, method: str, target: str, length: int) -> None:
-        """Raise `Refusal` 401 unless the holder of this key signed exactly this request."""
+        """Raise `ApiError` 401 unless the holder of this key signed exactly this request."""
         said = signed_bytes(method, target, self.digest, length, self.timestamp, self.nonce)
         try:
             _loaded(der).verify(self.signature, said, _ECDSA)
         except InvalidSignature:
-            raise Refusal(401, "signature", "the signature does not fit the request") from None
+            raise ApiError(401, "signature", "the signature does not fit the request") from None
 
 
 def signed_bytes(method: str, target: str, digest: bytes, length: int, timestamp: str, nonce: bytes) -> bytes:
@@ -156,9 +156,9 @@ def _canonical(encoded: bytes) -> bytes:
     try:
         key = load_der_public_key(_base64(encoded, "public key"))
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        raise Refusal(401, "signature", "the public key cannot be read") from None
+        raise ApiError(401, "signature", "the public key cannot be read") from None
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
-        raise Refusal(401, "signature", "the public key is not a P-384 one")
+        raise ApiError(401, "signature", "the public key is not a P-384 one")
     return public_der(key)
 
 
@@ -177,7 +177,7 @@ def _key(headers: Headers) -> tuple[str, bytes | None]:
     named = _header(headers, KEY_HEADER)
     found = _base64(named.translate(_STANDARD) + b"=" * (-len(named) % 4), "key's name")
     if len(found) != DIGEST_BYTES:
-        raise Refusal(401, "signature", "a key is named by its SHA-256")
+        raise ApiError(401, "signature", "a key is named by its SHA-256")
     return found.hex(), None
 
 
@@ -187,7 +187,7 @@ _STANDARD = bytes.maketrans(b"-_", b"+/")
 def _header(headers: Headers, name: str) -> bytes:
     value = headers.get(name.encode(), b"")
     if not value or len(value) > MAX_HEADER_BYTES:
-        raise Refusal(401, "signature", f"the request has no {name}")
+        raise ApiError(401, "signature", f"the request has no {name}")
     return value
 
 
@@ -195,4 +195,4 @@ def _base64(data: bytes, what: str) -> bytes:
     try:
         return base64.b64decode(data, validate=True)
     except (binascii.Error, ValueError):
-        raise Refusal(401, "signature", f"the {what} is not base64") from None
+        raise ApiError(401, "signature", f"the {what} is not base64") from None

@@ -19,10 +19,10 @@ from thinwire.core.clock import Clock
 from thinwire.core.errors import ThinwireError
 from thinwire.core.fleet import DeviceRow
 from thinwire.core.serialization import FREE_HEADER_BYTES
-from thinwire.transport.protocol.http import Refusal, inflated, unblock, unknown_path
-from thinwire.transport.protocol.signing import Claim, Identity
+from thinwire.transport.protocol.http import ApiError, inflated, unblock, unknown_path
+from thinwire.transport.protocol.signing import Identity, SignatureHeaders
 from thinwire.transport.server.auth import Guests
-from thinwire.transport.server.connections import Account, admitted_of, wire_of
+from thinwire.transport.server.connections import TrafficCounter, admitted_of, wire_of
 
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
@@ -65,7 +65,7 @@ class Request:
 
     @property
     def row(self) -> DeviceRow:
-        """Return the row of the device that signed; raise `Refusal` 404 if the key has none."""
+        """Return the row of the device that signed; raise `ApiError` 404 if the key has none."""
         if self.admitted.row is None:
             raise unknown_path()
         return self.admitted.row
@@ -77,7 +77,7 @@ class Request:
         return self.admitted.identity
 
     @property
-    def claim(self) -> Claim:
+    def claim(self) -> SignatureHeaders:
         """Return what the signature headers claim."""
         assert self.admitted.claim is not None
         return self.admitted.claim
@@ -87,16 +87,16 @@ class Request:
         self.admitted = replace(self.admitted, row=row)
         return self
 
-    def charge(self, account: Account) -> None:
+    def charge(self, account: TrafficCounter) -> None:
         """Count the request, and charge the connection's bytes to this device."""
         account.requests += 1
         self.wire.belongs_to(account)
 
     async def whole(self) -> bytes:
-        """Return the complete body; raise `Refusal` 401 if it is not the one that was signed."""
+        """Return the complete body; raise `ApiError` 401 if it is not the one that was signed."""
         data = b"".join([piece async for piece in self.blocks(1)])
         if len(data) != self.length or hashlib.sha256(data).digest() != self.claim.digest:
-            raise Refusal(401, "signature", "the body is not the one that was signed")
+            raise ApiError(401, "signature", "the body is not the one that was signed")
         return data
 
     async def head(self, most: int) -> tuple[bytes, memoryview]:
@@ -110,7 +110,7 @@ class Request:
             head, rest = unblock(data)
             return inflated(head, min(most, FREE_HEADER_BYTES + RATIO * len(head))), rest
         except ValueError as error:
-            raise Refusal(409, "protocol", str(error)) from error
+            raise ApiError(409, "protocol", str(error)) from error
 
     async def blocks(self, least: int) -> AsyncIterator[bytes]:
         """Yield the body in pieces of at least `least` bytes, except the last; bytes before a cut are yielded too."""
@@ -196,10 +196,10 @@ JSON = b"application/json"
 log = logging.getLogger("thinwire.door")
 
 
-class Door:
+class DeviceApi:
     """The ASGI app behind the gate: every request here is signed, or fetches the CA, and has a known path.
 
-    `called` is called with every request of a device. A route raises `Refusal`. Any other exception in a route is a
+    `called` is called with every request of a device. A route raises `ApiError`. Any other exception in a route is a
     defect of the aggregator, and its text is not sent to the device. `answers` counts the requests.
     """
 
@@ -223,7 +223,7 @@ class Door:
             request.wire.close()
             await request.hung_up()
 
-    def refused(self, target: str, refusal: Refusal) -> None:
+    def refused(self, target: str, refusal: ApiError) -> None:
         """Count a refused request by its path, or as 404 if there is no such path.
 
         Names that strangers make up do not enter the count.
@@ -237,7 +237,7 @@ class Door:
             if request.admitted.row is not None:
                 self._called(request)
             await self._routes[request.route](request)
-        except Refusal as refusal:
+        except ApiError as refusal:
             await self._refuse(request, refusal)
         except (Gone, TimeoutError):
             raise
@@ -251,9 +251,9 @@ class Door:
             return
         await asyncio.sleep(ahead_s + TIMER_S)
         if claim.signed_at() > (now := self._clock.wall()):
-            raise Refusal(401, "clock", "the aggregator's clock was set back meanwhile", now=now)
+            raise ApiError(401, "clock", "the aggregator's clock was set back meanwhile", now=now)
 
-    async def _refuse(self, request: Request, refusal: Refusal) -> None:
+    async def _refuse(self, request: Request, refusal: ApiError) -> None:
         self.refused(request.path, refusal)
         if request.answered:
             raise Gone from refusal
@@ -273,4 +273,4 @@ class Door:
         else:
             log.error("a defect of Thinwire at %s", request.path, exc_info=error)
         why = ("disk", "it cannot read or write its state") if disk else ("internal", "a defect")
-        await self._refuse(request, Refusal(503, *why))
+        await self._refuse(request, ApiError(503, *why))

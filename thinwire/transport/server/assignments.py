@@ -17,11 +17,11 @@ from pathlib import Path
 from thinwire.core.clock import Clock
 from thinwire.core.protocol import read_json
 from thinwire.core.types import Failure
-from thinwire.transport.protocol.http import INLINE_BYTES, STREAM_BYTES, Refusal, block, etag, packed
+from thinwire.transport.protocol.http import INLINE_BYTES, STREAM_BYTES, ApiError, block, etag, packed
 from thinwire.transport.server.app import Gone, Request
-from thinwire.transport.server.auth import Gate
-from thinwire.transport.server.mailbox import Exchange, Outstanding
-from thinwire.transport.server.presence import Session, Sessions
+from thinwire.transport.server.auth import RequestAuthenticator
+from thinwire.transport.server.mailbox import Mailbox, Outstanding
+from thinwire.transport.server.presence import DeviceConnection, Presence
 
 MOST_BYTES = 64 * 2**10  # of a pull's JSON: the ids of assignments in flight
 SPREAD = 1.1  # a device varies the wait that it was given by up to a tenth
@@ -40,7 +40,7 @@ class Wanted:
 
     @classmethod
     def read(cls, data: bytes) -> Wanted:
-        """Parse a pull's JSON; raise `Refusal` 409 if it is invalid."""
+        """Parse a pull's JSON; raise `ApiError` 409 if it is invalid."""
         try:
             raw = read_json(data, MOST_BYTES)
             wait_s = float(raw["wait_s"])
@@ -48,7 +48,7 @@ class Wanted:
                 raise ValueError("it waits for NaN seconds")
             return cls(str(raw["process"]), wait_s, frozenset(str(held) for held in raw["held"]))
         except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
-            raise Refusal(409, "protocol", f"cannot read the pull: {error}") from error
+            raise ApiError(409, "protocol", f"cannot read the pull: {error}") from error
 
 
 class PullRoute:
@@ -57,7 +57,9 @@ class PullRoute:
     `poll_s` is the wait in seconds that devices are told. While `closing` is True, pulls are refused.
     """
 
-    def __init__(self, gate: Gate, exchange: Exchange, sessions: Sessions, clock: Clock, poll_s: float) -> None:
+    def __init__(
+        self, gate: RequestAuthenticator, exchange: Mailbox, sessions: Presence, clock: Clock, poll_s: float
+    ) -> None:
         self._gate, self._exchange, self._sessions = gate, exchange, sessions
         self._clock, self._most_s = clock, poll_s * SPREAD
         self.closing = False
@@ -68,17 +70,19 @@ class PullRoute:
         wanted = Wanted.read((await request.head(MOST_BYTES))[0])
         session = self._sessions.of(row.name)
         if session is None or session.hello.process != wanted.process:
-            raise Refusal(401, "hello", "this process has not said hello here")
+            raise ApiError(401, "hello", "this process has not said hello here")
         self._sessions.listen(session, request.wire)
         session.held, session.turn = set(wanted.held), session.turn + 1
         self._exchange.holds(session.device, session.held, self._clock.wall())
         with self._sessions.call(row.name, waits=True):
             outstanding, withdrawn = await self._wait(request, session, min(max(wanted.wait_s, 0.0), self._most_s))
             if self._gate.still(row).name != session.device:
-                raise Refusal(401, "hello", "this device was renamed: say hello again")
+                raise ApiError(401, "hello", "this device was renamed: say hello again")
             await self._answer(request, session, outstanding, withdrawn)
 
-    async def _wait(self, request: Request, session: Session, wait_s: float) -> tuple[Outstanding | None, list[str]]:
+    async def _wait(
+        self, request: Request, session: DeviceConnection, wait_s: float
+    ) -> tuple[Outstanding | None, list[str]]:
         """Wait for an assignment or a withdrawal, and return both.
 
         A newer pull of the same process ends this wait.
@@ -87,7 +91,7 @@ class PullRoute:
         until = loop.time() + wait_s
         while True:
             if self.closing:
-                raise Refusal(503, "closing", "the aggregator is closing", retry_after_s=1.0)
+                raise ApiError(503, "closing", "the aggregator is closing", retry_after_s=1.0)
             if not request.wire.open:
                 raise Gone
             if session.turn != turn:
@@ -104,7 +108,7 @@ class PullRoute:
                 timer.cancel()
 
     async def _answer(
-        self, request: Request, session: Session, outstanding: Outstanding | None, withdrawn: list[str]
+        self, request: Request, session: DeviceConnection, outstanding: Outstanding | None, withdrawn: list[str]
     ) -> None:
         said = json.dumps({"cancelled": withdrawn}).encode() if withdrawn else b"{}"
         control = packed(said)
@@ -137,7 +141,7 @@ _FROM = re.compile(rb"bytes=(\d{1,18})-")
 class BundleRoute:
     """Serves an assignment's parts from any byte to the end, with Range and If-Range of RFC 9110, section 14."""
 
-    def __init__(self, exchange: Exchange, sessions: Sessions) -> None:
+    def __init__(self, exchange: Mailbox, sessions: Presence) -> None:
         self._exchange, self._sessions = exchange, sessions
 
     async def __call__(self, request: Request) -> None:
@@ -145,11 +149,11 @@ class BundleRoute:
         outstanding = self._exchange.outstanding(request.row.name, request.names["ask"])
         bundle = outstanding.envelope.bundle if outstanding else None
         if outstanding is None or bundle is None or not outstanding.length:
-            raise Refusal(404, "ask", "this ask is answered, withdrawn, or nobody's")
+            raise ApiError(404, "ask", "this ask is answered, withdrawn, or nobody's")
         tag, length = etag(outstanding.envelope.ask.parts), outstanding.length
         start = _start(request.headers, tag)
         if start > length:
-            raise Refusal(409, "offset", f"there are {length} bytes", offset=length)
+            raise ApiError(409, "offset", f"there are {length} bytes", offset=length)
         headers = [(b"content-length", str(length - start).encode()), (b"etag", tag.encode())]
         if start:
             headers.append((b"content-range", f"bytes {start}-{length - 1}/{length}".encode()))

@@ -1,11 +1,11 @@
 """Authentication of requests at the device API.
 
-`Gate` judges a request by its line and headers alone, before a request object exists or its body is read. It does so in
-this order: path, length, key, time, signature, row of the device, and last the nonce. A nonce is spent only by a
-request that is admitted. `Gate` does no I/O except that it reads the roster.
+`RequestAuthenticator` judges a request by its line and headers alone, before a request object exists or its body is
+read. It does so in this order: path, length, key, time, signature, row of the device, and last the nonce. A nonce is
+spent only by a request that is admitted. `RequestAuthenticator` does no I/O except that it reads the roster.
 
-`Window` refuses replays. `Enrol` decides whether a registration may make a row for an unknown key. `Guests` describes
-the app behind the device API to which requests of stock Flower nodes are forwarded.
+`ReplayGuard` refuses replays. `Enrol` decides whether a registration may make a row for an unknown key. `Guests`
+describes the app behind the device API to which requests of stock Flower nodes are forwarded.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from typing import Any, Protocol
 from thinwire.core.clock import Clock
 from thinwire.core.errors import Refused
 from thinwire.core.fleet import DeviceRow, Hello, Roster
-from thinwire.transport.protocol.http import Found, Refusal, Route, found, unknown_path
-from thinwire.transport.protocol.signing import LATEST_S, MAX_AHEAD_S, Claim, Identity
-from thinwire.transport.server.limits import FailedJoins
+from thinwire.transport.protocol.http import ApiError, Found, Route, found, unknown_path
+from thinwire.transport.protocol.signing import LATEST_S, MAX_AHEAD_S, Identity, SignatureHeaders
+from thinwire.transport.server.limits import JoinRateLimiter
 
 LOOPBACK = re.compile(rb"(?:localhost|127(?:\.\d{1,3}){3}|\[::1\])(?::\d{1,5})?")  # a Host header of this machine
 MOST_BYTES = 64 * 2**20  # of a forwarded request's body: Flower sends objects in pieces of 5 MiB
 
 
-def require_no_browser(headers: Mapping[bytes, bytes]) -> Refusal | None:
+def require_no_browser(headers: Mapping[bytes, bytes]) -> ApiError | None:
     """Return a refusal for a request that a browser may have sent, or None.
 
     It guards an address that only programs of this machine may call, but that a browser on the machine can reach too. A
@@ -37,7 +37,7 @@ def require_no_browser(headers: Mapping[bytes, bytes]) -> Refusal | None:
     """
     if LOOPBACK.fullmatch(headers.get(b"host", b"")) and not headers.keys() & {b"origin", b"sec-fetch-site"}:
         return None
-    return Refusal(403, "browser", "this address is for programs of this machine, not for pages")
+    return ApiError(403, "browser", "this address is for programs of this machine, not for pages")
 
 
 class Guests(Protocol):
@@ -50,7 +50,7 @@ class Guests(Protocol):
     def running(self) -> AbstractAsyncContextManager[None]:
         """Return a context in the event loop of the device API, entered for as long as the API listens."""
 
-    def may_pass(self, headers: Mapping[bytes, bytes]) -> Refusal | None:
+    def may_pass(self, headers: Mapping[bytes, bytes]) -> ApiError | None:
         """Return the refusal of a request, judged by its headers alone, or None if it may pass."""
 
     def who(self, headers: Mapping[bytes, bytes]) -> str:
@@ -69,7 +69,7 @@ GUEST = Route.of("guest", "POST", "", "anyone", MOST_BYTES)
 
 
 @dataclass(frozen=True)
-class Head:
+class RequestHead:
     """A request's line and headers, and the address that it came from.
 
     `signed` is True if an earlier request on the same connection was admitted.
@@ -83,7 +83,7 @@ class Head:
 
 
 @dataclass(frozen=True)
-class Admitted:
+class AuthenticatedRequest:
     """A request that may be served.
 
     `length` is the body's length in bytes. `row` is None if the key has no row yet. `claim` and `identity` are None if
@@ -92,12 +92,12 @@ class Admitted:
 
     found: Found
     length: int
-    claim: Claim | None = None
+    claim: SignatureHeaders | None = None
     identity: Identity | None = None
     row: DeviceRow | None = None
 
 
-class Gate:
+class RequestAuthenticator:
     """Judges each request at the device API by its line and headers.
 
     `private` means plain HTTP on loopback, where the first registration of a key makes its row. Requests for `guests`
@@ -107,12 +107,12 @@ class Gate:
 
     def __init__(self, roster: Roster, clock: Clock, *, private: bool, guests: Guests | None = None) -> None:
         self._roster, self._clock, self._private, self._guests = roster, clock, private, guests
-        self._window = Window(clock.wall())
-        self.failed_joins = FailedJoins()
+        self._window = ReplayGuard(clock.wall())
+        self.failed_joins = JoinRateLimiter()
         self.room: Callable[[DeviceRow, Found], int] = lambda row, at: at.route.most_bytes
 
-    def judge(self, head: Head) -> Admitted:
-        """Return the admitted request; raise `Refusal` if it may not be served."""
+    def judge(self, head: RequestHead) -> AuthenticatedRequest:
+        """Return the admitted request; raise `ApiError` if it may not be served."""
         at = found(head.method, head.target)
         if at is None and self._guests is not None and head.method == "POST" and head.target in self._guests.paths:
             return self._guest(head, self._guests)
@@ -120,14 +120,14 @@ class Gate:
             raise unknown_path()
         length = _length(head, at.route)
         if at.route.who == "anyone":
-            return Admitted(at, length)
+            return AuthenticatedRequest(at, length)
         if at.route.name == "join" and (wait_s := self.failed_joins.wait_s(head.address, self._clock.now())):
-            raise Refusal(429, "joins", "too many joins failed from this address", retry_after_s=wait_s)
-        claim = Claim.read(head.headers)
+            raise ApiError(429, "joins", "too many joins failed from this address", retry_after_s=wait_s)
+        claim = SignatureHeaders.read(head.headers)
         self._window.require_now(claim, self._clock.wall())
         row = self._roster.by_fingerprint(claim.fingerprint)
         if row is not None and not row.is_intact:
-            raise Refusal(401, "unknown", f"the key of {row.name} is damaged in the aggregator's database")
+            raise ApiError(401, "unknown", f"the key of {row.name} is damaged in the aggregator's database")
         der = claim.der if claim.der is not None else row.public_key if row else None
         if der is None:
             raise self._stranger(at.route)
@@ -138,22 +138,22 @@ class Gate:
             if row is not None:
                 self.require_may(row)
                 if length and at.route.name in BOUNDED and length > (most := self.room(row, at)):
-                    raise Refusal(413, "too-large", f"at most {most} bytes are taken here now")
+                    raise ApiError(413, "too-large", f"at most {most} bytes are taken here now")
             elif at.route.who == "device" or (at.route.who == "newcomer" and not self._private):
                 raise self._stranger(at.route)
             if at.route.who != "stranger":  # a repeated join gets the same response as the first one
                 self._window.spend(claim, self._clock.wall())
-        return Admitted(at, length, claim, Identity(claim.fingerprint, der), row)
+        return AuthenticatedRequest(at, length, claim, Identity(claim.fingerprint, der), row)
 
-    def _guest(self, head: Head, guests: Guests) -> Admitted:
+    def _guest(self, head: RequestHead, guests: Guests) -> AuthenticatedRequest:
         length = _length(head, GUEST)
         with self._counted(head, "guest"):
             if (refusal := guests.may_pass(head.headers)) is not None:
                 raise refusal
-        return Admitted(Found(GUEST, {}, {}), length)
+        return AuthenticatedRequest(Found(GUEST, {}, {}), length)
 
     @contextmanager
-    def _counted(self, head: Head, key: str) -> Iterator[None]:
+    def _counted(self, head: RequestHead, key: str) -> Iterator[None]:
         """Count a refused signature; after too many for this address and key, verify none for a while.
 
         A connection on which the device was admitted is exempt. A stranger who knows the device's fingerprint and
@@ -161,57 +161,57 @@ class Gate:
         """
         if not (head.signed and key) and (wait_s := self.failed_joins.wait_s(head.address, self._clock.now(), key)):
             why = "too many requests with a wrong signature came from this address"
-            raise Refusal(429, "signatures", why, retry_after_s=wait_s)
+            raise ApiError(429, "signatures", why, retry_after_s=wait_s)
         try:
             yield
-        except Refusal as refusal:
+        except ApiError as refusal:
             if refusal.status == 401:
                 refusal.verified = True
                 self.failed_joins.failed(head.address, self._clock.now(), key)
             raise
 
     def still(self, row: DeviceRow) -> DeviceRow:
-        """Return the device's present row; raise `Refusal` if the device was revoked while its request waited."""
+        """Return the device's present row; raise `ApiError` if the device was revoked while its request waited."""
         now = self._roster.by_fingerprint(row.fingerprint)
         if now is None:
-            raise Refusal(401, "unknown", "this key is not known here any more")
+            raise ApiError(401, "unknown", "this key is not known here any more")
         return self.require_may(now)
 
     def require_may(self, row: DeviceRow) -> DeviceRow:
-        """Return the row; raise `Refusal` 403 if the device waits for approval or was revoked."""
+        """Return the row; raise `ApiError` 403 if the device waits for approval or was revoked."""
         if row.state == "revoked":
-            raise Refusal(403, "revoked", f"{row.name} was revoked")
+            raise ApiError(403, "revoked", f"{row.name} was revoked")
         if row.state == "pending" or (row.how == "loopback" and not self._private):
-            raise Refusal(403, "pending", f"{row.name} waits to be approved")
+            raise ApiError(403, "pending", f"{row.name} waits to be approved")
         if row.how == "stock":
-            raise Refusal(403, "pending", f"{row.name} was let in as a stock Flower node, not as a device of ours")
+            raise ApiError(403, "pending", f"{row.name} was let in as a stock Flower node, not as a device of ours")
         return row
 
-    def _stranger(self, route: Route) -> Refusal:
+    def _stranger(self, route: Route) -> ApiError:
         if route.name != "hello" and self._private:
-            return Refusal(401, "hello", "this key is not known here: say hello")
-        return Refusal(401, "unknown", "this key is not known here: join with an invitation")
+            return ApiError(401, "hello", "this key is not known here: say hello")
+        return ApiError(401, "unknown", "this key is not known here: join with an invitation")
 
 
-def _length(head: Head, route: Route) -> int:
-    """Return the body's length in bytes; raise `Refusal` 413 if it is too large or not declared."""
+def _length(head: RequestHead, route: Route) -> int:
+    """Return the body's length in bytes; raise `ApiError` 413 if it is too large or not declared."""
     said = head.headers.get(b"content-length")
     if b"transfer-encoding" in head.headers or (said is None and head.method in BODIES):
-        raise Refusal(413, "too-large", "a request says its length")
+        raise ApiError(413, "too-large", "a request says its length")
     length = int(said) if said is not None and said.isdigit() and len(said) < 16 else 0 if said is None else -1
     if not 0 <= length <= route.most_bytes:
-        raise Refusal(413, "too-large", f"at most {route.most_bytes} bytes are taken here")
+        raise ApiError(413, "too-large", f"at most {route.most_bytes} bytes are taken here")
     return length
 
 
-Judge = Callable[[Head], Admitted]
+Judge = Callable[[RequestHead], AuthenticatedRequest]
 
 
 MOST_OF_ONE = 8192  # nonces of one key within the window: 26 requests a second
 MOST_OF_ALL = 1 << 20  # some 3 400 requests a second
 
 
-class Window:
+class ReplayGuard:
     """The time window in which a signature is valid, and the nonces that were spent in it. It refuses replays.
 
     A timestamp from before this window was opened is refused: a restart forgets the nonces, and must not allow a
@@ -230,18 +230,18 @@ class Window:
         self._spent: OrderedDict[tuple[str, bytes], float] = OrderedDict()  # in the order of their expiry
         self._of: defaultdict[str, int] = defaultdict(int)
 
-    def require_now(self, claim: Claim, now: float) -> None:
-        """Raise `Refusal` 401 for a request that was signed outside of the window."""
+    def require_now(self, claim: SignatureHeaders, now: float) -> None:
+        """Raise `ApiError` 401 for a request that was signed outside of the window."""
         age_s = now - claim.signed_at()
         if not -MAX_AHEAD_S <= age_s < LATEST_S:
-            raise Refusal(401, "clock", f"the device's clock is {age_s:+.1f} s behind the aggregator's", now=now)
+            raise ApiError(401, "clock", f"the device's clock is {age_s:+.1f} s behind the aggregator's", now=now)
         if claim.signed_at() < self._opened_at:
-            raise Refusal(401, "clock", "the request was signed before the aggregator started", now=now)
+            raise ApiError(401, "clock", "the request was signed before the aggregator started", now=now)
 
-    def spend(self, claim: Claim, now: float) -> None:
-        """Record the nonce of an admitted request; raise `Refusal` 401 if it was spent before.
+    def spend(self, claim: SignatureHeaders, now: float) -> None:
+        """Record the nonce of an admitted request; raise `ApiError` 401 if it was spent before.
 
-        `Refusal` 503 is raised if the key, or all keys together, have spent too many nonces within the window.
+        `ApiError` 503 is raised if the key, or all keys together, have spent too many nonces within the window.
         """
         while self._spent and next(iter(self._spent.values())) <= now:
             (key, _), _ = self._spent.popitem(last=False)
@@ -250,15 +250,15 @@ class Window:
                 del self._of[key]
         nonce = (claim.fingerprint, claim.nonce)
         if nonce in self._spent:
-            raise Refusal(401, "replay", "this request was made before", now=now)
+            raise ApiError(401, "replay", "this request was made before", now=now)
         if self._of.get(claim.fingerprint, 0) >= MOST_OF_ONE or len(self._spent) >= MOST_OF_ALL:
-            raise Refusal(503, "busy", "too many requests in the last five minutes", retry_after_s=30.0)
+            raise ApiError(503, "busy", "too many requests in the last five minutes", retry_after_s=30.0)
         self._spent[nonce] = now + LATEST_S + MAX_AHEAD_S
         self._of[claim.fingerprint] += 1
 
 
 class Enrol(Protocol):
-    """Makes the row of a key that has none, or raises `Refusal`. It may block, so it is called in a thread."""
+    """Makes the row of a key that has none, or raises `ApiError`. It may block, so it is called in a thread."""
 
     def __call__(self, hello: Hello, identity: Identity, /) -> DeviceRow:
         """Return the new row of a key."""
@@ -275,14 +275,14 @@ def by_loopback(roster: Roster) -> Enrol:
         try:
             return roster.enrol(hello.name, identity.fingerprint, identity.der, "loopback")
         except Refused as refused:
-            raise Refusal(409, "name", str(refused)) from refused
+            raise ApiError(409, "name", str(refused)) from refused
 
     return enrol
 
 
 def welcomes_nobody(_hello: Hello, _identity: Identity) -> DeviceRow:
-    """Raise `Refusal` 401 for every unknown key.
+    """Raise `ApiError` 401 for every unknown key.
 
     Over TLS an invitation or the operator makes a row, never a registration.
     """
-    raise Refusal(401, "unknown", "this key is not known here: join with an invitation")
+    raise ApiError(401, "unknown", "this key is not known here: join with an invitation")

@@ -3,8 +3,8 @@
 Bytes are counted at the TCP socket, TLS included. Bytes that passed before the device was known are charged to the
 device once it is known. All of it belongs to the event loop of the device API.
 
-`Account` counts for one device, `Wire` is one connection, `Wires` holds what all connections share. `Ledger` stores the
-counts in a file, so that they survive a restart.
+`TrafficCounter` counts for one device, `Connection` is one connection, `ConnectionTable` holds what all connections
+share. `Ledger` stores the counts in a file, so that they survive a restart.
 
 The ledger writes the changed counts when `Ledger.keep` is called, into the system's page cache. A killed process loses
 the counts since the last call, a power cut those of up to half a minute. A backup does not contain them. A damaged
@@ -31,8 +31,8 @@ from typing import Any
 import uvicorn
 from uvicorn.server import ServerState
 
-from thinwire.transport.protocol.http import Refusal
-from thinwire.transport.server.auth import Admitted, Judge
+from thinwire.transport.protocol.http import ApiError
+from thinwire.transport.server.auth import AuthenticatedRequest, Judge
 from thinwire.transport.server.limits import (
     BODY_BYTES_A_SECOND,
     BODY_WINDOW_S,
@@ -40,11 +40,11 @@ from thinwire.transport.server.limits import (
     HEAD_S,
     UNSIGNED_S,
     KnownAddresses,
-    Strangers,
+    UnauthenticatedConnections,
 )
 
 
-class Account:
+class TrafficCounter:
     """The bytes and requests of one device, over all of its connections. It belongs to the API's event loop.
 
     `kept` are six numbers that may outlive this process (`Ledger`): bytes sent, bytes received and requests, and how
@@ -57,7 +57,7 @@ class Account:
         for i in range(3):  # of an earlier process only the unreported counts matter
             self._kept[i], self._kept[3 + i] = self._kept[i] - self._kept[3 + i], 0
         self._told = [0, 0, 0]
-        self.wires: dict[Wire, None] = {}  # a dict for its order: oldest first
+        self.wires: dict[Connection, None] = {}  # a dict for its order: oldest first
 
     @property
     def sent_bytes(self) -> int:
@@ -106,17 +106,17 @@ class Account:
 
 
 @dataclass(eq=False)
-class Wire:
+class Connection:
     """One TCP connection of the device API.
 
-    `signed` is True once a request on it was admitted. Times are seconds of `Wires.now`. `head_since` is set while a
-    request's line and headers are awaited. `body_since` begins the window in which the speed of a body is measured;
-    `body_bytes` arrived in it. `unsent` gives the bytes that the socket has not accepted yet.
+    `signed` is True once a request on it was admitted. Times are seconds of `ConnectionTable.now`. `head_since` is set
+    while a request's line and headers are awaited. `body_since` begins the window in which the speed of a body is
+    measured; `body_bytes` arrived in it. `unsent` gives the bytes that the socket has not accepted yet.
     """
 
     address: str = ""
     tls: bool = False
-    account: Account = field(default_factory=Account)
+    account: TrafficCounter = field(default_factory=TrafficCounter)
     open: bool = True
     signed: bool = False
     opened_at: float = 0.0
@@ -128,7 +128,7 @@ class Wire:
     abort: Callable[[], None] = lambda: None
     unsent: Callable[[], int] = lambda: 0
 
-    def belongs_to(self, account: Account) -> None:
+    def belongs_to(self, account: TrafficCounter) -> None:
         """Charge the connection's bytes, past and future, to `account`.
 
         If the account then has more than `max_wires` open connections, its oldest one is aborted.
@@ -157,7 +157,7 @@ class Wire:
 
 
 @dataclass
-class Wires:
+class ConnectionTable:
     """The state that all connections share: the judge of requests, unauthenticated connections, and open connections.
 
     `now` is a monotonic clock and `wall` the wall clock, both in seconds. `refused` is called with the target and the
@@ -170,12 +170,12 @@ class Wires:
     now: Callable[[], float]
     wall: Callable[[], float]
     state: ServerState = field(default_factory=ServerState)
-    strangers: Strangers[Wire] = field(default_factory=Strangers)
+    strangers: UnauthenticatedConnections[Connection] = field(default_factory=UnauthenticatedConnections)
     known: KnownAddresses = field(default_factory=KnownAddresses)
-    open: set[Wire] = field(default_factory=set)
-    refused: Callable[[str, Refusal], None] = lambda target, refusal: None
+    open: set[Connection] = field(default_factory=set)
+    refused: Callable[[str, ApiError], None] = lambda target, refusal: None
 
-    def came(self, wire: Wire, transport: asyncio.Transport) -> None:
+    def came(self, wire: Connection, transport: asyncio.Transport) -> None:
         """Register a new connection; the oldest unauthenticated one is aborted if there are too many."""
         peer: Any = transport.get_extra_info("peername")
         wire.address, wire.opened_at = str(peer[0]) if peer else "", self.now()
@@ -191,14 +191,14 @@ class Wires:
             with contextlib.suppress(OSError):  # the socket may be closed already
                 notice_the_dead(found)
 
-    def sign(self, wire: Wire) -> None:
+    def sign(self, wire: Connection) -> None:
         """Mark a connection as authenticated, and note its address as known."""
         if not wire.signed and wire.open:
             wire.signed = True
             self.strangers.gone(wire)
             self.known.note(wire.address, self.wall())
 
-    def went(self, wire: Wire) -> None:
+    def went(self, wire: Connection) -> None:
         """Remove a closed connection, and call its `on_close`."""
         if wire in self.open:
             self.open.discard(wire)
@@ -231,15 +231,15 @@ def notice_the_dead(found: socket.socket) -> None:
     found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
-def wire_of(scope: Any) -> Wire:
+def wire_of(scope: Any) -> Connection:
     """Return the connection that an ASGI scope belongs to."""
-    wire: Wire = scope["extensions"]["thinwire"]["wire"]
+    wire: Connection = scope["extensions"]["thinwire"]["wire"]
     return wire
 
 
-def admitted_of(scope: Any) -> Admitted:
+def admitted_of(scope: Any) -> AuthenticatedRequest:
     """Return the admitted request that an ASGI scope belongs to."""
-    admitted: Admitted = scope["extensions"]["thinwire"]["admitted"]
+    admitted: AuthenticatedRequest = scope["extensions"]["thinwire"]["admitted"]
     return admitted
 
 

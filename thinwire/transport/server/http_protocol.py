@@ -15,9 +15,9 @@ from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from thinwire.transport.protocol.http import Refusal
-from thinwire.transport.server.auth import Head
-from thinwire.transport.server.connections import Wire, Wires
+from thinwire.transport.protocol.http import ApiError
+from thinwire.transport.server.auth import RequestHead
+from thinwire.transport.server.connections import Connection, ConnectionTable
 from thinwire.transport.server.limits import HANDSHAKE_S, HEAD_BYTES, MAX_REFUSED_OF_CONNECTION
 
 UNREAD_BYTES = 64 * 2**10  # refusals that wait for a peer; one that reads none of them is disconnected
@@ -29,9 +29,9 @@ IDLE_BUFFER_BYTES = 4 * 2**10  # otherwise: each of hundreds of strangers and th
 log = logging.getLogger("thinwire.door")
 
 
-def protocol_of(wires: Wires) -> asyncio.BaseProtocol:
+def protocol_of(wires: ConnectionTable) -> asyncio.BaseProtocol:
     """Return the protocol of a new connection."""
-    wire = Wire(tls=wires.tls is not None)
+    wire = Connection(tls=wires.tls is not None)
     http = HttpProtocol(wires, wire)
     return http if wires.tls is None else TlsProtocol(wires, wire, http, wires.tls)
 
@@ -39,7 +39,7 @@ def protocol_of(wires: Wires) -> asyncio.BaseProtocol:
 class CountedTransport:
     """A transport that counts the bytes written to it, and delegates everything else."""
 
-    def __init__(self, transport: asyncio.Transport, wire: Wire) -> None:
+    def __init__(self, transport: asyncio.Transport, wire: Connection) -> None:
         self._transport, self._wire = transport, wire
 
     def write(self, data: bytes) -> None:
@@ -63,7 +63,7 @@ class TlsProtocol(SSLProtocol):
 
     max_size = IDLE_BUFFER_BYTES
 
-    def __init__(self, wires: Wires, wire: Wire, http: HttpProtocol, context: ssl.SSLContext) -> None:
+    def __init__(self, wires: ConnectionTable, wire: Connection, http: HttpProtocol, context: ssl.SSLContext) -> None:
         super().__init__(
             asyncio.get_running_loop(), http, context, cast(Any, None), server_side=True,
             ssl_handshake_timeout=cast(Any, HANDSHAKE_S), ssl_shutdown_timeout=cast(Any, LINGER_S),
@@ -98,11 +98,11 @@ class TlsProtocol(SSLProtocol):
 class HttpProtocol(HttpToolsProtocol):
     """uvicorn's HTTP protocol, with each request judged at its headers.
 
-    A refused request never becomes one of uvicorn's. The app finds the `Wire` and the `Admitted` of every other request
-    in its scope (`wire_of`, `admitted_of`).
+    A refused request never becomes one of uvicorn's. The app finds the `Connection` and the `AuthenticatedRequest` of
+    every other request in its scope (`wire_of`, `admitted_of`).
     """
 
-    def __init__(self, wires: Wires, wire: Wire) -> None:
+    def __init__(self, wires: ConnectionTable, wire: Connection) -> None:
         super().__init__(wires.config, wires.state, {})
         self.wires, self.wire = wires, wire
         self._refused = False
@@ -182,13 +182,13 @@ class HttpProtocol(HttpToolsProtocol):
         for name, value in self.headers:
             headers[name] = value if name not in headers else b""  # a repeated header counts as missing
         try:
-            admitted = self.wires.judge(Head(method, target, headers, self.wire.address, self.wire.signed))
-        except Refusal as refusal:
+            admitted = self.wires.judge(RequestHead(method, target, headers, self.wire.address, self.wire.signed))
+        except ApiError as refusal:
             self._refuse(target, refusal, headers)
             return
         except Exception:
             log.exception("a defect of Thinwire at the gate")
-            self._refuse(target, Refusal(503, "internal", "a defect"), headers)
+            self._refuse(target, ApiError(503, "internal", "a defect"), headers)
             return
         if admitted.length:
             self.wire.body_since, self.wire.body_bytes = self.wires.now(), 0
@@ -226,7 +226,7 @@ class HttpProtocol(HttpToolsProtocol):
         if not self.wire.signed:
             self.wire.head_since = self.wires.now()
 
-    def _refuse(self, target: str, refusal: Refusal, headers: dict[bytes, bytes]) -> None:
+    def _refuse(self, target: str, refusal: ApiError, headers: dict[bytes, bytes]) -> None:
         """Respond without a request object. The connection stays open if the rest of the body is small."""
         self._refused = self._refusing = True
         self._refusals += refusal.verified or refusal.status == 429

@@ -85,7 +85,7 @@ C = TypeVar("C")
 
 
 @dataclass
-class Strangers(Generic[C]):
+class UnauthenticatedConnections(Generic[C]):
     """The unauthenticated connections. The oldest ends when one more would be too many.
 
     Invariant: at most 32 are of one address and 512 of all, at most 448 of these of addresses from which no device has
@@ -133,7 +133,7 @@ class Strangers(Generic[C]):
 
 
 @dataclass
-class FailedJoins:
+class JoinRateLimiter:
     """Limits an address to ten failed joins or refused signatures a minute.
 
     It must then wait until the oldest failure is a minute old. Failures with the key of a known device (`key`, its

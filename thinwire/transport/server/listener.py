@@ -19,9 +19,9 @@ import uvloop
 
 from thinwire.core.clock import Clock
 from thinwire.core.errors import ThinwireError
-from thinwire.transport.server.app import Door
+from thinwire.transport.server.app import DeviceApi
 from thinwire.transport.server.auth import Judge
-from thinwire.transport.server.connections import Wires
+from thinwire.transport.server.connections import ConnectionTable
 from thinwire.transport.server.http_protocol import HttpProtocol, protocol_of
 
 BACKLOG = 1024
@@ -41,7 +41,7 @@ class Listener:
 
     def __init__(
         self,
-        door: Door,
+        door: DeviceApi,
         judge: Judge,
         host: str,
         port: int,
@@ -65,7 +65,7 @@ class Listener:
             timeout_keep_alive=KEEP_ALIVE_S,
         )  # fmt: skip
         config.load()
-        self.wires = Wires(judge, config, tls, time.monotonic, clock.wall, refused=door.refused)
+        self.wires = ConnectionTable(judge, config, tls, time.monotonic, clock.wall, refused=door.refused)
         self.loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
         self._up, self._ending = threading.Event(), asyncio.Event()
         self._failure: BaseException | None = None

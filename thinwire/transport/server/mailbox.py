@@ -1,6 +1,6 @@
 """Outstanding assignments and arrived replies of all devices.
 
-`Exchange` is the only state that the fleet's thread and the thread of the device API share; it locks itself. It keeps
+`Mailbox` is the only state that the fleet's thread and the thread of the device API share; it locks itself. It keeps
 the assignments of each device until they are settled, and queues replies and other arrivals for the fleet. `MessageLog`
 is the interface to the engine (`thinwire/flower`), which has a record of each message too.
 """
@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
-from thinwire.core.fleet import Arrival, Envelope, NodeLeft, TakenUp
+from thinwire.core.fleet import Arrival, Delivered, Envelope, NodeLeft
 from thinwire.core.serialization import ask_to_bytes, reply_to_bytes
-from thinwire.core.types import Failure, ReplyHead, UpdateId
+from thinwire.core.types import Failure, ReplyHeader, UpdateId
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -24,17 +24,17 @@ REMEMBERED = 65_536  # ids of withdrawn assignments, and digests of replies that
 
 
 @dataclass(frozen=True)
-class Replied:
+class ArrivedReply:
     """A reply as it was parsed on arrival, and the handle of its message, which holds the bytes as they came.
 
     The bytes are never parsed a second time, so a poll cannot fail on them.
     """
 
     message: Any
-    reply: ReplyHead | Failure
+    reply: ReplyHeader | Failure
 
 
-class Exchange:
+class Mailbox:
     """The mailbox of all devices: assignments in the order sent, arrivals in the order they came.
 
     `wake` is called with the names of devices for which something changed. Two groups of methods follow: one for the
@@ -53,9 +53,9 @@ class Exchange:
         self._asked: dict[str, str] = {}  # ask_id -> device
         self._withdrawn: OrderedDict[str, None] = OrderedDict()
         self._answers: OrderedDict[UpdateId, bytes] = OrderedDict()
-        self._arrivals: deque[Arrival | Replied] = deque()
+        self._arrivals: deque[Arrival | ArrivedReply] = deque()
         self._waiting: dict[str, set[UpdateId]] = {}  # device -> its replies without an ack
-        self._taken: list[TakenUp] = []
+        self._taken: list[Delivered] = []
 
     # The fleet's thread
 
@@ -96,10 +96,10 @@ class Exchange:
         with self._changed:
             self._changed.wait_for(lambda: bool(self._arrivals), wait_s)
             came, self._arrivals = list(self._arrivals), deque()
-        self._messages.collect([entry.message for entry in came if isinstance(entry, Replied)])
-        return [entry.reply if isinstance(entry, Replied) else entry for entry in came]
+        self._messages.collect([entry.message for entry in came if isinstance(entry, ArrivedReply)])
+        return [entry.reply if isinstance(entry, ArrivedReply) else entry for entry in came]
 
-    def taken_up(self) -> list[TakenUp]:
+    def taken_up(self) -> list[Delivered]:
         """Return the deliveries of assignments to devices since the last call."""
         with self._changed:
             taken, self._taken = self._taken, []
@@ -165,7 +165,7 @@ class Exchange:
     def _take(self, outstanding: Outstanding, at: float) -> None:
         if not outstanding.taken:
             outstanding.taken = True
-            self._taken.append(TakenUp(outstanding.envelope.device, outstanding.envelope.ask, at))
+            self._taken.append(Delivered(outstanding.envelope.device, outstanding.envelope.ask, at))
 
     def pulled_at(self, device: str, ask_id: str) -> float:
         """Return the wall-clock time at which the device last pulled an assignment, 0 if it did not."""
@@ -173,7 +173,7 @@ class Exchange:
             outstanding = self._asks.get(device, {}).get(ask_id)
             return outstanding.pulled_at if outstanding else 0.0
 
-    def answered(self, device: str, reply: ReplyHead | Failure, received: bytes = b"") -> bool:
+    def answered(self, device: str, reply: ReplyHeader | Failure, received: bytes = b"") -> bool:
         """Settle the assignment of a durable reply, and queue the reply for the fleet.
 
         `received` are the bytes that the reply was parsed from, if a device sent it. Return False if the device was
@@ -186,9 +186,9 @@ class Exchange:
             outstanding = self._asks.get(device, {}).get(reply.ask_id)
             message = outstanding.message if outstanding else self._messages.ask(self._nodes[device], b"")
             self._settle(reply.ask_id, device, forget=False)
-            if isinstance(reply, ReplyHead):
+            if isinstance(reply, ReplyHeader):
                 self._remember(reply)
-            self._arrived(Replied(self._messages.reply(message, received or reply_to_bytes(reply)), reply))
+            self._arrived(ArrivedReply(self._messages.reply(message, received or reply_to_bytes(reply)), reply))
             return True
 
     def outstanding(self, device: str, ask_id: str) -> Outstanding | None:
@@ -199,14 +199,14 @@ class Exchange:
     def shut_out(self, device: str) -> list[UpdateId]:
         """Fail all assignments of a revoked device, and remove its replies that were not polled; return their ids."""
         with self._changed:
-            taken, kept = list[UpdateId](), deque[Arrival | Replied]()
+            taken, kept = list[UpdateId](), deque[Arrival | ArrivedReply]()
             for arrival in self._arrivals:
-                head = arrival.reply if isinstance(arrival, Replied) else arrival
-                if not isinstance(head, ReplyHead) or head.update_id.device != device:
+                head = arrival.reply if isinstance(arrival, ArrivedReply) else arrival
+                if not isinstance(head, ReplyHeader) or head.update_id.device != device:
                     kept.append(arrival)
                 else:
                     taken.append(head.update_id)
-                    if isinstance(arrival, Replied):
+                    if isinstance(arrival, ArrivedReply):
                         self._messages.collect([arrival.message])
             self._arrivals = kept
             for ask_id in list(self._asks.get(device, {})):
@@ -234,15 +234,15 @@ class Exchange:
     def arrived(self, arrival: Arrival) -> None:
         """Queue an arrival that is not the reply to a message of the engine."""
         with self._changed:
-            if isinstance(arrival, ReplyHead):
+            if isinstance(arrival, ReplyHeader):
                 self._remember(arrival)
             self._arrived(arrival)
 
-    def _arrived(self, arrival: Arrival | Replied) -> None:
+    def _arrived(self, arrival: Arrival | ArrivedReply) -> None:
         self._arrivals.append(arrival)
         self._changed.notify_all()
 
-    def _remember(self, head: ReplyHead) -> None:
+    def _remember(self, head: ReplyHeader) -> None:
         _remember(self._answers, head.update_id, answer_digest(head))
         self._waiting.setdefault(head.update_id.device, set()).add(head.update_id)
 
@@ -255,7 +255,7 @@ class Exchange:
                 self._messages.forget(outstanding.message)
 
 
-def answer_digest(head: ReplyHead) -> bytes:
+def answer_digest(head: ReplyHeader) -> bytes:
     """Return the digest that identifies a reply: two replies under one update id with equal digests are the same.
 
     It covers the parts, base version, examples, steps, normalizer, codec and metrics, but not the timings.

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from thinwire.core.clock import Clock
 from thinwire.core.fleet import DeviceRow, Hello
 from thinwire.core.types import PROTOCOL, Transfer
-from thinwire.transport.server.connections import Account, Ledger, Wire
+from thinwire.transport.server.connections import Connection, Ledger, TrafficCounter
 
 
 @dataclass
-class Session:
+class DeviceConnection:
     """One live process of a device.
 
     `heard_at` is the time of its last request. `served_at` is the time of the last response, which proves nothing about
@@ -29,7 +29,7 @@ class Session:
     device: str
     hello: Hello
     heard_at: float
-    wire: Wire
+    wire: Connection
     served_at: float = 0.0
     calls: int = 0
     turn: int = 0
@@ -44,7 +44,7 @@ class Session:
         return self.calls > 0 or self.wire.open
 
 
-class Sessions:
+class Presence:
     """The live processes of all devices, by name of the device, and their byte counts.
 
     A device goes offline in one of three cases:
@@ -61,10 +61,10 @@ class Sessions:
         self, clock: Clock, grace_s: float, poll_s: float, left: Callable[[str, str, float], None], ledger: Ledger
     ) -> None:  # fmt: skip
         self._clock, self._grace_s, self._poll_s, self._left = clock, grace_s, poll_s, left
-        self._now: dict[str, Session] = {}
-        self._ledger, self._accounts = ledger, dict[str, Account]()
+        self._now: dict[str, DeviceConnection] = {}
+        self._ledger, self._accounts = ledger, dict[str, TrafficCounter]()
 
-    def of(self, device: str) -> Session | None:
+    def of(self, device: str) -> DeviceConnection | None:
         """Return the live process of a device, or None."""
         return self._now.get(device)
 
@@ -89,7 +89,7 @@ class Sessions:
             if (name := names.get(session.key, session.device)) != session.device:
                 self._gone(session, f"it is called {name} now", self._clock.now() - session.heard_at)
 
-    def begin(self, hello: Hello, wire: Wire, protocol: int = PROTOCOL, key: str = "") -> bool:
+    def begin(self, hello: Hello, wire: Connection, protocol: int = PROTOCOL, key: str = "") -> bool:
         """Register a process of a device; return False if it was registered before and reports nothing new."""
         old = self._now.get(hello.name)
         if old is not None and old.hello.process == hello.process:
@@ -102,12 +102,12 @@ class Sessions:
             old.turn += 1
             old.woken.set()
         now = self._clock.now()
-        session = Session(hello.name, hello, now, wire, now, protocol=protocol, key=key)
+        session = DeviceConnection(hello.name, hello, now, wire, now, protocol=protocol, key=key)
         self._now[hello.name] = session
         self.listen(session, wire)
         return True
 
-    def listen(self, session: Session, wire: Wire) -> None:
+    def listen(self, session: DeviceConnection, wire: Connection) -> None:
         """Make `wire` the connection whose end wakes the process's pull."""
         session.wire, wire.on_close = wire, session.woken.set
 
@@ -157,10 +157,10 @@ class Sessions:
         """Return the monotonic time of the last request of each device that is online."""
         return {name: session.heard_at for name, session in self._now.items()}
 
-    def account(self, device: str) -> Account:
+    def account(self, device: str) -> TrafficCounter:
         """Return the byte counts of a device, also of one that is offline."""
         if device not in self._accounts:
-            self._accounts[device] = Account(self._ledger.of(device))
+            self._accounts[device] = TrafficCounter(self._ledger.of(device))
         return self._accounts[device]
 
     def told(self, device: str, transfer: Transfer) -> None:
@@ -180,7 +180,7 @@ class Sessions:
         every = self._accounts.values()
         return sum(account.sent_bytes for account in every), sum(account.received_bytes for account in every)
 
-    def _gone(self, session: Session, why: str, silent_s: float) -> None:
+    def _gone(self, session: DeviceConnection, why: str, silent_s: float) -> None:
         del self._now[session.device]
         session.turn += 1
         session.woken.set()

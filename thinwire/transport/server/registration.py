@@ -21,11 +21,11 @@ from thinwire.core.formatting import grouped
 from thinwire.core.protocol import SPEAKS, Range, read_json
 from thinwire.core.types import DEVICE_NAME
 from thinwire.transport.protocol import registration
-from thinwire.transport.protocol.http import Refusal, packed
+from thinwire.transport.protocol.http import ApiError, packed
 from thinwire.transport.server.app import Request
-from thinwire.transport.server.auth import Enrol, Gate
-from thinwire.transport.server.mailbox import Exchange
-from thinwire.transport.server.presence import Sessions
+from thinwire.transport.server.auth import Enrol, RequestAuthenticator
+from thinwire.transport.server.mailbox import Mailbox
+from thinwire.transport.server.presence import Presence
 
 MOST_HELLOS, WITHIN_S = 60, 60.0  # registrations of one device: each may add a row to the journal
 SETTLE_S = 1.0  # a registration waits this long for the previous process's connection to close
@@ -40,11 +40,11 @@ class HelloRoute:
 
     `cas` gives the certificates (PEM) that devices shall trust. `called` is called with the request of a device that
     was unknown before it registered. `held` is called with a device's name and the pins that it reports. `still` raises
-    `Refusal` for a device that was revoked since its request was admitted. `speaks` is the range of protocol versions.
+    `ApiError` for a device that was revoked since its request was admitted. `speaks` is the range of protocol versions.
     """
 
     def __init__(
-        self, enrol: Enrol, roster: Roster, spool: Spool, exchange: Exchange, sessions: Sessions, clock: Clock,
+        self, enrol: Enrol, roster: Roster, spool: Spool, exchange: Mailbox, sessions: Presence, clock: Clock,
         poll_s: float, cas: Callable[[], tuple[str, ...]], called: Callable[[Request], None],
         held: Callable[[str, tuple[str, ...]], None], still: Callable[[DeviceRow], DeviceRow], speaks: Range = SPEAKS,
     ) -> None:  # fmt: skip
@@ -70,10 +70,10 @@ class HelloRoute:
             said = registration.hello_from_bytes(head)
             version = self._speaks.agreed(Range(said.oldest, said.protocol))
         except BadPayload as error:
-            raise Refusal(409, "protocol", str(error)) from error
+            raise ApiError(409, "protocol", str(error)) from error
         except Refused as error:
             await self._write_down(request, said.name, str(error))
-            raise Refusal(403, "protocol", f"{error}; {error.hint}") from error
+            raise ApiError(403, "protocol", f"{error}; {error.hint}") from error
         if request.admitted.row is None:
             self._called(request.of(await asyncio.to_thread(self._enrol, said, request.identity)))
         row = request.row
@@ -108,20 +108,20 @@ class HelloRoute:
             await asyncio.to_thread(self._roster.note, "protocol", request.wire.address, why, name or called)
 
     def _require_pause(self, name: str) -> None:
-        """Raise `Refusal` 503 for a device that registers too often."""
+        """Raise `ApiError` 503 for a device that registers too often."""
         now, said = self._clock.now(), self._said.setdefault(name, deque(maxlen=MOST_HELLOS))
         if len(said) == MOST_HELLOS and now - said[0] < WITHIN_S:
-            raise Refusal(503, "busy", "too many hellos", retry_after_s=WITHIN_S - (now - said[0]))
+            raise ApiError(503, "busy", "too many hellos", retry_after_s=WITHIN_S - (now - said[0]))
         said.append(now)
 
     async def _alone(self, said: Hello) -> None:
-        """Raise `Refusal` 409 for a second live process of one name; a killed one gets `SETTLE_S` to be noticed."""
+        """Raise `ApiError` 409 for a second live process of one name; a killed one gets `SETTLE_S` to be noticed."""
         for _ in range(round(SETTLE_S / SETTLE_STEP_S)):
             before = self._sessions.of(said.name)
             if before is None or before.hello.process == said.process or not before.connected:
                 return
             await asyncio.sleep(SETTLE_STEP_S)
-        raise Refusal(409, "process", f"another process of {said.name!r} is connected")
+        raise ApiError(409, "process", f"another process of {said.name!r} is connected")
 
     def _sequences(self, name: str) -> Mapping[str, int]:
         """Return the highest sequence of each run, among aggregated updates and those still in the spool."""
@@ -153,7 +153,9 @@ class CaRoute:
 class JoinRoute:
     """Enrolls one device for each invitation. From outside all unusable invitations look alike."""
 
-    def __init__(self, roster: Roster, gate: Gate, clock: Clock, cas: Callable[[], tuple[str, ...]]) -> None:
+    def __init__(
+        self, roster: Roster, gate: RequestAuthenticator, clock: Clock, cas: Callable[[], tuple[str, ...]]
+    ) -> None:
         self._roster, self._gate, self._clock, self._cas = roster, gate, clock, cas
 
     async def __call__(self, request: Request) -> None:
@@ -162,7 +164,7 @@ class JoinRoute:
         try:
             head, _ = await request.head(MOST_BYTES)
             secret, name = _read(head)
-        except Refusal:
+        except ApiError:
             self._gate.failed_joins.failed(address, self._clock.now())
             raise
         known = self._roster.by_fingerprint(identity.fingerprint) is not None
@@ -173,15 +175,15 @@ class JoinRoute:
             self._gate.failed_joins.failed(address, self._clock.now())
             log.warning("a join from %s as %r was refused: %s", address, name, error.why or error.what)
             await asyncio.to_thread(self._roster.note, "join", address, error.why or error.what, name)
-            raise Refusal(403, "invitation", "no invitation that can be used") from error
+            raise ApiError(403, "invitation", "no invitation that can be used") from error
         except Refused as error:
             self._gate.failed_joins.failed(address, self._clock.now())  # else a stranger could probe names
             await asyncio.to_thread(self._roster.note, "name", address, str(error), name)
-            raise Refusal(409, "name", str(error)) from error
+            raise ApiError(409, "name", str(error)) from error
         if known:  # its first response was lost; counting limits how often a device may repeat the request
             self._gate.failed_joins.failed(address, self._clock.now())
         if row.state == "revoked":  # it used this invitation itself before it was revoked
-            raise Refusal(403, "revoked", f"{row.name} was revoked")
+            raise ApiError(403, "revoked", f"{row.name} was revoked")
         if row.state == "pending":
             log.warning("%s waits to be approved; its key's fingerprint is %s", row.name, grouped(row.fingerprint))
         await request.answer(200, self._said(row), JSON)
@@ -207,7 +209,7 @@ class LeaveRoute:
 
 
 def _read(head: bytes) -> tuple[str, str]:
-    """Return (secret, name) of a join; raise `Refusal` if they are invalid.
+    """Return (secret, name) of a join; raise `ApiError` if they are invalid.
 
     An impossible secret is refused like any other wrong one.
     """
@@ -217,7 +219,7 @@ def _read(head: bytes) -> tuple[str, str]:
         if not (isinstance(secret, str) and len(secret) == SECRET_DIGITS and isinstance(name, str)):
             raise TypeError
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise Refusal(403, "invitation", "no invitation that can be used") from None
+        raise ApiError(403, "invitation", "no invitation that can be used") from None
     if not DEVICE_NAME.fullmatch(name):
-        raise Refusal(409, "name", "a device's name has 1 to 63 of a-z, 0-9 and -")
+        raise ApiError(409, "name", "a device's name has 1 to 63 of a-z, 0-9 and -")
     return secret, name

@@ -1,6 +1,6 @@
 """The TLS certificates of the device API, and how they are replaced.
 
-`PrivateAuthority` is the aggregator's own CA, which devices pin. `GivenAuthority` is a certificate that the operator
+`InternalCA` is the aggregator's own CA, which devices pin. `OperatorCertificate` is a certificate that the operator
 brought.
 
 The folder of a private CA has for each CA `PIN.ca.pem`, `PIN.ca.key`, `PIN.pem` and `PIN.key`, all with mode 0600. PIN
@@ -31,7 +31,7 @@ from thinwire.core.errors import DataLost, UsageError
 from thinwire.core.statedir import keep_private, private_folder, write_atomically
 from thinwire.transport.protocol.certificates import (
     STATE,
-    Issued,
+    CertificateAndKey,
     due,
     make_ca,
     make_leaf,
@@ -46,7 +46,7 @@ _LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 _NAME = re.compile(rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*")
 
 
-class Authority(Protocol):
+class CertificateProvider(Protocol):
     """The provider of the API's certificate. Any thread may call it."""
 
     @property
@@ -85,7 +85,7 @@ class State:
     names: tuple[str, ...]
 
 
-class PrivateAuthority:
+class InternalCA:
     """The aggregator's own CA, made at the first start, with one leaf for each CA that is served."""
 
     def __init__(self, folder: Path, names: Sequence[str] = (), now: Callable[[], datetime] = _utc) -> None:
@@ -203,7 +203,7 @@ class PrivateAuthority:
     def _choose(self, connection: ssl.SSLObject, name: str | None, _context: ssl.SSLContext) -> None:
         connection.context = self._contexts.get(name or "", self._first)
 
-    def _ca(self, pin: str) -> Issued:
+    def _ca(self, pin: str) -> CertificateAndKey:
         return _issued(*self._files(pin, "ca"))
 
     def _files(self, pin: str, which: str) -> tuple[Path, Path]:
@@ -226,10 +226,10 @@ class PrivateAuthority:
         self._state = state
 
 
-def _issued(certificate: Path, key: Path) -> Issued:
+def _issued(certificate: Path, key: Path) -> CertificateAndKey:
     try:
         keep_private(key)
-        found = Issued(certificate.read_bytes(), key.read_bytes())
+        found = CertificateAndKey(certificate.read_bytes(), key.read_bytes())
         found.require_readable()
         return found
     except (OSError, ValueError) as error:
@@ -258,7 +258,7 @@ def _is_name(name: str) -> bool:
     return True
 
 
-class GivenAuthority:
+class OperatorCertificate:
     """A certificate that the operator brought. It is loaded again when its files are replaced, and never issued here.
 
     `ca` is the file of its CA, to be pinned. Without `ca`, devices use the CAs of their system.

@@ -26,13 +26,13 @@ from thinwire.core.errors import BadPayload
 from thinwire.core.fleet import DeviceRow, ReplyLimits, Spool
 from thinwire.core.serialization import FREE_HEADER_BYTES, reply_from_bytes
 from thinwire.core.statedir import private_opener
-from thinwire.core.types import AGGREGATOR_KINDS, Failure, Part, ReplyHead, UpdateId
-from thinwire.transport.protocol.http import INLINE_BYTES, LENGTH, STREAM_BYTES, UPLOAD_OFFSET, Found, Refusal
+from thinwire.core.types import AGGREGATOR_KINDS, Failure, Part, ReplyHeader, UpdateId
+from thinwire.transport.protocol.http import INLINE_BYTES, LENGTH, STREAM_BYTES, UPLOAD_OFFSET, ApiError, Found
 from thinwire.transport.server.app import Gone, Request
-from thinwire.transport.server.connections import Wire
+from thinwire.transport.server.connections import Connection
 from thinwire.transport.server.mailbox import answer_digest
-from thinwire.transport.server.presence import Sessions
-from thinwire.transport.server.replies import Answers, shut_out
+from thinwire.transport.server.presence import Presence
+from thinwire.transport.server.replies import ReplyReceiver, shut_out
 
 AT_ONCE = 2  # headers larger than FREE_HEADER_BYTES that are parsed at one time, each of another device
 DEFLATED_BYTES = 64  # growth of an incompressible block, for each 16 KiB of its JSON
@@ -50,7 +50,13 @@ class PushRoute:
     """
 
     def __init__(
-        self, answers: Answers, uploads: Uploads, sessions: Sessions, spool: Spool, clock: Clock, limits: ReplyLimits
+        self,
+        answers: ReplyReceiver,
+        uploads: Uploads,
+        sessions: Presence,
+        spool: Spool,
+        clock: Clock,
+        limits: ReplyLimits,
     ) -> None:
         self._answers, self._uploads, self._sessions = answers, uploads, sessions
         self._spool, self._clock, self._limits = spool, clock, limits
@@ -67,20 +73,20 @@ class PushRoute:
             self._answers.require_run(reply)
             if isinstance(reply, Failure):
                 if parts:
-                    raise Refusal(409, "protocol", "a failure has no parts")
+                    raise ApiError(409, "protocol", "a failure has no parts")
                 self._answers.failed(device, _of_a_device(reply), began_at)
                 await request.answer(200)
                 return
             await self._updated(request, reply, head, bytes(parts), began_at)
 
-    async def _read(self, device: str, head: bytes) -> ReplyHead | Failure:
+    async def _read(self, device: str, head: bytes) -> ReplyHeader | Failure:
         """Parse a header: a small one here, a large one in a thread, one of each device at a time."""
         most = self._limits.max_header_bytes()
         try:
             if len(head) <= FREE_HEADER_BYTES:
                 return reply_from_bytes(head, FREE_HEADER_BYTES)
             if device in self._parsing:
-                raise Refusal(503, "busy", "another reply of this device is being read", retry_after_s=1.0)
+                raise ApiError(503, "busy", "another reply of this device is being read", retry_after_s=1.0)
             self._parsing.add(device)
             try:
                 async with self._places:
@@ -88,9 +94,11 @@ class PushRoute:
             finally:
                 self._parsing.discard(device)
         except BadPayload as error:
-            raise Refusal(409, "protocol", str(error)) from error
+            raise ApiError(409, "protocol", str(error)) from error
 
-    async def _updated(self, request: Request, head: ReplyHead, received: bytes, parts: bytes, began_at: float) -> None:
+    async def _updated(
+        self, request: Request, head: ReplyHeader, received: bytes, parts: bytes, began_at: float
+    ) -> None:
         device = request.row.name
         self._answers.require_possible(device, head, began_at)
         if self._answers.here_already(device, head, began_at):
@@ -103,18 +111,18 @@ class PushRoute:
         offer = await self._uploads.offered(head, received, began_at)
         await request.answer(200, json.dumps({"offsets": offer.offsets()}).encode())
 
-    async def _small(self, device: str, head: ReplyHead, received: bytes, parts: bytes, began_at: float) -> None:
+    async def _small(self, device: str, head: ReplyHeader, received: bytes, parts: bytes, began_at: float) -> None:
         """Store a reply that came in one request, with one thread hop, one write and one commit."""
         if len(parts) != head.payload_bytes:
-            raise Refusal(409, "protocol", "the body is not as long as its head says")
+            raise ApiError(409, "protocol", "the body is not as long as its head says")
         at = 0
         for part in head.parts:
             if hashlib.sha256(parts[at : at + part.length]).hexdigest() != part.sha256:
-                raise Refusal(409, "damaged", f"part {part.name!r} does not fit its digest")
+                raise ApiError(409, "damaged", f"part {part.name!r} does not fit its digest")
             at += part.length
         update = head.update_id
         if update in self._storing:
-            raise Refusal(503, "busy", "this update is being received already", retry_after_s=1.0)
+            raise ApiError(503, "busy", "this update is being received already", retry_after_s=1.0)
         arriving = sum(other.device == device for other in self._storing)
         self._answers.require_room(device, arriving)
         self._storing.add(update)
@@ -153,18 +161,18 @@ RELEASE_S = 5.0  # how long an aborted writer may take to release the upload
 
 
 @dataclass(eq=False)
-class Offer:
+class Upload:
     """An upload: a reply whose header is here, and whose parts arrive.
 
     `size` is how many bytes of the parts were written, in order. `received` are the header's bytes as they came.
     `writer` is the connection that writes a part at this moment.
     """
 
-    head: ReplyHead
+    head: ReplyHeader
     path: Path
     began_at: float
     size: int
-    writer: Wire | None = None
+    writer: Connection | None = None
     released: asyncio.Event = field(default_factory=asyncio.Event)
     hashed: tuple[int, int, Any] = (0, 0, None)  # (part, bytes of it, their digest so far)
     received: bytes = b""
@@ -189,12 +197,12 @@ class Uploads:
     A request for an upload's offset, or a new writer, aborts the connection that wrote before.
     """
 
-    def __init__(self, answers: Answers, sessions: Sessions, spool: Spool, clock: Clock) -> None:
+    def __init__(self, answers: ReplyReceiver, sessions: Presence, spool: Spool, clock: Clock) -> None:
         self._answers, self._sessions, self._spool, self._clock = answers, sessions, spool, clock
-        self._offers: dict[UpdateId, Offer] = {}
+        self._offers: dict[UpdateId, Upload] = {}
         self._opening: set[UpdateId] = set()
 
-    async def offered(self, head: ReplyHead, received: bytes, began_at: float) -> Offer:
+    async def offered(self, head: ReplyHeader, received: bytes, began_at: float) -> Upload:
         """Return the upload of this reply, as far as it arrived, or a new one.
 
         The oldest idle uploads of the device make room for it. A changed reply under the same id replaces the earlier
@@ -214,7 +222,7 @@ class Uploads:
         for oldest in [other for other in own if self._offers[other].writer is None][: max(0, len(own) + 1 - OFFERS)]:
             self._give_up(oldest)
         if update in self._opening:
-            raise Refusal(503, "busy", "what came of this answer is being read already", retry_after_s=1.0)
+            raise ApiError(503, "busy", "what came of this answer is being read already", retry_after_s=1.0)
         self._opening.add(update)
         try:
             path = await asyncio.to_thread(self._spool.partial, update, digest)
@@ -226,11 +234,11 @@ class Uploads:
         if not self._answers.expects(update.device):  # the device was revoked while the file was made
             path.unlink(missing_ok=True)
             raise shut_out(update.device)
-        offer = self._offers[update] = Offer(head, path, began_at, size, received=received)
+        offer = self._offers[update] = Upload(head, path, began_at, size, received=received)
         return offer
 
     def room(self, row: DeviceRow, found: Found) -> int:
-        """Return the length in bytes of the part that a request names; raise `Refusal` 404 without an open upload."""
+        """Return the length in bytes of the part that a request names; raise `ApiError` 404 without an open upload."""
         offer, index = self._named(row.name, found)
         return offer.head.parts[index].length
 
@@ -258,15 +266,15 @@ class Uploads:
             at = request.admitted.found.query.get("offset", "0")
             offset = offer.offset(index)
             if at != str(offset) or offer.starts[index] > offer.size:
-                raise Refusal(409, "offset", f"{offset} bytes of this part are here", offset=offset)
+                raise ApiError(409, "offset", f"{offset} bytes of this part are here", offset=offset)
             if request.length > part.length - offset or request.claim.digest.hex() != part.sha256:
-                raise Refusal(409, "protocol", "the request is not about the rest of this part")
+                raise ApiError(409, "protocol", "the request is not about the rest of this part")
             offer.writer = request.wire
             try:
                 await self._write(request, offer, index)
             except FileNotFoundError:
                 self._give_up(offer.head.update_id)
-                raise Refusal(404, "offer", "what came of this answer was removed: push its head again") from None
+                raise ApiError(404, "offer", "what came of this answer was removed: push its head again") from None
             finally:
                 offer.writer = None
                 offer.released.set()
@@ -276,7 +284,7 @@ class Uploads:
         said = f'{{"offset":{offer.offset(index)},"done":{str(done).lower()}}}'
         await request.answer(200, said.encode())
 
-    async def _write(self, request: Request, offer: Offer, index: int) -> None:
+    async def _write(self, request: Request, offer: Upload, index: int) -> None:
         """Write one block while the next one arrives; bytes before a cut are kept."""
         descriptor = await asyncio.to_thread(self._opened, offer, index)
         writing: asyncio.Future[None] | None = None
@@ -295,7 +303,7 @@ class Uploads:
             raise Gone  # the device was revoked meanwhile
         await self._judge(offer, index)
 
-    def _opened(self, offer: Offer, index: int) -> int:
+    def _opened(self, offer: Upload, index: int) -> int:
         """Return the file's descriptor at its end, and restore the digest of the part's present bytes."""
         descriptor = os.open(offer.path, os.O_RDWR | os.O_CLOEXEC)
         os.ftruncate(descriptor, offer.size)
@@ -309,8 +317,8 @@ class Uploads:
             offer.hashed = (index, offer.offset(index), digest)
         return descriptor
 
-    async def _judge(self, offer: Offer, index: int) -> None:
-        """Raise `Refusal` 409 if a complete part does not fit its digest.
+    async def _judge(self, offer: Upload, index: int) -> None:
+        """Raise `ApiError` 409 if a complete part does not fit its digest.
 
         The part is then cut off the file, so that it begins again even after a kill.
         """
@@ -319,20 +327,20 @@ class Uploads:
             return
         offer.size, offer.hashed = offer.starts[index], (0, 0, None)
         await asyncio.to_thread(os.truncate, offer.path, offer.size)
-        raise Refusal(409, "damaged", f"part {part.name!r} does not fit its digest", offset=0)
+        raise ApiError(409, "damaged", f"part {part.name!r} does not fit its digest", offset=0)
 
-    async def _whole(self, offer: Offer) -> None:
+    async def _whole(self, offer: Upload) -> None:
         """Commit a reply whose parts are complete, after checking its empty parts."""
         update = offer.head.update_id
         try:
             empty = hashlib.sha256().hexdigest()
             if any(not part.length and part.sha256 != empty for part in offer.head.parts):
-                raise Refusal(409, "damaged", "a part without bytes does not fit its digest")
+                raise ApiError(409, "damaged", "a part without bytes does not fit its digest")
             if not self._answers.here_already(update.device, offer.head, offer.began_at):
                 await self._answers.keep(offer.path, offer.head, offer.received, offer.began_at)
         except BadPayload as error:  # the disk returned other bytes than were written
             self._give_up(update)
-            raise Refusal(409, "damaged", str(error), offset=0) from error
+            raise ApiError(409, "damaged", str(error), offset=0) from error
         finally:
             self._offers.pop(update, None)
 
@@ -342,7 +350,7 @@ class Uploads:
             with contextlib.suppress(OSError):
                 offer.path.unlink()
 
-    async def _release(self, offer: Offer) -> None:
+    async def _release(self, offer: Upload) -> None:
         """Abort the upload's writer, and wait until it released the upload."""
         try:
             async with asyncio.timeout(RELEASE_S):
@@ -351,14 +359,14 @@ class Uploads:
                     offer.writer.abort()
                     await offer.released.wait()
         except TimeoutError:
-            raise Refusal(409, "writer", "another connection is writing this answer") from None
+            raise ApiError(409, "writer", "another connection is writing this answer") from None
 
-    def _named(self, device: str, found: Found) -> tuple[Offer, int]:
+    def _named(self, device: str, found: Found) -> tuple[Upload, int]:
         names = found.names
         offer = self._offers.get(UpdateId(names["run"], device, int(names["sequence"])))
         index = int(names["index"])
         if offer is None or index >= len(offer.head.parts):
-            raise Refusal(404, "offer", "this answer was not offered: push its head first")
+            raise ApiError(404, "offer", "this answer was not offered: push its head first")
         return offer, index
 
 
@@ -381,7 +389,7 @@ def _cut_to_fit(path: Path, parts: Sequence[Part]) -> int:
     return size
 
 
-def _append(descriptor: int, offer: Offer, data: bytes) -> None:
+def _append(descriptor: int, offer: Upload, data: bytes) -> None:
     """Write at the end of the file; the size counts only written bytes."""
     view, (index, count, digest) = memoryview(data), offer.hashed
     while view:

@@ -78,7 +78,7 @@ def line(cell: Trial) -> str:
 def restored(text: str) -> Trial:
     """
     >>> made = Made({"run": {}}, 20, "iid", "", "digest")
-    >>> cell = Cell(made, "done", "", 0, 10, {METRIC: 0.5}, {}, 40, 40, [CellRound("all", 4, 0.0, 9, 40, {})] * 2)
+    >>> cell = Trial(made, "done", "", 0, 10, {METRIC: 0.5}, {}, 40, 40, [CellRound("all", 4, 0.0, 9, 40, {})] * 2)
     >>> restored(line(cell)) == cell
     True
     """

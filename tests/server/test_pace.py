@@ -45,12 +45,14 @@ def test_what_is_asked_for_fits_or_is_the_least_there_is(
         (DeviceSpeed(0.001, 4.0, 320), 10, 32, "a whole pass, 10 steps, fits into 50.0 s"),
         (DeviceSpeed(0.5, 4.0, 3200), 3, 32, "3 of the 100 steps of a pass fit into 50.0 s, at 16.00 s each"),
         (
-            DeviceSpeed(2.5, 4.0, 3200), 2, 8,
+            DeviceSpeed(2.5, 4.0, 3200),
+            2,
+            8,
             "2 of the 400 steps (of 8 examples) of a pass fit into 50.0 s, at 20.00 s each",
-        ),  # fmt: skip
+        ),
         (DeviceSpeed(2.0, 59.0, 3200), 2, 4, "even 2 steps of 4 examples take longer than the 0.0 s that it has"),
     ],
-)  # fmt: skip
+)
 def test_the_reason_says_what_it_came_from(pace, steps, batch, why):
     work = given(local(min_steps=2), pace, 60.0)
     assert (work.steps, work.batch, work.why) == (steps, batch, why)

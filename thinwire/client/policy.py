@@ -217,9 +217,9 @@ def decide(policy: Policy, task: str, kind: str, plan: Mapping[str, Any], facts:
     """Return why an assignment of this kind for this task is declined; None if it is allowed.
 
     >>> plan = RunPlan.parse('[run]\\ntask = "ecg"\\n[local]\\nlr = 0.1').to_json()
-    >>> decide(Policy(), "ecg", "train", plan, Facts(None)) is None
+    >>> decide(Policy(), "ecg", "train", plan, PolicyContext(None)) is None
     True
-    >>> decide(Policy(secure="required"), "ecg", "train", plan, Facts(None)).text
+    >>> decide(Policy(secure="required"), "ecg", "train", plan, PolicyContext(None)).text
     'secure: the plan sums in the clear, and masks are required here'
     """
     if kind == "stop":

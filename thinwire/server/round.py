@@ -70,10 +70,10 @@ class Round:
 
     `on` takes events as they happen; `replay` takes those from before a restart. No event may follow `RoundResult`.
 
-    >>> r = Round(Terms(1, 0, {"a": "ask-a"}, target=1, floor=1, opened_s=0, deadline_s=60))
-    >>> r.on(Head(UpdateId("run", "a", 1), "ask-a", "a", 0), now=2.0)[0].discount
+    >>> r = Round(RoundConfig(1, 0, {"a": "ask-a"}, target=1, floor=1, opened_s=0, deadline_s=60))
+    >>> r.on(UpdateArrived(UpdateId("run", "a", 1), "ask-a", "a", 0), now=2.0)[0].discount
     1.0
-    >>> r.on(Folded(UpdateId("run", "a", 1)), now=2.1)[0].reason
+    >>> r.on(FoldDone(UpdateId("run", "a", 1)), now=2.1)[0].reason
     'all'
     """
 

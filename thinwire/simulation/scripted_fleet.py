@@ -266,7 +266,7 @@ class EventQueue(Generic[T]):
     one again.
 
     >>> clock = VirtualClock()
-    >>> table = Timetable(clock)
+    >>> table = EventQueue(clock)
     >>> table.put(2.0, "late"), table.put(1.0, "early"), table.next_at
     (None, None, 1.0)
     >>> with table.taken() as what:

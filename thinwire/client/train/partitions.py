@@ -138,7 +138,7 @@ def parse_split(spec: str) -> Partitioner:
     """Return the partitioner of a spec; raise `BadUsage` for an unknown one.
 
     >>> parse_split("dirichlet(0.3)")
-    Dirichlet(alpha=0.3)
+    DirichletPartitioner(alpha=0.3)
     """
     text = spec.strip()
     if text == "iid":

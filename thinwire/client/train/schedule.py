@@ -78,7 +78,7 @@ CONSTANT = Schedule()
 class TimeBudget:
     """A time budget: the time at which training must end. At least `least` steps are made in any case.
 
-    >>> Partial(until=10.0, least=2, clock=Clock(now=lambda: 9.5)).over(steps=3, step_s=1.0)
+    >>> TimeBudget(until=10.0, least=2, clock=Clock(now=lambda: 9.5)).over(steps=3, step_s=1.0)
     True
     """
 

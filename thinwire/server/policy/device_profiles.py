@@ -212,7 +212,7 @@ def spread(values: Iterable[float]) -> Quantiles | None:
     p50 / 2n above p50: a single value says as little about the next one as the first round trip of TCP (RFC 6298, 2.2).
 
     >>> spread([2.0]), spread([2.0, 4.0, 6.0, 90.0])
-    (Spread(p50=2.0, p90=3.0), Spread(p50=5.0, p90=6.0))
+    (Quantiles(p50=2.0, p90=3.0), Quantiles(p50=5.0, p90=6.0))
     """
     ordered = sorted(values)
     if not ordered:

@@ -58,8 +58,8 @@ def given(local: LocalSection, pace: DeviceSpeed | None, deadline_s: float) -> L
     data.
 
     >>> local = LocalSection(lr=1, steps="auto", batch=10)
-    >>> given(local, Pace(example_s=0.1, rest_s=4.0, examples=1000), 60.0)
-    Given(steps=50, batch=10, why='50 of the 100 steps of a pass fit into 50.0 s, at 1.00 s each')
+    >>> given(local, DeviceSpeed(example_s=0.1, rest_s=4.0, examples=1000), 60.0)
+    LocalWork(steps=50, batch=10, why='50 of the 100 steps of a pass fit into 50.0 s, at 1.00 s each')
     """
     if pace is None:
         steps = max(FIRST_STEPS, local.min_steps)

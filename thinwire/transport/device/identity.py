@@ -169,7 +169,7 @@ class ServerClock:
     The time is stored as an offset to the time since boot, which nobody sets and which runs on in suspend. `doubted` is
     True while a learned time is discarded and no new one is known.
 
-    >>> clock = Clockwork(wall=lambda: 0.0, boot=lambda: 30.0)   # 1970, half a minute after the start
+    >>> clock = ServerClock(wall=lambda: 0.0, boot=lambda: 30.0)   # 1970, half a minute after the start
     >>> clock.learn(1_800_000_000.0); clock.now().year, clock.skew_s
     (2027, 1800000000.0)
     """

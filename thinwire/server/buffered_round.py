@@ -59,7 +59,8 @@ class BufferedRound:
     `on` takes events as they happen; `replay` takes those from before a restart, and comes first. No event may follow
     `RoundResult`.
 
-    >>> b = BufferedRound(RoundConfig(1, 0, {"a": "ask-a", "b": "ask-b"}, target=1, floor=1, opened_s=0.0, deadline_s=9.0))
+    >>> b = BufferedRound(RoundConfig(1, 0, {"a": "ask-a", "b": "ask-b"}, target=1, floor=1,
+    ...     opened_s=0.0, deadline_s=9.0))
     >>> b.on(UpdateArrived(UpdateId("run", "a", 1), "ask-a", "a", 0), now=2.0)[0].discount
     1.0
     >>> b.on(FoldDone(UpdateId("run", "a", 1)), now=2.1)[0].reason

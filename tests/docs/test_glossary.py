@@ -11,13 +11,13 @@ from benchmarks.words import GLOSSARY, HASHED, ROOT, banned, bold_words, code_te
 
 PAGE = GLOSSARY.read_text()
 MOST = {  # what each area has today; whoever makes it fewer writes the new number, and 0 is the end of it
-    "docs": 572,
+    "docs": 60,
     "help": 77,
     "messages": 275,
-    "data": 225,
+    "data": 223,
     "dashboard": 188,
-    "docstrings": 94,
-    "identifiers": 269,
+    "docstrings": 87,
+    "identifiers": 254,
 }
 FOUND = banned()
 

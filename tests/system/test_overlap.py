@@ -23,6 +23,9 @@ def test_devices_train_ahead_and_either_end_may_be_killed(site: Site) -> None:
     row = site.until_done(run_id)
     assert (row.status, row.version) == ("done", 6), site.said()
     events = site.events(run_id)
-    assert [e.base_version for e in events if isinstance(e, RoundOpened)] == [0, 0, 1, 2, 3, 4]
+    opened = [(e.round, e.base_version) for e in events if isinstance(e, RoundOpened)]
+    assert opened[:2] == [(1, 0), (2, 0)]
+    # A round opens one version ahead, or later where a device was still reconnecting when it could have opened.
+    assert all(number - 2 <= base < number for number, base in opened)
     assert [e.round for e in events if isinstance(e, RoundClosed)] == [1, 2, 3, 4, 5, 6]
     folded_once(site, run_id)

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.codec_examples import SPECS
 from thinwire.aggregation import codecs
-from thinwire.conformance.codec_suite import *  # noqa: F403  # noqa: F403
+from thinwire.conformance.codec_suite import *  # noqa: F403
 
 pytestmark = pytest.mark.parametrize("spec", SPECS)
 

@@ -34,7 +34,7 @@ from thinwire.compression.spec import chains, parse
 from thinwire.core.errors import BadPayload, CodecError, DataLost
 from thinwire.core.layout import Layout, Tensor
 from thinwire.core.prng import Key, derive
-from thinwire.core.statedir import disk_error, private_opener, sync_folder
+from thinwire.core.statedir import disk_error, private_opener, sync_path
 from thinwire.core.types import Fixed, Part, Payload, Vector
 
 DIGITS = 18  # the most digits of a version's or a segment's number
@@ -212,7 +212,7 @@ def write_model(
                 os.fsync(file.fileno())
         draft.replace(path)
         if durable:
-            sync_folder(path.parent)
+            sync_path(path.parent)
     except OSError as error:
         draft.unlink(missing_ok=True)
         raise disk_error(error, path) from error

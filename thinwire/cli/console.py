@@ -70,7 +70,7 @@ def lines_of(header: Cells, rows: Sequence[Cells], right: Container[str], column
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table. Cells longer than `most` move below their rows; without `stays` all cells do."""
+    """Describe a column of a table. Cells longer than `most` move below their rows; without `stays` all cells do."""
 
     title: str
     cells: Cells

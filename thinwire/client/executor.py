@@ -317,7 +317,7 @@ class Worker:
 
 
 class SubprocessExecutor:
-    """One of a worker's tasks, as a session uses it."""
+    """Executes one task in the worker process, as a session uses it."""
 
     def __init__(self, worker: Worker, name: str) -> None:
         self.worker, self.name = worker, name

@@ -36,7 +36,7 @@ PAPER = re.compile(r"([A-Z][\w-]+(?: et al\.|,? [A-Z]\w+ and [A-Z]\w+| and [A-Z]
 
 @dataclass(frozen=True)
 class CodecInfo:
-    """One name of a chain, as `thinwire codecs list` shows it.
+    """Describes one name of a chain, as `thinwire codecs list` shows it.
 
     `bits` are bits a parameter of `example`; `under_feedback` is its kind inside feedback, or the reason why feedback
     refuses it. A coder loses nothing and is shown in its example, so `kind` and `bits` are those of the chain in the

@@ -198,13 +198,13 @@ def write_atomically(path: Path, data: bytes | memoryview, mode: int = 0o600) ->
             with contextlib.suppress(OSError):
                 os.unlink(draft)
             raise
-        sync_folder(path.parent)
+        sync_path(path.parent)
     except OSError as error:
         raise disk_error(error, path) from error
 
 
-def sync_folder(path: Path) -> None:
-    """Make a rename in this directory durable."""
+def sync_path(path: Path) -> None:
+    """Make the content of a file, or the renames in a directory, durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -93,9 +93,7 @@ def why(
 
 
 def _capped(found: RoundRow, asks: Sequence[UpdateRow]) -> str:
-    """Return a sentence about the first client with a reduced weight, and the number of the others; "" if there is
-    none.
-    """
+    """Return a sentence about the first client with a reduced weight, and the number of the others, or ""."""
     capped = [one for one in asks if one.update_id in found.folded and one.reason.startswith(CAPPED)]
     if not capped:
         return ""
@@ -104,9 +102,7 @@ def _capped(found: RoundRow, asks: Sequence[UpdateRow]) -> str:
 
 
 def _blamed(found: RoundRow, stages: Mapping[str, float], reason: str) -> str:
-    """Return the reason with the aggregator's downtime in the round: the downtime comes first if no stage took
-    longer.
-    """
+    """Return the reason with the aggregator's downtime in the round, which comes first if no stage took longer."""
     if not gone(found):
         return reason
     first = gone_s(found) > 0.0 and stages.get("away", 0.0) >= max(stages.values(), default=0.0)

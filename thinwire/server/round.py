@@ -1,4 +1,4 @@
-"""One synchronous round as a state machine without I/O: events go in, actions come out (`round_events.py`).
+"""Runs a synchronous round, a state machine without I/O: events go in, actions come out (`round_events.py`).
 
 The machine sees the headers of replies, never their payloads. A reply that arrived before the deadline is in time,
 however late its aggregation ends. A round closes when all updates that it accepted are aggregated or rejected. It

@@ -35,7 +35,7 @@ from thinwire.core.statedir import (
     private_folder,
     private_opener,
     require_its_database,
-    sync_folder,
+    sync_path,
 )
 from thinwire.core.types import UpdateId
 from thinwire.store.schema import copy_file
@@ -323,7 +323,7 @@ def _write(stage: Path, target: Path, manifest: Manifest) -> Manifest:
             file.flush()
             os.fsync(file.fileno())
         os.replace(draft, target)
-        sync_folder(target.parent)
+        sync_path(target.parent)
     finally:
         draft.unlink(missing_ok=True)
     return manifest

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from thinwire.core.errors import DataLost, NotFound, UsageError
-from thinwire.core.statedir import AggregatorHome, disk_error, lock_file, private_folder, sync_folder
+from thinwire.core.statedir import AggregatorHome, disk_error, lock_file, private_folder, sync_path
 from thinwire.store import schema
 from thinwire.store.backup import DATABASE, FOLDERS, Manifest, take_out
 from thinwire.store.schema import check_file
@@ -71,7 +71,7 @@ def _swap(draft: Path, root: Path, aside: Path) -> None:
     except BaseException:
         os.rename(aside, root)
         raise
-    sync_folder(root.parent)
+    sync_path(root.parent)
 
 
 def _aside(root: Path) -> Path:
@@ -101,5 +101,5 @@ def _unpack(source: Path, folder: Path) -> Manifest:
             hint=f"restore it with thinwire {manifest.thinwire}, which wrote it",
         )
     for path in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
-        sync_folder(path)
+        sync_path(path)
     return manifest

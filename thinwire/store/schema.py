@@ -13,7 +13,7 @@ from urllib.parse import quote
 from sqlalchemy import Connection, inspect, text
 
 from thinwire.core.errors import DataLost
-from thinwire.core.statedir import disk_error, sync_folder
+from thinwire.core.statedir import disk_error, sync_path
 from thinwire.store.database import Database
 
 MIGRATIONS = Path(__file__).parent / "migrations"
@@ -136,7 +136,7 @@ def copy_file(source: Path, target: Path) -> Path:
             os.replace(draft, target)
         finally:
             draft.unlink(missing_ok=True)
-        sync_folder(target.parent)
+        sync_path(target.parent)
     except OSError as error:
         raise disk_error(error, target) from error
     except sqlite3.Error as error:
@@ -165,11 +165,7 @@ def _back_up(source: Path, draft: Path) -> None:
         theirs.backup(ours)
         ours.execute("PRAGMA journal_mode=DELETE")  # one file: the content of the log moves into it
     check_file(draft)
-    descriptor = os.open(draft, os.O_RDWR)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_path(draft)
 
 
 def _address(path: Path, query: str) -> str:

@@ -20,7 +20,7 @@ from typing import BinaryIO
 
 from thinwire.core.errors import BadPayload, ReplyLost, ThinwireError
 from thinwire.core.serialization import MAX_KEPT_BYTES, arrived_from_bytes, arrived_to_bytes, reply_to_bytes
-from thinwire.core.statedir import disk_error, private_folder, sync_folder, write_atomically
+from thinwire.core.statedir import disk_error, private_folder, sync_path, write_atomically
 from thinwire.core.types import Arrived, ReplyHeader, UpdateId
 
 DRAFT, PARTIAL = ".draft-", ".partial-"
@@ -193,7 +193,7 @@ class FileSpool:
                 self._remove_empty()
         private_folder(folder)
         if self.durable:
-            sync_folder(self.folder)
+            sync_path(self.folder)
 
     def _remove_empty(self) -> None:
         for path in self.folder.iterdir():

@@ -153,7 +153,7 @@ def leave(name: str, home: Path | None, force: bool) -> None:
     from thinwire.cli.service.commands import service
     from thinwire.client.run_store import delete_learned
     from thinwire.core.errors import NotFound, Refused, ThinwireError
-    from thinwire.core.statedir import find_home, hold, holder, sync_folder
+    from thinwire.core.statedir import find_home, hold, holder, sync_path
     from thinwire.transport import HttpsLink, device_key
     from thinwire.transport.device.identity import KEY_FILE, TRUST_FILE, Trust
 
@@ -185,7 +185,7 @@ def leave(name: str, home: Path | None, force: bool) -> None:
         delete_learned(folder)  # the key goes last: with it this command can be typed again
         for file in (KEY_FILE, TRUST_FILE):
             (folder / file).unlink(missing_ok=True)
-        sync_folder(folder)
+        sync_path(folder)
     console.line("its key is deleted, and with it what it learned here: updates, residuals, models, plans and logs")
     console.line(f"the data that it trained on were not touched; its settings stay in {folder}")
 

@@ -23,7 +23,7 @@ UNSEEN = "could not be looked at"
 
 @dataclass(frozen=True)
 class Finding:
-    """One check and its result. `ok` is None if an earlier failure prevented the check; `try_` says what to do."""
+    """Holds a check and its result. `ok` is None if an earlier failure prevented the check; `try_` says what to do."""
 
     what: str
     ok: bool | None

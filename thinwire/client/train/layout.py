@@ -17,7 +17,7 @@ FLOATS, COMPLEX = ("float", "bfloat"), "complex"
 
 
 class Tensor(NamedTuple):
-    """One tensor of the model.
+    """Describes one tensor of the model.
 
     `role` is trained, buffer, frozen, or fixed: a buffer of floats that are not all finite.
     """

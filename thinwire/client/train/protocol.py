@@ -124,7 +124,7 @@ class BadFrame(Exception):
 
 
 class FramedSocket:
-    """One end of the socket between client and worker. One thread uses each end.
+    """Is one end of the socket between client and worker. One thread uses each end.
 
     Every method raises `EOFError` if the other process has closed its end.
     """
@@ -186,7 +186,7 @@ class FramedSocket:
 
 @dataclass(frozen=True)
 class Site:
-    """One place with data: a device (part 0 of 1 unless `--partition` is given) or a simulated client.
+    """Names a place with data: a device (part 0 of 1 unless `--partition` is given) or a simulated client.
 
     The two differ in nothing else. `data` is the path of `--data`, `split` the name of the partitioner, `seed` the seed
     of the split.

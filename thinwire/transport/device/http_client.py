@@ -37,7 +37,7 @@ class Moved(ConnectionError):
 
 
 class Connection:
-    """One connection to the aggregator, used by one thread at a time, except for `close`.
+    """Holds a connection to the aggregator, used by one thread at a time, except for `close`.
 
     A refusal of the aggregator is raised as `ApiError`. OSError and `http.client.HTTPException` mean that nobody
     answers. If the aggregator refuses a timestamp, the clock takes over the aggregator's time, and the request is
@@ -237,7 +237,7 @@ class FileRange:
 
 @dataclass(frozen=True)
 class HttpRequest:
-    """One request. `wait_s` is how long the aggregator may hold back the response on purpose."""
+    """Describes a request. `wait_s` is how long the aggregator may hold back the response on purpose."""
 
     method: str
     target: str

@@ -109,7 +109,7 @@ CA, JOIN, LEAVE = "/tw/v1/ca", "/tw/v1/join", "/tw/v1/leave"
 
 @dataclass(frozen=True)
 class Route:
-    """One path of the device API, and who may call it.
+    """Describes a path of the device API, and who may call it.
 
     `most_bytes` bounds the body. `who` is one of:
 

@@ -107,7 +107,7 @@ class TrafficCounter:
 
 @dataclass(eq=False)
 class Connection:
-    """One TCP connection of the device API.
+    """Holds a TCP connection of the device API.
 
     `signed` is True once a request on it was admitted. Times are seconds of `ConnectionTable.now`. `head_since` is set
     while a request's line and headers are awaited. `body_since` begins the window in which the speed of a body is

@@ -18,7 +18,7 @@ from thinwire.transport.server.connections import Connection, Ledger, TrafficCou
 
 @dataclass
 class DeviceConnection:
-    """One live process of a device.
+    """Holds a live process of a device.
 
     `heard_at` is the time of its last request. `served_at` is the time of the last response, which proves nothing about
     the device. Both are monotonic seconds. `calls` counts its requests in progress, `turn` its pulls. `held` are the

@@ -25,7 +25,7 @@ from thinwire.core.clock import Clock
 from thinwire.core.errors import BadPayload
 from thinwire.core.fleet import DeviceRow, ReplyLimits, Spool
 from thinwire.core.serialization import FREE_HEADER_BYTES, reply_from_bytes
-from thinwire.core.statedir import private_opener
+from thinwire.core.statedir import private_opener, sync_path
 from thinwire.core.types import AGGREGATOR_KINDS, Failure, Part, ReplyHeader, UpdateId
 from thinwire.transport.protocol.http import INLINE_BYTES, LENGTH, STREAM_BYTES, UPLOAD_OFFSET, ApiError, Found
 from thinwire.transport.server.app import Gone, Request
@@ -254,7 +254,7 @@ class Uploads:
         offer, index = self._named(request.row.name, request.admitted.found)
         with self._sessions.call(request.row.name):
             await self._release(offer)
-            await asyncio.to_thread(_sync, offer.path)
+            await asyncio.to_thread(sync_path, offer.path)
         await request.answer(200, headers=[(UPLOAD_OFFSET, str(offer.offset(index)).encode())])
 
     async def take(self, request: Request) -> None:
@@ -398,11 +398,3 @@ def _append(descriptor: int, offer: Upload, data: bytes) -> None:
         view, count = view[written:], count + written
         offer.size += written
         offer.hashed = (index, count, digest)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -224,3 +224,18 @@ def test_no_floor_is_above_what_is_tested():
     held = {**locked(), "torch": "2.13.0"}
     for wanted in map(Requirement, [*project()["dependencies"], *extras["server"], *extras["demo"], *extras["dev"]]):
         assert wanted.specifier.contains(held[canonical(wanted.name)]), wanted
+
+
+def test_floors_leave_out_versions_with_known_vulnerabilities():
+    """Each row of the table of advisories in pyproject.toml is the floor of a requirement, also of the build."""
+    rows = re.findall(r"^#   ([a-z0-9-]+) ([0-9.]+) +CVE-[0-9-]+ ", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    named = project()
+    texts = [*named["dependencies"], *(text for extra in named["optional-dependencies"].values() for text in extra)]
+    wanted = [Requirement(text) for text in texts]
+    assert len(rows) == 15
+    for name, floor in rows:
+        found = [each for each in wanted if canonical(each.name) == canonical(name)]
+        assert found, f"{name} is not required"
+        for each in found:
+            least = [one.version for one in each.specifier if one.operator == ">="]
+            assert least and tuple(map(int, least[0].split("."))) >= tuple(map(int, floor.split("."))), str(each)

@@ -26,7 +26,7 @@ demo: $(VENV)/.ready  ## a live federated run of eight processes on this machine
 
 # Hundreds of processes import what is compiled once.
 test: $(VENV)/.dev chromium  ## run every test (PYTEST_ARGS="-x tests/cli")
-	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 # Then the service is restarted 100 times under hostile messages: FUZZ_SERVICE_ARGS="--restarts 6 --cases 100".
 fuzz: $(VENV)/.dev  ## 100 000 hostile frames a decoder, kernels under sanitizers (FUZZ_ARGS="--frames 1000 --only rice")
@@ -41,7 +41,7 @@ lint: $(VENV)/.dev  ## ruff, mypy strict, import-linter
 
 bench: $(VENV)/.ready  ## every benchmark, small preset, one JSON document each (BENCH_ARGS="--preset full --json")
 	@for file in benchmarks/[a-z]*.py benchmarks/[a-z]*/__main__.py; do \
-	  grep -q __main__ "$$file" || continue; name=$${file#benchmarks/}; name=$${name%.py}; name=$${name%/__main__}; \
+	  grep -qE '(run_in_folder|arguments)\("' "$$file" && [ "$$file" != benchmarks/before_after.py ] || continue; name=$${file#benchmarks/}; name=$${name%.py}; name=$${name%/__main__}; \
 	  echo "benchmarks.$$name" >&2; $(BIN)/python -m "benchmarks.$$name" $(BENCH_ARGS) || exit 1; done
 
 lock: $(VENV)/.dev  ## write the hashes of all that is installed for the tests
@@ -89,9 +89,9 @@ $(VENV)/.dev: $(VENV)/.locked $(VENV)/.ready
 chromium:
 	@for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null 2>&1 && exit 0; done; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then \
-	  echo "installing chromium for the tests of the page" >&2; \
+	  echo "installing chromium for the tests of the dashboard" >&2; \
 	  apt-get update -qq >/dev/null && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; \
 	else \
 	  echo "error: chromium is not installed" >&2; \
-	  echo "why:   the tests of the page look at it in a browser" >&2; \
+	  echo "why:   the tests of the dashboard look at it in a browser" >&2; \
 	  echo "try:   sudo apt-get install chromium" >&2; exit 1; fi

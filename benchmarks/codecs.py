@@ -9,10 +9,8 @@ medians of them. `decode_add` adds into a vector that is there already, as a ser
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -27,17 +25,18 @@ from benchmarks.places import place_bits
 from benchmarks.resnet50 import shapes
 from thinwire.compression import feedback, native, parse
 from thinwire.compression.base import BoundCodec
-from thinwire.core import Key, Layout
-from thinwire.core.types import State, Vector
+from thinwire.compression.catalog import measure_codec, steps
+from thinwire.core import Layout
+from thinwire.core.types import Vector
 
+ROLES = ("quantizer", "sparsifier", "lowrank")
 SPECS = (
-    "fp16", "bf16", "int8", "qsgd(4)", "natural", "ternary", "sign", "twobit(1.0)", "topk(0.01)",
-    "topk(0.01) > int8 > rice", "topk(0.001)", "topk(0.001) > qsgd(4) > rice", "drive", "eden(2)",
-    "eden(4)", "powersgd(4)",
+    *(steps[name].examples[0] for name in steps if steps[name].role in ROLES),
+    "topk(0.01) > int8 > rice", "topk(0.001)", "topk(0.001) > qsgd(4) > rice", "eden(4)",
 )  # fmt: skip
 DATA = ("normal", "heavy")
 
-# Rounds that are not counted. The C library maps its first large blocks anew, with a fault a page and zeros to write:
+# Rounds that are not counted. The C library maps its first large blocks again, with a fault a page and zeros to write:
 # only the fourth frame of 32 MB is written into memory that it kept.
 WARM = 4
 SLOW_MS, SLOW_TRIES = 300, 3  # an encode that takes so long, on numpy's path, is measured no more often
@@ -79,58 +78,16 @@ def values_of(kind: str, layout: Layout) -> list[Vector]:
     return [x[segment.span] for segment in layout.segments]
 
 
-def timed(work: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    work()
-    return 1000 * (time.perf_counter() - began)
-
-
-@dataclass
-class Trial:
-    """One codec on one vector, segment by segment."""
-
-    bound: BoundCodec
-    xs: list[Vector]
-
-    def measure(self, tries: int) -> dict[str, float]:
-        """Medians in ms; `encode` is given a copy, for what it is given it may overwrite."""
-        copies, into = [x.copy() for x in self.xs], [np.zeros_like(x) for x in self.xs]
-        encode_ms, add_ms, copy_ms = list[float](), list[float](), list[float]()
-        payloads: list[bytes] = []
-        warm, turns = WARM, WARM + tries
-        while len(copy_ms) < turns:
-            copy_ms.append(sum(timed(partial(np.copyto, a, b)) for a, b in zip(copies, self.xs, strict=True)))
-            states = [self.bound.init(segment) for segment in range(len(self.xs))]
-            for state in states:
-                for array in state.values():
-                    array += 0  # zeros that were never touched have no memory yet
-            began = time.perf_counter()
-            payloads = [self._encoded(i, copies[i], states[i]) for i in range(len(copies))]
-            encode_ms.append(1000 * (time.perf_counter() - began))
-            if encode_ms[0] > SLOW_MS:
-                warm, turns = 1, 1 + min(tries, SLOW_TRIES)
-            began = time.perf_counter()
-            for i, payload in enumerate(payloads):
-                self.bound.decode_add(payload, 0.5, into[i], segment=i)
-            add_ms.append(1000 * (time.perf_counter() - began))
-        params = sum(x.size for x in self.xs)
-        memcpy, encode, add = (median(times[warm:]) for times in (copy_ms, encode_ms, add_ms))
-        return {
-            "encode_ms": encode, "decode_add_ms": add, "memcpy_ms": memcpy,
-            "encode_ratio": encode / memcpy, "decode_ratio": add / memcpy,
-            "bits_per_param": 8 * sum(map(len, payloads)) / params, "relative_error": self._error(payloads),
-        }  # fmt: skip
-
-    def _encoded(self, segment: int, x: Vector, state: State) -> bytes:
-        return self.bound.encode(x, state, Key(1), segment).payload
-
-    def _error(self, payloads: Sequence[bytes]) -> float:
-        lost = whole = 0.0
-        for segment, (x, payload) in enumerate(zip(self.xs, payloads, strict=True)):
-            away = self.bound.decode(payload, segment)
-            away -= x
-            lost, whole = lost + float(np.dot(away, away)), whole + float(np.dot(x, x))
-        return float(np.sqrt(lost / whole))
+def measured(bound: BoundCodec, xs: Sequence[Vector], tries: int) -> dict[str, float]:
+    """Medians in ms of the turns after those that warm up, and the ratios to a copy."""
+    done = measure_codec(bound, xs, WARM + tries, SLOW_MS, 1 + min(tries, SLOW_TRIES))
+    warm = WARM if len(done.copy_ms) == WARM + tries else 1
+    memcpy, encode, add = (median(times[warm:]) for times in (done.copy_ms, done.encode_ms, done.decode_add_ms))
+    return {
+        "encode_ms": encode, "decode_add_ms": add, "memcpy_ms": memcpy,
+        "encode_ratio": encode / memcpy, "decode_ratio": add / memcpy,
+        "bits_per_param": 8 * done.payload_bytes / sum(x.size for x in xs), "relative_error": done.relative_error,
+    }  # fmt: skip
 
 
 def rows(preset: Preset) -> list[dict[str, Any]]:
@@ -145,8 +102,8 @@ def rows(preset: Preset) -> list[dict[str, Any]]:
                 if path != paths[0] and (data, threads) != (DATA[0], 1):
                     continue  # of the paths that nobody takes here one figure is enough
                 with native.using(path), limited(threads):
-                    measured = Trial(bound, xs).measure(preset.tries)
-                row = {"codec": spec, "feedback": fed, "data": data, "threads": threads, "path": path, **measured}
+                    row = {"codec": spec, "feedback": fed, "data": data, "threads": threads, "path": path}
+                    row |= measured(bound, xs, preset.tries)
                 note(f"{spec}{' + feedback' * fed}, {data}, {path}, {threads}: {row['encode_ratio']:.2f}")
                 found.append(row)
     return found

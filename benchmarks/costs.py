@@ -26,8 +26,8 @@ WITHIN_S = 120.0
 @dataclass(frozen=True)
 class Costs:
     """Seconds, each the least of twenty: of a training step, of encoding an update, and of an exchange, in which one
-    device process is sent a model as large as the task's and sends one back, over the aggregator's door on loopback,
-    until that is durable. The least, for whatever else runs on the machine only adds to them.
+    device process is sent a model as large as the task's and sends one back, over the aggregator's device API on
+    loopback, until that is durable. The least, for whatever else runs on the machine only adds to them.
     """
 
     step_s: float
@@ -69,19 +69,19 @@ def measured(task: str, plan: RunPlan, parameters: int) -> Costs:
 
 
 def _work(task: str, plan: RunPlan) -> tuple[float, float]:
-    raw, heads = plan.to_json(), list[dict[str, float]]()
+    raw, headers = plan.to_json(), list[dict[str, float]]()
     alone = RunPlan.from_json({**raw, "run": {**raw["run"], "rounds": ROUNDS}, "cohort": {}})
 
     def on_event(event: Event) -> None:
         if isinstance(event, UpdateAccepted):
-            spent = event.head["timings"]
-            heads.append({"step_s": spent["train_s"] / event.head["steps"], "encode_s": spent["encode_s"]})
+            spent = event.header["timings"]
+            headers.append({"step_s": spent["train_s"] / event.header["steps"], "encode_s": spent["encode_s"]})
 
     with tempfile.TemporaryDirectory(prefix="thinwire-bench-") as folder:
         home = AggregatorHome.under(Path(folder), durable=False)
         with Store.open(home.database, durable=False) as store:
             run_sim(alone, load_task(task), store=store, home=home, clients=1, site=Site(), on_event=on_event)
-    step_s, encode_s = (min(head[name] for head in heads) for name in ("step_s", "encode_s"))
+    step_s, encode_s = (min(header[name] for header in headers) for name in ("step_s", "encode_s"))
     return step_s, encode_s
 
 

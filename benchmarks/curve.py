@@ -1,4 +1,6 @@
-"""A run over scripted devices that train, as the metric of its versions by the virtual clock and by folded updates."""
+"""A run over scripted devices that train, as the metric of its versions by the virtual clock and by aggregated
+updates.
+"""
 
 from __future__ import annotations
 
@@ -86,8 +88,8 @@ def points_of(events: Sequence[Event], versions: Versions, training: Training) -
     stored = {event.version: event for event in events if isinstance(event, ModelStored)}
     found, updates = list[Point](), 0
     for event in events:
-        if isinstance(event, RoundClosed) and event.folded:
-            updates += len(event.folded)
+        if isinstance(event, RoundClosed) and event.aggregated:
+            updates += len(event.aggregated)
             found.append(Point(event.elapsed_s, updates, _measured(versions, stored[event.version], training)))
     return tuple(found)
 

@@ -32,23 +32,23 @@ from urllib.parse import urlsplit
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from benchmarks.device_api_process import CODEC, RUN, ApiProcess, api_process
 from benchmarks.document import note
-from benchmarks.door_process import CODEC, RUN, DoorProcess, door_process
 from benchmarks.entry import run_in_folder
 from benchmarks.processes import status_bytes
 from thinwire.core.fleet import Hello, TaskReport
-from thinwire.core.serialization import MAX_HEAD_BYTES, reply_to_bytes
+from thinwire.core.serialization import MAX_HEADER_BYTES, reply_to_bytes
 from thinwire.core.types import Part, ReplyHeader, UpdateId
-from thinwire.transport import HttpsLink, device_key
 from thinwire.transport.device.enroll import trust_of
-from thinwire.transport.device.identity import Trust
+from thinwire.transport.device.identity import Trust, device_key
+from thinwire.transport.device.link import HttpsLink
 from thinwire.transport.protocol import registration
 from thinwire.transport.protocol.http import HELLO, JOIN, PUSH, packed
 from thinwire.transport.protocol.signing import SIGNATURE_HEADER, Signer, public_der
-from thinwire.transport.server.limits import CONNECTIONS_OF_ONE
+from thinwire.transport.server.connections import CONNECTIONS_OF_ONE
 
 POLLS_PER_S = 50.0
-LARGE_JSON_BYTES = MAX_HEAD_BYTES - 2**16  # the most that any run's header may have is more than this
+LARGE_JSON_BYTES = MAX_HEADER_BYTES - 2**16  # the most that any run's header may have is more than this
 PADDING_BYTES = 150_000  # that do not deflate: a header may inflate to 32 times its length
 PART_BYTES = 300_000  # more than comes in the request of its header
 START = "from benchmarks.device_load import flood; flood()"
@@ -75,7 +75,7 @@ PRESETS = {
 
 @dataclass(frozen=True)
 class Line:
-    """How a stranger reaches the door."""
+    """How a stranger reaches the device API."""
 
     url: str
     trust: Trust | None
@@ -96,26 +96,26 @@ def measure(preset: Preset, folder: Path) -> tuple[list[dict[str, Any]], dict[st
     rows = list[dict[str, Any]]()
     for name in ("plain", "tls"):
         (folder / name).mkdir()
-        rows.append({"transport": name, **_at_one_door(preset, folder / name, plain=name == "plain")})
+        rows.append({"transport": name, **_at_one_api(preset, folder / name, plain=name == "plain")})
         note(f"{name}: {rows[-1]}")
     figures = ("flood_memory_mb", "honest_pull_ratio", "refused_signature_ms")
     return rows, {name: max(row[name] for row in rows) for name in figures}
 
 
-def _at_one_door(preset: Preset, folder: Path, *, plain: bool) -> dict[str, Any]:
-    with door_process(folder, plain=plain) as door:
-        trust = None if plain else trust_of(door.url, door.pin)
-        keys = {name: _let_in(door, folder, name) for name in ("honest", "flood")}
-        link = HttpsLink(door.url, keys["honest"], "honest", folder / "honest", trust)
+def _at_one_api(preset: Preset, folder: Path, *, plain: bool) -> dict[str, Any]:
+    with api_process(folder, plain=plain) as api:
+        trust = None if plain else trust_of(api.url, api.pin)
+        keys = {name: _let_in(api, folder, name) for name in ("honest", "flood")}
+        link = HttpsLink(api.url, keys["honest"], "honest", folder / "honest", trust)
         link.hello(Hello("honest", uuid.uuid4().hex, (TASK,)))
         try:
-            refused_ms = _refused(door, Line(door.url, trust), preset.joins, HELLO if plain else JOIN)
+            refused_ms = _refused(api, Line(api.url, trust), preset.joins, HELLO if plain else JOIN)
             idle = _polls(link, preset.polls)
-            _forget_peak(door.pid)
-            before = status_bytes(door.pid, "VmRSS")
-            with _flooding(folder, preset, Line(door.url, trust)) as told:
+            _forget_peak(api.pid)
+            before = status_bytes(api.pid, "VmRSS")
+            with _flooding(folder, preset, Line(api.url, trust)) as told:
                 flooded = _polls(link, preset.polls, preset.flood_s)
-            peak = status_bytes(door.pid, "VmHWM")
+            peak = status_bytes(api.pid, "VmHWM")
         finally:
             link.close()
     return {
@@ -130,10 +130,10 @@ def _at_one_door(preset: Preset, folder: Path, *, plain: bool) -> dict[str, Any]
     }
 
 
-def _let_in(door: DoorProcess, folder: Path, name: str) -> ec.EllipticCurvePrivateKey:
+def _let_in(api: ApiProcess, folder: Path, name: str) -> ec.EllipticCurvePrivateKey:
     (folder / name).mkdir()
     key = device_key(folder / name)
-    door.ask("add", devices={name: public_der(key.public_key()).hex()})
+    api.request("add", devices={name: public_der(key.public_key()).hex()})
     return key
 
 
@@ -158,13 +158,13 @@ def _forget_peak(pid: int) -> None:
         Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 
-def _refused(door: DoorProcess, line: Line, count: int, path: str) -> float:
+def _refused(api: ApiProcess, line: Line, count: int, path: str) -> float:
     """Milliseconds of the aggregator's processor for each request with a wrong signature, its share of TLS included."""
     body = packed(json.dumps({"secret": "0" * 32, "name": "stranger", "versions": {}}).encode())
-    signer, digest = Signer(ec.generate_private_key(ec.SECP384R1())), hashlib.sha256(body).digest()
+    signer, digest = Signer(ec.generate_private_key(ec.SECP256R1())), hashlib.sha256(body).digest()
     other = signer.headers("POST", path, whole_key=True)[SIGNATURE_HEADER]
     said = [signer.headers("POST", path, digest, len(body), whole_key=True) for _ in range(count)]
-    before, connection = door.cpu_s(), line.open()
+    before, connection = api.cpu_s(), line.open()
     for headers in said:
         connection.request("POST", path, body, {**headers, SIGNATURE_HEADER: other})
         answer = connection.getresponse()
@@ -175,7 +175,7 @@ def _refused(door: DoorProcess, line: Line, count: int, path: str) -> float:
             connection.close()
             connection = line.open()
     connection.close()
-    return 1000 * (door.cpu_s() - before) / count
+    return 1000 * (api.cpu_s() - before) / count
 
 
 @contextmanager
@@ -255,11 +255,11 @@ def _turn(signer: Signer, number: int) -> list[Request]:
         said = Hello("flood", "1" * 32, (TASK,))
         return [_posted(signer, "hello", HELLO, packed(registration.to_bytes(said)))]
     update = UpdateId(RUN, "flood", number)
-    head = ReplyHeader(f"ask-{number}", update, 0, 1, 1, 1.0, 1.0, {}, parts=(WRONG,), codec=CODEC)
+    header = ReplyHeader(f"assignment-{number}", update, 0, 1, 1, 1.0, 1.0, {}, parts=(WRONG,), codec=CODEC)
     path = f"/tw/v1/parts/{RUN}/{number}/0?offset=0"
     headers = signer.headers("PUT", path, bytes.fromhex(WRONG.sha256), PART_BYTES)
     part = ("wrong part", "PUT", path, bytes(PART_BYTES), headers)
-    return [_posted(signer, "upload", PUSH, packed(reply_to_bytes(head))), part]
+    return [_posted(signer, "upload", PUSH, packed(reply_to_bytes(header))), part]
 
 
 def _posted(signer: Signer, kind: str, path: str, body: bytes) -> Request:

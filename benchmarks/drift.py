@@ -2,7 +2,7 @@
 
     python -m benchmarks.drift [--preset small|full] --json
 
-Ten clients share the digits by dirichlet(0.1) and three of them are asked in a round, for 50 steps with the same
+Ten clients share the digits by dirichlet(0.1) and three of them are selected in a round, for 50 steps with the same
 learning rate, with the whole update up and with `stc(0.04)`. Accuracy and loss are means over the models of the last
 quarter of the rounds, on all clients' test splits; bytes are payloads up. Simulated: all numbers come from seeds, and
 no clock.

@@ -6,6 +6,7 @@ import argparse
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,6 +24,13 @@ def arguments(name: str, about: str, presets: Iterable[str]) -> argparse.Argumen
     parser.add_argument("--preset", choices=list(presets), default="small")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     return parser
+
+
+def timed_ms(work: Callable[[], object]) -> float:
+    """The milliseconds that a call takes."""
+    began = time.perf_counter()
+    work()
+    return 1000 * (time.perf_counter() - began)
 
 
 def end_what_we_started() -> None:

@@ -8,7 +8,7 @@ An update of n parameters reads its payload and the sum and writes the sum; a co
 
 What is read and decoded is timed as the aggregator does it, from the files of its spool. The checks that come before
 (digest, and all frames but the last, which is checked where it is added) are timed apart. `topk_updates_per_s` is of a
-whole fold, its checks of frames included, on one thread. The spool was just written, so its files are in the page
+whole fold, its checks of frames included, on one thread. The spool was just written, so its files are in the dashboard
 cache, as those of updates that have just come are.
 """
 
@@ -30,9 +30,8 @@ from benchmarks.document import note
 from benchmarks.entry import run_in_folder
 from thinwire.aggregation import WeightedMean
 from thinwire.compression import parse
-from thinwire.compression.native import library
-from thinwire.compression.native.threads import using_threads
-from thinwire.compression.segmented import SegmentedCodec
+from thinwire.compression.chain import SegmentedCodec
+from thinwire.compression.native import chosen, using_threads
 from thinwire.core import Key, Layout
 from thinwire.core.types import Arrived, Part, ReplyHeader, UpdateId, Vector
 from thinwire.store import FileSpool
@@ -71,17 +70,17 @@ def measure(preset: Preset, folder: Path) -> tuple[list[dict[str, Any]], dict[st
     for name, spec in CODECS.items():
         note(f"{spec}: {preset.updates} updates of {preset.params} parameters")
         spool = FileSpool(folder / name)
-        heads = list(_sent(spool, spec, layout, preset.updates))
-        row = _folded(spool, heads, spec, layout)
-        row["peak_models"] = max(_peak_models(spool, heads[:count], spec, layout) for count in (FEW, len(heads)))
+        headers = list(_sent(spool, spec, layout, preset.updates))
+        row = _aggregated(spool, headers, spec, layout)
+        row["peak_models"] = max(_peak_models(spool, headers[:count], spec, layout) for count in (FEW, len(headers)))
         rows.append(row)
         if name == "topk":
             figures["topk_updates_per_s"] = 1000 / row["fold_ms"]
         else:
             figures[f"{name}_bandwidth_share"] = row["bandwidth_share"]
         figures["peak_models"] = max(figures["peak_models"], row["peak_models"])
-        for head in heads:
-            spool.delete(head.update_id)
+        for header in headers:
+            spool.delete(header.update_id)
     figures["check_ms"] = max(row["check_ms"] + row["digest_ms"] for row in rows)
     return rows, figures
 
@@ -104,35 +103,37 @@ def _sent(spool: FileSpool, spec: str, layout: Layout, updates: int) -> Iterator
                 frame = codec.encode(x, codec.init(segment.index), Key(number), segment.index).payload
                 out.write(frame)
                 parts.append(Part(f"frame/{segment.index}", len(frame), hashlib.sha256(frame).hexdigest()))
-        head = ReplyHeader(f"ask-{number}", update_id, 0, examples=32, steps=10, a=10.0, parts=tuple(parts), codec=spec)
-        spool.commit(draft, head)
-        yield head
+        header = ReplyHeader(
+            f"assignment-{number}", update_id, 0, examples=32, steps=10, a=10.0, parts=tuple(parts), codec=spec
+        )
+        spool.commit(draft, header)
+        yield header
 
 
-def _folded(spool: FileSpool, heads: list[ReplyHeader], spec: str, layout: Layout) -> dict[str, Any]:
+def _aggregated(spool: FileSpool, headers: list[ReplyHeader], spec: str, layout: Layout) -> dict[str, Any]:
     bound = parse(spec).bind(layout)
     codec = Timed(bound.spec, layout, bound.groups)
     tally = WeightedMean(codec, layout)
     source, copied = np.ones(layout.size, np.float32), np.ones(layout.size, np.float32)
     add_s, check_s, digest_s, copy_s = [], [], [], []
-    for head in heads:
+    for header in headers:
         began = time.perf_counter()
-        for frame, part in zip(spool.open(head.update_id), head.parts, strict=True):
+        for frame, part in zip(spool.open(header.update_id), header.parts, strict=True):
             assert hashlib.sha256(frame).hexdigest() == part.sha256
         digest_s.append(time.perf_counter() - began)
         codec.check_s.clear()
         began = time.perf_counter()
-        tally.fold(partial(spool.open, head.update_id), head.examples, 1.0, head.a)
+        tally.fold(partial(spool.open, header.update_id), header.examples, 1.0, header.a)
         check_s.append(sum(codec.check_s))
         add_s.append(time.perf_counter() - began - check_s[-1])
         began = time.perf_counter()
         np.copyto(copied, source)
         copy_s.append(time.perf_counter() - began)
-    payload = sum(head.payload_bytes for head in heads) / len(heads)
+    payload = sum(header.payload_bytes for header in headers) / len(headers)
     moved = 8 * layout.size
     return {
         "codec": spec,
-        "updates": len(heads),
+        "updates": len(headers),
         "params": layout.size,
         "payload_bytes": payload,
         "add_ms": 1000 * median(add_s),
@@ -142,25 +143,25 @@ def _folded(spool: FileSpool, heads: list[ReplyHeader], spec: str, layout: Layou
         "memcpy_ms": 1000 * median(copy_s),
         "memcpy_gb_per_s": moved / median(copy_s) / 1e9,
         "bandwidth_share": (payload + moved) / median(add_s) / (moved / median(copy_s)),
-        "path": library.chosen(),
+        "path": chosen(),
         "threads": 1,
     }
 
 
-def _peak_models(spool: FileSpool, heads: list[ReplyHeader], spec: str, layout: Layout) -> float:
+def _peak_models(spool: FileSpool, headers: list[ReplyHeader], spec: str, layout: Layout) -> float:
     """The most memory at once of a round with these clients, in models of float32; parts that are mapped count too."""
     mapped = 0
 
-    def frames(head: ReplyHeader) -> Iterator[Arrived]:
+    def frames(header: ReplyHeader) -> Iterator[Arrived]:
         nonlocal mapped
-        for part in spool.open(head.update_id):
+        for part in spool.open(header.update_id):
             mapped = max(mapped, len(part) if isinstance(part, memoryview) else 0)
             yield part
 
     tracemalloc.start()
     tally = WeightedMean(parse(spec).bind(layout), layout)
-    for head in heads:
-        tally.fold(partial(frames, head), head.examples, 1.0, head.a)
+    for header in headers:
+        tally.fold(partial(frames, header), header.examples, 1.0, header.a)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     return (peak + mapped) / (4 * layout.size)

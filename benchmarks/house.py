@@ -99,6 +99,7 @@ steps = 1
 lr = 1.0
 [uplink]
 codec = "int8"
+feedback = "classic"
 """
 
 
@@ -215,7 +216,7 @@ def called(rounds: int, folder: Path) -> dict[str, list[str]]:
     thinwire = [sys.executable, "-m", "thinwire.cli"]
     env = {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", TRACE: str(notes)}
     with Processes(folder) as processes:
-        words = [*thinwire, "aggregator", "start", "--listen", listen, "--no-page", *home]
+        words = [*thinwire, "aggregator", "start", "--listen", listen, "--no-dashboard", *home]
         aggregator = processes.start("aggregator", words, env)
         log = processes.log("aggregator")
         processes.until(lambda: listen in log.read_text(), WITHIN_S, "the aggregator serves")

@@ -1,4 +1,4 @@
-"""What a distribution and all that it requires take up, as they are installed here: no package index is asked."""
+"""What a distribution and all that it requires take up, as they are installed here: no package index is queried."""
 
 from __future__ import annotations
 

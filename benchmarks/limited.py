@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from threadpoolctl import threadpool_limits
 
-from thinwire.compression.native.threads import using_threads
+from thinwire.compression.native import using_threads
 
 
 @contextlib.contextmanager

@@ -3,10 +3,10 @@
     python -m benchmarks.links [--preset small|full] --json
 
 Eight clients, one on each of 1, 5, 20 and 100 Mb/s with 20 ms and with 200 ms of round trip, share the digits by
-dirichlet(0.3) and train the MLP on a virtual clock. Its 9 610 parameters stand for a hundred times as many: each
-byte counts for a hundred, and a step and an encoding take a hundred times what they were measured to take on this
-machine first. A link's bandwidth wavers from ask to ask (log-normally, sigma 0.2). All runs have `deadline_s = "auto"`.
-The target is 0.98 of the accuracy that the mildest codec ends with.
+dirichlet(0.3) and train the MLP on a virtual clock. Its 9 610 parameters stand for a hundred times as many: each byte
+counts for a hundred, and a step and an encoding take a hundred times what they were measured to take on this machine
+first. A link's bandwidth wavers from assignment to assignment (log-normally, sigma 0.2). All runs have `deadline_s =
+"auto"`. The target is 0.98 of the accuracy that the least compressed codec ends with.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from benchmarks.entry import arguments, end_what_we_started
 from benchmarks.stragglers import PARAMETERS, SHARE, SPLIT, TASK
 from thinwire.client.task import load_task
 from thinwire.core import Key, RunPlan
-from thinwire.core.events import ClientAsked, RoundOpened, UpdateAccepted
+from thinwire.core.events import ClientSelected, RoundOpened, UpdateAccepted
 from thinwire.core.prng import derive
-from thinwire.core.types import Ask
+from thinwire.core.types import Assignment
 from thinwire.simulation import LogNormal, ScriptedDevice, Training, Turn
 
 LINKS = tuple(product((1.0, 5.0, 20.0, 100.0), (0.02, 0.2)))  # (Mb/s, seconds of a round trip)
@@ -58,7 +58,7 @@ def plan_of(uplink: str, rounds: int, seed: int) -> RunPlan:
         "run": {"task": "digits", "rounds": rounds, "seed": seed, "evaluate": "off", "keep": "all"},
         "cohort": {"wait_for": len(LINKS), "deadline_s": "auto"},
         "local": {"lr": LR, "steps": STEPS},
-        "uplink": codec,
+        "uplink": {**codec, "feedback": "classic"},
         "downlink": {"codec": "int8"},
     })  # fmt: skip
 
@@ -69,12 +69,12 @@ def devices_of(costs: Costs, seed: int) -> Devices:
     def device(training: Training, index: int, mbps: float, rtt_s: float) -> ScriptedDevice:
         byte_s = LogNormal(8 * SIZE / (mbps * 1e6), WAVERS)
 
-        def script(ask: Ask) -> Turn:
-            down, up = (byte_s.at(derive(Key(seed), way, ask.ask_id)) for way in ("down", "up"))
-            taken_s = rtt_s + down * sum(part.length for part in ask.parts)
+        def script(assignment: Assignment) -> Turn:
+            down, up = (byte_s.at(derive(Key(seed), way, assignment.assignment_id)) for way in ("down", "up"))
+            taken_s = rtt_s + down * sum(part.length for part in assignment.parts)
             return Turn(taken_s, 0.0, SIZE * costs.encode_s, lambda size: rtt_s + up * size)
 
-        work = training.client(index, lambda ask: SIZE * costs.step_s)
+        work = training.client(index, lambda assignment: SIZE * costs.step_s)
         return ScriptedDevice(training.crowd.name(index), work, script)
 
     return lambda training: [device(training, index, *link) for index, link in enumerate(LINKS)]
@@ -93,25 +93,30 @@ def measure(preset: Preset, costs: Costs, workers: int) -> list[dict[str, Any]]:
 def measure_seed(rounds: int, costs: Costs, seed: int) -> list[dict[str, Any]]:
     task, devices = load_task(TASK), devices_of(costs, seed)
     found = {u: curve(plan_of(u, rounds, seed), task, SPLIT, len(LINKS), devices) for u in (*LADDER, ALL)}
-    mildest = found[LADDER[0]]
-    target = SHARE * mildest.late_accuracy(mildest.updates)
+    least_compressed = found[LADDER[0]]
+    target = SHARE * least_compressed.late_accuracy(least_compressed.updates)
     return [{"seed": seed, **row_of(uplink, one, target)} for uplink, one in found.items()]
 
 
 def row_of(uplink: str, one: Curve, target: float) -> dict[str, Any]:
-    asked = Counter(codec for event in one.events if isinstance(event, RoundOpened) for codec in _codecs(event))
-    asks = {ask_id for event in one.events if isinstance(event, RoundOpened) for ask_id in event.asks.values()}
-    asks |= {event.ask_id for event in one.events if isinstance(event, ClientAsked)}
+    selected = Counter(codec for event in one.events if isinstance(event, RoundOpened) for codec in _codecs(event))
+    assignments = {
+        assignment_id
+        for event in one.events
+        if isinstance(event, RoundOpened)
+        for assignment_id in event.assignments.values()
+    }
+    assignments |= {event.assignment_id for event in one.events if isinstance(event, ClientSelected)}
     in_time = sum(isinstance(event, UpdateAccepted) and not event.late for event in one.events)
     return {
         "uplink": uplink, "target": target, "seconds": one.seconds_to(target),
         "accuracy": one.late_accuracy(one.updates), "round_s": one.points[-1].seconds / len(one.points),
-        "in_time_share": in_time / len(asks), "asked": dict(asked),
+        "in_time_share": in_time / len(assignments), "selected": dict(selected),
     }  # fmt: skip
 
 
 def _codecs(event: RoundOpened) -> list[str]:
-    return list(event.codecs.values()) or [event.codec] * len(event.asks)
+    return list(event.codecs.values()) or [event.codec] * len(event.assignments)
 
 
 def figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -1,8 +1,8 @@
-"""A device that does not train: it answers each ask with a change of the right size, by our own client's link.
+"""A device that does not train: it answers each assignment with a change of the right size, by our own client's link.
 
 Run as `python -c "from benchmarks.noop_client import main; main()" URL NAME FOLDER TASK=TENSORSxROWSxCOLUMNS ...`.
-No torch is loaded and nothing is learned, as in the stock app beside it; all that travels is encoded and hashed anew
-for each ask.
+No torch is loaded and nothing is learned, as in the stock app beside it; all that travels is encoded and hashed again
+for each assignment.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from thinwire.compression import parse
 from thinwire.core import Key, Layout
 from thinwire.core.errors import Unreachable
 from thinwire.core.fleet import Delivery, Hello, TaskReport
-from thinwire.core.types import Ask, Part, ReplyHeader, UpdateId
-from thinwire.transport import HttpsLink, device_key
+from thinwire.core.types import Assignment, Part, ReplyHeader, UpdateId
+from thinwire.transport.device.identity import device_key
+from thinwire.transport.device.link import HttpsLink
 
 CODEC = "identity"
 EXAMPLES = 100
@@ -55,32 +56,38 @@ class Shape:
 
 
 class Echo:
-    """Answers asks on one task."""
+    """Answers assignments on one task."""
 
     def __init__(self, shape: Shape, folder: Path) -> None:
         self.layout, self.bundle = shape.layout, folder / "answer"
         self.codec = parse(CODEC).bind(self.layout)
         self.changes = [np.full(segment.size, 1e-3, dtype=np.float32) for segment in self.layout.segments]
 
-    def answer(self, ask: Ask, update_id: UpdateId, download_s: float) -> tuple[ReplyHeader, Path | None]:
-        metrics = {"eval/loss": (1.0 / (1 + ask.base_version) * EXAMPLES, float(EXAMPLES))}
-        if ask.kind != "train":
-            head = ReplyHeader(
-                ask.ask_id, update_id, ask.base_version, EXAMPLES, metrics=metrics, identity=ask.identity
+    def answer(self, assignment: Assignment, update_id: UpdateId, download_s: float) -> tuple[ReplyHeader, Path | None]:
+        metrics = {"eval/loss": (1.0 / (1 + assignment.base_version) * EXAMPLES, float(EXAMPLES))}
+        if assignment.kind != "train":
+            header = ReplyHeader(
+                assignment.assignment_id,
+                update_id,
+                assignment.base_version,
+                EXAMPLES,
+                metrics=metrics,
+                identity=assignment.identity,
             )
-            return head, None
+            return header, None
         parts = []
         with open(self.bundle, "wb") as file:
             for number, change in enumerate(self.changes):
-                change[0] = ask.round
-                frame = self.codec.encode(change.copy(), self.codec.init(number), Key(ask.round), number).payload
+                change[0] = assignment.round
+                frame = self.codec.encode(change.copy(), self.codec.init(number), Key(assignment.round), number).payload
                 parts.append(Part(f"frame/{number}", len(frame), hashlib.sha256(frame).hexdigest()))
                 file.write(frame)
-        head = ReplyHeader(
-            ask.ask_id, update_id, ask.base_version, EXAMPLES, steps=1, a=1.0, norm=1.0, metrics=metrics,
-            parts=tuple(parts), codec=ask.codec, identity=ask.identity,
+        header = ReplyHeader(
+            assignment.assignment_id, update_id, assignment.base_version, EXAMPLES, steps=1, a=1.0, norm=1.0,
+            metrics=metrics,
+            parts=tuple(parts), codec=assignment.codec, identity=assignment.identity,
         )  # fmt: skip
-        return head, self.bundle
+        return header, self.bundle
 
 
 def serve(url: str, name: str, folder: Path, shapes: dict[str, Shape]) -> None:
@@ -95,9 +102,9 @@ def serve(url: str, name: str, folder: Path, shapes: dict[str, Shape]) -> None:
         time.sleep(0.1)
     while True:
         delivery = link.pull(25.0)
-        if delivery is not None and delivery.ask.kind != "stop":
-            update_id = UpdateId(delivery.ask.run, name, next(numbers))
-            link.push(*echoes[delivery.ask.task].answer(delivery.ask, update_id, delivery.download_s))
+        if delivery is not None and delivery.assignment.kind != "stop":
+            update_id = UpdateId(delivery.assignment.run, name, next(numbers))
+            link.push(*echoes[delivery.assignment.task].answer(delivery.assignment, update_id, delivery.download_s))
         _forget(delivery)
 
 

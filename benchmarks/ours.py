@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +19,7 @@ from thinwire.server.submit import submit
 from thinwire.store import Store
 
 CLIENT = "from benchmarks.noop_client import main; main()"
+FLEET = "from benchmarks.noop_fleet import main; main()"
 ROOT = Path(__file__).parent.parent
 
 
@@ -32,19 +34,40 @@ class Made:
 
 
 class Ours:
-    """Started with `count` clients, each of which has every task of `shapes`. No run is loaded yet."""
+    """Started with `count` clients, each of which has every task of `shapes`. No run is loaded yet.
 
-    def __init__(self, folder: Path, processes: Processes, count: int, shapes: dict[str, Shape]) -> None:
+    Each client is a process, or all of them are threads of so many processes as `together` says.
+    """
+
+    def __init__(
+        self, folder: Path, processes: Processes, count: int, shapes: dict[str, Shape], together: int = 0
+    ) -> None:
         self.processes, self.count, self.shapes = processes, count, shapes
         home = folder / "thinwire"
         self.home = AggregatorHome.under(home)
         listen = f"127.0.0.1:{free_port()}"
-        command = ["-m", "thinwire.cli", "aggregator", "start", "--home", str(home), "--listen", listen, "--no-page"]
+        command = [
+            "-m",
+            "thinwire.cli",
+            "aggregator",
+            "start",
+            "--home",
+            str(home),
+            "--listen",
+            listen,
+            "--no-dashboard",
+        ]
+        began = time.perf_counter()
         self.pid = processes.start("aggregator", [sys.executable, *command])
         processes.until(lambda: "listen" in (holder(self.home.lock) or {}), 60, "the aggregator serves")
-        for number in range(count):
+        self.ready_s = time.perf_counter() - began
+        tasks = [f"{task}={shape}" for task, shape in shapes.items()]
+        for each in range(together):
+            first, last = count * each // together, count * (each + 1) // together
+            command = ["-c", FLEET, f"http://{listen}", str(first), str(last), str(folder), *tasks]
+            processes.start(f"fleet-{each}", [sys.executable, *command], {"PYTHONPATH": str(ROOT)})
+        for number in range(0 if together else count):
             name = f"device-{number}"
-            tasks = [f"{task}={shape}" for task, shape in shapes.items()]
             command = ["-c", CLIENT, f"http://{listen}", name, str(folder / name), *tasks]
             processes.start(name, [sys.executable, *command], {"PYTHONPATH": str(ROOT)})
         self.store = Store.open(self.home.database)
@@ -57,7 +80,7 @@ class Ours:
         plan = RunPlan.from_json(
             {
                 "run": {"task": task, "rounds": count},
-                "cohort": {"wait_for": self.count, "min_replies": float(self.count)},
+                "cohort": {"wait_for": self.count, "min_updates": float(self.count)},
                 "local": {"lr": 1.0, "steps": 1},
                 "uplink": {"codec": CODEC, "feedback": "none"},
             }
@@ -69,12 +92,14 @@ class Ours:
         self.processes.until(lambda: self._ended(run_id), within_s, f"{count} rounds of {run_id}")
         cpu_s = cpu_seconds(self.pid) - before
         row, rounds, updates = self.store.run(run_id), self.store.rounds(run_id), self.store.updates(run_id)
-        folded = [update for update in updates if update.outcome == "folded"]
-        if row.status != "done" or len(folded) != count * self.count:
-            raise RuntimeError(f"{run_id} is {row.status}: {row.status_text}; {len(folded)} updates were folded")
+        aggregated = [update for update in updates if update.outcome == "aggregated"]
+        if row.status != "done" or len(aggregated) != count * self.count:
+            raise RuntimeError(
+                f"{run_id} is {row.status}: {row.status_text}; {len(aggregated)} updates were aggregated"
+            )
         rounds = sorted(rounds, key=lambda each: each.round)
         seconds = [b.opened_at - a.opened_at for a, b in pairwise(rounds)]
-        requests = sum(update.requests or 0 for update in folded) / len(folded)
+        requests = sum(update.requests or 0 for update in aggregated) / len(aggregated)
         return Made(seconds, requests, cpu_s, [dict(each.spent) for each in rounds])
 
     def peak_bytes(self) -> int:

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 
 from benchmarks import peers_in_numpy as in_numpy
-from benchmarks.codecs import made, timed
+from benchmarks.codecs import made
 from benchmarks.document import document, note, show
-from benchmarks.entry import arguments
+from benchmarks.entry import arguments, timed_ms
 from benchmarks.limited import limited
 from benchmarks.peers_in_torch import casts, eight_bit, powersgd, rotated, rounded, signs, sparse
 from benchmarks.peers_in_torch.peer import Parts, Peer, sent_bytes
@@ -85,7 +85,7 @@ class Runner:
 
     def turn(self) -> None:
         self.sent.clear()
-        self.ms.append(timed(lambda: self.sent.extend(self.encode())))
+        self.ms.append(timed_ms(lambda: self.sent.extend(self.encode())))
 
 
 def ours(spec: str, layout: Layout, xs: Sequence[Vector]) -> Runner:
@@ -127,7 +127,7 @@ def measured(spec: str, layout: Layout, xs: Sequence[Vector], tries: int) -> lis
     copied = whole.copy()
     with torch.no_grad():
         for turn in range(tries + 1):  # the first one warms up
-            copy_ms.append(timed(lambda: np.copyto(copied, whole)))
+            copy_ms.append(timed_ms(lambda: np.copyto(copied, whole)))
             for runner in runners:
                 if turn <= SLOW_TRIES or runner.ms[0] < SLOW_MS:
                     runner.turn()

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from decimal import Decimal
 from math import lgamma, log
 
-from thinwire.compression.codecs.integers import Delta, Rice
-from thinwire.compression.codecs.sparsify import TopK
+from thinwire.compression.codecs.delta_rice import Delta, Rice
+from thinwire.compression.codecs.topk_randk_threshold import TopK
 from thinwire.core.types import Vector
 
 RATIO = "0.01"

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
 import subprocess
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 END_S = 10.0
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
@@ -82,6 +84,54 @@ class Processes:
 
     def _tail(self, name: str) -> str:
         return "\n".join(self.log(name).read_text(errors="replace").splitlines()[-20:])
+
+
+class LineProcess:
+    """A process that reads a line and answers it by a line of JSON; it ends when its input does."""
+
+    def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
+        self._process, self.log, self._asked = process, log, threading.Lock()
+        self.first = self._heard()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def say(self, line: str) -> dict[str, Any]:
+        """Its answer to a line."""
+        assert self._process.stdin is not None
+        with self._asked:
+            self._process.stdin.write(line + "\n")
+            self._process.stdin.flush()
+            return self._heard()
+
+    def _heard(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        if not (line := self._process.stdout.readline()):
+            raise RuntimeError(f"the process ended with {self._process.poll()}; its last words are in {self.log}")
+        return dict(json.loads(line))
+
+
+@contextlib.contextmanager
+def line_process(command: Sequence[str], log: Path, env: Mapping[str, str]) -> Iterator[LineProcess]:
+    """Start a process that is asked by lines; it ends with the context."""
+    with open(log, "wb") as err:
+        process = subprocess.Popen(
+            command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=err, text=True
+        )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        yield LineProcess(process, log)
+    finally:
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+        try:
+            process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
 
 
 def descendants(pid: int) -> dict[int, str]:

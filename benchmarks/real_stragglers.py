@@ -36,15 +36,14 @@ def run(plan: RunPlan, task: str, split: str, step_s: float, folder: Path) -> Cu
     home, listen = AggregatorHome.under(folder / "home"), f"127.0.0.1:{free_port()}"
     with Processes(folder) as processes:
         where = ["--home", str(folder / "home")]
-        processes.start("aggregator", thinwire("aggregator", "start", *where, "--listen", listen, "--no-page"))
+        processes.start("aggregator", thinwire("aggregator", "start", *where, "--listen", listen, "--no-dashboard"))
         processes.until(lambda: "listen" in (holder(home.lock) or {}), 60, "the aggregator serves")
         pids = [
             processes.start(f"client-{index}", thinwire(
                 "client", "start", *where, "--aggregator", f"http://{listen}", "--task", task,
                 "--name", f"client-{index}", "--partition", f"{index}/{CLIENTS}", "--split", split,
                 "--seed", str(plan.run.seed), "--threads", "1",
-                "--slow-step", f"{step_s * (SLOWER if index == SLOW else 1):g}",
-            ))
+            ), {"DIGITS_STEP_S": f"{step_s * (SLOWER if index == SLOW else 1):g}"})
             for index in range(CLIENTS)
         ]  # fmt: skip
         with Store.open(home.database) as store:

@@ -26,30 +26,32 @@ ROOT = Path(__file__).parents[1]
 TASKS = {"noop": f"noop={ROOT / 'benchmarks/noop_task.py'}", "mlp": f"mlp={ROOT / 'examples/digits/task.py'}"}
 
 
-def plan_of(work: str, asked: int, rounds: int) -> RunPlan:
+def plan_of(work: str, selected: int, rounds: int) -> RunPlan:
     """50 steps of SGD, or none; nobody measures, and all is sent as it is."""
     return RunPlan.from_json({
         "run": {"task": work, "rounds": rounds, "evaluate": "off"},
-        "cohort": {"clients": asked, "deadline_s": 3600.0},
+        "cohort": {"clients": selected, "deadline_s": 3600.0},
         "local": {"lr": 0.5, "steps": 50, "batch": 32},
         "uplink": {"codec": "identity", "feedback": "none"},
     })  # fmt: skip
 
 
-def rounds(work: str, clients: int, asked: int, count: int, processes: int) -> list[float]:
+def rounds(work: str, clients: int, selected: int, count: int, processes: int) -> list[float]:
     moments = [time.perf_counter()]
 
     def on_event(event: Event) -> None:
         if isinstance(event, RoundClosed):
-            if event.reason != "all" or len(event.folded) != asked:
-                raise RuntimeError(f"round {event.round} closed with {len(event.folded)} of {asked}: {event.reason}")
+            if event.reason != "all" or len(event.aggregated) != selected:
+                raise RuntimeError(
+                    f"round {event.round} closed with {len(event.aggregated)} of {selected}: {event.reason}"
+                )
             moments.append(time.perf_counter())
 
     with tempfile.TemporaryDirectory(prefix="thinwire-bench-") as folder:
         home = AggregatorHome.under(Path(folder), durable=False)
         with Store.open(home.database, durable=False) as store:
             run_sim(
-                plan_of(work, asked, count), load_task(TASKS[work]), store=store, home=home, clients=clients,
+                plan_of(work, selected, count), load_task(TASKS[work]), store=store, home=home, clients=clients,
                 site=Site(), on_event=on_event, processes=processes, spec=TASKS[work],
             )  # fmt: skip
     return [after - before for before, after in itertools.pairwise(moments)]

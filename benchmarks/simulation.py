@@ -44,7 +44,7 @@ OURS, THEIRS = "thinwire", "flower"
 class Case:
     work: str
     clients: int
-    asked: int
+    selected: int
     rounds: int
 
 
@@ -83,7 +83,7 @@ def measure(preset: Preset, flower: Path | None, folder: Path, wanted: Sequence[
     for name, case in preset.cases:
         if wanted and name not in wanted:
             continue
-        numbers = [str(number) for number in (case.clients, case.asked, case.rounds)]
+        numbers = [str(number) for number in (case.clients, case.selected, case.rounds)]
         for workers in preset.workers:
             sides = {OURS: [sys.executable, "-m", "benchmarks.simulated_rounds"]}
             if flower is not None:
@@ -123,7 +123,7 @@ def figures(measured: Measured, preset: Preset) -> dict[str, float]:
         found[f"round_s {case}"], found[f"flower_round_s {case}"] = ours, theirs
     for side, prefix in ((OURS, ""), (THEIRS, "flower_")):
         many = measured.best(side, "many")
-        found[f"{prefix}client_rounds_per_s"] = preset.many.asked / many if many else None
+        found[f"{prefix}client_rounds_per_s"] = preset.many.selected / many if many else None
         found[f"{prefix}peak_mb"] = measured.best(side, "many", "peak_mb")
         found[f"{prefix}around_s"] = measured.best(side, "many", "around_s")
     return {name: value for name, value in found.items() if value is not None}

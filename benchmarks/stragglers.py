@@ -6,8 +6,8 @@ Ten clients share the digits by dirichlet(0.3) and train the MLP on a virtual cl
 are measured on this machine first; a client takes a multiple of each that is drawn log-normally (sigma 0.5), one takes
 ten times as long as the median one, and one dies in the middle of its third training, which is known 60 s later. All
 times are stretched by one factor, so that a round of the median client takes 10 s. The target is 0.98 of the accuracy
-that waiting for all ends with. Accuracy is of all clients' test splits, at equal folded updates. Late answers count in
-full (`staleness_exponent = 0`), and in a second setting as a plan has it by default.
+that waiting for all ends with. Accuracy is of all clients' test splits, at equal aggregated updates. Late answers count
+in full (`staleness_exponent = 0`), and in a second setting as a plan has it by default.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from benchmarks.document import document, note, show
 from benchmarks.entry import arguments, end_what_we_started
 from thinwire.client.task import load_task
 from thinwire.core import Key, RunPlan, VirtualClock
-from thinwire.core.events import ClientAsked, Event, RoundClosed, UpdateAccepted
+from thinwire.core.events import ClientSelected, Event, RoundClosed, UpdateAccepted
 from thinwire.core.prng import derive
-from thinwire.core.types import Ask
+from thinwire.core.types import Assignment
 from thinwire.simulation import LogNormal, ScriptedDevice, Training, Turn
 
 TASK = f"digits={Path(__file__).parents[1] / 'examples/digits/task.py'}"
@@ -42,7 +42,7 @@ PARAMETERS = 9610
 CLIENTS, SPLIT = 10, "dirichlet(0.3)"
 SLOW, DEAD = 0, 1  # which clients
 SLOWER = 10.0
-SIGMA, JITTER = 0.5, 0.1  # of the clients' speeds, and of one client's from ask to ask
+SIGMA, JITTER = 0.5, 0.1  # of the clients' speeds, and of one client's from assignment to assignment
 ROUND_S, DEADLINE_S, GRACE_S = 10.0, 25.0, 60.0
 DIES_IN = 3  # which of its trainings, of those that it can begin
 SHARE = 0.98
@@ -111,14 +111,14 @@ def devices_of(costs: Costs, seed: int, dies_at_s: float = math.inf) -> Devices:
     def device(training: Training, index: int, speed: float) -> ScriptedDevice:
         wobble = LogNormal(costs.step_s * speed, JITTER)
 
-        def step_s(ask: Ask) -> float:
-            return wobble.at(derive(Key(seed), "step", ask.ask_id))
+        def step_s(assignment: Assignment) -> float:
+            return wobble.at(derive(Key(seed), "step", assignment.assignment_id))
 
         one_way_s = costs.exchange_s * speed / 2
         turn = Turn(one_way_s, 0.0, costs.encode_s * speed, one_way_s)
         away = [(dies_at_s, math.inf)] if index == DEAD and dies_at_s < math.inf else []
         work = training.client(index, step_s)
-        return ScriptedDevice(training.crowd.name(index), work, lambda ask: turn, away)
+        return ScriptedDevice(training.crowd.name(index), work, lambda assignment: turn, away)
 
     return lambda training: [device(training, index, speed) for index, speed in enumerate(speeds(seed))]
 
@@ -156,8 +156,8 @@ def at_work(events: Sequence[Event]) -> float:
     """Seconds until the middle of the training in which a client is to die, in a run in which it does not."""
     mine = [e for e in events if isinstance(e, UpdateAccepted) and e.device.endswith(f"-{DEAD}")]
     answer = mine[min(DIES_IN, len(mine)) - 1]
-    asked = next(e for e in events if isinstance(e, ClientAsked) and e.ask_id == answer.ask_id)
-    return (asked.at + answer.at) / 2 - VirtualClock().origin
+    selected = next(e for e in events if isinstance(e, ClientSelected) and e.assignment_id == answer.assignment_id)
+    return (selected.at + answer.at) / 2 - VirtualClock().origin
 
 
 def measure_processes(preset: Preset, folder: Path) -> list[dict[str, Any]]:
@@ -176,7 +176,7 @@ def told(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def compared(found: Mapping[str, Curve]) -> list[dict[str, Any]]:
-    """Each policy's seconds to the target, and its accuracy after as many updates as waiting for all folded."""
+    """Each policy's seconds to the target, and its accuracy after as many updates as waiting for all aggregated."""
     updates = min(one.updates for one in found.values())
     target = SHARE * found[WAITING].late_accuracy(found[WAITING].updates)
     return [

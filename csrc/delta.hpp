@@ -1,4 +1,4 @@
-// Varints of the gaps between sorted indices; thinwire/compression/codecs/integers.py defines the bits.
+// Varints of the gaps between sorted indices; thinwire/compression/codecs/delta_rice.py defines the bits.
 #pragma once
 
 // Returns the number of bytes written. `out` must hold four bytes an index (the caller allocates ten).

@@ -1,4 +1,4 @@
-// Encodes drive and eden(b); thinwire/compression/codecs/eden.py defines the bits.
+// Encodes drive and eden(b); thinwire/compression/codecs/drive_eden.py defines the bits.
 #pragma once
 
 namespace {

@@ -1,4 +1,4 @@
-// Decodes drive and eden(b) into a sum; thinwire/compression/codecs/eden.py defines the bits.
+// Decodes drive and eden(b) into a sum; thinwire/compression/codecs/drive_eden.py defines the bits.
 #pragma once
 
 namespace {

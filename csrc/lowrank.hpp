@@ -1,4 +1,4 @@
-// Adds the product of two thin factors to a vector; thinwire/compression/lowrank.py defines the order of the terms.
+// Adds the product of two thin factors to a vector; thinwire/compression/codecs/powersgd.py defines the order of the terms.
 #pragma once
 
 namespace {

@@ -19,6 +19,7 @@
 #include "bits.hpp"
 #include "finite.hpp"
 #include "pack.hpp"
+#include "lanes.hpp"
 #include "levels.hpp"
 #include "half.hpp"
 #include "natural.hpp"
@@ -34,3 +35,4 @@
 #include "eden_block.hpp"
 #include "eden.hpp"
 #include "eden_add.hpp"
+#include "lattice.hpp"

@@ -13,9 +13,9 @@ static bool has_f16c() {
 }
 #endif
 
-// Python refuses a library with another number. Change it here and in thinwire/compression/native/library.py (ABI)
+// Python refuses a library with another number. Change it here and in thinwire/compression/native/__init__.py (ABI)
 // whenever the parameters of a kernel, or their meaning, change.
-TW_EXPORT unsigned tw_abi() { return 1; }
+TW_EXPORT unsigned tw_abi() { return 3; }
 
 TW_EXPORT int tw_runs(const char* path) {
     if (!std::strcmp(path, "scalar")) return 1;

@@ -1,4 +1,4 @@
-// Rice codes in three regions: parameters, quotients, remainders; thinwire/compression/codecs/integers.py defines the
+// Rice codes in three regions: parameters, quotients, remainders; thinwire/compression/codecs/delta_rice.py defines the
 // bits.
 #pragma once
 

@@ -1,4 +1,4 @@
-"""What every test stands on: no state folder of this machine's user is ever touched."""
+"""What every test stands on: no state directory of this machine's user is ever touched."""
 
 from __future__ import annotations
 
@@ -29,5 +29,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """A test that forgets --home writes into a folder of pytest's, and is not told where somebody's services are."""
     monkeypatch.setenv("THINWIRE_HOME", str(Path(tmp_path_factory.getbasetemp()) / "home-nobody-named"))
-    for name in ("THINWIRE_LISTEN", "THINWIRE_PAGE"):
+    for name in ("THINWIRE_LISTEN", "THINWIRE_DASHBOARD"):
         monkeypatch.delenv(name, raising=False)

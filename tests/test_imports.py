@@ -1,4 +1,4 @@
-"""What runs without torch: everything but a device's own work and simulations."""
+"""What runs without torch: everything but a device's own work and simulations. What a device runs without: Flower."""
 
 from __future__ import annotations
 
@@ -17,6 +17,25 @@ sys.meta_path.insert(0, NoTorch())
 """
 
 
+NOT_ON_A_DEVICE = """
+import sys
+from thinwire.cli.main import OF_THE_SERVER
+class NoServer:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in OF_THE_SERVER:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, NoServer())
+from thinwire.cli.main import main; code = main(sys.argv[1:])
+assert not OF_THE_SERVER & set(sys.modules), sorted(OF_THE_SERVER & set(sys.modules))
+raise SystemExit(code)
+"""
+
+
+def on_a_device(home, *words):
+    command = [sys.executable, "-c", NOT_ON_A_DEVICE, *words, "--home", str(home)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
 def without_torch(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", BLOCK + code, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
@@ -26,7 +45,7 @@ def test_the_aggregators_parts_import_no_torch():
     done = without_torch(
         "import thinwire, thinwire.core, thinwire.aggregation, thinwire.store, thinwire.server.service\n"
         "import thinwire.web.app, thinwire.cli.main, thinwire.client\n"
-        "from thinwire.flower import FlowerFleet; from thinwire.transport import HttpsLink as FlowerLink\n"
+        "from thinwire.flower import FlowerFleet; from thinwire.transport.device.link import HttpsLink as FlowerLink\n"
         "print('torch' in sys.modules)"
     )
     assert done.stdout == "False\n", done.stderr
@@ -53,3 +72,33 @@ def test_a_command_that_needs_torch_says_how_it_is_had(tmp_path):
     assert done.returncode in (1, 3)
     for kind in ("CPU", "CUDA", "Jetson"):
         assert kind in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["status"], 0),
+        (["logs"], 9),
+        (["leave"], 9),
+        (["reload"], 9),
+        (["join", "https://127.0.0.1:1"], 2),
+        (["start", "--aggregator", "http://127.0.0.1:1", "--task", "t=/nowhere.py"], 3),
+    ],
+)
+def test_a_client_runs_without_flower_and_the_database(tmp_path, words, code):
+    done = on_a_device(tmp_path, "client", *words)
+    assert done.returncode == code, done.stdout + done.stderr
+
+
+def test_the_whole_agent_is_imported_without_flower():
+    code = NOT_ON_A_DEVICE.split("from thinwire.cli.main import main;", maxsplit=1)[0]
+    modules = ("client.agent", "transport", "transport.device.enroll", "cli.client.commands", "cli.doctor.client")
+    code += "".join(f"import thinwire.{name}\n" for name in modules)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_aggregator_on_a_device_says_what_to_install(tmp_path):
+    done = on_a_device(tmp_path, "aggregator", "start")
+    assert done.returncode == 1
+    assert "thinwire[server]" in done.stderr

@@ -32,7 +32,6 @@ LETTERS = 'a1 .-_/"(=,;>:\n'
 # Patterns that no stranger's text reaches, each with the reason.
 OWN = {
     ("cli/sim.py", "COMMA"): "an option that the operator types; a command line is short",
-    ("compression/catalog.py", "PAPER"): "docstrings of installed codecs",
     ("compression/spec.py", "search"): "examples of installed codecs, for a name that is registered",
 }
 
@@ -200,7 +199,7 @@ def written() -> dict[tuple[str, str], tuple[str, int, str]]:
                 found[where, name] = str(call.args[0].value), 0, function.attr
     from thinwire.transport.protocol.http import ROUTES
 
-    return found | {("transport/protocol/http.py", each.name): (each.path.pattern, 0, "fullmatch") for each in ROUTES}
+    return found | {("transport/protocol/http.py", each.name): (each.path, 0, "fullmatch") for each in ROUTES}
 
 
 PATTERNS = written()

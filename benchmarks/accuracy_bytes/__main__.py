@@ -5,7 +5,6 @@ python -m benchmarks.accuracy_bytes --preset committed --json
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -14,18 +13,17 @@ from benchmarks.accuracy_bytes import archive, committed
 from benchmarks.accuracy_bytes.models import FULL
 from benchmarks.accuracy_bytes.presets import SMALL, Runs
 from benchmarks.document import document, show
+from benchmarks.entry import arguments
 
 FOLDER = Path("accuracy-bytes")
 COMMAND = "python -m benchmarks.accuracy_bytes --preset {}"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.accuracy_bytes", description=__doc__.split("\n")[0])
-    parser.add_argument("--preset", choices=("small", "full", "committed"), default="small")
+    parser = arguments("accuracy_bytes", __doc__, ("small", "full", "committed"))
     parser.add_argument("--folder", type=Path, help=f"where cells of the full preset are kept; {FOLDER}/")
     parser.add_argument("--models", default=",".join(FULL), help="which ones, in this order")
     parser.add_argument("--workers", type=int, default=2, help="processes of one thread each")
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     chosen = parser.parse_args()
     command = COMMAND.format(chosen.preset)
     names = chosen.models.split(",")

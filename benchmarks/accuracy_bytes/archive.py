@@ -62,7 +62,7 @@ def restore(folder: Path, model: str, kept: Path = KEPT) -> int:
 def line(cell: Trial) -> str:
     """One cell; a column whose rounds are all alike is one value."""
     columns: dict[str, list[Any]] = {
-        "asked": [one.asked for one in cell.rounds],
+        "selected": [one.selected for one in cell.rounds],
         "up": [one.payload_up for one in cell.rounds],
         "down": [one.payload_down for one in cell.rounds],
         "accuracy": [_accuracy(one.metrics) for one in cell.rounds],
@@ -84,8 +84,8 @@ def restored(text: str) -> Trial:
     """
     told: dict[str, Any] = json.loads(text)
     count = told["rounds"]
-    columns = zip(*(_column(told[name], count) for name in ("asked", "up", "down", "accuracy")), strict=True)
-    rounds = [CellRound("all", asked, 0.0, up, down, _metrics(accuracy)) for asked, up, down, accuracy in columns]
+    columns = zip(*(_column(told[name], count) for name in ("selected", "up", "down", "accuracy")), strict=True)
+    rounds = [CellRound("all", selected, 0.0, up, down, _metrics(accuracy)) for selected, up, down, accuracy in columns]
     dense_up, dense_down = told["dense"]
     return Trial(
         Made(**told["made"]), "done", "", 0, told["size"], _metrics(told["final"]), {}, dense_up, dense_down,

@@ -30,7 +30,7 @@ class Decisions:
             if json.loads(path.read_text())["decided"] != told:
                 raise DataLost(
                     f"{path} is not what its cells come to", why="cells or rules were changed after the fact",
-                    hint="begin anew in another --folder",
+                    hint="begin again in another --folder",
                 )  # fmt: skip
             return
         private_folder(self.folder)

@@ -29,7 +29,7 @@ def part(
     protocol: Protocol, rounds: Rounds, rates: Rates, early: Sequence[Judged], selected: Selected, found: Verdict,
     times: Mapping[Chain, float], command: str,
 ) -> dict[str, Any]:  # fmt: skip
-    """All that is told of one model whose verdict is there."""
+    """All that is told of one model whose outcome is there."""
     model, rates = protocol.model, rates | protocol.beside(rounds.rounds)
     told_of = [*(one.chain for one in selected.finalists), *model.beside]
     on_a = protocol.on_a(rounds.rounds, rates, told_of)
@@ -73,13 +73,13 @@ def by_chain(found: Found) -> dict[Chain, list[Cell]]:
 def row(chain: Chain, cells: Sequence[Cell], beside: Found) -> dict[str, Any]:
     """One chain on its seeds: accuracy in points, bytes of one client in one round, and its difference to fp32."""
     fp32, points = by_chain(beside)[FP32], accuracies(cells)
-    asked = sum(one.asked for cell in cells for one in cell.rounds)
+    selected = sum(one.selected for cell in cells for one in cell.rounds)
     told = {
         "chain": chain, "seeds": len(cells), "accuracy": fmean(points),
         "accuracy_sd": stdev(points) if len(points) > 1 else 0.0,
-        "bytes_up": payload_up(cells) / asked,
-        "bytes_down": sum(one.payload_down for cell in cells for one in cell.rounds) / asked,
-        "bits_per_param": 8 * payload_up(cells) / asked / cells[0].size,
+        "bytes_up": payload_up(cells) / selected,
+        "bytes_down": sum(one.payload_down for cell in cells for one in cell.rounds) / selected,
+        "bits_per_param": 8 * payload_up(cells) / selected / cells[0].size,
         "ratio": ratio(cells, fp32), "difference": paired(points, accuracies(fp32)),
     }  # fmt: skip
     return {name: plain(value) for name, value in told.items()}
@@ -120,9 +120,9 @@ def factors(found: Found) -> list[dict[str, Any]]:
 
 
 def round_trip(found: Found, beside: Found) -> dict[str, Any]:
-    """Bytes both ways of fp32 over those of the selected chain with each way down; which of them cost no accuracy."""
+    """Bytes both ways of fp32 over those of the selected chain with each downlink; which of them cost no accuracy."""
     if not found:
-        return {"rows": [], "best": None, "why": "this version's plans refuse a codec on the way down"}
+        return {"rows": [], "best": None, "why": "this version's plans refuse a codec in the downlink"}
     fp32 = by_chain(beside)[FP32]
     rows: list[dict[str, Any]] = [
         {

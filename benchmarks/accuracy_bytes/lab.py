@@ -15,7 +15,7 @@ from benchmarks.document import note
 from thinwire.client.task import load_task
 from thinwire.reports.sweep_results import Made, TrialStore
 from thinwire.reports.sweep_results import Trial as Cell
-from thinwire.simulation.sweep import Estimate, Sweep, run_sweep
+from thinwire.simulation.sweep import Progress, Sweep, run_sweep
 
 Found = dict[Trial, list[Cell]]
 
@@ -35,18 +35,16 @@ class Lab:
         return {trial: [there[one.digest] for one in ones] for trial, ones in made.items()}
 
     def run(self, work: Work, made: tuple[Made, ...], about: str) -> dict[str, Cell]:
-        def began(estimate: Estimate | None, missing: int) -> None:
-            hours = f", about {estimate.seconds / 3600:.2f} hours" if estimate else ""
-            note(f"{work.name}: {about}: {missing} of {len(made)} runs to be made{hours}")
-
-        def ended(cell: Cell, done: int, of: int) -> None:
-            if done % 10 == 0 or done == of:
-                note(f"{work.name}: {about}: {done} of {of}; the last took {cell.took_s:.0f} s")
+        def shown(progress: Progress) -> None:
+            hours = f", about {progress.left_s / 3600:.2f} hours" if progress.left_s is not None else ""
+            if progress.cell is None:
+                note(f"{work.name}: {about}: {progress.missing} of {len(made)} runs to be made{hours}")
+            elif progress.done % 10 == 0 or progress.done == progress.missing:
+                took = f"the last took {progress.cell.took_s:.0f} s"
+                note(f"{work.name}: {about}: {progress.done} of {progress.missing}; {took}{hours}")
 
         sweep = Sweep(work.task, tuple({one.digest: one for one in made}.values()))
-        cells = run_sweep(
-            sweep, TrialStore(self.folder / work.name), workers=self.workers, on_estimate=began, on_cell=ended
-        )
+        cells = run_sweep(sweep, TrialStore(self.folder / work.name), workers=self.workers, on_progress=shown)
         return {cell.made.digest: cell for cell in cells}
 
     def _digest(self, work: Work) -> str:

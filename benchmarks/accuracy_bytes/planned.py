@@ -6,10 +6,8 @@ from benchmarks.accuracy_bytes.models import BASELINES, Model
 from benchmarks.accuracy_bytes.protocol import PARTICIPATIONS, SPLITS, Protocol
 from benchmarks.accuracy_bytes.rounds import MOST
 from benchmarks.accuracy_bytes.selection import FINALISTS, STAY
-from benchmarks.accuracy_bytes.trials import FP32, PARTICIPATION, Trial
-from thinwire.client.task import load_task
+from benchmarks.accuracy_bytes.trials import PARTICIPATION
 from thinwire.reports.sweep_results import TrialStore
-from thinwire.simulation.sweep import trial_s
 
 
 def rounds_planned(model: Model, rounds: int) -> int:
@@ -26,18 +24,16 @@ def rounds_planned(model: Model, rounds: int) -> int:
     return looks + tuning + on_a + on_b + down + sweeps
 
 
-def hours(protocol: Protocol) -> float:
-    """Of the whole protocol with nothing beside it, by cells that are there, else by a trial.
+def hours(protocol: Protocol) -> float | None:
+    """Return the hours of the whole protocol on a free machine, from its finished runs; None before the first one.
 
-    Where R is not known yet it is taken to be a third of the most, or what a smoke looks at.
+    While R is not known yet, it is a third of the maximum, or what a smoke run looks at.
     """
     model, lab = protocol.model, protocol.lab
     known = protocol.decisions.all().get("rounds")
     rounds = known["decided"]["rounds"] if known else min(MOST // 3, model.horizons[-1] * 4 // 5)
     done = [cell for cell in TrialStore(lab.folder / model.name).all().values() if cell.rounds]
-    if done:
-        each = sum(cell.took_s for cell in done) / sum(len(cell.rounds) for cell in done)
-    else:
-        one = Trial(model.work, FP32, model.rates[0], 4).made(1, load_task(model.work.task).source_digest)
-        *_, each = trial_s(model.work.task, one)
+    if not done:
+        return None
+    each = sum(cell.took_s for cell in done) / sum(len(cell.rounds) for cell in done)
     return rounds_planned(model, rounds) * each / lab.workers / 3600

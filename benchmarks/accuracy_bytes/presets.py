@@ -47,7 +47,8 @@ class Runs:
             if self.kept and (there := archive.restore(self.folder, name, self.kept)):
                 note(f"{name}: {there} runs that are committed are not made again")
             protocol = self._protocol(name)
-            note(f"{name}: {hours(protocol):.1f} hours of {self.workers} free cores in all, finished runs among them")
+            if (about_h := hours(protocol)) is not None:
+                note(f"{name}: {about_h:.1f} hours of {self.workers} free cores in all, finished runs among them")
             document["models"][name] = {"reason": _reason(protocol)}
         for name in self.models:
             self._write(document)

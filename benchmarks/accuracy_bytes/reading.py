@@ -15,8 +15,8 @@ Curve = dict[int, float]  # round -> points, of the rounds whose model was measu
 def accuracy(cell: Trial) -> float:
     """Points, as the mean over the models of the last quarter of the rounds; a run that failed has none.
 
-    One model's accuracy jumps by points with who was asked in its round: that of the last one alone tells chains apart
-    that are the same (docs/evidence/accuracy-bytes.md, "The first verdict").
+    One model's accuracy jumps by points with who was selected in its round: that of the last one alone tells chains
+    apart that are the same (docs/evidence/accuracy-bytes.md, "The first result").
     """
     if cell.status != "done":
         return 0.0

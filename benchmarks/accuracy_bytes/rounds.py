@@ -1,7 +1,7 @@
 """How many rounds a model is given, fixed from fp32 alone on tuning seeds.
 
 R is the first number of rounds after which fp32 gains under 0.3 points over the next R/4; at most 300. One round's
-accuracy jumps by points with who was asked in it, so what is gained is the mean of the R/4 rounds after R less the
+accuracy jumps by points with who was selected in it, so what is gained is the mean of the R/4 rounds after R less the
 mean of the R/4 rounds up to R. Each R is judged with the learning rate that is best there.
 """
 

@@ -1,6 +1,6 @@
 """Which chain goes to the fresh seeds: decided on seeds A alone, by rules that stood here before any of them ran.
 
-What an accuracy is was changed once after the digits' seeds A had run, and they were judged anew: see changed.py.
+What an accuracy is was changed once after the digits' seeds A had run, and they were judged again: see changed.py.
 
 1. Every candidate runs on the first few seeds A. Those whose mean difference to fp32 is above -0.5 points stay: at most
    six, the ones with the highest ratio, and the fallback.

@@ -74,13 +74,13 @@ class Trial:
         No more than that: a key that a later version adds must not make all cells new.
         """
         chain, work = self.chain, self.work
-        asked = {"clients": self.participation if self.participation < 1 else "all", "deadline_s": NEVER_S}
+        selected = {"clients": self.participation if self.participation < 1 else "all", "deadline_s": NEVER_S}
         return {
             "run": {
                 "task": work.name, "rounds": self.rounds, "seed": seed, "metric": "accuracy",
                 "evaluate_every": work.measure_every,
             },
-            "cohort": asked | ({"late": "drop"} if chain.feedback == "ef21" else {}),
+            "cohort": selected | ({"late": "drop"} if chain.feedback == "ef21" else {}),
             "local": {"lr": self.rate, "steps": work.steps, "batch": work.batch, "clip_grad": work.clip},
             "uplink": {"codec": chain.codec, "feedback": chain.feedback, "feedback_decay": chain.decay},
             "downlink": {"codec": chain.down},

@@ -3,17 +3,17 @@
     python -m benchmarks.faults [--preset small|full] [--only FAULT] [--patient] --json
 
 An aggregator, two devices and the digits, behind a gate that lets answers in one by one in the order of rounds and
-devices (tests/support/gate.py). Each fault strikes at moments that a seed draws, and is mended when it has cost what it
+devices (tests/support/gate.py). Each fault strikes at moments that a seed draws, and is fixed when it has cost what it
 is to cost: `struck` counts the strikes, `met` those of them that did. A frozen device sleeps until its round has closed
 without it, a worker is killed while it trains, an upload is cut where some of its bytes are at the aggregator and not
 all, a full disk stays full until somebody has met it. A row of which no strike has met its aim has `failed`.
 
-`lost_updates` are accepted answers that were neither folded nor given back, `double_folds` asks that stand in the model
-more than once, `unanswered` asks of which no answer counted, `late_answers` those that came in a later round.
-`identical_share` is the share of versions that are as in a run without the fault: the bits of model, optimizer's state
-and shadow, which deadlines passed, what was accepted in which order, what was folded and what was given back
-(run_outcome.py). Where a fault costs answers, that run takes in the same: its devices fail the same asks, or
-begin at a residual of zero there, and the gate holds the same answers until their deadline has passed
+`lost_updates` are accepted answers that were neither aggregated nor given back, `double_aggregations` assignments that
+stand in the model more than once, `unanswered` assignments of which no answer counted, `late_answers` those that came
+in a later round. `identical_share` is the share of versions that are as in a run without the fault: the bits of model,
+optimizer's state and replica, which deadlines passed, what was accepted in which order, what was aggregated and what
+was given back (run_outcome.py). Where a fault costs answers, that run takes in the same: its devices fail the same
+assignments, or begin at a residual of zero there, and the gate holds the same answers until their deadline has passed
 (tests/support/alike.py). Where there is no such run `identical_why` says why. `late` counts strikes whose drawn moment
 had passed before it was waited for.
 
@@ -99,7 +99,7 @@ def figures(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
         "struck": sum(row["struck"] for row in there),
         "met": sum(row["met"] for row in there),
         "lost_updates": sum(row["lost_updates"] for row in there),
-        "double_folds": sum(row["double_folds"] for row in there),
+        "double_aggregations": sum(row["double_aggregations"] for row in there),
     }
     if shares:
         found["identical_share"] = min(shares)

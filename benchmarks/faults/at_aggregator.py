@@ -1,4 +1,4 @@
-"""What breaks at the aggregator and on the way to it: how, what that has cost, how it is mended, when it is back."""
+"""What breaks at the aggregator and on the way to it: how, what that has cost, how it is fixed, when it is back."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class CutUpload:
 
 @dataclass
 class KilledPage:
-    """The page's processes: children of the aggregator."""
+    """The dashboard's processes: children of the aggregator."""
 
     killed: set[int] = field(default_factory=set)
 

@@ -1,4 +1,4 @@
-"""What breaks at a device: how it is broken, what that has cost the run, how it is mended, and when it is back."""
+"""What breaks at a device: how it is broken, what that has cost the run, how it is fixed, and when it is back."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def kill_worker(world: World) -> None:
 
 
 def failed(world: World, kind: str) -> bool:
-    """Whether the ask of the moment's round has failed by it."""
+    """Whether the assignment of the moment's round has failed by it."""
     fails = (e for e in world.journal.look() if isinstance(e, ClientFailed) and e.device == DEVICE)
     return any((e.round, e.kind) == (world.moment.round, kind) for e in fails)
 
@@ -143,18 +143,18 @@ class Frozen:
         """Whether what it was at when it froze has come and counts."""
         number, journal = world.moment.round, world.journal
         return lambda: any(
-            isinstance(e, UpdateAccepted) and (e.device, e.asked_round) == (DEVICE, number) for e in journal.look()
+            isinstance(e, UpdateAccepted) and (e.device, e.assignment_round) == (DEVICE, number) for e in journal.look()
         )
 
 
 class FullDevice:
-    """A device's disk, which has room again once its ask has failed of it."""
+    """A device's disk, which has room again once its assignment has failed of it."""
 
     def fill(self, world: World) -> None:
         self._disk(world).fill()
 
     def fails(self, world: World) -> bool:
-        return world.seen(lambda: failed(world, "disk"), "the ask that met the full disk has failed")
+        return world.seen(lambda: failed(world, "disk"), "the assignment that met the full disk has failed")
 
     def free(self, world: World) -> None:
         self._disk(world).free()

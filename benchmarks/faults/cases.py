@@ -32,7 +32,7 @@ from tests.support.processes import THE_DEMOS
 from thinwire.core.events import Event, StateLost, UpdateDropped
 
 SEED = 20261122
-EITHER = ("cohort.min_replies=1",)  # rounds go on without the device that breaks
+EITHER = ("cohort.min_updates=1",)  # rounds go on without the device that breaks
 WIDE = Path(__file__).parents[2] / "tests/system/wide"
 PLAIN = ("uplink.codec='identity'", "uplink.feedback='none'")
 
@@ -67,7 +67,7 @@ class Case:
 
 
 def lost(why: str) -> Callable[[Sequence[Event]], int]:
-    """How often a device was found to have begun anew for it."""
+    """How often a device was found to have begun again for it."""
     return lambda events: sum(isinstance(e, StateLost) and e.why == why for e in events)
 
 
@@ -82,9 +82,9 @@ def lying(how: str, *sets: str) -> Fault:
     return Fault(NOTHING.strike, sets=sets, programs={DEVICE: ("tests.support.liar", how)})
 
 
-def slow(step_s: float) -> Mapping[str, Sequence[str]]:
+def slow(step_s: float) -> Mapping[str, float]:
     """So that a training of ten steps is long enough to be struck in it."""
-    return {DEVICE: ("--slow-step", str(step_s))}
+    return {DEVICE: step_s}
 
 
 def cases() -> Mapping[str, Case]:
@@ -99,13 +99,13 @@ def cases() -> Mapping[str, Case]:
         "device frozen": Case(
             Fault(
                 frozen.stop, frozen.misses_deadline, frozen.wake, frozen.late, (*EITHER, "cohort.deadline_s=8"),
-                options=slow(0.1),
+                step_s=slow(0.1),
             ),
             TRAINING,
             costs=True,
         ),
         "device killed": Case(
-            Fault(end_device, was_ended, start_device, answers_again, EITHER, options=slow(0.02)),
+            Fault(end_device, was_ended, start_device, answers_again, EITHER, step_s=slow(0.02)),
             (*ANY, *TRAINING),
             who="device",
             costs=True,
@@ -122,11 +122,11 @@ def cases() -> Mapping[str, Case]:
         "answers twice": Case(lying("twice"), told=dropped("duplicate"), strikes=False),
         "answers garbage": Case(lying("garbage", *EITHER), told=dropped("bad-payload"), strikes=False, costs=True),
         "worker killed": Case(
-            Fault(kill_worker, fails_by_worker, back=answered, sets=EITHER, options=slow(0.1)), TRAINING, costs=True
+            Fault(kill_worker, fails_by_worker, back=answered, sets=EITHER, step_s=slow(0.1)), TRAINING, costs=True
         ),
         "page killed": Case(Fault(page.strike, page.gone, back=page.new_one, shut=True), ANY, page=True),
         "device's disk full": Case(
-            Fault(full.fill, full.fails, full.free, answered, EITHER, options=slow(0.02)),
+            Fault(full.fill, full.fails, full.free, answered, EITHER, step_s=slow(0.02)),
             (*TRAINING, Moment(0, "RoundOpened")),
             costs=True,
             disk=f"clients/{DEVICE}",

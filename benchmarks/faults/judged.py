@@ -19,16 +19,18 @@ from tests.support.frozen import signal_all
 from tests.support.gated_task import DEVICES, NOTHING, Fault, Gated, gated_run
 from tests.support.moments import Moment
 from tests.support.processes import Site
-from tests.support.run_outcome import double_folds, identical_share, lost_updates
+from tests.support.run_outcome import double_aggregations, identical_share, lost_updates
 from thinwire.core.events import Event, RoundOpened, UpdateAccepted, UpdateDropped
 
 
 def unanswered(events: Sequence[Event]) -> int:
-    """Asks of which no answer counted."""
-    came = {e.ask_id for e in events if isinstance(e, UpdateAccepted)} - {
-        e.ask_id for e in events if isinstance(e, UpdateDropped) and e.reason.partition(":")[0] == "bad-payload"
+    """Assignments of which no answer counted."""
+    came = {e.assignment_id for e in events if isinstance(e, UpdateAccepted)} - {
+        e.assignment_id for e in events if isinstance(e, UpdateDropped) and e.reason.partition(":")[0] == "bad-payload"
     }
-    return sum(ask not in came for e in events if isinstance(e, RoundOpened) for ask in e.asks.values())
+    return sum(
+        assignment not in came for e in events if isinstance(e, RoundOpened) for assignment in e.assignments.values()
+    )
 
 
 @dataclass
@@ -43,7 +45,9 @@ class Judge:
         """What a fault did. AssertionError: something did not come to an end, or no strike met its aim."""
         run = self._made(home, name, case, case.fault, rounds, moments)
         events = run.events
-        struck = run.struck if case.strikes else sum(DEVICE in e.asks for e in events if isinstance(e, RoundOpened))
+        struck = (
+            run.struck if case.strikes else sum(DEVICE in e.assignments for e in events if isinstance(e, RoundOpened))
+        )
         met = case.told(events) if case.told else run.met
         assert met, f"{name}: none of {struck} strikes met its aim"
         like = alike(events, DEVICES)
@@ -55,7 +59,7 @@ class Judge:
             "late": run.late,
             "patient": self.patient,
             "lost_updates": lost_updates(events),
-            "double_folds": double_folds(events),
+            "double_aggregations": double_aggregations(events),
             "unanswered": unanswered(events),
             "late_answers": len(like.late),
             "identical_share": share,
@@ -88,7 +92,7 @@ class Judge:
         site = Site(folder / "home")
         site.example = case.example
         if case.page:
-            site.page = ("--page", f"127.0.0.1:{free_port()}")
+            site.page = ("--dashboard", f"127.0.0.1:{free_port()}")
         began = time.monotonic()
 
         def tell(line: str) -> None:

@@ -41,11 +41,11 @@ def main(grid: Grid, _context: Context) -> None:
         chosen = draw.choice(len(nodes), ASKED, replace=False)
         began = time.perf_counter()
         content = RecordDict({"arrays": arrays, "work": ConfigRecord({"name": WORK})})
-        asked = [
+        selected = [
             Message(content=content, message_type="train", dst_node_id=nodes[index], group_id=str(number))
             for index in chosen
         ]
-        answers = list(grid.send_and_receive(asked))
+        answers = list(grid.send_and_receive(selected))
         seconds.append(time.perf_counter() - began)
         if len(answers) != ASKED or any(answer.has_error() for answer in answers):
             raise RuntimeError(f"{len(answers)} answers of {ASKED}")

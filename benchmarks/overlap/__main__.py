@@ -58,9 +58,9 @@ def plan_of(rounds: int, steps: int, overlap: bool) -> dict[str, Any]:
     local: dict[str, Any] = {"lr": 0.05, "steps": steps, "batch": 64, "codec_threads": 1}
     return {
         "run": {"task": "wide", "rounds": rounds, "seed": 1, "metric": "accuracy"},
-        "cohort": {"wait_for": DEVICES, "min_replies": float(DEVICES), "deadline_s": 600.0},
+        "cohort": {"wait_for": DEVICES, "min_updates": float(DEVICES), "deadline_s": 600.0},
         "local": {**local, "overlap": {"max_delay": 1}} if overlap else local,
-        "uplink": {"codec": "int8"},
+        "uplink": {"codec": "int8", "feedback": "classic"},
     }
 
 

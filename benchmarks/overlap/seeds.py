@@ -1,6 +1,6 @@
 """What a delay of one round costs in accuracy: both plans on the same seeds, simulated, with equal rounds.
 
-Ten clients share the digits by dirichlet(0.3), all asked in every round. One run on lines tells little of it: its
+Ten clients share the digits by dirichlet(0.3), all selected in every round. One run on lines tells little of it: its
 model is near its best by then, and one seed is one seed. Here numbers come from seeds, and no clock.
 """
 
@@ -32,7 +32,7 @@ def plan_of(codec: str, delay: int, rounds: int, seed: int) -> RunPlan:
         "run": {"task": "digits", "rounds": rounds, "seed": seed, "metric": "accuracy"},
         "cohort": {"clients": "all", "deadline_s": 1e6},
         "local": {**local, "overlap": {"max_delay": delay}} if delay else local,
-        "uplink": {"codec": codec},
+        "uplink": {"codec": codec, "feedback": "classic"},
     })  # fmt: skip
 
 

@@ -44,7 +44,7 @@ class Devices:
     def __init__(self, folder: Path, processes: Processes, names: Sequence[str], by: Way) -> None:
         self.processes, self.home = processes, AggregatorHome.under(folder / "thinwire")
         self._at = self.home.lock.parents[1]
-        self.pids = [self._cli("aggregator", by.inside, "aggregator", "start", "--listen", by.listen, "--no-page")]
+        self.pids = [self._cli("aggregator", by.inside, "aggregator", "start", "--listen", by.listen, "--no-dashboard")]
         processes.until(lambda: "listen" in (holder(self.home.lock) or {}), 60, "the aggregator serves")
         for number, name in enumerate(names):
             there, words = by.device(name, self._at, processes)
@@ -72,14 +72,16 @@ class Devices:
         if row.status != "done":
             raise RuntimeError(f"{run_id} is {row.status}: {row.status_text}")
         events = [event for _, event in self.store.events(run_id)]
-        heads = [event.head for event in events if isinstance(event, UpdateAccepted)]
+        headers = [event.header for event in events if isinstance(event, UpdateAccepted)]
         measured = [event for event in events if isinstance(event, Evaluated)]
         wall_s = closes[-1] - since[-1]
         return Took(
             rounds=[closes[0], *(b - a for a, b in pairwise(closes))],
-            compute=[sum(head["timings"][f"{part}_s"] for part in ("evaluate", "train", "encode")) for head in heads],
-            transfer=[_transfer_s(head) for head in heads],
-            up_bytes=sum(part["length"] for part in heads[-1]["parts"]),
+            compute=[
+                sum(header["timings"][f"{part}_s"] for part in ("evaluate", "train", "encode")) for header in headers
+            ],
+            transfer=[_transfer_s(header) for header in headers],
+            up_bytes=sum(part["length"] for part in headers[-1]["parts"]),
             down_bytes=4 * made.layout.size,
             busy=(self._cpu_s() - before) / (wall_s * len(os.sched_getaffinity(0))),
             accuracy=max(measured, key=lambda event: event.version).metrics["accuracy"],
@@ -100,7 +102,7 @@ def medians(rounds: Sequence[float], warm_up: int) -> float:
     return median(rounds[warm_up:])
 
 
-def _transfer_s(head: Mapping[str, Any]) -> float:
+def _transfer_s(header: Mapping[str, Any]) -> float:
     """Both ways: the download by the device's clock, the upload by the aggregator's."""
-    transfer = head["transfer"]
-    return float(head["timings"]["download_s"]) + float(transfer["arrived_at"]) - float(transfer["began_at"])
+    transfer = header["transfer"]
+    return float(header["timings"]["download_s"]) + float(transfer["arrived_at"]) - float(transfer["began_at"])

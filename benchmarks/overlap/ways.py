@@ -30,7 +30,7 @@ Inside = tuple[str, ...]  # what a command is begun with to run on another machi
 
 
 class Way(Protocol):
-    """`listen` is the door's address, `inside` where the aggregator runs."""
+    """`listen` is the device API's address, `inside` where the aggregator runs."""
 
     @property
     def listen(self) -> str: ...

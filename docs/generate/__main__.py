@@ -1,4 +1,4 @@
-"""All pages of the reference, and what is told of accuracy, bytes and speed, written anew."""
+"""All pages of the reference, and what is told of accuracy, bytes and speed, written again."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from pathlib import Path
 
 from docs.generate.accuracy import accuracy_page, plots
 from docs.generate.cli import cli_page
-from docs.generate.door import door_page
+from docs.generate.codecs import codecs_page
+from docs.generate.device_api import device_api_page
 from docs.generate.drift import drift_part
 from docs.generate.meanings import closing_page, exit_codes_page, failures_page
 from docs.generate.plan import plan_page
 from docs.generate.policy import policy_page
+from docs.generate.readme import PARTS as QUOTED
+from docs.generate.readme import readme_table
 from docs.generate.rounds import PARTS as ROUNDS
 from docs.generate.simulated import PARTS as SIMULATED
 from docs.generate.speed import PARTS as SPEED
@@ -27,7 +30,8 @@ PAGES: dict[str, Callable[[], str]] = {
     "plan.md": plan_page,
     "policy.md": policy_page,
     "cli.md": cli_page,
-    "door.md": door_page,
+    "codecs.md": codecs_page,
+    "device-api.md": device_api_page,
     "exit-codes.md": exit_codes_page,
     "failures.md": failures_page,
     "closing-reasons.md": closing_page,
@@ -39,7 +43,7 @@ def page(name: str) -> str:
     return f"{NOTE}\n\n{PAGES[name]().strip()}\n"
 
 
-HOW: dict[str, Callable[[], str]] = {"which-codec": which_codec, "different-data": drift_part}
+HOW: dict[str, Callable[[], str]] = {"different-data": drift_part}
 
 # Between these two lines of a page that people write stands what the script writes.
 BEGIN, END = "<!-- Written by docs/generate: do not edit this part. -->", "<!-- Until here. -->"
@@ -47,9 +51,10 @@ BEGIN, END = "<!-- Written by docs/generate: do not edit this part. -->", "<!-- 
 
 def written() -> dict[str, str]:
     """Everything that the script writes, by its place under docs/."""
-    parts = SPEED | ROUNDS | SIMULATED
+    parts = SPEED | ROUNDS | SIMULATED | QUOTED | {"codec-choice": which_codec}
     evidence = {"accuracy-bytes.md": f"{NOTE}\n\n{accuracy_page().strip()}\n", **plots()}
     return {
+        "../README.md": filled(DOCS.parent / "README.md", readme_table()),
         **{f"reference/{name}": page(name) for name in PAGES},
         **{f"evidence/{name}": text for name, text in evidence.items()},
         **{f"evidence/{name}.md": filled(DOCS / "evidence" / f"{name}.md", part()) for name, part in parts.items()},
@@ -58,7 +63,7 @@ def written() -> dict[str, str]:
 
 
 def filled(path: Path, part: str) -> str:
-    """A page with its written part anew."""
+    """A page with its written part again."""
     before, _, rest = path.read_text().partition(BEGIN)
     return f"{before}{BEGIN}\n\n{part.strip()}\n\n{END}{rest.partition(END)[2]}"
 

@@ -1,5 +1,5 @@
-"""The page of accuracy and bytes and its plots, from docs/evidence/accuracy-bytes.json alone: no figure is typed by
-hand, so none can drift from what was measured.
+"""The dashboard of accuracy and bytes and its plots, from docs/evidence/accuracy-bytes.json alone: no figure is typed
+by hand, so none can drift from what was measured.
 """
 
 from __future__ import annotations
@@ -175,16 +175,16 @@ def _factors(part: Part) -> str:
     for one in part["factors"]:
         where = one["split"], f"{100 * one['participation']:.0f} %", code(one["chain"])
         rows.append((*where, f"{one['fp32']:.2f}", *_bounded(one["difference"]), f"{one['ratio']:.1f}"))
-    head = ("split", "participation", "chain", "fp32, %", "to fp32, points", "bound", "ratio")
+    header = ("split", "participation", "chain", "fp32, %", "to fp32, points", "bound", "ratio")
     said = f"One thing changed at a time ({part['seeds']['sweep']} seeds, the rates of the centre):"
-    return f"{said}\n\n{table(head, rows)}\n"
+    return f"{said}\n\n{table(header, rows)}\n"
 
 
 def _round_trip(part: Part) -> str:
     trip, chosen = part["round_trip"], part["selection"]["chain"]
     if not trip["rows"]:
         return f"Round trip: not measured ({trip['why']}).\n"
-    rows = [(code(one["down"]), *_bounded(one["difference"]), f"{one['ratio']:.1f}") for one in trip["rows"]]
+    rows = [(code(one["down"], down=True), *_bounded(one["difference"]), f"{one['ratio']:.1f}") for one in trip["rows"]]
     best = f"`{trip['best']['down']}` with {trip['best']['ratio']:.1f}" if trip["best"] else trip["why"]
     said = f"Both ways, {code(chosen)} up, against fp32 both ways, on seeds A. The best that costs nothing: {best}."
     return f"{said}\n\n{table(('down', 'to fp32, points', 'bound', 'round-trip ratio'), rows)}\n"

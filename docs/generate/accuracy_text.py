@@ -15,7 +15,7 @@ decides ran (`benchmarks/accuracy_bytes`, one rule a file):
    the paired one-sided 95 % bound of (codec - fp32) is above -0.5 points at equal rounds. If it fails there, the figure
    is that of a chain fixed in advance (`{fallback}`), or 1: there is no second pick.
 4. A run's accuracy is the mean over the models of the last quarter of its rounds, as in rule 1. This rule is not from
-   the beginning: see [the first verdict](#the-first-verdict).
+   the beginning: see [the first result](#the-first-result).
 
 The ratio is fp32's payload bytes up over the codec's, frames included, at equal rounds. 20 clients, of which a fifth
 takes part in a round; the digits are cut by Dirichlet with alpha 0.3, the source code by package. All clients' test
@@ -43,22 +43,22 @@ was when it is started again; runs that are committed (`docs/evidence/cells`) ar
 python -m benchmarks.accuracy_bytes --preset full --folder cells
 ```
 
-## The first verdict
+## The first result
 
 The first run on the digits took the accuracy of the last round's model alone, and its figure was 1: on 30 seeds B (3000
 to 3029) `stc(0.04)`, with 103.5 times fewer bytes, came out 0.37 points under fp32, standard deviation 0.68, bound
--0.58. The measure was thought too noisy then: a round asks 4 of 20 clients with unlike data, so the last model's
+-0.58. The measure was thought too noisy then: a round selects 4 of 20 clients with unlike data, so the last model's
 accuracy jumps by points from round to round, and on seeds A fp16 itself had a standard deviation of 1.8 points. Rule 1
-has looked at a quarter of the rounds for this reason from its first day, and the verdict had not. Since then rule 4
-holds, in all steps and for all chains alike; learning rates and selection were decided anew from the same runs, and
-seeds B begin at 4000, where none had been run. It was changed with that verdict known, so hold both against each other:
-on the seeds of the first verdict fp16 had a standard deviation of 0.34 points only, and a bound of -0.02, so a chain
+has looked at a quarter of the rounds for this reason from its first day, and the outcome had not. Since then rule 4
+holds, in all steps and for all chains alike; learning rates and selection were decided again from the same runs, and
+seeds B begin at 4000, where none had been run. It was changed with that outcome known, so hold both against each other:
+on the seeds of the first result fp16 had a standard deviation of 0.34 points only, and a bound of -0.02, so a chain
 that loses nothing would have passed there; and by rule 4 the runs of `stc(0.04)` there have a bound of -0.43. All of
 them are committed beside the others.
 
 Another rule was changed on the way, on tuning seeds and before anything was selected: the grid of the cnn's learning
 rates was 0.1 to 0.8 at first, of which fp32 and most chains did best at 0.1, its edge, and lost everything from 0.4
-on. It is 0.025 to 0.2 now, and R and all rates were decided anew.
+on. It is 0.025 to 0.2 now, and R and all rates were decided again.
 
 ## The cnn's candidates
 

@@ -10,11 +10,11 @@ import click
 import typer
 
 from docs.generate.table import table
-from thinwire.cli.main import app
+from thinwire.cli.main import program
 
 
 def cli_page() -> str:
-    root = typer.main.get_command(app)
+    root = typer.main.get_command(program())
     text = ["# The command line", "Every command has `--help`. Data goes to stdout, progress to stderr."]
     with click.Context(root, info_name="thinwire") as context:
         text += list(_command(root, context, 2))

@@ -21,9 +21,9 @@ from thinwire.core.types import AGGREGATOR_KINDS, Failure
 EXIT_CODES = {
     0: "done",
     1: "failed",
-    2: "the command line cannot be understood",
+    2: "the command line is not valid",
     3: "the plan or the task is wrong",
-    4: "the other end does not answer, or an address cannot be listened on",
+    4: "the other end does not answer, or an address is not available to listen on",
     5: "the other end answers, and refuses",
     6: "too few clients",
     7: "the privacy budget is spent (nothing spends one yet)",
@@ -35,54 +35,64 @@ EXIT_CODES = {
 }
 
 CLOSING = {
-    "all": "every device that was asked has answered, and all that counts is folded.",
-    "enough": "as many answers as were wanted are folded, or nobody is outstanding any more, at least one device that "
-    "was asked had failed or gone, and nobody could be asked in its place in time; or no time was left to ask those "
-    "for whom no place was free before (`[cohort] max_concurrency`). Of a buffer: every device that could answer "
-    "stands in it.",
-    "deadline": "the deadline passed while somebody was outstanding; at least the fewest replies that make a step were "
-    "folded (`[cohort] min_replies`).",
-    "too-few": "fewer answers than make a step. The model stays as it was, and what had been folded goes back to its "
-    "senders. After `[cohort] retry_limit` such rounds in a row the run fails with exit code 6.",
-    "buffer": "the buffer was full (`[cohort] buffer`): of runs whose `mode` is `buffered`. Others are at work all the "
-    "same, and their updates go into the next one.",
+    "all": "every selected device has replied, and every update that counts is aggregated.",
+    "enough": "the target of updates is aggregated. Or nobody is outstanding, at least one selected device failed or "
+    "went offline, and no replacement could reply in time. Or no time is left for the devices that wait for a slot "
+    "(`[cohort] max_concurrency`). In a buffered run: every device that could reply has an update in the buffer.",
+    "deadline": (
+        "the deadline passed while devices were outstanding, and at least `[cohort] min_updates` are aggregated."
+    ),
+    "too-few": "fewer updates than `[cohort] min_updates`. The model does not change, and the devices put their "
+    "updates back "
+    "into their residuals. After `[cohort] retry_limit` such rounds in a row the run fails with exit code 6.",
+    "buffer": 'the buffer is full (`[cohort] buffer`), in runs with `mode = "buffered"`. Devices at work '
+    "continue, and their "
+    "updates go into the next buffer.",
     "stopped": "a person stopped the run. No step is made.",
+    "aborted": "the masks of a round with secure aggregation do not cancel: a client dealt wrong shares, a vector is "
+    "damaged, or a survivor was revoked. No step is made, and nothing is revealed.",
 }
 
 FAILURES = {
-    "task-error": "the task's code raised. The kind of exception and its place in the task are sent; its text and the "
+    "task-error": "the task's code raised an exception. The device sends its class and its place in the task. "
+    "The text and the "
     "traceback stay on the device: `thinwire client logs --last-error`",
-    "task-missing": "nothing of the task's name is installed on the device: start its client with `--task NAME=MODULE`",
+    "task-missing": "the device has no task of this name: start its client with `--task NAME=MODULE`",
     "task-mismatch": "the device's task differs from the run's in what `[run] task_match` compares",
     "layout-mismatch": "the device's model has other tensors than the run's",
-    "base-mismatch": "the model as it arrived does not have the digest that the ask names",
-    "non-finite": "the local training came out with NaN or infinity; nothing was sent, the residual is as it was",
-    "need-plan": "the device does not hold the plan of which it was sent the digest; it is sent again",
-    "declined": "the device's own policy refuses the plan",
-    "state-lost": "the device used a sequence number again for other bytes, or what it has to remember with "
-    "`ef21`, `scaffold` or `feddyn` is not on its disk any more: its state folder was lost or copied back",
-    "protocol": "the two ends speak protocols that are too far apart: update the older one",
-    "worker": "the process that trains has died, was killed, hung or ran out of memory",
-    "disk": "the device cannot write its state",
-    "refused": "said by the aggregator: the device was shut out while it was asked (the text says `revoked`); "
-    "nothing that is not folded yet counts",
-    "stale": "said by the aggregator: no answer for more than `[cohort] max_staleness` rounds, with `[local] "
-    "overlap` `max_staleness` + `max_delay`; where nobody else is left to ask, for `max_staleness` + 1 deadlines. "
-    "It is asked anew. Of a first model ([run] init): its time was over",
-    "left": "said by the aggregator: the device has not been heard of, or the person there stopped it",
-    "over": "said by the aggregator: the run ended before an answer to this ask was taken. It is no failure of the "
-    "device: `failed` does not count it, and the ask's outcome is called `over`",
+    "base-mismatch": "the received model does not have the digest that the assignment names",
+    "non-finite": "the local training produced NaN or infinity. The device sent nothing, and its residual is unchanged",
+    "need-plan": "the device does not have the plan with this digest; the aggregator sends it again",
+    "declined": "the policy of the device's owner refuses the plan",
+    "state-lost": "the device's state directory was lost or copied back. It used a sequence number again for "
+    "other bytes, or it "
+    "lacks the state that `ef21`, `scaffold` or `feddyn` needs",
+    "protocol": "the two ends have protocols that are too far apart: update the older one",
+    "worker": "the worker died, was killed, hung or ran out of memory",
+    "disk": "the device is not able to write its state",
+    "refused": "the aggregator reports: the device was revoked while its assignment was open (the text is "
+    "`revoked`). Its "
+    "updates that were not aggregated are dropped",
+    "stale": "the aggregator reports: no reply for more than `[cohort] max_staleness` rounds, with `[local] overlap` "
+    "`max_staleness` + `max_delay`. Where no other device is left to select, for `max_staleness` + 1 deadlines. "
+    "The device "
+    "is selected again. For a first model ([run] init): its time is over",
+    "left": "the aggregator reports: the device is offline, or a person stopped its client",
+    "over": "the aggregator reports: the run ended before a reply to this assignment. It is no failure of the device: "
+    "`failed` does not count it, and the assignment's outcome is `over`",
 }
 
 DROPS = {
-    "late": 'its round was over, and the plan says `late = "drop"`',
-    "stale": "it was made from a model more than `[cohort] max_staleness` versions old; with `ef21`, `scaffold` "
-    "or `feddyn` also: it was asked for before all devices began anew, and is a difference to what counts no more",
-    "bad-payload": "its bytes are not what its head says, or no model can hold its numbers; nothing of it counts",
-    "too-few": "its round had too few replies to make a step",
-    "duplicate": "its ask had been answered already",
-    "revoked": "its device was shut out before it was folded",
+    "late": 'it came after its round\'s deadline or close, and the plan has `late = "drop"`',
+    "stale": "it was trained from a model more than `[cohort] max_staleness` versions old. With `ef21`, "
+    "`scaffold` or `feddyn` "
+    "also: it was assigned before the state of all devices was reset",
+    "bad-payload": "its bytes differ from its header, or no model can hold its numbers; nothing of it counts",
+    "too-few": "its round had too few updates to make a step",
+    "duplicate": "its assignment had a reply already",
+    "revoked": "its device was revoked before the update was aggregated",
     "stopped": "the run was stopped before the round's step",
+    "aborted": "its round with secure aggregation ended without a sum",
 }
 
 
@@ -109,14 +119,18 @@ def failures_page() -> str:
     _same("failure kinds", _told(Failure, "Kinds: ") | {*AGGREGATOR_KINDS} | _raised(), FAILURES)
     _same("reasons of drops", set(get_args(DropReason)) | _dropping(), DROPS)
     failed = (
-        "Why a device did not answer an ask. A failure says its kind and a text that holds no data of the device: for "
+        "Why a device did not answer an assignment. A failure says its kind and a text that holds no data of "
+        "the device: for "
         "an error in the task, the class of the exception and its place in the task's code."
     )
-    dropped = "Why an update that arrived did not count. Its sender puts the change back into its residual."
+    dropped = (
+        "Why the aggregator dropped an update that arrived. Its device puts the update back into its residual. `stale` "
+        "and `revoked` are also told of assignments above: there nothing had arrived."
+    )
     rows = [(f"`{kind}`", meaning) for kind, meaning in FAILURES.items()]
     drops = [(f"`{reason}`", meaning) for reason, meaning in DROPS.items()]
     return "\n\n".join(
-        ["# Failure kinds", failed, table(("kind", "meaning"), rows),
+        ["# Failures and dropped updates", failed, table(("kind", "meaning"), rows),
          "## Dropped updates", dropped, table(("reason", "meaning"), drops)]
     )  # fmt: skip
 
@@ -130,14 +144,14 @@ def _told(thing: type, before: str) -> set[str]:
 
 def _raised() -> set[str]:
     """The kinds that stand as words where a failure is made."""
-    made = re.compile(r'(?:Failure|CannotAnswer)\(\s*"([a-z-]+)"|\.lose\([^,]+, "([a-z-]+)"')
+    made = re.compile(r'(?:Failure|CannotReply)\(\s*"([a-z-]+)"|\.lose\([^,]+, "([a-z-]+)"')
     texts = [path.read_text() for path in Path(thinwire.__file__).parent.rglob("*.py")]
     return {one or other for text in texts for one, other in made.findall(text)}
 
 
 def _dropping() -> set[str]:
     """The reasons that stand as words where an answer is dropped: what they say after a colon is more than the name."""
-    made = re.compile(r'(?:drop|round_events\.FoldRejected)\([^"\n]*"([a-z-]+)|refused=f?"([a-z-]+)')
+    made = re.compile(r'(?:drop|round_events\.AggregationRejected)\([^"\n]*"([a-z-]+)|refused=f?"([a-z-]+)')
     texts = [path.read_text() for path in (Path(thinwire.__file__).parent / "server").glob("*.py")]
     return {one or other for text in texts for one, other in made.findall(text)}
 
@@ -145,7 +159,8 @@ def _dropping() -> set[str]:
 def closing_page() -> str:
     _same("closing reasons", set(get_args(CloseReason)), CLOSING)
     said = (
-        "A round closes for exactly one reason. It is in the journal, on the page and in `thinwire runs show`. See "
+        "A round closes for exactly one reason. It is in the journal, on the dashboard and in `thinwire runs "
+        "show`. See "
         "also [a round](../explain/a-round.md)."
     )
     return "\n\n".join(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from thinwire.aggregation.plan_codecs import feedback_of
+from thinwire.core.plan_schema import UplinkSection
+
 NAMES = {"identity": "fp32", "fp16": "fp16"}
 
 
@@ -13,7 +16,7 @@ def name_of(chain: str) -> str:
     return NAMES.get(chain, chain)
 
 
-def code(chain: str) -> str:
+def code(chain: str, down: bool = False) -> str:
     """A chain by its name as a plan has it.
 
     >>> code("topk(0.02) > sign > rice, ef21"), code("stc(0.04), decay 0.9")
@@ -22,6 +25,13 @@ def code(chain: str) -> str:
     spec, *options = name_of(chain).split(", ")
     if chain == "identity":
         return spec
+    if down:
+        return f"`{spec}`"
+    usual = feedback_of(UplinkSection(codec=spec))
+    if usual in options:
+        options.remove(usual)
+    elif usual == "none" and "ef21" not in options:
+        options.insert(0, "classic")
     typed = [word.replace(" ", " = ") if word.startswith("decay ") else f'feedback = "{word}"' for word in options]
     return ", ".join(f"`{one}`" for one in (spec, *typed))
 

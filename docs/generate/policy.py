@@ -11,7 +11,7 @@ from thinwire.client.policy import ClientFile, Policy
 
 def policy_page() -> str:
     said = (
-        "`client.toml` in a client's own folder (`clients/NAME/` in the state folder), or the file that "
+        "`client.toml` in a client's own folder (`clients/NAME/` in the state directory), or the file that "
         "`thinwire client start --policy FILE` names. A key that is not in this list is refused at the start. "
         "How to use it: [a device's policy](../how/device-policy.md)."
     )

@@ -31,7 +31,7 @@ def links_part() -> str:
     means = {
         "speedup": f"seconds of the best single codec, as it was found afterwards (`{best}`), over the ladder's; "
         f"median of {', '.join(each)}",
-        "in_time_share": "of all asks of the ladder's runs, those whose answer was there by the deadline",
+        "in_time_share": "of all assignments of the ladder's runs, those whose answer was there by the deadline",
     }
     goals = {"speedup": "1.0", "in_time_share": "0.95"}
     step_ms, encode_ms = (1000 * figures[name] for name in ("step_s", "encode_s"))
@@ -150,7 +150,10 @@ def _gaps(rows: Sequence[Row], policies: Sequence[str]) -> list[tuple[str, ...]]
 STRAGGLING = {
     "speedup": (3, "seconds of waiting for all over those of the policy, one client dead; median of the seeds"),
     "speedup_all_alive": (2, "the same while nobody dies"),
-    "accuracy_gap": (0.005, "what the policy loses of accuracy at as many folded updates (below 0: it gains), mean"),
+    "accuracy_gap": (
+        0.005,
+        "what the policy loses of accuracy at as many aggregated updates (below 0: it gains), mean",
+    ),
     "slow_client_gap": (None, "the same on the slow client's own test split"),
     "speedup discounted": (None, "`speedup` with `staleness_exponent = 0.5`, a plan's default"),
     "accuracy_gap discounted": (None, "`accuracy_gap` with it"),
@@ -183,15 +186,16 @@ def faults_part() -> str:
     lines = [
         (
             row["fault"], f"{row['met']} of {row['struck']}", str(row["unanswered"]),
-            str(row["late_answers"]), str(row["lost_updates"]), str(row["double_folds"]),
+            str(row["late_answers"]), str(row["lost_updates"]), str(row["double_aggregations"]),
             row["identical_why"] if row["identical_share"] is None else f"{row['identical_share']:g}",
             ", ".join(f"{seconds:.1f}" for seconds in row["recoveries_s"]),
         )
         for row in document["rows"]
     ]  # fmt: skip
     goals = {"aggregator_max_recovery_s": 10, "device_max_recovery_s": 5}
-    head = (
-        "fault", "strikes that met their aim", "asks without an answer", "late answers", "lost updates", "double folds",
+    header = (
+        "fault", "strikes that met their aim", "assignments without an answer", "late answers", "lost updates",
+        "double folds",
         "identical share", "seconds until it went on",
     )  # fmt: skip
     told = [
@@ -200,7 +204,7 @@ def faults_part() -> str:
     ]
     return "\n\n".join((
         measured(document, _beside(document), every("faults")),
-        table(head, lines),
+        table(header, lines),
         table(("figure", "measured", "goal"), told),
     ))  # fmt: skip
 

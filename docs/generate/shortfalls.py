@@ -11,10 +11,11 @@ from benchmarks.accuracy_bytes.bound import MARGIN
 from benchmarks.accuracy_bytes.selection import FALLBACK
 from benchmarks.accuracy_bytes.trials import Chain
 from docs.generate.names import code
+from thinwire.aggregation.plan_codecs import feedback_of
 from thinwire.core.plan_schema import UplinkSection
 
 Part = Mapping[str, Any]
-DEFAULT = Chain(UplinkSection().codec, UplinkSection().feedback)
+DEFAULT = Chain(UplinkSection().codec, feedback_of(UplinkSection()))
 SECONDS_ON = "10 Mb/s, 20 ms"
 
 

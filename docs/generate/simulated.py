@@ -58,7 +58,7 @@ def _figures(document: Mapping[str, Any]) -> str:
 
 
 def _clients(case: Case) -> str:
-    return f"{case.asked} of {case.clients} clients"
+    return f"{case.selected} of {case.clients} clients"
 
 
 def _short(value: float | None) -> str:
@@ -73,9 +73,11 @@ def _rounds(rows: Sequence[Row], figures: Mapping[str, float]) -> str:
         about = next(row for row in rows if row["case"] == case)
         work = "50 steps of the MLP" if about["work"] == "mlp" else "no work"
         cells = [_ms(found.get((case, *column))) for column in columns]
-        lines.append((f"{about['asked']} of {about['clients']}, {work}", *cells, _short(figures.get(RATIO_OF[case]))))
-    head = [_who(side, workers) for side, workers in columns]
-    return table(("case", *head, "ratio"), lines)
+        lines.append(
+            (f"{about['selected']} of {about['clients']}, {work}", *cells, _short(figures.get(RATIO_OF[case])))
+        )
+    header = [_who(side, workers) for side, workers in columns]
+    return table(("case", *header, "ratio"), lines)
 
 
 def _who(side: str, workers: int) -> str:

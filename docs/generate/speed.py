@@ -11,12 +11,13 @@ from typing import Any
 from benchmarks.peers import PEERS
 from docs.generate.evidence import Row, measured, paragraph, read
 from docs.generate.table import table
+from thinwire.compression import parse
 
 QUIET = "with AVX-512 and nothing else running"
 
 # What this project set itself for normal values, one thread and AVX-512, in copies; feedback may cost so much more.
 ENCODE_LIMITS = {
-    "fp16": 1.0, "int8": 1.3, "qsgd(4)": 1.5, "ternary": 2.3, "sign": 1.3, "twobit(1.0)": 1.3, "topk(0.01)": 2.2,
+    "fp16": 1.0, "int8": 1.3, "qsgd(4)": 1.5, "ternary": 2.3, "sign": 1.3, "twobit(1)": 1.3, "topk(0.01)": 2.2,
     "topk(0.01) > int8 > rice": 2.6, "topk(0.001)": 1.4, "drive": 2.6, "powersgd(4)": 4.5,
 }  # fmt: skip
 DECODE_LIMITS = {"topk(0.01)": 0.4, "topk(0.01) > int8 > rice": 1.0, "int8": 0.9, "fp16": 1.0, "drive": 2.2}
@@ -103,19 +104,28 @@ def _of(rows: Sequence[Row], **wanted: Any) -> list[Row]:
 
 
 def _there_and_back(rows: Sequence[Row], limits: bool) -> str:
-    head = ("codec", "encode ms", "copies", *(["limit"] * limits), "decode and add ms", "copies", *(["limit"] * limits))
+    header = (
+        "codec",
+        "encode ms",
+        "copies",
+        *(["limit"] * limits),
+        "decode and add ms",
+        "copies",
+        *(["limit"] * limits),
+    )
     lines = []
     for row in rows:
         more = FEEDBACK_MORE if row["feedback"] else 0.0
-        encode = ENCODE_LIMITS[row["codec"]] + more if row["codec"] in ENCODE_LIMITS else None
-        ways = (("encode", "encode", encode), ("decode", "decode_add", DECODE_LIMITS.get(row["codec"])))
+        codec = parse(row["codec"]).spec
+        encode = ENCODE_LIMITS[codec] + more if codec in ENCODE_LIMITS else None
+        ways = (("encode", "encode", encode), ("decode", "decode_add", DECODE_LIMITS.get(codec)))
         cells = [_name(row)]
         for ratio, ms, limit in ways:
             cells += [_ms(row[f"{ms}_ms"]), _within(row[f"{ratio}_ratio"], limit if limits else None)]
             if limits:
                 cells.append("" if limit is None else f"{limit:.3g}")
         lines.append((*cells, f"{row['bits_per_param']:.4g}", f"{row['relative_error']:.3g}"))
-    return table((*head, "bits a parameter", "relative error"), lines)
+    return table((*header, "bits a parameter", "relative error"), lines)
 
 
 def _paths(rows: Sequence[Row]) -> str:
@@ -158,11 +168,11 @@ def fold_part() -> str:
         )
         for row in document["rows"]
     ]  # fmt: skip
-    head = ("codec", "add ms", "copy ms", "share", "SHA-256 ms", "check ms", "fold ms")
+    header = ("codec", "add ms", "copy ms", "share", "SHA-256 ms", "check ms", "fold ms")
     rate = (
         f"medians of {document['rows'][0]['updates']}", f"the copy ran at {min(copies):.3g} to {max(copies):.3g} GB/s",
     )  # fmt: skip
-    return "\n\n".join((about(document, *rate), told, table(head, lines)))
+    return "\n\n".join((about(document, *rate), told, table(header, lines)))
 
 
 def peers_part() -> str:
@@ -177,14 +187,14 @@ def peers_part() -> str:
             for figure in ("ratio", "ratio_as_good") for threads in ("", " 2")
         ]  # fmt: skip
         lines.append((f"`{method}`", one if one == two else f"{one}; on 2 threads {two}", *cells))
-    head = ("ours", "fastest peer", "ratio, 1 thread", "2 threads", "as good: 1 thread", "2 threads")
+    header = ("ours", "fastest peer", "ratio, 1 thread", "2 threads", "as good: 1 thread", "2 threads")
     return "\n\n".join((
         about(document, "25.56 million normal float32 in ResNet-50's shapes, medians"),
         """\
 "Ratio" is the time of the fastest peer over ours. What they send and lose differs, so bits a parameter and the relative
 error stand beside the time: a peer that sends and loses at most a twentieth more than ours is "as good", and the last
 two columns are the fastest of those over ours.""",
-        table(head, lines),
+        table(header, lines),
         *filter(None, (_behind(figures), _not_yet(rows))),
         "## All of it",
         '"Copies" is the time over that of a plain copy on one thread.',
@@ -227,8 +237,8 @@ def _everybody(rows: Sequence[Row]) -> str:
         )
         for row in rows if row["threads"] == 1
     ]  # fmt: skip
-    head = ("method", "who", "ms, 1 thread", "copies", "ms, 2 threads", "bits a parameter", "relative error")
-    return table(head, lines)
+    header = ("method", "who", "ms, 1 thread", "copies", "ms, 2 threads", "bits a parameter", "relative error")
+    return table(header, lines)
 
 
 def device_load_part() -> str:
@@ -245,12 +255,12 @@ def device_load_part() -> str:
         )
         for row in document["rows"]
     ]  # fmt: skip
-    head = (
+    header = (
         "transport", "memory MB", "idle p95 ms", "flooded p95 ms", "longest ms", "ratio", "refused signature ms",
         "requests of the flood",
     )  # fmt: skip
     how = "with nothing else running"
-    return "\n\n".join((measured(document, how), told, table(head, lines)))
+    return "\n\n".join((measured(document, how), told, table(header, lines)))
 
 
 PARTS: dict[str, Callable[[], str]] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 
-def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+def table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     """The table's lines; a bar within a cell is escaped."""
-    lines = [head, tuple("---" for _ in head), *rows]
+    lines = [header, tuple("---" for _ in header), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") or " " for cell in line) + " |" for line in lines)

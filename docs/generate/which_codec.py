@@ -1,4 +1,4 @@
-"""The tables of docs/how/which-codec.md, from docs/evidence/accuracy-bytes.json alone."""
+"""The tables of docs/evidence/codec-choice.md, from docs/evidence/accuracy-bytes.json alone."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _decided(part: Part) -> str:
     )
     if best is None:
         return f"{said}."
-    return f"{said}; with {code(best['down'])} down too, {best['ratio']:.0f} times fewer both ways."
+    return f"{said}; with {code(best['down'], down=True)} down too, {best['ratio']:.0f} times fewer both ways."
 
 
 def _on_a_link(part: Part) -> str:
@@ -50,8 +50,8 @@ def _on_a_link(part: Part) -> str:
             or_never(one["seconds"]["10 Mb/s, 20 ms"], ",.1f"), or_never(one["seconds"]["1 Mb/s, 20 ms"], ",.1f"),
         ))  # fmt: skip
     target = next(iter(part["to_target"].values()))["target"]
-    head = ("chain", "times fewer bytes up", "points lost at most", "an update")
-    return table((*head, f"s to {target:g} % at 10 Mb/s", "at 1 Mb/s"), rows)
+    header = ("chain", "times fewer bytes up", "points lost at most", "an update")
+    return table((*header, f"s to {target:g} % at 10 Mb/s", "at 1 Mb/s"), rows)
 
 
 def lost(row: Part) -> str:

@@ -32,11 +32,11 @@ def centralised(plan: RunPlan, clients: int, split: str) -> dict[str, float]:
     train, test = (
         TensorDataset(torch.cat([getattr(one, name).tensors[0] for one in splits])) for name in ("train", "test")
     )
-    asked = plan.cohort.clients if isinstance(plan.cohort.clients, int) else clients
+    assigned = plan.cohort.clients if isinstance(plan.cohort.clients, int) else clients
     module = build(task, derive(Key(plan.run.seed), "init"))
     steps = plan.run.rounds * (plan.local.steps if isinstance(plan.local.steps, int) else 1)
     trainer = TorchTrainer(task, Local.of(plan.local.model_dump()))
-    trainer.train(module, train, Work(steps, asked * plan.local.batch), derive(Key(plan.run.seed), "centralised"))
+    trainer.train(module, train, Work(steps, assigned * plan.local.batch), derive(Key(plan.run.seed), "centralised"))
     return {name: total / count for name, (total, count) in evaluate(module, task, test).items()}
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import time
+
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import TensorDataset
 
 from thinwire.client import Site, Split, held_out, own_part
+
+STEP_S = float(os.environ.get("DIGITS_STEP_S", "0"))  # added to each training step: the demo has a slow client
 
 
 def model() -> nn.Module:
@@ -24,4 +29,6 @@ def data(site: Site) -> Split:
 
 def loss(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
     pixels, digits = batch
+    if STEP_S and model.training:
+        time.sleep(STEP_S)
     return nn.functional.cross_entropy(model(pixels), digits)

@@ -1,4 +1,4 @@
-"""The model on its way down: everyone at a version holds the same bits."""
+"""The model in the downlink: everyone at a version holds the same bits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Sender:
-    """A server's end with its log, as server/distribution.py keeps it in files."""
+    """A server's end with its log, as server/model_store.py keeps it in files."""
 
     def __init__(self, spec: str, params: Vector, keep: int = 20) -> None:
         self.down, self.keep, self.log = Downlink(LAYOUT, spec, params), keep, dict[int, tuple[bytes, ...]]()
@@ -45,13 +45,13 @@ class Sender:
             return [(f"{v}/{i}", change) for v in versions for i, change in enumerate(self.log[v])]
         full = parse("identity").bind(LAYOUT)
         return [
-            (f"full/{s.index}", full.encode(self.down.shadow[s.span].copy(), {}, Key(0), s.index).payload)
+            (f"full/{s.index}", full.encode(self.down.replica[s.span].copy(), {}, Key(0), s.index).payload)
             for s in LAYOUT.segments
         ]
 
 
 @pytest.mark.parametrize("spec", ["identity", "topk(0.05) > int8", "topk(0.05) > int8 > zstd", "fp16", "drive"])
-def test_every_device_holds_the_shadows_bits_whenever_it_comes(spec: str) -> None:
+def test_every_device_holds_the_replicas_bits_whenever_it_comes(spec: str) -> None:
     params = made(1000, 0, "normal", 0)
     params[3] = -0.0
     down = Sender(spec, params, keep=5)
@@ -79,7 +79,7 @@ def test_changes_are_sent_where_they_are_shorter_and_still_known() -> None:
         assert [name for name, _ in down.frames_for(held)] == ["full/0", "full/1", "full/2"]
 
 
-def test_a_full_version_makes_the_shadow_the_model_itself() -> None:
+def test_a_full_version_makes_the_replica_the_model_itself() -> None:
     params = made(1000, 0, "normal", 0)
     down = Sender("topk(0.05) > int8", params)
     down.publish(params + 1)
@@ -127,7 +127,7 @@ def test_the_identity_downlink_keeps_no_second_model() -> None:
     params = made(1000, 0, "normal", 0)
     down = Downlink(LAYOUT, "identity", params)
     assert down.publish(params).changes == ()
-    assert down.shadow is params
+    assert down.replica is params
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_what_cannot_carry_it_is_refused_with_the_reason(spec: str, why: str) ->
 
 
 def test_a_codec_that_does_not_contract_cannot_carry_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("thinwire.compression.codecs.uniform.Int8.kind", lambda self: Contractive(0.0))
+    monkeypatch.setattr("thinwire.compression.codecs.int8_qsgd.Int8.kind", lambda self: Contractive(0.0))
     with pytest.raises(CodecError, match="cannot carry the downlink"):
         Downlink(LAYOUT, "int8", made(1000, 0, "normal", 0))
 
@@ -153,14 +153,14 @@ def test_a_codec_that_does_not_contract_cannot_carry_it(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     "spec", ["qsgd(4)", "ternary", "randk(0.1)", "natural", "drive", "eden(2)", "sign", "stc(0.1)"]
 )
-def test_the_shadow_follows_a_model_that_stands_still(spec: str) -> None:
+def test_the_replica_follows_a_model_that_stands_still(spec: str) -> None:
     """Also codecs that are unbiased by themselves: they encode the downlink as inside a residual."""
     target = made(1000, 1, "normal", 0)
     down = Downlink(LAYOUT, spec, made(1000, 0, "normal", 0))
-    before = float(np.linalg.norm(target - down.shadow))
+    before = float(np.linalg.norm(target - down.replica))
     for _ in range(40):
         down.publish(target)
-    assert np.linalg.norm(target - down.shadow) < 0.5 * before
+    assert np.linalg.norm(target - down.replica) < 0.5 * before
 
 
 BUFFERED = Layout.build([Tensor("w", (900,)), Tensor("bn.running_mean", (4,), "float32", "buffer")])
@@ -178,13 +178,13 @@ def test_a_model_comes_back_from_its_file_bit_for_bit(tmp_path: Path) -> None:
         assert read == stored == digest(params)
         body = (tmp_path / "m").read_bytes()
         assert len(body) == sum(part.length for part in parts)
-        shadow = ModelReplica(layout, "identity")
+        replica = ModelReplica(layout, "identity")
         at, named = 0, []
         for part in parts:
             if part.name != "buffers":
                 named.append((part.name, body[at : at + part.length]))
             at += part.length
-        assert shadow.apply(named, 0, stored).tobytes() == params.tobytes()
+        assert replica.apply(named, 0, stored).tobytes() == params.tobytes()
 
 
 def test_a_damaged_model_file_is_data_lost(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.support.codec_examples import made
@@ -24,18 +24,22 @@ SECONDS = {
 @pytest.mark.parametrize("name", SECONDS)
 @settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 1000), momentum=st.sampled_from([0.0, 0.9]), size=st.sampled_from([1, 300, 70_000]))
+@example(seed=111, momentum=0.0, size=70_000)
 def test_adaptive_steps_are_algorithm_2_of_reddi_et_al(name: str, seed: int, momentum: float, size: int) -> None:
     ours = server_optimizer(ServerSection(optimizer=name, lr=0.1, momentum=momentum))
     params, state = np.zeros(size, np.float32), State()
     x, m, v = np.zeros(size), np.zeros(size), np.full(size, 1e-6)
+    apart = np.full(size, True)  # from Yogi's jump, where float32 and float64 may fall on different sides
     for step in range(5):
         change = made(size, seed + step, "normal", -3)
+        apart &= np.abs(v - change.astype(np.float64) ** 2) > 1e-5 * v
         m = momentum * m + (1 - momentum) * change
         v = SECONDS[name](v, change.astype(np.float64))
         x += 0.1 * m / (np.sqrt(v) + 1e-3)
         params, state = ours.step(params, change, state)
-    np.testing.assert_allclose(params, x, rtol=1e-3, atol=1e-4)
-    np.testing.assert_allclose(state["second"], v, rtol=1e-4)
+    assert np.count_nonzero(~apart) <= size / 1000
+    np.testing.assert_allclose(params[apart], x[apart], rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(state["second"][apart], v[apart], rtol=1e-4)
 
 
 @settings(max_examples=10, deadline=None)

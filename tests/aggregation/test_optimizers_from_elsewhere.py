@@ -1,4 +1,4 @@
-"""A server optimizer of another package: one as docs/how/your-own-codec.md has it works, what is none is refused."""
+"""A server optimizer of another package works as docs/how/your-own-optimizer.md has it; anything else is refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from thinwire.core.errors import CodecError
 from thinwire.core.plan_schema import ServerSection
 
 ROOT = Path(__file__).parents[2]
-LION = (ROOT / "docs" / "how" / "your-own-codec.md").read_text().split("## A server optimizer")[1]
+LION = (ROOT / "docs" / "how" / "your-own-optimizer.md").read_text()
 LION = LION.split("```python\n")[1].split("```")[0]
 PLAN = """
 [run]
@@ -50,7 +50,7 @@ def sim(folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(call, cwd=folder, text=True, capture_output=True, timeout=240, check=False, env=environment)
 
 
-def test_the_one_of_the_page_makes_a_runs_steps(folder: Path) -> None:
+def test_the_one_of_the_dashboard_makes_a_runs_steps(folder: Path) -> None:
     done = sim(folder)
     assert done.returncode == 0, done.stderr
 
@@ -66,7 +66,7 @@ def test_what_it_raises_is_said_to_be_of_its_package(folder: Path) -> None:
 
 
 def lion(before: str, after: str) -> Any:
-    """The page's class with a part of it changed."""
+    """The dashboard's class with a part of it changed."""
     assert before in LION
     named: dict[str, Any] = {}
     exec(LION.replace("@dataclass(frozen=True)", "@dataclass").replace(before, after), named)
@@ -76,17 +76,17 @@ def lion(before: str, after: str) -> Any:
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [
-        ("float = 0.9\n", "float\n", "cannot be made with lr alone"),
-        ("    lr: float\n", "", "cannot be made with lr alone"),
-        ("def step(", "def stride(", "no class with a step"),
-        ("step(self, params, change, state)", "step(self, params, change)", "cannot be asked for step("),
+        ("float = 0.9\n", "float\n", "is not made with lr alone"),
+        ("    lr: float\n", "", "is not made with lr alone"),
+        ("def step(", "def stride(", "has no step"),
+        ("Lion(ServerOptimizer)", "Lion", "is no subclass of ServerOptimizer"),
     ],
 )
 def test_a_class_that_cannot_be_one_is_refused_with_what_it_lacks(before: str, after: str, said: str) -> None:
     with pytest.raises(CodecError, match="'lion' is no server optimizer") as refused:
         optimizers.admit("lion", lion(before, after))
     assert said in refused.value.why
-    assert "docs/how/your-own-codec.md" in refused.value.hint
+    assert "docs/how/your-own-optimizer.md" in refused.value.hint
 
 
 def test_what_is_no_class_is_refused() -> None:

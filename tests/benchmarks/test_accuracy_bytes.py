@@ -128,7 +128,7 @@ def test_the_committed_figures_are_printed_with_what_made_them():
             assert row["command"].startswith("python -m benchmarks.accuracy_bytes --preset full")
 
 
-def test_the_first_verdict_is_what_the_committed_runs_say():
+def test_the_first_result_is_what_the_committed_runs_say():
     cells = [archive.restored(line) for line in (archive.KEPT / "digits.jsonl").read_text().splitlines()]
     last = {
         (cell.made.plan["uplink"]["codec"], cell.made.plan["run"]["seed"]): 100 * cell.metrics["accuracy"]

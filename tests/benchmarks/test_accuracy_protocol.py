@@ -58,7 +58,7 @@ def test_rounds_are_three_hundred_where_fp32_never_stops_to_gain():
 
 def test_rounds_are_judged_with_the_learning_rate_that_is_best_there():
     slow, quick = dict.fromkeys(range(1, 101), 50.0), {number: 60 + number * 0.3 for number in range(1, 101)}
-    assert rounds_needed({0.1: slow, 0.2: quick}) is None  # the quick one still gains
+    assert rounds_needed({0.1: slow, 0.2: quick}) is None  # the fast one still gains
 
 
 def test_every_chain_gets_its_rate_from_the_same_grid_on_tuning_seeds(tmp_path):
@@ -68,8 +68,8 @@ def test_every_chain_gets_its_rate_from_the_same_grid_on_tuning_seeds(tmp_path):
     assert set(rates.values()) == {0.2}
     lab = made.lab
     assert isinstance(lab, MadeUp)
-    assert {seed for _, seed in lab.asked} == {1000, 1001}
-    assert len({(trial.chain, trial.rate) for trial, _ in lab.asked}) == len(rates) * len(MODEL.rates)
+    assert {seed for _, seed in lab.selected} == {1000, 1001}
+    assert len({(trial.chain, trial.rate) for trial, _ in lab.selected}) == len(rates) * len(MODEL.rates)
 
 
 def test_the_highest_ratio_that_costs_nothing_is_selected_and_its_figure_comes_from_fresh_seeds(tmp_path):
@@ -79,7 +79,7 @@ def test_the_highest_ratio_that_costs_nothing_is_selected_and_its_figure_comes_f
     assert (found.chain, found.figure) == (MILD, 160.0)
     lab = made.lab
     assert isinstance(lab, MadeUp)
-    assert {trial.chain for trial, seed in lab.asked if seed >= FIRST_B} == {FP32, FP16, MILD}
+    assert {trial.chain for trial, seed in lab.selected if seed >= FIRST_B} == {FP32, FP16, MILD}
 
 
 def test_no_seed_serves_two_purposes():
@@ -101,7 +101,7 @@ def test_where_both_fail_the_figure_is_one(tmp_path):
     assert (found.figure, found.chain) == (1.0, None)
 
 
-def test_the_verdict_makes_no_second_pick():
+def test_the_outcome_makes_no_second_pick():
     assert verdict(on_b(BOLD, 0.0), {}).figure == 120.0
     assert verdict(on_b(BOLD, -0.6), {FALLBACK: on_b(FALLBACK, -0.2)}).chain == FALLBACK
     assert verdict(on_b(FALLBACK, -0.6), {}).figure == 1.0
@@ -126,7 +126,7 @@ def test_what_loses_half_a_point_at_once_does_not_stay_and_the_fallback_always_d
     assert select(all_of_them[::2], {FALLBACK: 0.1}, seeds_b=30).chain == FALLBACK
 
 
-def test_seeds_a_ask_for_more_than_seeds_b_will():
+def test_seeds_a_request_more_than_seeds_b_will():
     noisy = [0.3, -1.1, 0.5, -0.9, 0.6, -0.6]
     judged = Judged(MILD, 0.1, 170, paired([90 + one for one in noisy], [90.0] * 6))
     told = select([judged], {FALLBACK: 0.1}, seeds_b=30)

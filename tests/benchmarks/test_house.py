@@ -1,4 +1,4 @@
-"""`benchmarks.house` runs, and counts what its docstring says. How much it was is not asserted."""
+"""`benchmarks.house` runs, and counts what its docstring says; files of the package keep within its limits."""
 
 from __future__ import annotations
 
@@ -68,3 +68,8 @@ def test_files_of_one_codec_may_be_short(tmp_path: Path) -> None:
         path.parent.mkdir(exist_ok=True)
         path.write_text("1\n" * lines)
     assert sizes(tmp_path) == {"python_files": 5, "files_under_60": 1, "files_over_400": 1, "lines": 524}
+
+
+def test_no_file_of_the_package_is_too_long_or_too_short_to_be_read() -> None:
+    figures = sizes(ROOT / "thinwire")
+    assert (figures["files_over_400"], figures["files_under_60"]) == (0, 0)

@@ -83,7 +83,7 @@ def test_it_runs_on_machines_of_their_own_where_these_are_allowed_and_says_where
 
 @pytest.mark.slow
 def test_without_machines_of_their_own_devices_go_through_a_proxy(tmp_path: Path) -> None:
-    """The aggregator counts them as there through it; nothing else is there to be asked."""
+    """The aggregator counts them as there through it; nothing else is there to be selected."""
     with here(tmp_path / "proxied", "proxy", 1e6) as devices:
         assert (tmp_path / "proxied" / "line-device-1.log").is_file()
         assert sum(info.online for info in devices.store.devices()) == 2

@@ -43,7 +43,7 @@ def store(home: Path) -> Iterator[Store]:
 
 @pytest.fixture
 def device(store: Store) -> None:
-    """One that was let in."""
+    """One that was approved."""
     store.roster.enrol("pi-01", KEY, b"key", "loopback")
 
 

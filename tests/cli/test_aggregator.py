@@ -42,8 +42,8 @@ def until(true, what: str) -> None:
 @pytest.fixture
 def background(home):
     """An aggregator in the background with its page; ended by its own command."""
-    door, page = free_ports(2)
-    listen = ["--listen", f"127.0.0.1:{door}", "--page", f"127.0.0.1:{page}", "--home", str(home)]
+    api, page = free_ports(2)
+    listen = ["--listen", f"127.0.0.1:{api}", "--dashboard", f"127.0.0.1:{page}", "--home", str(home)]
     start = [*COMMAND, "aggregator", "start", "--background", *listen]
     done = subprocess.run(start, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
@@ -55,10 +55,10 @@ def background(home):
 def test_it_says_where_it_is_and_lets_whoever_started_it_look(thinwire, home, background):
     about = thinwire("aggregator", "status", "--json", "--home", home).document
     assert (about["devices"], about["running"], about["control_address"]) == (0, None, None)
-    assert f"door     {about['listen']}" in background
+    assert f"api      {about['listen']}" in background
     assert f"thinwire client start --aggregator http://{about['listen']} --task NAME=MODULE" in background
     assert "thinwire run PLAN" in background
-    assert f"page     http://{about['page']}\n" in background
+    assert f"web      http://{about['dashboard']}\n" in background
     assert "code=" not in background + (home / "aggregator" / "service.log").read_text()  # they are kept
     login = thinwire("aggregator", "status", "--login", "--json", "--home", home).document["login"]
     opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
@@ -71,31 +71,39 @@ def test_it_says_where_it_is_and_lets_whoever_started_it_look(thinwire, home, ba
     with urllib.request.build_opener(urllib.request.HTTPCookieProcessor()).open(fresh) as answer:
         assert "login" not in answer.url
     second = thinwire("aggregator", "start", "--home", home)
-    assert (second.code, f"process {about['pid']}, its door at {about['listen']}" in second.err) == (1, True)
-    assert f"its page at {about['page']}" in second.err
-    taken = thinwire("aggregator", "start", "--listen", about["listen"], "--no-page", "--home", home.parent / "other")
+    assert (second.code, f"process {about['pid']}, its device API at {about['listen']}" in second.err) == (1, True)
+    assert f"its page at {about['dashboard']}" in second.err
+    taken = thinwire(
+        "aggregator", "start", "--listen", about["listen"], "--no-dashboard", "--home", home.parent / "other"
+    )
     assert (taken.code, "cannot listen" in taken.err) == (4, True)
-    taken = thinwire("aggregator", "start", "--page", about["page"], "--home", home.parent / "third")
+    taken = thinwire("aggregator", "start", "--dashboard", about["dashboard"], "--home", home.parent / "third")
     assert (taken.code, "the port is taken" in taken.err) == (4, True)
 
 
-def test_a_client_that_was_given_the_page_s_address_says_so(thinwire, home, background):
-    page = f"http://{thinwire('aggregator', 'status', '--json', '--home', home).document['page']}"
+def test_a_client_that_was_given_the_dashboard_s_address_says_so(thinwire, home, background):
+    page = f"http://{thinwire('aggregator', 'status', '--json', '--home', home).document['dashboard']}"
     words = ["--aggregator", page, "--task", "digits=examples/digits/task.py", "--name", "pi-01", "--home", home]
     said = thinwire("client", "start", *words)
     assert said.code == 5
-    assert f"error: the aggregator at {page} has its page at this address, not its door\n" in said.out
-    assert "try:   --aggregator with the address of its door: there, thinwire aggregator status says both\n" in said.out
+    assert f"error: the aggregator at {page} has its dashboard at this address, not its device API\n" in said.out
+    assert (
+        "try:   --aggregator with the address of its device API: there, thinwire aggregator status shows both\n"
+        in said.out
+    )
 
 
-def test_the_page_dies_with_its_aggregator_and_is_started_again_without_it(thinwire, home, background):
+def test_the_dashboard_dies_with_its_aggregator_and_is_started_again_without_it(thinwire, home, background):
     about = thinwire("aggregator", "status", "--json", "--home", home).document
-    (page,) = processes_that_name(f"--listen {about['page']} --parent")
+    (page,) = processes_that_name(f"--listen {about['dashboard']} --parent")
     os.kill(page, signal.SIGKILL)
     assert thinwire("aggregator", "status", "--home", home).code == 0
-    until(lambda: processes_that_name(f"--listen {about['page']} --parent") - {page}, "the page did not come back")
+    until(
+        lambda: processes_that_name(f"--listen {about['dashboard']} --parent") - {page},
+        "the dashboard did not come back",
+    )
     os.kill(about["pid"], signal.SIGKILL)
-    until(lambda: not processes_that_name(str(home)), "the page outlived its aggregator")
+    until(lambda: not processes_that_name(str(home)), "the dashboard outlived its aggregator")
     assert thinwire("aggregator", "status", "--home", home).code == 4
 
 
@@ -122,7 +130,7 @@ def test_ctrl_c_detaches_from_a_run_which_goes_on_until_it_is_stopped(thinwire, 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_softly(home, number):
-    command = [*COMMAND, "aggregator", "start", "--listen", "127.0.0.1:0", "--no-page", "--home", str(home)]
+    command = [*COMMAND, "aggregator", "start", "--listen", "127.0.0.1:0", "--no-dashboard", "--home", str(home)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     assert process.stdout is not None
     said = []

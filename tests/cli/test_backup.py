@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.cli_story import told
-from thinwire.cli.local_state import Typed
+from thinwire.cli.local_state import StartOptions
 from thinwire.core.statedir import AggregatorHome, hold
 
 
@@ -24,8 +24,8 @@ def test_a_backup_becomes_another_home(thinwire, home, tmp_path):
 
 def test_a_backup_names_the_certificate_and_key_that_are_not_in_it(thinwire, home, tmp_path):
     told(home)
-    words = ("--listen", "0.0.0.0:9090", "--cert", "tls/agg.pem", "--key", "/etc/agg.key")
-    Typed(words, tmp_path).remember(AggregatorHome.under(home).root)
+    options = {"listen": "0.0.0.0:9090", "cert": "tls/agg.pem", "key": "/etc/agg.key"}
+    StartOptions(options, tmp_path).save(AggregatorHome.under(home).root)
     said = thinwire("aggregator", "backup", tmp_path / "a.tar", "--home", home)
     assert said.code == 0
     assert f"not in it, since they are yours (--cert, --key, --ca): {tmp_path}/tls/agg.pem, /etc/agg.key;" in said.err
@@ -33,10 +33,10 @@ def test_a_backup_names_the_certificate_and_key_that_are_not_in_it(thinwire, hom
     assert said.document["not_in_it"] == [f"{tmp_path}/tls/agg.pem", "/etc/agg.key"]
 
 
-@pytest.mark.parametrize("words", [("--listen", "0.0.0.0:9090", "--san", "agg"), ("--of-another-version",)])
-def test_a_backup_that_lacks_nothing_says_nothing_of_it(thinwire, home, tmp_path, words):
+@pytest.mark.parametrize("options", [{"listen": "0.0.0.0:9090", "san": ["agg"]}, {"of_another_version": True}])
+def test_a_backup_that_lacks_nothing_says_nothing_of_it(thinwire, home, tmp_path, options):
     told(home)
-    Typed(words, tmp_path).remember(AggregatorHome.under(home).root)
+    StartOptions(options, tmp_path).save(AggregatorHome.under(home).root)
     said = thinwire("aggregator", "backup", tmp_path / "a.tar", "--home", home)
     assert (said.code, "not in it" in said.err) == (0, False)
 

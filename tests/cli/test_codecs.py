@@ -9,9 +9,9 @@ from importlib.metadata import EntryPoint
 import pytest
 
 from thinwire.aggregation import codecs
-from thinwire.compression.catalog import described
-from thinwire.compression.codecs.casts import Fp16
-from thinwire.compression.registry import steps
+from thinwire.compression.base import Quantizer
+from thinwire.compression.catalog import described, steps
+from thinwire.compression.codecs.identity_fp16_bf16 import Fp16
 from thinwire.compression.spec import ALIASES
 from thinwire.core import RunPlan
 
@@ -78,11 +78,11 @@ def test_an_alias_is_said_to_be_measured_as_the_chain_that_it_stands_for(thinwir
         (("int8 > topk(0.1)",), 3, "try:   topk(0.1) > int8"),
         (("int9",), 3, "try:   int8\n"),
         (("topkk",), 3, "try:   topk\n"),
-        (("int8", "--params", "0"), 2, "cannot be tried"),
+        (("int8", "--params", "0"), 2, "are not tried"),
         (("int8", "--params", "9999999999"), 2, "200000000"),
     ],
 )
-def test_what_cannot_be_tried_is_refused_with_what_can(thinwire, words, code, said):
+def test_what_are_too_many_to_try_is_refused_with_what_can(thinwire, words, code, said):
     answer = thinwire("codecs", "try", *words)
     assert (answer.code, answer.out) == (code, "")
     assert said in answer.err
@@ -124,12 +124,8 @@ class Astray(Fp16):
     examples = ("astray > nowhere",)
 
 
-class Half:
-    role, examples, spec = "quantizer", ("half",), "half"
-
-    @classmethod
-    def read(cls, argument):
-        return cls()
+class Half(Quantizer):
+    examples, spec = ("half",), "half"
 
 
 def test_what_another_package_brings_and_does_not_hold_hides_nothing_else(monkeypatch):
@@ -144,5 +140,5 @@ def test_what_another_package_brings_and_does_not_hold_hides_nothing_else(monkey
     assert {row.role for row in broken.values()} == {"broken"}
     assert broken["boom"].what == "RuntimeError: not yet"
     assert "no codec 'nowhere'" in broken["astray"].what
-    assert "has no kind, bits, seeded" in broken["half"].what
-    assert "cannot be imported" in broken["gone"].what
+    assert "has no bits, check, dequantize, kind, quantize" in broken["half"].what
+    assert "does not import" in broken["gone"].what

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.test_farewells import serves
+from tests.server.test_run_notices import serves
 from tests.support.cli_story import LAYOUT, PLAN
 from tests.support.server_bench import Bench, three
 from thinwire.cli.runs import commands
@@ -96,12 +96,12 @@ def test_a_handover_that_died_has_failed_at_the_service(tmp_path: Path):
     path = bench.home.owner(dead := left_behind(bench.store, "devices"))
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps({"pid": 7, "host": socket.gethostname()}))
-    bench.store.order("stop-run", dead)
+    bench.store.commands.add("stop-run", dead)
     serves(bench, 60.0)
     row = bench.store.run(dead)
     assert (row.status, row.exit_code) == ("failed", 1)
     assert row.status_text == "process 7, which was handing it over, ended first: nobody goes on with it"
-    assert not bench.store.pending_orders()
+    assert not bench.store.commands.pending()
     assert bench.store.run(bench.run_id).status == "done"
 
 
@@ -124,7 +124,7 @@ def test_a_simulation_of_which_nothing_is_known_is_ended_by_a_person_alone(
     assert row["status"] == "preparing"
     said = thinwire("runs", "stop", run_id, "--home", home)
     assert (said.code, "stopped by a person; the process" in said.out) == (0, True), said
-    assert not store.pending_orders()
+    assert not store.commands.pending()
 
 
 def test_who_owns_a_run_is_seen_by_its_lock_and_not_by_a_process_number(home: Path, store: Store):

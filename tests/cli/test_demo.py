@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_aggregator import COMMAND, PATIENCE_S, processes_that_name, until
-from thinwire.cli.demo.commands import folder
+from thinwire.cli.demo.commands import folder, has_desktop
 from thinwire.cli.demo.processes import roles
 from thinwire.core.errors import ThinwireError
 
@@ -25,10 +25,23 @@ KEYS = {
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """Where the demo makes its state folder."""
+    """Where the demo makes its state directory."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
     return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("platform", "variable", "expected"),
+    [("darwin", "", True), ("linux", "", False), ("linux", "DISPLAY", True), ("linux", "WAYLAND_DISPLAY", True)],
+)
+def test_a_browser_opens_only_on_a_desktop(monkeypatch, platform, variable, expected):
+    monkeypatch.setattr("sys.platform", platform)
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    if variable:
+        monkeypatch.setenv(variable, ":0")
+    assert has_desktop() is expected
 
 
 def test_it_runs_by_itself_and_prints_one_document(place):
@@ -39,7 +52,9 @@ def test_it_runs_by_itself_and_prints_one_document(place):
     assert found.keys() >= KEYS
     assert (found["clients"], found["rounds"], len(found["closed_reasons"])) == (4, 4, 4)
     assert found["uplink_ratio"] > 100
-    assert found["payload_up_bytes"] < found["wire_up_bytes"]  # down, an ask that was never answered has no wire bytes
+    assert (
+        found["payload_up_bytes"] < found["wire_up_bytes"]
+    )  # down, an assignment that was never answered has no wire bytes
     assert 0.3 < found["accuracy"] < found["accuracy_centralised"] + 0.1
     assert Path(found["home"]).is_dir()
     told = done.stderr.splitlines()

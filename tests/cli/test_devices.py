@@ -1,4 +1,4 @@
-"""`thinwire devices`: approving, shutting out, another name; what is kept of it."""
+"""`thinwire devices`: approving, revoking, another name; what is kept of it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from tests.support.cli_story import KEY, T, told
 from thinwire.cli.console import moment
 from thinwire.cli.local_state import operator
-from thinwire.core.events import DeviceJoined, DeviceLeft, RunNoted
+from thinwire.core.events import DeviceOffline, DeviceOnline, RunNoted
 from thinwire.core.fleet import Hello
 from thinwire.core.statedir import AggregatorHome, hold
 from thinwire.core.types import Equipment
@@ -75,23 +75,23 @@ def test_an_approval_of_nobody_in_particular_is_2(thinwire, home, store, words):
 # Shutting out.
 
 
-def test_with_the_aggregator_down_a_device_is_shut_out_by_its_row(thinwire, home, tmp_path, store):
+def test_with_the_aggregator_down_a_device_is_revoked_by_its_row(thinwire, home, tmp_path, store):
     told(home)
     store.roster.enrol("pi-01", KEY, b"key", "loopback")
     said = thinwire("devices", "revoke", "pi-01", "--home", home)
     assert said.code == 0
-    assert "what was folded stays in: toy-1 rounds 1–2" in said.out
-    assert "before its door opens" in said.err
+    assert "its aggregated updates stay in: toy-1 rounds 1–2" in said.out
+    assert "before its device API opens" in said.err
     assert store.roster.rows()[0].state == "revoked"
-    assert store.pending_orders() == []
+    assert store.commands.pending() == []
     assert thinwire("devices", "revoke", "pi-77", "--home", home).code == 9
 
 
-def test_a_running_aggregator_confirms_that_a_device_is_shut_out(thinwire, home, store, device):
+def test_a_running_aggregator_confirms_that_a_device_is_revoked(thinwire, home, store, device):
     def serve() -> dict[str, object]:
-        while not (orders := store.pending_orders()):
+        while not (orders := store.commands.pending()):
             threading.Event().wait(0.01)
-        store.answer(orders[0].id, {"done": True, "rounds": {"digits-1": [3]}})
+        store.commands.answer(orders[0].id, {"done": True, "rounds": {"digits-1": [3]}})
         return {"kind": orders[0].kind, "who": orders[0].who, **orders[0].args}
 
     with hold(AggregatorHome.under(home).lock, {"pid": os.getpid()}), ThreadPoolExecutor(1) as threads:
@@ -190,33 +190,33 @@ def test_a_device_says_when_it_was_last_heard_of_and_not_when_it_came(thinwire, 
         line = thinwire("devices", "list", "--home", home).out.splitlines()[1]
         (document,) = thinwire("devices", "list", "--json", "--home", home).document
         words = ("now", "10 min", "5 min")
-        return next((word for word in words if f"  {word} " in line), line), document["heard_at"]
+        return next((word for word in words if f"  {word} " in line), line), document["last_seen_at"]
 
     now, lock = time.time(), AggregatorHome.under(home).lock
-    store.record_device(DeviceJoined(now - 9000, "pi-01"))
+    store.record_device(DeviceOnline(now - 9000, "pi-01"))
     with hold(lock, {}):
         said, at = heard()
         assert said == "now"
         assert at is not None
         assert at >= now, "it calls all the time"
-        store.record_device(DeviceLeft(now - 500, "pi-01", "its connection is closed", now - 600))
+        store.record_device(DeviceOffline(now - 500, "pi-01", "its connection is closed", now - 600))
         assert heard() == ("10 min", now - 600)
-        store.record_device(DeviceJoined(now - 400, "pi-01"))
+        store.record_device(DeviceOnline(now - 400, "pi-01"))
     os.utime(lock, (now - 300, now - 300))
     assert heard() == ("5 min", pytest.approx(now - 300)), "as long as there was somebody to hear it"
-    store.record_restart(now - 300)
+    store.record_restart(time.time(), now - 300)
     with hold(lock, {}):
         assert heard() == ("5 min", now - 300)
 
 
-def test_who_came_over_loopback_waits_while_the_door_has_tls(thinwire, home, store, device):
+def test_who_came_over_loopback_waits_while_the_device_api_has_tls(thinwire, home, store, device):
     with hold(AggregatorHome.under(home).lock, {"pin": PIN}):
         assert "pending" in thinwire("devices", "list", "--home", home).out
         thinwire("devices", "approve", "pi-01", "--home", home)
         assert "pending" not in thinwire("devices", "list", "--home", home).out
 
 
-def test_the_log_shows_who_did_what_and_what_the_door_refused(thinwire, home, store, device):
+def test_the_log_shows_who_did_what_and_what_the_device_api_refused(thinwire, home, store, device):
     thinwire("devices", "revoke", "pi-01", "--home", home)
     store.roster.note("invitation", "192.0.2.7", "expired (invitation 3)", "\x1b[2Jpi-03")
     said = thinwire("devices", "list", "--log", "--home", home)

@@ -46,7 +46,7 @@ def running(place, page=True, **about):
         thread.start()
         at = f"127.0.0.1:{server.server_port}"
         try:
-            with hold(place.lock, {"version": "0.1.0", "listen": at, "page": at if page else None, **about}):
+            with hold(place.lock, {"version": "0.1.0", "listen": at, "dashboard": at if page else None, **about}):
                 yield at
         finally:
             server.shutdown()
@@ -62,7 +62,8 @@ def test_a_healthy_aggregator_is_ok_line_for_line(thinwire, home, place):
         said = thinwire("aggregator", "doctor", "--json", "--home", home)
         assert said.code == 0, said.out
         assert list(findings(said)) == [
-            "folder", "disk", "service", "kernels", "store", "clock", "devices", "door", "certificate", "page",
+            "folder", "disk", "service", "kernels", "store", "clock", "devices", "device_api", "certificate",
+            "dashboard",
         ]  # fmt: skip
         assert {row["ok"] for row in findings(said).values()} == {True}
         lines = thinwire("aggregator", "doctor", "--home", home).out.splitlines()
@@ -114,7 +115,7 @@ def test_most_devices_are_believed_about_the_time(thinwire, home, place):
             store.roster.seen(Hello(name, name, link={"skew_s": skew}), time.time())
     with running(place):
         said = thinwire("aggregator", "doctor", "--json", "--home", home)
-    assert "15 min 0 s behind most devices" in findings(said)["clock"]["said"]
+    assert "15 min behind most devices" in findings(said)["clock"]["said"]
 
 
 def test_who_waits_for_approval_is_named(thinwire, home, place):
@@ -126,13 +127,13 @@ def test_who_waits_for_approval_is_named(thinwire, home, place):
     assert "devices approve pi-07" in findings(said)["devices"]["try"]
 
 
-def test_a_door_or_page_that_does_not_answer_is_found(thinwire, home, place):
+def test_a_device_api_or_page_that_does_not_answer_is_found(thinwire, home, place):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         nobody = f"127.0.0.1:{taken.getsockname()[1]}"
-        with hold(place.lock, {"listen": nobody, "page": nobody}):
+        with hold(place.lock, {"listen": nobody, "dashboard": nobody}):
             said = thinwire("aggregator", "doctor", "--json", "--home", home)
-    assert [name for name, row in findings(said).items() if row["ok"] is False] == ["door", "page"]
+    assert [name for name, row in findings(said).items() if row["ok"] is False] == ["device_api", "dashboard"]
 
 
 def test_certificates_are_shown_and_an_old_leaf_is_found(thinwire, home, place):
@@ -154,8 +155,8 @@ def test_a_leaf_that_ends_soon_is_a_finding(tmp_path):
 
 
 def test_a_certificate_that_the_operator_brought_is_looked_at_as_it_is_shown(tmp_path):
-    with transport_doubles.place(tmp_path, tls=True) as door:
-        about = {"pin": "system", "listen": door.fleet.address}
+    with transport_doubles.place(tmp_path, tls=True) as api:
+        about = {"pin": "system", "listen": api.fleet.address}
         said = aggregator_doctor._certificate(tmp_path / "none", about)
     assert isinstance(said, str)
     assert "pin system" in said

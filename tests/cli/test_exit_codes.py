@@ -36,7 +36,7 @@ def refused(said, code):
         ["run"],
         ["runs", "model", "latest"],
         ["aggregator", "start", "--listen", "nowhere"],
-        ["aggregator", "start", "--page", "0.0.0.0:8080"],
+        ["aggregator", "start", "--dashboard", "0.0.0.0:8080"],
         ["client", "start", "--aggregator", "ftp://x", "--task", "a=b"],
         ["client", "start", "--aggregator", "http://127.0.0.1:1", "--task", "a=b", "--name", "UPPER"],
         ["client", "start", "--aggregator", "http://127.0.0.1:1", "--task", "a=b", "--partition", "3/3"],
@@ -62,7 +62,7 @@ def test_a_command_that_cannot_be_understood_is_2(thinwire, words):
         (["runs", "model", "latest"], "it is needed: "),
         (["aggregator", "start", "--listen", "nowhere"], "an address of this machine and a port"),
         (["aggregator", "start", "--listen", "127.0.0.1:99999"], "a port is 1 to 65535"),
-        (["aggregator", "start", "--page", "127.0.0.1:-1"], "a port is 1 to 65535"),
+        (["aggregator", "start", "--dashboard", "127.0.0.1:-1"], "a port is 1 to 65535"),
         (["client", "start", "--aggregator", "ftp://x", "--task", "a=b"], "https://HOST:PORT is one"),
     ],
 )
@@ -112,10 +112,10 @@ def test_a_set_without_a_value_is_2(thinwire, plan):
     ("text", "said"),
     [
         (TWO_LINES + "rate = 1\n", "unknown key [local] rate"),
-        (TWO_LINES.replace("0.5", '"fast"'), "[local] lr = 'fast' cannot be"),
+        (TWO_LINES.replace("0.5", '"fast"'), "[local] lr = 'fast' is not valid"),
         (TWO_LINES + '[uplink]\ncodec = "topq(0.01)"\n', "no codec 'topq'"),
         (TWO_LINES + '[uplink]\ncodec = "topk(7)"\n', "topk"),
-        (TWO_LINES + "[secure]\nenabled = true\n", "cannot be honoured"),
+        (TWO_LINES + "[secure]\nenabled = true\n", "is not supported"),
         ("[run\n", "is not TOML"),
         ("", "is missing"),
     ],
@@ -169,7 +169,7 @@ def test_two_aggregators_on_one_folder_are_refused(thinwire, home):
     with hold(place.lock, {"listen": "127.0.0.1:9"}):
         for more in ((), ("--background",)):
             said = refused(thinwire("aggregator", "start", *more, "--home", home), 1)
-            assert f"process {os.getpid()}, its door at 127.0.0.1:9\n" in said
+            assert f"process {os.getpid()}, its device API at 127.0.0.1:9\n" in said
             assert "why:   two in " in said
             assert f"thinwire aggregator stop --home {home}" in said
 
@@ -180,7 +180,7 @@ def test_a_store_of_a_newer_version_is_8(thinwire, home):
         database.execute("UPDATE alembic_version SET version_num = '9999'")
     database.close()
     refused(thinwire("runs", "list", "--home", home), 8)
-    refused(thinwire("aggregator", "start", "--no-page", "--listen", "127.0.0.1:0", "--home", home), 8)
+    refused(thinwire("aggregator", "start", "--no-dashboard", "--listen", "127.0.0.1:0", "--home", home), 8)
 
 
 def test_a_file_that_is_no_store_is_8(thinwire, home):
@@ -197,7 +197,8 @@ def test_a_store_that_was_lost_beside_what_it_knew_is_8(thinwire, home, left, be
     if left == "empty":
         place.database.touch()
     commands = [
-        ("aggregator", "start", "--no-page", "--listen", "127.0.0.1:0"), ("aggregator", "backup", home / "backup.tar"),
+        ("aggregator", "start", "--no-dashboard", "--listen", "127.0.0.1:0"), ("aggregator", "backup",
+            home / "backup.tar"),
         ("runs", "list"), ("runs", "show"), ("devices", "list"),
     ]  # fmt: skip
     for words in commands:
@@ -223,7 +224,7 @@ def test_before_the_first_run_there_is_no_such_thing_either(thinwire, home):
     refused(thinwire("plan", "keys", "clocks"), 9)
 
 
-def test_a_folder_that_cannot_be_written_is_8(thinwire, tmp_path):
+def test_a_folder_that_is_not_writable_is_8(thinwire, tmp_path):
     (tmp_path / "file").write_text("")
     refused(thinwire("runs", "list", "--home", tmp_path / "file"), 8)
 
@@ -253,6 +254,21 @@ def test_help_imports_nothing_heavy():
     assert {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()} & heavy == set()
 
 
+@pytest.mark.parametrize(
+    ("words", "needed"),
+    [(("runs", "list", "--json"), {"sqlalchemy", "thinwire.store"}), (("client", "status"), set[str]())],
+)
+def test_commands_that_only_look_import_nothing_heavy(home, words, needed):
+    told(home)
+    command = [sys.executable, "-X", "importtime", "-m", "thinwire.cli", *words, "--home", str(home)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    heavy = {
+        "torch", "flwr", "numpy", "pydantic", "alembic", "fastapi", "cryptography", "rich", "sqlalchemy",
+        "sqlalchemy.dialects.postgresql", "thinwire.core.plan", "thinwire.store", "thinwire.server",
+    }  # fmt: skip
+    assert {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()} & heavy == needed
+
+
 def test_a_reader_that_has_seen_enough_is_no_error(home):
     told(home)
     command = f"{sys.executable} -m thinwire.cli runs show --json --home {home} | head -c 1; exit ${{PIPESTATUS[0]}}"
@@ -272,3 +288,10 @@ def test_a_plan_that_is_not_there_is_said_in_words(thinwire, tmp_path):
     said = thinwire("run", str(tmp_path / "nosuch.toml"))
     assert said.code == 3
     assert "why:   No such file or directory\n" in said.err
+
+
+def test_a_command_to_type_names_the_home_that_was_typed(thinwire, home, store):
+    for words in (("--home", home), (f"--home={home}",)):
+        assert f"try:   thinwire devices list --home {home}" in thinwire("devices", "show", "x", *words).err
+        assert f"try:   thinwire client status --home {home}" in thinwire("client", "logs", "--name", "x", *words).err
+    assert "try:   thinwire client status" in thinwire("client", "logs", "--name", "x").err.splitlines()

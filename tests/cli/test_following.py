@@ -13,7 +13,7 @@ from tests.support.cli_story import T, told
 from thinwire.cli.console import moment
 from thinwire.cli.local_state import absent, alive, way_back
 from thinwire.cli.runs import progress
-from thinwire.core.clock import starting
+from thinwire.core.clock import DOWN_SINCE
 from thinwire.core.errors import Unreachable
 from thinwire.core.events import RunStatusChanged
 from thinwire.core.statedir import AggregatorHome, hold
@@ -91,7 +91,7 @@ def test_while_a_new_one_starts_the_absence_is_the_same_and_nobody_is_told_to_st
 ):
     run_id, lock = told(home, "running"), AggregatorHome.under(home).lock
     gone, comes = f"no aggregator has been running since {moment(T)}", f"one is starting (process {os.getpid()})"
-    with hold(lock, starting(T)):  # it beats already
+    with hold(lock, {DOWN_SINCE: T}):  # it beats already
         said = Followed(monkeypatch, lambda: ends(run_id))
         said.goes()
         assert "aggregator start" not in "".join(
@@ -115,12 +115,12 @@ def test_an_absence_began_when_the_last_one_that_served_ended_however_often_one_
 
     def no_fleet(*args: object, **options: object) -> None:
         said.extend([absent(home), alive(home), way_back(home)])
-        raise Unreachable("no door today")
+        raise Unreachable("no device API today")
 
     monkeypatch.setattr("thinwire.flower.FlowerFleet", no_fleet)
     for _ in range(2):
-        failed = thinwire("aggregator", "start", "--listen", "127.0.0.1:0", "--no-page", "--home", home)
-        assert "no door today" in failed.err
+        failed = thinwire("aggregator", "start", "--listen", "127.0.0.1:0", "--no-dashboard", "--home", home)
+        assert "no device API today" in failed.err
         said.append(absent(home))
     since = f"no aggregator has been running since {moment(T)}"
     assert said == [since, None, f"one is starting (process {os.getpid()})", since] * 2

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from thinwire.cli.signals import remembered
+from thinwire.core.signals import remembered
 
 
 class Interrupted:

@@ -1,4 +1,4 @@
-"""`thinwire devices invite`: lines to paste, files for scripts, and what lets nobody in."""
+"""`thinwire devices invite`: lines to paste, files for scripts, and what enrolls nobody."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 import pytest
 
 from tests.support.cli_story import KEY
-from thinwire.cli.devices import invitations
+from thinwire.cli.devices import render
 from thinwire.cli.local_state import operator
 from thinwire.core.fleet import Joining
 from thinwire.core.statedir import AggregatorHome
@@ -20,8 +20,8 @@ URLS = ["https://agg.example:9090", "https://192.0.2.9:9090"]
 
 
 @pytest.fixture
-def door(home, store):
-    """What a door that others reach leaves when it starts."""
+def api(home, store):
+    """What a device API that others reach leaves when it starts."""
     folder = AggregatorHome.under(home).root / "tls"
     folder.mkdir()
     (folder / "invite.json").write_text(json.dumps({"pin": PIN, "urls": URLS}))
@@ -37,7 +37,7 @@ def join(store: Store, text: str, name: str) -> str:
     return store.roster.join(Joining(secret_of(text), name, KEY, b"key", "192.0.2.7:40000")).state
 
 
-def test_an_invitation_is_printed_with_the_lines_to_paste(thinwire, home, store, door):
+def test_an_invitation_is_printed_with_the_lines_to_paste(thinwire, home, store, api):
     said = thinwire("devices", "invite", "--home", home)
     assert said.code == 0, said.err
     (text,) = {word for word in said.out.split() if word.startswith("tw1.")}
@@ -46,7 +46,7 @@ def test_an_invitation_is_printed_with_the_lines_to_paste(thinwire, home, store,
     assert join(store, text, "pi-09") == "approved"
 
 
-def test_invitations_as_a_document_hold_what_a_script_needs(thinwire, home, store, door):
+def test_invitations_as_a_document_hold_what_a_script_needs(thinwire, home, store, api):
     words = ["--count", 2, "--expires", "90s", "--approve-manually"]
     one, two = thinwire("devices", "invite", *words, "--json", "--home", home).document
     assert one["invitation"] != two["invitation"]
@@ -58,7 +58,7 @@ def test_invitations_as_a_document_hold_what_a_script_needs(thinwire, home, stor
     assert one["expires_at"] - rows[1]["created_at"] == pytest.approx(90, abs=1e-3)
 
 
-def test_invitations_for_names_go_to_a_private_file_that_is_never_overwritten(thinwire, home, tmp_path, store, door):
+def test_invitations_for_names_go_to_a_private_file_that_is_never_overwritten(thinwire, home, tmp_path, store, api):
     names, out = tmp_path / "names.txt", tmp_path / "invites.csv"
     names.write_text("# ward 3\npi-01\n\n  pi-02\n")
     said = thinwire("devices", "invite", "--names", names, "--out", out, "--home", home)
@@ -67,7 +67,7 @@ def test_invitations_for_names_go_to_a_private_file_that_is_never_overwritten(th
     assert out.stat().st_mode & 0o777 == 0o600
     with out.open() as file:
         one, two = csv.DictReader(file)
-    assert tuple(one) == invitations.COLUMNS
+    assert tuple(one) == render.COLUMNS
     assert (one["id"], one["name"], one["url"], two["name"]) == ("1", "pi-01", URLS[0], "pi-02")
     assert two["command"] == f"thinwire client join {URLS[0]} - --name pi-02"
     assert join(store, two["invitation"], "pi-02") == "approved"
@@ -78,7 +78,7 @@ def test_invitations_for_names_go_to_a_private_file_that_is_never_overwritten(th
     assert len(store.invitations.all()) == 2
 
 
-def test_what_cannot_be_made_leaves_no_file(thinwire, home, tmp_path, store, door, device):
+def test_what_cannot_be_made_leaves_no_file(thinwire, home, tmp_path, store, api, device):
     (tmp_path / "names").write_text("pi-00\npi-01\n")
     said = thinwire("devices", "invite", "--names", tmp_path / "names", "--out", tmp_path / "out.csv", "--home", home)
     assert (said.code, "called pi-01" in said.err) == (5, True)
@@ -86,7 +86,7 @@ def test_what_cannot_be_made_leaves_no_file(thinwire, home, tmp_path, store, doo
     assert store.invitations.all() == []
 
 
-def test_invitations_that_a_full_disk_swallowed_are_withdrawn(thinwire, home, tmp_path, store, door, monkeypatch):
+def test_invitations_that_a_full_disk_swallowed_are_withdrawn(thinwire, home, tmp_path, store, api, monkeypatch):
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
@@ -98,16 +98,16 @@ def test_invitations_that_a_full_disk_swallowed_are_withdrawn(thinwire, home, tm
     assert [row.state for row in store.invitations.all()] == ["withdrawn"]
 
 
-def test_an_invitation_is_withdrawn_by_its_number(thinwire, home, store, door):
+def test_an_invitation_is_withdrawn_by_its_number(thinwire, home, store, api):
     (one,) = thinwire("devices", "invite", "--json", "--home", home).document
     assert thinwire("devices", "invite", "--withdraw", one["id"], "--home", home).code == 0
     assert "withdrawn" in thinwire("devices", "invite", "--list", "--home", home).out
     assert thinwire("devices", "invite", "--withdraw", 99, "--home", home).code == 9
-    assert [action.what for action in store.device_actions()] == ["withdraw", "invite"]
-    assert {action.who for action in store.device_actions()} == {operator()}
+    assert [action.what for action in store.audit.actions()] == ["withdraw", "invite"]
+    assert {action.who for action in store.audit.actions()} == {operator()}
 
 
-def test_without_a_door_that_others_reach_nobody_is_invited(thinwire, home, store):
+def test_without_a_device_api_that_others_reach_nobody_is_invited(thinwire, home, store):
     said = thinwire("devices", "invite", "--home", home)
     assert (said.code, "aggregator start --listen 0.0.0.0:9090" in said.err) == (9, True)
     path = AggregatorHome.under(home).root / "tls" / "invite.json"
@@ -118,7 +118,7 @@ def test_without_a_door_that_others_reach_nobody_is_invited(thinwire, home, stor
     assert store.invitations.all() == []
 
 
-def test_a_certificate_of_ones_own_is_named_by_the_system_in_the_invitation(thinwire, home, store, door):
+def test_a_certificate_of_ones_own_is_named_by_the_system_in_the_invitation(thinwire, home, store, api):
     path = AggregatorHome.under(home).root / "tls" / "invite.json"
     path.write_text(json.dumps({"pin": "system", "urls": URLS}))
     (one,) = thinwire("devices", "invite", "--json", "--home", home).document
@@ -137,7 +137,7 @@ def test_a_certificate_of_ones_own_is_named_by_the_system_in_the_invitation(thin
         ["--names", "nowhere"],
     ],
 )
-def test_an_invitation_that_cannot_be_understood_is_2(thinwire, home, store, door, words):
+def test_an_invitation_that_cannot_be_understood_is_2(thinwire, home, store, api, words):
     said = thinwire("devices", "invite", *words, "--home", home)
     assert (said.code, said.out) == (2, "")
     assert store.invitations.all() == []

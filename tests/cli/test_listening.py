@@ -21,9 +21,20 @@ def start(thinwire, home, *words: str):
     return thinwire("aggregator", "start", "--home", home, *words)
 
 
+@pytest.mark.parametrize(("text", "port"), [("127.0.0.1:0", 0), ("127.0.0.1:65535", 65_535), ("[::1]:9090", 9090)])
+def test_an_address_has_a_port_up_to_65535(text, port):
+    assert Address.parse(text, "--listen").port == port
+
+
+@pytest.mark.parametrize("text", ["127.0.0.1:65536", "127.0.0.1:-1", "127.0.0.1", ":9090", "127.0.0.1:x"])
+def test_another_port_is_refused(text):
+    with pytest.raises(UsageError, match="--listen"):
+        Address.parse(text, "--listen")
+
+
 def test_an_address_that_is_not_of_this_machine_is_4_and_makes_no_ca(thinwire, home):
     for host in ("192.0.2.77", "nosuch.invalid"):
-        said = start(thinwire, home, "--listen", f"{host}:19090", "--no-page")
+        said = start(thinwire, home, "--listen", f"{host}:19090", "--no-dashboard")
         assert (said.code, f"cannot listen on {host}:19090" in said.err) == (4, True)
         assert "--listen 0.0.0.0:19090" in said.err
     assert not (home / "aggregator" / "tls" / "state.json").exists()
@@ -34,13 +45,13 @@ def test_a_port_that_is_taken_is_4_and_the_next_one_is_named(thinwire, home):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        said = start(thinwire, home, "--listen", f"127.0.0.1:{port}", "--no-page")
+        said = start(thinwire, home, "--listen", f"127.0.0.1:{port}", "--no-dashboard")
     assert (said.code, "taken by another process" in said.err) == (4, True)
 
 
 @pytest.mark.parametrize("listen", ["127.0.0.1:18080", "0.0.0.0:18080"])
-def test_door_and_page_on_one_port_are_2(thinwire, home, listen):
-    said = start(thinwire, home, "--listen", listen, "--page", "127.0.0.1:18080")
+def test_device_api_and_page_on_one_port_are_2(thinwire, home, listen):
+    said = start(thinwire, home, "--listen", listen, "--dashboard", "127.0.0.1:18080")
     assert (said.code, "both say port 18080" in said.err) == (2, True)
 
 
@@ -71,10 +82,10 @@ def test_who_waits_is_in_the_status_and_nobody_is_online_without_an_aggregator(t
     place = AggregatorHome.under(home)
     with Store.open(place.database) as store:
         store.roster.enrol("pi-01", "ab" * 32, b"key", "loopback")
-    about = {"listen": "0.0.0.0:9090", "urls": ["https://agg.example:9090"], "pin": "cd" * 32, "page": None}
+    about = {"listen": "0.0.0.0:9090", "urls": ["https://agg.example:9090"], "pin": "cd" * 32, "dashboard": None}
     with hold(place.lock, about):
         said = thinwire("aggregator", "status", "--home", home).out
-        assert "door     0.0.0.0:9090 (TLS; https://agg.example:9090)" in said
+        assert "api      0.0.0.0:9090 (TLS; https://agg.example:9090)" in said
         assert "waiting to be approved: pi-01" in said
         document = json.loads(thinwire("aggregator", "status", "--json", "--home", home).out)
         assert (document["waiting"], document["pin"]) == (["pi-01"], "cd" * 32)
@@ -85,7 +96,7 @@ def test_who_waits_is_in_the_status_and_nobody_is_online_without_an_aggregator(t
 def test_the_runs_of_the_queue_are_in_the_status_and_behind_which_they_wait(thinwire, home):
     for status in ("done", "queued", "running", "queued"):
         told(home, status)
-    with hold(AggregatorHome.under(home).lock, {"listen": "127.0.0.1:9090", "page": None}):
+    with hold(AggregatorHome.under(home).lock, {"listen": "127.0.0.1:9090", "dashboard": None}):
         said = thinwire("aggregator", "status", "--home", home).out
         assert said.splitlines()[-3:] == [
             "run      toy-3 running: 2 rounds",

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import sqlite3
 
 import pytest
 
 from thinwire.core.statedir import AggregatorHome
 from thinwire.store import Store, schema
-from thinwire.store.database import Database, database_url
 
-START = ("aggregator", "start", "--listen", "127.0.0.1:0", "--no-page")
+START = ("aggregator", "start", "--listen", "127.0.0.1:0", "--no-dashboard")
+NEXT = "from alembic import op\nrevision, down_revision = '9000_next', '0001_initial'\ndef upgrade():\n    pass\n"
 
 
 @pytest.fixture
@@ -18,27 +20,30 @@ def place(home) -> AggregatorHome:
     return AggregatorHome.under(home)
 
 
-def test_a_store_newer_than_the_program_is_8_for_the_aggregator_too(thinwire, home, place):
+@pytest.mark.parametrize(
+    ("revision", "said_of_it"), [("9999", "newer than this program"), ("0011", "before the first release")]
+)
+def test_a_store_of_another_program_is_8_for_the_aggregator_too(thinwire, home, place, revision, said_of_it):
     Store.open(place.database).close()
-    with sqlite3.connect(place.database) as opened:
-        opened.execute("UPDATE alembic_version SET version_num = '9999'")
-    opened.close()
+    with contextlib.closing(sqlite3.connect(place.database)) as opened, opened:
+        opened.execute("UPDATE alembic_version SET version_num = ?", (revision,))
     for words in (START, ("runs", "list"), ("devices", "list"), ("devices", "approve", "pi-01")):
         said = thinwire(*words, "--home", home)
-        assert (said.code, "newer than this program" in said.err) == (8, True)
+        assert (said.code, said_of_it in said.err) == (8, True), said.err
 
 
-def test_an_old_store_is_upgraded_by_the_aggregator_alone(thinwire, home, place):
-    database = Database(database_url(place.database), read_only=False)
-    with database.writing() as connection:
-        schema.migrate(connection, "0001")
-    database.close()
+def test_an_old_store_is_upgraded_by_the_aggregator_alone(thinwire, home, place, tmp_path, monkeypatch):
+    Store.open(place.database).close()
+    newer = tmp_path / "migrations"
+    shutil.copytree(schema.MIGRATIONS, newer, ignore=shutil.ignore_patterns("__pycache__"))
+    (newer / "versions/9000_next.py").write_text(NEXT)
+    monkeypatch.setattr(schema, "MIGRATIONS", newer)
     for words in (("runs", "list"), ("devices", "revoke", "pi-01")):
         said = thinwire(*words, "--home", home)
         assert (said.code, "start the aggregator once" in said.err) == (8, True)
-    copy = place.root / f"store.sqlite3.before-{schema.revisions()[-1]}"
+    copy = place.root / "store.sqlite3.before-9000_next"
     assert not copy.exists()
     said = thinwire(*START, "--cert", "nowhere.pem", "--key", "nowhere.key", "--home", home)
-    assert said.code != 0  # so that it ends: the certificate is read when the store stands
+    assert said.code != 0  # so that it ends: the certificate is read when the store is open
     assert copy.exists()
     assert thinwire("runs", "list", "--home", home).code == 0

@@ -16,6 +16,7 @@ from thinwire.core.errors import TaskError
 from thinwire.core.layout import Layout, Tensor
 from thinwire.core.statedir import AggregatorHome, hold
 from thinwire.simulation import simulate
+from thinwire.store import Store
 
 OTHER_EACH_TIME = """
     import itertools
@@ -65,8 +66,10 @@ def test_check_says_what_a_round_costs(thinwire, mine):
     assert 0 < found["up_bytes"] < found["dense_bytes"]
     assert found["upload_s_at_mbit"]["1"] == pytest.approx(found["up_bytes"] * 8 / 1e6)
     said = thinwire("task", "check", mine / "task.py", "--plan", mine / "plan.toml")
-    assert "thinwire sim" in said.err
+    plan, module = mine / "plan.toml", mine / "task.py"
+    assert f"next: thinwire sim {plan} --clients 4 --task mine={module}" in said.err.replace("\n", " ")
     assert "4482 trained parameters" in said.out
+    assert "next: thinwire sim PLAN --clients 4" in thinwire("task", "check", module).err
 
 
 @pytest.mark.parametrize(
@@ -198,6 +201,7 @@ def test_a_failing_task_is_a_failed_client_and_with_debug_an_exception(thinwire,
 
 
 def test_a_run_that_is_handed_over_says_how_to_watch_it_in_this_home(thinwire, mine, home):
+    Store.open(AggregatorHome.under(home).database).close()
     with hold(AggregatorHome.under(home).lock, {"listen": "127.0.0.1:9"}):
         said = thinwire("run", mine / "plan.toml", "--detach", "--home", home)
     assert (said.code, said.out, said.err) == (0, "mine-1\n", f"watch it: thinwire runs watch mine-1 --home {home}\n")

@@ -9,17 +9,18 @@ import pytest
 from safetensors import safe_open
 
 from tests.support.cli_story import PARAMS, PLAN, T, evaluated, round_events, told
+from tests.support.store_story import dropped, header, opened
 from thinwire.cli.runs.render import on_the_wire
 from thinwire.core.events import (
-    ClientAsked,
     ClientFailed,
+    ClientSelected,
     ModelStored,
     RoundClosed,
     RoundOpened,
     RunNoted,
     RunStatusChanged,
     UpdateAccepted,
-    UpdateFolded,
+    UpdateAggregated,
 )
 from thinwire.core.statedir import AggregatorHome
 from thinwire.store import MeasureRow, Store
@@ -56,8 +57,8 @@ def test_a_run_is_shown_round_by_round(thinwire, home):
     assert (found["run_id"], found["task"], found["status"]) == ("toy-1", "toy", "done")
     assert len(found["model_digest"]) == 64
     first = found["rounds"][0]
-    assert (first["round"], first["reason"], first["asked"]) == (1, "deadline", ["pi-01", "pi-02"])
-    assert first["folded"] == ["toy-1/pi-01/1"]
+    assert (first["round"], first["reason"], first["selected"]) == (1, "deadline", ["pi-01", "pi-02"])
+    assert first["aggregated"] == ["toy-1/pi-01/1"]
     assert (first["late"], first["failed"], first["seconds"]) == (0, 0, 1.5)
     assert first["payload_bytes"] == 42
     assert first["wire_bytes"] is None
@@ -69,22 +70,35 @@ def test_an_open_round_shows_who_has_answered_so_far(thinwire, home):
     run_id = told(home, status="running")
     with Store.open(AggregatorHome.under(home).database) as store:
         events = round_events(run_id, 3)
-        store.record(run_id, [event for event in events if not isinstance(event, RoundClosed | UpdateFolded)])
+        store.record(run_id, [event for event in events if not isinstance(event, RoundClosed | UpdateAggregated)])
         (line,) = (line for line in thinwire("runs", "show", "--home", home).out.splitlines() if " open " in line)
-        assert line.split()[:3] == ["3", "open", "1/2"], "it waits for its turn to be folded"
-        store.record(run_id, [event for event in events if isinstance(event, UpdateFolded)])
+        assert line.split()[:3] == ["3", "open", "1/2"], "it waits for its turn to be aggregated"
+        store.record(run_id, [event for event in events if isinstance(event, UpdateAggregated)])
     (line,) = (line for line in thinwire("runs", "show", "--home", home).out.splitlines() if " open " in line)
     assert line.split()[:3] == ["3", "open", "1/2"]
 
 
-def test_of_rounds_that_are_asked_ahead_the_one_whose_answers_are_taken_is_told(thinwire, home):
+def test_dropped_updates_and_failed_assignments_are_counted_by_client_with_the_last_reason(thinwire, home):
+    run_id = told(home, status="running")
+    with Store.open(AggregatorHome.under(home).database) as store:
+        store.record(run_id, [
+            *opened(run_id, 3, ("pi-01", "pi-02")), dropped(header(run_id, 3, "pi-01"), 3, "late"),
+            ClientFailed(T + 5, 3, "pi-02", f"{run_id}.3.pi-02", "memory", "needs 2 GB", 5.0),
+        ])  # fmt: skip
+    said = " ".join(thinwire("runs", "show", "--home", home).out.split())
+    assert "pi-01: updates dropped: 1, the last of round 3: late" in said
+    assert "pi-02: assignments failed:" in said
+    assert "of round 3: memory: needs 2 GB" in said
+
+
+def test_of_rounds_that_are_selected_ahead_the_one_whose_answers_are_taken_is_told(thinwire, home):
     run_id = told(home, status="running", plan=PLAN.replace("rounds = 2", "rounds = 6"))
     with Store.open(AggregatorHome.under(home).database) as store:
         for number in (3, 4):
             (opened,) = (event for event in round_events(run_id, number) if isinstance(event, RoundOpened))
             store.record(run_id, [replace(opened, deadline_reason=f"{number}0 s: as long as ever")])
     shown = thinwire("runs", "show", "--home", home).out
-    assert shown.startswith("toy-1  running: round 3, step 3 of 6; round 4 was asked ahead\n")
+    assert shown.startswith("toy-1  running: round 3, step 3 of 6; round 4 was selected ahead\n")
     assert "round 3 may take 30 s" in shown
     assert "round 4 may take" not in shown
 
@@ -94,7 +108,7 @@ def test_of_rounds_that_are_asked_ahead_the_one_whose_answers_are_taken_is_told(
     [
         (None, "- on the wire"),
         (1_250_000, "1.25 MB on the wire"),
-        (1_090_000, "1.09 MB counted on the wire so far (an ask is, with its answer)"),
+        (1_090_000, "1.09 MB counted on the wire so far (an assignment is counted with its reply)"),
     ],
 )
 def test_fewer_bytes_on_the_wire_than_in_frames_are_said_to_be_a_part(wire, said):
@@ -104,10 +118,10 @@ def test_fewer_bytes_on_the_wire_than_in_frames_are_said_to_be_a_part(wire, said
 def test_bytes_stand_beside_dense_ones_only_where_they_are_fewer(thinwire, home):
     run_id = told(home)
     row = thinwire("runs", "show", "toy", "--json", "--home", home).document
-    assert row["payload_up"] > row["dense_up"] > 0, "a frame has a head, and this model has nine numbers"
+    assert row["payload_up"] > row["dense_up"] > 0, "a frame has a header, and this model has nine numbers"
     assert "times less" not in thinwire("runs", "show", "toy", "--home", home).out
     with Store.open(AggregatorHome.under(home).database) as store:
-        store.record(run_id, [ClientAsked(T, 2, "pi-03", f"{run_id}.2.pi-03", 12)])
+        store.record(run_id, [ClientSelected(T, 2, "pi-03", f"{run_id}.2.pi-03", 12)])
     lines = thinwire("runs", "show", "toy", "--home", home).out.splitlines()
     assert [line for line in lines if "times less" in line] == [
         "down    12 B payload, - on the wire, 3.0 times less than dense float32"
@@ -128,11 +142,11 @@ def test_how_a_round_was_drawn_is_said(thinwire, home):
     run_id = told(home)
     with Store.open(AggregatorHome.under(home).database) as store:
         (opened,) = (event for event in round_events(run_id, 3) if isinstance(event, RoundOpened))
-        drawn = "drawn by speed: 0.10 s to 2.00 s a step, odds from 1 to 0.12"
-        store.record(run_id, [replace(opened, drawn=drawn)])
-    assert "round 3 was drawn by speed: 0.10 s" in thinwire("runs", "show", "toy", "--home", home).out
+        drawn = "sampled by speed: 0.10 s to 2.00 s a step, weights from 1 to 0.12"
+        store.record(run_id, [replace(opened, sampling=drawn)])
+    assert "round 3 was sampled by speed: 0.10 s" in thinwire("runs", "show", "toy", "--home", home).out
     rounds = thinwire("runs", "show", "toy", "--json", "--home", home).document["rounds"]
-    assert [one["drawn"][:5] for one in rounds] == ["", "", "drawn"]
+    assert [one["sampling"][:5] for one in rounds] == ["", "", "sampl"]
 
 
 def test_metrics_stand_beside_the_version_that_they_are_of(thinwire, home):
@@ -159,8 +173,11 @@ def test_how_long_a_round_may_take_is_said_as_long_as_it_goes_on(thinwire, home)
     assert isinstance(opened, RoundOpened)
     carries = {"pi-01": "int8: its link carries it"}
     opened = replace(opened, deadline_reason="10 s: the plan says so", codec_reasons=carries)
-    assert said(opened) == ["round 3 may take 10 s: the plan says so", "  pi-01 is asked in int8: its link carries it"]
-    assert said(closed)[1] == "  pi-01 was asked in int8: its link carries it"
+    assert said(opened) == [
+        "round 3 may take 10 s: the plan says so",
+        "  pi-01 is selected in int8: its link carries it",
+    ]
+    assert said(closed)[1] == "  pi-01 was selected in int8: its link carries it"
     assert "may take" not in "".join(said())
     assert "may take" in said(replace(opened, round=4))[0]
     assert "may take" not in "".join(said(RunStatusChanged(T + 9, "stopped", "stopped by a person", 10)))
@@ -227,15 +244,17 @@ def test_the_requests_of_a_run_stand_beside_their_round_trip(thinwire, home):
     run_id = told(home)
     with Store.open(AggregatorHome.under(home).database) as store:
         events = [event for event in round_events(run_id, 3) if not isinstance(event, RoundClosed)]
-        closed = RoundClosed(T + 9, 3, "all", 3, [f"{run_id}/pi-01/3"], [], [], 2.0, 6.0, {}, {"fold_s": 0.1}, "pi-01")
-        asked = [ClientAsked(T + 3, 3, device, f"{run_id}.3.{device}", 42) for device in ("pi-01", "pi-02")]
+        closed = RoundClosed(
+            T + 9, 3, "all", 3, [f"{run_id}/pi-01/3"], [], [], 2.0, 6.0, {}, {"aggregate_s": 0.1}, "pi-01"
+        )
+        assigned = [ClientSelected(T + 3, 3, device, f"{run_id}.3.{device}", 42) for device in ("pi-01", "pi-02")]
         (accepted,) = (event for event in events if isinstance(event, UpdateAccepted))
         moments = {"pulled_at": T + 3, "began_at": T + 5, "arrived_at": T + 5.5, "requests": 4}
         lost = ClientFailed(T + 9, 3, "pi-02", f"{run_id}.3.pi-02", "left", "not heard of for 3 s", 2.0)
         store.record(
             run_id,
-            [*(one for one in events if one is not accepted), *asked,
-             replace(accepted, head={**accepted.head, "transfer": moments}), lost, closed],
+            [*(one for one in events if one is not accepted), *assigned,
+             replace(accepted, header={**accepted.header, "transfer": moments}), lost, closed],
             [MeasureRow("pi-01", "rtt", "", [[1.0, 0.3]], 0.3, 0.4, T)],
         )  # fmt: skip
     shown = thinwire("runs", "show", "toy", "--why", "--home", home).out
@@ -262,7 +281,7 @@ def test_a_stop_without_an_aggregator_is_kept_as_an_order(thinwire, home, monkey
     told(home, "running")
     assert "as soon as" in thinwire("runs", "stop", "toy-1", "--home", home).out
     with Store.open(AggregatorHome.under(home).database) as store:
-        assert [(order.kind, order.run_id) for order in store.pending_orders()] == [("stop-run", "toy-1")]
+        assert [(order.kind, order.run_id) for order in store.commands.pending()] == [("stop-run", "toy-1")]
 
 
 @pytest.mark.parametrize(("which", "version"), [("last", 2), ("best", 2), ("1", 1), ("0", 0)])
@@ -316,7 +335,7 @@ def test_a_model_that_was_pruned_is_said_to_be_gone(thinwire, home, tmp_path):
 
 
 @pytest.mark.parametrize("which", ["last", "best", "2"])
-def test_an_untrained_model_is_given_to_nobody_who_did_not_ask_for_it(thinwire, home, tmp_path, which):
+def test_an_untrained_model_is_given_to_nobody_who_did_not_request_it(thinwire, home, tmp_path, which):
     run_id, out = told(home, "failed", 6, steps=False), tmp_path / "m.safetensors"
     said = thinwire("runs", "model", run_id, "--round", which, "--out", out, "--home", home)
     assert (said.code, out.exists()) == (9, False)

@@ -10,9 +10,9 @@ import pytest
 from tests.support.cli_story import T, evaluated, round_events
 from thinwire.cli.runs.progress import Teller, screen
 from thinwire.core.events import (
-    ClientAsked,
-    ClientBack,
     ClientFailed,
+    ClientReconnected,
+    ClientSelected,
     Event,
     RoundClosed,
     RunNoted,
@@ -88,7 +88,7 @@ def test_the_end_of_a_run_tells_what_was_left():
 
 
 def test_failures_stand_beside_their_round():
-    failed = ClientFailed(T, 1, "pi-02", "ask", "task-error", "ValueError at task.py:7", 1.0)
+    failed = ClientFailed(T, 1, "pi-02", "assignment", "task-error", "ValueError at task.py:7", 1.0)
     events = round_events("toy-1", 1)
     _, lines = told(*events[:-1], failed, replace(failed, device="pi-03"), events[-1], evaluated(1))
     assert lines[0] == "pi-02 task-error: ValueError at task.py:7", "once for all that say so"
@@ -97,22 +97,22 @@ def test_failures_stand_beside_their_round():
 
 
 def test_who_was_at_work_when_the_run_ended_is_not_said_to_have_failed():
-    over = ClientFailed(T, 1, "pi-02", "ask", "over", "no answer was taken before the run's end", 1.0)
+    over = ClientFailed(T, 1, "pi-02", "assignment", "over", "no answer was taken before the run's end", 1.0)
     _, lines = told(*round_events("toy-1", 1), over, RunStatusChanged(T, "done", "1 rounds"))
     assert lines[0].endswith("waits for pi-02")
 
 
 def test_a_device_that_left_and_came_back_was_away():
-    left = ClientFailed(T, 1, "pi-02", "ask", "left", "its connection is closed", 1.0)
+    left = ClientFailed(T, 1, "pi-02", "assignment", "left", "its connection is closed", 1.0)
     events = round_events("toy-1", 1)
-    _, lines = told(*events[:-1], left, ClientBack(T, 1, "pi-02", "ask", 1.2), events[-1], evaluated(1))
+    _, lines = told(*events[:-1], left, ClientReconnected(T, 1, "pi-02", "assignment", 1.2), events[-1], evaluated(1))
     assert lines[0].endswith("pi-02 was away")
 
 
-def test_a_device_that_began_anew_stands_beside_its_round():
+def test_a_device_that_began_again_stands_beside_its_round():
     events = round_events("toy-1", 1)
     _, lines = told(*events[:-1], StateLost(T, 1, "pi-02", "toy-1/pi-02/9", "older"), events[-1], evaluated(1))
-    assert lines[0].endswith("pi-02 began anew: its state was older")
+    assert lines[0].endswith("pi-02 began again: its state was older")
 
 
 def test_while_a_round_is_open_its_replies_are_counted():
@@ -122,7 +122,7 @@ def test_while_a_round_is_open_its_replies_are_counted():
 
 def test_where_rounds_are_quick_the_one_before_says_that_devices_reply():
     teller, _ = told(*round_events("toy-1", 1), *round_events("toy-1", 2)[:2])
-    assert teller.now == "round 2: 0 of 2 replies (round 1: 1 of 2 in 1.50 s)"
+    assert teller.now == "round 2: 0 of 2 replies (round 1: 1 of 2 in 1.5 s)"
 
 
 @pytest.mark.parametrize("text", ["waiting: 3 of 8 devices (missing pi-04; pi-07 has no task 'ecg')"])
@@ -141,12 +141,12 @@ def test_a_live_sentence_loses_no_word_that_looks_like_markup(monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setenv("TERM", "xterm")
     with screen() as (_, show):
-        show("asks 2, and [cohort] min_replies = 3")
-    assert "asks 2, and [cohort] min_replies = 3" in terminal.getvalue()
+        show("assignments 2, and [cohort] min_updates = 3")
+    assert "assignments 2, and [cohort] min_updates = 3" in terminal.getvalue()
 
 
-def test_who_was_asked_instead_of_whom_stands_beside_the_round():
-    since = ClientAsked(T, 1, "pi-03", "ask", 42, 1.0, 0, 30.0, "1 of 2 answers could still come", "pi-02")
+def test_who_was_selected_instead_of_whom_stands_beside_the_round():
+    since = ClientSelected(T, 1, "pi-03", "assignment", 42, 1.0, 0, 30.0, "1 of 2 answers could still come", "pi-02")
     events = round_events("toy-1", 1)
     _, lines = told(*events[:-1], since, events[-1], evaluated(1))
     assert "1/3" in lines[0]

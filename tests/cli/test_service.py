@@ -9,10 +9,14 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
+from click.core import ParameterSource
 
-from thinwire.cli.local_state import Typed
+from thinwire.cli.local_state import StartOptions
+from thinwire.cli.main import program
 from thinwire.cli.service import commands as aggregator_service
 from thinwire.cli.service import systemd
 from thinwire.cli.service.systemd import NO_USE, Unit, quoted
@@ -78,7 +82,7 @@ def test_a_unit_is_closed_as_far_as_torch_and_a_gpu_allow():
     assert not {"MemoryDenyWriteExecute", "PrivateDevices", "ProtectClock"} & set(found)
 
 
-def test_a_users_unit_asks_for_nothing_that_only_root_may():
+def test_a_users_unit_requests_nothing_that_only_root_may():
     found = rows(unit().text())
     assert not {"User", "CapabilityBoundingSet", "AmbientCapabilities", "ProtectKernelModules"} & set(found)
     assert (found["WantedBy"], found["ProtectHome"]) == ("default.target", "read-only")
@@ -130,25 +134,44 @@ def test_install_puts_the_unit_in_place_and_uninstall_takes_it_away(thinwire, ho
 
 def test_a_service_begins_as_the_last_start_by_hand_did(thinwire, home, tmp_path):
     place = AggregatorHome.under(home)
-    Typed(("--listen", "127.0.0.1:9999", "--background", "--no-page"), tmp_path).remember(place.root)
+    options = {"listen": "127.0.0.1:9999", "background": True, "no_dashboard": True}
+    StartOptions(options, tmp_path).save(place.root)
     said = thinwire("aggregator", "service", "install", "--print", "--home", home)
-    assert command_in(said.out)[-5:] == ["aggregator", "start", "--listen", "127.0.0.1:9999", "--no-page"]
+    assert command_in(said.out)[-5:] == ["aggregator", "start", "--listen", "127.0.0.1:9999", "--no-dashboard"]
     assert rows(said.out)["WorkingDirectory"] == str(tmp_path)
 
 
-def test_a_start_is_remembered_word_for_word(thinwire, home):
+def test_a_start_keeps_the_options_that_it_was_given(thinwire, home):
     words = ["--aggregator", "127.0.0.1:9", "--task", "digits=examples/digits/task.py", "--name", "pi-01"]
     assert thinwire("client", "start", *words, "--once", "--home", home).code == 4
     assert json.loads((home / "clients" / "pi-01" / "start.json").read_text()) == {
-        "words": [*words, "--home", str(home)], "folder": str(Path.cwd()),
+        "options": {"aggregator": "127.0.0.1:9", "task": ["digits=examples/digits/task.py"], "name": "pi-01"},
+        "folder": str(Path.cwd()),
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("noun", ["aggregator", "client"])
+def test_each_option_of_a_start_is_written_by_the_name_of_its_parameter(noun):
+    root: Any = typer.main.get_command(program())
+    start = root.commands[noun].commands["start"]
+    for option in start.params:
+        kept = StartOptions({option.name: True if option.is_flag else ["1"] if option.multiple else "1"})
+        context = start.make_context("start", list(kept.words()))
+        assert context.get_parameter_source(option.name) == ParameterSource.COMMANDLINE, option.name
+
+
+def test_an_address_of_the_environment_is_kept_for_the_service(thinwire, home, monkeypatch):
+    monkeypatch.setenv("THINWIRE_LISTEN", "127.0.0.1:80")
+    said = thinwire("aggregator", "service", "install", "--print", "--home", home)
+    assert command_in(said.out)[-2:] == ["--listen", "127.0.0.1:80"]
+    assert "THINWIRE_LISTEN" not in rows(said.out)
 
 
 def test_words_that_start_would_not_take_are_refused_before_anything_is_written(thinwire, home, tmp_path, manager):
     for wrong in (["--nonsense"], [*START, "--once"], ["--partition"]):
         assert thinwire("client", "service", "install", *wrong, "--name", "pi-03", "--home", home).code == 2
     assert thinwire("aggregator", "service", "install", "--background", "--home", home).code == 2
-    assert thinwire("aggregator", "service", "install", "--page", "0.0.0.0:8080", "--home", home).code == 2
+    assert thinwire("aggregator", "service", "install", "--dashboard", "0.0.0.0:8080", "--home", home).code == 2
     assert not (tmp_path / "config").exists()
     assert manager() == []
 

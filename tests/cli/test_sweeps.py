@@ -49,18 +49,25 @@ def test_a_group_is_made_compared_and_drawn(thinwire, plan, home, tmp_path):
     assert "8/8" in thinwire("runs", "list", "--home", restored).out
 
     table, drawing = tmp_path / "codecs.csv", tmp_path / "codecs.svg"
-    ask = ["runs", "compare", "--group", "codecs", "--to", "accuracy=0.01", "--home", home]
-    found = thinwire(*ask, "--csv", table, "--plot", drawing, "--json").document
+    assignment = ["runs", "compare", "--group", "codecs", "--to", "accuracy=0.01", "--home", home]
+    found = thinwire(*assignment, "--csv", table, "--plot", drawing, "--json").document
     settings = [(row["local.lr"], row["uplink.codec"], row["runs"]) for row in found["rows"]]
     assert settings == [(lr, codec, 2) for lr in ("0.05", "0.1") for codec in ("identity", "topk(0.5) > int8")]
     assert all(row["reached"] == 2 and row["rounds_to"] == 1 for row in found["rows"])
     assert [row["uplink.codec"] for row in csv.DictReader(table.open())] == [r["uplink.codec"] for r in found["rows"]]
     assert ET.fromstring(drawing.read_text()).tag.endswith("svg")
     assert drawing.read_text().count("<polyline") == 4
-    assert "2/2" in thinwire(*ask).out
+    assert "2/2" in thinwire(*assignment).out
     assert "never" in thinwire("runs", "compare", "--group", "codecs", "--to", "accuracy=2", "--home", home).out
     mistyped = thinwire("runs", "compare", "--group", "codecs", "--to", "accurcy=0.01", "--home", home)
     assert (mistyped.code, "no run has a metric 'accurcy': there is accuracy, loss" in mistyped.err) == (2, True)
+
+
+def test_a_sweep_shows_the_error_of_a_task(thinwire, plan, home):
+    made = thinwire("sim", plan, "--clients", 2, "--seeds", 2, "--set", "run.seed=99", "--home", home, "--json")
+    assert made.code == 6
+    assert "first failure: round 1: sim-0 task-error: KeyError" in made.err
+    assert "about" in made.err
 
 
 def test_stored_runs_are_compared_too(thinwire, plan, home):
@@ -147,9 +154,29 @@ def test_stored_simulations_of_other_seeds_are_no_sample_since_nothing_says_how_
     for clients, seed, split in ((2, 1, "iid"), (3, 2, "iid"), (2, 3, "shards(1)")):
         words = ("--clients", clients, "--split", split, "--set", f"run.seed={seed}")
         thinwire("sim", plan, *words, "--home", home)
-    ask = ("runs", "compare", "tiny-1", "tiny-2", "tiny-3", "--home", home)
-    rows = thinwire(*ask, "--json").document["rows"]
+    assignment = ("runs", "compare", "tiny-1", "tiny-2", "tiny-3", "--home", home)
+    rows = thinwire(*assignment, "--json").document["rows"]
     assert {row["run"]: (row["clients"], row["runs"]) for row in rows} == {
         "tiny-1": ("2", 1), "tiny-2": ("3", 1), "tiny-3": ("2", 1)
     }  # fmt: skip
-    assert "±" not in thinwire(*ask).out
+    assert "±" not in thinwire(*assignment).out
+
+
+def test_the_ticks_of_a_drawing_span_its_values_and_the_curve_lies_where_they_say() -> None:
+    drawn = ET.fromstring(svg([Curve("one", [(10.0, 0.2, 0.0), (1000.0, 0.8, 0.0)])], "bytes", "accuracy", 0.5))
+    space = "{http://www.w3.org/2000/svg}"
+    texts = [one for one in drawn.iter(f"{space}text") if one.get("text-anchor") == "end"]
+    ticks = [(float(one.text or "nan"), float(one.get("y", "nan")) - 4) for one in texts]
+    values = [value for value, _ in ticks]
+    assert values == sorted(values)
+    assert (values[0], values[-1]) == (0.17, 0.83), "five percent of room on either side"
+
+    def height(value: float) -> float:
+        (low, bottom), (high, top) = ticks[0], ticks[-1]
+        return bottom + (value - low) / (high - low) * (top - bottom)
+
+    [line] = drawn.iter(f"{space}polyline")
+    found = [float(point.split(",")[1]) for point in (line.get("points") or "").split()]
+    assert found == pytest.approx([height(0.2), height(0.8)], abs=0.5)
+    target = next(one for one in drawn.iter(f"{space}line") if one.get("stroke-dasharray") == "5 4")
+    assert float(target.get("y1", "nan")) == pytest.approx(height(0.5), abs=0.5)

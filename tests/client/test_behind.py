@@ -13,9 +13,8 @@ import pytest
 from tests.client.test_service import DEVICE, Running
 from tests.support.small_task import Aggregator, plan_of
 from thinwire.client import handler
-from thinwire.client.context import AssignmentContext
-from thinwire.client.execute import Trained, trained
-from thinwire.client.retry import BackgroundSender
+from thinwire.client.calls import BackgroundSender
+from thinwire.client.execute import AssignmentContext, Trained, trained
 from thinwire.core.errors import Refused
 from thinwire.core.fleet import Delivery
 from thinwire.core.types import ReplyHeader
@@ -25,13 +24,15 @@ WAIT_S = 60.0  # nothing takes that long: it only ends a test that would hang
 
 
 def overlapped(running: Running) -> None:
-    running.aggregator = Aggregator(running.folder / "asks", running.task, plan_of("[local.overlap]\nmax_delay = 1"))
+    running.aggregator = Aggregator(
+        running.folder / "assignments", running.task, plan_of("[local.overlap]\nmax_delay = 1")
+    )
 
 
 def ahead(running: Running, number: int) -> Delivery:
-    """An ask that starts from the first model, as the two that are sent first do."""
-    made = running.aggregator.ask(number)
-    return replace(made, ask=replace(made.ask, base_version=0))
+    """An assignment that starts from the first model, as the two that are sent first do."""
+    made = running.aggregator.assign(number)
+    return replace(made, assignment=replace(made.assignment, base_version=0))
 
 
 def answers(running: Running, count: int) -> list[ReplyHeader]:
@@ -48,7 +49,7 @@ def test_the_next_training_begins_while_an_answer_is_being_sent(
     training, sending, ended = threading.Event(), threading.Event(), list[bool]()
 
     def train(job: AssignmentContext, *rest: Any) -> Trained:
-        if job.ask.round == 2:
+        if job.assignment.round == 2:
             sending.wait(WAIT_S)
             training.set()
         return trained(job, *rest)
@@ -67,24 +68,24 @@ def test_the_next_training_begins_while_an_answer_is_being_sent(
     overlapped(running)
     thread = running.start()
     running.send(ahead(running, 1), ahead(running, 2))
-    heads = answers(running, 2)
+    headers = answers(running, 2)
     running.stop.set()
     thread.join(WAIT_S)
     assert ended == [True], "it was trained on before the first answer was there"
-    assert [head.update_id.sequence for head in heads] == [1, 2]
+    assert [header.update_id.sequence for header in headers] == [1, 2]
     assert running.code == [0]
 
 
-def test_an_ask_that_does_not_overlap_waits_until_all_is_sent(tmp_path: Path) -> None:
+def test_an_assignment_that_does_not_overlap_waits_until_all_is_sent(tmp_path: Path) -> None:
     running = Running(tmp_path)
     overlapped(running)
     thread = running.start()
-    running.send(ahead(running, 1), ahead(running, 2), running.aggregator.ask(3, kind="evaluate"))
-    heads = answers(running, 3)
+    running.send(ahead(running, 1), ahead(running, 2), running.aggregator.assign(3, kind="evaluate"))
+    headers = answers(running, 3)
     running.stop.set()
     thread.join(WAIT_S)
-    assert [(head.update_id.sequence, bool(head.parts)) for head in heads] == [(1, True), (2, True), (3, False)]
-    assert all(head.update_id.device == DEVICE for head in heads)
+    assert [(header.update_id.sequence, bool(header.parts)) for header in headers] == [(1, True), (2, True), (3, False)]
+    assert all(header.update_id.device == DEVICE for header in headers)
 
 
 def test_jobs_run_in_order_and_the_first_error_ends_them() -> None:

@@ -18,7 +18,7 @@ ONES = np.ones(6, np.float32)
 
 
 def test_the_residual_is_aged_by_the_rounds_since_the_last_encode():
-    uplink = UplinkSection(feedback_decay=0.5)
+    uplink = UplinkSection(feedback="classic", feedback_decay=0.5)
     _, state = encode(ONES.copy(), ClientRunState(), "topk(0.5)", uplink, LAYOUT, Key(1), 4)
     assert (state.encoded_at, np.asarray(state.residual).tolist()) == (4, [0, 0, 0, 1, 1, 1])
     _, state = encode(np.zeros(6, np.float32), state, "topk(0.1)", uplink, LAYOUT, Key(1), 7)
@@ -26,7 +26,7 @@ def test_the_residual_is_aged_by_the_rounds_since_the_last_encode():
 
 
 def test_momentum_and_age_are_on_disk_after_a_commit(tmp_path):
-    uplink = UplinkSection(momentum=0.5)
+    uplink = UplinkSection(feedback="classic", momentum=0.5)
     _, state = encode(ONES.copy(), ClientRunState(), "topk(0.5)", uplink, LAYOUT, Key(1), 1)
     state = replace(state, memory={"0/own": np.arange(4.0).reshape(2, 2)})
     RunFolder(tmp_path).commit(state)
@@ -40,7 +40,7 @@ def test_momentum_and_age_are_on_disk_after_a_commit(tmp_path):
 
 
 def test_a_switch_of_codec_keeps_residual_and_momentum():
-    uplink = UplinkSection(momentum=0.5)
+    uplink = UplinkSection(feedback="classic", momentum=0.5)
     _, state = encode(ONES.copy(), ClientRunState(), "topk(0.5)", uplink, LAYOUT, Key(1), 1)
     _, state = encode(np.zeros(6, np.float32), state, "identity", uplink, LAYOUT, Key(1), 2)
     assert np.asarray(state.momentum).tolist() == [0.5] * 6
@@ -57,25 +57,25 @@ def test_with_ef21_the_residual_is_the_reference():
     assert np.asarray(state.residual).tolist() == [1, 1, 1, 0, 0, 0]
 
 
-def test_with_ef21_a_reference_of_an_earlier_ask_begins_anew_and_what_was_sent_of_it_counts_no_more(tmp_path):
+def test_with_ef21_a_reference_of_an_earlier_assignment_begins_again_and_what_was_sent_of_it_counts_no_more(tmp_path):
     aggregator = Aggregator(tmp_path, task_of(), plan_of(codec="topk(0.2)", feedback="ef21"))
     session = aggregator.session()
     for number in (1, 2):
-        assert isinstance(aggregator.answer(session, aggregator.ask(number))[0], ReplyHeader)
-    _, bundle = aggregator.answer(session, aggregator.ask(3, verdicts=[(1, "dropped")], references_from=3))
+        assert isinstance(aggregator.answer(session, aggregator.assign(number))[0], ReplyHeader)
+    _, bundle = aggregator.answer(session, aggregator.assign(3, outcomes=[(1, "dropped")], references_from=3))
     fresh = Aggregator(tmp_path / "fresh", task_of(), aggregator.plan)
-    _, expected = fresh.answer(fresh.session(), fresh.ask(3))
+    _, expected = fresh.answer(fresh.session(), fresh.assign(3))
     assert bundle.read_bytes() == expected.read_bytes()
     state = session.kept[RUN][1]
     assert (state.references_from, [entry.round for entry in state.outbox]) == (3, [3])
-    aggregator.answer(session, aggregator.ask(4, references_from=3))
+    aggregator.answer(session, aggregator.assign(4, references_from=3))
     assert [entry.round for entry in session.kept[RUN][1].outbox] == [3, 4]
 
 
-def test_with_ef21_a_device_that_lost_what_it_sent_says_so_and_does_not_begin_anew(tmp_path):
+def test_with_ef21_a_device_that_lost_what_it_sent_says_so_and_does_not_begin_again(tmp_path):
     aggregator = Aggregator(tmp_path, task_of(), plan_of(codec="topk(0.2)", feedback="ef21"))
     session = aggregator.session()
     session.welcomed({RUN: 3})
-    reply, bundle = aggregator.answer(session, aggregator.ask())
+    reply, bundle = aggregator.answer(session, aggregator.assign())
     assert isinstance(reply, Failure)
     assert (reply.kind, bundle) == ("state-lost", None)

@@ -21,7 +21,7 @@ from thinwire.client.run_state import NOT_KNOWN, ClientRunState, Entry, RunFolde
 from thinwire.core import Key, Layout
 from thinwire.core.errors import DataLost
 from thinwire.core.plan_schema import UplinkSection
-from thinwire.core.types import ReplyHeader, UpdateId, Vector, Verdict
+from thinwire.core.types import ReplyHeader, UpdateId, UpdateOutcome, Vector
 
 LAYOUT = Layout.of({"w": (6,)})
 CODEC = "topk(0.34) > int8"
@@ -46,13 +46,13 @@ class Disk:
 
 
 class Device(RuleBasedStateMachine):
-    """Law: residual + what is in the outbox + what was folded = the sum of all changes that were committed."""
+    """Law: residual + what is in the outbox + what was aggregated = the sum of all changes that were committed."""
 
     def __init__(self) -> None:
         super().__init__()
         self.folder, self.disk = Path(tempfile.mkdtemp()), Disk()
         self.given = np.zeros(6)
-        self.folded = np.zeros(6)
+        self.aggregated = np.zeros(6)
         self.outcomes: dict[UpdateId, str] = {}  # what the aggregator decided, once and for all
         self.sent: dict[UpdateId, bytes] = {}
         self.rounds = 0
@@ -70,14 +70,14 @@ class Device(RuleBasedStateMachine):
         return path.read_bytes()
 
     def decoded(self, entry: Entry) -> Vector:
-        return refund(self.run_folder.path(entry), entry.head.parts, CODEC, LAYOUT, None)
+        return refund(self.run_folder.path(entry), entry.header.parts, CODEC, LAYOUT, None)
 
-    def settled(self, verdicts: list[Verdict]) -> ClientRunState:
+    def settled(self, outcomes: list[UpdateOutcome]) -> ClientRunState:
         def back(entry: Entry, state: ClientRunState) -> ClientRunState:
             path = self.run_folder.path(entry)
-            return replace(state, residual=refund(path, entry.head.parts, CODEC, LAYOUT, state.residual))
+            return replace(state, residual=refund(path, entry.header.parts, CODEC, LAYOUT, state.residual))
 
-        return outbox.settle(self.state, verdicts, back)
+        return outbox.settle(self.state, outcomes, back)
 
     def commit(
         self, state: ClientRunState, files: Mapping[str, bytes] | None = None, crash_at: int | None = None
@@ -109,24 +109,24 @@ class Device(RuleBasedStateMachine):
         if self.commit(state, {entry.file: body}, crash_at):
             self.given += vector
 
-    @rule(which=st.integers(0, 20), outcome=st.sampled_from(["folded", "dropped"]))
+    @rule(which=st.integers(0, 20), outcome=st.sampled_from(["aggregated", "dropped"]))
     def decide(self, which: int, outcome: str) -> None:
         """The aggregator takes up an answer that may have been sent."""
         if self.state.outbox:
             entry = self.state.outbox[which % len(self.state.outbox)]
-            self.outcomes.setdefault(entry.head.update_id, outcome)
+            self.outcomes.setdefault(entry.header.update_id, outcome)
 
     @precondition(lambda self: self.outcomes)
     @rule(data=st.data(), crash_at=st.one_of(st.none(), st.integers(0, 1)))
     def hear(self, data: st.DataObject, crash_at: int | None) -> None:
         """Verdicts come, some of them for the second time."""
         told = data.draw(st.lists(st.sampled_from(sorted(self.outcomes)), unique=True))
-        waiting = {entry.head.update_id: self.decoded(entry) for entry in self.state.outbox}
-        state = self.settled([Verdict(name, self.outcomes[name]) for name in told])  # type: ignore[arg-type]  # literals
+        waiting = {entry.header.update_id: self.decoded(entry) for entry in self.state.outbox}
+        state = self.settled([UpdateOutcome(name, self.outcomes[name]) for name in told])  # type: ignore[arg-type]  # literals
         if state is not self.state and self.commit(state, crash_at=crash_at):
             for name in told:
-                if self.outcomes[name] == "folded" and name in waiting:
-                    self.folded += waiting[name]
+                if self.outcomes[name] == "aggregated" and name in waiting:
+                    self.aggregated += waiting[name]
 
     @rule()
     def restart(self) -> None:
@@ -139,20 +139,20 @@ class Device(RuleBasedStateMachine):
     def nothing_is_lost_and_nothing_counts_twice(self) -> None:
         residual = np.zeros(6) if self.state.residual is None else self.state.residual.astype(np.float64)
         waiting = sum((self.decoded(entry).astype(np.float64) for entry in self.state.outbox), np.zeros(6))
-        np.testing.assert_allclose(residual + waiting + self.folded, self.given, atol=1e-2)
+        np.testing.assert_allclose(residual + waiting + self.aggregated, self.given, atol=1e-2)
 
     @invariant()
     def what_is_sent_again_is_the_same_bytes(self) -> None:
         for entry in self.state.outbox:
             body = self.body(entry)
-            assert self.sent.setdefault(entry.head.update_id, body) == body
+            assert self.sent.setdefault(entry.header.update_id, body) == body
 
     def teardown(self) -> None:
         shutil.rmtree(self.folder)
 
 
 def outbox_ids(state: ClientRunState) -> list[UpdateId]:
-    return [entry.head.update_id for entry in state.outbox]
+    return [entry.header.update_id for entry in state.outbox]
 
 
 TestDevice = Device.TestCase
@@ -171,7 +171,7 @@ def test_a_sequence_is_never_used_twice_and_goes_on_above_what_the_aggregator_ha
     assert outbox.next_id(outbox.over(state), "run", "pi", 0).sequence == 2
 
 
-def test_answers_without_a_verdict_are_discarded_after_the_largest_staleness():
+def test_answers_without_a_outcome_are_discarded_after_the_largest_staleness():
     state = outbox.append(ClientRunState(), entry_of(1, round_number=2))
     assert outbox.expire(state, 7, 5) is state
     assert outbox.expire(state, 8, 5).outbox == ()
@@ -190,17 +190,17 @@ ELSEWHERE = b'{"sequence":1,"layout_digest":"","counters":{},"outbox":[{"head":{
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"sequence": "x"}', ELSEWHERE])
-def test_a_damaged_state_begins_anew_and_says_so(tmp_path, damage):
+def test_a_damaged_state_begins_again_and_says_so(tmp_path, damage):
     (tmp_path / "state.json").write_bytes(damage)
     state, said = RunFolder(tmp_path).load()
     assert state == ClientRunState(lost="damaged", references_from=NOT_KNOWN)
-    assert "begins anew" in said[0]
+    assert "begins again" in said[0]
 
 
 def test_an_answer_that_is_damaged_on_disk_is_not_sent(tmp_path):
     folder, body = RunFolder(tmp_path, write_unsynced), b"frames"
     parts, _ = packed([body], LAYOUT, None)
-    entry = replace(entry_of(1), head=replace(entry_of(1).head, parts=parts), file="1.parts")
+    entry = replace(entry_of(1), header=replace(entry_of(1).header, parts=parts), file="1.parts")
     folder.commit(outbox.append(ClientRunState(), entry), {"1.parts": body})
     assert RunFolder(tmp_path).load()[0].outbox == (entry,)
     (tmp_path / "1.parts").write_bytes(b"framez")
@@ -218,4 +218,4 @@ def test_a_disk_that_fails_leaves_the_commit_before(tmp_path):
 
     with pytest.raises(DataLost):
         RunFolder(tmp_path, full).commit(outbox.append(folder.load()[0], entry_of(2)))
-    assert [e.head.update_id.sequence for e in RunFolder(tmp_path).load()[0].outbox] == [1]
+    assert [e.header.update_id.sequence for e in RunFolder(tmp_path).load()[0].outbox] == [1]

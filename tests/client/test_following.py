@@ -33,22 +33,22 @@ def of(algorithm: str, codec: str = "identity", feedback: str = "classic") -> Ru
 class Other(Aggregator):
     """Sends what travels: under SCAFFOLD a control variate of 0.01 behind the model."""
 
-    def ask(self, round_number: int = 1, *given: Any, common: float = 0.01, **changed: Any) -> Delivery:
-        delivery = super().ask(round_number, *given, **changed)
+    def assign(self, round_number: int = 1, *given: Any, common: float = 0.01, **changed: Any) -> Delivery:
+        delivery = super().assign(round_number, *given, **changed)
         travels, path = carried(algorithm_of(self.plan), self.first.layout), self.folder / f"t{round_number}.model"
         params = np.full(travels.size, common, np.float32)
         params[: travels.model_size] = self.first.vector
         parts, digest = write_model(path, travels, params, self.first.buffers)
-        fields = {**vars(delivery.ask), "parts": tuple(parts), "base_digest": digest}
-        return Delivery(type(delivery.ask)(**fields), path)
+        fields = {**vars(delivery.assignment), "parts": tuple(parts), "base_digest": digest}
+        return Delivery(type(delivery.assignment)(**fields), path)
 
-    def decoded(self, head: ReplyHeader, body: Path) -> Vector:
+    def decoded(self, header: ReplyHeader, body: Path) -> Vector:
         """Of the vector that is followed."""
         algorithm = algorithm_of(self.plan)
         assert algorithm is not None
         travels = carried(algorithm, self.first.layout)
-        payloads = dict(parts_of(body, head.parts))
-        codec = parse(head.codec).bind(travels)
+        payloads = dict(parts_of(body, header.parts))
+        codec = parse(header.codec).bind(travels)
         segments = followed(algorithm, travels)
         return np.concatenate([codec.decode(payloads[f"frame/{s.index}"], s.index) for s in segments])
 
@@ -59,13 +59,13 @@ def own(session: AssignmentHandler) -> Vector:
     return kept
 
 
-def rounds(other: Other, session: AssignmentHandler, verdicts: Sequence[Sequence[tuple[int, Any]]]) -> list[Vector]:
-    """A round for each list of verdicts that come with its ask; what was sent in each."""
+def rounds(other: Other, session: AssignmentHandler, outcomes: Sequence[Sequence[tuple[int, Any]]]) -> list[Vector]:
+    """A round for each list of outcomes that come with its assignment; what was sent in each."""
     sent = []
-    for number, told in enumerate(verdicts, 1):
-        head, body = other.answer(session, other.ask(number, verdicts=told))
-        assert isinstance(head, ReplyHeader), head
-        sent.append(other.decoded(head, body))
+    for number, told in enumerate(outcomes, 1):
+        header, body = other.answer(session, other.assign(number, outcomes=told))
+        assert isinstance(header, ReplyHeader), header
+        sent.append(other.decoded(header, body))
     return sent
 
 
@@ -75,7 +75,7 @@ def rounds(other: Other, session: AssignmentHandler, verdicts: Sequence[Sequence
 def test_it_is_the_sum_of_what_was_sent_and_not_dropped(tmp_path, algorithm, codec, feedback):
     other = Other(tmp_path, task_of(), of(algorithm, codec, feedback))
     session = other.session()
-    told = [(), [(1, "folded")], [(2, "dropped")], [(2, "dropped"), (3, "unknown")]]
+    told = [(), [(1, "aggregated")], [(2, "dropped")], [(2, "dropped"), (3, "unknown")]]
     sent = rounds(other, session, told)
     np.testing.assert_allclose(own(session), sent[0] + sent[2] + sent[3], rtol=1e-5, atol=1e-6)
 
@@ -86,26 +86,26 @@ def test_a_dropped_update_restores_what_was_before_it(tmp_path, algorithm):
     session = other.session()
     rounds(other, session, [()])
     before = own(session).copy()
-    other.answer(session, other.ask(2))
+    other.answer(session, other.assign(2))
     assert not np.allclose(own(session), before, atol=1e-3)
-    other.answer(session, other.ask(3, "evaluate", verdicts=[(1, "folded"), (2, "dropped")]))
+    other.answer(session, other.assign(3, "evaluate", outcomes=[(1, "aggregated"), (2, "dropped")]))
     np.testing.assert_allclose(own(session), before, rtol=1e-5, atol=1e-6)
 
 
 def gradient(folder: Path, number: int) -> Vector:
-    """A device's own, in the step that it is asked for in a round: what it does with nothing to correct."""
+    """A device's own, in the step that it is requested in a round: what it does with nothing to correct."""
     plain = Aggregator(folder / f"plain-{number}", task_of(), plan_of(), steps=1)
-    _, body = plain.answer(plain.session(), plain.ask(number))
+    _, body = plain.answer(plain.session(), plain.assign(number))
     change = np.frombuffer(body.read_bytes()[-4 * plain.first.layout.size :], np.float32)
     return change / np.float32(-0.1)
 
 
-def corrected(other: Other, session: AssignmentHandler, number: int, **asked: Any) -> Vector:
+def corrected(other: Other, session: AssignmentHandler, number: int, **assigned: Any) -> Vector:
     """The gradient that a device's one step went by, correction and all."""
-    head, body = other.answer(session, other.ask(number, **asked))
-    assert isinstance(head, ReplyHeader), head
+    header, body = other.answer(session, other.assign(number, **assigned))
+    assert isinstance(header, ReplyHeader), header
     codec = parse("identity").bind(carried(algorithm_of(other.plan), other.first.layout))
-    return codec.decode(next(data for _, data in parts_of(body, head.parts)), 0) / np.float32(-0.1)
+    return codec.decode(next(data for _, data in parts_of(body, header.parts)), 0) / np.float32(-0.1)
 
 
 def close(found: Vector, expected: Vector) -> None:
@@ -118,7 +118,9 @@ def test_without_a_codec_the_control_variate_is_the_mean_of_the_devices_own_grad
     close(corrected(other, session, 1), gradient(tmp_path, 1))
     close(own(session), gradient(tmp_path, 1))
     before = own(session).copy()
-    close(corrected(other, session, 2, verdicts=[(1, "folded")], common=0.25), gradient(tmp_path, 2) - before + 0.25)
+    close(
+        corrected(other, session, 2, outcomes=[(1, "aggregated")], common=0.25), gradient(tmp_path, 2) - before + 0.25
+    )
     close(own(session), gradient(tmp_path, 2))
 
 
@@ -128,35 +130,35 @@ def test_a_device_is_corrected_by_no_mean_that_it_is_not_in(tmp_path, told):
     session = other.session()
     close(corrected(other, session, 1, common=0.25), gradient(tmp_path, 1))
     first = own(session).copy()
-    close(corrected(other, session, 2, verdicts=told, common=0.25), gradient(tmp_path, 2))
+    close(corrected(other, session, 2, outcomes=told, common=0.25), gradient(tmp_path, 2))
     close(own(session), gradient(tmp_path, 2))
-    folded = [(1, "dropped"), (2, "folded")]
+    aggregated = [(1, "dropped"), (2, "aggregated")]
     before = own(session).copy()
     if told != [(1, "dropped")]:
         before -= first
-    close(corrected(other, session, 3, verdicts=folded, common=0.25), gradient(tmp_path, 3) - before + 0.25)
+    close(corrected(other, session, 3, outcomes=aggregated, common=0.25), gradient(tmp_path, 3) - before + 0.25)
 
 
 def test_a_version_from_before_the_device_counted_corrects_nothing(tmp_path):
-    """An ask of an open round that comes again brings newer verdicts than its version."""
+    """An assignment of an open round that comes again brings newer outcomes than its version."""
     other = Other(tmp_path, task_of(), of("scaffold", feedback="none"), steps=1)
     session = other.session()
     corrected(other, session, 1)
-    folded = [(1, "folded")]
-    close(corrected(other, session, 3, verdicts=folded, base_version=1, common=0.25), gradient(tmp_path, 3))
+    aggregated = [(1, "aggregated")]
+    close(corrected(other, session, 3, outcomes=aggregated, base_version=1, common=0.25), gradient(tmp_path, 3))
     again = other.session()
     close(corrected(other, again, 4, common=0.25), gradient(tmp_path, 4) - own(session) + 0.25)
 
 
-def test_after_all_began_anew_a_device_is_corrected_when_it_counted_again(tmp_path):
+def test_after_all_began_again_a_device_is_corrected_when_it_counted_again(tmp_path):
     other = Other(tmp_path, task_of(), of("scaffold", feedback="none"), steps=1)
     session = other.session()
-    rounds(other, session, [(), [(1, "folded")]])
-    close(corrected(other, session, 3, verdicts=[(2, "folded")], references_from=3), gradient(tmp_path, 3))
+    rounds(other, session, [(), [(1, "aggregated")]])
+    close(corrected(other, session, 3, outcomes=[(2, "aggregated")], references_from=3), gradient(tmp_path, 3))
     close(own(session), gradient(tmp_path, 3))
-    told = {"verdicts": [(2, "folded")], "references_from": 3}
+    told = {"outcomes": [(2, "aggregated")], "references_from": 3}
     close(corrected(other, session, 4, **told), gradient(tmp_path, 4))
-    before, told = own(session).copy(), {"verdicts": [(3, "folded")], "references_from": 3}
+    before, told = own(session).copy(), {"outcomes": [(3, "aggregated")], "references_from": 3}
     close(corrected(other, session, 5, **told, common=0.25), gradient(tmp_path, 5) - before + 0.25)
 
 
@@ -170,17 +172,17 @@ def test_what_a_device_wants_is_its_own_gradient_by_whatever_it_was_corrected(co
 
 
 @BOTH
-def test_all_begin_anew_where_the_aggregators_mean_does(tmp_path, algorithm):
+def test_all_begin_again_where_the_aggregators_mean_does(tmp_path, algorithm):
     other = Other(tmp_path, task_of(), of(algorithm))
     session = other.session()
     rounds(other, session, [(), ()])
-    head, body = other.answer(session, other.ask(3, verdicts=[(1, "dropped")], references_from=3))
-    np.testing.assert_allclose(own(session), other.decoded(head, body), rtol=1e-6)
+    header, body = other.answer(session, other.assign(3, outcomes=[(1, "dropped")], references_from=3))
+    np.testing.assert_allclose(own(session), other.decoded(header, body), rtol=1e-6)
 
 
 @BOTH
 @pytest.mark.parametrize("at", range(5))
-@pytest.mark.parametrize("told", ["dropped", "folded"])
+@pytest.mark.parametrize("told", ["dropped", "aggregated"])
 def test_a_crash_at_any_write_gives_the_same_bytes_and_the_same_memory(tmp_path, algorithm, told, at):
     def life(folder: Path, at: int) -> tuple[bytes, bytes]:
         other, left = Other(folder, task_of(), of(algorithm, CODECS[1])), [at]
@@ -192,10 +194,10 @@ def test_a_crash_at_any_write_gives_the_same_bytes_and_the_same_memory(tmp_path,
             write_atomically(path, data)
 
         rounds(other, other.session(), [()])
-        asked = other.ask(2, verdicts=[(1, told)])
-        other.answer(other.session(folders=lambda place, run: waiting_folder(place, run, write=write)), asked)
+        assigned = other.assign(2, outcomes=[(1, told)])
+        other.answer(other.session(folders=lambda place, run: waiting_folder(place, run, write=write)), assigned)
         after = other.session()
-        _, body = other.answer(after, asked)
+        _, body = other.answer(after, assigned)
         return body.read_bytes(), own(after).tobytes()
 
     assert life(tmp_path / "crash", at) == life(tmp_path / "whole", -1)
@@ -203,5 +205,5 @@ def test_a_crash_at_any_write_gives_the_same_bytes_and_the_same_memory(tmp_path,
 
 def test_a_task_that_has_its_own_loop_is_refused(tmp_path):
     other = Other(tmp_path, task_of(train=lambda module, data, local: 5), of("scaffold"))
-    reply, _ = other.answer(other.session(), other.ask())
+    reply, _ = other.answer(other.session(), other.assign())
     assert (reply.kind, "train()" in (tmp_path / "device" / "last-error.txt").read_text()) == ("task-error", True)

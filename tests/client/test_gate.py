@@ -1,4 +1,6 @@
-"""What passes before an ask is worked on: no data is read for what is declined, and what is counted stays counted."""
+"""What passes before an assignment is worked on: no data is read for what is declined, and what is counted stays
+counted.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +29,17 @@ from thinwire.core.types import Failure, ReplyHeader
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
-DAMAGED = b'{"format":1,"date"'
+DAMAGED = b'{"format":2,"date"'
 
 
 FORBIDS: dict[str, tuple[Policy, dict[str, Any]]] = {
     "tasks": (Policy(tasks=["other"]), {}),
     "kinds": (Policy(kinds=["train"]), {}),
     "secure": (Policy(secure="required"), {}),
+    "adversary": (Policy(adversary="curious"), {}),
+    "max_corrupt_assumed": (Policy(max_corrupt_assumed=0.1), {}),
+    "min_cohort": (Policy(min_cohort=3), {}),
+    "min_survivors": (Policy(min_survivors=3), {}),
     "privacy": (Policy(privacy=["central"]), {}),
     "max_epsilon": (Policy(max_epsilon=1.0), {}),
     "min_noise": (Policy(min_noise=1.0), {}),
@@ -59,10 +65,11 @@ def test_what_is_declined_never_reads_the_data(tmp_path, rule, kind):
 def test_a_damaged_count_declines_every_kind_and_reads_no_data(tmp_path, kind):
     device = Device(tmp_path, Policy(rounds_a_day=5))
     device.counts.write_bytes(DAMAGED)
-    answer = device.ask(1, kind)
+    answer = device.assign(1, kind)
     assert isinstance(answer, Failure)
     assert (
-        answer.text == "rounds_a_day: policy.json on this device cannot be read; its owner can look at it and delete it"
+        answer.text
+        == "rounds_a_day: policy.json on this device is not readable; its owner can look at it and delete it"
     )
     assert (device.read, device.counts.read_bytes()) == (0, DAMAGED)
     device.counts.unlink()
@@ -78,13 +85,13 @@ def test_with_the_rules_kept_the_data_are_read(tmp_path):
 def test_who_may_not_evaluate_does_not_measure_on_the_way_to_training_either(tmp_path):
     for policy, measured in ((Policy(kinds=["train", "evaluate"]), True), (Policy(kinds=["train"]), False)):
         device = Device(tmp_path / str(measured), policy)
-        head = device.ask(1)
-        assert isinstance(head, ReplyHeader)
-        assert any(name.startswith("eval/") for name in head.metrics) is measured
-        assert "train/loss" in head.metrics
+        header = device.assign(1)
+        assert isinstance(header, ReplyHeader)
+        assert any(name.startswith("eval/") for name in header.metrics) is measured
+        assert "train/loss" in header.metrics
 
 
-def test_the_day_counts_each_kind_apart_and_begins_anew(tmp_path):
+def test_the_day_counts_each_kind_apart_and_begins_again(tmp_path):
     device = Device(tmp_path, Policy(rounds_a_day=2))
     assert [device.rule(number) for number in (1, 2, 3)] == ["", "", "rounds_a_day"]
     assert [device.rule(number, "evaluate") for number in (4, 5, 6)] == ["", "", "rounds_a_day"]
@@ -94,29 +101,31 @@ def test_the_day_counts_each_kind_apart_and_begins_anew(tmp_path):
     assert [device.rule(number) for number in (8, 9, 10)] == ["", "", "rounds_a_day"]
 
 
-def test_an_ask_that_was_answered_is_answered_again_unchecked_and_uncounted(tmp_path):
+def test_an_assignment_that_was_answered_is_answered_again_unchecked_and_uncounted(tmp_path):
     device = Device(tmp_path, Policy(rounds_a_day=1))
-    first = device.ask(1)
+    first = device.assign(1)
     assert isinstance(first, ReplyHeader)
     device.gate.policy = Policy(rounds_a_day=1, tasks=["other"])
     device.counts.write_bytes(DAMAGED)
-    assert device.ask(1) == first
+    assert device.assign(1) == first
     device.start()
-    assert device.ask(1) == first
+    assert device.assign(1) == first
 
 
 def test_one_id_does_not_buy_a_second_answer(tmp_path):
-    """Once its answer was forgotten (a verdict came), the same id again is another answer, and counts."""
+    """Once its answer was forgotten (a outcome came), the same id again is another answer, and counts."""
     device = Device(tmp_path, Policy(rounds_a_day=2))
     assert device.rule(1) == ""
-    assert device.rule(1, verdicts=[(1, "folded")], ask_id="a-2") == ""
-    assert device.rule(1, verdicts=[(1, "folded"), (2, "folded")], ask_id="a-2") == ""  # the answer that is there
+    assert device.rule(1, outcomes=[(1, "aggregated")], assignment_id="a-2") == ""
+    assert (
+        device.rule(1, outcomes=[(1, "aggregated"), (2, "aggregated")], assignment_id="a-2") == ""
+    )  # the answer that is there
     device.start()
-    device.session.stop(device.aggregator.ask(3, "stop").ask, print)
-    assert device.rule(1, ask_id="a-2") == "rounds_a_day"
+    device.session.stop(device.aggregator.assign(3, "stop").assignment, print)
+    assert device.rule(1, assignment_id="a-2") == "rounds_a_day"
 
 
-def test_an_ask_whose_work_failed_is_counted_again(tmp_path):
+def test_an_assignment_whose_work_failed_is_counted_again(tmp_path):
     """It cost its owner as much as one that succeeds: else an aggregator repeats what fails after hours, for free."""
 
     class Failing(Device):
@@ -131,16 +140,16 @@ def test_an_ask_whose_work_failed_is_counted_again(tmp_path):
     assert device.rule(1) == "rounds_a_day"
 
 
-def test_an_ask_that_was_withdrawn_is_counted_again(tmp_path):
+def test_an_assignment_that_was_withdrawn_is_counted_again(tmp_path):
     device = Device(tmp_path, Policy(rounds_a_day=1))
-    delivery = device.aggregator.ask(1)
+    delivery = device.aggregator.assign(1)
     with pytest.raises(Cancelled):
         device.session.answer(delivery, lambda: True, print)
-    device.session.withdrawn(delivery.ask)
+    device.session.withdrawn(delivery.assignment)
     assert device.rule(1) == "rounds_a_day"
 
 
-def test_an_ask_whose_model_led_nowhere_is_not_counted_again_when_it_comes_in_full(tmp_path):
+def test_an_assignment_whose_model_led_nowhere_is_not_counted_again_when_it_comes_in_full(tmp_path):
     """The aggregator sends it again at once, and nothing was read for it; three times at most."""
     device = Device(tmp_path, Policy(rounds_a_day=1))
     for _ in range(1 + FREE):
@@ -154,33 +163,33 @@ def test_an_ask_whose_model_led_nowhere_is_not_counted_again_when_it_comes_in_fu
 def test_a_run_that_changes_its_identity_does_not_buy_attempts(tmp_path):
     """With another identity the device forgets its replies, and then the first one's assignment is new to it again."""
     device = Device(tmp_path, Policy(rounds_a_day=3))
-    asked = [device.rule(1, identity=letter * 16) for letter in "abababab"]
-    assert asked == ["", "", "", *["rounds_a_day"] * 5]
+    assigned = [device.rule(1, identity=letter * 16) for letter in "abababab"]
+    assert assigned == ["", "", "", *["rounds_a_day"] * 5]
 
 
 def test_an_attempt_that_a_restart_cut_off_is_free_three_times_and_then_counts(tmp_path):
     device = Device(tmp_path, Policy(rounds_a_day=2))
-    ask = device.aggregator.ask(1).ask
+    assignment = device.aggregator.assign(1).assignment
     for _ in range(1 + FREE):
-        device.gate.admit(ask)
+        device.gate.admit(assignment)
         device.start()
-    kept = json.loads(device.counts.read_text())["let_in"]["train"]
+    kept = json.loads(device.counts.read_text())["admitted"]["train"]
     assert [key[32:] for key in kept] == ["", *["+"] * FREE]
     assert device.rule(1) == "", "it counts, and is the second"
     assert [device.rule(number) for number in (2, 1)] == ["rounds_a_day", ""], "the reply is there, and is sent again"
 
 
-def test_an_overlapping_ask_that_comes_again_while_its_answer_is_made_does_not_end_it(tmp_path):
+def test_an_overlapping_assignment_that_comes_again_while_its_answer_is_made_does_not_end_it(tmp_path):
     device = Device(tmp_path, Policy(rounds_a_day=1), text="[local.overlap]\nmax_delay = 1\n")
-    delivery = device.aggregator.ask(1)
+    delivery = device.aggregator.assign(1)
     begun = device.session.begin(delivery, lambda: False, print)
     assert isinstance(begun, Begun)
     with pytest.raises(Cancelled):
         device.session.begin(delivery, lambda: False, print)
-    device.session.withdrawn(delivery.ask)
-    assert not any(key.endswith("-") for key in json.loads(device.counts.read_text())["let_in"]["train"])
+    device.session.withdrawn(delivery.assignment)
+    assert not any(key.endswith("-") for key in json.loads(device.counts.read_text())["admitted"]["train"])
     assert isinstance(device.session.finish(begun)[0], ReplyHeader)
-    assert json.loads(device.counts.read_text())["let_in"]["train"] == [key_of(delivery.ask) + "-"]
+    assert json.loads(device.counts.read_text())["admitted"]["train"] == [key_of(delivery.assignment) + "-"]
 
 
 def test_a_disk_that_refuses_the_end_of_an_attempt_does_not_cost_its_reply(tmp_path):
@@ -194,7 +203,7 @@ def test_a_disk_that_refuses_the_end_of_an_attempt_does_not_cost_its_reply(tmp_p
             write_atomically(path, data)
 
     device = Device(tmp_path, Policy(rounds_a_day=1), write=Full())
-    assert isinstance(device.ask(1), ReplyHeader)
+    assert isinstance(device.assign(1), ReplyHeader)
 
 
 def test_counts_are_on_disk_before_the_data_are_read_and_survive_a_kill(tmp_path):
@@ -204,14 +213,14 @@ def test_counts_are_on_disk_before_the_data_are_read_and_survive_a_kill(tmp_path
         "from tests.support import gated_client as t\n"
         "class Dying(t.Device):\n"
         "    def data(self, site): os.kill(os.getpid(), signal.SIGKILL)\n"
-        "Dying(pathlib.Path(sys.argv[1]), t.Policy(rounds_a_day=1)).ask(1)\n"
+        "Dying(pathlib.Path(sys.argv[1]), t.Policy(rounds_a_day=1)).assign(1)\n"
     )
     root = Path(__file__).parents[2]
     environment = {**os.environ, "PYTHONPATH": str(root)}
     died = subprocess.run([sys.executable, "-c", script, str(tmp_path)], cwd=root, env=environment, timeout=60)
     assert died.returncode == -signal.SIGKILL
     kept = json.loads((tmp_path / "device" / "policy.json").read_text())
-    assert [len(keys) for keys in kept["let_in"].values()] == [1]
+    assert [len(keys) for keys in kept["admitted"].values()] == [1]
     device = Device(tmp_path, Policy(rounds_a_day=1))
     assert device.rule(2) == "rounds_a_day"
     assert device.rule(1) == "", "the one that was killed comes again, and is not counted twice"
@@ -222,7 +231,7 @@ def test_a_disk_that_cannot_keep_the_count_lets_nothing_in(tmp_path):
         raise DataLost("the disk is full")
 
     device = Device(tmp_path, Policy(rounds_a_day=1), write=full)
-    answer = device.ask(1)
+    answer = device.assign(1)
     assert isinstance(answer, Failure)
     assert (answer.kind, device.read) == ("disk", 0)
 
@@ -237,12 +246,12 @@ def test_a_clock_that_was_never_set_or_was_set_back_is_not_believed(tmp_path, po
     device.at = NOON - SLACK / 2
     assert device.rule(2) == ""
     device.at = NOON - 2 * SLACK
-    answer = device.ask(3)
+    answer = device.assign(3)
     assert isinstance(answer, Failure)
     assert "was set back" in answer.text
 
 
-def test_a_clock_that_steps_back_over_midnight_does_not_begin_the_day_anew(tmp_path):
+def test_a_clock_that_steps_back_over_midnight_does_not_begin_the_day_again(tmp_path):
     device = Device(tmp_path, Policy(rounds_a_day=1))
     device.at = NOON.replace(hour=0, minute=5)
     assert device.rule(1) == ""
@@ -252,18 +261,18 @@ def test_a_clock_that_steps_back_over_midnight_does_not_begin_the_day_anew(tmp_p
     assert device.rule(3) == "rounds_a_day"
 
 
-@pytest.mark.parametrize(("skew_s", "let_in"), [(-3590.0, True), (3590.0, True), (3610.0, False), (-3610.0, False)])
-def test_a_clock_that_is_hours_from_the_aggregators_is_not_believed(tmp_path, skew_s, let_in):
+@pytest.mark.parametrize(("skew_s", "admitted"), [(-3590.0, True), (3590.0, True), (3610.0, False), (-3610.0, False)])
+def test_a_clock_that_is_hours_from_the_aggregators_is_not_believed(tmp_path, skew_s, admitted):
     device = Device(tmp_path, Policy(hours="00:00-23:59"), skew_s=lambda: skew_s)
-    assert (device.rule(1) == "") is let_in
+    assert (device.rule(1) == "") is admitted
 
 
 @pytest.mark.parametrize(
     "damage",
-    [b"", b"[]", b'{"format":2}', b'{"format":1,"date":"2026-11-21","at":"2026-11-21T12:00:00","let_in":{}}',
-     b'{"format":1,"date":"2026-11-21","at":"2026-11-21T12:00:00+01:00","let_in":{"train":"abc"}}'],
+    [b"", b"[]", b'{"format":1}', b'{"format":2,"date":"2026-11-21","at":"2026-11-21T12:00:00","admitted":{}}',
+     b'{"format":2,"date":"2026-11-21","at":"2026-11-21T12:00:00+01:00","admitted":{"train":"abc"}}'],
 )  # fmt: skip
-def test_no_damage_of_the_counts_begins_the_day_anew(tmp_path, damage):
+def test_no_damage_of_the_counts_begins_the_day_again(tmp_path, damage):
     device = Device(tmp_path, Policy(rounds_a_day=1))
     assert device.rule(1) == ""
     device.counts.write_bytes(damage)
@@ -282,10 +291,10 @@ def test_what_will_be_declined_is_not_fetched(tmp_path, rule):
     """On a dear link the model would be paid for and thrown away."""
     policy, changed = FORBIDS[rule]
     device = Device(tmp_path, Policy(rounds_a_day=1))
-    asked = device.aggregator.ask(1, "evaluate", **changed).ask
-    assert device.gate.wanted(asked) is (rule != "plan")
+    assigned = device.aggregator.assign(1, "evaluate", **changed).assignment
+    assert device.gate.wanted(assigned) is (rule != "plan")
     device.gate.policy = policy
-    assert not device.gate.wanted(asked)
+    assert not device.gate.wanted(assigned)
     assert (device.read, device.counts.exists(), device.gate.plans.digests) == (0, False, ())
 
 
@@ -298,10 +307,14 @@ def test_runs_do_not_share_an_answers_place(tmp_path):
 def test_on_a_day_that_is_used_up_only_an_attempt_that_is_open_is_fetched_for(tmp_path):
     """Else an aggregator has the same model fetched all day."""
     device = Device(tmp_path, Policy(rounds_a_day=1))
-    asks = [device.aggregator.ask(number).ask for number in (1, 2)]
-    device.gate.admit(asks[0])
-    assert [device.gate.wanted(ask) for ask in asks] == [True, False], "it may have been sent again in full"
+    assignments = [device.aggregator.assign(number).assignment for number in (1, 2)]
+    device.gate.admit(assignments[0])
+    assert [device.gate.wanted(assignment) for assignment in assignments] == [True, False], (
+        "it may have been sent again in full"
+    )
     device.start()
-    assert [device.gate.wanted(ask) for ask in asks] == [True, False], "a new process goes on with it"
+    assert [device.gate.wanted(assignment) for assignment in assignments] == [True, False], (
+        "a new process goes on with it"
+    )
     assert device.rule(1) == ""
-    assert [device.gate.wanted(ask) for ask in asks] == [False, False]
+    assert [device.gate.wanted(assignment) for assignment in assignments] == [False, False]

@@ -16,9 +16,9 @@ from thinwire.core.plan import digest_of
 from thinwire.core.types import Failure, ReplyHeader
 
 
-def test_an_ask_whose_plan_is_not_here_is_not_fetched_and_one_that_comes_again_is(tmp_path):
+def test_an_assignment_whose_plan_is_not_here_is_not_fetched_and_one_that_comes_again_is(tmp_path):
     device = Device(tmp_path, Policy(rounds_a_day=2))
-    named = device.aggregator.ask(1, plan=device.aggregator.plan.digest).ask
+    named = device.aggregator.assign(1, plan=device.aggregator.plan.digest).assignment
     assert not device.gate.wanted(named)
     assert device.rule(1) == ""
     assert device.gate.wanted(named)
@@ -27,15 +27,15 @@ def test_an_ask_whose_plan_is_not_here_is_not_fetched_and_one_that_comes_again_i
 def test_a_plan_that_came_whole_is_known_by_its_digest_also_to_the_next_process(tmp_path):
     device = Device(tmp_path, Policy())
     plan = device.aggregator.plan
-    assert device.ask(1, plan=plan.digest) == Failure(
+    assert device.assign(1, plan=plan.digest) == Failure(
         "need-plan", "the plan was sent by its digest only", "a-1", "pi-01"
     )
     assert device.read == 0
-    assert isinstance(device.ask(1), ReplyHeader)
-    assert isinstance(device.ask(2, plan=plan.digest), ReplyHeader)
+    assert isinstance(device.assign(1), ReplyHeader)
+    assert isinstance(device.assign(2, plan=plan.digest), ReplyHeader)
     device.start()
     assert device.gate.plans.digests == (plan.digest,)
-    assert isinstance(device.ask(3, plan=plan.digest), ReplyHeader)
+    assert isinstance(device.assign(3, plan=plan.digest), ReplyHeader)
 
 
 def test_the_owners_policy_holds_for_a_plan_that_is_named_by_its_digest(tmp_path):
@@ -48,9 +48,9 @@ def test_the_owners_policy_holds_for_a_plan_that_is_named_by_its_digest(tmp_path
 def test_a_plan_on_disk_that_is_not_what_its_name_says_is_thrown_away(tmp_path):
     device = Device(tmp_path, Policy())
     plan, folder = device.aggregator.plan, tmp_path / "device" / "plans"
-    device.ask(1)
-    milder = {**plan.to_json(), "leak": True}
-    (folder / f"{plan.digest}.json").write_text(json.dumps(milder))
+    device.assign(1)
+    less_compressed = {**plan.to_json(), "leak": True}
+    (folder / f"{plan.digest}.json").write_text(json.dumps(less_compressed))
     (folder / "note.json").write_text("{}")
     device.start()
     assert (device.gate.plans.digests, list(folder.iterdir())) == ((), [])
@@ -72,13 +72,13 @@ def test_what_is_no_plan_and_no_digest_is_never_looked_for(tmp_path, plan):
 
 
 def test_so_many_plans_are_kept_and_the_one_unused_longest_goes(tmp_path):
-    ask = Aggregator(tmp_path / "asks", task_of(), plan_of()).ask().ask
+    assignment = Aggregator(tmp_path / "assignments", task_of(), plan_of()).assign().assignment
     plans = PlanStore(tmp_path / "plans")
     numbered = [{"number": number} for number in range(KEPT + 1)]
     for plan in numbered[:KEPT]:
-        plans.of(replace(ask, plan=plan))
-    plans.of(replace(ask, plan=digest_of(numbered[0])))
-    plans.of(replace(ask, plan=numbered[KEPT]))
+        plans.of(replace(assignment, plan=plan))
+    plans.of(replace(assignment, plan=digest_of(numbered[0])))
+    plans.of(replace(assignment, plan=numbered[KEPT]))
     gone = digest_of(numbered[1])
     for held in (plans, PlanStore(tmp_path / "plans")):
         assert len(held.digests) == KEPT
@@ -91,8 +91,8 @@ def test_a_full_disk_costs_a_plan_no_more_than_being_sent_again(tmp_path):
     def full(path, data):
         raise DataLost("the disk is full")
 
-    ask = Aggregator(tmp_path / "asks", task_of(), plan_of()).ask().ask
+    assignment = Aggregator(tmp_path / "assignments", task_of(), plan_of()).assign().assignment
     plans = PlanStore(tmp_path / "plans", full)
-    assert plans.of(ask) == ask.plan
-    assert plans.of(replace(ask, plan=digest_of(ask.plan))) == ask.plan
+    assert plans.of(assignment) == assignment.plan
+    assert plans.of(replace(assignment, plan=digest_of(assignment.plan))) == assignment.plan
     assert PlanStore(tmp_path / "plans").digests == ()

@@ -84,7 +84,7 @@ def test_training_is_stopped_by_the_clock_whatever_its_steps(tmp_path: Path) -> 
     device = Device(tmp_path, Policy(max_assignment_minutes=0.003))
     assert device.rule(1, work=Work(10**12, 8)) == "max_assignment_minutes"
     device.gate.renew(Policy())
-    assert isinstance(device.ask(2), ReplyHeader)
+    assert isinstance(device.assign(2), ReplyHeader)
 
 
 def test_work_under_way_ends_with_the_hours(tmp_path: Path) -> None:
@@ -103,16 +103,16 @@ def test_work_under_way_ends_with_the_hours(tmp_path: Path) -> None:
 
 def test_with_partial_work_what_was_done_by_then_is_sent(tmp_path: Path) -> None:
     device = Device(tmp_path, Policy(max_assignment_minutes=0.005), text="partial = true")
-    head = device.ask(1, work=Work(10**12, 8))
-    assert isinstance(head, ReplyHeader)
-    assert 0 < head.steps < 10**12 == head.planned
-    assert head.parts
+    header = device.assign(1, work=Work(10**12, 8))
+    assert isinstance(header, ReplyHeader)
+    assert 0 < header.steps < 10**12 == header.planned
+    assert header.parts
 
 
-@pytest.mark.parametrize(("asked", "batch"), [(2**41, 8), (3, 9), (3, 0), (3, 10**12)])
-def test_work_that_no_aggregator_asks_for_is_refused(tmp_path: Path, asked: int, batch: int) -> None:
+@pytest.mark.parametrize(("assigned", "batch"), [(2**41, 8), (3, 9), (3, 0), (3, 10**12)])
+def test_work_that_no_aggregator_requests_is_refused(tmp_path: Path, assigned: int, batch: int) -> None:
     device = Device(tmp_path, Policy())
-    failure = device.ask(1, work=Work(asked, batch))
+    failure = device.assign(1, work=Work(assigned, batch))
     assert isinstance(failure, Failure)
     assert (failure.kind, str(batch) in failure.text) == ("protocol", True)
-    assert isinstance(device.ask(2, work=Work(3, 4)), ReplyHeader)
+    assert isinstance(device.assign(2, work=Work(3, 4)), ReplyHeader)

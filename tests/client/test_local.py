@@ -47,7 +47,7 @@ def test_what_train_does_not_carry_out_is_refused_everywhere_and_its_default_now
 
 
 @pytest.mark.parametrize("key", IGNORED_BY_TRAIN)
-def test_a_plan_that_asks_what_train_would_not_do_is_refused_before_a_run(key: str) -> None:
+def test_a_plan_that_selects_what_train_would_not_do_is_refused_before_a_run(key: str) -> None:
     plan = plan_of(f"{key} = {OTHER[key]!r}", run="rounds = 1")
     with pytest.raises(PlanError, match=rf"\[local\] {key} = .* its own train\(\)") as caught:
         require_own_loop(plan, WHOLE)
@@ -62,7 +62,7 @@ def test_a_device_whose_own_train_would_not_do_it_fails_the_assignment_before_it
     read: list[Any] = []
     task = task_of(train=lambda model, data, local: 3, data=read.append)
     aggregator = Aggregator(tmp_path, task, plan_of(f"{key} = {OTHER[key]!r}"))
-    failure, _ = aggregator.answer(aggregator.session(), aggregator.ask())
+    failure, _ = aggregator.answer(aggregator.session(), aggregator.assign())
     assert isinstance(failure, Failure)
     assert failure.kind == "task-error"
     assert failure.text.startswith(f"[local] {key} = ")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.small_task import RUN, Aggregator, plan_of, task_of
-from thinwire.client import status, task
+from thinwire.client import calls
 from thinwire.client.handler import AssignmentHandler
 from thinwire.client.run_state import MARK, RunFolder, WriteBehindRunFolder
 from thinwire.core.errors import DataLost
@@ -25,8 +25,8 @@ def device(folder: Path, **uplink: str) -> Aggregator:
 def answered(
     aggregator: Aggregator, session: AssignmentHandler, number: int, kind: str = "train"
 ) -> tuple[ReplyHeader, bytes]:
-    head, bundle = aggregator.answer(session, aggregator.ask(number, kind=kind))
-    return head, bundle.read_bytes() if bundle else b""
+    header, bundle = aggregator.answer(session, aggregator.assign(number, kind=kind))
+    return header, bundle.read_bytes() if bundle else b""
 
 
 def fresh_bytes(folder: Path, number: int) -> bytes:
@@ -59,8 +59,8 @@ def test_it_begins_at_zero_above_what_was_seen_and_tells_so_once(tmp_path, how):
     aggregator = device(tmp_path / "lost")
     session = lose(aggregator, how)
     assert session.unsent(aggregator.said.append) == []
-    head, body = answered(aggregator, session, 4)
-    assert (head.lost, head.update_id.sequence) == (how, 4)
+    header, body = answered(aggregator, session, 4)
+    assert (header.lost, header.update_id.sequence) == (how, 4)
     assert body == fresh_bytes(tmp_path / "fresh", 4), "it begins with no residual"
     assert answered(aggregator, session, 5)[0].lost == ""
 
@@ -77,10 +77,10 @@ def test_it_is_told_by_the_first_update_also_when_another_process_makes_that(tmp
 
 def test_who_has_sent_nothing_that_this_disk_does_not_know_has_lost_nothing(tmp_path):
     aggregator = device(tmp_path)
-    head, _ = answered(aggregator, aggregator.session(), 1)
+    header, _ = answered(aggregator, aggregator.session(), 1)
     again = aggregator.session()
     again.welcomed({RUN: 1})
-    assert again.unsent()[0][0] == head
+    assert again.unsent()[0][0] == header
     assert answered(aggregator, again, 2)[0].lost == ""
 
 
@@ -96,21 +96,20 @@ def test_with_ef21_a_device_whose_state_is_older_does_not_take_part(tmp_path):
     answered(aggregator, session, 4, kind="evaluate")  # which makes its number the newest
     again = aggregator.session()
     again.welcomed({RUN: 4})
-    reply, _ = aggregator.answer(again, aggregator.ask(5))
+    reply, _ = aggregator.answer(again, aggregator.assign(5))
     assert isinstance(reply, Failure)
     assert reply.kind == "state-lost"
-    assert isinstance(aggregator.answer(again, aggregator.ask(6, references_from=6))[0], ReplyHeader)
+    assert isinstance(aggregator.answer(again, aggregator.assign(6, references_from=6))[0], ReplyHeader)
 
 
 @pytest.mark.parametrize("folder", [RunFolder, WriteBehindRunFolder])
 def test_files_that_are_nested_without_end_are_damaged_like_others(tmp_path: Path, folder: type[RunFolder]) -> None:
     """One of them would else end the client at each start."""
-    for name in ("state.json", MARK, task.FILE, status.STATUS_FILE, TRUST_FILE):
+    for name in ("state.json", MARK, calls.STATUS_FILE, TRUST_FILE):
         (tmp_path / name).write_bytes(b"[" * 100_000)
     state, said = folder(tmp_path).load()
     assert state.lost
     assert said
-    assert task.last(tmp_path) == {}
-    assert status.ClientStatus.load(tmp_path) is None
+    assert calls.ClientStatus.load(tmp_path) is None
     with pytest.raises(DataLost):
         Trust.load(tmp_path)

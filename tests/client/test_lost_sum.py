@@ -27,26 +27,26 @@ def without_state(other: Other, seen: int) -> AssignmentHandler:
 
 
 def kind(other: Other, session: AssignmentHandler, number: int, since: int) -> str:
-    reply, _ = other.answer(session, other.ask(number, references_from=since))
+    reply, _ = other.answer(session, other.assign(number, references_from=since))
     return getattr(reply, "kind", "answered")
 
 
 @BOTH
-def test_a_device_that_lost_it_says_so_and_does_not_begin_anew(tmp_path, algorithm):
+def test_a_device_that_lost_it_says_so_and_does_not_begin_again(tmp_path, algorithm):
     other = Other(tmp_path, task_of(), of(algorithm))
     rounds(other, other.session(), [()])
     damage(other)
-    reply, _ = other.answer(other.session(), other.ask(2))
+    reply, _ = other.answer(other.session(), other.assign(2))
     assert isinstance(reply, Failure)
     assert (reply.kind, algorithm in reply.text) == ("state-lost", True)
     fresh = Other(tmp_path / "fresh", task_of(), other.plan)
     session = fresh.session()
     session.welcomed({RUN: 1})
-    assert fresh.answer(session, fresh.ask(2))[0].kind == "state-lost"
+    assert fresh.answer(session, fresh.assign(2))[0].kind == "state-lost"
 
 
 @BOTH
-def test_what_was_lost_before_all_began_anew_is_missed_no_more(tmp_path, algorithm):
+def test_what_was_lost_before_all_began_again_is_missed_no_more(tmp_path, algorithm):
     other = Other(tmp_path, task_of(), of(algorithm))
     rounds(other, other.session(), [()])
     session = without_state(other, 1)
@@ -66,9 +66,9 @@ def test_a_damaged_sum_that_counts_no_more_is_not_missed(tmp_path, algorithm):
 
 
 @BOTH
-def test_what_is_lost_after_all_began_anew_is_missed_until_they_do_again(tmp_path, algorithm):
+def test_what_is_lost_after_all_began_again_is_missed_until_they_do_again(tmp_path, algorithm):
     other = Other(tmp_path, task_of(), of(algorithm))
-    other.answer(other.session(), other.ask(3, references_from=3))
+    other.answer(other.session(), other.assign(3, references_from=3))
     session = without_state(other, 1)
     assert kind(other, session, 4, 3) == "state-lost"
     assert kind(other, without_state(other, 1), 5, 3) == "state-lost"
@@ -77,13 +77,13 @@ def test_what_is_lost_after_all_began_anew_is_missed_until_they_do_again(tmp_pat
 
 
 @BOTH
-def test_a_loss_of_which_no_ask_says_when_it_was_is_missed(tmp_path, algorithm):
-    """It may have answered since all began anew, and its disk is from before."""
+def test_a_loss_of_which_no_assignment_says_when_it_was_is_missed(tmp_path, algorithm):
+    """It may have answered since all began again, and its disk is from before."""
     other, copy = Other(tmp_path, task_of(), of(algorithm)), tmp_path / "copy"
     rounds(other, other.session(), [()])
     runs = tmp_path / "device" / "runs"
     shutil.copytree(runs, copy)
-    other.answer(other.session(), other.ask(3, references_from=3))
+    other.answer(other.session(), other.assign(3, references_from=3))
     shutil.rmtree(runs)
     shutil.copytree(copy, runs)
     session = other.session()

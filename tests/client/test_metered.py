@@ -23,7 +23,7 @@ def test_the_owner_knows_best_what_a_link_costs():
         ("true", None),
     ],
 )
-def test_networkmanager_is_asked_where_it_is_installed(tmp_path, monkeypatch, program, price):
+def test_networkmanager_is_selected_where_it_is_installed(tmp_path, monkeypatch, program, price):
     (tmp_path / "nmcli").write_text(f"#!/bin/sh\n{program}\n")
     (tmp_path / "nmcli").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.defpath}")

@@ -58,14 +58,16 @@ def test_it_has_nothing_of_ours_and_gives_the_same_bits(
     assert {"python", "numpy", "torch"} <= set(elsewhere.worker.versions)
     here = Aggregator(tmp_path / "here", load_task(elsewhere.spec), elsewhere.aggregator.plan)
     try:
-        head, bundle = elsewhere.session().answer(elsewhere.aggregator.ask(1), lambda: False, elsewhere.said.append)
+        header, bundle = elsewhere.session().answer(
+            elsewhere.aggregator.assign(1), lambda: False, elsewhere.said.append
+        )
     finally:
         elsewhere.worker.close()
-    assert isinstance(head, ReplyHeader), head
+    assert isinstance(header, ReplyHeader), header
     assert bundle is not None
     assert f"{other.parents[1]} []" in elsewhere.log
-    expected, its_bundle = here.answer(here.session(), here.ask(1))
-    assert (head.metrics, head.norm, head.parts) == (expected.metrics, expected.norm, expected.parts)
+    expected, its_bundle = here.answer(here.session(), here.assign(1))
+    assert (header.metrics, header.norm, header.parts) == (expected.metrics, expected.norm, expected.parts)
     assert bundle.read_bytes() == its_bundle.read_bytes()
 
 
@@ -113,7 +115,7 @@ def test_the_oldest_python_says_what_it_lacks(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("says", "text"),
-    [('{"python": "3.7.16"}', "is Python 3.7.16"), ("hello", "cannot be run"), ("[3]", "cannot be run")],
+    [('{"python": "3.7.16"}', "is Python 3.7.16"), ("hello", "does not run"), ("[3]", "does not run")],
 )
 def test_what_cannot_train_is_refused_in_words(tmp_path: Path, says: str, text: str) -> None:
     program = tmp_path / "python"

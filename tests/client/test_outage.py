@@ -9,12 +9,12 @@ from collections import Counter
 
 import pytest
 
-from thinwire.client.retry import ReconnectBackoff, Retrier
+from thinwire.client.calls import ReconnectBackoff, Retrier
 from thinwire.core.clock import VirtualClock
 from thinwire.core.errors import Refused, ThinwireError, Unreachable
 
 DEVICES = 10_000
-SPREAD_S = DEVICES / 100  # as the door gives it: some 100 come back each second
+SPREAD_S = DEVICES / 100  # as the device API gives it: some 100 come back each second
 
 
 def returns(down_s: float, devices: int = DEVICES, spread_s: float = SPREAD_S) -> list[float]:
@@ -93,7 +93,7 @@ def test_a_long_outage_takes_few_tries() -> None:
 
 def test_what_why_and_what_to_try_are_said() -> None:
     said: list[str] = []
-    errors = iter([Unreachable("nobody answers", "no route", "plug it in"), Refused("shut out")])
+    errors = iter([Unreachable("nobody answers", "no route", "plug it in"), Refused("revoked")])
 
     def call() -> None:
         error: ThinwireError = next(errors)

@@ -11,7 +11,7 @@ from tests.client.test_session import decoded, residual
 from tests.support.small_task import RUN, Aggregator, cross_entropy, plan_of, task_of
 from thinwire.client.handler import Begun
 from thinwire.client.outbox import start, still_pending
-from thinwire.core.types import Failure, UpdateId, Verdict
+from thinwire.core.types import Failure, UpdateId, UpdateOutcome
 
 OVERLAP = "[local.overlap]\nmax_delay = {}\n"
 SPARSE = {"codec": "topk(0.2) > int8", "feedback": "classic"}
@@ -21,12 +21,12 @@ def aggregator_of(folder, delay=1, task=None, **uplink):
     return Aggregator(folder, task or task_of(), plan_of(OVERLAP.format(delay), **uplink))
 
 
-def ahead(aggregator, number, version=0, folded=(), dropped=(), params=None):
-    """The ask of round `number`, which starts from `version` and tells what was decided by then."""
-    told = [Verdict(UpdateId(RUN, "pi-01", n), "folded", at) for n, at in folded]
-    told += [Verdict(UpdateId(RUN, "pi-01", n), "dropped") for n in dropped]
-    made = aggregator.ask(number, params=params)
-    return replace(made, ask=replace(made.ask, base_version=version, verdicts=tuple(told)))
+def ahead(aggregator, number, version=0, aggregated=(), dropped=(), params=None):
+    """The assignment of round `number`, which starts from `version` and tells what was decided by then."""
+    told = [UpdateOutcome(UpdateId(RUN, "pi-01", n), "aggregated", at) for n, at in aggregated]
+    told += [UpdateOutcome(UpdateId(RUN, "pi-01", n), "dropped") for n in dropped]
+    made = aggregator.assign(number, params=params)
+    return replace(made, assignment=replace(made.assignment, base_version=version, outcomes=tuple(told)))
 
 
 def pending(session):
@@ -54,7 +54,7 @@ def test_training_starts_from_the_version_and_every_change_that_it_does_not_hold
     for number in (1, 2, 3):
         aggregator.answer(session, ahead(aggregator, number))
     mine, newer = pending(session), first + np.float32(0.5)
-    aggregator.answer(session, ahead(aggregator, 4, version=1, folded=[(1, 1), (2, 2)], params=newer))
+    aggregator.answer(session, ahead(aggregator, 4, version=1, aggregated=[(1, 1), (2, 2)], params=newer))
     assert [start.tobytes() for start in starts] == [
         first.tobytes(),
         (first + mine[1]).tobytes(),
@@ -64,20 +64,20 @@ def test_training_starts_from_the_version_and_every_change_that_it_does_not_hold
 
 
 def test_the_learning_rate_goes_on_by_the_changes_that_are_under_way(tmp_path):
-    """The second ask starts from the version of the first: of 4 rounds it is the second all the same."""
+    """The second assignment starts from the version of the first: of 4 rounds it is the second all the same."""
     plan = plan_of('schedule = "linear"\n' + OVERLAP.format(1), run="rounds = 4")
     aggregator = Aggregator(tmp_path, task_of(), plan, steps=1)
     session = aggregator.session()
-    heads = [aggregator.answer(session, ahead(aggregator, number))[0] for number in (1, 2)]
-    assert [head.a for head in heads] == pytest.approx([7 / 8, 5 / 8]), "the rate in the middle of each round"
+    headers = [aggregator.answer(session, ahead(aggregator, number))[0] for number in (1, 2)]
+    assert [header.a for header in headers] == pytest.approx([7 / 8, 5 / 8]), "the rate in the middle of each round"
 
 
 def test_a_pending_change_is_what_was_trained_and_not_what_was_sent(tmp_path):
     aggregator = aggregator_of(tmp_path, **SPARSE)
     session = aggregator.session()
-    head, bundle = aggregator.answer(session, ahead(aggregator, 1))
-    sent = decoded(aggregator, head, bundle)
-    np.testing.assert_allclose(pending(session)[1] / head.a, sent + residual(session), atol=1e-6)
+    header, bundle = aggregator.answer(session, ahead(aggregator, 1))
+    sent = decoded(aggregator, header, bundle)
+    np.testing.assert_allclose(pending(session)[1] / header.a, sent + residual(session), atol=1e-6)
     assert float(np.abs(residual(session)).max()) > 0
 
 
@@ -95,13 +95,13 @@ def test_a_dropped_change_is_pending_no_more_and_what_was_sent_of_it_is_in_the_r
     np.testing.assert_allclose(back, before + sent, atol=1e-7)
 
 
-def test_asks_may_be_begun_before_answers_are_finished_and_the_bytes_are_the_same(tmp_path):
-    asks = [(1, {}), (2, {}), (3, {"version": 1, "folded": [(1, 1)]}), (4, {"version": 1, "dropped": [2]})]
+def test_assignments_may_be_begun_before_answers_are_finished_and_the_bytes_are_the_same(tmp_path):
+    assignments = [(1, {}), (2, {}), (3, {"version": 1, "aggregated": [(1, 1)]}), (4, {"version": 1, "dropped": [2]})]
     one, other = aggregator_of(tmp_path / "one", **SPARSE), aggregator_of(tmp_path / "other", **SPARSE)
     session = one.session()
-    apart = [one.answer(session, ahead(one, number, **how))[0] for number, how in asks]
+    apart = [one.answer(session, ahead(one, number, **how))[0] for number, how in assignments]
     session, begun, together = other.session(), [], []
-    for number, how in asks:  # each is begun before the one before it is finished
+    for number, how in assignments:  # each is begun before the one before it is finished
         begun.append(session.begin(ahead(other, number, **how), lambda: False, other.said.append))
         together += [session.finish(begun.pop(0))[0]] if len(begun) > 1 else []
     together += [session.finish(begun.pop())[0]]
@@ -119,7 +119,7 @@ def test_a_new_process_goes_on_with_what_was_pending(tmp_path):
     assert [start.tobytes() for start in starts] == [expected]
 
 
-def test_where_each_ask_brings_the_verdict_on_the_last_it_is_training_without_overlap(tmp_path):
+def test_where_each_assignment_brings_the_outcome_on_the_last_it_is_training_without_overlap(tmp_path):
     overlapped, plain = (
         aggregator_of(tmp_path / "o", **SPARSE),
         Aggregator(tmp_path / "p", task_of(), plan_of(**SPARSE)),
@@ -127,8 +127,8 @@ def test_where_each_ask_brings_the_verdict_on_the_last_it_is_training_without_ov
     found = []
     for aggregator in (overlapped, plain):
         session = aggregator.session()
-        told = [ahead(aggregator, n, version=n - 1, folded=[(n - 1, n - 1)] if n > 1 else []) for n in (1, 2, 3)]
-        found.append([aggregator.answer(session, ask)[1].read_bytes() for ask in told])
+        told = [ahead(aggregator, n, version=n - 1, aggregated=[(n - 1, n - 1)] if n > 1 else []) for n in (1, 2, 3)]
+        found.append([aggregator.answer(session, assignment)[1].read_bytes() for assignment in told])
     assert found[0] == found[1]
 
 
@@ -141,12 +141,12 @@ def test_a_change_that_cannot_be_encoded_is_not_gone_on_with(tmp_path, monkeypat
     reply, _ = session.finish(begun)
     monkeypatch.undo()
     assert isinstance(reply, Failure) and reply.kind == "task-error"
-    head, _ = aggregator.answer(session, ahead(aggregator, 2))
+    header, _ = aggregator.answer(session, ahead(aggregator, 2))
     assert starts[1].tobytes() == first.tobytes()
-    assert head.update_id.sequence == 2 and set(pending(session)) == {2}
+    assert header.update_id.sequence == 2 and set(pending(session)) == {2}
 
 
-def test_a_failure_is_told_in_its_turn_and_its_verdicts_count(tmp_path):
+def test_a_failure_is_told_in_its_turn_and_its_outcomes_count(tmp_path):
     broken: list[str] = []
 
     def loss(model, batch):
@@ -158,21 +158,21 @@ def test_a_failure_is_told_in_its_turn_and_its_verdicts_count(tmp_path):
     session = aggregator.session()
     aggregator.answer(session, ahead(aggregator, 1))
     broken.append("no")
-    reply, _ = aggregator.answer(session, ahead(aggregator, 2, version=1, folded=[(1, 1)]))
+    reply, _ = aggregator.answer(session, ahead(aggregator, 2, version=1, aggregated=[(1, 1)]))
     assert isinstance(reply, Failure)
     assert session.kept[RUN][1].outbox == ()
-    aggregator.answer(session, ahead(aggregator, 3, version=1, folded=[(1, 1)]))
+    aggregator.answer(session, ahead(aggregator, 3, version=1, aggregated=[(1, 1)]))
     assert set(pending(session)) == {2}
 
 
 @pytest.mark.parametrize(("told", "left"), [
-    ([], [3, 4]), ([("folded", 3, 5)], [4]), ([("folded", 3, 6)], [3, 4]), ([("dropped", 4, -1)], [3]),
+    ([], [3, 4]), ([("aggregated", 3, 5)], [4]), ([("aggregated", 3, 6)], [3, 4]), ([("dropped", 4, -1)], [3]),
     ([("unknown", 4, -1)], [3, 4]),
 ])  # fmt: skip
 def test_a_change_is_under_way_until_the_version_holds_it_or_nobody_wants_it(told, left):
     changes = {str(n): np.full(2, n, np.float32) for n in (3, 4)}
-    verdicts = [Verdict(UpdateId(RUN, "pi-01", n), outcome, at) for outcome, n, at in told]
-    assert [int(n) for n in still_pending(changes, verdicts, version=5, most=2)] == left
+    outcomes = [UpdateOutcome(UpdateId(RUN, "pi-01", n), outcome, at) for outcome, n, at in told]
+    assert [int(n) for n in still_pending(changes, outcomes, version=5, most=2)] == left
 
 
 def test_of_more_changes_than_may_be_under_way_the_oldest_are_not_counted_on():

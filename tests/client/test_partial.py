@@ -14,7 +14,8 @@ from torch.utils.data import DataLoader
 
 from tests.support.small_task import Aggregator, examples, linear, local_of, plan_of, task_of
 from tests.support.trained_elsewhere import Elsewhere
-from thinwire.client.context import ENCODES, SLOWER, UplinkTimeEstimator
+from thinwire.client.device_info import ENCODES, SLOWER, UplinkTimeEstimator
+from thinwire.client.executor import InProcessExecutor
 from thinwire.client.task import require_own_loop
 from thinwire.client.train import module as tensors
 from thinwire.client.train.errors import BadTask
@@ -26,6 +27,7 @@ from thinwire.core.clock import VirtualClock
 from thinwire.core.errors import PlanError
 from thinwire.core.formatting import p90
 from thinwire.core.types import ReplyHeader, Timings
+from thinwire.simulation.client_pool import PacedExecutor
 
 PARTIAL = "partial = true"
 ODD = "momentum = 0.9\nprox = 0.3\naccumulate = 2"
@@ -41,8 +43,10 @@ def trained(text: str, work: Work, until: float | None = None, least: int = 1, s
     torch.manual_seed(0)
     module, clock = linear(), scripted()
     partial = None if until is None else TimeBudget(until, least, clock)
-    trainer = TorchTrainer(task_of(), local_of(plan_of(text)), slow_step_s=step_s, partial=partial, clock=clock)
-    done = trainer.train(module, examples() if data is None else data, work, Key(7))
+    trainer = TorchTrainer(task_of(), local_of(plan_of(text)), partial=partial, clock=clock)
+    done = trainer.train(
+        module, examples() if data is None else data, work, Key(7), lambda steps, total: clock.sleep(step_s)
+    )
     return tensors.read(module, tensors.places_of(module)), done, clock.now()
 
 
@@ -93,89 +97,95 @@ def test_the_learning_rate_falls_as_over_the_whole_work():
         module, clock = linear(), scripted()
         partial = None if until is None else TimeBudget(until, 1, clock)
         schedule = Schedule("linear", begin=0.0, until=0.5 * steps / 8)
-        trainer = TorchTrainer(task_of(), local_of(plan_of()), "cpu", 1.0, schedule, partial, clock)
-        done = trainer.train(module, examples(), Work(steps, 8), Key(7))
+        trainer = TorchTrainer(task_of(), local_of(plan_of()), "cpu", schedule, partial, clock)
+        done = trainer.train(module, examples(), Work(steps, 8), Key(7), lambda steps, total: clock.sleep(1.0))
         return done.a, tensors.read(module, tensors.places_of(module)).tobytes()
 
     assert train(8, until=4.0) == train(4, until=None)
 
 
 def answered(folder: Path, text: str, **changed):
-    """A device's answer where a step takes a second, to an ask of 20 steps."""
-    plan, clock = plan_of(text), scripted()
-    aggregator = Aggregator(folder, task_of(), plan, steps=20)
-    session = aggregator.session(clock=clock, slow_step_s=1.0)
-    session.bench = session.bench.at(clock)  # type: ignore[attr-defined]  # it works in this process
-    delivery = aggregator.ask(**{"deadline_s": 10.0, **changed})
+    """A device's answer where a step takes a second, to an assignment of 20 steps."""
+    aggregator = Aggregator(folder, task_of(), plan_of(text), steps=20)
+    bench = PacedExecutor(InProcessExecutor(aggregator.task), 1.0)
+    session = aggregator.session(clock=bench.clock)
+    session.bench = bench
+    delivery = aggregator.assign(**{"deadline_s": 10.0, **changed})
     return aggregator, session, delivery
 
 
 def test_a_device_stops_so_early_that_a_tenth_of_the_deadline_is_left(tmp_path):
     aggregator, session, delivery = answered(tmp_path, PARTIAL)
-    head, _ = aggregator.answer(session, delivery)
-    assert (head.steps, head.planned, head.examples, head.a) == (8, 20, 10, 8.0)  # 9 s, less a guess of the encode
+    header, _ = aggregator.answer(session, delivery)
+    assert (header.steps, header.planned, header.examples, header.a) == (
+        8,
+        20,
+        10,
+        8.0,
+    )  # 9 s, less a guess of the encode
     assert "round 1: stopped after 8 of 20 steps, to send them in time" in aggregator.said
-    whole, _ = aggregator.answer(session, aggregator.ask(2, deadline_s=60.0))
+    whole, _ = aggregator.answer(session, aggregator.assign(2, deadline_s=60.0))
     assert (whole.steps, whole.planned, whole.examples) == (20, 0, 24)
 
 
 def test_without_partial_work_a_deadline_stops_nobody(tmp_path):
     aggregator, session, delivery = answered(tmp_path, "")
-    head, _ = aggregator.answer(session, delivery)
-    assert (head.steps, head.planned) == (20, 0)
+    header, _ = aggregator.answer(session, delivery)
+    assert (header.steps, header.planned) == (20, 0)
 
 
 def test_min_steps_are_made_when_the_time_is_up_already(tmp_path):
     aggregator, session, delivery = answered(tmp_path, PARTIAL + "\nmin_steps = 3", deadline_s=0.5)
-    head, _ = aggregator.answer(session, delivery)
-    assert (head.steps, head.a) == (3, 3.0)
+    header, _ = aggregator.answer(session, delivery)
+    assert (header.steps, header.a) == (3, 3.0)
 
 
 @pytest.mark.parametrize(
-    ("late", "upload_s", "steps"), [("fold", 10.5, 20), ("drop", 10.5, 3), ("fold", 9.5, 3), ("fold", 25.0, 9)]
+    ("late", "upload_s", "steps"),
+    [("aggregate", 10.5, 20), ("drop", 10.5, 3), ("aggregate", 9.5, 3), ("aggregate", 25.0, 9)],
 )
 def test_who_is_known_to_come_late_whatever_it_does_works_for_as_long_as_that_counts(tmp_path, late, upload_s, steps):
     """Two and a half deadlines of 10 s, of five that it may be late by. With 9.5 s of upload `min_steps` are made."""
     aggregator, session, delivery = answered(tmp_path, f'{PARTIAL}\nmin_steps = 3\n[cohort]\nlate = "{late}"')
     first, _ = aggregator.answer(session, delivery)
     session.delivered(first, upload_s=upload_s)
-    head, _ = aggregator.answer(session, aggregator.ask(2, deadline_s=10.0))
-    assert (first.steps, head.steps) == (8, steps)
+    header, _ = aggregator.answer(session, aggregator.assign(2, deadline_s=10.0))
+    assert (first.steps, header.steps) == (8, steps)
 
 
 def test_one_slow_upload_makes_nobody_late_for_rounds(tmp_path):
     aggregator, session, delivery = answered(tmp_path, f"{PARTIAL}\nmin_steps = 3")
-    head, _ = aggregator.answer(session, delivery)
+    header, _ = aggregator.answer(session, delivery)
     for number, upload_s in ((2, 20.0), (3, 0.2), (4, 0.2)):
-        session.delivered(head, upload_s=upload_s)
-        head, _ = aggregator.answer(session, aggregator.ask(number, deadline_s=10.0))
-    assert head.steps == 3, "its p90 says that there is no time, and its best that there was"
+        session.delivered(header, upload_s=upload_s)
+        header, _ = aggregator.answer(session, aggregator.assign(number, deadline_s=10.0))
+    assert header.steps == 3, "its p90 says that there is no time, and its best that there was"
 
 
 def test_what_came_before_the_training_is_taken_off(tmp_path):
     aggregator, session, delivery = answered(tmp_path, PARTIAL)
     session._afterwards["small-1"] = UplinkTimeEstimator()
     session._afterwards["small-1"].sending["identity"].append(0.0)
-    head, _ = session.answer(replace(delivery, download_s=2.0), lambda: False, aggregator.said.append, queue_s=3.0)
-    assert head.steps == 3
+    header, _ = session.answer(replace(delivery, download_s=2.0), lambda: False, aggregator.said.append, queue_s=3.0)
+    assert header.steps == 3
 
 
 def test_what_encoding_and_sending_took_before_is_taken_off(tmp_path):
     aggregator, session, delivery = answered(tmp_path, PARTIAL)
-    head, _ = aggregator.answer(session, delivery)
-    session.delivered(head, upload_s=4.0)
-    after, _ = aggregator.answer(session, aggregator.ask(2, deadline_s=10.0))
+    header, _ = aggregator.answer(session, delivery)
+    session.delivered(header, upload_s=4.0)
+    after, _ = aggregator.answer(session, aggregator.assign(2, deadline_s=10.0))
     session.delivered(after)  # cut on its way: it says nothing of the link
-    again, _ = aggregator.answer(session, aggregator.ask(3, deadline_s=10.0))
-    assert [head.steps, after.steps, again.steps] == [8, 5, 5]
+    again, _ = aggregator.answer(session, aggregator.assign(3, deadline_s=10.0))
+    assert [header.steps, after.steps, again.steps] == [8, 5, 5]
 
 
 def test_a_first_guess_goes_by_the_download_and_is_replaced_by_what_is_known():
     after = UplinkTimeEstimator()
-    head = ReplyHeader("a", None, 0, 1, codec="int8", timings=Timings(encode_s=0.5))  # type: ignore[arg-type]
+    header = ReplyHeader("a", None, 0, 1, codec="int8", timings=Timings(encode_s=0.5))  # type: ignore[arg-type]
     assert after.lasts_s("int8", 4000, 2000, 3.0) == pytest.approx(4000 / ENCODES + SLOWER * 6.0)
-    after.encoded(head, commit_s=0.25)
-    after.sent(head, 2.0)
+    after.encoded(header, commit_s=0.25)
+    after.sent(header, 2.0)
     assert after.lasts_s("int8", 4000, 2000, 3.0) == 2.75
     assert after.lasts_s("fp16", 4000, 2000, 0.0) == 2.75  # another codec was dearer than the guess
 

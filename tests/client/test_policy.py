@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thinwire.client.policy import Kind, Mode, Policy, PolicyContext, decide, load_policy, parse_policy
+from thinwire.client.policy import Kind, Mode, Policy, load_policy, parse_policy
+from thinwire.client.policy_rules import PolicyContext, decide
 from thinwire.core import RunPlan
 from thinwire.core.errors import PlanError
 
@@ -26,9 +27,13 @@ def plan(**sections: Any) -> dict[str, Any]:
 
 
 def said(
-    policy: Policy, asked: dict[str, Any] = PLAN, facts: PolicyContext = FACTS, kind: str = "train", task: str = "ecg"
+    policy: Policy,
+    assigned: dict[str, Any] = PLAN,
+    facts: PolicyContext = FACTS,
+    kind: str = "train",
+    task: str = "ecg",
 ) -> str:
-    declined = decide(policy, task, kind, asked, facts)
+    declined = decide(policy, task, kind, assigned, facts)
     return declined.text if declined else ""
 
 
@@ -37,7 +42,7 @@ def rule_of(*args: Any, **more: Any) -> str:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_without_a_policy_every_kind_is_let_in(kind):
+def test_without_a_policy_every_kind_is_approved(kind):
     assert said(Policy(), kind=kind, facts=PolicyContext(None, None)) == ""
 
 
@@ -47,7 +52,7 @@ def test_a_task_that_is_not_allowed_is_declined_for_every_kind(kind):
     assert said(Policy(tasks=["mri", "ecg"]), kind=kind) == ""
 
 
-def test_an_ask_for_one_task_with_the_plan_of_another_is_declined():
+def test_an_assignment_for_one_task_with_the_plan_of_another_is_declined():
     assert rule_of(Policy(), task="mri") == "tasks"
 
 
@@ -79,12 +84,77 @@ def test_a_plan_with_masks_is_declined_by_a_version_that_has_none():
     assert rule_of(Policy(), plan(secure={"enabled": True}), replace(FACTS, carries=frozenset())) == "secure"
 
 
+MASKED: dict[str, Any] = {"adversary": "curious", "max_corrupt_assumed": 0.0, "min_cohort": 1, "min_survivors": 1}
+
+
+@pytest.mark.parametrize("key", MASKED)
+def test_a_rule_on_masks_declines_every_plan_in_the_clear(key):
+    """Where the owner bounds a sum from below, a round that shows each update alone is no round of that kind."""
+    assert (
+        said(Policy(**{key: MASKED[key]})) == f"{key}: the plan sums in the clear, so the aggregator sees each update"
+    )
+    assert said(Policy(**{key: MASKED[key]}), plan(secure={"enabled": True, "min_survivors": 1})) == ""
+
+
+@pytest.mark.parametrize(
+    ("own", "assigned", "declined"),
+    [
+        ("malicious", "curious", "adversary"),
+        ("malicious", "malicious", ""),
+        ("curious", "curious", ""),
+        ("curious", "malicious", ""),
+        (None, "curious", ""),
+    ],
+)
+def test_a_plan_withstands_no_weaker_aggregator_than_the_owner_assumes(own, assigned, declined):
+    assert rule_of(Policy(adversary=own), plan(secure={"enabled": True, "adversary": assigned})) == declined
+
+
+def test_the_owner_demands_that_at_least_a_share_of_corrupt_clients_is_withstood():
+    policy = Policy(max_corrupt_assumed=0.2)
+    shares = [0.0, 0.19, 0.2, 0.5]
+    found = [rule_of(policy, plan(secure={"enabled": True, "max_corrupt": share})) for share in shares]
+    assert found == ["max_corrupt_assumed", "max_corrupt_assumed", "", ""]
+
+
+def test_a_sum_has_at_least_as_many_survivors_as_the_owner_says():
+    found = [rule_of(Policy(min_survivors=5), plan(secure={"enabled": True, "min_survivors": n})) for n in (0, 4, 5, 6)]
+    assert found == ["min_survivors", "min_survivors", "", ""]
+
+
+@pytest.mark.parametrize(
+    ("cohort", "selected", "declined"),
+    [
+        ({"clients": 9}, None, "min_cohort"),
+        ({"clients": 8, "over_select": 0.25}, None, ""),
+        ({"clients": "all"}, None, ""),
+        ({"clients": "all"}, 9, "min_cohort"),
+        ({"clients": 0.5}, 10, ""),
+        ({"clients": 20}, 9, "min_cohort"),
+    ],
+)
+def test_a_round_has_at_least_as_many_clients_as_the_owner_says(cohort, selected, declined):
+    """The terms of the round decide; before them a plan that selects all or a share does not say how many."""
+    facts = replace(FACTS, selected=selected)
+    assert rule_of(Policy(min_cohort=10), plan(secure={"enabled": True}, cohort=cohort), facts) == declined
+
+
+def test_terms_that_have_no_threshold_are_declined_with_any_policy():
+    malicious = plan(secure={"enabled": True, "adversary": "malicious", "max_dropout": 0.4, "max_corrupt": 0.3})
+    assert said(Policy(), malicious, replace(FACTS, selected=10)).startswith(
+        "secure: no threshold withstands a malicious"
+    )
+    assert rule_of(Policy(), plan(secure={"enabled": True}), replace(FACTS, selected=2)) == "secure"
+    assert rule_of(Policy(), plan(secure={"enabled": True}), replace(FACTS, selected=3)) == ""
+    assert rule_of(Policy(), facts=replace(FACTS, selected=1)) == ""
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_a_mode_of_privacy_that_is_not_among_the_owners_is_declined(mode):
-    asked = plan(privacy={"mode": mode})
+    assigned = plan(privacy={"mode": mode})
     others = [other for other in MODES if other != mode]
-    assert said(Policy(privacy=others), asked) == f'privacy: mode = "{mode}" is not private enough here'
-    assert said(Policy(privacy=[mode]), asked) == ""
+    assert said(Policy(privacy=others), assigned) == f'privacy: mode = "{mode}" is not private enough here'
+    assert said(Policy(privacy=[mode]), assigned) == ""
 
 
 @pytest.mark.parametrize("mode", ["central", "distributed", "example"])
@@ -140,7 +210,7 @@ def test_who_declines_by_the_hour_says_how_long_it_stays_so(hours, again_s):
 
 
 def test_a_day_that_is_used_up_ends_at_midnight():
-    text = said(Policy(rounds_a_day=1), facts=replace(FACTS, let_in=1))
+    text = said(Policy(rounds_a_day=1), facts=replace(FACTS, admitted=1))
     assert text == "rounds_a_day: the 1 of today are used up (again in 43200 s)"
 
 
@@ -156,11 +226,11 @@ def test_of_two_spans_that_make_a_day_exactly_one_is_open(begin, end, at):
 
 def test_so_many_a_day_and_no_more():
     policy = Policy(rounds_a_day=3)
-    assert [rule_of(policy, facts=replace(FACTS, let_in=n)) for n in (0, 2, 3, 4)] == ["", "", *["rounds_a_day"] * 2]
+    assert [rule_of(policy, facts=replace(FACTS, admitted=n)) for n in (0, 2, 3, 4)] == ["", "", *["rounds_a_day"] * 2]
 
 
-@pytest.mark.parametrize("facts", [replace(FACTS, let_in=None), replace(FACTS, now=None)])
-def test_counts_that_cannot_be_read_or_a_day_that_is_not_known_are_declined(facts):
+@pytest.mark.parametrize("facts", [replace(FACTS, admitted=None), replace(FACTS, now=None)])
+def test_counts_that_are_not_readable_or_a_day_that_is_not_known_are_declined(facts):
     assert rule_of(Policy(rounds_a_day=3), facts=facts) == "rounds_a_day"
 
 
@@ -179,20 +249,20 @@ SECTIONS = [name for name in PLAN if name != "plan_version"]
     section=st.sampled_from(["", *SECTIONS, "cohort.requires"]), key=names, value=values, kind=st.sampled_from(KINDS)
 )
 def test_a_plan_with_a_key_that_this_version_does_not_know_is_declined(section, key, value, kind):
-    asked: dict[str, Any] = {name: dict(keys) if isinstance(keys, dict) else keys for name, keys in PLAN.items()}
-    table = asked
+    assigned: dict[str, Any] = {name: dict(keys) if isinstance(keys, dict) else keys for name, keys in PLAN.items()}
+    table = assigned
     for name in section.split(".") if section else ():
         table[name] = dict(table[name])
         table = table[name]
     if key not in table:
         table[key] = value
-        text = said(Policy(), asked, kind=kind)
+        text = said(Policy(), assigned, kind=kind)
         assert text.startswith("plan: this version cannot judge it")
         assert len(text) < 400
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "assigned",
     [
         {},
         [],
@@ -203,8 +273,8 @@ def test_a_plan_with_a_key_that_this_version_does_not_know_is_declined(section, 
         plan(privacy={"delta": float("nan")}),
     ],
 )
-def test_a_plan_that_cannot_be_read_is_declined(asked):
-    assert rule_of(Policy(), asked) == "plan"
+def test_a_plan_that_is_not_readable_is_declined(assigned):
+    assert rule_of(Policy(), assigned) == "plan"
 
 
 @given(key=names.filter(lambda key: key not in Policy.model_fields), value=st.integers())
@@ -228,6 +298,10 @@ def test_a_key_of_the_policy_that_this_version_does_not_know_is_refused(key, val
         ("[policy]\nrounds_a_day = 0", "[policy] rounds_a_day"),
         ("[policy]\nrounds_a_day = true", "[policy] rounds_a_day"),
         ("[policy]\nmax_epsilon = '4'", "[policy] max_epsilon"),
+        ("[policy]\nadversary = 'any'", "[policy] adversary"),
+        ("[policy]\nmax_corrupt_assumed = 1.0", "[policy] max_corrupt_assumed"),
+        ("[policy]\nmin_cohort = 0", "[policy] min_cohort"),
+        ("[policy]\nmin_survivors = true", "[policy] min_survivors"),
         ("[policy]\nmax_epsilon = inf", "[policy] max_epsilon"),
         ("[policy]\nmetered = false", "[policy] metered"),
         ("[policy]\nprivacy = 'central'", "[policy] privacy"),

@@ -58,35 +58,35 @@ def by_name(model: nn.Module, batch: Any) -> torch.Tensor:
 
 
 def test_a_trainer_that_indexes_its_data_passes_the_check_as_it_trains_on_a_device(tmp_path) -> None:
-    asked: list[Any] = []
+    assigned: list[Any] = []
 
     def train(model: nn.Module, data: Any, local: Any) -> int:
-        asked.append(local.steps)
+        assigned.append(local.steps)
         assert Trainer(model, data, local.lr, local.batch, local.steps).train() == local.steps
         return len(data)
 
     task = task_of(train=train, data=lambda site: Split(Texts(24), Texts(6)), loss=by_name)
     plan = plan_of("steps = 40")
     found = rehearse(task, Site(), plan)
-    assert asked == [1, STEPS]  # limited by what is asked of it
+    assert assigned == [1, STEPS]  # limited by its assignment
     assert found.own_train
     assert found.loss_after != found.loss_before
     aggregator = Aggregator(tmp_path, task, plan)
-    head, _ = aggregator.answer(aggregator.session(), aggregator.ask())
-    assert isinstance(head, ReplyHeader), head
-    assert asked[-1] == 40
+    header, _ = aggregator.answer(aggregator.session(), aggregator.assign())
+    assert isinstance(header, ReplyHeader), header
+    assert assigned[-1] == 40
 
 
 @pytest.mark.parametrize("text", ["", "epochs = 3", "epochs = 0.5"])
-def test_a_plan_in_epochs_asks_train_for_one_at_most(text: str) -> None:
-    asked: list[Any] = []
+def test_a_plan_in_epochs_assignments_train_for_one_at_most(text: str) -> None:
+    assigned: list[Any] = []
 
     def train(model: nn.Module, data: Any, local: Any) -> int:
-        asked.append(local.epochs)
+        assigned.append(local.epochs)
         return len(data)
 
     rehearse(task_of(train=train), Site(), plan_of(text))
-    assert asked == [{"": None, "epochs = 3": 1.0, "epochs = 0.5": 0.5}[text]] * 2
+    assert assigned == [{"": None, "epochs = 3": 1.0, "epochs = 0.5": 0.5}[text]] * 2
 
 
 @pytest.mark.parametrize("own", [True, False], ids=["train", "loss"])
@@ -207,7 +207,7 @@ def test_a_function_that_gives_something_else_is_told_what_it_gave_and_what_to_w
     if function == "model":  # no aggregator has a model to send, then
         return
     aggregator = Aggregator(tmp_path, task, plan)
-    failure, _ = aggregator.answer(aggregator.session(), aggregator.ask())
+    failure, _ = aggregator.answer(aggregator.session(), aggregator.assign())
     assert what in failure.text
     assert f"; try: {instead}" in aggregator.said[-1]
 

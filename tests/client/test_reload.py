@@ -1,4 +1,6 @@
-"""`thinwire client reload`: the tasks and the policy as they are now, told to the aggregator, and no ask is lost."""
+"""`thinwire client reload`: the tasks and the policy as they are now, told to the aggregator, and no assignment is
+lost.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ from thinwire.client.admission import AdmissionController
 from thinwire.client.agent import serve
 from thinwire.client.policy import FILE, load_policy
 from thinwire.client.train.protocol import Site
-from thinwire.core.fleet import Envelope, NodeJoined
-from thinwire.core.types import Failure, ReplyHeader
+from thinwire.core.fleet import ClientConnected, Envelope
+from thinwire.core.types import Failure, Reply, ReplyHeader
 from thinwire.simulation.local_fleet import LocalFleet, LocalLink
 from thinwire.store import FileSpool
 
@@ -35,7 +37,7 @@ class Reloadable:
         self.elsewhere.worker.describe()
         self._thread = threading.Thread(target=self._run, args=(folder / "downloads",))
         self._thread.start()
-        self.first = polled(self.fleet, NodeJoined)
+        self.first = polled(self.fleet, ClientConnected)
 
     def _run(self, downloads: Path) -> None:
         worker, folder = self.elsewhere.worker, self.elsewhere.folder
@@ -46,15 +48,15 @@ class Reloadable:
             reread=lambda: load_policy(self.rules),
         )  # fmt: skip
 
-    def answer(self, number: int, **changed: Any) -> ReplyHeader | Failure:
-        ask = self.elsewhere.aggregator.ask(number, **changed)
-        self.fleet.send([Envelope(DEVICE, ask.ask, ask.bundle)])
+    def answer(self, number: int, **changed: Any) -> Reply:
+        assignment = self.elsewhere.aggregator.assign(number, **changed)
+        self.fleet.send([Envelope(DEVICE, assignment.assignment, assignment.bundle)])
         return polled(self.fleet, (ReplyHeader, Failure))  # type: ignore[arg-type]  # either of them
 
-    def reloaded(self) -> NodeJoined:
+    def reloaded(self) -> ClientConnected:
         """What the device says of itself after a reload, while its pull waits."""
         self.wished.set()
-        return polled(self.fleet, NodeJoined)
+        return polled(self.fleet, ClientConnected)
 
     def close(self) -> None:
         self.stop.set()
@@ -81,7 +83,7 @@ def test_a_reload_imports_the_code_as_it_is_now_in_a_fresh_process(reloadable: R
     assert any(line.startswith("the task small is 2.0 ") for line in reloadable.said)
 
 
-def test_a_reload_of_code_that_cannot_be_imported_is_told_and_the_next_one_mends_it(reloadable: Reloadable) -> None:
+def test_a_reload_of_code_that_does_not_import_is_told_and_the_next_one_mends_it(reloadable: Reloadable) -> None:
     reloadable.elsewhere.file.write_text(TASK.replace("def model", "raise ValueError('Ada')\n\n\ndef model"))
     (told,) = reloadable.reloaded().hello.tasks
     assert ("cannot import" in told.error, "Ada" in told.error) == (True, False)
@@ -93,7 +95,7 @@ def test_a_reload_of_code_that_cannot_be_imported_is_told_and_the_next_one_mends
     assert isinstance(reloadable.answer(2), ReplyHeader)
 
 
-def test_a_reload_reads_the_policy_anew_and_tells_that_it_is_another_one(reloadable: Reloadable) -> None:
+def test_a_reload_reads_the_policy_again_and_tells_that_it_is_another_one(reloadable: Reloadable) -> None:
     reloadable.rules.write_text('[policy]\nkinds = ["evaluate"]\n')
     told = reloadable.reloaded().hello
     assert "policy" not in reloadable.first.hello.versions
@@ -106,7 +108,7 @@ def test_a_reload_reads_the_policy_anew_and_tells_that_it_is_another_one(reloada
     assert isinstance(reloadable.answer(2), ReplyHeader)
 
 
-def test_a_policy_that_cannot_be_read_leaves_the_one_before_in_force(reloadable: Reloadable) -> None:
+def test_a_policy_that_is_not_readable_leaves_the_one_before_in_force(reloadable: Reloadable) -> None:
     reloadable.rules.write_text('[policy]\nkinds = ["evaluate"]\n')
     reloadable.reloaded()
     reloadable.rules.write_text('[policy]\nkindz = ["train"]\n')

@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.fleet_words import polled
+from tests.support.fleet_words import polled, until
 from tests.support.small_task import RUN, Aggregator, cross_entropy, plan_of, task_of
 from tests.support.transport_doubles import place
 from thinwire.client.admission import AdmissionController
 from thinwire.client.agent import serve, versions
-from thinwire.client.context import UplinkTimeEstimator
+from thinwire.client.device_info import UplinkTimeEstimator
 from thinwire.client.loop import sent
 from thinwire.client.policy import Policy
-from thinwire.core.errors import NotTaken
-from thinwire.core.fleet import Delivery, Envelope, NodeJoined, NodeLeft
+from thinwire.core.errors import NotAccepted
+from thinwire.core.fleet import ClientConnected, ClientDisconnected, Delivery, Envelope
 from thinwire.core.statedir import private_folder
-from thinwire.core.types import Ask, Failure, Part, ReplyHeader, Timings, UpdateId
+from thinwire.core.types import Assignment, Failure, Part, ReplyHeader, Timings, UpdateId
 from thinwire.simulation.local_fleet import LocalFleet, LocalLink
 from thinwire.store import FileSpool
 
@@ -34,7 +34,7 @@ class Running:
 
     def __init__(self, folder: Path, **functions: Any) -> None:
         self.folder, self.task = folder, task_of(**functions)
-        self.aggregator = Aggregator(folder / "asks", self.task, plan_of())
+        self.aggregator = Aggregator(folder / "assignments", self.task, plan_of())
         self.fleet = LocalFleet(FileSpool(folder / "spool"))
         self.stop, self.said, self.code = threading.Event(), list[str](), list[int]()
 
@@ -52,11 +52,11 @@ class Running:
 
         thread = threading.Thread(target=run)
         thread.start()
-        self.joined = polled(self.fleet, NodeJoined)
+        self.joined = polled(self.fleet, ClientConnected)
         return thread
 
     def send(self, *deliveries: Delivery) -> None:
-        self.fleet.send([Envelope(DEVICE, delivery.ask, delivery.bundle) for delivery in deliveries])
+        self.fleet.send([Envelope(DEVICE, delivery.assignment, delivery.bundle) for delivery in deliveries])
 
 
 @pytest.fixture
@@ -66,19 +66,19 @@ def running(tmp_path: Path) -> Iterator[Running]:
     made.stop.set()
 
 
-def test_asks_are_answered_in_order_until_the_stop(running: Running) -> None:
+def test_assignments_are_answered_in_order_until_the_stop(running: Running) -> None:
     thread = running.start()
-    first, second = running.aggregator.ask(1), running.aggregator.ask(2, verdicts=[(1, "folded")])
+    first, second = running.aggregator.assign(1), running.aggregator.assign(2, outcomes=[(1, "aggregated")])
     running.send(first, second)
-    heads = [polled(running.fleet, ReplyHeader) for _ in range(2)]
-    assert [head.update_id.sequence for head in heads] == [1, 2]
+    headers = [polled(running.fleet, ReplyHeader) for _ in range(2)]
+    assert [header.update_id.sequence for header in headers] == [1, 2]
     assert first.bundle is not None
     assert first.bundle.exists()  # the aggregator's own file
     running.stop.set()
     thread.join(10)
     assert running.code == [0]
     assert not list((running.folder / "downloads").iterdir())
-    assert polled(running.fleet, NodeLeft).device == DEVICE
+    assert polled(running.fleet, ClientDisconnected).device == DEVICE
     assert running.said[:2] == ["connecting", "idle"]
     assert any(line.startswith("round 1: train") for line in running.said)
     assert any(line.startswith("round 2: sent") for line in running.said)
@@ -95,15 +95,15 @@ def test_who_is_stopped_in_the_middle_of_training_says_so_last(tmp_path: Path) -
     service.stop = begun
     service.aggregator.steps = 10_000
     thread = service.start()
-    service.send(service.aggregator.ask(1))
+    service.send(service.aggregator.assign(1))
     thread.join(10)
     assert (service.code, service.said[-1]) == ([0], "stopping")
 
 
 def test_a_device_that_is_renamed_while_it_waits_answers_by_its_new_name(tmp_path: Path) -> None:
-    """A run that begins before anybody has heard of it asks the old one: that call is how the device hears of it."""
+    """A run that begins before anybody has heard of it selects the old one: that call is how the device hears of it."""
     task, stop, code = task_of(), threading.Event(), list[int]()
-    asks = Aggregator(tmp_path / "asks", task, plan_of())
+    assignments = Aggregator(tmp_path / "assignments", task, plan_of())
     with place(tmp_path) as here:
         link, folder = here.link(DEVICE), private_folder(tmp_path / "device")
 
@@ -112,12 +112,12 @@ def test_a_device_that_is_renamed_while_it_waits_answers_by_its_new_name(tmp_pat
 
         thread = threading.Thread(target=answers, daemon=True)
         thread.start()
-        polled(here.fleet, NodeJoined)
+        polled(here.fleet, ClientConnected)
         here.roster.devices = {"lab-1": replace(here.roster.devices[DEVICE], name="lab-1")}
-        old, new = asks.ask(1), asks.ask(2)
-        here.fleet.send([Envelope(DEVICE, old.ask, old.bundle)])
-        assert polled(here.fleet, NodeJoined).device == "lab-1"
-        here.fleet.send([Envelope("lab-1", new.ask, new.bundle)])
+        old, new = assignments.assign(1), assignments.assign(2)
+        here.fleet.send([Envelope(DEVICE, old.assignment, old.bundle)])
+        assert polled(here.fleet, ClientConnected).device == "lab-1"
+        here.fleet.send([Envelope("lab-1", new.assignment, new.bundle)])
         assert polled(here.fleet, ReplyHeader).update_id == UpdateId(RUN, "lab-1", 1)
         stop.set()
         thread.join(10)
@@ -125,7 +125,11 @@ def test_a_device_that_is_renamed_while_it_waits_answers_by_its_new_name(tmp_pat
 
 
 def test_an_answer_that_was_refused_is_not_said_to_have_been_sent(running: Running, monkeypatch: pytest.MonkeyPatch):
-    refused, push, measured = NotTaken("the aggregator does not take it", "too large"), LocalLink.push, list[object]()
+    refused, push, measured = (
+        NotAccepted("the aggregator does not take it", "too large"),
+        LocalLink.push,
+        list[object](),
+    )
 
     def first_refused(link: LocalLink, reply: ReplyHeader, bundle: Path | None) -> None:
         if reply.update_id.sequence == 1:
@@ -134,10 +138,10 @@ def test_an_answer_that_was_refused_is_not_said_to_have_been_sent(running: Runni
 
     monkeypatch.setattr(LocalLink, "push", first_refused)
     monkeypatch.setattr(
-        UplinkTimeEstimator, "sent", lambda self, head, seconds: measured.append(head.update_id.sequence)
+        UplinkTimeEstimator, "sent", lambda self, header, seconds: measured.append(header.update_id.sequence)
     )
     thread = running.start()
-    running.send(running.aggregator.ask(1), running.aggregator.ask(2))
+    running.send(running.aggregator.assign(1), running.aggregator.assign(2))
     assert polled(running.fleet, ReplyHeader).update_id.sequence == 2
     running.stop.set()
     thread.join(10)
@@ -149,58 +153,78 @@ def test_an_answer_that_was_refused_is_not_said_to_have_been_sent(running: Runni
 
 def test_once_ends_with_the_run(running: Running) -> None:
     thread = running.start(once=True)
-    running.send(running.aggregator.ask(1))
+    running.send(running.aggregator.assign(1))
     polled(running.fleet, ReplyHeader)
-    running.send(running.aggregator.ask(2, "stop", parts=()))
+    running.send(running.aggregator.assign(2, "stop", parts=()))
     thread.join(10)
     assert running.code == [0]
     assert f"{RUN} is over" in running.said
 
 
-def test_the_farewell_of_a_run_before_its_time_does_not_end_a_once_process(running: Running) -> None:
+class MissesAnEnd(LocalLink):
+    """A link whose stops are those of runs that ended while the device was offline."""
+
+    def pull(self, wait_s: float) -> Delivery | None:
+        delivery = super().pull(wait_s)
+        return delivery and replace(delivery, missed=delivery.assignment.kind == "stop")
+
+
+def test_the_end_of_a_run_before_its_time_does_not_end_a_once_process(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.client.test_service.LocalLink", MissesAnEnd)
     thread = running.start(once=True)
-    farewell = running.aggregator.ask(9, "stop", parts=(), run="small-0", farewell=True)
-    running.send(farewell, running.aggregator.ask(1))
+    running.send(running.aggregator.assign(9, "stop", parts=(), run="small-0"), running.aggregator.assign(1))
     polled(running.fleet, ReplyHeader)
-    running.send(running.aggregator.ask(2, "stop", parts=(), farewell=True))
+    running.send(running.aggregator.assign(2, "stop", parts=()))
     thread.join(10)
-    assert running.code == [0], "a farewell of the run that it took part in ends it"
+    assert running.code == [0], "the end of the run that it took part in ends it"
+
+
+def test_a_hello_names_the_runs_that_the_device_keeps_until_it_knows_that_they_are_over(running: Running) -> None:
+    left, identity = running.aggregator.session(running.folder / "device"), "a" * 16
+    running.aggregator.answer(left, running.aggregator.assign(1, identity=identity))
+    running.start()
+    assert running.joined.hello.open_runs == {RUN: identity}
+    running.send(running.aggregator.assign(2, "stop", parts=(), identity=identity))
+    until(lambda: f"{RUN} is over" in running.said)
+    assert left.kept.open_runs("small") == {}
 
 
 def test_once_ends_at_the_stop_of_a_run_that_it_saw_and_was_never_drawn_in(running: Running) -> None:
     thread = running.start(once=True)
-    running.send(running.aggregator.ask(1, "stop", parts=()))
+    running.send(running.aggregator.assign(1, "stop", parts=()))
     thread.join(10)
     assert running.code == [0]
 
 
 def test_an_answer_that_was_not_sent_is_sent_by_the_next_process(running: Running) -> None:
     left = running.aggregator.session(running.folder / "device")
-    head = running.aggregator.answer(left, running.aggregator.ask(1))[0]
+    header = running.aggregator.answer(left, running.aggregator.assign(1))[0]
     running.start()
-    assert polled(running.fleet, ReplyHeader).update_id == head.update_id
+    assert polled(running.fleet, ReplyHeader).update_id == header.update_id
 
 
-def test_a_task_that_is_not_here_is_a_failure_of_that_ask(running: Running) -> None:
+def test_a_task_that_is_not_here_is_a_failure_of_that_assignment(running: Running) -> None:
     running.start()
-    running.send(running.aggregator.ask(1, task="other"))
+    running.send(running.aggregator.assign(1, task="other"))
     assert polled(running.fleet, Failure).kind == "task-missing"
 
 
-def test_a_task_that_raises_fails_its_ask_and_says_no_more_than_the_place(tmp_path: Path) -> None:
+def test_a_task_that_raises_fails_its_assignment_and_says_no_more_than_the_place(tmp_path: Path) -> None:
     def loss(model: Any, batch: Any) -> torch.Tensor:
         raise ValueError("the patient's name is Ada")
 
     running = Running(tmp_path, loss=loss)
     running.start()
-    running.send(running.aggregator.ask(1))
+    running.send(running.aggregator.assign(1))
     failure = polled(running.fleet, Failure)
     assert (failure.kind, "Ada" in failure.text, "ValueError" in failure.text) == ("task-error", False, True)
     assert "Ada" in (tmp_path / "device" / "last-error.txt").read_text()
     running.stop.set()
 
 
-def test_a_withdrawn_ask_is_given_up_and_the_next_one_is_answered(tmp_path: Path) -> None:
+def test_a_withdrawn_assignment_is_given_up_and_the_next_one_is_answered(tmp_path: Path) -> None:
     begun, withdrawn = threading.Event(), threading.Event()
 
     def loss(model: Any, batch: Any) -> torch.Tensor:
@@ -210,12 +234,12 @@ def test_a_withdrawn_ask_is_given_up_and_the_next_one_is_answered(tmp_path: Path
 
     running = Running(tmp_path, loss=loss, metrics=lambda model, batch: {"loss": (1.0, 1.0)})
     running.start()
-    running.send(running.aggregator.ask(1))
+    running.send(running.aggregator.assign(1))
     assert begun.wait(20)
     running.fleet.cancel(["a-1"])
-    running.send(running.aggregator.ask(2))
+    running.send(running.aggregator.assign(2))
     withdrawn.set()
-    assert polled(running.fleet, ReplyHeader).ask_id == "a-2"
+    assert polled(running.fleet, ReplyHeader).assignment_id == "a-2"
     running.stop.set()
 
 
@@ -228,17 +252,20 @@ def test_a_withdrawn_ask_is_given_up_and_the_next_one_is_answered(tmp_path: Path
     ],
 )
 def test_what_was_sent_is_said_and_when_late_what_took_longest(took_s: float, line: str) -> None:
-    ask = Ask("a", "r", "t", "train", {}, round=7, deadline_s=10.0)
+    assignment = Assignment("a", "r", "t", "train", {}, round=7, deadline_s=10.0)
     parts: Sequence[Part] = (Part("frame/0", 1234, ""),)
     timings = Timings(0.5, 0.1, 0.4, 9.0, 0.1)
-    assert sent(ask, ReplyHeader("a", UpdateId("r", "d", 1), 0, 1, parts=tuple(parts), timings=timings), took_s) == line
+    assert (
+        sent(assignment, ReplyHeader("a", UpdateId("r", "d", 1), 0, 1, parts=tuple(parts), timings=timings), took_s)
+        == line
+    )
 
 
 def test_what_the_owner_forbids_is_declined_and_the_hello_tells_policies_apart(running: Running) -> None:
     policy, read = Policy(secure="required"), list[object]()
     running.task = task_of(data=read.append)
     running.start(gate=AdmissionController(policy, running.folder / "device"))
-    running.send(running.aggregator.ask(1))
+    running.send(running.aggregator.assign(1))
     failure = polled(running.fleet, Failure)
     assert failure.kind == "declined"
     assert failure.text == "secure: the plan sums in the clear, and masks are required here"
@@ -247,7 +274,7 @@ def test_what_the_owner_forbids_is_declined_and_the_hello_tells_policies_apart(r
 
 def test_the_hello_says_which_plans_are_held(running: Running) -> None:
     thread = running.start()
-    running.send(running.aggregator.ask(1))
+    running.send(running.aggregator.assign(1))
     polled(running.fleet, ReplyHeader)
     running.stop.set()
     thread.join(10)

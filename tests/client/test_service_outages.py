@@ -15,11 +15,11 @@ import pytest
 
 from tests.support.small_task import task_of
 from thinwire.client.agent import serve
-from thinwire.client.retry import ReconnectBackoff, Retrier
+from thinwire.client.calls import ReconnectBackoff, Retrier
 from thinwire.core.clock import VirtualClock
 from thinwire.core.errors import DataLost, Refused, Unreachable
 from thinwire.core.fleet import Delivery, Hello, Welcome
-from thinwire.core.types import Failure, ReplyHeader
+from thinwire.core.types import Reply
 
 DEVICE = "pi-01"
 
@@ -39,9 +39,9 @@ class BrokenLink:
         return Welcome(hello.name)
 
     def pull(self, wait_s: float) -> Delivery | None:
-        raise Refused("revoked", why="an operator shut this device out")
+        raise Refused("revoked", why="an operator revoked this device")
 
-    def push(self, reply: ReplyHeader | Failure, bundle: Path | None = None) -> None: ...
+    def push(self, reply: Reply, bundle: Path | None = None) -> None: ...
 
     def cancelled(self) -> frozenset[str]:
         return frozenset()
@@ -66,7 +66,7 @@ def test_who_is_refused_ends_with_5(tmp_path: Path) -> None:
     assert "why:   by another key" in said[-1]
 
 
-def test_who_is_shut_out_while_waiting_ends_with_5(tmp_path: Path) -> None:
+def test_who_is_revoked_while_waiting_ends_with_5(tmp_path: Path) -> None:
     assert served(tmp_path, BrokenLink(None))[0] == 5
 
 
@@ -219,7 +219,7 @@ def test_with_once_an_outage_ends_it_after_a_minute() -> None:
 
 def test_a_full_disk_is_tried_again_and_a_refusal_is_not() -> None:
     said: list[str] = []
-    errors = iter([DataLost("cannot write"), Refused("shut out")])
+    errors = iter([DataLost("cannot write"), Refused("revoked")])
     calls = Retrier(threading.Event(), said.append, outage=ReconnectBackoff(draw=lambda: 0.0))
 
     def call() -> None:

@@ -1,4 +1,4 @@
-"""An ask that cannot be answered: what is told of the error, and that the state is as it was."""
+"""An assignment that cannot be answered: what is told of the error, and that the state is as it was."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_failure_tells_the_class_and_the_place_and_nothing_of_the_data(tmp_pat
     }[where]
     task = replace(broken, file=__file__)
     aggregator = Aggregator(tmp_path, task, plan_of(run='evaluate = "off"'))
-    failure, bundle = aggregator.answer(aggregator.session(), aggregator.ask())
+    failure, bundle = aggregator.answer(aggregator.session(), aggregator.assign())
     assert isinstance(failure, Failure)
     assert bundle is None
     assert failure.kind == "task-error"
@@ -59,7 +59,7 @@ def test_a_refusal_that_the_tasks_own_code_raised_is_not_told_in_its_words(tmp_p
         raise TaskError(SECRET)
 
     aggregator = Aggregator(tmp_path, task_of(loss=loss), plan_of())
-    failure, _ = aggregator.answer(aggregator.session(), aggregator.ask())
+    failure, _ = aggregator.answer(aggregator.session(), aggregator.assign())
     assert failure == Failure("task-error", "TaskError", "a-1", "pi-01")
 
 
@@ -70,12 +70,12 @@ def nan_loss(model, batch):
 def test_a_loss_that_is_nan_is_a_failure_and_leaves_the_state_as_it_was(tmp_path):
     aggregator = Aggregator(tmp_path, task_of(), plan_of(**SPARSE))
     session = aggregator.session()
-    aggregator.answer(session, aggregator.ask())
+    aggregator.answer(session, aggregator.assign())
     before = session.kept[RUN][1]
     broken = AssignmentHandler("pi-01", task_of(loss=nan_loss), tmp_path / "device", session.site)
-    failure, _ = aggregator.answer(broken, aggregator.ask(2))
+    failure, _ = aggregator.answer(broken, aggregator.assign(2))
     assert failure.kind == "non-finite"
-    assert broken.unsent() == [(e.head, session.kept[RUN][0].path(e)) for e in before.outbox]
+    assert broken.unsent() == [(e.header, session.kept[RUN][0].path(e)) for e in before.outbox]
 
 
 def test_a_change_that_is_not_finite_is_a_failure(tmp_path):
@@ -85,7 +85,7 @@ def test_a_change_that_is_not_finite_is_a_failure(tmp_path):
         return 3
 
     aggregator = Aggregator(tmp_path, task_of(train=train), plan_of())
-    failure, _ = aggregator.answer(aggregator.session(), aggregator.ask())
+    failure, _ = aggregator.answer(aggregator.session(), aggregator.assign())
     assert failure.kind == "non-finite"
 
 
@@ -96,32 +96,32 @@ def test_a_change_as_large_as_float32_can_hold_is_still_an_answer_that_can_be_se
         return 3
 
     aggregator = Aggregator(tmp_path, task_of(train=train), plan_of(run='evaluate = "off"'))
-    head, _ = aggregator.answer(aggregator.session(), aggregator.ask())
-    assert reply_from_bytes(reply_to_bytes(head)) == head
-    assert head.norm == pytest.approx(1e30 * 12**0.5)
+    header, _ = aggregator.answer(aggregator.session(), aggregator.assign())
+    assert reply_from_bytes(reply_to_bytes(header)) == header
+    assert header.norm == pytest.approx(1e30 * 12**0.5)
 
 
 def test_another_model_or_a_damaged_one_is_a_failure_with_its_kind(tmp_path):
     aggregator = Aggregator(tmp_path, task_of(), plan_of())
     session = aggregator.session()
-    failure, _ = aggregator.answer(session, aggregator.ask(layout_digest="0" * 64))
+    failure, _ = aggregator.answer(session, aggregator.assign(layout_digest="0" * 64))
     assert failure.kind == "layout-mismatch"
-    failure, _ = aggregator.answer(session, aggregator.ask(base_digest=digest(aggregator.first.vector + 1)))
+    failure, _ = aggregator.answer(session, aggregator.assign(base_digest=digest(aggregator.first.vector + 1)))
     assert failure.kind == "base-mismatch"
-    delivery = aggregator.ask()
+    delivery = aggregator.assign()
     assert delivery.bundle is not None
     delivery.bundle.write_bytes(delivery.bundle.read_bytes()[:-3])
     failure, _ = aggregator.answer(session, delivery)
     assert failure.kind == "base-mismatch"
-    failure, _ = aggregator.answer(session, aggregator.ask(run="../../elsewhere"))
+    failure, _ = aggregator.answer(session, aggregator.assign(run="../../elsewhere"))
     assert failure.kind == "protocol"
-    failure, _ = aggregator.answer(session, aggregator.ask(plan="digest only"))
+    failure, _ = aggregator.answer(session, aggregator.assign(plan="digest only"))
     assert failure.kind == "need-plan"
-    head, _ = aggregator.answer(session, aggregator.ask())
-    assert isinstance(head, ReplyHeader)
+    header, _ = aggregator.answer(session, aggregator.assign())
+    assert isinstance(header, ReplyHeader)
 
 
-def test_a_disk_that_is_full_is_a_failure_and_the_ask_can_be_answered_later(tmp_path):
+def test_a_disk_that_is_full_is_a_failure_and_the_assignment_can_be_answered_later(tmp_path):
     full = [True]
 
     def write(path, data):
@@ -131,8 +131,8 @@ def test_a_disk_that_is_full_is_a_failure_and_the_ask_can_be_answered_later(tmp_
 
     aggregator = Aggregator(tmp_path, task_of(), plan_of(**SPARSE))
     session = aggregator.session(write=write)
-    failure, _ = aggregator.answer(session, aggregator.ask())
+    failure, _ = aggregator.answer(session, aggregator.assign())
     assert failure.kind == "disk"
     full[0] = False
-    head, _ = aggregator.answer(session, aggregator.ask())
-    assert head.update_id.sequence == 1
+    header, _ = aggregator.answer(session, aggregator.assign())
+    assert header.update_id.sequence == 1

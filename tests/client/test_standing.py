@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from tests.support.small_task import Aggregator, plan_of, task_of
-from thinwire.client.status import LOG_FILE, ClientStatus, Logbook, StatusReporter, last_lines, new_lines
+from thinwire.client.calls import ClientStatus, StatusReporter
 from thinwire.core.clock import VirtualClock
 from thinwire.core.errors import Unreachable
 from thinwire.core.fleet import Delivery, Hello, Welcome
-from thinwire.core.types import Failure, ReplyHeader
+from thinwire.core.log_file import LOG_FILE, Logbook, last_lines, new_lines
+from thinwire.core.types import Failure, Reply
 
 
 @dataclass
@@ -32,7 +33,7 @@ class ScriptedLink:
             raise found
         return found
 
-    def push(self, reply: ReplyHeader | Failure, bundle: Path | None = None) -> None: ...
+    def push(self, reply: Reply, bundle: Path | None = None) -> None: ...
 
     def cancelled(self) -> frozenset[str]:
         return frozenset(self.withdrawn)
@@ -41,13 +42,16 @@ class ScriptedLink:
 
 
 @pytest.fixture
-def asks(tmp_path):
-    aggregator = Aggregator(tmp_path / "asks", task_of(), plan_of())
-    return [aggregator.ask(1), aggregator.ask(2)]
+def assignments(tmp_path):
+    aggregator = Aggregator(tmp_path / "assignments", task_of(), plan_of())
+    return [aggregator.assign(1), aggregator.assign(2)]
 
 
-def test_the_file_follows_a_device_through_its_day(tmp_path, asks):
-    clock, inside = VirtualClock(), ScriptedLink([asks[0], None, Unreachable("nobody there", "cut"), asks[1]])
+def test_the_file_follows_a_device_through_its_day(tmp_path, assignments):
+    clock, inside = (
+        VirtualClock(),
+        ScriptedLink([assignments[0], None, Unreachable("nobody there", "cut"), assignments[1]]),
+    )
     link = StatusReporter(inside, tmp_path, clock.wall)
 
     def now() -> ClientStatus:
@@ -59,8 +63,8 @@ def test_the_file_follows_a_device_through_its_day(tmp_path, asks):
     link.hello(Hello("pi-01", "p"))
     assert (now().state, now().skew_s, now().connected_at) == ("idle", 60.0, clock.wall())
     link.pull(1)
-    assert (now().state, now().run, now().round) == ("working", asks[0].ask.run, 1)
-    link.push(Failure("task-error", "x", asks[0].ask.ask_id))
+    assert (now().state, now().run, now().round) == ("working", assignments[0].assignment.run, 1)
+    link.push(Failure("task-error", "x", assignments[0].assignment.assignment_id))
     assert (now().state, now().round, now().answered) == ("idle", 1, 1)
     clock.advance(60)
     link.pull(1)
@@ -70,13 +74,13 @@ def test_the_file_follows_a_device_through_its_day(tmp_path, asks):
     assert (now().state, now().connected_at, now().last_error) == ("away", None, "nobody there (cut)")
     link.pull(1)
     assert (now().state, now().last_error, now().connected_at) == ("working", "nobody there (cut)", clock.wall())
-    inside.withdrawn = {asks[1].ask.ask_id}
+    inside.withdrawn = {assignments[1].assignment.assignment_id}
     inside.pulls = [None]
     link.pull(1)
     assert now().state == "idle"
 
 
-def test_what_cannot_be_read_or_written_ends_nothing(tmp_path):
+def test_what_is_not_readable_or_written_ends_nothing(tmp_path):
     assert ClientStatus.load(tmp_path) is None
     (tmp_path / "status.json").write_text('{"state": "idle", "of another version": 1}')
     assert ClientStatus.load(tmp_path) is None

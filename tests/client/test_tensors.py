@@ -13,9 +13,9 @@ from torch import nn
 from thinwire.aggregation import counters, float_buffers
 from thinwire.aggregation.mean import fixed_buffers, pack_fixed, unpack_fixed
 from thinwire.client.train import module as tensors
-from thinwire.client.train.as_built import AsBuilt
 from thinwire.client.train.errors import BadTask
 from thinwire.client.train.layout import placed
+from thinwire.client.train.runtime import AsBuilt
 from thinwire.core.errors import BadPayload
 from thinwire.core.layout import Layout, differences
 

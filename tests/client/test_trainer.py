@@ -221,7 +221,7 @@ def test_a_part_of_a_pass_over_data_without_a_length_is_refused(data, epochs):
     assert trained("epochs = 2.0", Work(0, 8), data=data)[1].steps == 6
 
 
-def test_a_batch_that_the_plan_asks_for_and_the_loader_of_the_task_does_not_have_is_refused():
+def test_a_batch_that_the_plan_requests_and_the_loader_of_the_task_does_not_have_is_refused():
     with pytest.raises(BadTask, match=r"batch = 8, and data\(site\) gave a DataLoader with batch_size 6"):
         trained("", Work(6, 8), data=DataLoader(examples(), batch_size=6))
     trained("", Work(6, 8), data=DataLoader(examples(), batch_size=8))

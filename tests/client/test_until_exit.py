@@ -39,11 +39,11 @@ def device(folder: Path, text: str = EXIT) -> Aggregator:
 
 
 def answered(aggregator: Aggregator, session: AssignmentHandler, *numbers: int) -> list[tuple[int, bytes]]:
-    """(sequence, bytes) of the answers to these rounds, each told that the one before it was folded."""
+    """(sequence, bytes) of the answers to these rounds, each told that the one before it was aggregated."""
     found = []
     for number in numbers:
-        head, bundle = aggregator.answer(session, aggregator.ask(number, verdicts=[(number - 1, "folded")]))
-        found.append((head.update_id.sequence, bundle.read_bytes()))
+        header, bundle = aggregator.answer(session, aggregator.assign(number, outcomes=[(number - 1, "aggregated")]))
+        found.append((header.update_id.sequence, bundle.read_bytes()))
     return found
 
 
@@ -61,7 +61,7 @@ def test_what_was_saved_at_the_exit_is_gone_on_with(tmp_path):
     here = answered(lax, session, 1, 2)
     session.save(lax.said.append)
     again = lax.session()
-    assert [head.update_id.sequence for head, _ in again.unsent()] == [2]
+    assert [header.update_id.sequence for header, _ in again.unsent()] == [2]
     here += answered(lax, again, 3)
     assert here == answered(strict, strict.session(), 1, 2, 3)
 
@@ -102,12 +102,12 @@ def test_the_end_of_a_run_is_durable_at_once(tmp_path):
     lax = device(tmp_path)
     session = lax.session()
     answered(lax, session, 1)
-    session.stop(lax.ask(2, kind="stop").ask, lax.said.append)
+    session.stop(lax.assign(2, kind="stop").assignment, lax.said.append)
     assert [path.name for path in (tmp_path / "device" / "runs" / RUN).iterdir()] == ["state.json"]
     assert answered(lax, lax.session(), 3)[0][0] == 2
 
 
-def test_a_disk_that_is_full_at_the_exit_is_said_and_begins_anew(tmp_path):
+def test_a_disk_that_is_full_at_the_exit_is_said_and_begins_again(tmp_path):
     full = [False]
 
     def write(path: Path, data: bytes) -> None:
@@ -120,7 +120,7 @@ def test_a_disk_that_is_full_at_the_exit_is_said_and_begins_anew(tmp_path):
     answered(lax, session, 1)
     full[0] = True
     session.save(lax.said.append)
-    assert lax.said[-1] == f"{RUN}: what waits to be saved cannot be: the disk is full"
+    assert lax.said[-1] == f"{RUN}: the pending state was not saved: the disk is full"
     assert answered(lax, lax.session(), 2)[0][0] == AHEAD + 2
 
 
@@ -139,7 +139,7 @@ def test_a_service_saves_when_it_ends_and_from_time_to_time(tmp_path, monkeypatc
     if how == "timer":
         monkeypatch.setattr(loop, "SAVE_S", 0.0)
     thread = running.start()
-    running.send(running.aggregator.ask(1))
+    running.send(running.aggregator.assign(1))
     polled(running.fleet, ReplyHeader)
     if how == "exit":
         running.stop.set()

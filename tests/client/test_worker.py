@@ -48,8 +48,8 @@ def number(request: pytest.FixtureRequest, elsewhere: Elsewhere) -> Iterator[int
     elsewhere.wish()
 
 
-def untimed(head: ReplyHeader) -> ReplyHeader:
-    return replace(head, timings=Timings())
+def untimed(header: ReplyHeader) -> ReplyHeader:
+    return replace(header, timings=Timings())
 
 
 def test_a_step_that_never_ends_is_ended_by_the_owners_limit(
@@ -78,10 +78,10 @@ def test_the_same_seed_gives_the_same_bits_in_process_and_elsewhere(
     there = elsewhere.session(private_folder(tmp_path / "there"))
     for session in (here.session(), there):
         for at in (1, 2):
-            head, bundle = session.answer(here.ask(at), lambda: False, here.said.append)
-            assert isinstance(head, ReplyHeader), head
+            header, bundle = session.answer(here.assign(at), lambda: False, here.said.append)
+            assert isinstance(header, ReplyHeader), header
             assert bundle is not None
-            found.append((untimed(head), bundle.read_bytes()))
+            found.append((untimed(header), bundle.read_bytes()))
     assert found[:2] == found[2:]
     assert found[0][0].metrics["eval/accuracy"][1] == 24
 
@@ -93,7 +93,7 @@ def test_a_devices_drift_is_corrected_elsewhere_as_it_is_here(
     plan = plan_of(codec="topk(0.1) > int8", feedback="classic", run=f'algorithm = "{algorithm}"')
     other = Other(tmp_path, load_task(elsewhere.spec), plan)
     there = elsewhere.session(private_folder(tmp_path / "there"))
-    found = [[other.answer(session, other.ask(at))[1] for at in (1, 2)] for session in (other.session(), there)]
+    found = [[other.answer(session, other.assign(at))[1] for at in (1, 2)] for session in (other.session(), there)]
     assert [body.read_bytes() for body in found[0]] == [body.read_bytes() for body in found[1]]
 
 
@@ -107,7 +107,7 @@ def test_a_devices_drift_is_corrected_elsewhere_as_it_is_here(
         ("torch.empty(1 << 60)", "out of memory: RuntimeError at task.py:32"),
     ],
 )
-def test_whatever_ends_it_fails_its_ask_and_the_next_one_finds_a_fresh_one(
+def test_whatever_ends_it_fails_its_assignment_and_the_next_one_finds_a_fresh_one(
     elsewhere: Elsewhere, number: int, wish: str, text: str
 ) -> None:
     session = elsewhere.session()
@@ -123,7 +123,7 @@ def test_whatever_ends_it_fails_its_ask_and_the_next_one_finds_a_fresh_one(
     ("wish", "by"),
     [("sys.exit(0)", "SystemExit"), ("raise KeyboardInterrupt", "KeyboardInterrupt"), ("os._exit(0)", "os._exit")],
 )
-def test_task_code_that_asks_for_its_processs_end_fails_its_assignment_by_its_place(
+def test_task_code_that_requests_its_processs_end_fails_its_assignment_by_its_place(
     elsewhere: Elsewhere, number: int, wish: str, by: str
 ) -> None:
     session = elsewhere.session()
@@ -146,11 +146,11 @@ def test_one_that_hangs_past_the_deadline_is_ended(elsewhere: Elsewhere, number:
     assert isinstance(elsewhere.answer(session, number), ReplyHeader)  # it is there: starting it takes its time
     elsewhere.wish(ENDLESS)
     elsewhere.worker.patience.hung_s = 0.2
-    failure = elsewhere.answer(session, number, ask_id="hangs", deadline_s=0.2)
+    failure = elsewhere.answer(session, number, assignment_id="hangs", deadline_s=0.2)
     assert (failure.kind, failure.text.startswith("hung: ")) == ("worker", True)
     elsewhere.worker.patience.hung_s = worker_process.HUNG_S
     elsewhere.wish()
-    assert isinstance(elsewhere.answer(session, number, ask_id="after"), ReplyHeader)
+    assert isinstance(elsewhere.answer(session, number, assignment_id="after"), ReplyHeader)
 
 
 class Scripted:
@@ -160,9 +160,9 @@ class Scripted:
         self.clock, self.script, self.killed = clock, list(script), False
 
     def hear(self, wait_s: float) -> dict[str, Any] | None:
-        seconds, head = self.script.pop(0)
+        seconds, header = self.script.pop(0)
         self.clock.advance(seconds)
-        return head
+        return header
 
     def kill(self) -> None:
         self.killed = True
@@ -197,7 +197,7 @@ def test_after_one_that_hung_the_next_has_twice_as_long() -> None:
             heard(patient, Scripted(clock, (10.0 + quiet_s, None), (1.0, None)), had_s=10.0)
 
 
-def test_a_withdrawn_ask_ends_with_its_batch_and_the_process_stays(
+def test_a_withdrawn_assignment_ends_with_its_batch_and_the_process_stays(
     elsewhere: Elsewhere, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_process, "LETS_GO_S", 60.0)  # however slow this machine is
@@ -205,13 +205,13 @@ def test_a_withdrawn_ask_ends_with_its_batch_and_the_process_stays(
     assert isinstance(elsewhere.answer(session, number), ReplyHeader)
     before, begun = elsewhere.worker.pid, elsewhere.begun()
     with pytest.raises(Cancelled):
-        elsewhere.answer(session, number, begun.exists, ask_id="withdrawn", work=Work(10_000_000, 8))
+        elsewhere.answer(session, number, begun.exists, assignment_id="withdrawn", work=Work(10_000_000, 8))
     elsewhere.wish()
-    assert isinstance(elsewhere.answer(session, number, ask_id="after"), ReplyHeader)
+    assert isinstance(elsewhere.answer(session, number, assignment_id="after"), ReplyHeader)
     assert elsewhere.worker.pid == before
 
 
-def test_one_that_does_not_let_go_of_a_withdrawn_ask_is_ended(
+def test_one_that_does_not_let_go_of_a_withdrawn_assignment_is_ended(
     elsewhere: Elsewhere, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = elsewhere.session()
@@ -222,14 +222,14 @@ def test_one_that_does_not_let_go_of_a_withdrawn_ask_is_ended(
     assert elsewhere.worker.pid is None
 
 
-def test_one_that_died_while_it_rested_costs_no_ask(elsewhere: Elsewhere, number: int) -> None:
+def test_one_that_died_while_it_rested_costs_no_assignment(elsewhere: Elsewhere, number: int) -> None:
     session = elsewhere.session()
     assert isinstance(elsewhere.answer(session, number), ReplyHeader)
     child = elsewhere.worker._child
     assert child is not None
     os.kill(child.process.pid, 9)
     child.process.wait()
-    assert isinstance(elsewhere.answer(session, number, ask_id="after"), ReplyHeader)
+    assert isinstance(elsewhere.answer(session, number, assignment_id="after"), ReplyHeader)
 
 
 def test_an_error_tells_its_class_and_place_and_its_text_stays_here(elsewhere: Elsewhere, number: int) -> None:
@@ -252,13 +252,13 @@ def test_a_loss_that_is_no_number_is_told_as_that(elsewhere: Elsewhere, number: 
 def test_the_first_model_of_a_run_is_what_its_seed_makes_in_the_other_process_too(
     elsewhere: Elsewhere, number: int
 ) -> None:
-    head = elsewhere.answer(elsewhere.session(), number, kind="init")
-    assert [part.name for part in head.parts] == ["frame/0", "buffers"], head
+    header = elsewhere.answer(elsewhere.session(), number, kind="init")
+    assert [part.name for part in header.parts] == ["frame/0", "buffers"], header
     first = initial_model(load_task(elsewhere.spec), elsewhere.aggregator.plan.run.seed)
     codec = parse("identity").bind(first.layout)
     frame = codec.encode(first.vector, codec.init(), Key(0)).payload
-    assert head.parts[0].sha256 == hashlib.sha256(frame).hexdigest()
-    assert head.counters == first.counters
+    assert header.parts[0].sha256 == hashlib.sha256(frame).hexdigest()
+    assert header.counters == first.counters
 
 
 def test_what_the_task_prints_goes_to_a_bounded_log(elsewhere: Elsewhere, number: int) -> None:
@@ -269,7 +269,7 @@ def test_what_the_task_prints_goes_to_a_bounded_log(elsewhere: Elsewhere, number
     for text in ("to stdout", "to stderr", "past Python"):
         assert text in elsewhere.log
     elsewhere.wish("print('x' * (3 << 20))")
-    assert isinstance(elsewhere.answer(session, number, ask_id="much", work=Work(1, 8)), ReplyHeader)
+    assert isinstance(elsewhere.answer(session, number, assignment_id="much", work=Work(1, 8)), ReplyHeader)
     elsewhere.worker.close()
     sizes = [(elsewhere.folder / name).stat().st_size for name in ("worker.log", "worker.log.1")]
     assert 0 < max(sizes) <= 1 << 20
@@ -301,7 +301,7 @@ def test_it_inherits_nothing_but_its_socket(elsewhere: Elsewhere, number: int) -
     assert found.count("socket") == 1
 
 
-def test_it_is_ended_after_a_while_without_an_ask(elsewhere: Elsewhere, number: int) -> None:
+def test_it_is_ended_after_a_while_without_an_assignment(elsewhere: Elsewhere, number: int) -> None:
     session = elsewhere.session()
     assert isinstance(elsewhere.answer(session, number), ReplyHeader)
     elsewhere.worker.rest()

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thinwire.client.train.protocol import LENGTH, MOST_HEAD, BadFrame, FramedSocket
+from thinwire.client.train.protocol import LENGTH, MOST_HEADER, BadFrame, FramedSocket
 from thinwire.client.worker_process import Interpreter, WorkerDied, WorkerProcess, died
 
 FLOATS = np.arange(5, dtype=np.float32)
@@ -30,9 +30,9 @@ def pair() -> Iterator[tuple[FramedSocket, FramedSocket]]:
 def test_what_is_sent_is_heard(pair: tuple[FramedSocket, FramedSocket]) -> None:
     here, there = pair
     here.send({"do": "work", "text": "ä"}, FLOATS, FLOATS[:0], FLOATS[::2])
-    head = there.head()
-    assert head == {"do": "work", "text": "ä", "vectors": [5, 0, 3]}
-    vectors = there.vectors(head, [5, 0, 3])
+    header = there.header()
+    assert header == {"do": "work", "text": "ä", "vectors": [5, 0, 3]}
+    vectors = there.vectors(header, [5, 0, 3])
     assert [v.tobytes() for v in vectors] == [FLOATS.tobytes(), b"", FLOATS[::2].tobytes()]
 
 
@@ -43,38 +43,38 @@ def test_vectors_of_other_lengths_are_refused_before_anything_is_allocated(
     here, there = pair
     data = json.dumps({"vectors": sizes}).encode()
     here.sock.sendall(LENGTH.pack(len(data)) + data)
-    head = there.head()
+    header = there.header()
     tracemalloc.start()
     try:
         with pytest.raises(BadFrame):
-            there.vectors(head, [5])
+            there.vectors(header, [5])
         assert tracemalloc.get_traced_memory()[1] < 100_000
     finally:
         tracemalloc.stop()
 
 
 @given(st.binary(max_size=200))
-def test_whatever_bytes_come_are_a_head_or_refused(said: bytes) -> None:
+def test_whatever_bytes_come_are_a_header_or_refused(said: bytes) -> None:
     here, there = socket.socketpair()
     with here, there:
         here.sendall(LENGTH.pack(len(said)) + said)
         try:
-            head = FramedSocket(there).head()
+            header = FramedSocket(there).header()
         except BadFrame:
             return
-        assert isinstance(head["vectors"], list)
+        assert isinstance(header["vectors"], list)
 
 
-@pytest.mark.parametrize("data", [LENGTH.pack(MOST_HEAD + 1), LENGTH.pack(2) + b"[]", LENGTH.pack(2) + b"{}"])
-def test_a_head_that_is_none_is_refused(pair: tuple[FramedSocket, FramedSocket], data: bytes) -> None:
+@pytest.mark.parametrize("data", [LENGTH.pack(MOST_HEADER + 1), LENGTH.pack(2) + b"[]", LENGTH.pack(2) + b"{}"])
+def test_a_header_that_is_none_is_refused(pair: tuple[FramedSocket, FramedSocket], data: bytes) -> None:
     pair[0].sock.sendall(data)
     with pytest.raises(BadFrame):
-        pair[1].head()
+        pair[1].header()
 
 
-def test_a_head_that_is_too_long_is_not_sent(pair: tuple[FramedSocket, FramedSocket]) -> None:
+def test_a_header_that_is_too_long_is_not_sent(pair: tuple[FramedSocket, FramedSocket]) -> None:
     with pytest.raises(BadFrame):
-        pair[0].send({"said": "x" * MOST_HEAD})
+        pair[0].send({"said": "x" * MOST_HEADER})
 
 
 @pytest.mark.parametrize("cut", [0, 3, 10, 60])
@@ -84,7 +84,7 @@ def test_who_is_gone_is_noticed_wherever_it_was(pair: tuple[FramedSocket, Framed
     here.sock.sendall((LENGTH.pack(len(data)) + data + bytes(80))[:cut])
     here.sock.close()
     with pytest.raises(EOFError):
-        there.vectors(there.head(), [20])
+        there.vectors(there.header(), [20])
 
 
 class Speaking(Interpreter):
@@ -104,14 +104,14 @@ def test_a_process_that_says_what_cannot_be_is_ended(tmp_path: Path, said: bytes
     speaking = Speaking(None, tmp_path)
     object.__setattr__(speaking, "said", said)
     child = WorkerProcess(speaking, tmp_path, 20.0)
-    with pytest.raises(WorkerDied, match="it said what cannot be"):
+    with pytest.raises(WorkerDied, match="it said what is not valid"):
         while child.hear(20.0) is None:
             pass
     assert not child.alive
 
 
-def test_a_process_that_cannot_be_started_is_said(tmp_path: Path) -> None:
-    with pytest.raises(WorkerDied, match="it cannot be started: No such file"):
+def test_a_process_that_did_not_start_is_said(tmp_path: Path) -> None:
+    with pytest.raises(WorkerDied, match="it did not start: No such file"):
         WorkerProcess(Interpreter(tmp_path / "python", tmp_path), tmp_path, 20.0)
 
 

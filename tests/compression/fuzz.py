@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from tests.support.codec_examples import SPECS
 from tests.support.hostile_frames import bombs, refused, target
+from tests.support.hostile_lanes import LANES, fuzz_lanes
 from thinwire.compression import native
 
 SIZES = (300, 300, 300, 300, 300, 300, 1, 64, 2000, 5000)  # of the vector: most are small, since that is quick
@@ -36,6 +37,8 @@ def fuzz(spec: str, frames: int, seed: int = SEED) -> int:
 
     Each goes through numpy and one path with kernels, which take turns: both refuse it, or decode it to the same bits.
     """
+    if spec == LANES:
+        return fuzz_lanes(frames, seed)
     rng, found = random.Random(zlib.crc32(spec.encode()) ^ seed), 0
     *kernels, oracle = native.available()
     for number in range(frames):
@@ -87,13 +90,13 @@ def main() -> int:
     read.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     read.add_argument("--only", default="", help="decoders whose spec holds this")
     read.add_argument("--one", help=argparse.SUPPRESS)
-    asked = read.parse_args()
-    if asked.one:
-        return one(asked.one, asked.frames, asked.seed)
-    specs, began = [spec for spec in SPECS if asked.only in spec], time.monotonic()
-    print(f"{len(specs)} decoders, {asked.frames} frames each, on {', '.join(native.available())}", flush=True)
-    with ThreadPoolExecutor(asked.workers) as pool:
-        stood = sum(pool.map(lambda spec: apart(spec, asked.frames, asked.seed), specs))
+    assigned = read.parse_args()
+    if assigned.one:
+        return one(assigned.one, assigned.frames, assigned.seed)
+    specs, began = [spec for spec in (*SPECS, LANES) if assigned.only in spec], time.monotonic()
+    print(f"{len(specs)} decoders, {assigned.frames} frames each, on {', '.join(native.available())}", flush=True)
+    with ThreadPoolExecutor(assigned.workers) as pool:
+        stood = sum(pool.map(lambda spec: apart(spec, assigned.frames, assigned.seed), specs))
     print(f"{stood} decoders stood, {len(specs) - stood} did not, in {time.monotonic() - began:.0f} s")
     return stood < len(specs)
 

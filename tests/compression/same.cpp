@@ -82,6 +82,46 @@ void held_of_size(int64_t size) {
     });
 }
 
+// Lattice points of a window: the even blocks of 64 coordinates, from the last to the first, or the vector itself.
+void lattice(const std::vector<float>& values, const std::vector<float>& into) {
+    const int64_t size = static_cast<int64_t>(values.size());
+    std::vector<uint32_t> even;
+    for (int64_t at = size / 64 - 1; at >= 0; --at)
+        if (at % 2 == 0) even.push_back(static_cast<uint32_t>(at));
+    std::vector<uint16_t> draws(LARGEST_BLOCK);
+    for (size_t i = 0; i < draws.size(); ++i) draws[i] = static_cast<uint16_t>(lowbias32(static_cast<uint32_t>(i)));
+    std::vector<float> room(static_cast<size_t>(TW(eden_room)()));
+    int exponent = 0;
+    (void)frexp(static_cast<double>(float_of(largest_bits(values.data(), size))), &exponent);
+    const float near = static_cast<float>(ldexp(1, static_cast<int>(at_most(-exponent, 126))));  // integers hold the places
+    for (const bool walks : {false, true}) {
+        const int64_t count = walks ? 64 * static_cast<int64_t>(even.size()) : size;
+        const uint32_t* order = walks ? even.data() : nullptr;
+        std::vector<double> sums(static_cast<size_t>((count + BUCKET - 1) / BUCKET));
+        TW(lattice_squares)(values.data(), order, 64, count, sums.data());
+        show("lattice_squares", size, sums);
+        for (const int32_t bytes : {2, 4})
+            for (const bool rotate : {false, true}) {
+                std::vector<float> to = into;
+                const int64_t padded = rotate ? (count + 63) / 64 * 64 : count;
+                for (int64_t start = 0, stop; start < padded; start = stop) {
+                    stop = start + (rotate ? block_in(padded - start) : at_most(LARGEST_BLOCK, padded - start));
+                    Bytes lanes(static_cast<size_t>((stop - start) * bytes));
+                    const uint32_t largest = TW(lattice_round)(
+                        values.data(), order, 64, count, start, stop, near, 100.0f, rotate, 5, 127, draws.data(),
+                        room.data(), bytes, lanes.data());
+                    std::printf("lattice_round %08x\n", largest);
+                    show("its lanes", size, lanes);
+                    const uint32_t most = TW(lattice_add)(
+                        lanes.data(), bytes, 12, order, 64, count, start, stop, rotate, 5, -0.3f, walks, room.data(),
+                        to.data());
+                    std::printf("lattice_add %u\n", most);
+                }
+                show("lattice_add", size, to);
+            }
+    }
+}
+
 void of_size(int64_t size) {
     const std::vector<float> values = values_of(size);
     const float* x = values.data();
@@ -189,6 +229,26 @@ void of_size(int64_t size) {
             TW(eden_add)(q, width, s, size, start, stop, 5, width, table, 0.3f, adds, room.data(), to);
         });
     }
+    Bytes stream(8 * n);
+    for (size_t i = 0; i < stream.size(); ++i) stream[i] = static_cast<uint8_t>(lowbias32(static_cast<uint32_t>(i)));
+    for (int32_t bytes = 2; bytes <= 8; bytes *= 2)
+        for (int32_t subtracts = 0; subtracts < 2; ++subtracts) {
+            std::vector<uint64_t> lanes(n, 0x0123456789ABCDEFu);
+            TW(lanes_add)(lanes.data(), stream.data(), size, bytes, subtracts);
+            show("lanes_add", size, lanes);
+        }
+    for (int32_t width = 1; width < 32; ++width) {
+        if (width == 16) continue;
+        const int32_t bytes = width < 16 ? 2 : 4;
+        Bytes out((n * static_cast<size_t>(width) + 7) / 8);
+        TW(lanes_pack)(stream.data(), size, bytes, width, out.data());
+        show("lanes_pack", size, out);
+        std::vector<uint32_t> lanes(n, 0x89ABCDEFu);
+        const int64_t packed = static_cast<int64_t>(out.size());
+        TW(lanes_add_packed)(out.data(), packed, width, start, stop - start, bytes, lanes.data());
+        show("lanes_add_packed", size, lanes);
+    }
+    lattice(values, into);
     std::vector<int32_t> places(n);
     std::vector<uint32_t> found(n);
     const int64_t reached = TW(reaching)(x, size, bits_of(0.5f), 0, size, places.data(), found.data());

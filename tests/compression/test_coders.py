@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thinwire.compression.codecs.bitpack import packed, packed_bytes, unpacked
-from thinwire.compression.codecs.integers import Rice
+from thinwire.compression.base import packed_bytes
+from thinwire.compression.codecs.delta_rice import Rice
+from thinwire.compression.codecs.pack import packed, unpacked
 from thinwire.core.errors import BadPayload
 
 

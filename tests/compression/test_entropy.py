@@ -9,8 +9,8 @@ import pytest
 
 from tests.support.codec_examples import made
 from thinwire.compression import frame, parse
-from thinwire.compression.codecs.bitpack import packed_bytes
-from thinwire.compression.codecs.integers import BLOCK, Rice
+from thinwire.compression.base import packed_bytes
+from thinwire.compression.codecs.delta_rice import BLOCK, Rice
 from thinwire.core import Key, Layout
 
 SIZE, ROOM = 1 << 20, 8  # bytes that a stream may be over its share of the entropy

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.codec_examples import SPECS, layout_of, made, vectors
+from tests.support.codec_examples import SPECS, drawn, layout_of, made, rotates, vectors
 from thinwire.compression import BoundCodec, Contractive, Encoded, Everything, NoGuarantee, Unbiased, feedback, parse
 from thinwire.compression.base import contraction
 from thinwire.compression.feedback import ef21
@@ -21,7 +21,7 @@ LAYOUT = Layout.of({"w": (400,)})
 CONTRACTING = [
     spec
     for spec in SPECS
-    if not isinstance(feedback(parse(spec)).bind(layout_of(600)).inner.kind, NoGuarantee) and "randk" not in spec
+    if not isinstance(feedback(parse(spec)).bind(layout_of(600)).inner.kind, NoGuarantee) and not drawn(spec)
 ]
 few = settings(max_examples=8, deadline=None)
 
@@ -51,7 +51,7 @@ def test_with_momentum_what_was_sent_and_what_is_left_are_the_sum_of_velocities(
     np.testing.assert_allclose(state["momentum"], velocity, atol=1e-4)
 
 
-def test_where_a_value_was_sent_a_masked_momentum_begins_anew() -> None:
+def test_where_a_value_was_sent_a_masked_momentum_begins_again() -> None:
     codec = feedback(parse("topk(0.5)"), momentum=0.9, masked=True).bind(Layout.of({"w": (4,)}))
     encoded = codec.encode(np.array([4, 1, -3, 0.5], np.float32), codec.init(), Key(1))
     assert encoded.state["momentum"].tolist() == [0, 1, 0, 0.5]
@@ -87,7 +87,7 @@ def test_a_momentum_under_0_or_from_1_on_is_refused(momentum: float) -> None:
 @given(x=vectors(furthest=40), seed=st.integers(0, 1000))
 def test_a_reference_comes_nearer_to_what_it_follows_by_the_codecs_delta(spec: str, x: Vector, seed: int) -> None:
     codec = ef21(parse(spec)).bind(layout_of(x.size))
-    if ("drive" in spec or "eden" in spec) and x.size < 1024:
+    if rotates(spec) and x.size < 1024:
         return  # see the law of kinds
     state = codec.init()
     state["reference"][:] = made(x.size, seed, "normal", 0)
@@ -95,7 +95,7 @@ def test_a_reference_comes_nearer_to_what_it_follows_by_the_codecs_delta(spec: s
     state = codec.encode(x.copy(), state, Key(seed)).state
     after = x.astype(np.float64) - state["reference"]
     slack = np.spacing(np.abs(x).max() + 4) * np.sqrt(x.size) * 4
-    delta = contraction(codec.kind) if "drive" not in spec and "eden" not in spec else 0.0
+    delta = contraction(codec.kind) if not rotates(spec) else 0.0
     assert np.linalg.norm(after) <= np.sqrt(1 - delta) * np.linalg.norm(before) * (1 + 1e-5) + slack
 
 

@@ -16,6 +16,7 @@ import pytest
 from tests.compression.fuzz import fuzz
 from tests.support.codec_examples import SPECS, made
 from tests.support.hostile_frames import ONE, WHOLE, bombs, target
+from tests.support.hostile_lanes import LANES
 from thinwire.aggregation import ModelReplica, digest, read_model, write_model
 from thinwire.compression import parse
 from thinwire.core import Key, Layout, Tensor
@@ -26,14 +27,14 @@ ROOT = Path(__file__).parents[2]
 FRAMES = 1000
 PAST_THE_END = """
 import numpy as np
-from thinwire.compression.native.library import symbol
+from thinwire.compression.native import symbol
 out = np.empty(3, np.int8)
 symbol("unpack", "scalar")(np.zeros(9, np.uint8).ctypes.data, 30, 2, out.ctypes.data)
 print("went on")
 """
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", [*SPECS, LANES])
 def test_a_thousand_hostile_frames_are_refused_or_decode_alike_on_two_paths(spec: str) -> None:
     assert FRAMES // 4 < fuzz(spec, FRAMES) < FRAMES
 
@@ -81,15 +82,15 @@ def test_a_device_keeps_its_model_whatever_it_is_sent_down() -> None:
     layout, right = to.codec.layout, to.frames[0]
     full = target_of("identity", layout)
     for number in range(FRAMES):
-        shadow = ModelReplica(layout, SHADOW)
-        shadow.apply([("full/0", full[0])], 1, digest(full[1]))
-        held = shadow.params.tobytes()
+        replica = ModelReplica(layout, SHADOW)
+        replica.apply([("full/0", full[0])], 1, digest(full[1]))
+        held = replica.params.tobytes()
         frames = [
             (rng.choice(NAMES), rng.choice([to.hostile(rng), full[0], right, b""])) for _ in range(rng.randrange(1, 4))
         ]
         with pytest.raises(BadPayload):
-            shadow.apply(frames, 2, "0" * 64)
-        assert (shadow.version, shadow.params.tobytes()) == (1, held), number
+            replica.apply(frames, 2, "0" * 64)
+        assert (replica.version, replica.params.tobytes()) == (1, held), number
 
 
 def target_of(spec: str, layout: Layout) -> tuple[bytes, Vector]:

@@ -7,11 +7,11 @@ import hashlib
 import pytest
 
 from tests.compression.write_golden import FOLDER, name_of
-from tests.support.codec_examples import SPECS, fixed_vector, layout_of
+from tests.support.codec_examples import SPECS, fixed_vector, is_ours_alone, layout_of
 from thinwire.compression import parse
 from thinwire.core import Key
 
-OURS = [spec for spec in SPECS if "zstd" not in spec and "powersgd" not in spec]  # zstd's and BLAS's are theirs
+OURS = [spec for spec in SPECS if is_ours_alone(spec)]
 HINT = "a new codec's are written by python -m tests.compression.write_golden"
 
 

@@ -6,28 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.codec_examples import SPECS, layout_of, made
-from thinwire.compression import feedback, native, parse
-from thinwire.compression.chain import CACHED
+from tests.support.codec_examples import QUANTIZERS, SPARSIFIERS, SPECS, layout_of, made
+from thinwire.compression import NoGuarantee, feedback, native, parse
+from thinwire.compression.codecs.pack import CACHED
 from thinwire.compression.feedback import ef21, inside
-from thinwire.compression.native.threads import using_threads
+from thinwire.compression.native import using_threads
 from thinwire.core import Key
 from thinwire.core.types import Vector
 
-FOLLOWED = [spec for spec in SPECS if not spec.startswith(("randk", "twobit", "powersgd", "topk(0.1) > drive"))]
-LONG = [
-    "int8",
-    "qsgd(4)",
-    "sign",
-    "fp16",
-    "bf16",
-    "ternary",
-    "twobit(1)",
-    "drive",
-    "eden(2)",
-    "topk(0.01)",
-    "topk(0.01) > int8 > rice",
-]
+FOLLOWED = [spec for spec in SPECS if not isinstance(inside(parse(spec), layout_of(9, spec)).kind, NoGuarantee)]
+LONG = [*QUANTIZERS, *SPARSIFIERS, "topk(0.01) > int8 > rice"]
 
 
 def with_residual(spec: str, x: Vector, held: Vector) -> tuple[bytes, bytes]:

@@ -11,7 +11,7 @@ import zstandard
 
 from tests.support.codec_examples import layout_of, made
 from thinwire.compression import frame, native, parse
-from thinwire.compression.codecs.integers import Delta
+from thinwire.compression.codecs.delta_rice import Delta
 from thinwire.compression.frame import Stream
 from thinwire.core import Key, Layout
 from thinwire.core.errors import BadPayload
@@ -43,8 +43,8 @@ def test_a_frame_of_another_segment_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
 
 def forged(codec, streams: list[Stream]) -> bytes:
-    head = frame.codec_hash(codec.spec, codec.layout.digest, 0)
-    return frame.pack(head, streams)
+    header = frame.codec_hash(codec.spec, codec.layout.digest, 0)
+    return frame.pack(header, streams)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -105,7 +105,7 @@ def test_gaps_come_back_for_any_rising_places() -> None:
 @pytest.mark.parametrize("length", [b"\xff\xff\xff\xff\x01", b"\xff\xff\xff\xff", b"\x80\x00", b"\xff\xff\xff\x7f"])
 def test_a_length_that_cannot_be_is_refused(length: bytes) -> None:
     codec, payload = bound("identity")
-    start = len(frame.head(frame.codec_hash(codec.spec, codec.layout.digest, 0), [(1, False)])) - 1
+    start = len(frame.header(frame.codec_hash(codec.spec, codec.layout.digest, 0), [(1, False)])) - 1
     refuse(codec, payload[:start] + length + payload[start + 2 :])
 
 

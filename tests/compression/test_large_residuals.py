@@ -1,4 +1,4 @@
-"""How large a residual gets off normal data: what docs/how/which-codec.md says of it, measured."""
+"""How large a residual gets off normal data: what docs/explain/codecs.md says of it, measured."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OUTLIER = np.where(np.arange(SIZE) == 9, 1000.0, NORMAL)
 
 
 def largest(spec: str, values: np.ndarray | None) -> float:
-    """The largest residual beside its change, over rounds of the same values each, or of None: normal ones anew."""
+    """The largest residual beside its change, over rounds of the same values each, or of None: normal ones again."""
     bound = feedback(parse(spec)).bind(Layout.of({"w": (SIZE,)}))
     state, found, draw = bound.init(), 0.0, np.random.default_rng(1)
     for number in range(ROUNDS):

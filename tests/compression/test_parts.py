@@ -7,15 +7,13 @@ import itertools
 import pytest
 
 from tests.compression.write_golden import FOLDER, name_of
-from tests.support.codec_examples import SPECS, fixed_vector, layout_of
+from tests.support.codec_examples import SPECS, fixed_vector, is_ours_alone, layout_of
 from thinwire.compression import feedback, native, parse
 from thinwire.compression.base import BoundCodec
-from thinwire.compression.native import threads
 from thinwire.core import Key
 from thinwire.core.types import Vector
 
 COUNTS = (1, 2, 3, 5)
-THEIRS = ("zstd", "powersgd")  # whose bytes are a library's, and may be others under another version of it
 
 
 def seen(codec: BoundCodec, x: Vector) -> tuple[bytes, ...]:
@@ -32,8 +30,8 @@ def test_every_path_and_number_of_threads_gives_the_golden_bytes(spec: str) -> N
     x, file = fixed_vector(), FOLDER / f"{name_of(spec)}.frame"
     codec, golden = parse(spec).bind(layout_of(x.size, spec)), file.read_bytes()
     for path, count in itertools.product(native.available(), COUNTS):
-        with native.using(path), threads.using_threads(count):
-            if not any(name in spec for name in THEIRS):
+        with native.using(path), native.using_threads(count):
+            if is_ours_alone(spec):
                 assert codec.encode(x, codec.init(), Key(1, 2)).payload == golden, (path, count)
             found = codec.decode(golden).astype("<f4").tobytes()
             assert found == file.with_suffix(".f4").read_bytes(), (path, count)
@@ -44,14 +42,14 @@ def test_a_vector_that_is_cut_into_parts_gives_what_numpy_gives_of_it_whole(
     spec: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Parts as small as they may be, the last one short: more of them than this machine has cores."""
-    monkeypatch.setattr(threads, "LEAST", threads.GRAIN)
-    x = fixed_vector(5 * threads.GRAIN + 777)
-    with threads.using_threads(5):
-        assert len(threads.parts(0, x.size)) == 5
+    monkeypatch.setattr(native, "LEAST", native.GRAIN)
+    x = fixed_vector(5 * native.GRAIN + 777)
+    with native.using_threads(5):
+        assert len(native.parts(0, x.size)) == 5
     for around in (parse(spec), feedback(parse(spec))):
         codec = around.bind(layout_of(x.size, spec))
         with native.using("numpy"):
             expected = seen(codec, x)
         for path, count in itertools.product(native.available()[:-1], COUNTS):
-            with native.using(path), threads.using_threads(count):
+            with native.using(path), native.using_threads(count):
                 assert seen(codec, x) == expected, (path, count)

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.codec_examples import decoded, layout_of, made
 from thinwire.compression import Unbiased, parse
-from thinwire.compression.codecs.eden import (
+from thinwire.compression.codecs.drive_eden import (
     ERRORS,
     LEVELS,
     Drive,

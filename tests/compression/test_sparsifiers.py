@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.codec_examples import made
 from thinwire.compression import native, parse
-from thinwire.compression.codecs.sparsify import RandK, Threshold, TopK
+from thinwire.compression.codecs.topk_randk_threshold import RandK, Threshold, TopK
 from thinwire.core import Key, Layout
 
 

@@ -11,11 +11,11 @@ from thinwire.compression.vector_ops import bucket_sums, in_order
 def test_sums_are_added_in_the_stated_order() -> None:
     x = made(5000, 5, "steep", 0)
     for bucket, found in zip((x[:4096], x[4096:]), bucket_sums(x, 2), strict=True):
-        lanes = [0.0] * 8
+        partials = [0.0] * 8
         for index, value in enumerate(bucket.tolist()):
-            lanes[index % 8] += value * value
-        while len(lanes) > 1:
-            half = len(lanes) // 2
-            lanes = [a + b for a, b in zip(lanes[:half], lanes[half:], strict=True)]
-        assert found == lanes[0]
+            partials[index % 8] += value * value
+        while len(partials) > 1:
+            half = len(partials) // 2
+            partials = [a + b for a, b in zip(partials[:half], partials[half:], strict=True)]
+        assert found == partials[0]
     assert in_order(np.zeros(0)) == 0.0

@@ -14,8 +14,8 @@ import pytest
 
 from tests.support.codecs_elsewhere import install
 from thinwire.compression import Contractive, parse
+from thinwire.compression.catalog import steps
 from thinwire.compression.feedback import ef21, feedback
-from thinwire.compression.registry import steps
 from thinwire.conformance.strategies import made
 from thinwire.core import Key, Layout
 
@@ -27,15 +27,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from thinwire.compression.base import buckets
-from thinwire.compression.base import Unbiased
+from thinwire.compression.base import Quantizer, Unbiased
 from thinwire.core.prng import uniform
-from thinwire.compression.codecs.uniform import QuantizerBase as Whole
 from thinwire.core.errors import BadPayload
 
 
 @dataclass(frozen=True)
-class Wild(Whole):
+class Wild(Quantizer):
     """Signs, kept with probability |x| / ||bucket||, times that norm."""
 
     examples: ClassVar[tuple[str, ...]] = ("wild",)

@@ -24,8 +24,8 @@ def refusals(algorithm: str, **more: str) -> list[str]:
     [
         ("fedavg", {"run__alpha": "0.2"}, "[run] alpha = 0.2 with algorithm = 'fedavg'"),
         ("scaffold", {"run__alpha": "0.2"}, "[run] alpha = 0.2 with algorithm = 'scaffold'"),
-        ("scaffold", {"cohort__late": "fold"}, "with late updates that count less"),
-        ("feddyn", {"cohort__late": "fold"}, "with late updates that count less"),
+        ("scaffold", {"cohort__late": "aggregate"}, "with late updates that count less"),
+        ("feddyn", {"cohort__late": "aggregate"}, "with late updates that count less"),
         ("scaffold", {"local__optimizer": "adam"}, "with [local] optimizer = 'adam'"),
         ("scaffold", {"uplink__codec": "'twobit(1)'"}, "with 'twobit(1)'"),
         ("scaffold", {"uplink__layers.weight": "'powersgd(2)'"}, "with 'powersgd(2)'"),
@@ -54,7 +54,7 @@ def test_what_cannot_hold_beside_an_algorithm_is_refused(algorithm: str, more: d
     [
         ("scaffold", {}),
         ("feddyn", {"run__alpha": "0.01"}),
-        ("scaffold", {"cohort__late": "fold", "cohort__staleness_exponent": "0"}),
+        ("scaffold", {"cohort__late": "aggregate", "cohort__staleness_exponent": "0"}),
         ("scaffold", {"local__partial": "true", "local__momentum": "0.9", "local__schedule": "cosine"}),
         ("scaffold", {"server__optimizer": "fedadam", "downlink__codec": "'int8'", "uplink__feedback": "none"}),
         ("feddyn", {"local__optimizer": "adam"}),

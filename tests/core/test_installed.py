@@ -1,4 +1,4 @@
-"""What other packages bring by entry points: found by name, imported when asked for, and never in place of our own."""
+"""What other packages bring by entry points: found by name, imported when requested, and never in place of our own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from types import ModuleType
 
 import pytest
 
-from thinwire.compression.registry import OWN, Steps
+from thinwire.compression.base import Coder, Quantizer
+from thinwire.compression.catalog import Steps
+from thinwire.compression.codecs.identity_fp16_bf16 import Fp16, Identity
 from thinwire.core.errors import CodecError
 from thinwire.core.registry import Registry
 
@@ -38,8 +40,8 @@ def test_what_is_installed_is_found_by_name_beside_our_own() -> None:
 
 
 @pytest.mark.usefixtures("elsewhere")
-def test_what_cannot_be_imported_is_refused_by_name_and_no_text_of_it_is_told() -> None:
-    with pytest.raises(CodecError, match="'broken' of elsewhere:broken cannot be imported") as caught:
+def test_what_does_not_import_is_refused_by_name_and_no_text_of_it_is_told() -> None:
+    with pytest.raises(CodecError, match="'broken' of elsewhere:broken does not import") as caught:
         Registry[str]("shape", group=GROUP).find("broken")
     assert "AttributeError" in caught.value.why
     assert "has no attribute" not in str(caught.value)
@@ -53,21 +55,24 @@ def test_a_registry_without_a_group_knows_its_own_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("parts", "said"),
+    ("base", "parts", "said"),
     [
-        ({}, "has no role, examples, read"),
-        ({"role": "coder", "examples": ("mine",), "read": None}, "is a coder"),
-        ({"role": "quantizer", "examples": ("other",), "read": None}, "other"),
-        ({"role": "quantizer", "examples": (), "read": None}, "[]"),
+        (object, {}, "no subclass of Quantizer, Sparsifier or Compressor"),
+        (Coder, {"examples": ("mine",), "spec": "mine"}, "no subclass of Quantizer, Sparsifier or Compressor"),
+        (Quantizer, {}, "has no bits, check, dequantize, kind, quantize, spec, examples"),
+        (Fp16, {"examples": ("other",)}, "other"),
+        (Fp16, {"examples": ()}, "[]"),
     ],
 )
-def test_what_is_no_step_of_a_chain_is_refused(elsewhere: ModuleType, parts: dict[str, object], said: str) -> None:
-    elsewhere.mine = type("Mine", (), parts)  # type: ignore[attr-defined]
+def test_what_is_no_step_of_a_chain_is_refused(
+    elsewhere: ModuleType, base: type, parts: dict[str, object], said: str
+) -> None:
+    elsewhere.mine = type("Mine", (base,), parts)  # type: ignore[attr-defined]
     with pytest.raises(CodecError) as caught:
         Steps("codec", group=GROUP).find("mine")
     assert said in caught.value.why
 
 
 def test_an_installed_step_is_one_like_ours(elsewhere: ModuleType) -> None:
-    elsewhere.mine = type("Mine", (OWN[0],), {"examples": ("mine",)})  # type: ignore[attr-defined]
+    elsewhere.mine = type("Mine", (Identity,), {"examples": ("mine",)})  # type: ignore[attr-defined]
     assert Steps("codec", group=GROUP).find("mine").role == "quantizer"

@@ -1,4 +1,4 @@
-"""Keys, clocks, registries and the state folder."""
+"""Keys, clocks, registries and the state directory."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ def test_a_wrong_name_is_answered_with_the_nearest() -> None:
 
 
 def test_events_come_back_from_json() -> None:
-    closed = RoundClosed(1.0, 3, "deadline", 4, ["r/a/1"], [], ["b"], 9.0, 2.5, {"loss": 0.5}, {"fold_s": 0.1}, "a")
+    closed = RoundClosed(
+        1.0, 3, "deadline", 4, ["r/a/1"], [], ["b"], 9.0, 2.5, {"loss": 0.5}, {"aggregate_s": 0.1}, "a"
+    )
     assert from_json(to_json(closed)) == closed
     assert from_json({**to_json(closed), "added_later": 1}) == closed
     assert KINDS["UpdateDropped"] is UpdateDropped

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from thinwire.core.events import ClientAsked, RoundClosed, RoundOpened
+from thinwire.core.events import ClientSelected, RoundClosed, RoundOpened
 from thinwire.core.serialization import plainly, to_json
 from thinwire.core.types import Part, ReplyHeader, Transfer, UpdateId
 
@@ -24,10 +24,10 @@ class Anything:
 
 def test_it_is_what_asdict_gives() -> None:
     part = Part("frame/0", 3, "ab")
-    head = ReplyHeader("ask", UpdateId("run", "pi", 1), 0, 3, metrics={"loss": (1.5, 2.0)}, parts=(part,),
+    header = ReplyHeader("assignment", UpdateId("run", "pi", 1), 0, 3, metrics={"loss": (1.5, 2.0)}, parts=(part,),
                      transfer=Transfer(1.0))  # fmt: skip
     values = [
-        head, [part, (1, part)], {"a": {"b": [part]}}, Pair(1, part), None, 1.5, True,
+        header, [part, (1, part)], {"a": {"b": [part]}}, Pair(1, part), None, 1.5, True,
         np.float32(2.5), {1, 2},
     ]  # fmt: skip
     for value in values:
@@ -36,10 +36,10 @@ def test_it_is_what_asdict_gives() -> None:
 
 
 def test_an_event_is_too() -> None:
-    opened = RoundOpened(1.0, 1, 0.0, 0, "d", ["a", "b"], {"a": "ask"}, "int8", 60.0, 1, 1, {"b": "busy"})
+    opened = RoundOpened(1.0, 1, 0.0, 0, "d", ["a", "b"], {"a": "assignment"}, "int8", 60.0, 1, 1, {"b": "busy"})
     for event in (
         opened,
-        ClientAsked(1.0, 1, "a", "ask", 10),
+        ClientSelected(1.0, 1, "a", "assignment", 10),
         RoundClosed(1.0, 1, "all", 1, ["u"], [], [], 1.0, 1.0, {}),
     ):
         assert to_json(event) == {"event": type(event).__name__, **dataclasses.asdict(event)}

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from thinwire.aggregation import codecs
+from thinwire.aggregation.plan_codecs import feedback_of
 from thinwire.core import RunPlan
 from thinwire.core.errors import PlanError
 from thinwire.core.plan_rules import DeviceTimes
@@ -21,7 +22,7 @@ def refusals(more: str) -> list[str]:
 def test_two_lines_make_a_valid_plan() -> None:
     plan = RunPlan.parse(TWO_LINES)
     assert plan.check(codecs) == []
-    assert (plan.run.rounds, plan.uplink.codec, plan.cohort.late) == (20, "eden(1)", "fold")
+    assert (plan.run.rounds, plan.uplink.codec, plan.cohort.late) == (20, "eden(1)", "aggregate")
 
 
 def test_a_resolved_plan_comes_back_with_its_digest() -> None:
@@ -38,8 +39,8 @@ def test_overrides_are_toml_values_or_bare_words() -> None:
 @pytest.mark.parametrize(
     ("overrides", "option", "what"),
     [
-        ({"local.lr": "abc", "run.rounds": "3"}, "--set", "--set local.lr=abc: [local] lr = 'abc' cannot be"),
-        ({"local.lr": "abc"}, "--sweep", "--sweep local.lr=abc: [local] lr = 'abc' cannot be"),
+        ({"local.lr": "abc", "run.rounds": "3"}, "--set", "--set local.lr=abc: [local] lr = 'abc' is not valid"),
+        ({"local.lr": "abc"}, "--sweep", "--sweep local.lr=abc: [local] lr = 'abc' is not valid"),
         (
             {"cohort.requires": "{nope = 1}"},
             "--set",
@@ -59,8 +60,8 @@ def test_a_wrong_value_that_was_typed_is_not_laid_to_the_file(overrides, option,
 @pytest.mark.parametrize(
     ("value", "what"),
     [
-        ("9" * 5000, f"--set local.lr={'9' * 200}... cannot be read"),
-        ("[" * 5000, f"--set local.lr={'[' * 200}... cannot be read"),
+        ("9" * 5000, f"--set local.lr={'9' * 200}... is not readable"),
+        ("[" * 5000, f"--set local.lr={'[' * 200}... is not readable"),
         ("1\nx=2", r"--set local.lr=1\nx=2 is more than a value"),
         ("1\n[x]", r"--set local.lr=1\n[x] is more than a value"),
         ("a\nvalue", r"--set local.lr=a\nvalue is more than a value"),
@@ -81,8 +82,8 @@ def test_a_number_of_thousands_of_digits_in_the_file_is_refused_in_words() -> No
 def test_what_is_wrong_in_the_file_and_what_was_typed_are_told_apart() -> None:
     with pytest.raises(PlanError) as refused:
         RunPlan.parse(TWO_LINES + "[server]\nlr = 'fast'\n", "plan.toml", {"local.lr": "abc"})
-    assert "--set local.lr=abc: [local] lr = 'abc' cannot be" in refused.value.what
-    assert "plan.toml: [server] lr = 'fast' cannot be" in refused.value.what
+    assert "--set local.lr=abc: [local] lr = 'abc' is not valid" in refused.value.what
+    assert "plan.toml: [server] lr = 'fast' is not valid" in refused.value.what
 
 
 @pytest.mark.parametrize(
@@ -92,9 +93,9 @@ def test_what_is_wrong_in_the_file_and_what_was_typed_are_told_apart() -> None:
         ('[run]\ntask="d"\n[locl]\nlr=1', "unknown key [locl]", "[local] lr"),
         ('[run]\ntask="d"', "[local] is missing", "[local] lr"),
         ('[run]\ntask="d"\n[local]\n', "[local] lr is missing", "[local] lr = 0.1"),
-        ('[run]\ntask="d"\n[local]\nlr=-1', "[local] lr = -1 cannot be", "thinwire plan keys local"),
+        ('[run]\ntask="d"\n[local]\nlr=-1', "[local] lr = -1 is not valid", "thinwire plan keys local"),
         ('[run]\ntask="d"\n[local]\nlr=nan', "[local] lr", "thinwire plan keys local"),
-        ('[run]\ntask="../x"\n[local]\nlr=1', "[run] task = '../x' cannot be", "thinwire plan keys run"),
+        ('[run]\ntask="../x"\n[local]\nlr=1', "[run] task = '../x' is not valid", "thinwire plan keys run"),
         ('[run]\ntask="d"\n[local]\nlr=1\n[cohort]\nclients="most"', "[cohort] clients = 'most'", "plan keys cohort"),
         ("[run", "is not TOML", 'key = "value"'),
     ],
@@ -111,15 +112,15 @@ def test_a_wrong_key_or_value_is_named_with_what_to_try(text: str, what: str, hi
 @pytest.mark.parametrize(
     ("more", "why", "hint"),
     [
-        ("[cohort]\ndeadline_s = 0", "it should be 'auto' or above 0", "thinwire plan keys cohort"),
-        ("[cohort]\ndeadline_s = 'soon'", "it should be 'auto' or a number", "thinwire plan keys cohort"),
-        ("steps = 1.5", "it should be a whole number or 'auto'", "thinwire plan keys local"),
-        ("partial = 3", "it should be true or false", "thinwire plan keys local"),
+        ("[cohort]\ndeadline_s = 0", "it should be 'auto' or greater than 0", "thinwire plan keys cohort"),
+        ("[cohort]\ndeadline_s = 'soon'", "it should be 'auto' or a valid number", "thinwire plan keys cohort"),
+        ("steps = 1.5", "it should be a valid integer or 'auto'", "thinwire plan keys local"),
+        ("partial = 3", "it should be a valid boolean", "thinwire plan keys local"),
         ("overlap = 1", "it should be a table", "[local] overlap = { max_delay = 1 }"),
         ("[uplink]\nwarmup = 3", "it should be a table", "[uplink] warmup = { rounds = ..., ratios = ... }"),
     ],
 )
-def test_what_a_value_should_be_is_said_in_words_of_plans(more: str, why: str, hint: str) -> None:
+def test_what_a_value_should_be_is_said(more: str, why: str, hint: str) -> None:
     with pytest.raises(PlanError) as error:
         RunPlan.parse(TWO_LINES + more)
     assert (error.value.why, error.value.hint) == (why, hint)
@@ -154,7 +155,7 @@ def test_a_plan_file_that_is_not_there_is_a_plan_error(tmp_path: Path) -> None:
         ("[cohort]\nmode = 'buffered'\nclients = 3", "[cohort] clients = 3 with mode"),
         ("[cohort]\nmode = 'buffered'\nover_select = 0.5", "[cohort] over_select = 0.5 with mode"),
         ("[cohort]\nmode = 'buffered'\nlate = 'drop'", "[cohort] late"),
-        ("[cohort]\nmode = 'buffered'\nmin_replies = 11", "[cohort] min_replies = 11 with mode"),
+        ("[cohort]\nmode = 'buffered'\nmin_updates = 11", "[cohort] min_updates = 11 with mode"),
         ("[cohort]\nmode = 'buffered'\n[uplink]\nfeedback = 'ef21'", '[uplink] feedback = "ef21" with mode'),
         ("[cohort]\nmode = 'buffered'\n[secure]\nenabled = true", "[secure] enabled = true with mode"),
         ("[cohort]\nmode = 'buffered'\n[privacy]\nmode = 'central'", '[privacy] mode = "central" with mode'),
@@ -194,9 +195,9 @@ def test_a_plan_file_that_is_not_there_is_a_plan_error(tmp_path: Path) -> None:
         ("[uplink]\nmomentum = 0.9", "[uplink] momentum = 0.9 with several local steps"),
         ("steps = 1\n[uplink]\nmomentum = 0.9\nfeedback = 'none'", "[uplink] momentum = 0.9 with feedback"),
         ("[uplink]\nfeedback_decay = 0.5\nfeedback = 'none'", "[uplink] feedback_decay = 0.5 with feedback"),
-        ("[run.target]\nvalue = 0.9\n[cohort]\nmin_replies = 2.5", "min_replies"),
-        ("[cohort]\nclients = 3\nmin_replies = 4", "[cohort] min_replies = 4 with clients = 3"),
-        ("[cohort]\nclients = 3\nover_select = 0.5\nmin_replies = 6", "[cohort] min_replies = 6 with clients = 3"),
+        ("[run.target]\nvalue = 0.9\n[cohort]\nmin_updates = 2.5", "min_updates"),
+        ("[cohort]\nclients = 3\nmin_updates = 4", "[cohort] min_updates = 4 with clients = 3"),
+        ("[cohort]\nclients = 3\nover_select = 0.5\nmin_updates = 6", "[cohort] min_updates = 6 with clients = 3"),
     ],
 )
 def test_what_cannot_hold_together_is_refused(more: str, what: str) -> None:
@@ -209,7 +210,7 @@ def test_what_promises_something_of_each_update_needs_no_feedback(codec: str) ->
     assert refusals(f"[uplink]\nfeedback = 'none'\ncodec = '{codec}'") == []
 
 
-@pytest.mark.parametrize("more", ["", "buffer = 3\nmax_concurrency = 4\nmin_replies = 3\nmax_staleness = 40"])
+@pytest.mark.parametrize("more", ["", "buffer = 3\nmax_concurrency = 4\nmin_updates = 3\nmax_staleness = 40"])
 def test_a_buffered_plan_can_run(more: str) -> None:
     assert refusals(f"[cohort]\nmode = 'buffered'\n{more}") == []
 
@@ -230,3 +231,24 @@ def test_a_deadline_under_every_devices_best_is_refused() -> None:
     slow, quick = DeviceTimes(2, 4, 1), DeviceTimes(0.1, 0.5, 0.1)
     assert "deadline_s" in plan.check(codecs, {"a": slow})[0].what
     assert plan.check(codecs, {"a": slow, "b": quick}) == []
+
+
+@pytest.mark.parametrize(
+    ("uplink", "feedback"),
+    [
+        ("", "none"),
+        ("codec = 'eden(1)'", "none"),
+        ("feedback = 'auto'", "none"),
+        ("codec = 'topk(0.1)'", "classic"),
+        ("codec = 'dgc(0.1)'", "classic"),
+        ("codec = 'int8'\nlayers = {a = 'sign'}", "classic"),
+        ("ladder = ['fp16', 'int8']", "classic"),
+        ("codec = 'int8'\nfeedback = 'classic'", "classic"),
+    ],
+)
+def test_auto_feedback_is_none_for_unbiased_codecs_and_a_default_that_is_written_out_changes_nothing(
+    uplink: str, feedback: str
+) -> None:
+    plan = RunPlan.parse(f'[run]\ntask = "toy"\n[local]\nlr = 1\n[uplink]\n{uplink}')
+    assert feedback_of(plan.uplink) == feedback
+    assert feedback_of(RunPlan.from_json(plan.to_json()).uplink) == feedback

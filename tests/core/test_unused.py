@@ -20,12 +20,12 @@ UNUSED: dict[str, str] = {
     "run.evaluate": ALWAYS, "run.evaluate_every": f"{OFF}evaluate_every = 2",
     "run.eval_cohort": NOT_BUILT, "run.task_match": ALWAYS,
     "cohort.clients": '[cohort]\nmode = "buffered"\nclients = 3',
-    "cohort.wait_for": ALWAYS, "cohort.wait_s": ALWAYS, "cohort.min_replies": ALWAYS,
+    "cohort.wait_for": ALWAYS, "cohort.wait_s": ALWAYS, "cohort.min_updates": ALWAYS,
     "cohort.over_select": "[cohort]\nover_select = 0.5",
     "cohort.deadline_s": ALWAYS,
     "cohort.late": '[cohort]\nmode = "buffered"\nlate = "drop"',
     "cohort.staleness_exponent": '[cohort]\nlate = "drop"\nstaleness_exponent = 0',
-    "cohort.max_staleness": ALWAYS,  # also of late = "drop": for how many rounds a silent device is not asked again
+    "cohort.max_staleness": ALWAYS,  # also of late = "drop": for how many rounds a silent device is not selected again
     "cohort.retry_limit": ALWAYS, "cohort.mode": ALWAYS,
     "cohort.buffer": "[cohort]\nbuffer = 3",
     "cohort.max_concurrency": ALWAYS,
@@ -54,7 +54,13 @@ UNUSED: dict[str, str] = {
     "server.beta2": '[server]\noptimizer = "fedavgm"\nbeta2 = 0.5',
     "server.tau": '[server]\noptimizer = "fedavgm"\ntau = 0.1',
     "server.reduce": NOT_BUILT,
-    **{f"secure.{key}": NOT_BUILT for key in Sections.model_fields["secure"].annotation.model_fields},  # type: ignore[union-attr]  # it is a section
+    "secure.enabled": NOT_BUILT, "secure.adversary": '[secure]\nadversary = "malicious"',
+    "secure.max_corrupt": "[secure]\nmax_corrupt = 0.2", "secure.max_dropout": "[secure]\nmax_dropout = 0.2",
+    "secure.min_survivors": "[secure]\nmin_survivors = 5", "secure.graph": '[secure]\ngraph = "complete"',
+    "secure.bits": "[secure]\nbits = 4", "secure.support": "[secure]\nsupport = 0.5",
+    "secure.rotate": "[secure]\nrotate = 1024", "secure.clip": "[secure]\nclip = 1.0",
+    "secure.weight_max": "[secure]\nweight_max = 100", "secure.metrics": "[secure]\nmetrics = { loss = 10.0 }",
+    "secure.post_quantum": "[secure]\npost_quantum = true",
     **{f"privacy.{key}": NOT_BUILT for key in Sections.model_fields["privacy"].annotation.model_fields},  # type: ignore[union-attr]  # it is a section
 }  # fmt: skip
 """What each key needs: a plan in which it would do nothing."""
@@ -93,7 +99,7 @@ def test_a_key_that_would_do_nothing_is_refused(key: str) -> None:
         "[downlink]\nfull_every = 0\nlog_rounds = 20",
         "[downlink]\ncodec = 'int8'\nfull_every = 5\nlog_rounds = 5",
         "[cohort]\nclients = 4\nover_select = 0.5",
-        "[uplink]\ncodec = 'identity'\nfeedback_decay = 0.9\nlayers = { a = 'int8' }",
+        "[uplink]\ncodec = 'identity'\nfeedback_decay = 0.9\nlayers = { a = 'sign' }",
         '[run]\nkeep = "best,last"',
         '[run]\nkeep = "all"',
     ],

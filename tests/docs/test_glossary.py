@@ -10,14 +10,14 @@ import pytest
 from benchmarks.words import GLOSSARY, HASHED, ROOT, banned, bold_words, code_texts, count
 
 PAGE = GLOSSARY.read_text()
-MOST = {  # what each area has today; whoever makes it fewer writes the new number, and 0 is the end of it
-    "docs": 60,
-    "help": 77,
-    "messages": 275,
-    "data": 223,
-    "dashboard": 188,
-    "docstrings": 87,
-    "identifiers": 254,
+MOST = {
+    "docs": 0,
+    "help": 0,
+    "messages": 0,
+    "data": 0,
+    "dashboard": 0,
+    "docstrings": 0,
+    "identifiers": 0,
 }
 FOUND = banned()
 

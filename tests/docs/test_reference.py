@@ -1,4 +1,4 @@
-"""The reference is what the code says: nobody edits it, and nobody forgets to write it anew."""
+"""The reference is what the code says: nobody edits it, and nobody forgets to write it again."""
 
 from __future__ import annotations
 

@@ -29,10 +29,17 @@ def test_the_readme_has_the_figures_of_the_committed_runs():
     assert added == f"{FOLD['topk_updates_per_s']:.0f}"
 
 
-def test_feedback_costs_what_the_page_says():
+def test_the_first_sentence_of_the_readme_has_the_figure_of_the_committed_demo():
+    text = (ROOT / "README.md").read_text()
+    demo = json.loads((ROOT / "docs/evidence/demo.json").read_text())["figures"]
+    assert f"{demo['uplink_ratio']:.0f} times smaller" in " ".join(text.split())
+    assert len(text.splitlines()) <= 150
+
+
+def test_feedback_costs_what_the_dashboard_says():
     """About one copy more, for those that turn or round by powers 1.5 to 1.9."""
-    assert "about one copy more" in (ROOT / "docs/how/which-codec.md").read_text()
-    assert "`drive` and `eden` 1.5 to 1.9" in (ROOT / "docs/how/which-codec.md").read_text()
+    assert "about one copy more" in (ROOT / "docs/explain/codecs.md").read_text()
+    assert "`drive` and `eden` 1.5 to 1.9" in (ROOT / "docs/explain/codecs.md").read_text()
     assert max(map(more, ONCE)) < 1.25
     assert (round(min(map(more, TWICE)), 1), round(max(map(more, TWICE)), 1)) == (1.5, 1.9)
 

@@ -15,11 +15,11 @@ from tests.support.fleet_laws import FleetLaws
 from tests.support.fleet_words import envelope, join, polled, pulled, until
 from tests.support.transport_doubles import Place
 from thinwire.core.errors import Unreachable
-from thinwire.core.fleet import Envelope, NodeJoined
-from thinwire.core.types import Ask
+from thinwire.core.fleet import ClientConnected, Envelope
+from thinwire.core.types import Assignment
 from thinwire.store import FileSpool, Store
 
-STOP = Envelope("pi-1", Ask("stop-1", "digits-1", "digits", "stop", ""))
+STOP = Envelope("pi-1", Assignment("stop-1", "digits-1", "digits", "stop", ""))
 
 
 class TestFlowerFleet(FleetLaws):
@@ -28,13 +28,17 @@ class TestFlowerFleet(FleetLaws):
 
     def test_what_a_device_took_up_before_a_restart_is_told_after_it(self, setting: Any) -> None:
         link = join(setting, "pi-1")
-        setting.fleet.send([envelope("pi-1", "ask-1")])
+        setting.fleet.send([envelope("pi-1", "assignment-1")])
         pulled(link)
-        assert [one.ask.ask_id for one in setting.fleet.taken_up()] == ["ask-1"], "and it is not empty here"
+        assert [one.assignment.assignment_id for one in setting.fleet.delivered()] == ["assignment-1"], (
+            "and it is not empty here"
+        )
         setting.restart()
-        setting.fleet.send([envelope("pi-1", "ask-1")])
+        setting.fleet.send([envelope("pi-1", "assignment-1")])
         assert link.pull(0.1) is None, "it holds it"
-        assert [(one.device, one.ask.ask_id) for one in setting.fleet.taken_up()] == [("pi-1", "ask-1")]
+        assert [(one.device, one.assignment.assignment_id) for one in setting.fleet.delivered()] == [
+            ("pi-1", "assignment-1")
+        ]
 
     def test_a_stop_that_is_held_and_sent_again_while_its_device_waits_is_said_to_be_taken(self, setting: Any) -> None:
         """The aggregator was killed before it could write down who had heard."""
@@ -44,11 +48,11 @@ class TestFlowerFleet(FleetLaws):
         setting.restart()
         with ThreadPoolExecutor() as threads:
             waiting = threads.submit(link.pull, 5.0)
-            polled(setting.fleet, NodeJoined)
+            polled(setting.fleet, ClientConnected)
             until(lambda: setting.fleet._sessions.of("pi-1").turn)
             setting.fleet.send([STOP])
             assert waiting.result() is None, "it holds it"
-        assert [(one.device, one.ask.kind) for one in setting.fleet.taken_up()] == [("pi-1", "stop")]
+        assert [(one.device, one.assignment.kind) for one in setting.fleet.delivered()] == [("pi-1", "stop")]
 
     def test_a_stop_is_held_until_the_pull_after_it_is_answered(self, setting: Any) -> None:
         link = join(setting, "pi-1")
@@ -59,16 +63,17 @@ class TestFlowerFleet(FleetLaws):
             link.pull(0.1)
         setting.restart()
         link.pull(0.1)
-        assert setting.fleet._sessions.of("pi-1").held == {"stop-1"}, "it could not be said before"
+        assert setting.fleet._state.held("pi-1") == {"stop-1"}, "it could not be said before"
         link.pull(0.1)
-        assert setting.fleet._sessions.of("pi-1").held == set()
+        assert setting.fleet._state.held("pi-1") == set()
 
-    def test_a_stop_is_a_farewell_to_a_process_that_was_not_there_when_it_was_sent(self, setting: Any) -> None:
+    def test_a_stop_is_not_given_to_a_process_that_was_not_there_when_it_was_sent(self, setting: Any) -> None:
+        """Its hello names what its device keeps, and the welcome which of it is over."""
         link = join(setting, "pi-1")
         setting.fleet.send([STOP])
-        assert not pulled(link).ask.farewell
+        assert pulled(link).assignment.kind == "stop"
         link.close()  # and it never says that it has it
-        assert pulled(join(setting, "pi-1")).ask.farewell
+        assert join(setting, "pi-1").pull(0.1) is None
 
 
 @contextlib.contextmanager

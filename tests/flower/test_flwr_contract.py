@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
+from datetime import UTC, datetime, timedelta
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 import thinwire.flower
-from thinwire.flower.superlink import PRIVATE_NAMES, Grid, SuperLink
+from tests.support.fleet_words import envelope
+from thinwire.core.link_state import Outstanding
+from thinwire.flower import link_state, superlink
+from thinwire.flower.link_state import ASSIGNMENT, ATTRIBUTES, RECORD, REPLY, FlowerLinkState
+from thinwire.flower.superlink import SuperLink
 from thinwire.transport.protocol import signing
+
+from flwr.app import Message  # isort: skip
+from flwr.server.superlink.linkstate import InMemoryLinkState  # isort: skip
+
+PRIVATE_NAMES = {**superlink.PRIVATE_NAMES, **link_state.PRIVATE_NAMES}
 
 # What flwr documents; all else that we import must stand in PRIVATE_NAMES or be a plain constant.
 PUBLIC = {"flwr.app:ConfigRecord", "flwr.app:Message", "flwr.app:RecordDict"}
 CONSTANTS = {
-    "flwr.common.constant:HEARTBEAT_DEFAULT_INTERVAL": 30,
     "flwr.common.constant:NOOP_ACCOUNT_NAME": "none",
     "flwr.common.constant:NOOP_FLWR_AID": "<id:none>",
     "flwr.common.constant:SUPERLINK_NODE_ID": 1,
@@ -29,7 +40,10 @@ CONSTANTS = {
     "flwr.supercore.constant:FLWR_IN_MEMORY_DB_NAME": ":flwr-in-memory:",
     "flwr.supercore.constant:NOOP_FEDERATION_ID": "@none/default",
 }
-CLASSES = {"flwr.supercore.constant:TaskType": "SERVER_APP", "flwr.common.constant:SubStatus": "COMPLETED"}
+CLASSES = {
+    "flwr.supercore.constant:TaskType": "SERVER_APP",
+    "flwr.supercore.constant:NodeStatus": "ONLINE",
+}
 
 
 def resolve(name: str) -> Any:
@@ -74,53 +88,133 @@ def test_nothing_else_of_flwr_is_imported() -> None:
                 used |= {(path.name, f"{node.module}:{alias.name}") for alias in node.names}
             assert not (isinstance(node, ast.Import) and any(a.name.split(".")[0] == "flwr" for a in node.names)), path
     assert {name for _, name in used} <= PUBLIC | set(PRIVATE_NAMES) | set(CONSTANTS) | set(CLASSES)
-    assert {file for file, _ in used} == {"superlink.py"}
+    assert {file for file, _ in used} == {"superlink.py", "link_state.py"}
 
 
-def test_asks_and_replies_live_in_flowers_state() -> None:
+def test_an_attribute_of_flowers_state_is_there() -> None:
+    state = SuperLink().state
+    assert {name: type(getattr(state, name)).__name__ for name in ATTRIBUTES} == ATTRIBUTES
+
+
+def test_flower_stores_and_deletes_messages_by_two_methods_that_the_index_sees() -> None:
+    """A message that flwr removed elsewhere would stay in the index by node."""
+    tree = ast.parse(inspect.getsource(import_module(InMemoryLinkState.__module__)))
+    (of_flower,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "InMemoryLinkState"]
+    changing = set()
+    for method in of_flower.body:
+        for node in ast.walk(method):
+            if isinstance(node, ast.Attribute) and node.attr == "message_ins_store":
+                text = ast.unparse(method)
+                if re.search(r"(del self\.message_ins_store|self\.message_ins_store(\[\w+\] = |\.pop|\.clear))", text):
+                    changing.add(method.name)  # type: ignore[attr-defined]  # only methods have one
+    assert changing == {"store_message_ins", "delete_messages"}
+
+
+def in_flight(assignment_id: str, device: str = "pi-1", said: bytes = b"an ask") -> Outstanding:
+    return Outstanding(envelope(device, assignment_id), said)
+
+
+def state_with(*devices: str) -> FlowerLinkState:
+    state = SuperLink().state
+    for device in devices:
+        state.register(device, device.encode())
+    return state
+
+
+def content(message: Message, kind: str) -> object:
+    return message.content[RECORD][kind]
+
+
+def test_the_embedded_superlink_runs_on_our_state() -> None:
     superlink = SuperLink()
-    grid = Grid(superlink)
-    node = superlink.node("pi-1", b"a key")
-    ask = grid.ask(node, b"an ask")
-    assert superlink.state.num_message_ins() == 1
-    reply = grid.reply(ask, b"a reply")
-    assert superlink.state.num_message_res() == 1
-    superlink.node_has_left(node)
-    assert grid.collect([reply]) == [b"a reply"]
-    assert (superlink.state.num_message_ins(), superlink.state.num_message_res()) == (0, 0)
+    assert superlink.app.state.linkstate_factory.state() is superlink.state
 
 
-def test_an_ask_that_was_handed_out_is_not_handed_out_by_flower() -> None:
-    superlink = SuperLink()
-    grid = Grid(superlink)
-    node = superlink.node("pi-1", b"a key")
-    grid.delivered(grid.ask(node, b"one"))
-    kept = grid.ask(node, b"two")
-    assert superlink.state.get_message_ins(node_id=node, limit=None) == [kept]
+def test_assignments_and_replies_live_in_flowers_state() -> None:
+    state, assignment = state_with("pi-1"), in_flight("assignment-1")
+    state.store(assignment)
+    assert content(state.message_ins_store["assignment-1"], ASSIGNMENT) == b"an ask"
+    reply = state.reply(assignment, b"a reply")
+    assert (state.num_message_ins(), state.num_message_res()) == (1, 1)
+    assert (state.outstanding("pi-1"), state.in_flight()) == ([], {"assignment-1"})
+    state.set_offline("pi-1")
+    assert content(reply, REPLY) == b"a reply"
+    state.collect([reply])
+    assert (state.num_message_ins(), state.num_message_res()) == (0, 0)
 
 
-def test_a_node_is_online_between_its_calls_and_its_leaving() -> None:
-    superlink = SuperLink()
-    node = superlink.node("pi-1", b"a key")
-
-    def status() -> str:
-        return str(superlink.state.get_node_info(node_ids=[node])[0].status)
-
-    assert (status(), superlink.node("pi-1", b"a key")) == ("offline", node)
-    superlink.node_is_here(node)
-    assert status() == "online"
-    superlink.node_has_left(node)
-    assert status() == "offline"
+def test_an_assignment_that_was_handed_out_is_not_handed_out_by_flower_and_again_by_us() -> None:
+    state, one, two = state_with("pi-1"), in_flight("one"), in_flight("two")
+    state.store(one)
+    state.deliver(one, 1.0)
+    state.store(two)
+    node_id = state.get_node_id_by_public_key(b"pi-1")
+    assert node_id is not None
+    assert state.get_message_ins(node_id=node_id, limit=None) == [state.message_ins_store["two"]]
+    assert state.outstanding("pi-1") == [one, two]
 
 
-def test_asks_and_replies_outlive_a_run_that_flower_gave_up() -> None:
-    """It does so when this machine slept, or its clock jumped, for more than a minute."""
-    superlink = SuperLink()
-    grid = Grid(superlink)
-    node, before = superlink.node("pi-1", b"a key"), superlink.run_id
-    ask = grid.ask(node, b"an ask")
-    assert superlink.state.finish_task(superlink.task_id, "failed", "no heartbeat")
-    assert grid.collect([grid.reply(ask, b"a reply")]) == [b"a reply"]
-    assert superlink.run_id != before
-    superlink.state.finish_task(superlink.task_id, "failed", "no heartbeat")
-    assert grid.ask(node, b"another").metadata.run_id == superlink.run_id
+def test_an_assignment_that_is_sent_again_outlives_the_collection_of_its_first_reply() -> None:
+    state, first, again = state_with("pi-1"), in_flight("assignment-1"), in_flight("assignment-1")
+    state.store(first)
+    failed = state.reply(first, b"failed")
+    state.store(again)
+    state.collect([failed])
+    assert state.outstanding("pi-1") == [again]
+    state.collect([state.reply(again, b"done")])
+    assert not state.in_flight()
+
+
+def test_what_flower_deletes_leaves_the_index() -> None:
+    state = state_with("pi-1")
+    state.store(in_flight("assignment-1"))
+    state.delete_messages({"assignment-1"})
+    assert (state.outstanding("pi-1"), state.device_of("assignment-1")) == ([], "")
+
+
+def test_a_node_is_online_from_its_hello_to_its_leaving_for_however_long() -> None:
+    state = state_with("pi-1", "pi-2")
+    assert state.online() == set()
+    state.set_online("pi-1")
+    with patch(
+        "flwr.server.superlink.linkstate.in_memory_linkstate.now", lambda: datetime.now(UTC) + timedelta(days=9)
+    ):
+        assert state.online() == {"pi-1"}
+    state.set_offline("pi-1")
+    assert state.online() == set()
+
+
+def test_a_key_under_another_name_is_the_same_node() -> None:
+    state = state_with("pi-1")
+    state.set_online("pi-1")
+    state.register("pi-9", b"pi-1")
+    assert state.names_of(b"pi-1") == ["pi-1", "pi-9"]
+    state.set_offline("pi-1")
+    state.set_online("pi-9")
+    state.set_offline("pi-1")
+    assert (state.online(), len(state.nodes)) == ({"pi-9"}, 1)
+
+
+def test_a_device_that_was_revoked_has_no_name_until_it_is_registered_again() -> None:
+    state = state_with("pi-1")
+    state.set_online("pi-1")
+    assert state.forget("pi-1")
+    assert not state.forget("pi-1")
+    assert (state.knows("pi-1"), state.online()) == (False, set())
+    state.register("pi-1", b"pi-1")
+    state.store(in_flight("assignment-1"))
+    assert (len(state.nodes), state.device_of("assignment-1")) == (1, "pi-1")
+
+
+def test_assignments_and_replies_outlive_a_run_that_flower_gave_up() -> None:
+    """It does so a minute after the last heartbeat of its task, and we send none."""
+    state, assignment, other = state_with("pi-1"), in_flight("assignment-1"), in_flight("assignment-2")
+    state.store(assignment)
+    state.store(other)
+    assert state.claim_task(state.task_id)
+    assert state.activate_task(state.task_id)
+    assert state.finish_task(state.task_id, "failed", "no heartbeat")
+    state.collect([state.reply(assignment, b"a reply")])
+    assert (state.outstanding("pi-1"), state.in_flight()) == ([other], {"assignment-2"})
+    state.store(in_flight("assignment-3"))
+    assert state.in_flight() == {"assignment-2", "assignment-3"}

@@ -1,4 +1,4 @@
-"""Another app behind the door is reached at its own paths alone, and its keys open none of ours."""
+"""Another app behind the device API is reached at its own paths alone, and its keys open none of ours."""
 
 from __future__ import annotations
 

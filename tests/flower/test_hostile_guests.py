@@ -18,15 +18,15 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from tests.support.callers import PATIENCE_S, Caller, TlsPlace, tls_place
 from tests.support.transport_doubles import MemoryRoster
-from thinwire.cli.signals import until
 from thinwire.core.clock import RealClock
 from thinwire.core.errors import UsageError
-from thinwire.core.serialization import ask_to_bytes
-from thinwire.core.types import Ask
+from thinwire.core.serialization import assignment_to_bytes
+from thinwire.core.signals import until
+from thinwire.core.types import Assignment
 from thinwire.flower.stock_apps import Carried, described, trained
 from thinwire.flower.stock_gateway import StockPass, StockSuperLink, SuperExec
 from thinwire.transport.protocol.signing import PUBLIC_KEY_HEADER, fingerprint, public_der
-from thinwire.transport.server.limits import CONNECTIONS_OF_A_GUEST
+from thinwire.transport.server.connections import CONNECTIONS_OF_A_GUEST
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_no_page_in_a_browser_controls_the_second_superlink(browser: dict[str, s
     """Whoever may call it runs code. A page whose name is rebound to 127.0.0.1 calls it as its own."""
     link = StockSuperLink(authenticated=False)
 
-    def ask(headers: dict[str, str]) -> int:
+    def assign(headers: dict[str, str]) -> int:
         connection = http.client.HTTPConnection(link.control_address, timeout=PATIENCE_S)
         with contextlib.closing(connection):
             kind = {"content-type": "application/protobuf", "accept": "application/protobuf"}
@@ -55,13 +55,13 @@ def test_no_page_in_a_browser_controls_the_second_superlink(browser: dict[str, s
 
     async def both() -> list[int]:
         async with link.running():
-            return [await asyncio.to_thread(ask, headers) for headers in ({}, browser)]
+            return [await asyncio.to_thread(assign, headers) for headers in ({}, browser)]
 
     assert asyncio.run(both()) == [200, 403]
 
 
 @pytest.mark.parametrize("host", ["evil.example:9090", "127.0.0.1.evil.example", "", "localhost.evil:9090"])
-def test_no_page_in_a_browser_passes_a_plain_door_as_a_stock_node(host: str) -> None:
+def test_no_page_in_a_browser_passes_a_plain_device_api_as_a_stock_node(host: str) -> None:
     guests = StockPass(MemoryRoster(), RealClock(), SuperExec(Path("said")), private=True)
     for good in ("127.0.0.1:9090", "localhost:9090", "[::1]:9090", "127.1.2.3"):
         assert guests.may_pass({b"host": good.encode()}) is None
@@ -80,7 +80,7 @@ def test_a_run_of_stock_nodes_names_no_module(tmp_path: Path, kind: str) -> None
         if kind == "query":
             described(Carried(json.dumps({"task": name, "seed": 1}).encode()), context)
         else:
-            trained(Carried(ask_to_bytes(Ask("digits-1.1.pi-1", "digits-1", name, "train", {}))), context)
+            trained(Carried(assignment_to_bytes(Assignment("digits-1.1.pi-1", "digits-1", name, "train", {}))), context)
     assert not (tmp_path / "ran").exists()
 
 

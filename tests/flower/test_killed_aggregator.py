@@ -16,40 +16,44 @@ from tests.support.fleet_words import PATIENCE_S, hello
 from tests.support.ports import free_port
 from tests.support.processes import environment
 from tests.support.proxy import Proxy, proxy
-from tests.transport.test_cuts import BESIDE, SENT_TWICE, SIZE, ask_of, file_of, head_of, pulled, pushed
+from tests.transport.test_cuts import BESIDE, SENT_TWICE, SIZE, assignment_of, file_of, header_of, pulled, pushed
 from thinwire.core.fleet import Delivery
-from thinwire.transport import HttpsLink, device_key
 from thinwire.transport.device.enroll import join
+from thinwire.transport.device.identity import device_key
+from thinwire.transport.device.link import HttpsLink
 from thinwire.transport.protocol.registration import Invitation
 
 AGGREGATOR = """
 import os, signal, sys
 from pathlib import Path
-from tests.transport.test_cuts import ask_of
-from thinwire.core.types import ReplyHeader as ReplyHead
+from tests.transport.test_cuts import assignment_of
+from thinwire.core.types import ReplyHeader as ReplyHeader
 from thinwire.flower import FlowerFleet
 from thinwire.transport.server.tls import InternalCA as PrivateAuthority
-from thinwire.transport.server.uploads import Uploads
+from thinwire.core.part_file import PartFile
 from thinwire.store import FileSpool, Store
 
 folder, port = Path(sys.argv[1]), int(sys.argv[2])
 if sys.argv[3:] == ["dies"]:  # as the power goes after a part was written, of which the disk has lost the beginning
-    def judge(self, offer, index):
-        with open(offer.path, "r+b") as file:
-            file.write(bytes(4096))
-        os.kill(os.getpid(), signal.SIGKILL)
-    Uploads._judge = judge
+    append = PartFile.append
+    def append_and_die(self, file, data):
+        append(self, file, data)
+        if self.size in self.starts[1:]:
+            with open(self.path, "r+b") as damaged:
+                damaged.write(bytes(4096))
+            os.kill(os.getpid(), signal.SIGKILL)
+    PartFile.append = append_and_die
 with Store.open(folder / "store.sqlite3") as store:
     authority = PrivateAuthority(folder / "ca")
     fleet = FlowerFleet(store.roster, FileSpool(folder / "spool"), port=port, authority=authority)
     if len(sys.argv) == 3:
         print(authority.pin, store.invitations.invite()[0].secret, flush=True)
     else:
-        fleet.send([ask_of(folder / "model")])
+        fleet.send([assignment_of(folder / "model")])
         print("again", flush=True)
     while True:
         for arrival in fleet.poll(0.1):
-            if isinstance(arrival, ReplyHead):
+            if isinstance(arrival, ReplyHeader):
                 with open(folder / "came.new", "wb") as file:
                     file.writelines(fleet.open(arrival.update_id))
                 (folder / "came.new").rename(folder / "came")
@@ -111,7 +115,7 @@ def test_an_upload_goes_on_when_it_is_started_again(
 ) -> None:
     aggregator, line, link = killed
     update = file_of(tmp_path / "update", 2)
-    thread = threading.Thread(target=pushed, args=(link, head_of(update), update))
+    thread = threading.Thread(target=pushed, args=(link, header_of(update), update))
     line.up.cuts = [line.up.given + SIZE // 2]
     thread.start()
     until_cut(line)
@@ -142,7 +146,7 @@ def test_a_download_goes_on_when_it_is_started_again(
     assert aggregator.start("again") == "again\n"
     thread.join(PATIENCE_S)
     (delivery,) = got
-    assert delivery.ask == ask_of(tmp_path / "model").ask
+    assert delivery.assignment == assignment_of(tmp_path / "model").assignment
     assert delivery.bundle is not None
     assert delivery.bundle.read_bytes() == (tmp_path / "model").read_bytes()
     assert line.down.taken - began <= SIZE * BESIDE + 2 * SENT_TWICE

@@ -28,9 +28,9 @@ def test_the_model_of_stock_nodes_loads_whole_and_scores_what_they_measured(
         config = {"task": str(MIXED / "task.py"), "partition": f"{number}/{NODES}", "home": str(tmp_path / "nodes")}
         return SimpleNamespace(node_id=number, node_config=config)
 
-    def exchange(kind: str, asks: Mapping[int, Carried]) -> dict[int, Carried]:
+    def exchange(kind: str, assignments: Mapping[int, Carried]) -> dict[int, Carried]:
         answer = described if kind == "query" else trained
-        return {number: answer(asked, node(number)) for number, asked in asks.items()}
+        return {number: answer(assigned, node(number)) for number, assigned in assignments.items()}
 
     plan = RunPlan.load(MIXED / "plan.toml")
     run = StockRun(cast(Any, Grid()), plan, "digits-1", tmp_path)

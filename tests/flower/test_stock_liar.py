@@ -1,4 +1,4 @@
-"""A run over stock nodes: one that sends what is no update ends nothing, and each is asked as the round says."""
+"""A run over stock nodes: one that sends what is no update ends nothing, and each is selected as the round says."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from tests.support.server_bench import LAYOUT, work
 from thinwire.core.errors import PlanError
 from thinwire.core.fleet import Delivery
 from thinwire.core.plan import RunPlan
-from thinwire.core.serialization import ask_from_bytes, reply_to_bytes
-from thinwire.core.types import Ask, ReplyHeader
+from thinwire.core.serialization import assignment_from_bytes, reply_to_bytes
+from thinwire.core.types import Assignment, ReplyHeader
 from thinwire.flower.stock_apps import Carried, StockRun, _possible
 from thinwire.server.aggregator import Model
 from thinwire.server.model_store import Versions
 from thinwire.simulation import SyntheticUpdates, Turn
 
 
-@pytest.mark.parametrize("lie", ["no head", "no frames", "negative", "cut", "foreign frames"])
+@pytest.mark.parametrize("lie", ["no header", "no frames", "negative", "cut", "foreign frames"])
 def test_a_stock_node_that_lies_ends_no_run(tmp_path: Path, lie: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = RunPlan.parse('[run]\ntask = "toy"\n[local]\nlr = 0.1')
     run, versions = StockRun(cast(Any, None), plan, "toy-1", tmp_path), Versions(tmp_path, LAYOUT)
     stored = versions.write(0, np.zeros(LAYOUT.size, np.float32), np.zeros(0, np.float32), {}, 0.0)
     run.model = Model(LAYOUT, *versions.read(stored), {})
 
-    def said(_kind: str, asks: Mapping[int, Carried]) -> dict[int, Carried]:
-        head, whole = work("a").answer(Delivery(ask_from_bytes(asks[1].head), None), Turn())
-        assert isinstance(head, ReplyHeader)
+    def said(_kind: str, assignments: Mapping[int, Carried]) -> dict[int, Carried]:
+        header, whole = work("a").answer(Delivery(assignment_from_bytes(assignments[1].header), None), Turn())
+        assert isinstance(header, ReplyHeader)
         bad = {
-            "no head": Carried(b"{}", whole), "no frames": Carried(reply_to_bytes(replace(head, parts=())), b""),
-            "negative": Carried(reply_to_bytes(replace(head, examples=-1)), whole),
-            "cut": Carried(reply_to_bytes(head), whole[:-9]),
-            "foreign frames": Carried(reply_to_bytes(head), bytes(len(whole))),
+            "no header": Carried(b"{}", whole), "no frames": Carried(reply_to_bytes(replace(header, parts=())), b""),
+            "negative": Carried(reply_to_bytes(replace(header, examples=-1)), whole),
+            "cut": Carried(reply_to_bytes(header), whole[:-9]),
+            "foreign frames": Carried(reply_to_bytes(header), bytes(len(whole))),
         }  # fmt: skip
-        return {2: bad[lie], 1: Carried(reply_to_bytes(head), whole)}
+        return {2: bad[lie], 1: Carried(reply_to_bytes(header), whole)}
 
     monkeypatch.setattr(run, "_exchange", said)
     run._round(1, [1, 2], versions, stored)
@@ -56,17 +56,18 @@ def test_a_stock_nodes_numbers_that_no_model_can_hold_are_left_out(
     run.model = Model(LAYOUT, *versions.read(stored), {})
     nodes = {1: SyntheticUpdates("a", LAYOUT, 3e38, examples=1), 2: SyntheticUpdates("b", LAYOUT, 1.0)}
 
-    def said(_kind: str, asks: Mapping[int, Carried]) -> dict[int, Carried]:
+    def said(_kind: str, assignments: Mapping[int, Carried]) -> dict[int, Carried]:
         found = {
-            node: made.answer(Delivery(ask_from_bytes(asks[node].head), None), Turn()) for node, made in nodes.items()
+            node: made.answer(Delivery(assignment_from_bytes(assignments[node].header), None), Turn())
+            for node, made in nodes.items()
         }
-        return {node: Carried(reply_to_bytes(head), body) for node, (head, body) in found.items()}
+        return {node: Carried(reply_to_bytes(header), body) for node, (header, body) in found.items()}
 
     monkeypatch.setattr(run, "_exchange", said)
     for number in range(1, 4):
         stored = run._round(number, [1, 2], versions, stored)
     assert 0 < np.abs(run.model.params).max() < 100
-    assert list(run._verdicts) == [2]
+    assert list(run._outcomes) == [2]
 
 
 def test_a_stock_node_owns_no_mean(
@@ -77,27 +78,27 @@ def test_a_stock_node_owns_no_mean(
     stored = versions.write(0, np.zeros(LAYOUT.size, np.float32), np.zeros(0, np.float32), {}, 0.0)
     run.model = Model(LAYOUT, *versions.read(stored), {})
 
-    def boasts(_ask: Ask, head: ReplyHeader) -> ReplyHeader:
-        return replace(head, steps=10**9, a=1e9)
+    def boasts(_assign: Assignment, header: ReplyHeader) -> ReplyHeader:
+        return replace(header, steps=10**9, a=1e9)
 
     nodes = {number: SyntheticUpdates(name, LAYOUT, 1.0) for number, name in enumerate("abc")}
     nodes |= {3: SyntheticUpdates("many", LAYOUT, -1.0, examples=10**9), 4: Liar("large", LAYOUT, -1.0, lie=boasts)}
 
-    def said(_kind: str, asks: Mapping[int, Carried]) -> dict[int, Carried]:
-        given = {node: Delivery(ask_from_bytes(asked.head), None) for node, asked in asks.items()}
+    def said(_kind: str, assignments: Mapping[int, Carried]) -> dict[int, Carried]:
+        given = {node: Delivery(assignment_from_bytes(assigned.header), None) for node, assigned in assignments.items()}
         found = {node: nodes[node].answer(delivery, Turn()) for node, delivery in given.items()}
-        return {node: Carried(reply_to_bytes(head), body) for node, (head, body) in found.items()}
+        return {node: Carried(reply_to_bytes(header), body) for node, (header, body) in found.items()}
 
     monkeypatch.setattr(run, "_exchange", said)
     run._round(1, list(nodes), versions, stored)
     assert np.allclose(run.model.params, (30 - 100) / 130)
-    assert list(run._verdicts) == [0, 1, 2, 3]
+    assert list(run._outcomes) == [0, 1, 2, 3]
     told = capsys.readouterr().out
     assert "many: weight capped: 100 of its 1000000000 examples count, 10 times the median of 10" in told
-    assert "node 4 sent what cannot be folded: an update of 1000000000 steps (1 were assigned)" in told
+    assert "node 4 sent an invalid update: an update of 1000000000 steps (1 were assigned)" in told
 
 
-def test_stock_nodes_are_asked_in_the_warm_ups_codec_and_with_their_share_of_dgcs_clip(
+def test_stock_nodes_are_selected_in_the_warm_ups_codec_and_with_their_share_of_dgcs_clip(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = '[run]\ntask = "toy"\n[local]\nlr = 0.1\nsteps = 1\nclip_grad = 1.0\n[uplink]\ncodec = "dgc(0.01) > int8"'
@@ -105,22 +106,22 @@ def test_stock_nodes_are_asked_in_the_warm_ups_codec_and_with_their_share_of_dgc
     versions = Versions(tmp_path, LAYOUT)
     stored = versions.write(0, np.zeros(LAYOUT.size, np.float32), np.zeros(0, np.float32), {}, 0.0)
     run.model = Model(LAYOUT, *versions.read(stored), {})
-    asked, devices = list[Ask](), {node: work(f"d{node}") for node in range(4)}
+    assigned, devices = list[Assignment](), {node: work(f"d{node}") for node in range(4)}
 
-    def said(_kind: str, asks: Mapping[int, Carried]) -> dict[int, Carried]:
+    def said(_kind: str, assignments: Mapping[int, Carried]) -> dict[int, Carried]:
         found = {}
-        for node, carried in asks.items():
-            asked.append(ask_from_bytes(carried.head))
-            head, whole = devices[node].answer(Delivery(asked[-1], None), Turn())
-            found[node] = Carried(reply_to_bytes(head), whole)
+        for node, carried in assignments.items():
+            assigned.append(assignment_from_bytes(carried.header))
+            header, whole = devices[node].answer(Delivery(assigned[-1], None), Turn())
+            found[node] = Carried(reply_to_bytes(header), whole)
         return found
 
     monkeypatch.setattr(run, "_exchange", said)
     for number in range(1, 6):
         stored = run._round(number, list(devices), versions, stored)
-    codecs = [ask.codec for ask in asked[::4]]
+    codecs = [assignment.codec for assignment in assigned[::4]]
     assert codecs == [f"topk({ratio}) > int8" for ratio in ("0.25", "0.0625", "0.015625", "0.01", "0.01")]
-    assert {ask.work.clip for ask in asked} == {0.5}
+    assert {assignment.work.clip for assignment in assigned} == {0.5}
 
 
 @pytest.mark.parametrize(

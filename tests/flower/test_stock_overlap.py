@@ -1,4 +1,4 @@
-"""A plan with delayed averaging over stock nodes: they are asked one round at a time, and train as without it."""
+"""A plan with delayed averaging over stock nodes: they are selected one round at a time, and train as without it."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def parameters(folder: Path, plan: RunPlan, monkeypatch: pytest.MonkeyPatch) -> 
         config = {"task": str(EXAMPLE / "task.py"), "partition": f"{number}/{NODES}", "home": str(folder / "nodes")}
         return SimpleNamespace(node_id=number, node_config=config)
 
-    def exchange(kind: str, asks: Mapping[int, Carried]) -> dict[int, Carried]:
+    def exchange(kind: str, assignments: Mapping[int, Carried]) -> dict[int, Carried]:
         answer = described if kind == "query" else trained
-        return {number: answer(asked, node(number)) for number, asked in asks.items()}
+        return {number: answer(assigned, node(number)) for number, assigned in assignments.items()}
 
     folder.mkdir()
     run = StockRun(cast(Any, Grid()), plan, "digits-1", folder)

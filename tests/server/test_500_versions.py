@@ -13,10 +13,9 @@ from thinwire.aggregation import ModelReplica, digest
 from thinwire.client.payload import take_base
 from thinwire.compression import native
 from thinwire.core import Layout, RunPlan, Tensor
-from thinwire.core.types import Ask
+from thinwire.core.types import Assignment
 from thinwire.server.aggregator import Model
-from thinwire.server.distribution import ModelDistributor
-from thinwire.server.model_store import Versions
+from thinwire.server.model_store import ModelDistributor, Versions
 from thinwire.server.state.run_state import RunState
 
 VERSIONS = 500
@@ -36,7 +35,7 @@ def small_segments(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 class Aggregator:
-    """What of a run makes and sends versions; a restart builds it anew from its files and its journal."""
+    """What of a run makes and sends versions; a restart builds it again from its files and its journal."""
 
     def __init__(self, folder: Path, spec: str) -> None:
         down = {"codec": spec, "log_rounds": 12, "full_every": 190}
@@ -61,14 +60,16 @@ class Aggregator:
         self.versions.prune([version], [version], range(version - 11, version + 1))
         return self.past.bases.newest.digest
 
-    def bring(self, device: str, shadow: ModelReplica) -> tuple[str, ...]:
+    def bring(self, device: str, replica: ModelReplica) -> tuple[str, ...]:
         """Bring a device to the newest version; gives the names of the parts that it took."""
-        if shadow.version is not None:
-            self.past.bases.held[device] = shadow.version
+        if replica.version is not None:
+            self.past.bases.held[device] = replica.version
         parcel = self.sending.parcel(device)
         base = self.past.bases.newest
-        ask = Ask("x", "r", "t", "train", {}, base_version=base.version, base_digest=base.digest, parts=parcel.parts)
-        buffers = take_base(ask, self.sending.bundle(parcel), shadow)
+        assignment = Assignment(
+            "x", "r", "t", "train", {}, base_version=base.version, base_digest=base.digest, parts=parcel.parts
+        )
+        buffers = take_base(assignment, self.sending.bundle(parcel), replica)
         assert buffers is not None
         assert buffers[0] == base.version
         return tuple(part.name for part in parcel.parts)

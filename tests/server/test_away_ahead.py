@@ -1,4 +1,6 @@
-"""A device that is away while asks go ahead costs what it costs without: one round, and the time until it is back."""
+"""A device that is away while assignments go ahead costs what it costs without: one round, and the time until it is
+back.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,9 @@ from tests.server.test_crash_ahead import ahead
 from tests.support.crashes import Fate, Outcome, Whole, World, killed, undisturbed_once
 from thinwire.core import RunPlan
 from thinwire.core.events import RoundClosed, RoundOpened, RunStatusChanged, UpdateAccepted
-from thinwire.core.types import Ask
+from thinwire.core.types import Assignment
 from thinwire.simulation import Turn
 
-SHARES = 4  # of all places: one test each
 FROM_S, UNTIL_S = 4.2, 64.2
 
 
@@ -32,24 +33,26 @@ overlap = {{ max_delay = {delay} }}
 """)
 
 
-def turn(name: str, ask: Ask) -> Turn:
+def turn(name: str, assignment: Assignment) -> Turn:
     seconds = {"a": 1.0, "b": 1.0, "c": 2.0}.get(name, 1.0)
-    return Turn(compute_s=seconds, upload_s=0.5) if ask.kind == "train" else Turn(compute_s=0.0)
+    return Turn(compute_s=seconds, upload_s=0.5) if assignment.kind == "train" else Turn(compute_s=0.0)
 
 
 def same(made: Outcome) -> dict[str, object]:
-    """All that must not depend on where it was killed; by asks, since what is asked again of a device that died since
-    may be answered twice, and is dropped the second time.
+    """All that must not depend on where it was killed; by assignments, since what is assigned again to a device that
+    died since may be answered twice, and is dropped the second time.
     """
-    ask_of = {e.update_id: e.ask_id for e in made.of(UpdateAccepted)}
+    assignment_of = {e.update_id: e.assignment_id for e in made.of(UpdateAccepted)}
     return {
-        **{key: made.same()[key] for key in ("status", "models", "asked")},
-        "accepted": [(e.round, e.ask_id, e.staleness, e.discount) for e in made.of(UpdateAccepted)],
-        "closed": [(e.round, e.reason, e.version, [ask_of[u] for u in e.folded]) for e in made.of(RoundClosed)],
+        **{key: made.same()[key] for key in ("status", "models", "selected")},
+        "accepted": [(e.round, e.assignment_id, e.staleness, e.discount) for e in made.of(UpdateAccepted)],
+        "closed": [
+            (e.round, e.reason, e.version, [assignment_of[u] for u in e.aggregated]) for e in made.of(RoundClosed)
+        ],
     }
 
 
-ALL = plan("wait_for = 3\nmin_replies = 3\nretry_limit = 1")
+ALL = plan("wait_for = 3\nmin_updates = 3\nretry_limit = 1")
 
 
 def away_for_a_minute(folder: Path, fate: Fate, which: RunPlan = ALL) -> World:
@@ -65,11 +68,11 @@ def test_a_minute_without_a_device_costs_one_round_and_the_run_goes_on_where_it_
     made, _ = undisturbed
     assert made.status == "done"
     closed = made.of(RoundClosed)
-    assert [(e.round, e.reason, len(e.folded)) for e in closed] == [
+    assert [(e.round, e.reason, len(e.aggregated)) for e in closed] == [
         (1, "all", 3), (2, "too-few", 0), (3, "all", 4), (4, "all", 3), (5, "all", 3),
     ]  # fmt: skip
     assert [e.round for e in made.of(UpdateAccepted) if e.late] == [3], "what it had not sent of round 2"
-    assert made.of(RoundOpened)[2].elapsed_s < FROM_S, "round 3 was asked ahead, before the device left"
+    assert made.of(RoundOpened)[2].elapsed_s < FROM_S, "round 3 was selected ahead, before the device left"
     assert closed[2].elapsed_s == pytest.approx(UNTIL_S + 2.5), "and answered by it when it was back"
     assert closed[2].seconds < 20, "its time did not run while everybody waited"
     assert not [e for e in made.of(RoundOpened) if FROM_S < e.elapsed_s < UNTIL_S]
@@ -77,10 +80,10 @@ def test_a_minute_without_a_device_costs_one_round_and_the_run_goes_on_where_it_
     assert ("waiting", "waiting: 2 of 3 devices") in said
 
 
-@pytest.mark.parametrize("share", range(SHARES))
-def test_a_kill_anywhere_changes_nothing(undisturbed: Whole, tmp_path: Path, share: int) -> None:
+def test_a_kill_after_any_commit_changes_nothing(undisturbed: Whole, tmp_path: Path) -> None:
+    """The places between two commits are those of test_crash_ahead.py: a device that is away writes no file."""
     made, places = undisturbed
-    for where, again in killed(away_for_a_minute, tmp_path, places, slice(share, None, SHARES)):
+    for where, again in killed(away_for_a_minute, tmp_path, places, slice(None), kinds=["commit"]):
         assert same(again) == same(made), where
 
 
@@ -93,7 +96,7 @@ def test_a_kill_while_it_waits_changes_nothing(undisturbed: Whole, tmp_path: Pat
 
 
 def test_wait_s_bounds_the_wait(tmp_path: Path) -> None:
-    named = plan('wait_for = ["a", "b", "c"]\nmin_replies = 0.9\nwait_s = 30')
+    named = plan('wait_for = ["a", "b", "c"]\nmin_updates = 0.9\nwait_s = 30')
     made = away_for_a_minute(tmp_path, Fate(), named).live()
     assert made.status == "failed"
     assert "2 of 3 devices (missing c)" in made.of(RunStatusChanged)[-1].text
@@ -101,9 +104,9 @@ def test_wait_s_bounds_the_wait(tmp_path: Path) -> None:
     assert 30 <= made.of(RoundClosed)[-1].elapsed_s - made.of(RoundClosed)[-2].elapsed_s < 32
 
 
-def test_rounds_that_were_asked_together_and_lack_the_same_device_fail_once(tmp_path: Path) -> None:
-    """`wait_for` is met without it, so nobody is waited for; the rounds ahead had asked it, and were to have it."""
-    most = plan("wait_for = 2\nmin_replies = 0.9\nretry_limit = 1", rounds=5, delay=3)
+def test_rounds_that_were_selected_together_and_lack_the_same_device_fail_once(tmp_path: Path) -> None:
+    """`wait_for` is met without it, so nobody is waited for; the rounds ahead had selected it, and were to have it."""
+    most = plan("wait_for = 2\nmin_updates = 0.9\nretry_limit = 1", rounds=5, delay=3)
     made = ahead(tmp_path, Fate(), most, turn, away={"c": [(FROM_S, 1e9)]}).live()
     assert made.status == "done"
     reasons = [e.reason for e in made.of(RoundClosed)]
@@ -111,7 +114,7 @@ def test_rounds_that_were_asked_together_and_lack_the_same_device_fail_once(tmp_
 
 
 def test_failing_rounds_still_end_a_run(tmp_path: Path) -> None:
-    def failing(name: str, ask: Ask) -> Turn:
+    def failing(name: str, assignment: Assignment) -> Turn:
         return Turn(failure=("task-error", "x"))
 
     made = ahead(tmp_path, Fate(), plan("wait_for = 3\nretry_limit = 1"), failing).live()
@@ -119,10 +122,10 @@ def test_failing_rounds_still_end_a_run(tmp_path: Path) -> None:
     assert made.of(RunStatusChanged)[-1].text.startswith("2 rounds in a row had too few replies")
 
 
-def test_who_answers_later_than_all_deadlines_is_asked_as_soon_as_it_has_answered(tmp_path: Path) -> None:
-    def slow(name: str, ask: Ask) -> Turn:
-        return Turn(compute_s=50.0) if ask.kind == "train" else Turn(compute_s=0.0)
+def test_who_answers_later_than_all_deadlines_is_selected_as_soon_as_it_has_answered(tmp_path: Path) -> None:
+    def slow(name: str, assignment: Assignment) -> Turn:
+        return Turn(compute_s=50.0) if assignment.kind == "train" else Turn(compute_s=0.0)
 
-    made = ahead(tmp_path, Fate(), plan("wait_for = 3\nmin_replies = 1", rounds=3), slow).live()
+    made = ahead(tmp_path, Fate(), plan("wait_for = 3\nmin_updates = 1", rounds=3), slow).live()
     assert made.status == "done"
     assert [round(e.elapsed_s) for e in made.of(RoundOpened)][:3] == [0, 0, 50]

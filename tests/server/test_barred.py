@@ -11,11 +11,10 @@ import pytest
 from tests.support.crashes import Killed
 from tests.support.server_bench import REPORT, Bench, killing, three
 from thinwire.core.events import ClientFailed, Event, RoundClosed, RoundOpened
-from thinwire.core.fleet import Hello, NodeJoined
+from thinwire.core.fleet import ClientConnected, Hello
 from thinwire.core.serialization import from_json, to_json
-from thinwire.core.types import Ask, Equipment
-from thinwire.server.policy.eligibility import ConnectedDevices
-from thinwire.server.state.backoff import DeviceBackoff
+from thinwire.core.types import Assignment, Equipment
+from thinwire.server.policy.eligibility import ConnectedDevices, DeviceBackoff
 from thinwire.simulation import Turn
 
 HELLO = Hello("c", "c-0", (REPORT,), {"python": "3.13", "thinwire": "0.1"}, has=Equipment(4, 2**32, 2**31))
@@ -27,15 +26,15 @@ def closing(number: int) -> Callable[[Event], bool]:
 
 
 def opened(bench: Bench) -> list[tuple[list[str], int]]:
-    """Of each round whom it asked, and its floor."""
-    return [(sorted(event.asks), event.floor) for event in bench.events(RoundOpened)]
+    """Of each round whom it selected, and its floor."""
+    return [(sorted(event.assignments), event.min_updates) for event in bench.events(RoundOpened)]
 
 
 def declining(folder: Path) -> Bench:
-    return Bench(folder, three(lambda ask: DECLINED), run={"rounds": 4}, cohort={"deadline_s": 60})
+    return Bench(folder, three(lambda assignment: DECLINED), run={"rounds": 4}, cohort={"deadline_s": 60})
 
 
-def test_who_declined_for_good_is_not_asked_again_after_a_restart(tmp_path: Path) -> None:
+def test_who_declined_for_good_is_not_selected_again_after_a_restart(tmp_path: Path) -> None:
     undisturbed = declining(tmp_path / "undisturbed")
     undisturbed.drive()
     assert opened(undisturbed) == [(["a", "b", "c"], 2), *[(["a", "b"], 1)] * 3]
@@ -49,9 +48,9 @@ def test_who_declined_for_good_is_not_asked_again_after_a_restart(tmp_path: Path
 
 
 @pytest.mark.parametrize("kill", [False, True])
-def test_who_was_started_anew_is_asked_again(tmp_path: Path, kill: bool) -> None:
-    def script(ask: Ask) -> Turn:
-        return DECLINED if ask.round == 1 else Turn()
+def test_who_was_restarted_is_selected_again(tmp_path: Path, kill: bool) -> None:
+    def script(assignment: Assignment) -> Turn:
+        return DECLINED if assignment.round == 1 else Turn()
 
     bench = Bench(tmp_path, three(script), run={"rounds": 4}, cohort={"deadline_s": 60})
 
@@ -78,7 +77,7 @@ def test_a_new_aggregator_finds_the_same_digest_of_what_bears_on_what_a_device_c
     def said(hello: Hello) -> str:
         presence = ConnectedDevices()
         assert presence.said("c") == ""
-        presence.take(NodeJoined("c", hello))
+        presence.take(ClientConnected("c", hello))
         return presence.said("c")
 
     turned = replace(
@@ -90,9 +89,9 @@ def test_a_new_aggregator_finds_the_same_digest_of_what_bears_on_what_a_device_c
 
 def test_a_digest_follows_what_is_said() -> None:
     presence = ConnectedDevices()
-    presence.take(NodeJoined("c", HELLO))
+    presence.take(ClientConnected("c", HELLO))
     before = presence.said("c")
-    presence.take(NodeJoined("c", replace(HELLO, process="c-1")))
+    presence.take(ClientConnected("c", replace(HELLO, process="c-1")))
     assert presence.said("c") != before
 
 
@@ -103,14 +102,16 @@ def test_an_older_journal_is_read_and_bars_nobody_who_says_hello() -> None:
     assert isinstance(event, ClientFailed)
     barred = DeviceBackoff()
     barred.failed(event)
-    assert barred.now(1.0, lambda device: "a digest") == {}
+    assert barred.reason("c", 1.0, lambda device: "a digest") == ""
 
 
 def test_why_a_device_is_barred_is_said_in_words():
     barred = DeviceBackoff()
     barred.failed(ClientFailed(1.0, 1, "c", "run.1.c", "task-missing", "no such task on this device", 0.0, said="x"))
     barred.failed(ClientFailed(1.0, 1, "d", "run.1.d", "declined", "tasks: not this one", 0.0, said="x"))
-    assert barred.now(1.0, lambda device: "x") == {
+    assert {device: barred.reason(device, 1.0, lambda device: "x") for device in "abcd"} == {
+        "a": "",
+        "b": "",
         "c": "said that it has no such task",
         "d": "declined: tasks: not this one",
     }

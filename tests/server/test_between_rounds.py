@@ -9,26 +9,30 @@ import pytest
 
 from thinwire.core.types import Failure
 from thinwire.server.context import RunContext
-from thinwire.server.idle import listen
+from thinwire.server.run import listen
 
 ASK = "toy-1.3.c"
 
 
 def stub(lost: list[str], deferred: dict[str, Any], *arrivals: Failure) -> RunContext:
     """What `listen` looks at of a run with delayed averaging, whose device c owes round 3 an answer."""
-    owed = SimpleNamespace(of=lambda device: {ASK: 3} if device == "c" else {}, busy={})
+    ledger = SimpleNamespace(
+        is_in_flight=lambda device, assignment_id: (device, assignment_id) == ("c", ASK), busy=set()
+    )
     return cast(
         RunContext,
         SimpleNamespace(
-            poll=lambda wait_s: arrivals, past=SimpleNamespace(owed=owed), deferred=deferred, elapsed=0.0,
-            return_by=1.0, lose=lambda device, kind, text, ask_id: lost.append(ask_id),
+            poll=lambda wait_s: arrivals, past=SimpleNamespace(ledger=ledger), deferred=deferred, elapsed=0.0,
+            return_by=1.0, lose=lambda device, kind, text, assignment_id: lost.append(assignment_id),
         ),
     )  # fmt: skip
 
 
 @pytest.mark.parametrize(("kept", "expected"), [({}, [ASK]), ({ASK: object()}, [])])
-def test_an_ask_fails_unless_an_answer_to_it_is_kept_for_its_turn(kept: dict[str, Any], expected: list[str]) -> None:
+def test_an_assignment_fails_unless_an_answer_to_it_is_kept_for_its_turn(
+    kept: dict[str, Any], expected: list[str]
+) -> None:
     lost: list[str] = []
-    failure = Failure(kind="state-lost", text="other bytes", ask_id=ASK, device="c")
+    failure = Failure(kind="state-lost", text="other bytes", assignment_id=ASK, device="c")
     listen(stub(lost, kept, failure), 0.0)
     assert lost == expected

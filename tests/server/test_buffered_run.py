@@ -1,4 +1,6 @@
-"""Whole buffered runs against scripted devices: who is asked when, what a step is, and that a kill changes nothing."""
+"""Whole buffered runs against scripted devices: who is selected when, what a step is, and that a kill changes
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 
 from tests.support.crashes import Killed
+from tests.support.faulty_fleet import FaultyTurn
 from tests.support.server_bench import (
     FAILS,
     LAYOUT,
@@ -27,8 +30,8 @@ from tests.support.server_bench import (
 )
 from thinwire.compression import parse
 from thinwire.core.events import (
-    ClientAsked,
     ClientFailed,
+    ClientSelected,
     Evaluated,
     ModelStored,
     RoundClosed,
@@ -37,7 +40,7 @@ from thinwire.core.events import (
     UpdateAccepted,
     UpdateDropped,
 )
-from thinwire.core.types import Ask, Vector
+from thinwire.core.types import Assignment, Vector
 from thinwire.reports.round_explanation import whys
 from thinwire.reports.round_timing import turns
 from thinwire.server.model_store import Versions
@@ -57,24 +60,24 @@ def unequal(folder: Path, **cohort: Any) -> Bench:
     return bench(folder, *(scripted(n, s) for n, s in zip("abcd", SPEEDS, strict=True)), **cohort)
 
 
-def asks_of(made: Bench) -> dict[str, list[tuple[float, str]]]:
-    """device -> (when, ask_id) of its asks."""
+def assignments_of(made: Bench) -> dict[str, list[tuple[float, str]]]:
+    """device -> (when, assignment_id) of its assignments."""
     opened = {event.round: event.elapsed_s for event in made.events(RoundOpened)}
     found = defaultdict(list)
-    for event in made.events(ClientAsked):
-        found[event.device].append((event.elapsed_s if event.why else opened[event.round], event.ask_id))
+    for event in made.events(ClientSelected):
+        found[event.device].append((event.elapsed_s if event.why else opened[event.round], event.assignment_id))
     return found
 
 
 def test_what_is_shown_of_a_buffer_is_of_the_answers_that_it_took(tmp_path: Path) -> None:
     made = unequal(tmp_path, rounds=12)
     made.drive()
-    rounds, asks = made.store.rounds(made.run_id), made.store.updates(made.run_id)
+    rounds, assignments = made.store.rounds(made.run_id), made.store.updates(made.run_id)
     came = defaultdict[int, int](int)
     for event in made.events(UpdateAccepted):
-        came[event.round] += sum(part["length"] for part in event.head["parts"])
+        came[event.round] += sum(part["length"] for part in event.header["parts"])
     assert {row.round: row.payload_up for row in rounds} == came
-    told = whys(made.store.run(made.run_id), rounds, asks, turns(rounds))
+    told = whys(made.store.run(made.run_id), rounds, assignments, turns(rounds))
     assert [row.slowest for row in rounds] == [one.device for one in told]
     assert all(one.device for one in told)
 
@@ -83,13 +86,13 @@ def test_every_device_is_at_work_but_while_two_of_its_updates_wait(tmp_path: Pat
     made = unequal(tmp_path, rounds=12)
     assert made.drive().status == "done"
     closed = {event.round: event.elapsed_s for event in made.events(RoundClosed)}
-    stood = {event.ask_id: closed[event.round] for event in made.events(UpdateAccepted)}
-    for takes_s, asks in zip(SPEEDS, (asks_of(made)[device] for device in "abcd"), strict=True):
-        for (_, one), (before, _), (at, _) in zip(asks, asks[1:], asks[2:], strict=False):
-            assert at == pytest.approx(max(before + takes_s, stood[one])), "it is asked the moment it can be"
-        assert asks[1][0] == takes_s
+    stood = {event.assignment_id: closed[event.round] for event in made.events(UpdateAccepted)}
+    for takes_s, assignments in zip(SPEEDS, (assignments_of(made)[device] for device in "abcd"), strict=True):
+        for (_, one), (before, _), (at, _) in zip(assignments, assignments[1:], assignments[2:], strict=False):
+            assert at == pytest.approx(max(before + takes_s, stood[one])), "it is selected the moment it can be"
+        assert assignments[1][0] == takes_s
     assert set(made.reasons()) == {"buffer"}
-    assert len({event.ask_id for event in made.events(UpdateAccepted)}) == 12 * 2
+    assert len({event.assignment_id for event in made.events(UpdateAccepted)}) == 12 * 2
     assert {event.device for event in made.events(UpdateAccepted)} == set("abcd")
     assert made.events(RoundClosed)[-1].elapsed_s < 2 * 9.3, "a round of all would take 9.3 s"
 
@@ -97,22 +100,24 @@ def test_every_device_is_at_work_but_while_two_of_its_updates_wait(tmp_path: Pat
 def test_a_device_that_stands_in_the_buffer_trains_on_for_the_next_and_no_further(tmp_path: Path) -> None:
     made = bench(tmp_path, scripted("a"), scripted("b", 10.0), rounds=3)
     assert made.drive().status == "done"
-    assert [at for at, _ in asks_of(made)["a"]] == [0.0, 1.0, 10.0], "after the last step there is no use for one"
-    second = next(event for event in made.events(UpdateAccepted) if event.ask_id == "toy-1.1+.a")
+    assert [at for at, _ in assignments_of(made)["a"]] == [0.0, 1.0, 10.0], (
+        "after the last step there is no use for one"
+    )
+    second = next(event for event in made.events(UpdateAccepted) if event.assignment_id == "toy-1.1+.a")
     assert (second.round, second.staleness, second.late) == (2, 1, False)
-    assert [(event.reason, len(event.folded)) for event in made.events(RoundClosed)] == [("buffer", 2)] * 3
+    assert [(event.reason, len(event.aggregated)) for event in made.events(RoundClosed)] == [("buffer", 2)] * 3
     assert not [event for event in made.events(ClientFailed) if event.device == "a"]
 
 
 @dataclass
 class Noting(SyntheticUpdates):
-    """Keeps what it sent, by ask."""
+    """Keeps what it sent, by assignment."""
 
     frames: dict[str, bytes] = field(default_factory=dict)
 
-    def encoded(self, ask: Ask, segment: int, change: Vector) -> bytes:
-        self.frames[ask.ask_id] = super().encoded(ask, segment, change)
-        return self.frames[ask.ask_id]
+    def encoded(self, assignment: Assignment, segment: int, change: Vector) -> bytes:
+        self.frames[assignment.assignment_id] = super().encoded(assignment, segment, change)
+        return self.frames[assignment.assignment_id]
 
 
 def test_a_step_is_the_mean_of_whole_changes_each_discounted_by_its_staleness(tmp_path: Path) -> None:
@@ -126,7 +131,7 @@ def test_a_step_is_the_mean_of_whole_changes_each_discounted_by_its_staleness(tm
     for closed in made.events(RoundClosed):
         for event in (e for e in made.events(UpdateAccepted) if e.round == closed.round):
             staleness.add(event.staleness)
-            expected += 5.0 * (1.0 + event.staleness) ** -0.5 * codec.decode(frames[event.ask_id]) / 2
+            expected += 5.0 * (1.0 + event.staleness) ** -0.5 * codec.decode(frames[event.assignment_id]) / 2
     params, _ = versions.read(stored)
     np.testing.assert_allclose(params, expected, rtol=1e-5, atol=1e-6)
     assert len(staleness) > 1
@@ -136,7 +141,7 @@ def test_a_buffer_that_is_larger_than_the_fleet_closes_with_all_of_it_and_is_war
     made = bench(tmp_path, scripted("a"), scripted("b"), rounds=3, buffer=5)
     made.drive()
     assert made.reasons() == ["enough"] * 3
-    assert [len(event.folded) for event in made.events(RoundClosed)] == [2, 2, 2]
+    assert [len(event.aggregated) for event in made.events(RoundClosed)] == [2, 2, 2]
     assert [event.text for event in made.events(RunNoted)] == [
         "[cohort] buffer = 5 is more than the 2 devices that are there: each buffer closes with what all of them sent"
     ]
@@ -168,16 +173,16 @@ def test_no_more_devices_are_at_work_than_the_plan_allows_and_all_have_their_tur
     at_work, most = set[str](), 0
     for _, event in made.store.events(made.run_id):
         if isinstance(event, UpdateAccepted):
-            at_work.discard(event.ask_id)
-        elif isinstance(event, ClientAsked):
-            at_work.add(event.ask_id)
+            at_work.discard(event.assignment_id)
+        elif isinstance(event, ClientSelected):
+            at_work.add(event.assignment_id)
             most = max(most, len(at_work))
-    assert most <= 3, "an ask stands in the journal before the answer that made its place free"
+    assert most <= 3, "an assignment stands in the journal before the answer that made its place free"
     assert {event.device for event in made.events(UpdateAccepted)} == set("abcd")
 
 
-def test_a_silent_device_blocks_nothing_and_is_asked_again_after_its_staleness(tmp_path: Path) -> None:
-    silent = scripted("c", lambda ask: SILENT if ask.round < 4 else Turn())
+def test_a_silent_device_blocks_nothing_and_is_selected_again_after_its_staleness(tmp_path: Path) -> None:
+    silent = scripted("c", lambda assignment: SILENT if assignment.round < 4 else Turn())
     made = bench(tmp_path, scripted("a"), scripted("b"), silent, rounds=8, max_staleness=3)
     made.drive()
     assert made.reasons() == ["buffer"] * 8
@@ -187,27 +192,27 @@ def test_a_silent_device_blocks_nothing_and_is_asked_again_after_its_staleness(t
     assert "c" in {event.device for event in made.events(UpdateAccepted)}
 
 
-def test_what_came_too_soon_fills_the_place_of_what_cannot_be_folded(tmp_path: Path) -> None:
-    spoils = scripted("a", lambda ask: Turn(compute_s=1.0, garbage=ask.round == 1))
-    made = bench(tmp_path, spoils, scripted("b"), scripted("c"), rounds=2, min_replies=2)
+def test_what_came_too_soon_fills_the_place_of_what_is_not_valid(tmp_path: Path) -> None:
+    spoils = scripted("a", lambda assignment: FaultyTurn(compute_s=1.0, garbage=assignment.round == 1))
+    made = bench(tmp_path, spoils, scripted("b"), scripted("c"), rounds=2, min_updates=2)
     made.drive()
     assert (made.reasons(), [event.seconds for event in made.events(RoundClosed)]) == (["buffer"] * 2, [1.0] * 2)
     assert not any(event.late for event in made.events(UpdateAccepted)), "it waited, but came in its time"
 
 
 def test_what_came_after_its_own_time_is_late_in_the_buffer_that_takes_it(tmp_path: Path) -> None:
-    dawdles = scripted("a", lambda ask: Turn(compute_s=35.0 if ask.further else 1.0))
+    dawdles = scripted("a", lambda assignment: Turn(compute_s=35.0 if assignment.further else 1.0))
     made = bench(tmp_path, dawdles, scripted("b", 29.0), rounds=2)
     made.fleet.die("b")
     made.fleet.come("b", 20.0)
     made.drive()
     assert [event.elapsed_s for event in made.events(RoundClosed)] == [49.0, 78.0]
-    late = {event.ask_id: event.late for event in made.events(UpdateAccepted)}
+    late = {event.assignment_id: event.late for event in made.events(UpdateAccepted)}
     assert late == {"toy-1.1.a": False, "toy-1.1.b": False, "toy-1.1+.a": True, "toy-1.2.b": False}
 
 
 def test_a_buffer_that_only_silent_devices_could_fill_closes_at_their_deadline(tmp_path: Path) -> None:
-    silent = scripted("b", lambda ask: SILENT)
+    silent = scripted("b", lambda assignment: SILENT)
     made = bench(tmp_path, scripted("a"), silent, rounds=2)
     made.drive()
     first, second = made.events(RoundClosed)
@@ -215,8 +220,8 @@ def test_a_buffer_that_only_silent_devices_could_fill_closes_at_their_deadline(t
     assert (second.reason, second.seconds) == ("enough", 0.0), "it is not waited for again, and a trained on"
 
 
-def test_a_device_that_fails_is_asked_once_in_a_buffer(tmp_path: Path) -> None:
-    broken = scripted("c", lambda ask: FAILS)
+def test_a_device_that_fails_is_selected_once_in_a_buffer(tmp_path: Path) -> None:
+    broken = scripted("c", lambda assignment: FAILS)
     made = bench(tmp_path, scripted("a"), scripted("b"), broken, rounds=4)
     made.drive()
     assert [event.round for event in made.events(ClientFailed)] == [1, 2, 3, 4]
@@ -235,12 +240,12 @@ def test_every_version_is_measured_in_its_order_by_those_who_trained_from_it(tmp
     made = unequal(tmp_path, rounds=8)
     made.drive()
     found = made.events(Evaluated)
-    asked = defaultdict(set)
+    assigned = defaultdict(set)
     for event in made.events(UpdateAccepted):
-        asked[event.head["base_version"]].add(event.device)
-    assert [event.version for event in found] == [*sorted(asked), 8], "from the 7th nobody was ready before the end"
+        assigned[event.header["base_version"]].add(event.device)
+    assert [event.version for event in found] == [*sorted(assigned), 8], "from the 7th nobody was ready before the end"
     for measured in found[:-1]:
-        assert measured.clients == len(asked[measured.version])
+        assert measured.clients == len(assigned[measured.version])
         assert measured.metrics["loss"] == measured.version
     assert found[-1].clients == 4, "the last one is measured by all"
 
@@ -264,65 +269,65 @@ def test_a_kill_at_any_commit_changes_nothing(tmp_path: Path, limit: int) -> Non
 
 def test_after_a_restart_what_was_dropped_before_it_stands_in_no_buffer(tmp_path: Path) -> None:
     """b's first answer comes to the second buffer and is dropped; its next one stands there, and it trains on."""
-    spoils, good = Turn(compute_s=12.0, garbage=True), Turn(compute_s=0.4)
+    spoils, good = FaultyTurn(compute_s=12.0, garbage=True), Turn(compute_s=0.4)
 
     def begin(folder: Path) -> Bench:
         others = (scripted(name, seconds) for name, seconds in {"a": 1.1, "c": 2.0, "d": 9.3, "e": 11.0}.items())
-        b = scripted("b", lambda ask: good if ask.round > 1 else spoils)
+        b = scripted("b", lambda assignment: good if assignment.round > 1 else spoils)
         return bench(folder, b, *others, rounds=3, buffer=4)
 
     undisturbed, made = begin(tmp_path / "undisturbed"), begin(tmp_path / "killed")
     undisturbed.drive()
     assert [event.update_id for event in undisturbed.events(UpdateDropped)] == ["toy-1/b/1"]
     with pytest.raises(Killed):
-        made.drive(on_event=killing(lambda e: isinstance(e, UpdateAccepted) and e.ask_id == "toy-1.2.b"))
+        made.drive(on_event=killing(lambda e: isinstance(e, UpdateAccepted) and e.assignment_id == "toy-1.2.b"))
     made.restart()
     made.drive()
-    assert "toy-1.2+.b" in {ask_id for _, ask_id in asks_of(made)["b"]}
+    assert "toy-1.2+.b" in {assignment_id for _, assignment_id in assignments_of(made)["b"]}
     assert outcome(made) == outcome(undisturbed)
 
 
 def test_a_kill_at_any_commit_folds_nothing_twice_and_loses_nothing(tmp_path: Path) -> None:
-    def troubled(ask: Ask) -> Turn:
-        return {1: Turn(compute_s=40.0), 2: FAILS, 3: SILENT}.get(ask.round, Turn())
+    def troubled(assignment: Assignment) -> Turn:
+        return {1: Turn(compute_s=40.0), 2: FAILS, 3: SILENT}.get(assignment.round, Turn())
 
     def begin(folder: Path) -> Bench:
-        spoiled = scripted("d", lambda ask: Turn(compute_s=0.9, garbage=True))
+        spoiled = scripted("d", lambda assignment: FaultyTurn(compute_s=0.9, garbage=True))
         devices = scripted("a", 1.0), scripted("b", 1.7), scripted("c", troubled), spoiled
         return bench(folder, *devices, rounds=3, buffer=2)
 
     for where, made in killed(begin, tmp_path, drive_through(begin(tmp_path / "undisturbed"))):
         assert made.store.run(made.run_id).status == "done"
         accepted = [event.update_id for event in made.events(UpdateAccepted)]
-        folded = [update_id for event in made.events(RoundClosed) for update_id in event.folded]
+        aggregated = [update_id for event in made.events(RoundClosed) for update_id in event.aggregated]
         assert len(accepted) == len(set(accepted))
         spoiled = [event.update_id for event in made.events(UpdateDropped)]
-        assert sorted(folded + spoiled) == sorted(accepted), where
-        assert all(len(event.folded) <= 2 for event in made.events(RoundClosed))
-        asked = [event.ask_id for event in made.events(ClientAsked)]
-        assert len(asked) == len(set(asked))
+        assert sorted(aggregated + spoiled) == sorted(accepted), where
+        assert all(len(event.aggregated) <= 2 for event in made.events(RoundClosed))
+        assigned = [event.assignment_id for event in made.events(ClientSelected)]
+        assert len(assigned) == len(set(assigned))
 
 
-def test_after_a_restart_asks_of_earlier_buffers_go_out_again_as_they_were(tmp_path: Path) -> None:
+def test_after_a_restart_assignments_of_earlier_buffers_go_out_again_as_they_were(tmp_path: Path) -> None:
     made = unequal(tmp_path)
     with pytest.raises(Killed):
         made.drive(on_event=killing(lambda e: isinstance(e, RoundOpened) and e.round == 4))
-    first = {e.ask.ask_id: e.ask for e in made.fleet.sent}
+    first = {e.assignment.assignment_id: e.assignment for e in made.fleet.sent}
     made.restart()
     made.fleet.sent = []
     made.drive()
-    again = {e.ask.ask_id: e.ask for e in made.fleet.sent if e.ask.ask_id in first}
-    assert any(ask.round < 4 for ask in again.values())
-    for ask_id, ask in again.items():
-        before = first[ask_id]
+    again = {e.assignment.assignment_id: e.assignment for e in made.fleet.sent if e.assignment.assignment_id in first}
+    assert any(assignment.round < 4 for assignment in again.values())
+    for assignment_id, assignment in again.items():
+        before = first[assignment_id]
         for name in ("round", "base_version", "base_digest", "codec", "work", "deadline_s", "kind"):
-            assert getattr(ask, name) == getattr(before, name)
+            assert getattr(assignment, name) == getattr(before, name)
 
 
 @pytest.mark.parametrize("back", [True, False], ids=["comes back", "stays away"])
-def test_after_a_restart_an_overdue_ask_of_the_open_buffer_goes_out_again(tmp_path: Path, back: bool) -> None:
-    """c lets its time pass, then e is asked; c dies with the aggregator, and has lost its ask."""
-    devices = scripted("c", lambda ask: SILENT), scripted("d", 15.0), scripted("e", 35.0)
+def test_after_a_restart_an_overdue_assignment_of_the_open_buffer_goes_out_again(tmp_path: Path, back: bool) -> None:
+    """c lets its time pass, then e is selected; c dies with the aggregator, and has lost its assignment."""
+    devices = scripted("c", lambda assignment: SILENT), scripted("d", 15.0), scripted("e", 35.0)
     made = bench(tmp_path, *devices, rounds=1, buffer=3, wait_for=1, deadline_s=40)
     for name, at_s in (("d", 35.0), ("e", 45.0)):
         made.fleet.die(name)
@@ -334,17 +339,17 @@ def test_after_a_restart_an_overdue_ask_of_the_open_buffer_goes_out_again(tmp_pa
 
     with pytest.raises(Killed):
         made.drive(stop=dies)
-    assert [event.device for event in made.events(ClientAsked)] == ["c", "d", "e"]
+    assert [event.device for event in made.events(ClientSelected)] == ["c", "d", "e"]
     made.fleet.die("c")
     if back:
         made.fleet.come("c")
     made.restart()
     made.fleet.sent = []
     assert made.drive().status == "done"
-    assert [ask.ask_id for ask in made.asks("c")][:1] == ["toy-1.1.c"]
+    assert [assignment.assignment_id for assignment in made.assignments("c")][:1] == ["toy-1.1.c"]
     (closed,) = made.events(RoundClosed)
     left = [(event.device, event.kind) for event in made.events(ClientFailed)]
-    assert (len(closed.folded), left) == ((3, []) if back else (2, [("c", "left")]))
+    assert (len(closed.aggregated), left) == ((3, []) if back else (2, [("c", "left")]))
 
 
 def test_a_version_that_hardly_anybody_measured_is_no_best_and_meets_no_target(tmp_path: Path) -> None:
@@ -353,7 +358,9 @@ def test_a_version_that_hardly_anybody_measured_is_no_best_and_meets_no_target(t
         scripted(
             name,
             seconds,
-            SyntheticUpdates(name, LAYOUT, partial(change, name), loss=lambda ask: -float(ask.base_version)),
+            SyntheticUpdates(
+                name, LAYOUT, partial(change, name), loss=lambda assignment: -float(assignment.base_version)
+            ),
         )
         for name, seconds in zip("abcde", (2.0, 2.0, 2.0, 2.0, 0.1), strict=True)
     ]

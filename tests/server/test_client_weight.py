@@ -19,12 +19,12 @@ from thinwire.cli.runs.progress import Teller
 from thinwire.client.train.schedule import Normaliser, Schedule
 from thinwire.core import RunPlan
 from thinwire.core.errors import BadPayload, PlanError
-from thinwire.core.events import ClientAsked, ModelStored, RoundClosed, UpdateDropped
+from thinwire.core.events import ClientSelected, ModelStored, RoundClosed, UpdateDropped
 from thinwire.core.types import ReplyHeader, UpdateId
 from thinwire.reports.round_explanation import whys
 from thinwire.reports.round_timing import turns
+from thinwire.server.aggregator import caps_of, largest_a, require_a
 from thinwire.server.model_store import Versions
-from thinwire.server.policy.local_work import caps_of, largest_a, require_a
 from thinwire.simulation import ScriptedDevice, SyntheticUpdates, Turn
 from thinwire.web.run_queries import Reader
 
@@ -35,7 +35,7 @@ def plan_of(**sections: Any) -> RunPlan:
     return RunPlan.from_json({"run": {"task": "toy"}, "local": {"lr": 1.0}, **sections})
 
 
-def head(device: str = "a", examples: int = 10, steps: int = 5, a: float = 5.0) -> ReplyHeader:
+def header(device: str = "a", examples: int = 10, steps: int = 5, a: float = 5.0) -> ReplyHeader:
     return ReplyHeader("x", UpdateId("toy-1", device, 1), 0, examples, steps, a)
 
 
@@ -52,17 +52,18 @@ def test_no_honest_normaliser_is_refused(
     for step in range(steps):
         counted.step(lr * schedule.factor(step, steps))
         if counted.a > 0:
-            require_a(plan, head(steps=step + 1, a=counted.a), steps)
+            require_a(plan, header(steps=step + 1, a=counted.a), steps)
 
 
 def test_more_than_the_steps_can_come_to_is_refused() -> None:
     sgd, momentum = plan_of(local={"lr": 1.0, "steps": 5}), plan_of(local={"lr": 1.0, "steps": 5, "momentum": 0.9})
-    require_a(momentum, head(a=largest_a(momentum, 5)), 5)
+    require_a(momentum, header(a=largest_a(momentum, 5)), 5)
     adam = plan_of(local={"lr": 1.0, "optimizer": "adam"})
     feddyn = plan_of(run={"task": "toy", "algorithm": "feddyn"}, cohort={"late": "drop"})
     for plan, sent, assigned in (
-        (sgd, head(a=5.01), 5), (sgd, head(steps=6, a=6.0), 5), (sgd, head(a=1e9), 5), (sgd, head(steps=0, a=1.01), 5),
-        (momentum, head(a=15.1), 5), (adam, head(a=5.1), 0), (adam, head(a=0.0), 0), (feddyn, head(a=5.0), 0),
+        (sgd, header(a=5.01), 5), (sgd, header(steps=6, a=6.0), 5), (sgd, header(a=1e9), 5), (sgd, header(steps=0,
+            a=1.01), 5),
+        (momentum, header(a=15.1), 5), (adam, header(a=5.1), 0), (adam, header(a=0.0), 0), (feddyn, header(a=5.0), 0),
     ):  # fmt: skip
         with pytest.raises(BadPayload, match="an update"):
             require_a(plan, sent, assigned)
@@ -78,16 +79,16 @@ def test_more_than_the_steps_can_come_to_is_refused() -> None:
     ],
 )
 def test_a_cap_is_ten_medians_from_three_clients_on(given: Sequence[int], caps: tuple[float, float]) -> None:
-    heads = [head(str(nth), examples) for nth, examples in enumerate(given)]
-    found = caps_of(plan_of(local={"lr": 1.0, "steps": 5}), heads)
+    headers = [header(str(nth), examples) for nth, examples in enumerate(given)]
+    found = caps_of(plan_of(local={"lr": 1.0, "steps": 5}), headers)
     assert (found.examples, found.a) == caps
-    assert caps_of(plan_of(cohort={"max_weight": "none"}), heads).examples == np.inf
-    assert caps_of(plan_of(cohort={"max_weight": 3}), [*heads, head("x"), head("y")]).examples < np.inf
+    assert caps_of(plan_of(cohort={"max_weight": "none"}), headers).examples == np.inf
+    assert caps_of(plan_of(cohort={"max_weight": 3}), [*headers, header("x"), header("y")]).examples < np.inf
 
 
 def test_two_updates_of_one_device_are_not_two_clients() -> None:
-    heads = [head("a"), head("b", 10**6), replace(head("b", 10**6), update_id=UpdateId("toy-1", "b", 2))]
-    assert caps_of(plan_of(), heads).examples == np.inf
+    headers = [header("a"), header("b", 10**6), replace(header("b", 10**6), update_id=UpdateId("toy-1", "b", 2))]
+    assert caps_of(plan_of(), headers).examples == np.inf
 
 
 @pytest.mark.parametrize("value", [0.5, 0, -1, "all", float("inf")])
@@ -98,7 +99,7 @@ def test_what_is_no_weight_is_refused(value: object) -> None:
 
 def bench(folder: Path, lie: Lie | None = None, devices: Sequence[ScriptedDevice] = (), **sections: Any) -> Bench:
     """A liar before four honest devices."""
-    own = list(devices) or [liar("a", lie or (lambda ask, sent: sent)), *(scripted(name) for name in "bcde")]
+    own = list(devices) or [liar("a", lie or (lambda assignment, sent: sent)), *(scripted(name) for name in "bcde")]
     sections["run"] = {"rounds": 2, **sections.get("run", {})}
     return Bench(folder, own, uplink=RAW, **sections)
 
@@ -111,49 +112,51 @@ def params(made: Bench) -> np.ndarray[Any, np.dtype[np.float32]]:
 def test_a_normaliser_of_a_thousand_million_is_dropped_with_the_reason(tmp_path: Path, mode: str) -> None:
     local = {"lr": 1.0, "steps": 5, **({"overlap": {"max_delay": 1}} if mode == "overlap" else {})}
     cohort = {"mode": "buffered", "buffer": 4} if mode == "buffered" else {}
-    made = bench(tmp_path, lambda ask, sent: replace(sent, a=1e9), local=local, cohort=cohort)
+    made = bench(tmp_path, lambda assignment, sent: replace(sent, a=1e9), local=local, cohort=cohort)
     assert made.drive().status == "done"
     dropped = made.events(UpdateDropped)
     assert {e.device for e in dropped} == {"a"}
     assert {e.reason for e in dropped} == {"bad-payload: an update with a = 1e+09 (5 steps come to at most 5)"}
-    assert all(not any("/a/" in one for one in e.folded) for e in made.events(RoundClosed))
+    assert all(not any("/a/" in one for one in e.aggregated) for e in made.events(RoundClosed))
 
 
 def test_steps_that_were_not_assigned_do_not_count_also_where_they_follow_the_devices_speed(tmp_path: Path) -> None:
-    asked = dict[str, int]()
+    assigned = dict[str, int]()
 
     class Paced(Liar):
         def answer(self, delivery: Any, turn: Turn) -> Any:
             sent, body = super().answer(delivery, turn)
             assert isinstance(sent, ReplyHeader)
-            steps = delivery.ask.work.steps
-            asked[delivery.ask.ask_id] = steps
+            steps = delivery.assignment.work.steps
+            assigned[delivery.assignment.assignment_id] = steps
             more = 1 if self.name == "a" else 0
             return replace(sent, steps=steps + more, a=float(steps + more)), body
 
     devices = [scripted(name, does=work(name, Paced)) for name in "abcd"]
     made = bench(tmp_path, devices=devices, local={"lr": 1.0, "steps": "auto"}, cohort={"deadline_s": 60})
     assert made.drive().status == "done"
-    assert {e.steps for e in made.events(ClientAsked)} == {asked[e.ask_id] for e in made.events(ClientAsked)}
+    assert {e.steps for e in made.events(ClientSelected)} == {
+        assigned[e.assignment_id] for e in made.events(ClientSelected)
+    }
     assert {e.device for e in made.events(UpdateDropped)} == {"a"}
     for event in made.events(UpdateDropped):
-        steps = asked[event.ask_id]
+        steps = assigned[event.assignment_id]
         assert event.reason == f"bad-payload: an update of {steps + 1} steps ({steps} were assigned)"
 
 
 def test_one_client_counts_ten_medians_and_the_rounds_explanation_says_so(tmp_path: Path) -> None:
-    made = bench(tmp_path / "capped", lambda ask, sent: replace(sent, examples=10**9))
+    made = bench(tmp_path / "capped", lambda assignment, sent: replace(sent, examples=10**9))
     assert made.drive().status == "done"
     for closed in made.events(RoundClosed):
         ((update_id, said),) = closed.capped.items()
         assert update_id.split("/")[1] == "a"
         assert said == {"examples": 10**9, "counted": 100, "median": 10.0}
-    honest = bench(tmp_path / "honest", lambda ask, sent: replace(sent, examples=100))
+    honest = bench(tmp_path / "honest", lambda assignment, sent: replace(sent, examples=100))
     honest.drive()
     assert params(made).tobytes() == params(honest).tobytes()
     assert honest.events(RoundClosed)[0].capped == {}
     (row,) = [one for one in made.store.updates(made.run_id, 1) if one.device == "a"]
-    assert row.outcome == "folded"
+    assert row.outcome == "aggregated"
     told = "weight capped: 100 of its 1000000000 examples count, 10 times the median of 10"
     assert row.reason == told
     run = made.store.run(made.run_id)
@@ -169,18 +172,18 @@ def test_one_client_counts_ten_medians_and_the_rounds_explanation_says_so(tmp_pa
 
 
 def test_without_a_cap_it_owns_the_mean(tmp_path: Path) -> None:
-    made = bench(tmp_path, lambda ask, sent: replace(sent, examples=10**9), cohort={"max_weight": "none"})
+    made = bench(tmp_path, lambda assignment, sent: replace(sent, examples=10**9), cohort={"max_weight": "none"})
     assert made.drive().status == "done"
     assert {len(e.capped) for e in made.events(RoundClosed)} == {0}
 
 
 def test_where_the_plan_counts_passes_the_normaliser_is_capped_too(tmp_path: Path) -> None:
-    lie: Lie = lambda ask, sent: replace(sent, examples=10**9, steps=10**8, a=1e8)  # noqa: E731  # one line of a test
+    lie: Lie = lambda assignment, sent: replace(sent, examples=10**9, steps=10**8, a=1e8)  # noqa: E731  # one line of a test
     made = bench(tmp_path / "capped", lie)
     assert made.drive().status == "done"
     (said,) = made.events(RoundClosed)[0].capped.values()
     assert (said["counted"], said["a_counted"], said["a_median"]) == (100, 50.0, 5.0)
-    honest = bench(tmp_path / "honest", lambda ask, sent: replace(sent, examples=100, steps=50, a=50.0))
+    honest = bench(tmp_path / "honest", lambda assignment, sent: replace(sent, examples=100, steps=50, a=50.0))
     honest.drive()
     assert params(made).tobytes() == params(honest).tobytes()
 

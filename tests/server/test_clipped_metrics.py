@@ -17,7 +17,7 @@ from thinwire.cli.runs.render import capping, clipping
 from thinwire.core.errors import BadPayload, PlanError
 from thinwire.core.events import Evaluated, RoundClosed
 from thinwire.core.serialization import MAX_METRICS, reply_from_bytes, reply_to_bytes
-from thinwire.core.types import Ask, Metrics, ReplyHeader, UpdateId
+from thinwire.core.types import Assignment, Metrics, ReplyHeader, UpdateId
 from thinwire.server.evaluation import UNITS_SLACK, WIDTH, Robust, bounded, names_in, pooled, robust, too_few, units_of
 from thinwire.server.state.model_history import Measured
 
@@ -144,10 +144,10 @@ def test_an_accuracy_made_of_means_may_be_rounded() -> None:
 
 def lying(folder: Path, rounds: int = 3, cohort: dict[str, Any] | None = None, **run: Any) -> Bench:
     def says(wrong: float) -> Any:
-        def lie(ask: Ask, head: ReplyHeader) -> ReplyHeader:
-            own: Metrics = {"eval/loss": (10 * wrong + ask.base_version, 10.0), "eval/accuracy": (6.0, 10.0)}
-            invented = {f"eval/{ask.round}-{n}": (1.0, 1.0) for n in range(5)} if wrong > 9 else {}
-            return replace(head, metrics={**own, **invented})
+        def lie(assignment: Assignment, header: ReplyHeader) -> ReplyHeader:
+            own: Metrics = {"eval/loss": (10 * wrong + assignment.base_version, 10.0), "eval/accuracy": (6.0, 10.0)}
+            invented = {f"eval/{assignment.round}-{n}": (1.0, 1.0) for n in range(5)} if wrong > 9 else {}
+            return replace(header, metrics={**own, **invented})
 
         return lie
 
@@ -204,7 +204,7 @@ def honest(folder: Path, tested: Sequence[int], **cohort: Any) -> Bench:
     """Clients that train on equally much and measure on as much as `tested`; a client's loss is its place."""
 
     def says(place: int, count: float) -> Any:
-        return lambda ask, head: replace(head, metrics={"eval/loss": (place * count, count)})
+        return lambda assignment, header: replace(header, metrics={"eval/loss": (place * count, count)})
 
     devices = [liar(f"d{n}", says(n, float(count))) for n, count in enumerate(tested)]
     return Bench(folder, devices, run={"rounds": 2}, cohort=cohort)
@@ -232,10 +232,10 @@ def test_max_weight_rules_the_weight_in_a_metric_too(tmp_path: Path, most: Any, 
 
 
 def test_a_run_that_is_shown_says_whose_weight_was_capped(tmp_path: Path) -> None:
-    def large(ask: Ask, head: ReplyHeader) -> ReplyHeader:
-        return replace(head, examples=100 * head.examples)
+    def large(assignment: Assignment, header: ReplyHeader) -> ReplyHeader:
+        return replace(header, examples=100 * header.examples)
 
-    devices = [liar(name, lambda ask, head: head) for name in "abc"] + [liar("d", large)]
+    devices = [liar(name, lambda assignment, header: header) for name in "abc"] + [liar("d", large)]
     row = (bench := Bench(tmp_path, devices, run={"rounds": 2})).drive()
     (said,) = capping(bench.store.updates(row.run_id), bench.store.rounds(row.run_id))
     assert said.startswith("d: weight capped in 2 of 2 rounds, lastly")

@@ -1,4 +1,4 @@
-"""Who is asked, who is waited for, and for how long."""
+"""Who is selected, who is waited for, and for how long."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from thinwire.core import RunPlan
 from thinwire.core.fleet import Hello, TaskReport
 from thinwire.core.layout import Layout
-from thinwire.server.evaluation import better, pooled, reached, spread
-from thinwire.server.policy.cohort import choose, mismatch, missing
-from thinwire.server.policy.deadlines import auto_deadline, evaluation_deadline
+from thinwire.core.plan_schema import Target
+from thinwire.server.evaluation import better, pooled, spread
+from thinwire.server.policy.assignment_terms import auto_deadline, evaluation_deadline
+from thinwire.server.policy.cohort import choose, missing
+from thinwire.server.policy.eligibility import mismatch
 
 
 def plan(**cohort: object) -> RunPlan:
@@ -26,31 +28,32 @@ devices = st.lists(st.sampled_from([f"pi-{i:02}" for i in range(20)]), unique=Tr
 def test_the_draw_depends_on_seed_round_and_candidates_only(present: list[str], number: int, count: int) -> None:
     first = choose(plan(clients=count), number, present, {}, {})
     assert first == choose(plan(clients=count), number, list(reversed(present)), {}, {})
-    assert len(first.asked) == min(count, len(present))
-    assert set(first.asked) <= set(present)
+    assert len(first.selected) == min(count, len(present))
+    assert set(first.selected) <= set(present)
 
 
 def test_every_device_is_drawn_about_as_often() -> None:
     present = [f"pi-{i}" for i in range(10)]
     counts = dict.fromkeys(present, 0)
     for number in range(1000):
-        for device in choose(plan(clients=3), number, present, {}, {}).asked:
+        for device in choose(plan(clients=3), number, present, {}, {}).selected:
             counts[device] += 1
     assert all(230 <= count <= 370 for count in counts.values()), counts  # 300 +- 5 sigma
 
 
-def test_those_not_asked_have_a_reason() -> None:
+def test_those_not_selected_have_a_reason_unless_they_were_not_sampled() -> None:
     cohort = choose(plan(clients=1), 4, ["a", "b", "c", "d"], {"a": "has no task"}, {"b": 3})
     assert cohort.reasons["a"] == "has no task"
     assert cohort.reasons["b"] == "busy with round 3"
-    assert set(cohort.asked) | set(cohort.reasons) == {"a", "b", "c", "d"}
+    assert len(cohort.selected) == 1
+    assert cohort.reasons.keys() == {"a", "b"}, "reading the round says of the others that they were not sampled"
 
 
-def test_a_fraction_is_of_those_present_and_over_selection_asks_more_than_it_wants() -> None:
+def test_a_fraction_is_of_those_present_and_over_selection_assignments_more_than_it_wants() -> None:
     present = [f"pi-{i}" for i in range(10)]
-    assert len(choose(plan(clients=0.25), 1, present, {}, {}).asked) == 3
+    assert len(choose(plan(clients=0.25), 1, present, {}, {}).selected) == 3
     wide = choose(plan(clients=4, over_select=0.5), 1, present, {}, {})
-    assert (len(wide.asked), wide.target) == (6, 4)
+    assert (len(wide.selected), wide.target_updates) == (6, 4)
 
 
 def test_waiting_names_the_missing_and_the_unable() -> None:
@@ -65,26 +68,26 @@ def test_waiting_says_something_of_few_devices_where_many_are_unable() -> None:
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_a_round_that_asks_fewer_than_a_step_needs_is_waited_with(begun: bool) -> None:
-    count = plan(min_replies=3)
+def test_a_round_that_selects_fewer_than_a_step_needs_is_waited_with(begun: bool) -> None:
+    count = plan(min_updates=3)
     said, more = missing(count, ["a", "b", "c"], {"c": "has no task"}, begun), "more have to come or to be free"
-    assert said == f"waiting: of 2 devices a round asks 2, and [cohort] min_replies = 3: {more} (c has no task)"
+    assert said == f"waiting: of 2 devices a round selects 2, and [cohort] min_updates = 3: {more} (c has no task)"
     assert missing(count, ["a", "b", "c"], {}, begun) is None
-    half = plan(clients=0.5, min_replies=3)
+    half = plan(clients=0.5, min_updates=3)
     said = missing(half, list("abcd"), {}, begun)
-    assert said == f"waiting: of 4 devices a round asks 2, and [cohort] min_replies = 3: {more}"
+    assert said == f"waiting: of 4 devices a round selects 2, and [cohort] min_updates = 3: {more}"
     assert missing(half, list("abcde"), {}, begun) is None
-    wide = plan(clients=0.5, min_replies=3, over_select=0.5)
+    wide = plan(clients=0.5, min_updates=3, over_select=0.5)
     assert missing(wide, list("abcd"), {}, begun) is None
-    assert missing(plan(wait_for=["a"], min_replies=2), ["a", "b"], {}, begun) is None
+    assert missing(plan(wait_for=["a"], min_updates=2), ["a", "b"], {}, begun) is None
 
 
 @settings(deadline=None)
 @given(devices, st.integers(1, 6), st.sampled_from(["all", 2, 4, 0.5]), st.sampled_from([0.0, 0.3, 1.0]))
-def test_whenever_nobody_is_waited_for_a_round_asks_as_many_as_a_step_needs(
+def test_whenever_nobody_is_waited_for_a_round_selects_as_many_as_a_step_needs(
     present: list[str], least: int, clients: str | float, excess: float
 ) -> None:
-    given = plan(clients=clients, min_replies=least, over_select=0.0 if clients == "all" else excess)
+    given = plan(clients=clients, min_updates=least, over_select=0.0 if clients == "all" else excess)
     if missing(given, present, {}) is None:
         assert choose(given, 1, present, {}, {}).wanted >= least
 
@@ -147,7 +150,7 @@ times = st.dictionaries(st.text("abc", min_size=1, max_size=5), st.none() | st.f
 def test_a_deadline_leaves_the_wanted_ones_three_times_as_long(expected: dict[str, float | None], wanted: int) -> None:
     """Those that the floor needs in any case, the others unless they are far slower than the quicker half."""
     wanted = min(wanted, len(expected))
-    needed = auto_deadline(expected, wanted, floor=wanted)
+    needed = auto_deadline(expected, wanted, min_updates=wanted)
     in_time = [device for device, time in expected.items() if time is None or 3 * time <= needed.seconds]
     assert len(in_time) >= wanted or None in expected.values()
     assert 10.0 <= auto_deadline(expected, wanted).seconds <= needed.seconds
@@ -158,7 +161,7 @@ def test_a_deadline_leaves_the_wanted_ones_three_times_as_long(expected: dict[st
 def test_fewer_than_half_of_the_wanted_cannot_lengthen_a_round_at_will(honest: list[float], sly: list[float]) -> None:
     sly = sly[: len(honest) - 1]
     expected = {f"honest-{i}": time for i, time in enumerate(honest)} | {f"sly-{i}": t for i, t in enumerate(sly)}
-    deadline = auto_deadline(expected, wanted=len(expected), floor=len(expected) // 2)
+    deadline = auto_deadline(expected, wanted=len(expected), min_updates=len(expected) // 2)
     assert deadline.seconds <= max(100.0, 30 * max(honest) + 1.0)
     assert (deadline.usual_s is not None and deadline.usual_s <= deadline.seconds / 3) or deadline.seconds == 10.0
 
@@ -186,7 +189,8 @@ def test_loss_is_minimised_and_everything_else_maximised() -> None:
     assert better("loss", 0.1, 0.2) and not better("loss", 0.3, 0.2)
     assert better("accuracy", 0.3, 0.2) and better("accuracy", 0.1, None)
     assert not better("loss", float("nan"), None)
-    assert reached({"loss": 0.1}, "loss", 0.2) and not reached({"accuracy": 0.1}, "accuracy", 0.2)
+    assert Target(metric="loss", value=0.2).is_met({"loss": 0.1})
+    assert not Target(metric="accuracy", value=0.2).is_met({"accuracy": 0.1})
 
 
 def test_a_device_with_another_model_is_told_which_tensors_differ() -> None:

@@ -18,7 +18,7 @@ from thinwire.core import RunPlan
 from thinwire.core.events import ModelStored, RoundClosed, UpdateAccepted
 from thinwire.core.fleet import Delivery
 from thinwire.core.prng import Key, derive
-from thinwire.core.types import Ask, ReplyHeader, UpdateId, Vector, within_run
+from thinwire.core.types import Assignment, ReplyHeader, UpdateId, Vector, within_run
 from thinwire.server.aggregator import Model, RoundAggregator
 from thinwire.server.model_store import Versions
 from thinwire.simulation import SyntheticUpdates, Turn
@@ -35,20 +35,20 @@ def plan_of(algorithm: str) -> RunPlan:
     return RunPlan.from_json(raw)
 
 
-def sent(plan: RunPlan, asked: str) -> Vector:
-    """What an ask's answer decodes to, of the vector that is followed; as `MadeUp` encodes it."""
+def sent(plan: RunPlan, assigned: str) -> Vector:
+    """What an assignment's answer decodes to, of the vector that is followed; as `MadeUp` encodes it."""
     algorithm = algorithm_of(plan)
     assert algorithm is not None
-    travels, name = carried(algorithm, LAYOUT), asked.rsplit(".", 1)[1]
-    codec, key = parse(plan.uplink.codec).bind(travels), derive(Key(0), name, within_run(asked))
-    drawn, made = change(name, travels.size, _Asked(int(asked.split(".")[-2]))), list[Vector]()  # type: ignore[arg-type]  # a round is all it takes
+    travels, name = carried(algorithm, LAYOUT), assigned.rsplit(".", 1)[1]
+    codec, key = parse(plan.uplink.codec).bind(travels), derive(Key(0), name, within_run(assigned))
+    drawn, made = change(name, travels.size, _Assigned(int(assigned.split(".")[-2]))), list[Vector]()  # type: ignore[arg-type]  # a round is all it takes
     for s in followed(algorithm, travels):
         payload = codec.encode(drawn[s.span].copy(), codec.init(s.index), key, s.index).payload
         made.append(codec.decode(payload, s.index))
     return np.concatenate(made)
 
 
-class _Asked:
+class _Assigned:
     def __init__(self, number: int) -> None:
         self.round = number
 
@@ -57,12 +57,12 @@ class _Asked:
 def test_it_is_the_mean_over_all_that_ever_counted_of_what_each_of_them_sent(tmp_path: Path, algorithm: str) -> None:
     world, plan = World(tmp_path, Fate(), plan_of(algorithm)), plan_of(algorithm)
     made = world.live()
-    asked = {e.update_id: e.ask_id for e in made.of(UpdateAccepted)}
-    folded = [update_id for closed in made.of(RoundClosed) for update_id in closed.folded]
-    everyone = {UpdateId.parse(update_id).device for update_id in folded}
-    expected = sum((sent(plan, asked[update_id]) for update_id in folded), np.zeros(LAYOUT.size)) / len(everyone)
+    assigned = {e.update_id: e.assignment_id for e in made.of(UpdateAccepted)}
+    aggregated = [update_id for closed in made.of(RoundClosed) for update_id in closed.aggregated]
+    everyone = {UpdateId.parse(update_id).device for update_id in aggregated}
+    expected = sum((sent(plan, assigned[update_id]) for update_id in aggregated), np.zeros(LAYOUT.size)) / len(everyone)
     last, travels = made.of(ModelStored)[-1], carried(algorithm_of(plan), LAYOUT)
-    folder = world.home.run(UpdateId.parse(folded[0]).run)
+    folder = world.home.run(UpdateId.parse(aggregated[0]).run)
     params, _ = Versions(folder, travels).read(last)
     common = (
         params[LAYOUT.size :] if algorithm == "scaffold" else load_file(folder / f"v{last.version:06d}.state")["common"]
@@ -81,19 +81,19 @@ def test_a_crash_changes_nothing_of_it(tmp_path: Path, algorithm: str) -> None:
 
 
 @pytest.mark.parametrize(("known", "expected"), [({}, 1.0), ({"b": 30}, 1.75), ({"a": 10, "b": 30}, 2.25)])
-def test_it_moves_by_a_devices_weight_among_all_and_begins_anew_where_nobody_is_known(
+def test_it_moves_by_a_devices_weight_among_all_and_begins_again_where_nobody_is_known(
     known: dict[str, int], expected: float
 ) -> None:
     plan, travels = plan_of("scaffold"), LAYOUT.with_control
-    ask = Ask("r.1.a", "r", "toy", "train", plan.to_json(), codec="identity")
-    head, body = SyntheticUpdates("a", travels, change=1.0, examples=10).answer(Delivery(ask, None), Turn())
-    assert isinstance(head, ReplyHeader)
+    assignment = Assignment("r.1.a", "r", "toy", "train", plan.to_json(), codec="identity")
+    header, body = SyntheticUpdates("a", travels, change=1.0, examples=10).answer(Delivery(assignment, None), Turn())
+    assert isinstance(header, ReplyHeader)
     model = Model(travels, np.full(travels.size, 2.0, np.float32), np.zeros(0, np.float32), {})
     fold, ends = (
         RoundAggregator(plan, travels, "identity", known),
-        np.cumsum([0, *(part.length for part in head.parts)]),
+        np.cumsum([0, *(part.length for part in header.parts)]),
     )
-    fold.add(head, lambda: (body[start:stop] for start, stop in itertools.pairwise(ends)), 1.0)
+    fold.add(header, lambda: (body[start:stop] for start, stop in itertools.pairwise(ends)), 1.0)
     fold.step(model)
     assert model.params[: LAYOUT.size].tolist() == [3.0] * LAYOUT.size
     np.testing.assert_allclose(model.params[LAYOUT.size :], expected, rtol=1e-6)

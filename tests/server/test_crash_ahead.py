@@ -1,4 +1,6 @@
-"""A crash anywhere changes nothing either where asks go ahead: late, bad and failed answers in a line of rounds."""
+"""A crash anywhere changes nothing either where assignments go ahead: late, bad and failed answers in a line of
+rounds.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,11 @@ from unittest.mock import patch
 import pytest
 
 from tests.support.crashes import LAYOUT, Fate, Whole, World, change, killed, undisturbed_once
+from tests.support.faulty_fleet import FaultyTurn
 from thinwire.core import RunPlan
 from thinwire.core.events import ClientFailed, RoundClosed, RoundOpened, UpdateAccepted, UpdateDropped
 from thinwire.core.fleet import Envelope
-from thinwire.core.types import Ask
+from thinwire.core.types import Assignment
 from thinwire.simulation import ScriptedDevice, ScriptedFleet, SyntheticUpdates, Turn
 from thinwire.store import FileSpool
 
@@ -25,7 +28,7 @@ rounds = 4
 [cohort]
 wait_for = 3
 deadline_s = 20
-min_replies = 1
+min_updates = 1
 [local]
 lr = 1.0
 overlap = { max_delay = 1 }
@@ -35,22 +38,26 @@ codec = "topk(0.2) > int8"
 codec = "int8"
 """)
 TURNS = {
-    ("b", 1): Turn(compute_s=2.0, upload_s=1.5, again=("same", "new")),  # the last of its round: the next one drops it
-    ("b", 2): Turn(compute_s=2.0, garbage=True),
-    ("c", 2): Turn(held=2),  # late: it leaves when round 4 asks, and c holds the ask of round 3 too
+    ("b", 1): FaultyTurn(
+        compute_s=2.0, upload_s=1.5, again=("same", "new")
+    ),  # the last of its round: the next one drops it
+    ("b", 2): FaultyTurn(compute_s=2.0, garbage=True),
+    ("c", 2): FaultyTurn(held=2),  # late: it leaves when round 4 assignments, and c holds the assignment of round 3 too
     ("b", 3): Turn(failure=("task-error", "x")),
 }
 
 
-def turn(name: str, ask: Ask) -> Turn:
-    return TURNS.get((name, ask.round), Turn(upload_s=0.5)) if ask.kind == "train" else Turn(compute_s=0.0)
+def turn(name: str, assignment: Assignment) -> Turn:
+    return (
+        TURNS.get((name, assignment.round), Turn(upload_s=0.5)) if assignment.kind == "train" else Turn(compute_s=0.0)
+    )
 
 
 def ahead(
     folder: Path,
     fate: Fate,
     plan: RunPlan = PLAN,
-    turn: Callable[[str, Ask], Turn] = turn,
+    turn: Callable[[str, Assignment], Turn] = turn,
     away: Mapping[str, Sequence[tuple[float, float]]] = {},
 ) -> World:
     """Three devices that work while they send; `away`: from and until when each is gone."""
@@ -72,21 +79,24 @@ def test_the_line_has_late_bad_and_failed_answers_in_it(undisturbed: Whole) -> N
     assert [(e.round, e.device) for e in made.of(UpdateAccepted) if e.late] == [(4, "c")]
     assert [e.kind for e in made.of(ClientFailed)] == ["task-error"]
     assert [(e.round, e.reason.split(":")[0]) for e in made.of(UpdateDropped)] == [(2, "duplicate"), (2, "bad-payload")]
-    assert "c" not in made.of(RoundOpened)[3].asks, "it held two asks when round 2 closed"
+    assert "c" not in made.of(RoundOpened)[3].assignments, "it held two assignments when round 2 closed"
 
 
 @pytest.mark.parametrize("share", range(SHARES))
 def test_a_crash_anywhere_changes_nothing(undisturbed: Whole, tmp_path: Path, share: int) -> None:
+    """test_crash_anywhere.py holds that an append without its commit is rolled back."""
     made, places = undisturbed
-    for where, again in killed(ahead, tmp_path, places, slice(share, None, SHARES)):
+    for where, again in killed(ahead, tmp_path, places, slice(share, None, SHARES), kinds=["commit", "fsync"]):
         assert again.same() == made.same(), where
 
 
-def test_after_a_restart_asks_of_closed_rounds_go_out_again_as_they_were_to_who_has_lost_them(tmp_path: Path) -> None:
+def test_after_a_restart_assignments_of_closed_rounds_go_out_again_as_they_were_to_who_has_lost_them(
+    tmp_path: Path,
+) -> None:
     """The slow device dies with the aggregator, while it works on rounds that have closed without it."""
 
-    def slow(name: str, ask: Ask) -> Turn:
-        return Turn(compute_s=6.0 if name == "c" else 1.0) if ask.kind == "train" else Turn(compute_s=0.0)
+    def slow(name: str, assignment: Assignment) -> Turn:
+        return Turn(compute_s=6.0 if name == "c" else 1.0) if assignment.kind == "train" else Turn(compute_s=0.0)
 
     def restart(spool: FileSpool) -> ScriptedFleet:
         world.fleet.die("c")
@@ -95,36 +105,36 @@ def test_after_a_restart_asks_of_closed_rounds_go_out_again_as_they_were_to_who_
         return whole(spool)
 
     def send(fleet: ScriptedFleet, envelopes: Sequence[Envelope]) -> None:
-        lives[-1] += [envelope.ask for envelope in envelopes if envelope.device == "c"]
+        lives[-1] += [envelope.assignment for envelope in envelopes if envelope.device == "c"]
         sent(fleet, envelopes)
 
     raw = PLAN.to_json()
     cohort = {**raw["cohort"], "deadline_s": 3, "max_staleness": 20}
     plan = RunPlan.from_json({**raw, "run": {**raw["run"], "rounds": 20}, "cohort": cohort})
-    world, lives, sent = ahead(tmp_path, Fate(), plan, slow), list[list[Ask]]([[]]), ScriptedFleet.send
+    world, lives, sent = ahead(tmp_path, Fate(), plan, slow), list[list[Assignment]]([[]]), ScriptedFleet.send
     world.dies_at, whole = 5.0, world.fleet.restart
     with patch.object(ScriptedFleet, "send", send), patch.object(world.fleet, "restart", restart):
         made = world.live()
     assert [e.round for e in made.of(RoundClosed) if e.elapsed_s < 5.0] == [1]
     before, again = lives[0], lives[1][:2]
-    assert [ask.round for ask in before] == [ask.round for ask in again] == [1, 2]
-    for ask, once_more in zip(before, again, strict=True):
-        for name in ("ask_id", "base_version", "base_digest", "codec", "deadline_s", "verdicts"):
-            assert getattr(once_more, name) == getattr(ask, name)
-    late = [e.asked_round for e in made.of(UpdateAccepted) if e.device == "c"]
+    assert [assignment.round for assignment in before] == [assignment.round for assignment in again] == [1, 2]
+    for assignment, once_more in zip(before, again, strict=True):
+        for name in ("assignment_id", "base_version", "base_digest", "codec", "deadline_s", "outcomes"):
+            assert getattr(once_more, name) == getattr(assignment, name)
+    late = [e.assignment_round for e in made.of(UpdateAccepted) if e.device == "c"]
     assert late[:2] == [1, 2]
 
 
-def test_after_a_restart_an_ask_that_went_ahead_tells_what_it_told_though_more_is_known(tmp_path: Path) -> None:
+def test_after_a_restart_an_assignment_that_went_ahead_tells_what_it_told_though_more_is_known(tmp_path: Path) -> None:
     """c dies with the aggregator while it works on round 2, from a version to which its change of round 1 was pending;
-    that was dropped since, which only the ask of round 3 says.
+    that was dropped since, which only the assignment of round 3 says.
     """
 
-    def spoils(name: str, ask: Ask) -> Turn:
-        slow = name == "c" and ask.round == 2
-        return Turn(compute_s=6.0 if slow else 1.0, garbage=name == "c" and ask.round == 1)
+    def spoils(name: str, assignment: Assignment) -> Turn:
+        slow = name == "c" and assignment.round == 2
+        return FaultyTurn(compute_s=6.0 if slow else 1.0, garbage=name == "c" and assignment.round == 1)
 
-    world, sent, send = ahead(tmp_path, Fate(), PLAN, spoils), list[Ask](), ScriptedFleet.send
+    world, sent, send = ahead(tmp_path, Fate(), PLAN, spoils), list[Assignment](), ScriptedFleet.send
     world.dies_at, whole = 3.0, world.fleet.restart
 
     def restart(spool: FileSpool) -> ScriptedFleet:
@@ -133,34 +143,40 @@ def test_after_a_restart_an_ask_that_went_ahead_tells_what_it_told_though_more_i
         return whole(spool)
 
     def noted(fleet: ScriptedFleet, envelopes: Sequence[Envelope]) -> None:
-        sent.extend(envelope.ask for envelope in envelopes if envelope.device == "c")
+        sent.extend(envelope.assignment for envelope in envelopes if envelope.device == "c")
         send(fleet, envelopes)
 
     with patch.object(ScriptedFleet, "send", noted), patch.object(world.fleet, "restart", restart):
         assert world.live().status == "done"
-    told = [(ask.round, [(v.update_id.sequence, v.outcome) for v in ask.verdicts]) for ask in sent[:5]]
+    told = [
+        (assignment.round, [(v.update_id.sequence, v.outcome) for v in assignment.outcomes]) for assignment in sent[:5]
+    ]
     dropped = [(1, "dropped")]
     assert told == [(1, []), (2, []), (3, dropped), (2, []), (3, dropped)], "the last two after the restart"
 
 
-def test_after_a_restart_an_ask_of_a_closed_round_names_its_own_deadline(tmp_path: Path) -> None:
+def test_after_a_restart_an_assignment_of_a_closed_round_names_its_own_deadline(tmp_path: Path) -> None:
     """Of rounds 1 and 2 nothing was known, round 3 is given less; c owes 2 and 3 when 2 is over."""
 
-    def slow(name: str, ask: Ask) -> Turn:
-        return Turn(compute_s=100.0 if name == "c" and ask.round > 1 else 1.0) if ask.kind == "train" else Turn()
+    def slow(name: str, assignment: Assignment) -> Turn:
+        return (
+            Turn(compute_s=100.0 if name == "c" and assignment.round > 1 else 1.0)
+            if assignment.kind == "train"
+            else Turn()
+        )
 
     raw = PLAN.to_json()
     auto = {"run": {**raw["run"], "rounds": 20}, "cohort": {**raw["cohort"], "deadline_s": "auto"}}
-    world, sent = ahead(tmp_path, Fate(), RunPlan.from_json({**raw, **auto}), slow), list[Ask]()
+    world, sent = ahead(tmp_path, Fate(), RunPlan.from_json({**raw, **auto}), slow), list[Assignment]()
     world.dies_at, send = 65.0, ScriptedFleet.send
 
     def noted(fleet: ScriptedFleet, envelopes: Sequence[Envelope]) -> None:
-        sent.extend(envelope.ask for envelope in envelopes if envelope.device == "c")
+        sent.extend(envelope.assignment for envelope in envelopes if envelope.device == "c")
         send(fleet, envelopes)
 
     with patch.object(ScriptedFleet, "send", noted):
         made = world.live()
     deadlines = {e.round: e.deadline_s for e in made.of(RoundOpened)}
     assert deadlines[3] < deadlines[2]
-    assert [ask.round for ask in sent[:5]] == [1, 2, 3, 2, 3], "the last two after the restart"
-    assert [ask.deadline_s for ask in sent[3:5]] == [deadlines[2], deadlines[3]]
+    assert [assignment.round for assignment in sent[:5]] == [1, 2, 3, 2, 3], "the last two after the restart"
+    assert [assignment.deadline_s for assignment in sent[3:5]] == [deadlines[2], deadlines[3]]

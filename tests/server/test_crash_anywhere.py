@@ -10,17 +10,18 @@ import pytest
 
 from tests.support import crashes
 from tests.support.crashes import LAYOUT, Fate, Whole, change, killed, undisturbed_once
+from tests.support.faulty_fleet import FaultyTurn
 from thinwire.aggregation.control_variates import algorithm_of, carried
 from thinwire.core import RunPlan
 from thinwire.core.events import (
-    ClientAsked,
     ClientFailed,
+    ClientSelected,
+    ReplicaStored,
     RoundClosed,
-    ShadowStored,
     UpdateAccepted,
     UpdateDropped,
 )
-from thinwire.core.types import Ask
+from thinwire.core.types import Assignment
 from thinwire.simulation import ScriptedDevice, SyntheticUpdates, Turn
 
 SHARES = 8  # of all places: one test each
@@ -32,7 +33,7 @@ rounds = 5
 clients = 3
 wait_for = 5
 deadline_s = 200
-min_replies = 1
+min_updates = 1
 [local]
 lr = 1.0
 [uplink]
@@ -43,10 +44,10 @@ codec = "int8"
 optimizer = "fedavgm"
 """)
 SCRIPT = {
-    1: [Turn(), Turn(compute_s=2.0, again=("same", "new")), Turn(compute_s=9.0), Turn(compute_s=2.0)],
-    2: [Turn(), Turn(compute_s=2.0), Turn(compute_s=0.5, held=1)],
-    3: [Turn(), Turn(compute_s=2.0, garbage=True), Turn(compute_s=3.0), Turn(compute_s=2.0)],
-    4: [Turn(compute_s=0.0, failure=("task-error", "x")), Turn(again=("changed",)), Turn(compute_s=3.0), Turn()],
+    1: [Turn(), FaultyTurn(compute_s=2.0, again=("same", "new")), Turn(compute_s=9.0), Turn(compute_s=2.0)],
+    2: [Turn(), Turn(compute_s=2.0), FaultyTurn(compute_s=0.5, held=1)],
+    3: [Turn(), FaultyTurn(compute_s=2.0, garbage=True), Turn(compute_s=3.0), Turn(compute_s=2.0)],
+    4: [Turn(compute_s=0.0, failure=("task-error", "x")), FaultyTurn(again=("changed",)), Turn(compute_s=3.0), Turn()],
     5: [Turn(), Turn(compute_s=2.0, upload_s=0.5), Turn(compute_s=3.0, lost="answer"), Turn()],
 }
 
@@ -56,27 +57,27 @@ class World(crashes.World):
 
     def __init__(self, folder: Path, fate: Fate, plan: RunPlan = PLAN) -> None:
         self.dead = ""  # who died last
-        self.roles: dict[int, list[str]] = {}  # round -> ask_ids in the order in which they were taken up
+        self.roles: dict[int, list[str]] = {}  # round -> assignment_ids in the order in which they were delivered
         travels = carried(algorithm_of(plan), LAYOUT)
         works = [SyntheticUpdates(name, travels, partial(change, name, travels.size)) for name in "abcde"]
         super().__init__(folder, fate, plan, [ScriptedDevice(work.name, work, self.turn) for work in works])
 
-    def turn(self, ask: Ask) -> Turn:
-        """The script of a round's first, second, third ask; the third device of rounds 1 and 5 dies of it."""
-        if ask.kind != "train":
+    def turn(self, assignment: Assignment) -> Turn:
+        """The script of a round's first, second, third assignment; the third device of rounds 1 and 5 dies of it."""
+        if assignment.kind != "train":
             return Turn(compute_s=0.0)
-        roles = self.roles.setdefault(ask.round, [])
-        if ask.ask_id not in roles:
-            roles.append(ask.ask_id)
-            self._enter(ask, len(roles) - 1)
-        return SCRIPT[ask.round][roles.index(ask.ask_id)]
+        roles = self.roles.setdefault(assignment.round, [])
+        if assignment.assignment_id not in roles:
+            roles.append(assignment.assignment_id)
+            self._enter(assignment, len(roles) - 1)
+        return SCRIPT[assignment.round][roles.index(assignment.assignment_id)]
 
-    def _enter(self, ask: Ask, role: int) -> None:
-        name = ask.ask_id.rsplit(".", 1)[1]
-        if (ask.round, role) in ((1, 2), (5, 2)):
+    def _enter(self, assignment: Assignment, role: int) -> None:
+        name = assignment.assignment_id.rsplit(".", 1)[1]
+        if (assignment.round, role) in ((1, 2), (5, 2)):
             self.fleet.die(name, 4.0)
             self.dead = name
-        if (ask.round, role) == (3, 0):
+        if (assignment.round, role) == (3, 0):
             self.fleet.come(self.dead, 0.2)
 
 
@@ -90,9 +91,9 @@ def test_the_run_has_late_lost_repeated_and_replaced_clients_in_it(undisturbed: 
     assert [e.round for e in made.of(UpdateAccepted) if e.late] == [3]
     assert Counter(e.kind for e in made.of(ClientFailed)) == {"left": 2, "task-error": 1}
     assert Counter(e.reason.split(":")[0] for e in made.of(UpdateDropped)) == {"duplicate": 1, "bad-payload": 1}
-    assert [e.round for e in made.of(ClientAsked) if e.why] == [1, 3, 4, 5]
-    assert len(made.of(ShadowStored)) == 5
-    assert made.told.items() <= made.verdicts.items()
+    assert [e.round for e in made.of(ClientSelected) if e.why] == [1, 3, 4, 5]
+    assert len(made.of(ReplicaStored)) == 5
+    assert made.told.items() <= made.outcomes.items()
     assert {"append", "commit", "fsync"} == set(places)
 
 
@@ -101,8 +102,8 @@ def test_who_was_killed_and_who_sent_garbage_is_replaced(undisturbed: Whole) -> 
     killed = [(e.round, e.device) for e in made.of(ClientFailed) if e.kind == "left"]
     garbage = [(e.round, e.device) for e in made.of(UpdateDropped) if e.reason.startswith("bad-payload")]
     assert ([number for number, _ in killed], [number for number, _ in garbage]) == ([1, 5], [3])
-    replaced = {(e.round, e.instead_of): e.device for e in made.of(ClientAsked) if e.why}
-    accepted = {(e.asked_round, e.device) for e in made.of(UpdateAccepted)}
+    replaced = {(e.round, e.instead_of): e.device for e in made.of(ClientSelected) if e.why}
+    accepted = {(e.assignment_round, e.device) for e in made.of(UpdateAccepted)}
     for number, device in killed + garbage:
         assert (number, replaced[number, device]) in accepted, "another one's answer came in its place"
 
@@ -112,4 +113,4 @@ def test_a_crash_anywhere_changes_nothing(undisturbed: Whole, tmp_path: Path, sh
     made, places = undisturbed
     for where, again in killed(World, tmp_path, places, slice(share, None, SHARES)):
         assert again.same() == made.same(), where
-        assert again.told.items() <= again.verdicts.items()
+        assert again.told.items() <= again.outcomes.items()

@@ -1,4 +1,4 @@
-"""The compressed way down: who gets changes and who the whole model, and that a kill anywhere changes nothing."""
+"""The compressed downlink: who gets changes and who the whole model, and that a kill anywhere changes nothing."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tests.support.server_bench import LAYOUT, SILENT, Bench, drive_through, kil
 from thinwire.aggregation import ModelReplica, digest
 from thinwire.client.payload import take_base
 from thinwire.core.errors import BadPayload, DataLost
-from thinwire.core.events import AskedInFull, ModelStored, ShadowStored
+from thinwire.core.events import FullModelSent, ModelStored, ReplicaStored
 from thinwire.core.fleet import Delivery
-from thinwire.core.types import Ask, Vector
+from thinwire.core.types import Assignment, Vector
 from thinwire.simulation import HeldSpool, Script, SyntheticUpdates, Turn
 from thinwire.store import Store
 
@@ -28,21 +28,21 @@ FULL = LAYOUT.size * 4
 
 @dataclass
 class Holding(SyntheticUpdates):
-    """Keeps the shadow, as client/execute.py does, and trains from it: its change depends on every bit."""
+    """Keeps the replica, as client/execute.py does, and trains from it: its change depends on every bit."""
 
-    shadow: ModelReplica = field(default_factory=lambda: ModelReplica(LAYOUT, DOWN["codec"]))
+    replica: ModelReplica = field(default_factory=lambda: ModelReplica(LAYOUT, DOWN["codec"]))
     held: dict[int, str] = field(default_factory=dict)  # version -> the digest of what it held then
 
     def begin(self, delivery: Delivery, turn: Turn) -> Turn:
         try:
-            take_base(delivery.ask, delivery.bundle, self.shadow)
+            take_base(delivery.assignment, delivery.bundle, self.replica)
         except BadPayload as error:
             return Turn(compute_s=0.0, failure=("base-mismatch", str(error)))
-        self.held[delivery.ask.base_version] = digest(self.shadow.params)
+        self.held[delivery.assignment.base_version] = digest(self.replica.params)
         return turn
 
-    def encoded(self, ask: Ask, segment: int, change: Vector) -> bytes:
-        return super().encoded(ask, segment, change - self.shadow.params / np.float32(50))
+    def encoded(self, assignment: Assignment, segment: int, change: Vector) -> bytes:
+        return super().encoded(assignment, segment, change - self.replica.params / np.float32(50))
 
 
 def new(folder: Path, *, third: Script | float = 1.0, downlink: dict[str, Any] = DOWN, **sections: Any) -> Bench:
@@ -56,87 +56,99 @@ def holding(bench: Bench) -> list[Holding]:
     return [device.work for device in bench.fleet.devices.values() if isinstance(device.work, Holding)]
 
 
-def asked(bench: Bench, device: str) -> list[tuple[int, tuple[str, ...]]]:
-    """(version, parts) of each training ask that went to a device."""
-    return [(ask.base_version, tuple(part.name for part in ask.parts)) for ask in bench.asks(device)]
+def assigned(bench: Bench, device: str) -> list[tuple[int, tuple[str, ...]]]:
+    """(version, parts) of each training assignment that went to a device."""
+    return [
+        (assignment.base_version, tuple(part.name for part in assignment.parts))
+        for assignment in bench.assignments(device)
+    ]
 
 
 def assert_same_bits(bench: Bench) -> None:
     """Law: all devices at a version hold the bits that the aggregator recorded for it."""
     recorded = {e.version: e.digest for e in bench.events(ModelStored)}
-    recorded |= {e.version: e.digest for e in bench.events(ShadowStored)}
+    recorded |= {e.version: e.digest for e in bench.events(ReplicaStored)}
     for one in holding(bench):
         assert one.held
         assert all(recorded[version] == held for version, held in one.held.items())
 
 
-def test_the_first_ask_carries_the_model_and_later_ones_the_changes(tmp_path: Path) -> None:
+def test_the_first_assignment_carries_the_model_and_later_ones_the_changes(tmp_path: Path) -> None:
     bench = new(tmp_path)
     assert bench.drive().status == "done"
-    assert asked(bench, "a") == [(0, ("full/0",)), *((v, (f"{v}/0",)) for v in range(1, 6))]
+    assert assigned(bench, "a") == [(0, ("full/0",)), *((v, (f"{v}/0",)) for v in range(1, 6))]
     assert_same_bits(bench)
 
 
 def test_a_device_that_missed_rounds_gets_their_changes_in_order(tmp_path: Path) -> None:
-    bench = new(tmp_path, third=lambda ask: Turn(compute_s=31.0 if ask.round == 2 else 1.0))
+    bench = new(tmp_path, third=lambda assignment: Turn(compute_s=31.0 if assignment.round == 2 else 1.0))
     assert bench.drive().status == "done"
-    assert ("2/0", "3/0") in [parts for _, parts in asked(bench, "c")]
+    assert ("2/0", "3/0") in [parts for _, parts in assigned(bench, "c")]
     assert_same_bits(bench)
 
 
 @pytest.mark.parametrize("more", [{"log_rounds": 1}, {"full_every": 3}])
 def test_a_device_behind_the_log_or_a_full_version_gets_the_model_in_full(tmp_path: Path, more: Any) -> None:
-    bench = new(tmp_path, third=lambda ask: Turn(compute_s=31.0 if ask.round == 2 else 1.0), downlink=DOWN | more)
+    bench = new(
+        tmp_path, third=lambda assignment: Turn(compute_s=31.0 if assignment.round == 2 else 1.0), downlink=DOWN | more
+    )
     assert bench.drive().status == "done"
-    assert [parts for _, parts in asked(bench, "c")].count(("full/0",)) > 1
+    assert [parts for _, parts in assigned(bench, "c")].count(("full/0",)) > 1
     assert_same_bits(bench)
-    whole = {e.version for e in bench.events(ModelStored)} - {e.version for e in bench.events(ShadowStored)}
+    whole = {e.version for e in bench.events(ModelStored)} - {e.version for e in bench.events(ReplicaStored)}
     assert whole == ({0, 3, 6} if "full_every" in more else {0})
 
 
 @pytest.mark.parametrize(
     ("more", "parts"), [({}, ("1/0", "2/0", "3/0", "4/0", "5/0")), ({"log_rounds": 2}, ("full/0",))]
 )
-def test_in_buffered_rounds_a_version_older_than_the_log_gets_the_full_shadow(
+def test_in_buffered_rounds_a_version_older_than_the_log_gets_the_full_replica(
     tmp_path: Path, more: Any, parts: tuple[str, ...]
 ) -> None:
-    """Five versions are made while c works on its first ask: it gets their changes, or the shadow where they went."""
+    """Five versions are made while c works on its first assignment: it gets their changes, or the replica where they
+    went.
+    """
     cohort = {"mode": "buffered", "buffer": 2, "max_staleness": 20}
     bench = new(tmp_path, third=9.3, run={"rounds": 12}, cohort=cohort, downlink=DOWN | more)
     assert bench.drive().status == "done"
-    assert asked(bench, "c")[:2] == [(0, ("full/0",)), (5, parts)]
-    assert ("5/0", "6/0") in [parts for _, parts in asked(bench, "b")], "one that is within the log"
+    assert assigned(bench, "c")[:2] == [(0, ("full/0",)), (5, parts)]
+    assert ("5/0", "6/0") in [parts for _, parts in assigned(bench, "b")], "one that is within the log"
     assert_same_bits(bench)
 
 
 def test_a_round_after_too_few_replies_sends_nothing_that_is_held(tmp_path: Path) -> None:
-    bench = new(tmp_path, cohort={"min_replies": 3}, third=lambda ask: SILENT if ask.round == 2 else Turn())
+    bench = new(
+        tmp_path, cohort={"min_updates": 3}, third=lambda assignment: SILENT if assignment.round == 2 else Turn()
+    )
     bench.drive()
-    assert asked(bench, "a")[2] == (1, ())
+    assert assigned(bench, "a")[2] == (1, ())
     assert_same_bits(bench)
 
 
 def test_bytes_down_are_those_of_the_parts(tmp_path: Path) -> None:
     bench = new(tmp_path)
     row = bench.drive()
-    sent = sum(part.length for e in bench.fleet.sent if e.ask.kind != "stop" for part in e.ask.parts)
+    sent = sum(part.length for e in bench.fleet.sent if e.assignment.kind != "stop" for part in e.assignment.parts)
     assert row.payload_down == sent
     assert row.payload_down < 3 * 2 * FULL
 
 
-def test_a_device_that_lost_its_model_gets_the_same_ask_again_in_full_and_the_bytes_count(tmp_path: Path) -> None:
+def test_a_device_that_lost_its_model_gets_the_same_assignment_again_in_full_and_the_bytes_count(
+    tmp_path: Path,
+) -> None:
     bench = new(tmp_path)
     bench.drive(stop=lambda: "service" if len(bench.reasons()) == 2 else None)
-    holding(bench)[0].shadow = ModelReplica(LAYOUT, DOWN["codec"])
+    holding(bench)[0].replica = ModelReplica(LAYOUT, DOWN["codec"])
     bench.restart()
     row = bench.drive()
     assert (row.status, bench.reasons()) == ("done", ["all"] * 6)
-    (again,) = bench.events(AskedInFull)
+    (again,) = bench.events(FullModelSent)
     assert (again.device, again.payload_bytes > FULL) == ("a", True)
     assert (
-        asked(bench, "a")[-4:-2] == [(3, ("full/0",)), (4, ("4/0",))] or ("full/0",) in dict(asked(bench, "a")).values()
+        assigned(bench, "a")[-4:-2] == [(3, ("full/0",)), (4, ("4/0",))]
+        or ("full/0",) in dict(assigned(bench, "a")).values()
     )
-    sent = sum(part.length for e in bench.fleet.sent if e.ask.kind != "stop" for part in e.ask.parts)
+    sent = sum(part.length for e in bench.fleet.sent if e.assignment.kind != "stop" for part in e.assignment.parts)
     assert row.payload_down == sent
     assert_same_bits(bench)
 
@@ -158,11 +170,11 @@ def test_devices_that_are_ahead_of_a_restored_backup_come_back_to_it(tmp_path: P
     bench.fleet = bench.fleet.restart(HeldSpool(bench.home.spool))
     row = bench.drive()
     assert (row.status, row.version) == ("done", 6)
-    assert {e.device for e in bench.events(AskedInFull)} == {"a", "b", "c"}
+    assert {e.device for e in bench.events(FullModelSent)} == {"a", "b", "c"}
     assert_same_bits(bench)
 
 
-def test_changes_that_cannot_be_read_any_more_are_not_promised(tmp_path: Path) -> None:
+def test_changes_that_are_not_readable_any_more_are_not_promised(tmp_path: Path) -> None:
     bench = new(tmp_path)
     bench.drive(stop=lambda: "service" if len(bench.reasons()) == 2 else None)
     for path in bench.home.run(bench.run_id).glob("*.change"):
@@ -172,10 +184,10 @@ def test_changes_that_cannot_be_read_any_more_are_not_promised(tmp_path: Path) -
     assert_same_bits(bench)
 
 
-def test_a_shadow_that_is_damaged_ends_the_run_with_the_reason(tmp_path: Path) -> None:
+def test_a_replica_that_is_damaged_ends_the_run_with_the_reason(tmp_path: Path) -> None:
     bench = new(tmp_path)
     bench.drive(stop=lambda: "service" if bench.reasons() else None)
-    path = bench.home.run(bench.run_id) / "v000001.shadow"
+    path = bench.home.run(bench.run_id) / "v000001.replica"
     path.write_bytes(path.read_bytes()[:-4] + b"xxxx")
     with pytest.raises(DataLost, match="damaged"):
         bench.drive()
@@ -192,8 +204,8 @@ def test_a_kill_at_any_commit_changes_nothing(tmp_path: Path, third: Any) -> Non
         assert_same_bits(bench)
         if third is steady:
             assert outcome(bench) == outcome(undisturbed), where
-            shadows = [(e.version, e.digest) for e in bench.events(ShadowStored)]
-            assert shadows == [(e.version, e.digest) for e in undisturbed.events(ShadowStored)]
+            replicas = [(e.version, e.digest) for e in bench.events(ReplicaStored)]
+            assert replicas == [(e.version, e.digest) for e in undisturbed.events(ReplicaStored)]
 
 
 def test_files_that_nobody_needs_any_more_are_removed(tmp_path: Path) -> None:
@@ -201,4 +213,4 @@ def test_files_that_nobody_needs_any_more_are_removed(tmp_path: Path) -> None:
     bench.drive()
     names = {path.name for path in bench.home.run(bench.run_id).glob("v*")}
     assert {name for name in names if name.endswith(".change")} == {"v000005.change", "v000006.change"}
-    assert {name for name in names if name.endswith(".shadow")} == {"v000006.shadow"}
+    assert {name for name in names if name.endswith(".replica")} == {"v000006.replica"}

@@ -13,7 +13,6 @@ from thinwire.core.errors import NotWritten
 from thinwire.core.events import Event, ModelStored, RoundClosed
 from thinwire.server.model_store import Versions
 from thinwire.server.service import serve
-from thinwire.store import MeasureRow
 
 ROUNDS = 2
 
@@ -25,9 +24,9 @@ class Full:
         self.left, self.writes = at, 0
         record, write = bench.store.record, Versions.write
 
-        def recorded(run_id: str, events: Sequence[Event], measured: Sequence[MeasureRow] = ()) -> None:
+        def recorded(run_id: str, events: Sequence[Event], *more: Any, **named: Any) -> None:
             self.here()
-            record(run_id, events, measured)
+            record(run_id, events, *more, **named)
 
         def written(versions: Versions, *given: Any, **more: Any) -> ModelStored:
             self.here()
@@ -66,7 +65,7 @@ def test_a_disk_that_is_full_anywhere_ends_no_run_and_changes_nothing(
         made.restart()
         assert made.drive().status == "done", f"full at write {at}"
         assert models(made) == models(undisturbed), f"full at write {at}"
-        closed = [u for e in made.events(RoundClosed) for u in e.folded]
+        closed = [u for e in made.events(RoundClosed) for u in e.aggregated]
         assert len(closed) == len(set(closed)) == 2 * ROUNDS
 
 

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from tests.support.crashes import Killed
 from tests.support.server_bench import (
@@ -24,87 +24,87 @@ from tests.support.server_bench import (
 from thinwire.core.errors import TooFewClients
 from thinwire.core.events import ClientFailed, Event, RoundClosed, RoundOpened, StateLost, UpdateAccepted, UpdateDropped
 from thinwire.core.fleet import Delivery
-from thinwire.core.types import Ask, Failure, Part, ReplyHeader, UpdateId
-from thinwire.server.state.run_state import KEPT, RunState
+from thinwire.core.types import Assignment, Part, Reply, ReplyHeader, UpdateId
+from thinwire.server.state.assignment_ledger import KEPT
+from thinwire.server.state.run_state import RunState
 from thinwire.simulation import LocalLink, ScriptedDevice, SyntheticUpdates, Turn
-from thinwire.store import MeasureRow
 
-Lie = Callable[[Ask, ReplyHeader], ReplyHeader]
+Lie = Callable[[Assignment, ReplyHeader], ReplyHeader]
 
 
 @dataclass
 class Liar(SyntheticUpdates):
     """Says what `lie` makes of its honest head, with the honest frames."""
 
-    lie: Lie = lambda ask, head: head
+    lie: Lie = lambda assignment, header: header
 
-    def answer(self, delivery: Delivery, turn: Turn) -> tuple[ReplyHeader | Failure, bytes]:
-        head, body = super().answer(delivery, turn)
-        assert isinstance(head, ReplyHeader)
-        return (self.lie(delivery.ask, head) if delivery.ask.kind == "train" else head), body
+    def answer(self, delivery: Delivery, turn: Turn) -> tuple[Reply, bytes]:
+        header, body = super().answer(delivery, turn)
+        assert isinstance(header, ReplyHeader)
+        return (self.lie(delivery.assignment, header) if delivery.assignment.kind == "train" else header), body
 
 
 def liar(name: str, lie: Lie) -> ScriptedDevice:
     return scripted(name, does=work(name, Liar, lie=lie))
 
 
-def test_an_answer_to_anothers_ask_does_not_stand_for_it(tmp_path: Path) -> None:
-    steal = liar("a", lambda ask, head: replace(head, ask_id=head.ask_id[:-1] + "b"))
+def test_an_answer_to_anothers_assignment_does_not_stand_for_it(tmp_path: Path) -> None:
+    steal = liar("a", lambda assignment, header: replace(header, assignment_id=header.assignment_id[:-1] + "b"))
     bench = Bench(tmp_path, [steal, scripted("b", 5.0)], run={"rounds": 2}, cohort={"deadline_s": 9})
     assert bench.drive().status == "done"
     assert {e.device for e in bench.events(UpdateAccepted)} == {"b"}
     assert bench.events(UpdateDropped) == []
-    assert bench.fleet.spool.heads() == []
+    assert bench.fleet.spool.headers() == []
 
 
-def test_answers_to_asks_that_nobody_made_are_not_folded(tmp_path: Path) -> None:
+def test_answers_to_assignments_that_nobody_made_are_not_aggregated(tmp_path: Path) -> None:
     made_up = iter(("digits-1.1.a", "x", "", "toy-1.99.a", "a.b.c.d", "toy-1.-1.a"))
-    invent = liar("a", lambda ask, head: replace(head, ask_id=next(made_up, "toy-1.7e3.a")))
+    invent = liar("a", lambda assignment, header: replace(header, assignment_id=next(made_up, "toy-1.7e3.a")))
     bench = Bench(tmp_path, [invent, scripted("b")], run={"rounds": 3}, cohort={"deadline_s": 9})
     assert bench.drive().status == "done"
     assert {e.device for e in bench.events(UpdateAccepted)} == {"b"}
 
 
-def test_one_ask_is_answered_once_also_in_later_rounds_and_fills_no_journal(tmp_path: Path) -> None:
+def test_one_assignment_is_answered_once_also_in_later_rounds_and_fills_no_journal(tmp_path: Path) -> None:
     said = list[tuple[ReplyHeader, bytes]]()
 
     class Flooding(SyntheticUpdates):
-        def answer(self, delivery: Delivery, turn: Turn) -> tuple[ReplyHeader | Failure, bytes]:
-            head, body = super().answer(delivery, turn)
-            if isinstance(head, ReplyHeader) and delivery.ask.kind == "train":
-                said.append((head, body))
-            return head, body
+        def answer(self, delivery: Delivery, turn: Turn) -> tuple[Reply, bytes]:
+            header, body = super().answer(delivery, turn)
+            if isinstance(header, ReplyHeader) and delivery.assignment.kind == "train":
+                said.append((header, body))
+            return header, body
 
     flood = work("a", Flooding)
 
     class Flooded(ToldFleet):
         def ack(self, update_ids: Sequence[UpdateId]) -> None:
             super().ack(update_ids)
-            for head, body in said * 20 if flood.sequence < 400 else ():
+            for header, body in said * 20 if flood.sequence < 400 else ():
                 flood.sequence += 1
-                again = replace(head, update_id=UpdateId(head.update_id.run, "a", flood.sequence))
+                again = replace(header, update_id=UpdateId(header.update_id.run, "a", flood.sequence))
                 self.take(cast(LocalLink, self.devices["a"].link), again, body)
 
     devices = [scripted("a", does=flood), scripted("b", 2.0)]
     bench = Bench(tmp_path, devices, Flooded, run={"rounds": 4})
     assert bench.drive().status == "done"
-    folded = [e.ask_id for e in bench.events(UpdateAccepted) if e.device == "a"]
-    assert len(folded) == len(set(folded)) == 4
+    aggregated = [e.assignment_id for e in bench.events(UpdateAccepted) if e.device == "a"]
+    assert len(aggregated) == len(set(aggregated)) == 4
     assert len(bench.events(UpdateDropped)) <= 4 * 4
-    assert bench.fleet.spool.heads() == []
+    assert bench.fleet.spool.headers() == []
 
 
-def test_a_device_that_says_it_began_anew_is_recorded_with_the_update_that_says_so(tmp_path: Path) -> None:
-    forgot = liar("a", lambda ask, head: replace(head, lost="older" if ask.round == 2 else ""))
+def test_a_device_that_says_it_began_again_is_recorded_with_the_update_that_says_so(tmp_path: Path) -> None:
+    forgot = liar("a", lambda assignment, header: replace(header, lost="older" if assignment.round == 2 else ""))
     bench = Bench(tmp_path, [forgot, scripted("b")], run={"rounds": 3})
     assert bench.drive().status == "done"
     (lost,) = bench.events(StateLost)
     (told,) = [e for e in bench.events(UpdateAccepted) if e.update_id == lost.update_id]
-    assert (lost.round, lost.device, lost.why, told.asked_round) == (2, "a", "older", 2)
+    assert (lost.round, lost.device, lost.why, told.assignment_round) == (2, "a", "older", 2)
 
 
 def test_a_model_that_does_not_exist_yet_is_no_base(tmp_path: Path) -> None:
-    ahead = liar("a", lambda ask, head: replace(head, base_version=10**6))
+    ahead = liar("a", lambda assignment, header: replace(header, base_version=10**6))
     bench = Bench(tmp_path, [ahead, scripted("b", 2.0)], run={"rounds": 2})
     assert bench.drive().status == "done"
     assert {(e.device, e.kind) for e in bench.events(ClientFailed)} == {("a", "base-mismatch")}
@@ -112,7 +112,7 @@ def test_a_model_that_does_not_exist_yet_is_no_base(tmp_path: Path) -> None:
 
 
 def test_an_answer_without_frames_is_a_failure_and_not_waited_for(tmp_path: Path) -> None:
-    empty = liar("a", lambda ask, head: replace(head, parts=()))
+    empty = liar("a", lambda assignment, header: replace(header, parts=()))
     bench = Bench(tmp_path, [empty, scripted("b", 2.0)], run={"rounds": 3})
     assert bench.drive().status == "done"
     assert [(e.round, e.device, e.kind) for e in bench.events(ClientFailed)] == [(1, "a", "protocol")]
@@ -122,7 +122,10 @@ def test_an_answer_without_frames_is_a_failure_and_not_waited_for(tmp_path: Path
 def test_frames_that_are_not_there_cost_only_their_own_update(tmp_path: Path) -> None:
     names = iter(("../../../etc", "buffers", "frame/1", "frame/0/../1"))
     odd = liar(
-        "a", lambda ask, head: replace(head, parts=tuple(Part(next(names), p.length, p.sha256) for p in head.parts))
+        "a",
+        lambda assignment, header: replace(
+            header, parts=tuple(Part(next(names), p.length, p.sha256) for p in header.parts)
+        ),
     )
     bench = Bench(tmp_path, [odd, scripted("b")], run={"rounds": 4})
     assert bench.drive().status == "done"
@@ -130,11 +133,11 @@ def test_frames_that_are_not_there_cost_only_their_own_update(tmp_path: Path) ->
 
 
 def test_a_resume_survives_the_loss_of_a_device_that_answers_an_earlier_round(tmp_path: Path) -> None:
-    """The device is busy with round 1 and leaves in round 2, in which it was not asked; then the aggregator dies."""
+    """The device is busy with round 1 and leaves in round 2, in which it was not selected; then the aggregator dies."""
     devices = [
         scripted("a", 4.0),
         scripted("b", 4.0),
-        scripted("c", lambda ask: SILENT if ask.round == 1 else Turn()),
+        scripted("c", lambda assignment: SILENT if assignment.round == 1 else Turn()),
     ]
     bench = Bench(tmp_path, devices, run={"rounds": 3}, cohort={"deadline_s": 6})
     bench.fleet.die("c", 7.0)
@@ -147,13 +150,13 @@ def test_a_resume_survives_the_loss_of_a_device_that_answers_an_earlier_round(tm
 
 def test_what_was_in_time_is_in_time_when_it_is_refolded(tmp_path: Path) -> None:
     """The journal notes an answer a moment after it was judged; that moment may lie beyond the deadline."""
-    silent = scripted("b", lambda ask: SILENT)
+    silent = scripted("b", lambda assignment: SILENT)
     bench = Bench(tmp_path, [scripted("a"), silent], run={"rounds": 1}, cohort={"deadline_s": 6})
     record = bench.store.record
 
-    def slow(run_id: str, events: Sequence[Event], measured: Sequence[MeasureRow] = ()) -> None:
+    def slow(run_id: str, events: Sequence[Event], *more: Any, **named: Any) -> None:
         late = [replace(e, elapsed_s=99.0) if isinstance(e, UpdateAccepted) else e for e in events]
-        record(run_id, late, measured)
+        record(run_id, late, *more, **named)
 
     bench.store.record = slow  # type: ignore[method-assign]  # a disk that stood still
     with contextlib.suppress(Killed):
@@ -162,13 +165,13 @@ def test_what_was_in_time_is_in_time_when_it_is_refolded(tmp_path: Path) -> None
     bench.restart()
     bench.drive()
     (closed,) = bench.events(RoundClosed)
-    assert (len(closed.folded), closed.outstanding) == (1, ["b"])
+    assert (len(closed.aggregated), closed.outstanding) == (1, ["b"])
     assert len(bench.events(UpdateAccepted)) == 1
 
 
 def test_devices_that_hang_all_at_once_end_the_run_with_a_reason(tmp_path: Path) -> None:
     """They stay connected and never answer, so nothing but time tells that they never will."""
-    bench = Bench(tmp_path, [scripted("a", lambda ask: SILENT)], run={"rounds": 3}, cohort={"deadline_s": 5})
+    bench = Bench(tmp_path, [scripted("a", lambda assignment: SILENT)], run={"rounds": 3}, cohort={"deadline_s": 5})
     row = bench.drive()
     assert (row.status, row.exit_code) == ("failed", TooFewClients.exit_code)
     assert bench.reasons() == ["too-few"] * 4
@@ -188,15 +191,15 @@ def giant(name: str) -> ScriptedDevice:
 
 
 def test_an_update_that_makes_the_sum_infinite_is_dropped_and_the_others_count(tmp_path: Path) -> None:
-    bench = Bench(tmp_path / "giant", [giant("a"), scripted("b")], run={"rounds": 3}, cohort={"min_replies": 0.5})
+    bench = Bench(tmp_path / "giant", [giant("a"), scripted("b")], run={"rounds": 3}, cohort={"min_updates": 0.5})
     assert bench.drive().status == "done"
     assert [(e.device, e.reason) for e in bench.events(UpdateDropped)] == [
         ("a", "bad-payload: numbers too large to be added")
     ] * 3
-    assert [len(e.folded) for e in bench.events(RoundClosed)] == [1, 1, 1]
+    assert [len(e.aggregated) for e in bench.events(RoundClosed)] == [1, 1, 1]
     alone = Bench(tmp_path / "alone", [scripted("b")], run={"rounds": 3})
     assert bench.store.run(bench.run_id).model_digest == alone.drive().model_digest
-    assert {verdict.outcome for verdict in bench.fleet.devices["a"].told.values()} == {"dropped"}
+    assert {outcome.outcome for outcome in bench.fleet.devices["a"].told.values()} == {"dropped"}
 
 
 def test_a_kill_at_any_commit_changes_nothing_where_a_sum_is_infinite(tmp_path: Path) -> None:
@@ -204,7 +207,7 @@ def test_a_kill_at_any_commit_changes_nothing_where_a_sum_is_infinite(tmp_path: 
 
     def begin(folder: Path) -> Bench:
         devices = giant("a"), scripted("b", 1.3), scripted("c", 4.0)
-        return Bench(folder, devices, run={"rounds": 2}, cohort={"clients": 2, "over_select": 0.5, "min_replies": 1})
+        return Bench(folder, devices, run={"rounds": 2}, cohort={"clients": 2, "over_select": 0.5, "min_updates": 1})
 
     undisturbed = begin(tmp_path / "undisturbed")
     places = drive_through(undisturbed)
@@ -214,7 +217,7 @@ def test_a_kill_at_any_commit_changes_nothing_where_a_sum_is_infinite(tmp_path: 
 
 
 def test_where_too_few_are_left_no_step_is_made(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, [giant("a"), scripted("b")], run={"rounds": 3}, cohort={"min_replies": 2, "retry_limit": 1})
+    bench = Bench(tmp_path, [giant("a"), scripted("b")], run={"rounds": 3}, cohort={"min_updates": 2, "retry_limit": 1})
     assert bench.drive().exit_code == TooFewClients.exit_code
     assert bench.reasons() == ["too-few", "too-few"]
 
@@ -222,12 +225,33 @@ def test_where_too_few_are_left_no_step_is_made(tmp_path: Path) -> None:
 def test_what_is_remembered_of_a_run_does_not_grow_with_its_rounds() -> None:
     past = RunState()
     for number in range(1, 3 * KEPT):
-        ask_id = f"toy-1.{number}.a"
-        past.apply(RoundOpened(0.0, number, 0.0, 0, "", ["a"], {"a": ask_id}, "identity", 60.0, 1, 1))
+        assignment_id = f"toy-1.{number}.a"
+        past.apply(RoundOpened(0.0, number, 0.0, 0, "", ["a"], {"a": assignment_id}, "identity", 60.0, 1, 1))
         update = f"toy-1/a/{number}"
-        past.apply(UpdateAccepted(0.0, number, number, "a", ask_id, update, 0, 1.0, False, 0.0, {}))
+        past.apply(UpdateAccepted(0.0, number, number, "a", assignment_id, update, 0, 1.0, False, 0.0, {}))
         past.apply(RoundClosed(0.0, number, "all", number, [update], [], [], 0.0, 0.0, {}))
-    assert len(past.asks) == len(past.answered) == len(past.told.of("a", most=3 * KEPT)) == KEPT
-    assert past.round_of("a", f"toy-1.{number}.a") == number
-    assert past.round_of("a", "toy-1.1.a") == past.round_of("b", f"toy-1.{number}.a") == 0
-    assert past.told.of("a", most=7)[-1].update_id.sequence == number
+    ledger, newest = past.ledger, f"toy-1.{number}.a"
+    assert len(ledger.rounds) == len(ledger.outcomes.of("a", most=3 * KEPT)) == KEPT
+    assert (found := ledger.find(newest, "a")) is not None and found.round == number
+    assert ledger.find("toy-1.1.a") is ledger.find(newest, "b") is None
+    assert ledger.is_forgotten("toy-1.1.a") and not ledger.is_forgotten(newest)
+    assert ledger.is_decided(UpdateId.parse("toy-1/a/1")) and ledger.is_decided(UpdateId.parse(update))
+    assert not ledger.is_decided(UpdateId.parse(f"toy-1/a/{number + 1}"))
+    assert ledger.outcomes.of("a", most=7)[-1].update_id.sequence == number
+
+
+def test_of_the_rounds_whose_replies_no_longer_count_only_those_that_are_open_are_kept() -> None:
+    past = RunState(kept=3)
+    for number in range(1, 100):
+        assignments = {device: f"toy-1.{number}.{device}" for device in ("a", "b")}
+        past.apply(RoundOpened(0.0, number, 0.0, number - 1, "", ["a", "b"], assignments, "identity", 60.0, 1, 1))
+        update = f"toy-1/a/{number}"
+        past.apply(UpdateAccepted(0.0, number, number, "a", assignments["a"], update, 0, 1.0, False, 0.0, {}))
+        if number != 50:
+            past.apply(ClientFailed(0.0, number, "b", assignments["b"], "stale", "", 0.0))
+        past.apply(RoundClosed(0.0, number, "all", number, [update], [], [], 0.0, 0.0, {}))
+        assert len(past.ledger.rounds) <= (5 if number <= 50 else number - 45), number
+    assert [assigned.assignment_id for assigned in past.ledger.unresolved] == ["toy-1.50.b"]
+    past.apply(ClientFailed(0.0, 99, "b", "toy-1.50.b", "stale", "", 0.0))
+    past.apply(RoundOpened(0.0, 100, 0.0, 99, "", ["a"], {}, "identity", 60.0, 1, 1))
+    assert len(past.ledger.rounds) <= 5

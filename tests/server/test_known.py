@@ -1,4 +1,4 @@
-"""What is learned of devices from their answers, kept over runs, and what it says of the time an ask takes."""
+"""What is learned of devices from their answers, kept over runs, and what it says of the time an assignment takes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.small_task import plan_of, task_of
 from thinwire.client import Site
 from thinwire.core import RunPlan
 from thinwire.core.errors import PlanError
-from thinwire.core.events import DeviceJoined, UpdateAccepted
+from thinwire.core.events import DeviceOnline, UpdateAccepted
 from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import Part, ReplyHeader, Timings, Transfer, UpdateId
 from thinwire.server.policy.device_profiles import KEPT, START_S, DeviceProfiles, Workload, durations
@@ -44,7 +44,7 @@ def test_the_parts_of_an_answer_add_up_to_what_was_waited_for() -> None:
 
 
 @pytest.mark.parametrize(
-    "head",
+    "header",
     [
         replace(HEAD, timings=replace(TIMINGS, train_s=1e9)),  # longer than it was out
         replace(HEAD, transfer=None),
@@ -53,8 +53,8 @@ def test_the_parts_of_an_answer_add_up_to_what_was_waited_for() -> None:
         replace(HEAD, parts=()),
     ],
 )
-def test_what_cannot_be_teaches_nothing(head: ReplyHeader) -> None:
-    assert durations(head, 5000, 0.0) == {}
+def test_what_cannot_be_teaches_nothing(header: ReplyHeader) -> None:
+    assert durations(header, 5000, 0.0) == {}
 
 
 def learned(*found: dict[str, tuple[float, float]]) -> DeviceProfiles:
@@ -67,7 +67,7 @@ def learned(*found: dict[str, tuple[float, float]]) -> DeviceProfiles:
 ONE = durations(HEAD, 5000, 2.0)
 
 
-def test_an_ask_takes_what_its_parts_took() -> None:
+def test_an_assignment_takes_what_its_parts_took() -> None:
     device = learned(ONE, ONE, ONE, ONE).device("a", WORK)
     taken = device.seconds(Workload(5000, 1000, steps=10, evaluates=True))
     assert taken is not None and taken.p50 == pytest.approx(9.5)
@@ -140,7 +140,7 @@ def test_while_all_transfers_have_one_size_a_round_trip_is_what_they_begin_with(
 
 
 def sending(name: str, upload_s: float) -> ScriptedDevice:
-    return scripted(name, lambda ask: Turn(compute_s=0.0, upload_s=upload_s))
+    return scripted(name, lambda assignment: Turn(compute_s=0.0, upload_s=upload_s))
 
 
 def test_a_run_keeps_what_its_answers_showed_and_the_next_one_knows_it(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_a_run_keeps_what_its_answers_showed_and_the_next_one_knows_it(tmp_path:
     rows = {(row.device, row.kind): row for row in bench.store.measures()}
     assert rows["b", "up"].samples == [[n, pytest.approx(4.0)] for n, _ in rows["b", "up"].samples]
     assert len(rows["b", "up"].samples) == 3
-    assert len(rows["a", "down"].samples) == 3, "the model's bytes are known of each ask"
+    assert len(rows["a", "down"].samples) == 3, "the model's bytes are known of each assignment"
 
 
 def test_a_resumed_run_learns_each_answer_once(tmp_path: Path) -> None:
@@ -183,11 +183,11 @@ def test_a_deadline_that_no_device_there_can_meet_is_refused_when_the_run_is_han
     assert hand_over(5), "nobody is there: who comes may be quick"
     for name in "ab":
         bench.store.roster.enrol(name, name, b"key", "loopback")
-        bench.store.record_device(DeviceJoined(1.0, name))
+        bench.store.record_device(DeviceOnline(1.0, name))
     with pytest.raises(PlanError, match="under what every device needs") as refused:
         hand_over(5)
     assert "the quickest took 3" in refused.value.why, "40 s, of an update that is a little smaller by the codec"
     assert hand_over(60)
     bench.store.roster.enrol("c", "c", b"key", "loopback")
-    bench.store.record_device(DeviceJoined(2.0, "c"))
+    bench.store.record_device(DeviceOnline(2.0, "c"))
     assert hand_over(5), "nothing is known of c"

@@ -1,4 +1,6 @@
-"""The ladder: harsher at once, milder with patience, decoded by what each was asked in, and the same after a resume."""
+"""The ladder: more compressed at once, less compressed with patience, decoded by what each was selected in, and the
+same after a resume.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,9 @@ from hypothesis import strategies as st
 from tests.support.server_bench import FAILS, Bench, drive_through, killed, scripted
 from thinwire.aggregation import codecs
 from thinwire.core import RunPlan
-from thinwire.core.events import ClientAsked, RoundOpened, UpdateAccepted, UpdateDropped
-from thinwire.core.types import Ask
-from thinwire.server.policy.codec_ladder import PATIENCE, LadderState, choose
-from thinwire.server.policy.deadlines import SHARE, auto_deadline, fixed
+from thinwire.core.events import ClientSelected, RoundOpened, UpdateAccepted, UpdateDropped
+from thinwire.core.types import Assignment
+from thinwire.server.policy.assignment_terms import PATIENCE, SHARE, LadderState, auto_deadline, choose_rung, fixed
 from thinwire.simulation import Script, Turn
 
 LADDER = ["identity", "int8", "topk(0.05) > int8"]
@@ -54,7 +55,7 @@ MILD, MIDDLE, HARSH = LADDER
 def test_a_choice_and_its_reason(
     expected: list[float | None], before: LadderState | None, after: LadderState, reason: str
 ) -> None:
-    choice = choose(LADDER, expected, 9.0, before)
+    choice = choose_rung(LADDER, expected, 9.0, before)
     assert choice.standing == after
     assert reason in choice.reason
 
@@ -64,14 +65,16 @@ falling = st.lists(st.floats(0.01, 100.0), min_size=3, max_size=3).map(lambda ti
 
 @settings(deadline=None)
 @given(st.lists(falling, min_size=1, max_size=20), st.floats(1.0, 100.0))
-def test_nobody_is_asked_in_what_does_not_fit_while_something_does(rounds: list[list[float]], deadline: float) -> None:
+def test_nobody_is_selected_in_what_does_not_fit_while_something_does(
+    rounds: list[list[float]], deadline: float
+) -> None:
     standing: LadderState | None = None
-    fitted: list[int] | None = None  # since it was made harsher
+    fitted: list[int] | None = None  # since it was made more compressed
     for expected in rounds:
         fits = next((i for i, seconds in enumerate(expected) if seconds <= SHARE * deadline), len(LADDER) - 1)
-        before, standing = standing, choose(LADDER, expected, SHARE * deadline, standing).standing
+        before, standing = standing, choose_rung(LADDER, expected, SHARE * deadline, standing).standing
         now, was = LADDER.index(standing.codec), LADDER.index(before.codec) if before else len(LADDER)
-        assert now >= fits, "never milder than what fits"
+        assert now >= fits, "never less compressed than what fits"
         if now > was:
             fitted = []
         elif now < was and fitted is not None:
@@ -85,7 +88,7 @@ def test_a_ladder_under_an_automatic_deadline_makes_a_round_half_a_second_longer
     times = {"thin": [90.0, 40.0, 12.0], "broad": [11.0, 5.0, 2.0]}
     deadline = auto_deadline({device: own[-1] for device, own in times.items()}, wanted=2)
     assert (deadline.seconds, deadline.fits_s, fixed(30.0).fits_s) == (36.0, 12.5, 27.0)
-    chosen = {device: choose(LADDER, own, deadline.fits_s, None).standing.codec for device, own in times.items()}
+    chosen = {device: choose_rung(LADDER, own, deadline.fits_s, None).standing.codec for device, own in times.items()}
     assert chosen == {"thin": HARSH, "broad": MILD}
 
 
@@ -100,25 +103,25 @@ def sending(seconds: float) -> Turn:
     return Turn(compute_s=0.0, upload_s=seconds)
 
 
-def by_codec(ask: Ask) -> Turn:
-    return sending(SLOW[ask.codec])
+def by_codec(assignment: Assignment) -> Turn:
+    return sending(SLOW[assignment.codec])
 
 
 def bench(folder: Path, slow: Script, rounds: int = 7) -> Bench:
-    uplink, cohort = {"ladder": LADDER}, {"deadline_s": 30, "min_replies": 2}
-    quick = [scripted(name, lambda ask: sending(0.1)) for name in "ab"]
+    uplink, cohort = {"ladder": LADDER}, {"deadline_s": 30, "min_updates": 2}
+    quick = [scripted(name, lambda assignment: sending(0.1)) for name in "ab"]
     return Bench(folder, [*quick, scripted("slow", slow)], run={"rounds": rounds}, uplink=uplink, cohort=cohort)
 
 
-def test_a_slow_client_alone_is_asked_in_the_harsher_codec_and_the_reason_is_told(tmp_path: Path) -> None:
+def test_a_slow_client_alone_is_selected_in_the_more_compressed_codec_and_the_reason_is_told(tmp_path: Path) -> None:
     made = bench(tmp_path, by_codec)
     assert made.drive().status == "done"
     opened = made.events(RoundOpened)
     assert set(opened[0].codecs.values()) == {HARSH}
     assert opened[0].codec_reasons["a"] == f"{HARSH}: its link is not known yet"
-    assert opened[1].codecs == {"a": MIDDLE, "b": MIDDLE, "slow": HARSH}, "milder by one a round"
+    assert opened[1].codecs == {"a": MIDDLE, "b": MIDDLE, "slow": HARSH}, "less compressed by one a round"
     assert all(round_.codecs == {"a": MILD, "b": MILD, "slow": HARSH} for round_ in opened[2:5])
-    assert all(round_.codec == MILD for round_ in opened[2:5]), "what most were asked in"
+    assert all(round_.codec == MILD for round_ in opened[2:5]), "what most were selected in"
     assert "s fit into 27.0 s; int8 would take" in opened[2].codec_reasons["slow"]
     assert made.reasons() == ["all"] * 7, "nobody was late"
     assert made.events(UpdateDropped) == [], "each was decoded by its own codec"
@@ -127,28 +130,30 @@ def test_a_slow_client_alone_is_asked_in_the_harsher_codec_and_the_reason_is_tol
     assert row.deadline_reason == "30 s: the plan says so"
 
 
-def test_who_was_too_slow_is_asked_milder_again_only_after_three_rounds_that_would_have_fitted(tmp_path: Path) -> None:
-    made = bench(tmp_path, lambda ask: sending(28.0 if ask.round in (4, 5) else 0.1), rounds=26)
+def test_who_was_too_slow_is_selected_less_compressed_again_only_after_three_rounds_that_would_have_fitted(
+    tmp_path: Path,
+) -> None:
+    made = bench(tmp_path, lambda assignment: sending(28.0 if assignment.round in (4, 5) else 0.1), rounds=26)
     made.drive()
-    asked = [round_.codecs["slow"] for round_ in made.events(RoundOpened)]
+    assigned = [round_.codecs["slow"] for round_ in made.events(RoundOpened)]
     told = [round_.codec_reasons["slow"] for round_ in made.events(RoundOpened)]
-    assert asked[:5] == [HARSH, MIDDLE, MILD, MILD, MILD], "one answer that hung is passed over"
-    assert asked[5] != MILD, "two are believed"
-    rungs = [LADDER.index(codec) for codec in asked]
-    milder = next(i for i in range(6, len(rungs)) if rungs[i] < rungs[i - 1])
-    assert [f"did for {n} of 3 rounds" in told[milder - 3 + n] for n in range(3)] == [True] * 3
-    assert asked[-1] == MILD
+    assert assigned[:5] == [HARSH, MIDDLE, MILD, MILD, MILD], "one answer that hung is passed over"
+    assert assigned[5] != MILD, "two are believed"
+    rungs = [LADDER.index(codec) for codec in assigned]
+    less_compressed = next(i for i in range(6, len(rungs)) if rungs[i] < rungs[i - 1])
+    assert [f"did for {n} of 3 rounds" in told[less_compressed - 3 + n] for n in range(3)] == [True] * 3
+    assert assigned[-1] == MILD
 
 
-def test_a_late_answer_is_decoded_by_the_codec_of_its_ask_and_so_after_a_kill(tmp_path: Path) -> None:
-    def script(ask: Ask) -> Turn:
-        return sending(30.05 if ask.round == 2 else 0.1)
+def test_a_late_answer_is_decoded_by_the_codec_of_its_assignment_and_so_after_a_kill(tmp_path: Path) -> None:
+    def script(assignment: Assignment) -> Turn:
+        return sending(30.05 if assignment.round == 2 else 0.1)
 
     undisturbed = bench(tmp_path / "undisturbed", script)
     places = drive_through(undisturbed)
     late = [event for event in undisturbed.events(UpdateAccepted) if event.late]
     opened = {round_.round: round_ for round_ in undisturbed.events(RoundOpened)}
-    assert [(event.asked_round, event.round) for event in late] == [(2, 3)]
+    assert [(event.assignment_round, event.round) for event in late] == [(2, 3)]
     assert opened[2].codecs["slow"] == MIDDLE and undisturbed.events(UpdateDropped) == []
     for where, made in killed(lambda folder: bench(folder, script), tmp_path, places, slice(8, None, 7)):
         assert made.events(UpdateDropped) == [], where
@@ -161,8 +166,8 @@ def test_a_resumed_run_decides_as_one_that_nobody_killed(tmp_path: Path) -> None
             for e in made.events(RoundOpened)
         ]
 
-    def script(ask: Ask) -> Turn:
-        return sending(SLOW[ask.codec] / (1 if ask.round < 4 else 20))
+    def script(assignment: Assignment) -> Turn:
+        return sending(SLOW[assignment.codec] / (1 if assignment.round < 4 else 20))
 
     undisturbed = bench(tmp_path / "undisturbed", script)
     places = drive_through(undisturbed)
@@ -170,21 +175,21 @@ def test_a_resumed_run_decides_as_one_that_nobody_killed(tmp_path: Path) -> None
         assert decided(made) == decided(undisturbed), where
 
 
-def test_a_device_asked_in_the_place_of_another_is_asked_in_its_own_codec(tmp_path: Path) -> None:
-    def fails(ask: Ask) -> Turn:
-        return FAILS if ask.round == 4 else by_codec(ask)
+def test_a_device_selected_in_the_place_of_another_is_selected_in_its_own_codec(tmp_path: Path) -> None:
+    def fails(assignment: Assignment) -> Turn:
+        return FAILS if assignment.round == 4 else by_codec(assignment)
 
     made = Bench(
         tmp_path, [scripted("a", fails), scripted("b", fails), scripted("c", by_codec)],
-        run={"rounds": 5}, uplink={"ladder": LADDER}, cohort={"clients": 2, "deadline_s": 30, "min_replies": 1},
+        run={"rounds": 5}, uplink={"ladder": LADDER}, cohort={"clients": 2, "deadline_s": 30, "min_updates": 1},
     )  # fmt: skip
     made.drive()
-    spares = {event.ask_id: event.codec for event in made.events(ClientAsked) if event.why}
-    assert spares and set(spares.values()) == {HARSH}
-    assert all(event.codec_reason.startswith(f"{HARSH}: ") for event in made.events(ClientAsked) if event.why)
-    assert {e.ask.codec for e in made.fleet.sent if e.ask.ask_id in spares} == {HARSH}
+    replacements = {event.assignment_id: event.codec for event in made.events(ClientSelected) if event.why}
+    assert replacements and set(replacements.values()) == {HARSH}
+    assert all(event.codec_reason.startswith(f"{HARSH}: ") for event in made.events(ClientSelected) if event.why)
+    assert {e.assignment.codec for e in made.fleet.sent if e.assignment.assignment_id in replacements} == {HARSH}
     row = made.store.rounds(made.run_id)[3]
-    assert row.codecs.keys() == row.codec_reasons.keys() == set(row.asked)
+    assert row.codecs.keys() == row.codec_reasons.keys() == set(row.selected)
 
 
 OVERHEAD_S = 0.1  # of any upload: what little is sent is no sign of a thin link
@@ -192,7 +197,7 @@ OVERHEAD_S = 0.1  # of any upload: what little is sent is no sign of a thin link
 
 def over(bits_s: float) -> Script:
     """A device whose uploads take what their bytes take, and some time that any of them does."""
-    return lambda ask: sending(OVERHEAD_S + 8 * made_bytes(ask.codec) / bits_s)
+    return lambda assignment: sending(OVERHEAD_S + 8 * made_bytes(assignment.codec) / bits_s)
 
 
 def made_bytes(codec: str) -> float:
@@ -201,26 +206,28 @@ def made_bytes(codec: str) -> float:
 
 def under_auto(folder: Path, *scripts: Script, **cohort: object) -> Bench:
     devices = [scripted(name, script) for name, script in zip("abc", scripts, strict=True)]
-    return Bench(folder, devices, run={"rounds": 12}, uplink={"ladder": LADDER}, cohort={"min_replies": 1, **cohort})
+    return Bench(folder, devices, run={"rounds": 12}, uplink={"ladder": LADDER}, cohort={"min_updates": 1, **cohort})
 
 
-def test_equal_devices_on_good_links_are_asked_in_the_mildest_codec_under_an_automatic_deadline(tmp_path: Path) -> None:
+def test_equal_devices_on_good_links_are_selected_in_the_least_compressed_codec_under_an_automatic_deadline(
+    tmp_path: Path,
+) -> None:
     made = under_auto(tmp_path, *[over(1e8)] * 3)
     made.drive()
-    asked = [set(opened.codecs.values()) for opened in made.events(RoundOpened)]
-    assert asked == [{HARSH}, {MIDDLE}, *[{MILD}] * 10]
+    assigned = [set(opened.codecs.values()) for opened in made.events(RoundOpened)]
+    assert assigned == [{HARSH}, {MIDDLE}, *[{MILD}] * 10]
 
 
-def test_who_is_asked_in_the_place_of_another_makes_the_round_no_longer_than_others_would(tmp_path: Path) -> None:
-    """c was never too slow for a milder codec, so that no patience keeps it in its own."""
+def test_who_is_selected_in_the_place_of_another_makes_the_round_no_longer_than_others_would(tmp_path: Path) -> None:
+    """c was never too slow for a less compressed codec, so that no patience keeps it in its own."""
 
-    def fails(ask: Ask) -> Turn:
-        return FAILS if ask.round >= 8 else over(1e8)(ask)
+    def fails(assignment: Assignment) -> Turn:
+        return FAILS if assignment.round >= 8 else over(1e8)(assignment)
 
     made = under_auto(tmp_path, fails, fails, over(570), clients=2)
     made.drive()
-    asked = [event for event in made.events(ClientAsked) if event.why and event.device == "c"]
-    assert asked and {event.codec for event in asked} == {HARSH}, "in the others 9 s and more would be left to it"
+    assigned = [event for event in made.events(ClientSelected) if event.why and event.device == "c"]
+    assert assigned and {event.codec for event in assigned} == {HARSH}, "in the others 9 s and more would be left to it"
 
 
 PLAN = '[run]\ntask = "d"\n[local]\nlr = 1\nsteps = 1\nclip_grad = 1.0\n[uplink]\n{}\n[cohort]\n{}'

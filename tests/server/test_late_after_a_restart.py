@@ -11,7 +11,7 @@ import pytest
 from tests.support.crashes import Killed
 from tests.support.server_bench import Bench, outcome, scripted
 from thinwire.core.events import ClientFailed
-from thinwire.core.types import Ask
+from thinwire.core.types import Assignment
 from thinwire.simulation import Turn
 
 DGC = {"local": {"lr": 1.0, "steps": 1, "clip_grad": 2.0}, "uplink": {"codec": "dgc(0.1)"}}
@@ -43,14 +43,14 @@ def alone(folder: Path, dies_at: float | None) -> Bench:
     return driven(bench, dies_at)
 
 
-def slow_at_first(ask: Ask) -> Turn:
-    return Turn(compute_s=8.0 if ask.round == 1 else 1.0)
+def slow_at_first(assignment: Assignment) -> Turn:
+    return Turn(compute_s=8.0 if assignment.round == 1 else 1.0)
 
 
 def among_others(folder: Path, dies_at: float | None, sections: dict[str, Any]) -> Bench:
     """The third is late in its first round, and away for half a second while it works on it."""
     devices = [scripted("a", 4.0), scripted("b", 4.0), scripted("c", slow_at_first)]
-    given = {"deadline_s": 6, "min_replies": 1, **sections.get("cohort", {})}
+    given = {"deadline_s": 6, "min_updates": 1, **sections.get("cohort", {})}
     bench = Bench(folder, devices, **{**sections, "run": {"rounds": 5}, "cohort": given})
     bench.fleet.grace_s = 4.0
     bench.fleet.die("c", 7.0)
@@ -70,24 +70,26 @@ def test_nobody_stands_idle_for_the_rounds_that_it_may_be_late(tmp_path: Path) -
     [{}, {"downlink": {"codec": "int8"}}, DGC, {"cohort": {"late": "drop"}}],
     ids=["plain", "compressed downlink", "clipped", "dropped"],
 )
-def test_a_late_device_is_asked_again_as_it_was(tmp_path: Path, sections: dict[str, Any]) -> None:
+def test_a_late_device_is_selected_again_as_it_was(tmp_path: Path, sections: dict[str, Any]) -> None:
     whole = among_others(tmp_path / "whole", None, sections)
     again = among_others(tmp_path / "killed", 7.2, sections)
     assert outcome(again) == outcome(whole)
     assert not again.events(ClientFailed)
-    first, once_more = (replace(ask, plan={}, parts=()) for ask in again.asks("c") if ask.round == 1)
+    first, once_more = (
+        replace(assignment, plan={}, parts=()) for assignment in again.assignments("c") if assignment.round == 1
+    )
     assert once_more == first
 
 
 def test_one_that_has_answered_meanwhile_counts_once(tmp_path: Path) -> None:
     """Its answer to the closed round is made and on its way when the aggregator ends."""
 
-    def late(ask: Ask) -> Turn:
-        return Turn(compute_s=6.5, upload_s=1.0) if ask.round == 1 else Turn()
+    def late(assignment: Assignment) -> Turn:
+        return Turn(compute_s=6.5, upload_s=1.0) if assignment.round == 1 else Turn()
 
     def begun(folder: Path, dies_at: float | None) -> Bench:
         devices = [scripted("a", 4.0), scripted("b", 4.0), scripted("c", late)]
-        cohort = {"deadline_s": 6, "min_replies": 1}
+        cohort = {"deadline_s": 6, "min_updates": 1}
         return driven(Bench(folder, devices, run={"rounds": 4}, cohort=cohort), dies_at)
 
     whole = begun(tmp_path / "whole", None)

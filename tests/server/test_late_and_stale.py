@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.faulty_fleet import FaultyTurn
 from tests.support.server_bench import Bench, ToldFleet, scripted
 from tests.support.stories import NAMES, Story, Told, told
-from tests.support.story_laws import the_model_is_the_sum_of_what_was_folded
+from tests.support.story_laws import the_model_is_the_sum_of_what_was_aggregated
 from thinwire.core import RunPlan
 from thinwire.core.events import ClientFailed, RoundClosed, RoundOpened, UpdateAccepted, UpdateDropped
 from thinwire.core.types import Failure, UpdateId
@@ -18,14 +19,14 @@ from thinwire.simulation import Turn
 
 
 def story(turns: dict[tuple[str, int], Turn], **cohort: object) -> Story:
-    """Everybody is asked in each of 8 rounds; who is not in `turns` answers after a second."""
-    given = {"wait_for": len(NAMES), "deadline_s": 20.0, "min_replies": 1, **cohort}
+    """Everybody is selected in each of 8 rounds; who is not in `turns` answers after a second."""
+    given = {"wait_for": len(NAMES), "deadline_s": 20.0, "min_updates": 1, **cohort}
     raw = {"run": {"task": "toy", "rounds": 8}, "cohort": given, "local": {"lr": 1.0}, "uplink": {"codec": "identity"}}
     table: dict[tuple[str, int], Turn] = defaultdict(Turn, turns)
     return Story(RunPlan.from_json(raw), table, {name: [] for name in NAMES}, 0.0, rounds=99)
 
 
-def verdict(made: Told, update: str) -> str:
+def outcome(made: Told, update: str) -> str:
     device = next(device for device in made.devices if device.name == UpdateId.parse(update).device)
     return device.told[UpdateId.parse(update)].outcome
 
@@ -36,26 +37,26 @@ def verdict(made: Told, update: str) -> str:
 def test_a_late_answer_counts_less_by_its_staleness(
     tmp_path: Path, behind: int, exponent: float, discount: float
 ) -> None:
-    made = told(story({("c", 2): Turn(held=behind)}, staleness_exponent=exponent), tmp_path)
+    made = told(story({("c", 2): FaultyTurn(held=behind)}, staleness_exponent=exponent), tmp_path)
     (late,) = [e for e in made.of(UpdateAccepted) if e.late]
-    assert (late.device, late.asked_round, late.round, late.staleness) == ("c", 2, 2 + behind, behind)
+    assert (late.device, late.assignment_round, late.round, late.staleness) == ("c", 2, 2 + behind, behind)
     assert late.discount == pytest.approx(discount)
-    assert verdict(made, late.update_id) == "folded"
-    the_model_is_the_sum_of_what_was_folded(made)
+    assert outcome(made, late.update_id) == "aggregated"
+    the_model_is_the_sum_of_what_was_aggregated(made)
 
 
 def test_an_answer_that_is_too_old_is_dropped_and_its_device_told_so(tmp_path: Path) -> None:
-    made = told(story({("c", 2): Turn(held=4)}, max_staleness=2), tmp_path)
-    assert [(e.device, e.kind, e.ask_id) for e in made.of(ClientFailed)] == [("c", "stale", "toy-1.2.c")]
+    made = told(story({("c", 2): FaultyTurn(held=4)}, max_staleness=2), tmp_path)
+    assert [(e.device, e.kind, e.assignment_id) for e in made.of(ClientFailed)] == [("c", "stale", "toy-1.2.c")]
     (dropped,) = made.of(UpdateDropped)
-    assert (dropped.reason, dropped.asked_round, dropped.round) == ("stale", 2, 6)
-    assert verdict(made, dropped.update_id) == "dropped"
-    the_model_is_the_sum_of_what_was_folded(made)
+    assert (dropped.reason, dropped.assignment_round, dropped.round) == ("stale", 2, 6)
+    assert outcome(made, dropped.update_id) == "dropped"
+    the_model_is_the_sum_of_what_was_aggregated(made)
 
 
 def test_an_answer_that_comes_while_a_round_is_folding_or_none_is_open_is_the_next_ones(tmp_path: Path) -> None:
     """Three leave after the first round, so the run waits for them; what comes meanwhile waits too."""
-    slow = story({("a", 1): Turn(compute_s=30.0)}, deadline_s=20.0, min_replies=0.9)
+    slow = story({("a", 1): Turn(compute_s=30.0)}, deadline_s=20.0, min_updates=0.9)
     slow.away = {name: [(1.5, 60.0)] if name in "cde" else [] for name in NAMES}
     made = told(slow, tmp_path)
     first, second = made.of(RoundClosed)[:2]
@@ -65,47 +66,49 @@ def test_an_answer_that_comes_while_a_round_is_folding_or_none_is_open_is_the_ne
     assert 59.0 < late.elapsed_s < 61.0, "it came at 30 s"
 
 
-def test_after_too_few_what_was_folded_goes_back(tmp_path: Path) -> None:
+def test_after_too_few_what_was_aggregated_goes_back(tmp_path: Path) -> None:
     lost = {(name, 1): Turn(failure=("task-error", "x")) for name in "bcde"}
-    made = told(story(lost, min_replies=2), tmp_path)
+    made = told(story(lost, min_updates=2), tmp_path)
     first = made.of(RoundClosed)[0]
-    assert (first.reason, first.folded, first.dropped) == ("too-few", [], ["toy-1/a/1"])
-    assert verdict(made, "toy-1/a/1") == "dropped"
-    the_model_is_the_sum_of_what_was_folded(made)
+    assert (first.reason, first.aggregated, first.dropped) == ("too-few", [], ["toy-1/a/1"])
+    assert outcome(made, "toy-1/a/1") == "dropped"
+    the_model_is_the_sum_of_what_was_aggregated(made)
 
 
 def test_a_round_that_could_only_have_too_few_waits_for_who_is_busy(tmp_path: Path) -> None:
-    """All five are needed for a step, and one misses a deadline: what it sends then counts, and all are asked anew."""
-    made = told(story({("a", 1): Turn(compute_s=30.0)}, deadline_s=20.0, min_replies=5), tmp_path)
-    assert [(e.reason, len(e.folded)) for e in made.of(RoundClosed)][:2] == [("too-few", 0), ("all", 6)]
+    """All five are needed for a step, and one misses a deadline: what it sends then counts, and all are selected
+    again.
+    """
+    made = told(story({("a", 1): Turn(compute_s=30.0)}, deadline_s=20.0, min_updates=5), tmp_path)
+    assert [(e.reason, len(e.aggregated)) for e in made.of(RoundClosed)][:2] == [("too-few", 0), ("all", 6)]
     second = made.of(RoundOpened)[1]
-    assert len(second.asks) == 5 and 30.0 <= second.elapsed_s < 32.0
+    assert len(second.assignments) == 5 and 30.0 <= second.elapsed_s < 32.0
     assert made.status == "done"
 
 
 def test_over_selection_closes_no_round_before_a_step_has_its_fewest_replies(tmp_path: Path) -> None:
     turns = {(name, number): Turn(compute_s=1.0 + at) for at, name in enumerate(NAMES) for number in range(9)}
-    made = told(story(turns, clients=2, over_select=1.0, min_replies=0.9), tmp_path)
-    assert {(e.reason, len(e.folded)) for e in made.of(RoundClosed)} == {("all", 4)}
+    made = told(story(turns, clients=2, over_select=1.0, min_updates=0.9), tmp_path)
+    assert {(e.reason, len(e.aggregated)) for e in made.of(RoundClosed)} == {("all", 4)}
 
 
 @pytest.mark.parametrize("then", ["leaves", "fails"])
-def test_a_late_answer_with_which_its_device_leaves_is_the_outcome_of_its_ask(tmp_path: Path, then: str) -> None:
+def test_a_late_answer_with_which_its_device_leaves_is_the_outcome_of_its_assignment(tmp_path: Path, then: str) -> None:
     """Both are heard in one poll, in the second round."""
 
     class Parting(ToldFleet):
         def take(self, link: Any, reply: Any, *more: Any) -> None:
             super().take(link, reply, *more)
-            if reply.ask_id.endswith(".1.c"):
+            if reply.assignment_id.endswith(".1.c"):
                 if then == "leaves":
                     self._die(self.devices["c"])
                     self._left(self.devices["c"])
                 else:
-                    self._arrived("c", Failure("task-error", "x", reply.ask_id, "c"))
+                    self._arrived("c", Failure("task-error", "x", reply.assignment_id, "c"))
 
-    slow = scripted("c", lambda ask: Turn(compute_s=8.0 if ask.round == 1 else 1.0))
-    cohort = {"deadline_s": 6, "min_replies": 1}
+    slow = scripted("c", lambda assignment: Turn(compute_s=8.0 if assignment.round == 1 else 1.0))
+    cohort = {"deadline_s": 6, "min_updates": 1}
     bench = Bench(tmp_path, [scripted("a", 4.0), scripted("b", 4.0), slow], Parting, run={"rounds": 3}, cohort=cohort)
     assert bench.drive().status == "done"
-    assert [(e.round, e.asked_round) for e in bench.events(UpdateAccepted) if e.late] == [(2, 1)]
+    assert [(e.round, e.assignment_round) for e in bench.events(UpdateAccepted) if e.late] == [(2, 1)]
     assert not bench.events(ClientFailed)

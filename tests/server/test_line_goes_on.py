@@ -15,8 +15,8 @@ from tests.server.test_away_ahead import plan
 from tests.server.test_crash_ahead import ahead
 from tests.support.crashes import LAYOUT, Fate, Killed, World
 from thinwire.core import RunPlan
-from thinwire.core.events import ClientFailed, Event, HeadTaken, RoundClosed, RunStatusChanged
-from thinwire.core.types import Ask, ReplyHeader
+from thinwire.core.events import ClientFailed, Event, RoundBecameCurrent, RoundClosed, RunStatusChanged
+from thinwire.core.types import Assignment, ReplyHeader
 from thinwire.server.run import drive
 from thinwire.server.submit import submit
 from thinwire.simulation import Turn, reported
@@ -25,42 +25,42 @@ from thinwire.store import FileSpool, Store
 SLOW = {"c": 10.0}  # in the first round, seconds
 
 
-def turn(name: str, ask: Ask) -> Turn:
-    slow = SLOW.get(name, 1.0) if ask.round == 1 else 1.0
-    return Turn(compute_s=slow if ask.kind == "train" else 0.0)
+def turn(name: str, assignment: Assignment) -> Turn:
+    slow = SLOW.get(name, 1.0) if assignment.round == 1 else 1.0
+    return Turn(compute_s=slow if assignment.kind == "train" else 0.0)
 
 
 def closed(events: Iterable[Event]) -> list[tuple[int, str, int]]:
-    return [(e.round, e.reason, len(e.folded)) for e in events if isinstance(e, RoundClosed)]
+    return [(e.round, e.reason, len(e.aggregated)) for e in events if isinstance(e, RoundClosed)]
 
 
-def test_a_head_that_has_all_its_answers_waits_for_nobody(tmp_path: Path) -> None:
+def test_a_header_that_has_all_its_answers_waits_for_nobody(tmp_path: Path) -> None:
     """Two devices answer round 2 ahead of its turn and are switched off."""
-    both = plan("wait_for = 3\nmin_replies = 2\nwait_s = 100", rounds=2)
+    both = plan("wait_for = 3\nmin_updates = 2\nwait_s = 100", rounds=2)
     made = ahead(tmp_path, Fate(), both, turn, away={"a": [(5.0, 1e9)], "b": [(5.0, 1e9)]}).live()
     assert made.status == "done"
     assert closed(made.events) == [(1, "all", 3), (2, "all", 3)]
 
 
-def test_a_bad_answer_that_comes_while_the_head_waits_fails_its_ask(tmp_path: Path) -> None:
+def test_a_bad_answer_that_comes_while_the_header_waits_fails_its_assignment(tmp_path: Path) -> None:
     away = {"a": [(2.5, 15.0)], "b": [(2.5, 15.0)]}
-    world = ahead(tmp_path, Fate(), plan("wait_for = 3\nmin_replies = 2", rounds=3), turn_of(c=4.0), away=away)
+    world = ahead(tmp_path, Fate(), plan("wait_for = 3\nmin_updates = 2", rounds=3), turn_of(c=4.0), away=away)
     take: Callable[..., Any] = world.fleet.take
 
     def foreign(link: Any, reply: Any, *more: Any) -> Any:
-        if isinstance(reply, ReplyHeader) and reply.ask_id == "toy-1.2.c":
+        if isinstance(reply, ReplyHeader) and reply.assignment_id == "toy-1.2.c":
             reply = replace(reply, base_version=7)
         return take(link, reply, *more)
 
     world.fleet.take = foreign  # type: ignore[method-assign, assignment]
     made = world.live()
     assert made.status == "done"
-    assert [(e.ask_id, e.kind) for e in made.of(ClientFailed)] == [("toy-1.2.c", "base-mismatch")]
+    assert [(e.assignment_id, e.kind) for e in made.of(ClientFailed)] == [("toy-1.2.c", "base-mismatch")]
     assert closed(made.events)[1] == (2, "enough", 2)
 
 
-def turn_of(**seconds: float) -> Callable[[str, Ask], Turn]:
-    return lambda name, ask: Turn(compute_s=seconds.get(name, 1.0) if ask.kind == "train" else 0.0)
+def turn_of(**seconds: float) -> Callable[[str, Assignment], Turn]:
+    return lambda name, assignment: Turn(compute_s=seconds.get(name, 1.0) if assignment.kind == "train" else 0.0)
 
 
 def restarted(world: World, stop: Callable[[], Any], unsaid: type[Event] | None = None) -> tuple[list[Event], str]:
@@ -83,12 +83,12 @@ def restarted(world: World, stop: Callable[[], Any], unsaid: type[Event] | None 
         return [event for _, event in store.events(run_id)], store.run(run_id).status
 
 
-@pytest.mark.parametrize("unsaid", [None, HeadTaken])
+@pytest.mark.parametrize("unsaid", [None, RoundBecameCurrent])
 def test_a_journal_that_does_not_say_when_a_heads_time_began_loses_no_answer(
     tmp_path: Path, unsaid: type[Event] | None
 ) -> None:
     """As it was before that was an event: an aggregator that is updated in the middle of a round."""
-    world = ahead(tmp_path, Fate(), plan("wait_for = 3\nmin_replies = 2\nwait_s = 100", rounds=3), turn)
+    world = ahead(tmp_path, Fate(), plan("wait_for = 3\nmin_updates = 2\nwait_s = 100", rounds=3), turn)
 
     def dies() -> None:
         if world.clock.now() >= 5.0:

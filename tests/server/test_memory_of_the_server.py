@@ -13,8 +13,8 @@ from thinwire.compression import parse
 from thinwire.compression.feedback import ef21
 from thinwire.core import Key
 from thinwire.core.errors import DataLost
-from thinwire.core.events import Event, ModelStored, RoundOpened, UpdateDropped, UpdateFolded
-from thinwire.core.types import Ask, State
+from thinwire.core.events import Event, ModelStored, RoundOpened, UpdateAggregated, UpdateDropped
+from thinwire.core.types import Assignment, State
 from thinwire.server.model_store import Versions
 from thinwire.simulation import Script, ScriptedDevice, SyntheticUpdates, Turn
 
@@ -70,11 +70,11 @@ def test_a_run_whose_memory_is_damaged_does_not_go_on_without_it(tmp_path):
 class Following(SyntheticUpdates):
     """A device that keeps its reference, as ef21 says."""
 
-    def encoded(self, ask: Ask, segment: int, change: np.ndarray) -> bytes:
-        codec = ef21(parse(ask.codec)).bind(LAYOUT)
-        anew = ask.references_from > getattr(self, "since", 0)
-        self.since = ask.references_from
-        self.state: State = codec.init() if anew else getattr(self, "state", codec.init())
+    def encoded(self, assignment: Assignment, segment: int, change: np.ndarray) -> bytes:
+        codec = ef21(parse(assignment.codec)).bind(LAYOUT)
+        restarted = assignment.references_from > getattr(self, "since", 0)
+        self.since = assignment.references_from
+        self.state: State = codec.init() if restarted else getattr(self, "state", codec.init())
         encoded = codec.encode(change, self.state, Key(1))
         self.state = encoded.state
         return encoded.payload
@@ -101,9 +101,9 @@ def test_with_ef21_the_model_moves_by_the_mean_of_all_references(tmp_path):
 def test_with_ef21_a_device_that_is_not_there_counts_with_its_last_reference(tmp_path):
     devices = [
         following("a", examples=10),
-        following("b", lambda ask: Turn() if ask.round == 1 else SILENT, examples=30),
+        following("b", lambda assignment: Turn() if assignment.round == 1 else SILENT, examples=30),
     ]
-    cohort = {"late": "drop", "deadline_s": 10, "min_replies": 1}
+    cohort = {"late": "drop", "deadline_s": 10, "min_updates": 1}
     bench = run(tmp_path, devices, run={"rounds": 2, "keep": "all"}, uplink=EF21, cohort=cohort)
     before, after = (bench_versions(bench).read(stored)[0] for stored in bench.events(ModelStored)[1:3])
     expected = 5.0 * (10 * reference(devices[0]) + 30 * reference(devices[1])) / 40
@@ -111,8 +111,8 @@ def test_with_ef21_a_device_that_is_not_there_counts_with_its_last_reference(tmp
 
 
 def shutting_out(folder: Path) -> Bench:
-    """Three devices, of which c is shut out in the second round, after it was folded; b is late in that round."""
-    late = following("b", lambda ask: Turn(compute_s=35.0 if ask.round == 2 else 2.0), examples=20)
+    """Three devices, of which c is revoked in the second round, after it was aggregated; b is late in that round."""
+    late = following("b", lambda assignment: Turn(compute_s=35.0 if assignment.round == 2 else 2.0), examples=20)
     devices = [following("a", 3.0, examples=10), late, following("c", 1.0, examples=30)]
     cohort = {"deadline_s": 30, "staleness_exponent": 0}
     bench = Bench(folder, devices, run={"rounds": 6, "keep": "all"}, uplink=EF21, cohort=cohort)
@@ -121,13 +121,13 @@ def shutting_out(folder: Path) -> Bench:
     return bench
 
 
-def test_with_ef21_nothing_of_a_device_that_was_shut_out_moves_the_model_any_more(tmp_path):
+def test_with_ef21_nothing_of_a_device_that_was_revoked_moves_the_model_any_more(tmp_path):
     bench = shutting_out(tmp_path)
 
     def on_event(event: Event) -> None:
-        if isinstance(event, UpdateFolded) and event.round == 2 and "/c/" in event.update_id:
+        if isinstance(event, UpdateAggregated) and event.round == 2 and "/c/" in event.update_id:
             bench.store.roster.revoke("c")
-            bench.fleet.shut_out(["c"])
+            bench.fleet.revoke_access(["c"])
 
     assert bench.drive(on_event=on_event).status == "done"
     assert [e.references_from for e in bench.events(RoundOpened)] == [0, 0, 3, 3, 3, 3]
@@ -137,13 +137,13 @@ def test_with_ef21_nothing_of_a_device_that_was_shut_out_moves_the_model_any_mor
     assert {e.reason for e in bench.events(UpdateDropped)} == {"stale"}, "b's late one was a difference to the old one"
 
 
-def test_with_ef21_a_kill_around_a_shutting_out_changes_nothing(tmp_path):
+def test_with_ef21_a_kill_around_a_revoking_changes_nothing(tmp_path):
     def made(folder: str, stops: tuple[int, ...]) -> Bench:
         bench = shutting_out(tmp_path / folder)
         bench.drive(stop=lambda: "service" if len(bench.reasons()) >= 2 else None)
         bench.store.roster.revoke("c")
         bench.restart()
-        bench.fleet.shut_out(["c"])
+        bench.fleet.revoke_access(["c"])
         for closed in stops:
             bench.drive(stop=lambda at=closed: "service" if len(bench.reasons()) >= at else None)
             bench.restart()

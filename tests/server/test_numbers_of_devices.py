@@ -23,7 +23,7 @@ from thinwire.core.serialization import (
     reply_from_bytes,
     reply_to_bytes,
 )
-from thinwire.core.types import Ask, ReplyHeader, Timings, UpdateId
+from thinwire.core.types import Assignment, ReplyHeader, Timings, UpdateId
 from thinwire.web.run_queries import Reader
 
 LARGEST: Mapping[str, Mapping[str, Any]] = {
@@ -43,14 +43,14 @@ LARGEST: Mapping[str, Mapping[str, Any]] = {
 
 @pytest.mark.parametrize("which", LARGEST)
 def test_the_largest_numbers_end_no_run_and_break_no_page(tmp_path: Path, which: str) -> None:
-    def lie(_ask: Ask, head: ReplyHeader) -> ReplyHeader:
-        said = reply_from_bytes(reply_to_bytes(replace(head, **LARGEST[which])))
+    def lie(_assign: Assignment, header: ReplyHeader) -> ReplyHeader:
+        said = reply_from_bytes(reply_to_bytes(replace(header, **LARGEST[which])))
         assert isinstance(said, ReplyHeader)
-        return replace(said, transfer=head.transfer)
+        return replace(said, transfer=header.transfer)
 
     devices = [liar("a", lie), liar("c", lie), scripted("b")]
     bench = Bench(
-        tmp_path, devices, run={"rounds": 2, "evaluate": "clients"}, cohort={"deadline_s": 9, "min_replies": 1}
+        tmp_path, devices, run={"rounds": 2, "evaluate": "clients"}, cohort={"deadline_s": 9, "min_updates": 1}
     )
     run = bench.drive().run_id
     assert bench.store.run(run).status == "done"
@@ -63,6 +63,6 @@ def test_the_largest_numbers_end_no_run_and_break_no_page(tmp_path: Path, which:
 @pytest.mark.parametrize("stage", ["download_s", "queue_s", "evaluate_s", "train_s", "encode_s"])
 def test_no_stage_took_for_ever(stage: str, seconds: float) -> None:
     """Two of 1.7e308 s are infinity, which no page can show: the run's was gone for good."""
-    head = ReplyHeader("toy-1.1.a", UpdateId("toy-1", "a", 1), 0, 10)
+    header = ReplyHeader("toy-1.1.a", UpdateId("toy-1", "a", 1), 0, 10)
     with pytest.raises(BadPayload):
-        reply_from_bytes(reply_to_bytes(replace(head, timings=Timings(**cast(Any, {stage: seconds})))))
+        reply_from_bytes(reply_to_bytes(replace(header, timings=Timings(**cast(Any, {stage: seconds})))))

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from tests.support.crashes import Killed
-from tests.support.outcomes import every_ask_has_one_outcome
+from tests.support.outcomes import every_assignment_has_one_outcome
 from tests.support.server_bench import FAILS, SILENT, Bench, drive_through, every, killed, killing, scripted, three
 from thinwire.core.errors import DataLost
 from thinwire.core.events import OVER, ClientFailed, RoundClosed, RunStatusChanged
 from thinwire.core.fleet import Arrival
-from thinwire.core.types import Ask
+from thinwire.core.types import Assignment
 from thinwire.reports.round_explanation import why
 from thinwire.server.context import RunContext
 from thinwire.server.service import serve
@@ -27,16 +27,16 @@ def untaken(bench: Bench) -> list[tuple[int, str]]:
 
 
 def settled(bench: Bench) -> None:
-    """Every ask has its outcome, and they were recorded before the end."""
-    every_ask_has_one_outcome(bench.store, bench.run_id)
+    """Every assignment has its outcome, and they were recorded before the end."""
+    every_assignment_has_one_outcome(bench.store, bench.run_id)
     end = bench.store.events(bench.run_id)[-1][1]
     assert isinstance(end, RunStatusChanged) and end.status in ("done", "failed", "stopped")
 
 
 def slow(folder: Path, **sections: Any) -> Bench:
-    """`c` works on what round 1 asked for longer than the run goes on."""
+    """`c` works on what round 1 requested longer than the run goes on."""
     cohort = {"deadline_s": 30, **sections.pop("cohort", {})}
-    return Bench(folder, three(lambda ask: SILENT), run={"rounds": 3}, cohort=cohort, **sections)
+    return Bench(folder, three(lambda assignment: SILENT), run={"rounds": 3}, cohort=cohort, **sections)
 
 
 def test_who_is_slower_than_the_run_has_an_outcome_that_is_no_failure(tmp_path: Path) -> None:
@@ -57,9 +57,9 @@ def test_it_is_told_that_nobody_waits(tmp_path: Path) -> None:
     cancelled = list[str]()
     cancel = bench.fleet.cancel
 
-    def noted(ask_ids: Sequence[str]) -> None:
-        cancelled.extend(ask_ids)
-        cancel(ask_ids)
+    def noted(assignment_ids: Sequence[str]) -> None:
+        cancelled.extend(assignment_ids)
+        cancel(assignment_ids)
 
     bench.fleet.cancel = noted  # type: ignore[method-assign]
     bench.drive()
@@ -74,7 +74,9 @@ SECTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("kind", SECTIONS)
-def test_a_kill_at_any_commit_leaves_no_ask_without_an_outcome_and_none_with_two(tmp_path: Path, kind: str) -> None:
+def test_a_kill_at_any_commit_leaves_no_assignment_without_an_outcome_and_none_with_two(
+    tmp_path: Path, kind: str
+) -> None:
     def begin(folder: Path) -> Bench:
         return slow(folder, **{name: dict(keys) for name, keys in SECTIONS[kind].items()})
 
@@ -96,11 +98,11 @@ def test_so_have_all_who_work_when_a_person_stops_the_run(tmp_path: Path, kind: 
 
 
 def test_and_when_a_run_fails(tmp_path: Path) -> None:
-    def fails_or_works(ask: Ask) -> Turn:
+    def fails_or_works(assignment: Assignment) -> Turn:
         return FAILS
 
     devices = [scripted("a", fails_or_works), scripted("b", fails_or_works), scripted("c", every(500.0))]
-    cohort = {"deadline_s": 30, "min_replies": 2, "retry_limit": 1}
+    cohort = {"deadline_s": 30, "min_updates": 2, "retry_limit": 1}
     bench = Bench(tmp_path, devices, run={"rounds": 3}, cohort=cohort)
     row = bench.drive()
     settled(bench)
@@ -132,7 +134,7 @@ def test_and_when_it_cannot_go_on_after_a_restart(
 
 
 def test_a_device_cannot_say_that_the_run_is_over(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, three(lambda ask: Turn(failure=(OVER, "so it says"))), run={"rounds": 1})
+    bench = Bench(tmp_path, three(lambda assignment: Turn(failure=(OVER, "so it says"))), run={"rounds": 1})
     assert bench.drive().failed == 1
     settled(bench)
     assert [(e.device, e.kind) for e in bench.events(ClientFailed)] == [("c", "protocol")]

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from tests.support.server_bench import LAYOUT, Bench, scripted, work
 from thinwire.core import RunPlan
-from thinwire.core.events import ClientAsked, RunNoted
+from thinwire.core.events import ClientSelected, RunNoted
 from thinwire.core.plan_schema import LocalSection
-from thinwire.server.policy.device_profiles import LINK, work_of
-from thinwire.server.policy.local_work import FIRST_STEPS, HALVINGS, SHARE, DeviceSpeed, given
+from thinwire.server.policy.assignment_terms import FIRST_STEPS, HALVINGS, SHARE, DeviceSpeed, choose_work
+from thinwire.server.policy.device_profiles import LINK, work_key
 from thinwire.simulation import ScriptedDevice, SyntheticUpdates, Turn
 from thinwire.store import MeasureRow
 
@@ -24,11 +24,11 @@ def local(**more: object) -> LocalSection:
     example_s=st.floats(0.0, 10.0), rest_s=st.floats(0.0, 100.0), examples=st.integers(1, 10_000),
     deadline_s=st.floats(1.0, 1000.0), batch=st.integers(1, 256), least=st.integers(1, 9), accumulate=st.integers(1, 4),
 )  # fmt: skip
-def test_what_is_asked_for_fits_or_is_the_least_there_is(
+def test_what_is_requested_fits_or_is_the_least_there_is(
     example_s, rest_s, examples, deadline_s, batch, least, accumulate
 ):
     section = local(batch=batch, min_steps=least, accumulate=accumulate)
-    work = given(section, DeviceSpeed(example_s, rest_s, examples), deadline_s)
+    work = choose_work(section, DeviceSpeed(example_s, rest_s, examples), deadline_s)
     left_s, took_s = SHARE * deadline_s - rest_s, work.steps * work.batch * example_s
     assert work.steps >= least
     assert min(2, batch) <= work.batch <= batch
@@ -54,43 +54,45 @@ def test_what_is_asked_for_fits_or_is_the_least_there_is(
     ],
 )
 def test_the_reason_says_what_it_came_from(pace, steps, batch, why):
-    work = given(local(min_steps=2), pace, 60.0)
+    work = choose_work(local(min_steps=2), pace, 60.0)
     assert (work.steps, work.batch, work.why) == (steps, batch, why)
 
 
 class Timed(SyntheticUpdates):
-    """Makes as many steps as it is asked for."""
+    """Makes as many steps as it is requested."""
 
     def answer(self, delivery, turn):
-        self.steps = delivery.ask.work.steps
+        self.steps = delivery.assignment.work.steps
         return super().answer(delivery, turn)
 
 
 def timed(name: str, example_s: float) -> ScriptedDevice:
     """A device with 640 examples that takes so many seconds for one of a step, and two more for its upload."""
 
-    def script(ask):
-        return Turn(compute_s=ask.work.steps * ask.work.batch * example_s, upload_s=2.0)
+    def script(assignment):
+        return Turn(compute_s=assignment.work.steps * assignment.work.batch * example_s, upload_s=2.0)
 
     return scripted(name, script, work(name, Timed, examples=640))
 
 
-def asked(bench: Bench, name: str) -> list[tuple[int, int]]:
-    return [(event.steps, event.batch) for event in bench.events(ClientAsked) if event.device == name]
+def assigned(bench: Bench, name: str) -> list[tuple[int, int]]:
+    return [(event.steps, event.batch) for event in bench.events(ClientSelected) if event.device == name]
 
 
-def test_each_device_is_asked_for_what_it_can_do_in_time(tmp_path):
+def test_each_device_is_requested_what_it_can_do_in_time(tmp_path):
     devices = [timed("fast", 0.001), timed("slow", 0.1), timed("tiny", 1.0)]
     bench = Bench(
         tmp_path, devices, run={"rounds": 8}, local={"lr": 1.0, "steps": "auto", "min_steps": 2},
         cohort={"deadline_s": 60},
     )  # fmt: skip
     assert bench.drive().status == "done"
-    assert asked(bench, "fast") == [(8, 32)] + [(20, 32)] * 7
-    assert asked(bench, "slow") == [(8, 32)] + [(16, 32)] * 7
-    assert asked(bench, "tiny")[0] == (8, 32)
-    assert asked(bench, "tiny")[-1] == (3, 16), "its first answer was late; then a smaller batch lets it take part"
-    assert [(ask.work.steps, ask.work.batch) for ask in bench.asks("slow")] == asked(bench, "slow")
+    assert assigned(bench, "fast") == [(8, 32)] + [(20, 32)] * 7
+    assert assigned(bench, "slow") == [(8, 32)] + [(16, 32)] * 7
+    assert assigned(bench, "tiny")[0] == (8, 32)
+    assert assigned(bench, "tiny")[-1] == (3, 16), "its first answer was late; then a smaller batch lets it take part"
+    assert [(assignment.work.steps, assignment.work.batch) for assignment in bench.assignments("slow")] == assigned(
+        bench, "slow"
+    )
     assert bench.reasons()[-2:] == ["all", "all"]
 
 
@@ -101,7 +103,7 @@ def test_a_new_run_begins_with_what_earlier_ones_measured_of_a_device(tmp_path):
     )  # fmt: skip
     plan = RunPlan.from_json(bench.store.run(bench.run_id).plan)
     rows = [
-        MeasureRow(name, kind, "" if kind in LINK else work_of(plan, LAYOUT), [list(sample)] * 16, None, None, 0.0)
+        MeasureRow(name, kind, "" if kind in LINK else work_key(plan, LAYOUT), [list(sample)] * 16, None, None, 0.0)
         for name, step_s in (("fast", 0.032), ("slow", 3.2))
         for kind, sample in {
             "up": (1000.0, 2.0), "down": (1000.0, 0.5), "encode": (1.0, 0.0), "step": (8.0, 8 * step_s),
@@ -110,7 +112,7 @@ def test_a_new_run_begins_with_what_earlier_ones_measured_of_a_device(tmp_path):
     ]  # fmt: skip
     bench.store.record(bench.run_id, [RunNoted(0.0, "measured before")], rows)
     bench.drive()
-    first = {event.device: event for event in bench.events(ClientAsked) if event.round == 1}
+    first = {event.device: event for event in bench.events(ClientSelected) if event.round == 1}
     assert first["fast"].steps == 20 and "a whole pass" in first["fast"].work_reason
     assert 8 < first["slow"].steps < 20
     assert first["slow"].work_reason.endswith("by what earlier runs measured of it")
@@ -131,15 +133,15 @@ def test_a_resumed_run_goes_by_what_the_journal_says(tmp_path):
     section = {"lr": 1.0, "steps": "auto"}
     bench = Bench(tmp_path, [timed("a", 0.1)], run={"rounds": 4}, local=section, cohort={"deadline_s": 60})
     rounds = iter(range(100))
-    bench.drive(stop=lambda: "service" if bench.events(ClientAsked)[1:] and next(rounds) > 3 else None)
-    assert len(asked(bench, "a")) < 4
+    bench.drive(stop=lambda: "service" if bench.events(ClientSelected)[1:] and next(rounds) > 3 else None)
+    assert len(assigned(bench, "a")) < 4
     bench.restart()
     assert bench.drive().status == "done"
-    assert asked(bench, "a")[0] == (8, 32)
-    assert set(asked(bench, "a")[1:]) == {(16, 32)}
+    assert assigned(bench, "a")[0] == (8, 32)
+    assert set(assigned(bench, "a")[1:]) == {(16, 32)}
 
 
 def test_a_plan_that_says_how_much_leaves_nothing_to_speed(tmp_path):
     bench = Bench(tmp_path, [scripted("a")], run={"rounds": 1})
     bench.drive()
-    assert [(event.steps, event.batch, event.work_reason) for event in bench.events(ClientAsked)] == [(0, 0, "")]
+    assert [(event.steps, event.batch, event.work_reason) for event in bench.events(ClientSelected)] == [(0, 0, "")]

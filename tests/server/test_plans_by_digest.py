@@ -12,17 +12,17 @@ import pytest
 from tests.support.server_bench import FAILS, Bench, ToldFleet, drive_through, killed, outcome, scripted, three
 from thinwire.core import RunPlan
 from thinwire.core.events import ClientFailed, Event, RoundClosed, RoundOpened, RunStatusChanged
-from thinwire.core.fleet import Envelope, Hello, NodeJoined
-from thinwire.core.types import Ask, Failure, ReplyHeader, UpdateId
-from thinwire.server.distribution import PlanCache
+from thinwire.core.fleet import ClientConnected, Envelope, Hello
+from thinwire.core.types import Assignment, Failure, ReplyHeader, UpdateId
+from thinwire.server.model_store import PlanCache, SentAssignments
 from thinwire.simulation import Script, ScriptedDevice, Turn
 
 
 def forgetful(name: str, rounds: set[int], after_s: float = 1.0) -> ScriptedDevice:
-    """Loses its plans at each of these rounds, the first time that it is asked."""
+    """Loses its plans at each of these rounds, the first time that it is selected."""
 
-    def script(ask: Ask) -> Turn:
-        if ask.round in rounds and ask.kind == "train" and isinstance(ask.plan, str):
+    def script(assignment: Assignment) -> Turn:
+        if assignment.round in rounds and assignment.kind == "train" and isinstance(assignment.plan, str):
             made.plans.clear()
         return Turn(compute_s=after_s)
 
@@ -33,7 +33,7 @@ def forgetful(name: str, rounds: set[int], after_s: float = 1.0) -> ScriptedDevi
 def carried(fleet: ToldFleet, device: str) -> list[tuple[str, int, str]]:
     """(kind, round, how the plan went) of everything that was sent to a device."""
     return [
-        (e.ask.kind, e.ask.round, "digest" if isinstance(e.ask.plan, str) else "whole")
+        (e.assignment.kind, e.assignment.round, "digest" if isinstance(e.assignment.plan, str) else "whole")
         for e in fleet.sent
         if e.device == device
     ]
@@ -49,7 +49,7 @@ def test_a_device_that_answered_with_the_whole_plan_is_sent_the_digest_only(tmp_
 
 
 def test_a_device_that_failed_may_not_have_kept_the_plan(tmp_path: Path) -> None:
-    fails = scripted("b", lambda ask: FAILS if ask.round == 1 else Turn())
+    fails = scripted("b", lambda assignment: FAILS if assignment.round == 1 else Turn())
     bench = Bench(tmp_path, [scripted("a"), fails], run={"rounds": 3})
     bench.drive()
     assert [how for kind, _, how in carried(bench.fleet, "b") if kind == "train"] == ["whole", "whole", "digest"]
@@ -66,14 +66,14 @@ def _digest(bench: Bench) -> str:
     return RunPlan.from_json(bench.store.run(bench.run_id).plan).digest
 
 
-def test_who_has_lost_the_plan_gets_it_with_the_same_ask_and_has_not_failed(tmp_path: Path) -> None:
+def test_who_has_lost_the_plan_gets_it_with_the_same_assignment_and_has_not_failed(tmp_path: Path) -> None:
     bench = Bench(tmp_path, [scripted("a"), forgetful("b", {2})], run={"rounds": 3})
     row = bench.drive()
     assert (row.status, bench.reasons()) == ("done", ["all"] * 3)
     assert bench.events(ClientFailed) == []
-    asks = [ask for ask in bench.asks("b") if ask.round == 2]
-    assert len({ask.ask_id for ask in asks}) == 1
-    first, again = asks
+    assignments = [assignment for assignment in bench.assignments("b") if assignment.round == 2]
+    assert len({assignment.assignment_id for assignment in assignments}) == 1
+    first, again = assignments
     assert isinstance(first.plan, str)
     assert again == replace(first, plan=again.plan)
     assert [how for kind, _, how in carried(bench.fleet, "b") if kind == "train"] == [
@@ -81,9 +81,9 @@ def test_who_has_lost_the_plan_gets_it_with_the_same_ask_and_has_not_failed(tmp_
     ]  # fmt: skip
 
 
-def test_who_asks_for_the_plan_again_and_again_gets_it_once_and_has_then_failed(tmp_path: Path) -> None:
+def test_who_requests_the_plan_again_and_again_gets_it_once_and_has_then_failed(tmp_path: Path) -> None:
     never = Turn(compute_s=0.0, failure=("need-plan", ""))
-    bench = Bench(tmp_path, [scripted("a"), scripted("b", lambda ask: never)], run={"rounds": 2})
+    bench = Bench(tmp_path, [scripted("a"), scripted("b", lambda assignment: never)], run={"rounds": 2})
     bench.fleet.devices["b"].plans = {_digest(bench)}
     bench.drive()
     assert bench.reasons() == ["enough"] * 2
@@ -92,29 +92,31 @@ def test_who_asks_for_the_plan_again_and_again_gets_it_once_and_has_then_failed(
 
 
 def test_another_process_holds_what_its_hello_says_and_no_more() -> None:
-    holders = PlanCache({"run": {}}, "d" * 64, 1)
+    holders = PlanCache({"run": {}}, "d" * 64)
+    sent = SentAssignments(1, holders)
     with_it, without = Hello("a", "p1", plans=("d" * 64,)), Hello("a", "p2")
     assert holders.plan_for("a", None) == holders.plan_for("a", without) == {"run": {}}
     assert holders.plan_for("a", with_it) == "d" * 64
-    ask = Ask("ask-1", "toy-1", "toy", "train", {"run": {}})
-    holders.asked([Envelope("a", ask)])
-    assert holders.take(ReplyHeader("ask-1", UpdateId("toy-1", "a", 1), 0, 1), anew=False) is None
+    assignment = Assignment("assignment-1", "toy-1", "toy", "train", {"run": {}})
+    sent.remember([Envelope("a", assignment)])
+    assert sent.take(ReplyHeader("assignment-1", UpdateId("toy-1", "a", 1), 0, 1), restarted=False) is None
     assert holders.plan_for("a", without) == "d" * 64
-    holders.take(NodeJoined("a", without), anew=False)  # the same process again: it has kept what it had
+    sent.take(ClientConnected("a", without), restarted=False)  # the same process again: it has kept what it had
     assert holders.plan_for("a", without) == "d" * 64
-    holders.take(NodeJoined("a", without), anew=True)
+    sent.take(ClientConnected("a", without), restarted=True)
     assert holders.plan_for("a", without) == {"run": {}}
 
 
-def test_only_the_device_that_was_asked_gets_the_plan_again() -> None:
-    holders = PlanCache({"run": {}}, "d" * 64, 1)
-    holders.asked([Envelope("a", Ask("ask-1", "toy-1", "toy", "train", "d" * 64))])
-    assert holders.take(Failure("need-plan", "", "ask-1", "b"), anew=False) is None
-    assert holders.take(Failure("need-plan", "", "ask-0", "a"), anew=False) is None
-    again = holders.take(Failure("need-plan", "", "ask-1", "a"), anew=False)
+def test_only_the_device_that_was_selected_gets_the_plan_again() -> None:
+    holders = PlanCache({"run": {}}, "d" * 64)
+    sent = SentAssignments(1, holders)
+    sent.remember([Envelope("a", Assignment("assignment-1", "toy-1", "toy", "train", "d" * 64))])
+    assert sent.take(Failure("need-plan", "", "assignment-1", "b"), restarted=False) is None
+    assert sent.take(Failure("need-plan", "", "assignment-0", "a"), restarted=False) is None
+    again = sent.take(Failure("need-plan", "", "assignment-1", "a"), restarted=False)
     assert again is not None
-    assert (again.device, again.ask.ask_id, again.ask.plan) == ("a", "ask-1", {"run": {}})
-    assert holders.take(Failure("need-plan", "", "ask-1", "a"), anew=False) is None
+    assert (again.device, again.assignment.assignment_id, again.assignment.plan) == ("a", "assignment-1", {"run": {}})
+    assert sent.take(Failure("need-plan", "", "assignment-1", "a"), restarted=False) is None
 
 
 def four_rounds(forgets: set[int], folder: Path) -> Bench:
@@ -133,30 +135,30 @@ def test_a_kill_at_any_commit_changes_nothing_where_plans_are_lost_and_sent_agai
 
 
 def declining(rule: str, again: str = "") -> Script:
-    return lambda ask: Turn(compute_s=0.0, failure=("declined", f"{rule}: so it is{again}"))
+    return lambda assignment: Turn(compute_s=0.0, failure=("declined", f"{rule}: so it is{again}"))
 
 
 def two_slow_and(third: Script) -> list[ScriptedDevice]:
     return [scripted("a", 50.0), scripted("b", 50.0), scripted("c", third)]
 
 
-def test_a_device_that_declined_is_not_asked_again_and_the_rule_stands_beside_it(tmp_path: Path) -> None:
+def test_a_device_that_declined_is_not_selected_again_and_the_rule_stands_beside_it(tmp_path: Path) -> None:
     bench = Bench(tmp_path, two_slow_and(declining("secure")), run={"rounds": 40}, cohort={"deadline_s": 60})
     bench.drive()
     assert bench.clock.now() > 1800
     assert [e.round for e in bench.events(ClientFailed)] == [1]
     opened = bench.events(RoundOpened)
     assert {e.reasons.get("c") for e in opened[1:]} == {"declined: secure: so it is"}
-    assert all("c" not in e.asks for e in opened[1:])
+    assert all("c" not in e.assignments for e in opened[1:])
 
 
 @pytest.mark.parametrize("rule", ["hours", "rounds_a_day", "metered"])
 def test_a_reason_that_may_have_passed_is_tried_again_after_ten_minutes(tmp_path: Path, rule: str) -> None:
     bench = Bench(tmp_path, two_slow_and(declining(rule)), run={"rounds": 20}, cohort={"deadline_s": 60})
     bench.drive()
-    asked = [(e.round, e.elapsed_s) for e in bench.events(RoundOpened) if "c" in e.asks]
-    assert [number for number, _ in asked] == [1, 13]
-    assert asked[1][1] - asked[0][1] >= 600
+    assigned = [(e.round, e.elapsed_s) for e in bench.events(RoundOpened) if "c" in e.assignments]
+    assert [number for number, _ in assigned] == [1, 13]
+    assert assigned[1][1] - assigned[0][1] >= 600
 
 
 @pytest.mark.parametrize(("again_s", "left_alone_s"), [(7200, 7200), (1, 600), (999999, 90_000)])
@@ -175,7 +177,7 @@ def test_who_says_how_long_it_stays_so_is_left_alone_for_so_long(
     assert after_a_minute.startswith(f"{first}; start more clients")
 
 
-def test_a_hello_that_says_something_else_lets_a_device_be_asked_again(tmp_path: Path) -> None:
+def test_a_hello_that_says_something_else_lets_a_device_be_selected_again(tmp_path: Path) -> None:
     bench = Bench(tmp_path, three(declining("secure")), run={"rounds": 6}, cohort={"deadline_s": 60})
     same = {"link": {"rtt_s": 0.2}, "plans": ("x",)}
     said: dict[int, Any] = {2: same, 4: {**same, "versions": {"policy": "another"}}}  # at first it is what it was
@@ -185,5 +187,5 @@ def test_a_hello_that_says_something_else_lets_a_device_be_asked_again(tmp_path:
             bench.hears("c", **said[event.round])
 
     bench.drive(on_event=comes_back)
-    assert [e.round for e in bench.events(RoundOpened) if "c" in e.asks] == [1, 5]
+    assert [e.round for e in bench.events(RoundOpened) if "c" in e.assignments] == [1, 5]
     assert len(bench.events(RoundClosed)) == 6

@@ -1,4 +1,4 @@
-"""What a plan requires of a device: who lacks it or does not say is not asked, with the reason."""
+"""What a plan requires of a device: who lacks it or does not say is not selected, with the reason."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.server_bench import Bench, scripted
 from thinwire.core import RunPlan
 from thinwire.core.errors import PlanError
 from thinwire.core.events import RoundOpened
-from thinwire.core.fleet import Hello, NodeJoined
+from thinwire.core.fleet import ClientConnected, Hello
 from thinwire.core.plan_schema import Requires
 from thinwire.core.types import GIB, Equipment
 from thinwire.server.policy.eligibility import ConnectedDevices, lacking
@@ -40,7 +40,7 @@ def test_what_a_device_does_not_say_it_does_not_have(has, lacks):
     assert lacking(Requires(), has) == ""
 
 
-def test_who_lacks_it_is_not_asked_and_the_reason_stands_in_the_round(tmp_path):
+def test_who_lacks_it_is_not_selected_and_the_reason_stands_in_the_round(tmp_path):
     cohort = {"wait_for": 1, "requires": {"mains": True}}
     bench = Bench(tmp_path, [scripted(name) for name in "abc"], run={"rounds": 1}, cohort=cohort)
     bench.fleet.poll(0.0)
@@ -48,7 +48,7 @@ def test_who_lacks_it_is_not_asked_and_the_reason_stands_in_the_round(tmp_path):
         bench.hears(name, has=has)
     assert bench.drive().status == "done"
     (opened,) = bench.events(RoundOpened)
-    assert list(opened.asks) == ["c"]
+    assert list(opened.assignments) == ["c"]
     assert opened.reasons == {
         "a": "lacks mains power (it runs on a battery)", "b": "lacks mains power (it does not say)",
     }  # fmt: skip
@@ -71,9 +71,9 @@ def test_a_number_of_cores_that_cannot_be_is_refused(cores):
         RunPlan.from_json({"run": {"task": "toy"}, "local": {"lr": 1.0}, "cohort": {"requires": {"cores": cores}}})
 
 
-def test_memory_that_comes_and_goes_lets_nobody_in_who_was_shut_out_for_what_it_is():
+def test_memory_that_comes_and_goes_lets_nobody_in_who_was_revoked_for_what_it_is():
     presence = ConnectedDevices()
-    assert presence.take(NodeJoined("a", Hello("a", "p", has=RICH)))
-    assert not presence.take(NodeJoined("a", Hello("a", "p", has=replace(RICH, free_bytes=7))))
+    assert presence.take(ClientConnected("a", Hello("a", "p", has=RICH)))
+    assert not presence.take(ClientConnected("a", Hello("a", "p", has=replace(RICH, free_bytes=7))))
     assert presence.hellos["a"].has.free_bytes == 7
-    assert presence.take(NodeJoined("a", Hello("a", "p", has=replace(RICH, metered=True))))
+    assert presence.take(ClientConnected("a", Hello("a", "p", has=replace(RICH, metered=True))))

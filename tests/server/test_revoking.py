@@ -1,4 +1,6 @@
-"""A device is shut out in the middle of a round: its ask is refused, what is folded stays, what is not is dropped."""
+"""A device is revoked in the middle of a round: its assignment is refused, what is aggregated stays, what is not is
+dropped.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,10 @@ import pytest
 
 from tests.support.crashes import Killed
 from tests.support.server_bench import SILENT, Bench, killing, scripted
-from thinwire.core.events import ClientFailed, Event, RoundClosed, UpdateAccepted, UpdateDropped, UpdateFolded
+from thinwire.core.events import ClientFailed, Event, RoundClosed, UpdateAccepted, UpdateAggregated, UpdateDropped
 from thinwire.core.types import UpdateId
 from thinwire.server import round_runner
-from thinwire.server.aggregator import FoldQueue
+from thinwire.server.aggregator import AggregationQueue
 from thinwire.server.context import RETURN_S
 from thinwire.server.service import CommandQueue, RecordingFleet
 from thinwire.simulation import Script, Turn
@@ -22,9 +24,9 @@ from thinwire.store import RunRow
 
 def hold_up(monkeypatch: pytest.MonkeyPatch, held: Callable[[UpdateId], bool], then: Callable[[], None]) -> None:
     """The fold of such an update never starts; `then` is done instead."""
-    begin = FoldQueue.begin
+    begin = AggregationQueue.begin
 
-    def stuck(self: FoldQueue, update_id: UpdateId, fold: Callable[[], None]) -> None:
+    def stuck(self: AggregationQueue, update_id: UpdateId, fold: Callable[[], None]) -> None:
         if held(update_id):
             self._of[update_id] = Future()
             self._begun.append(self._of[update_id])
@@ -32,8 +34,8 @@ def hold_up(monkeypatch: pytest.MonkeyPatch, held: Callable[[UpdateId], bool], t
         else:
             begin(self, update_id, fold)
 
-    monkeypatch.setattr(round_runner, "FOLD_WAIT_S", 0.0)
-    monkeypatch.setattr(FoldQueue, "begin", stuck)
+    monkeypatch.setattr(round_runner, "AGGREGATION_WAIT_S", 0.0)
+    monkeypatch.setattr(AggregationQueue, "begin", stuck)
 
 
 @pytest.fixture(autouse=True)
@@ -53,10 +55,12 @@ class Revoking(Bench):
 
     def revoke(self, device: str) -> None:
         self.store.roster.revoke(device)
-        self.order = self.store.order("revoke", args={"device": device})
+        self.order = self.store.commands.add("revoke", args={"device": device})
 
     def go(self, on_event: Callable[[Event], None] = lambda event: None) -> RunRow:
-        fleet, self.fleet = self.fleet, RecordingFleet(self.fleet, self.store, self.clock, CommandQueue(self.store))  # type: ignore[assignment]  # what the service does
+        orders = CommandQueue(self.store.commands)
+        fleet = self.fleet
+        self.fleet = RecordingFleet(fleet, self.store, self.clock, orders)  # type: ignore[assignment]  # as the service
         try:
             return self.drive(on_event=on_event)
         finally:
@@ -75,39 +79,39 @@ class Revoking(Bench):
         return on_event
 
 
-def test_the_open_ask_ends_refused_and_the_run_goes_on_without_it(tmp_path: Path) -> None:
-    bench = Revoking(tmp_path, lambda ask: SILENT if ask.round == 2 else Turn())
+def test_the_open_assignment_ends_refused_and_the_run_goes_on_without_it(tmp_path: Path) -> None:
+    bench = Revoking(tmp_path, lambda assignment: SILENT if assignment.round == 2 else Turn())
     heard = bench.once(lambda e: isinstance(e, UpdateAccepted) and e.round == 2, lambda: bench.revoke("c"))
     row = bench.go(heard)
     assert (row.status, bench.reasons()) == ("done", ["all", "enough", "all"])
     lost = [(e.round, e.device, e.kind, e.text) for e in bench.events(ClientFailed)]
     assert lost == [(2, "c", "refused", "revoked")]
-    assert bench.store.result(bench.order) == {"done": True, "rounds": {bench.run_id: [1]}}
+    assert bench.store.commands.result(bench.order) == {"done": True, "rounds": {bench.run_id: [1]}}
     assert bench.clock.now() < 30, "nobody waited for the deadline"
 
 
-def test_what_is_folded_stays_and_the_order_says_in_which_rounds(tmp_path: Path) -> None:
+def test_what_is_aggregated_stays_and_the_order_says_in_which_rounds(tmp_path: Path) -> None:
     bench = Revoking(tmp_path)
     heard = bench.once(
         lambda e: isinstance(e, UpdateAccepted) and e.round == 2 and e.device == "b", lambda: bench.revoke("c")
     )
     bench.go(heard)
-    folded = [update for e in bench.events(RoundClosed) for update in e.folded if "/c/" in update]
-    assert len(folded) == 2
-    assert bench.store.result(bench.order) == {"done": True, "rounds": {bench.run_id: [1, 2]}}
+    aggregated = [update for e in bench.events(RoundClosed) for update in e.aggregated if "/c/" in update]
+    assert len(aggregated) == 2
+    assert bench.store.commands.result(bench.order) == {"done": True, "rounds": {bench.run_id: [1, 2]}}
 
 
-def test_what_came_and_is_not_folded_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_came_and_is_not_aggregated_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fold is held up until the order was given."""
     bench = Revoking(tmp_path)
     hold_up(monkeypatch, lambda u: (u.device, u.sequence) == ("c", 2), lambda: bench.revoke("c"))
     row = bench.go()
     assert row.status == "done"
     assert [(e.round, e.device, e.reason) for e in bench.events(UpdateDropped)] == [(2, "c", "revoked")]
-    assert bench.store.result(bench.order) == {"done": True, "rounds": {bench.run_id: [1]}}
+    assert bench.store.commands.result(bench.order) == {"done": True, "rounds": {bench.run_id: [1]}}
 
 
-def test_a_device_revoked_while_the_aggregator_was_down_is_out_before_its_answer_is_folded(tmp_path: Path) -> None:
+def test_a_device_revoked_while_the_aggregator_was_down_is_out_before_its_answer_is_aggregated(tmp_path: Path) -> None:
     bench = Revoking(tmp_path)
     with pytest.raises(Killed):
         bench.go(killing(lambda e: isinstance(e, UpdateAccepted) and e.round == 2 and e.device == "c"))
@@ -116,8 +120,8 @@ def test_a_device_revoked_while_the_aggregator_was_down_is_out_before_its_answer
     row = bench.go()
     assert row.status == "done"
     assert [(e.round, e.device, e.reason) for e in bench.events(UpdateDropped)] == [(2, "c", "revoked")]
-    assert not [u for e in bench.events(RoundClosed) if e.round > 1 for u in e.folded if "/c/" in u]
-    assert not [head for head in bench.fleet.spool.heads() if head.update_id.device == "c"]
+    assert not [u for e in bench.events(RoundClosed) if e.round > 1 for u in e.aggregated if "/c/" in u]
+    assert not [header for header in bench.fleet.spool.headers() if header.update_id.device == "c"]
 
 
 def test_what_was_dropped_stays_so_where_its_device_is_approved_again_while_the_aggregator_is_down(
@@ -133,7 +137,7 @@ def test_what_was_dropped_stays_so_where_its_device_is_approved_again_while_the_
     (dropped,) = bench.events(UpdateDropped)
     assert (dropped.update_id, dropped.reason) == ("toy-1/c/2", "revoked")
     closed = bench.events(RoundClosed)[1]
-    assert (closed.folded, closed.dropped) == (["toy-1/a/2", "toy-1/b/2"], ["toy-1/c/2"])
+    assert (closed.aggregated, closed.dropped) == (["toy-1/a/2", "toy-1/b/2"], ["toy-1/c/2"])
 
 
 def test_nobody_waits_for_a_device_to_come_back_that_was_revoked_while_the_aggregator_was_down(tmp_path: Path) -> None:
@@ -149,11 +153,11 @@ def test_nobody_waits_for_a_device_to_come_back_that_was_revoked_while_the_aggre
     assert bench.clock.now() - began < RETURN_S
 
 
-def test_what_was_recorded_as_folded_before_a_kill_stays_after_it(tmp_path: Path) -> None:
+def test_what_was_recorded_as_aggregated_before_a_kill_stays_after_it(tmp_path: Path) -> None:
     bench = Revoking(tmp_path)
 
     def on_event(event: Event) -> None:
-        if isinstance(event, UpdateFolded) and event.round == 2 and event.update_id.split("/")[1] == "c":
+        if isinstance(event, UpdateAggregated) and event.round == 2 and event.update_id.split("/")[1] == "c":
             bench.store.roster.revoke("c")
             raise Killed
 
@@ -161,5 +165,5 @@ def test_what_was_recorded_as_folded_before_a_kill_stays_after_it(tmp_path: Path
         bench.go(on_event)
     bench.restart()
     assert bench.go().status == "done"
-    folded = {e.round: [u for u in e.folded if "/c/" in u] for e in bench.events(RoundClosed)}
-    assert [len(folded[number]) for number in (1, 2, 3)] == [1, 1, 0]
+    aggregated = {e.round: [u for u in e.aggregated if "/c/" in u] for e in bench.events(RoundClosed)}
+    assert [len(aggregated[number]) for number in (1, 2, 3)] == [1, 1, 0]

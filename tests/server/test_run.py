@@ -1,4 +1,4 @@
-"""A whole run against scripted devices: what it asks, why rounds close, and that a kill anywhere changes nothing."""
+"""A whole run against scripted devices: what it selects, why rounds close, and that a kill anywhere changes nothing."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.crashes import Killed
+from tests.support.faulty_fleet import FaultyTurn
 from tests.support.server_bench import (
     FAILS,
     SILENT,
@@ -30,11 +31,11 @@ from thinwire.core.events import (
     RoundOpened,
     RunStatusChanged,
     UpdateAccepted,
+    UpdateAggregated,
     UpdateDropped,
-    UpdateFolded,
 )
 from thinwire.core.fleet import Delivery
-from thinwire.core.types import Ask, ReplyHeader
+from thinwire.core.types import Assignment, ReplyHeader
 from thinwire.simulation import Script, ScriptedDevice, SyntheticUpdates, Turn
 from thinwire.simulation.scripted_device import Answer
 
@@ -45,31 +46,33 @@ def test_a_run_makes_its_rounds_and_measures_every_version(tmp_path: Path) -> No
     assert (row.status, row.version, row.exit_code) == ("done", 4, 0)
     assert bench.reasons() == ["all"] * 4
     assert [r.metrics["loss"] for r in bench.store.rounds(bench.run_id)] == [1.0, 2.0, 3.0, 4.0]
-    assert bench.fleet.spool.heads() == [], "everything was acked"
+    assert bench.fleet.spool.headers() == [], "everything was acked"
     assert (bench.home.run(bench.run_id) / "v000004.model").exists()
 
 
-def test_the_first_ask_carries_the_model_and_later_ones_the_verdicts(tmp_path: Path) -> None:
+def test_the_first_assignment_carries_the_model_and_later_ones_the_outcomes(tmp_path: Path) -> None:
     bench = Bench(tmp_path, [scripted("a")], run={"rounds": 2})
     bench.drive()
-    first, second, last, stop = (envelope.ask for envelope in bench.fleet.sent)
-    assert (first.kind, first.base_version, len(first.parts), first.verdicts) == ("train", 0, 1, ())
-    assert [(str(v.update_id), v.outcome, v.version) for v in second.verdicts] == [(f"{bench.run_id}/a/1", "folded", 1)]
+    first, second, last, stop = (envelope.assignment for envelope in bench.fleet.sent)
+    assert (first.kind, first.base_version, len(first.parts), first.outcomes) == ("train", 0, 1, ())
+    assert [(str(v.update_id), v.outcome, v.version) for v in second.outcomes] == [
+        (f"{bench.run_id}/a/1", "aggregated", 1)
+    ]
     assert (last.kind, last.base_version) == ("evaluate", 2)
-    assert (stop.kind, len(stop.verdicts)) == ("stop", 2)
+    assert (stop.kind, len(stop.outcomes)) == ("stop", 2)
 
 
-def slow_once(ask: Ask) -> Turn:
-    return Turn(compute_s=25.0 if ask.round == 1 else 1.0)
+def slow_once(assignment: Assignment) -> Turn:
+    return Turn(compute_s=25.0 if assignment.round == 1 else 1.0)
 
 
-def test_a_straggler_is_folded_into_the_next_round(tmp_path: Path) -> None:
+def test_a_straggler_is_aggregated_into_the_next_round(tmp_path: Path) -> None:
     devices = [scripted("a", 20.0), *three(slow_once)[1:]]
     bench = Bench(tmp_path, devices, run={"rounds": 3}, cohort={"deadline_s": 22})
     bench.drive()
     assert bench.reasons()[0] == "deadline"
     late = [event for event in bench.events(UpdateAccepted) if event.late]
-    assert [(e.device, e.asked_round, e.round, e.staleness) for e in late] == [("c", 1, 2, 1)]
+    assert [(e.device, e.assignment_round, e.round, e.staleness) for e in late] == [("c", 1, 2, 1)]
     assert late[0].discount == pytest.approx(2**-0.5)
 
 
@@ -78,26 +81,28 @@ def test_a_straggler_is_dropped_and_told_so_where_the_plan_says_drop(tmp_path: P
     bench = Bench(tmp_path, devices, run={"rounds": 3}, cohort={"deadline_s": 22, "late": "drop"})
     bench.drive()
     assert [(e.device, e.reason) for e in bench.events(UpdateDropped)] == [("c", "late")]
-    told = [v for e in bench.fleet.sent if e.device == "c" for v in e.ask.verdicts]
+    told = [v for e in bench.fleet.sent if e.device == "c" for v in e.assignment.outcomes]
     assert {v.outcome for v in told if v.update_id.sequence == 1} == {"dropped"}
 
 
 def test_a_silent_device_costs_one_deadline_and_is_then_passed_over(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, three(lambda ask: SILENT), run={"rounds": 4}, cohort={"deadline_s": 30})
+    bench = Bench(tmp_path, three(lambda assignment: SILENT), run={"rounds": 4}, cohort={"deadline_s": 30})
     bench.drive()
     assert bench.reasons() == ["deadline", "all", "all", "all"]
     assert bench.events(RoundOpened)[1].reasons == {"c": "busy with round 1"}
 
 
-def test_a_silent_device_is_given_up_after_max_staleness_rounds_and_asked_again(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, three(lambda ask: SILENT), run={"rounds": 6}, cohort={"deadline_s": 30, "max_staleness": 2})
+def test_a_silent_device_is_given_up_after_max_staleness_rounds_and_selected_again(tmp_path: Path) -> None:
+    bench = Bench(
+        tmp_path, three(lambda assignment: SILENT), run={"rounds": 6}, cohort={"deadline_s": 30, "max_staleness": 2}
+    )
     bench.drive()
     assert bench.reasons() == ["deadline", "all", "all", "deadline", "all", "all"]
     assert [(e.device, e.kind) for e in bench.events(ClientFailed)] == [("c", "stale"), ("c", "over")]
 
 
 def test_a_device_that_leaves_does_not_hold_up_the_round(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, three(lambda ask: SILENT), run={"rounds": 1}, cohort={"deadline_s": 1000})
+    bench = Bench(tmp_path, three(lambda assignment: SILENT), run={"rounds": 1}, cohort={"deadline_s": 1000})
     bench.fleet.die("c", after_s=3.0)
     row = bench.drive()
     assert bench.reasons() == ["enough"]
@@ -105,8 +110,8 @@ def test_a_device_that_leaves_does_not_hold_up_the_round(tmp_path: Path) -> None
     assert bench.clock.now() < 20
 
 
-def test_a_failing_task_is_recorded_and_asked_again(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, three(lambda ask: FAILS), run={"rounds": 2})
+def test_a_failing_task_is_recorded_and_selected_again(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, three(lambda assignment: FAILS), run={"rounds": 2})
     bench.drive()
     assert bench.reasons() == ["enough", "enough"]
     assert [(e.round, e.device, e.kind) for e in bench.events(ClientFailed)] == [
@@ -115,16 +120,16 @@ def test_a_failing_task_is_recorded_and_asked_again(tmp_path: Path) -> None:
     ]
 
 
-def test_a_device_with_another_model_is_not_asked_again(tmp_path: Path) -> None:
+def test_a_device_with_another_model_is_not_selected_again(tmp_path: Path) -> None:
     other = Turn(failure=("layout-mismatch", "w is 3x2"))
-    bench = Bench(tmp_path, three(lambda ask: other), run={"rounds": 2})
+    bench = Bench(tmp_path, three(lambda assignment: other), run={"rounds": 2})
     bench.drive()
     assert bench.reasons() == ["enough", "all"]
     assert bench.events(RoundOpened)[1].reasons == {"c": "layout-mismatch: w is 3x2"}
 
 
 def test_too_few_replies_fail_the_run_after_the_retries(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, [scripted("a", lambda ask: FAILS)], run={"rounds": 5}, cohort={"retry_limit": 2})
+    bench = Bench(tmp_path, [scripted("a", lambda assignment: FAILS)], run={"rounds": 5}, cohort={"retry_limit": 2})
     row = bench.drive()
     assert (row.status, row.exit_code, row.version) == ("failed", 6, 0)
     assert bench.reasons() == ["too-few"] * 3
@@ -153,7 +158,7 @@ class MeasuresTwo(SyntheticUpdates):
     def answer(self, delivery: Delivery, turn: Turn) -> Answer:
         found, body = super().answer(delivery, turn)
         assert isinstance(found, ReplyHeader)
-        version = delivery.ask.base_version
+        version = delivery.assignment.base_version
         measured = {"eval/loss": (1.0 + version, 1.0), "eval/accuracy": (0.95 if version == 2 else 0.1, 1.0)}
         return replace(found, metrics={**found.metrics, **measured}), body
 
@@ -205,21 +210,21 @@ def test_a_run_whose_plan_ends_its_waiting_is_not_told_how_to(tmp_path: Path) ->
     assert not [said for said in bench.events(RunStatusChanged) if "runs stop" in said.text]
 
 
-def test_a_payload_that_cannot_be_read_is_dropped_and_the_run_goes_on(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, three(lambda ask: Turn(garbage=True)), run={"rounds": 2})
+def test_a_payload_that_is_not_readable_is_dropped_and_the_run_goes_on(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, three(lambda assignment: FaultyTurn(garbage=True)), run={"rounds": 2})
     row = bench.drive()
     assert row.status == "done"
     assert {(e.device, e.reason.split(":")[0]) for e in bench.events(UpdateDropped)} == {("c", "bad-payload")}
 
 
-def steady(ask: Ask) -> Turn:
+def steady(assignment: Assignment) -> Turn:
     """Failures and answers of different speed, but nobody misses a deadline: only then is the order of all given."""
-    return FAILS if ask.round == 3 else Turn(compute_s=float(ask.round))
+    return FAILS if assignment.round == 3 else Turn(compute_s=float(assignment.round))
 
 
-def straggling(ask: Ask) -> Turn:
-    """Late in one round, silent in another: a resumed round has open asks, late answers and a deadline."""
-    return {2: Turn(compute_s=40.0), 4: SILENT}.get(ask.round, Turn())
+def straggling(assignment: Assignment) -> Turn:
+    """Late in one round, silent in another: a resumed round has open assignments, late answers and a deadline."""
+    return {2: Turn(compute_s=40.0), 4: SILENT}.get(assignment.round, Turn())
 
 
 def five_rounds(third: Script, folder: Path) -> Bench:
@@ -241,12 +246,12 @@ def test_a_kill_at_any_commit_folds_nothing_twice_and_loses_nothing(tmp_path: Pa
         assert bench.store.run(bench.run_id).status == "done"
         assert bench.store.run(bench.run_id).version == 5
         accepted = [e.update_id for e in bench.events(UpdateAccepted)]
-        folded = [update_id for e in bench.events(RoundClosed) for update_id in e.folded]
+        aggregated = [update_id for e in bench.events(RoundClosed) for update_id in e.aggregated]
         assert len(accepted) == len(set(accepted))
-        assert sorted(folded) == sorted(accepted), where
+        assert sorted(aggregated) == sorted(accepted), where
 
 
 def test_folds_are_reported(tmp_path: Path) -> None:
     bench = Bench(tmp_path, three(), run={"rounds": 1})
     bench.drive()
-    assert len(bench.events(UpdateFolded)) == 3
+    assert len(bench.events(UpdateAggregated)) == 3

@@ -1,4 +1,4 @@
-"""The laws of whole runs: where devices fill a buffer, stop training in time, or are asked down a ladder."""
+"""The laws of whole runs: where devices fill a buffer, stop training in time, or are selected down a ladder."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ class Stopping(SyntheticUpdates):
     """Stops training when sending would no longer fit into its deadline, but not before the fewest steps."""
 
     least: int = 1
-    made: dict[str, int] = field(default_factory=dict)  # ask_id -> steps
+    made: dict[str, int] = field(default_factory=dict)  # assignment_id -> steps
 
     def begin(self, delivery: Delivery, turn: Turn) -> Turn:
-        ask, step_s = delivery.ask, turn.compute_s / STEPS
-        left_s = 0.9 * ask.deadline_s - turn.download_s - turn.sending_s(0)
+        assignment, step_s = delivery.assignment, turn.compute_s / STEPS
+        left_s = 0.9 * assignment.deadline_s - turn.download_s - turn.sending_s(0)
         fit = STEPS if step_s * STEPS <= left_s else int(left_s / step_s)
-        self.made[ask.ask_id] = steps = max(self.least, fit)
+        self.made[assignment.assignment_id] = steps = max(self.least, fit)
         return replace(turn, compute_s=steps * step_s)
 
     def answer(self, delivery: Delivery, turn: Turn) -> Answer:
-        head, body = super().answer(delivery, turn)
-        assert isinstance(head, ReplyHeader)
-        steps = self.made[delivery.ask.ask_id]
-        return replace(head, steps=steps, a=float(steps), examples=self.examples * steps), body
+        header, body = super().answer(delivery, turn)
+        assert isinstance(header, ReplyHeader)
+        steps = self.made[delivery.assignment.assignment_id]
+        return replace(header, steps=steps, a=float(steps), examples=self.examples * steps), body
 
 
 def plan_of(draw: st.DrawFn, local: dict[str, Any], uplink: dict[str, Any], **cohort: Any) -> RunPlan:
     given = {
-        "wait_for": 2, "wait_s": 100.0, "min_replies": draw(st.sampled_from([0.5, 1, 2])), "deadline_s": DEADLINE_S,
+        "wait_for": 2, "wait_s": 100.0, "min_updates": draw(st.sampled_from([0.5, 1, 2])), "deadline_s": DEADLINE_S,
         "max_staleness": draw(st.integers(1, 3)), "retry_limit": 3, **cohort,
     }  # fmt: skip
     run = {"task": "toy", "rounds": ROUNDS, "seed": draw(st.integers(0, 9))}
@@ -61,14 +61,14 @@ def plan_of(draw: st.DrawFn, local: dict[str, Any], uplink: dict[str, Any], **co
 @st.composite
 def buffered(draw: st.DrawFn) -> Story:
     places, buffer = draw(st.sampled_from([0, 0, 1, 2, 3])), draw(st.integers(1, 4))
-    cohort = {"mode": "buffered", "buffer": buffer, "max_concurrency": places, "min_replies": 1}
+    cohort = {"mode": "buffered", "buffer": buffer, "max_concurrency": places, "min_updates": 1}
     return drawn(draw, plan_of(draw, {}, {"codec": "identity"}, **cohort))
 
 
 @st.composite
 def partial_work(draw: st.DrawFn) -> Story:
     local = {"steps": STEPS, "partial": True, "min_steps": draw(st.integers(1, STEPS))}
-    late = draw(st.sampled_from(["fold", "drop"]))
+    late = draw(st.sampled_from(["aggregate", "drop"]))
     plan = plan_of(draw, local, {"codec": "identity"}, late=late)
     return drawn(draw, plan, work=partial(Stopping, least=plan.local.min_steps))
 
@@ -94,12 +94,12 @@ def test_buffers_hold_each_answer_once_and_wait_for_nobody(story: Story) -> None
 def test_rounds_of_devices_that_stop_early_weigh_the_steps_that_were_made(story: Story) -> None:
     made = tell(story)
     a_round_closes_as_soon_as_nobody_can_answer(made)
-    assert all(story.plan.local.min_steps <= e.head["steps"] <= STEPS for e in made.of(UpdateAccepted))
+    assert all(story.plan.local.min_steps <= e.header["steps"] <= STEPS for e in made.of(UpdateAccepted))
 
 
 @settings(whole_runs, max_examples=EXAMPLES)
 @given(down_a_ladder())
-def test_rounds_in_which_each_is_asked_in_its_own_codec_are_folded_by_it(story: Story) -> None:
+def test_rounds_in_which_each_is_selected_in_its_own_codec_are_aggregated_by_it(story: Story) -> None:
     made = tell(story)
     a_round_closes_as_soon_as_nobody_can_answer(made)
     assert {codec for e in made.of(RoundOpened) for codec in e.codecs.values()} <= set(LADDER)

@@ -19,10 +19,10 @@ def stories(draw: st.DrawFn) -> Story:
         "selection": "uniform" if clients == "all" else draw(st.sampled_from(["uniform", "speed", "link"])),
         "wait_for": 2,
         "wait_s": 100.0,
-        "min_replies": draw(st.sampled_from([0.5, 1, 1, 2])),
+        "min_updates": draw(st.sampled_from([0.5, 1, 1, 2])),
         "over_select": 0.0 if most or clients == "all" else draw(st.sampled_from([0.0, 0.5])),
         "deadline_s": DEADLINE_S,
-        "late": draw(st.sampled_from(["fold", "drop"])),
+        "late": draw(st.sampled_from(["aggregate", "drop"])),
         "max_staleness": draw(st.integers(1, 3)),
         "retry_limit": 3,
     }

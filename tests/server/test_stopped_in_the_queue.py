@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.server.test_farewells import serves
+from tests.server.test_run_notices import serves
 from tests.support.server_bench import LAYOUT, REPORT, Bench, three
 from thinwire.core import RunPlan
 from thinwire.core.events import Event, RoundClosed, RoundOpened, RunStatusChanged
@@ -20,7 +20,7 @@ def test_a_queued_run_is_stopped_while_another_one_goes_on(tmp_path: Path) -> No
         submit(bench.store, bench.home, plan, LAYOUT, np.zeros(LAYOUT.size, np.float32), nothing, {}, REPORT)
         for _ in range(2)
     )
-    bench.store.order("stop-run", second)
+    bench.store.commands.add("stop-run", second)
     meanwhile = list[str]()
 
     def look(event: Event) -> bool:
@@ -35,6 +35,6 @@ def test_a_queued_run_is_stopped_while_another_one_goes_on(tmp_path: Path) -> No
     last = events[-1]
     assert isinstance(last, RunStatusChanged)
     assert (last.status, last.text, last.exit_code) == ("stopped", "stopped by a person before it began", 10)
-    assert not bench.store.pending_orders()
+    assert not bench.store.commands.pending()
     assert len(bench.events(RoundClosed)) == 5
     assert bench.store.run(third).status == "done"

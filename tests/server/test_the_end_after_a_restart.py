@@ -21,7 +21,7 @@ from tests.support.server_bench import (
 )
 from tests.support.server_bench import change as made_up_change
 from thinwire.core.events import Evaluated, Event, RoundClosed
-from thinwire.core.types import Ask, Vector
+from thinwire.core.types import Assignment, Vector
 from thinwire.server.context import RETURN_S, StopOrder
 from thinwire.simulation import ScriptedDevice, SyntheticUpdates, Turn
 
@@ -33,7 +33,7 @@ def measured(bench: Bench) -> list[tuple[int, dict[str, float], int, tuple[int, 
 
 def stops(bench: Bench) -> list[int]:
     """How many each device was sent."""
-    return [len(bench.asks(name, "stop")) for name in bench.fleet.devices]
+    return [len(bench.assignments(name, "stop")) for name in bench.fleet.devices]
 
 
 def two_rounds(folder: Path) -> Bench:
@@ -86,11 +86,11 @@ def two_that_differ(folder: Path) -> Bench:
     """Of the second, five seconds slower, the model misses the target by far."""
 
     def device(name: str, seconds: float, loss: float) -> ScriptedDevice:
-        def changed(ask: Ask) -> Vector:
-            return made_up_change(name, ask)
+        def changed(assignment: Assignment) -> Vector:
+            return made_up_change(name, assignment)
 
         return ScriptedDevice(
-            name, SyntheticUpdates(name, LAYOUT, changed, steps=5, loss=lambda ask: loss), every(seconds)
+            name, SyntheticUpdates(name, LAYOUT, changed, steps=5, loss=lambda assignment: loss), every(seconds)
         )
 
     target = {"metric": "loss", "value": 1.0}
@@ -127,12 +127,12 @@ def test_a_part_of_the_devices_is_not_taken_for_all(tmp_path: Path, at: float, h
     again.restart()
     assert again.drive().status_text == status
     assert (measured(again), outcome(again)) == (measured(whole), outcome(whole))
-    assert stops(again) == [1, 1] and not again.fleet.spool.heads()
+    assert stops(again) == [1, 1] and not again.fleet.spool.headers()
 
 
 def test_a_run_that_fails_as_soon_as_it_goes_on_tells_its_devices(tmp_path: Path) -> None:
     cohort = {"retry_limit": 0}
-    bench = Bench(tmp_path, [scripted("a", lambda ask: FAILS)], run={"rounds": 5}, cohort=cohort)
+    bench = Bench(tmp_path, [scripted("a", lambda assignment: FAILS)], run={"rounds": 5}, cohort=cohort)
     with pytest.raises(Killed):
         bench.drive(on_event=killing(lambda event: isinstance(event, RoundClosed)))
     bench.restart()
@@ -141,7 +141,7 @@ def test_a_run_that_fails_as_soon_as_it_goes_on_tells_its_devices(tmp_path: Path
 
 
 def test_a_run_that_is_stopped_as_soon_as_it_goes_on_tells_its_devices(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, three(lambda ask: Turn()), run={"rounds": 5})
+    bench = Bench(tmp_path, three(lambda assignment: Turn()), run={"rounds": 5})
     with pytest.raises(Killed):
         bench.drive(on_event=killing(lambda event: isinstance(event, RoundClosed)))
     bench.restart()
@@ -157,4 +157,4 @@ def test_a_run_that_is_stopped_while_it_waits_for_devices_to_come_back_measures_
     began, before = bench.clock.now(), measured(bench)
     row = bench.drive(stop=lambda: "run" if bench.clock.now() > began + 5.0 else None)
     assert (row.status, row.status_text) == ("stopped", "stopped by a person after 2 of 2 rounds")
-    assert measured(bench) == before and not any(bench.asks(name, "evaluate") for name in "abc")
+    assert measured(bench) == before and not any(bench.assignments(name, "evaluate") for name in "abc")

@@ -7,8 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from thinwire.compression import parse
-from thinwire.compression.native import threads
+from thinwire.compression import native, parse
 from thinwire.core import Key, Layout, RunPlan
 from thinwire.core.types import Part, ReplyHeader, UpdateId
 from thinwire.server.aggregator import RoundAggregator
@@ -20,16 +19,16 @@ LAYOUT = Layout.of({"w": (40_000,)})
 def parted(monkeypatch) -> list[int]:
     """Small parts are worth a thread too; how many there were of each call."""
     seen = list[int]()
-    each_of = threads.each_of
+    each_of = native.each_of
 
     def counted(pieces, work):
         seen.append(len(pieces))
         return each_of(pieces, work)
 
-    monkeypatch.delenv(threads.VARIABLE, raising=False)
-    monkeypatch.setattr(threads, "LEAST", 8192)
-    monkeypatch.setattr(threads, "GRAIN", 4096)
-    monkeypatch.setattr(threads, "each_of", counted)
+    monkeypatch.delenv(native.THREADS_VARIABLE, raising=False)
+    monkeypatch.setattr(native, "LEAST", 8192)
+    monkeypatch.setattr(native, "GRAIN", 4096)
+    monkeypatch.setattr(native, "each_of", counted)
     return seen
 
 
@@ -45,7 +44,7 @@ def test_the_server_folds_on_as_many_threads_as_its_plan_says_and_to_the_same_bi
         parted.clear()
         for number, payload in enumerate(payloads):
             answer = ReplyHeader(
-                "ask", UpdateId("t-1", "a", number), 0, 9, 2, 2.0, parts=(Part("frame/0", len(payload), ""),)
+                "assignment", UpdateId("t-1", "a", number), 0, 9, 2, 2.0, parts=(Part("frame/0", len(payload), ""),)
             )
             fold.add(answer, partial(iter, [payload]), 1.0)
         change = fold.changes.close()

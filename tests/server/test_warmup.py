@@ -1,4 +1,6 @@
-"""Warm-up and dgc: each round asks in a codec of its own, and a late answer is read by that of its ask."""
+"""Warm-up and dgc: each round assignments in a codec of its own, and a late answer is read by that of its
+assignment.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ import pytest
 
 from tests.support.server_bench import Bench, scripted
 from thinwire.aggregation import codecs
-from thinwire.aggregation.plan_codecs import codec_of, encoder, milder
+from thinwire.aggregation.plan_codecs import codec_of, encoder, less_compressed
 from thinwire.core import Key, Layout, RunPlan
 from thinwire.core.errors import CodecError
 from thinwire.core.events import UpdateAccepted, UpdateDropped
@@ -20,28 +22,32 @@ DGC = '[run]\ntask = "d"\n[local]\nlr = 1\nsteps = {}\n{}\n[uplink]\ncodec = "{}
 WARM = {"rounds": 2, "ratios": [0.5, 0.25]}
 
 
-def test_each_round_asks_in_its_own_codec_and_then_in_the_plans(tmp_path):
+def test_each_round_assignments_in_its_own_codec_and_then_in_the_plans(tmp_path):
     uplink = {"codec": "topk(0.1) > int8", "warmup": WARM}
     bench = Bench(tmp_path, [scripted("a")], run={"rounds": 3}, uplink=uplink)
     assert bench.drive().status == "done"
-    assert [ask.codec for ask in bench.asks("a")] == ["topk(0.5) > int8", "topk(0.25) > int8", "topk(0.1) > int8"]
+    assert [assignment.codec for assignment in bench.assignments("a")] == [
+        "topk(0.5) > int8",
+        "topk(0.25) > int8",
+        "topk(0.1) > int8",
+    ]
 
 
 def test_an_answer_that_comes_in_the_next_round_is_read_by_its_own_codec(tmp_path):
-    late = scripted("b", lambda ask: Turn(compute_s=15.0 if ask.round == 1 else 1.0))
-    other = scripted("a", lambda ask: Turn(compute_s=1.0 if ask.round == 1 else 9.0))
+    late = scripted("b", lambda assignment: Turn(compute_s=15.0 if assignment.round == 1 else 1.0))
+    other = scripted("a", lambda assignment: Turn(compute_s=1.0 if assignment.round == 1 else 9.0))
     bench = Bench(
-        tmp_path, [other, late], run={"rounds": 3}, cohort={"deadline_s": 10, "min_replies": 1},
+        tmp_path, [other, late], run={"rounds": 3}, cohort={"deadline_s": 10, "min_updates": 1},
         uplink={"codec": "topk(0.1) > int8", "warmup": WARM},
     )  # fmt: skip
     assert bench.drive().status == "done"
-    assert [event.asked_round for event in bench.events(UpdateAccepted) if event.late] == [1]
+    assert [event.assignment_round for event in bench.events(UpdateAccepted) if event.late] == [1]
     assert bench.events(UpdateDropped) == []
 
 
 def test_a_warm_up_is_never_sparser_than_the_plan():
-    assert milder("topk(0.3) > int8", Decimal("0.1")) == "topk(0.3) > int8"
-    assert milder('layers("b"=fp16; *=topk(0.01))', Decimal("0.1")) == 'layers("b"=fp16; *=topk(0.1))'
+    assert less_compressed("topk(0.3) > int8", Decimal("0.1")) == "topk(0.3) > int8"
+    assert less_compressed('layers("b"=fp16; *=topk(0.01))', Decimal("0.1")) == 'layers("b"=fp16; *=topk(0.1))'
     with pytest.raises(CodecError, match="warm-up"):
         codec_of(UplinkSection(codec="int8", warmup=WARM), 0)
 
@@ -61,10 +67,10 @@ def test_dgc_clips_each_devices_gradient_by_the_root_of_their_number(tmp_path):
         tmp_path, devices, run={"rounds": 2}, local=local, uplink={"codec": "dgc(0.1)"}, cohort={"clients": 4}
     )
     assert bench.drive().status == "done"
-    assert {e.ask.work.clip for e in bench.fleet.sent if e.ask.kind == "train"} == {1.5}
+    assert {e.assignment.work.clip for e in bench.fleet.sent if e.assignment.kind == "train"} == {1.5}
     plain = Bench(tmp_path / "plain", [scripted("a")], run={"rounds": 1}, local=local)
     plain.drive()
-    assert {e.ask.work.clip for e in plain.fleet.sent} == {0.0}, "the plan's own clip is the whole device's"
+    assert {e.assignment.work.clip for e in plain.fleet.sent} == {0.0}, "the plan's own clip is the whole device's"
 
 
 @pytest.mark.parametrize(
@@ -97,7 +103,7 @@ def test_a_plan_with_dgc_holds():
     ],
 )
 def test_what_would_be_dgc_by_name_alone_and_rules_within_rules_are_refused_before_a_run(uplink, what):
-    """The macro's other three parts are of the whole way up: in a rule or on the way down it would be plain top-k."""
+    """The macro's other three parts are of the whole uplink: in a rule or in the downlink it would be plain top-k."""
     plan = RunPlan.parse(f"[run]\ntask = 't'\n[local]\nlr = 0.1\nsteps = 1\nclip_grad = 1.0\n[uplink]\n{uplink}")
     assert what in [refusal.what for refusal in plan.check(codecs)]
 

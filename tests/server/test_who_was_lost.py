@@ -13,11 +13,11 @@ from thinwire.simulation import ScriptedDevice, Turn
 
 def told_of(bench: Bench) -> RoundExplanation:
     (found,) = bench.store.rounds(bench.run_id)
-    return why(found, bench.store.updates(bench.run_id, 1), 620)
+    return why(found, bench.store.updates(bench.run_id, 1))
 
 
 def run_of(folder: Path, *devices: ScriptedDevice) -> Bench:
-    bench = Bench(folder, devices, run={"rounds": 1}, cohort={"deadline_s": 600, "min_replies": 1})
+    bench = Bench(folder, devices, run={"rounds": 1}, cohort={"deadline_s": 600, "min_updates": 1})
     bench.drive()
     return bench
 
@@ -32,7 +32,7 @@ def test_a_device_that_died_at_work_is_named_with_the_wait_for_it(tmp_path: Path
 
 
 def test_a_device_whose_task_failed_after_all_had_answered_is_named(tmp_path: Path) -> None:
-    failing = scripted("b", lambda ask: Turn(compute_s=30.0, failure=("task-error", "ValueError in task.py:3")))
+    failing = scripted("b", lambda assignment: Turn(compute_s=30.0, failure=("task-error", "ValueError in task.py:3")))
     said = told_of(run_of(tmp_path, scripted("a", 2.0), failing))
     assert said.waited_for == ("b",)
     assert said.sentence.endswith("waited 28 s for b, which failed (task-error).")
@@ -40,7 +40,7 @@ def test_a_device_whose_task_failed_after_all_had_answered_is_named(tmp_path: Pa
 
 
 def test_a_device_that_failed_before_the_others_answered_held_nobody_up(tmp_path: Path) -> None:
-    failing = scripted("b", lambda ask: Turn(compute_s=1.0, failure=("task-error", "ValueError in task.py:3")))
+    failing = scripted("b", lambda assignment: Turn(compute_s=1.0, failure=("task-error", "ValueError in task.py:3")))
     said = told_of(run_of(tmp_path, scripted("a", 20.0), failing))
     assert (said.waited_for, said.device) == ((), "a")
     assert "waited 20 s for a, which" in said.sentence

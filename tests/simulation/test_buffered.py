@@ -17,7 +17,7 @@ from thinwire.simulation.client_pool import ClientPopulation
 from thinwire.simulation.local_fleet import HeldSpool
 from thinwire.store import Store
 
-SPEEDS = (1.0, 1.3, 1.7, 2.2, 2.9, 12.0)  # seconds for an ask
+SPEEDS = (1.0, 1.3, 1.7, 2.2, 2.9, 12.0)  # seconds for an assignment
 STEPS = 3
 
 
@@ -34,7 +34,7 @@ def scripted(folder: Path, plan: RunPlan) -> tuple[float, float, dict[str, int]]
     training = Training(task, crowd)
 
     def device(index: int, seconds: float) -> ScriptedDevice:
-        return ScriptedDevice(crowd.name(index), training.client(index, lambda ask: seconds / STEPS))
+        return ScriptedDevice(crowd.name(index), training.client(index, lambda assignment: seconds / STEPS))
 
     devices = [device(index, seconds) for index, seconds in enumerate(SPEEDS)]
     fleet = ScriptedFleet(HeldSpool(folder / "spool"), clock, report(task), devices)

@@ -19,16 +19,16 @@ def busy(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def slowed(self, index, delivery):
         reply, bundle, took_s = answer(self, index, delivery)
-        return reply, bundle, took_s + STOOD_S * (index == 1 and delivery.ask.round >= 3)
+        return reply, bundle, took_s + STOOD_S * (index == 1 and delivery.assignment.round >= 3)
 
     monkeypatch.setattr(SerialExecutor, "answer", slowed)
 
 
 def rounds(deadline_s: object) -> list[tuple[str, int]]:
     plan = plan_of(codec="topk(0.5)", feedback="classic", run="rounds = 5").to_json()
-    plan["cohort"] |= {"deadline_s": deadline_s, "min_replies": 1}
+    plan["cohort"] |= {"deadline_s": deadline_s, "min_updates": 1}
     made = simulate(task_of(normed), RunPlan.from_json(plan), clients=3)
-    return [(row.reason, row.folded_count) for row in made.rounds]
+    return [(row.reason, row.aggregated_count) for row in made.rounds]
 
 
 @pytest.mark.usefixtures("busy")
@@ -38,5 +38,5 @@ def test_a_deadline_that_follows_from_the_machine_makes_nobody_late() -> None:
 
 @pytest.mark.usefixtures("busy")
 def test_a_deadline_in_seconds_is_held() -> None:
-    reason, folded = rounds(100.0)[2]
-    assert (reason, folded < 3) == ("deadline", True)
+    reason, aggregated = rounds(100.0)[2]
+    assert (reason, aggregated < 3) == ("deadline", True)

@@ -84,13 +84,13 @@ def test_the_optimum_is_reached_where_a_devices_drift_is_corrected(algorithm: st
 
 
 @pytest.mark.parametrize("algorithm", ["scaffold", "feddyn"])
-def test_it_is_reached_through_codecs_both_ways_whoever_is_asked(algorithm: str) -> None:
+def test_it_is_reached_through_codecs_both_ways_whoever_is_selected(algorithm: str) -> None:
     codecs = {"uplink": {"codec": "topk(0.34) > int8"}, "downlink": {"codec": "int8"}}
     history = run(algorithm, 80, cohort={"clients": 2}, local={"momentum": 0.5}, **codecs)
     assert excess(history) < 1e-3
 
 
-def test_where_all_devices_are_alike_those_that_are_asked_first_go_no_further_than_fedavg() -> None:
+def test_where_all_devices_are_alike_those_that_are_selected_first_go_no_further_than_fedavg() -> None:
     """They are in no mean yet: by the others' mean gradient beside their own they would go twice as far."""
 
     def alike(site: Site) -> Split:

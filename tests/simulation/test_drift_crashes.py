@@ -21,7 +21,7 @@ from thinwire.client.train.protocol import Site
 from thinwire.core import VirtualClock
 from thinwire.core.events import ModelStored, UpdateDropped
 from thinwire.core.statedir import AggregatorHome
-from thinwire.core.types import Ask, Vector
+from thinwire.core.types import Assignment, Vector
 from thinwire.server.model_store import Versions
 from thinwire.server.run import drive
 from thinwire.server.submit import submit
@@ -39,15 +39,15 @@ def lived(folder: Path, algorithm: str, fate: Fate) -> tuple[dict[str, Any], lis
     task, home, clock = task_of(Point, data=data, loss=loss), AggregatorHome.under(folder), VirtualClock()
     home.database.write_bytes(empty_database())
     plan = plan_of(
-        algorithm, 5, cohort={"deadline_s": 30, "min_replies": 1, "wait_for": 3}, local={"steps": 3},
+        algorithm, 5, cohort={"deadline_s": 30, "min_updates": 1, "wait_for": 3}, local={"steps": 3},
         uplink={"codec": "topk(0.67) > int8"}, downlink={"codec": "int8"}, run={"keep": "all"},
     )  # fmt: skip
     training = Training(task, ClientPopulation(folder / "clients", Site(), 3))
 
-    def step_s(index: int, ask: Ask) -> float:
-        return 11.0 if (index, ask.round) == (2, 2) else 0.5 + index
+    def step_s(index: int, assignment: Assignment) -> float:
+        return 11.0 if (index, assignment.round) == (2, 2) else 0.5 + index
 
-    works = [training.client(i, lambda ask, i=i: step_s(i, ask)) for i in range(3)]  # type: ignore[misc]  # bound now
+    works = [training.client(i, lambda assignment, i=i: step_s(i, assignment)) for i in range(3)]  # type: ignore[misc]  # bound now
     devices = [ScriptedDevice(f"sim-{i}", work) for i, work in enumerate(works)]
     fleet, made = ScriptedFleet(FileSpool(home.spool), clock, report(task), devices), initial_model(task, 0)
     with contextlib.ExitStack() as opened:

@@ -11,7 +11,7 @@ from tests.support.crashes import Fate, Killed, around_commits
 from tests.support.first_model_runs import NAMES, NOT_NOW, REFUSES, Started, drawn, fails, plan
 from tests.support.small_task import task_of
 from thinwire.client.task import initial_model
-from thinwire.core.events import ClientFailed, FirstModelAsked, FirstModelFailed, RunNoted, RunStatusChanged
+from thinwire.core.events import ClientFailed, FirstModelAssigned, FirstModelFailed, RunNoted, RunStatusChanged
 from thinwire.core.fleet import Arrival, Envelope
 from thinwire.core.types import ReplyHeader
 from thinwire.simulation import Script, Turn, simulate
@@ -23,7 +23,7 @@ def test_the_run_begins_with_what_the_device_s_task_makes_of_the_run_s_seed(tmp_
     made.drive()
     assert made.store.run(made.run_id).status == "done"
     assert (made.first == initial_model(task_of(), plan().run.seed).vector).all()
-    assert made.asked() == [made.giver()]
+    assert made.assigned() == [made.giver()]
 
 
 def test_who_cannot_is_passed_over_and_if_nobody_can_the_run_says_what_each_said(tmp_path: Path) -> None:
@@ -31,7 +31,7 @@ def test_who_cannot_is_passed_over_and_if_nobody_can_the_run_says_what_each_said
     made = Started(tmp_path / "refused", {one: fails(REFUSES)})
     made.drive()
     assert made.store.run(made.run_id).status == "done"
-    assert made.asked() == [one, two] and made.giver() == two
+    assert made.assigned() == [one, two] and made.giver() == two
     none = Started(tmp_path / "none", dict.fromkeys(NAMES, fails(REFUSES)))
     none.drive()
     row = none.store.run(none.run_id)
@@ -39,49 +39,51 @@ def test_who_cannot_is_passed_over_and_if_nobody_can_the_run_says_what_each_said
     assert all(f"{name}: task-error: x" in row.status_text for name in NAMES)
 
 
-def test_who_was_asked_and_why_another_was_stands_among_what_is_shown_of_the_run(tmp_path: Path) -> None:
+def test_who_was_selected_and_why_another_was_stands_among_what_is_shown_of_the_run(tmp_path: Path) -> None:
     one, two, _ = drawn(tmp_path)
     made = Started(tmp_path / "refused", {one: fails(REFUSES)})
     made.drive()
     notes = [note for note in made.store.run(made.run_id).notes if "first model" in note]
-    assert notes[0] == f"{one}, asked for the first model: task-error: x"
-    assert notes[1].startswith(f"{two}, asked for the first model: the seed drew it from 2, instead of {one} (task-err")
+    assert notes[0] == f"{one}, which makes the first model: task-error: x"
+    assert notes[1].startswith(
+        f"{two}, which makes the first model: the seed drew it from 2, instead of {one} (task-err"
+    )
     assert "it may take 60.1 s: 60 s to make it, and three times the 0.0 s of 60 bytes at 1 Mb/s" in notes[1]
     assert notes[2] == f"the first model is {two}'s" and len(notes) == 3
     assert [event.text for event in made.of(FirstModelFailed)] == [notes[0]]
 
 
-def test_who_declines_for_now_is_asked_again_when_that_has_passed(tmp_path: Path) -> None:
+def test_who_declines_for_now_is_selected_again_when_that_has_passed(tmp_path: Path) -> None:
     first = {name: fails(NOT_NOW, REFUSES) for name in NAMES}
     one, *_ = order = drawn(tmp_path)
     seen = iter([NOT_NOW])
-    first[one] = lambda ask: Turn(failure=next(seen, None))
+    first[one] = lambda assignment: Turn(failure=next(seen, None))
     made = Started(tmp_path / "declined", first)
     made.drive()
     assert made.store.run(made.run_id).status == "done"
-    assert made.asked() == [*order, one] and made.giver() == one
-    asks = made.of(FirstModelAsked)
-    assert 7200 <= asks[-1].elapsed_s - made.of(FirstModelFailed)[0].elapsed_s <= 7201
-    assert "asked again" in asks[-1].why
+    assert made.assigned() == [*order, one] and made.giver() == one
+    assignments = made.of(FirstModelAssigned)
+    assert 7200 <= assignments[-1].elapsed_s - made.of(FirstModelFailed)[0].elapsed_s <= 7201
+    assert "selected again" in assignments[-1].why
     waiting = [event.text for event in made.of(RunStatusChanged) if event.status == "waiting"]
     assert any("no device can give the first model now" in text and NOT_NOW[1] in text for text in waiting)
 
 
-def test_who_left_for_a_moment_is_asked_again_after_the_others(tmp_path: Path) -> None:
+def test_who_left_for_a_moment_is_selected_again_after_the_others(tmp_path: Path) -> None:
     one, two, three = drawn(tmp_path)
-    slow = {one: lambda ask: Turn(download_s=5.0), two: fails(REFUSES), three: fails(REFUSES)}
+    slow = {one: lambda assignment: Turn(download_s=5.0), two: fails(REFUSES), three: fails(REFUSES)}
     made = Started(tmp_path / "left", slow, {one: [(3.0, 40.0)]})
     made.drive()
     assert made.store.run(made.run_id).status == "done"
-    assert made.asked() == [one, two, three, one] and made.giver() == one
+    assert made.assigned() == [one, two, three, one] and made.giver() == one
     assert [event.kind for event in made.of(FirstModelFailed)] == ["left", "task-error", "task-error"]
 
 
 def test_who_still_makes_one_when_a_person_stops_the_run_has_not_failed(tmp_path: Path) -> None:
-    made = Started(tmp_path, dict.fromkeys(NAMES, lambda ask: Turn(download_s=50.0)))
+    made = Started(tmp_path, dict.fromkeys(NAMES, lambda assignment: Turn(download_s=50.0)))
     made.drive(until=10.0, ends="run")
     (over,) = made.of(FirstModelFailed)
-    assert ([over.device], over.kind) == (made.asked(), "over")
+    assert ([over.device], over.kind) == (made.assigned(), "over")
     assert made.events.index(over) < len(made.events) - 1 and made.store.run(made.run_id).status == "stopped"
 
 
@@ -94,7 +96,7 @@ def test_while_nobody_can_give_it_the_run_waits_as_long_as_the_plan_says(tmp_pat
     assert 100 <= made.fleet.virtual.now() <= 110
 
 
-def test_who_comes_while_the_run_waits_is_asked(tmp_path: Path) -> None:
+def test_who_comes_while_the_run_waits_is_selected(tmp_path: Path) -> None:
     *_, last = drawn(tmp_path)
     refusing = dict.fromkeys([name for name in NAMES if name != last], fails(REFUSES))
     made = Started(tmp_path / "late", refusing, {last: [(0.0, 90.0)]}, cohort={"wait_s": 100})
@@ -104,32 +106,32 @@ def test_who_comes_while_the_run_waits_is_asked(tmp_path: Path) -> None:
 
 def test_after_a_restart_the_same_device_is_waited_for_though_the_others_are_back_before_it(tmp_path: Path) -> None:
     one, *_ = drawn(tmp_path)
-    made = Started(tmp_path / "again", {one: lambda ask: Turn(download_s=5.0)}, {one: [(3.0, 20.0)]})
+    made = Started(tmp_path / "again", {one: lambda assignment: Turn(download_s=5.0)}, {one: [(3.0, 20.0)]})
     made.fleet.grace_s = 60.0  # its leaving is not known before the aggregator dies
     made.drive(until=10.0)
     made.fleet = made.fleet.restart()
     made.drive()
-    assert made.asked() == [one] and made.giver() == one
+    assert made.assigned() == [one] and made.giver() == one
     assert made.store.run(made.run_id).status == "done"
 
 
 def test_of_two_devices_that_have_made_one_the_first_that_was_taken_counts(tmp_path: Path) -> None:
     """The first is given up after a restart, since it stays away for long; its answer comes while the second works."""
     one, two, _ = drawn(tmp_path)
-    first = {one: lambda ask: Turn(download_s=2.0, upload_s=2.0), two: lambda ask: Turn(download_s=30.0)}
+    first = {one: lambda assignment: Turn(download_s=2.0, upload_s=2.0), two: lambda assignment: Turn(download_s=30.0)}
     made = Started(tmp_path / "two", first, {one: [(3.0, 50.0)]})
     made.fleet.grace_s = 60.0
     made.drive(until=10.0)
     made.fleet = made.fleet.restart()
     made.drive()
-    assert made.asked() == [one, two] and made.giver() == two
+    assert made.assigned() == [one, two] and made.giver() == two
     assert [(event.kind, event.reason) for event in made.of(FirstModelFailed)] == [("left", "did not come back")]
     assert made.store.run(made.run_id).status == "done"
     assert made.of(ClientFailed) == []
-    assert made.fleet.spool.heads() == []
+    assert made.fleet.spool.headers() == []
 
 
-def test_what_came_before_a_restart_is_looked_for_before_anybody_is_asked_again(tmp_path: Path) -> None:
+def test_what_came_before_a_restart_is_looked_for_before_anybody_is_selected_again(tmp_path: Path) -> None:
     made = Started(tmp_path)
     poll = made.fleet.poll
 
@@ -142,18 +144,18 @@ def test_what_came_before_a_restart_is_looked_for_before_anybody_is_asked_again(
     made.fleet.poll = dies  # type: ignore[method-assign]
     with pytest.raises(Killed):
         made.drive()
-    assert made.of(RunNoted) == [] and len(made.fleet.spool.heads()) == 1, "it is here, and nobody has taken it"
-    made.fleet, asked = made.fleet.restart(), list[str]()
+    assert made.of(RunNoted) == [] and len(made.fleet.spool.headers()) == 1, "it is here, and nobody has taken it"
+    made.fleet, assigned = made.fleet.restart(), list[str]()
     send = made.fleet.send
 
-    def noted(asks: Sequence[Envelope]) -> None:
-        asked.extend(envelope.ask.kind for envelope in asks)
-        send(asks)
+    def noted(assignments: Sequence[Envelope]) -> None:
+        assigned.extend(envelope.assignment.kind for envelope in assignments)
+        send(assignments)
 
     made.fleet.send = noted  # type: ignore[method-assign]
     made.drive()
     assert made.store.run(made.run_id).status == "done"
-    assert "init" not in asked and made.asked() == [made.giver()]
+    assert "init" not in assigned and made.assigned() == [made.giver()]
 
 
 def test_an_answer_that_comes_again_after_the_model_is_stored_is_thrown_away(tmp_path: Path) -> None:
@@ -162,19 +164,19 @@ def test_an_answer_that_comes_again_after_the_model_is_stored_is_thrown_away(tmp
     made.fleet.ack = lambda update_ids: die() if update_ids else acked(update_ids)  # type: ignore[method-assign]
     with pytest.raises(Killed):
         made.drive()
-    assert made.giver() and len(made.fleet.spool.heads()) == 1
+    assert made.giver() and len(made.fleet.spool.headers()) == 1
     made.fleet = made.fleet.restart()
     made.drive()
     assert made.store.run(made.run_id).status == "done"
-    assert made.of(ClientFailed) == [] and made.fleet.spool.heads() == []
-    assert made.giver() == made.asked()[0]
+    assert made.of(ClientFailed) == [] and made.fleet.spool.headers() == []
+    assert made.giver() == made.assigned()[0]
 
 
 def test_who_is_silent_has_as_long_as_the_model_takes_on_a_thin_link(tmp_path: Path) -> None:
     one, two, _ = drawn(tmp_path)
-    made = Started(tmp_path / "silent", {one: lambda ask: Turn(download_s=1e6)})
+    made = Started(tmp_path / "silent", {one: lambda assignment: Turn(download_s=1e6)})
     made.drive()
-    assert made.asked() == [one, two] and made.giver() == two
+    assert made.assigned() == [one, two] and made.giver() == two
     (failed,) = made.of(FirstModelFailed)
     assert (failed.kind, failed.reason) == ("stale", "no answer within 60.1 s")
 
@@ -184,9 +186,9 @@ def test_how_long_it_may_take_follows_from_the_device_s_link_where_that_was_meas
     rows = [MeasureRow(name, "up", "", [[60.0, 10.0]], 48.0, 32.0, 0.0) for name in NAMES]
     made.store.record(made.run_id, [RunNoted(0.0, "measured before")], rows)
     made.drive()
-    (asked,) = made.of(FirstModelAsked)
+    (assigned,) = made.of(FirstModelAssigned)
     said = "105 s: 60 s to make it, and three times the 15.0 s of 60 bytes on its link"
-    assert asked.deadline_reason == said, "half as long again as the one upload that was seen"
+    assert assigned.deadline_reason == said, "half as long again as the one upload that was seen"
 
 
 def die() -> None:
@@ -203,9 +205,9 @@ def test_a_kill_at_any_commit_before_the_first_round_changes_no_bit(tmp_path: Pa
         made.drive()
         assert made.store.run(made.run_id).status == "done"
         assert (made.first == initial_model(task_of(), plan().run.seed).vector).all()
-        assert made.asked() == [made.giver()] and made.of(FirstModelFailed) == []
+        assert made.assigned() == [made.giver()] and made.of(FirstModelFailed) == []
 
 
-def test_a_simulation_asks_one_of_its_clients() -> None:
+def test_a_simulation_assignments_one_of_its_clients() -> None:
     own, device = (simulate(task_of(), plan(init=init), clients=3) for init in ("", "device"))
     assert own.run.model_digest == device.run.model_digest

@@ -11,7 +11,7 @@ import pytest
 from thinwire.core import Layout, RunPlan, VirtualClock
 from thinwire.core.events import RoundClosed, RoundOpened
 from thinwire.core.statedir import AggregatorHome
-from thinwire.core.types import Ask
+from thinwire.core.types import Assignment
 from thinwire.simulation import HeldSpool, ScriptedDevice, ScriptedFleet, SyntheticUpdates, Turn, reported, run_scripted
 from thinwire.store import Store
 
@@ -29,11 +29,13 @@ def opened(folder: Path, cohort: dict[str, Any], honest: int = 2) -> list[tuple[
     }  # fmt: skip
     plan, home = RunPlan.from_json(raw), AggregatorHome.under(folder)
 
-    def just_in_time(ask: Ask) -> Turn:
-        return Turn(compute_s=0.99 * ask.deadline_s)
+    def just_in_time(assignment: Assignment) -> Turn:
+        return Turn(compute_s=0.99 * assignment.deadline_s)
 
     devices = [
-        ScriptedDevice(f"good-{i}", SyntheticUpdates(f"good-{i}", LAYOUT, 0.1), lambda ask: Turn(compute_s=HONEST_S))
+        ScriptedDevice(
+            f"good-{i}", SyntheticUpdates(f"good-{i}", LAYOUT, 0.1), lambda assignment: Turn(compute_s=HONEST_S)
+        )
         for i in range(honest)
     ]
     devices.append(ScriptedDevice("late", SyntheticUpdates("late", LAYOUT, 0.1), just_in_time))
@@ -47,17 +49,19 @@ def opened(folder: Path, cohort: dict[str, Any], honest: int = 2) -> list[tuple[
     return list(zip(opens, closes, strict=True))
 
 
-@pytest.mark.parametrize("cohort", [{}, {"min_replies": 2}, {"clients": 3}])
+@pytest.mark.parametrize("cohort", [{}, {"min_updates": 2}, {"clients": 3}])
 def test_who_always_answers_just_in_time_makes_no_deadline_grow_without_bound(
     tmp_path: Path, cohort: dict[str, Any]
 ) -> None:
     rounds = opened(tmp_path, cohort)
-    assert all(asked.deadline_s <= MOST_S for asked, _ in rounds[1:]), [asked.deadline_s for asked, _ in rounds]
-    said = {asked.deadline_reason.partition(": ")[2] for asked, _ in rounds}
+    assert all(assigned.deadline_s <= MOST_S for assigned, _ in rounds[1:]), [
+        assigned.deadline_s for assigned, _ in rounds
+    ]
+    said = {assigned.deadline_reason.partition(": ")[2] for assigned, _ in rounds}
     assert "ten times what 2 of the 3 wanted would be given alone, and no more" in said
     assert all(closed.reason == "all" for _, closed in rounds), "it is waited for as long as it was given"
 
 
 def test_one_honest_device_is_enough_for_the_bound(tmp_path: Path) -> None:
     rounds = opened(tmp_path, {}, honest=1)
-    assert all(asked.deadline_s <= MOST_S for asked, _ in rounds[1:])
+    assert all(assigned.deadline_s <= MOST_S for assigned, _ in rounds[1:])

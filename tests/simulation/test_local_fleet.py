@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.support.fleet_laws import FleetLaws
-from tests.support.fleet_words import answer, written
+from tests.support.fleet_words import answer, hello, written
 from thinwire.core.fleet import Link
 from thinwire.simulation.local_fleet import HeldSpool, LocalFleet, LocalLink
 from thinwire.store import FileSpool, Store
@@ -20,9 +20,17 @@ class LocalSetting:
         self.store = Store.open(folder / "store.sqlite3")
         self.roster, self.spool = self.store.roster, spool(folder / "spool")
         self.fleet = LocalFleet(self.spool)
+        self.links: list[LocalLink] = []
 
     def link(self, name: str) -> Link:
-        return LocalLink(self.fleet, name)
+        self.links.append(LocalLink(self.fleet, name))
+        return self.links[-1]
+
+    def restart(self) -> None:
+        self.fleet = LocalFleet(self.spool)
+        for link in self.links:
+            link.fleet = self.fleet
+            link.hello(hello(link.name))
 
 
 class TestLocalFleet(FleetLaws):
@@ -48,10 +56,10 @@ def test_what_does_not_fit_into_memory_lies_in_a_file(tmp_path: Path) -> None:
     fleet = LocalFleet(spool)
     link = LocalLink(fleet, "a")
     for sequence, body in enumerate([b"1234", b"5678"], start=1):
-        head = answer("a", f"ask-{sequence}", sequence, body)
-        link.push(head, written(tmp_path, body))
-        assert b"".join(fleet.open(head.update_id)) == body
+        header = answer("a", f"assignment-{sequence}", sequence, body)
+        link.push(header, written(tmp_path, body))
+        assert b"".join(fleet.open(header.update_id)) == body
     assert [path.read_bytes() for path in (tmp_path / "spool").glob("*/*.parts")] == [b"5678"]
-    fleet.ack([head.update_id for head in spool.heads()])
-    assert spool.heads() == []
+    fleet.ack([header.update_id for header in spool.headers()])
+    assert spool.headers() == []
     assert not list((tmp_path / "spool").glob("*/*.parts"))

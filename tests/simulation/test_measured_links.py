@@ -47,7 +47,7 @@ def run(folder: Path, slowest: float = 1.0, **sections: Any) -> tuple[list[Event
         return [event for _, event in store.events(run_id)], store.measures()
 
 
-def test_the_slow_link_alone_gets_the_harsher_codec_and_everybody_is_in_time(tmp_path: Path) -> None:
+def test_the_slow_link_alone_gets_the_more_compressed_codec_and_everybody_is_in_time(tmp_path: Path) -> None:
     """At 1 Mb/s the model comes down in 6.4 s, and 9 s are allowed."""
     events, measured = run(tmp_path, cohort={"wait_for": 4, "deadline_s": 10})
     opened = [event for event in events if isinstance(event, RoundOpened)]
@@ -67,7 +67,7 @@ def test_the_slow_link_alone_gets_the_harsher_codec_and_everybody_is_in_time(tmp
 
 
 def test_whoever_is_slower_than_the_wanted_ones_does_not_hold_the_round_up(tmp_path: Path) -> None:
-    """At 0.2 Mb/s the model comes down in 32 s; 3 of the 4 that are asked are wanted."""
+    """At 0.2 Mb/s the model comes down in 32 s; 3 of the 4 that are selected are wanted."""
     events, _ = run(tmp_path, 0.2, cohort={"wait_for": 4, "clients": 3, "over_select": 0.34})
     opened = [event for event in events if isinstance(event, RoundOpened)]
     assert opened[0].deadline_reason == "60 s: how long these devices take is not known yet"

@@ -13,8 +13,8 @@ from torch.utils.data import TensorDataset
 from tests.support.small_task import cross_entropy, examples, plan_of, task_of
 from thinwire.client.executor import InProcessExecutor
 from thinwire.client.train.protocol import Site, Split
-from thinwire.client.train.schedule import Clock
 from thinwire.simulation import simulate
+from thinwire.simulation.client_pool import SessionCache
 
 FAR = 1000.0
 PLAN = plan_of("steps = 2", "topk(0.3) > int8", "classic", run="rounds = 3")
@@ -57,10 +57,13 @@ def test_a_run_over_one_module_has_the_bits_of_a_run_with_a_module_for_each_clie
 ) -> None:
     shared = bits(task_of(Remembering, data=data))
 
-    def of_its_own(here: InProcessExecutor, clock: Clock) -> InProcessExecutor:
-        return InProcessExecutor(here.task, here.device, clock)
+    wake = SessionCache._wake
 
-    monkeypatch.setattr(InProcessExecutor, "at", of_its_own)
+    def wake_alone(here: SessionCache, index: int) -> Any:
+        here.bench = InProcessExecutor(here.bench.task, here.bench.device, here.bench.clock)
+        return wake(here, index)
+
+    monkeypatch.setattr(SessionCache, "_wake", wake_alone)
     assert bits(task_of(Remembering, data=data)) == shared
 
 

@@ -25,14 +25,16 @@ def overlapped(delay: int, down: str = "identity", rounds: int = 5) -> History:
 def test_a_round_starts_from_the_version_that_is_there_so_many_rounds_before(delay: int) -> None:
     made = overlapped(delay)
     assert [row.base_version for row in made.rounds] == [max(0, number - delay) for number in range(5)]
-    assert [(row.reason, row.version, row.folded_count) for row in made.rounds] == [("all", n, 3) for n in range(1, 6)]
+    assert [(row.reason, row.version, row.aggregated_count) for row in made.rounds] == [
+        ("all", n, 3) for n in range(1, 6)
+    ]
     assert made.run.status == "done"
 
 
-def test_changes_of_the_model_are_sent_one_at_a_time_though_asks_go_ahead() -> None:
+def test_changes_of_the_model_are_sent_one_at_a_time_though_assignments_go_ahead() -> None:
     changes, dense = overlapped(1, "int8"), overlapped(1)
     assert changes.run.status == "done"
-    later = changes.rounds[3:]  # the first two asks start from the first model, in full
+    later = changes.rounds[3:]  # the first two assignments start from the first model, in full
     assert {row.payload_down for row in later} == {changes.rounds[2].payload_down}
     assert later[0].payload_down < dense.rounds[3].payload_down / 2
     assert changes.run.model_digest == overlapped(1, "int8").run.model_digest

@@ -16,7 +16,7 @@ from tests.support.small_task import plan_of, task_of
 from thinwire.client import Site
 from thinwire.core.errors import UsageError
 from thinwire.core.fleet import Delivery
-from thinwire.core.types import Ask, Failure
+from thinwire.core.types import Assignment, Failure
 from thinwire.simulation import simulate
 from thinwire.simulation.client_pool import ClientPopulation
 from thinwire.simulation.process_pool import ProcessExecutor
@@ -67,16 +67,18 @@ def test_two_processes_give_the_bits_of_one_even_when_a_worker_is_killed(
     assert (tmp_path / "killed").exists()
     assert two.run.model_digest == one.run.model_digest
     assert two.metrics == one.metrics
-    assert [row.folded for row in two.rounds] == [row.folded for row in one.rounds]
+    assert [row.aggregated for row in two.rounds] == [row.aggregated for row in one.rounds]
 
 
 def test_a_worker_that_was_started_since_needs_no_plan(tmp_path: Path) -> None:
-    ask = Ask("small-1.1.sim-0", "small-1", "small", "train", PLAN.to_json())
+    assignment = Assignment("small-1.1.sim-0", "small-1", "small", "train", PLAN.to_json())
     workers = ProcessExecutor(task(tmp_path, ""), ClientPopulation(tmp_path / "clients", Site(), 1), 1)
     try:
-        first = workers.answer(0, Delivery(ask, None)).reply
+        first = workers.answer(0, Delivery(assignment, None)).reply
         workers._workers[0].process.kill()
-        second = workers.answer(0, Delivery(replace(ask, ask_id="small-1.2.sim-0", plan=PLAN.digest), None)).reply
+        second = workers.answer(
+            0, Delivery(replace(assignment, assignment_id="small-1.2.sim-0", plan=PLAN.digest), None)
+        ).reply
     finally:
         workers.close()
     assert isinstance(first, Failure) and isinstance(second, Failure)
@@ -107,5 +109,5 @@ def test_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
 
 
 def test_an_object_of_this_process_is_refused_before_anything_begins() -> None:
-    with pytest.raises(UsageError, match="cannot be worked on in 2 processes"):
+    with pytest.raises(UsageError, match="does not run in 2 processes"):
         simulate(task_of(), PLAN, clients=2, processes=2)

@@ -79,7 +79,9 @@ def test_a_simulated_run_is_marked_as_one_and_has_no_wire(tmp_path: Path) -> Non
 
 
 def took(monkeypatch: pytest.MonkeyPatch, *seconds: float) -> None:
-    """Let the answers of the first asks take so long by the simulation's stopwatch, whatever this machine does."""
+    """Let the answers of the first assignments take so long by the simulation's stopwatch, whatever this machine
+    does.
+    """
     stopwatch = iter(reading for spent in seconds for reading in (0.0, spent))
     watch = SimpleNamespace(perf_counter=lambda: next(stopwatch, 0.0))
     monkeypatch.setattr("thinwire.simulation.client_pool.time", watch)
@@ -89,13 +91,13 @@ def test_clients_count_as_side_by_side(tmp_path: Path, monkeypatch: pytest.Monke
     took(monkeypatch, *[0.5] * 8)
     plan = plan_of("[cohort]\ndeadline_s = 0.7", run=ROUNDS)
     _, (only,) = run(tmp_path, task_of(), plan, clients=8)
-    assert (only.reason, only.folded_count, only.seconds) == ("all", 8, 0.5)
+    assert (only.reason, only.aggregated_count, only.seconds) == ("all", 8, 0.5)
 
 
 def test_work_that_is_longer_than_the_deadline_is_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     took(monkeypatch, 0.5, 2.0)
     _, (only,) = run(tmp_path, task_of(), plan_of("[cohort]\ndeadline_s = 0.7", run=ROUNDS))
-    assert (only.reason, only.folded_count) == ("deadline", 1)
+    assert (only.reason, only.aggregated_count) == ("deadline", 1)
 
 
 def failing(partition: int, how: Callable[[], torch.Tensor]) -> Any:
@@ -122,12 +124,12 @@ def raises() -> torch.Tensor:
 
 def test_one_client_whose_task_raises_does_not_stop_the_others(tmp_path: Path) -> None:
     row, (only,) = run(tmp_path, failing(0, raises), plan_of(run=ROUNDS), clients=3)
-    assert (row.status, only.failed, only.folded_count) == ("done", 1, 2)
+    assert (row.status, only.failed, only.aggregated_count) == ("done", 1, 2)
 
 
 def test_one_client_whose_training_is_nan_does_not_spoil_the_model(tmp_path: Path) -> None:
     row, (only,) = run(tmp_path, failing(0, lambda: torch.tensor(torch.nan)), plan_of(run=ROUNDS), clients=3)
-    assert (row.status, only.failed, only.folded_count) == ("done", 1, 2)
+    assert (row.status, only.failed, only.aggregated_count) == ("done", 1, 2)
     assert np.isfinite(row.metrics["loss"])
 
 
@@ -151,7 +153,7 @@ def test_simulate_takes_an_object_and_gives_the_history() -> None:
     assert len(history.series("loss")) == 3
 
 
-@pytest.mark.parametrize("cohort", [{"wait_for": 3}, {"min_replies": 3}, {"wait_for": ["sim-0", "pi-03"]}])
+@pytest.mark.parametrize("cohort", [{"wait_for": 3}, {"min_updates": 3}, {"wait_for": ["sim-0", "pi-03"]}])
 def test_a_simulation_that_would_wait_for_clients_that_never_come_is_refused(
     tmp_path: Path, cohort: dict[str, Any]
 ) -> None:

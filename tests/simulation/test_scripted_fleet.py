@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.faulty_fleet import FaultyFleet, FaultyTurn
 from tests.support.fleet_laws import FleetLaws
 from tests.support.fleet_words import envelope
 from thinwire.core import Layout, VirtualClock
-from thinwire.core.fleet import Arrival, Link, NodeJoined, NodeLeft
+from thinwire.core.fleet import Arrival, ClientConnected, ClientDisconnected, Link
 from thinwire.core.types import Failure, ReplyHeader
 from thinwire.simulation import LogNormal, Paced, ScriptedDevice, ScriptedFleet, SyntheticUpdates, Turn
 from thinwire.simulation.local_fleet import HeldSpool, LocalLink
@@ -51,10 +52,10 @@ class Stage:
 
     def __init__(self, folder: Path, *devices: ScriptedDevice, grace_s: float = 0.0) -> None:
         self.folder, self.clock = folder, VirtualClock()
-        self.fleet = ScriptedFleet(HeldSpool(folder / "spool"), self.clock, None, devices, grace_s)
+        self.fleet = FaultyFleet(HeldSpool(folder / "spool"), self.clock, None, devices, grace_s)
 
-    def ask(self, device: str, ask_id: str, *bodies: bytes) -> None:
-        self.fleet.send([envelope(device, ask_id, self.folder, *bodies)])
+    def assign(self, device: str, assignment_id: str, *bodies: bytes) -> None:
+        self.fleet.send([envelope(device, assignment_id, self.folder, *bodies)])
 
     def until(self, at: float) -> list[tuple[float, Arrival]]:
         found = []
@@ -65,101 +66,107 @@ class Stage:
 
 
 def device(turn: Turn, **more: object) -> ScriptedDevice:
-    return ScriptedDevice("pi-1", SyntheticUpdates("pi-1", LAYOUT, 0.5), lambda ask: turn, **more)  # type: ignore[arg-type]  # tests vary it
+    return ScriptedDevice("pi-1", SyntheticUpdates("pi-1", LAYOUT, 0.5), lambda assignment: turn, **more)  # type: ignore[arg-type]  # tests vary it
 
 
 def test_an_answer_comes_after_its_stages_and_says_how_long_they_took(tmp_path: Path) -> None:
     stage = Stage(tmp_path, device(Turn(1.0, 5.0, 0.5, upload_s=lambda size: size / 10)))
-    stage.ask("pi-1", "run.1.pi-1", b"model")
-    (_, joined), (at, head) = stage.until(100.0)
-    assert isinstance(joined, NodeJoined) and isinstance(head, ReplyHeader)
-    size = head.payload_bytes
+    stage.assign("pi-1", "run.1.pi-1", b"model")
+    (_, joined), (at, header) = stage.until(100.0)
+    assert isinstance(joined, ClientConnected) and isinstance(header, ReplyHeader)
+    size = header.payload_bytes
     assert at == pytest.approx(6.5 + size / 10)
-    assert (head.timings.download_s, head.timings.train_s, head.timings.encode_s) == (1.0, 5.0, 0.5)
-    assert head.transfer is not None
-    assert head.transfer.arrived_at - head.transfer.began_at == pytest.approx(size / 10)
-    frame = b"".join(stage.fleet.open(head.update_id))
+    assert (header.timings.download_s, header.timings.train_s, header.timings.encode_s) == (1.0, 5.0, 0.5)
+    assert header.transfer is not None
+    assert header.transfer.arrived_at - header.transfer.began_at == pytest.approx(size / 10)
+    frame = b"".join(stage.fleet.open(header.update_id))
     assert np.frombuffer(frame[-24:], "<f4").tolist() == [0.5] * 6, "identity sends the change as it is"
 
 
 def test_what_is_lost_is_there_again_when_the_device_is_back(tmp_path: Path) -> None:
-    for lost, at in (("ask", 20.0 + 3.0 + 1.0), ("answer", 20.0 + 1.0)):
+    for lost, at in (("assignment", 20.0 + 3.0 + 1.0), ("answer", 20.0 + 1.0)):
         stage = Stage(tmp_path, device(Turn(compute_s=3.0, upload_s=1.0, lost=lost), away=[(10.0, 20.0)]))  # type: ignore[arg-type]  # of the literals
-        stage.ask("pi-1", "run.1.pi-1")
+        stage.assign("pi-1", "run.1.pi-1")
         assert [(t, type(a)) for t, a in stage.until(50.0)] == [
-            (0.0, NodeJoined), (10.0, NodeLeft), (20.0, NodeJoined), (at, ReplyHeader),
+            (0.0, ClientConnected), (10.0, ClientDisconnected), (20.0, ClientConnected), (at, ReplyHeader),
         ]  # fmt: skip
 
 
-def test_who_dies_at_work_begins_anew_and_who_is_back_soon_was_never_gone(tmp_path: Path) -> None:
+def test_who_dies_at_work_begins_again_and_who_is_back_soon_was_never_gone(tmp_path: Path) -> None:
     stage = Stage(tmp_path, device(Turn(compute_s=4.0), away=[(3.0, 5.0)]), grace_s=10.0)
-    stage.ask("pi-1", "run.1.pi-1")
-    assert [(t, type(a)) for t, a in stage.until(50.0)] == [(0.0, NodeJoined), (5.0, NodeJoined), (9.0, ReplyHeader)]
+    stage.assign("pi-1", "run.1.pi-1")
+    assert [(t, type(a)) for t, a in stage.until(50.0)] == [
+        (0.0, ClientConnected),
+        (5.0, ClientConnected),
+        (9.0, ReplyHeader),
+    ]
 
 
-def test_a_withdrawn_ask_is_not_answered(tmp_path: Path) -> None:
+def test_a_withdrawn_assignment_is_not_answered(tmp_path: Path) -> None:
     stage = Stage(tmp_path, device(Turn(compute_s=4.0)))
-    stage.ask("pi-1", "run.1.pi-1")
+    stage.assign("pi-1", "run.1.pi-1")
     stage.until(2.0)
     stage.fleet.cancel(["run.1.pi-1"])
     assert stage.until(20.0) == []
 
 
-def test_who_is_shut_out_at_work_is_gone_and_says_nothing_more(tmp_path: Path) -> None:
+def test_who_is_revoked_at_work_is_gone_and_says_nothing_more(tmp_path: Path) -> None:
     stage = Stage(tmp_path, device(Turn(compute_s=4.0)))
-    stage.ask("pi-1", "run.1.pi-1")
+    stage.assign("pi-1", "run.1.pi-1")
     stage.until(2.0)
-    stage.fleet.shut_out(["pi-1"])
-    assert [(t, type(a)) for t, a in stage.until(20.0)] == [(2.0, Failure), (2.0, NodeLeft)]
+    stage.fleet.revoke_access(["pi-1"])
+    assert [(t, type(a)) for t, a in stage.until(20.0)] == [(2.0, Failure), (2.0, ClientDisconnected)]
     stage.fleet = stage.fleet.restart()
     assert stage.until(30.0) == []
 
 
-def test_a_held_answer_leaves_when_a_later_round_is_asked(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, device(Turn(compute_s=1.0, upload_s=2.0, held=1)))
-    stage.ask("pi-1", "run.1.pi-1")
+def test_a_held_answer_leaves_when_a_later_round_is_selected(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, device(FaultyTurn(compute_s=1.0, upload_s=2.0, held=1)))
+    stage.assign("pi-1", "run.1.pi-1")
     stage.until(30.0)
     sent = envelope("pi-2", "run.2.pi-2")
-    stage.fleet.send([type(sent)("pi-2", type(sent.ask)(**{**vars(sent.ask), "round": 2}))])
-    assert [(t, a.ask_id) for t, a in stage.until(50.0) if isinstance(a, ReplyHeader)] == [(32.0, "run.1.pi-1")]
+    stage.fleet.send([type(sent)("pi-2", type(sent.assignment)(**{**vars(sent.assignment), "round": 2}))])
+    assert [(t, a.assignment_id) for t, a in stage.until(50.0) if isinstance(a, ReplyHeader)] == [(32.0, "run.1.pi-1")]
 
 
 def test_what_is_sent_once_more(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, device(Turn(again=("same", "new", "changed"))))
-    stage.ask("pi-1", "run.1.pi-1")
+    stage = Stage(tmp_path, device(FaultyTurn(again=("same", "new", "changed"))))
+    stage.assign("pi-1", "run.1.pi-1")
     _, first, second, lost = (arrival for _, arrival in stage.until(5.0))
     assert isinstance(first, ReplyHeader) and isinstance(second, ReplyHeader) and isinstance(lost, Failure)
-    assert (first.ask_id, first.update_id.sequence) == ("run.1.pi-1", 1)
-    assert (second.ask_id, second.update_id.sequence, lost.kind) == ("run.1.pi-1", 2, "state-lost")
+    assert (first.assignment_id, first.update_id.sequence) == ("run.1.pi-1", 1)
+    assert (second.assignment_id, second.update_id.sequence, lost.kind) == ("run.1.pi-1", 2, "state-lost")
 
 
-def test_a_failure_comes_when_its_work_is_over_and_the_next_ask_is_taken_up(tmp_path: Path) -> None:
+def test_a_failure_comes_when_its_work_is_over_and_the_next_assignment_is_delivered(tmp_path: Path) -> None:
     stage = Stage(tmp_path, device(Turn(compute_s=2.0, failure=("task-error", "x"))))
-    stage.ask("pi-1", "one")
-    stage.ask("pi-1", "two")
-    found = [(t, a.ask_id) for t, a in stage.until(9.0) if isinstance(a, Failure)]
+    stage.assign("pi-1", "one")
+    stage.assign("pi-1", "two")
+    found = [(t, a.assignment_id) for t, a in stage.until(9.0) if isinstance(a, Failure)]
     assert found == [(2.0, "one"), (4.0, "two")]
 
 
 def test_no_time_passes_for_devices_while_the_aggregator_is_dead(tmp_path: Path) -> None:
     stage = Stage(tmp_path, device(Turn(compute_s=4.0)))
-    stage.ask("pi-1", "run.1.pi-1")
+    stage.assign("pi-1", "run.1.pi-1")
     stage.until(3.0)
     stage.fleet = stage.fleet.restart()
-    stage.ask("pi-1", "run.1.pi-1")
-    assert [(t, type(a)) for t, a in stage.until(9.0)] == [(3.0, NodeJoined), (4.0, ReplyHeader)]
+    stage.assign("pi-1", "run.1.pi-1")
+    assert [(t, type(a)) for t, a in stage.until(9.0)] == [(3.0, ClientConnected), (4.0, ReplyHeader)]
 
 
-def test_a_pace_is_drawn_for_each_ask_and_is_the_same_each_time(tmp_path: Path) -> None:
-    asks = [envelope("a", f"run.{i}.a", tmp_path, b"1234").ask for i in range(400)]
-    paced = Paced(7, compute=LogNormal(10.0, 0.5), down_bytes_s=2.0, up_bytes_s=4.0, lost_asks=0.25, failing=0.25)
-    turns = [paced(ask) for ask in asks]
+def test_a_pace_is_drawn_for_each_assignment_and_is_the_same_each_time(tmp_path: Path) -> None:
+    assignments = [envelope("a", f"run.{i}.a", tmp_path, b"1234").assignment for i in range(400)]
+    paced = Paced(
+        7, compute=LogNormal(10.0, 0.5), down_bytes_s=2.0, up_bytes_s=4.0, lost_assignments=0.25, failing=0.25
+    )
+    turns = [paced(assignment) for assignment in assignments]
     assert [(t.compute_s, t.lost, t.failure) for t in turns] == [
-        (t.compute_s, t.lost, t.failure) for t in map(paced, asks)
+        (t.compute_s, t.lost, t.failure) for t in map(paced, assignments)
     ]
     assert {(t.download_s, t.sending_s(8)) for t in turns} == {(2.0, 2.0)}
     assert 8.0 < sorted(t.compute_s for t in turns)[200] < 12.5
-    assert 60 < sum(t.lost == "ask" for t in turns) < 140
+    assert 60 < sum(t.lost == "assignment" for t in turns) < 140
     assert 60 < sum(t.failure is not None for t in turns) < 140
 
 

@@ -1,4 +1,4 @@
-"""A thousand clients in one process: made when they are asked, put to sleep, and woken as they were."""
+"""A thousand clients in one process: made when they are selected, put to sleep, and woken as they were."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_who_is_put_to_sleep_and_woken_gives_the_same_bits(monkeypatch: pytest.M
     assert [row.payload_up for row in awake.rounds] == [row.payload_up for row in asleep.rounds]
 
 
-def test_only_who_is_asked_has_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_who_is_selected_has_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     woken, wake = list[int](), client_pool.SessionCache._wake
 
     def counted(self: client_pool.SessionCache, index: int) -> object:
@@ -40,8 +40,8 @@ def test_only_who_is_asked_has_a_folder(tmp_path: Path, monkeypatch: pytest.Monk
         return built[-1]
 
     history = simulate(task_of(model), plan, clients=1000)
-    asked = {device for row in history.rounds for device in row.asked}
-    assert len(woken) == len(asked) <= 6
+    assigned = {device for row in history.rounds for device in row.selected}
+    assert len(woken) == len(assigned) <= 6
     assert len(built) < 10, "a model for each client would be a thousand"
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -13,7 +11,7 @@ from thinwire.core import RunPlan
 from thinwire.core.errors import PlanError, ThinwireError, UsageError
 from thinwire.reports.sweep_results import TrialStore
 from thinwire.simulation import simulate
-from thinwire.simulation.sweep import Sweep, estimated, grid, run_sweep
+from thinwire.simulation.sweep import Progress, Sweep, grid, run_sweep
 
 TASK = '''
 """A task small enough for a sweep in a test."""
@@ -59,24 +57,24 @@ AXES = {"uplink.codec": ["identity", "topk(0.5) > int8"]}
 
 def test_every_combination_is_made_once_and_what_is_there_is_not_made_again(task: str, tmp_path: Path) -> None:
     cells, sweep, seen = TrialStore(tmp_path / "group"), Sweep.of(task, plans(AXES), 2, "iid"), list[tuple[int, int]]()
-    made = run_sweep(sweep, cells, on_cell=lambda cell, done, of: seen.append((done, of)))
-    assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    made = run_sweep(sweep, cells, on_progress=lambda one: seen.append((one.done, one.missing)))
+    assert seen == [(0, 4), (1, 4), (2, 4), (3, 4), (4, 4)]
     assert [cell.plan.uplink.codec for cell in made] == ["identity"] * 2 + ["topk(0.5) > int8"] * 2
     assert all(cell.status == "done" and len(cell.rounds) == 2 and cell.took_s > 0 for cell in made)
     wider = Sweep.of(task, plans({"uplink.codec": [*AXES["uplink.codec"], "fp16"]}), 2, "iid")
     assert len(wider.missing(cells)) == 2
-    assert run_sweep(sweep, cells, on_cell=lambda *_: pytest.fail("made twice")) == made
+    assert run_sweep(sweep, cells, on_progress=lambda _: pytest.fail("made twice")) == made
 
 
 def test_a_sweep_that_is_cut_off_goes_on_where_it_was(task: str, tmp_path: Path) -> None:
     cells, sweep = TrialStore(tmp_path / "group"), Sweep.of(task, plans(AXES), 2, "iid")
 
-    def interrupt(cell, done, of) -> None:
-        if done == 3:
+    def interrupt(progress: Progress) -> None:
+        if progress.done == 3:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_sweep(sweep, cells, on_cell=interrupt)
+        run_sweep(sweep, cells, on_progress=interrupt)
     assert len(cells.all()) == 3
     assert len(sweep.missing(cells)) == 1
 
@@ -99,34 +97,15 @@ def test_a_worker_that_is_killed_ends_the_sweep_with_what_to_do(task: str, tmp_p
     assert "--workers" in caught.value.hint
 
 
-def test_how_long_it_will_take_is_said_before_it_begins(task: str, tmp_path: Path) -> None:
-    cells, said = TrialStore(tmp_path / "group"), list[tuple[str | None, int]]()
-
-    def told(estimate, missing) -> None:
-        assert estimate is None or estimate.seconds > 0
-        said.append((estimate and estimate.how, missing))
-
-    run_sweep(Sweep.of(task, plans({}, seeds=1), 2, "iid"), cells, on_estimate=told)
-    run_sweep(Sweep.of(task, plans({}, seeds=2), 2, "iid"), cells, on_estimate=told)
-    run_sweep(Sweep.of(task, plans({}, seeds=1, rounds=13), 2, "iid"), TrialStore(tmp_path / "other"), on_estimate=told)
-    assert said == [(None, 1), ("from 1 finished runs", 1), ("from 4 rounds of the first run", 1)]
-
-
-@pytest.mark.parametrize(
-    ("workers", "seconds"),
-    [(1, 4 * 1 + 40 * 2), (2, (4 * 1 + 40 * 2 + 30 + 5) / 2), (4, (4 * 1 + 40 * 2 + 3 * (30 + 5)) / 4)],
-)
-def test_the_estimate_counts_the_start_of_each_worker_that_is_still_to_start(
-    task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int, seconds: float
-) -> None:
-    """A worker takes 30 s to come up and 5 s more for its first run; a run takes 1 s, and 2 s a round."""
-    monkeypatch.setattr("thinwire.simulation.sweep.trial_s", lambda task, made: (5.0, 1.0, 2.0))
-    sweep = Sweep.of(task, plans({}, seeds=4, rounds=10), 2, "iid")
-    pool: Any = SimpleNamespace(submit=lambda work, *given: SimpleNamespace(result=lambda: work(*given)))
-    monkeypatch.setattr("thinwire.simulation.sweep.time", SimpleNamespace(perf_counter=iter((0.0, 30.0)).__next__))
-    found = estimated(sweep, TrialStore(tmp_path / "group"), sweep.made, workers, pool if workers > 1 else None)
-    assert found is not None
-    assert found.seconds == pytest.approx(seconds)
+def test_the_first_finished_run_tells_how_long_the_others_take(task: str, tmp_path: Path) -> None:
+    cells, seen = TrialStore(tmp_path / "group"), list[Progress]()
+    run_sweep(Sweep.of(task, plans({}, seeds=2), 2, "iid"), cells, on_progress=seen.append)
+    assert [one.left_s for one in seen[:1] + seen[2:]] == [None, 0.0]
+    assert seen[1].cell is not None
+    assert seen[2].cell is not None
+    assert seen[1].left_s == pytest.approx(seen[1].cell.took_s)
+    run_sweep(Sweep.of(task, plans({}, seeds=3), 2, "iid"), cells, on_progress=seen.append)
+    assert seen[3].left_s == pytest.approx((seen[1].cell.took_s + seen[2].cell.took_s) / 2)  # before it begins
 
 
 def test_a_run_that_fails_is_a_result_like_others(task: str, tmp_path: Path) -> None:
@@ -134,6 +113,7 @@ def test_a_run_that_fails_is_a_result_like_others(task: str, tmp_path: Path) -> 
     bad = RunPlan.from_json({**plan, "run": {**plan["run"], "seed": 99}})
     (cell,) = run_sweep(Sweep.of(task, [bad], 2, "iid"), TrialStore(tmp_path / "group"))
     assert (cell.status, cell.exit_code) == ("failed", 6)
+    assert "KeyError" in cell.failures[0], "with the error of the task"
 
 
 @pytest.mark.parametrize("split", ["bogus", "dirichlet(-1)", "dirichlet(x)", "shards(0)"])

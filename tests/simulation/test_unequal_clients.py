@@ -21,20 +21,20 @@ def plan(text: str = PARTIAL) -> RunPlan:
 
 def steps_made(monkeypatch: pytest.MonkeyPatch, **given: object) -> tuple[History, list[set[int]]]:
     """A simulation of three clients, and of each the steps that it made in its rounds."""
-    heads, keep = list[ReplyHeader](), Store.record
+    headers, keep = list[ReplyHeader](), Store.record
 
     def record(store: Store, run_id: str, events: list[object], *measured: object) -> None:
         for event in events:
             if type(event).__name__ == "UpdateAccepted":
-                head = reply_from_json(event.head)  # type: ignore[attr-defined]
-                assert isinstance(head, ReplyHeader)
-                heads.append(head)
+                header = reply_from_json(event.header)  # type: ignore[attr-defined]
+                assert isinstance(header, ReplyHeader)
+                headers.append(header)
         keep(store, run_id, events, *measured)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Store, "record", record)
     history = simulate(task_of(), plan(), clients=3, **given)  # type: ignore[arg-type]
-    names = sorted({head.update_id.device for head in heads})
-    return history, [{head.steps for head in heads if head.update_id.device == name} for name in names]
+    names = sorted({header.update_id.device for header in headers})
+    return history, [{header.steps for header in headers if header.update_id.device == name} for name in names]
 
 
 def test_a_slow_client_makes_fewer_steps_and_is_in_time(monkeypatch: pytest.MonkeyPatch) -> None:

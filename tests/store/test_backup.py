@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.backups import BODY, Place, contents
-from tests.support.store_story import closed, head, status
+from tests.support.store_story import closed, header, status
 from thinwire.core.errors import DataLost
 from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import UpdateId
@@ -29,7 +29,7 @@ def test_a_backup_of_a_store_in_use_is_restored_elsewhere_as_it_was(
     with Store.open(there.database) as store:
         assert store.rounds(place.run_id)[0].closed_at is None
         assert store.run(place.run_id).status == "running"
-    (answer,) = FileSpool(there.spool).heads()
+    (answer,) = FileSpool(there.spool).headers()
     assert b"".join(FileSpool(there.spool).open(answer.update_id)) == BODY
 
 
@@ -53,11 +53,11 @@ def test_answers_come_back_in_the_order_of_their_arrival(place: Place, tmp_path:
     for device in ("pi-03", "pi-02"):
         place.answer(device)
     for number, device in enumerate(("pi-03", "pi-01", "pi-02")):
-        path = place.home.spool / place.run_id / f"{device}-1.head"
+        path = place.home.spool / place.run_id / f"{device}-1.header"
         os.utime(path, ns=(number, 1_700_000_000_000_000_000 + number))
     back_up(place.home, tmp_path / "b.tar", "1")
     restore.restore(tmp_path / "b.tar", there, force=False)
-    assert [h.update_id.device for h in FileSpool(there.spool).heads()] == ["pi-03", "pi-01", "pi-02"]
+    assert [h.update_id.device for h in FileSpool(there.spool).headers()] == ["pi-03", "pi-01", "pi-02"]
 
 
 def test_a_model_that_came_and_went_while_the_database_was_copied_is_not_missing(
@@ -88,7 +88,7 @@ def test_a_model_that_came_and_went_while_the_database_was_copied_is_not_missing
     [
         "runs/digits-1/v000000.model",
         "runs/digits-1/v000000.state",
-        "runs/digits-1/v000000.shadow",
+        "runs/digits-1/v000000.replica",
         "spool/digits-1/pi-01-1.parts",
     ],
 )
@@ -107,9 +107,9 @@ def test_a_folder_that_lacks_what_a_run_needs_is_not_passed_off_as_a_backup(
 def test_what_strangers_named_does_not_stand_in_the_way(place: Place, tmp_path: Path, there: AggregatorHome) -> None:
     spool = FileSpool(place.home.spool)
     odd = UpdateId("no run of ours", "pi-01", 1)
-    reply = head("x", 1, "pi-01")
+    reply = header("x", 1, "pi-01")
     draft = spool.draft(odd)
     spool.commit(draft, type(reply)(**{**reply.__dict__, "update_id": odd, "parts": ()}))
     back_up(place.home, tmp_path / "b.tar", "1")
     restore.restore(tmp_path / "b.tar", there, force=False)
-    assert [h.update_id.run for h in FileSpool(there.spool).heads()] == [place.run_id]
+    assert [h.update_id.run for h in FileSpool(there.spool).headers()] == [place.run_id]

@@ -125,7 +125,7 @@ def test_where_nothing_is_nothing_is_backed_up_or_restored(tmp_path: Path, there
         lambda said: said["files"][DATABASE].update(mtime_ns=10**40),
         lambda said: said["files"][DATABASE].update(mtime_ns=-1),
         lambda said: said["files"][DATABASE].update(size=float("inf")),
-        lambda said: said.update(taken_at=float("nan")),
+        lambda said: said.update(delivered_at=float("nan")),
         lambda said: said.update(files=10**400),
     ],
 )
@@ -138,5 +138,12 @@ def test_a_list_of_files_that_cannot_be_is_not_believed(change: Callable[[dict[s
 
 
 def test_a_list_of_files_without_a_bottom_is_not_believed() -> None:
-    with pytest.raises(ValueError, match="cannot be read"):
+    with pytest.raises(ValueError, match="is not readable"):
         Manifest.from_bytes(b'{"format":1,"files":' + b"[" * 200_000)
+
+
+@pytest.mark.parametrize("data", [b"[" * 100_000, b"[" + b"0," * 400 + b"0]"])
+def test_a_manifest_of_too_many_values_is_refused_before_it_is_parsed(monkeypatch, data):
+    monkeypatch.setattr("thinwire.store.backup.LARGEST_MANIFEST", 200_000 if data.endswith(b"[") else 1000)
+    with pytest.raises(ValueError, match=r"nested|more than"):
+        Manifest.from_bytes(data)

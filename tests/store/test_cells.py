@@ -36,18 +36,18 @@ def test_bytes_down_are_those_of_the_whole_run_with_its_last_measuring(tmp_path)
     assert figures(older)["payload_down"] == 3000
 
 
-def test_groups_say_how_many_of_all_that_was_asked_for_are_over(tmp_path):
+def test_groups_say_how_many_of_all_that_was_requested_are_over(tmp_path):
     assert groups(tmp_path / "none") == []
     first, second, third = (cell(seed=seed) for seed in (1, 2, 3))
     codecs, rates = TrialStore.named(tmp_path, "codecs"), TrialStore.named(tmp_path, "rates")
-    codecs.ask([first.made.digest, second.made.digest])
-    codecs.ask([second.made.digest, third.made.digest])
+    codecs.request([first.made.digest, second.made.digest])
+    codecs.request([second.made.digest, third.made.digest])
     codecs.keep(first)
     rates.keep(first)
     rates.keep(second)
     found = {group.name: (group.task, group.done, group.runs) for group in groups(tmp_path)}
     assert found == {"codecs": ("toy", 1, 3), "rates": ("toy", 2, 2)}
-    assert codecs.found().keys() == {first.made.digest}, "what was asked for is no cell"
+    assert codecs.found().keys() == {first.made.digest}, "what was requested is no cell"
 
 
 def test_what_a_run_is_made_of_names_it():

@@ -10,7 +10,7 @@ import pytest
 
 from thinwire.store.spool import LEAST, mapped
 
-linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux says that a page cannot be read")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux says that a page is not readable")
 BYTES = bytes(range(251)) * (2 * LEAST // 251 + 1)
 
 
@@ -51,7 +51,7 @@ def test_a_short_part_is_not_worth_a_mapping(path: Path) -> None:
 
 
 @linux
-def test_pages_that_cannot_be_read_are_not_mapped(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_that_are_not_readable_are_not_mapped(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken(mmap.mmap):
         def madvise(self, *args: int) -> None:
             raise OSError(14, "Bad address")

@@ -15,28 +15,29 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import event, text
 
+from tests.store.write_golden_store import GOLDEN
 from tests.support.store_agreement import assert_sums_agree
-from tests.support.store_story import accepted, head, new_run, opened
+from tests.support.store_story import accepted, header, new_run, opened
 from thinwire.core.errors import DataLost, UsageError
 from thinwire.store import Store, database, run_tables, schema
 
 
-def test_the_migrations_make_the_tables_that_the_program_uses(store: Store) -> None:
+def differences(store: Store) -> list[object]:
     with store._database.reading() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True})
-        assert compare_metadata(context, run_tables.Run.metadata) == []
+        return list(compare_metadata(context, run_tables.Run.metadata))
 
 
-def test_later_databases_of_a_process_are_made_like_the_first_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(schema, "_made", {})
-    Store.open(tmp_path / "first").close()
-    monkeypatch.setattr(schema, "migrate", None)
-    Store.open(tmp_path / "second").close()
-    first, second = (sqlite3.connect(tmp_path / name) for name in ("first", "second"))
-    with contextlib.closing(first), contextlib.closing(second):
-        assert list(first.iterdump()) == list(second.iterdump())
+def test_a_new_database_has_the_tables_that_the_program_uses(store: Store) -> None:
+    assert differences(store) == []
+
+
+@pytest.mark.parametrize("recorded", sorted(GOLDEN.parent.iterdir()), ids=lambda folder: folder.name)
+def test_the_migrations_make_the_tables_that_the_program_uses(tmp_path: Path, recorded: Path) -> None:
+    with contextlib.closing(sqlite3.connect(tmp_path / "store.sqlite3")) as made:
+        made.executescript((recorded / "store.sql").read_text())
+    with Store.open(tmp_path / "store.sqlite3", upgrade=True) as store:
+        assert differences(store) == []
 
 
 def test_a_statement_is_put_into_words_once_for_all_databases(tmp_path: Path) -> None:
@@ -146,7 +147,7 @@ def test_a_store_opened_for_reading_reads_and_refuses_to_write(address: str) -> 
         with Store.open(address, read_only=True) as reader:
             assert reader.run(run_id).run_id == run_id
             with pytest.raises(DataLost, match="for reading only"):
-                reader.order("stop-run", run_id)
+                reader.commands.add("stop-run", run_id)
 
 
 def test_reading_does_not_make_a_database(tmp_path: Path) -> None:
@@ -206,12 +207,12 @@ def test_threads_and_processes_write_at_the_same_time_and_nothing_is_lost(addres
         def answer(devices: range) -> None:
             begin.wait()
             for n in devices:
-                ours.record(run_id, [accepted(head(run_id, 1, f"d{n}"), 1)])
+                ours.record(run_id, [accepted(header(run_id, 1, f"d{n}"), 1)])
 
         def order(_: range) -> None:
             begin.wait()
             for n in range(10):
-                another.order("login-code", args={"n": n})
+                another.commands.add("login-code", args={"n": n})
 
         with ThreadPoolExecutor() as threads:
             list(
@@ -220,14 +221,13 @@ def test_threads_and_processes_write_at_the_same_time_and_nothing_is_lost(addres
                 )
             )
         assert ours.run(run_id).payload_up == 12 * 101
-        assert [o.args["n"] for o in ours.pending_orders()] == list(range(10))
+        assert [o.args["n"] for o in ours.commands.pending()] == list(range(10))
         assert_sums_agree(another, run_id)
 
 
-def test_the_store_needs_no_torch_and_opening_a_made_one_no_alembic(tmp_path: Path) -> None:
-    Store.open(tmp_path / "store.sqlite3").close()
+def test_the_store_needs_no_torch_and_no_alembic_where_nothing_is_upgraded(tmp_path: Path) -> None:
     code = (
-        "import sys; from thinwire.store import Store; Store.open(sys.argv[1]).runs(); "
+        "import sys; from thinwire.store import Store; [Store.open(sys.argv[1]).runs() for _ in range(2)]; "
         "print([name for name in ('torch', 'alembic', 'flwr') if name in sys.modules])"
     )
     out = subprocess.run(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -8,14 +9,15 @@ from hypothesis import strategies as st
 from sqlalchemy.exc import IntegrityError
 
 from tests.support.store_agreement import assert_is_replayed, assert_sums_agree, empty_store, shown
-from tests.support.store_story import DENSE, accepted, closed, dropped, head, histories, new_run, opened, status
+from tests.support.store_story import DENSE, accepted, closed, dropped, header, histories, new_run, opened, status
 from thinwire.core.errors import NotFound
 from thinwire.core.events import (
     ClientFailed,
     Evaluated,
     ModelStored,
+    RoundOpened,
     RunNoted,
-    UpdateFolded,
+    UpdateAggregated,
 )
 from thinwire.core.serialization import to_json
 from thinwire.store import Store
@@ -40,20 +42,29 @@ def test_a_fold_that_is_repeated_after_a_restart_changes_nothing(batches: list, 
         for batch in batches:
             store.record(run_id, batch)
         before = shown(store, run_id)
-        done = [u for u in store.updates(run_id) if u.outcome in ("folded", "late") and u.folded_round]
+        done = [u for u in store.updates(run_id) if u.outcome in ("aggregated", "late") and u.aggregated_round]
         for n in repeats[: len(done)]:
             update = done[n % len(done)]
-            store.record(run_id, [UpdateFolded(99.0, update.folded_round or 0, update.update_id, 0.1)])
+            store.record(run_id, [UpdateAggregated(99.0, update.aggregated_round or 0, update.update_id, 0.1)])
         assert shown(store, run_id) == before
 
 
 def test_events_come_back_as_they_were_recorded(store: Store) -> None:
     run_id = new_run(store)
-    events = [*opened(run_id, 1), accepted(head(run_id, 1, "pi-01"), 1), closed(1, [f"{run_id}/pi-01/1"])]
+    events = [*opened(run_id, 1), accepted(header(run_id, 1, "pi-01"), 1), closed(1, [f"{run_id}/pi-01/1"])]
     store.record(run_id, events)
     back = store.events(run_id)[2:]
     assert [json.dumps(to_json(event)) for _, event in back] == [json.dumps(to_json(event)) for event in events]
     assert [type(event) for _, event in back] == [type(event) for event in events]
+
+
+def test_a_candidate_without_another_reason_was_not_sampled(store: Store) -> None:
+    run_id = new_run(store)
+    first, *sent = opened(run_id, 1)
+    assert isinstance(first, RoundOpened)
+    candidates = [*first.candidates, "zz-1", "zz-2"]
+    store.record(run_id, [replace(first, candidates=candidates, reasons={"zz-2": "busy with round 3"}), *sent])
+    assert store.rounds(run_id)[0].not_selected == {"zz-1": "not sampled", "zz-2": "busy with round 3"}
 
 
 def test_sequence_numbers_rise_over_all_runs_and_a_reader_goes_on_where_it_was(store: Store) -> None:
@@ -62,7 +73,9 @@ def test_sequence_numbers_rise_over_all_runs_and_a_reader_goes_on_where_it_was(s
     store.record(b, opened(b, 1))
     assert store.last_seq() == store.last_seq(b) > seen == store.last_seq(a)
     store.record(a, opened(a, 1))
-    assert [type(event).__name__ for _, event in store.events(a, after=seen)] == ["RoundOpened"] + ["ClientAsked"] * 3
+    assert [type(event).__name__ for _, event in store.events(a, after=seen)] == ["RoundOpened"] + [
+        "ClientSelected"
+    ] * 3
     assert len(store.events(a, after=seen, limit=2)) == 2
     assert store.events(a, after=store.last_seq()) == []
     assert store.last_seq("digits-99") == 0
@@ -79,7 +92,7 @@ def test_what_a_run_has_to_say_is_kept_in_its_order(store: Store) -> None:
 def test_bytes_are_summed_beside_what_dense_ones_would_be(store: Store) -> None:
     run_id = new_run(store)
     store.record(run_id, opened(run_id, 1))
-    store.record(run_id, [accepted(head(run_id, 1, "pi-01"), 1), dropped(head(run_id, 1, "pi-02"), 1, "stale")])
+    store.record(run_id, [accepted(header(run_id, 1, "pi-01"), 1), dropped(header(run_id, 1, "pi-02"), 1, "stale")])
     run = store.run(run_id)
     assert (run.payload_up, run.payload_down, run.wire_up, run.wire_down) == (202, 3000, 1200, 1000)
     assert (run.dense_up, run.dense_down) == (2 * DENSE, 3 * DENSE)
@@ -92,31 +105,36 @@ def test_bytes_are_summed_beside_what_dense_ones_would_be(store: Store) -> None:
 def test_where_there_is_no_wire_its_bytes_stay_unknown(store: Store) -> None:
     run_id = new_run(store, source="sim")
     store.record(run_id, opened(run_id, 1))
-    store.record(run_id, [accepted(head(run_id, 1, "pi-01", wire=False), 1)])
+    store.record(run_id, [accepted(header(run_id, 1, "pi-01", wire=False), 1)])
     assert store.run(run_id).wire_up is None
     assert store.rounds(run_id)[0].wire_down is None
 
 
-def test_an_answer_after_its_round_is_late_there_and_folded_where_it_came(store: Store) -> None:
+def test_an_answer_after_its_round_is_late_there_and_aggregated_where_it_came(store: Store) -> None:
     run_id = new_run(store)
     store.record(run_id, [*opened(run_id, 1), closed(1, [], reason="deadline"), *opened(run_id, 2, ("pi-02",))])
-    late = head(run_id, 1, "pi-01")
+    late = header(run_id, 1, "pi-01")
     store.record(run_id, [accepted(late, 1, round_number=2)])
     assert store.updates(run_id, 1)[0].outcome == "accepted"
-    store.record(run_id, [UpdateFolded(15.0, 2, str(late.update_id), 0.1)])
+    store.record(run_id, [UpdateAggregated(15.0, 2, str(late.update_id), 0.1)])
     row = store.updates(run_id, 1)[0]
-    assert (row.outcome, row.folded_round, row.staleness) == ("late", 2, 1)
+    assert (row.outcome, row.aggregated_round, row.staleness) == ("late", 2, 1)
     assert [r.late for r in store.rounds(run_id)] == [1, 0]
 
 
 def test_too_few_gives_all_answers_back(store: Store) -> None:
     run_id = new_run(store)
-    reply = head(run_id, 1, "pi-01")
-    store.record(run_id, [*opened(run_id, 1), accepted(reply, 1), UpdateFolded(15.0, 1, str(reply.update_id), 0.1)])
+    reply = header(run_id, 1, "pi-01")
+    store.record(run_id, [*opened(run_id, 1), accepted(reply, 1), UpdateAggregated(15.0, 1, str(reply.update_id), 0.1)])
     store.record(run_id, [closed(1, [], (str(reply.update_id),), "too-few")])
     row, round_row = store.updates(run_id, 1)[0], store.rounds(run_id)[0]
-    assert (row.outcome, row.reason, row.folded_round) == ("dropped", "too-few", None)
-    assert (round_row.reason, round_row.dropped, round_row.folded_count, round_row.folded) == ("too-few", 1, 0, [])
+    assert (row.outcome, row.reason, row.aggregated_round) == ("dropped", "too-few", None)
+    assert (round_row.reason, round_row.dropped, round_row.aggregated_count, round_row.aggregated) == (
+        "too-few",
+        1,
+        0,
+        [],
+    )
 
 
 def test_what_a_stranger_sends_cannot_stop_the_journal(store: Store) -> None:
@@ -124,8 +142,8 @@ def test_what_a_stranger_sends_cannot_stop_the_journal(store: Store) -> None:
     store.record(run_id, opened(run_id, 1))
     nasty = "a\0b\ud800c" + "x" * 100_000
     store.record(run_id, [ClientFailed(13.0, 1, "pi-01", f"{run_id}.1.pi-01", "worker", nasty, 3.0)])
-    huge = accepted(head(run_id, 1, "pi-02"), 1)
-    huge.head.update(examples=10**40, steps=2**63)
+    huge = accepted(header(run_id, 1, "pi-02"), 1)
+    huge.header.update(examples=10**40, steps=2**63)
     store.record(run_id, [huge])
     first, second, _ = store.updates(run_id, 1)
     assert first.reason.startswith("worker: a?b?c")

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.store_story import accepted, closed, dropped, head, new_run, opened, status
+from tests.support.store_story import accepted, closed, dropped, header, new_run, opened, status
 from thinwire.core.clock import VirtualClock
 from thinwire.core.errors import NotFound, Refused, UsageError
-from thinwire.core.events import DeviceJoined, DeviceLeft
+from thinwire.core.events import DeviceOffline, DeviceOnline
 from thinwire.core.fleet import Hello, TaskReport
 from thinwire.store import Store
 
@@ -77,21 +77,21 @@ def test_a_run_that_is_still_being_handed_over_is_not_served(store: Store) -> No
 
 
 def test_an_order_waits_until_it_is_answered_and_the_first_answer_stays(store: Store, clock: VirtualClock) -> None:
-    stop = store.order("stop-run", "digits-1", who="ann")
-    code = store.order("login-code", args={"valid_s": 60})
-    assert [(o.id, o.kind, o.run_id, o.args, o.who, o.at) for o in store.pending_orders()] == [
+    stop = store.commands.add("stop-run", "digits-1", who="ann")
+    code = store.commands.add("login-code", args={"valid_s": 60})
+    assert [(o.id, o.kind, o.run_id, o.args, o.who, o.at) for o in store.commands.pending()] == [
         (stop, "stop-run", "digits-1", {}, "ann", clock.wall()),
         (code, "login-code", "", {"valid_s": 60}, "operator", clock.wall()),
     ]
-    assert store.result(stop) is None
-    store.answer(stop, {"ok": True})
-    store.answer(stop, {"ok": False})
-    assert store.result(stop) == {"ok": True}
-    assert [order.id for order in store.pending_orders()] == [code]
+    assert store.commands.result(stop) is None
+    store.commands.answer(stop, {"ok": True})
+    store.commands.answer(stop, {"ok": False})
+    assert store.commands.result(stop) == {"ok": True}
+    assert [order.id for order in store.commands.pending()] == [code]
     with pytest.raises(NotFound):
-        store.answer(999, {})
+        store.commands.answer(999, {})
     with pytest.raises(NotFound):
-        store.result(999)
+        store.commands.result(999)
 
 
 # The roster.
@@ -141,8 +141,8 @@ def test_a_device_goes_on_above_the_highest_sequence_of_runs_that_go_on(store: S
     run_id, over = new_run(store), new_run(store)
     for run in (run_id, over):
         store.record(run, opened(run, 1))
-        store.record(run, [accepted(head(run, 1, "pi-01", sequence=7), 1)])
-    store.record(run_id, [dropped(head(run_id, 1, "pi-01", sequence=9), 1, "duplicate")])
+        store.record(run, [accepted(header(run, 1, "pi-01", sequence=7), 1)])
+    store.record(run_id, [dropped(header(run_id, 1, "pi-01", sequence=9), 1, "duplicate")])
     store.record(over, [closed(1, []), status("done")])
     assert store.roster.sequences("pi-01") == {run_id: 9}
     assert store.roster.sequences("pi-02") == {}
@@ -172,6 +172,9 @@ def test_devices_hear_the_identities_of_runs_on_devices_that_have_begun_and_are_
     assert all(len(identity) == 16 for identity in found.values())
     assert len(set(found.values())) == 2
     assert store.run(simulated).identity == ""
+    kept = {run: store.run(run).identity for run in (begun, waits, over, queued)}
+    assert store.roster.ended({**kept, simulated: ""}) == (over,)
+    assert store.roster.ended({over: "b" * 16}) == store.roster.ended({over: ""}) == ()
 
 
 # Devices as they are shown.
@@ -181,30 +184,35 @@ def test_a_device_is_shown_with_what_it_says_and_what_it_did(store: Store) -> No
     enrol(store, "pi-01")
     enrol(store, "pi-02")
     store.roster.seen(Hello("pi-01", "p1", (TaskReport("digits", "2"),), {"python": "3.11"}), at=50.0)
-    store.record_device(DeviceJoined(51.0, "pi-01"))
+    store.record_device(DeviceOnline(51.0, "pi-01"))
     run_id, sim = new_run(store), new_run(store, source="sim")
     for run in (run_id, sim):
-        store.record(run, [*opened(run, 1), accepted(head(run, 1, "pi-01"), 1), closed(1, [f"{run}/pi-01/1"])])
+        store.record(run, [*opened(run, 1), accepted(header(run, 1, "pi-01"), 1), closed(1, [f"{run}/pi-01/1"])])
     one, two = store.devices()
     assert (one.row.name, one.online, one.seen_at, one.hello["versions"]) == ("pi-01", True, 51.0, {"python": "3.11"})
     assert one.tasks[0]["version"] == "2"
-    assert (one.updates, one.payload_up, one.last_outcome) == (1, 101, "folded")
-    assert (two.online, two.updates, two.last_outcome, two.tasks) == (False, 0, "asked", []) or two.last_outcome == ""
+    assert (one.updates, one.payload_up, one.last_outcome) == (1, 101, "aggregated")
+    assert (two.online, two.updates, two.last_outcome, two.tasks) == (
+        False,
+        0,
+        "selected",
+        [],
+    ) or two.last_outcome == ""
 
 
 def test_who_comes_and_goes_is_journalled_with_no_run(store: Store) -> None:
     enrol(store, "pi-01")
     enrol(store, "pi-02")
     for name in ("pi-01", "pi-02", "unknown"):
-        store.record_device(DeviceJoined(1.0, name))
-    store.record_device(DeviceLeft(2.0, "pi-01", "no word for 60 s"))
+        store.record_device(DeviceOnline(1.0, name))
+    store.record_device(DeviceOffline(2.0, "pi-01", "no word for 60 s"))
     assert [d.online for d in store.devices()] == [False, True]
-    store.record_restart()
+    store.record_restart(3.0, 0.0)
     assert [d.online for d in store.devices()] == [False, False]
     events = [event for _, event in store.events(None)]
     assert events[:4] == [
-        *(DeviceJoined(1.0, n) for n in ("pi-01", "pi-02", "unknown")),
-        DeviceLeft(2.0, "pi-01", "no word for 60 s"),
+        *(DeviceOnline(1.0, n) for n in ("pi-01", "pi-02", "unknown")),
+        DeviceOffline(2.0, "pi-01", "no word for 60 s"),
     ]
-    assert [event.device for event in events[4:] if isinstance(event, DeviceLeft)] == ["pi-02"]
+    assert [event.device for event in events[4:] if isinstance(event, DeviceOffline)] == ["pi-02"]
     assert store.last_seq() == store.events(None)[-1][0]

@@ -18,13 +18,15 @@ from thinwire.store.spool import MANY_FOLDERS, UNREADABLE
 
 def reply(parts: list[bytes], device: str = "pi-01", sequence: int = 1, run: str = "digits-1") -> ReplyHeader:
     named = tuple(Part(f"frame/{i}", len(p), hashlib.sha256(p).hexdigest()) for i, p in enumerate(parts))
-    return ReplyHeader("ask", UpdateId(run, device, sequence), 0, 10, 5, 5.0, 1.0, parts=named, transfer=Transfer(1.0))
+    return ReplyHeader(
+        "assignment", UpdateId(run, device, sequence), 0, 10, 5, 5.0, 1.0, parts=named, transfer=Transfer(1.0)
+    )
 
 
-def put(spool: FileSpool, head: ReplyHeader, parts: list[bytes]) -> None:
-    draft = spool.draft(head.update_id)
+def put(spool: FileSpool, header: ReplyHeader, parts: list[bytes]) -> None:
+    draft = spool.draft(header.update_id)
     draft.write_bytes(b"".join(parts))
-    spool.commit(draft, head)
+    spool.commit(draft, header)
 
 
 @settings(max_examples=20, deadline=None)
@@ -33,39 +35,41 @@ def test_what_was_committed_comes_back_part_by_part_also_after_a_restart(
     tmp_path_factory: pytest.TempPathFactory, parts: list[bytes]
 ) -> None:
     folder = tmp_path_factory.mktemp("spool")
-    head = reply(parts)
-    put(FileSpool(folder), head, parts)
+    header = reply(parts)
+    put(FileSpool(folder), header, parts)
     again = FileSpool(folder)
-    assert list(again.open(head.update_id)) == parts
-    assert (again.head(head.update_id), again.heads()) == (head, [head])
+    assert list(again.open(header.update_id)) == parts
+    assert (again.header(header.update_id), again.headers()) == (header, [header])
 
 
 def test_heads_come_in_the_order_of_arrival_also_after_a_restart(tmp_path: Path) -> None:
     spool, order = FileSpool(tmp_path), [("b", 2), ("a", 10), ("a", 9), ("c", 1)]
     for nth, (device, sequence) in enumerate(order):
-        head = reply([b"x"], device, sequence)
-        put(spool, head, [b"x"])
-        os.utime(spool.path(head.update_id).with_suffix(".head"), ns=(nth, nth))  # a coarse disk clock must not decide
+        header = reply([b"x"], device, sequence)
+        put(spool, header, [b"x"])
+        os.utime(
+            spool.path(header.update_id).with_suffix(".header"), ns=(nth, nth)
+        )  # a coarse disk clock must not decide
     for one in (spool, FileSpool(tmp_path)):
-        assert [(h.update_id.device, h.update_id.sequence) for h in one.heads()] == order
+        assert [(h.update_id.device, h.update_id.sequence) for h in one.headers()] == order
 
 
 def test_a_draft_is_not_visible_and_does_not_outlive_a_restart(tmp_path: Path) -> None:
-    spool, head = FileSpool(tmp_path), reply([b"abc"])
-    first, second = spool.draft(head.update_id), spool.draft(head.update_id)
+    spool, header = FileSpool(tmp_path), reply([b"abc"])
+    first, second = spool.draft(header.update_id), spool.draft(header.update_id)
     assert first != second
     first.write_bytes(b"ab")
-    assert (spool.head(head.update_id), spool.heads()) == (None, [])
-    assert FileSpool(tmp_path).heads() == []
+    assert (spool.header(header.update_id), spool.headers()) == (None, [])
+    assert FileSpool(tmp_path).headers() == []
     assert not first.exists()
 
 
-def test_parts_without_a_head_are_the_rest_of_a_crash(tmp_path: Path) -> None:
-    spool, head = FileSpool(tmp_path), reply([b"abc"])
-    put(spool, head, [b"abc"])
-    path = spool.path(head.update_id)
-    path.with_suffix(".head").unlink()
-    assert FileSpool(tmp_path).heads() == []
+def test_parts_without_a_header_are_the_rest_of_a_crash(tmp_path: Path) -> None:
+    spool, header = FileSpool(tmp_path), reply([b"abc"])
+    put(spool, header, [b"abc"])
+    path = spool.path(header.update_id)
+    path.with_suffix(".header").unlink()
+    assert FileSpool(tmp_path).headers() == []
     assert not path.exists()
 
 
@@ -74,71 +78,71 @@ def test_a_second_commit_of_the_same_update_leaves_the_first(tmp_path: Path) -> 
     put(spool, reply([b"first"]), [b"first"])
     put(spool, reply([b"other"]), [b"other"])
     assert list(spool.open(UpdateId("digits-1", "pi-01", 1))) == [b"first"]
-    assert [path.name for path in sorted(tmp_path.glob("*/*"))] == ["pi-01-1.head", "pi-01-1.parts"]
+    assert [path.name for path in sorted(tmp_path.glob("*/*"))] == ["pi-01-1.header", "pi-01-1.parts"]
 
 
-def test_a_body_of_another_length_than_its_head_says_is_refused(tmp_path: Path) -> None:
-    spool, head = FileSpool(tmp_path), reply([b"abc"])
+def test_a_body_of_another_length_than_its_header_says_is_refused(tmp_path: Path) -> None:
+    spool, header = FileSpool(tmp_path), reply([b"abc"])
     with pytest.raises(BadPayload, match="4 bytes"):
-        put(spool, head, [b"abcd"])
-    assert spool.heads() == []
+        put(spool, header, [b"abcd"])
+    assert spool.headers() == []
 
 
 def test_deleting_forgets_and_may_be_repeated(tmp_path: Path) -> None:
-    spool, head = FileSpool(tmp_path), reply([b"abc"])
-    put(spool, head, [b"abc"])
-    spool.delete(head.update_id)
-    spool.delete(head.update_id)
+    spool, header = FileSpool(tmp_path), reply([b"abc"])
+    put(spool, header, [b"abc"])
+    spool.delete(header.update_id)
+    spool.delete(header.update_id)
     spool.delete(UpdateId("never", "seen", 1))
-    assert (spool.heads(), list(tmp_path.glob("*/*"))) == ([], [])
+    assert (spool.headers(), list(tmp_path.glob("*/*"))) == ([], [])
     with pytest.raises(DataLost):
-        spool.open(head.update_id)
-    put(spool, head, [b"abc"])
-    assert spool.heads() == [head]
+        spool.open(header.update_id)
+    put(spool, header, [b"abc"])
+    assert spool.headers() == [header]
 
 
 def test_a_file_that_was_cut_is_data_lost(tmp_path: Path) -> None:
-    spool, head = FileSpool(tmp_path), reply([b"abc", b"defg"])
-    put(spool, head, [b"abc", b"defg"])
-    os.truncate(spool.path(head.update_id), 5)
-    parts = spool.open(head.update_id)
+    spool, header = FileSpool(tmp_path), reply([b"abc", b"defg"])
+    put(spool, header, [b"abc", b"defg"])
+    os.truncate(spool.path(header.update_id), 5)
+    parts = spool.open(header.update_id)
     assert next(parts) == b"abc"
     with pytest.raises(DataLost, match="cut short"):
         next(parts)
 
 
-@pytest.mark.parametrize("damage", ["head", "parts", "another"])
-def test_a_reply_that_cannot_be_read_is_set_aside_and_the_others_are_there(tmp_path: Path, damage: str) -> None:
+@pytest.mark.parametrize("damage", ["header", "parts", "another"])
+def test_a_reply_that_is_not_readable_is_set_aside_and_the_others_are_there(tmp_path: Path, damage: str) -> None:
     spool, sound = FileSpool(tmp_path), reply([b"abc"], sequence=2)
-    for head in (reply([b"abc"]), sound):
-        put(spool, head, [b"abc"])
+    for header in (reply([b"abc"]), sound):
+        put(spool, header, [b"abc"])
     path = spool.path(reply([b"abc"]).update_id)
     match damage:
-        case "head":
-            path.with_suffix(".head").write_bytes(b"{")
+        case "header":
+            path.with_suffix(".header").write_bytes(b"{")
         case "parts":
             os.truncate(path, 1)
         case _:
-            path.with_suffix(".head").write_bytes(reply_to_bytes(reply([b"abc"], device="pi-02")))
-    before = path.with_suffix(".head").read_bytes(), path.read_bytes()
-    assert FileSpool(tmp_path).heads() == [sound]
+            path.with_suffix(".header").write_bytes(reply_to_bytes(reply([b"abc"], device="pi-02")))
+    before = path.with_suffix(".header").read_bytes(), path.read_bytes()
+    assert FileSpool(tmp_path).headers() == [sound]
     aside = tmp_path / UNREADABLE / "digits-1" / path.name
-    assert (aside.with_suffix(".head").read_bytes(), aside.read_bytes()) == before
+    assert (aside.with_suffix(".header").read_bytes(), aside.read_bytes()) == before
     put(again := FileSpool(tmp_path), reply([b"abc"]), [b"abc"])
-    assert len(again.heads()) == 2, "it may come again"
-    path.with_suffix(".head").write_bytes(b"[")
-    assert FileSpool(tmp_path).heads() == [sound]
-    assert aside.with_suffix(".head").read_bytes() == before[0], "what was set aside first stays"
+    assert len(again.headers()) == 2, "it may come again"
+    path.with_suffix(".header").write_bytes(b"[")
+    assert FileSpool(tmp_path).headers() == [sound]
+    assert aside.with_suffix(".header").read_bytes() == before[0], "what was set aside first stays"
 
 
-def test_parts_that_cannot_be_read_in_service_are_set_aside(tmp_path: Path) -> None:
-    spool, head = FileSpool(tmp_path), reply([b"abc"])
-    put(spool, head, [b"abc"])
-    spool.path(head.update_id).unlink()
+def test_parts_that_are_not_readable_in_service_are_set_aside(tmp_path: Path) -> None:
+    spool, header = FileSpool(tmp_path), reply([b"abc"])
+    put(spool, header, [b"abc"])
+    spool.path(header.update_id).unlink()
     with pytest.raises(BadPayload):
-        list(spool.open(head.update_id))
-    assert spool.heads() == []
-    assert (tmp_path / UNREADABLE / "digits-1" / "pi-01-1.head").exists()
+        list(spool.open(header.update_id))
+    assert spool.headers() == []
+    assert (tmp_path / UNREADABLE / "digits-1" / "pi-01-1.header").exists()
 
 
 def test_two_devices_whose_names_end_in_numbers_do_not_share_a_file(tmp_path: Path) -> None:
@@ -147,7 +151,7 @@ def test_two_devices_whose_names_end_in_numbers_do_not_share_a_file(tmp_path: Pa
     assert spool.path(a) != spool.path(b)
 
 
-def test_a_disk_that_cannot_be_written_is_data_lost(tmp_path: Path) -> None:
+def test_a_disk_that_is_not_writable_is_data_lost(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(DataLost):
         FileSpool(tmp_path / "file" / "spool")
@@ -162,19 +166,19 @@ def test_of_many_commits_of_one_update_at_once_one_stays_whole(tmp_path: Path) -
     bodies = [bytes([n]) * 1000 for n in range(8)]
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(lambda body: put(spool, reply([body]), [body]), bodies))
-    (head,) = FileSpool(tmp_path).heads()
-    (body,) = spool.open(head.update_id)
-    assert hashlib.sha256(body).hexdigest() == head.parts[0].sha256
-    assert spool.heads() == [head]
+    (header,) = FileSpool(tmp_path).headers()
+    (body,) = spool.open(header.update_id)
+    assert hashlib.sha256(body).hexdigest() == header.parts[0].sha256
+    assert spool.headers() == [header]
 
 
 def test_made_up_runs_leave_no_folders_behind(tmp_path: Path) -> None:
     spool, kept = FileSpool(tmp_path), reply([b"x"], run="digits-1")
     put(spool, kept, [b"x"])
     for nth in range(3 * MANY_FOLDERS):
-        head = reply([b"y"], run=f"made-up-{nth}")
-        put(spool, head, [b"y"])
-        spool.delete(head.update_id)
+        header = reply([b"y"], run=f"made-up-{nth}")
+        put(spool, header, [b"y"])
+        spool.delete(header.update_id)
     assert len(list(tmp_path.iterdir())) <= MANY_FOLDERS + 1
     again = FileSpool(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["digits-1"]
@@ -182,18 +186,18 @@ def test_made_up_runs_leave_no_folders_behind(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_goes_while_an_answer_comes_is_made_again(tmp_path: Path) -> None:
-    spool, head = FileSpool(tmp_path), reply([b"abc"])
-    put(spool, head, [b"abc"])
-    spool.delete(head.update_id)
+    spool, header = FileSpool(tmp_path), reply([b"abc"])
+    put(spool, header, [b"abc"])
+    spool.delete(header.update_id)
     (tmp_path / "digits-1").rmdir()
-    put(spool, head, [b"abc"])
-    assert list(spool.open(head.update_id)) == [b"abc"]
+    put(spool, header, [b"abc"])
+    assert list(spool.open(header.update_id)) == [b"abc"]
 
 
 def test_a_spool_for_one_process_gives_what_was_committed_and_leaves_nothing_to_a_next_one(tmp_path: Path) -> None:
-    spool, head = FileSpool(tmp_path, durable=False), reply([b"abc", b"d"])
-    put(spool, head, [b"abc", b"d"])
-    assert (spool.heads(), list(spool.open(head.update_id))) == ([head], [b"abc", b"d"])
-    assert FileSpool(tmp_path).heads() == []
-    spool.delete(head.update_id)
-    assert not spool.path(head.update_id).exists()
+    spool, header = FileSpool(tmp_path, durable=False), reply([b"abc", b"d"])
+    put(spool, header, [b"abc", b"d"])
+    assert (spool.headers(), list(spool.open(header.update_id))) == ([header], [b"abc", b"d"])
+    assert FileSpool(tmp_path).headers() == []
+    spool.delete(header.update_id)
+    assert not spool.path(header.update_id).exists()

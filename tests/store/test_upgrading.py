@@ -13,17 +13,46 @@ from thinwire.store import Store, schema
 from thinwire.store.database import Database, database_url
 
 LOGIN = "INSERT INTO logins (code_hash, expires_at) VALUES ('of before', 1.0)"
+FIRST = "0001_initial"
+NEXT, BROKEN = "9000_next", "9000_broken"
+MORE = "op.execute('CREATE TABLE more (a INTEGER)')"
+HALF = (
+    "op.execute('DELETE FROM logins'); op.execute('CREATE TABLE half (a INTEGER)'); "
+    "op.execute('SELECT no_such_column FROM logins')"
+)
+
+
+def made(address: str | Path) -> None:
+    """Make a database at the first revision, with one row to recognise it by."""
+    with Store.open(address) as store, store._database.writing() as connection:
+        connection.execute(text(LOGIN))
+        connection.execute(text(f"UPDATE alembic_version SET version_num = '{FIRST}'"))
 
 
 @pytest.fixture
 def old(address: str) -> str:
-    """A database as version 1 of the tables left it, with one row to recognise it by."""
-    database = Database(database_url(address), read_only=False)
-    with database.writing() as connection:
-        schema.migrate(connection, "0001")
-        connection.execute(text(LOGIN))
-    database.close()
+    made(address)
     return address
+
+
+def with_one_more(monkeypatch: pytest.MonkeyPatch, folder: Path, revision: str, does: str) -> None:
+    """Give the program one more migration."""
+    shutil.copytree(schema.MIGRATIONS, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "versions" / f"{revision}.py").write_text(
+        f"from alembic import op\nrevision, down_revision = {revision!r}, {FIRST!r}\ndef upgrade():\n    {does}\n"
+    )
+    monkeypatch.setattr(schema, "MIGRATIONS", folder)
+
+
+@pytest.fixture
+def newer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with_one_more(monkeypatch, tmp_path / "migrations", NEXT, MORE)
+
+
+@pytest.fixture
+def with_a_broken_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The migrations, and one more that gets half way."""
+    with_one_more(monkeypatch, tmp_path / "migrations", BROKEN, HALF)
 
 
 def at_revision(address: str) -> tuple[str | None, list[str]]:
@@ -43,53 +72,38 @@ def copies(folder: Path) -> list[Path]:
     return sorted(folder.glob("store.sqlite3.*before*")) + sorted(folder.glob(".store*"))
 
 
-@pytest.fixture
-def with_a_broken_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The migrations, and one more that gets half way."""
-    folder = tmp_path / "migrations"
-    shutil.copytree(schema.MIGRATIONS, folder, ignore=shutil.ignore_patterns("__pycache__"))
-    (folder / "versions" / "9000_broken.py").write_text(
-        "from alembic import op\n"
-        f"revision, down_revision = '9000', '{schema.revisions()[-1]}'\n"
-        "def upgrade():\n    op.execute('DELETE FROM logins')\n    op.execute('CREATE TABLE half (a INTEGER)')\n"
-        "    op.execute('SELECT no_such_column FROM logins')\n"
-    )
-    monkeypatch.setattr(schema, "MIGRATIONS", folder)
-
-
 @pytest.mark.parametrize("read_only", [True, False])
-def test_only_who_says_so_upgrades_an_old_store(old: str, tmp_path: Path, read_only: bool) -> None:
+def test_only_who_says_so_upgrades_an_old_store(old: str, newer: None, tmp_path: Path, read_only: bool) -> None:
     with pytest.raises(DataLost, match="older than this program") as refused:
         Store.open(old, read_only=read_only)
     assert refused.value.exit_code == 8
     assert "start the aggregator once" in refused.value.hint
-    assert at_revision(old) == ("0001", ["of before"])
+    assert at_revision(old) == (FIRST, ["of before"])
     assert copies(tmp_path) == []
 
 
-def test_an_old_store_is_upgraded_and_keeps_what_it_held(old: str, tmp_path: Path) -> None:
+def test_an_old_store_is_upgraded_and_keeps_what_it_held(old: str, newer: None) -> None:
     with Store.open(old, upgrade=True) as store:
         assert store.invitations.all() == []
-    assert at_revision(old) == (schema.revisions()[-1], ["of before"])
+    assert at_revision(old) == (NEXT, ["of before"])
     Store.open(old, upgrade=True).close()
 
 
-def test_a_file_is_copied_before_it_is_upgraded(tmp_path: Path) -> None:
-    path, copy = tmp_path / "store.sqlite3", tmp_path / f"store.sqlite3.before-{schema.revisions()[-1]}"
+def test_a_file_is_copied_before_it_is_upgraded(tmp_path: Path, newer: None) -> None:
+    path, copy = tmp_path / "store.sqlite3", tmp_path / f"store.sqlite3.before-{NEXT}"
     copy.write_text("of an upgrade that failed")
-    database = Database(database_url(path), read_only=False)
-    with database.writing() as connection:
-        schema.migrate(connection, "0001")
-    with database.writing() as connection:
-        connection.execute(text(LOGIN))
-    before = dump(path)  # while its log holds some of it
-    Store.open(path, upgrade=True).close()
-    database.close()
+    made(path)
+    with contextlib.closing(sqlite3.connect(path)) as reader:
+        reader.execute("SELECT code_hash FROM logins").fetchall()
+        with contextlib.closing(sqlite3.connect(path)) as writer, writer:
+            writer.execute("DELETE FROM sessions")
+        before = dump(path)  # while its log holds some of it
+        Store.open(path, upgrade=True).close()
     assert dump(copy) == before
     assert copy.stat().st_mode & 0o777 == 0o600
     assert copies(tmp_path) == [copy]
     shutil.copy(copy, path)
-    assert at_revision(str(path)) == ("0001", ["of before"])
+    assert at_revision(str(path)) == (FIRST, ["of before"])
 
 
 def test_a_new_store_and_one_that_is_up_to_date_are_not_copied(tmp_path: Path) -> None:
@@ -103,30 +117,24 @@ def test_a_migration_that_fails_leaves_the_old_store_in_use(old: str, with_a_bro
         Store.open(old, upgrade=True)
     assert failed.value.exit_code == 8
     assert "no_such_column" in failed.value.why
-    assert at_revision(old) == ("0001", ["of before"])
+    assert at_revision(old) == (FIRST, ["of before"])
 
 
 def test_a_migration_that_fails_writes_nothing_into_the_file(tmp_path: Path, with_a_broken_one: None) -> None:
     path = tmp_path / "store.sqlite3"
-    database = Database(database_url(path), read_only=False)
-    with database.writing() as connection:
-        schema.migrate(connection, "0002")
-        connection.execute(text(LOGIN))
-    database.close()
+    made(path)
     before = dump(path)
     with pytest.raises(DataLost) as failed:
         Store.open(path, upgrade=True)
-    assert dump(path) == before == dump(tmp_path / "store.sqlite3.before-9000")
-    assert str(tmp_path / "store.sqlite3.before-9000") in failed.value.hint
+    assert dump(path) == before == dump(tmp_path / f"store.sqlite3.before-{BROKEN}")
+    assert str(tmp_path / f"store.sqlite3.before-{BROKEN}") in failed.value.hint
 
 
-def test_where_no_copy_can_be_made_nothing_is_upgraded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_copy_can_be_made_nothing_is_upgraded(
+    tmp_path: Path, newer: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "store.sqlite3"
-    database = Database(database_url(path), read_only=False)
-    with database.writing() as connection:
-        schema.migrate(connection, "0001")
-        connection.execute(text(LOGIN))
-    database.close()
+    made(path)
 
     def full(source: Path, draft: Path) -> None:
         raise OSError(28, "No space left on device")
@@ -135,7 +143,7 @@ def test_where_no_copy_can_be_made_nothing_is_upgraded(tmp_path: Path, monkeypat
     with pytest.raises(DataLost, match="before-") as failed:
         Store.open(path, upgrade=True)
     assert failed.value.exit_code == 8
-    assert at_revision(str(path)) == ("0001", ["of before"])
+    assert at_revision(str(path)) == (FIRST, ["of before"])
     assert copies(tmp_path) == []
 
 
@@ -145,6 +153,26 @@ def test_a_store_newer_than_the_program_is_refused_by_who_upgrades_too(address: 
     with pytest.raises(DataLost, match="newer than this program") as refused:
         Store.open(address, upgrade=True)
     assert refused.value.exit_code == 8
+    assert copies(tmp_path) == []
+
+
+@pytest.mark.parametrize("upgrade", [True, False])
+@pytest.mark.parametrize("revision", ["0001", "0007", "0014"])
+def test_a_store_from_before_the_first_release_is_refused_and_not_touched(
+    tmp_path: Path, revision: str, upgrade: bool
+) -> None:
+    path = tmp_path / "store.sqlite3"
+    with contextlib.closing(sqlite3.connect(path)) as opened:
+        opened.executescript(
+            "CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL);"
+            f"INSERT INTO alembic_version VALUES ('{revision}'); CREATE TABLE updates (ask_id TEXT);"
+        )
+    before = dump(path)
+    with pytest.raises(DataLost, match="before the first release") as refused:
+        Store.open(path, upgrade=upgrade)
+    assert refused.value.exit_code == 8
+    assert f"revision {revision}" in refused.value.why and "--home" in refused.value.hint
+    assert dump(path) == before
     assert copies(tmp_path) == []
 
 

@@ -10,12 +10,13 @@ from tests.store.test_why import ASK, QUICK, ROUND
 from thinwire.reports.round_explanation import in_all, why
 
 FAILED = replace(
-    ASK, outcome="failed", reason="left: not heard of for 30 s", folded_round=None, failed_at=138.0, pulled_at=100.5,
+    ASK, outcome="failed", reason="left: not heard of for 30 s", aggregated_round=None, failed_at=138.0,
+    pulled_at=100.5,
     began_at=None, arrived_at=None, download_s=None, train_s=None, encode_s=None, requests=0,
 )  # fmt: skip
 ENOUGH = replace(
-    ROUND, reason="enough", folded=["ecg-1/pi-2/12"], folded_count=1, failed=1, seconds=38.5, closed_at=138.2,
-    slowest="pi-2", spent={"fold_s": 0.1, "store_s": 0.2},
+    ROUND, reason="enough", aggregated=["ecg-1/pi-2/12"], aggregated_count=1, failed=1, seconds=38.5, closed_at=138.2,
+    slowest="pi-2", spent={"aggregate_s": 0.1, "store_s": 0.2},
 )  # fmt: skip
 
 
@@ -45,8 +46,8 @@ def test_who_failed_before_the_last_answer_held_nobody_up():
         ({"reason": "task-error: ValueError in task.py:3"}, "pi-3, which failed (task-error)"),
         ({"outcome": "dropped", "reason": "bad-payload", "failed_at": None, "arrived_at": 138.0},
          "pi-3, whose answer was dropped (bad-payload)"),
-        ({"outcome": "asked", "reason": "", "failed_at": None}, "pi-3, which had not answered"),
-        ({"outcome": "asked", "reason": "", "failed_at": 190.0}, "pi-3, which had not answered"),
+        ({"outcome": "selected", "reason": "", "failed_at": None}, "pi-3, which had not answered"),
+        ({"outcome": "selected", "reason": "", "failed_at": 190.0}, "pi-3, which had not answered"),
         ({"outcome": "late", "reason": "", "arrived_at": 190.0}, "pi-3, which was lost"),
     ],
 )  # fmt: skip
@@ -61,31 +62,31 @@ def test_the_last_of_several_that_were_lost_is_named():
 
 
 def test_a_round_to_which_nobody_came_names_who_was_lost():
-    nobody = replace(ENOUGH, reason="too-few", folded=[], slowest="", spent={"fold_s": 0.0})
+    nobody = replace(ENOUGH, reason="too-few", aggregated=[], slowest="", spent={"aggregate_s": 0.0})
     assert why(nobody, [FAILED]).sentence == "Round 12 took 38 s: waited 38 s for pi-3, which was lost."
 
 
-def test_of_an_older_store_that_does_not_know_when_an_ask_failed_nobody_is_blamed():
+def test_of_an_older_store_that_does_not_know_when_an_assignment_failed_nobody_is_blamed():
     found = why(ENOUGH, [QUICK, replace(FAILED, failed_at=None)])
     assert found.waited_for == ()
     assert "for pi-2, which" in found.sentence
 
 
 def test_a_deadline_counts_who_was_out_when_it_passed_and_not_who_was_lost_before():
-    closed = replace(ENOUGH, reason="deadline", asked=["pi-1", "pi-2", "pi-3"], deadline_s=38.0)
-    silent = replace(FAILED, device="pi-1", outcome="asked", reason="", failed_at=None)
+    closed = replace(ENOUGH, reason="deadline", selected=["pi-1", "pi-2", "pi-3"], deadline_s=38.0)
+    silent = replace(FAILED, device="pi-1", outcome="selected", reason="", failed_at=None)
     found = why(closed, [silent, QUICK, replace(FAILED, failed_at=120.0)])
     assert found.waited_for == ("pi-1",)
-    assert "1 of 3 had not answered when its deadline of 38 s passed; pi-1 took the ask up" in found.sentence
+    assert "1 of 3 had not answered when its deadline of 38 s passed; pi-1 got the assignment" in found.sentence
 
 
 def test_what_a_device_does_for_the_next_buffer_held_nothing_up():
-    on = replace(FAILED, ask_id="ecg-1.12+.pi-2", device="pi-2", outcome="asked", reason="", failed_at=None)
+    on = replace(FAILED, assignment_id="ecg-1.12+.pi-2", device="pi-2", outcome="selected", reason="", failed_at=None)
     found = why(ENOUGH, [QUICK, on])
     assert found.waited_for == ()
-    assert why(ENOUGH, [QUICK, replace(on, ask_id="ecg-1.12.pi-4", device="pi-4")]).waited_for == ("pi-4",)
+    assert why(ENOUGH, [QUICK, replace(on, assignment_id="ecg-1.12.pi-4", device="pi-4")]).waited_for == ("pi-4",)
 
 
-def test_a_buffer_is_told_along_what_its_slowest_was_asked_for_it_and_not_for_the_next():
-    on = replace(FAILED, ask_id="ecg-1.12+.pi-2", device="pi-2", outcome="asked", reason="", failed_at=None)
+def test_a_buffer_is_told_along_what_its_slowest_was_requested_it_and_not_for_the_next():
+    on = replace(FAILED, assignment_id="ecg-1.12+.pi-2", device="pi-2", outcome="selected", reason="", failed_at=None)
     assert why(ENOUGH, [on, QUICK]) == why(ENOUGH, [QUICK, on]) == why(ENOUGH, [QUICK])

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from thinwire.core.events import (
-    ClientAsked,
     ClientFailed,
+    ClientSelected,
     CloseReason,
     Evaluated,
     Event,
@@ -18,8 +18,8 @@ from thinwire.core.events import (
     RoundOpened,
     RunStatusChanged,
     UpdateAccepted,
+    UpdateAggregated,
     UpdateDropped,
-    UpdateFolded,
 )
 from thinwire.core.fleet import TaskReport
 from thinwire.core.layout import Layout
@@ -47,12 +47,12 @@ class Told:
     elapsed: float = 0.0
     version: int = 0
     sequence: dict[str, int] = field(default_factory=dict)
-    asks: dict[str, str] = field(default_factory=dict)
+    assignments: dict[str, str] = field(default_factory=dict)
     opened_at: float = 0.0
     openings: dict[int, float] = field(default_factory=dict)
     round: int = 0
-    asked_after: dict[str, float] = field(default_factory=dict)  # ask_id -> seconds into its round
-    folded: list[str] = field(default_factory=list)
+    assigned_after: dict[str, float] = field(default_factory=dict)  # assignment_id -> seconds into its round
+    aggregated: list[str] = field(default_factory=list)
     answered: dict[str, ReplyHeader] = field(default_factory=dict)
 
     def say(self, *events: Event) -> None:
@@ -66,37 +66,39 @@ class Told:
         self.say(ModelStored(self.now, 0, "a1" * 32, "v000000.model", [("full/0", DENSE, "00" * 32)]))
 
     def open(self, deadline_s: float = 60.0, without: dict[str, str] | None = None, **decided: Any) -> None:
-        """A round opens and everybody but `without` is asked; `decided`: further fields of `RoundOpened`."""
+        """A round opens and everybody but `without` is selected; `decided`: further fields of `RoundOpened`."""
         self.round += 1
         self.opened_at = self.openings[self.round] = self.now
-        self.folded, self.answered = [], {}
+        self.aggregated, self.answered = [], {}
         without = without or {}
-        asked = [device for device in self.devices if device not in without]
-        self.asks = {device: f"{self.run_id}.{self.round}.{device}" for device in asked}
+        assigned = [device for device in self.devices if device not in without]
+        self.assignments = {device: f"{self.run_id}.{self.round}.{device}" for device in assigned}
         self.say(
             RunStatusChanged(self.now, "running", f"round {self.round} of {self.rounds}"),
             RoundOpened(
-                self.now, self.round, self.elapsed, self.version, f"{self.version:064x}", asked, self.asks,
-                "topk(0.01) > int8 > zstd", deadline_s, decided.pop("target", len(asked)), math.ceil(len(asked) / 2),
+                self.now, self.round, self.elapsed, self.version, f"{self.version:064x}", assigned, self.assignments,
+                "topk(0.01) > int8 > zstd", deadline_s, decided.pop("target_updates", len(assigned)),
+                math.ceil(len(assigned) / 2),
                 without, **decided,
             ),
-            *(ClientAsked(self.now, self.round, device, ask_id, DENSE) for device, ask_id in self.asks.items()),
+            *(ClientSelected(self.now, self.round, device, assignment_id, DENSE) for device,
+                assignment_id in self.assignments.items()),
         )  # fmt: skip
 
-    def ask(self, device: str, after_s: float, why: str, **decided: Any) -> None:
-        """A device is asked in the middle of the round."""
-        ask_id = self.asks[device] = f"{self.run_id}.{self.round}.{device}"
-        self.asked_after[ask_id] = after_s
-        self.say(ClientAsked(self.opened_at + after_s, self.round, device, ask_id, DENSE, why=why, **decided))
+    def assign(self, device: str, after_s: float, why: str, **decided: Any) -> None:
+        """A device is selected in the middle of the round."""
+        assignment_id = self.assignments[device] = f"{self.run_id}.{self.round}.{device}"
+        self.assigned_after[assignment_id] = after_s
+        self.say(ClientSelected(self.opened_at + after_s, self.round, device, assignment_id, DENSE, why=why, **decided))
 
-    def head(self, device: str, seconds: float, round_number: int | None = None) -> ReplyHeader:
-        """The answer of a device that took `seconds` from being asked to its last byte."""
+    def header(self, device: str, seconds: float, round_number: int | None = None) -> ReplyHeader:
+        """The answer of a device that took `seconds` from being selected to its last byte."""
         number = round_number or self.round
-        asked_at = self.openings[number] + self.asked_after.get(f"{self.run_id}.{number}.{device}", 0.0)
+        assigned_at = self.openings[number] + self.assigned_after.get(f"{self.run_id}.{number}.{device}", 0.0)
         self.sequence[device] = self.sequence.get(device, 0) + 1
         shares = {"download_s": 0.07, "queue_s": 0.02, "evaluate_s": 0.1, "train_s": 0.62, "encode_s": 0.05}
         times = {name: share * seconds * self.draw.uniform(0.85, 1.1) for name, share in shares.items()}
-        began = asked_at + seconds * 0.93
+        began = assigned_at + seconds * 0.93
         size = 230 + self.draw.randrange(30)
         sent, received = (DENSE + 2100, size + 1650) if self.wire else (None, None)
         quality = 1 - 0.85 * math.exp(-number / 3.5)
@@ -112,50 +114,56 @@ class Told:
             },
             timings=Timings(**times), parts=(Part("frame/0", size, "00" * 32),), codec="topk(0.01) > int8 > zstd",
             residual_norm=self.draw.uniform(0.4, 0.9) / 50.0,
-            transfer=Transfer(asked_at + seconds * 0.03, began, asked_at + seconds, sent, received, 2 * self.wire),
+            transfer=Transfer(assigned_at + seconds * 0.03, began, assigned_at + seconds, sent, received,
+                2 * self.wire),
         )  # fmt: skip
 
     def answer(self, device: str, seconds: float) -> None:
-        """In time: accepted and folded."""
+        """In time: accepted and aggregated."""
         self.fold(self.arrive(device, seconds), late=False, staleness=0)
 
     def arrive(self, device: str, seconds: float) -> ReplyHeader:
-        head = self.answered[device] = self.head(device, seconds)
-        return head
+        header = self.answered[device] = self.header(device, seconds)
+        return header
 
     def late(self, device: str, from_round: int, seconds: float) -> None:
-        """An answer to an earlier round's ask is folded into the open one."""
-        self.fold(self.head(device, seconds, from_round), late=True, staleness=self.round - from_round)
+        """An answer to an earlier round's assignment is aggregated into the open one."""
+        self.fold(self.header(device, seconds, from_round), late=True, staleness=self.round - from_round)
 
     def accept(self, device: str, seconds: float) -> None:
-        """In time: recorded as accepted; that it is folded is written with what comes next."""
+        """In time: recorded as accepted; that it is aggregated is written with what comes next."""
         self._accept(self.arrive(device, seconds), False, 0)
 
-    def fold(self, head: ReplyHeader, late: bool, staleness: int) -> None:
-        assert head.transfer is not None
-        self._accept(head, late, staleness)
-        self.say(UpdateFolded(head.transfer.arrived_at, self.round, str(head.update_id), 0.002))
-        self.folded.append(str(head.update_id))
+    def fold(self, header: ReplyHeader, late: bool, staleness: int) -> None:
+        assert header.transfer is not None
+        self._accept(header, late, staleness)
+        self.say(UpdateAggregated(header.transfer.arrived_at, self.round, str(header.update_id), 0.002))
+        self.aggregated.append(str(header.update_id))
 
-    def _accept(self, head: ReplyHeader, late: bool, staleness: int) -> None:
-        assert head.transfer is not None
-        at, asked_round = head.transfer.arrived_at, int(head.ask_id.split(".")[1])
+    def _accept(self, header: ReplyHeader, late: bool, staleness: int) -> None:
+        assert header.transfer is not None
+        at, assignment_round = header.transfer.arrived_at, int(header.assignment_id.split(".")[1])
         self.say(
             UpdateAccepted(
-                at, self.round, asked_round, head.update_id.device, head.ask_id, str(head.update_id), staleness,
-                (1 + staleness) ** -0.5, late, self.elapsed + at - self.opened_at, reply_to_json(head),
+                at, self.round, assignment_round, header.update_id.device, header.assignment_id,
+                str(header.update_id), staleness,
+                (1 + staleness) ** -0.5, late, self.elapsed + at - self.opened_at, reply_to_json(header),
             )
         )  # fmt: skip
 
     def drop(self, device: str, seconds: float, reason: str) -> None:
-        head = self.head(device, seconds)
+        header = self.header(device, seconds)
         at = self.opened_at + seconds
-        event = UpdateDropped(at, self.round, self.round, device, head.ask_id, str(head.update_id), reason, at)
-        self.say(event.__class__(**{**event.__dict__, "head": reply_to_json(head)}))
+        event = UpdateDropped(
+            at, self.round, self.round, device, header.assignment_id, str(header.update_id), reason, at
+        )
+        self.say(event.__class__(**{**event.__dict__, "header": reply_to_json(header)}))
 
     def fail(self, device: str, seconds: float, kind: str, text: str) -> None:
         self.say(
-            ClientFailed(self.opened_at + seconds, self.round, device, self.asks[device], kind, text, self.elapsed)
+            ClientFailed(
+                self.opened_at + seconds, self.round, device, self.assignments[device], kind, text, self.elapsed
+            )
         )
 
     def close(self, reason: CloseReason, seconds: float, outstanding: list[str] | None = None) -> None:
@@ -168,13 +176,13 @@ class Told:
             self.version += 1
             events.append(ModelStored(self.now, self.version, f"{self.version:064x}", f"v{self.version:06d}.model"))
         last = max(self.answered.values(), key=lambda h: h.transfer.arrived_at if h.transfer else 0, default=None)
-        spent, slowest = {"fold_s": 0.01, "step_s": 0.004, "store_s": 0.02}, ""
+        spent, slowest = {"aggregate_s": 0.01, "step_s": 0.004, "store_s": 0.02}, ""
         if last is not None and last.transfer is not None:
             slowest = last.update_id.device
             spent |= {"wait_s": last.transfer.pulled_at - self.opened_at, **last.timings.__dict__}
             spent |= {"upload_s": last.transfer.arrived_at - last.transfer.began_at}
-        kept = [] if reason in ("too-few", "stopped") else self.folded
-        dropped = self.folded if reason in ("too-few", "stopped") else []
+        kept = [] if reason in ("too-few", "stopped") else self.aggregated
+        dropped = self.aggregated if reason in ("too-few", "stopped") else []
         loss = 0.08 + 2.1 * 0.85 * math.exp(-self.round / 3.5)
         events.append(
             RoundClosed(
@@ -195,7 +203,7 @@ class Told:
     def quiet_round(self, seconds: float = 3.0) -> None:
         """Everybody answers; pi-07 is the slowest."""
         self.open()
-        for device in self.asks:
+        for device in self.assignments:
             share = 1.0 if device == "pi-07" else self.draw.uniform(0.35, 0.7)
             self.answer(device, seconds * share)
         self.close("all", seconds + 0.04)

@@ -1,7 +1,7 @@
-"""A TLS door in a process of its own, so that its memory is its own: `with door_process(folder) as door`.
+"""A TLS device API in a process of its own, so that its memory is its own: `with api_process(folder) as device API`.
 
-The process reads one word a line: `round` asks the device `pi-1` and waits for its answer, `stats` says the door's
-counters; each is answered by one line of JSON. It ends when its input does.
+The process reads one word a line: `round` assignments the device `pi-1` and waits for its answer, `stats` says the
+device API's counters; each is answered by one line of JSON. It ends when its input does.
 """
 
 from __future__ import annotations
@@ -9,22 +9,23 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.processes import LineProcess, line_process, status_bytes
 from tests.support.callers import TlsPlace, tls_place
 from tests.support.fleet_words import PATIENCE_S, answer, envelope, hello, polled, written
 from tests.support.processes import environment
 from thinwire.core.errors import Unreachable
 from thinwire.core.types import ReplyHeader
-from thinwire.transport import HttpsLink, device_key
 from thinwire.transport.device.enroll import join
+from thinwire.transport.device.identity import device_key
+from thinwire.transport.device.link import HttpsLink
 from thinwire.transport.protocol.registration import Invitation
 from thinwire.transport.server.tls import InternalCA
 
@@ -32,39 +33,29 @@ BODY = hashlib.shake_128(b"an update").digest(20_000)
 
 
 @dataclass
-class DoorProcess:
+class ApiProcess:
     """This end of it. `authority` is read from its folder; `secrets` are of open invitations; `log` is its stderr."""
 
-    process: subprocess.Popen[str]
-    url: str
+    process: LineProcess
     authority: InternalCA
-    secrets: list[str]
-    log: Path
-    asked: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self.url, self.log = str(self.process.first["url"]), self.process.log
+        self.secrets: list[str] = self.process.first["secrets"]
 
     def say(self, word: str) -> Mapping[str, Any]:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        with self.asked:
-            self.process.stdin.write(word + "\n")
-            self.process.stdin.flush()
-            line = self.process.stdout.readline()
-        assert line, f"the door ended with {self.process.poll()}"
-        return dict(json.loads(line))
+        return self.process.say(word)
 
     def round_s(self) -> float:
-        """An ask to `pi-1` and its answer, in seconds."""
+        """An assignment to `pi-1` and its answer, in seconds."""
         return float(self.say("round")["seconds"])
 
     def memory(self, key: str = "VmRSS") -> int:
         """In bytes: `VmRSS` now, `VmHWM` the most so far."""
-        for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
-            if line.startswith(f"{key}:"):
-                return int(line.split()[1]) * 1024
-        raise KeyError(key)
+        return status_bytes(self.process.pid, key)
 
     def forget_peak(self) -> None:
-        """Let `VmHWM` begin anew (proc(5), clear_refs)."""
+        """Let `VmHWM` begin again (proc(5), clear_refs)."""
         Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
 
     def link(self, folder: Path, name: str) -> HttpsLink:
@@ -78,30 +69,15 @@ class DoorProcess:
 
 
 @contextlib.contextmanager
-def door_process(folder: Path) -> Iterator[DoorProcess]:
-    with open(folder / "log.txt", "wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.api_process", str(folder)], env=environment(),
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
-        )  # fmt: skip
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        said = json.loads(process.stdout.readline())
-        yield DoorProcess(process, said["url"], InternalCA(folder / "ca"), said["secrets"], folder / "log.txt")
-    finally:
-        process.stdin.close()
-        try:
-            process.wait(PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        process.stdout.close()
+def api_process(folder: Path) -> Iterator[ApiProcess]:
+    command = [sys.executable, "-m", "tests.support.api_process", str(folder)]
+    with line_process(command, folder / "log.txt", environment()) as process:
+        yield ApiProcess(process, InternalCA(folder / "ca"))
 
 
 @contextlib.contextmanager
 def answering(link: HttpsLink, name: str, folder: Path) -> Iterator[list[int]]:
-    """The device `name` answers every ask in a thread until the block ends; how often it did."""
+    """The device `name` answers every assignment in a thread until the block ends; how often it did."""
     ended, answered = threading.Event(), list[int]()
 
     def serve() -> None:
@@ -110,7 +86,7 @@ def answering(link: HttpsLink, name: str, folder: Path) -> Iterator[list[int]]:
             try:
                 if (delivery := link.pull(1.0)) is not None:
                     number = len(answered) + 1
-                    link.push(answer(name, delivery.ask.ask_id, number, BODY), body)
+                    link.push(answer(name, delivery.assignment.assignment_id, number, BODY), body)
                     answered.append(number)
             except Unreachable:
                 time.sleep(0.05)
@@ -128,9 +104,9 @@ def answering(link: HttpsLink, name: str, folder: Path) -> Iterator[list[int]]:
 def _round(here: TlsPlace, number: int) -> dict[str, Any]:
     began = time.monotonic()
     here.fleet.send([envelope("pi-1", f"round-{number}", here.folder, BODY)])
-    head = polled(here.fleet, ReplyHeader, lambda reply: reply.ask_id == f"round-{number}")
-    assert b"".join(here.fleet.open(head.update_id)) == BODY
-    here.fleet.ack([head.update_id])
+    header = polled(here.fleet, ReplyHeader, lambda reply: reply.assignment_id == f"round-{number}")
+    assert b"".join(here.fleet.open(header.update_id)) == BODY
+    here.fleet.ack([header.update_id])
     return {"seconds": time.monotonic() - began}
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.support.store_story import LAYOUT, PLAN, accepted, head, opened, status
-from thinwire.core.events import ShadowStored
+from tests.support.store_story import LAYOUT, PLAN, accepted, header, opened, status
+from thinwire.core.events import ReplicaStored
 from thinwire.core.fleet import TaskReport
 from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import Part
@@ -37,15 +37,15 @@ class Place:
         params = np.full(LAYOUT.size, version, np.float32)
         none, remembered = np.zeros(0, np.float32), {"momentum": params}
         stored = self.versions.write(version, params, none, {}, 1.0, remembered)
-        shadow = self.versions.path(version).with_suffix(".shadow")
-        shadow.write_bytes(b"what devices hold of it")
-        held = ShadowStored(1.0, version, "", shadow.name, [], shadow.with_suffix(".change").name, [])
+        replica = self.versions.path(version).with_suffix(".replica")
+        replica.write_bytes(b"what devices hold of it")
+        held = ReplicaStored(1.0, version, "", replica.name, [], replica.with_suffix(".change").name, [])
         self.store.record(self.run_id, [stored, held])
         self.versions.prune([version], [version])
 
     def answer(self, device: str) -> None:
         part = Part("frame/0", len(BODY), hashlib.sha256(BODY).hexdigest())
-        reply = head(self.run_id, 1, device)
+        reply = header(self.run_id, 1, device)
         reply = type(reply)(**{**reply.__dict__, "parts": (part,)})
         spool = FileSpool(self.home.spool)
         draft = spool.draft(reply.update_id)

@@ -1,4 +1,4 @@
-"""A browser for the tests of the page; its fixtures are known to all of them through conftest.py."""
+"""A browser for the tests of the dashboard; its fixtures are known to all of them through conftest.py."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def look(browser: Browser, store: Store) -> Iterator[Open]:
         page = context.new_page()
         page.on("console", lambda m: wrong.append(m.text) if m.type in ("error", "warning") else None)
         page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.goto(f"{url}/login{f'?next={path}' if path else ''}#{store.new_login_code()}")
+        page.goto(f"{url}/login{f'?next={path}' if path else ''}#{store.logins.new_code()}")
         page.wait_for_selector(".head h1")
         return page
 

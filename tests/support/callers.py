@@ -1,4 +1,4 @@
-"""Who calls at a TLS door, by hand: any key, any headers, any bytes, from any address of 127.0.0.0/8."""
+"""Who calls at a TLS device API, by hand: any key, any headers, any bytes, from any address of 127.0.0.0/8."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from tests.support.fleet_words import hello
 from tests.support.transport_doubles import Place
-from thinwire.core.serialization import MAX_HEAD_BYTES, reply_to_bytes
-from thinwire.core.types import Failure, ReplyHeader
+from thinwire.core.serialization import MAX_HEADER_BYTES, reply_to_bytes
+from thinwire.core.types import Reply
 from thinwire.store import FileSpool, Store
+from thinwire.transport.device.identity import Trust
 from thinwire.transport.protocol import registration
-from thinwire.transport.protocol.certificates import private_context
 from thinwire.transport.protocol.http import HELLO, JOIN, PULL, PUSH, WORDS, block, inflated, packed, unblock
 from thinwire.transport.protocol.signing import Signer
 from thinwire.transport.server.tls import InternalCA
@@ -32,7 +32,7 @@ PATIENCE_S = 60.0
 
 
 class Door(Protocol):
-    """Where a caller calls: a place of this process, or a door in another one."""
+    """Where a caller calls: a place of this process, or a device API in another one."""
 
     @property
     def url(self) -> str: ...
@@ -40,13 +40,13 @@ class Door(Protocol):
     def authority(self) -> InternalCA | None: ...
 
 
-def address_of(door: Door) -> tuple[str, int]:
-    parts = urlsplit(door.url)
+def address_of(api: Door) -> tuple[str, int]:
+    parts = urlsplit(api.url)
     return str(parts.hostname), int(parts.port or 0)
 
 
 class TlsPlace(Place):
-    """A TLS door on a real store: invitations, rows and notes are those of an aggregator."""
+    """A TLS device API on a real store: invitations, rows and notes are those of an aggregator."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
         self.store = Store.open(folder / "store.sqlite3", clock=options.get("clock"))
@@ -64,7 +64,7 @@ class TlsPlace(Place):
     def context(self) -> ssl.SSLContext:
         """What a device that joined holds."""
         assert self.authority is not None
-        return private_context(self.authority.cas())
+        return Trust("", self.authority.cas()).context()
 
     def close(self) -> None:
         super().close()
@@ -82,7 +82,7 @@ def tls_place(folder: Path, **options: Any) -> Iterator[TlsPlace]:
 
 @dataclass(frozen=True)
 class Said:
-    """An answer of the door; `kind` and `why` are those of a refusal, else empty."""
+    """An answer of the device API; `kind` and `why` are those of a refusal, else empty."""
 
     status: int
     body: bytes
@@ -113,9 +113,9 @@ class Said:
 
 
 class Caller:
-    """One key at the door, by default a self-made one. Each call is a connection of its own.
+    """One key at the device API, by default a self-made one. Each call is a connection of its own.
 
-    `now` is the caller's clock, `source` its address, `server_name` what it asks TLS for.
+    `now` is the caller's clock, `source` its address, `server_name` what it selects TLS for.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class Caller:
         made = http.client.HTTPConnection(*address_of(self.place), timeout=PATIENCE_S, source_address=(self.source, 0))
         made.connect()
         if self.place.authority is not None:
-            context = private_context(self.place.authority.cas())
+            context = Trust("", self.place.authority.cas()).context()
             made.sock = context.wrap_socket(made.sock, server_hostname=self.place.authority.server_name())
         return made
 
@@ -175,16 +175,16 @@ class Caller:
     def pull(self, wait_s: float = 0.0) -> Said:
         return self.call("POST", PULL, self.wanted(wait_s))
 
-    def push(self, reply: ReplyHeader | Failure, parts: bytes = b"") -> Said:
+    def push(self, reply: Reply, parts: bytes = b"") -> Said:
         return self.call("POST", PUSH, packed(reply_to_bytes(reply)) + parts)
 
     def wanted(self, wait_s: float = 0.0) -> bytes:
         """The body of a pull."""
-        return packed(json.dumps({"process": self.process, "wait_s": wait_s, "held": []}).encode())
+        return packed(json.dumps({"process": self.process, "wait_s": wait_s, "in_flight": []}).encode())
 
 
 def joined(place: TlsPlace, name: str = "pi-1", **how: Any) -> Caller:
-    """A caller whom an invitation let in; it has not said hello yet."""
+    """A caller whom an invitation approved; it has not said hello yet."""
     caller = Caller(place, name, **how)
     assert caller.join(place.new_secret()).status == 200
     return caller
@@ -203,11 +203,11 @@ def revoked(place: TlsPlace, name: str) -> Caller:
     return caller
 
 
-def asked(said: Said) -> dict[str, Any]:
-    """The ask in a pull's answer; {} where there is none."""
+def assigned(said: Said) -> dict[str, Any]:
+    """The assignment in a pull's answer; {} where there is none."""
     _, rest = unblock(said.body)
-    ask, _ = unblock(bytes(rest))
-    return dict(json.loads(inflated(ask, MAX_HEAD_BYTES))) if ask else {}
+    assignment, _ = unblock(bytes(rest))
+    return dict(json.loads(inflated(assignment, MAX_HEADER_BYTES))) if assignment else {}
 
 
 def bomb(count: int) -> bytes:

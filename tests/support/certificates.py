@@ -66,7 +66,7 @@ class Authority:
         issuer = self.key.public_key()
         leaf = (
             x509.CertificateBuilder()
-            .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "door")]))
+            .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "api")]))
             .issuer_name(self.certificate.subject)
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())

@@ -16,7 +16,7 @@ from thinwire.core.events import (
     RoundOpened,
     RunStatusChanged,
     UpdateAccepted,
-    UpdateFolded,
+    UpdateAggregated,
 )
 from thinwire.core.fleet import TaskReport
 from thinwire.core.layout import Tensor
@@ -74,19 +74,20 @@ def told(
 
 
 def round_events(run_id: str, number: int) -> list[Event]:
-    """Two devices were asked, one answered, one was still out when the round closed."""
+    """Two devices were selected, one answered, one was still out when the round closed."""
     update = UpdateId(run_id, "pi-01", number)
-    head = ReplyHeader(
+    header = ReplyHeader(
         f"{run_id}.{number}.pi-01", update, number - 1, 10, 5, 5.0, 1.0, parts=(Part("frame/0", 42, "00"),)
     )
-    asks = {name: f"{run_id}.{number}.{name}" for name in ("pi-01", "pi-02")}
+    assignments = {name: f"{run_id}.{number}.{name}" for name in ("pi-01", "pi-02")}
     return [
         RunStatusChanged(T, "running", f"round {number} of 2"),
         RoundOpened(at=T + number, round=number, elapsed_s=0.0, base_version=number - 1, base_digest="",
-                    candidates=list(asks), asks=asks, codec="int8", deadline_s=60.0, target=2, floor=1),
-        UpdateAccepted(T + number, number, number, "pi-01", head.ask_id, str(update), 0, 1.0, False, 1.0,
-                       reply_to_json(head)),
-        UpdateFolded(T + number, number, str(update), 0.001),
+                    candidates=list(assignments), assignments=assignments, codec="int8", deadline_s=60.0,
+                    target_updates=2, min_updates=1),
+        UpdateAccepted(T + number, number, number, "pi-01", header.assignment_id, str(update), 0, 1.0, False, 1.0,
+                       reply_to_json(header)),
+        UpdateAggregated(T + number, number, str(update), 0.001),
         RoundClosed(T + number, number, "deadline", number, [str(update)], [], ["pi-02"], 2.0, 1.5, {}),
     ]  # fmt: skip
 

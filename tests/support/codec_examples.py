@@ -6,12 +6,25 @@ import numpy as np
 
 from thinwire.aggregation import codecs
 from thinwire.compression import parse
-from thinwire.conformance.strategies import dense, layout_of, made, rotates, vectors
+from thinwire.compression.base import Quantizer, Sparsifier
+from thinwire.conformance.strategies import (
+    dense,
+    drawn,
+    has_low_rank,
+    is_ours_alone,
+    layout_of,
+    made,
+    rotates,
+    vectors,
+)
 from thinwire.core import Key
 from thinwire.core.prng import lowbias32
 from thinwire.core.types import Vector
 
-__all__ = ["CHAINS", "SPECS", "decoded", "dense", "fixed_vector", "layout_of", "made", "rotates", "vectors"]
+__all__ = [
+    "CHAINS", "QUANTIZERS", "SPARSIFIERS", "SPECS", "decoded", "dense", "drawn", "fixed_vector", "has_low_rank",
+    "is_ours_alone", "layout_of", "made", "rotates", "vectors",
+]  # fmt: skip
 
 CHAINS = {
     "topk(0.01) > int8 > zstd",
@@ -26,6 +39,9 @@ CHAINS = {
     'layers("a*"=int8; "b*"=int8 > zstd; *=topk(0.2))',
 }
 SPECS = sorted({parse(example).spec for step in codecs.values() for example in step.examples} | CHAINS)
+
+QUANTIZERS = [step.examples[0] for step in codecs.values() if issubclass(step, Quantizer)]  # one spec of each
+SPARSIFIERS = [step.examples[0] for step in codecs.values() if issubclass(step, Sparsifier)]
 
 
 def fixed_vector(n: int = 4200) -> Vector:

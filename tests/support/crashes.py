@@ -1,7 +1,7 @@
 """A process that dies at a place that is chosen, and what of a run must not depend on where that was.
 
 The clock stands still while the aggregator is dead. "The same" means: same order of accepted heads and deadline ticks,
-so same model and shadow at every version, same folded sets and same verdicts.
+so same model and replica at every version, same aggregated sets and same outcomes.
 """
 
 from __future__ import annotations
@@ -18,25 +18,28 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from tests.support.outcomes import every_ask_has_one_outcome
+from tests.support.faulty_fleet import FaultyFleet
+from tests.support.linked_fleet import LinkedFleet
+from tests.support.outcomes import every_assignment_has_one_outcome
 from tests.support.store_agreement import assert_sums_agree, empty_database
 from thinwire.core import Layout, RunPlan, VirtualClock
 from thinwire.core.events import (
-    ClientAsked,
+    ClientSelected,
     Event,
     ModelStored,
+    ReplicaStored,
     RoundClosed,
     RoundOpened,
-    ShadowStored,
     UpdateAccepted,
 )
 from thinwire.core.statedir import AggregatorHome
-from thinwire.core.types import Ask, UpdateId, Vector, Verdict
+from thinwire.core.types import Assignment, UpdateId, UpdateOutcome, Vector
 from thinwire.server.run import drive
-from thinwire.server.state.run_state import KEPT, RunState
+from thinwire.server.state.assignment_ledger import KEPT
+from thinwire.server.state.run_state import RunState
 from thinwire.server.submit import submit
 from thinwire.simulation import ScriptedDevice, ScriptedFleet, reported
-from thinwire.store import FileSpool, MeasureRow, Store
+from thinwire.store import FileSpool, Store
 from thinwire.store.projection import Projection
 
 LAYOUT = Layout.of({"w": (6, 4), "b": (4,)})
@@ -68,8 +71,8 @@ def deadly(fate: Fate, store: Store) -> Iterator[None]:
         finish(projection)
         fate.here("append")
 
-    def committed(run_id: str, events: Sequence[Event], measured: Sequence[MeasureRow] = ()) -> None:
-        record(run_id, events, measured)
+    def committed(run_id: str, events: Sequence[Event], *more: Any, **named: Any) -> None:
+        record(run_id, events, *more, **named)
         fate.here("commit")
 
     with (
@@ -84,10 +87,10 @@ def around_commits(fate: Fate, store: Store) -> None:
     """From now on the process may die before and after each commit."""
     record = store.record
 
-    def committed(run_id: str, events: Sequence[Event], measured: Sequence[MeasureRow] = ()) -> None:
+    def committed(run_id: str, events: Sequence[Event], *more: Any, **named: Any) -> None:
         number = len(fate.places) // 2 + 1
         fate.here(f"before commit {number}")
-        record(run_id, events, measured)
+        record(run_id, events, *more, **named)
         fate.here(f"after commit {number}")
 
     store.record = committed  # type: ignore[method-assign]  # the kill
@@ -100,7 +103,7 @@ class World:
         self.fate, self.home, self.clock, self.plan = fate, AggregatorHome.under(folder), VirtualClock(), plan
         self.home.database.write_bytes(empty_database())
         self.dies_at = math.inf  # on the clock, beside what the fate says
-        self.fleet = ScriptedFleet(FileSpool(self.home.spool), self.clock, reported(plan, LAYOUT), devices)
+        self.fleet = FaultyFleet(FileSpool(self.home.spool), self.clock, reported(plan, LAYOUT), devices)
 
     def live(self) -> Outcome:
         """The whole run, with one death at most."""
@@ -110,15 +113,17 @@ class World:
             run_id = submit(store, self.home, self.plan, LAYOUT, first, nothing, {}, reported(self.plan, LAYOUT))
             with deadly(self.fate, store):
                 try:
-                    self._drive(run_id, store)
+                    self._drive(run_id, store, agreed=self.fate.at > 0)
                 except Killed:
                     store = opened.enter_context(Store.open(self.home.database, durable=False))  # as it lies there
                     self.fleet = self.fleet.restart(FileSpool(self.home.spool))
                     self._drive(run_id, store)
             return Outcome(store, run_id, self.fleet)
 
-    def _drive(self, run_id: str, store: Store) -> None:
-        drive(run_id, store=store, fleet=self.fleet, home=self.home, clock=self.clock, stop=self._alive)
+    def _drive(self, run_id: str, store: Store, agreed: bool = False) -> None:
+        """Drive the run. Until its death it goes as the undisturbed run, whose tables were compared."""
+        linked = LinkedFleet(self.fleet, store, run_id, agreed)
+        drive(run_id, store=store, fleet=linked, home=self.home, clock=self.clock, stop=self._alive)
 
     def _alive(self) -> None:
         if self.clock.now() >= self.dies_at:
@@ -126,9 +131,9 @@ class World:
             raise Killed("its hour has come")
 
 
-def change(name: str, size: int, ask: Ask) -> Vector:
+def change(name: str, size: int, assignment: Assignment) -> Vector:
     """What a device answers: another each round, and always the same."""
-    drawn: Vector = np.random.default_rng([ord(name), ask.round]).standard_normal(size).astype(np.float32)
+    drawn: Vector = np.random.default_rng([ord(name), assignment.round]).standard_normal(size).astype(np.float32)
     return drawn
 
 
@@ -137,7 +142,7 @@ class Outcome:
 
     def __init__(self, store: Store, run_id: str, fleet: ScriptedFleet) -> None:
         assert_sums_agree(store, run_id)
-        every_ask_has_one_outcome(store, run_id)
+        every_assignment_has_one_outcome(store, run_id)
         self.status = store.run(run_id).status
         self.events = [event for _, event in store.events(run_id)]
         self.past = RunState()
@@ -150,20 +155,24 @@ class Outcome:
         return [event for event in self.events if isinstance(event, kinds)]
 
     @property
-    def verdicts(self) -> dict[UpdateId, Verdict]:
-        return {verdict.update_id: verdict for name in self.devices for verdict in self.past.told.of(name, KEPT)}
+    def outcomes(self) -> dict[UpdateId, UpdateOutcome]:
+        return {
+            outcome.update_id: outcome for name in self.devices for outcome in self.past.ledger.outcomes.of(name, KEPT)
+        }
 
     def same(self) -> dict[str, object]:
         """All that must not depend on where it was killed."""
         return {
             "status": self.status,
             "models": [(e.version, e.digest, e.state) for e in self.of(ModelStored)],
-            "shadows": [(e.version, e.digest) for e in self.of(ShadowStored)],
-            "asked": sorted([ask_id for e in self.of(RoundOpened) for ask_id in e.asks.values()]),
-            "asked since": [e.ask_id for e in self.of(ClientAsked) if e.why],
+            "replicas": [(e.version, e.digest) for e in self.of(ReplicaStored)],
+            "selected": sorted(
+                [assignment_id for e in self.of(RoundOpened) for assignment_id in e.assignments.values()]
+            ),
+            "selected since": [e.assignment_id for e in self.of(ClientSelected) if e.why],
             "accepted": [(e.round, e.update_id, e.staleness, e.discount) for e in self.of(UpdateAccepted)],
-            "closed": [(e.round, e.reason, e.version, e.folded, sorted(e.dropped)) for e in self.of(RoundClosed)],
-            "verdicts": self.verdicts,
+            "closed": [(e.round, e.reason, e.version, e.aggregated, sorted(e.dropped)) for e in self.of(RoundClosed)],
+            "outcomes": self.outcomes,
         }
 
 
@@ -182,8 +191,14 @@ def undisturbed_once(begin: Begin) -> Any:
     return made
 
 
-def killed(begin: Begin, folder: Path, places: Sequence[str], which: slice) -> Iterator[tuple[str, Outcome]]:
-    """What the run comes to that is killed at one of these places, for each of them, and a sentence that says where."""
-    for at, place in list(enumerate(places, start=1))[which]:
+KINDS = ("append", "commit", "fsync")  # of places
+
+
+def killed(
+    begin: Begin, folder: Path, places: Sequence[str], which: slice, kinds: Sequence[str] = KINDS
+) -> Iterator[tuple[str, Outcome]]:
+    """What the run comes to that is killed at one of the places of these kinds, and a sentence that says where."""
+    of_kinds = [(at, place) for at, place in enumerate(places, start=1) if place in kinds]
+    for at, place in of_kinds[which]:
         yield f"killed at place {at}: {place}", begin(folder / str(at), Fate(at)).live()
         shutil.rmtree(folder / str(at))

@@ -1,4 +1,4 @@
-"""Runs in which much was decided for single devices, for a look at what the page says of it.
+"""Runs in which much was decided for single devices, for a look at what the dashboard says of it.
 
 `python -m tests.support.decided_store DATABASE`.
 """
@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from tests.support.api_answers import DEVICES, REPORT, Told
 from tests.support.filled_store import add_devices, new_run
-from thinwire.core.events import HeadTaken, RunNoted
+from thinwire.core.events import RoundBecameCurrent, RunNoted
 from thinwire.core.fleet import Hello
 from thinwire.core.types import GIB, Equipment
 from thinwire.store import Store
@@ -22,13 +22,13 @@ NOTE = "[cohort] buffer = 9 is more than the 8 devices that are there: each buff
 SLOW = "topk(0.01) > int8: 2.2 s fit into 8.1 s; int8 would take 31.4 s"
 QUICK = "fp16: 3.0 s fit into 8.1 s"
 DEADLINE = "9 s: three times the 3.0 s in which 6 of 8 answers are expected; pi-07 (31.0 s) is slower"
-DRAWN = "drawn by link: 2.00 s to 31.00 s an exchange, odds from 1 to 0.12"
+DRAWN = "sampled by link: 2.00 s to 31.00 s an exchange, weights from 1 to 0.12"
 WORK = "31 of the 100 steps of a pass fit into 8.1 s, at 0.26 s each"
 HAS = Equipment(4, int(4 * GIB), int(2.5 * GIB), mains=False, metered=True)
 
 
 def laddered(store: Store) -> Told:
-    """Its second round has a ladder, a device that failed and one that was asked in its place."""
+    """Its second round has a ladder, a device that failed and one that was selected in its place."""
     start = time.time() - 60
     add_devices(store, DEVICES, start)
     store.roster.enrol("pi-09", "99" * 32, b"key of pi-09", "loopback")
@@ -38,14 +38,16 @@ def laddered(store: Store) -> Told:
     run.quiet_round()
     codecs = dict.fromkeys(DEVICES, "fp16") | {"pi-07": "topk(0.01) > int8"}
     reasons = dict.fromkeys(DEVICES, QUICK) | {"pi-07": SLOW}
-    run.open(9.0, deadline_reason=DEADLINE, codecs=codecs, codec_reasons=reasons, drawn=DRAWN)
+    run.open(9.0, deadline_reason=DEADLINE, codecs=codecs, codec_reasons=reasons, sampling=DRAWN)
     run.fail("pi-03", 0.8, "left", "connection lost")
     said = {"codec": "topk(0.01) > int8", "codec_reason": SLOW, "steps": 31, "batch": 32, "work_reason": WORK}
-    run.ask("pi-09", 0.9, "7 of 8 answers could still come, 8 s were left", instead_of="pi-03", deadline_s=8.1, **said)
+    run.assign(
+        "pi-09", 0.9, "7 of 8 answers could still come, 8 s were left", instead_of="pi-03", deadline_s=8.1, **said
+    )
     run.devices.append("pi-09")
-    for device in [name for name in run.asks if name not in ("pi-03", "pi-05", "pi-09")]:
+    for device in [name for name in run.assignments if name not in ("pi-03", "pi-05", "pi-09")]:
         run.answer(device, run.draw.uniform(1.2, 2.8))
-    run.fold(replace(run.head("pi-05", 2.0), lost="older"), late=False, staleness=0)
+    run.fold(replace(run.header("pi-05", 2.0), lost="older"), late=False, staleness=0)
     run.answer("pi-09", 4.0)
     run.close("all", 5.0)
     return run
@@ -58,22 +60,22 @@ def buffered(store: Store) -> Told:
     run = new_run(store, at=start, more=BUFFERED)
     run.devices = DEVICES[:4]
     idle = "it was idle, 2 were at work"
-    run.open(30.0, target=2)
+    run.open(30.0, target_updates=2)
     run.answer("pi-01", 1.0)
     run.answer("pi-02", 1.7)
     run.close("buffer", 1.75)
-    run.open(30.0, {"pi-03": "busy with round 1", "pi-04": "busy with round 1"}, target=2)
+    run.open(30.0, {"pi-03": "busy with round 1", "pi-04": "busy with round 1"}, target_updates=2)
     run.answer("pi-01", 1.1)
     run.late("pi-03", 1, 3.4)
     run.close("buffer", 1.7)
-    run.open(30.0, {"pi-02": "busy with round 2", "pi-04": "busy with round 1"}, target=2)
-    run.ask("pi-05", 0.2, idle, deadline_s=30.0)
+    run.open(30.0, {"pi-02": "busy with round 2", "pi-04": "busy with round 1"}, target_updates=2)
+    run.assign("pi-05", 0.2, idle, deadline_s=30.0)
     run.answer("pi-03", 1.2)
     return run
 
 
 def ahead(store: Store, waits: bool = False) -> Told:
-    """Each round but the first was asked for while the one before it was open; the third takes answers, or `waits`."""
+    """Each round but the first was requested while the one before it was open; the third takes answers, or `waits`."""
     start = time.time() - 20
     add_devices(store, DEVICES, start)
     run = new_run(store, at=start, more="[local.overlap]\nmax_delay = 1")
@@ -89,18 +91,18 @@ def ahead(store: Store, waits: bool = False) -> Told:
     if waits:
         run.status("waiting", "waiting: 4 of 8 devices")
     else:
-        run.say(HeadTaken(run.now, 3, run.elapsed))
+        run.say(RoundBecameCurrent(run.now, 3, run.elapsed))
         run.round = 3
         run.open()
     return run
 
 
 def _came(run: Told, number: int, turn_at: float, seconds: float) -> None:
-    """The answers of a round, in at most so many seconds from being asked; it takes them from `turn_at` on."""
-    run.say(HeadTaken(turn_at, number, run.elapsed))
-    run.round, run.opened_at, run.folded = number, turn_at, []
+    """The answers of a round, in at most so many seconds from being selected; it takes them from `turn_at` on."""
+    run.say(RoundBecameCurrent(turn_at, number, run.elapsed))
+    run.round, run.opened_at, run.aggregated = number, turn_at, []
     for device in DEVICES:
-        run.fold(run.head(device, seconds - 0.05 * (device != "pi-07")), late=False, staleness=0)
+        run.fold(run.header(device, seconds - 0.05 * (device != "pi-07")), late=False, staleness=0)
 
 
 def main() -> None:
@@ -108,7 +110,7 @@ def main() -> None:
         laddered(store)
         buffered(store)
         ahead(store)
-        print(store.new_login_code(86400), flush=True)
+        print(store.logins.new_code(86400), flush=True)
 
 
 if __name__ == "__main__":

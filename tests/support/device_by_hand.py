@@ -1,4 +1,4 @@
-"""A device that speaks to the door by hand."""
+"""A device that speaks to the device API by hand."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from tests.support.fleet_words import hello
 from tests.support.transport_doubles import Place
 from thinwire.core.serialization import reply_to_bytes
-from thinwire.core.types import Failure, ReplyHeader
-from thinwire.transport import device_key
+from thinwire.core.types import Reply
+from thinwire.transport.device.identity import device_key
 from thinwire.transport.protocol import registration
 from thinwire.transport.protocol.http import HELLO, PULL, PUSH, packed
 from thinwire.transport.protocol.signing import Signer
@@ -31,21 +31,21 @@ class Caller:
         self.process = ""
 
     def call(
-        self, path: str, head: bytes, rest: bytes = b"", headers: dict[str, str] | None = None, method: str = "POST"
+        self, path: str, header: bytes, rest: bytes = b"", headers: dict[str, str] | None = None, method: str = "POST"
     ) -> Answer:
         """Status and kind of refusal."""
         connection = http.client.HTTPConnection(self.address, timeout=10)
         try:
-            given = self.signed(path, head, rest, method) if headers is None else headers
-            connection.request(method, path, packed(head) + rest, given)
+            given = self.signed(path, header, rest, method) if headers is None else headers
+            connection.request(method, path, packed(header) + rest, given)
             got = connection.getresponse()
             body = got.read()
             return got.status, json.loads(body)["error"] if got.status >= 400 and body else ""
         finally:
             connection.close()
 
-    def signed(self, path: str, head: bytes, rest: bytes = b"", method: str = "POST") -> dict[str, str]:
-        body = packed(head) + rest
+    def signed(self, path: str, header: bytes, rest: bytes = b"", method: str = "POST") -> dict[str, str]:
+        body = packed(header) + rest
         return self.signer.headers(method, path, hashlib.sha256(body).digest(), len(body), whole_key=path == HELLO)
 
     def hello(self, name: str = "") -> Answer:
@@ -54,8 +54,8 @@ class Caller:
         return self.call(HELLO, registration.to_bytes(said))
 
     def pull(self, process: str = "") -> Answer:
-        wanted = {"process": process or self.process, "wait_s": 0.0, "held": []}
+        wanted = {"process": process or self.process, "wait_s": 0.0, "in_flight": []}
         return self.call(PULL, json.dumps(wanted).encode())
 
-    def push(self, reply: ReplyHeader | Failure, rest: bytes = b"") -> Answer:
+    def push(self, reply: Reply, rest: bytes = b"") -> Answer:
         return self.call(PUSH, reply_to_bytes(reply), rest)

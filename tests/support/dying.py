@@ -15,8 +15,8 @@ from typing import Any
 
 from sqlalchemy import event
 
-from tests.support.store_story import DEVICES, accepted, closed, head, opened
-from thinwire.core.events import UpdateFolded
+from tests.support.store_story import DEVICES, accepted, closed, header, opened
+from thinwire.core.events import UpdateAggregated
 from thinwire.store import Store
 
 
@@ -47,10 +47,10 @@ def _work(path: str, steps: int) -> None:
 
 def _round(store: Store, run_id: str, number: int) -> None:
     store.record(run_id, opened(run_id, number))
-    folded = [head(run_id, number, device) for device in DEVICES]
-    for reply in folded:
-        store.record(run_id, [accepted(reply, number), UpdateFolded(15.0, number, str(reply.update_id), 0.1)])
-    store.record(run_id, [closed(number, [str(reply.update_id) for reply in folded])])
+    aggregated = [header(run_id, number, device) for device in DEVICES]
+    for reply in aggregated:
+        store.record(run_id, [accepted(reply, number), UpdateAggregated(15.0, number, str(reply.update_id), 0.1)])
+    store.record(run_id, [closed(number, [str(reply.update_id) for reply in aggregated])])
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from tests.support.api_answers import REPORT
 from tests.support.filled_store import twelve_rounds
-from thinwire.core.events import DeviceJoined, DeviceLeft, RunNoted
+from thinwire.core.events import DeviceOffline, DeviceOnline, RunNoted
 from thinwire.core.fleet import Hello, Joining
 from thinwire.store import Invited, MeasureRow, Store
 
@@ -27,7 +27,7 @@ def come(store: Store, name: str, invited: Invited, address: str = "192.0.2.7:40
 
 
 def measured(name: str, at: float) -> list[MeasureRow]:
-    """Its link as the aggregator has measured it, but for a way down that is too fast for that."""
+    """Its link as the aggregator has measured it, but for a downlink that is too fast for that."""
     of: dict[str, tuple[float | None, float | None]] = {
         "up": (2.1e6, 1.4e6), "down": (None, None), "rtt": (0.048, 0.061),
     }  # fmt: skip
@@ -41,11 +41,11 @@ def hello(name: str, **said: object) -> Hello:
 def there(store: Store, hello_: Hello, at: float) -> None:
     """A device says hello and is online."""
     store.roster.seen(hello_, at)
-    store.record_device(DeviceJoined(at, hello_.name))
+    store.record_device(DeviceOnline(at, hello_.name))
 
 
 def a_fleet(store: Store, at: float) -> None:
-    """Two that wait, one online with other code, one unreachable, one that declines, two shut out; refusals."""
+    """Two that wait, one online with other code, one unreachable, one that declines, two revoked; refusals."""
     by_hand = store.invitations.invite(2, approve_manually=True, expires_s=3600, who="ann")
     for name, invited in zip(("ward-4", "ward-7"), by_hand, strict=True):
         come(store, name, invited, "198.51.100.23:51514")
@@ -57,11 +57,11 @@ def a_fleet(store: Store, at: float) -> None:
     other = replace(REPORT, version="2", source_digest="c4" * 32)
     there(store, hello("cam-01", tasks=(other,), link={"rtt_s": 0.212, "skew_s": -94.0}), at)
     there(store, hello("cam-02", link={"rtt_s": 1.4, "skew_s": 3.1}), at - 4000)
-    store.record_device(DeviceLeft(at - 1260, "cam-02", "not heard of for 360 s"))
+    store.record_device(DeviceOffline(at - 1260, "cam-02", "not heard of for 360 s"))
     broken = replace(REPORT, error="ModuleNotFoundError at task.py:3", layout_digest="")
     there(store, hello("jetson-1", versions={**VERSIONS, "policy": "5e" * 32}, tasks=(broken,)), at)
     there(store, hello("old-box"), at - 90_000)
-    store.record_device(DeviceLeft(at - 80_000, "old-box", "revoked"))
+    store.record_device(DeviceOffline(at - 80_000, "old-box", "revoked"))
     store.roster.revoke("old-box", who="ann")
     store.roster.enrol("bench", fingerprint("bench"), b"key of bench", "loopback")
     store.roster.leave("bench")
@@ -80,7 +80,7 @@ def many(store: Store, count: int, at: float) -> None:
         link = {"rtt_s": draw.uniform(0.01, 0.9), "skew_s": draw.gauss(0, 1.5)}
         there(store, hello(name, link=link), at - draw.uniform(0, 9000))
         if number % 3 == 0:
-            store.record_device(DeviceLeft(at - draw.uniform(0, 900), name, "not heard of for 360 s"))
+            store.record_device(DeviceOffline(at - draw.uniform(0, 900), name, "not heard of for 360 s"))
 
 
 def main() -> None:
@@ -94,7 +94,7 @@ def main() -> None:
         a_fleet(store, now)
         run.fail("pi-08", 1.0, "declined", "rounds_a_day: 24 of 24 rounds of today are made")
         many(store, int(sys.argv[2]) if len(sys.argv) > 2 else 0, now) if len(sys.argv) > 2 else None
-        print(store.new_login_code(86400), flush=True)
+        print(store.logins.new_code(86400), flush=True)
 
 
 if __name__ == "__main__":

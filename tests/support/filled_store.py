@@ -1,6 +1,6 @@
 """A store with a believable run in it, recorded event by event as the aggregator would.
 
-`python -m tests.support.filled_store DATABASE [--live]` fills a database for a look at the page;
+`python -m tests.support.filled_store DATABASE [--live]` fills a database for a look at the dashboard;
 `--live` goes on with a run in real time.
 """
 
@@ -11,8 +11,8 @@ import time
 
 from tests.support.api_answers import DEVICES, LAYOUT, REPORT, Told
 from thinwire.core.events import (
-    DeviceJoined,
-    DeviceLeft,
+    DeviceOffline,
+    DeviceOnline,
 )
 from thinwire.core.fleet import Hello
 from thinwire.core.plan import RunPlan
@@ -36,7 +36,7 @@ def add_devices(store: Store, names: list[str], at: float) -> None:
         store.roster.seen(
             Hello(name, "p1", (REPORT,), {"thinwire": "0.1.0", "python": "3.11.2", "torch": "2.13.0"}), at
         )
-        store.record_device(DeviceJoined(at, name))
+        store.record_device(DeviceOnline(at, name))
 
 
 def twelve_rounds(store: Store, at: float | None = None, rounds: int = 12) -> Told:
@@ -49,20 +49,20 @@ def twelve_rounds(store: Store, at: float | None = None, rounds: int = 12) -> To
     _deadline_round(run)
     run.open(without={"pi-07": "busy with round 4"})
     run.late("pi-07", 4, 5.6)
-    for device in run.asks:
+    for device in run.assignments:
         run.answer(device, run.draw.uniform(1.2, 2.6))
     run.close("all", 2.7)
     run.open()
     run.fail("pi-03", 1.4, "task-error", "RuntimeError at task.py:41")
-    for device in [name for name in run.asks if name != "pi-03"]:
+    for device in [name for name in run.assignments if name != "pi-03"]:
         run.answer(device, run.draw.uniform(1.2, 2.8))
     run.close("enough", 2.9)
     _too_few_round(run)
-    store.record_device(DeviceJoined(run.now, "pi-04"))
+    store.record_device(DeviceOnline(run.now, "pi-04"))
     run.quiet_round(3.1)
     run.open()
     run.drop("pi-02", 1.9, "bad-payload")
-    for device in [name for name in run.asks if name != "pi-02"]:
+    for device in [name for name in run.assignments if name != "pi-02"]:
         run.answer(device, run.draw.uniform(1.3, 2.7))
     run.close("enough", 2.8)
     while run.round < rounds - 1:
@@ -75,7 +75,7 @@ def twelve_rounds(store: Store, at: float | None = None, rounds: int = 12) -> To
 
 def _deadline_round(run: Told) -> None:
     run.open(deadline_s=4.0)
-    for device in [name for name in run.asks if name != "pi-07"]:
+    for device in [name for name in run.assignments if name != "pi-07"]:
         run.answer(device, run.draw.uniform(1.2, 2.9))
     run.close("deadline", 4.02, ["pi-07"])
 
@@ -87,7 +87,7 @@ def _too_few_round(run: Told) -> None:
         run.answer(device, run.draw.uniform(1.3, 2.4))
     for device in ("pi-03", "pi-04", "pi-06", "pi-07"):
         run.fail(device, run.draw.uniform(0.8, 2.2), "left", "not heard of for 60 s")
-    run.store.record_device(DeviceLeft(run.now + 1, "pi-04", "connection lost"))
+    run.store.record_device(DeviceOffline(run.now + 1, "pi-04", "connection lost"))
     run.close("too-few", 2.6)
 
 
@@ -104,11 +104,13 @@ def main() -> None:
     with Store.open(sys.argv[1]) as store:
         run = twelve_rounds(store, rounds=13)
         run.rounds = 40
-        print(store.new_login_code(86400), flush=True)
+        print(store.logins.new_code(86400), flush=True)
         while "--live" in sys.argv and run.round < run.rounds:
             run.now = time.time()
             run.open()
-            for device, seconds in sorted(((d, run.draw.uniform(1.0, 3.0)) for d in run.asks), key=lambda p: p[1]):
+            for device, seconds in sorted(
+                ((d, run.draw.uniform(1.0, 3.0)) for d in run.assignments), key=lambda p: p[1]
+            ):
                 time.sleep(max(0.0, run.opened_at + seconds - time.time()))
                 run.answer(device, seconds)
             run.close("all", time.time() - run.opened_at)

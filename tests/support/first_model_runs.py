@@ -13,7 +13,7 @@ from tests.support.small_task import plan_of, task_of
 from thinwire.client import Site
 from thinwire.client.task import initial_model, report
 from thinwire.core import RunPlan, VirtualClock
-from thinwire.core.events import Event, FirstModelAsked, ModelStored, RunNoted
+from thinwire.core.events import Event, FirstModelAssigned, ModelStored, RunNoted
 from thinwire.core.statedir import AggregatorHome
 from thinwire.server.context import StopOrder
 from thinwire.server.model_store import Versions
@@ -36,9 +36,9 @@ NOT_NOW = ("declined", "hours: work begins at night (again in 7200 s)")
 
 
 def fails(*reasons: tuple[str, str]) -> Script:
-    """One that answers asks for the first model so, one after the other, the last one for ever."""
+    """One that answers requests the first model so, one after the other, the last one for ever."""
     left = list(reasons)
-    return lambda ask: Turn(failure=left.pop(0) if len(left) > 1 else left[0])
+    return lambda assignment: Turn(failure=left.pop(0) if len(left) > 1 else left[0])
 
 
 class Started:
@@ -58,18 +58,20 @@ class Started:
         training = Training(task, crowd)
 
         def device(index: int, name: str) -> ScriptedDevice:
-            own = (first or {}).get(name, lambda ask: Turn())
-            work = training.client(index, lambda ask: 1.0)
+            own = (first or {}).get(name, lambda assignment: Turn())
+            work = training.client(index, lambda assignment: 1.0)
             gone = (away or {}).get(name, ())
-            return ScriptedDevice(name, work, lambda ask: own(ask) if ask.kind == "init" else Turn(), gone)
+            return ScriptedDevice(
+                name, work, lambda assignment: own(assignment) if assignment.kind == "init" else Turn(), gone
+            )
 
         devices = [device(index, name) for index, name in enumerate(names)]
         self.fleet = ScriptedFleet(HeldSpool(self.home.spool), VirtualClock(), report(task), devices)
         self.store = Store.open(self.home.database)
         made = initial_model(task, 99)  # another than the devices': of it only the layout counts
         self.layout, raw = made.layout, plan(keep="all").to_json()
-        asked = RunPlan.from_json({**raw, **{name: {**raw[name], **own} for name, own in sections.items()}})
-        self.run_id = submit(self.store, self.home, asked, made.layout, made.vector, made.buffers, {}, report(task))
+        assigned = RunPlan.from_json({**raw, **{name: {**raw[name], **own} for name, own in sections.items()}})
+        self.run_id = submit(self.store, self.home, assigned, made.layout, made.vector, made.buffers, {}, report(task))
 
     def drive(self, until: float = math.inf, ends: StopOrder = "service") -> None:
         """Until the run is over, or the aggregator, or a person the run, ends at a time on the clock."""
@@ -92,8 +94,8 @@ class Started:
     def of(self, *kinds: type[Event]) -> list[Any]:
         return [event for event in self.events if isinstance(event, kinds)]
 
-    def asked(self) -> list[str]:
-        return [event.device for event in self.of(FirstModelAsked)]
+    def assigned(self) -> list[str]:
+        return [event.device for event in self.of(FirstModelAssigned)]
 
     def giver(self) -> str:
         """Whose model it began with: one device's, said and stored once."""
@@ -106,4 +108,4 @@ def drawn(folder: Path, names: Sequence[str] = NAMES) -> list[str]:
     """The devices in the order that the seed draws them."""
     made = Started(folder / "drawn", dict.fromkeys(names, fails(("declined", "tasks: not this one"))), names=names)
     made.drive()
-    return made.asked()
+    return made.assigned()

@@ -1,4 +1,4 @@
-"""What tests say to a fleet and hear of it, at either end: hellos, asks, answers, and waiting for them."""
+"""What tests say to a fleet and hear of it, at either end: hellos, assignments, answers, and waiting for them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from thinwire.core.fleet import Delivery, Envelope, Fleet, Hello, Link, Roster, Spool
-from thinwire.core.types import Ask, Failure, Part, ReplyHeader, UpdateId
+from thinwire.core.types import Assignment, Failure, Part, Reply, ReplyHeader, UpdateId
 
 T = TypeVar("T")
 PATIENCE_S = 60.0  # nothing here takes that long: it only ends a test that would hang
@@ -45,10 +45,12 @@ def body_parts(*bodies: bytes) -> tuple[Part, ...]:
     )
 
 
-def envelope(device: str, ask_id: str, folder: Path | None = None, *bodies: bytes) -> Envelope:
-    """An ask, with the bodies as its parts when there are any."""
-    ask = Ask(ask_id, "digits-1", "digits", "train", {"run": {"task": "digits"}}, round=1, parts=body_parts(*bodies))
-    return Envelope(device, ask, written(folder, *bodies) if folder and bodies else None)
+def envelope(device: str, assignment_id: str, folder: Path | None = None, *bodies: bytes) -> Envelope:
+    """An assignment, with the bodies as its parts when there are any."""
+    assignment = Assignment(
+        assignment_id, "digits-1", "digits", "train", {"run": {"task": "digits"}}, round=1, parts=body_parts(*bodies)
+    )
+    return Envelope(device, assignment, written(folder, *bodies) if folder and bodies else None)
 
 
 def written(folder: Path, *bodies: bytes) -> Path:
@@ -57,8 +59,8 @@ def written(folder: Path, *bodies: bytes) -> Path:
     return path
 
 
-def answer(device: str, ask_id: str, sequence: int = 1, *bodies: bytes) -> ReplyHeader:
-    return ReplyHeader(ask_id, UpdateId("digits-1", device, sequence), 0, examples=32, steps=5, a=5.0, norm=1.5,
+def answer(device: str, assignment_id: str, sequence: int = 1, *bodies: bytes) -> ReplyHeader:
+    return ReplyHeader(assignment_id, UpdateId("digits-1", device, sequence), 0, examples=32, steps=5, a=5.0, norm=1.5,
                      metrics={"loss": (3.5, 7.0)}, parts=body_parts(*bodies))  # fmt: skip
 
 
@@ -80,14 +82,14 @@ def polled(fleet: Fleet, kind: type[T], where: Callable[[T], bool] = lambda arri
     raise AssertionError(f"no {kind.__name__} came")
 
 
-def answers_now(fleet: Fleet) -> list[ReplyHeader | Failure]:
+def answers_now(fleet: Fleet) -> list[Reply]:
     return [arrival for arrival in fleet.poll(0.2) if isinstance(arrival, (ReplyHeader, Failure))]
 
 
 def pulled(link: Link) -> Delivery:
-    """The next ask on this link."""
+    """The next assignment on this link."""
     end = time.monotonic() + PATIENCE_S
     while time.monotonic() < end:
         if (delivery := link.pull(1.0)) is not None:
             return delivery
-    raise AssertionError("no ask came")
+    raise AssertionError("no assignment came")

@@ -68,15 +68,17 @@ def sound(route: str, caller: Caller, draw: random.Random) -> Sound:
         case "hello":
             return Sound("POST", HELLO, registration.to_bytes(hello(caller.name, caller.process)))
         case "pull":
-            wanted = {"process": caller.process, "wait_s": 0.0, "held": ["ask-1"]}
+            wanted = {"process": caller.process, "wait_s": 0.0, "in_flight": ["assignment-1"]}
             return Sound("POST", PULL, json.dumps(wanted).encode())
         case "push":
-            small = answer(caller.name, "ask-0", number, b"x" * 50)
-            large = answer(caller.name, "ask-0", number, bytes(300_000))
-            reply, parts = draw.choice(((small, b"x" * 50), (large, b""), (Failure("task-error", "x", "ask-0"), b"")))
+            small = answer(caller.name, "assignment-0", number, b"x" * 50)
+            large = answer(caller.name, "assignment-0", number, bytes(300_000))
+            reply, parts = draw.choice(
+                ((small, b"x" * 50), (large, b""), (Failure("task-error", "x", "assignment-0"), b""))
+            )
             return Sound("POST", PUSH, reply_to_bytes(reply), parts)
         case "bundle":
-            return Sound("GET", "/tw/v1/asks/ask-1/bundle")
+            return Sound("GET", "/tw/v1/assignments/assignment-1/bundle")
         case "offset":
             return Sound("HEAD", part)
         case "part":
@@ -89,7 +91,7 @@ def sound(route: str, caller: Caller, draw: random.Random) -> Sound:
 class Fuzz:
     """`request()` gives the next one as bytes. The same seed, the same requests (but for signatures and nonces).
 
-    `callers` sign; who leaves is the last of them, and so it may well be shut out.
+    `callers` sign; who leaves is the last of them, and so it may well be revoked.
     """
 
     def __init__(self, callers: Sequence[Caller], seed: int) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from tests.support import passing
 from tests.support.journal import Journal
-from tests.support.passing import MOST_HEAD, Answer, Upload
+from tests.support.passing import MOST_HEADER, Answer, Upload
 
 LOOK_S = 0.005  # between two looks into the journal
 SEED = 20261122  # of where in an upload "uploading" is
@@ -26,12 +26,12 @@ Watch = Callable[[str, Answer], None]  # (moment, answer); moments: uploading, a
 
 
 class Gate:
-    """Listens on a free port of loopback, for the door at `target`. `watch` is told of each answer's moments, in the
-    gate's thread: half of its bytes are given to the aggregator; all of them are; it has said that it has them. Of a
-    large answer, whose parts travel apart: a drawn share of a part's bytes is given (`uploading`). A `patient` one
+    """Listens on a free port of loopback, for the device API at `target`. `watch` is told of each answer's moments, in
+    the gate's thread: half of its bytes are given to the aggregator; all of them are; it has said that it has them. Of
+    a large answer, whose parts travel apart: a drawn share of a part's bytes is given (`uploading`). A `patient` one
     keeps a connection until somebody listens at the target, else a device finds that nobody does.
 
-    `not_before`: answers that are let in once a later round is open, as in a run in which they came late.
+    `not_before`: answers that are approved once a later round is open, as in a run in which they came late.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Gate:
         self.patient, self.not_before = patient, dict(not_before or {})
         self.target, self.devices, self.journal, self.watch = (host, int(port)), tuple(devices), journal, watch
         self.uploads: list[Upload] = []
-        self._hold_from: float = math.inf  # the first round whose answers are not let in
+        self._hold_from: float = math.inf  # the first round whose answers are not approved
         self._draw = random.Random(SEED)
         self._tasks: set[asyncio.Task[None]] = set()
         self._open: set[asyncio.StreamWriter] = set()
@@ -56,7 +56,7 @@ class Gate:
         self.hold_from(0 if on else math.inf)
 
     def hold_from(self, number: float) -> None:
-        """Let only answers to earlier rounds' asks in."""
+        """Let only answers to earlier rounds' assignments in."""
         self._hold_from = number
 
     def cut(self) -> None:
@@ -72,7 +72,7 @@ class Gate:
 
     async def _serve(self) -> None:
         self._loop, self._ending = asyncio.get_running_loop(), asyncio.Event()
-        server = await asyncio.start_server(self._carry, "127.0.0.1", 0, limit=MOST_HEAD)
+        server = await asyncio.start_server(self._carry, "127.0.0.1", 0, limit=MOST_HEADER)
         host, port = server.sockets[0].getsockname()
         self.address = f"{host}:{port}"
         self._there.set()
@@ -108,7 +108,7 @@ class Gate:
     async def _dialled(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         while True:
             try:
-                return await asyncio.open_connection(*self.target, limit=MOST_HEAD)
+                return await asyncio.open_connection(*self.target, limit=MOST_HEADER)
             except ConnectionRefusedError:
                 if not self.patient:
                     raise
@@ -122,31 +122,31 @@ class Gate:
         far_writer: asyncio.StreamWriter,
     ) -> None:
         """One request and its answer; whoever ends its connection meanwhile ends both."""
-        head = await passing.unless_closed(reader.readuntil(b"\r\n\r\n"), far_reader)
-        body = await reader.readexactly(passing.length(head))
-        answer = passing.update(head, body)
+        header = await passing.unless_closed(reader.readuntil(b"\r\n\r\n"), far_reader)
+        body = await reader.readexactly(passing.length(header))
+        answer = passing.update(header, body)
         if answer is not None:
             await passing.unless_closed(self._turn(answer), reader)
             half = len(body) // 2
-            await self._give(far_writer, head + body[:half], "arriving", answer)
+            await self._give(far_writer, header + body[:half], "arriving", answer)
             await self._give(far_writer, body[half:], "given", answer)
             said = await passing.whole(far_reader)
             self.watch("answered", answer)
-        elif passing.is_part(head):
-            await self._upload(head, body, far_writer)
+        elif passing.is_part(header):
+            await self._upload(header, body, far_writer)
             said = await passing.whole(far_reader)
         else:
-            far_writer.write(head + body)
+            far_writer.write(header + body)
             await far_writer.drain()
             said = await passing.unless_closed(passing.whole(far_reader), reader)
         writer.write(said)
         await writer.drain()
 
-    async def _upload(self, head: bytes, body: bytes, far_writer: asyncio.StreamWriter) -> None:
-        """Of the answer whose head was let in last: the next one's comes after it is journalled."""
-        upload = Upload(self._last, passing.offset(head), len(body), int(self._draw.random() * len(body)))
+    async def _upload(self, header: bytes, body: bytes, far_writer: asyncio.StreamWriter) -> None:
+        """Of the answer whose header was approved last: the next one's comes after it is journalled."""
+        upload = Upload(self._last, passing.offset(header), len(body), int(self._draw.random() * len(body)))
         self.uploads.append(upload)
-        await self._give(far_writer, head + body[: upload.given], "uploading", upload.answer)
+        await self._give(far_writer, header + body[: upload.given], "uploading", upload.answer)
         far_writer.write(body[upload.given :])
         await far_writer.drain()
         upload.given = upload.of

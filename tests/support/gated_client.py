@@ -11,13 +11,13 @@ from thinwire.client.admission import AdmissionController
 from thinwire.client.handler import AssignmentHandler
 from thinwire.client.policy import Policy
 from thinwire.client.train.protocol import Split
-from thinwire.core.types import Failure, ReplyHeader
+from thinwire.core.types import Failure, Reply, ReplyHeader
 
 NOON = datetime(2026, 11, 21, 12, 0, tzinfo=timezone(timedelta(hours=1)))
 
 
 class Device:
-    """A session behind a gate, whose task notes when its data are asked for."""
+    """A session behind a gate, whose task notes when its data are requested."""
 
     def __init__(self, folder: Path, policy: Policy, text: str = "", **gate: Any) -> None:
         self.folder, self.policy, self.read = folder, policy, 0
@@ -38,21 +38,20 @@ class Device:
         self.gate = AdmissionController(self.policy, self.folder / "device", **options)
         self.session: AssignmentHandler = self.aggregator.session(gate=self.gate)
 
-    def ask(self, number: int = 1, kind: str = "train", **changed: Any) -> ReplyHeader | Failure:
-        answer: ReplyHeader | Failure = self.aggregator.answer(
-            self.session, self.aggregator.ask(number, kind, **changed)
-        )[0]
+    def assign(self, number: int = 1, kind: str = "train", **changed: Any) -> Reply:
+        answer: Reply = self.aggregator.answer(self.session, self.aggregator.assign(number, kind, **changed))[0]
         return answer
 
     def kind(self, *args: Any, **changed: Any) -> str:
-        """Of the failure that an ask comes to, else "reply"."""
-        answer = self.ask(*args, **changed)
+        """Of the failure that an assignment comes to, else "reply"."""
+        answer = self.assign(*args, **changed)
         return answer.kind if isinstance(answer, Failure) else "reply"
 
     def rule(self, *args: Any, **changed: Any) -> str:
-        answer = self.ask(*args, **changed)
+        answer = self.assign(*args, **changed)
         if isinstance(answer, ReplyHeader):
             return ""
+        assert isinstance(answer, Failure)
         assert answer.kind == "declined", answer
         return answer.text.partition(":")[0]
 

@@ -1,4 +1,4 @@
-"""A run of real processes behind the gate, in which something is broken at given moments, and mended.
+"""A run of real processes behind the gate, in which something is broken at given moments, and fixed.
 
 Or one in which nothing is broken, and which takes in what another took in (`like`).
 """
@@ -23,29 +23,29 @@ from thinwire.core.events import Event, RoundOpened, UpdateAccepted
 
 DEVICES = ("pi-a", "pi-b")
 PLAN = (
-    "cohort.wait_for=2", "cohort.deadline_s=600", "cohort.min_replies=2", "local.steps=10", "local.codec_threads=1",
+    "cohort.wait_for=2", "cohort.deadline_s=600", "cohort.min_updates=2", "local.steps=10", "local.codec_threads=1",
     "uplink.codec='topk(0.05) > int8'", "downlink.codec='int8'", "server.optimizer='fedavgm'",
 )  # fmt: skip  # all clients, a fixed deadline that nothing reaches, one codec
 
 
 @dataclass
 class World:
-    """What stands around a run. `programs`: what of the devices runs instead of `thinwire`, `options`: what else is
-    typed of them. `moment`: at which something was broken last.
+    """What stands around a run. `programs`: what of the devices runs instead of `thinwire`, `step_s`: by how
+    much longer their steps take. `moment`: at which something was broken last.
     """
 
     site: Site
     way: Gate
     journal: Journal
     programs: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    options: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    step_s: Mapping[str, float] = field(default_factory=dict)
     clients: dict[str, Popen[bytes]] = field(default_factory=dict)
     moment: Moment = field(default_factory=lambda: Moment(0, ""))
 
     def start_client(self, name: str) -> None:
         part, program = DEVICES.index(name), self.programs.get(name, THINWIRE)
         self.clients[name] = self.site.start_client(
-            name, part, len(DEVICES), *self.options.get(name, ()), at=self.way.address, program=program
+            name, part, len(DEVICES), at=self.way.address, program=program, step_s=self.step_s.get(name, 0.0)
         )
 
     def answers(self, device: str) -> int:
@@ -71,7 +71,7 @@ class Fault:
     `meet` waits until that has cost what it is to cost, and says whether it has; it opens the gate where it has to.
     Then `mend`; None: it mends itself, from the strike on. `back` says, after the mending, whether what was broken is
     there again: the next moment is waited for after that. None: the run itself says so, by an answer that it takes or a
-    round that it opens, and the next moment may come before. `shut`: no answer is let in until the next moment is
+    round that it opens, and the next moment may come before. `shut`: no answer is approved until the next moment is
     waited for.
     """
 
@@ -81,7 +81,7 @@ class Fault:
     back: Callable[[World], Callable[[], bool]] | None = None
     sets: tuple[str, ...] = ()
     programs: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    options: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    step_s: Mapping[str, float] = field(default_factory=dict)
     shut: bool = False
 
 
@@ -120,7 +120,7 @@ class Mended:
 
 @dataclass
 class Gated:
-    """`recovered_s`: for each fault, from where it is mended (a new process begins) to where what was broken is back,
+    """`recovered_s`: for each fault, from where it is fixed (a new process begins) to where what was broken is back,
     as `Fault` says; of the last ones there may be none, when the run ends before.
     """
 
@@ -149,7 +149,7 @@ def gated_run(
     told = {name: ("tests.support.scripted_client", words) for name in DEVICES if (words := like.of(name))}
     striker = Striker(site, journal)
     with gate(site.listen, DEVICES, journal, striker.watch, patient=patient, not_before=like.late) as way:
-        world = World(site, way, journal, {**fault.programs, **told}, fault.options)
+        world = World(site, way, journal, {**fault.programs, **told}, fault.step_s)
 
         def strike() -> None:
             way.shut(True)

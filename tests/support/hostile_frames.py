@@ -1,7 +1,7 @@
 """Frames that somebody made who wants to do harm: what a decoder is given in the tests and in `make fuzz`.
 
-Every kind starts from a frame that is right, so that it comes as deep into a decoder as it can; its head is right too
-unless the head is what is attacked. Some of what comes out is legal all the same: a symbol's bit may be flipped.
+Every kind starts from a frame that is right, so that it comes as deep into a decoder as it can; its header is right too
+unless the header is what is attacked. Some of what comes out is legal all the same: a symbol's bit may be flipped.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ def _encoded(codec: BoundCodec, n: int, key: int, shape: str) -> bytes:
 def packed(bound: bytes, streams: Streams) -> bytes:
     """`frame.pack` without its own care: lengths are said as they are, however long."""
     lengths = b"".join(frame.varint(len(s.data) * 2 + s.compressed) for s in streams)
-    head = frame.MAGIC + bytes([frame.VERSION]) + bound + frame.varint(len(streams)) + lengths
-    return b"".join([head, *(bytes(s.data) for s in streams)])
+    header = frame.MAGIC + bytes([frame.VERSION]) + bound + frame.varint(len(streams)) + lengths
+    return b"".join([header, *(bytes(s.data) for s in streams)])
 
 
 # Of the whole frame
@@ -127,7 +127,7 @@ def foreign(rng: random.Random, to: Target) -> bytes:
 
 
 def unsaid(rng: random.Random, to: Target) -> bytes:
-    """Random bytes behind a head that is right, or behind none."""
+    """Random bytes behind a header that is right, or behind none."""
     start = frame.MAGIC + bytes([frame.VERSION]) + to.bound
     return rng.choice([b"", b"TW", b"TW\x01", b"TW\x02" + to.bound, start, start]) + rng.randbytes(rng.randrange(200))
 

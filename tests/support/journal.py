@@ -36,15 +36,15 @@ class Journal:
             return list(self.events)
 
     def outstanding(self) -> set[Answer]:
-        """What was asked for and has neither come nor failed."""
+        """What was requested and has neither come nor failed."""
         self.look()
         with self._lock:
             return set(self._outstanding)
 
     def has_answer(self, answer: Answer) -> bool:
         """Whether it has come or failed, or its round was closed."""
-        asked = self.has("RoundOpened", answer.round)
-        return asked and (self.has("RoundClosed", answer.round) or answer not in self.outstanding())
+        assigned = self.has("RoundOpened", answer.round)
+        return assigned and (self.has("RoundClosed", answer.round) or answer not in self.outstanding())
 
     def has(self, kind: str, number: int) -> bool:
         """Whether there is such an event of this round."""
@@ -64,7 +64,7 @@ class Journal:
                 return []
             wanted = (
                 "SELECT json_extract(body, '$.at') FROM journal"
-                " WHERE kind = 'DeviceJoined' AND json_extract(body, '$.device') = ? ORDER BY seq"
+                " WHERE kind = 'DeviceOnline' AND json_extract(body, '$.device') = ? ORDER BY seq"
             )
             return [float(at) for (at,) in self._connection.execute(wanted, (device,))]
 
@@ -93,8 +93,8 @@ class Journal:
         if hasattr(event, "round"):
             self._seen[kind].add(said.round)
         if kind == "RoundOpened":
-            self._outstanding |= {Answer(said.round, device) for device in said.asks}
-        elif kind in ("ClientAsked", "ClientBack"):
+            self._outstanding |= {Answer(said.round, device) for device in said.assignments}
+        elif kind in ("ClientSelected", "ClientReconnected"):
             self._outstanding.add(Answer(said.round, said.device))
         elif kind in ("UpdateAccepted", "UpdateDropped", "ClientFailed"):
-            self._outstanding.discard(Answer(getattr(said, "asked_round", said.round), said.device))
+            self._outstanding.discard(Answer(getattr(said, "assignment_round", said.round), said.device))

@@ -14,22 +14,22 @@ from dataclasses import replace
 from pathlib import Path
 
 from thinwire.cli.main import main
-from thinwire.core.types import Failure, ReplyHeader, UpdateId
-from thinwire.transport import HttpsLink
+from thinwire.core.types import Reply, ReplyHeader, UpdateId
+from thinwire.transport.device.link import HttpsLink
 
-Push = Callable[[HttpsLink, ReplyHeader | Failure, Path | None], None]
+Push = Callable[[HttpsLink, Reply, Path | None], None]
 BEYOND = 10**9  # no honest number comes there
 honest = HttpsLink.push
 
 
-def twice(link: HttpsLink, reply: ReplyHeader | Failure, bundle: Path | None = None) -> None:
+def twice(link: HttpsLink, reply: Reply, bundle: Path | None = None) -> None:
     honest(link, reply, bundle)
     if isinstance(reply, ReplyHeader) and reply.parts:
         update = reply.update_id
         honest(link, replace(reply, update_id=UpdateId(update.run, update.device, update.sequence + BEYOND)), bundle)
 
 
-def garbage(link: HttpsLink, reply: ReplyHeader | Failure, bundle: Path | None = None) -> None:
+def garbage(link: HttpsLink, reply: Reply, bundle: Path | None = None) -> None:
     if isinstance(reply, ReplyHeader) and bundle is not None:
         frames = [random.Random(part.sha256).randbytes(part.length) for part in reply.parts]
         bundle = bundle.with_suffix(".garbage")

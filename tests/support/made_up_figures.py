@@ -29,10 +29,10 @@ class MadeUp(Lab):
 
     def __init__(self, folder: Path, lost: dict[tuple[Chain, bool], float]) -> None:
         super().__init__(folder)
-        self.lost, self.asked = lost, list[tuple[Trial, int]]()
+        self.lost, self.selected = lost, list[tuple[Trial, int]]()
 
     def cells(self, work, trials, seeds, about):
-        self.asked += [(trial, seed) for trial in trials for seed in seeds]
+        self.selected += [(trial, seed) for trial in trials for seed in seeds]
         return {trial: [self.cell(trial, seed) for seed in seeds] for trial in dict.fromkeys(trials)}
 
     def cell(self, trial: Trial, seed: int) -> Cell:

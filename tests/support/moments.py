@@ -39,7 +39,7 @@ class Moment:
 
     @property
     def held_for(self) -> float:
-        """The first round whose answers are not let in while it is waited for: it comes without them."""
+        """The first round whose answers are not approved while it is waited for: it comes without them."""
         return self.round if self.what in ("RoundOpened", "training") else math.inf
 
     def __str__(self) -> str:

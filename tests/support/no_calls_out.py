@@ -1,6 +1,6 @@
 """What is put before every process of a test as `sitecustomize`: only this machine is reached, and all tries are kept.
 
-An audit hook (PEP 578) sees every connect and look-up that Python makes, whoever asks for it; it cannot be taken away.
+An audit hook (PEP 578) sees every connect and look-up that Python makes, whoever requests it; it cannot be taken away.
 """
 
 from __future__ import annotations

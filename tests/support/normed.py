@@ -12,7 +12,7 @@ from tests.support.server_bench import every
 from thinwire.aggregation import encode_buffers
 from thinwire.core import Layout, Tensor
 from thinwire.core.fleet import Delivery
-from thinwire.core.types import Failure, Part, ReplyHeader
+from thinwire.core.types import Part, Reply, ReplyHeader
 from thinwire.simulation import ScriptedDevice, SyntheticUpdates, Turn
 
 NORMED = Layout.build(
@@ -33,13 +33,13 @@ class Normed(SyntheticUpdates):
     variance: float = 1.0
     counters: Mapping[str, int] = field(default_factory=lambda: {"bn.num_batches_tracked": 7})
 
-    def answer(self, delivery: Delivery, turn: Turn) -> tuple[ReplyHeader | Failure, bytes]:
-        head, body = super().answer(delivery, turn)
-        if not isinstance(head, ReplyHeader) or not head.parts:
-            return head, body
+    def answer(self, delivery: Delivery, turn: Turn) -> tuple[Reply, bytes]:
+        header, body = super().answer(delivery, turn)
+        if not isinstance(header, ReplyHeader) or not header.parts:
+            return header, body
         sent = encode_buffers(NORMED, np.array([self.mean] * 3 + [self.variance] * 3, np.float32))
         part = Part("buffers", len(sent), hashlib.sha256(sent).hexdigest())
-        return replace(head, parts=(*head.parts, part), counters=dict(self.counters)), body + sent
+        return replace(header, parts=(*header.parts, part), counters=dict(self.counters)), body + sent
 
 
 def normed(name: str, change: float = 1.0, at: float = 1.0, **said: object) -> ScriptedDevice:

@@ -10,13 +10,13 @@ from typing import Any
 
 from thinwire.transport.protocol.http import PUSH, inflated, unblock
 
-MOST_HEAD = 1 << 20
+MOST_HEADER = 1 << 20
 PART = b"PUT /tw/v1/parts/"
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A device's update to a round's ask."""
+    """A device's update to a round's assignment."""
 
     round: int
     device: str
@@ -34,30 +34,30 @@ class Upload:
     given: int = 0
 
 
-def update(head: bytes, body: bytes) -> Answer | None:
-    """What a request brings, if that is a trained update: RUN.ROUND.DEVICE is the id of its ask."""
-    if not head.startswith(f"POST {PUSH} ".encode()):
+def update(header: bytes, body: bytes) -> Answer | None:
+    """What a request brings, if that is a trained update: RUN.ROUND.DEVICE is the id of its assignment."""
+    if not header.startswith(f"POST {PUSH} ".encode()):
         return None
-    said = json.loads(inflated(unblock(body)[0], MOST_HEAD))
+    said = json.loads(inflated(unblock(body)[0], MOST_HEADER))
     if not said.get("parts"):
         return None
-    _, number, device = said["ask_id"].rsplit(".", 2)
+    _, number, device = said["assignment_id"].rsplit(".", 2)
     return Answer(int(number), device)
 
 
-def is_part(head: bytes) -> bool:
+def is_part(header: bytes) -> bool:
     """Whether a request brings the rest of a part of an answer."""
-    return head.startswith(PART)
+    return header.startswith(PART)
 
 
-def offset(head: bytes) -> int:
+def offset(header: bytes) -> int:
     """Where the rest begins in its part."""
-    return int(head.partition(b"?offset=")[2].partition(b" ")[0] or 0)
+    return int(header.partition(b"?offset=")[2].partition(b" ")[0] or 0)
 
 
-def length(head: bytes) -> int:
+def length(header: bytes) -> int:
     """Of the body."""
-    for line in head.lower().split(b"\r\n")[1:]:
+    for line in header.lower().split(b"\r\n")[1:]:
         name, _, value = line.partition(b":")
         if name == b"content-length":
             return int(value)
@@ -67,8 +67,8 @@ def length(head: bytes) -> int:
 
 async def whole(reader: asyncio.StreamReader) -> bytes:
     """A head with its body."""
-    head = await reader.readuntil(b"\r\n\r\n")
-    return head + await reader.readexactly(length(head))
+    header = await reader.readuntil(b"\r\n\r\n")
+    return header + await reader.readexactly(length(header))
 
 
 async def unless_closed(wanted: Coroutine[Any, Any, Any], other: asyncio.StreamReader) -> Any:

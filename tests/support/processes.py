@@ -30,13 +30,13 @@ THE_DEMOS = Path(__file__).parents[2] / "examples" / "digits"  # with sklearn
 
 
 class Site:
-    """One home, one door; `close` ends whatever was started here. `inside`: as for `start`, of the aggregator."""
+    """One home, one device API; `close` ends whatever was started here. `inside`: as for `start`, of the aggregator."""
 
     def __init__(self, home: Path, inside: tuple[str, ...] = ()) -> None:
         self.home, self.inside = home, inside
-        self.listen, self.page_at = (f"127.0.0.1:{port}" for port in free_ports(2))
+        self.listen, self.dashboard_at = (f"127.0.0.1:{port}" for port in free_ports(2))
         self.example = EXAMPLE  # the folder of the task and its plan
-        self.page: tuple[str, ...] = ("--no-page",)
+        self.page: tuple[str, ...] = ("--no-dashboard",)
         self.aggregator_program: Sequence[str] = THINWIRE
         self.processes: list[subprocess.Popen[bytes]] = []
         self.aggregator: subprocess.Popen[bytes] | None = None
@@ -58,23 +58,36 @@ class Site:
         return alive(self.home) or {}
 
     def start_client(
-        self, name: str, part: int = 0, parts: int = 1, *more: str, at: str = "", program: Sequence[str] = THINWIRE
+        self,
+        name: str,
+        part: int = 0,
+        parts: int = 1,
+        *more: str,
+        at: str = "",
+        program: Sequence[str] = THINWIRE,
+        step_s: float = 0.0,
     ) -> subprocess.Popen[bytes]:
-        """`at` is the way to the door where that is not the door itself."""
+        """`at` is the address to connect to if it is not the aggregator's own; a step takes `step_s` longer."""
         return self.start(
             "client", "start", "--aggregator", f"http://{at or self.listen}", "--name", name,
             "--task", f"digits={self.example / 'task.py'}", "--partition", f"{part}/{parts}", *more,
-            program=program,
+            program=program, step_s=step_s,
         )  # fmt: skip
 
     def start(
-        self, *arguments: str, inside: tuple[str, ...] = (), home: Path | None = None, program: Sequence[str] = THINWIRE
+        self,
+        *arguments: str,
+        inside: tuple[str, ...] = (),
+        home: Path | None = None,
+        program: Sequence[str] = THINWIRE,
+        step_s: float = 0.0,
     ) -> subprocess.Popen[bytes]:
         """A process of `thinwire`; `inside` is what its command is begun with where it runs on another machine."""
         log = open(self.home.parent / f"log-{len(self.processes)}.txt", "wb")  # noqa: SIM115  # the process holds it
         process = subprocess.Popen(
             [*inside, sys.executable, "-m", *program, *arguments, "--home", str(home or self.home)],
-            stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment(),
+            stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+            env={**environment(), "DIGITS_STEP_S": str(step_s)},
         )  # fmt: skip
         log.close()
         self.processes.append(process)

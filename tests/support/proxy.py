@@ -38,7 +38,7 @@ class Way:
 class Proxy:
     """Listens on a free port of loopback and carries to `target`; every setting can be changed at any time.
 
-    `up` is towards the target. `tunnel`: a client first says CONNECT, which is kept in `asked`. `loss`: the share of
+    `up` is towards the target. `tunnel`: a client first says CONNECT, which is kept in `assigned`. `loss`: the share of
     pieces that are lost once, drawn by a seed. Over TCP no byte is missing for that: the piece comes after a round trip
     and `RETRANSMIT_S`, and what was sent after it comes with it, in a burst.
     """
@@ -58,7 +58,7 @@ class Proxy:
         self.latency_s, self.bytes_per_s, self.loss, self.tunnel = latency_s, bytes_per_s, loss, tunnel
         self.up, self.down = Way(sorted(cuts_up)), Way(sorted(cuts_down))
         self.connections, self.cut_count = 0, 0
-        self.asked: list[str] = []
+        self.selected: list[str] = []
         self._open: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._listening = socket.create_server(("127.0.0.1", 0))
@@ -107,7 +107,7 @@ class Proxy:
         self._open.add(writer)
         try:
             if self.tunnel:
-                self.asked.append((await reader.readuntil(b"\r\n\r\n")).decode())
+                self.selected.append((await reader.readuntil(b"\r\n\r\n")).decode())
                 writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
             far_reader, far_writer = await asyncio.open_connection(*self.target)
             opened.add(far_writer)

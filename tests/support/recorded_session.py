@@ -1,7 +1,7 @@
 """One whole life of a device, as its own code lives it: the session that a transcript holds.
 
-It is lived twice: against a real door when a transcript is written, and against a recorded door when it is read.
-What happens at the aggregator meanwhile has a name, so that a replay can let it happen at the same moments.
+It is lived twice: against a real device API when a transcript is written, and against a recorded device API when it is
+read. What happens at the aggregator meanwhile has a name, so that a replay can let it happen at the same moments.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from tests.support.fleet_words import body_parts, written
 from tests.support.transport_doubles import Place
 from thinwire.core.fleet import Delivery, Envelope, Hello, TaskReport, Welcome
-from thinwire.core.types import Ask, Failure, Part, ReplyHeader, Timings, UpdateId, Verdict, Work
-from thinwire.transport import HttpsLink
-from thinwire.transport.device.enroll import EnrollmentStatus, ask
+from thinwire.core.types import Assignment, Failure, Part, ReplyHeader, Timings, UpdateId, UpdateOutcome, Work
+from thinwire.transport.device.enroll import EnrollmentStatus, check_enrollment
 from thinwire.transport.device.identity import ServerClock, Trust
+from thinwire.transport.device.link import HttpsLink
 from thinwire.transport.protocol.http import INLINE_BYTES, etag
 
 NAME, RUN = "pi-03", "digits-1"
 SECRET = "5ec2e7" + "0" * 26
-WAIT_S = 240.0
+WAIT_S = 120.0
 CUT_AT = 20_000  # of the first upload's bytes
 HERE_ALREADY = 250_000  # of the model that is fetched a second time
 
@@ -42,25 +42,25 @@ TASK = TaskReport("digits", "1.0", "5" * 64, "1" * 64, ("identity", "topk"))
 HELLO = Hello(NAME, "0123456789abcdef", (TASK,), {"thinwire": "0.1.0", "python": "3.11.9"}, 1, 1, plans=("9" * 64,))
 
 
-def _ask(number: int, parts: tuple[Part, ...]) -> Ask:
-    return Ask(
+def _assign(number: int, parts: tuple[Part, ...]) -> Assignment:
+    return Assignment(
         f"{RUN}.{number}.a", RUN, "digits", "train", {"run": {"task": "digits"}}, number, number - 1, "ba" * 32,
         "1" * 64, "topk(0.01) > int8 > zstd", Work(7, 32), 60.0, parts,
-        verdicts=(Verdict(UpdateId(RUN, NAME, 1), "folded", 1),) if number > 1 else (), protocol=1,
+        outcomes=(UpdateOutcome(UpdateId(RUN, NAME, 1), "aggregated", 1),) if number > 1 else (), protocol=1,
     )  # fmt: skip
 
 
 ASKS = {
-    "send small": (_ask(1, body_parts(*INLINE)), INLINE),
-    "send large": (replace(_ask(2, body_parts(*LARGE)), plan="9" * 64), LARGE),
-    "send again": (_ask(3, body_parts(*RESUMED)), RESUMED),
-    "send bare": (_ask(4, ()), ()),
+    "send small": (_assign(1, body_parts(*INLINE)), INLINE),
+    "send large": (replace(_assign(2, body_parts(*LARGE)), plan="9" * 64), LARGE),
+    "send again": (_assign(3, body_parts(*RESUMED)), RESUMED),
+    "send bare": (_assign(4, ()), ()),
 }
 
 
-def _reply(ask_id: str, sequence: int, bodies: tuple[bytes, ...]) -> ReplyHeader:
+def _reply(assignment_id: str, sequence: int, bodies: tuple[bytes, ...]) -> ReplyHeader:
     return ReplyHeader(
-        ask_id, UpdateId(RUN, NAME, sequence), 0, 96, 7, 6.5, 0.25, {"train/loss": (12.5, 96.0)},
+        assignment_id, UpdateId(RUN, NAME, sequence), 0, 96, 7, 6.5, 0.25, {"train/loss": (12.5, 96.0)},
         Timings(0.5, 0.0, 0.25, 4.0, 0.125), body_parts(*bodies), "topk(0.01) > int8 > zstd", {"seen": 3}, 0.75, 1,
     )  # fmt: skip
 
@@ -98,7 +98,7 @@ class Device:
     wall: float
 
     def stands(self) -> EnrollmentStatus:
-        return ask(self.url, self.trust, self.key)
+        return check_enrollment(self.url, self.trust, self.key)
 
     def link(self) -> HttpsLink:
         return HttpsLink(self.url, self.key, NAME, self.folder, self.trust, clock=clock_at(self.wall))
@@ -117,7 +117,9 @@ class Lived:
 
 
 def lived(device: Device, happen: Happen) -> Lived:
-    """All that a device says after it joined: hello, asks and answers small and large, cut once each way, leave."""
+    """All that a device says after it joined: hello, assignments and answers small and large, cut once each way,
+    leave.
+    """
     before = device.stands()
     link = device.link()
     try:

@@ -1,7 +1,7 @@
 """A client process that follows a script of rounds: `python -m tests.support.scripted_client JSON client start ...`.
 
-`{"absent": [3, 7], "anew": [5]}`: it fails the asks of rounds 3 and 7, as one does whose training ended, after the
-verdicts that came with them were settled; and answers that of round 5 as one does that lost its state before.
+`{"absent": [3, 7], "again": [5]}`: it fails the assignments of rounds 3 and 7, as one does whose training ended, after
+the outcomes that came with them were settled; and answers that of round 5 as one does that lost its state before.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from dataclasses import replace
 
 from thinwire.cli.main import main
 from thinwire.client import handler
-from thinwire.client.context import AssignmentContext
-from thinwire.client.errors import CannotAnswer
-from thinwire.client.execute import Result
+from thinwire.client.errors import CannotReply
+from thinwire.client.execute import AssignmentContext, Result
 from thinwire.client.execute import work as honest
 from thinwire.client.executor import Executor
 from thinwire.client.run_state import ClientRunState
@@ -25,20 +24,20 @@ from thinwire.core.types import ReplyHeader
 Work = Callable[[AssignmentContext, ReplyHeader, ClientRunState, Executor, Site], Result]
 
 
-def working(absent: Collection[int], anew: Collection[int]) -> Work:
+def working(absent: Collection[int], restarted: Collection[int]) -> Work:
     """`work` that does so."""
 
-    def work(job: AssignmentContext, head: ReplyHeader, state: ClientRunState, bench: Executor, site: Site) -> Result:
-        if job.ask.kind == "train" and job.ask.round in absent:
-            raise CannotAnswer("worker", "absent, as this round was wanted")
-        if job.ask.kind == "train" and job.ask.round in anew:
+    def work(job: AssignmentContext, header: ReplyHeader, state: ClientRunState, bench: Executor, site: Site) -> Result:
+        if job.assignment.kind == "train" and job.assignment.round in absent:
+            raise CannotReply("worker", "absent, as this round was wanted")
+        if job.assignment.kind == "train" and job.assignment.round in restarted:
             state = replace(state, residual=None, momentum=None, memory={}, encoded_at=0)
-        return honest(job, head, state, bench, site)
+        return honest(job, header, state, bench, site)
 
     return work
 
 
 if __name__ == "__main__":
     said = json.loads(sys.argv.pop(1))
-    handler.work = working(said["absent"], said["anew"])  # type: ignore[attr-defined, assignment]  # for every session of it
+    handler.work = working(said["absent"], said["again"])  # type: ignore[attr-defined, assignment]  # for every session of it
     sys.exit(main())

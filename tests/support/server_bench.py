@@ -11,16 +11,17 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from tests.support.crashes import Fate, Killed, around_commits
+from tests.support.faulty_fleet import FaultyFleet
 from tests.support.store_agreement import empty_database
 from thinwire.aggregation import BufferMean
 from thinwire.core import Layout, RunPlan, VirtualClock
 from thinwire.core.events import Event, RoundClosed
 from thinwire.core.fleet import Envelope, Hello, Spool, TaskReport
 from thinwire.core.statedir import AggregatorHome
-from thinwire.core.types import Ask, Vector
+from thinwire.core.types import Assignment, Vector
 from thinwire.server.run import drive
 from thinwire.server.submit import submit
-from thinwire.simulation import HeldSpool, Script, ScriptedDevice, ScriptedFleet, SyntheticUpdates, Turn, Work
+from thinwire.simulation import HeldSpool, Script, ScriptedDevice, SyntheticUpdates, Turn, Work
 from thinwire.store import RunRow, Store
 
 T = TypeVar("T", bound=Event)
@@ -28,31 +29,33 @@ T = TypeVar("T", bound=Event)
 LAYOUT = Layout.of({"w": (30, 20), "b": (20,)})
 REPORT = TaskReport("toy", layout_digest=LAYOUT.digest)
 
-SILENT = Turn(lost="ask")
+SILENT = Turn(lost="assignment")
 FAILS = Turn(compute_s=0.0, failure=("task-error", "ValueError in task.py:3"))
 
 
 def every(seconds: float) -> Script:
-    return lambda ask: Turn(compute_s=seconds)
+    return lambda assignment: Turn(compute_s=seconds)
 
 
-def seed_of(name: str, ask: Ask) -> int:
-    return int(hashlib.sha256(f"{name}/{ask.round}".encode()).hexdigest()[:8], 16)
+def seed_of(name: str, assignment: Assignment) -> int:
+    return int(hashlib.sha256(f"{name}/{assignment.round}".encode()).hexdigest()[:8], 16)
 
 
-def change(name: str, ask: Ask) -> Vector:
+def change(name: str, assignment: Assignment) -> Vector:
     """It depends on the device's name and the round only."""
-    drawn: Vector = np.random.default_rng(seed_of(name, ask)).standard_normal(LAYOUT.size).astype(np.float32)
+    drawn: Vector = np.random.default_rng(seed_of(name, assignment)).standard_normal(LAYOUT.size).astype(np.float32)
     return drawn
 
 
 def work(name: str, kind: type[SyntheticUpdates] = SyntheticUpdates, **more: Any) -> SyntheticUpdates:
     """Five steps' worth of change; the loss that it measures is the model's version."""
-    return kind(name, LAYOUT, partial(change, name), steps=5, loss=lambda ask: float(ask.base_version), **more)
+    return kind(
+        name, LAYOUT, partial(change, name), steps=5, loss=lambda assignment: float(assignment.base_version), **more
+    )
 
 
 def scripted(name: str, script: Script | float = 1.0, does: Work | None = None) -> ScriptedDevice:
-    """One that does as the script says, or takes so many seconds for each ask."""
+    """One that does as the script says, or takes so many seconds for each assignment."""
     return ScriptedDevice(name, does or work(name), every(script) if isinstance(script, float) else script)
 
 
@@ -60,16 +63,16 @@ def three(script: Script | float = 1.0) -> list[ScriptedDevice]:
     return [scripted("a"), scripted("b"), scripted("c", script)]
 
 
-class ToldFleet(ScriptedFleet):
+class ToldFleet(FaultyFleet):
     """A scripted fleet that notes what was sent, over restarts of the aggregator."""
 
     def __init__(self, *given: Any) -> None:
         self.sent: list[Envelope] = []
         super().__init__(*given)
 
-    def send(self, asks: Sequence[Envelope]) -> None:
-        self.sent += asks
-        super().send(asks)
+    def send(self, assignments: Sequence[Envelope]) -> None:
+        self.sent += assignments
+        super().send(assignments)
 
     def restart(self, spool: Spool | None = None) -> Self:
         again = super().restart(spool)
@@ -120,9 +123,9 @@ class Bench:
     def reasons(self) -> list[str]:
         return [event.reason for event in self.events(RoundClosed)]
 
-    def asks(self, device: str, kind: str = "train") -> list[Ask]:
+    def assignments(self, device: str, kind: str = "train") -> list[Assignment]:
         """What was sent to a device."""
-        return [e.ask for e in self.fleet.sent if e.device == device and e.ask.kind == kind]
+        return [e.assignment for e in self.fleet.sent if e.device == device and e.assignment.kind == kind]
 
 
 def killing(wanted: Callable[[Event], bool]) -> Callable[[Event], None]:
@@ -160,5 +163,5 @@ def killed(
 
 def outcome(bench: Bench) -> tuple[object, ...]:
     """What must not depend on where a run was killed."""
-    rounds = [(e.round, e.reason, e.version, e.folded, e.dropped) for e in bench.events(RoundClosed)]
+    rounds = [(e.round, e.reason, e.version, e.aggregated, e.dropped) for e in bench.events(RoundClosed)]
     return bench.store.run(bench.run_id).model_digest, rounds

@@ -1,4 +1,4 @@
-"""The page in a thread of the tests' process, and as the process that it is."""
+"""The dashboard in a thread of the tests' process, and as the process that it is."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Served(Shown):
 
 @contextlib.contextmanager
 def showing(database: str, lock: Path | None = None) -> Iterator[Shown]:
-    """The page on `database`: for what it shows it does not matter that nothing had to be imported for it."""
+    """The dashboard on `database`: for what it shows it does not matter that nothing had to be imported for it."""
     with socket.create_server(("127.0.0.1", 0)) as listener, Store.open(database) as store:
         port = listener.getsockname()[1]
         server = page(Settings(database, port=port, lock=lock or lock_beside(store.url)), store)
@@ -52,7 +52,9 @@ def command(database: str, listen: str = "127.0.0.1:0", *more: str) -> list[str]
 
 @contextlib.contextmanager
 def serving(database: str, listen: str = "127.0.0.1:0", *more: str, said: Path | None = None) -> Iterator[Served]:
-    """The page on `database`, ready; it ends with the block, or with this process. `said`: a file for its stderr."""
+    """The dashboard on `database`, ready; it ends with the block, or with this process. `said`: a file for its
+    stderr.
+    """
     line = command(database, listen, "--parent", str(os.getpid()), *more)
     with contextlib.ExitStack() as stack:
         stderr = stack.enter_context(said.open("wb")) if said else None

@@ -3,7 +3,7 @@
     aggregator 10.77.1.2 -- 10.77.1.1 router 10.77.2.1 -- 10.77.2.2 the first device
                                              10.77.3.1 -- 10.77.3.2 the second one
 
-Network namespaces and veth pairs, each device's way up through the kernel's token bucket (tc tbf), and its way down
+Network namespaces and veth pairs, each device's uplink through the kernel's token bucket (tc tbf), and its downlink
 where a rate is given for that.
 """
 

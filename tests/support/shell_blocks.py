@@ -2,7 +2,7 @@
 
 A comment before a block says how it is run: `<!-- not run: WHY -->`, `<!-- run in: PAGE -->` (its lines are run there),
 `<!-- exit 3 -->` (it must end with that code),
-or `<!-- background until: TEXT -->` (it goes on running once it has printed TEXT; it is ended with the page).
+or `<!-- background until: TEXT -->` (it goes on running once it has printed TEXT; it is ended with the dashboard).
 Only the addresses are changed on the way, to ports that are free on this machine.
 """
 
@@ -111,13 +111,13 @@ class Reader:
         self.cwd = self.folder / "here"
         self.cwd.mkdir()
         (self.cwd / "examples").symlink_to(ROOT / "examples")  # blocks are typed at the root of a checkout
-        door, page = (f"127.0.0.1:{port}" for port in free_ports(2))
+        api, page = (f"127.0.0.1:{port}" for port in free_ports(2))
         self.addresses = {
-            "127.0.0.1:9090": door,
-            "0.0.0.0:9090": door,  # of a page with --san it has TLS all the same
-            "agg.example:9090": f"localhost:{door.rpartition(':')[2]}",
+            "127.0.0.1:9090": api,
+            "0.0.0.0:9090": api,  # of a page with --san it has TLS all the same
+            "agg.example:9090": f"localhost:{api.rpartition(':')[2]}",
             "127.0.0.1:8080": page,
-            "thinwire aggregator start": f"thinwire aggregator start --listen {door} --page {page}",
+            "thinwire aggregator start": f"thinwire aggregator start --listen {api} --dashboard {page}",
         }
         self.env = os.environ | {
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
@@ -128,7 +128,7 @@ class Reader:
         }
 
     def read(self, block: Block) -> None:
-        """Run one block; an AssertionError tells the place in the page and all that was printed."""
+        """Run one block; an AssertionError tells the place in the dashboard and all that was printed."""
         script = block.script
         for usual, free in self.addresses.items():
             script = script.replace(usual, free)

@@ -1,4 +1,4 @@
-"""Small tasks, and asks as an aggregator would send them."""
+"""Small tasks, and assignments as an aggregator would send them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from thinwire.client.train.protocol import Local, Site, Split
 from thinwire.core import RunPlan
 from thinwire.core.fleet import Delivery
 from thinwire.core.statedir import private_folder
-from thinwire.core.types import Ask, UpdateId, Verdict, Work
+from thinwire.core.types import Assignment, UpdateId, UpdateOutcome, Work
 
 RUN = "small-1"
 
@@ -59,7 +59,7 @@ def local_of(plan: RunPlan) -> Local:
 
 
 class Aggregator:
-    """The other end of one session: asks with the model of its choice, and keeps nothing of the answers."""
+    """The other end of one session: assignments with the model of its choice, and keeps nothing of the answers."""
 
     def __init__(self, folder: Path, task: LoadedTask, plan: RunPlan, steps: int = 3) -> None:
         self.folder, self.task, self.plan, self.steps = folder, task, plan, steps
@@ -71,11 +71,11 @@ class Aggregator:
         folder = private_folder(home or self.folder / "device")
         return AssignmentHandler("pi-01", self.task, folder, Site("pi-01"), **options)
 
-    def ask(
+    def assign(
         self,
         round_number: int = 1,
         kind: Any = "train",
-        verdicts: Sequence[tuple[int, Any]] = (),
+        outcomes: Sequence[tuple[int, Any]] = (),
         params: np.ndarray | None = None,
         **changed: Any,
     ) -> Delivery:
@@ -84,13 +84,14 @@ class Aggregator:
         layout = self.first.layout
         parts, digest = write_model(bundle, layout, self.first.vector if params is None else params, self.first.buffers)
         fields: dict[str, Any] = {
-            "ask_id": f"a-{round_number}", "run": RUN, "task": "small", "kind": kind, "plan": self.plan.to_json(),
+            "assignment_id": f"a-{round_number}", "run": RUN, "task": "small", "kind": kind,
+            "plan": self.plan.to_json(),
             "round": round_number, "base_version": round_number - 1, "base_digest": digest,
             "layout_digest": layout.digest, "codec": self.plan.uplink.codec,
             "work": Work(self.steps, self.plan.local.batch), "parts": tuple(parts),
-            "verdicts": tuple(Verdict(UpdateId(RUN, "pi-01", n), told, round_number - 1) for n, told in verdicts),
+            "outcomes": tuple(UpdateOutcome(UpdateId(RUN, "pi-01", n), told, round_number - 1) for n, told in outcomes),
         }  # fmt: skip
-        return Delivery(Ask(**{**fields, **changed}), bundle)
+        return Delivery(Assignment(**{**fields, **changed}), bundle)
 
     def answer(self, session: AssignmentHandler, delivery: Delivery) -> Any:
         return session.answer(delivery, lambda: False, self.said.append)

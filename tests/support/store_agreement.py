@@ -45,7 +45,7 @@ def assert_sums_agree(store: Store, run_id: str) -> None:
     for client in store.clients(run_id):
         mine = [u for u in updates if u.device == client.device]
         assert _kept(client) == _added(mine)
-        assert (client.asked, client.arrived) == (len(mine), sum(bool(u.update_id) for u in mine))
+        assert (client.selected, client.arrived) == (len(mine), sum(bool(u.update_id) for u in mine))
 
 
 @functools.cache
@@ -67,7 +67,7 @@ def empty_store() -> Iterator[Store]:
 
 
 def assert_is_replayed(store: Store, run_id: str) -> None:
-    """The journal, recorded anew one event at a time in an empty store, makes the same tables."""
+    """The journal, recorded again one event at a time in an empty store, makes the same tables."""
     with empty_store() as again:
         row = store.run(run_id)
         same = again.create_run(row.task, PLAN, LAYOUT, TaskReport(row.task, codecs=("int8",)), source=row.source)
@@ -82,6 +82,7 @@ def shown(store: Store, run_id: str) -> dict[str, Any]:
     return {
         "run": run,
         "rounds": store.rounds(run_id),
+        "phases": store.phases(run_id),
         "updates": store.updates(run_id),
         "clients": store.clients(run_id),
         "models": store.models(run_id),
@@ -89,14 +90,14 @@ def shown(store: Store, run_id: str) -> dict[str, Any]:
 
 
 def _kept(row: Any) -> dict[str, int | None]:
-    names = (*TRAFFIC, "folded_count", "late", "dropped", "failed")
+    names = (*TRAFFIC, "aggregated_count", "late", "dropped", "failed")
     return {name: getattr(row, name) for name in names}
 
 
 def _added(updates: Iterable[UpdateRow]) -> dict[str, int | None]:
     rows = list(updates)
     outcomes = Counter(u.outcome for u in rows)
-    sums: dict[str, int | None] = {"folded_count": outcomes["folded"]}
+    sums: dict[str, int | None] = {"aggregated_count": outcomes["aggregated"]}
     sums |= {name: outcomes[name] for name in ("late", "dropped", "failed")}
     for name in TRAFFIC:
         seen = [getattr(u, name) for u in rows if getattr(u, name) is not None]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from thinwire.core.events import (
-    ClientAsked,
-    ClientBack,
     ClientFailed,
+    ClientReconnected,
+    ClientSelected,
     Evaluated,
     Event,
     ModelStored,
@@ -15,8 +15,8 @@ from thinwire.core.events import (
     RoundOpened,
     RunStatusChanged,
     UpdateAccepted,
+    UpdateAggregated,
     UpdateDropped,
-    UpdateFolded,
 )
 from thinwire.core.fleet import TaskReport
 from thinwire.core.layout import Layout
@@ -42,12 +42,20 @@ def status(name: str, at: float = 2.0, exit_code: int = 0) -> RunStatusChanged:
 
 
 def opened(run_id: str, number: int, devices: tuple[str, ...] = DEVICES) -> list[Event]:
-    asks = {device: f"{run_id}.{number}.{device}" for device in devices}
-    first = RoundOpened(10.0 * number, number, 1.0, number - 1, "aa", list(devices), asks, "int8", 60.0, len(asks), 1)
-    return [first, *(ClientAsked(10.0 * number, number, device, ask_id, 1000) for device, ask_id in asks.items())]
+    assignments = {device: f"{run_id}.{number}.{device}" for device in devices}
+    first = RoundOpened(
+        10.0 * number, number, 1.0, number - 1, "aa", list(devices), assignments, "int8", 60.0, len(assignments), 1
+    )
+    return [
+        first,
+        *(
+            ClientSelected(10.0 * number, number, device, assignment_id, 1000)
+            for device, assignment_id in assignments.items()
+        ),
+    ]
 
 
-def head(run_id: str, number: int, device: str, sequence: int = 0, wire: bool = True) -> ReplyHeader:
+def header(run_id: str, number: int, device: str, sequence: int = 0, wire: bool = True) -> ReplyHeader:
     return ReplyHeader(
         f"{run_id}.{number}.{device}", UpdateId(run_id, device, sequence or number), number - 1, 40, 5, 5.0, 1.5,
         {"train/loss": (3.0, 2.0)}, Timings(0.1, 0.2, 0.3, 0.4, 0.5), (Part("frame/0", 100 + number, "ff"),),
@@ -55,27 +63,29 @@ def head(run_id: str, number: int, device: str, sequence: int = 0, wire: bool = 
     )  # fmt: skip
 
 
-def accepted(reply: ReplyHeader, asked_round: int, round_number: int = 0) -> UpdateAccepted:
-    number = round_number or asked_round
+def accepted(reply: ReplyHeader, assignment_round: int, round_number: int = 0) -> UpdateAccepted:
+    number = round_number or assignment_round
     return UpdateAccepted(
-        14.0, number, asked_round, reply.update_id.device, reply.ask_id, str(reply.update_id), number - asked_round,
-        1.0, number != asked_round, 4.0, reply_to_json(reply),
+        14.0, number, assignment_round, reply.update_id.device, reply.assignment_id, str(reply.update_id),
+        number - assignment_round,
+        1.0, number != assignment_round, 4.0, reply_to_json(reply),
     )  # fmt: skip
 
 
-def dropped(reply: ReplyHeader, asked_round: int, reason: str, round_number: int = 0) -> UpdateDropped:
+def dropped(reply: ReplyHeader, assignment_round: int, reason: str, round_number: int = 0) -> UpdateDropped:
     return UpdateDropped(
-        15.0, round_number or asked_round, asked_round, reply.update_id.device, reply.ask_id, str(reply.update_id),
+        15.0, round_number or assignment_round, assignment_round, reply.update_id.device, reply.assignment_id,
+        str(reply.update_id),
         reason, 5.0, reply_to_json(reply),
     )  # fmt: skip
 
 
-def closed(number: int, folded: list[str], gone: tuple[str, ...] = (), reason: str = "all") -> RoundClosed:
-    return RoundClosed(10.0 * number + 9, number, reason, number, folded, list(gone), [], 9.0, 8.0, {"loss": 1.0})  # type: ignore[arg-type]  # a test may say a plain str
+def closed(number: int, aggregated: list[str], gone: tuple[str, ...] = (), reason: str = "all") -> RoundClosed:
+    return RoundClosed(10.0 * number + 9, number, reason, number, aggregated, list(gone), [], 9.0, 8.0, {"loss": 1.0})  # type: ignore[arg-type]  # a test may say a plain str
 
 
 BACK = ("back", "back-folded", "back-failed")
-FATES = (*BACK, "folded", "silent", "failed", "failed-folded", "dropped", "bad", "twice", "late", "late-dropped")
+FATES = (*BACK, "aggregated", "silent", "failed", "failed-folded", "dropped", "bad", "twice", "late", "late-dropped")
 
 
 @st.composite
@@ -85,24 +95,24 @@ def histories(draw: st.DrawFn, run_id: str) -> list[list[Event]]:
     to_come: list[tuple[int, str, str]] = []  # answers that come in a later round
     for number in range(1, draw(st.integers(1, 4)) + 1):
         batches.append(opened(run_id, number))
-        folded: list[str] = []
-        for asked_round, device, fate in to_come:
-            reply = head(run_id, asked_round, device)
+        aggregated: list[str] = []
+        for assignment_round, device, fate in to_come:
+            reply = header(run_id, assignment_round, device)
             if fate == "late":
-                batches.append([accepted(reply, asked_round, number)])
-                folded.append(str(reply.update_id))
+                batches.append([accepted(reply, assignment_round, number)])
+                aggregated.append(str(reply.update_id))
             else:
-                batches.append([dropped(reply, asked_round, "late", number)])
+                batches.append([dropped(reply, assignment_round, "late", number)])
         to_come = []
         for device in draw(st.permutations(DEVICES)):
             fate = draw(st.sampled_from(FATES))
-            batches += _fate(run_id, number, device, fate, folded)
+            batches += _fate(run_id, number, device, fate, aggregated)
             if fate.startswith("late"):
                 to_come.append((number, device, fate))
         if draw(st.booleans()):
-            batches.append([UpdateFolded(16.0, number, update_id, 0.1) for update_id in folded])
+            batches.append([UpdateAggregated(16.0, number, update_id, 0.1) for update_id in aggregated])
         few = draw(st.booleans())
-        end = closed(number, [], tuple(folded), "too-few") if few else closed(number, folded)
+        end = closed(number, [], tuple(aggregated), "too-few") if few else closed(number, aggregated)
         measured = Evaluated(
             17.0, number - 1, number - 1, {"loss": 1.0 / number}, {"loss": [0.0, 1.0]}, 9, 3, best=True,
             payload_bytes=number * 7, sent_bytes=draw(st.sampled_from([None, 8])), received_bytes=9,
@@ -123,18 +133,18 @@ def merged(draw: st.DrawFn, batches: list[list[Event]]) -> list[list[Event]]:
     return fewer
 
 
-def _fate(run_id: str, number: int, device: str, fate: str, folded: list[str]) -> list[list[Event]]:
-    reply = head(run_id, number, device, wire=device != "pi-03")
-    failed = ClientFailed(13.0, number, device, reply.ask_id, "left", "went away", 3.0)
+def _fate(run_id: str, number: int, device: str, fate: str, aggregated: list[str]) -> list[list[Event]]:
+    reply = header(run_id, number, device, wire=device != "pi-03")
+    failed = ClientFailed(13.0, number, device, reply.assignment_id, "left", "went away", 3.0)
     if fate.startswith("back"):
-        back: list[list[Event]] = [[failed], [ClientBack(13.5, number, device, reply.ask_id, 3.5)]]
-        return back + _fate(run_id, number, device, fate.removeprefix("back").removeprefix("-"), folded)
-    if fate in ("folded", "failed-folded"):
-        folded.append(str(reply.update_id))
+        back: list[list[Event]] = [[failed], [ClientReconnected(13.5, number, device, reply.assignment_id, 3.5)]]
+        return back + _fate(run_id, number, device, fate.removeprefix("back").removeprefix("-"), aggregated)
+    if fate in ("aggregated", "failed-folded"):
+        aggregated.append(str(reply.update_id))
         return [[failed], [accepted(reply, number)]] if fate == "failed-folded" else [[accepted(reply, number)]]
     if fate == "twice":
-        folded.append(str(reply.update_id))
-        again = head(run_id, number, device, sequence=90 + number)
+        aggregated.append(str(reply.update_id))
+        again = header(run_id, number, device, sequence=90 + number)
         return [[accepted(reply, number), dropped(again, number, "duplicate")], [accepted(reply, number)]]
     if fate == "bad":
         return [[accepted(reply, number)], [dropped(reply, number, "bad-payload")]]

@@ -14,17 +14,18 @@ from unittest.mock import patch
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
-from tests.support.outcomes import every_ask_has_one_outcome
+from tests.support.faulty_fleet import FaultyFleet, FaultyTurn
+from tests.support.outcomes import every_assignment_has_one_outcome
 from tests.support.store_agreement import assert_sums_agree, empty_database
 from thinwire.core import Layout, RunPlan
 from thinwire.core.clock import VirtualClock
 from thinwire.core.events import Event
 from thinwire.core.statedir import AggregatorHome
-from thinwire.core.types import Ask
+from thinwire.core.types import Assignment
 from thinwire.server import run as server_run
 from thinwire.server.context import RunContext, StopOrder
 from thinwire.server.state.run_state import RunState
-from thinwire.simulation import HeldSpool, ScriptedDevice, ScriptedFleet, SyntheticUpdates, Turn, reported, run_scripted
+from thinwire.simulation import HeldSpool, ScriptedDevice, SyntheticUpdates, Turn, reported, run_scripted
 from thinwire.simulation.scripted_device import over
 from thinwire.store import Store
 
@@ -34,11 +35,11 @@ ROUNDS, DEADLINE_S = 4, 20.0
 FOR_EVER_S = 10_000.0  # no drawn run is so long
 
 turns = st.builds(
-    Turn,
+    FaultyTurn,
     download_s=st.sampled_from([0.0, 1.0]),
     compute_s=st.sampled_from([0.0, 1.0, 3.0, 7.5, 19.5, 21.0, 47.0]),
     upload_s=st.sampled_from([0.0, 0.5]),
-    lost=st.sampled_from(["", "", "", "", "ask", "answer"]),
+    lost=st.sampled_from(["", "", "", "", "assignment", "answer"]),
     failure=st.sampled_from([None, None, None, None, ("task-error", "x")]),
     garbage=st.sampled_from([False, False, False, True]),
     held=st.sampled_from([0, 0, 0, 1, 2]),
@@ -65,15 +66,15 @@ class Story:
     bytes_s: dict[str, float] = field(default_factory=dict)  # of who sends over a link that is known by it
     work: Callable[..., SyntheticUpdates] = SyntheticUpdates
 
-    def script(self, ask: Ask) -> Turn:
-        name = ask.ask_id.rsplit(".", 1)[1]
-        turn = self.table[name, ask.round % self.rounds] if ask.kind == "train" else Turn(compute_s=0.5)
+    def script(self, assignment: Assignment) -> Turn:
+        name = assignment.assignment_id.rsplit(".", 1)[1]
+        turn = self.table[name, assignment.round % self.rounds] if assignment.kind == "train" else Turn(compute_s=0.5)
         return replace(turn, upload_s=partial(over, self.bytes_s[name])) if name in self.bytes_s else turn
 
 
 def drawn(draw: st.DrawFn, plan: RunPlan, **more: Any) -> Story:
     """A story by this plan: turns, absences and a stop are drawn."""
-    table = {(name, number): draw(turns) for name in NAMES for number in range(ROUNDS)}
+    table: dict[tuple[str, int], Turn] = {(name, number): draw(turns) for name in NAMES for number in range(ROUNDS)}
     away = {name: draw(lives) for name in NAMES}
     stopped_s = draw(st.sampled_from([math.inf, math.inf, math.inf, 0.0, 2.0, 25.0]))
     return Story(plan, table, away, draw(st.sampled_from([0.0, 4.0])), stopped_s=stopped_s, **more)
@@ -88,7 +89,7 @@ class Told:
     params: list[float]
     devices: list[ScriptedDevice]
     there: list[str]  # at the end
-    told_at_most: int  # verdicts, in one ask
+    told_at_most: int  # outcomes, in one assignment
     live: RunState
     plan: RunPlan
 
@@ -124,7 +125,7 @@ def told(story: Story, folder: Path) -> Told:
         for i, name in enumerate(NAMES)
     ]
     report = reported(story.plan, LAYOUT)
-    fleet = ScriptedFleet(HeldSpool(home.spool), VirtualClock(), report, devices, story.grace_s)
+    fleet = FaultyFleet(HeldSpool(home.spool), VirtualClock(), report, devices, story.grace_s)
     with Store.open(home.database, durable=False) as store, caught() as running:
 
         def stop() -> StopOrder:
@@ -133,7 +134,7 @@ def told(story: Story, folder: Path) -> Told:
 
         run_id = run_scripted(story.plan, LAYOUT, fleet, store=store, home=home, stop=stop)
         assert_sums_agree(store, run_id)
-        every_ask_has_one_outcome(store, run_id)
+        every_assignment_has_one_outcome(store, run_id)
         events = [event for _, event in store.events(run_id)]
         for _ in range(20):
             fleet.poll(10.0)  # what was sent last is heard by all who come

@@ -51,7 +51,7 @@ def loss(model, batch):
 
 
 class Elsewhere:
-    """A device whose task is worked on in another process, and the aggregator that asks it."""
+    """A device whose task is worked on in another process, and the aggregator that assignments it."""
 
     def __init__(self, folder: Path, plan: Any = None, **options: Any) -> None:
         self.folder = private_folder(folder / "client")
@@ -61,7 +61,7 @@ class Elsewhere:
         self.spec = f"small={self.file}"
         python = options.pop("python", None)
         self.worker = Worker([self.spec], Interpreter(python, self.folder), device="cpu", **options)
-        self.aggregator = Aggregator(folder / "asks", load_task(self.spec), plan or plan_of(codec="int8"))
+        self.aggregator = Aggregator(folder / "assignments", load_task(self.spec), plan or plan_of(codec="int8"))
         self.said: list[str] = []
 
     def session(self, home: Path | None = None) -> AssignmentHandler:
@@ -69,7 +69,7 @@ class Elsewhere:
         return AssignmentHandler("pi-01", bench, home or self.folder, Site("pi-01"))
 
     def answer(self, session: AssignmentHandler, number: int, cancelled: Any = lambda: False, **changed: Any) -> Any:
-        return session.answer(self.aggregator.ask(number, **changed), cancelled, self.said.append)[0]
+        return session.answer(self.aggregator.assign(number, **changed), cancelled, self.said.append)[0]
 
     def wish(self, code: str = "") -> None:
         self.file.with_name("wish").write_text(code)

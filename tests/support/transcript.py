@@ -1,4 +1,4 @@
-"""A recorded session: raw requests and raw answers of the door, in the order in which they were made.
+"""A recorded session: raw requests and raw answers of the device API, in the order in which they were made.
 
 In FOLDER, `NN-ROUTE.request` and `NN-ROUTE.answer` are the bytes inside TLS, heads and bodies. `session.json` says when
 it was, and of each exchange on which connection it was made, what happened before it, and after how many bytes of its
@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from thinwire.core.serialization import MAX_HEAD_BYTES
+from thinwire.core.serialization import MAX_HEADER_BYTES
 from thinwire.transport.protocol.http import found, inflated, unblock
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "transcripts"
@@ -46,7 +46,7 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Transcript:
-    """`wall`: the time at which both clocks stood; `pin`: of the CA that the door had."""
+    """`wall`: the time at which both clocks stood; `pin`: of the CA that the device API had."""
 
     wall: float
     pin: str
@@ -76,7 +76,7 @@ class Transcript:
         return cls(raw["wall"], raw["pin"], tuple(exchanges))
 
 
-def head_of(file: io.BufferedIOBase) -> bytes:
+def header_of(file: io.BufferedIOBase) -> bytes:
     """A request's or an answer's line and headers; empty at the end."""
     lines = []
     while (line := file.readline()) not in (b"", b"\r\n"):
@@ -84,8 +84,8 @@ def head_of(file: io.BufferedIOBase) -> bytes:
     return b"".join([*lines, b"\r\n"]) if lines else b""
 
 
-def length_of(head: bytes) -> int:
-    for line in head.split(b"\r\n")[1:]:
+def length_of(header: bytes) -> int:
+    for line in header.split(b"\r\n")[1:]:
         name, _, value = line.partition(b":")
         if name.lower() == b"content-length":
             return int(value)
@@ -104,7 +104,7 @@ class _Given:
 
 @dataclass(frozen=True)
 class Meaning:
-    """An answer without what differs from door to door: the CAs, the words and the time of a refusal, how
+    """An answer without what differs from device API to device API: the CAs, the words and the time of a refusal, how
     well JSON was deflated.
     """
 
@@ -124,7 +124,7 @@ class Meaning:
             said = []
             for _ in range(blocks):
                 data, rest = unblock(body)
-                said.append(json.loads(inflated(data, MAX_HEAD_BYTES)) if data else None)
+                said.append(json.loads(inflated(data, MAX_HEADER_BYTES)) if data else None)
                 body = bytes(rest)
         elif exchange.route == "bundle" and got.status < 400:
             said = []

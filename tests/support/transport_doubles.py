@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,11 +17,16 @@ from thinwire.core.fleet import DeviceRow, DeviceState, Hello, How, Joining
 from thinwire.core.serialization import arrived_from_bytes, arrived_to_bytes, reply_to_bytes
 from thinwire.core.types import ReplyHeader, UpdateId
 from thinwire.flower import FlowerFleet
-from thinwire.transport import HttpsLink, device_key
 from thinwire.transport.device.enroll import join
-from thinwire.transport.device.identity import Trust
+from thinwire.transport.device.identity import Trust, device_key
+from thinwire.transport.device.link import HttpsLink
 from thinwire.transport.protocol.registration import Invitation
 from thinwire.transport.server.tls import InternalCA
+
+
+def drawn_invitation(pin: str) -> Invitation:
+    """An invitation that no aggregator gave."""
+    return Invitation(pin, secrets.token_hex(16))
 
 
 @dataclass
@@ -32,6 +38,7 @@ class MemoryRoster:
     invitations: dict[str, str] = field(default_factory=dict)
     notes: list[tuple[str, str, str, str]] = field(default_factory=list)  # kind, address, why, name
     identities: dict[str, str] = field(default_factory=dict)  # of runs that go on
+    over: dict[str, str] = field(default_factory=dict)  # identities of runs that are over
 
     def rows(self) -> Sequence[DeviceRow]:
         return list(self.devices.values())
@@ -48,7 +55,7 @@ class MemoryRoster:
         used_by = self.invitations.get(joining.secret)
         if used_by is None or used_by not in ("", joining.fingerprint):
             why = "unknown" if used_by is None else "used"
-            raise NotInvited("this invitation cannot be used", why=why)
+            raise NotInvited("this invitation is not usable", why=why)
         if not used_by:
             self.enrol(joining.name, joining.fingerprint, joining.public_key, "invitation")
             self.invitations[joining.secret] = joining.fingerprint
@@ -68,6 +75,9 @@ class MemoryRoster:
     def runs(self) -> Mapping[str, str]:
         return self.identities
 
+    def ended(self, runs: Mapping[str, str]) -> tuple[str, ...]:
+        return tuple(run for run, identity in runs.items() if self.over.get(run) == identity)
+
     def note(self, kind: str, address: str, why: str, name: str = "") -> None:
         self.notes.append((kind, address, why, name))
 
@@ -77,7 +87,7 @@ class MemoryRoster:
 
 @dataclass
 class FolderSpool:
-    """Files in a folder: `ID` with the parts, `ID.head` beside it once it is visible."""
+    """Files in a folder: `ID` with the parts, `ID.header` beside it once it is visible."""
 
     folder: Path
 
@@ -98,54 +108,56 @@ class FolderSpool:
         for path in self.folder.glob(f".partial-{device}-*"):
             path.unlink()
 
-    def commit(self, draft: Path, head: ReplyHeader, received: bytes = b"") -> None:
-        os.replace(draft, self.path(head.update_id))
-        self._head(head.update_id).write_bytes(arrived_to_bytes(head, received) if received else reply_to_bytes(head))
+    def commit(self, draft: Path, header: ReplyHeader, received: bytes = b"") -> None:
+        os.replace(draft, self.path(header.update_id))
+        self._header(header.update_id).write_bytes(
+            arrived_to_bytes(header, received) if received else reply_to_bytes(header)
+        )
 
-    def head(self, update_id: UpdateId) -> ReplyHeader | None:
-        path = self._head(update_id)
+    def header(self, update_id: UpdateId) -> ReplyHeader | None:
+        path = self._header(update_id)
         return _read(path) if path.exists() else None
 
-    def heads(self) -> Sequence[ReplyHeader]:
-        paths = sorted(self.folder.glob("*.head"), key=lambda path: path.stat().st_mtime_ns)
+    def headers(self) -> Sequence[ReplyHeader]:
+        paths = sorted(self.folder.glob("*.header"), key=lambda path: path.stat().st_mtime_ns)
         return [_read(path) for path in paths]
 
     def open(self, update_id: UpdateId) -> Iterator[bytes]:
-        head = self.head(update_id)
-        assert head is not None
+        header = self.header(update_id)
+        assert header is not None
         with open(self.path(update_id), "rb") as file:
-            for part in head.parts:
+            for part in header.parts:
                 yield file.read(part.length)
 
     def delete(self, update_id: UpdateId) -> None:
         self.path(update_id).unlink(missing_ok=True)
-        self._head(update_id).unlink(missing_ok=True)
+        self._header(update_id).unlink(missing_ok=True)
 
     def drafts(self) -> list[Path]:
         return list(self.folder.glob(".*"))
 
-    def _head(self, update_id: UpdateId) -> Path:
+    def _header(self, update_id: UpdateId) -> Path:
         path = self.path(update_id)
-        return path.with_name(f"{path.name}.head")
+        return path.with_name(f"{path.name}.header")
 
 
 def _read(path: Path) -> ReplyHeader:
-    head = arrived_from_bytes(path.read_bytes())
-    assert isinstance(head, ReplyHeader)
-    return head
+    header = arrived_from_bytes(path.read_bytes())
+    assert isinstance(header, ReplyHeader)
+    return header
 
 
 class Place:
     """A fleet with its roster and spool; `restart` is what a restart of the aggregator is.
 
-    With `tls` devices join by invitations that are made here. `door` stands before the fleet's own address where tests
+    With `tls` devices join by invitations that are made here. `api` stands before the fleet's own address where tests
     put something in between.
     """
 
     def __init__(
         self, folder: Path, roster: Any = None, spool: Any = None, *, tls: bool = False, **options: Any
     ) -> None:
-        self.folder, self.door = folder, ""
+        self.folder, self.api = folder, ""
         self.authority = InternalCA(folder / "ca") if tls else None
         if self.authority is not None:
             options["authority"] = self.authority
@@ -159,19 +171,19 @@ class Place:
 
     @property
     def url(self) -> str:
-        return f"{'https' if self.authority else 'http'}://{self.door or self.fleet.address}"
+        return f"{'https' if self.authority else 'http'}://{self.api or self.fleet.address}"
 
     def invite(self) -> Invitation:
         assert self.authority is not None
         return Invitation(self.authority.pin, self.new_secret())
 
     def _drawn(self) -> str:
-        made = Invitation.draw("").secret
+        made = drawn_invitation("").secret
         self.roster.invitations[made] = ""
         return made
 
     def link(self, name: str, **options: Any) -> HttpsLink:
-        """A link; on a TLS door its device joins first, if it has not."""
+        """A link; on a TLS device API its device joins first, if it has not."""
         folder = self.folder / "clients" / name
         folder.mkdir(parents=True, exist_ok=True)
         if self.authority is not None and Trust.load(folder) is None:

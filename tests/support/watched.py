@@ -1,4 +1,4 @@
-"""A door whose connections are watched, and raw sockets to it."""
+"""A device API whose connections are watched, and raw sockets to it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tests.support.fleet_words import until
 from thinwire.core.clock import VirtualClock
 from thinwire.transport.server.http_protocol import HttpProtocol
 
-ASK_CA = b"GET /tw/v1/ca HTTP/1.1\r\nhost: x\r\n\r\n"
+ASSIGNMENT_CA = b"GET /tw/v1/ca HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
-ASK_NOTHING = b"GET /nothing HTTP/1.1\r\nhost: x\r\n\r\n"
+ASSIGNMENT_NOTHING = b"GET /nothing HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
 class Watched(TlsPlace):
-    """A door whose patience is moved on by hand."""
+    """A device API whose patience is moved on by hand."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -29,7 +29,7 @@ class Watched(TlsPlace):
         self.wires.now = self.patience.now
 
     def later(self, seconds: float) -> None:
-        """So much time passes, and the door looks around."""
+        """So much time passes, and the device API looks around."""
         self.fleet._listener.now(lambda: self.patience.advance(seconds))
         self.fleet._listener.now(self.wires.watch)
 
@@ -39,7 +39,7 @@ class Watched(TlsPlace):
 
 
 def plain(here: Watched) -> socket.socket:
-    """A TCP connection that the door has seen."""
+    """A TCP connection that the device API has seen."""
     before = set(here.wires.open)
     raw = socket.create_connection(here.address, timeout=PATIENCE_S)
     until(lambda: set(here.wires.open) - before)
@@ -69,8 +69,8 @@ def answered(line: socket.socket, request: bytes) -> bytes:
         data = line.recv(65_536)
         assert data, f"it was hung up after {came[:80]!r}"
         came += data
-        head = came.partition(b"\r\n\r\n")[0].lower().split(b"\r\n")
-        wanted = next((int(each.split(b":")[1]) for each in head if each.startswith(b"content-length")), 0)
+        header = came.partition(b"\r\n\r\n")[0].lower().split(b"\r\n")
+        wanted = next((int(each.split(b":")[1]) for each in header if each.startswith(b"content-length")), 0)
     return came.partition(b"\r\n")[0]
 
 
@@ -90,6 +90,6 @@ def request_of(caller: Caller, method: str, path: str, body: bytes, length: int,
 
 
 def kept(here: Watched) -> list[HttpProtocol]:
-    """By type alone: some objects of other tests warn when they are asked for their class."""
+    """By type alone: some objects of other tests warn when they are requested their class."""
     found = [each for each in gc.get_objects() if type(each) is HttpProtocol]
     return [each for each in found if each.wires is here.wires]

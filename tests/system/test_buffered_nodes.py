@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.support.processes import Site, kill
-from tests.support.run_outcome import double_folds, lost_updates
+from tests.support.run_outcome import double_aggregations, lost_updates
 from thinwire.core.events import RoundClosed, UpdateAccepted
 
 DEVICES = ("pi-a", "pi-b", "slow")
@@ -16,7 +16,7 @@ def accepted(site: Site, run_id: str, device: str) -> list[UpdateAccepted]:
 def test_a_buffer_waits_for_nobody_and_outlives_its_aggregator(site: Site) -> None:
     first = site.start_aggregator()
     for part, name in enumerate(DEVICES):
-        site.start_client(name, part, 3, *(["--slow-step", "0.2"] if name == "slow" else []))
+        site.start_client(name, part, 3, step_s=0.2 if name == "slow" else 0.0)
     run_id = site.begin(
         "run.rounds=500", "cohort.mode='buffered'", "cohort.buffer=2", "cohort.wait_for=3", "cohort.deadline_s=600",
         "cohort.max_staleness=400", "local.steps=10",
@@ -33,5 +33,5 @@ def test_a_buffer_waits_for_nobody_and_outlives_its_aggregator(site: Site) -> No
     events = site.events(run_id)
     closed = [e for e in events if isinstance(e, RoundClosed) and e.reason != "stopped"]
     assert {e.reason for e in closed} <= {"buffer", "enough"}
-    assert any("slow" not in {u.split("/")[1] for u in e.folded} for e in closed), "nobody waited for it"
-    assert (double_folds(events), lost_updates(events)) == (0, 0)
+    assert any("slow" not in {u.split("/")[1] for u in e.aggregated} for e in closed), "nobody waited for it"
+    assert (double_aggregations(events), lost_updates(events)) == (0, 0)

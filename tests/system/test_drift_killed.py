@@ -10,7 +10,7 @@ import pytest
 from tests.support.gated_task import DEVICES, KILLED, Gated, gated_run
 from tests.support.moments import drawn
 from tests.support.processes import Site
-from tests.support.run_outcome import double_folds, lost_updates, same
+from tests.support.run_outcome import double_aggregations, lost_updates, same
 
 ROUNDS, KILLS, SEED = 3, 3, 20261122
 SETS = {
@@ -34,4 +34,4 @@ def test_what_is_remembered_is_the_same_on_both_ends_after_any_kill(tmp_path: Pa
     whole, killed = run(tmp_path / "whole", algorithm, 0), run(tmp_path / "killed", algorithm, KILLS)
     assert killed.struck == KILLS
     assert same(killed.events) == same(whole.events)
-    assert (double_folds(killed.events), lost_updates(killed.events)) == (0, 0)
+    assert (double_aggregations(killed.events), lost_updates(killed.events)) == (0, 0)

@@ -13,9 +13,9 @@ import pytest
 
 from tests.support.frozen import children, frozen
 from tests.support.processes import EXAMPLE, Site, kill
-from tests.support.run_outcome import double_folds, lost_updates
+from tests.support.run_outcome import double_aggregations, lost_updates
 from thinwire.core.events import (
-    AskTakenUp,
+    AssignmentDelivered,
     ClientFailed,
     RoundClosed,
     RoundOpened,
@@ -33,37 +33,39 @@ def stopped(site: Site, run_id: str) -> None:
     assert site.typed("runs", "stop", run_id).returncode == 0
     assert site.until_done(run_id).status == "stopped", site.said()
     events = site.events(run_id)
-    assert (double_folds(events), lost_updates(events)) == (0, 0)
+    assert (double_aggregations(events), lost_updates(events)) == (0, 0)
 
 
 def test_a_frozen_device_costs_its_deadline_and_what_it_sends_when_it_wakes_counts(site: Site) -> None:
     site.start_aggregator()
     site.start_client("pi-a", 0, 2)
-    freezing = site.start_client("pi-b", 1, 2, "--slow-step", "0.1")
+    freezing = site.start_client("pi-b", 1, 2, step_s=0.1)
     run_id = site.begin(
         "cohort.deadline_s=6", "cohort.max_staleness=400", "local.partial=true", *LONG, "local.steps=100"
     )
     part = in_time_with_a_part_of_its_work(site, run_id, "pi-b")
 
-    def taken_up() -> list[AskTakenUp]:
-        mine = [e for e in site.events(run_id) if isinstance(e, AskTakenUp) and e.device == "pi-b"]
+    def delivered() -> list[AssignmentDelivered]:
+        mine = [e for e in site.events(run_id) if isinstance(e, AssignmentDelivered) and e.device == "pi-b"]
         return [e for e in mine if e.round > part.round]
 
-    site.until(taken_up)
+    site.until(delivered)
     now = sum(isinstance(e, RoundOpened) for e in site.events(run_id))
     with frozen(freezing.pid):
-        (asked,) = taken_up()
-        site.until_event(run_id, RoundClosed, round=asked.round, reason="deadline", outstanding=["pi-b"])
+        (assigned,) = delivered()
+        site.until_event(run_id, RoundClosed, round=assigned.round, reason="deadline", outstanding=["pi-b"])
         site.until_event(run_id, RoundClosed, count=now + 3)  # the others go on without it
-    site.until_event(run_id, UpdateAccepted, ask_id=asked.ask_id, late=True)
+    site.until_event(run_id, UpdateAccepted, assignment_id=assigned.assignment_id, late=True)
     stopped(site, run_id)
     events = site.events(run_id)
     assert "left" not in [e.kind for e in events if isinstance(e, ClientFailed)]
-    late = next(e for e in events if isinstance(e, UpdateAccepted) and e.ask_id == asked.ask_id)
-    between = [e for e in events[: events.index(late)] if isinstance(e, RoundOpened) and e.round > asked.round]
+    late = next(e for e in events if isinstance(e, UpdateAccepted) and e.assignment_id == assigned.assignment_id)
+    between = [e for e in events[: events.index(late)] if isinstance(e, RoundOpened) and e.round > assigned.round]
     assert len(between) >= 3
     unanswered = [e for e in between if e.round < late.round]  # what came between two rounds is taken by the second
-    assert [e.round for e in unanswered if "pi-b" in e.asks] == [], "it is not asked while it has not answered"
+    assert [e.round for e in unanswered if "pi-b" in e.assignments] == [], (
+        "it is not selected while it has not answered"
+    )
     assert late.staleness >= 3
     assert late.discount == (1 + late.staleness) ** -0.5
 
@@ -73,7 +75,7 @@ def in_time_with_a_part_of_its_work(site: Site, run_id: str, device: str) -> Upd
 
     def seen() -> list[UpdateAccepted]:
         mine = [e for e in site.events(run_id) if isinstance(e, UpdateAccepted) and e.device == device and not e.late]
-        return [e for e in mine if 1 <= e.head["steps"] < e.head["planned"] == 100 and e.discount == 1.0]
+        return [e for e in mine if 1 <= e.header["steps"] < e.header["planned"] == 100 and e.discount == 1.0]
 
     site.until(seen)
     return seen()[-1]
@@ -128,12 +130,14 @@ def test_a_second_live_process_of_one_device_is_refused_and_the_first_goes_on(si
     stopped(site, run_id)
 
 
-def test_a_worker_that_is_killed_fails_one_ask_and_the_next_one_finds_a_fresh_one(site: Site) -> None:
+def test_a_worker_that_is_killed_fails_one_assignment_and_the_next_one_finds_a_fresh_one(site: Site) -> None:
     site.start_aggregator()
     site.start_client("pi-a", 0, 2)
-    losing = site.start_client("pi-b", 1, 2, "--slow-step", "0.1")
-    run_id = site.begin(*LONG, "cohort.min_replies=2", "cohort.retry_limit=1", "cohort.deadline_s=60")
-    site.until(lambda: "round 2: train" in site.log_of(losing))  # the journal has when it was asked, not that it trains
+    losing = site.start_client("pi-b", 1, 2, step_s=0.1)
+    run_id = site.begin(*LONG, "cohort.min_updates=2", "cohort.retry_limit=1", "cohort.deadline_s=60")
+    site.until(
+        lambda: "round 2: train" in site.log_of(losing)
+    )  # the journal has when it was selected, not that it trains
     for pid in children(losing.pid):
         os.kill(pid, signal.SIGKILL)
     site.until_event(run_id, ClientFailed, device="pi-b", kind="worker")
@@ -141,7 +145,9 @@ def test_a_worker_that_is_killed_fails_one_ask_and_the_next_one_finds_a_fresh_on
     site.until_event(run_id, RoundClosed, round=failed.round + 1)
     short, again = [e for e in site.events(run_id) if isinstance(e, RoundClosed)][failed.round - 1 :][:2]
     assert (short.reason, short.version, len(short.dropped)) == ("too-few", failed.round - 1, 1), "it was given back"
-    assert (again.reason, again.version, len(again.folded)) == ("all", failed.round, 2), "the same step was tried again"
+    assert (again.reason, again.version, len(again.aggregated)) == ("all", failed.round, 2), (
+        "the same step was tried again"
+    )
     site.until(
         lambda: any(
             e.device == "pi-b" and e.round > failed.round for e in site.events(run_id) if isinstance(e, UpdateAccepted)
@@ -169,14 +175,14 @@ def test_an_upload_that_is_cut_half_way_is_gone_on_with(site: Site) -> None:
     assert set(reasons) <= {"all", "stopped"}, "no answer was given up"
 
 
-def test_an_ask_that_is_answered_twice_counts_once(site: Site) -> None:
+def test_an_assignment_that_is_answered_twice_counts_once(site: Site) -> None:
     site.start_aggregator()
     site.start_client("pi-a", 0, 2)
     site.start_client("pi-b", 1, 2, program=("tests.support.liar", "twice"))
     run_id = site.begin(*LONG)
     site.until_event(run_id, UpdateDropped, device="pi-b", reason="duplicate")
     stopped(site, run_id)
-    accepted = [e.ask_id for e in site.events(run_id) if isinstance(e, UpdateAccepted)]
+    accepted = [e.assignment_id for e in site.events(run_id) if isinstance(e, UpdateAccepted)]
     assert len(accepted) == len(set(accepted))
 
 
@@ -191,7 +197,7 @@ def test_garbage_is_dropped_and_the_others_count(site: Site) -> None:
     events = site.events(run_id)
     dropped = {e.reason.partition(":")[0] for e in events if isinstance(e, UpdateDropped) and e.device == "pi-b"}
     assert "bad-payload" in dropped
-    assert {u.split("/")[1] for e in events if isinstance(e, RoundClosed) for u in e.folded} == {"pi-a"}
+    assert {u.split("/")[1] for e in events if isinstance(e, RoundClosed) for u in e.aggregated} == {"pi-a"}
 
 
 def test_a_device_that_is_killed_and_comes_back_with_its_state_loses_nothing(site: Site) -> None:
@@ -205,7 +211,9 @@ def test_a_device_that_is_killed_and_comes_back_with_its_state_loses_nothing(sit
     site.start_client("pi-b", 1, 2)
     site.until(
         lambda: any(
-            e.device == "pi-b" and e.asked_round > again for e in site.events(run_id) if isinstance(e, UpdateAccepted)
+            e.device == "pi-b" and e.assignment_round > again
+            for e in site.events(run_id)
+            if isinstance(e, UpdateAccepted)
         )
     )
     assert [e for e in site.events(run_id) if isinstance(e, StateLost)] == []

@@ -1,4 +1,6 @@
-"""[run] init = "device" over real processes: an aggregator that dies while it asks goes on with the same device."""
+"""[run] init = "device" over real processes: an aggregator that dies while it assignments goes on with the same
+device.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import Site, kill
-from tests.system.test_real_nodes import folded_once
-from thinwire.core.events import FirstModelAsked, ModelStored, RoundClosed, RunNoted
+from tests.system.test_real_nodes import aggregated_once
+from thinwire.core.events import FirstModelAssigned, ModelStored, RoundClosed, RunNoted
 
 HELD = """
 
@@ -30,7 +32,7 @@ def held_task(site: Site, hold: Path) -> None:
         task.write(HELD.format(hold=str(hold)))
 
 
-def test_the_aggregator_may_be_killed_while_it_asks_and_the_device_after_it_answered(
+def test_the_aggregator_may_be_killed_while_it_assignments_and_the_device_after_it_answered(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held_task(site, hold := tmp_path / "hold")
@@ -41,21 +43,21 @@ def test_the_aggregator_may_be_killed_while_it_asks_and_the_device_after_it_answ
     with monkeypatch.context() as typed:
         typed.setenv("TYPED", "1")
         run_id = site.begin("run.rounds=4", "run.init=device", "cohort.wait_for=2", "local.steps=20")
-    site.until_event(run_id, FirstModelAsked)
+    site.until_event(run_id, FirstModelAssigned)
     kill(aggregator)
-    (asked,) = [event for event in site.events(run_id) if isinstance(event, FirstModelAsked)]
+    (assigned,) = [event for event in site.events(run_id) if isinstance(event, FirstModelAssigned)]
     assert site.run(run_id).version == 0 and not [e for e in site.events(run_id) if isinstance(e, ModelStored)]
     site.start_aggregator()
     hold.unlink()
     site.until_event(run_id, RoundClosed, round=1)
-    kill(clients[asked.device])
-    state = json.loads((site.home / "clients" / asked.device / "runs" / run_id / "state.json").read_bytes())
+    kill(clients[assigned.device])
+    state = json.loads((site.home / "clients" / assigned.device / "runs" / run_id / "state.json").read_bytes())
     assert [entry for entry in state["outbox"] if entry["first"]] == [], "it arrived, and is not sent again"
-    site.start_client(asked.device, sorted(clients).index(asked.device), 2)
+    site.start_client(assigned.device, sorted(clients).index(assigned.device), 2)
     row = site.until_done(run_id)
     assert (row.status, row.version) == ("done", 4), site.said()
     events = site.events(run_id)
-    assert [event.device for event in events if isinstance(event, FirstModelAsked)] == [asked.device]
+    assert [event.device for event in events if isinstance(event, FirstModelAssigned)] == [assigned.device]
     assert [event.version for event in events if isinstance(event, ModelStored)] == [0, 1, 2, 3, 4]
-    assert f"the first model is {asked.device}'s" in [e.text for e in events if isinstance(e, RunNoted)]
-    folded_once(site, run_id)
+    assert f"the first model is {assigned.device}'s" in [e.text for e in events if isinstance(e, RunNoted)]
+    aggregated_once(site, run_id)

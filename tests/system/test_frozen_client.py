@@ -19,7 +19,7 @@ from tests.support.short_poll import POLL_S
 def dashboard(site: Site) -> Iterator[httpx.Client]:
     """Somebody who has logged in."""
     login = json.loads(site.typed("aggregator", "status", "--login", "--json").stdout)["login"]
-    with httpx.Client(base_url=f"http://{site.page_at}", timeout=20, trust_env=False) as client:
+    with httpx.Client(base_url=f"http://{site.dashboard_at}", timeout=20, trust_env=False) as client:
         assert client.get(login).status_code < 400
         yield client
 
@@ -31,7 +31,7 @@ def listed(site: Site) -> dict[str, Any]:
 
 
 def test_a_client_that_is_stopped_is_shown_offline_after_two_polls_and_online_when_it_goes_on(site: Site) -> None:
-    site.page, site.aggregator_program = ("--page", site.page_at), ("tests.support.short_poll",)
+    site.page, site.aggregator_program = ("--dashboard", site.dashboard_at), ("tests.support.short_poll",)
     site.start_aggregator()
     client = site.start_client("pi-a")
     with dashboard(site) as page:
@@ -46,9 +46,9 @@ def test_a_client_that_is_stopped_is_shown_offline_after_two_polls_and_online_wh
             stopped_at = time.time()
             site.until(lambda: not listed(site)["online"] and not shown()["online"], "the device is offline")
             row, seen = listed(site), shown()
-            assert row["heard_at"] < stopped_at + 0.1, "an answer that nobody read is no word of the device"
-            assert abs(seen["heard_at"] - row["heard_at"]) < 0.1
-            assert seen["left_at"] >= seen["heard_at"] + 2 * POLL_S - 0.1
+            assert row["last_seen_at"] < stopped_at + 0.1, "an answer that nobody read is no word of the device"
+            assert abs(seen["last_seen_at"] - row["last_seen_at"]) < 0.1
+            assert seen["left_at"] >= seen["last_seen_at"] + 2 * POLL_S - 0.1
             silent_s = float(seen["left_why"].removeprefix("it has not called for ").removesuffix(" s"))
             assert silent_s >= 2 * POLL_S
             line = next(line for line in site.typed("devices", "list").stdout.splitlines() if line.startswith("pi-a"))
@@ -56,4 +56,4 @@ def test_a_client_that_is_stopped_is_shown_offline_after_two_polls_and_online_wh
             assert " s ago" in line
         site.until(lambda: listed(site)["online"] and shown()["online"], "the device is online again")
         assert shown()["left_at"] is None
-        assert listed(site)["heard_at"] > stopped_at
+        assert listed(site)["last_seen_at"] > stopped_at

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import Site
-from tests.support.run_outcome import double_folds, lost_updates
+from tests.support.run_outcome import double_aggregations, lost_updates
 from tests.support.small_disk import small_disk, why_not
 from thinwire.core.events import ClientFailed, RoundClosed, RoundOpened, UpdateAccepted
 
@@ -24,7 +24,7 @@ def rounds(site: Site, run_id: str) -> int:
     return len([e for e in site.events(run_id) if isinstance(e, RoundClosed)])
 
 
-def test_a_device_whose_disk_is_full_fails_its_asks_at_once_and_takes_part_again_when_there_is_room(
+def test_a_device_whose_disk_is_full_fails_its_assignments_at_once_and_takes_part_again_when_there_is_room(
     site: Site,
 ) -> None:
     with small_disk(site.home / "clients" / "pi-b") as disk:
@@ -45,14 +45,16 @@ def test_a_device_whose_disk_is_full_fails_its_asks_at_once_and_takes_part_again
         now = len([e for e in site.events(run_id) if isinstance(e, RoundOpened)])
         site.until(
             lambda: any(
-                e.device == "pi-b" and e.asked_round > now for e in site.events(run_id) if isinstance(e, UpdateAccepted)
+                e.device == "pi-b" and e.assignment_round > now
+                for e in site.events(run_id)
+                if isinstance(e, UpdateAccepted)
             )
         )
         assert full.poll() is None
         assert site.typed("runs", "stop", run_id).returncode == 0
         assert site.until_done(run_id).status == "stopped"
         events = site.events(run_id)
-        assert (double_folds(events), lost_updates(events)) == (0, 0)
+        assert (double_aggregations(events), lost_updates(events)) == (0, 0)
         site.close()
 
 
@@ -76,7 +78,7 @@ def test_an_aggregator_whose_disk_is_full_ends_no_run_and_goes_on_when_there_is_
         assert site.until_done(run_id).status == "stopped", site.said()
         events = site.events(run_id)
         closed = [e.round for e in events if isinstance(e, RoundClosed)]
-        assert closed == list(range(1, len(closed) + 1)), "no round was begun anew"
+        assert closed == list(range(1, len(closed) + 1)), "no round was begun again"
         assert {e.reason for e in events if isinstance(e, RoundClosed)} <= {"all", "stopped"}
-        assert (double_folds(events), lost_updates(events)) == (0, 0)
+        assert (double_aggregations(events), lost_updates(events)) == (0, 0)
         site.close()

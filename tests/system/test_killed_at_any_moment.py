@@ -14,8 +14,8 @@ import pytest
 from tests.support.gated_task import DEVICES, Gated, Mended, gated_run
 from tests.support.moments import APART, Moment, all_moments, drawn, spaced
 from tests.support.processes import Site
-from tests.support.run_outcome import double_folds, lost_updates, same
-from thinwire.core.events import Event, RoundClosed, RoundOpened, RunStatusChanged, ShadowStored, UpdateAccepted
+from tests.support.run_outcome import double_aggregations, lost_updates, same
+from thinwire.core.events import Event, ReplicaStored, RoundClosed, RoundOpened, RunStatusChanged, UpdateAccepted
 
 ROUNDS, KILLS, SEED = 4, 4, 20261122
 
@@ -57,11 +57,11 @@ def test_a_run_goes_on_by_an_answer_or_a_round_and_not_by_what_it_says_of_itself
     assert replace(mended, again_at=102.0).went_on_s([before, said, opened]) == 2.0
 
 
-def test_the_undisturbed_run_folds_all_in_their_order_and_has_a_shadow_of_every_version(
+def test_the_undisturbed_run_folds_all_in_their_order_and_has_a_replica_of_every_version(
     undisturbed: list[Event],
 ) -> None:
     assert [e.reason for e in undisturbed if isinstance(e, RoundClosed)] == ["all"] * ROUNDS
-    assert len([e for e in undisturbed if isinstance(e, ShadowStored)]) == ROUNDS
+    assert len([e for e in undisturbed if isinstance(e, ReplicaStored)]) == ROUNDS
     order = [e.device for e in undisturbed if isinstance(e, UpdateAccepted)]
     assert order == list(DEVICES) * ROUNDS
 
@@ -74,4 +74,4 @@ def test_a_run_whose_aggregator_is_killed_at_drawn_moments_comes_to_the_same_bit
     events = made.events
     assert (made.struck, made.met) == (KILLS, KILLS)
     assert same(events) == same(undisturbed)
-    assert (double_folds(events), lost_updates(events)) == (0, 0)
+    assert (double_aggregations(events), lost_updates(events)) == (0, 0)

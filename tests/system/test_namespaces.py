@@ -53,7 +53,7 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[There]:
             joined = site.call("client", "join", url, invited["invitation"], "--name", "pi-01", inside=on_the_device)
             assert joined.returncode == 0, joined.stderr
             site.start(
-                "client", "start", "--name", "pi-01", "--task", f"digits={EXAMPLE / 'task.py'}", "--slow-step", "0.05",
+                "client", "start", "--name", "pi-01", "--task", f"digits={EXAMPLE / 'task.py'}", step_s=0.05,
                 inside=on_the_device,
             )  # fmt: skip
             made = There(net, site, aggregator)

@@ -38,10 +38,10 @@ def test_a_call_that_leaves_this_machine_would_be_found(denied, code):
     assert [line for line in denied() if line.startswith("OUT")]
 
 
-def test_nothing_calls_out_but_to_the_door(tmp_path, denied):
+def test_nothing_calls_out_but_to_the_device_api(tmp_path, denied):
     site = Site(tmp_path / "home")
     try:
-        site.page = ("--page", site.page_at)
+        site.page = ("--dashboard", site.dashboard_at)
         site.start_aggregator("--san", "localhost")
         (invited,) = json.loads(site.call("devices", "invite", "--json").stdout)
         joined = site.call("client", "join", invited["url"], invited["invitation"], "--name", "pi-01")
@@ -65,4 +65,4 @@ def test_nothing_calls_out_but_to_the_door(tmp_path, denied):
         site.close()
     assert [line for line in denied() if line.startswith("OUT")] == []
     ports = {line.split("'127.0.0.1', ")[1].split(")")[0] for line in denied() if " socket.connect (" in line}
-    assert ports == {site.listen.rpartition(":")[2], site.page_at.rpartition(":")[2]}, denied()
+    assert ports == {site.listen.rpartition(":")[2], site.dashboard_at.rpartition(":")[2]}, denied()

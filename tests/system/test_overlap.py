@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.support.processes import Site, kill
-from tests.system.test_real_nodes import folded_once
+from tests.system.test_real_nodes import aggregated_once
 from thinwire.core.events import RoundClosed, RoundOpened, UpdateAccepted
 
 OVERLAP = ("cohort.wait_for=2", "local.steps=20", "local.overlap={max_delay=1}")
@@ -12,7 +12,7 @@ OVERLAP = ("cohort.wait_for=2", "local.steps=20", "local.overlap={max_delay=1}")
 def test_devices_train_ahead_and_either_end_may_be_killed(site: Site) -> None:
     first = site.start_aggregator()
     site.start_client("pi-a", 0, 2)
-    dying = site.start_client("pi-b", 1, 2, "--slow-step", "0.05")
+    dying = site.start_client("pi-b", 1, 2, step_s=0.05)
     run_id = site.begin("run.rounds=6", *OVERLAP)
     site.until_event(run_id, UpdateAccepted, round=2)
     kill(first)
@@ -28,4 +28,4 @@ def test_devices_train_ahead_and_either_end_may_be_killed(site: Site) -> None:
     # A round opens one version ahead, or later where a device was still reconnecting when it could have opened.
     assert all(number - 2 <= base < number for number, base in opened)
     assert [e.round for e in events if isinstance(e, RoundClosed)] == [1, 2, 3, 4, 5, 6]
-    folded_once(site, run_id)
+    aggregated_once(site, run_id)

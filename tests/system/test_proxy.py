@@ -108,9 +108,9 @@ def test_a_silent_line_carries_nothing_until_it_speaks_again(echo: str) -> None:
             assert line.recv(1) == b""
 
 
-def test_a_tunnel_is_asked_for_first(echo: str) -> None:
+def test_a_tunnel_is_requested_first(echo: str) -> None:
     with proxy(echo, tunnel=True) as tunnel, dialled(tunnel.address) as line:
         line.sendall(b"CONNECT agg.example:9090 HTTP/1.1\r\n\r\n")
         assert line.recv(100).startswith(b"HTTP/1.1 200")
         assert echoed(line, b"hello") == b"hello"
-        assert tunnel.asked == ["CONNECT agg.example:9090 HTTP/1.1\r\n\r\n"]
+        assert tunnel.selected == ["CONNECT agg.example:9090 HTTP/1.1\r\n\r\n"]

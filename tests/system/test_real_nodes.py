@@ -10,34 +10,34 @@ import pytest
 
 from tests.support.frozen import children
 from tests.support.processes import EXAMPLE, Site, kill
-from thinwire.core.events import AskedInFull, ClientFailed, RoundClosed, RoundOpened, UpdateAccepted
+from thinwire.core.events import ClientFailed, FullModelSent, RoundClosed, RoundOpened, UpdateAccepted
 
 SMALL = ("cohort.wait_for=2", "local.steps=20")
 
 
-def folded_once(site: Site, run_id: str) -> None:
-    """Nothing was folded twice, and everything that was accepted was folded or given back."""
+def aggregated_once(site: Site, run_id: str) -> None:
+    """Nothing was aggregated twice, and everything that was accepted was aggregated or given back."""
     events = site.events(run_id)
     accepted = [e.update_id for e in events if isinstance(e, UpdateAccepted)]
-    closed = [u for e in events if isinstance(e, RoundClosed) for u in (*e.folded, *e.dropped)]
+    closed = [u for e in events if isinstance(e, RoundClosed) for u in (*e.aggregated, *e.dropped)]
     assert len(accepted) == len(set(accepted))
     assert len(closed) == len(set(closed))
     assert set(accepted) <= set(closed)
 
 
-def test_two_devices_train_and_the_model_comes_back_though_the_page_is_killed_meanwhile(site: Site) -> None:
-    site.page = ("--page", site.page_at)
+def test_two_devices_train_and_the_model_comes_back_though_the_dashboard_is_killed_meanwhile(site: Site) -> None:
+    site.page = ("--dashboard", site.dashboard_at)
     aggregator = site.start_aggregator()
     site.until(lambda: children(aggregator.pid))
     (page,) = children(aggregator.pid)
     site.start_client("pi-a", 0, 2)
-    site.start_client("pi-b", 1, 2, "--slow-step", "0.1")  # so that the run is at work when the page is killed
+    site.start_client("pi-b", 1, 2, step_s=0.1)  # so that the run is at work when the dashboard is killed
     run_id = site.begin("run.rounds=3", *SMALL)
     site.until_event(run_id, RoundOpened, round=2)
     os.kill(page, signal.SIGKILL)
     assert site.run(run_id).status == "running"
     row = site.until_done(run_id)
-    site.until(lambda: children(aggregator.pid) - {page}, "the page is started again")
+    site.until(lambda: children(aggregator.pid) - {page}, "the dashboard is started again")
     assert [e for e in site.events(run_id) if isinstance(e, ClientFailed)] == []
     assert (row.status, row.version, row.exit_code) == ("done", 3, 0), site.said()
     assert [e.reason for e in site.events(run_id) if isinstance(e, RoundClosed)] == ["all"] * 3
@@ -47,7 +47,7 @@ def test_two_devices_train_and_the_model_comes_back_though_the_page_is_killed_me
     shown = json.loads(site.typed("runs", "show", run_id, "--json").stdout)
     assert shown["model_digest"] == row.model_digest
     assert [r["reason"] for r in shown["rounds"]] == ["all"] * 3
-    folded_once(site, run_id)
+    aggregated_once(site, run_id)
 
 
 def test_an_aggregator_killed_in_a_round_goes_on_with_it_when_it_is_started_again(site: Site) -> None:
@@ -65,15 +65,15 @@ def test_an_aggregator_killed_in_a_round_goes_on_with_it_when_it_is_started_agai
     row = site.until_done(run_id)
     assert (row.status, row.version) == ("done", 6), site.said()
     rounds = [e for e in site.events(run_id) if isinstance(e, RoundClosed)]
-    assert [e.round for e in rounds] == [1, 2, 3, 4, 5, 6], "the open round was gone on with, none was begun anew"
+    assert [e.round for e in rounds] == [1, 2, 3, 4, 5, 6], "the open round was gone on with, none was begun again"
     assert opened[-1] in [e.round for e in rounds]
-    folded_once(site, run_id)
+    aggregated_once(site, run_id)
 
 
 def test_a_client_that_is_killed_costs_no_round_and_comes_back(site: Site) -> None:
     site.start_aggregator()
     site.start_client("pi-a", 0, 2)
-    dying = site.start_client("pi-b", 1, 2, "--slow-step", "0.2")
+    dying = site.start_client("pi-b", 1, 2, step_s=0.2)
     run_id = site.begin("run.rounds=5", *SMALL)
     site.until_event(run_id, RoundOpened, round=2)
     kill(dying)
@@ -82,28 +82,28 @@ def test_a_client_that_is_killed_costs_no_round_and_comes_back(site: Site) -> No
     row = site.until_done(run_id)
     assert (row.status, row.version) == ("done", 5), site.said()
     assert "deadline" not in [e.reason for e in site.events(run_id) if isinstance(e, RoundClosed)]
-    folded_once(site, run_id)
+    aggregated_once(site, run_id)
 
 
 def test_changes_of_the_model_outlive_a_kill_of_either_end_and_a_lost_disk(site: Site) -> None:
     first = site.start_aggregator()
     site.start_client("pi-a", 0, 2)
-    dying = site.start_client("pi-b", 1, 2, "--slow-step", "0.1")
+    dying = site.start_client("pi-b", 1, 2, step_s=0.1)
     run_id = site.begin("run.rounds=6", "downlink.codec='topk(0.05) > int8'", *SMALL)
     site.until_event(run_id, RoundClosed, round=1)
     site.until_event(run_id, RoundOpened, round=3)
     kill(dying)
-    for file in site.home.rglob("clients/pi-b/**/shadow-*"):
+    for file in site.home.rglob("clients/pi-b/**/replica-*"):
         file.unlink()
     kill(first)
     site.start_aggregator()
     site.start_client("pi-b", 1, 2)
     row = site.until_done(run_id)
     assert (row.status, row.version) == ("done", 6), site.said()
-    asked = [e for e in site.events(run_id) if isinstance(e, AskedInFull)]
-    assert {e.device for e in asked} == {"pi-b"}
+    assigned = [e for e in site.events(run_id) if isinstance(e, FullModelSent)]
+    assert {e.device for e in assigned} == {"pi-b"}
     assert row.payload_down < row.dense_down / 2
-    folded_once(site, run_id)
+    aggregated_once(site, run_id)
 
 
 def test_another_key_for_a_known_name_is_refused(site: Site) -> None:
@@ -132,15 +132,15 @@ def test_a_run_waits_for_its_devices_and_says_who_is_missing(site: Site) -> None
 
 def test_two_aggregators_in_one_folder_are_refused(site: Site) -> None:
     first = site.start_aggregator()
-    second = site.call("aggregator", "start", "--no-page", "--listen", "127.0.0.1:0")
+    second = site.call("aggregator", "start", "--no-dashboard", "--listen", "127.0.0.1:0")
     assert second.returncode == 1
-    assert f"runs here already: process {first.pid}, its door at {site.listen}" in second.stderr
+    assert f"runs here already: process {first.pid}, its device API at {site.listen}" in second.stderr
 
 
 def test_without_an_aggregator_run_says_how_to_start_one_and_once_gives_up(site: Site) -> None:
-    asked = site.call("run", str(EXAMPLE / "plan.toml"))
-    assert asked.returncode == 4
-    assert "thinwire aggregator start" in asked.stderr
+    assigned = site.call("run", str(EXAMPLE / "plan.toml"))
+    assert assigned.returncode == 4
+    assert "thinwire aggregator start" in assigned.stderr
     client = site.call(
         "client", "start", "--aggregator", f"http://{site.listen}", "--task", f"digits={EXAMPLE / 'task.py'}", "--once"
     )

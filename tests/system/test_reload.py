@@ -37,7 +37,7 @@ def test_a_running_client_takes_over_new_code_and_a_new_policy(site: Site, tmp_p
     assert row.status == "done", site.said()
     printed = site.typed("client", "logs", "--name", "pi-a", "--worker").stdout.split("\n")
     assert printed.index("the first one") < printed.index("the second one")
-    assert "importing the tasks anew" in site.typed("client", "logs", "--name", "pi-a").stdout
+    assert "importing the tasks again" in site.typed("client", "logs", "--name", "pi-a").stdout
 
 
 def test_a_client_that_does_not_run_cannot_reload(site: Site) -> None:

@@ -1,8 +1,8 @@
-"""Real processes on lines of 0.1 and 20 Mb/s up: each is asked in the codec that its line carries in time.
+"""Real processes on lines of 0.1 and 20 Mb/s up: each is selected in the codec that its line carries in time.
 
 The kernel shapes them (tests/support/shaped.py). What is asserted stands in the journal, with room for a slow machine:
 of the 81 s that an answer may take, int8 takes 98 s on the slow line by its bytes alone, and the update that is sent
-instead 10; on the quick one int8 takes half a second.
+instead 10; on the fast one int8 takes half a second.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PLAN = (
 
 
 @pytest.mark.slow
-def test_the_ladder_gives_a_slow_line_the_harsher_codec_and_every_round_closes_in_time(tmp_path: Path) -> None:
+def test_the_ladder_gives_a_slow_line_the_more_compressed_codec_and_every_round_closes_in_time(tmp_path: Path) -> None:
     if reason := why_not():
         pytest.skip(reason)
     with star(UP_MBIT) as net:

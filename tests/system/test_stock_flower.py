@@ -1,4 +1,6 @@
-"""The stock programs of Flower beside us: their nodes and apps work at our door, and neither see nor touch ours."""
+"""The stock programs of Flower beside us: their nodes and apps work at our device API, and neither see nor touch
+ours.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,7 @@ def stock(tmp_path: Path) -> Iterator[Stock]:
 
 
 def with_overlap(folder: Path) -> Path:
-    """Our app with delayed averaging in its plan."""
+    """Our app with delayed averaging in its plan: a stock node is sent one round at a time and runs it without."""
     shutil.copytree(OURS, folder, ignore=shutil.ignore_patterns("__pycache__"))
     plan = folder / "digits_app" / "plan.toml"
     plan.write_text(plan.read_text().replace("[local]\n", "[local]\noverlap = { max_delay = 1 }\n"))
@@ -93,32 +95,23 @@ def test_stock_nodes_train_theirs_and_ours_and_neither_see_nor_touch_our_devices
     said = stock.flwr("run", str(APP), "here", "--stream")
     assert "RESULT 2 [1.5, 1.5, 1.5, 1.5]" in said, "all nodes that it sees are the two stock ones"
     model = stock.home.parent / "model.safetensors"
-    said = stock.flwr("run", str(OURS), "here", "--stream", "--run-config", f'rounds=1 out="{model}"')
-    assert "thinwire: round 1: 2 of 2 nodes" in said
+    app = with_overlap(stock.home.parent / "ours")
+    said = stock.flwr("run", str(app), "here", "--stream", "--run-config", f'rounds=2 out="{model}"')
+    assert all(f"thinwire: round {number}: 2 of 2 nodes" in said for number in (1, 2)), said
     assert model.stat().st_size > 30_000
+    for file in (stock.home.parent / "nodes").glob("node-*/**/state.json"):
+        state, _ = RunFolder(file.parent).load()
+        assert state.sequence == 2
+        assert list(state.pending) == ["2"], "round by round: round 1's change was in the model of the second"
     assert stock.until_done(run_id).status == "done"
     runs = json.loads(stock.flwr("ls", "here", "--format", "json"))["runs"]
     assert len(runs) == 2, "no run of ours is among theirs"
     devices = json.loads(stock.typed("devices", "list", "--json").stdout)
     assert [(device["name"], device["how"]) for device in devices] == [("pi-1", "loopback")]
-    assert stock.run(run_id).folded_count == 3
+    assert stock.run(run_id).aggregated_count == 3
 
 
-def test_a_stock_node_runs_a_plan_with_overlap_without_it(stock: Stock) -> None:
-    """It is asked for one round at a time: nothing is pending when the next begins."""
-    stock.start_aggregator()
-    nodes = stock.home.parent / "nodes"
-    stock.node(f'task="{EXAMPLE / "task.py"}" home="{nodes}"')
-    app = with_overlap(stock.home.parent / "ours")
-    said = stock.flwr("run", str(app), "here", "--stream", "--run-config", "nodes=1 rounds=2")
-    assert all(f"thinwire: round {number}: 1 of 1 nodes" in said for number in (1, 2)), said
-    (file,) = nodes.glob("node-*/**/state.json")
-    state, _ = RunFolder(file.parent).load()
-    assert state.sequence == 2
-    assert list(state.pending) == ["2"], "the first round's change was in the model that the second began from"
-
-
-def test_a_tls_door_passes_stock_nodes_whose_key_was_approved_and_no_others(stock: Stock) -> None:
+def test_a_tls_device_api_passes_stock_nodes_whose_key_was_approved_and_no_others(stock: Stock) -> None:
     stock.tls = True
     stock.start_aggregator()
     keys = [stock.home.parent / name for name in ("approved", "unknown")]

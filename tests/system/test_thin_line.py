@@ -13,7 +13,7 @@ from thinwire.core.events import ClientFailed, RoundClosed
 BYTES_PER_S, LOSS = 1_000_000 / 8, 0.02
 LATENCY_S = 0.2  # in each direction: an answer comes after twice that
 ROUNDS, DEVICES = 20, ("pi-a", "pi-b")
-CONNECTIONS = 2 + 2  # of a device: for the CA and for the join, and one to wait for asks and one to push
+CONNECTIONS = 2 + 2  # of a device: for the CA and for the join, and one to wait for assignments and one to push
 
 
 @pytest.mark.slow  # half a minute, most of it the line's

@@ -1,4 +1,4 @@
-"""Three real clients, one slow and on a battery: who is asked, for how long, for how much work, and in whose place.
+"""Three real clients, one slow and on a battery: who is selected, for how long, for how much work, and in whose place.
 
 What is measured is this machine's, so what is asserted of it is which measurement decided, and never how many seconds.
 """
@@ -10,8 +10,8 @@ from typing import TypeVar
 
 from tests.support.frozen import frozen
 from tests.support.processes import Site, kill
-from tests.support.run_outcome import double_folds, lost_updates
-from thinwire.core.events import ClientAsked, ClientFailed, Event, RoundClosed, RoundOpened, UpdateAccepted
+from tests.support.run_outcome import double_aggregations, lost_updates
+from thinwire.core.events import ClientFailed, ClientSelected, Event, RoundClosed, RoundOpened, UpdateAccepted
 
 T = TypeVar("T", bound=Event)
 NAMES = ("pi-a", "pi-b", "slow")
@@ -21,7 +21,7 @@ def of(site: Site, run_id: str, kind: type[T]) -> list[T]:
     return [event for event in site.events(run_id) if isinstance(event, kind)]
 
 
-def test_rounds_take_the_quick_and_the_late_and_another_in_the_place_of_one_that_is_killed(
+def test_rounds_take_the_fast_and_the_late_and_another_in_the_place_of_one_that_is_killed(
     site: Site, tmp_path: Path
 ) -> None:
     site.start_aggregator()
@@ -29,16 +29,16 @@ def test_rounds_take_the_quick_and_the_late_and_another_in_the_place_of_one_that
     for part, name in enumerate(NAMES):
         policy = tmp_path / f"{name}.toml"
         policy.write_text(f'[policy]\npower = "{"battery" if name == "slow" else "mains"}"\n')
-        slow = ("--slow-step", "0.3") if name == "slow" else ()
-        clients[name] = site.start_client(name, part, len(NAMES), "--policy", str(policy), *slow)
+        step_s = 0.3 if name == "slow" else 0.0
+        clients[name] = site.start_client(name, part, len(NAMES), "--policy", str(policy), step_s=step_s)
     more_than_wanted(site)
-    with frozen(clients["pi-a"].pid), frozen(clients["pi-b"].pid):  # so that who is asked does not answer before
+    with frozen(clients["pi-a"].pid), frozen(clients["pi-b"].pid):  # so that who is selected does not answer before
         run_id = site.begin(
             "run.rounds=2", "cohort.clients=1", "cohort.wait_for=2", "cohort.deadline_s=60", "local.steps='auto'",
             "cohort.requires={mains=true}",
         )  # fmt: skip
         site.until_event(run_id, RoundOpened)
-        (lost,) = of(site, run_id, RoundOpened)[0].asks
+        (lost,) = of(site, run_id, RoundOpened)[0].assignments
         kill(clients[lost])
     another_instead(site, run_id, lost)
 
@@ -54,16 +54,16 @@ def more_than_wanted(site: Site) -> None:
     assert site.typed("runs", "stop", run_id).returncode == 0
     assert site.until_done(run_id).status == "stopped", site.said()
     first, *others = of(site, run_id, RoundOpened)
-    assert (set(first.asks), first.target) == (set(NAMES), 2)
+    assert (set(first.assignments), first.target_updates) == (set(NAMES), 2)
     assert (first.deadline_s, "not known yet" in first.deadline_reason) == (60.0, True)
     assert "in which 2 of 2 answers are expected" in others[0].deadline_reason
-    assert "slow" not in others[0].asks, "it is busy"
+    assert "slow" not in others[0].assignments, "it is busy"
     closed = of(site, run_id, RoundClosed)[0]
-    assert (closed.reason, closed.outstanding, len(closed.folded)) == ("enough", ["slow"], 2)
+    assert (closed.reason, closed.outstanding, len(closed.aggregated)) == ("enough", ["slow"], 2)
     late = next(event for event in of(site, run_id, UpdateAccepted) if event.device == "slow")
-    assert (late.asked_round, late.discount) == (1, (1 + late.staleness) ** -0.5)
+    assert (late.assignment_round, late.discount) == (1, (1 + late.staleness) ** -0.5)
     events = site.events(run_id)
-    assert (double_folds(events), lost_updates(events)) == (0, 0)
+    assert (double_aggregations(events), lost_updates(events)) == (0, 0)
 
 
 def another_instead(site: Site, run_id: str, lost: str) -> None:
@@ -71,13 +71,13 @@ def another_instead(site: Site, run_id: str, lost: str) -> None:
     assert site.until_done(run_id).status == "done", site.said()
     (other,) = {"pi-a", "pi-b"} - {lost}
     assert [(e.device, e.kind) for e in of(site, run_id, ClientFailed)] == [(lost, "left")]
-    gone, instead, again = of(site, run_id, ClientAsked)
+    gone, instead, again = of(site, run_id, ClientSelected)
     assert [e.device for e in (gone, instead, again)] == [lost, other, other]
     assert (instead.round, instead.instead_of, instead.deadline_s < 60) == (1, lost, True), "it has what is left"
     assert "nothing is known" in instead.work_reason
     assert "pass" in again.work_reason
     accepted = of(site, run_id, UpdateAccepted)
-    assert [(e.device, e.head["steps"]) for e in accepted] == [(other, instead.steps), (other, again.steps)]
+    assert [(e.device, e.header["steps"]) for e in accepted] == [(other, instead.steps), (other, again.steps)]
     assert [e.reason for e in of(site, run_id, RoundClosed)] == ["enough", "all"]
     reasons = [event.reasons["slow"] for event in of(site, run_id, RoundOpened)]
     assert set(reasons) == {"lacks mains power (it runs on a battery)"}

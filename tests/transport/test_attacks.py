@@ -1,4 +1,4 @@
-"""What an expert would try as a stranger: in the middle of a join, and at the door."""
+"""What an expert would try as a stranger: in the middle of a join, and at the device API."""
 
 from __future__ import annotations
 
@@ -12,42 +12,40 @@ import pytest
 
 from tests.support.callers import PATIENCE_S, Caller, TlsPlace, bomb, tls_place
 from tests.support.certificates import Authority
-from tests.support.transport_doubles import Place, place
+from tests.support.transport_doubles import Place, drawn_invitation, place
 from tests.transport.test_joining import listening
 from thinwire.core.errors import Refused
-from thinwire.transport import device_key
 from thinwire.transport.device.enroll import join
-from thinwire.transport.device.identity import Trust
-from thinwire.transport.protocol.certificates import private_context, server_name
+from thinwire.transport.device.identity import Trust, device_key
+from thinwire.transport.protocol.certificates import server_name
 from thinwire.transport.protocol.http import JOIN
-from thinwire.transport.protocol.registration import Invitation
-from thinwire.transport.server.limits import FAILED_JOINS
+from thinwire.transport.server.auth import FAILED_JOINS
 
 # In the middle, at join
 
 
 @pytest.mark.parametrize("before", [False, True])
 def test_a_pinned_certificate_brings_no_other_one_along(tmp_path: Path, before: bool) -> None:
-    """One PEM text may hold several certificates: whoever stands in between adds his own CA to the door's."""
-    door, his = Authority(), Authority()
-    secret = Invitation.draw(door.pin)
-    both = his.pem + door.pem if before else door.pem + his.pem
-    shows: dict[str, object] = {"cas": [both], "server_name": server_name(door.pin)}
-    forged, refused = his.chain(tmp_path, name=server_name(door.pin)), "not the aggregator of this invitation"
+    """One PEM text may hold several certificates: whoever stands in between adds his own CA to the device API's."""
+    api, his = Authority(), Authority()
+    secret = drawn_invitation(api.pin)
+    both = his.pem + api.pem if before else api.pem + his.pem
+    shows: dict[str, object] = {"cas": [both], "server_name": server_name(api.pin)}
+    forged, refused = his.chain(tmp_path, name=server_name(api.pin)), "not the aggregator of this invitation"
     with listening(forged, shows) as (url, heard), pytest.raises(Refused, match=refused):
         join(url, secret, device_key(tmp_path), "pi-1", {})
-    assert len(heard) == 1, "he was asked for the CA, and for nothing else"
+    assert len(heard) == 1, "he was requested the CA, and for nothing else"
 
 
 def test_a_file_of_trust_holds_each_certificate_once_and_nothing_beside_it(tmp_path: Path) -> None:
-    door, his = Authority(), Authority()
-    trust = Trust("https://agg.example", ("as an operator has it:\n" + door.pem + his.pem,), server_name(door.pin))
+    api, his = Authority(), Authority()
+    trust = Trust("https://agg.example", ("as an operator has it:\n" + api.pem + his.pem,), server_name(api.pin))
     assert [int(str(ca["serialNumber"]), 16) for ca in trust.context().get_ca_certs()] == [
-        door.certificate.serial_number
+        api.certificate.serial_number
     ]
 
 
-# A stranger at the door
+# A stranger at the device API
 
 
 @pytest.fixture
@@ -66,13 +64,15 @@ def test_paths_that_strangers_make_up_are_not_remembered(here: TlsPlace) -> None
     stranger = Caller(here)
     connection = stranger.connection()
     for nth in range(100):
-        path = f"/tw/v1/asks/{nth}/bundle" if nth % 2 else f"/tw/v1/parts/run-{nth}/1/0"
+        path = f"/tw/v1/assignments/{nth}/bundle" if nth % 2 else f"/tw/v1/parts/run-{nth}/1/0"
         assert stranger.call("GET" if nth % 2 else "HEAD", path, headers={}, on=connection).status == 401
     connection.close()
     assert len(here.fleet.stats()["refused"]) == 2
 
 
-def test_a_query_that_cannot_be_read_is_no_path_and_no_defect(here: TlsPlace, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_query_that_is_not_readable_is_no_path_and_no_defect(
+    here: TlsPlace, caplog: pytest.LogCaptureFixture
+) -> None:
     path = "/tw/v1/parts/digits-1/1/0?" + "&".join("abcdef")
     assert Caller(here).call("PUT", path, b"x", headers={}).status == 404
     assert not caplog.records
@@ -89,17 +89,17 @@ def stranger_at(here: Place) -> Iterator[socket.socket]:
         if here.authority is None:
             yield plain
             return
-        with private_context(here.authority.cas()).wrap_socket(plain, server_hostname="localhost") as secured:
+        with Trust("", here.authority.cas()).context().wrap_socket(plain, server_hostname="localhost") as secured:
             yield secured
 
 
 @pytest.mark.parametrize("tls", [False, True])
 def test_refusals_that_a_stranger_does_not_read_are_not_kept_for_him(tmp_path: Path, tls: bool) -> None:
     """Many requests at once, each refused: what he does not read would lie here, and not there."""
-    asked = b"GET /tw/v1/asks/a/bundle HTTP/1.1\r\n\r\n" * 2000
+    assigned = b"GET /tw/v1/assignments/a/bundle HTTP/1.1\r\n\r\n" * 2000
     with place(tmp_path, tls=tls) as here, stranger_at(here) as stranger, pytest.raises(OSError):
-        for _ in range(8 * 2**20 // len(asked)):  # 30 MB of answers
-            stranger.sendall(asked)
+        for _ in range(8 * 2**20 // len(assigned)):  # 30 MB of answers
+            stranger.sendall(assigned)
 
 
 def test_what_follows_a_refused_body_is_not_read(here: TlsPlace) -> None:

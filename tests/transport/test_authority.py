@@ -1,4 +1,4 @@
-"""The certificates of a door: what they hold, who verifies them, how they are renewed and replaced."""
+"""The certificates of a device API: what they hold, who verifies them, how they are renewed and replaced."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from tests.support.transport_doubles import drawn_invitation
 from thinwire.core.errors import DataLost, UsageError
-from thinwire.transport.protocol.certificates import make_ca, make_leaf, pin_of, private_context, server_name
+from thinwire.transport.device.identity import Trust
+from thinwire.transport.protocol.certificates import chains, make_ca, make_leaf, pin_of, server_name
 from thinwire.transport.protocol.registration import SYSTEM, Invitation
 from thinwire.transport.server.tls import InternalCA, OperatorCertificate
 
@@ -47,7 +49,7 @@ def shaken(server: ssl.SSLContext, client: ssl.SSLContext, name: str) -> tuple[s
 
 
 def names_shown(authority: InternalCA, cas: Sequence[str], name: str) -> list[str]:
-    client, _ = shaken(authority.context, private_context(cas), name)
+    client, _ = shaken(authority.context, Trust("", tuple(cas)).context(), name)
     found = client.getpeercert()
     assert found is not None
     pairs: Any = found["subjectAltName"]
@@ -86,23 +88,29 @@ def test_a_leaf_of_a_stolen_ca_for_another_name_is_not_verified(name: str) -> No
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(*forged)
     with pytest.raises(ssl.SSLCertVerificationError, match="permitted subtree"):
-        shaken(server, private_context([ca.certificate.decode()]), name)
+        shaken(server, Trust("", (ca.certificate.decode(),)).context(), name)
+
+
+def served(folder: Path) -> x509.Certificate:
+    """The leaf of the one CA in this folder."""
+    (leaf,) = (path for path in folder.glob("*.pem") if not path.name.endswith(".ca.pem"))
+    return x509.load_pem_x509_certificate(leaf.read_bytes())
 
 
 def test_a_leaf_lasts_ninety_days_and_is_renewed_at_sixty_into_the_live_context(tmp_path: Path) -> None:
     day = Calendar()
     authority = InternalCA(tmp_path, now=day)
-    context, first = authority.context, authority.leaf()
+    context, first = authority.context, served(tmp_path)
     assert first.not_valid_after_utc - MAY == timedelta(days=90)
-    standing, _ = shaken(context, private_context(authority.cas()), authority.server_name())
+    standing, _ = shaken(context, Trust("", authority.cas()).context(), authority.server_name())
     day.today = MAY + timedelta(days=59)
-    assert (authority.renew(), authority.leaf()) == (False, first)
+    assert (authority.renew(), served(tmp_path)) == (False, first)
     day.today = MAY + timedelta(days=60)
     assert not authority.renew()
-    second = authority.leaf()
+    second = served(tmp_path)
     assert second.not_valid_after_utc == day.today + timedelta(days=90)
     assert authority.context is context
-    shown, _ = shaken(context, private_context(authority.cas()), authority.server_name())
+    shown, _ = shaken(context, Trust("", authority.cas()).context(), authority.server_name())
     assert shown.getpeercert(binary_form=True) != standing.getpeercert(binary_form=True)
     assert standing.version() == "TLSv1.3", "the connection from before is still there"
 
@@ -113,8 +121,9 @@ def test_a_leaf_is_verified_whatever_the_date(tmp_path: Path) -> None:
 
 
 def test_a_second_start_shows_the_same_ca_and_leaf(tmp_path: Path) -> None:
-    first, second = InternalCA(tmp_path), InternalCA(tmp_path)
-    assert (first.pin, first.cas(), first.leaf()) == (second.pin, second.cas(), second.leaf())
+    first, leaf = InternalCA(tmp_path), served(tmp_path)
+    second = InternalCA(tmp_path)
+    assert (first.pin, first.cas(), leaf) == (second.pin, second.cas(), served(tmp_path))
 
 
 def test_a_name_that_the_ca_may_not_name_is_refused_with_the_way_out(tmp_path: Path) -> None:
@@ -131,7 +140,7 @@ def test_during_a_rotation_each_device_sees_the_chain_that_it_can_verify(tmp_pat
     authority = InternalCA(tmp_path)
     old, name = authority.cas(), authority.server_name()
     new = InternalCA(tmp_path).rotate(["new.example"])
-    assert authority.renew(), "what another process rotated is taken up"
+    assert authority.renew(), "what another process rotated is delivered"
     assert (authority.pin, authority.server_name()) == (new, server_name(new))
     assert len(authority.cas()) == 2
     assert names_shown(authority, old, name)
@@ -146,10 +155,10 @@ def test_the_old_ca_is_served_until_every_device_has_confirmed(tmp_path: Path) -
     new = authority.rotate()
     for holds in ([], [(old, new), (old,)], [()]):
         authority.confirmed(holds)
-        assert authority.pins == (new, old)
+        assert [chain.pin for chain in chains(tmp_path)] == [new, old]
     authority.confirmed([(old, new), (new,)])
-    assert authority.pins == (new,)
-    assert InternalCA(tmp_path).pins == (new,)
+    assert [chain.pin for chain in chains(tmp_path)] == [new]
+    assert len(InternalCA(tmp_path).cas()) == 1
 
 
 @pytest.mark.parametrize("file", ["state.json", "ca.pem", "ca.key"])
@@ -171,7 +180,7 @@ def test_ones_own_certificate_is_used_and_its_ca_pinned(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(data)
     given = OperatorCertificate(tmp_path / "cert", tmp_path / "key", tmp_path / "ca")
     assert (given.pin, given.server_name()) == (pin_of(ca.parsed), "")
-    assert shaken(given.context, private_context(given.cas()), "agg.example")[0].version()
+    assert shaken(given.context, Trust("", given.cas()).context(), "agg.example")[0].version()
     assert OperatorCertificate(tmp_path / "cert", tmp_path / "key").pin == SYSTEM
     (tmp_path / "cert").write_text("gone")
     assert not given.renew(), "the one that was loaded goes on"
@@ -180,7 +189,7 @@ def test_ones_own_certificate_is_used_and_its_ca_pinned(tmp_path: Path) -> None:
 
 
 def test_an_invitation_is_read_as_it_was_written() -> None:
-    drawn = Invitation.draw("ab" * 32)
+    drawn = drawn_invitation("ab" * 32)
     assert Invitation.parse(f" {drawn.text()}\n") == Invitation.parse(drawn.text().upper()) == drawn
     assert len(drawn.text()) == 101
     assert len(drawn.secret) == 32

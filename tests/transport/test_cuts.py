@@ -17,11 +17,11 @@ import pytest
 from tests.support.fleet_words import PATIENCE_S, answer, hello, polled
 from tests.support.proxy import Proxy, proxy
 from tests.support.transport_doubles import Place, place
-from thinwire.core.errors import BadPayload, NotTaken, Unreachable
-from thinwire.core.fleet import Delivery, Envelope, FixedLimits, NodeJoined
+from thinwire.core.errors import BadPayload, NotAccepted, Unreachable
+from thinwire.core.fleet import ClientConnected, Delivery, Envelope, FixedLimits
 from thinwire.core.serialization import ReplyLimit
-from thinwire.core.types import Ask, Failure, Part, ReplyHeader, UpdateId
-from thinwire.transport import HttpsLink
+from thinwire.core.types import Assignment, Failure, Part, ReplyHeader, UpdateId
+from thinwire.transport.device.link import HttpsLink
 from thinwire.transport.device.transfers import Outgoing
 from thinwire.transport.protocol.http import INLINE_BYTES
 
@@ -56,19 +56,19 @@ def cut_at(seed: int, size: int = SIZE) -> list[int]:
     return sorted(drawn.sample(range(1000, size), CUTS))
 
 
-def ask_of(path: Path, ask_id: str = "ask-1") -> Envelope:
-    return Envelope("pi-1", Ask(ask_id, "digits-1", "digits", "train", {}, parts=in_parts(path)), path)
+def assignment_of(path: Path, assignment_id: str = "assignment-1") -> Envelope:
+    return Envelope("pi-1", Assignment(assignment_id, "digits-1", "digits", "train", {}, parts=in_parts(path)), path)
 
 
-def head_of(path: Path, sequence: int = 1) -> ReplyHeader:
-    return ReplyHeader("ask-1", UpdateId("digits-1", "pi-1", sequence), 0, 1, parts=in_parts(path))
+def header_of(path: Path, sequence: int = 1) -> ReplyHeader:
+    return ReplyHeader("assignment-1", UpdateId("digits-1", "pi-1", sequence), 0, 1, parts=in_parts(path))
 
 
 def through(here: Place, line: Proxy, name: str = "pi-1") -> HttpsLink:
-    """A device behind this line that has said hello; on a TLS door it joined before."""
+    """A device behind this line that has said hello; on a TLS device API it joined before."""
     link = here.link(name)
     link.close()
-    here.door = line.address
+    here.api = line.address
     link = here.link(name)
     link.hello(hello(name))
     return link
@@ -83,14 +83,14 @@ def pulled(link: HttpsLink) -> Delivery:
                 return delivery
         except Unreachable:
             time.sleep(0.01)
-    raise AssertionError("no ask came")
+    raise AssertionError("no assignment came")
 
 
-def pushed(link: HttpsLink, head: ReplyHeader, bundle: Path) -> None:
+def pushed(link: HttpsLink, header: ReplyHeader, bundle: Path) -> None:
     end = time.monotonic() + PATIENCE_S
     while time.monotonic() < end:
         try:
-            return link.push(head, bundle)
+            return link.push(header, bundle)
         except Unreachable:
             time.sleep(0.01)
     raise AssertionError("it could not be pushed")
@@ -110,7 +110,7 @@ def test_a_download_cut_twenty_times_brings_the_same_bytes(tmp_path: Path, tls: 
         link = through(here, line)
         line.down.cuts = [line.down.given + at for at in cut_at(seed)]
         before = line.down.given
-        here.fleet.send([ask_of(model)])
+        here.fleet.send([assignment_of(model)])
         delivery = pulled(link)
         assert delivery.bundle is not None
         assert delivery.bundle.read_bytes() == model.read_bytes()
@@ -123,12 +123,12 @@ def test_a_download_cut_twenty_times_brings_the_same_bytes(tmp_path: Path, tls: 
 def test_an_upload_cut_twenty_times_brings_the_same_bytes(tmp_path: Path, tls: bool, seed: int) -> None:
     update = file_of(tmp_path / "update", seed)
     with place(tmp_path, tls=tls) as here, proxy(here.fleet.address) as line:
-        link, head = through(here, line), head_of(update)
+        link, header = through(here, line), header_of(update)
         line.up.cuts = [line.up.given + at for at in cut_at(seed)]
         before = line.up.given
-        pushed(link, head, update)
-        assert polled(here.fleet, ReplyHeader).update_id == head.update_id
-        assert here.spool.path(head.update_id).read_bytes() == update.read_bytes()
+        pushed(link, header, update)
+        assert polled(here.fleet, ReplyHeader).update_id == header.update_id
+        assert here.spool.path(header.update_id).read_bytes() == update.read_bytes()
         assert line.cut_count == CUTS
         assert line.up.taken - before <= SIZE * BESIDE + CUTS * SENT_TWICE
 
@@ -139,22 +139,22 @@ def test_an_upload_goes_on_after_the_aggregator_was_restarted(
     """How much a restart costs depends on what the aggregator had read by then; that it goes on does not."""
     update, begun, put = file_of(tmp_path / "update", 5), list[int](), Outgoing._put
 
-    def noted(self: Outgoing, head: ReplyHeader, index: int, offset: int, bundle: Path) -> dict[str, Any]:
-        begun.append(sum(part.length for part in head.parts[:index]) + offset)
-        return put(self, head, index, offset, bundle)
+    def noted(self: Outgoing, header: ReplyHeader, index: int, offset: int, bundle: Path) -> dict[str, Any]:
+        begun.append(sum(part.length for part in header.parts[:index]) + offset)
+        return put(self, header, index, offset, bundle)
 
     monkeypatch.setattr(Outgoing, "_put", noted)
     with proxy(here.fleet.address) as line:
-        link, head = through(here, line), head_of(update)
+        link, header = through(here, line), header_of(update)
         line.up.cuts = [line.up.given + SIZE // 2]
-        thread = threading.Thread(target=pushed, args=(link, head, update))
+        thread = threading.Thread(target=pushed, args=(link, header, update))
         thread.start()
         while not line.cut_count:
             time.sleep(0.001)
         here.restart()
         thread.join(PATIENCE_S)
         assert not thread.is_alive()
-        assert here.spool.path(head.update_id).read_bytes() == update.read_bytes()
+        assert here.spool.path(header.update_id).read_bytes() == update.read_bytes()
     assert begun[0] == 0
     assert all(begun[1:]), "nothing begins from the start again"
     assert begun == sorted(begun)
@@ -165,7 +165,7 @@ def test_a_download_goes_on_in_a_new_process(here: Place, tmp_path: Path) -> Non
     model = file_of(tmp_path / "model", 6)
     with proxy(here.fleet.address) as line:
         link = through(here, line)
-        here.fleet.send([ask_of(model)])
+        here.fleet.send([assignment_of(model)])
         line.down.cuts = [line.down.given + SIZE // 2, line.down.given + SIZE // 2 + 1]
         with pytest.raises(Unreachable):
             link.pull(5.0)
@@ -183,7 +183,7 @@ def test_what_was_whole_in_a_process_that_was_killed_is_not_sent_again(here: Pla
     model = file_of(tmp_path / "model", 7)
     with proxy(here.fleet.address) as line:
         first = through(here, line)
-        here.fleet.send([ask_of(model)])
+        here.fleet.send([assignment_of(model)])
         assert pulled(first).bundle is not None
         first.close()
         before = line.down.taken
@@ -194,11 +194,11 @@ def test_what_was_whole_in_a_process_that_was_killed_is_not_sent_again(here: Pla
 
 
 @pytest.mark.parametrize("damage", ["the beginning", "the end"])
-def test_a_damaged_beginning_is_fetched_anew_and_what_fits_is_kept(here: Place, tmp_path: Path, damage: str) -> None:
+def test_a_damaged_beginning_is_fetched_again_and_what_fits_is_kept(here: Place, tmp_path: Path, damage: str) -> None:
     model, downloads = file_of(tmp_path / "model", 8), tmp_path / "clients" / "pi-1" / "downloads"
     with proxy(here.fleet.address) as line:
         link = through(here, line)
-        here.fleet.send([ask_of(model)])
+        here.fleet.send([assignment_of(model)])
         line.down.cuts = [line.down.given + SIZE * 7 // 8, line.down.given + SIZE * 7 // 8 + 1]
         with pytest.raises(Unreachable):
             link.pull(5.0)
@@ -215,33 +215,33 @@ def test_a_damaged_beginning_is_fetched_anew_and_what_fits_is_kept(here: Place, 
         assert again * 0.9 < line.down.taken - before <= again * BESIDE + SENT_TWICE
 
 
-def test_a_download_of_another_bundle_under_the_same_ask_begins_anew(here: Place, tmp_path: Path) -> None:
+def test_a_download_of_another_bundle_under_the_same_assignment_begins_again(here: Place, tmp_path: Path) -> None:
     """As after an aggregator that was set back: the tag says that what is here is of something else."""
     old, new = file_of(tmp_path / "old", 9), file_of(tmp_path / "new", 10)
     with proxy(here.fleet.address) as line:
         link = through(here, line)
-        here.fleet.send([ask_of(old)])
+        here.fleet.send([assignment_of(old)])
         line.down.cuts = [line.down.given + SIZE // 2, line.down.given + SIZE // 2 + 1]
         with pytest.raises(Unreachable):
             link.pull(5.0)
-        here.fleet.cancel(["ask-1"])
-        here.fleet.send([ask_of(new)])
+        here.fleet.cancel(["assignment-1"])
+        here.fleet.send([assignment_of(new)])
         delivery = pulled(link)
         assert delivery.bundle is not None
         assert delivery.bundle.read_bytes() == new.read_bytes()
 
 
-def test_a_cancelled_ask_ends_its_download(here: Place, tmp_path: Path) -> None:
+def test_a_cancelled_assignment_ends_its_download(here: Place, tmp_path: Path) -> None:
     model = file_of(tmp_path / "model", 11)
     with proxy(here.fleet.address, bytes_per_s=16e6) as line:
         link = through(here, line)
-        here.fleet.send([ask_of(model)])
+        here.fleet.send([assignment_of(model)])
         ended = list[Delivery | None]()
         thread = threading.Thread(target=lambda: ended.append(link.pull(5.0)))
         thread.start()
         while line.down.given < 2_000_000:
             time.sleep(0.001)
-        here.fleet.cancel(["ask-1"])
+        here.fleet.cancel(["assignment-1"])
         thread.join(PATIENCE_S)
         assert ended == [None]
         assert line.down.given < SIZE * 3 / 4
@@ -259,12 +259,12 @@ def test_beginnings_of_downloads_do_not_pile_up(here: Place, tmp_path: Path) -> 
 
 def test_an_answer_that_is_damaged_on_the_devices_disk_is_not_sent_for_ever(here: Place, tmp_path: Path) -> None:
     update = file_of(tmp_path / "update", 12, 2 * INLINE_BYTES)
-    head = head_of(update)
+    header = header_of(update)
     update.write_bytes(update.read_bytes()[:-9] + b"damaged..")
     link = here.link("pi-1")
     link.hello(hello("pi-1"))
     with pytest.raises(BadPayload, match="damaged on this disk"):
-        link.push(head, update)
+        link.push(header, update)
 
 
 def test_an_answer_that_is_too_large_is_said_to_be_so_once(tmp_path: Path) -> None:
@@ -272,8 +272,8 @@ def test_an_answer_that_is_too_large_is_said_to_be_so_once(tmp_path: Path) -> No
     with place(tmp_path, limits=FixedLimits(ReplyLimit(INLINE_BYTES)), tls=True) as here:
         link = here.link("pi-1")
         link.hello(hello("pi-1"))
-        with pytest.raises(NotTaken):
-            link.push(head_of(update), update)
+        with pytest.raises(NotAccepted):
+            link.push(header_of(update), update)
 
 
 @PLAIN_AND_TLS
@@ -285,17 +285,17 @@ def test_an_answer_to_another_run_of_the_same_id_is_refused_and_costs_the_device
         link = here.link("pi-1")
         here.roster.identities = {"digits-1": "b" * 16, "digits-2": "a" * 16}  # or the device would send none of it
         link.hello(hello("pi-1"))
-        polled(here.fleet, NodeJoined)
-        here.fleet.send([Envelope("pi-1", Ask("ask-1", "digits-1", "digits", "train", {}))])
+        polled(here.fleet, ClientConnected)
+        here.fleet.send([Envelope("pi-1", Assignment("assignment-1", "digits-1", "digits", "train", {}))])
         assert link.pull(0.0) is not None
         for identity in ("", "a" * 16):
-            with pytest.raises(NotTaken, match="another run"):
-                link.push(dataclasses.replace(head_of(update), identity=identity), update)
-            with pytest.raises(NotTaken, match="another run"):
-                link.push(Failure("task-error", "", "ask-1", "pi-1", identity=identity))
-        assert (here.spool.heads(), here.fleet.poll(0.0)) == ([], []), "the ask goes on"
-        link.push(dataclasses.replace(head_of(update), identity="b" * 16), update)
-        assert [head.identity for head in here.spool.heads()] == ["b" * 16]
+            with pytest.raises(NotAccepted, match="another run"):
+                link.push(dataclasses.replace(header_of(update), identity=identity), update)
+            with pytest.raises(NotAccepted, match="another run"):
+                link.push(Failure("task-error", "", "assignment-1", "pi-1", identity=identity))
+        assert (here.spool.headers(), here.fleet.poll(0.0)) == ([], []), "the assignment goes on"
+        link.push(dataclasses.replace(header_of(update), identity="b" * 16), update)
+        assert [header.identity for header in here.spool.headers()] == ["b" * 16]
 
 
 @pytest.mark.parametrize("size", [INLINE_BYTES, INLINE_BYTES + 1])
@@ -305,29 +305,31 @@ def test_around_the_limit_of_what_travels_inline_both_ways_work(tmp_path: Path, 
     with place(tmp_path, tls=tls) as here:
         link = here.link("pi-1")
         link.hello(hello("pi-1"))
-        polled(here.fleet, NodeJoined)
-        here.fleet.send([ask_of(model)])
+        polled(here.fleet, ClientConnected)
+        here.fleet.send([assignment_of(model)])
         delivery = pulled(link)
         assert delivery.bundle is not None
         assert delivery.bundle.read_bytes() == model.read_bytes()
-        link.push(head_of(update), update)
-        link.push(head_of(update), update)
+        link.push(header_of(update), update)
+        link.push(header_of(update), update)
         assert polled(here.fleet, ReplyHeader).payload_bytes == size
-        assert here.spool.path(head_of(update).update_id).read_bytes() == update.read_bytes()
-        assert answer("pi-1", "ask-1").update_id == head_of(update).update_id
+        assert here.spool.path(header_of(update).update_id).read_bytes() == update.read_bytes()
+        assert answer("pi-1", "assignment-1").update_id == header_of(update).update_id
 
 
-def test_a_large_ask_that_is_not_wanted_comes_without_its_parts_and_nothing_of_them_is_sent(tmp_path: Path) -> None:
-    """A device that will decline pays for no model; what it holds it may still decline, and be asked again."""
-    unwanted = {"ask-1"}
+def test_a_large_assignment_that_is_not_wanted_comes_without_its_parts_and_nothing_of_them_is_sent(
+    tmp_path: Path,
+) -> None:
+    """A device that will decline pays for no model; what it holds it may still decline, and be selected again."""
+    unwanted = {"assignment-1"}
     with place(tmp_path) as here:
-        link = here.link("pi-1", is_wanted=lambda ask: ask.ask_id not in unwanted)
+        link = here.link("pi-1", is_wanted=lambda assignment: assignment.assignment_id not in unwanted)
         link.hello(hello("pi-1"))
-        large = ask_of(file_of(tmp_path / "model", 3))
+        large = assignment_of(file_of(tmp_path / "model", 3))
         here.fleet.send([large])
-        assert pulled(link) == Delivery(large.ask, None, ANY, device="pi-1")
+        assert pulled(link) == Delivery(large.assignment, None, ANY, device="pi-1")
         assert here.fleet.stats()["sent_bytes"] < INLINE_BYTES
-        link.push(Failure("declined", "metered: this link is paid by volume", "ask-1"))
+        link.push(Failure("declined", "metered: this link is paid by volume", "assignment-1"))
         polled(here.fleet, Failure)
         unwanted.clear()
         here.fleet.send([large])

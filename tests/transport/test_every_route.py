@@ -1,4 +1,6 @@
-"""Every route that the SuperLink's OpenAPI and ours name, called from outside by everybody: docs/reference/door.md."""
+"""Every route that the SuperLink's OpenAPI and ours name, called from outside by everybody:
+docs/reference/device-api.md.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from docs.generate.door import CALLERS, PLAIN, TLS
+from docs.generate.device_api import CALLERS, PLAIN, TLS
 from tests.support.callers import Caller
 from tests.support.fleet_words import answer, envelope, hello, polled
 from tests.support.transport_doubles import Place, place
-from thinwire.core.fleet import DeviceState, NodeJoined
+from thinwire.core.fleet import ClientConnected, DeviceState
 from thinwire.core.serialization import reply_to_bytes
 from thinwire.transport.protocol import registration
 from thinwire.transport.protocol.http import CA, HELLO, JOIN, LEAVE, PULL, PUSH, ROUTES, packed
@@ -27,7 +29,7 @@ BODIES = {"POST", "PUT"}
 
 @dataclass
 class World:
-    """A door, and a device `pi-1` that has an ask and an upload of its own."""
+    """A device API, and a device `pi-1` that has an assignment and an upload of its own."""
 
     here: Place
     device: Caller
@@ -43,9 +45,9 @@ class World:
             "join": ("POST", JOIN, packed(json.dumps(said).encode())),
             "hello": ("POST", HELLO, packed(registration.to_bytes(hello(about.name, caller.process)))),
             "pull": ("POST", PULL, about.wanted()),
-            "push": ("POST", PUSH, packed(reply_to_bytes(answer(about.name, "ask-0", 3, b"x"))) + b"x"),
+            "push": ("POST", PUSH, packed(reply_to_bytes(answer(about.name, "assignment-0", 3, b"x"))) + b"x"),
             "leave": ("POST", LEAVE, b""),
-            "bundle": ("GET", "/tw/v1/asks/ask-1/bundle", None),
+            "bundle": ("GET", "/tw/v1/assignments/assignment-1/bundle", None),
             "offset": ("HEAD", part, None),
             "part": ("PUT", part + "?offset=0", MODEL),
         }
@@ -68,7 +70,7 @@ class World:
 
 
 def row_of(here: Place, name: str, state: DeviceState = "approved") -> Caller:
-    """A device in this state, on either kind of door."""
+    """A device in this state, on either kind of device API."""
     caller = Caller(here, name)
     der = public_der(caller.key.public_key())
     here.roster.enrol(name, caller.signer.fingerprint, der, "invitation" if here.authority else "loopback")
@@ -89,22 +91,24 @@ def world(folder: Path, tls: bool) -> Iterator[World]:
         assert list(made.callers) == list(CALLERS)
         for caller in (made.device, other):
             assert caller.hello().status == 200
-            assert polled(here.fleet, NodeJoined).device == caller.name
-        here.fleet.send([envelope("pi-1", "ask-1", folder, MODEL)])
-        head = packed(reply_to_bytes(answer("pi-1", "ask-1", 7, MODEL)))
-        assert made.device.call("POST", PUSH, head).told == {"offsets": [0]}
+            assert polled(here.fleet, ClientConnected).device == caller.name
+        here.fleet.send([envelope("pi-1", "assignment-1", folder, MODEL)])
+        header = packed(reply_to_bytes(answer("pi-1", "assignment-1", 7, MODEL)))
+        assert made.device.call("POST", PUSH, header).told == {"offsets": [0]}
         yield made
 
 
 @pytest.mark.parametrize(("tls", "page"), [(True, TLS), (False, PLAIN)], ids=["tls", "plain"])
-def test_the_door_answers_each_caller_as_its_page_says(
+def test_the_device_api_answers_each_caller_as_its_page_says(
     tmp_path: Path, tls: bool, page: Mapping[str, tuple[str, ...]]
 ) -> None:
     with world(tmp_path, tls) as there:
         measured: dict[str, list[str]] = {route: [] for route in ORDER}
         for who in CALLERS:
             for route in ORDER:
-                if who == "a self-made key":  # each time another one: on a plain door its first hello makes it known
+                if (
+                    who == "a self-made key"
+                ):  # each time another one: on a plain device API its first hello makes it known
                     there.callers[who] = Caller(there.here, f"made-for-{route}")
                 measured[route].append(told := there.told(who, route))
                 if who == "approved" and route == "leave":
@@ -128,7 +132,11 @@ def test_every_route_of_the_superlink_and_all_that_is_like_ours_is_unknown_to_ev
                                                "/tw%2fv1/hello", HELLO + "?x", HELLO + "%00", "/tw/v2/hello",
                                                "http://127.0.0.1" + HELLO)}  # fmt: skip
         unknown |= {(method, HELLO) for method in ("GET", "PUT", "OPTIONS", "DELETE", "HEAD", "PATCH", "TRACE")}
-        unknown |= {("GET", "/tw/v1/asks/a/b/bundle"), ("HEAD", "/tw/v1/parts/../1/0"), ("PUT", "/tw/v1/parts/r/-1/0")}
+        unknown |= {
+            ("GET", "/tw/v1/assignments/a/b/bundle"),
+            ("HEAD", "/tw/v1/parts/../1/0"),
+            ("PUT", "/tw/v1/parts/r/-1/0"),
+        }
         for who, caller in there.callers.items():
             connection = caller.connection()
             for method, path in sorted(unknown):

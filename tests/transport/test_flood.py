@@ -1,4 +1,4 @@
-"""Crowds at a door in a process of its own: its memory is bounded, and who is in goes on making rounds."""
+"""Crowds at a device API in a process of its own: its memory is bounded, and who is in goes on making rounds."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.api_process import DoorProcess, answering, door_process
+from tests.support.api_process import ApiProcess, answering, api_process
 from tests.support.callers import Caller, address_of
 from tests.support.watched import hello_of_tls
 from thinwire.transport.protocol.http import CA
-from thinwire.transport.server.limits import UNSIGNED_OF_ALL, UNSIGNED_OF_ONE
+from thinwire.transport.server.connections import UNSIGNED_OF_ALL, UNSIGNED_OF_ONE
 
 MOST_MORE_BYTES = 64 * 2**20
 CROWD = 5_000
@@ -24,10 +24,10 @@ ADDRESSES = 250
 
 
 @contextlib.contextmanager
-def crowded(folder: Path) -> Iterator[DoorProcess]:
-    """A door with a device in it that has made rounds and goes on answering."""
-    (folder / "door").mkdir()
-    with door_process(folder / "door") as made, answering(made.link(folder / "pi-1", "pi-1"), "pi-1", folder):
+def crowded(folder: Path) -> Iterator[ApiProcess]:
+    """A device API with a device in it that has made rounds and goes on answering."""
+    (folder / "api").mkdir()
+    with api_process(folder / "api") as made, answering(made.link(folder / "pi-1", "pi-1"), "pi-1", folder):
         for _ in range(3):
             made.round_s()
         made.forget_peak()
@@ -35,7 +35,7 @@ def crowded(folder: Path) -> Iterator[DoorProcess]:
 
 
 @pytest.fixture
-def door(tmp_path: Path) -> Iterator[DoorProcess]:
+def api(tmp_path: Path) -> Iterator[ApiProcess]:
     with crowded(tmp_path) as made:
         yield made
 
@@ -53,8 +53,8 @@ def many_files() -> Iterator[None]:
 class Crowd:
     """Connections from many addresses of 127.0.0.0/8, each of which says something and then no more."""
 
-    def __init__(self, door: DoorProcess, words: tuple[bytes, ...]) -> None:
-        self.where, self.words = address_of(door), words
+    def __init__(self, api: ApiProcess, words: tuple[bytes, ...]) -> None:
+        self.where, self.words = address_of(api), words
         self.sockets: list[socket.socket] = []
         self.selector = selectors.DefaultSelector()
 
@@ -81,45 +81,47 @@ class Crowd:
 
 
 def test_five_thousand_connections_hold_little_and_keep_no_device_from_its_rounds(
-    door: DoorProcess, many_files: None
+    api: ApiProcess, many_files: None
 ) -> None:
-    """Silent ones, half a handshake, a whole first flight, and plain HTTP that never ends its head."""
-    before = door.memory()
-    crowd = Crowd(door, (b"", hello_of_tls()[:50], hello_of_tls(), b"GET / HTTP/1.1\r\nx: " + b"y" * 30_000))
+    """Silent ones, half a handshake, a whole first flight, and plain HTTP that never ends its header."""
+    before = api.memory()
+    crowd = Crowd(api, (b"", hello_of_tls()[:50], hello_of_tls(), b"GET / HTTP/1.1\r\nx: " + b"y" * 30_000))
     rounds = []
     try:
         for _ in range(10):
             crowd.come(CROWD // 10)
-            rounds.append(door.round_s())
-            stats = door.say("stats")
+            rounds.append(api.round_s())
+            stats = api.say("stats")
             assert stats["strangers"] <= UNSIGNED_OF_ALL
             assert stats["connections"] <= UNSIGNED_OF_ALL + 2
     finally:
         crowd.go()
     assert len(rounds) == 10
-    assert door.say("stats")["turned_away"] >= CROWD // 2  # who went before the door came to it is in no count
-    assert door.memory("VmHWM") - before <= MOST_MORE_BYTES
+    assert (
+        api.say("stats")["refused_connections"] >= CROWD // 2
+    )  # who went before the device API came to it is in no count
+    assert api.memory("VmHWM") - before <= MOST_MORE_BYTES
 
 
-def test_one_address_holds_thirty_two_connections_and_its_oldest_makes_room(door: DoorProcess) -> None:
-    """Others are let in, and so is the next of this address."""
-    here = [Caller(door, source="127.88.0.1") for _ in range(UNSIGNED_OF_ONE)]
+def test_one_address_holds_thirty_two_connections_and_its_oldest_makes_room(api: ApiProcess) -> None:
+    """Others are approved, and so is the next of this address."""
+    here = [Caller(api, source="127.88.0.1") for _ in range(UNSIGNED_OF_ONE)]
     lines = [caller.connection() for caller in here]
-    one_more = Caller(door, source="127.88.0.1").connection()
+    one_more = Caller(api, source="127.88.0.1").connection()
     with pytest.raises(OSError):
         here[0].call("GET", CA, headers={}, on=lines[0])
     for line in (*lines[1:], one_more):
         assert here[0].call("GET", CA, headers={}, on=line).status == 200
         line.close()
-    assert Caller(door, source="127.88.0.2").call("GET", CA, headers={}).status == 200
+    assert Caller(api, source="127.88.0.2").call("GET", CA, headers={}).status == 200
     lines[0].close()
 
 
-def test_hundreds_of_headers_without_end_are_cut_off_in_bounded_memory(door: DoorProcess, many_files: None) -> None:
-    """Through TLS, where a head is bounded by what was decrypted."""
-    before = door.memory()
+def test_hundreds_of_headers_without_end_are_cut_off_in_bounded_memory(api: ApiProcess, many_files: None) -> None:
+    """Through TLS, where a header is bounded by what was decrypted."""
+    before = api.memory()
     lines = [
-        Caller(door, source=f"127.99.0.{1 + nth // UNSIGNED_OF_ONE}").connection() for nth in range(8 * UNSIGNED_OF_ONE)
+        Caller(api, source=f"127.99.0.{1 + nth // UNSIGNED_OF_ONE}").connection() for nth in range(8 * UNSIGNED_OF_ONE)
     ]
     for line in lines:
         line.sock.sendall(f"GET {CA} HTTP/1.1\r\n".encode())
@@ -127,7 +129,7 @@ def test_hundreds_of_headers_without_end_are_cut_off_in_bounded_memory(door: Doo
         for line in lines:
             with contextlib.suppress(OSError):
                 line.sock.sendall(b"x: " + b"y" * 65_536 + b"\r\n")
-        door.round_s()
+        api.round_s()
     for line in lines:
         line.close()
-    assert door.memory("VmHWM") - before <= MOST_MORE_BYTES
+    assert api.memory("VmHWM") - before <= MOST_MORE_BYTES

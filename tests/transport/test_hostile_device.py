@@ -1,4 +1,4 @@
-"""An approved device that lies: it settles nobody else's ask, writes nothing but its own, and breaks nothing."""
+"""An approved device that lies: it settles nobody else's assignment, writes nothing but its own, and breaks nothing."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ import pytest
 from tests.support.device_by_hand import Caller
 from tests.support.fleet_words import answer, answers_now, envelope, hello, polled, pulled
 from tests.support.transport_doubles import Place, place
-from thinwire.core.fleet import FixedLimits, NodeJoined
+from thinwire.core.fleet import ClientConnected, FixedLimits
 from thinwire.core.serialization import ReplyLimit, reply_to_json
 from thinwire.core.types import Failure, ReplyHeader
 from thinwire.store import FileSpool
 from thinwire.transport.protocol.http import PUSH
-from thinwire.transport.server.limits import CONNECTIONS_OF_ONE
+from thinwire.transport.server.connections import CONNECTIONS_OF_ONE
 from thinwire.transport.server.replies import MAX_WAITING
 
 ENDED = 0  # no status: the connection was ended
@@ -33,26 +33,26 @@ def here(tmp_path: Path) -> Iterator[Place]:
         yield made
 
 
-def test_who_answers_anothers_ask_does_not_take_it_away(here: Place) -> None:
+def test_who_answers_anothers_assignment_does_not_take_it_away(here: Place) -> None:
     link, liar = here.link("pi-2"), Caller(here)
     link.hello(hello("pi-2"))
     liar.hello()
-    polled(here.fleet, NodeJoined)
-    here.fleet.send([envelope("pi-2", "ask-2")])
-    assert liar.push(answer("pi-1", "ask-2", 1, b"stolen"), b"stolen")[0] == 200
-    assert liar.push(answer("pi-1", "ask-2", 1, b"stolen"), b"stolen")[0] == 200
-    assert liar.push(Failure("left", "gone", "ask-2"))[0] == 200
-    assert pulled(link).ask.ask_id == "ask-2"
+    polled(here.fleet, ClientConnected)
+    here.fleet.send([envelope("pi-2", "assignment-2")])
+    assert liar.push(answer("pi-1", "assignment-2", 1, b"stolen"), b"stolen")[0] == 200
+    assert liar.push(answer("pi-1", "assignment-2", 1, b"stolen"), b"stolen")[0] == 200
+    assert liar.push(Failure("left", "gone", "assignment-2"))[0] == 200
+    assert pulled(link).assignment.assignment_id == "assignment-2"
     assert {getattr(a, "device", "pi-1") for a in answers_now(here.fleet)} == {"pi-1"}
-    here.fleet.cancel(["ask-2"])
-    assert here.fleet._exchange._asked == {}
+    here.fleet.cancel(["assignment-2"])
+    assert here.fleet._state.in_flight() == set()
 
 
 HOSTILE: dict[str, list[Any]] = {
     "update_id": [f"{run}/pi-1/1" for run in ("..", ".", "", "a b", "a\0", "~", "-x", "x" * 200, "\u202e", "a\n")]
     + ["r/../pi-1/1", "r/pi-1/1/..", "r/PI-1/1", "r/pi-1/9" + "9" * 30, "r/pi-1/-1", "r/pi-2/1"]
     + ["r/pi-1/" + "9" * 5000],
-    "ask_id": ["\ud800", "\0", "a" * 5000, "\x1b]0;owned\x07"],
+    "assignment_id": ["\ud800", "\0", "a" * 5000, "\x1b]0;owned\x07"],
     "examples": [10**400, 1e308, "NaN", -1, None, [], {}],
     "a": ["nan", 1e308, "inf"],
     "steps": [10**30],
@@ -67,10 +67,10 @@ HOSTILE: dict[str, list[Any]] = {
 }  # fmt: skip
 
 
-def test_no_head_gets_more_than_a_refusal(here: Place, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_header_gets_more_than_a_refusal(here: Place, caplog: pytest.LogCaptureFixture) -> None:
     liar = Caller(here)
     liar.hello()
-    plain = reply_to_json(answer("pi-1", "ask", 1))
+    plain = reply_to_json(answer("pi-1", "assignment", 1))
     before = {path.relative_to(here.folder) for path in here.folder.rglob("*") if path.is_file()}
     for field, values in HOSTILE.items():
         for value in values:
@@ -85,10 +85,10 @@ def test_no_head_gets_more_than_a_refusal(here: Place, caplog: pytest.LogCapture
 def test_a_pull_that_waits_for_no_number_is_answered(here: Place, caplog: pytest.LogCaptureFixture, wait: str) -> None:
     liar = Caller(here)
     liar.hello()
-    here.fleet.send([envelope("pi-1", "ask")])
-    polled(here.fleet, NodeJoined)
-    head = f'{{"process": "{liar.process}", "wait_s": {wait}, "held": []}}'.encode()
-    assert liar.call("/tw/v1/pull", head)[0] in (200, 409)
+    here.fleet.send([envelope("pi-1", "assignment")])
+    polled(here.fleet, ClientConnected)
+    header = f'{{"process": "{liar.process}", "wait_s": {wait}, "in_flight": []}}'.encode()
+    assert liar.call("/tw/v1/pull", header)[0] in (200, 409)
     assert "defect" not in caplog.text
 
 
@@ -96,10 +96,10 @@ def test_an_update_pushed_by_many_at_once_arrives_once(here: Place) -> None:
     """On twice the connections that a device has: the aggregator ends the oldest, whatever it is in the middle of."""
     liar = Caller(here)
     liar.hello()
-    polled(here.fleet, NodeJoined)
+    polled(here.fleet, ClientConnected)
     body = b"x" * 50_000
-    head = answer("pi-1", "ask", 1, body)
-    other = replace(head, examples=head.examples + 1)
+    header = answer("pi-1", "assignment", 1, body)
+    other = replace(header, examples=header.examples + 1)
 
     def push(reply: ReplyHeader) -> int:
         try:
@@ -111,9 +111,9 @@ def test_an_update_pushed_by_many_at_once_arrives_once(here: Place) -> None:
         return next(status for status in iter(lambda: push(reply), None) if status not in (503, ENDED))
 
     with ThreadPoolExecutor(2 * CONNECTIONS_OF_ONE) as threads:
-        got = list(threads.map(lambda i: push(other if i % 2 else head), range(16)))
+        got = list(threads.map(lambda i: push(other if i % 2 else header), range(16)))
     assert set(got) <= {200, 409, 503, ENDED}
-    assert {push_until_answered(head), push_until_answered(other)} == {200, 409}, "one of the two came, and stays"
+    assert {push_until_answered(header), push_until_answered(other)} == {200, 409}, "one of the two came, and stays"
     assert sum(isinstance(a, ReplyHeader) for a in answers_now(here.fleet)) == 1
     assert not list((here.folder / "spool").rglob(".draft-*"))
 
@@ -125,8 +125,8 @@ def test_a_device_cannot_fill_the_spool(here: Place) -> None:
     assert got == [(200, "")] * MAX_WAITING + [(503, "busy")] * 3
     assert liar.push(answer("pi-1", "made-up-1", 1, b"x"), b"x")[0] == 200, "what is here is answered as before"
     assert here.link("pi-2").hello(hello("pi-2")).name == "pi-2"
-    heads = [a for a in answers_now(here.fleet) if isinstance(a, ReplyHeader)]
-    here.fleet.ack([heads[0].update_id])
+    headers = [a for a in answers_now(here.fleet) if isinstance(a, ReplyHeader)]
+    here.fleet.ack([headers[0].update_id])
     assert liar.push(answer("pi-1", "made-up", 99, b"x"), b"x")[0] == 200
     here.restart()
     assert here.fleet._exchange.waiting("pi-1") == MAX_WAITING
@@ -134,7 +134,7 @@ def test_a_device_cannot_fill_the_spool(here: Place) -> None:
 
 @pytest.mark.parametrize("line", [b"POST /", b"POST /tw/v1/hello HTTP/1.1\r\nx: ", b"POST /tw/v1/hello HTTP/1.1\r\n"])
 def test_headers_without_end_are_cut_off(here: Place, line: bytes) -> None:
-    """From anybody who reaches the door: nothing is signed yet."""
+    """From anybody who reaches the device API: nothing is signed yet."""
     host, port = here.fleet.address.rsplit(":", 1)
     with socket.create_connection((host, int(port)), timeout=10) as stranger:
         stranger.sendall(line)

@@ -1,4 +1,4 @@
-"""What an expert would try with a device that was let in, and with one that is being shut out."""
+"""What an expert would try with a device that was approved, and with one that is being revoked."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ import pytest
 from tests.support.callers import PATIENCE_S, Caller, TlsPlace, bomb, joined, tls_place
 from tests.support.fleet_words import answer, hello, polled
 from thinwire.cli.devices import render
-from thinwire.cli.signals import until
-from thinwire.core.fleet import FixedLimits, NodeJoined, NodeLeft, TaskReport
+from thinwire.core.fleet import ClientConnected, ClientDisconnected, FixedLimits, TaskReport
+from thinwire.core.part_file import PartFile
 from thinwire.core.serialization import ReplyLimit
+from thinwire.core.signals import until
 from thinwire.core.types import Failure
 from thinwire.transport.protocol import registration
 from thinwire.transport.protocol.http import HELLO, PULL, PUSH, packed
 from thinwire.transport.server.app import Gone, Request
+from thinwire.transport.server.auth import FAILED_JOINS
 from thinwire.transport.server.connections import Connection
-from thinwire.transport.server.limits import FAILED_JOINS
 from thinwire.transport.server.registration import MOST_HELLOS, HelloRoute
 from thinwire.transport.server.uploads import OFFERS, Upload, Uploads
 
@@ -35,7 +36,7 @@ def here(tmp_path: Path) -> Iterator[TlsPlace]:
         yield made
 
 
-# A device that was let in
+# A device that was approved
 
 
 @pytest.fixture
@@ -43,20 +44,22 @@ def liar(here: TlsPlace) -> Caller:
     """It has joined and said hello, and means no good."""
     caller = joined(here)
     assert caller.hello().status == 200
-    polled(here.fleet, NodeJoined)
+    polled(here.fleet, ClientConnected)
     return caller
 
 
 def test_where_parts_begin_is_counted_once_however_many_there_are(tmp_path: Path) -> None:
-    """For 30 000 parts of a byte the door stood still for half a minute when it was counted for each."""
-    offer = Upload(answer("pi-1", "ask-1", 1, *[b"x"] * 1000), tmp_path, 0.0, size=400)
-    assert offer.starts is offer.starts
+    """For 30 000 parts of a byte the device API stood still for half a minute when it was counted for each."""
+    reply = answer("pi-1", "assignment-1", 1, *[b"x"] * 1000)
+    offer = Upload(reply, PartFile(tmp_path, reply.parts), 0.0)
+    offer.file.size = 400
+    assert offer.file.starts is offer.file.starts
     assert offer.offsets() == [1] * 400 + [0] * 600
 
 
 def test_answers_that_are_begun_and_never_sent_hold_eight_files(here: TlsPlace, liar: Caller) -> None:
     for nth in range(1, OFFERS + 10):
-        assert liar.push(answer("pi-1", "ask-1", nth, bytes(300_000))).told == {"offsets": [0]}
+        assert liar.push(answer("pi-1", "assignment-1", nth, bytes(300_000))).told == {"offsets": [0]}
     assert len(list((here.folder / "spool").rglob(".partial-*"))) == OFFERS
 
 
@@ -64,20 +67,20 @@ def test_answers_that_are_begun_and_never_sent_hold_eight_files(here: TlsPlace, 
 def test_an_offset_that_is_no_number_is_a_wrong_one(
     here: TlsPlace, liar: Caller, at: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert liar.push(answer("pi-1", "ask-1", 1, bytes(300_000))).status == 200
+    assert liar.push(answer("pi-1", "assignment-1", 1, bytes(300_000))).status == 200
     assert liar.call("PUT", f"/tw/v1/parts/digits-1/1/0?offset={at}", b"x").short == (409, "offset")
     assert not caplog.records
 
 
 def test_a_device_holds_so_many_connections_and_its_oldest_makes_room(here: TlsPlace, liar: Caller) -> None:
-    """Signed for, none of them counts as a stranger's: they would take every descriptor that the door has."""
+    """Signed for, none of them counts as a stranger's: they would take every descriptor that the device API has."""
     held = [liar.connection() for _ in range(24)]
     for connection in held:
-        assert liar.call("GET", "/tw/v1/asks/a/bundle", on=connection).short == (404, "ask")
+        assert liar.call("GET", "/tw/v1/assignments/a/bundle", on=connection).short == (404, "assignment")
     assert here.fleet.stats()["connections"] <= 17
     with pytest.raises((OSError, http.client.HTTPException)):
-        liar.call("GET", "/tw/v1/asks/a/bundle", on=held[0])
-    assert liar.call("GET", "/tw/v1/asks/a/bundle", on=held[-1]).status == 404
+        liar.call("GET", "/tw/v1/assignments/a/bundle", on=held[0])
+    assert liar.call("GET", "/tw/v1/assignments/a/bundle", on=held[-1]).status == 404
     for connection in held:
         connection.close()
 
@@ -88,8 +91,8 @@ def test_what_a_device_says_of_itself_moves_no_cursor_and_breaks_no_list(
     bad = "a\ud800\x1b[2J\n\u202e"
     said = replace(hello("pi-1"), tasks=(TaskReport(bad, bad, error=bad, codecs=(bad,)),), versions={bad: bad})
     assert liar.call("POST", HELLO, packed(registration.to_bytes(said))).status == 200
-    heard = polled(here.fleet, NodeJoined).hello
-    assert liar.push(Failure("task-error", bad, "ask-1")).status == 200
+    heard = polled(here.fleet, ClientConnected).hello
+    assert liar.push(Failure("task-error", bad, "assignment-1")).status == 200
     texts = [
         heard.tasks[0].name,
         heard.tasks[0].error,
@@ -100,25 +103,25 @@ def test_what_a_device_says_of_itself_moves_no_cursor_and_breaks_no_list(
     assert all(text.isprintable() and text.startswith("a") for text in texts)
     render.devices(here.store.devices(), render.Known(tls=True), False)
     assert capsys.readouterr().out.isascii()
-    assert liar.push(replace(answer("pi-1", "ask-1", 1, b"x"), codec=bad), b"x").short == (409, "protocol")
+    assert liar.push(replace(answer("pi-1", "assignment-1", 1, b"x"), codec=bad), b"x").short == (409, "protocol")
 
 
-# Shut out
+# Revoked
 
 
-def test_who_was_renamed_is_shut_out_under_the_name_that_he_came_with_too(here: TlsPlace, liar: Caller) -> None:
+def test_who_was_renamed_is_revoked_under_the_name_that_he_came_with_too(here: TlsPlace, liar: Caller) -> None:
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(liar.pull, 200.0)
         until(lambda: here.fleet.stats()["requests"]["pull"] == 1, PATIENCE_S)
         here.store.roster.rename("pi-1", "pi-2")
         here.store.roster.revoke("pi-2")
-        here.fleet.shut_out(["pi-2"])
+        here.fleet.revoke_access(["pi-2"])
         assert waiting.result(PATIENCE_S).short == (403, "revoked")
-    assert polled(here.fleet, NodeLeft) == NodeLeft("pi-1", "revoked")
+    assert polled(here.fleet, ClientDisconnected) == ClientDisconnected("pi-1", "revoked")
     assert here.fleet._sessions.of("pi-1") is None
 
 
-def test_who_is_shut_out_while_the_file_of_an_upload_is_made_leaves_none(
+def test_who_is_revoked_while_the_file_of_an_upload_is_made_leaves_none(
     here: TlsPlace, liar: Caller, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = here.fleet._spool.partial
@@ -126,26 +129,26 @@ def test_who_is_shut_out_while_the_file_of_an_upload_is_made_leaves_none(
     def meanwhile(*which: Any) -> Path:
         path = made(*which)
         here.store.roster.revoke("pi-1")
-        here.fleet.shut_out(["pi-1"])
+        here.fleet.revoke_access(["pi-1"])
         return path
 
     monkeypatch.setattr(here.fleet._spool, "partial", meanwhile)
-    assert liar.push(answer("pi-1", "ask-1", 1, bytes(300_000))).short == (403, "revoked")
+    assert liar.push(answer("pi-1", "assignment-1", 1, bytes(300_000))).short == (403, "revoked")
     assert list((here.folder / "spool").rglob(".partial-*")) == []
     assert here.fleet._uploads._offers == {}
     assert not caplog.records
 
 
-def test_a_part_whose_file_went_is_begun_anew(here: TlsPlace, liar: Caller, caplog: pytest.LogCaptureFixture) -> None:
-    head = answer("pi-1", "ask-1", 1, bytes(300_000))
-    assert liar.push(head).told == {"offsets": [0]}
+def test_a_part_whose_file_went_is_begun_again(here: TlsPlace, liar: Caller, caplog: pytest.LogCaptureFixture) -> None:
+    header = answer("pi-1", "assignment-1", 1, bytes(300_000))
+    assert liar.push(header).told == {"offsets": [0]}
     for file in (here.folder / "spool").rglob(".partial-*"):
         file.unlink()
-    path, digest = "/tw/v1/parts/digits-1/1/0?offset=0", bytes.fromhex(head.parts[0].sha256)
+    path, digest = "/tw/v1/parts/digits-1/1/0?offset=0", bytes.fromhex(header.parts[0].sha256)
     for wanted in ((404, "offer"), (200, "")):
         signed = liar.signer.headers("PUT", path, digest, 300_000)
         assert liar.call("PUT", path, bytes(300_000), headers=signed).short == wanted
-        assert liar.push(head).status == 200
+        assert liar.push(header).status == 200
     assert not caplog.records
 
 
@@ -164,7 +167,7 @@ def test_a_connection_that_is_closed_twice_leaves_no_traceback(
     monkeypatch.setattr(HelloRoute, "__call__", closed)
     with pytest.raises((OSError, http.client.HTTPException)):
         liar.call("POST", HELLO, bytes(200_000))
-    assert liar.push(Failure("task-error", "", "ask-1")).status == 200
+    assert liar.push(Failure("task-error", "", "assignment-1")).status == 200
     assert not caplog.records
 
 
@@ -179,39 +182,39 @@ def test_a_disk_that_refuses_keeps_nobody_in(
         waiting = thread.submit(liar.pull, 200.0)
         until(lambda: here.fleet.stats()["requests"]["pull"] == 1, PATIENCE_S)
         here.store.roster.revoke("pi-1")
-        here.fleet.shut_out(["pi-1"])
+        here.fleet.revoke_access(["pi-1"])
         assert waiting.result(PATIENCE_S).short == (403, "revoked")
-    assert polled(here.fleet, NodeLeft) == NodeLeft("pi-1", "revoked")
+    assert polled(here.fleet, ClientDisconnected) == ClientDisconnected("pi-1", "revoked")
     assert "could not be removed" in caplog.text
 
 
-def test_a_hello_that_waited_while_its_device_was_shut_out_is_not_welcomed(
+def test_a_hello_that_waited_while_its_device_was_revoked_is_not_welcomed(
     here: TlsPlace, liar: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def meanwhile(*_: object) -> None:
         here.store.roster.revoke("pi-1")
-        here.fleet._shut_out_here("pi-1")
+        here.fleet._revoke_here("pi-1")
 
     monkeypatch.setattr(HelloRoute, "_alone", meanwhile)
     assert liar.hello().short == (403, "revoked")
-    assert not [a for a in here.fleet.poll(0.2) if isinstance(a, NodeJoined)]
+    assert not [a for a in here.fleet.poll(0.2) if isinstance(a, ClientConnected)]
     assert here.fleet._sessions.of("pi-1") is None
 
 
-# What a device that was let in may cost
+# What a device that was approved may cost
 
 
-def test_a_head_of_nothing_is_not_blown_up(here: TlsPlace, liar: Caller) -> None:
-    """4 KB that make a million lists kept the door busy for a tenth of a second, as often as a device liked."""
+def test_a_header_of_nothing_is_not_blown_up(here: TlsPlace, liar: Caller) -> None:
+    """4 KB that make a million lists kept the device API busy for a tenth of a second, as often as a device liked."""
     for path in (HELLO, PULL, PUSH):
         said = liar.call("POST", path, bomb(1_390_000))
         assert said.short == (409, "protocol")
         assert "a block of more than" in said.told["why"]
 
 
-def test_a_head_of_many_digests_is_read(here: TlsPlace, liar: Caller) -> None:
+def test_a_header_of_many_digests_is_read(here: TlsPlace, liar: Caller) -> None:
     parts = [bytes([n % 256, n // 256]) for n in range(3000)]
-    assert liar.push(answer("pi-1", "ask-1", 1, *parts), b"".join(parts)).told == {"done": True}
+    assert liar.push(answer("pi-1", "assignment-1", 1, *parts), b"".join(parts)).told == {"done": True}
 
 
 def test_who_says_hello_all_the_time_is_told_to_wait(here: TlsPlace, liar: Caller) -> None:
@@ -240,7 +243,8 @@ def test_names_are_not_tried_out_with_an_invitation(here: TlsPlace) -> None:
 
 
 def test_of_two_that_wait_for_a_writer_only_one_goes_on_at_once(tmp_path: Path) -> None:
-    offer = Upload(answer("pi-1", "ask-1", 1, b"x"), tmp_path / "parts", 0.0, size=0, writer=Connection())
+    reply = answer("pi-1", "assignment-1", 1, b"x")
+    offer = Upload(reply, PartFile(tmp_path / "parts", reply.parts), 0.0, writer=Connection())
     going = list[int]()
 
     async def both() -> None:

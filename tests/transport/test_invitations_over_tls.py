@@ -1,4 +1,4 @@
-"""Invitations at a TLS door: each lets one key in, once, and those that are of no use look alike from outside."""
+"""Invitations at a TLS device API: each lets one key in, once, and those that are of no use look alike from outside."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_invitations_that_are_of_no_use_look_alike_from_outside(here: TlsPlace, 
     looks = [answer.looks for answer in answers.values()]
     assert [answers["used"].looks] * 4 == looks
     assert answers["used"].short == (403, "invitation")
-    assert sorted(note.why.partition(" ")[0] for note in here.store.door_notes()) == [
+    assert sorted(note.why.partition(" ")[0] for note in here.store.audit.notes()) == [
         "expired", "unknown", "used", "withdrawn",
     ]  # fmt: skip
     assert [row.name for row in here.store.roster.rows()] == ["pi-0"]

@@ -14,11 +14,11 @@ import pytest
 
 from tests.support.certificates import Authority
 from tests.support.proxy import proxy
-from tests.support.transport_doubles import Place, place
+from tests.support.transport_doubles import Place, drawn_invitation, place
 from thinwire.core.errors import Refused, Unreachable, UsageError
-from thinwire.transport import HttpsLink, device_key
 from thinwire.transport.device.enroll import EnrollmentResult, join
-from thinwire.transport.device.identity import ServerClock, Trust
+from thinwire.transport.device.identity import ServerClock, Trust, device_key
+from thinwire.transport.device.link import HttpsLink
 from thinwire.transport.protocol.certificates import server_name
 from thinwire.transport.protocol.registration import Invitation
 
@@ -52,14 +52,14 @@ def test_a_lost_reply_burns_nothing_and_the_invitation_is_not_for_two(here: Plac
     assert refused.value.exit_code == 5
 
 
-def test_a_reply_that_is_lost_on_the_way_is_asked_for_again(here: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reply_that_is_lost_on_the_way_is_requested_again(here: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("thinwire.transport.device.enroll.AGAIN_S", 0.0)
     assert here.authority is not None
     with proxy(here.fleet.address) as clear:
         joined(here, "pi-0", url=f"https://{clear.address}")
-        asked, whole = clear.down.given, clear.up.given
+        assigned, whole = clear.down.given, clear.up.given
     invitation = here.invite()
-    with proxy(here.fleet.address, cuts_down=[asked - 20]) as bad:
+    with proxy(here.fleet.address, cuts_down=[assigned - 20]) as bad:
         assert joined(here, "pi-1", invitation, f"https://{bad.address}").name == "pi-1"
         assert bad.cut_count == 1
         assert bad.up.given > whole
@@ -72,7 +72,7 @@ def test_from_outside_all_useless_invitations_look_alike(here: Place, which: str
     if which == "used":
         joined(here, "pi-0", invitation)
     else:
-        invitation = Invitation.draw(invitation.pin)
+        invitation = drawn_invitation(invitation.pin)
     with pytest.raises(Refused, match="no invitation that can be used"):
         joined(here, "pi-1", invitation)
 
@@ -87,7 +87,7 @@ def test_a_taken_name_is_refused_in_words(here: Place) -> None:
 
 
 def test_too_many_failed_joins_are_to_be_tried_later(here: Place) -> None:
-    bad = Invitation.draw(here.invite().pin)
+    bad = drawn_invitation(here.invite().pin)
     for _ in range(10):
         with pytest.raises(Refused):
             joined(here, "pi-1", bad)
@@ -104,7 +104,7 @@ def test_a_machine_without_a_clock_can_join(here: Place) -> None:
     assert clock.skew_s > 1e9
 
 
-def test_nobody_there_is_unreachable_and_a_plain_door_needs_no_invitation(here: Place) -> None:
+def test_nobody_there_is_unreachable_and_a_plain_device_api_needs_no_invitation(here: Place) -> None:
     with pytest.raises(UsageError):
         joined(here, "pi-1", url=f"http://{here.fleet.address}")
     address = here.fleet.address
@@ -182,8 +182,8 @@ def test_a_proxy_that_is_configured_carries_join_and_link(here: Place, monkeypat
         from tests.support.fleet_words import hello
 
         assert link.hello(hello("pi-1")).name == "pi-1"
-        assert all(asked.startswith("CONNECT agg.example:9090 HTTP/1.1\r\n") for asked in tunnel.asked)
-        assert "Proxy-Authorization: Basic bWU6cGFzcyB3b3Jk\r\n" in tunnel.asked[0]
+        assert all(assigned.startswith("CONNECT agg.example:9090 HTTP/1.1\r\n") for assigned in tunnel.selected)
+        assert "Proxy-Authorization: Basic bWU6cGFzcyB3b3Jk\r\n" in tunnel.selected[0]
         monkeypatch.setenv("NO_PROXY", "agg.example")
         count = tunnel.connections
         with pytest.raises(Unreachable):
@@ -191,7 +191,7 @@ def test_a_proxy_that_is_configured_carries_join_and_link(here: Place, monkeypat
         assert tunnel.connections == count
 
 
-def test_with_the_systems_store_nothing_is_asked_unverified(here: Place, tmp_path: Path) -> None:
+def test_with_the_systems_store_nothing_is_selected_unverified(here: Place, tmp_path: Path) -> None:
     ca = Authority()
     with listening(ca.chain(tmp_path), {}) as (url, heard), pytest.raises(Refused, match="cannot prove"):
         joined(here, "pi-1", Invitation("system", "0" * 32), url)

@@ -1,4 +1,4 @@
-"""Large bodies between a device and a real door: streamed, sent once, and whole or not at all."""
+"""Large bodies between a device and a real device API: streamed, sent once, and whole or not at all."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.fleet_words import answer, answers_now, envelope, join, polle
 from tests.support.transport_doubles import Place, place
 from thinwire.core.errors import BadPayload, DataLost, Refused, Unreachable
 from thinwire.core.fleet import Envelope
-from thinwire.core.types import Ask, Failure, Part, ReplyHeader
+from thinwire.core.types import Assignment, Failure, Part, ReplyHeader
 
 BIG = 30_000_000
 
@@ -40,14 +40,14 @@ def parts_of(path: Path, count: int) -> tuple[Part, ...]:
 def test_large_bodies_stream_both_ways_in_bounded_memory(here: Place, tmp_path: Path) -> None:
     link = join(here, "pi-1")
     model, update = big_file(tmp_path / "model", 1), big_file(tmp_path / "update", 2)
-    ask = Ask("ask-1", "digits-1", "digits", "train", {}, parts=parts_of(model, 3))
-    head = answer("pi-1", "ask-1")
-    head = ReplyHeader(head.ask_id, head.update_id, 0, 1, parts=parts_of(update, 5))
+    assignment = Assignment("assignment-1", "digits-1", "digits", "train", {}, parts=parts_of(model, 3))
+    header = answer("pi-1", "assignment-1")
+    header = ReplyHeader(header.assignment_id, header.update_id, 0, 1, parts=parts_of(update, 5))
     tracemalloc.start()
     try:
-        here.fleet.send([Envelope("pi-1", ask, model)])
+        here.fleet.send([Envelope("pi-1", assignment, model)])
         delivery = pulled(link)
-        link.push(head, update)
+        link.push(header, update)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -56,7 +56,7 @@ def test_large_bodies_stream_both_ways_in_bounded_memory(here: Place, tmp_path: 
     assert _digest(delivery.bundle) == _digest(model)
     assert delivery.download_s > 0
     assert polled(here.fleet, ReplyHeader).payload_bytes == BIG
-    assert _digest(here.spool.path(head.update_id)) == _digest(update)
+    assert _digest(here.spool.path(header.update_id)) == _digest(update)
 
 
 def test_a_large_answer_that_is_refused_early_says_why(here: Place, tmp_path: Path) -> None:
@@ -64,25 +64,25 @@ def test_a_large_answer_that_is_refused_early_says_why(here: Place, tmp_path: Pa
     link = join(here, "pi-1")
     update = big_file(tmp_path / "update", 2)
     here.roster.put("pi-1", "revoked")
-    head = ReplyHeader("ask-1", answer("pi-1", "x").update_id, 0, 1, parts=parts_of(update, 1))
+    header = ReplyHeader("assignment-1", answer("pi-1", "x").update_id, 0, 1, parts=parts_of(update, 1))
     with pytest.raises(Refused) as refused:
-        link.push(head, update)
+        link.push(header, update)
     assert "revoked" in refused.value.why
 
 
 def test_a_large_answer_that_is_here_already_is_not_sent_twice(here: Place, tmp_path: Path) -> None:
     link = join(here, "pi-1")
     update = big_file(tmp_path / "update", 2)
-    head = ReplyHeader("ask-1", answer("pi-1", "x").update_id, 0, 1, parts=parts_of(update, 1))
-    link.push(head, update)
-    link.push(head, update)
+    header = ReplyHeader("assignment-1", answer("pi-1", "x").update_id, 0, 1, parts=parts_of(update, 1))
+    link.push(header, update)
+    link.push(header, update)
     assert len(answers_now(here.fleet)) == 1
     assert not here.spool.drafts()
 
 
 def test_a_damaged_download_is_not_delivered(here: Place, tmp_path: Path) -> None:
     link = join(here, "pi-1")
-    sent = envelope("pi-1", "ask-1", tmp_path, b"model")
+    sent = envelope("pi-1", "assignment-1", tmp_path, b"model")
     here.fleet.send([sent])
     assert sent.bundle is not None
     sent.bundle.write_bytes(b"mode!")
@@ -93,9 +93,9 @@ def test_a_damaged_download_is_not_delivered(here: Place, tmp_path: Path) -> Non
     assert pulled(link).bundle is not None
 
 
-def test_a_bundle_that_is_not_what_its_ask_says_is_not_sent(here: Place, tmp_path: Path) -> None:
+def test_a_bundle_that_is_not_what_its_assignment_says_is_not_sent(here: Place, tmp_path: Path) -> None:
     join(here, "pi-1")
-    sent = envelope("pi-1", "ask-1", tmp_path, b"model")
+    sent = envelope("pi-1", "assignment-1", tmp_path, b"model")
     assert sent.bundle is not None
     sent.bundle.write_bytes(b"mode")
     with pytest.raises(DataLost):
@@ -104,18 +104,18 @@ def test_a_bundle_that_is_not_what_its_ask_says_is_not_sent(here: Place, tmp_pat
 
 def test_an_answer_without_its_parts_is_not_sent(here: Place) -> None:
     with pytest.raises(BadPayload):
-        join(here, "pi-1").push(answer("pi-1", "ask-1", 1, b"abc"))
+        join(here, "pi-1").push(answer("pi-1", "assignment-1", 1, b"abc"))
 
 
-def test_an_ask_whose_model_is_gone_fails(here: Place, tmp_path: Path) -> None:
+def test_an_assignment_whose_model_is_gone_fails(here: Place, tmp_path: Path) -> None:
     link = join(here, "pi-1")
-    sent = envelope("pi-1", "ask-1", tmp_path, b"model")
+    sent = envelope("pi-1", "assignment-1", tmp_path, b"model")
     here.fleet.send([sent])
     assert sent.bundle is not None
     sent.bundle.unlink()
     assert link.pull(0.0) is None
     failure = polled(here.fleet, Failure)
-    assert (failure.kind, failure.ask_id, failure.device) == ("disk", "ask-1", "pi-1")
+    assert (failure.kind, failure.assignment_id, failure.device) == ("disk", "assignment-1", "pi-1")
 
 
 def _digest(path: Path) -> str:

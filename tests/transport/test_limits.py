@@ -1,4 +1,4 @@
-"""What strangers can hold of the door, as numbers: nothing here opens a socket."""
+"""What strangers can hold of the device API, as numbers: nothing here opens a socket."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thinwire.transport.server.connections import Connection
-from thinwire.transport.server.limits import (
-    FAILED_JOINS,
+from thinwire.core.net import neighbourhood
+from thinwire.transport.server.auth import FAILED_JOINS, JoinRateLimiter
+from thinwire.transport.server.connections import (
     FORGOTTEN_S,
     KEPT_FOR_KNOWN,
     UNSIGNED_OF_ALL,
     UNSIGNED_OF_ONE,
-    JoinRateLimiter,
+    Connection,
     KnownAddresses,
     UnauthenticatedConnections,
-    neighbourhood,
 )
 
 
@@ -43,7 +42,7 @@ def test_the_oldest_of_an_address_makes_room_for_its_next() -> None:
     assert strangers.came(101, "192.0.2.1") == 0
     strangers.gone(1)
     assert strangers.came(102, "192.0.2.1") is None
-    assert strangers.turned_away == 1
+    assert strangers.refused_connections == 1
 
 
 def test_newcomers_have_448_places_and_known_addresses_64_more() -> None:
@@ -63,7 +62,7 @@ def test_an_address_is_known_for_thirty_days_and_the_table_is_bounded(monkeypatc
     assert known.holds("2001:db8::ffff", 1000.0 + FORGOTTEN_S - 1)
     assert not known.holds("2001:db8::1", 1000.0 + FORGOTTEN_S)
     assert not known.holds("2001:db8:0:1::1", 1000.0)
-    monkeypatch.setattr("thinwire.transport.server.limits.MAX_KNOWN", 3)
+    monkeypatch.setattr("thinwire.transport.server.connections.MAX_KNOWN", 3)
     for nth in range(5):
         known.note(f"192.0.2.{nth}", 2000.0 + nth)
     assert list(known.at) == ["192.0.2.2", "192.0.2.3", "192.0.2.4"]
@@ -71,7 +70,7 @@ def test_an_address_is_known_for_thirty_days_and_the_table_is_bounded(monkeypatc
     assert again.at == known.at
     assert not known.changed
     known.note("192.0.2.4", 2010.0)
-    assert not known.changed, "its time is written anew once a day"
+    assert not known.changed, "its time is written again once a day"
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b'{"192.0.2.1": "now"}', b"\xff"])
@@ -98,11 +97,11 @@ def test_ten_failed_joins_a_minute_and_address() -> None:
     assert joins.wait_s("192.0.2.1", 60.5) == 1.0
 
 
-def test_a_stranger_has_thirty_seconds_and_a_head_ten() -> None:
-    wire = Connection(opened_at=100.0, head_since=100.0)
+def test_a_stranger_has_thirty_seconds_and_a_header_ten() -> None:
+    wire = Connection(opened_at=100.0, header_since=100.0)
     assert not wire.too_slow(110.0)
     assert wire.too_slow(110.1)
-    wire.head_since = None
+    wire.header_since = None
     assert not wire.too_slow(130.0)
     assert wire.too_slow(130.1)
     wire.signed = True

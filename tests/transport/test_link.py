@@ -1,4 +1,4 @@
-"""A device's end against a real door: lost connections, restarts, and what an address may be."""
+"""A device's end against a real device API: lost connections, restarts, and what an address may be."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ import pytest
 from tests.support.fleet_words import PATIENCE_S, answer, envelope, hello, join, polled, pulled, until, written
 from tests.support.transport_doubles import Place, place
 from thinwire.core.errors import Refused, Unreachable, UsageError
-from thinwire.core.fleet import Delivery, NodeJoined, NodeLeft
+from thinwire.core.fleet import ClientConnected, ClientDisconnected, Delivery
 from thinwire.core.types import Failure
-from thinwire.transport import HttpsLink, device_key
+from thinwire.transport.device.identity import device_key
+from thinwire.transport.device.link import HttpsLink
 
 
 @pytest.fixture
@@ -28,12 +29,12 @@ def here(tmp_path: Path) -> Iterator[Place]:
 def test_a_push_outlives_an_idle_connection_that_was_closed(here: Place, tmp_path: Path) -> None:
     link = here.link("pi-1")
     link.hello(hello("pi-1"))
-    link.push(answer("pi-1", "ask-1", 1, b"abc"), written(tmp_path, b"abc"))
+    link.push(answer("pi-1", "assignment-1", 1, b"abc"), written(tmp_path, b"abc"))
     made = link._pushing._line
     assert made is not None
     made.hang_up()
-    link.push(answer("pi-1", "ask-2", 2, b"abc"), written(tmp_path, b"abc"))
-    assert len(here.spool.heads()) == 2
+    link.push(answer("pi-1", "assignment-2", 2, b"abc"), written(tmp_path, b"abc"))
+    assert len(here.spool.headers()) == 2
 
 
 def test_an_aggregator_that_is_not_there_is_said_at_once(here: Place) -> None:
@@ -42,7 +43,7 @@ def test_an_aggregator_that_is_not_there_is_said_at_once(here: Place) -> None:
     with pytest.raises(Unreachable, match="cannot reach the aggregator at http://127.0.0.1:") as refused:
         link.pull(20.0)
     with pytest.raises(Unreachable):
-        link.push(Failure("task-error", "x", "ask-1"))
+        link.push(Failure("task-error", "x", "assignment-1"))
     assert refused.value.exit_code == 4
     assert "thinwire aggregator start" in refused.value.hint
 
@@ -59,15 +60,15 @@ def test_a_waiting_pull_outlives_a_restart_of_the_aggregator(here: Place) -> Non
             except Unreachable:
                 time.sleep(0.02)
 
-    polled(here.fleet, NodeJoined)
+    polled(here.fleet, ClientConnected)
     thread = threading.Thread(target=client)
     thread.start()
     until(lambda: here.fleet.stats()["requests"]["pull"] > 0)
     here.restart()
-    polled(here.fleet, NodeJoined)
-    here.fleet.send([envelope("pi-1", "ask-1")])
+    polled(here.fleet, ClientConnected)
+    here.fleet.send([envelope("pi-1", "assignment-1")])
     thread.join(PATIENCE_S)
-    assert [delivery.ask.ask_id for delivery in got] == ["ask-1"]
+    assert [delivery.assignment.assignment_id for delivery in got] == ["assignment-1"]
 
 
 def test_a_closed_link_ends_a_pull_that_waits(here: Place) -> None:
@@ -85,19 +86,19 @@ def test_a_closed_link_ends_a_pull_that_waits(here: Place) -> None:
     link.close()
     thread.join(5)
     assert len(ended) == 1
-    assert polled(here.fleet, NodeLeft).why == "its connection is closed"
+    assert polled(here.fleet, ClientDisconnected).why == "its connection is closed"
 
 
 def test_a_cancel_reaches_a_device_that_is_waiting(here: Place) -> None:
     link = join(here, "pi-1")
-    here.fleet.send([envelope("pi-1", "ask-1")])
+    here.fleet.send([envelope("pi-1", "assignment-1")])
     pulled(link)
     thread = threading.Thread(target=link.pull, args=(20.0,))
     thread.start()
     until(lambda: here.fleet.stats()["requests"]["pull"] > 1)
-    here.fleet.cancel(["ask-1"])
+    here.fleet.cancel(["assignment-1"])
     thread.join(PATIENCE_S)
-    assert link.cancelled() == {"ask-1"}
+    assert link.cancelled() == {"assignment-1"}
 
 
 def test_a_device_that_is_revoked_while_it_waits_gets_nothing(here: Place) -> None:
@@ -113,7 +114,7 @@ def test_a_device_that_is_revoked_while_it_waits_gets_nothing(here: Place) -> No
     thread.start()
     until(lambda: here.fleet.stats()["requests"]["pull"] > 0)
     here.roster.put("pi-1", "revoked")
-    here.fleet.send([envelope("pi-1", "ask-1")])
+    here.fleet.send([envelope("pi-1", "assignment-1")])
     thread.join(PATIENCE_S)
     assert ended == ["pi-1 was revoked"]
 
@@ -136,7 +137,7 @@ def test_an_address_that_cannot_be_is_refused(url: str, tmp_path: Path) -> None:
 
 def test_a_device_needs_neither_flwr_nor_torch_nor_a_database() -> None:
     code = (
-        "import sys; from thinwire.transport import HttpsLink as FlowerLink, device_key\n"
+        "import sys; from thinwire.transport.device import identity, link\n"
         "print([m for m in ('flwr', 'torch', 'sqlalchemy', 'fastapi', 'uvicorn', 'grpc') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""A device behind TLS knows the time from the door: with a clock, without one, or with one that is stepped."""
+"""A device behind TLS knows the time from the device API: with a clock, without one, or with one that is stepped."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from thinwire.transport.device.identity import ServerClock
 from thinwire.transport.server.tls import InternalCA
 
 DAY_S = 86_400.0
-ROUNDED_S = 2.0  # a skew is shown in whole seconds, and the door tells its time in such
+ROUNDED_S = 2.0  # a skew is shown in whole seconds, and the device API tells its time in such
 
 
 @pytest.fixture
@@ -33,10 +33,10 @@ def test_a_wrong_clock_is_corrected_by_one_answer_and_shown(here: Place, wall: f
     link, began = here.link("pi-1", clock=ServerClock(lambda: wall)), time.time()
     link.hello(hello("pi-1"))
     skew_s = here.roster.hellos[-1].link["skew_s"]
-    assert began - ROUNDED_S <= skew_s + wall <= time.time() + ROUNDED_S, "the door's time, some time in between"
+    assert began - ROUNDED_S <= skew_s + wall <= time.time() + ROUNDED_S, "the device API's time, some time in between"
     assert here.fleet.stats()["refused"] == {"/tw/v1/hello 401": 1}
     link.pull(0.0)
-    link.push(Failure("task-error", "x", "ask-1"))
+    link.push(Failure("task-error", "x", "assignment-1"))
     assert sum(here.fleet.stats()["refused"].values()) == 1
 
 
@@ -45,7 +45,7 @@ def test_a_right_clock_is_not_worth_a_word(here: Place) -> None:
     assert [said.link["skew_s"] for said in here.roster.hellos] == [0.0]
 
 
-def test_a_skew_that_the_door_takes_is_shown_too(here: Place) -> None:
+def test_a_skew_that_the_device_api_takes_is_shown_too(here: Place) -> None:
     began = time.time()
     here.link("pi-1", clock=ServerClock(lambda: time.time() - 100)).hello(hello("pi-1"))
     late_s = time.time() - began  # at the most: what the answer said was right when it left
@@ -57,16 +57,16 @@ def test_a_clock_that_is_stepped_in_a_round_disturbs_nothing(here: Place, tmp_pa
     wall = [0.0]
     link = here.link("pi-1", clock=ServerClock(lambda: time.time() + wall[0]))
     link.hello(hello("pi-1"))
-    here.fleet.send([envelope("pi-1", "ask-1", tmp_path, b"model")])
-    assert pulled(link).ask.ask_id == "ask-1"
+    here.fleet.send([envelope("pi-1", "assignment-1", tmp_path, b"model")])
+    assert pulled(link).assignment.assignment_id == "assignment-1"
     wall[0] = step_s
-    link.push(answer("pi-1", "ask-1", 1, b"abc"), written(tmp_path, b"abc"))
-    assert polled(here.fleet, ReplyHeader).ask_id == "ask-1"
+    link.push(answer("pi-1", "assignment-1", 1, b"abc"), written(tmp_path, b"abc"))
+    assert polled(here.fleet, ReplyHeader).assignment_id == "assignment-1"
     assert not here.fleet.stats()["refused"]
     assert link.clock.skew_s == pytest.approx(-step_s, abs=5)
 
 
-def test_what_was_signed_before_the_aggregator_began_is_signed_anew(here: Place) -> None:
+def test_what_was_signed_before_the_aggregator_began_is_signed_again(here: Place) -> None:
     """The device's clock is within the window, and behind the restart."""
     link = here.link("pi-1", clock=ServerClock(lambda: time.time() - 60))
     link.hello(hello("pi-1"))
@@ -94,4 +94,4 @@ def test_a_certificate_outside_its_dates_is_refused_once_the_time_is_known(
         with pytest.raises(Unreachable, match="is not valid now"):
             link.hello(hello("pi-1"))
         with pytest.raises(Unreachable):
-            link.push(answer("pi-1", "ask-1"))
+            link.push(answer("pi-1", "assignment-1"))

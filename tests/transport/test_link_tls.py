@@ -15,9 +15,9 @@ from tests.support.fleet_words import PATIENCE_S, Setting, answer, hello, join, 
 from tests.support.transport_doubles import Place, place
 from thinwire.core.errors import Refused, ThinwireError, Unreachable
 from thinwire.core.formatting import grouped
-from thinwire.transport import HttpsLink
-from thinwire.transport.device.errors import meaning
 from thinwire.transport.device.identity import Trust
+from thinwire.transport.device.link import HttpsLink
+from thinwire.transport.device.session import meaning
 from thinwire.transport.protocol.http import ApiError
 
 
@@ -63,7 +63,7 @@ def test_over_tls_nothing_but_a_revocation_ends_a_client(refusal: ApiError) -> N
 def test_a_revoked_device_ends_with_five(here: Place) -> None:
     link = join(here, "pi-1")
     here.roster.put("pi-1", "revoked")
-    with pytest.raises(Refused, match="shut this device out") as refused:
+    with pytest.raises(Refused, match="revoked this device") as refused:
         link.pull(0.1)
     assert refused.value.exit_code == 5
 
@@ -79,12 +79,12 @@ def test_a_pending_device_says_its_fingerprint_and_waits(here: Place) -> None:
     assert link.hello(hello("pi-1")).name == "pi-1"
 
 
-def test_an_aggregator_that_was_set_up_anew_is_not_believed_and_hears_nothing(tmp_path: Path) -> None:
+def test_an_aggregator_that_was_set_up_again_is_not_believed_and_hears_nothing(tmp_path: Path) -> None:
     with place(tmp_path / "old", tls=True) as old:
         folder = tmp_path / "old" / "clients" / "pi-1"
         old.link("pi-1")
     with place(tmp_path / "new", tls=True) as new:
-        from thinwire.transport import device_key
+        from thinwire.transport.device.identity import device_key
 
         link = HttpsLink(new.url, device_key(folder), "pi-1", folder, Trust.load(folder))
         with pytest.raises(Unreachable, match="does not trust") as refused:
@@ -107,7 +107,7 @@ def test_a_renamed_device_learns_its_name(here: Place) -> None:
     link = here.link("pi-1")
     here.roster.devices["lab-1"] = replace(here.roster.devices.pop("pi-1"), name="lab-1")
     assert link.hello(hello("pi-1")).name == "lab-1"
-    link.push(answer("lab-1", "ask-1"))
+    link.push(answer("lab-1", "assignment-1"))
     held = Trust.load(here.folder / "clients" / "pi-1")
     assert held is not None
     assert held.name == "lab-1"
@@ -154,7 +154,7 @@ def test_a_device_takes_a_new_ca_and_says_so_and_the_old_one_is_laid_down(here: 
     link.pull(0.0)
     assert here.roster.hellos[-1].holds == (new,)
     here.link("pi-1")  # a new process, from the file
-    here.links[-1].push(answer("pi-1", "ask-1"))
+    here.links[-1].push(answer("pi-1", "assignment-1"))
 
 
 def test_a_device_that_holds_the_old_ca_is_shown_the_chain_that_it_can_verify(here: Place) -> None:

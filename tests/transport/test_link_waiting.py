@@ -1,4 +1,4 @@
-"""A device behind TLS waits for an ask: what that costs, and what ends a wait that no answer will end."""
+"""A device behind TLS waits for an assignment: what that costs, and what ends a wait that no answer will end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def here(tmp_path: Path) -> Iterator[Place]:
         yield made
 
 
-def test_pulls_draw_their_wait_anew_from_within_a_tenth(here: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pulls_draw_their_wait_again_from_within_a_tenth(here: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     link = here.link("pi-1")
     link.hello(hello("pi-1"))
     waited: list[float] = []
@@ -44,7 +44,7 @@ def test_one_idle_day_costs_less_than_a_megabyte(here: Place) -> None:
     header, polls, probes = 66, DAY_S / POLL_S, DAY_S / 60
     with proxy(here.fleet.address) as line:
         here.link("pi-1").close()
-        here.door = line.address
+        here.api = line.address
         link = here.link("pi-1")
         link.hello(hello("pi-1"))
         link.pull(0.0)
@@ -55,7 +55,7 @@ def test_one_idle_day_costs_less_than_a_megabyte(here: Place) -> None:
     assert polls * (each + 6 * header) + probes * 2 * header < 1_000_000, each
 
 
-def test_a_device_that_moved_polls_anew_at_once(here: Place) -> None:
+def test_a_device_that_moved_polls_again_at_once(here: Place) -> None:
     away = threading.Event()
 
     def is_moved(line: object) -> bool:
@@ -70,9 +70,9 @@ def test_a_device_that_moved_polls_anew_at_once(here: Place) -> None:
     until(lambda: here.fleet.stats()["requests"]["pull"] == 1)
     away.set()
     until(lambda: here.fleet.stats()["requests"]["pull"] == 2)
-    here.fleet.send([envelope("pi-1", "ask-1")])
+    here.fleet.send([envelope("pi-1", "assignment-1")])
     thread.join(PATIENCE_S)
-    assert [delivery.ask.ask_id for delivery in got if delivery] == ["ask-1"]
+    assert [delivery.assignment.assignment_id for delivery in got if delivery] == ["assignment-1"]
 
 
 def test_this_machine_has_moved_when_it_would_come_from_another_address() -> None:
@@ -98,7 +98,7 @@ def test_a_round_trip_is_measured_and_told(here: Place) -> None:
     began = time.monotonic()
     with proxy(here.fleet.address) as line:
         here.link("pi-1").close()
-        here.door = line.address
+        here.api = line.address
         here.link("pi-1").hello(hello("pi-1"))
     assert 0 < here.roster.hellos[-1].link["rtt_s"] <= time.monotonic() - began
 

@@ -1,4 +1,6 @@
-"""Raw sockets that tell the door too much, or nothing that it reads: each is ended by the limit that stands for it."""
+"""Raw sockets that tell the device API too much, or nothing that it reads: each is ended by the limit that stands
+for it.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ import pytest
 from tests.support.callers import joined
 from tests.support.fleet_words import answer, until
 from tests.support.watched import (
-    ASK_CA,
-    ASK_NOTHING,
+    ASSIGNMENT_CA,
+    ASSIGNMENT_NOTHING,
     Watched,
     answered,
     heard,
@@ -30,7 +32,7 @@ from tests.support.watched import (
 )
 from thinwire.core.serialization import reply_to_bytes
 from thinwire.transport.protocol.http import CA, HELLO, PULL, PUSH, packed
-from thinwire.transport.server.limits import HEAD_BYTES, HEAD_S
+from thinwire.transport.server.connections import HEADER_BYTES, HEADER_S
 
 
 @pytest.fixture
@@ -41,26 +43,26 @@ def here(tmp_path: Path) -> Iterator[Watched]:
 
 
 @pytest.mark.parametrize("piece", [2**20, 1000, 16_383])
-def test_a_head_has_16_kib_and_not_a_byte_more(here: Watched, piece: int) -> None:
-    def head(size: int) -> bytes:
+def test_a_header_has_16_kib_and_not_a_byte_more(here: Watched, piece: int) -> None:
+    def header(size: int) -> bytes:
         line = f"GET {CA} HTTP/1.1\r\nhost: x\r\nx: ".encode()
         return line + b"y" * (size - len(line) - 4) + b"\r\n\r\n"
 
-    for size, met in ((HEAD_BYTES, b"HTTP/1.1 200"), (HEAD_BYTES + 1, b"")):
-        line, request = tls(here), head(size)
+    for size, met in ((HEADER_BYTES, b"HTTP/1.1 200"), (HEADER_BYTES + 1, b"")):
+        line, request = tls(here), header(size)
         with contextlib.suppress(OSError):
             for at in range(0, size, piece):
                 line.sendall(request[at : at + piece])
                 time.sleep(0)
         if met:
             assert answered(line, b"").startswith(met)
-            assert answered(line, head(HEAD_BYTES)).startswith(met), "each head anew"
+            assert answered(line, header(HEADER_BYTES)).startswith(met), "each head again"
             line.close()
         else:
             assert heard(line) == b""
 
 
-def test_a_head_without_end_is_cut_off(here: Watched) -> None:
+def test_a_header_without_end_is_cut_off(here: Watched) -> None:
     line = tls(here)
     with pytest.raises(OSError):
         line.sendall(f"GET {CA} HTTP/1.1\r\n".encode())
@@ -69,11 +71,11 @@ def test_a_head_without_end_is_cut_off(here: Watched) -> None:
     line.close()
 
 
-def test_a_large_body_behind_a_small_head_is_no_head(here: Watched) -> None:
+def test_a_large_body_behind_a_small_head_is_no_header(here: Watched) -> None:
     """However the bytes are cut on their way."""
     caller, body = joined(here), bytes(200_000)
     assert caller.hello().status == 200
-    given = packed(reply_to_bytes(answer("pi-1", "ask-1", 1, body))) + body
+    given = packed(reply_to_bytes(answer("pi-1", "assignment-1", 1, body))) + body
     for split in (0, 1, 2, 3):
         request = request_of(caller, "POST", PUSH, given, len(given), hashlib.sha256(given).digest())
         at = request.index(b"\r\n\r\n") + split
@@ -85,12 +87,12 @@ def test_a_large_body_behind_a_small_head_is_no_head(here: Watched) -> None:
 
 def test_who_does_not_wait_for_an_answer_is_cut_off_behind_the_first(here: Watched) -> None:
     line = tls(here)
-    line.sendall(ASK_NOTHING * 400)
+    line.sendall(ASSIGNMENT_NOTHING * 400)
     line.sendall(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
     assert heard(line).count(b"HTTP/1.1 404") == 1
     line = tls(here)
     with contextlib.suppress(OSError):
-        line.sendall(ASK_CA * 400)
+        line.sendall(ASSIGNMENT_CA * 400)
     assert heard(line).count(b"HTTP/1.1 200") <= 400
     assert joined(here).hello().status == 200
 
@@ -99,8 +101,8 @@ def test_a_body_in_chunks_is_of_unknown_length_and_not_read(here: Watched, monke
     monkeypatch.setattr("thinwire.transport.server.http_protocol.LINGER_S", 0.05)
     for method, path in (("POST", HELLO), ("GET", CA), ("PUT", "/tw/v1/parts/r/1/0"), ("POST", PUSH)):
         line = tls(here)
-        head = f"{method} {path} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n".encode()
-        line.sendall(head + b"5\r\nhello\r\n" * 3)
+        header = f"{method} {path} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n".encode()
+        line.sendall(header + b"5\r\nhello\r\n" * 3)
         said = heard(line)
         assert said.startswith(b"HTTP/1.1 413"), (method, path)
         assert json.loads(said.partition(b"\r\n\r\n")[2])["error"] == "too-large"
@@ -123,7 +125,7 @@ def test_what_is_no_http_gets_no_answer(here: Watched) -> None:
         line = tls(here)
         with contextlib.suppress(OSError):
             line.sendall(said)
-        here.later(HEAD_S + 0.1)
+        here.later(HEADER_S + 0.1)
         assert heard(line) == b"", said
 
 
@@ -148,7 +150,18 @@ def test_of_a_connection_that_ended_nothing_is_kept(here: Watched, reset: bool) 
     body = caller.wanted()
     signed = request_of(caller, "POST", PULL, body, len(body), hashlib.sha256(body).digest())
     upgrade = b"GET / HTTP/1.1\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n"
-    for said in (b"", ASK_CA, ASK_NOTHING, signed, signed, b"\0", ASK_NOTHING * 3, ASK_CA * 3, upgrade, signed[:50]):
+    for said in (
+        b"",
+        ASSIGNMENT_CA,
+        ASSIGNMENT_NOTHING,
+        signed,
+        signed,
+        b"\0",
+        ASSIGNMENT_NOTHING * 3,
+        ASSIGNMENT_CA * 3,
+        upgrade,
+        signed[:50],
+    ):
         line = tls(here)
         line.sendall(said)
         if reset:

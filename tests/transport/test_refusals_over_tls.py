@@ -1,4 +1,4 @@
-"""Who is not let in at a TLS door, and learns nothing by trying: on 127.0.0.0/8, over real sockets."""
+"""Who is not approved at a TLS device API, and learns nothing by trying: on 127.0.0.0/8, over real sockets."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from tests.support.callers import PATIENCE_S, Caller, TlsPlace, asked, joined, pending, revoked, tls_place
+from tests.support.callers import PATIENCE_S, Caller, TlsPlace, assigned, joined, pending, revoked, tls_place
 from tests.support.fleet_words import answer, envelope, polled
-from thinwire.core.fleet import NodeJoined
+from thinwire.core.fleet import ClientConnected
 from thinwire.core.serialization import reply_to_bytes
 from thinwire.core.types import ReplyHeader
 from thinwire.transport.protocol.http import HELLO, JOIN, LEAVE, PULL, PUSH, packed
@@ -26,7 +26,8 @@ from thinwire.transport.protocol.signing import (
     TIMESTAMP_HEADER,
 )
 
-DEVICES_ROUTES = (("POST", HELLO), ("POST", PULL), ("POST", PUSH), ("POST", LEAVE), ("GET", "/tw/v1/asks/a/bundle"),
+DEVICES_ROUTES = (("POST", HELLO), ("POST", PULL), ("POST", PUSH), ("POST", LEAVE), ("GET",
+    "/tw/v1/assignments/a/bundle"),
                   ("HEAD", "/tw/v1/parts/r/1/0"), ("PUT", "/tw/v1/parts/r/1/0?offset=0"))  # fmt: skip
 
 
@@ -70,7 +71,7 @@ def test_who_was_revoked_may_do_nothing_and_no_invitation_helps(here: TlsPlace) 
     assert caller.hello().status == 200
 
 
-def test_a_row_of_a_plain_door_waits_on_a_tls_one(here: TlsPlace) -> None:
+def test_a_row_of_a_plain_device_api_waits_on_a_tls_one(here: TlsPlace) -> None:
     caller = Caller(here, "pi-1")
     here.store.roster.enrol("pi-1", caller.signer.fingerprint, bytes_of(caller), "loopback")
     assert everywhere(caller) == always(403, "pending")
@@ -82,7 +83,7 @@ def bytes_of(caller: Caller) -> bytes:
     return base64.b64decode(caller.signed("POST", HELLO)[PUBLIC_KEY_HEADER])
 
 
-@pytest.mark.parametrize("curve", [ec.SECP256R1(), ec.SECP521R1(), ec.SECP256K1()])
+@pytest.mark.parametrize("curve", [ec.SECP224R1(), ec.SECP521R1(), ec.SECP256K1()])
 def test_a_key_of_another_kind_is_no_key(here: TlsPlace, curve: ec.EllipticCurve) -> None:
     caller = Caller(here, key=ec.generate_private_key(curve))
     assert caller.join(here.invited()).short == (401, "signature")
@@ -96,27 +97,29 @@ def test_a_device_answers_for_nobody_else(here: TlsPlace) -> None:
     victim, liar = joined(here, "pi-1"), joined(here, "pi-2")
     for caller in (victim, liar):
         assert caller.hello().status == 200
-        polled(here.fleet, NodeJoined)
-    here.fleet.send([envelope("pi-1", "ask-1")])
-    assert liar.push(answer("pi-1", "ask-1", 1, b"lie"), b"lie").short == (403, "device")
-    assert liar.push(answer("pi-2", "ask-1", 1, b"lie"), b"lie").status == 200, "its own answer, to an ask of nobody's"
+        polled(here.fleet, ClientConnected)
+    here.fleet.send([envelope("pi-1", "assignment-1")])
+    assert liar.push(answer("pi-1", "assignment-1", 1, b"lie"), b"lie").short == (403, "device")
+    assert liar.push(answer("pi-2", "assignment-1", 1, b"lie"), b"lie").status == 200, (
+        "its own answer, to an assignment of nobody's"
+    )
     assert polled(here.fleet, ReplyHeader).update_id.device == "pi-2"
-    assert asked(victim.pull())["ask_id"] == "ask-1", "it is still asked"
+    assert assigned(victim.pull())["assignment_id"] == "assignment-1", "it is still selected"
 
 
 def test_a_device_cannot_read_or_write_what_another_was_given(here: TlsPlace, tmp_path: Path) -> None:
     victim, liar = joined(here, "pi-1"), joined(here, "pi-2")
     for caller in (victim, liar):
         assert caller.hello().status == 200
-        polled(here.fleet, NodeJoined)
+        polled(here.fleet, ClientConnected)
     model = bytes(400_000)
-    here.fleet.send([envelope("pi-1", "ask-1", tmp_path, model)])
-    head = packed(reply_to_bytes(answer("pi-1", "ask-1", 7, model)))
-    assert victim.call("POST", PUSH, head).status == 200
-    bundle, part = "/tw/v1/asks/ask-1/bundle", "/tw/v1/parts/digits-1/7/0"
+    here.fleet.send([envelope("pi-1", "assignment-1", tmp_path, model)])
+    header = packed(reply_to_bytes(answer("pi-1", "assignment-1", 7, model)))
+    assert victim.call("POST", PUSH, header).status == 200
+    bundle, part = "/tw/v1/assignments/assignment-1/bundle", "/tw/v1/parts/digits-1/7/0"
     assert victim.call("GET", bundle).status == 200
     assert victim.call("HEAD", part).status == 200
-    assert liar.call("GET", bundle).short == (404, "ask")
+    assert liar.call("GET", bundle).short == (404, "assignment")
     assert liar.call("HEAD", part).status == 404
     assert liar.call("PUT", part + "?offset=0", b"lie").short == (404, "offer")
 
@@ -137,7 +140,7 @@ def test_a_hello_in_anothers_name_is_heard_in_ones_own(here: TlsPlace) -> None:
     liar = joined(here, "pi-2")
     liar.name = "pi-1"
     assert liar.hello().status == 200
-    assert polled(here.fleet, NodeJoined).device == "pi-2"
+    assert polled(here.fleet, ClientConnected).device == "pi-2"
 
 
 def test_a_key_that_is_signed_for_by_nobody_cannot_be_joined(here: TlsPlace) -> None:
@@ -225,7 +228,7 @@ def test_a_header_that_is_said_twice_is_not_said(here: TlsPlace) -> None:
 
 
 @pytest.mark.parametrize("off_s", [-time.time(), 24 * 3600.0, -400.0, 60.0], ids=["1970", "tomorrow", "late", "early"])
-def test_a_wrong_clock_is_told_the_time_and_then_let_in(here: TlsPlace, off_s: float) -> None:
+def test_a_wrong_clock_is_told_the_time_and_then_approved(here: TlsPlace, off_s: float) -> None:
     offset = off_s
     caller = Caller(here, now=lambda: max(0.0, time.time() + offset))
     secret = here.invited()

@@ -1,4 +1,4 @@
-"""What a signature covers, for how long, and how often it opens the door."""
+"""What a signature covers, for how long, and how often it opens the device API."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from hypothesis import given
 from hypothesis import strategies as st
 
 from thinwire.core.errors import DataLost
-from thinwire.transport import device_key
+from thinwire.transport.device.identity import device_key
 from thinwire.transport.protocol.http import ApiError
 from thinwire.transport.protocol.signing import (
     DIGEST_HEADER,
@@ -38,9 +38,9 @@ PATH, HEAD = "/tw/v1/push", b'{"a": 1}'
 
 
 def signed(
-    path: str = PATH, head: bytes = HEAD, key: ec.EllipticCurvePrivateKey = KEY, *, whole_key: bool = True
+    path: str = PATH, header: bytes = HEAD, key: ec.EllipticCurvePrivateKey = KEY, *, whole_key: bool = True
 ) -> dict[bytes, bytes]:
-    made = Signer(key).headers("POST", path, hashlib.sha256(head).digest(), len(head), whole_key=whole_key)
+    made = Signer(key).headers("POST", path, hashlib.sha256(header).digest(), len(header), whole_key=whole_key)
     return {name.encode(): value.encode() for name, value in made.items()}
 
 
@@ -48,7 +48,7 @@ def refusal(
     headers: Mapping[bytes, bytes], method: str = "POST", path: str = PATH, length: int = len(HEAD),
     now: float | None = None, opened_at: float = 0.0,
 ) -> str:  # fmt: skip
-    """The kind of refusal, "" when the request is let in."""
+    """The kind of refusal, "" when the request is approved."""
     try:
         claim = SignatureHeaders.read(headers)
         ReplayGuard(opened_at).require_now(claim, time.time() if now is None else now)
@@ -87,7 +87,7 @@ def test_method_target_digest_and_length_are_signed() -> None:
 
 @pytest.mark.parametrize("name", [TIMESTAMP_HEADER, NONCE_HEADER, PUBLIC_KEY_HEADER, SIGNATURE_HEADER])
 def test_another_requests_header_does_not_fit(name: str) -> None:
-    other = signed(head=b"another", key=ec.generate_private_key(ec.SECP384R1()))
+    other = signed(header=b"another", key=ec.generate_private_key(ec.SECP384R1()))
     assert refusal(signed() | {name.encode(): other[name.encode()]}) == "signature"
 
 
@@ -103,7 +103,7 @@ def test_what_was_signed_before_the_start_is_refused_so_a_restart_opens_no_repla
     assert refusal(headers, opened_at=time.time() + 0.001) == "clock"
 
 
-def test_a_request_opens_the_door_once() -> None:
+def test_a_request_opens_the_device_api_once() -> None:
     window, claim, now = ReplayGuard(0.0), SignatureHeaders.read(signed()), time.time()
     window.spend(claim, now)
     with pytest.raises(ApiError, match="made before") as refused:
@@ -125,11 +125,22 @@ def test_nonces_are_forgotten_when_their_time_is_over_and_bounded_until_then(mon
     assert len(window._spent) == 1
 
 
-@pytest.mark.parametrize(
-    "key", [ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP521R1())], ids=["p256", "p521"]
-)
-def test_only_p384_is_taken(key: ec.EllipticCurvePrivateKey) -> None:
-    assert refusal(signed(key=key)) == "signature"
+@pytest.mark.parametrize("curve", [ec.SECP521R1(), ec.SECP256K1()], ids=["p521", "p256k1"])
+def test_a_key_on_another_curve_is_refused(curve: ec.EllipticCurve) -> None:
+    assert refusal(signed(key=ec.generate_private_key(curve))) == "signature"
+
+
+@pytest.mark.parametrize("curve", [ec.SECP256R1(), ec.SECP384R1()], ids=["p256", "p384"])
+def test_a_p256_and_a_p384_key_sign(curve: ec.EllipticCurve, tmp_path: Path) -> None:
+    key = ec.generate_private_key(curve)
+    assert not refusal(signed(key=key))
+    pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    (tmp_path / "key.pem").write_bytes(pem)
+    assert device_key(tmp_path).private_numbers() == key.private_numbers()
+
+
+def test_a_new_device_has_a_p256_key(tmp_path: Path) -> None:
+    assert isinstance(device_key(tmp_path).curve, ec.SECP256R1)
 
 
 def test_a_key_of_another_kind_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""Raw sockets that keep the door waiting, or tell it too much: each is ended by the limit that stands for it.
+"""Raw sockets that keep the device API waiting, or tell it too much: each is ended by the limit that stands for it.
 
 The clock is the test's: nobody waits here for a time to pass.
 """
@@ -14,11 +14,20 @@ import pytest
 
 from tests.support.callers import Caller, joined
 from tests.support.fleet_words import answer, until
-from tests.support.watched import ASK_CA, ASK_NOTHING, Watched, answered, heard, hello_of_tls, plain, request_of, tls
+from tests.support.watched import (
+    ASSIGNMENT_CA,
+    ASSIGNMENT_NOTHING,
+    Watched,
+    answered,
+    heard,
+    hello_of_tls,
+    plain,
+    request_of,
+    tls,
+)
 from thinwire.core.serialization import reply_to_bytes
 from thinwire.transport.protocol.http import CA, HELLO, PULL, PUSH, packed
-from thinwire.transport.server.connections import Connection
-from thinwire.transport.server.limits import BODY_WINDOW_S, HEAD_S, UNSIGNED_S
+from thinwire.transport.server.connections import BODY_WINDOW_S, HEADER_S, UNSIGNED_S, Connection
 
 
 @pytest.fixture
@@ -32,7 +41,7 @@ def here(tmp_path: Path) -> Iterator[Watched]:
 def test_who_does_not_get_through_a_handshake_has_ten_seconds(here: Watched, said: bytes) -> None:
     raw = plain(here)
     raw.sendall(said)
-    here.later(HEAD_S - 0.1)
+    here.later(HEADER_S - 0.1)
     assert here.open == 1
     here.later(0.2)
     heard(raw)
@@ -41,13 +50,13 @@ def test_who_does_not_get_through_a_handshake_has_ten_seconds(here: Watched, sai
 
 def test_who_is_silent_after_the_handshake_has_ten_seconds_from_its_first_byte(here: Watched) -> None:
     line = tls(here)
-    here.later(HEAD_S + 0.1)
+    here.later(HEADER_S + 0.1)
     assert heard(line) == b""
 
 
-def test_a_head_that_comes_byte_by_byte_has_ten_seconds(here: Watched) -> None:
+def test_a_header_that_comes_byte_by_byte_has_ten_seconds(here: Watched) -> None:
     line = tls(here)
-    for at in range(int(HEAD_S)):
+    for at in range(int(HEADER_S)):
         line.sendall(f"GET {CA} HTTP/1.1"[at : at + 1].encode())
         here.later(1.0)
     assert here.open == 1
@@ -55,11 +64,11 @@ def test_a_head_that_comes_byte_by_byte_has_ten_seconds(here: Watched) -> None:
     assert heard(line) == b""
 
 
-def test_who_asks_again_and_again_without_a_signature_has_thirty_seconds(here: Watched) -> None:
+def test_who_selects_again_and_again_without_a_signature_has_thirty_seconds(here: Watched) -> None:
     line = tls(here)
     for _ in range(3):
-        assert answered(line, ASK_CA).startswith(b"HTTP/1.1 200")
-        assert answered(line, ASK_NOTHING).startswith(b"HTTP/1.1 404")
+        assert answered(line, ASSIGNMENT_CA).startswith(b"HTTP/1.1 200")
+        assert answered(line, ASSIGNMENT_NOTHING).startswith(b"HTTP/1.1 404")
         here.later(UNSIGNED_S / 3 - 0.1)
     assert here.open == 1
     here.later(0.5)
@@ -68,8 +77,8 @@ def test_who_asks_again_and_again_without_a_signature_has_thirty_seconds(here: W
 
 def test_a_refused_body_that_never_comes_has_no_more_time_than_a_stranger(here: Watched) -> None:
     line = tls(here)
-    head = f"POST {HELLO} HTTP/1.1\r\nhost: x\r\ncontent-length: 60000\r\n\r\n".encode()
-    assert answered(line, head).startswith(b"HTTP/1.1 401")
+    header = f"POST {HELLO} HTTP/1.1\r\nhost: x\r\ncontent-length: 60000\r\n\r\n".encode()
+    assert answered(line, header).startswith(b"HTTP/1.1 401")
     line.sendall(bytes(30_000))
     here.later(UNSIGNED_S - 0.1)
     assert here.open == 1, "a body that was refused may still be on its way: cut off, its sender would not see why"
@@ -79,9 +88,9 @@ def test_a_refused_body_that_never_comes_has_no_more_time_than_a_stranger(here: 
 
 def test_a_refused_body_of_some_size_leaves_its_connection_to_the_next_request(here: Watched) -> None:
     line = tls(here)
-    head = f"POST {HELLO} HTTP/1.1\r\nhost: x\r\ncontent-length: 60000\r\n\r\n".encode()
-    assert answered(line, head + bytes(60_000)).startswith(b"HTTP/1.1 401")
-    assert answered(line, ASK_CA).startswith(b"HTTP/1.1 200")
+    header = f"POST {HELLO} HTTP/1.1\r\nhost: x\r\ncontent-length: 60000\r\n\r\n".encode()
+    assert answered(line, header + bytes(60_000)).startswith(b"HTTP/1.1 401")
+    assert answered(line, ASSIGNMENT_CA).startswith(b"HTTP/1.1 200")
     line.close()
 
 
@@ -102,8 +111,8 @@ def body_of(here: Watched) -> Connection:
 
 def sending(here: Watched, caller: Caller, body: bytes) -> ssl.SSLSocket:
     """A part on its way, of which no byte was sent yet."""
-    head = answer(caller.name, "ask-1", 1, body)
-    assert caller.call("POST", PUSH, packed(reply_to_bytes(head))).told == {"offsets": [0]}
+    header = answer(caller.name, "assignment-1", 1, body)
+    assert caller.call("POST", PUSH, packed(reply_to_bytes(header))).told == {"offsets": [0]}
     line, path = tls(here), "/tw/v1/parts/digits-1/1/0?offset=0"
     line.sendall(request_of(caller, "PUT", path, b"", len(body), hashlib.sha256(body).digest()))
     until(lambda: any(wire.body_since is not None for wire in here.wires.open))

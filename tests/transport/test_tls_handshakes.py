@@ -1,4 +1,4 @@
-"""TLS at the door: who is not spoken to at all, whom a device does not speak to, and names that are asked for."""
+"""TLS at the device API: who is not spoken to at all, whom a device does not speak to, and names that are requested."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from tests.support.certificates import Authority
 from tests.support.fleet_words import hello, polled
 from tests.transport.test_joining import listening
 from thinwire.core.errors import Refused, Unreachable
-from thinwire.core.fleet import NodeJoined
-from thinwire.transport import HttpsLink, device_key
+from thinwire.core.fleet import ClientConnected
 from thinwire.transport.device.enroll import join
-from thinwire.transport.device.identity import Trust
-from thinwire.transport.protocol.certificates import private_context
+from thinwire.transport.device.identity import Trust, device_key
+from thinwire.transport.device.link import HttpsLink
 from thinwire.transport.protocol.http import CA
 from thinwire.transport.server.tls import InternalCA
 
@@ -52,13 +51,13 @@ def unverifying() -> ssl.SSLContext:
     return context
 
 
-def test_a_device_that_holds_another_ca_does_not_speak_to_this_door(
+def test_a_device_that_holds_another_ca_does_not_speak_to_this_device_api(
     here: TlsPlace, authority: InternalCA, tmp_path: Path
 ) -> None:
     other = Authority()
     for name in (authority.server_name(), "127.0.0.1", "localhost"):
         with pytest.raises(ssl.SSLCertVerificationError):
-            shaken(here, private_context([other.pem]), name)
+            shaken(here, Trust("", (other.pem,)).context(), name)
     link = HttpsLink(here.url, device_key(tmp_path), "pi-1", tmp_path, Trust(here.url, (other.pem,), "x.invalid"))
     with pytest.raises(Unreachable, match="does not trust"):
         link.hello(hello("pi-1"))
@@ -69,7 +68,7 @@ def test_a_device_that_holds_another_ca_does_not_speak_to_this_door(
 def test_a_man_in_the_middle_with_every_right_name_hears_no_secret_and_no_signature(
     here: TlsPlace, authority: InternalCA, tmp_path: Path
 ) -> None:
-    """His CA is his own; when he is asked for the CA, he shows the door's."""
+    """His CA is his own; when he is requested the CA, he shows the device API's."""
     his, invitation = Authority(), here.invite()
     forged = his.chain(tmp_path, name=authority.server_name())
     shows: dict[str, object] = {"cas": list(authority.cas()), "server_name": authority.server_name()}
@@ -117,14 +116,14 @@ def test_old_versions_of_tls_are_not_spoken(here: TlsPlace, version: ssl.TLSVers
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 def test_newer_ones_are(here: TlsPlace, authority: InternalCA, version: ssl.TLSVersion) -> None:
-    context = private_context(authority.cas())
+    context = Trust("", authority.cas()).context()
     context.minimum_version = context.maximum_version = version
     with shaken(here, context, authority.server_name()) as line:
         assert line.version() == {ssl.TLSVersion.TLSv1_2: "TLSv1.2", ssl.TLSVersion.TLSv1_3: "TLSv1.3"}[version]
 
 
 @pytest.mark.parametrize("name", [None, "bank.example", "tw-00000000000000000000000000000000.invalid", "x" * 63])
-def test_a_name_that_is_nobodys_is_shown_the_doors_own_certificate(
+def test_a_name_that_is_nobodys_is_shown_the_device_apis_own_certificate(
     here: TlsPlace, authority: InternalCA, name: str | None
 ) -> None:
     """So that a device sees whom it reached; one that verifies goes no further."""
@@ -134,7 +133,7 @@ def test_a_name_that_is_nobodys_is_shown_the_doors_own_certificate(
     assert shown.strip() == (authority.folder / f"{authority.pin[:16]}.pem").read_text().strip()
     if name is not None:
         with pytest.raises(ssl.SSLCertVerificationError):
-            shaken(here, private_context(authority.cas()), name)
+            shaken(here, Trust("", authority.cas()).context(), name)
 
 
 @pytest.mark.parametrize("said", [b"", b"\x16", b"\x16\x03\x01\xff\xff", b"\x15\x03\x01\x00\x02\x02\x28", b"\0" * 5000])
@@ -148,7 +147,7 @@ def test_half_a_handshake_or_none_harms_nobody(here: TlsPlace, said: bytes) -> N
                 pass
         except TimeoutError:
             raise
-        except OSError:  # the door may be done with it before anything more is said
+        except OSError:  # the device API may be done with it before anything more is said
             pass
     assert joined(here).hello().status == 200
-    assert polled(here.fleet, NodeJoined).device == "pi-1"
+    assert polled(here.fleet, ClientConnected).device == "pi-1"

@@ -152,7 +152,7 @@ def test_a_certificates_dates_are_looked_at_once_the_time_is_known() -> None:
     with pytest.raises(Unreachable, match="it ended on 1970-01-01 00:20 UTC"):
         clock.require_valid(1000.0, 1200.0, URL)
     assert clock.doubted
-    assert not clock.known, "the learned time may be the wrong one: the next hello asks for it again"
+    assert not clock.known, "the learned time may be the wrong one: the next hello requests it again"
     clock.learn(1500.0)
     with pytest.raises(Unreachable, match="it begins on"):
         clock.require_valid(1600.0, 2000.0, URL)

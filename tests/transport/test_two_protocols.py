@@ -23,10 +23,10 @@ def of(oldest: int, newest: int, name: str = "pi-1") -> Hello:
     return replace(hello(name), protocol=newest, oldest=oldest)
 
 
-def asked_in(number: int, device: str, ask_id: str, folder: Path, *bodies: bytes) -> Envelope:
-    """An ask of an aggregator whose newest version is this one."""
-    made = envelope(device, ask_id, folder, *bodies)
-    return replace(made, ask=replace(made.ask, protocol=number))
+def assigned_in(number: int, device: str, assignment_id: str, folder: Path, *bodies: bytes) -> Envelope:
+    """An assignment of an aggregator whose newest version is this one."""
+    made = envelope(device, assignment_id, folder, *bodies)
+    return replace(made, assignment=replace(made.assignment, protocol=number))
 
 
 @pytest.fixture(params=[True, False], ids=["tls", "plain"])
@@ -37,17 +37,17 @@ def newer(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Place]:
 
 
 def a_round(here: Place, link: Link, number: int, name: str = "pi-1") -> int:
-    """An ask and its answer, both with parts; gives the version that the device was asked in."""
-    ask_id = f"ask-{number}"
-    here.fleet.send([asked_in(2, name, ask_id, here.folder, b"model")])
+    """An assignment and its answer, both with parts; gives the version that the device was selected in."""
+    assignment_id = f"assignment-{number}"
+    here.fleet.send([assigned_in(2, name, assignment_id, here.folder, b"model")])
     delivery = pulled(link)
     assert delivery.bundle is not None
     assert delivery.bundle.read_bytes() == b"model"
-    said = replace(answer(name, ask_id, number, b"change"), protocol=1)
+    said = replace(answer(name, assignment_id, number, b"change"), protocol=1)
     link.push(said, written(here.folder, b"change"))
-    head = polled(here.fleet, ReplyHeader, lambda reply: reply.ask_id == ask_id)
-    assert b"".join(here.fleet.open(head.update_id)) == b"change"
-    return delivery.ask.protocol
+    header = polled(here.fleet, ReplyHeader, lambda reply: reply.assignment_id == assignment_id)
+    assert b"".join(here.fleet.open(header.update_id)) == b"change"
+    return delivery.assignment.protocol
 
 
 def test_a_device_of_before_works_with_a_newer_aggregator_in_its_own_version(newer: Place) -> None:
@@ -84,7 +84,7 @@ def test_no_version_in_common_is_said_to_both_sides_with_both_ranges_and_who_is_
         for _ in range(2):  # a device tries for ever: it is written down once
             with pytest.raises(Unreachable) as refused:
                 link.hello(of(device.oldest, device.newest))
-        on_the_device, (in_the_log,), (noted,) = refused.value.text(), caplog.messages, here.store.door_notes()
+        on_the_device, (in_the_log,), (noted,) = refused.value.text(), caplog.messages, here.store.audit.notes()
         for told in (on_the_device, in_the_log, noted.why):
             assert f"the aggregator speaks {aggregator}, the device {device}" in told
             assert f"{behind} is older" in told
@@ -94,7 +94,7 @@ def test_no_version_in_common_is_said_to_both_sides_with_both_ranges_and_who_is_
         assert refusals(here) == {"/tw/v1/hello 403": 2}
 
 
-def test_on_a_plain_door_a_person_is_told_at_once(tmp_path: Path) -> None:
+def test_on_a_plain_device_api_a_person_is_told_at_once(tmp_path: Path) -> None:
     with place(tmp_path, speaks=Range(1, 1)) as here:
         with pytest.raises(Refused, match="does not speak this client's protocol") as refused:
             here.link("pi-1").hello(of(2, 2))

@@ -16,7 +16,7 @@ import pytest
 from tests.support.device_by_hand import Caller
 from tests.support.fleet_words import answer, answers_now, envelope, polled
 from tests.support.transport_doubles import Place, place
-from thinwire.core.fleet import NodeJoined, NodeLeft
+from thinwire.core.fleet import ClientConnected, ClientDisconnected
 from thinwire.core.serialization import reply_to_bytes
 from thinwire.core.types import Failure, ReplyHeader
 from thinwire.store import FileSpool
@@ -37,10 +37,10 @@ class Uploader(Caller):
 
     def __init__(self, here: Place, name: str = "pi-1") -> None:
         super().__init__(here, name)
-        self.here, self.given = here, answer(name, "ask-1", 1, *BODIES)
+        self.here, self.given = here, answer(name, "assignment-1", 1, *BODIES)
         assert self.hello() == (200, "")
 
-    def ask(self, method: str, path: str, body: bytes = b"", digest: bytes | None = None, length: int = -1) -> Any:
+    def assign(self, method: str, path: str, body: bytes = b"", digest: bytes | None = None, length: int = -1) -> Any:
         """(status, JSON, headers)."""
         connection = http.client.HTTPConnection(self.here.fleet.address, timeout=20)
         try:
@@ -55,7 +55,7 @@ class Uploader(Caller):
 
     def offer(self) -> list[int] | None:
         """How much of each part is there; None when all is done."""
-        status, said, _ = self.ask("POST", PUSH, packed(reply_to_bytes(self.given)))
+        status, said, _ = self.assign("POST", PUSH, packed(reply_to_bytes(self.given)))
         assert status == 200
         return None if said.get("done") else said["offsets"]
 
@@ -65,11 +65,11 @@ class Uploader(Caller):
     def put(self, index: int, offset: int, data: bytes | None = None) -> Any:
         body = BODIES[index][offset:] if data is None else data
         digest = hashlib.sha256(BODIES[index]).digest()
-        status, said, _ = self.ask("PUT", self.path(index, offset), body, digest)
+        status, said, _ = self.assign("PUT", self.path(index, offset), body, digest)
         return status, said
 
     def durable(self, index: int) -> int:
-        status, _, headers = self.ask("HEAD", self.path(index))
+        status, _, headers = self.assign("HEAD", self.path(index))
         assert status == 200
         return int(headers["upload-offset"])
 
@@ -91,8 +91,8 @@ def test_a_large_answer_comes_part_by_part(here: Place) -> None:
     assert device.offer() == [0, 0, 0]
     assert device.put(0, 0) == (200, {"offset": 700_000, "done": False})
     assert device.put(2, 0) == (200, {"offset": 300_001, "done": True})
-    head = polled(here.fleet, ReplyHeader)
-    assert [bytes(part) for part in here.fleet.open(head.update_id)] == list(BODIES)
+    header = polled(here.fleet, ReplyHeader)
+    assert [bytes(part) for part in here.fleet.open(header.update_id)] == list(BODIES)
     assert device.offer() is None, "it is here: said again, it is not sent again"
     assert not answers_now(here.fleet)
 
@@ -118,8 +118,8 @@ def test_twenty_cuts_and_a_restart_give_the_same_bytes(here: Place) -> None:
     for index in (0, 2):
         if (offset := device.durable(index)) < len(BODIES[index]):
             assert device.put(index, offset)[0] == 200
-    head = polled(here.fleet, ReplyHeader)
-    assert [bytes(part) for part in here.fleet.open(head.update_id)] == list(BODIES)
+    header = polled(here.fleet, ReplyHeader)
+    assert [bytes(part) for part in here.fleet.open(header.update_id)] == list(BODIES)
 
 
 def test_a_wrong_offset_is_answered_with_the_right_one(here: Place) -> None:
@@ -129,12 +129,12 @@ def test_a_wrong_offset_is_answered_with_the_right_one(here: Place) -> None:
     offset = device.durable(0)
     for wrong in (offset + 1, 700_001):
         assert device.put(0, wrong, b"x")[0] == 409
-    status, said, headers = device.ask("PUT", device.path(0, 9), b"x", hashlib.sha256(BODIES[0]).digest())
+    status, said, headers = device.assign("PUT", device.path(0, 9), b"x", hashlib.sha256(BODIES[0]).digest())
     assert (status, said["error"], int(headers["upload-offset"])) == (409, "offset", offset)
     assert device.put(2, 0)[1]["error"] == "offset", "the parts come in their order"
 
 
-def test_a_part_that_does_not_fit_its_digest_begins_anew(here: Place) -> None:
+def test_a_part_that_does_not_fit_its_digest_begins_again(here: Place) -> None:
     device = Uploader(here)
     device.offer()
     assert device.put(0, 0, b"x" * 700_000)[1]["error"] == "damaged"
@@ -142,7 +142,7 @@ def test_a_part_that_does_not_fit_its_digest_begins_anew(here: Place) -> None:
     assert device.put(0, 0)[0] == 200
 
 
-def test_a_part_is_not_longer_than_its_head_said(here: Place) -> None:
+def test_a_part_is_not_longer_than_its_header_said(here: Place) -> None:
     device = Uploader(here)
     device.offer()
     assert device.put(0, 0, BODIES[0] + b"x")[0] == 413
@@ -151,10 +151,10 @@ def test_a_part_is_not_longer_than_its_head_said(here: Place) -> None:
 
 def test_parts_of_no_offer_are_unknown(here: Place) -> None:
     device = Uploader(here)
-    assert device.put(0, 0) == (404, {"error": "offer", "why": "this answer was not offered: push its head first",
+    assert device.put(0, 0) == (404, {"error": "offer", "why": "this answer was not offered: push its header first",
                                       "now": pytest.approx(time.time(), abs=60)})  # fmt: skip
     device.offer()
-    assert device.ask("HEAD", device.path(3))[0] == 404
+    assert device.assign("HEAD", device.path(3))[0] == 404
     assert Uploader(here, "pi-2").put(0, 0)[0] == 404, "an offer is its device's alone"
 
 
@@ -179,25 +179,27 @@ def test_a_new_writer_ends_the_one_before(here: Place) -> None:
     assert device.put(2, 0)[1]["done"]
 
 
-def test_shut_out_its_upload_is_gone_its_ask_refused_and_nothing_arrives(here: Place) -> None:
+def test_revoked_its_upload_is_gone_its_assignment_refused_and_nothing_arrives(here: Place) -> None:
     device = Uploader(here)
-    polled(here.fleet, NodeJoined)
-    here.fleet.send([envelope("pi-1", "ask-1"), envelope("pi-1", "ask-2")])
-    device.push(answer("pi-1", "ask-2", 2, b"x"), b"x")
+    polled(here.fleet, ClientConnected)
+    here.fleet.send([envelope("pi-1", "assignment-1"), envelope("pi-1", "assignment-2")])
+    device.push(answer("pi-1", "assignment-2", 2, b"x"), b"x")
     device.offer()
     device.cut(0, 0, 100_000)
     device.durable(0)
     here.roster.put("pi-1", "revoked")
-    here.fleet.shut_out(["pi-1"])
+    here.fleet.revoke_access(["pi-1"])
     assert not list((here.folder / "spool").rglob(".*"))
-    assert not here.spool.heads()
+    assert not here.spool.headers()
     arrived = here.fleet.poll(0.0)
-    assert [(a.kind, a.text, a.ask_id) for a in arrived if isinstance(a, Failure)] == [("refused", "revoked", "ask-1")]
-    assert [(a.device, a.why) for a in arrived if isinstance(a, NodeLeft)] == [("pi-1", "revoked")]
+    assert [(a.kind, a.text, a.assignment_id) for a in arrived if isinstance(a, Failure)] == [
+        ("refused", "revoked", "assignment-1")
+    ]
+    assert [(a.device, a.why) for a in arrived if isinstance(a, ClientDisconnected)] == [("pi-1", "revoked")]
     assert not [a for a in arrived if isinstance(a, ReplyHeader)]
     assert device.pull() == (403, "revoked")
     here.roster.put("pi-1", "approved")
     assert device.hello() == (200, "")
     assert device.pull() == (200, "")
-    here.fleet.send([envelope("pi-1", "ask-3")])
+    here.fleet.send([envelope("pi-1", "assignment-3")])
     assert device.pull() == (200, "")

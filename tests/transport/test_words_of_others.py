@@ -11,21 +11,18 @@ from typing import Any, cast
 import pytest
 
 from tests.support.certificates import Authority
-from tests.support.transport_doubles import place
+from tests.support.transport_doubles import drawn_invitation, place
 from tests.transport.test_joining import joined, listening
 from thinwire.core.errors import BadPayload, Refused, ThinwireError, Unreachable
 from thinwire.core.fleet import Hello, Welcome
-from thinwire.core.serialization import ask_from_bytes, ask_to_bytes
-from thinwire.core.types import Ask, Equipment
-from thinwire.transport import device_key
+from thinwire.core.serialization import assignment_from_bytes, assignment_to_bytes
+from thinwire.core.types import Assignment, Equipment
 from thinwire.transport.device import enroll, transfers
 from thinwire.transport.device.enroll import join
-from thinwire.transport.device.errors import meaning
-from thinwire.transport.device.identity import ServerClock
-from thinwire.transport.device.session import InFlightAssignments
+from thinwire.transport.device.identity import ServerClock, device_key
+from thinwire.transport.device.session import InFlightAssignments, meaning
 from thinwire.transport.protocol import registration
 from thinwire.transport.protocol.http import ApiError
-from thinwire.transport.protocol.registration import Invitation
 from thinwire.transport.server.registration import JoinRoute
 
 BAD = "a\x1b]0;gone\x07\x1b[2J\r\n\u202eb"
@@ -36,7 +33,7 @@ def test_who_answers_a_join_unverified_moves_no_cursor(tmp_path: Path) -> None:
     authority = Authority()
     shows: dict[str, Any] = {"cas": [BAD], "server_name": BAD}
     with listening(authority.chain(tmp_path), shows) as (url, _), pytest.raises(ThinwireError) as refused:
-        join(url, Invitation.draw(authority.pin), device_key(tmp_path), "pi-1", {})
+        join(url, drawn_invitation(authority.pin), device_key(tmp_path), "pi-1", {})
     assert all(line.isprintable() for line in refused.value.text().split("\n"))
 
 
@@ -47,13 +44,13 @@ def test_a_refusal_is_read_plain(status: int) -> None:
 
 
 @pytest.mark.parametrize("status", [400, 404, 405, 501])
-def test_a_server_that_is_no_door_is_called_so(status: int) -> None:
+def test_a_server_that_is_no_device_api_is_called_so(status: int) -> None:
     refusal = ApiError.read(status, b"<html>Unsupported method ('POST')</html>")
     said = meaning(refusal, "http://127.0.0.1:8000", tls=False)
-    assert isinstance(said, Refused) and said.what == "http://127.0.0.1:8000 is no aggregator's door"
+    assert isinstance(said, Refused) and said.what == "http://127.0.0.1:8000 is no aggregator's device API"
 
 
-def test_a_proxy_whose_door_is_away_is_tried_again() -> None:
+def test_a_proxy_whose_device_api_is_away_is_tried_again() -> None:
     said = meaning(ApiError.read(502, b"<html>Bad Gateway</html>"), "http://127.0.0.1:8000", tls=False)
     assert isinstance(said, Unreachable) and "cannot answer now" in said.what
 
@@ -89,18 +86,20 @@ def test_a_welcome_that_a_device_cannot_live_with_is_not_read(field: dict[str, A
         registration.welcome_from_bytes(json.dumps(raw).encode())
 
 
-@pytest.mark.parametrize("field", ["ask_id", "run", "task", "kind", "base_digest", "layout_digest", "codec"])
-def test_an_ask_names_nothing_by_what_moves_a_cursor(field: str) -> None:
-    ask = Ask("digits-1.1.pi-1", "digits-1", "digits", "train", "0" * 64)
-    assert ask_from_bytes(ask_to_bytes(ask)) == ask
+@pytest.mark.parametrize("field", ["assignment_id", "run", "task", "kind", "base_digest", "layout_digest", "codec"])
+def test_an_assignment_names_nothing_by_what_moves_a_cursor(field: str) -> None:
+    assignment = Assignment("digits-1.1.pi-1", "digits-1", "digits", "train", "0" * 64)
+    assert assignment_from_bytes(assignment_to_bytes(assignment)) == assignment
     with pytest.raises(BadPayload):
-        ask_from_bytes(ask_to_bytes(dataclasses.replace(ask, **cast(Any, {field: BAD}))))
+        assignment_from_bytes(assignment_to_bytes(dataclasses.replace(assignment, **cast(Any, {field: BAD}))))
 
 
-def test_an_ask_may_have_a_long_codec() -> None:
+def test_an_assignment_may_have_a_long_codec() -> None:
     rules = "; ".join(f'"block{i}.weight"=int8' for i in range(200))
-    ask = Ask("digits-1.1.pi-1", "digits-1", "digits", "train", "0" * 64, codec=f"layers({rules}; *=int8)")
-    assert ask_from_bytes(ask_to_bytes(ask)) == ask
+    assignment = Assignment(
+        "digits-1.1.pi-1", "digits-1", "digits", "train", "0" * 64, codec=f"layers({rules}; *=int8)"
+    )
+    assert assignment_from_bytes(assignment_to_bytes(assignment)) == assignment
 
 
 @pytest.mark.parametrize("field", [{"fingerprint": "0" * 64}, {"name": BAD}, {"state": BAD}])
@@ -139,7 +138,7 @@ def test_what_is_no_answer_of_an_aggregator_ends_a_join_in_words(
     shows: dict[str, Any] = {"cas": [authority.pem], "server_name": ""}
     refused = "not the aggregator of this invitation"
     with listening(authority.chain(tmp_path), shows) as (url, _), pytest.raises(Refused, match=refused):
-        join(url, Invitation.draw(authority.pin), device_key(tmp_path), "pi-1", {})
+        join(url, drawn_invitation(authority.pin), device_key(tmp_path), "pi-1", {})
 
 
 @pytest.mark.parametrize("said", [DEEP, b"5", b"null", b"[1]"])
@@ -161,7 +160,7 @@ def test_a_hello_says_what_a_device_has_and_else_nothing(has: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize("has", [{"cores": -1}, {"free_bytes": 1e300}, {"mains": "yes"}, {"metered": 1}, [], "x"])
-def test_a_hello_with_what_cannot_be_had_is_refused(has: Any) -> None:
+def test_a_hello_with_what_does_not_belong_is_refused(has: Any) -> None:
     raw = json.loads(registration.to_bytes(Hello("pi-1", "p")))
     with pytest.raises(BadPayload):
         registration.hello_from_bytes(json.dumps({**raw, "has": has}).encode())

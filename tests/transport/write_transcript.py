@@ -17,24 +17,23 @@ from pathlib import Path
 from unittest.mock import patch
 
 from tests.support import recorded_session as session
-from tests.support.transcript import GOLDEN, Exchange, Transcript, head_of, length_of
+from tests.support.transcript import GOLDEN, Exchange, Transcript, header_of, length_of
 from tests.support.transport_doubles import Place, place
 from thinwire.core.clock import VirtualClock
 from thinwire.core.types import PROTOCOL
-from thinwire.transport import device_key
 from thinwire.transport.device.enroll import join
-from thinwire.transport.protocol.certificates import private_context
+from thinwire.transport.device.identity import Trust, device_key
 from thinwire.transport.protocol.registration import Invitation
 
 FOLDER = GOLDEN / f"protocol-{PROTOCOL}"
 PATIENCE_S = 20.0
-RECORDED_POLL_S = 240.0  # what a door said when the session was recorded
+RECORDED_POLL_S = 120.0  # what a device API said when the session was recorded
 
 
 @contextlib.contextmanager
 def recorded_place(folder: Path, wall: float) -> Iterator[Place]:
-    """The door of a session. It writes an upload as soon as the bytes before the cut are there, so that a replay is
-    cut at the same byte: what a door has not taken yet when a line is cut is lost.
+    """The device API of a session. It writes an upload as soon as the bytes before the cut are there, so that a replay
+    is cut at the same byte: what a device API has not taken yet when a line is cut is lost.
     """
     stopped = VirtualClock(origin=wall)
     with (
@@ -54,7 +53,7 @@ def until_taken(here: Place, cut: int) -> None:
 
 
 class Tap:
-    """A man in the middle with the door's own key: he passes everything on, and writes it down."""
+    """A man in the middle with the device API's own key: he passes everything on, and writes it down."""
 
     def __init__(self, here: Place) -> None:
         self.here, self.exchanges = here, list[Exchange]()
@@ -81,26 +80,26 @@ class Tap:
         try:
             with (
                 authority.context.wrap_socket(sock, server_side=True) as near,
-                private_context(authority.cas()).wrap_socket(far, server_hostname=authority.server_name()) as door,
+                Trust("", authority.cas()).context().wrap_socket(far, server_hostname=authority.server_name()) as api,
             ):
                 self._open.add(near)
-                self._pass(near, door, number)
+                self._pass(near, api, number)
         except OSError as error:
             if not isinstance(error, (ConnectionError, ssl.SSLError)):
                 raise
 
-    def _pass(self, near: ssl.SSLSocket, door: ssl.SSLSocket, number: int) -> None:
-        said, told = near.makefile("rb"), door.makefile("rb")
-        while head := head_of(said):
-            cut = session.CUT_AT if head.startswith(b"PUT") and not self._cut else -1
-            request = head + said.read(length_of(head) if cut < 0 else cut)
+    def _pass(self, near: ssl.SSLSocket, api: ssl.SSLSocket, number: int) -> None:
+        said, told = near.makefile("rb"), api.makefile("rb")
+        while header := header_of(said):
+            cut = session.CUT_AT if header.startswith(b"PUT") and not self._cut else -1
+            request = header + said.read(length_of(header) if cut < 0 else cut)
             happened, self.happened = tuple(self.happened), []
-            door.sendall(request)
+            api.sendall(request)
             answer = b""
             if cut < 0:
-                answer = head_of(told)
-                answer += b"" if head.startswith(b"HEAD") else told.read(length_of(answer))
-            name = f"{len(self.exchanges) + 1:02}-{head.split(b' ')[1].decode().split('?')[0].split('/')[3]}"
+                answer = header_of(told)
+                answer += b"" if header.startswith(b"HEAD") else told.read(length_of(answer))
+            name = f"{len(self.exchanges) + 1:02}-{header.split(b' ')[1].decode().split('?')[0].split('/')[3]}"
             self.exchanges.append(Exchange(name, number, happened, request, answer, cut))
             if cut >= 0:
                 self._cut = True
@@ -112,7 +111,8 @@ class Tap:
 
 def record(folder: Path) -> Transcript:
     wall = float(int(time.time()))
-    with recorded_place(folder / "door", wall) as here:
+    standing = patch("thinwire.transport.device.enroll.ServerClock", lambda: session.clock_at(wall))
+    with recorded_place(folder / "api", wall) as here, standing:
         assert here.authority is not None
         tap, key = Tap(here), device_key(folder)
         invitation = Invitation(here.authority.pin, session.SECRET)
@@ -133,7 +133,7 @@ def main() -> None:
     if FOLDER.exists():
         raise SystemExit(f"{FOLDER} is written, and devices speak it: a change needs another version of the protocol")
     with tempfile.TemporaryDirectory() as folder:
-        for part in ("door", "device"):
+        for part in ("api", "device"):
             (Path(folder) / part).mkdir()
         made = record(Path(folder))
     made.write(FOLDER)

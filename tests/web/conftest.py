@@ -38,7 +38,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Told:
 
 @pytest.fixture
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    """An empty store, or for who asks for `told` too the one with its run."""
+    """An empty store, or for who requests `told` too the one with its run."""
     path = tmp_path / "store.sqlite3"
     if "told" in request.fixturenames:
         shutil.copy(database_url(request.getfixturevalue("finished").store.url).database or "", path)
@@ -54,7 +54,7 @@ def told(store: Store, finished: Told) -> Told:
 
 @pytest.fixture
 def visit(store: Store) -> Iterator[Callable[..., TestClient]]:
-    """Makes clients of the page, which follow no redirect; they have not logged in."""
+    """Makes clients of the dashboard, which follow no redirect; they have not logged in."""
     clients: list[TestClient] = []
 
     def make(base: str = HOST, **settings: Any) -> TestClient:
@@ -71,5 +71,5 @@ def visit(store: Store) -> Iterator[Callable[..., TestClient]]:
 def page(visit: Callable[..., TestClient], store: Store) -> TestClient:
     """One who has logged in."""
     client = visit()
-    assert client.post("/login", data={"code": store.new_login_code()}).status_code == 303
+    assert client.post("/login", data={"code": store.logins.new_code()}).status_code == 303
     return client

@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 
 from tests.support.api_answers import DENSE, DEVICES, LAYOUT, Told
 from tests.support.filled_store import finish, new_run, twelve_rounds
-from thinwire.core.events import AskTakenUp, ClientBack, Evaluated, RoundTakenUp, RunNoted
+from thinwire.core.events import AssignmentDelivered, ClientReconnected, Evaluated, RoundResumed, RunNoted
 from thinwire.store import MeasureRow, Store
 
 
@@ -54,7 +54,7 @@ def test_an_open_round_says_how_many_have_answered(page: TestClient, store: Stor
     assert sentence.startswith("Round 12 of 13 (1 round made no step): 5 of 8 devices have answered; accuracy 0.9")
 
 
-def test_who_has_answered_counts_before_it_is_written_that_it_was_folded(page: TestClient, store: Store):
+def test_who_has_answered_counts_before_it_is_written_that_it_was_aggregated(page: TestClient, store: Store):
     run = twelve_rounds(store)
     run.accept("pi-06", 1.4)
     assert "6 of 8 devices have answered; " in get(page, f"runs/{run.run_id}")["sentence"]
@@ -66,29 +66,29 @@ def test_who_failed_has_not_answered_and_who_is_back_is_at_work(page: TestClient
     run.fail("pi-06", 1.4, "left", "its connection is closed")
     assert "5 of 8 devices have answered, 1 failed; " in get(page, f"runs/{run.run_id}")["sentence"]
     assert get(page, f"runs/{run.run_id}/rounds/12")["why"].endswith("5 of 8 have answered, 1 failed; 8 are enough.")
-    run.say(ClientBack(run.opened_at + 1.6, 12, "pi-06", run.asks["pi-06"], run.elapsed))
+    run.say(ClientReconnected(run.opened_at + 1.6, 12, "pi-06", run.assignments["pi-06"], run.elapsed))
     shown = get(page, f"runs/{run.run_id}")
     assert "5 of 8 devices have answered; " in shown["sentence"]
     assert [(c["state"], c["state_text"]) for c in shown["clients"] if c["device"] == "pi-06"] == [
         ("working", "in round 12")
     ]
     assert [u["outcome"] for u in get(page, f"runs/{run.run_id}/rounds/12")["updates"] if u["device"] == "pi-06"] == [
-        "asked"
+        "selected"
     ]
 
 
-def test_a_device_that_took_an_ask_up_is_known_to_have(page: TestClient, store: Store):
+def test_a_device_that_got_an_assignment_is_known_to_have(page: TestClient, store: Store):
     run = twelve_rounds(store)
-    run.say(AskTakenUp(run.opened_at + 0.5, 12, "pi-06", run.asks["pi-06"]))
+    run.say(AssignmentDelivered(run.opened_at + 0.5, 12, "pi-06", run.assignments["pi-06"]))
     shown = {u["device"]: u["pulled_at"] for u in get(page, f"runs/{run.run_id}/rounds/12")["updates"]}
     assert (shown["pi-06"], shown["pi-07"]) == (run.opened_at + 0.5, None)
 
 
 def test_an_absence_of_the_aggregator_stands_beside_its_round(page: TestClient, store: Store):
     run = twelve_rounds(store)
-    run.say(RoundTakenUp(run.opened_at + 42.0, 12, run.opened_at + 2.0, run.elapsed))
+    run.say(RoundResumed(run.opened_at + 42.0, 12, run.opened_at + 2.0, run.elapsed))
     assert get(page, f"runs/{run.run_id}/rounds/12")["missed_s"] == pytest.approx(40.0), "of an older journal"
-    run.say(RoundTakenUp(run.opened_at + 50.0, 12, run.opened_at + 50.0, run.elapsed, 41.5))
+    run.say(RoundResumed(run.opened_at + 50.0, 12, run.opened_at + 50.0, run.elapsed, 41.5))
     shown = get(page, f"runs/{run.run_id}/rounds/12")
     assert shown["missed_s"] == 41.5
     assert shown["away"][0] == {"begin_s": 2.0, "end_s": 42.0}
@@ -96,25 +96,21 @@ def test_an_absence_of_the_aggregator_stands_beside_its_round(page: TestClient, 
 
 
 @pytest.mark.parametrize("set_by_s", [1e8, -1e6])
-def test_an_open_round_over_which_the_wall_clock_was_set_is_shown_on_one_clock(
+def test_an_open_round_over_which_the_wall_clock_was_set_reports_that_and_draws_no_stage(
     page: TestClient, store: Store, set_by_s: float
 ):
     run = twelve_rounds(store)
-    before = get(page, f"runs/{run.run_id}/rounds/12")
-    run.say(RoundTakenUp(run.opened_at + 8.0 + set_by_s, 12, run.opened_at + 8.0, run.elapsed, 2.0))
+    run.say(RoundResumed(run.opened_at + 8.0 + set_by_s, 12, run.opened_at + 8.0, run.elapsed, 2.0))
     shown = get(page, f"runs/{run.run_id}/rounds/12")
-    assert shown["opened_at"] == pytest.approx(run.opened_at + set_by_s, abs=0.01)
-    assert shown["away"] == [{"begin_s": 8.0, "end_s": 8.0}]
-    assert shown["missed_s"] == 2.0
-    drawn = [[(s["stage"], round(s["begin_s"], 3)) for s in u["stretches"]] for u in shown["updates"]]
-    assert drawn == [[(s["stage"], round(s["begin_s"], 3)) for s in u["stretches"]] for u in before["updates"]]
-    assert shown["why"].endswith("8 are enough; the aggregator was away, for how long is not known.")
+    assert (shown["away"], shown["missed_s"]) == ([], 2.0)
+    assert not any(update["stretches"] for update in shown["updates"])
+    assert shown["why"].endswith("8 are enough; the aggregator was away for an unknown time: the clock was set.")
 
 
 def test_each_round_says_why_it_closed_and_why_it_took_so_long(page: TestClient, told: Told):
     rounds = {r["round"]: r for r in get(page, f"runs/{told.run_id}/rounds")}
     assert [rounds[n]["reason"] for n in (3, 4, 6, 7)] == ["all", "deadline", "enough", "too-few"]
-    assert rounds[3]["closing"] == "everybody asked has answered"
+    assert rounds[3]["closing"] == "everybody selected has answered"
     assert " s for pi-07, which trained 50 steps in " in rounds[3]["why"]
     assert rounds[4]["closing"] == "the deadline passed: 1 of 8 devices had not answered"
     assert rounds[4]["why"].startswith(
@@ -153,7 +149,7 @@ def test_a_round_without_a_wire_claims_no_requests_and_no_share_of_a_clock_that_
     run.quiet_round(0.05)
     shown = get(page, f"runs/{run.run_id}/rounds/1")
     assert (shown["requests"], shown["trips_s"]) == (0, None)
-    assert shown["uncounted"] == {"fold": 0.01, "step": 0.004, "store": 0.02}
+    assert shown["uncounted"] == {"aggregate": 0.01, "step": 0.004, "store": 0.02}
     assert "which a simulation's clock does not count" in shown["why"]
     assert {s["stage"] for u in shown["updates"] for s in u["stretches"]} >= {"between", "upload"}
 
@@ -172,17 +168,17 @@ def test_a_round_shows_what_each_client_did_when(page: TestClient, told: Told):
     clients = {u["device"]: u for u in found["updates"]}
     assert list(clients) == DEVICES
     stages = [s["stage"] for s in clients["pi-01"]["stretches"]]
-    assert stages == ["asked", "download", "queue", "evaluate", "train", "encode", "between", "upload"]
+    assert stages == ["delivery", "download", "queue", "evaluate", "train", "encode", "between", "upload"]
     assert clients["pi-07"]["outcome"] == "late"
-    assert clients["pi-07"]["folded_round"] == 5
+    assert clients["pi-07"]["aggregated_round"] == 5
     assert clients["pi-07"]["stretches"][-1]["end_s"] > found["seconds"]
 
 
 def test_a_late_answer_shows_also_in_the_round_that_took_it(page: TestClient, told: Told):
     found = get(page, f"runs/{told.run_id}/rounds/5")
-    assert [(u["device"], u["round"]) for u in found["late_folded"]] == [("pi-07", 4)]
-    assert found["not_asked"] == {"pi-07": "busy with round 4"}
-    assert found["late_folded"][0]["stretches"][0]["begin_s"] < 0
+    assert [(u["device"], u["round"]) for u in found["late_aggregated"]] == [("pi-07", 4)]
+    assert found["not_selected"] == {"pi-07": "busy with round 4"}
+    assert found["late_aggregated"][0]["stretches"][0]["begin_s"] < 0
 
 
 def test_failures_and_drops_carry_their_reason(page: TestClient, told: Told):
@@ -205,7 +201,7 @@ def test_clients_say_what_they_do_now(page: TestClient, store: Store):
 def test_who_is_busy_with_an_earlier_round_is_at_work_in_it(page: TestClient, store: Store):
     run = new_run(store)
     run.open()
-    for device in [name for name in run.asks if name != "pi-07"]:
+    for device in [name for name in run.assignments if name != "pi-07"]:
         run.answer(device, 2.0)
     run.close("deadline", 4.0, ["pi-07"])
     run.open(without={"pi-07": "busy with round 1"})
@@ -265,5 +261,10 @@ def test_a_run_is_found_by_its_beginning_and_as_the_latest(page: TestClient, tol
 def test_stopping_a_run_leaves_an_order_in_the_store(page: TestClient, told: Told):
     answer = page.post("/api/runs/latest/stop", headers={"Origin": "http://127.0.0.1:8080"})
     assert answer.status_code == 202
-    (order,) = told.store.pending_orders()
-    assert (order.id, order.kind, order.run_id, order.who) == (answer.json()["order"], "stop-run", told.run_id, "page")
+    (order,) = told.store.commands.pending()
+    assert (order.id, order.kind, order.run_id, order.who) == (
+        answer.json()["order"],
+        "stop-run",
+        told.run_id,
+        "dashboard",
+    )

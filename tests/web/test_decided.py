@@ -18,21 +18,21 @@ from thinwire.store import Store
 def test_a_round_says_why_its_deadline_and_each_clients_codec_and_work(page: TestClient, store: Store):
     run = laddered(store)
     found = get(page, f"runs/{run.run_id}/rounds/2")
-    assert (found["deadline_reason"], found["drawn"]) == (DEADLINE, DRAWN)
+    assert (found["deadline_reason"], found["sampling"]) == (DEADLINE, DRAWN)
     assert found["codecs"] == [["fp16", 7], ["topk(0.01) > int8", 2]]
     of = {one["device"]: one for one in found["updates"]}
     assert (of["pi-01"]["codec"], of["pi-01"]["codec_reason"]) == ("fp16", QUICK)
     assert (of["pi-09"]["codec_reason"], of["pi-09"]["work_reason"]) == (SLOW, WORK)
     assert (of["pi-09"]["instead_of"], of["pi-01"]["instead_of"]) == ("pi-03", "")
     assert of["pi-09"]["stretches"][0]["begin_s"] == pytest.approx(0.9)
-    assert "(asked after 0.90 s instead of pi-03)" in found["why"]
+    assert "(selected after 900 ms instead of pi-03)" in found["why"]
 
 
-def test_an_answer_of_a_device_that_began_anew_says_what_it_had_found(page: TestClient, store: Store):
+def test_an_answer_of_a_device_that_began_again_says_what_it_had_found(page: TestClient, store: Store):
     run = laddered(store)
     said = {u["device"]: u["state_lost"] for u in get(page, f"runs/{run.run_id}/rounds/2")["updates"]}
     assert (said["pi-05"], said["pi-01"]) == ("older", "")
-    assert get(page, "devices/pi-05")["asked"][0]["state_lost"] == "older"
+    assert get(page, "devices/pi-05")["assignments"][0]["state_lost"] == "older"
 
 
 def test_each_client_has_the_size_of_what_it_did_not_send_beside_its_change(page: TestClient, store: Store):
@@ -46,11 +46,11 @@ def test_a_run_says_what_its_plan_comes_to_here(page: TestClient, store: Store):
     assert get(page, f"runs/{laddered(store).run_id}")["notes"] == [NOTE]
 
 
-def test_a_full_buffer_shows_what_of_it_was_asked_for_before(page: TestClient, store: Store):
+def test_a_full_buffer_shows_what_of_it_was_requested_before(page: TestClient, store: Store):
     run = buffered(store)
     found = get(page, f"runs/{run.run_id}/rounds/2")
-    assert [(one["device"], one["round"]) for one in found["late_folded"]] == [("pi-03", 1)]
-    assert "its buffer was full with 2 updates, 1 of them asked for before it opened (pi-03's 1 version" in found["why"]
+    assert [(one["device"], one["round"]) for one in found["late_aggregated"]] == [("pi-03", 1)]
+    assert "its buffer was full with 2 updates, 1 of them assigned before it opened (pi-03's 1 version" in found["why"]
     assert found["slowest"] == "pi-03"
 
 
@@ -58,20 +58,20 @@ def test_an_open_buffer_shows_who_is_at_work_since_when(page: TestClient, store:
     run = buffered(store)
     found = get(page, f"runs/{run.run_id}/rounds/3")
     assert found["why"] == "Round 3 is open: its buffer holds 1 of 2 updates, and 4 devices are at work."
-    assert {(one["device"], one["round"]) for one in found["late_folded"]} == {("pi-02", 2), ("pi-04", 1)}
+    assert {(one["device"], one["round"]) for one in found["late_aggregated"]} == {("pi-02", 2), ("pi-04", 1)}
     assert "waits for a buffer of 2" in get(page, f"runs/{run.run_id}")["sentence"]
 
 
-def test_a_round_that_was_asked_for_ahead_counts_from_its_turn(page: TestClient, store: Store):
+def test_a_round_that_was_requested_ahead_counts_from_its_turn(page: TestClient, store: Store):
     run = ahead(store)
     first, second, third, fourth = (get(page, f"runs/{run.run_id}/rounds/{n}") for n in (1, 2, 3, 4))
     assert first["turn_at"] == first["opened_at"] == second["opened_at"]
     assert second["turn_at"] == pytest.approx(first["closed_at"], abs=0.05)
     assert third["turn_at"] == pytest.approx(second["closed_at"], abs=0.05)
     assert sum(second["stages"].values()) == pytest.approx(1.0, abs=0.05)
-    assert second["why"].startswith("Round 2 took 1.0 s: waited 0.")
+    assert second["why"].startswith("Round 2 took 1.0 s: waited ")
     assert "have answered" in third["why"]
-    waits = "8 were asked ahead, and it takes answers when round 3 has closed"
+    waits = "8 were selected ahead, and it takes answers when round 3 has closed"
     assert fourth["why"] == f"Round 4 waits for its turn: {waits}."
     assert get(page, f"runs/{run.run_id}")["sentence"].startswith("Round 3 of 12")
 
@@ -80,7 +80,7 @@ def test_a_round_that_waits_for_devices_before_its_turn_has_none_yet(page: TestC
     run = ahead(store, waits=True)
     third = get(page, f"runs/{run.run_id}/rounds/3")
     assert third["turn_at"] is None
-    waits = "8 were asked ahead, and it takes answers when enough devices are there"
+    waits = "8 were selected ahead, and it takes answers when enough devices are there"
     assert third["why"] == f"Round 3 waits for its turn: {waits}."
     assert get(page, f"runs/{run.run_id}")["sentence"] == "Waiting: 4 of 8 devices."
 
@@ -90,8 +90,8 @@ def test_what_a_device_has_is_said_and_what_it_did_not_say_is_not_made_up(page: 
     has = get(page, "devices/pi-09")["has"]
     assert has["sentence"] == "4 cores, 2.5 of 4.0 GiB free, battery, metered"
     assert get(page, "devices/pi-01")["has"] == {**dict.fromkeys(has), "sentence": ""}
-    (asked,) = get(page, "devices/pi-09")["asked"]
-    assert asked["work_reason"] == WORK
+    (assigned,) = get(page, "devices/pi-09")["assignments"]
+    assert assigned["work_reason"] == WORK
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -100,11 +100,11 @@ def test_the_reasons_are_shown_to_all_and_at_every_width(store: Store, served: S
     page = look(served.url, f"runs/{run.run_id}", color_scheme=scheme)
     expect(page.locator(".notice.said")).to_have_text(NOTE)
     expect(page.locator(".closing")).to_contain_text(f"Codecs fp16 (7), topk(0.01) > int8 (2). Deadline {DEADLINE}.")
-    expect(page.locator(".closing")).to_contain_text(f"D{DRAWN[1:]}.")
-    expect(page.locator(".gantt li", has_text="pi-05")).to_contain_text("folded, anew (state older)")
-    page.get_by_text("What each was asked for, and why").click()
-    row = page.get_by_label("What each client of round 2 was asked for").get_by_role("row", name="pi-09")
-    expect(row).to_contain_text("after 0.90 s instead of pi-03: 7 of 8 answers could still come")
+    expect(page.locator(".closing")).to_contain_text(f"S{DRAWN[1:]}.")
+    expect(page.locator(".gantt li", has_text="pi-05")).to_contain_text("aggregated, restarted (state older)")
+    page.get_by_text("The assignment of each, and why").click()
+    row = page.get_by_label("Assignments of the clients of round 2").get_by_role("row", name="pi-09")
+    expect(row).to_contain_text("after 900 ms instead of pi-03: 7 of 8 answers could still come")
     for said in (SLOW, WORK):
         expect(row).to_contain_text(said)
     for path, waited in ((f"runs/{run.run_id}", ".closing"), ("devices/pi-09", "#has"), ("devices", "#known")):
@@ -121,7 +121,7 @@ def test_the_reasons_are_shown_to_all_and_at_every_width(store: Store, served: S
 def test_an_open_buffer_is_told_as_one(store: Store, served: Shown, look: Open):
     page = look(served.url, f"runs/{buffered(store).run_id}")
     expect(page.locator("#rounds .why")).to_contain_text("its buffer holds 1 of 2 updates, and 4 devices are at work")
-    expect(page.locator(".gantt li.lane")).to_have_count(5)
+    expect(page.locator(".gantt li.gantt-row")).to_have_count(5)
     expect(page.locator(".progress")).not_to_contain_text("deadline")
 
 

@@ -13,8 +13,8 @@ from starlette.testclient import TestClient
 from tests.support.filled_fleet import a_fleet, come, fingerprint, hello, measured, there
 from tests.support.filled_store import twelve_rounds
 from tests.web.test_api import get
-from tests.web.test_door import Visit
-from thinwire.core.events import DeviceJoined, DeviceLeft, RunNoted
+from tests.web.test_device_api_refusals import Visit
+from thinwire.core.events import DeviceOffline, DeviceOnline, RunNoted
 from thinwire.core.statedir import hold
 from thinwire.store import Store
 
@@ -47,17 +47,17 @@ def by_name(page: TestClient) -> dict[str, Any]:
 
 def test_each_device_says_why_it_may_or_may_not_take_part(page: TestClient, fleet: Store):
     said = {name: (device["standing"], device["sentence"]) for name, device in by_name(page).items()}
-    assert said["ward-4"] == ("pending", "It joined with invitation 1, which asks for approval by hand.")
-    assert said["cam-01"] == ("approved", "Let in by the invitation that it joined with.")
-    assert said["old-box"] == ("revoked", "Shut out by ann.")
+    assert said["ward-4"] == ("pending", "It joined with invitation 1, which needs approval by hand.")
+    assert said["cam-01"] == ("approved", "Approved by the invitation that it joined with.")
+    assert said["old-box"] == ("revoked", "Revoked by ann.")
     assert said["bench"] == ("revoked", "It left by itself.")
 
 
-def test_who_came_over_loopback_waits_once_the_door_is_open_to_others(visit: Visit, store: Store, tmp_path: Path):
+def test_who_came_over_loopback_waits_once_the_device_api_is_open_to_others(visit: Visit, store: Store, tmp_path: Path):
     store.roster.enrol("bench", fingerprint("bench"), b"key", "loopback")
     lock = tmp_path / "lock"
     client = visit(lock=lock)
-    client.post("/login", data={"code": store.new_login_code()})
+    client.post("/login", data={"code": store.logins.new_code()})
     with hold(lock, {"listen": "127.0.0.1:9090", "pin": None, "urls": ["http://127.0.0.1:9090"]}):
         assert by_name(client)["bench"]["standing"] == "approved"
         assert get(client, "service")["tls"] is False
@@ -75,9 +75,9 @@ def test_since_when_and_why_a_device_is_unreachable(page: TestClient, store: Sto
     device = by_name(page)["cam-02"]
     assert (device["online"], device["left_at"]) == (False, AT - 1260)
     assert device["left_why"] == "not heard of for 360 s"
-    store.record_device(DeviceJoined(AT, "cam-02"))
+    store.record_device(DeviceOnline(AT, "cam-02"))
     assert by_name(page)["cam-02"]["left_at"] is None
-    store.record_device(DeviceLeft(AT + 1, "cam-02", "connection lost"))
+    store.record_device(DeviceOffline(AT + 1, "cam-02", "connection lost"))
     assert by_name(page)["cam-02"]["left_why"] == "connection lost"
 
 
@@ -111,14 +111,14 @@ def test_a_rate_of_nothing_but_small_updates_is_the_least_that_it_may_be(page: T
     assert (link["up"]["p50"], link["up"]["least"], link["rtt"]["least"]) == (2.1e6, True, False)
 
 
-def test_a_device_is_shown_with_its_deeds_its_last_asks_and_where_it_stays(page: TestClient, store: Store):
+def test_a_device_is_shown_with_its_deeds_its_last_assignments_and_where_it_stays(page: TestClient, store: Store):
     run = twelve_rounds(store)
     run.fail("pi-08", 1.0, "declined", "rounds_a_day: 24 of 24 rounds of today are made")
     found = get(page, "devices/pi-08")
     assert found["declined"]["rule"] == "rounds_a_day: 24 of 24 rounds of today are made"
     assert (found["declined"]["run_id"], found["declined"]["round"]) == (run.run_id, 12)
     assert [a["sentence"] for a in found["actions"]] == ["came: loopback, approved"]
-    assert found["asked"][0]["round"] == 12
+    assert found["assignments"][0]["round"] == 12
     assert found["stays_text"] == "digits-1 rounds 1–6, 8–11"
     assert get(page, "devices/pi-01")["declined"] is None
 
@@ -133,10 +133,10 @@ def test_a_device_that_is_not_there_is_not_found(page: TestClient):
 
 def test_an_approval_counts_from_the_next_call_on_and_is_on_record(page: TestClient, fleet: Store):
     said = decide(page, "ward-4", "approve")
-    assert said["sentence"] == "ward-4 is approved: it is let in at its next call."
+    assert said["sentence"] == "ward-4 is approved: it has access at its next call."
     assert fleet.roster.by_fingerprint(fingerprint("ward-4")).state == "approved"  # type: ignore[union-attr]  # it is there
-    assert (fleet.device_actions("ward-4")[0].who, fleet.device_actions("ward-4")[0].what) == ("page", "approve")
-    assert get(page, "devices/ward-4")["sentence"] == "Approved by page."
+    assert (fleet.audit.actions("ward-4")[0].who, fleet.audit.actions("ward-4")[0].what) == ("dashboard", "approve")
+    assert get(page, "devices/ward-4")["sentence"] == "Approved by dashboard."
 
 
 def test_a_revocation_counts_at_once_and_the_aggregator_says_when_all_is_cleared(page: TestClient, store: Store):
@@ -146,23 +146,23 @@ def test_a_revocation_counts_at_once_and_the_aggregator_says_when_all_is_cleared
     assert (said["standing"], said["confirmed"]) == ("revoked", None)
     assert said["stays_text"] == "digits-1 rounds 1–6, 8, 10–12"
     assert [row.state for row in store.roster.rows() if row.name == "pi-02"] == ["revoked"]
-    (order,) = store.pending_orders()
-    assert (order.id, order.kind, order.args, order.who) == (said["order"], "revoke", {"device": "pi-02"}, "page")
+    (order,) = store.commands.pending()
+    assert (order.id, order.kind, order.args, order.who) == (said["order"], "revoke", {"device": "pi-02"}, "dashboard")
     assert get(page, f"devices/pi-02/revocations/{order.id}")["confirmed"] is None
-    store.answer(order.id, {"done": True, "rounds": {"digits-1": [1, 2]}})
+    store.commands.answer(order.id, {"done": True, "rounds": {"digits-1": [1, 2]}})
     later = get(page, f"devices/pi-02/revocations/{order.id}")
     assert (later["confirmed"], later["stays_text"]) == (True, "digits-1 rounds 1–2")
-    assert later["sentence"].startswith("pi-02 is shut out, and what was open is cleared")
+    assert later["sentence"].startswith("pi-02 is revoked, and what was open is cleared")
     assert page.get("/api/devices/pi-02/revocations/99").status_code == 404
 
 
 def test_without_an_aggregator_the_row_is_enough(visit: Visit, fleet: Store, tmp_path: Path):
     client = visit(lock=tmp_path / "lock")
-    client.post("/login", data={"code": fleet.new_login_code()})
+    client.post("/login", data={"code": fleet.logins.new_code()})
     said = decide(client, "cam-01", "revoke")
-    assert "the next one applies it before its door opens" in said["sentence"]
+    assert "the next one applies it before its device API opens" in said["sentence"]
     assert said["order"] is None
-    assert fleet.pending_orders() == []
+    assert fleet.commands.pending() == []
     assert "when an aggregator is running again" in decide(client, "cam-01", "approve")["sentence"]
 
 
@@ -182,25 +182,25 @@ def test_a_decision_about_another_key_than_the_one_that_was_shown_is_refused(pag
         post(page, f"devices/cam-01/{what}", None, 422)
         post(page, f"devices/nobody/{what}", wrong, 404)
     assert by_name(page)["cam-01"]["standing"] == "approved"
-    assert fleet.pending_orders() == []
+    assert fleet.commands.pending() == []
 
 
 @pytest.mark.parametrize("path", ["devices/cam-01/approve", "devices/cam-01/revoke", "invitations/8/withdraw"])
 def test_only_our_own_page_may_give_such_orders(page: TestClient, visit: Visit, fleet: Store, path: str):
     body = {"fingerprint": fingerprint("cam-01")}
-    before = fleet.last_act()
+    before = fleet.audit.last()
     assert visit().post(f"/api/{path}", json=body, headers=OURS).status_code == 401
     for headers in ({}, {"Origin": "http://evil.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "same-site"}):
         assert page.post(f"/api/{path}", json=body, headers=headers).status_code == 403, headers
     assert page.get(f"/api/{path}").status_code == 405
-    assert fleet.last_act() == before
+    assert fleet.audit.last() == before
     assert page.post(f"/api/{path}", json=body, headers=OURS).status_code == 200
 
 
-# Invitations, and who was turned away.
+# Invitations, and who was refused.
 
 
-def test_invitations_say_what_became_of_them_and_never_their_secret(page: TestClient, fleet: Store):
+def test_invitations_say_the_outcome_of_them_and_never_their_secret(page: TestClient, fleet: Store):
     (made,) = fleet.invitations.invite(who="ann")
     answer = page.get("/api/invitations")
     assert made.secret not in answer.text
@@ -217,7 +217,7 @@ def test_an_invitation_is_withdrawn_and_a_used_one_is_not(page: TestClient, flee
     said = post(page, "invitations/1/withdraw", status=409)
     assert said["error"] == "invitation 1 was used by ward-4"
     post(page, "invitations/77/withdraw", status=404)
-    assert fleet.device_actions()[0].who == "page"
+    assert fleet.audit.actions()[0].who == "dashboard"
 
 
 def test_the_operator_reads_the_reason_that_the_outside_does_not_learn(page: TestClient, fleet: Store):

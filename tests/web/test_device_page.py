@@ -1,4 +1,4 @@
-"""The page of devices as a browser shows it."""
+"""The dashboard of devices as a browser shows it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.browsing import Open, axe, overflow
 from tests.support.filled_fleet import a_fleet, come, fingerprint, hello, many, there
 from tests.support.filled_store import twelve_rounds
 from tests.support.serving import Shown, showing
-from thinwire.core.events import DeviceLeft
+from thinwire.core.events import DeviceOffline
 from thinwire.core.statedir import hold
 from thinwire.store import Store
 
@@ -22,8 +22,8 @@ TLS = {"listen": "0.0.0.0:9090", "pin": "ab" * 32, "urls": ["https://agg.example
 
 
 @pytest.fixture
-def open_door(store: Store, tmp_path: Path) -> Iterator[Shown]:
-    """The page beside an aggregator whose door other machines reach."""
+def open_api(store: Store, tmp_path: Path) -> Iterator[Shown]:
+    """The dashboard beside an aggregator whose device API other machines reach."""
     lock = tmp_path / "lock"
     with hold(lock, TLS), showing(store.url, lock) as running:
         yield running
@@ -34,14 +34,14 @@ def grouped(name: str) -> str:
     return " ".join(digits[at : at + 8] for at in range(0, 64, 8))
 
 
-def test_who_waits_stands_first_and_is_let_in_by_its_fingerprint(store: Store, open_door: Shown, look: Open):
+def test_who_waits_stands_first_and_is_approved_by_its_fingerprint(store: Store, open_api: Shown, look: Open):
     a_fleet(store, time.time())
-    page = look(open_door.url, "devices")
+    page = look(open_api.url, "devices")
     expect(page.locator("main section").first).to_have_attribute("id", "pending")
-    expect(page.locator("#pending")).to_contain_text("It joined with invitation 1, which asks for approval by hand.")
+    expect(page.locator("#pending")).to_contain_text("It joined with invitation 1, which needs approval by hand.")
     expect(page.get_by_role("link", name="Devices")).to_contain_text("2 to be approved")
     page.get_by_role("button", name="Approve ward-4").click()
-    dialog = page.get_by_role("dialog", name="Let ward-4 in?")
+    dialog = page.get_by_role("dialog", name="Approve ward-4?")
     expect(dialog.get_by_role("group", name="Fingerprint of its key")).to_have_text(grouped("ward-4") + " ")
     expect(page.get_by_role("button", name="Not now")).to_be_focused()
     assert axe(page) == []
@@ -50,65 +50,65 @@ def test_who_waits_stands_first_and_is_let_in_by_its_fingerprint(store: Store, o
     expect(page.get_by_role("button", name="Approve ward-4")).to_be_focused()
     assert {row.name: row.state for row in store.roster.rows()}["ward-4"] == "pending"
     page.get_by_role("button", name="Approve ward-4").click()
-    page.get_by_role("button", name="It is the same: let it in").click()
-    expect(page.get_by_role("dialog")).to_contain_text("ward-4 is approved: it is let in at its next call.")
+    page.get_by_role("button", name="It is the same: approve it").click()
+    expect(page.get_by_role("dialog")).to_contain_text("ward-4 is approved: it has access at its next call.")
     page.get_by_role("button", name="Close").click()
     expect(page.locator("#known")).to_contain_text("ward-4")
     expect(page.locator("#pending .cards li")).to_have_count(1)
-    assert store.device_actions("ward-4")[0].who == "page"
+    assert store.audit.actions("ward-4")[0].who == "dashboard"
 
 
-def test_a_device_is_shut_out_and_the_page_says_what_stays(store: Store, open_door: Shown, look: Open):
+def test_a_device_is_revoked_and_the_dashboard_says_what_stays(store: Store, open_api: Shown, look: Open):
     run = twelve_rounds(store)
     store.roster.approve("pi-02")
-    page = look(open_door.url, "devices/pi-02")
-    page.get_by_role("button", name="Shut out").click()
-    dialog = page.get_by_role("dialog", name="Shut pi-02 out?")
-    expect(dialog).to_contain_text("Its calls are answered at once")
+    page = look(open_api.url, "devices/pi-02")
+    page.get_by_role("button", name="Revoke…").click()
+    dialog = page.get_by_role("dialog", name="Revoke pi-02?")
+    expect(dialog).to_contain_text("Its calls end at once")
     expect(dialog).to_contain_text(f"{run.run_id} rounds 1–6, 8, 10–12")
     assert axe(page) == []
-    dialog.get_by_role("button", name="Shut it out").click()
+    dialog.get_by_role("button", name="Revoke it").click()
     expect(page.get_by_role("dialog")).to_contain_text("The aggregator is clearing what was open")
-    (order,) = store.pending_orders()
-    store.answer(order.id, {"done": True, "rounds": {run.run_id: [1, 2, 3]}})
+    (order,) = store.commands.pending()
+    store.commands.answer(order.id, {"done": True, "rounds": {run.run_id: [1, 2, 3]}})
     expect(page.get_by_role("dialog")).to_contain_text("what was open is cleared")
     expect(page.get_by_role("dialog")).to_contain_text(f"Its updates stay in: {run.run_id} rounds 1–3.")
     page.get_by_role("button", name="Close").click()
-    expect(page.locator(".sentence")).to_have_text("Shut out by page.")
-    expect(page.locator("#deeds")).to_contain_text("was shut out")
-    expect(page.get_by_role("button", name="Let in again")).to_be_visible()
+    expect(page.locator(".sentence")).to_have_text("Revoked by dashboard.")
+    expect(page.locator("#deeds")).to_contain_text("was revoked")
+    expect(page.get_by_role("button", name="Approve again…")).to_be_visible()
 
 
-def test_an_aggregator_that_does_not_confirm_is_said_so(store: Store, open_door: Shown, look: Open):
+def test_an_aggregator_that_does_not_confirm_is_said_so(store: Store, open_api: Shown, look: Open):
     a_fleet(store, time.time())
-    page = look(open_door.url, "devices/cam-01")
-    page.get_by_role("button", name="Shut out").click()
-    page.get_by_role("button", name="Shut it out").click()
+    page = look(open_api.url, "devices/cam-01")
+    page.get_by_role("button", name="Revoke…").click()
+    page.get_by_role("button", name="Revoke it").click()
     expect(page.get_by_role("dialog")).to_contain_text("has not confirmed it within 5 s")
-    expect(page.get_by_role("dialog")).to_contain_text("The door refuses the device all the same.")
+    expect(page.get_by_role("dialog")).to_contain_text("The device API refuses the device all the same.")
 
 
-def test_a_decision_that_cannot_be_is_refused_in_words(store: Store, open_door: Shown, browser: Browser):
+def test_a_decision_that_cannot_be_is_refused_in_words(store: Store, open_api: Shown, browser: Browser):
     a_fleet(store, time.time())
     with browser.new_context() as context:
         page = context.new_page()
-        page.goto(f"{open_door.url}/login?next=devices&code={store.new_login_code()}")
+        page.goto(f"{open_api.url}/login?next=devices&code={store.logins.new_code()}")
         page.get_by_role("button", name="Approve ward-7").click()
         store.roster.rename("ward-7", "ward-8")
         store.roster.enrol("ward-7", fingerprint("another"), b"another key", "manual")
-        page.get_by_role("button", name="It is the same: let it in").click()
+        page.get_by_role("button", name="It is the same: approve it").click()
         said = page.get_by_role("dialog").get_by_role("alert")
         expect(said).to_contain_text("ward-7 has another key than the one that was shown")
         assert {row.name: row.state for row in store.roster.rows()}["ward-7"] == "pending"
         context.set_offline(True)
-        page.get_by_role("button", name="It is the same: let it in").click()
-        expect(said).to_contain_text("the page's server cannot be reached")
+        page.get_by_role("button", name="It is the same: approve it").click()
+        expect(said).to_contain_text("the dashboard's server is not reachable")
 
 
-def test_each_row_says_who_how_since_when_with_what_and_how_far(store: Store, open_door: Shown, look: Open):
+def test_each_row_says_who_how_since_when_with_what_and_how_far(store: Store, open_api: Shown, look: Open):
     twelve_rounds(store)
     a_fleet(store, time.time())
-    page = look(open_door.url, "devices")
+    page = look(open_api.url, "devices")
     cam = page.locator("#known").get_by_role("row", name="cam-01")
     for said in ("invitation", "online since", "thinwire 0.1.0", "Python 3.11.2", "torch 2.13.0", "aarch64", "212 ms"):
         expect(cam).to_contain_text(said)
@@ -119,8 +119,8 @@ def test_each_row_says_who_how_since_when_with_what_and_how_far(store: Store, op
     expect(page.locator("#known").get_by_role("row", name="jetson-1")).to_contain_text("ModuleNotFoundError")
 
 
-def test_what_happens_to_devices_is_shown_without_a_reload(store: Store, open_door: Shown, look: Open):
-    page = look(open_door.url, "devices")
+def test_what_happens_to_devices_is_shown_without_a_reload(store: Store, open_api: Shown, look: Open):
+    page = look(open_api.url, "devices")
     expect(page.get_by_role("heading", name="No device yet")).to_be_visible()
     expect(page.locator(".nothing")).to_contain_text("thinwire devices invite")
     assert axe(page) == []
@@ -134,16 +134,16 @@ def test_what_happens_to_devices_is_shown_without_a_reload(store: Store, open_do
     store.roster.approve("attic")
     there(store, hello("attic"), time.time())
     expect(page.get_by_role("row", name="attic")).to_contain_text("online since")
-    store.record_device(DeviceLeft(time.time(), "attic", "not heard of for 360 s"))
+    store.record_device(DeviceOffline(time.time(), "attic", "not heard of for 360 s"))
     expect(page.get_by_role("row", name="attic")).to_contain_text("unreachable since")
     store.roster.revoke("attic")
     expect(page.locator("#out")).to_contain_text("1 device")
     expect(page.locator("#known")).to_have_count(0)
 
 
-def test_an_invitation_is_withdrawn_with_two_clicks(store: Store, open_door: Shown, look: Open):
+def test_an_invitation_is_withdrawn_with_two_clicks(store: Store, open_api: Shown, look: Open):
     a_fleet(store, time.time())
-    page = look(open_door.url, "devices")
+    page = look(open_api.url, "devices")
     page.get_by_role("button", name="Withdraw invitation 8").click()
     page.get_by_role("group", name="Withdraw invitation 8?").get_by_role("button", name="Withdraw").click()
     expect(page.locator("#invitations")).to_contain_text("none can be used")
@@ -152,17 +152,17 @@ def test_an_invitation_is_withdrawn_with_two_clicks(store: Store, open_door: Sho
     expect(page.get_by_role("row", name="No. 1")).to_contain_text("used by ward-4")
 
 
-def test_the_operator_reads_why_a_join_was_refused(store: Store, open_door: Shown, look: Open):
+def test_the_operator_reads_why_a_join_was_refused(store: Store, open_api: Shown, look: Open):
     a_fleet(store, time.time())
-    row = look(open_door.url, "devices").locator("#refusals").get_by_role("row", name="203.0.113.99:1022")
+    row = look(open_api.url, "devices").locator("#refusals").get_by_role("row", name="203.0.113.99:1022")
     expect(row).to_contain_text("invitation used by cam-01 (invitation 3)")
     expect(row).to_contain_text("no invitation that can be used")
 
 
-def test_hundreds_of_devices_are_searched_and_the_search_survives_a_reload(store: Store, open_door: Shown, look: Open):
+def test_hundreds_of_devices_are_searched_and_the_search_survives_a_reload(store: Store, open_api: Shown, look: Open):
     a_fleet(store, time.time())
     many(store, 300, time.time())
-    page = look(open_door.url, "devices")
+    page = look(open_api.url, "devices")
     rows = page.locator("#known tbody tr")
     expect(rows).to_have_count(60)
     page.get_by_role("button", name="Show all 303").click()
@@ -187,32 +187,32 @@ def test_while_the_aggregator_is_gone_nobody_knows_who_is_online(store: Store, l
         expect(page.get_by_role("alert")).to_contain_text("The aggregator is not running")
         expect(page.locator(".sentence")).to_contain_text("who is online is unknown, aggregator offline")
         expect(page.locator("#known").get_by_role("row", name="cam-01")).to_contain_text("unknown, aggregator offline")
-        page.get_by_role("button", name="Shut out cam-01").click()
-        page.get_by_role("button", name="Shut it out").click()
-        expect(page.get_by_role("dialog")).to_contain_text("the next one applies it before its door opens")
-        assert store.pending_orders() == []
+        page.get_by_role("button", name="Revoke cam-01").click()
+        page.get_by_role("button", name="Revoke it").click()
+        expect(page.get_by_role("dialog")).to_contain_text("the next one applies it before its device API opens")
+        assert store.commands.pending() == []
 
 
-def test_a_device_that_is_not_there_says_so(store: Store, open_door: Shown, browser: Browser):
+def test_a_device_that_is_not_there_says_so(store: Store, open_api: Shown, browser: Browser):
     with browser.new_context() as context:
         page: Page = context.new_page()
-        page.goto(f"{open_door.url}/login?next=devices/pi-99&code={store.new_login_code()}")
+        page.goto(f"{open_api.url}/login?next=devices/pi-99&code={store.logins.new_code()}")
         expect(page.get_by_role("alert")).to_contain_text("no device pi-99")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_pages_of_devices_are_usable_by_all_and_at_every_width(
-    store: Store, open_door: Shown, look: Open, scheme: Any
+    store: Store, open_api: Shown, look: Open, scheme: Any
 ):
     run = twelve_rounds(store)
     a_fleet(store, time.time())
     run.fail("pi-08", 1.0, "declined", "rounds_a_day: 24 of 24 rounds of today are made")
-    page = look(open_door.url, "devices", color_scheme=scheme)
+    page = look(open_api.url, "devices", color_scheme=scheme)
     for summary in page.locator("main summary").all():
         summary.click()
     assert axe(page) == []
-    for path, waited in (("devices", "#known"), ("devices/pi-08", "#asks"), ("devices/cam-01", "#deeds")):
-        page.goto(f"{open_door.url}/{path}")
+    for path, waited in (("devices", "#known"), ("devices/pi-08", "#assignments"), ("devices/cam-01", "#deeds")):
+        page.goto(f"{open_api.url}/{path}")
         page.wait_for_selector(waited)
         for width in (390, 1000, 1280):
             page.set_viewport_size({"width": width, "height": 900})

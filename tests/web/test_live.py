@@ -10,15 +10,15 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from thinwire.core.clock import starting
+from thinwire.core.clock import DOWN_SINCE
 from thinwire.core.errors import DataLost
 from thinwire.core.statedir import hold
-from thinwire.web.live import Live, News
+from thinwire.web.routes import Live, News
 from thinwire.web.settings import aggregator, lock_beside
 
 
 class Journal:
-    """A store of which only the newest number is asked."""
+    """A store of which only the newest number is selected."""
 
     def __init__(self) -> None:
         self.seq, self.looks, self.broken = 1, 0, False
@@ -117,7 +117,7 @@ def test_the_aggregator_is_there_while_it_holds_its_lock(tmp_path: Path):
     assert aggregator(lock)[0] == "gone"
     with hold(lock, {"listen": "127.0.0.1:9090"}):
         assert aggregator(lock) == ("running", {"pid": os.getpid(), "listen": "127.0.0.1:9090"})
-    with hold(lock, starting(1000.0)):
+    with hold(lock, {DOWN_SINCE: 1000.0}):
         assert aggregator(lock) == ("gone", {}), "it does not serve yet"
     assert aggregator(lock)[0] == "gone"
     lock.write_text('{"pid": 4194305}')  # beyond the largest there can be

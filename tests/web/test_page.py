@@ -1,4 +1,4 @@
-"""The page as a browser shows it."""
+"""The dashboard as a browser shows it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.api_answers import Told
 from tests.support.browsing import Open, axe, overflow
 from tests.support.filled_store import add_devices, finish, new_run, twelve_rounds
 from tests.support.serving import Shown, serving, showing
-from thinwire.core.events import AskTakenUp, Evaluated, RoundClosed, RoundTakenUp, RunNoted
+from thinwire.core.events import AssignmentDelivered, Evaluated, RoundClosed, RoundResumed, RunNoted
 from thinwire.core.statedir import hold
 from thinwire.reports.sweep_results import TrialStore
 from thinwire.store import MeasureRow, Store
@@ -29,7 +29,7 @@ def test_the_status_stands_there_in_one_sentence_and_moves_with_the_run(store: S
     expect(page.locator("#rounds h2")).to_have_text("Round 12")
     run.answer("pi-06", 1.2)
     expect(page.locator(".sentence")).to_contain_text("6 of 8 devices have answered")
-    expect(page.locator(".gantt li.lane.is-folded")).to_have_count(6)
+    expect(page.locator(".gantt li.gantt-row.is-aggregated")).to_have_count(6)
     run.fail("pi-08", 1.0, "task-error", "<img src=x onerror=alert(1)>")
     expect(page.locator(".gantt")).to_contain_text("failed: task-error: <img src=x onerror=alert(1)>")
     run.answer("pi-07", 1.4)
@@ -86,7 +86,7 @@ def test_every_page_is_usable_by_all_and_at_every_width(store: Store, served: Sh
     assert page.locator("html").get_attribute("data-theme") == ("dark" if scheme == "light" else "light")
 
 
-def test_a_window_made_narrow_has_no_second_scroll_bar_until_its_curves_are_drawn_anew(
+def test_a_window_made_narrow_has_no_second_scroll_bar_until_its_curves_are_drawn_again(
     store: Store, served: Shown, look: Open
 ):
     run = twelve_rounds(store)
@@ -107,7 +107,7 @@ def test_the_login_says_why_a_code_is_refused(store: Store, served: Shown, brows
         page.get_by_label("One-time code").fill("WRONG")
         page.get_by_role("button", name="Log in").click()
         expect(page.get_by_role("alert")).to_contain_text("not valid")
-        page.get_by_label("One-time code").fill(store.new_login_code())
+        page.get_by_label("One-time code").fill(store.logins.new_code())
         page.keyboard.press("Enter")
         expect(page.locator("h1")).to_have_text("Runs")
 
@@ -137,10 +137,10 @@ def test_a_person_stops_a_run_with_two_clicks(store: Store, served: Shown, look:
     run = made(store)
     page = look(served.url, f"runs/{run.run_id}")
     page.get_by_role("button", name="Stop").click()
-    assert store.pending_orders() == []
+    assert store.commands.pending() == []
     page.get_by_role("group", name="Stop this run?").get_by_role("button", name="Stop").click()
     expect(page.get_by_text("stop ordered")).to_be_visible()
-    assert [(order.kind, order.run_id) for order in store.pending_orders()] == [("stop-run", run.run_id)]
+    assert [(order.kind, order.run_id) for order in store.commands.pending()] == [("stop-run", run.run_id)]
 
 
 def test_an_aggregator_that_is_gone_is_said_to_be_and_comes_back(store: Store, look: Open, tmp_path: Path):
@@ -168,16 +168,16 @@ def test_an_aggregator_that_is_gone_is_said_to_be_and_comes_back(store: Store, l
 
 def test_a_round_shows_who_is_at_work_and_when_no_aggregator_was_there(store: Store, served: Shown, look: Open):
     run = twelve_rounds(store)
-    run.say(AskTakenUp(run.opened_at + 0.4, 12, "pi-06", run.asks["pi-06"]))
-    run.say(RoundTakenUp(run.opened_at + 4.0, 12, run.opened_at + 2.0, run.elapsed))
+    run.say(AssignmentDelivered(run.opened_at + 0.4, 12, "pi-06", run.assignments["pi-06"]))
+    run.say(RoundResumed(run.opened_at + 4.0, 12, run.opened_at + 2.0, run.elapsed))
     page = look(served.url, f"runs/{run.run_id}")
-    lane = page.locator(".lane", has_text="pi-06")
-    expect(lane).to_contain_text("asked, at work")
+    lane = page.locator(".gantt-row", has_text="pi-06")
+    expect(lane).to_contain_text("selected, at work")
     expect(lane.locator(".stage.work")).to_have_count(1)
-    expect(page.locator(".lane", has_text="pi-07").locator(".stage.work")).to_have_count(0)
-    expect(page.locator(".legend")).to_contain_text("taken up, at work")
+    expect(page.locator(".gantt-row", has_text="pi-07").locator(".stage.work")).to_have_count(0)
+    expect(page.locator(".legend")).to_contain_text("delivered, at work")
     expect(page.locator(".legend")).to_contain_text("no aggregator was there")
-    expect(page.locator(".legend")).not_to_contain_text("not taken up")
+    expect(page.locator(".legend")).not_to_contain_text("not delivered")
     expect(lane.locator(".away")).to_have_count(1)
 
 
@@ -186,7 +186,7 @@ def test_the_deadline_stands_where_it_passes_also_after_an_absence(store: Store,
     run.open(deadline_s=5.0)
     for device in run.devices[:-1]:
         run.answer(device, 2.0)
-    run.say(RoundTakenUp(run.opened_at + 9.0, 1, run.opened_at + 4.0, run.elapsed, 7.0))
+    run.say(RoundResumed(run.opened_at + 9.0, 1, run.opened_at + 4.0, run.elapsed, 7.0))
     run.close("deadline", 12.0, run.devices[-1:])
     page = look(served.url, f"runs/{run.run_id}")
     expect(page.locator(".flag.deadline")).to_have_text("deadline 5.0 s + 7.0 s not counted")
@@ -215,7 +215,7 @@ def test_a_run_and_a_round_say_where_the_time_went_and_whom_was_waited_for(store
     expect(page.locator("#time .why")).to_contain_text("1 round took 6.0 s, 91 % of it waiting for who did not answer")
     expect(page.locator("#time .went")).to_contain_text("waiting 5.5 s")
     expect(page.locator(".legend")).to_contain_text("between its stages")
-    expect(page.locator(".lane.is-folded .stage.between")).to_have_count(7)
+    expect(page.locator(".gantt-row.is-aggregated .stage.between")).to_have_count(7)
     assert axe(page) == []
 
 
@@ -223,13 +223,13 @@ def test_a_client_whose_metrics_were_clipped_is_named_and_moves_no_curve(store: 
     run = new_run(store)
     run.quiet_round()
     run.open()
-    for device in run.asks:
+    for device in run.assignments:
         run.answer(device, 0.5)
     lie = next(u for u in store.updates(run.run_id, 2) if u.device == "pi-03")
     metrics, clipped = {"loss": 1e89, "accuracy": 0.5}, {lie.update_id: ["loss"]}
     run.say(
         Evaluated(run.now, 1, 1, metrics, {"loss": [0.2, 1e90]}, 360, 8, robust={"loss": 0.3125}, clipped=clipped),
-        RoundClosed(run.now, 2, "all", 2, run.folded, [], [], run.elapsed, 1.0, {}),
+        RoundClosed(run.now, 2, "all", 2, run.aggregated, [], [], run.elapsed, 1.0, {}),
     )
     page = look(served.url, f"runs/{run.run_id}")
     expect(page.locator("#learning")).to_contain_text("clipped: pi-03")
@@ -250,16 +250,16 @@ def test_fewer_bytes_on_the_wire_than_in_frames_are_said_to_be_a_part(store: Sto
     expect(down).to_contain_text(re.compile(r"wire\s*[\d.]+ kB counted"))
 
 
-def test_who_was_never_asked_is_not_counted_as_in_the_run(store: Store, served: Shown, look: Open):
+def test_who_was_never_selected_is_not_counted_as_in_the_run(store: Store, served: Shown, look: Open):
     run = new_run(store)
     run.open(without={"pi-99": "it has no task digits"})
     page = look(served.url, f"runs/{run.run_id}")
-    expect(page.locator("#clients .aside")).to_have_text("8 in this run, 1 not asked so far")
+    expect(page.locator("#clients .aside")).to_have_text("8 in this run, 1 not selected so far")
 
 
 def test_groups_of_simulated_runs_are_listed_with_how_many_are_over(store: Store, look: Open, tmp_path: Path):
     cells, done = TrialStore.named(tmp_path / "sweeps", "codecs"), cell()
-    cells.ask([done.made.digest, "another"])
+    cells.request([done.made.digest, "another"])
     cells.keep(done)
     with showing(store.url, tmp_path / "lock") as served:
         page = look(served.url)
@@ -272,6 +272,6 @@ def test_groups_of_simulated_runs_are_listed_with_how_many_are_over(store: Store
 def test_a_run_that_is_not_there_says_so(store: Store, told: Told, browser: Browser):
     with showing(store.url) as served, browser.new_context() as context:
         page = context.new_page()
-        page.goto(f"{served.url}/login?next=runs/digits-9&code={store.new_login_code()}")
+        page.goto(f"{served.url}/login?next=runs/digits-9&code={store.logins.new_code()}")
         expect(page.get_by_role("alert")).to_contain_text("no run 'digits-9'")
         expect(page.get_by_role("alert")).to_contain_text(told.run_id)

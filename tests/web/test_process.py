@@ -1,4 +1,4 @@
-"""How the page's process begins and ends."""
+"""How the dashboard's process begins and ends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from thinwire.store import Store
 
 
 def logged_in(url: str, store: Store) -> httpx.Client:
-    answer = httpx.post(f"{url}/login", data={"code": store.new_login_code()}, trust_env=False)
+    answer = httpx.post(f"{url}/login", data={"code": store.logins.new_code()}, trust_env=False)
     assert answer.status_code == 303
     return httpx.Client(base_url=url, timeout=20, trust_env=False, cookies=answer.cookies)
 
@@ -42,7 +42,7 @@ def test_it_ends_with_its_parent(store: Store):
         assert parent.stdin is not None
         assert parent.stdout.readline().startswith("ready 127.0.0.1:")
         parent.stdin.close()
-        assert parent.stdout.read() == ""  # comes when nobody holds the other end any more: the page has ended
+        assert parent.stdout.read() == ""  # comes when nobody holds the other end any more: the dashboard has ended
 
 
 def test_a_port_that_is_taken_is_refused(store: Store):
@@ -63,6 +63,6 @@ def test_a_newer_database_is_refused(tmp_path: Path):
     assert "newer than this program" in ended.stderr
 
 
-def test_the_page_imports_neither_torch_nor_flower():
+def test_the_dashboard_imports_neither_torch_nor_flower():
     code = "import sys, thinwire.web.app; print({'torch', 'flwr'} & {name.split('.')[0] for name in sys.modules})"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"

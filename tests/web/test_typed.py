@@ -13,10 +13,10 @@ import typer.main
 from starlette.testclient import TestClient
 
 from tests.support.filled_store import new_run
-from thinwire.cli.main import app
+from thinwire.cli.main import program
 from thinwire.core.events import RunNoted
+from thinwire.core.formatting import COMMANDS, with_home
 from thinwire.store import Store
-from thinwire.web.run_text import COMMANDS, with_home
 
 HOME = " --home '/srv/state of mine'"
 
@@ -46,7 +46,7 @@ def words_of(command: click.Command, words: tuple[str, ...] = ()) -> Iterator[tu
 
 
 def test_every_command_with_a_home_is_known_but_those_of_a_device() -> None:
-    found = {words for words, has_home in words_of(typer.main.get_command(app)) if has_home}
+    found = {words for words, has_home in words_of(typer.main.get_command(program())) if has_home}
     assert {words for words in found if not words.startswith("client ")} == set(COMMANDS)
 
 
@@ -56,7 +56,7 @@ def test_what_a_run_says_and_what_the_store_refuses_can_be_typed(
     lock = tmp_path / "state of mine" / "aggregator" / "lock"
     option = f"--home {shlex.quote(str(lock.parent.parent))}"
     page = visit(lock=lock)
-    code = store.new_login_code()
+    code = store.logins.new_code()
     page.post("/login", data={"code": code})
     assert page.get("/api/runs/none").json()["try"] == f"thinwire run {option} PLAN"
     run = new_run(store)

@@ -1,11 +1,13 @@
-"""Aggregation on the server: the weighted mean, server optimizers, control variates, and the downlink."""
+"""Aggregation: the weighted mean, server optimizers, control variates, the downlink, and lattice points."""
 
 from thinwire.aggregation.downlink import Downlink, ModelReplica, digest, read_model, write_model
+from thinwire.aggregation.lattice import BadSum, Lattice, LatticeTerms, Points
 from thinwire.aggregation.mean import BufferMean, WeightedMean, counters, encode_buffers, float_buffers
 from thinwire.aggregation.plan_codecs import codecs
 from thinwire.aggregation.server_optimizers import ServerOptimizer, optimizers
 
 __all__ = [
-    "BufferMean", "Downlink", "ModelReplica", "ServerOptimizer", "WeightedMean", "codecs", "counters", "digest",
-    "encode_buffers", "float_buffers", "optimizers", "read_model", "write_model",
+    "BadSum", "BufferMean", "Downlink", "Lattice", "LatticeTerms", "ModelReplica", "Points", "ServerOptimizer",
+    "WeightedMean", "codecs", "counters", "digest", "encode_buffers", "float_buffers", "optimizers", "read_model",
+    "write_model",
 ]  # fmt: skip

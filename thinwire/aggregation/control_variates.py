@@ -9,24 +9,17 @@ not in the mean yet is not corrected by it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from thinwire.core.types import Vector
+from thinwire.core.types import State, Vector
 
 if TYPE_CHECKING:
+    from thinwire.aggregation.mean import WeightedMean
     from thinwire.core.layout import Layout, Segment
     from thinwire.core.plan import RunPlan
-
-__all__ = [
-    "Algorithm",
-    "algorithm_of",
-    "algorithms",
-    "carried",
-    "followed",
-]
 
 
 class Algorithm(Protocol):
@@ -172,3 +165,89 @@ class FedDyn:
         """Return the mean change minus h / alpha."""
         change += common
         return change
+
+
+@dataclass
+class Weights:
+    """The weights of devices in means over all devices, as one round counts them.
+
+    A device's weight is its number of examples when it was counted first. `known` holds the weights of devices of
+    earlier rounds.
+
+    Invariant: a device's weight never changes. Otherwise a mean that is updated by differences would not be the mean
+    any more.
+    """
+
+    known: Mapping[str, int]
+    new: dict[str, int] = field(default_factory=dict)
+
+    def of(self, device: str, examples: int) -> int:
+        """Return a device's weight: its examples when it was counted first."""
+        return self.known.get(device) or self.new.get(device) or examples
+
+    def count(self, device: str, examples: int) -> None:
+        """Note that the device counts in this round."""
+        self.new.setdefault(device, self.of(device, examples))
+
+    @property
+    def before(self) -> int:
+        """Return the sum of the weights of earlier rounds; 0 if all devices start again."""
+        return sum(self.known.values())
+
+    @property
+    def everyone(self) -> int:
+        """Return the sum of all weights, including the devices that are new in this round."""
+        return sum({**self.known, **self.new}.values())
+
+
+COMMON = "common"  # name in a model's state
+
+
+def moved_on(algorithm: Algorithm, travels: Layout, held: Vector | None, tally: WeightedMean, by: Weights) -> Vector:
+    """Return the new mean of the vectors that all devices keep under SCAFFOLD or FedDyn; the sum is not changed.
+
+        common' = (W common + sum of w_i q_i) / W'
+
+    q_i is the decoded update of device i's vector. W is the weight of all devices that counted before, and W' of all
+    that count now. So `common` is the mean of the sums that the devices hold themselves, over all devices that ever
+    counted. Most of these may be in no round for a long time.
+
+    If all devices start again because one was revoked, W is 0. The old mean is still sent with the model until the next
+    step. But no device corrects itself by it, because no device is part of it any more.
+
+    Under SCAFFOLD the mean follows the model, in the version's file and on the downlink. Under FedDyn it is in
+    the version's state, which never leaves the aggregator.
+    """
+    start = followed(algorithm, travels)[0].start
+    made: Vector = tally.total[start:] * np.float32(1.0 / by.everyone)
+    if held is not None and by.before:
+        made += held * np.float32(by.before / by.everyone)
+    return made
+
+
+def mean_held(algorithm: Algorithm, travels: Layout, params: Vector, state: State) -> Vector | None:
+    """Return the mean over all devices at a model version, or None before any device counted."""
+    return params[travels.model_size :] if algorithm.control else state.get(COMMON)
+
+
+SHARES = "shares"  # name in a model's state
+
+
+def moved_by(tally: WeightedMean, state: State, weights: Weights) -> tuple[Vector, State]:
+    """Return EF21's change over all devices, and its new sum; the memory of `tally` is donated.
+
+    Each device's reference g_i is the sum of its decoded updates, so S = sum w_i g_i is the weighted sum of all
+    updates. Then (1 / sum w_i) S is the average that the paper's server forms of its g_i, client by client. A device
+    that is not in a round counts with its last g_i, as in EF21-PP (Fatkhullin et al. 2021).
+
+    Invariant: w_i never changes after the first round that counts the device, and no update is discounted. Otherwise S
+    would not be the sum of w_i g_i any more.
+
+    No operation removes one device's part from S, because its g_i is stored only on its own disk. When a device in S is
+    revoked, the next round therefore starts again for all: S and every g_i are 0, and replies to earlier assignments do
+    not count. This costs the other devices as much as a first round, and keeps nothing of the revoked device.
+    """
+    total = tally.total
+    if SHARES in state and weights.before:  # without known devices all start again from zero
+        total += state[SHARES]
+    return total * np.float32(tally.normaliser / tally.examples / weights.everyone), {SHARES: total}

@@ -28,8 +28,8 @@ from thinwire.aggregation.mean import buffer_codec, float_buffers, float_values,
 from thinwire.aggregation.mean import counters as counted
 from thinwire.compression import frame
 from thinwire.compression.base import BLOCK, BoundCodec, NoGuarantee, contraction
+from thinwire.compression.codecs.powersgd import LowRank
 from thinwire.compression.feedback import inside
-from thinwire.compression.lowrank import LowRank
 from thinwire.compression.spec import chains, parse
 from thinwire.core.errors import BadPayload, CodecError, DataLost
 from thinwire.core.layout import Layout, Tensor
@@ -49,9 +49,9 @@ def require_downlink(spec: str) -> None:
         if isinstance(chain, LowRank):
             why = "it multiplies matrices, and another BLAS rounds another way: devices would not hold the same bits"
         elif isinstance(kind, NoGuarantee):
-            why = "nothing is promised of one change, and the shadow could move away from the model"
+            why = "nothing is promised of one change, and the replica could move away from the model"
         elif contraction(kind) <= 0:
-            why = "it is no contraction: the shadow would move away from the model from change to change"
+            why = "it is no contraction: the replica would move away from the model from change to change"
         else:
             continue
         raise CodecError(f"{chain.spec!r} cannot carry the downlink", why=why, hint="topk(0.05) > int8")
@@ -75,12 +75,12 @@ class Downlink:
     Invariant: a device that applies the changes in order, or downloads the replica, holds the replica's bits.
     """
 
-    def __init__(self, layout: Layout, spec: str, shadow: Vector, version: int = 0, seed: int = 0) -> None:
+    def __init__(self, layout: Layout, spec: str, replica: Vector, version: int = 0, seed: int = 0) -> None:
         self.layout, self.version = layout, version
         require_downlink(spec)
         self.codec = inside(parse(spec), layout)  # as under feedback: qsgd and ternary round to nearest
         self.exact = self.codec.spec == "identity"
-        self.shadow = shadow if self.exact else shadow.copy()
+        self.replica = replica if self.exact else replica.copy()
         self.key = derive(Key(seed), "downlink")
 
     def publish(self, params: Vector, full: bool = False) -> Announcement:
@@ -91,18 +91,18 @@ class Downlink:
         self.version += 1
         changes: tuple[Payload, ...] = ()
         if self.exact:
-            self.shadow = params
+            self.replica = params
         elif full:
-            self.shadow = params.copy()
+            self.replica = params.copy()
         else:
             changes = tuple(self._change(params, segment.index) for segment in self.layout.segments)
-        return Announcement(self.version, digest(self.shadow), changes)
+        return Announcement(self.version, digest(self.replica), changes)
 
     def _change(self, params: Vector, index: int) -> Payload:
         span = self.layout.segments[index].span
         key = derive(self.key, self.version)
-        payload = self.codec.encode(params[span] - self.shadow[span], self.codec.init(index), key, index).payload
-        self.codec.decode_add(payload, 1.0, self.shadow[span], segment=index)
+        payload = self.codec.encode(params[span] - self.replica[span], self.codec.init(index), key, index).payload
+        self.codec.decode_add(payload, 1.0, self.replica[span], segment=index)
         return payload
 
 
@@ -162,7 +162,7 @@ class ModelReplica:
                 self.codec.decode_add(payload, 1.0, made[segment.span], segment=segment.index)
         made = self.params if made is None else made
         if digest(made) != expected_digest:
-            raise BadPayload(f"the model is not version {version}", why="its digest differs", hint="ask for it in full")
+            raise BadPayload(f"the model is not version {version}", why="its digest differs", hint="request it in full")
         self.params, self.version = made, version
         return made
 
@@ -194,15 +194,15 @@ def write_model(
         with open(draft, "wb", opener=private_opener) as file:
             for segment in layout.segments:
                 values = _bytes(params[segment.span])
-                head = _head(layout, segment.index, len(values))
-                own = hashlib.sha256(head)
-                file.write(head)
+                header = _header(layout, segment.index, len(values))
+                own = hashlib.sha256(header)
+                file.write(header)
                 for start in range(0, len(values), 16 * BLOCK):
                     block = values[start : start + 16 * BLOCK]
                     own.update(block)
                     whole.update(block)
                     file.write(block)
-                parts.append(Part(f"{FULL}/{segment.index}", len(head) + len(values), own.hexdigest()))
+                parts.append(Part(f"{FULL}/{segment.index}", len(header) + len(values), own.hexdigest()))
             if float_buffers(layout):
                 payload = buffer_codec(layout).encode(buffers, {}, Key(0)).payload
                 file.write(payload)
@@ -232,8 +232,8 @@ def read_model(path: Path, layout: Layout, parts: Sequence[Part]) -> tuple[Vecto
     with path.open("rb") as file:
         for segment in layout.segments:
             values = _bytes(params[segment.span])
-            head = _head(layout, segment.index, len(values))
-            if file.read(len(head)) != head or file.readinto(values) != len(values):
+            header = _header(layout, segment.index, len(values))
+            if file.read(len(header)) != header or file.readinto(values) != len(values):
                 raise _damaged(path, f"{FULL}/{segment.index}")
         if float_buffers(layout):
             buffers = _read_buffers(file, path, layout, parts[-1])
@@ -268,8 +268,8 @@ def _read_buffers(file: BinaryIO, path: Path, layout: Layout, part: Part) -> Vec
         raise _damaged(path, BUFFERS) from error
 
 
-def _head(layout: Layout, segment: int, length: int) -> bytes:
-    return frame.head(frame.codec_hash(parse("identity").spec, layout.digest, segment), [(length, False)])
+def _header(layout: Layout, segment: int, length: int) -> bytes:
+    return frame.header(frame.codec_hash(parse("identity").spec, layout.digest, segment), [(length, False)])
 
 
 def _damaged(path: Path, part: str) -> DataLost:

@@ -20,6 +20,7 @@ the exported file.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 
@@ -29,10 +30,10 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from thinwire.compression.base import BoundCodec
-from thinwire.compression.segmented import SegmentedCodec
+from thinwire.compression.chain import SegmentedCodec
 from thinwire.compression.spec import parse
 from thinwire.core.errors import BadPayload, DataLost
-from thinwire.core.layout import SEGMENT_FLOATS, Layout, Tensor
+from thinwire.core.layout import Layout, Tensor
 from thinwire.core.prng import Key
 from thinwire.core.types import Arrived, Fixed, Payload, Vector
 
@@ -59,7 +60,7 @@ class WeightedMean:
         discount and `a` the normaliser a_i. Raise DataLost if a frame changed between its check and its addition: the
         sum is half changed then.
         """
-        if not (examples > 0 and discount >= 0 and a > 0 and np.isfinite([examples, discount, a]).all()):
+        if not (examples > 0 and discount >= 0 and a > 0 and all(map(math.isfinite, (examples, discount, a)))):
             raise BadPayload(f"an update of {examples} examples, a = {a}", why="both are finite and above 0")
         weight = examples * discount
         *others, last = self.layout.segments
@@ -104,13 +105,6 @@ class WeightedMean:
             return None
         self.total *= np.float32(self.normaliser / self.examples / self.examples)
         return self.total
-
-    def memory(self, clients: int) -> float:
-        """Return the memory in models: the sum, and one segment that is being read; the same for any number of
-        clients.
-        """
-        del clients
-        return 1.0 + min(1.0, SEGMENT_FLOATS / max(1, self.layout.size))
 
 
 MEAN, VARIANCE = "running_mean", "running_var"

@@ -3,113 +3,85 @@
 `encoder` makes a device's codec from the spec of its assignment and the plan's kind of error feedback. `rungs` is the
 codec ladder from the least to the most compressed codec; each device's link decides which rung it gets. `codec_of` is
 the codec of a round: a warm-up uses less compressed ratios in the first rounds (Lin et al. 2018, section 3.3).
-`require_rules` refuses per-tensor rules that match no tensor.
+`require_rules` refuses per-tensor rules that match no tensor. `lattice_of` is the lattice of a plan with secure
+aggregation, which takes the place of a codec.
 """
 
 from __future__ import annotations
 
 import difflib
+import hashlib
+import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from decimal import Decimal
 from fnmatch import fnmatchcase
 from fractions import Fraction
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from thinwire.aggregation.downlink import require_downlink
+from thinwire.aggregation.lattice import Lattice, LatticeTerms
 from thinwire.aggregation.server_optimizers import server_optimizer
-from thinwire.compression.base import BoundCodec, Codec, NoGuarantee, Step
-from thinwire.compression.catalog import bits
+from thinwire.compression.base import BoundCodec, NoGuarantee, Step, Unbiased
+from thinwire.compression.catalog import bits, steps
 from thinwire.compression.chain import Chain
-from thinwire.compression.codecs.sparsify import RandK, TopK
+from thinwire.compression.codecs.powersgd import LowRank
+from thinwire.compression.codecs.topk_randk_threshold import RatioSparsifier
 from thinwire.compression.feedback import ef21, feedback
 from thinwire.compression.feedback import feedback as classic
-from thinwire.compression.lowrank import LowRank
-from thinwire.compression.registry import steps
 from thinwire.compression.spec import PerTensorCodec, chains, parse, with_layers
 from thinwire.core.errors import CodecError
 from thinwire.core.layout import Layout
-from thinwire.core.plan_schema import ServerSection, UplinkSection, Warmup
+from thinwire.core.plan_schema import ServerSection, UplinkSection
+from thinwire.core.prng import Key
+from thinwire.core.secure_numbers import rotation_block
 
 if TYPE_CHECKING:
     from thinwire.core.plan import RunPlan
+    from thinwire.core.types import SecureWork
 
-__all__ = [
-    "Warmup",
-    "codec_of",
-    "milder",
-]
+Feedback: TypeAlias = Literal["classic", "ef21", "none"]
 
 
-class CodecCatalog(Mapping[str, type[Step]]):
-    """The stages by name, those of installed packages included, and the checks of a plan's codecs."""
+def feedback_of(uplink: UplinkSection) -> Feedback:
+    """Return the error feedback of a plan: "auto" is none if all its codecs are unbiased, else classic.
 
-    def __getitem__(self, name: str) -> type[Step]:
-        return steps[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(steps)
-
-    def __len__(self) -> int:
-        return len(steps)
-
-    def parse(self, spec: str) -> Codec:
-        """Return the codec of a spec, or raise CodecError with the nearest valid spec."""
-        return parse(spec)
-
-    def require_contraction(self, spec: str, feedback: str = "classic") -> None:
-        """Raise CodecError if this kind of feedback around this chain would diverge."""
-        around = ef21 if feedback == "ef21" else classic
-        around(parse(spec)).bind(Layout.of({"w": (8, 8)}))
-
-    def require_alone(self, spec: str) -> None:
-        """Raise CodecError if a chain has no bound for a single call and therefore needs error feedback.
-
-        A chain that has a form of its own for error feedback may be used without it. In ternary, which is TernGrad,
-        only the clip moves the mean.
-        """
-        for chain in chains(parse(spec)):
-            if isinstance(chain.under_feedback().kind, NoGuarantee):
-                why = "nothing is promised of one update: what it does not send has to wait in a residual, or is lost"
-                hint = '[uplink] feedback = "classic", or a chain that is right by itself: int8'
-                raise CodecError(f"{chain.spec!r} without feedback", why=why, hint=hint)
-
-    def require_downlink(self, spec: str) -> None:
-        """Raise CodecError if this chain cannot carry the model to the devices."""
-        require_downlink(spec)
-
-    def require_optimizer(self, server: ServerSection) -> None:
-        """Raise CodecError if there is no such server optimizer, or if it does not know a key of the plan."""
-        server_optimizer(server)
-
-    def require_ladder(self, uplink: UplinkSection) -> None:
-        """Raise CodecError unless each codec of a ladder is smaller than the one before and fits the
-        per-tensor rules.
-        """
-        require_ladder(uplink)
-
-    def require_uplink(self, uplink: UplinkSection) -> None:
-        """Raise CodecError if per-tensor rules do not fit the codec, or if a warm-up finds no ratio."""
-        try:
-            for spec in (uplink.codec, *uplink.ladder, *uplink.layers.values()):
-                parse(spec)
-        except CodecError:
-            return  # another check refuses an invalid spec
-        codec_of(uplink, 0)
-
-
-codecs = CodecCatalog()
+    >>> feedback_of(UplinkSection(codec="int8")), feedback_of(UplinkSection(ladder=["int8", "topk(0.01)"]))
+    ('none', 'classic')
+    """
+    if uplink.feedback != "auto":
+        return uplink.feedback
+    found = [chain for spec in (*uplink.codecs, *uplink.layers.values()) for chain in chains(parse(spec))]
+    return "none" if all(isinstance(chain.kind, Unbiased) for chain in found) else "classic"
 
 
 def encoder(spec: str, uplink: UplinkSection, layout: Layout) -> BoundCodec:
     """Return the codec `spec` with the plan's error feedback; raise CodecError if its feedback would diverge."""
-    codec = parse(spec)
-    if uplink.feedback == "none":
+    codec, kind = parse(spec), feedback_of(uplink)
+    if kind == "none":
         return codec.bind(layout)
-    if uplink.feedback == "ef21":
+    if kind == "ef21":
         return ef21(codec).bind(layout)
     return feedback(codec, uplink.velocity, masked=uplink.dgc).bind(layout)
+
+
+def lattice_of(plan: RunPlan, size: int, work: SecureWork, identity: str) -> Lattice:
+    """Return the lattice of a secure round over `size` parameters; `identity` is that of the run.
+
+    The plan and the identity alone fix the order in which the support visits the coordinates.
+    """
+    secure = plan.secure
+    terms = LatticeTerms(
+        size, secure.bits, secure.support, rotation_block(secure), work.selected, secure.weight_max, work.clip
+    )
+    words = hashlib.sha256(f"thinwire support {plan.digest} {identity}".encode()).digest()
+    return Lattice(terms, Key(*struct.unpack("<QQ", words[:16])))
+
+
+def rotation_key(seed: bytes) -> Key:
+    """Return the key of a round's rotation from the seed (32 bytes) that all its clients made together."""
+    return Key(*struct.unpack("<QQ", seed[:16]))
 
 
 def rungs(uplink: UplinkSection) -> list[str]:
@@ -128,14 +100,17 @@ def require_ladder(uplink: UplinkSection) -> None:
         raise CodecError(
             f"[uplink] ladder = [{uplink.ladder[0]!r}] has one codec",
             why="there is nothing to choose from",
-            hint=f"[uplink] codec = {uplink.ladder[0]!r}, or a harsher one behind it",
+            hint=f"[uplink] codec = {uplink.ladder[0]!r}, or a more compressed one behind it",
         )
-    for milder, harsher in pairwise(uplink.ladder):
-        if bits(harsher) >= bits(milder):
+    for less_compressed, more_compressed in pairwise(uplink.ladder):
+        if bits(more_compressed) >= bits(less_compressed):
             raise CodecError(
-                f"[uplink] ladder has {harsher!r} behind {milder!r}",
-                why=f"it sends {bits(harsher):.3g} bits a parameter, the one before it {bits(milder):.3g}",
-                hint="mildest first: [uplink] ladder = ["
+                f"[uplink] ladder has {more_compressed!r} behind {less_compressed!r}",
+                why=(
+                    f"it sends {bits(more_compressed):.3g} bits a parameter, the one before it "
+                    f"{bits(less_compressed):.3g}"
+                ),
+                hint="least compressed first: [uplink] ladder = ["
                 + ", ".join(f"'{parse(spec).spec}'" for spec in sorted(set(uplink.ladder), key=bits, reverse=True))
                 + "]",
             )
@@ -144,7 +119,7 @@ def require_ladder(uplink: UplinkSection) -> None:
 def codec_of(uplink: UplinkSection, steps_made: int) -> str:
     """Return the codec of the round after `steps_made` steps: the plan's, less compressed during a warm-up.
 
-    >>> uplink = UplinkSection(codec="dgc(0.001)", warmup=Warmup(rounds=4, ratios=[0.25, 0.0625]))
+    >>> uplink = UplinkSection(codec="dgc(0.001)", warmup={"rounds": 4, "ratios": [0.25, 0.0625]})
     >>> [codec_of(uplink, step) for step in (0, 1, 2, 4)]
     ['topk(0.25)', 'topk(0.25)', 'topk(0.0625)', 'topk(0.001)']
     """
@@ -153,10 +128,10 @@ def codec_of(uplink: UplinkSection, steps_made: int) -> str:
     if warmup is None or steps_made >= warmup.rounds:
         return spec
     ratio = Decimal(str(warmup.ratios[steps_made * len(warmup.ratios) // warmup.rounds]))
-    return milder(spec, ratio)
+    return less_compressed(spec, ratio)
 
 
-def milder(spec: str, ratio: Decimal) -> str:
+def less_compressed(spec: str, ratio: Decimal) -> str:
     """Return a codec that sends at least the share `ratio` wherever it sends a share.
 
     Raise CodecError if it sends a share nowhere.
@@ -164,24 +139,24 @@ def milder(spec: str, ratio: Decimal) -> str:
     codec = parse(spec)
     if isinstance(codec, PerTensorCodec):
         made: PerTensorCodec | Chain = PerTensorCodec(
-            tuple(replace(rule, chain=_milder(rule.chain, ratio)) for rule in codec.rules)
+            tuple(replace(rule, chain=_less_compressed(rule.chain, ratio)) for rule in codec.rules)
         )
     else:
-        made = _milder(codec, ratio)  # type: ignore[assignment]  # the result for a chain is a chain
+        made = _less_compressed(codec, ratio)  # type: ignore[assignment]  # the result for a chain is a chain
     if not _has_ratio(codec):
-        raise CodecError(f"a warm-up of {spec!r}", why="it has no ratio that could be milder", hint="topk(0.01) > int8")
+        raise CodecError(f"a warm-up of {spec!r}", why="it has no ratio that could be larger", hint="topk(0.01) > int8")
     return made.spec
 
 
-def _milder(chain: Chain | LowRank, ratio: Decimal) -> Chain | LowRank:
-    if isinstance(chain, LowRank) or not isinstance(chain.sparsifier, TopK | RandK):
+def _less_compressed(chain: Chain | LowRank, ratio: Decimal) -> Chain | LowRank:
+    if isinstance(chain, LowRank) or not isinstance(chain.sparsifier, RatioSparsifier):
         return chain
     own = chain.sparsifier.ratio
     return replace(chain, sparsifier=replace(chain.sparsifier, ratio=max(own, ratio, key=Fraction).normalize()))
 
 
 def _has_ratio(codec: Chain | LowRank | PerTensorCodec) -> bool:
-    return any(isinstance(chain, Chain) and isinstance(chain.sparsifier, TopK | RandK) for chain in chains(codec))
+    return any(isinstance(chain, Chain) and isinstance(chain.sparsifier, RatioSparsifier) for chain in chains(codec))
 
 
 NAMED = 12  # tensors listed in an error
@@ -230,3 +205,52 @@ def _listed(names: list[str]) -> str:
     """
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return ", ".join(names[:NAMED]) + more if names else "none"
+
+
+class CodecCatalog(Mapping[str, type[Step]]):
+    """The stages by name, those of installed packages included, and the checks of a plan's codecs."""
+
+    parse, feedback_of = staticmethod(parse), staticmethod(feedback_of)
+    require_downlink, require_ladder = staticmethod(require_downlink), staticmethod(require_ladder)
+
+    def __getitem__(self, name: str) -> type[Step]:
+        return steps[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(steps)
+
+    def __len__(self) -> int:
+        return len(steps)
+
+    def require_contraction(self, spec: str, feedback: str = "classic") -> None:
+        """Raise CodecError if this kind of feedback around this chain would diverge."""
+        around = ef21 if feedback == "ef21" else classic
+        around(parse(spec)).bind(Layout.of({"w": (8, 8)}))
+
+    def require_alone(self, spec: str) -> None:
+        """Raise CodecError if a chain has no bound for a single call and therefore needs error feedback.
+
+        A chain that has a form of its own for error feedback may be used without it. In ternary, which is TernGrad,
+        only the clip moves the mean.
+        """
+        for chain in chains(parse(spec)):
+            if isinstance(chain.under_feedback().kind, NoGuarantee):
+                why = "nothing is promised of one update: what it does not send has to wait in a residual, or is lost"
+                hint = '[uplink] feedback = "classic", or a chain that is right by itself: int8'
+                raise CodecError(f"{chain.spec!r} without feedback", why=why, hint=hint)
+
+    def require_optimizer(self, server: ServerSection) -> None:
+        """Raise CodecError if there is no such server optimizer, or if it does not know a key of the plan."""
+        server_optimizer(server)
+
+    def require_uplink(self, uplink: UplinkSection) -> None:
+        """Raise CodecError if per-tensor rules do not fit the codec, or if a warm-up finds no ratio."""
+        try:
+            for spec in (uplink.codec, *uplink.ladder, *uplink.layers.values()):
+                parse(spec)
+        except CodecError:
+            return  # another check refuses an invalid spec
+        codec_of(uplink, 0)
+
+
+codecs = CodecCatalog()

@@ -7,9 +7,10 @@ each version of the model and restored bit for bit, so a run that was killed con
 from __future__ import annotations
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -24,12 +25,16 @@ SETTINGS = ("momentum", "beta2", "tau")  # keys of the plan's [server]
 LARGEST = np.finfo(np.float32).max
 
 
-CONTRACT = "a class made with lr= that has step(params, change, state): docs/how/your-own-codec.md"
+CONTRACT = "a subclass of thinwire.aggregation.ServerOptimizer: docs/how/your-own-optimizer.md"
 
 
-class ServerOptimizer(Protocol):
-    """A server optimizer, constructed for each step with `lr` and its keys of `SETTINGS` that the plan gives."""
+class ServerOptimizer(ABC):
+    """A server optimizer, constructed for each step with `lr` and its keys of `SETTINGS` that the plan gives.
 
+    A subclass is a frozen dataclass with `lr`, whose other fields have defaults.
+    """
+
+    @abstractmethod
     def step(self, params: Vector, change: Vector, state: State) -> tuple[Vector, State]:
         """Return the next model and the next state.
 
@@ -39,7 +44,7 @@ class ServerOptimizer(Protocol):
 
 
 @dataclass(frozen=True)
-class FedAvg:
+class FedAvg(ServerOptimizer):
     """Federated averaging (McMahan et al. 2017): x' = x + lr * change; lr = 1 is plain averaging.
 
     >>> FedAvg(lr=0.5).step(np.float32([1, 2]), np.float32([2, 2]), {})[0]
@@ -49,7 +54,6 @@ class FedAvg:
     lr: float = 1.0
 
     def step(self, params: Vector, change: Vector, state: State) -> tuple[Vector, State]:
-        """Return the next model and the next state; see `ServerOptimizer.step`."""
         rate = np.float32(self.lr)
         for start, stop in blocks(params.size):
             params[start:stop] += rate * change[start:stop]
@@ -57,7 +61,7 @@ class FedAvg:
 
 
 @dataclass(frozen=True)
-class FedAvgM:
+class FedAvgM(ServerOptimizer):
     """Federated averaging with server momentum (Hsu, Qi and Brown 2019), steadier if clients differ.
 
         v' = momentum v + change;  x' = x + lr v'
@@ -70,7 +74,6 @@ class FedAvgM:
     momentum: float = 0.9
 
     def step(self, params: Vector, change: Vector, state: State) -> tuple[Vector, State]:
-        """Return the next model and the next state; see `ServerOptimizer.step`."""
         velocity = _held(state, MOMENTUM, params, 0.0)
         rate, kept = np.float32(self.lr), np.float32(self.momentum)
         for start, stop in blocks(params.size):
@@ -82,7 +85,7 @@ class FedAvgM:
 
 
 @dataclass(frozen=True)
-class FedAdam:
+class FedAdam(ServerOptimizer):
     """Adam on the server ("Adaptive federated optimization", algorithm 2, Reddi et al. 2021).
 
         m' = momentum m + (1 - momentum) change;  v' = beta2 v + (1 - beta2) change^2
@@ -100,7 +103,6 @@ class FedAdam:
     tau: float = 1e-3
 
     def step(self, params: Vector, change: Vector, state: State) -> tuple[Vector, State]:
-        """Return the next model and the next state; see `ServerOptimizer.step`."""
         first, second = _held(state, MOMENTUM, params, 0.0), _held(state, SECOND, params, self.tau**2)
         rate, kept, tau = np.float32(self.lr), np.float32(self.momentum), np.float32(self.tau)
         with np.errstate(over="ignore"):
@@ -212,31 +214,20 @@ class Optimizers(Registry[Callable[..., ServerOptimizer]]):
     """The registry of server optimizers by name."""
 
     def admit(self, name: str, thing: Any) -> Callable[..., ServerOptimizer]:
-        """Return an optimizer class of another package, or raise CodecError.
-
-        Valid is a class that can be constructed with lr alone and whose `step` takes params, change and state.
-        """
+        """Return an optimizer of another package; raise CodecError unless it is a whole class that lr alone makes."""
         called = f"{getattr(thing, '__module__', '?')}:{getattr(thing, '__name__', type(thing).__name__)}"
-        step = getattr(thing, "step", None)
-        if not (isinstance(thing, type) and callable(step)):
-            raise CodecError(f"{name!r} is no server optimizer", why=f"{called} is no class with a step", hint=CONTRACT)
-        for part, function, given in (
-            ("made with lr alone", thing, {"lr": 1.0}),
-            ("asked for step(params, change, state)", step, dict.fromkeys(("self", "params", "change", "state"))),
-        ):
-            if not _takes(function, given):
-                raise CodecError(f"{name!r} is no server optimizer", why=f"{called} cannot be {part}", hint=CONTRACT)
-        return thing
-
-
-def _takes(function: Callable[..., Any], given: Mapping[str, Any]) -> bool:
-    """Return True if `function` accepts these arguments: a constructor by name, a step by position."""
-    try:
-        signature = inspect.signature(function)
-        signature.bind(**given) if "lr" in given else signature.bind(*given)
-    except (TypeError, ValueError):
-        return False
-    return True
+        if not (isinstance(thing, type) and issubclass(thing, ServerOptimizer)):
+            why = f"{called} is no subclass of ServerOptimizer"
+        elif missing := sorted(getattr(thing, "__abstractmethods__", ())):
+            why = f"{called} has no {', '.join(missing)}"
+        else:
+            try:
+                inspect.signature(thing).bind(lr=1.0)
+            except TypeError:
+                why = f"{called} is not made with lr alone"
+            else:
+                return thing
+        raise CodecError(f"{name!r} is no server optimizer", why=why, hint=CONTRACT)
 
 
 optimizers = Optimizers("server optimizer", group="thinwire.optimizers")

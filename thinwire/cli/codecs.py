@@ -8,8 +8,9 @@ import typer
 
 from thinwire.cli import console
 from thinwire.cli.params import Json
+from thinwire.core import formatting
 
-app = typer.Typer(name="codecs", help="Codecs: how an update is made small.", invoke_without_command=True)
+app = typer.Typer(name="codecs", help="Codecs: how an update is compressed.", invoke_without_command=True)
 
 
 @app.callback()
@@ -27,11 +28,11 @@ def list_(json: Json = False) -> None:
 
 @app.command(name="try")
 def try_(
-    spec: Annotated[str, typer.Argument(metavar="SPEC", help='a chain: "topk(0.01) > int8 > zstd"')],
-    params: Annotated[int, typer.Option("--params", metavar="N", help="how many parameters")] = 1_000_000,
+    spec: Annotated[str, typer.Argument(metavar="SPEC", help='chain of codecs: "topk(0.01) > int8 > zstd"')],
+    params: Annotated[int, typer.Option("--params", metavar="N", help="number of parameters")] = 1_000_000,
     json: Json = False,
 ) -> None:
-    """Measure one chain on this machine, on normal values: time there and back, bits, error; a plain copy beside it."""
+    """Measure one chain on this machine on normal values: times, bits and error, compared with a plain copy."""
     from thinwire.compression import parse
     from thinwire.compression.catalog import trials
     from thinwire.compression.spec import standing_for
@@ -44,7 +45,7 @@ def try_(
         return
     for name, chain in aliases.items():
         console.line(f"{name} is measured as {chain}")
-    console.line(f"{codec.spec}  {params} parameters, copied in {console.seconds(found[0].memcpy_ms / 1000)}")
+    console.line(f"{codec.spec}  {params} parameters, copied in {formatting.duration(found[0].memcpy_ms / 1000)}")
     header = ("feedback", "encode ms", "of a copy", "decode ms", "of a copy", "bits a parameter", "relative error")
     rows = [_trial(trial) for trial in found if not trial.refused]
     console.table(header, rows, right=header[1:])
@@ -60,12 +61,12 @@ def _trial(trial: Any) -> tuple[str, ...]:
 
 
 def _list(json: bool) -> None:
-    from thinwire.compression.catalog import SAMPLE, as_json, described
+    from thinwire.compression.catalog import SAMPLE, described
     from thinwire.core.plan_schema import UplinkSection
 
     rows = described()
     if json:
-        console.document([as_json(row) for row in rows])
+        console.document([vars(row) for row in rows])
         return
     header = ("name", "role", "kind", "bits", "in", "paper", "what")
     cells = [
@@ -75,5 +76,5 @@ def _list(json: bool) -> None:
     console.table(header, cells, right=("bits",))
     console.note(f"bits a parameter, on {SAMPLE} normal values; kinds under feedback: --json")
     first = UplinkSection().codec
-    console.note(f'to begin with: {first}, feedback = "{UplinkSection().feedback}", which a plan without [uplink] has')
+    console.note(f"to begin with: {first}, which a plan without [uplink] has; it needs no error feedback")
     console.note(f'to learn more: thinwire codecs try "{first}" measures it on this machine')

@@ -1,32 +1,26 @@
-"""The output of all commands: JSON, lines and tables on stdout, notes on stderr, and numbers with units.
+"""The output of all commands: JSON, lines and tables on stdout, notes on stderr.
 
-A table is whole in a pipe or a file, and no wider than the terminal for a person. If it is too wide, these steps follow
-until it fits:
-
-- Columns without any content are left out.
-- Long texts move to a line of their own below their row, the widest column first.
-- The remaining columns continue in a second table below the first, whose rows begin with the first column again. If the
-  first column does not tell the rows apart, those columns move below their rows as well.
+A table is whole in a pipe or a file. On a terminal that is too narrow for it, rich wraps its texts. Where even that
+does not fit, each row becomes a block with one cell a line: no word is broken, because it may be there to be copied.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
-import math
+import shlex
 import shutil
 import sys
 import textwrap
 import time
 from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
-EMPTY_CELL = "-"
-BELOW = "below"  # the cell of a text that moved below its row
-BETWEEN, INDENT = "  ", "    "
-LONG = 16  # characters: a wider cell counts as text, which reads as well below its row
-FEW = 0.1  # if at most this share of a column's cells is long, only these cells move
+from thinwire.core.formatting import NOTHING, duration, plain, with_home
+
+GAP = "  "
+TEXT = 16  # characters: a wider column may be wrapped, to no less than this
+MOST_WRAPPED = 200  # rows: rich takes 60 times as long as `padded`, and 30 ms to import
 
 Cells = Sequence[str]
 
@@ -36,119 +30,95 @@ def terminal_columns() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
-def lines_of(header: Cells, rows: Sequence[Cells], right: Container[str], columns: int | None) -> Iterator[str]:
-    """Yield the lines of a table of `rows` under `header`.
+def table(header: Cells, rows: Sequence[Sequence[Any]], right: Container[str] = ()) -> None:
+    """Print a table; columns named in `right` are aligned to the right.
 
-    Columns named in `right` are aligned to the right. `columns` is the width of the terminal; None means unlimited. A
-    word that is longer than the terminal stays in one piece, because it may be there to be copied.
-
-    >>> rows = [["fp16", "16", "float16, to nearest, ties to even"]]
-    >>> for line in lines_of(["name", "bits", "what"], rows, ["bits"], 32):
-    ...     print(line)
-    NAME  BITS
-        WHAT
-    fp16    16
-        float16, to nearest, ties to
-        even
+    Cells may hold text of devices and strangers, so control characters are removed.
     """
-    found = [Column(title.upper(), [row[i] for row in rows], title in right) for i, title in enumerate(header)]
-    if columns is not None:
-        found = _fitted(found, columns)
-    moved = [column for column in found if not column.stays]
-    for number, table in enumerate(_tables(found, columns)):
-        if number:
+    shown = [[NOTHING if cell is None or cell == "" else plain(str(cell)) for cell in row] for row in rows]
+    columns, whole = terminal_columns(), not rows or len(rows) > MOST_WRAPPED
+    if columns is None or whole or _width(_widths(header, shown)) <= columns:
+        lines = padded(header, shown, right)
+    else:
+        lines = _fitted(*_without_empty_columns(header, shown), right, columns)
+    for text in lines:
+        line(text)
+
+
+def padded(header: Cells, rows: Sequence[Cells], right: Container[str] = ()) -> Iterator[str]:
+    """Yield the lines of a table whose columns are as wide as their widest cell.
+
+    >>> list(padded(["name", "bits"], [["fp16", "16"], ["sign", "1"]], ["bits"]))
+    ['NAME  BITS', 'fp16    16', 'sign     1']
+    """
+    titles = [title.upper() for title in header]
+    sides = [">" if title in right else "<" for title in header]
+    form = GAP.join(f"{{:{side}{width}}}" for side, width in zip(sides, _widths(titles, rows), strict=True))
+    for row in (titles, *rows):
+        yield form.format(*row).rstrip()
+
+
+def _widths(header: Cells, rows: Sequence[Cells]) -> list[int]:
+    """Return the width of each column."""
+    return [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+
+
+def _width(widths: Sequence[int]) -> int:
+    """Return the width of a table with columns of these widths."""
+    return sum(widths) + len(GAP) * (len(widths) - 1)
+
+
+def _without_empty_columns(header: Cells, rows: Sequence[Cells]) -> tuple[Cells, Sequence[Cells]]:
+    """Return the table without columns in which no row has a value."""
+    full = [i for i in range(len(header)) if any(row[i] != NOTHING for row in rows)]
+    return [header[i] for i in full], [[row[i] for i in full] for row in rows]
+
+
+def _fitted(header: Cells, rows: Sequence[Cells], right: Container[str], columns: int) -> Iterator[str]:
+    """Return the lines of a table of at most `columns` characters, but for longer words.
+
+    Columns after the first may be wrapped to `TEXT` characters, and no word is broken.
+    """
+    words = [max(len(word) for row in rows for word in row[i].split() or [""]) for i in range(len(header))]
+    widths = _widths(header, rows)
+    least = [widths[0], *(min(width, max(TEXT, word)) for width, word in zip(widths[1:], words[1:], strict=True))]
+    if _width(widths) <= columns:
+        return padded(header, rows, right)
+    return (
+        _wrapped_table(header, rows, right, columns, least)
+        if _width(least) <= columns
+        else _blocks(header, rows, columns)
+    )
+
+
+def _wrapped_table(
+    header: Cells, rows: Sequence[Cells], right: Container[str], columns: int, least: Sequence[int]
+) -> Iterator[str]:
+    """Yield the lines of a table of `columns` characters whose texts are wrapped inside their columns."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    made = Table(box=None, padding=(0, len(GAP), 0, 0))
+    for i, title in enumerate(header):
+        made.add_column(title.upper(), justify="right" if title in right else "left", min_width=least[i])
+    for row in rows:
+        made.add_row(*map(Text, row))
+    console = Console(width=columns + len(GAP), color_system=None, highlight=False)
+    with console.capture() as capture:
+        console.print(made)
+    return (text.rstrip() for text in capture.get().splitlines())
+
+
+def _blocks(header: Cells, rows: Sequence[Cells], columns: int) -> Iterator[str]:
+    """Yield each row as a block with one cell a line, without empty cells, and an empty line between blocks."""
+    begin = max(map(len, header))
+    for i, row in enumerate(rows):
+        if i:
             yield ""
-        yield _line(column.placed(column.title) for column in table)
-        if number == 0 and len(moved) == 1:
-            yield INDENT + moved[0].title
-        for i in range(len(rows)):
-            yield _line(column.placed(column.shown(i)) for column in table)
-            if number == 0 and columns is not None:
-                texts = (column.below(i, titled=column.stays or len(moved) > 1) for column in found)
-                yield from wrapped(BETWEEN.join(filter(None, texts)), columns, INDENT)
-
-
-@dataclass(frozen=True)
-class Column:
-    """Describe a column of a table. Cells longer than `most` move below their rows; without `stays` all cells do."""
-
-    title: str
-    cells: Cells
-    right: bool
-    most: float = math.inf
-    stays: bool = True
-
-    @cached_property
-    def width(self) -> int:
-        """Return the width of the column in characters, title included."""
-        return max(len(self.title), *(len(self.shown(i)) for i in range(len(self.cells))), 0)
-
-    @property
-    def empty(self) -> bool:
-        """Return True if no row has a value in this column."""
-        return all(cell == EMPTY_CELL for cell in self.cells)
-
-    def given_way(self) -> Column:
-        """Return the column with its long cells moved below their rows: only these if they are few, else all."""
-        few = sum(len(cell) > LONG for cell in self.cells) <= FEW * len(self.cells)
-        return replace(self, most=LONG, stays=few and self.most > LONG)
-
-    def shown(self, i: int) -> str:
-        """Return the cell of row `i` in the table itself."""
-        return self.cells[i] if len(self.cells[i]) <= self.most else BELOW
-
-    def below(self, i: int, titled: bool) -> str:
-        """Return the text of row `i` that moves below it, after the title if `titled`; "" if nothing moves."""
-        there = self.cells[i] != EMPTY_CELL and (not self.stays or len(self.cells[i]) > self.most)
-        return (f"{self.title} " if titled else "") + self.cells[i] if there else ""
-
-    def placed(self, text: str) -> str:
-        """Return a text padded to the column's width."""
-        return text.rjust(self.width) if self.right else text.ljust(self.width)
-
-
-def _fitted(found: Sequence[Column], columns: int) -> list[Column]:
-    """Return the columns that fit into a width, with empty ones left out and long ones moved below."""
-    left = list(found)
-    if _width(left) > columns:
-        left = [left[0], *(column for column in left[1:] if not column.empty)]
-    while _width(left) > columns:
-        long = [(column.width, i) for i, column in enumerate(left) if i and column.stays and column.width > LONG]
-        if not long:
-            break
-        _, widest = max(long)
-        left[widest] = left[widest].given_way()
-    if len(set(left[0].cells)) == len(left[0].cells):
-        return left
-    for i in range(len(left) - 1, 0, -1):
-        if _width(left) > columns:
-            left[i] = replace(left[i], stays=False)
-    return left
-
-
-def _tables(found: Sequence[Column], columns: int | None) -> list[list[Column]]:
-    """Distribute the columns that stay over tables of at most `columns` characters.
-
-    Each table begins with the first column and has at least one more.
-    """
-    first, *others = (column for column in found if column.stays)
-    tables = [[first]]
-    for column in others:
-        if columns is not None and len(tables[-1]) > 1 and _width([*tables[-1], column]) > columns:
-            tables.append([first])
-        tables[-1].append(column)
-    return tables
-
-
-def _width(found: Sequence[Column]) -> int:
-    """Return the width of the columns that stay, in characters."""
-    staying = [column.width for column in found if column.stays]
-    return sum(staying) + len(BETWEEN) * (len(staying) - 1)
-
-
-def _line(cells: Iterator[str]) -> str:
-    """Join the cells of one row."""
-    return BETWEEN.join(cells).rstrip()
+        cells = ((title, cell) for title, cell in zip(header, row, strict=True) if cell != NOTHING)
+        for title, cell in cells:
+            yield from wrapped(cell, columns, f"{title.upper():<{begin}}{GAP}")
 
 
 def wrapped(text: str, columns: int, begin: str) -> list[str]:
@@ -163,9 +133,6 @@ def wrapped(text: str, columns: int, begin: str) -> list[str]:
     )  # fmt: skip
 
 
-NOTHING = EMPTY_CELL
-
-
 def document(data: Any) -> None:
     """Print one JSON document on stdout."""
     try:
@@ -176,21 +143,37 @@ def document(data: Any) -> None:
     print(text)
 
 
+_words: list[str] = []  # of this process's command line
+
+
+def typed(words: Sequence[str]) -> None:
+    """Remember the command line of this process, for `as_typed`."""
+    _words[:] = words
+
+
+def as_typed(text: str) -> str:
+    """Return text in which each command for this end names the `--home` that the person has typed."""
+    joined = [word.removeprefix("--home=") for word in _words if word.startswith("--home=")]
+    given = [*joined, *(home for word, home in itertools.pairwise(_words) if word == "--home")]
+    option = f" --home {shlex.quote(given[-1])}" if given else ""
+    return with_home(text, option, "client" if _words[:1] == ["client"] else "aggregator")
+
+
 def line(text: str = "") -> None:
     """Print one line of data on stdout and flush it: the reader may be a pipe."""
-    print(text, flush=True)
+    print(as_typed(text), flush=True)
 
 
 def sentence(text: str, begin: str = "") -> None:
     """Print a sentence on stdout behind `begin`, wrapped to the terminal's width; a pipe gets it in one line."""
-    columns = terminal_columns()
+    columns, text = terminal_columns(), as_typed(text)
     for each in [begin + text] if columns is None else wrapped(text, columns, begin):
         line(each)
 
 
 def note(text: str) -> None:
     """Print a remark for the person on stderr."""
-    print(text, file=sys.stderr, flush=True)
+    print(as_typed(text), file=sys.stderr, flush=True)
 
 
 def on_terminal() -> bool:
@@ -198,55 +181,9 @@ def on_terminal() -> bool:
     return sys.stdout.isatty() and sys.stderr.isatty()
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[Any]], right: Sequence[str] = ()) -> None:
-    """Print a table, with two spaces between columns and those named in `right` aligned to the right.
-
-    Cells may hold text of devices and strangers, so control characters are removed.
-    """
-    from thinwire.core.formatting import plain
-
-    shown = [[NOTHING if cell is None or cell == "" else plain(str(cell)) for cell in row] for row in rows]
-    for text in lines_of(header, shown, right, terminal_columns()):
-        line(text)
-
-
-def size(count: float | None) -> str:
-    """Format a number of bytes in decimal units with three digits.
-
-    >>> size(9610 * 4), size(950), size(None)
-    ('38.4 kB', '950 B', '-')
-    """
-    from thinwire.core.formatting import size as in_units
-
-    return NOTHING if count is None else in_units(count)
-
-
-def grouped(digits: str) -> str:
-    """Format a fingerprint in groups, so that two people can compare it aloud."""
-    from thinwire.core.formatting import grouped as in_eights
-
-    return in_eights(digits)
-
-
-def seconds(count: float | None) -> str:
-    """Format a duration given in seconds.
-
-    >>> seconds(0.0042), seconds(0.42), seconds(75), seconds(7300)
-    ('4.2 ms', '0.42 s', '1 min 15 s', '2 h 1 min')
-    """
-    if count is None or not math.isfinite(count):
-        return NOTHING
-    if count < 0.1:
-        return f"{count * 1000:.2g} ms"
-    if count < 60:
-        return f"{count:.2f} s" if count < 10 else f"{count:.0f} s"
-    minutes, rest = divmod(round(count), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
-
-
 def ago(wall: float | None, now: float | None = None) -> str:
     """Format the time since a wall-clock moment, as in `3 s ago`; both are seconds since 1970."""
-    return NOTHING if not wall else f"{seconds(max(0.0, (now or time.time()) - wall))} ago"
+    return NOTHING if not wall else f"{duration(max(0.0, (now or time.time()) - wall))} ago"
 
 
 def moment(wall: float | None) -> str:

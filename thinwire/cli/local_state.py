@@ -1,7 +1,7 @@
-"""The aggregator on this machine: its state directory, its store, its process, and the words that it was started with.
+"""The aggregator on this machine: its state directory, its store, its process, and the options of its last start.
 
-The state directory of an aggregator or a client has a `start.json`: the words of its last `start`, and the folder in
-which they were typed. A service is started with the same words in the same folder.
+The state directory of an aggregator or a client has a `start.json`: the options of its last `start`, and the folder in
+which it was typed. A service is started with the same options in the same folder.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 if TYPE_CHECKING:
-    from thinwire.core.errors import NotFound
     from thinwire.core.statedir import AggregatorHome
     from thinwire.store import Store
 
@@ -39,16 +39,18 @@ def has_database(place: AggregatorHome) -> bool:
 
 
 @contextmanager
-def opened(home: Path | None, read_only: bool = True) -> Iterator[Store]:
-    """Open the store for one command.
-
-    With `read_only` it is `NotFound` if no aggregator was ever started there; otherwise the store is created.
-    """
+def opened(home: Path | None, read_only: bool = True, create: bool = False) -> Iterator[Store]:
+    """Open the store for one command; `NotFound` if no aggregator was ever started there, unless `create`."""
+    from thinwire.core.errors import NotFound
     from thinwire.store import Store
 
     place = aggregator_home(home)
-    if read_only and not has_database(place):
-        raise _never_started("runs", place, home)
+    if not create and not has_database(place):
+        raise NotFound(
+            f"there are no runs and no devices in {place.root}",
+            why="no aggregator was ever started there",
+            hint=again("aggregator start", home) + "; or name another folder: --home FOLDER",
+        )
     store = Store.open(place.database, read_only=read_only)
     try:
         yield store
@@ -73,27 +75,6 @@ def end_abandoned(home: Path | None) -> None:
 
     with suppress(ThinwireError), opened(home, read_only=False) as store:
         ended(store, place)
-
-
-@contextmanager
-def known(home: Path | None, read_only: bool, what: str = "devices") -> Iterator[Store]:
-    """Open the store of an aggregator that was started before; `NotFound` otherwise, so that no command creates one."""
-    place = aggregator_home(home)
-    if not has_database(place):
-        raise _never_started(what, place, home)
-    with opened(home, read_only) as store:
-        yield store
-
-
-def _never_started(what: str, place: AggregatorHome, home: Path | None) -> NotFound:
-    """Return the error for a state directory in which no aggregator was ever started."""
-    from thinwire.core.errors import NotFound
-
-    return NotFound(
-        f"there are no {what} in {place.root}",
-        why="no aggregator was ever started there",
-        hint=again("aggregator start", home) + "; or name another folder: --home FOLDER",
-    )
 
 
 def operator() -> str:
@@ -123,30 +104,19 @@ def starting(home: Path | None) -> int | None:
 
 
 def _holding(home: Path | None) -> dict[str, Any] | None:
-    """Return the description that the process with the directory's lock wrote about itself; None without one.
+    """Return the description that the process with the directory's lock wrote about itself; None without one."""
+    from thinwire.core.statedir import AggregatorHome, find_home, living_holder
 
-    Testing the lock holds it for a moment, which would refuse an aggregator that is starting. Therefore it is tested
-    only while the process that wrote it lives.
-    """
-    from thinwire.core.statedir import AggregatorHome, find_home, holder
-
-    lock = AggregatorHome(find_home(home) / "aggregator").lock
-    try:
-        os.kill(int(json.loads(lock.read_bytes() or b"{}")["pid"]), 0)
-    except PermissionError:
-        pass
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return holder(lock)
+    return living_holder(AggregatorHome(find_home(home) / "aggregator").lock)
 
 
 def absent(home: Path | None) -> str:
     """Return a sentence that no aggregator is running and since when, for callers to which `alive` returned None."""
     from thinwire.cli.console import moment
-    from thinwire.core.clock import gone_since
+    from thinwire.core.clock import down_since_of
     from thinwire.core.statedir import AggregatorHome, find_home
 
-    at = gone_since(AggregatorHome(find_home(home) / "aggregator").lock)
+    at = down_since_of(AggregatorHome(find_home(home) / "aggregator").lock)
     return f"no aggregator has been running since {moment(at)}" if at else "no aggregator is running"
 
 
@@ -169,7 +139,7 @@ def require_alive(home: Path | None) -> dict[str, Any]:
         )
     raise Unreachable(
         "no aggregator is running",
-        why=f"nobody holds {find_home(home) / 'aggregator'}",
+        why=f"no process has locked {find_home(home) / 'aggregator'}",
         hint=f"{again('aggregator start', home)}    (in another terminal)",
     )
 
@@ -184,49 +154,76 @@ def again(command: str, home: Path | str | None) -> str:
 
 
 FILE = "start.json"
-ONCE = ("--background", "--once")  # options of a start by hand that make no sense for a service
+NOT_KEPT = ("background", "once", "home")  # options of a start by hand, and the directory in which the file lies
 
 
 @dataclass(frozen=True)
-class Typed:
-    """The words after `thinwire NOUN start`, and the folder in which they were typed."""
+class StartOptions:
+    """The options given to `thinwire NOUN start`, by parameter name, and the folder in which it was typed.
 
-    words: tuple[str, ...]
-    folder: Path
+    An option that has its default is absent. Paths are strings, as typed.
+    """
 
-    def with_option(self, option: str, value: str) -> Typed:
-        """Return these words with one more option."""
-        return Typed((*self.words, option, value), self.folder)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    folder: Path = field(default_factory=Path.cwd)
 
-    def remember(self, place: Path) -> None:
-        """Write the words to start.json in the state directory `place`, without the options of `ONCE`."""
+    def words(self) -> tuple[str, ...]:
+        """Return the options as command-line words.
+
+        >>> StartOptions({"task": ["a=x.py", "b=y.py"], "slow_step": 0.5, "no_dashboard": True}).words()
+        ('--task', 'a=x.py', '--task', 'b=y.py', '--slow-step', '0.5', '--no-dashboard')
+        """
+        found: list[str] = []
+        for name, value in self.options.items():
+            option = f"--{name.replace('_', '-')}"
+            for one in value if isinstance(value, list | tuple) else [value]:
+                found += [option] if one is True else [option, str(one)]
+        return tuple(found)
+
+    def path(self, name: str) -> Path | None:
+        """Return the path of one option, relative to the folder of the start; None if the option is absent."""
+        return self.folder / self.options[name] if name in self.options else None
+
+    def without(self, *names: str) -> StartOptions:
+        """Return these options without those called `names`."""
+        return replace(self, options={name: value for name, value in self.options.items() if name not in names})
+
+    def save(self, place: Path) -> None:
+        """Write the options to start.json in the state directory `place`, without those of `NOT_KEPT`."""
         from thinwire.core.statedir import write_atomically
 
-        said = {"words": [word for word in self.words if word not in ONCE], "folder": str(self.folder)}
-        write_atomically(place / FILE, json.dumps(said).encode())
+        saved = {"options": self.without(*NOT_KEPT).options, "folder": str(self.folder)}
+        write_atomically(place / FILE, json.dumps(saved).encode())
 
     @classmethod
-    def remembered(cls, place: Path) -> Typed | None:
-        """Return the words of the last start in `place`; None if there was none or the file is damaged."""
+    def load(cls, place: Path) -> StartOptions | None:
+        """Return the options of the last start in `place`; None if there was none or the file is damaged."""
         try:
-            said = json.loads((place / FILE).read_bytes())
-            return cls(tuple(str(word) for word in said["words"]), Path(said["folder"]))
+            saved = json.loads((place / FILE).read_bytes())
+            return cls(dict(saved["options"]), Path(saved["folder"]))
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
 
     @classmethod
-    def now(cls) -> Typed:
-        """Return the words of the running command, which `thinwire.cli.main.main` passes on; none outside of one."""
+    def of_this_command(cls) -> StartOptions:
+        """Return the options of the running command; none outside of one."""
         context = click.get_current_context(silent=True)
-        said: Any = context.find_root().obj if context else None
-        return cls(tuple(said or ())[2:], Path.cwd())
+        return cls._given(context) if context else cls()
 
+    @classmethod
+    def parse(cls, noun: str, words: Sequence[str]) -> StartOptions:
+        """Parse the words after `thinwire NOUN start`, so that errors show now and not at the next boot.
 
-def understood(noun: str, verb: str, words: Sequence[str]) -> dict[str, Any]:
-    """Parse the words of `thinwire NOUN VERB` into its parameters, so that errors show now and not at the next boot.
+        The command is found through the running command's context, so that no command has to import another one.
+        """
+        root: Any = click.get_current_context().find_root().command
+        command = root.commands[noun].commands["start"]
+        return cls._given(command.make_context(f"thinwire {noun} start", list(words)))
 
-    The command is found through the running command's context, so that no command has to import another one.
-    """
-    root: Any = click.get_current_context().find_root().command
-    command = root.commands[noun].commands[verb]
-    return dict(command.make_context(f"thinwire {noun} {verb}", list(words)).params)
+    @classmethod
+    def _given(cls, context: click.Context) -> StartOptions:
+        """Return the options that were typed or stand in the environment."""
+        given = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
+        return cls(
+            {name: value for name, value in context.params.items() if context.get_parameter_source(name) in given}
+        )

@@ -10,41 +10,50 @@ import io
 import sys
 import traceback
 from collections.abc import Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 import typer
 
-from thinwire.cli import codecs, plan, run, sim, task
-from thinwire.cli.aggregator import commands as aggregator
-from thinwire.cli.client import commands as client
-from thinwire.cli.demo import commands
-from thinwire.cli.devices import commands as devices
-from thinwire.cli.runs import commands as runs
+from thinwire.cli import console
+from thinwire.core.signals import INTERRUPTED
 
 if TYPE_CHECKING:
     from thinwire.core.registry import Blame
 
 
-INTERRUPTED = 130
 USAGE = 2
 
-app = typer.Typer(name="thinwire", add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
-for noun in (aggregator, client, runs, devices, plan, task, codecs):
-    app.add_typer(noun.app)
-for verb in (commands.demo, plan.init, run.run, sim.sim):
-    app.command()(verb)
+NOUNS = {
+    "aggregator": "aggregator.commands", "client": "client.commands", "runs": "runs.commands",
+    "devices": "devices.commands", "plan": "plan", "task": "task", "codecs": "codecs",
+}  # fmt: skip
+VERBS = {"demo": "demo.commands", "init": "plan", "run": "run", "sim": "sim"}
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def program(word: str = "") -> typer.Typer:
+    """Return the command line: the noun or verb `word` alone if there is one, which starts sooner, else all."""
+    app = typer.Typer(name="thinwire", add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+    app.callback()(top)
+    known = word in NOUNS or word in VERBS
+    for noun, module in NOUNS.items():
+        if noun == word or not known:
+            app.add_typer(import_module(f"thinwire.cli.{module}").app)
+    for verb, module in VERBS.items():
+        if verb == word or not known:
+            app.command()(getattr(import_module(f"thinwire.cli.{module}"), verb))
+    return app
+
+
+def _version(selected: bool) -> None:
+    if selected:
         from thinwire import __version__
 
         typer.echo(f"thinwire {__version__}")
         raise typer.Exit
 
 
-@app.callback()
 def top(
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="print it")] = False,
 ) -> None:
@@ -63,13 +72,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may lack letters of device names
     try:
         words = list(sys.argv[1:] if arguments is None else arguments)
-        answer = app(args=words, obj=words, standalone_mode=False)
+        console.typed(words)
+        answer = program(words[0] if words else "")(args=words, standalone_mode=False)
         sys.stdout.flush()
         return answer if isinstance(answer, int) else 0
     except click.exceptions.Abort:
         return INTERRUPTED
-    except click.exceptions.NoArgsIsHelpError as asked:
-        print(asked.format_message(), file=sys.stderr)
+    except click.exceptions.NoArgsIsHelpError as selected:
+        print(selected.format_message(), file=sys.stderr)
         return USAGE
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
@@ -86,6 +96,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _failed(error)
 
 
+# Modules that only `thinwire[server]` installs: Flower, the database and the web server.
+OF_THE_SERVER = frozenset({"flwr", "sqlalchemy", "alembic", "fastapi", "starlette", "uvicorn", "uvloop", "httptools"})
+
+
 def _failed(error: Exception) -> int:
     """Print an exception of a command as error / why / try and return the exit code.
 
@@ -96,7 +110,7 @@ def _failed(error: Exception) -> int:
     from thinwire.core.formatting import plain
 
     if isinstance(error, ThinwireError):
-        return _say(*map(plain, error.text().split("\n")), code=error.exit_code)
+        return _say(*map(plain, console.as_typed(error.text()).split("\n")), code=error.exit_code)
     if isinstance(error, ModuleNotFoundError) and error.name == "torch":
         return _say(
             "error: this command needs torch, which is not installed",
@@ -104,6 +118,13 @@ def _failed(error: Exception) -> int:
             "try:   CPU:    pip install torch --index-url URL of torch's index of CPU builds",
             "       CUDA:   pip install torch",
             "       Jetson: the wheel of NVIDIA's JetPack page for this version of JetPack",
+            code=1,
+        )
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] in OF_THE_SERVER:
+        return _say(
+            "error: this command needs the aggregator's part, which is not installed",
+            f"why:   there is no {error.name}; a device installs thinwire[client], which has none",
+            "try:   pip install 'thinwire[server]'",
             code=1,
         )
     traceback.print_exc()
@@ -123,7 +144,7 @@ def _failed(error: Exception) -> int:
 
 def _blamed(error: Exception) -> Blame | None:
     """Return the installed codec or server optimizer whose code raised this exception; None if no plugin did."""
-    codecs = sys.modules.get("thinwire.compression.registry")
+    codecs = sys.modules.get("thinwire.compression.catalog")
     optimizers = sys.modules.get("thinwire.aggregation.server_optimizers")
     if codecs is None or optimizers is None:
         return None
@@ -136,7 +157,7 @@ def _looked_into(blame: Blame) -> str:
     """Return the next step for a plugin's author: the conformance suite for a codec, else the how-to page."""
     if blame.kind == "codec":
         return f"pytest --thinwire-codec {blame.entry} looks for more"
-    return "docs/how/your-own-codec.md says what it is given and gives"
+    return "docs/how/your-own-optimizer.md lists what it gets and returns"
 
 
 def _say(*lines: str, code: int) -> int:

@@ -6,40 +6,39 @@ for an aggregator; durations as 90s, 15m, 24h or 7d.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import re
-import socket
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
+from thinwire.core.net import bind, host_port, is_loopback
+
+if TYPE_CHECKING:
+    from thinwire.core import RunPlan
+
 Home: TypeAlias = Annotated[
-    Path | None, typer.Option("--home", help="state folder; default THINWIRE_HOME, else the XDG state folder")
+    Path | None, typer.Option("--home", help="state directory; default: THINWIRE_HOME, else the XDG one")
 ]
 ClientName: TypeAlias = Annotated[
-    str | None, typer.Option("--name", help="this device's name; default: the one that has joined, else the machine's")
+    str | None, typer.Option("--name", help="device's name; default: the joined one, else the host name")
 ]
-NewName: TypeAlias = Annotated[
-    str | None, typer.Option("--name", help="what this device is to be called; default: the machine's name")
-]
-OneName: TypeAlias = Annotated[str | None, typer.Option("--name", help="of one client; default: all of this machine")]
-Print: TypeAlias = Annotated[bool, typer.Option("--print", help="show the unit and touch nothing")]
-System: TypeAlias = Annotated[bool, typer.Option("--system", help="for the whole machine (root); default: this user")]
-Json: TypeAlias = Annotated[bool, typer.Option("--json", help="one JSON document on stdout")]
+NewName: TypeAlias = Annotated[str | None, typer.Option("--name", help="name of this device; default: the host name")]
+OneName: TypeAlias = Annotated[str | None, typer.Option("--name", help="client's name; default: all clients")]
+Print: TypeAlias = Annotated[bool, typer.Option("--print", help="print the unit, change nothing")]
+System: TypeAlias = Annotated[bool, typer.Option("--system", help="service of the machine, as root")]
+Json: TypeAlias = Annotated[bool, typer.Option("--json", help="print one JSON document")]
 Task: TypeAlias = Annotated[
     str | None, typer.Option("--task", metavar="NAME=MODULE", help="a task's code: a dotted name or a .py file")
 ]
 Sets: TypeAlias = Annotated[
     list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="change one key of the plan; repeatable")
 ]
-Data: TypeAlias = Annotated[
-    Path | None, typer.Option("--data", help="the data's place, handed to the task as site.data")
-]
-PlanFile: TypeAlias = Annotated[Path, typer.Argument(metavar="PLAN", help="a plan in TOML: thinwire init writes one")]
-RunId: TypeAlias = Annotated[str, typer.Argument(metavar="ID", help='a run, a unique beginning of one, or "latest"')]
+Data: TypeAlias = Annotated[Path | None, typer.Option("--data", help="path of the data; the task gets it as site.data")]
+PlanFile: TypeAlias = Annotated[Path, typer.Argument(metavar="PLAN", help="plan in TOML; thinwire init writes one")]
+RunId: TypeAlias = Annotated[str, typer.Argument(metavar="ID", help='id of a run, its unique beginning, or "latest"')]
 
 
 def overrides(sets: list[str] | None) -> dict[str, str]:
@@ -51,6 +50,17 @@ def overrides(sets: list[str] | None) -> dict[str, str]:
             raise typer.BadParameter(f"{one!r} has no value: --set section.key=value, as in --set local.lr=0.1")
         found[place.strip()] = value.strip()
     return found
+
+
+def checked_plan(file: Path, sets: list[str] | None) -> RunPlan:
+    """Load a plan with the `--set` options; raise its first refusal if it cannot run."""
+    from thinwire.aggregation import codecs
+    from thinwire.core import RunPlan
+
+    plan = RunPlan.load(file, overrides(sets))
+    if refused := plan.check(codecs):
+        raise refused[0].error()
+    return plan
 
 
 MOST = 65535
@@ -80,7 +90,7 @@ class Address:
         return cls(host.strip("[]"), int(port))
 
     def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return host_port(self.host, self.port)
 
     @property
     def url(self) -> str:
@@ -90,7 +100,7 @@ class Address:
     @property
     def is_loopback(self) -> bool:
         """Return True if only this machine can reach the host."""
-        return self.host in ("localhost", "::1") or self.host.startswith("127.")
+        return is_loopback(self.host)
 
     def require_loopback(self, option: str) -> None:
         """Raise `UsageError` unless the address is loopback: the dashboard has no TLS and no users."""
@@ -99,7 +109,7 @@ class Address:
         if not self.is_loopback:
             raise UsageError(
                 f"{option} {self} would be open to other machines",
-                why="the page has no users and no TLS yet, so it stays on this machine",
+                why="the dashboard has no users and no TLS yet, so it stays on this machine",
                 hint=f"{option} 127.0.0.1:{self.port}, and elsewhere: ssh -L {self.port}:127.0.0.1:{self.port} HOST",
             )
 
@@ -112,19 +122,16 @@ class Address:
         """Return this address with a port that is free now; `Unreachable` if binding fails."""
         from thinwire.core.errors import Unreachable
 
-        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
-        with contextlib.closing(socket.socket(family, socket.SOCK_STREAM)) as tried:
-            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                tried.bind((self.host, self.port))
-            except OSError as error:
-                taken = error.errno == errno.EADDRINUSE
-                raise Unreachable(
-                    f"cannot listen on {self}",
-                    why="the port is taken by another process" if taken else error.strerror or str(error),
-                    hint=self._instead(option, error.errno),
-                ) from error
-            return Address(self.host, tried.getsockname()[1])
+        try:
+            with bind(self.host, self.port) as tried:
+                return Address(self.host, tried.getsockname()[1])
+        except OSError as error:
+            taken = error.errno == errno.EADDRINUSE
+            raise Unreachable(
+                f"cannot listen on {self}",
+                why="the port is taken by another process" if taken else error.strerror or str(error),
+                hint=self._instead(option, error.errno),
+            ) from error
 
     def _instead(self, option: str, code: int | None) -> str:
         """Return the hint for an address that failed with errno `code`."""

@@ -12,18 +12,19 @@ import typer
 
 from thinwire.cli import console
 from thinwire.cli.params import Json, PlanFile, Sets, overrides
+from thinwire.core import formatting
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
 
-app = typer.Typer(name="plan", help="Plans: what a run is to do.", no_args_is_help=True)
+app = typer.Typer(name="plan", help="Plans: all rules of a run.", no_args_is_help=True)
 
 
 @app.command()
 def new(
-    file: Annotated[Path | None, typer.Argument(help="where to write it; default: stdout")] = None,
-    task: Annotated[str, typer.Option("--task", metavar="NAME", help="the task's name")] = "mine",
+    file: Annotated[Path | None, typer.Argument(help="file to write; default: standard output")] = None,
+    task: Annotated[str, typer.Option("--task", metavar="NAME", help="name of the task")] = "mine",
     lr: Annotated[float, typer.Option(help="learning rate on the device")] = 0.1,
 ) -> None:
     """Write a plan of the two lines that every plan needs."""
@@ -44,7 +45,7 @@ def new(
 
 @app.command()
 def check(plan: PlanFile, sets: Sets = None, json: Json = False) -> None:
-    """Say whether a plan can run, and if not, everything that is wrong with it."""
+    """Check whether a plan can run; if not, print everything that is wrong with it."""
     from thinwire.aggregation import codecs
     from thinwire.core import RunPlan
     from thinwire.core.errors import PlanError
@@ -70,7 +71,7 @@ def check(plan: PlanFile, sets: Sets = None, json: Json = False) -> None:
 
 @app.command()
 def explain(plan: PlanFile, sets: Sets = None, json: Json = False) -> None:
-    """Show a plan with everything resolved: each key, its value, whether it is the default, and what it means."""
+    """Show each key of a plan with its value, whether it is the default, and its meaning."""
     from thinwire.core import RunPlan
 
     read = RunPlan.load(plan, overrides(sets))
@@ -154,7 +155,7 @@ def _plain(value: Any) -> Any:
 def _toml(value: Any) -> str:
     """Format a value as it is written in a plan; a key without a value becomes a dash."""
     if value is None:
-        return console.NOTHING
+        return formatting.NOTHING
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, dict):
@@ -168,7 +169,7 @@ def _toml(value: Any) -> str:
     )
 
 
-def init(directory: Annotated[Path, typer.Argument(metavar="DIR", help="a new or empty folder")]) -> None:
+def init(directory: Annotated[Path, typer.Argument(metavar="DIR", help="new or empty folder")]) -> None:
     """Write task.py (your model and data go there) and plan.toml (two lines) into a folder."""
     from thinwire.core.errors import UsageError
     from thinwire.core.statedir import disk_error, write_atomically

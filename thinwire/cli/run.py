@@ -14,8 +14,9 @@ import typer
 
 from thinwire.cli import console
 from thinwire.cli.local_state import aggregator_home
-from thinwire.cli.params import Home, Json, PlanFile, Sets, Task, overrides
+from thinwire.cli.params import Home, Json, PlanFile, Sets, Task, checked_plan
 from thinwire.cli.task import load
+from thinwire.core.signals import INTERRUPTED
 
 if TYPE_CHECKING:
     from thinwire.client.task import Initial
@@ -23,14 +24,11 @@ if TYPE_CHECKING:
     from thinwire.store import Store
 
 
-DETACHED = 130
-
-
 def run(
     plan: PlanFile,
     task: Task = None,
     sets: Sets = None,
-    detach: Annotated[bool, typer.Option("--detach", help="hand it over, print its id and end")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="print the run's id and end")] = False,
     json: Json = False,
     home: Home = None,
 ) -> None:
@@ -38,13 +36,9 @@ def run(
 
     Ctrl-C detaches (130): the run goes on.
     """
-    from thinwire.aggregation import codecs
     from thinwire.cli.local_state import opened, require_alive
-    from thinwire.core import RunPlan
 
-    read = RunPlan.load(plan, overrides(sets))
-    if refused := read.check(codecs):
-        raise refused[0].error()
+    read = checked_plan(plan, sets)
     require_alive(home)
     with opened(home, read_only=False) as store:
         run_id = hand_over(store, home, read, plan, task)
@@ -78,7 +72,7 @@ def _followed(run_id: str, home: Path | None, json: bool) -> int:
             console.note(f"detached: {run_id} goes on")
             console.note(f"  watch it: {again(f'runs watch {run_id}', home)}")
             console.note(f"  stop it:  {again(f'runs stop {run_id}', home)}")
-            return DETACHED
+            return INTERRUPTED
         if json:
             console.document(run_document(store, run_id))
         elif code == 0:

@@ -11,40 +11,43 @@ import re
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from thinwire.cli import console
-from thinwire.cli.params import Data, Home, Json, PlanFile, Sets, Task, overrides
+from thinwire.cli.params import Data, Home, Json, PlanFile, Sets, Task, checked_plan, overrides
 from thinwire.cli.runs.progress import Teller, screen
-from thinwire.cli.signals import remembered
+from thinwire.core import formatting
+from thinwire.core.signals import INTERRUPTED, remembered
 
 if TYPE_CHECKING:
     from thinwire.core import RunPlan
     from thinwire.core.events import Event
     from thinwire.reports.sweep_results import Trial, TrialStore
-    from thinwire.simulation.sweep import Estimate
+    from thinwire.simulation.sweep import Progress
 
 
-SWEEP = "one key of the plan with several values: uplink.codec='identity|int8', local.lr=0.05,0.1; repeatable"
-SPLIT = 'how data is cut: iid, "dirichlet(0.3)", "by(KEY)", "shards(N)"'
+SWEEP = "values of one key, as uplink.codec='identity|int8'; repeatable"
+SPLIT = 'how data is split: iid, "dirichlet(0.3)", "by(KEY)", "shards(N)"'
 
 
 def sim(
     plan: PlanFile,
-    clients: Annotated[int, typer.Option("--clients", min=1, help="how many clients to simulate")] = 20,
+    clients: Annotated[int, typer.Option("--clients", min=1, help="number of clients to simulate")] = 20,
     task: Task = None,
     data: Data = None,
     split: Annotated[str, typer.Option(metavar="SPEC", help=SPLIT)] = "iid",
     sets: Sets = None,
     sweep: Annotated[list[str] | None, typer.Option("--sweep", metavar="KEY=A|B", help=SWEEP)] = None,
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="of a sweep: runs with each, from the plan's on")] = 1,
-    workers: Annotated[int, typer.Option("--workers", min=1, help="of a sweep: processes that simulate at once")] = 1,
-    processes: Annotated[int, typer.Option("--processes", min=1, help="that the clients of one run train in")] = 1,
-    name: Annotated[str | None, typer.Option("--name", help="of a sweep: its group; default: the task's name")] = None,
-    debug: Annotated[bool, typer.Option("--debug", help="raise a task's error where it happens")] = False,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="of a sweep: number of seeds")] = 1,
+    workers: Annotated[int, typer.Option("--workers", min=1, help="of a sweep: number of runs at once")] = 1,
+    processes: Annotated[int, typer.Option("--processes", min=1, help="number of processes of one run")] = 1,
+    name: Annotated[str | None, typer.Option("--name", help="of a sweep: name of its group")] = None,
+    debug: Annotated[bool, typer.Option("--debug", help="raise errors of the task with their traceback")] = False,
     json: Json = False,
     home: Home = None,
 ) -> None:
@@ -55,9 +58,7 @@ def sim(
     With --sweep, --seeds or --name it is a group of runs, one for each combination: what is there is not made again,
     and thinwire runs compare --group NAME shows what they came to.
     """
-    from thinwire.aggregation import codecs
     from thinwire.client.task import parse_split
-    from thinwire.core import RunPlan
 
     parse_split(split)
     if sweep or seeds > 1 or name:
@@ -75,9 +76,7 @@ def sim(
     if workers > 1:
         raise typer.BadParameter("--workers is for a sweep: give --sweep KEY=A|B or --seeds N too")
 
-    read = RunPlan.load(plan, overrides(sets))
-    if refused := read.check(codecs):
-        raise refused[0].error()
+    read = checked_plan(plan, sets)
     document, code = simulated(
         read, plan, task, clients=clients, split=split, data=data, debug=debug, home=home, processes=processes
     )
@@ -117,7 +116,6 @@ def axes(given: list[str]) -> dict[str, list[str]]:
     return found
 
 
-INTERRUPTED = 130
 TASK_RAISED = 3
 
 
@@ -154,7 +152,7 @@ def simulated(
         console.note(f"warning: {made.left_out}")
     site = Site(data=data.absolute() if data else None, split=split, seed=plan.run.seed)
     teller, begun = Teller(), list[str]()
-    with opened(home, read_only=False) as store, screen() as (tell, show), remembered() as look:
+    with opened(home, read_only=False, create=True) as store, screen() as (tell, show), remembered() as look:
         params, buffers, counters = first_model(store, home, plan, file, made)
 
         def on_event(event: Event) -> None:
@@ -197,9 +195,6 @@ def _end(store: Any, begun: list[str], status: Any, text: str, code: int) -> Non
     console.note(f"{begun[0]} {status}: {text}")
 
 
-HOUR = 3600.0
-
-
 def swept(
     file: Path,
     overrides: Mapping[str, str],
@@ -216,8 +211,8 @@ def swept(
 ) -> tuple[dict[str, Any], int]:
     """Make every missing run of a sweep and return the group's document and an exit code.
 
-    The exit code is that of the first run that failed, else 0. Progress goes to stderr: an estimate of the time, each
-    run as it ends, and the time that is left.
+    The exit code is that of the first run that failed, else 0. Progress goes to stderr: each
+    run as it ends, with its first failure, and an estimate of the time that is left.
     """
     from thinwire.cli.local_state import again, aggregator_home
     from thinwire.cli.task import task_spec
@@ -236,7 +231,7 @@ def swept(
     sweep = Sweep.of(task_spec(base.run.task, file, task), plans, clients, split, data)
     told = Told(cells, list(axes), len(sweep.made), workers)
     try:
-        made = run_sweep(sweep, cells, workers=workers, on_estimate=told.estimate, on_cell=told.cell)
+        made = run_sweep(sweep, cells, workers=workers, on_progress=told.progress)
     except KeyboardInterrupt:
         console.note(f"{group}: {len(cells.all())} runs are kept; the same command goes on with what is missing")
         return _document(group, [], told), INTERRUPTED
@@ -246,41 +241,32 @@ def swept(
 
 
 class Told:
-    """Prints the progress of a sweep and remembers its estimate and its number of new runs."""
+    """Prints the progress of a sweep and remembers its first estimate and its number of new runs."""
 
     def __init__(self, cells: TrialStore, keys: Sequence[str], total: int, workers: int) -> None:
         self.cells, self.keys, self.total, self.workers = cells, keys, total, workers
-        self.began, self.made = 0.0, 0
+        self.made = 0
         self.estimate_s: float | None = None
 
-    def estimate(self, estimate: Estimate | None, missing: int) -> None:
-        """Print how many runs are missing and how long they take, before the first one begins."""
-        self.began = time.monotonic()
-        there = f", {self.total - missing} are there already" if missing < self.total else ""
-        about = "too few rounds to estimate"
-        if estimate is not None:
-            self.estimate_s = estimate.seconds
-            hours = estimate.seconds / HOUR
-            about = f"about {f'{hours:.1f} h' if hours > 1 else console.seconds(estimate.seconds)}, {estimate.how}"
-        console.note(f"{missing} of {self.total} runs to make{there}; {self.workers} at once: {about}")
-
-    def cell(self, cell: Trial, done: int, missing: int) -> None:
-        """Print the result of one more run and the time that is left for the `missing` ones."""
-        self.made = done
-        left = (time.monotonic() - self.began) / done * (missing - done)
-        metric, plan = cell.plan.run.metric, cell.made.plan
-        settings = [f"{key}={_value(plan, key)}" for key in (*self.keys, "run.seed")]
+    def progress(self, progress: Progress) -> None:
+        """Print the number of missing runs before the first one, then each run's result, and the time that is left."""
+        self.made, left_s = progress.done, progress.left_s
+        if self.estimate_s is None:
+            self.estimate_s = left_s
+        unknown = left_s is None or progress.done == progress.missing
+        rest = "" if unknown else f"; about {formatting.duration(left_s)} left"
+        if progress.cell is None:
+            there = f", {self.total - progress.missing} are there already" if progress.missing < self.total else ""
+            console.note(f"{progress.missing} of {self.total} runs to make{there}; {self.workers} at once{rest}")
+            return
+        cell, plan = progress.cell, progress.cell.made.plan
+        settings = [f"{key}={reduce(getitem, key.split('.'), plan)}" for key in self.keys]
+        metric, seed = cell.plan.run.metric, f"run.seed={cell.plan.run.seed}"
         text = f"{metric} {console.figure(cell.metrics.get(metric))}" if cell.status == "done" else cell.status_text
-        rest = f"; about {console.seconds(left)} left" if done < missing else ""
-        console.note(f"{done}/{missing}  {' '.join(settings)}: {text}, {console.seconds(cell.took_s)}{rest}")
-
-
-def _value(plan: Mapping[str, Any], place: str) -> Any:
-    """Return the value of a key such as `local.lr` in a plan's JSON."""
-    found: Any = plan
-    for name in place.split("."):
-        found = found[name]
-    return found
+        took = f"{' '.join([*settings, seed])}: {text}, {formatting.duration(cell.took_s)}"
+        console.note(f"{progress.done}/{progress.missing}  {took}{rest}")
+        if cell.failures:
+            console.note(f"  first failure: {cell.failures[0]}")
 
 
 def _document(group: str, made: Sequence[Trial], told: Told) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from thinwire.cli import console
-from thinwire.cli.console import seconds, size
 from thinwire.cli.params import Data, Json
+from thinwire.core.formatting import duration, size
 
 if TYPE_CHECKING:
     from thinwire.client.task import LoadedTask
@@ -33,12 +33,12 @@ def top() -> None:
 
 @app.command()
 def check(
-    module: Annotated[str, typer.Argument(metavar="MODULE", help="a dotted name or a .py file")],
+    module: Annotated[str, typer.Argument(metavar="MODULE", help="dotted name or .py file of the task")],
     data: Data = None,
-    plan: Annotated[Path | None, typer.Option("--plan", metavar="PLAN", help="its codec, batch and lr")] = None,
+    plan: Annotated[Path | None, typer.Option("--plan", metavar="PLAN", help="plan with codec, batch and lr")] = None,
     json: Json = False,
 ) -> None:
-    """Do one local step, one encode and one fold in this process, and print what they show."""
+    """Check a task by one local step, one encode and one aggregation in this process."""
     found = checked(module, data, plan)
     if json:
         console.document(found)
@@ -68,7 +68,7 @@ def task_spec(name: str, plan: Path, given: str | None) -> str:
     beside = plan.absolute().parent / "task.py"
     found, otherwise = f"no {beside}", "thinwire init DIR writes one"
     if beside.is_file():
-        its = _named_in(plan)
+        its = tomllib.loads(plan.read_text()).get("run", {}).get("task")  # before any `--set`
         if its in (None, name):
             return f"{name}={beside}"
         found, otherwise = f"{beside} is that of {its!r}, which the plan names", f"or the task {its!r}"
@@ -79,12 +79,6 @@ def task_spec(name: str, plan: Path, given: str | None) -> str:
         why=f"no --task, {found}, no installed entry point {GROUP}:{name}",
         hint=f"--task {name}=path/to/task.py; {otherwise}",
     )
-
-
-def _named_in(plan: Path) -> str | None:
-    """Return the task that the plan's file names, before any `--set`."""
-    named: str | None = tomllib.loads(plan.read_text()).get("run", {}).get("task")
-    return named
 
 
 def load(name: str, plan: Path, given: str | None) -> LoadedTask:
@@ -139,7 +133,7 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
     yield f"a round    {size(found['up_bytes'])} up by {found['codec']}, {ratio:.1f} times less than dense;"
     first = f", {size(found['dense_bytes'])} the first time" if found["down_bytes"] != found["dense_bytes"] else ""
     yield f"           {size(found['down_bytes'])} down{first}"
-    times = ", ".join(f"{seconds(value)} at {rate} Mb/s" for rate, value in found["upload_s_at_mbit"].items())
+    times = ", ".join(f"{duration(value)} at {rate} Mb/s" for rate, value in found["upload_s_at_mbit"].items())
     yield f"upload     {times}"
 
 

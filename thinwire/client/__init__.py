@@ -8,18 +8,17 @@ Read the files in this order:
     outbox          exactly-once delivery and overlap, as pure steps from one state to the next
     run_state       the state of one run, and its commit to disk
     run_store       the states of all runs, and the plans that this device keeps
-    execute         the work of one assignment: evaluate, train, encode
-    context         its keys, schedule, deadline and progress
+    execute         the work of one assignment: its keys, schedule and deadline; evaluate, train, encode
     payload         frames to vectors and back, for both directions
     executor        the task in this process or in a worker
     worker_process  the worker: its socket, its watchdog, its Python
     train/          the code that the worker runs; it imports nothing else of Thinwire
     admission       admit or decline an assignment, count it, limit its time
-    policy          the rules of the device's owner
-    device_info     memory, cores, power and the price of the link
-    retry           repeat calls to the aggregator, and send replies in the background
+    policy_rules    what the owner's policy forbids
+    policy          the keys of the owner's policy
+    device_info     memory, cores, power, the price of the link, and how long an upload takes
+    calls           repeat calls to the aggregator, send replies in the background, write the status file
     errors          an error as it leaves the device: its class and place, never its text
-    status          the status file and the log
     task            a task as the command line names it and a hello reports it
     task_check      `thinwire task check`
 

@@ -1,6 +1,6 @@
 """Admit or decline each assignment before anything is loaded, and end work that takes too long.
 
-`AdmissionController` admits an assignment if its plan is known and the owner's policy (client/policy.py) allows it. A
+`AdmissionController` admits an assignment if its plan is known and `policy_rules` allow it by the owner's policy. A
 stop needs no admission. `DailyQuota` and `QuotaFile` count what was admitted today. `Limit` ends the work on one
 assignment by the owner's `max_assignment_minutes`, and by `hours` if `hours_end_work` is true.
 
@@ -31,14 +31,15 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.client import device_info
-from thinwire.client.errors import CannotAnswer
-from thinwire.client.policy import Denied, Kind, Policy, PolicyContext, decide, until
+from thinwire.client.errors import CannotReply
+from thinwire.client.policy import Kind, Policy
+from thinwire.client.policy_rules import Denied, PolicyContext, decide, until
 from thinwire.client.run_state import Write
 from thinwire.client.run_store import PlanStore
 from thinwire.client.train.schedule import Clock
 from thinwire.core.errors import DataLost
 from thinwire.core.statedir import MB, write_atomically
-from thinwire.core.types import Ask
+from thinwire.core.types import Assignment
 
 CARRIES: frozenset[str] = frozenset()  # sections of a plan that this version implements; not secure or privacy yet
 
@@ -95,55 +96,55 @@ class AdmissionController:
         with self._lock:
             return self.policy.kinds is None or kind in self.policy.kinds
 
-    def admit(self, ask: Ask) -> Mapping[str, Any]:
+    def admit(self, assignment: Assignment) -> Mapping[str, Any]:
         """Return the assignment's resolved plan.
 
-        Raises `CannotAnswer`: `need-plan` if only its digest is known, `declined` if the policy forbids the work.
+        Raises `CannotReply`: `need-plan` if only its digest is known, `declined` if the policy forbids the work.
         """
         with self._lock:
-            plan = self.plans.of(ask)
-            day, facts = self._facts(ask)
-            declined = decide(self.policy, ask.task, ask.kind, plan, facts)
+            plan = self.plans.of(assignment)
+            day, facts = self._facts(assignment)
+            declined = decide(self.policy, assignment.task, assignment.kind, plan, facts, self.plans.parsed)
             if declined is not None:
-                raise CannotAnswer("declined", declined.text)
+                raise CannotReply("declined", declined.text)
             if day is not None and self._file is not None:
-                self._file.keep(day.with_one(ask.kind, key_of(ask)))
-                self._open[key_of(ask)] = ask.kind
+                self._file.keep(day.with_one(assignment.kind, key_of(assignment)))
+                self._open[key_of(assignment)] = assignment.kind
             return plan
 
-    def ended(self, ask: Ask) -> None:
+    def ended(self, assignment: Assignment) -> None:
         """Record that an admitted assignment has ended: with a reply, with a failure, or withdrawn by the aggregator.
 
         This is not called when this process itself ends, because the work begins again then. If the disk refuses, the
         key stays open, which gives the aggregator at most the free attempts of a restart.
         """
         with self._lock:
-            kind = self._open.pop(key_of(ask), "")
+            kind = self._open.pop(key_of(assignment), "")
             if kind and self._file is not None:
                 with contextlib.suppress(DataLost):
                     if (day := self._file.read()) is not None:
-                        self._file.keep(day.with_end(kind, key_of(ask)))
+                        self._file.keep(day.with_end(kind, key_of(assignment)))
 
-    def wanted(self, ask: Ask) -> bool:
+    def wanted(self, assignment: Assignment) -> bool:
         """Return True if the assignment's parts are worth fetching: False if `admit` would decline it whatever came.
 
         Nothing is counted. A quota that is used up declines every assignment except one whose attempt is still open.
         """
         with self._lock:
-            if (plan := self.plans.known(ask)) is None:
+            if (plan := self.plans.known(assignment)) is None:
                 return False
-            _, facts = self._facts(ask)
-            return decide(self.policy, ask.task, ask.kind, plan, facts) is None
+            _, facts = self._facts(assignment)
+            return decide(self.policy, assignment.task, assignment.kind, plan, facts) is None
 
-    def _facts(self, ask: Ask) -> tuple[DailyQuota | None, PolicyContext]:
+    def _facts(self, assignment: Assignment) -> tuple[DailyQuota | None, PolicyContext]:
         """Return the day, if it is counted, and the facts that the policy needs; no more is looked up."""
         policy = self.policy
         counted = self._file is not None and (policy.rounds_a_day is not None or bool(policy.hours))
-        day, facts = self._today(ask) if counted else (None, PolicyContext(self._now(), None))
+        day, facts = self._today(assignment) if counted else (None, PolicyContext(self._now(), None))
         price = self._link_is(policy.link) if policy.metered == "refuse" else None
-        return day, facts.beside(price, CARRIES)
+        return day, replace(facts, metered=price, carries=CARRIES)
 
-    def _today(self, ask: Ask) -> tuple[DailyQuota | None, PolicyContext]:
+    def _today(self, assignment: Assignment) -> tuple[DailyQuota | None, PolicyContext]:
         """Return the day and its facts, or the reason why the clock or the counts are not trusted."""
         assert self._file is not None
         now = self._now()
@@ -155,11 +156,11 @@ class AdmissionController:
         if doubt := believed(now, last, self._skew_s()):
             return None, PolicyContext(None, None, no_clock=doubt, no_counts=doubt)
         day = (last or DailyQuota(now.date(), now)).on(now)
-        return day, PolicyContext(now, day.count(ask.kind) - day.is_free(ask.kind, key_of(ask)))
+        return day, PolicyContext(now, day.count(assignment.kind) - day.is_free(assignment.kind, key_of(assignment)))
 
 
 FILE = "policy.json"
-FORMAT = 1
+FORMAT = 2
 RELEASED = datetime(2026, 1, 1).astimezone()  # before the first release: a clock that shows less was never set
 FREE = 3  # free restarts of one attempt: a device with a bad battery finishes its round, a loop of crashes ends
 ENDED, RESUMED = "-", "+"  # after a key
@@ -175,16 +176,16 @@ class DailyQuota:
 
     date: date
     at: datetime
-    let_in: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    admitted: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def is_free(self, kind: str, key: str) -> bool:
         """Return True if this key is open and may begin again without being counted."""
-        keys = self.let_in.get(kind, ())
+        keys = self.admitted.get(kind, ())
         return key in keys and keys.count(key + RESUMED) < FREE
 
     def count(self, kind: str) -> int:
         """Return how many attempts of this kind were counted."""
-        return sum(not key.endswith(RESUMED) for key in self.let_in.get(kind, ()))
+        return sum(not key.endswith(RESUMED) for key in self.admitted.get(kind, ()))
 
     def on(self, now: datetime) -> DailyQuota:
         """Return this day, or a new one if one has begun; time never goes back."""
@@ -195,20 +196,20 @@ class DailyQuota:
     def with_one(self, kind: str, key: str) -> DailyQuota:
         """Return the day with one more attempt; an open one begins again for free as long as `is_free`."""
         if self.is_free(kind, key):
-            return self._with(kind, (*self.let_in[kind], key + RESUMED))
+            return self._with(kind, (*self.admitted[kind], key + RESUMED))
         ended = self.with_end(kind, key)
-        return ended._with(kind, (*ended.let_in.get(kind, ()), key))
+        return ended._with(kind, (*ended.admitted.get(kind, ()), key))
 
     def with_end(self, kind: str, key: str) -> DailyQuota:
         """Return the day in which this key's attempt has ended; a key that is not open changes nothing."""
-        keys = self.let_in.get(kind, ())
+        keys = self.admitted.get(kind, ())
         if key not in keys:
             return self
         left = (other for other in keys if other != key + RESUMED)
         return self._with(kind, tuple(other + ENDED if other == key else other for other in left))
 
     def _with(self, kind: str, keys: tuple[str, ...]) -> DailyQuota:
-        return replace(self, let_in={**self.let_in, kind: keys})
+        return replace(self, admitted={**self.admitted, kind: keys})
 
 
 class QuotaFile:
@@ -226,23 +227,23 @@ class QuotaFile:
             raw = json.loads(self.path.read_bytes())
             if raw["format"] != FORMAT:
                 raise ValueError(f"format {raw['format']!r}")
-            kept = {str(kind): tuple(map(str, keys)) for kind, keys in raw["let_in"].items()}
+            kept = {str(kind): tuple(map(str, keys)) for kind, keys in raw["admitted"].items()}
             at = datetime.fromisoformat(raw["at"])
-            if at.tzinfo is None or not all(isinstance(keys, list) for keys in raw["let_in"].values()):
+            if at.tzinfo is None or not all(isinstance(keys, list) for keys in raw["admitted"].values()):
                 raise ValueError("it is not what was written")
             return DailyQuota(date.fromisoformat(raw["date"]), at, kept)
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DataLost(
-                f"{FILE} on this device cannot be read",
+                f"{FILE} on this device is not readable",
                 why=f"{self.path}: {type(error).__name__}",
-                hint=f"look at it, then delete it: counting begins anew ({self.path})",
+                hint=f"look at it, then delete it: counting begins again ({self.path})",
             ) from error
 
     def keep(self, day: DailyQuota) -> None:
         """Write a day."""
-        raw = {"format": FORMAT, "date": day.date.isoformat(), "at": day.at.isoformat(), "let_in": dict(day.let_in)}
+        raw = {"format": FORMAT, "date": day.date.isoformat(), "at": day.at.isoformat(), "admitted": dict(day.admitted)}
         self._write(self.path, json.dumps(raw, separators=(",", ":")).encode())
 
 
@@ -261,9 +262,9 @@ def believed(now: datetime, last: DailyQuota | None, skew_s: float = 0.0) -> str
     return ""
 
 
-def key_of(ask: Ask) -> str:
+def key_of(assignment: Assignment) -> str:
     """Return the key of this assignment in the counts."""
-    said = json.dumps([ask.run, ask.identity, ask.ask_id])
+    said = json.dumps([assignment.run, assignment.identity, assignment.assignment_id])
     return hashlib.sha256(said.encode()).hexdigest()[:32]
 
 

@@ -7,7 +7,6 @@ stop.
 from __future__ import annotations
 
 import contextlib
-import os
 import platform
 import signal
 import threading
@@ -18,20 +17,20 @@ from pathlib import Path
 from thinwire import __version__
 from thinwire.client import payload
 from thinwire.client.admission import AdmissionController
-from thinwire.client.context import Say
-from thinwire.client.errors import CannotAnswer
+from thinwire.client.calls import Retrier, Say
+from thinwire.client.errors import CannotReply
 from thinwire.client.executor import Executor, Worker
 from thinwire.client.handler import AssignmentHandler
 from thinwire.client.loop import Loop, Reloader
 from thinwire.client.policy import Policy
-from thinwire.client.retry import Retrier
 from thinwire.client.train.protocol import Site
 from thinwire.client.train.task import LoadedTask
 from thinwire.client.worker_process import installed
 from thinwire.core.errors import Refused, ThinwireError, Unreachable
 from thinwire.core.fleet import Link
 from thinwire.core.plan import RunPlan
-from thinwire.core.types import NOTHING_SAID, Ask, Equipment
+from thinwire.core.signals import ended_by_signals, handled
+from thinwire.core.types import NOTHING_SAID, Assignment, Equipment
 
 
 def serve(
@@ -44,7 +43,6 @@ def serve(
     say: Say = print,
     once: bool = False,
     stop: threading.Event | None = None,
-    slow_step_s: float = 0.0,
     gate: AdmissionController | None = None,
     worker: Worker | None = None,
     reload: threading.Event | None = None,
@@ -63,10 +61,8 @@ def serve(
     """
     where = replace(site or Site(), name=name)
     gate = gate or AdmissionController(folder=folder)
-    sessions = {
-        task.name: AssignmentHandler(name, task, folder, where, slow_step_s=slow_step_s, gate=gate) for task in tasks
-    }
-    with _ended_by_signals(stop or threading.Event()) as ending, _always_said(say) as tell:
+    sessions = {task.name: AssignmentHandler(name, task, folder, where, gate=gate) for task in tasks}
+    with ended_by_signals(stop or threading.Event()) as ending, _always_said(say) as tell:
         upkeep, here = Reloader(gate, worker, reload, reread), installed() if worker is None else {}
         calls = Retrier(ending, tell, give_up=once)
 
@@ -91,20 +87,20 @@ def serve(
                 worker.close()
 
 
-def wanted(gate: AdmissionController, benches: Sequence[Executor]) -> Callable[[Ask], bool]:
+def wanted(gate: AdmissionController, benches: Sequence[Executor]) -> Callable[[Assignment], bool]:
     """Return a function that decides if an assignment's parts are worth fetching.
 
     They are if its task is here, the policy admits it, and no part is larger than the task's model can need.
     """
     tasks = {bench.name: bench for bench in benches}
 
-    def is_wanted(ask: Ask) -> bool:
-        bench, plan = tasks.get(ask.task), gate.plans.known(ask)
-        if bench is None or plan is None or not gate.wanted(ask):
+    def is_wanted(assignment: Assignment) -> bool:
+        bench, plan = tasks.get(assignment.task), gate.plans.known(assignment)
+        if bench is None or plan is None or not gate.wanted(assignment):
             return False
         try:
-            payload.require_parts(ask, RunPlan.from_json(plan), bench.layout)
-        except (CannotAnswer, ThinwireError):  # the session's reply reports it
+            payload.require_parts(assignment, RunPlan.from_json(plan), bench.layout)
+        except (CannotReply, ThinwireError):  # the session's reply reports it
             return False
         return True
 
@@ -131,11 +127,8 @@ def reloads() -> Iterator[threading.Event]:
     SIGHUP is not used: it still ends a client whose terminal is closed.
     """
     wished = threading.Event()
-    before = signal.signal(signal.SIGUSR1, lambda number, frame: wished.set())
-    try:
+    with handled([signal.SIGUSR1], lambda number, frame: wished.set()):
         yield wished
-    finally:
-        signal.signal(signal.SIGUSR1, before)
 
 
 @contextlib.contextmanager
@@ -150,28 +143,3 @@ def _always_said(say: Say) -> Iterator[Say]:
                 say(line)
 
     yield tell
-
-
-@contextlib.contextmanager
-def _ended_by_signals(ending: threading.Event) -> Iterator[threading.Event]:
-    """Set the event at SIGTERM and Ctrl-C; a second signal ends the process at once.
-
-    Outside the main thread, signals are left as they are.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield ending
-        return
-
-    def end(number: int, _frame: object) -> None:
-        if ending.is_set():
-            os._exit(128 + number)
-        ending.set()
-
-    before: dict[int, Callable[..., object] | int | None] = {
-        number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)
-    }
-    try:
-        yield ending
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

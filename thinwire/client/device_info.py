@@ -3,7 +3,9 @@
 Linux gives all of it but the link's price, which NetworkManager knows. The owner's policy overrides what is not
 measurable (`client.toml`, `power` and `link`).
 
-`DeviceInfoProbe` gives a hello its equipment, and skips small changes of free memory.
+`DeviceInfoProbe` gives a hello its equipment, and skips small changes of free memory. `UplinkTimeEstimator` estimates
+the time that encoding and uploading will take from the times that they took before, so that training ends early enough
+(`[local] partial`).
 """
 
 from __future__ import annotations
@@ -12,13 +14,16 @@ import os
 import shutil
 import subprocess
 import time
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from thinwire.client.policy import Policy
-from thinwire.compression.native.threads import cores
-from thinwire.core.types import Equipment
+from thinwire.compression.native import cores
+from thinwire.core.formatting import p90
+from thinwire.core.types import Equipment, ReplyHeader
 
 PATIENCE_S = 5.0  # NetworkManager responds within milliseconds, or is stuck
 NMCLI = ("nmcli", "-t", "-f", "GENERAL.TYPE,GENERAL.STATE,GENERAL.METERED", "dev", "show")
@@ -189,3 +194,53 @@ def _field(text: str, name: str) -> str:
 def _kilobytes(text: str) -> int | None:
     number = text.strip().removesuffix("kB").strip()
     return int(number) * 1024 if number.isdigit() else None
+
+
+KEPT = 20  # measured times kept of each codec
+ENCODES = 50e6  # model bytes encoded per second: a guess until the first encode, far below what a small board does
+SLOWER = 4.0  # the uplink is taken to be this much slower than the downlink until an upload was measured
+
+
+def _kept() -> defaultdict[str, deque[float]]:
+    return defaultdict(lambda: deque(maxlen=KEPT))
+
+
+@dataclass
+class UplinkTimeEstimator:
+    """The times that encoding and uploading took in one run on this device.
+
+    They are kept in memory, so a new process begins with a guess.
+    """
+
+    encoding: defaultdict[str, deque[float]] = field(default_factory=_kept)  # codec -> seconds
+    sending: defaultdict[str, deque[float]] = field(default_factory=_kept)
+
+    def encoded(self, header: ReplyHeader, commit_s: float) -> None:
+        """Record one encode and its commit, which took `commit_s` more."""
+        self.encoding[header.codec].append(header.timings.encode_s + commit_s)
+
+    def sent(self, header: ReplyHeader, upload_s: float) -> None:
+        """Record one upload in seconds."""
+        self.sending[header.codec].append(upload_s)
+
+    def least_s(self, codec: str) -> float:
+        """Return the least seconds that both took with this codec; 0 if that is not known."""
+        if codec not in self.encoding or codec not in self.sending:
+            return 0.0
+        return min(self.encoding[codec]) + min(self.sending[codec])
+
+    def lasts_s(self, codec: str, dense_bytes: int, assigned_bytes: int, download_s: float) -> float:
+        """Return the seconds to reserve after training: the p90 of both, or a guess that errs on the long side.
+
+        The guess is for a whole model of `dense_bytes`, on an uplink that is `SLOWER` than the downlink. The downlink's
+        speed is that of the assignment: `assigned_bytes` in `download_s`. The p90 of another codec is used if it is
+        larger than the guess.
+        """
+        down_s = SLOWER * download_s * dense_bytes / assigned_bytes if assigned_bytes else 0.0
+        return _expected(self.encoding, codec, dense_bytes / ENCODES) + _expected(self.sending, codec, down_s)
+
+
+def _expected(known: defaultdict[str, deque[float]], codec: str, guess: float) -> float:
+    if codec in known:
+        return p90(known[codec])
+    return max([guess, *(p90(seconds) for seconds in known.values())])

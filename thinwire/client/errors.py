@@ -22,7 +22,7 @@ from thinwire.client.train.errors import BadUsage, NotFinite, Wrong
 from thinwire.core.errors import BadPayload, DataLost, NonFiniteUpdate, TaskError, ThinwireError, UsageError
 from thinwire.core.formatting import plain
 from thinwire.core.statedir import write_atomically
-from thinwire.core.types import Ask, Failure
+from thinwire.core.types import Assignment, Failure
 
 LAST_ERROR = "last-error.txt"
 KINDS: tuple[tuple[type[Exception], str], ...] = (
@@ -35,7 +35,7 @@ NOT_WRONG = ("declined", "need-plan")  # nothing went wrong: the last error is s
 OURS = os.path.dirname(os.path.abspath(thinwire.__file__)) + os.sep
 
 
-class CannotAnswer(Exception):
+class CannotReply(Exception):
     """The reason why this device cannot work on an assignment.
 
     `kind` is its name; the text is Thinwire's and holds no data. `said` may hold data: it is for this device's owner
@@ -47,15 +47,15 @@ class CannotAnswer(Exception):
         self.kind, self.said = kind, said or why
 
 
-def told(error: Exception, ask: Ask, device: str, file: str, folder: Path) -> Failure:
+def told(error: Exception, assignment: Assignment, device: str, file: str, folder: Path) -> Failure:
     """Return the failure to send for an error in a task whose code is `file`; the traceback is kept in `folder`."""
     kind, text = next((kind for types, kind in KINDS if isinstance(error, types)), "task-error"), place(error, file)
-    if isinstance(error, CannotAnswer):
+    if isinstance(error, CannotReply):
         kind, text = error.kind, str(error)
     if kind not in NOT_WRONG:
         with contextlib.suppress(DataLost):  # a full disk must not hide what went wrong
-            remember(folder, error, f"{ask.run}, round {ask.round}: {kind}")
-    return Failure(kind, text, ask.ask_id, device, identity=ask.identity)
+            remember(folder, error, f"{assignment.run}, round {assignment.round}: {kind}")
+    return Failure(kind, text, assignment.assignment_id, device, identity=assignment.identity)
 
 
 def place(error: BaseException, file: str) -> str:

@@ -1,5 +1,6 @@
 """Execute one assignment: load the base model, evaluate, train and encode, or make the first model of a run.
 
+`AssignmentContext` is one assignment with everything its work needs: keys, schedule, deadline, progress and limits.
 `work` handles an assignment to train or evaluate. `trained` and `encoded` are its two halves, which overlap runs in two
 threads. `first_model` makes the model of an `init` assignment: what the task's `model()` makes from the run's seed,
 sent whole. Nothing is stored here: each function returns the state after it.
@@ -7,37 +8,170 @@ sent whole. Nothing is stored here: each function returns the state after it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from thinwire.aggregation.control_variates import algorithm_of, carried
 from thinwire.aggregation.downlink import ModelReplica
+from thinwire.aggregation.plan_codecs import feedback_of
 from thinwire.client import outbox, payload
-from thinwire.client.context import AssignmentContext
-from thinwire.client.errors import CannotAnswer
+from thinwire.client.calls import Say
+from thinwire.client.device_info import UplinkTimeEstimator
+from thinwire.client.errors import CannotReply
 from thinwire.client.payload import ControlVariate, encode
 from thinwire.client.train import layout as keys
+from thinwire.client.train.errors import Cancelled
 from thinwire.client.train.protocol import Local, TrainRequest, TrainResult, Work
+from thinwire.client.train.schedule import REAL, Clock, Schedule
 from thinwire.compression import parse
-from thinwire.compression.native.threads import cores, planned_threads
+from thinwire.compression.native import cores, planned_threads
 from thinwire.core import types
 from thinwire.core.errors import NonFiniteUpdate
-from thinwire.core.prng import Key
-from thinwire.core.types import Ask, ReplyHeader, Timings, Vector
+from thinwire.core.prng import Key, derive
+from thinwire.core.types import Assignment, ReplyHeader, Timings, Vector
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from thinwire.aggregation.control_variates import Algorithm
+    from thinwire.client.admission import Limit
     from thinwire.client.executor import Executor
     from thinwire.client.run_state import ClientRunState
     from thinwire.client.train.protocol import Site
+    from thinwire.core.fleet import Delivery
     from thinwire.core.layout import Layout
     from thinwire.core.plan import RunPlan
     from thinwire.core.types import Payload
 
 
+TakeBase = Callable[[Assignment, "Path | None", ModelReplica], "Vector | None"]
+SAY_EVERY_S = (1.0, 60.0)  # least and most seconds between two progress lines
+SAY_SHARE = 0.1  # of the time since training began, until the next line: a log of hours fits on a screen
+MARGIN = 0.1  # of the deadline, which partial work leaves free as a reserve
+LATER = 0.5  # of the allowed staleness, which a client that misses the deadline anyway may train for
 MAX_STEPS = 2**40  # multiplied by the batch of a step, it still fits the integers of every machine
+
+
+@dataclass
+class AssignmentContext:
+    """The context of one assignment.
+
+    `device` is this device's name, on which the random draws depend. `queue_s` is the time that the assignment waited
+    here. `may_measure` allows evaluation.
+    """
+
+    delivery: Delivery
+    plan: RunPlan
+    device: str
+    cancelled: Callable[[], bool]
+    say: Say
+    queue_s: float = 0.0
+    may_measure: bool = True
+    take_base: TakeBase = payload.take_base
+    may_stop: bool = True  # the deadline may end training if the plan allows it
+    afterwards: UplinkTimeEstimator = field(default_factory=UplinkTimeEstimator)
+    clock: Clock = REAL
+    limit: Limit | None = None  # the owner's
+    began: float = 0.0  # when the work on the assignment began, by `clock`
+
+    def __post_init__(self) -> None:
+        # With overlap the assignment was sent ahead, so its deadline starts when the work does.
+        waited_s = 0.0 if self.plan.local.overlap else self.queue_s + self.delivery.download_s
+        self.until = self.clock.now() - waited_s + self.assignment.deadline_s
+        self._said_at = -math.inf
+        self._began_at: float | None = None  # time of the first progress report of training
+
+    @property
+    def assignment(self) -> Assignment:
+        """Return the assignment."""
+        return self.delivery.assignment
+
+    def key(self, purpose: str) -> Key:
+        """Return the key of this assignment's draws for one purpose, from the seed, the device's name and the round.
+
+        Nothing else may decide it: neither the run's name nor a path, a time or a process. Invariant: the same plan
+        gives the same bits under every name.
+        """
+        key = derive(Key(self.plan.run.seed), purpose, self.device, self.assignment.round)
+        return derive(key, "further") if self.assignment.further else key
+
+    @property
+    def train_key(self) -> keys.Key:
+        """Return the key of training in the worker's own type."""
+        key = self.key("train")
+        return keys.Key(key.a, key.b)
+
+    def schedule_after(self, pending: int) -> Schedule:
+        """Return the learning rate's schedule for the part of the run that follows `pending` updates after this
+        version.
+        """
+        local, made, rounds = self.plan.local, self.assignment.base_version + pending, self.plan.run.rounds
+        return Schedule(local.schedule, local.lr_warmup, local.lr_end, made / rounds, (made + 1) / rounds)
+
+    @property
+    def left_s(self) -> float | None:
+        """Return the seconds to the deadline, None if there is none."""
+        return self.until - self.clock.now() if self.assignment.deadline_s else None
+
+    def train_within_s(self, dense_bytes: int) -> float | None:
+        """Return the seconds that training and the work before it may take, None if no limit applies.
+
+        A deadline limits training only with partial work. A client that would miss it without any training, by the
+        least time that encoding and uploading ever took, need not hurry. It trains for as long as its update will still
+        count: half of the allowed staleness, since rounds may close before their deadline. The owner's limit ends
+        training before that, whatever the deadline.
+        """
+        cohort, deadline_s = self.plan.cohort, self.assignment.deadline_s
+        if not (self.plan.local.partial and self.may_stop):
+            return None
+        limit_s = math.inf if self.limit is None else (1 - MARGIN) * self.limit.left_s
+        if (left_s := self.left_s) is None:
+            return limit_s if math.isfinite(limit_s) else None
+        if cohort.late == "aggregate" and left_s < self.afterwards.least_s(self.assignment.codec):
+            left_s += LATER * cohort.max_staleness * deadline_s
+        assigned = sum(part.length for part in self.assignment.parts)
+        after_s = self.afterwards.lasts_s(self.assignment.codec, dense_bytes, assigned, self.delivery.download_s)
+        return min(limit_s, left_s - MARGIN * deadline_s - after_s)
+
+    def do(
+        self, bench: Executor, order: TrainRequest, site: Site, params: Vector, buffers: Vector | None
+    ) -> TrainResult:
+        """Execute an order on the bench; `CannotReply` ("declined") if the owner's limit ends it."""
+        try:
+            return bench.do(order, site, params, buffers, self.tell, self._is_over, self.left_s)
+        except Cancelled:
+            if self.limit is None or self.cancelled() or (ended := self.limit.over()) is None:
+                raise
+            raise CannotReply("declined", ended.text) from None
+
+    def _is_over(self) -> bool:
+        return self.cancelled() or (self.limit is not None and self.limit.over() is not None)
+
+    def tell(self, what: str, done: int, total: int) -> None:
+        """Print the progress of evaluation or training, once a second at first and once a minute after ten minutes."""
+        if what == "measure":
+            self.say(
+                f"round {self.assignment.round}: measure"
+                if self.assignment.kind == "train"
+                else "measure the last model"
+            )
+            return
+        if self.limit is not None:
+            self.limit.progressed(done, self.plan.local.min_steps if self.plan.local.partial else total)
+        now = self.clock.now()
+        self._began_at = now if self._began_at is None else self._began_at
+        least_s, most_s = SAY_EVERY_S
+        if now - self._said_at < min(most_s, max(least_s, SAY_SHARE * (now - self._began_at))) and done != total:
+            return
+        self._said_at = now
+        left = self.until - now
+        deadline = f", deadline in {left:.0f} s" if left >= 0 else f", {-left:.0f} s over the deadline"
+        of = f"{done}/{total}" if total else str(done)
+        self.say(f"round {self.assignment.round}: train {of} steps" + (deadline if self.assignment.deadline_s else ""))
 
 
 @dataclass(frozen=True)
@@ -49,7 +183,7 @@ class Trained:
     the trained model's.
     """
 
-    head: ReplyHeader
+    header: ReplyHeader
     carried: ClientRunState
     change: Vector | None = None
     buffers: Vector | None = None
@@ -60,48 +194,50 @@ class Trained:
 class Result:
     """A reply that is made and not committed, with the state that belongs to it. `body` holds the reply's parts."""
 
-    head: ReplyHeader
+    header: ReplyHeader
     state: ClientRunState
     body: bytes = b""
 
 
 def least_kept_bytes(plan: RunPlan, model: Layout) -> int:
     """Return the bytes of the vectors that a run keeps at least on a device that trains in it: residual and replica."""
-    vectors = (plan.uplink.feedback != "none") + plan.downlink.compressed
+    vectors = (feedback_of(plan.uplink) != "none") + plan.downlink.compressed
     return 4 * vectors * carried(algorithm_of(plan), model).size
 
 
-def work(job: AssignmentContext, head: ReplyHeader, state: ClientRunState, bench: Executor, site: Site) -> Result:
+def work(job: AssignmentContext, header: ReplyHeader, state: ClientRunState, bench: Executor, site: Site) -> Result:
     """Train or evaluate, and encode the update."""
-    found = trained(job, head, state, bench, site)
+    found = trained(job, header, state, bench, site)
     return encoded(job, found, found.carried, bench.layout)
 
 
-def trained(job: AssignmentContext, head: ReplyHeader, state: ClientRunState, bench: Executor, site: Site) -> Trained:
+def trained(job: AssignmentContext, header: ReplyHeader, state: ClientRunState, bench: Executor, site: Site) -> Trained:
     """Evaluate and train. Nothing is encoded, and of the state only what training needs is read."""
-    ask, local, algorithm = job.ask, job.plan.local, algorithm_of(job.plan)
+    assignment, local, algorithm = job.assignment, job.plan.local, algorithm_of(job.plan)
     layout = carried(algorithm, bench.layout)  # of everything that is sent: the model, then a control variate
-    if ask.layout_digest != bench.layout.digest:
-        raise CannotAnswer("layout-mismatch", payload.OTHER_TENSORS)
-    if ask.kind == "train":
-        _require_work(ask.work, local.batch)
-    shadow = ModelReplica(layout, job.plan.downlink.codec, state.shadow, state.shadow_version)
+    if assignment.layout_digest != bench.layout.digest:
+        raise CannotReply("layout-mismatch", payload.OTHER_TENSORS)
+    if assignment.kind == "train":
+        _require_work(assignment.work, local.batch)
+    replica = ModelReplica(layout, job.plan.downlink.codec, state.replica, state.replica_version)
     with planned_threads(local.codec_threads or cores()):
-        shared = job.take_base(ask, job.delivery.bundle, shadow)
+        shared = job.take_base(assignment, job.delivery.bundle, replica)
     if job.plan.downlink.compressed:
-        own_base = shadow.params  # later versions come as updates to it
-        state = replace(state, layout_digest=bench.layout.digest, shadow=own_base, shadow_version=ask.base_version)
-    base = shadow.params[: layout.model_size]
-    counted = state.counted_in(ask.base_version)
-    following = ControlVariate.of(algorithm, layout, state.own, shadow.params, counted) if algorithm else None
+        own_base = replica.params  # later versions come as updates to it
+        state = replace(
+            state, layout_digest=bench.layout.digest, replica=own_base, replica_version=assignment.base_version
+        )
+    base = replica.params[: layout.model_size]
+    counted = state.counted_in(assignment.base_version)
+    following = ControlVariate.of(algorithm, layout, state.own, replica.params, counted) if algorithm else None
     own = local.buffers == "local" and state.buffers is not None
     order = TrainRequest(
-        measure=job.may_measure and _is_measured(ask, job.plan), train=ask.kind == "train",
-        local=_local(ask, job.plan, algorithm),
-        work=Work(ask.work.steps, ask.work.batch), key=job.train_key, counters=state.counters,
-        slow_step_s=job.slow_step_s, schedule=job.schedule_after(len(state.pending)),
+        measure=job.may_measure and _is_measured(assignment, job.plan), train=assignment.kind == "train",
+        local=_local(assignment, job.plan, algorithm),
+        work=Work(assignment.work.steps, assignment.work.batch), key=job.train_key, counters=state.counters,
+        schedule=job.schedule_after(len(state.pending)),
         within_s=job.train_within_s(4 * layout.size),
-        shift=following.shift if following and ask.kind == "train" else None,
+        shift=following.shift if following and assignment.kind == "train" else None,
     )  # fmt: skip
     buffers = state.buffers if own else shared
     start, measured = base, TrainResult()
@@ -112,91 +248,96 @@ def trained(job: AssignmentContext, head: ReplyHeader, state: ClientRunState, be
             measured = job.do(bench, alone, site, base, buffers)
     done = job.do(bench, order, site, start, buffers)
     metrics = {f"eval/{name}": value for name, value in {**measured.sums, **done.sums}.items()}
-    spent = Timings(
-        job.delivery.download_s, job.queue_s, evaluate_s=measured.measure_s + done.measure_s, train_s=done.train_s
-    )
-    head = replace(head, metrics=metrics, timings=spent)
+    evaluate_s = measured.measure_s + done.measure_s
+    load_s = max(0.0, job.clock.now() - job.began - evaluate_s - done.train_s)
+    spent = Timings(job.delivery.download_s, job.queue_s, evaluate_s, done.train_s, load_s=load_s)
     if done.params is None or done.buffers is None:
         examples = int(max((count for _, count in metrics.values()), default=0))
-        return Trained(replace(head, examples=examples), state)
+        return Trained(replace(header, metrics=metrics, timings=spent, examples=examples), state)
 
     change = done.params
     change -= start
     if done.loss[1]:
         metrics["train/loss"] = done.loss
     a = 1.0 if algorithm and algorithm.whole else done.a
-    head = replace(head, examples=done.examples, steps=done.steps, a=a, norm=payload.norm(change))
+    header = replace(
+        header, metrics=metrics, timings=spent, examples=done.examples, steps=done.steps, a=a, norm=payload.norm(change)
+    )
     if order.within_s is not None and done.steps != done.planned:
-        head = replace(head, planned=done.planned)
+        header = replace(header, planned=done.planned)
         of = f" of {done.planned}" if done.planned else ""
-        job.say(f"round {ask.round}: stopped after {done.steps}{of} steps, to send them in time")
+        job.say(f"round {assignment.round}: stopped after {done.steps}{of} steps, to send them in time")
     if local.overlap:
-        state = replace(state, pending=outbox.with_one(state.pending, head, change))
+        state = replace(state, pending=outbox.with_one(state.pending, header, change))
     change /= change.dtype.type(a)
     kept: Vector | None = done.buffers if local.buffers == "local" and done.buffers.size else None
     state = replace(state, layout_digest=bench.layout.digest, counters=done.counters, buffers=kept)
-    return Trained(head, state, change, done.buffers, following)
+    return Trained(header, state, change, done.buffers, following)
 
 
 def encoded(job: AssignmentContext, found: Trained, state: ClientRunState, model: Layout) -> Result:
     """Encode an update and return the reply with the state after it: its residual, and the codec's own arrays."""
-    head, change, buffers = found.head, found.change, found.buffers
+    header, change, buffers = found.header, found.change, found.buffers
     if change is None or buffers is None:
-        return Result(head, state)
+        return Result(header, state)
     local, begun, layout = job.plan.local, job.clock.now(), carried(algorithm_of(job.plan), model)
     with planned_threads(local.codec_threads or cores()):
         payloads, state = _encoded(job, change, state, layout, found.following)
     averaged = local.buffers == "average"
     parts, body = payload.packed(payloads, layout, buffers if averaged else None)
-    head = replace(
-        head, parts=parts, codec=job.ask.codec, residual_norm=payload.norm(state.residual),
+    header = replace(
+        header, parts=parts, codec=job.assignment.codec, residual_norm=payload.norm(state.residual),
         counters=found.carried.counters if averaged else {},
-        timings=replace(head.timings, encode_s=job.clock.now() - begun),
+        timings=replace(header.timings, encode_s=job.clock.now() - begun),
     )  # fmt: skip
-    return Result(head, state, body)
+    return Result(header, state, body)
 
 
 def _encoded(
     job: AssignmentContext, change: Vector, state: ClientRunState, layout: Layout, following: ControlVariate | None
 ) -> tuple[list[Payload], ClientRunState]:
     """Return an update's frames, and the state after it; `change` is donated."""
-    ask, uplink, key = job.ask, job.plan.uplink, job.key("encode")
-    behind = following.differences(change, ask.codec, key) if following else []
-    payloads, state = encode(change, state, ask.codec, uplink, layout, key, ask.round)
+    assignment, uplink, key = job.assignment, job.plan.uplink, job.key("encode")
+    behind = following.differences(change, assignment.codec, key) if following else []
+    payloads, state = encode(change, state, assignment.codec, uplink, layout, key, assignment.round)
     payloads += behind
-    return payloads, replace(state, own=following.moved(payloads, ask.codec)) if following else state
+    return payloads, replace(state, own=following.moved(payloads, assignment.codec)) if following else state
 
 
-def _require_work(asked: types.Work, batch: int) -> None:
-    """Raise `CannotAnswer` for steps or batches that no aggregator assigns: batches are the plan's, or smaller."""
-    if not (1 <= asked.batch <= batch and asked.steps <= MAX_STEPS):
-        said = f"{asked.steps} steps with batches of {asked.batch} examples; the plan has batches of {batch}"
-        raise CannotAnswer("protocol", said)
+def _require_work(assigned: types.Work, batch: int) -> None:
+    """Raise `CannotReply` for steps or batches that no aggregator assigns: batches are the plan's, or smaller."""
+    if not (1 <= assigned.batch <= batch and assigned.steps <= MAX_STEPS):
+        said = f"{assigned.steps} steps with batches of {assigned.batch} examples; the plan has batches of {batch}"
+        raise CannotReply("protocol", said)
 
 
-def _local(ask: Ask, plan: RunPlan, algorithm: Algorithm | None) -> Local:
+def _local(assignment: Assignment, plan: RunPlan, algorithm: Algorithm | None) -> Local:
     """Return the plan's [local], with what the round and the algorithm set in its place."""
-    instead = {"clip_grad": ask.work.clip} if ask.work.clip else {}
+    instead = {"clip_grad": assignment.work.clip} if assignment.work.clip else {}
     instead |= {"prox": algorithm.prox} if algorithm and algorithm.prox else {}
     return Local.of(plan.local.model_dump(mode="json") | instead)
 
 
-def _is_measured(ask: Ask, plan: RunPlan) -> bool:
-    if ask.kind == "evaluate":
+def _is_measured(assignment: Assignment, plan: RunPlan) -> bool:
+    if assignment.kind == "evaluate":
         return True
-    return plan.run.evaluate == "clients" and not ask.further and (ask.round - 1) % plan.run.evaluate_every == 0
+    return (
+        plan.run.evaluate == "clients"
+        and not assignment.further
+        and (assignment.round - 1) % plan.run.evaluate_every == 0
+    )
 
 
 def first_model(
-    job: AssignmentContext, head: ReplyHeader, state: ClientRunState, bench: Executor, site: Site
+    job: AssignmentContext, header: ReplyHeader, state: ClientRunState, bench: Executor, site: Site
 ) -> Result:
     """Return the first model of a run as a reply; the state does not change.
 
     The frames are the parameters themselves, as float32.
     """
-    ask, layout = job.ask, bench.layout
-    if ask.layout_digest != layout.digest:
-        raise CannotAnswer("layout-mismatch", payload.OTHER_TENSORS)
+    assignment, layout = job.assignment, bench.layout
+    if assignment.layout_digest != layout.digest:
+        raise CannotReply("layout-mismatch", payload.OTHER_TENSORS)
     order = TrainRequest(
         measure=False, train=False, local=Local.of(job.plan.local.model_dump(mode="json")), work=Work(),
         key=keys.Key(job.plan.run.seed), first=True,
@@ -210,4 +351,4 @@ def first_model(
         for segment in layout.segments
     ]
     parts, body = payload.packed(frames, layout, done.buffers)
-    return Result(replace(head, examples=1, a=1.0, parts=parts, counters=done.counters), state, body)
+    return Result(replace(header, examples=1, a=1.0, parts=parts, counters=done.counters), state, body)

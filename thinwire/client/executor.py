@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from thinwire.aggregation import float_buffers
-from thinwire.client import task
-from thinwire.client.errors import CannotAnswer, named
+from thinwire.client.errors import CannotReply, named
 from thinwire.client.task import TaskManifest
 from thinwire.client.train.errors import BadTask, BadUsage, Cancelled, Wrong
 from thinwire.client.train.protocol import Site, TrainRequest, TrainResult
@@ -69,17 +68,13 @@ class Executor(Protocol):
 class InProcessExecutor:
     """The executor in this process, in which a task that hangs is never ended.
 
-    Clients that take turns share one: `at` returns it for one of them with a clock of its own.
+    Clients that take turns share one: `shared` is an executor whose model and data a client uses with its own clock.
     """
 
     def __init__(
         self, task: LoadedTask, device: str = "cpu", clock: Clock = REAL, shared: InProcessExecutor | None = None
     ) -> None:
         self.task, self.device, self.clock, self._shared = task, device, clock, shared
-
-    def at(self, clock: Clock) -> InProcessExecutor:
-        """Return this executor for a client with its own clock."""
-        return InProcessExecutor(self.task, self.device, clock, self)
 
     @property
     def name(self) -> str:
@@ -122,7 +117,11 @@ class InProcessExecutor:
         left_s: float | None = None,
     ) -> TrainResult:
         """Execute an order in this process; see `Executor.do`."""
-        return self.inner.do(order, site, params, buffers, tell, cancelled, self.clock)
+        return self.inner.do(order, site, params, buffers, self.progress(tell), cancelled, self.clock)
+
+    def progress(self, tell: Tell) -> Tell:
+        """Return the callback that receives the progress; a subclass may let each step take its time."""
+        return tell
 
 
 IDLE_S = 600.0  # without an assignment, after which the process is ended and its memory is free
@@ -138,7 +137,7 @@ class Worker:
     `specs` name the tasks. After `idle_s` without work the process is ended, and after `hung_s` without a sign of life
     it is killed.
 
-    Invariant: an assignment gets a reply or raises `CannotAnswer` ("worker") within the time that `Watchdog` gives it.
+    Invariant: an assignment gets a reply or raises `CannotReply` ("worker") within the time that `Watchdog` gives it.
     The next assignment finds a fresh process.
     """
 
@@ -158,7 +157,6 @@ class Worker:
         self.patience = Watchdog(hung_s, clock)
         self.stopping: Callable[[], bool] = lambda: False
         self.described: list[TaskManifest] = []
-        self.changed: list[str] = []  # a sentence for each model that differs from its last description
         self.versions: Mapping[str, str] = {}
         self._child: WorkerProcess | None = None
         self._number, self._used_at = 0, clock()
@@ -168,8 +166,8 @@ class Worker:
         """Return the id of the process, None if there is none."""
         return self._child.process.pid if self._child is not None else None
 
-    def describe(self) -> list[str]:
-        """Load the tasks in the process, at every start, and return a sentence for each model that has changed.
+    def describe(self) -> None:
+        """Load the tasks in the process, at every start.
 
         No digest of files proves that a model is the same: its packages, its data and its environment make it too.
         Raises TaskError or UsageError if the person who typed the command can fix it, and ModuleNotFoundError if torch
@@ -184,13 +182,12 @@ class Worker:
         except WorkerDied as broken:
             hint = f"what it printed last: {self.folder / LOG}"
             raise TaskError("the process that trains ended before it knew the tasks", str(broken), hint) from broken
-        return self.changed
 
     def benches(self) -> list[SubprocessExecutor]:
         """Return an executor for each task."""
         return [SubprocessExecutor(self, one.name) for one in self.described]
 
-    def anew(self) -> None:
+    def restart(self) -> None:
         """Start a fresh process with the current code. A task that fails to load has the error in its report."""
         self.close()
         try:
@@ -218,7 +215,7 @@ class Worker:
         buffers: Vector | None,
         tell: Tell,
         cancelled: Callable[[], bool],
-        left_s: float | None,
+        left_s: float | None = None,
     ) -> TrainResult:
         """Execute an order of `task` in the process, starting it if needed; see `Executor.do`."""
         layout, until, began = self.layout(task), self.patience.until(left_s), self._clock()
@@ -226,17 +223,17 @@ class Worker:
             child = self._child if self._child is not None and self._child.alive else self._started(until)
             if self.layout(task).digest != layout.digest:
                 differs = differences(self.layout(task), layout)
-                raise CannotAnswer("layout-mismatch", f"its code gives another model than it did: {differs}")
+                raise CannotReply("layout-mismatch", f"its code gives another model than it did: {differs}")
             if cancelled():
                 raise Cancelled
             self._number += 1
             order = order.after(self._clock() - began)
-            head = {
+            header = {
                 "do": "work", "id": self._number, "task": task, "order": order.to_json(),
                 "buffers": buffers is not None, "shift": order.shift is not None,
                 "site": {**vars(site), "data": str(site.data) if site.data else None},
             }  # fmt: skip
-            child.send(head, *(vector for vector in (params, buffers, order.shift) if vector is not None))
+            child.send(header, *(vector for vector in (params, buffers, order.shift) if vector is not None))
             found = self.patience.heard(child, tell, cancelled, until, self._number)
             with child.held_to_account():
                 if "failed" in found:
@@ -248,7 +245,7 @@ class Worker:
                 vectors = child.vectors(found, sizes if order.train or order.first else [])
             done.params, done.buffers = vectors or (None, None)
         except Wrong as wrong:
-            raise CannotAnswer("task-error", wrong.what, str(wrong)) from wrong
+            raise CannotReply("task-error", wrong.what, str(wrong)) from wrong
         finally:
             self._used_at = self._clock()
             if self._child is not None and not self._child.alive:
@@ -257,10 +254,10 @@ class Worker:
         return done
 
     def layout(self, task: str) -> Layout:
-        """Return the layout of a task's model; `CannotAnswer` if its code failed to load."""
+        """Return the layout of a task's model; `CannotReply` if its code failed to load."""
         found = self.find(task)
         if found.parsed is None:
-            raise CannotAnswer("task-error", found.error)
+            raise CannotReply("task-error", found.error)
         return found.parsed
 
     def find(self, task: str) -> TaskManifest:
@@ -285,18 +282,16 @@ class Worker:
             child.kill()
             raise
         self._used_at = self._clock()
-        self.changed = task.changed(task.last(self.folder), self.described)
-        task.keep(self.folder, self.described)
         return child
 
-    def _error(self, child: WorkerProcess, raw: Mapping[str, Any]) -> CannotAnswer:
+    def _error(self, child: WorkerProcess, raw: Mapping[str, Any]) -> CannotReply:
         place, said = str(raw["place"]), str(raw["said"])
         if raw["out_of_memory"]:
             child.kill()
-            error = CannotAnswer("worker", f"out of memory: {place}", f"out of memory: {place}: {said}")
+            error = CannotReply("worker", f"out of memory: {place}", f"out of memory: {place}: {said}")
         else:
             named = said.startswith(place)  # an error of Thinwire's own, which names its place already
-            error = CannotAnswer(str(raw["kind"]), place, said if named else f"{place}: {said}" if said else place)
+            error = CannotReply(str(raw["kind"]), place, said if named else f"{place}: {said}" if said else place)
         error.__cause__ = RemoteTraceback("\n" + str(raw["trace"]))
         return error
 
@@ -321,6 +316,7 @@ class SubprocessExecutor:
 
     def __init__(self, worker: Worker, name: str) -> None:
         self.worker, self.name = worker, name
+        self.do = partial(worker.do, name)  # see `Executor.do`
 
     @property
     def file(self) -> str:
@@ -335,19 +331,6 @@ class SubprocessExecutor:
     def report(self) -> TaskReport:
         """Return what a hello reports of the task."""
         return self.worker.find(self.name).report
-
-    def do(
-        self,
-        order: TrainRequest,
-        site: Site,
-        params: Vector,
-        buffers: Vector | None,
-        tell: Tell,
-        cancelled: Callable[[], bool],
-        left_s: float | None = None,
-    ) -> TrainResult:
-        """Execute an order in the worker process; see `Executor.do`."""
-        return self.worker.do(self.name, order, site, params, buffers, tell, cancelled, left_s)
 
 
 def _wrong(raw: Sequence[str]) -> Wrong:

@@ -19,22 +19,32 @@ from pathlib import Path
 
 from thinwire.client import errors, outbox, payload
 from thinwire.client.admission import AdmissionController
-from thinwire.client.context import AssignmentContext, Say, TakeBase, UplinkTimeEstimator
-from thinwire.client.errors import CannotAnswer
-from thinwire.client.execute import Result, Trained, encoded, first_model, least_kept_bytes, trained, work
+from thinwire.client.calls import Say
+from thinwire.client.device_info import UplinkTimeEstimator
+from thinwire.client.errors import CannotReply
+from thinwire.client.execute import (
+    AssignmentContext,
+    Result,
+    TakeBase,
+    Trained,
+    encoded,
+    first_model,
+    least_kept_bytes,
+    trained,
+    work,
+)
 from thinwire.client.executor import Executor, InProcessExecutor
 from thinwire.client.outbox import OutcomeHandler
 from thinwire.client.run_state import ClientRunState, Entry, RunFolder, Write, waiting_folder
-from thinwire.client.run_store import Reply, RunStore
+from thinwire.client.run_store import RunStore
 from thinwire.client.train.errors import Cancelled, in_full
 from thinwire.client.train.protocol import Site
 from thinwire.client.train.schedule import REAL, Clock
 from thinwire.client.train.task import LoadedTask
 from thinwire.core.errors import NonFiniteUpdate
 from thinwire.core.fleet import Delivery
-from thinwire.core.plan import RunPlan
 from thinwire.core.statedir import require_room, write_atomically
-from thinwire.core.types import PROTOCOL, Ask, Failure, ReplyHeader
+from thinwire.core.types import PROTOCOL, Assignment, Failure, Reply, ReplyHeader
 
 Answer = tuple[Reply, Path | None]  # a reply, and the file that holds its parts one after the other
 SMALLER_LR = "a smaller [local] lr"
@@ -58,7 +68,6 @@ class AssignmentHandler:
         folder: Path,
         site: Site,
         *,
-        slow_step_s: float = 0.0,
         write: Write = write_atomically,
         debug: bool = False,
         gate: AdmissionController | None = None,
@@ -70,7 +79,7 @@ class AssignmentHandler:
         self.gate = gate or AdmissionController()
         self.name, self.folder, self.site = name, folder, site
         self.bench: Executor = InProcessExecutor(task, site.device) if isinstance(task, LoadedTask) else task
-        self.slow_step_s, self.debug = slow_step_s, debug
+        self.debug = debug
         self.clock, self.may_stop = clock, may_stop  # may_stop: a deadline may end training if the plan allows it
         self.kept = RunStore(
             folder, folders or partial(waiting_folder, write=write, min_free=lambda: self.gate.min_free_bytes)
@@ -113,9 +122,9 @@ class AssignmentHandler:
         except Cancelled:
             raise
         except Exception as error:  # an error in a task's code fails this assignment and does not end this program
-            begun = self._failed(error, delivery.ask, say), None
+            begun = self._failed(error, delivery.assignment, say), None
         if not isinstance(begun, Begun):
-            self._ended(delivery.ask, begun[0])
+            self._ended(delivery.assignment, begun[0])
         return begun
 
     def finish(self, begun: Begun) -> Answer:
@@ -123,35 +132,37 @@ class AssignmentHandler:
 
         An update that failed to encode is removed from the start of the next training.
         """
-        ask, ahead = begun.job.ask, self._ahead_of(begun.job.ask.run)
+        assignment, ahead = begun.job.assignment, self._ahead_of(begun.job.assignment.run)
         try:
             answer = self._finish(begun)
         except Exception as error:
             if isinstance(begun.outcome, Trained):
-                ahead.void |= {begun.outcome.head.update_id.sequence}
-            answer = self._failed(error, ask, begun.job.say), None
+                ahead.void |= {begun.outcome.header.update_id.sequence}
+            answer = self._failed(error, assignment, begun.job.say), None
         finally:
-            ahead.making.discard(ask.ask_id)
-        self._ended(ask, answer[0])
+            ahead.making.discard(assignment.assignment_id)
+        self._ended(assignment, answer[0])
         return answer
 
-    def withdrawn(self, ask: Ask) -> None:
+    def withdrawn(self, assignment: Assignment) -> None:
         """Record that the aggregator withdrew an assignment that had begun: its work ended without a reply."""
-        if ask.ask_id not in self._ahead_of(ask.run).making:  # else it arrived twice, and the first one continues
-            self.gate.ended(ask)
+        if (
+            assignment.assignment_id not in self._ahead_of(assignment.run).making
+        ):  # else it arrived twice, and the first one continues
+            self.gate.ended(assignment)
 
-    def overlaps(self, ask: Ask) -> bool:
+    def overlaps(self, assignment: Assignment) -> bool:
         """Return True if the next assignment may begin while the reply to this one is being finished."""
-        return ask.kind == "train" and outbox.delay_of(self.gate.plans.known(ask)) > 0
+        return assignment.kind == "train" and outbox.delay_of(self.gate.plans.known(assignment)) > 0
 
-    def stop(self, ask: Ask, say: Say) -> None:
+    def stop(self, assignment: Assignment, say: Say) -> None:
         """Delete the state of a run that is over, except its sequence.
 
         The state of another run with the same id stays, because its identity differs.
         """
-        if self.kept.over(ask.run, say, ask.identity):
-            self._afterwards.pop(ask.run, None)
-            self._ahead.pop(ask.run, None)
+        if self.kept.over(assignment.run, say, assignment.identity):
+            self._afterwards.pop(assignment.run, None)
+            self._ahead.pop(assignment.run, None)
 
     def save(self, say: Say) -> None:
         """Make durable the state that plans allow to wait: at the exit, and from time to time before it."""
@@ -171,93 +182,106 @@ class AssignmentHandler:
         self.kept.delivered(reply)
 
     def _begin(self, delivery: Delivery, cancelled: Callable[[], bool], say: Say, queue_s: float) -> Answer | Begun:
-        ask, ahead = delivery.ask, self._ahead_of(delivery.ask.run)
-        if ask.ask_id in ahead.making:  # read before the state: the id leaves this set when the state has the reply
+        assignment, ahead, began = delivery.assignment, self._ahead_of(delivery.assignment.run), self.clock.now()
+        if (
+            assignment.assignment_id in ahead.making
+        ):  # read before the state: the id leaves this set when the state has the reply
             raise Cancelled  # the assignment came again, and its reply is being finished
-        folder, state = self.kept.opened(ask.run, say, ask.identity)
+        folder, state = self.kept.opened(assignment.run, say, assignment.identity)
         self._forget_gone()
-        if ahead.state is not None and ahead.state.identity != ask.identity:
-            ahead = self._ahead[ask.run] = PipelineState()
-            self._afterwards.pop(ask.run, None)
-        if (made := outbox.find(state, ask.ask_id)) is not None:
-            say(f"round {ask.round}: answered before, sent again")
-            return made.head, folder.path(made)
-        if ask.protocol > PROTOCOL:
-            raise CannotAnswer("protocol", f"the aggregator speaks protocol {ask.protocol}, this client {PROTOCOL}")
-        if ask.run.rpartition("-")[0] != ask.task:  # otherwise the number of runs on disk would have no bound
-            raise CannotAnswer("protocol", f"no run of the task {ask.task!r} can be called {ask.run[:80]!r}")
+        if ahead.state is not None and ahead.state.identity != assignment.identity:
+            ahead = self._ahead[assignment.run] = PipelineState()
+            self._afterwards.pop(assignment.run, None)
+        if (made := outbox.find(state, assignment.assignment_id)) is not None:
+            say(f"round {assignment.round}: answered before, sent again")
+            return made.header, folder.path(made)
+        if assignment.protocol > PROTOCOL:
+            raise CannotReply(
+                "protocol", f"the aggregator speaks protocol {assignment.protocol}, this client {PROTOCOL}"
+            )
+        if (
+            assignment.run.rpartition("-")[0] != assignment.task
+        ):  # otherwise the number of runs on disk would have no bound
+            raise CannotReply(
+                "protocol", f"no run of the task {assignment.task!r} can be called {assignment.run[:80]!r}"
+            )
         if delivery.error is not None:
             raise delivery.error
         require_room(self.folder, 0, self.gate.min_free_bytes)
-        used = replace(state, sequence=max(state.sequence, ahead.sequence))
-        plan = self.gate.admit(ask)  # before anything is loaded
-        ask = replace(ask, plan=plan)
+        plan = self.gate.admit(assignment)  # before anything is loaded
+        if assignment.plan is not plan:
+            assignment = replace(assignment, plan=plan)
+            delivery = replace(delivery, assignment=assignment)
         if delivery.bundle is None:  # no part was fetched, so the link has not checked the sizes
-            payload.require_parts(ask, RunPlan.from_json(plan), self.bench.layout)
-        if ask.kind not in ("init", "train", "evaluate"):
-            raise CannotAnswer("protocol", f"this client cannot {ask.kind}")
-        resolved = RunPlan.from_json(plan)
-        if ask.kind == "train":  # check the disk before training, not when the trained state is written
+            payload.require_parts(assignment, self.gate.plans.parsed(plan), self.bench.layout)
+        if assignment.kind not in ("init", "train", "evaluate"):
+            raise CannotReply("protocol", f"this client cannot {assignment.kind}")
+        resolved = self.gate.plans.parsed(plan)
+        if assignment.kind == "train":  # check the disk before training, not when the trained state is written
             more_bytes = max(0, least_kept_bytes(resolved, self.bench.layout) - state.nbytes)
             require_room(self.folder, more_bytes, self.gate.min_free_bytes)
         job = AssignmentContext(
-            replace(delivery, ask=ask), resolved, self.name, cancelled, say, queue_s, self.slow_step_s,
+            delivery, resolved, self.name, cancelled, say, queue_s,
             self.gate.allows("evaluate"), self._take_base, self.may_stop,
-            self._afterwards.setdefault(ask.run, UplinkTimeEstimator()), self.clock, self.gate.limit(self.clock),
+            self._afterwards.setdefault(assignment.run, UplinkTimeEstimator()), self.clock, self.gate.limit(self.clock),
+            began,
         )  # fmt: skip
-        update_id = outbox.next_id(used, ask.run, self.name, self.kept.seen.get(ask.run, 0))
-        head = ReplyHeader(ask.ask_id, update_id, ask.base_version, 0, identity=ask.identity)
-        if self.overlaps(ask):
-            return self._begin_ahead(job, head, ahead.state or state, folder)
-        self._ahead.pop(ask.run, None)  # every assignment that began is finished and is part of the state
+        seen = max(ahead.sequence, self.kept.seen.get(assignment.run, 0))
+        update_id = outbox.next_id(state, assignment.run, self.name, seen)
+        header = ReplyHeader(
+            assignment.assignment_id, update_id, assignment.base_version, 0, identity=assignment.identity
+        )
+        if self.overlaps(assignment):
+            return self._begin_ahead(job, header, ahead.state or state, folder)
+        self._ahead.pop(assignment.run, None)  # every assignment that began is finished and is part of the state
         settling = self._settling(job, folder)
         state = self._settle(settling, state)
-        if ask.kind == "train" and job.plan.remembered:
+        if assignment.kind == "train" and job.plan.remembered:
             settling.require_memory(state)
-        make = first_model if ask.kind == "init" else work
-        return self._commit(ask, folder, make(job, head, state, self.bench, self.site))
+        make = first_model if assignment.kind == "init" else work
+        return self._commit(assignment, folder, make(job, header, state, self.bench, self.site))
 
     def _begin_ahead(
-        self, job: AssignmentContext, head: ReplyHeader, state: ClientRunState, folder: RunFolder
+        self, job: AssignmentContext, header: ReplyHeader, state: ClientRunState, folder: RunFolder
     ) -> Begun:
         """Train from where the last training ended.
 
         A failure becomes the outcome of the `Begun`, so it is sent after the replies before it.
         """
-        ask, layout = job.ask, self.bench.layout
-        ahead = self._ahead.setdefault(ask.run, PipelineState())
+        assignment, layout = job.assignment, self.bench.layout
+        ahead = self._ahead.setdefault(assignment.run, PipelineState())
         if state.layout_digest not in ("", layout.digest):
             state = ClientRunState(sequence=state.sequence, identity=state.identity)
-        going_on, told = outbox.without(state.pending, ahead.void), self._settling(job, folder).verdicts
-        pending = outbox.still_pending(going_on, told, ask.base_version, job.plan.local.delay)
+        going_on, told = outbox.without(state.pending, ahead.void), self._settling(job, folder).outcomes
+        pending = outbox.still_pending(going_on, told, assignment.base_version, job.plan.local.delay)
         ahead.state = state = replace(state, pending=pending)
         try:
-            found = trained(job, head, state, self.bench, self.site)
-            if not math.isfinite(found.head.norm):
+            found = trained(job, header, state, self.bench, self.site)
+            if not math.isfinite(found.header.norm):
                 raise NonFiniteUpdate("a change holds NaN or infinity", why="training diverged", hint=SMALLER_LR)
         except Cancelled:
             raise
         except Exception as error:
-            return Begun(job, self._failed(error, ask, job.say), self.clock.now())
-        ahead.state = replace(found.carried, sequence=head.update_id.sequence)
-        ahead.making.add(ask.ask_id)
+            return Begun(job, self._failed(error, assignment, job.say), self.clock.now())
+        ahead.state = replace(found.carried, sequence=header.update_id.sequence)
+        ahead.making.add(assignment.assignment_id)
         return Begun(job, found, self.clock.now())
 
     def _finish(self, begun: Begun) -> Answer:
-        job, ask, found = begun.job, begun.job.ask, begun.outcome
-        folder, state = self.kept.opened(ask.run, job.say, ask.identity)
+        job, assignment, found = begun.job, begun.job.assignment, begun.outcome
+        folder, state = self.kept.opened(assignment.run, job.say, assignment.identity)
         state = self._settle(self._settling(job, folder), state)
         if isinstance(found, Failure):
             return found, None
-        spent = found.head.timings
+        spent = found.header.timings
         spent = replace(spent, queue_s=spent.queue_s + self.clock.now() - begun.at)
-        found = replace(found, head=replace(found.head, timings=spent))
-        new, void = found.carried, self._ahead_of(ask.run).void
+        found = replace(found, header=replace(found.header, timings=spent))
+        new, void = found.carried, self._ahead_of(assignment.run).void
         onto = replace(
-            state, layout_digest=new.layout_digest, counters=new.counters, buffers=new.buffers, shadow=new.shadow,
-            shadow_version=new.shadow_version, pending=outbox.without(new.pending, void),
+            state, layout_digest=new.layout_digest, counters=new.counters, buffers=new.buffers, replica=new.replica,
+            replica_version=new.replica_version, pending=outbox.without(new.pending, void),
         )  # fmt: skip
-        return self._commit(ask, folder, encoded(job, found, onto, self.bench.layout))
+        return self._commit(assignment, folder, encoded(job, found, onto, self.bench.layout))
 
     def _ahead_of(self, run: str) -> PipelineState:
         """Return the `PipelineState` of a run, or an empty one that is not stored."""
@@ -270,16 +294,16 @@ class AssignmentHandler:
                 self._afterwards.pop(run, None)
                 self._ahead.pop(run, None)
 
-    def _ended(self, ask: Ask, reply: Reply) -> None:
+    def _ended(self, assignment: Assignment, reply: Reply) -> None:
         """Count the assignment as ended.
 
         After `base-mismatch` it has not ended: the aggregator sends the same assignment again with the full model.
         """
         if not (isinstance(reply, Failure) and reply.kind == "base-mismatch"):
-            self.gate.ended(ask)
+            self.gate.ended(assignment)
 
     def _settling(self, job: AssignmentContext, folder: RunFolder) -> OutcomeHandler:
-        return OutcomeHandler(job.ask, job.plan, self.bench.layout, self.name, folder, job.say)
+        return OutcomeHandler(job.assignment, job.plan, self.bench.layout, self.name, folder, job.say)
 
     def _settle(self, settling: OutcomeHandler, state: ClientRunState) -> ClientRunState:
         """Return the state after the outcomes of the assignment, and commit it.
@@ -288,29 +312,35 @@ class AssignmentHandler:
         """
         after = settling.settled(state)
         if after is not state:
-            self.kept.keep(settling.ask, settling.folder, after)
+            self.kept.keep(settling.assignment, settling.folder, after)
         return after
 
-    def _commit(self, ask: Ask, folder: RunFolder, result: Result) -> Answer:
+    def _commit(self, assignment: Assignment, folder: RunFolder, result: Result) -> Answer:
         """Commit a reply. From here on this reply exists, and these bytes are sent whatever happens."""
-        head, state, begun = result.head, result.state, self.clock.now()
-        if head.parts:
-            head, state = replace(head, lost=state.lost), replace(state, lost="")
-        entry = Entry(head, ask.round, f"{head.update_id.sequence}.parts" if head.parts else "", ask.kind == "init")
+        header, state, begun = result.header, result.state, self.clock.now()
+        if header.parts and state.lost:
+            header, state = replace(header, lost=state.lost), replace(state, lost="")
+        entry = Entry(
+            header,
+            assignment.round,
+            f"{header.update_id.sequence}.parts" if header.parts else "",
+            assignment.kind == "init",
+        )
         state = outbox.append(state, entry)
-        self.kept.keep(ask, folder, state, {entry.file: result.body} if entry.file else {})
-        if head.parts:
-            self._afterwards.setdefault(ask.run, UplinkTimeEstimator()).encoded(head, self.clock.now() - begun)
-        return head, folder.path(entry)
+        self.kept.keep(assignment, folder, state, {entry.file: result.body} if entry.file else {})
+        commit_s = self.clock.now() - begun
+        if header.parts:
+            self._afterwards.setdefault(assignment.run, UplinkTimeEstimator()).encoded(header, commit_s)
+        return replace(header, timings=replace(header.timings, commit_s=commit_s)), folder.path(entry)
 
-    def _failed(self, error: Exception, ask: Ask, say: Say) -> Failure:
+    def _failed(self, error: Exception, assignment: Assignment, say: Say) -> Failure:
         """Return the failure to send, and print the whole error on this device."""
         if self.debug:
             raise error
-        failure = errors.told(error, ask, self.name, self.bench.file, self.folder)
+        failure = errors.told(error, assignment, self.name, self.bench.file, self.folder)
         failed = "" if failure.kind in errors.NOT_WRONG else "failed, "
-        said = error.said if isinstance(error, CannotAnswer) else in_full(error)
-        say(f"round {ask.round}: {failed}{failure.kind}: {said}")
+        said = error.said if isinstance(error, CannotReply) else in_full(error)
+        say(f"round {assignment.round}: {failed}{failure.kind}: {said}")
         return failure
 
 

@@ -1,7 +1,7 @@
 """Run the assignments that a client receives: one after the other, each reply pushed before the next assignment begins.
 
 `Loop` works in the calling thread and pulls in a second one. If the plan has overlap, a third thread finishes and
-pushes replies during the next training (`BackgroundSender` in client/retry.py).
+pushes replies during the next training (`BackgroundSender` in client/calls.py).
 
 Between two assignments `Reloader` gives memory back and reloads the tasks' code and the owner's policy if the owner
 requested it.
@@ -21,18 +21,16 @@ from pathlib import Path
 from typing import TypeVar
 
 from thinwire.client.admission import AdmissionController
-from thinwire.client.context import Say
-from thinwire.client.errors import CannotAnswer
+from thinwire.client.calls import BackgroundSender, Retrier, Say, ShuttingDown
+from thinwire.client.errors import CannotReply
 from thinwire.client.executor import Worker
 from thinwire.client.handler import Answer, AssignmentHandler, Begun
 from thinwire.client.policy import Policy
-from thinwire.client.retry import BackgroundSender, Retrier, ShuttingDown
-from thinwire.client.run_store import Reply
 from thinwire.client.train.errors import Cancelled
-from thinwire.core.errors import BadPayload, NotOffered, NotTaken, ThinwireError
+from thinwire.core.errors import BadPayload, NotAccepted, NotOffered, ThinwireError
 from thinwire.core.fleet import MAX_TENSORS, Delivery, Hello, Link, TaskReport
 from thinwire.core.formatting import plain
-from thinwire.core.types import NOTHING_SAID, Ask, Equipment, Failure, ReplyHeader
+from thinwire.core.types import NOTHING_SAID, Assignment, Equipment, Failure, Reply, ReplyHeader
 
 T = TypeVar("T")
 LOOK_S = 0.2  # longest delay until a signal is noticed
@@ -68,8 +66,9 @@ class Loop:
         self.say, self.calls, self._versions, self._upkeep, self._has = say, calls, versions, upkeep, has
         self.inbox: queue.Queue[tuple[Delivery, float] | Exception] = queue.Queue()
         self.poll_s, self._saved_at = 25.0, time.monotonic()
-        self._asked: set[str] = set()  # runs of which this process received an assignment
-        self.hello = Hello(name, uuid.uuid4().hex, self._reports(), versions(), plans=plans, has=has())
+        self._assignments_sent: set[str] = set()  # runs of which this process received an assignment
+        kept = {run: identity for task, one in sessions.items() for run, identity in one.kept.open_runs(task).items()}
+        self.hello = Hello(name, uuid.uuid4().hex, self._reports(), versions(), plans=plans, has=has(), open_runs=kept)
         self._puller = threading.Thread(target=self._pull, name="pull", daemon=True)
         self._behind = BackgroundSender(self.inbox.put, ending)
 
@@ -86,8 +85,8 @@ class Loop:
             for session in self.sessions.values():
                 session.name = welcome.name  # the aggregator's name for it: an operator may have renamed this device
                 session.welcomed(welcome.sequences, welcome.runs)
-                for head, bundle in session.unsent(self.say):
-                    self._push(session, head, bundle)
+                for header, bundle in session.unsent(self.say):
+                    self._push(session, header, bundle)
             self._puller.start()
             self.say("idle")
             while not self.ending.is_set():
@@ -112,7 +111,7 @@ class Loop:
     def _warn(self) -> None:
         for task in self.hello.tasks:
             if task.error:
-                self.say(f"the task {task.name} cannot be used: {task.error}")
+                self.say(f"the task {task.name} is not usable: {task.error}")
 
     def save(self) -> None:
         """Make durable the state that plans allow to wait."""
@@ -177,7 +176,7 @@ class Loop:
         """Wait until the inbox has room. A withdrawn assignment takes its place there until its turn comes."""
         while not self.ending.is_set():
             with self.inbox.mutex:
-                waiting = [item[0].head_bytes for item in self.inbox.queue if isinstance(item, tuple)]
+                waiting = [item[0].header_bytes for item in self.inbox.queue if isinstance(item, tuple)]
             if len(waiting) < MAX_WAITING and sum(waiting) < MAX_WAITING_BYTES:
                 return
             self.ending.wait(LOOK_S)
@@ -211,44 +210,46 @@ class Loop:
                 delivery.bundle.unlink(missing_ok=True)
         if self.inbox.empty() and self._behind.idle and not self.ending.is_set():
             self.say("idle")
-        if (ask := delivery.ask).kind != "stop":
-            self._asked.add(ask.run)
+        if (assignment := delivery.assignment).kind != "stop":
+            self._assignments_sent.add(assignment.run)
             return False
-        return not ask.farewell or ask.run in self._asked
+        return not delivery.missed or assignment.run in self._assignments_sent
 
     def _answer(self, delivery: Delivery, came_at: float) -> None:
-        ask = delivery.ask
-        session = self.sessions.get(ask.task)
+        assignment = delivery.assignment
+        session = self.sessions.get(assignment.task)
         if session is not None:
             session.name = delivery.device or session.name
-        overlaps = session is not None and session.overlaps(ask)
+        overlaps = session is not None and session.overlaps(assignment)
         if not overlaps and not self._behind.drained():
             return
-        if ask.kind == "stop":
+        if assignment.kind == "stop":
             if session is not None:
-                session.stop(ask, self.say)
+                session.stop(assignment, self.say)
             return
         if session is None:
-            self.say(f"{ask.run}: asks for the task {ask.task!r}; here is {', '.join(self.sessions)}")
-            text, identity = "no such task on this device", ask.identity
-            self._push(None, Failure("task-missing", text, ask.ask_id, self.name, identity=identity))
+            self.say(
+                f"{assignment.run}: assignment for the task {assignment.task!r}; here is {', '.join(self.sessions)}"
+            )
+            text, identity = "no such task on this device", assignment.identity
+            self._push(None, Failure("task-missing", text, assignment.assignment_id, self.name, identity=identity))
             return
 
         def cancelled() -> bool:
-            return self.ending.is_set() or ask.ask_id in self.link.cancelled()
+            return self.ending.is_set() or assignment.assignment_id in self.link.cancelled()
 
-        taken_at = time.monotonic()
+        delivered_at = time.monotonic()
         try:
-            begun = session.begin(delivery, cancelled, self.say, taken_at - came_at)
+            begun = session.begin(delivery, cancelled, self.say, delivered_at - came_at)
         except Cancelled:
             if self.ending.is_set():
                 self.say("stopping")
             else:
-                session.withdrawn(ask)
-                self.say(f"round {ask.round}: withdrawn by the aggregator")
+                session.withdrawn(assignment)
+                self.say(f"round {assignment.round}: withdrawn by the aggregator")
             return
         if overlaps:
-            self._behind.put(lambda: self._finish(session, begun, delivery, taken_at))
+            self._behind.put(lambda: self._finish(session, begun, delivery, delivered_at))
         else:
             self._finish(session, begun, delivery, came_at)
 
@@ -256,9 +257,9 @@ class Loop:
         """Encode, commit and push what was trained; `since` is when the time of the deadline began."""
         reply, bundle = session.finish(begun) if isinstance(begun, Begun) else begun
         if not self._push(session, reply, bundle):
-            self.say(f"round {delivery.ask.round}: its answer was not taken")
+            self.say(f"round {delivery.assignment.round}: its answer was not taken")
         elif isinstance(reply, ReplyHeader) and reply.parts:
-            self.say(sent(delivery.ask, reply, delivery.download_s + time.monotonic() - since))
+            self.say(sent(delivery.assignment, reply, delivery.download_s + time.monotonic() - since))
 
     def _push(self, session: AssignmentHandler | None, reply: Reply, bundle: Path | None = None) -> bool:
         """Push a reply until the aggregator has it; return False if the aggregator refuses it or has no such run.
@@ -277,7 +278,7 @@ class Loop:
         except NotOffered as error:  # the reply stays on disk, and other replies continue
             self.say(error.text())
             return False
-        except NotTaken as error:  # this reply is lost, and the client continues
+        except NotAccepted as error:  # this reply is lost, and the client continues
             taken = False
             self.say(error.text())
         if session is not None:  # an interrupted or refused upload does not show how long one takes
@@ -285,19 +286,20 @@ class Loop:
         return taken
 
 
-def sent(ask: Ask, head: ReplyHeader, took_s: float) -> str:
+def sent(assignment: Assignment, header: ReplyHeader, took_s: float) -> str:
     """Return the log line of a reply that was sent; after its deadline, with the stage that took longest.
 
     `took_s` counts from the start of the download.
     """
-    line = f"round {ask.round}: sent {head.payload_bytes:,} bytes"
-    if not ask.deadline_s or took_s <= ask.deadline_s:
+    line = f"round {assignment.round}: sent {header.payload_bytes:,} bytes"
+    if not assignment.deadline_s or took_s <= assignment.deadline_s:
         return line
     named = {"download": "download_s", "queue": "queue_s", "measuring": "evaluate_s", "training": "train_s"}
-    spent = {name: getattr(head.timings, field) for name, field in named.items()}
-    spent["upload"] = took_s - sum(spent.values()) - head.timings.encode_s
+    named |= {"loading": "load_s", "saving": "commit_s"}
+    spent = {name: getattr(header.timings, field) for name, field in named.items()}
+    spent["upload"] = took_s - sum(spent.values()) - header.timings.encode_s
     what = max(spent, key=lambda name: spent[name])
-    return f"{line}, {took_s - ask.deadline_s:.1f} s late: {what} took {spent[what]:.1f} s"
+    return f"{line}, {took_s - assignment.deadline_s:.1f} s late: {what} took {spent[what]:.1f} s"
 
 
 class Reloader:
@@ -346,14 +348,12 @@ class Reloader:
     def _reload_tasks(self, say: Say) -> None:
         if self.worker is None:
             return
-        say("importing the tasks anew")
+        say("importing the tasks again")
         try:
-            self.worker.anew()
-        except (ThinwireError, CannotAnswer, ImportError, Cancelled) as error:  # the next assignment tries again
-            say(f"the tasks cannot be imported: {error}")
+            self.worker.restart()
+        except (ThinwireError, CannotReply, ImportError, Cancelled) as error:  # the next assignment tries again
+            say(f"the tasks are not imported: {error}")
             return
-        for line in self.worker.changed:
-            say(line)
         for task in self.worker.described:
             if not task.report.error:
                 say(f"the task {task.name} is {task.version} {task.source_digest[:12]}".replace("  ", " "))

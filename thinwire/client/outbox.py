@@ -4,9 +4,9 @@ A reply is in the outbox from its commit until the aggregator sends its outcome.
 (metrics, or the first model of a run) has no outcome: it leaves the outbox when the aggregator has it. A reply that is
 sent again has the same bytes and the same `update_id`, so the aggregator recognizes it.
 
-Outcomes (`Verdict`):
+Outcomes (`UpdateOutcome`):
 
-- aggregated (`folded`): the device forgets the reply.
+- aggregated (`aggregated`): the device forgets the reply.
 - dropped: the device adds the decoded update to the residual, and to nothing else.
 - unknown: the device keeps the reply.
 
@@ -40,16 +40,17 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from thinwire.aggregation.control_variates import algorithm_of, carried, followed
+from thinwire.aggregation.plan_codecs import feedback_of
 from thinwire.client import payload
-from thinwire.client.errors import CannotAnswer
+from thinwire.client.errors import CannotReply
 from thinwire.client.run_state import NOT_KNOWN, ClientRunState, Entry, RunFolder
 from thinwire.core.errors import BadPayload
-from thinwire.core.types import ReplyHeader, UpdateId, Verdict
+from thinwire.core.types import ReplyHeader, UpdateId, UpdateOutcome
 
 if TYPE_CHECKING:
     from thinwire.core.layout import Layout, Segment
     from thinwire.core.plan import RunPlan
-    from thinwire.core.types import Ask, Vector
+    from thinwire.core.types import Assignment, Vector
 
 
 Refund = Callable[
@@ -57,22 +58,22 @@ Refund = Callable[
 ]  # (dropped reply, state) -> the state with its update restored
 
 
-def find(state: ClientRunState, ask_id: str) -> Entry | None:
+def find(state: ClientRunState, assignment_id: str) -> Entry | None:
     """Return the reply that was already made to this assignment, None if there is none."""
-    return next((entry for entry in state.outbox if entry.head.ask_id == ask_id), None)
+    return next((entry for entry in state.outbox if entry.header.assignment_id == assignment_id), None)
 
 
-def settle(state: ClientRunState, verdicts: Iterable[Verdict], refund: Refund) -> ClientRunState:
+def settle(state: ClientRunState, outcomes: Iterable[UpdateOutcome], refund: Refund) -> ClientRunState:
     """Apply the outcomes of earlier replies. Ids that are not in the outbox were applied before and are skipped."""
-    said = {verdict.update_id: verdict for verdict in verdicts}
+    said = {outcome.update_id: outcome for outcome in outcomes}
     kept = []
     for entry in state.outbox:
-        told = said.get(entry.head.update_id)
+        told = said.get(entry.header.update_id)
         if told is None or told.outcome == "unknown":
             kept.append(entry)
         elif told.outcome == "dropped" and entry.settles:
             state = refund(entry, state)
-        elif told.outcome == "folded" and not state.counted_at:
+        elif told.outcome == "aggregated" and not state.counted_at:
             state = replace(state, counted_at=told.version)
     return state if len(kept) == len(state.outbox) else replace(state, outbox=tuple(kept))
 
@@ -86,7 +87,7 @@ def expire(state: ClientRunState, round_number: int, max_staleness: int) -> Clie
     return state if len(kept) == len(state.outbox) else replace(state, outbox=kept)
 
 
-def begun_anew(state: ClientRunState, references_from: int) -> ClientRunState:
+def restarted(state: ClientRunState, references_from: int) -> ClientRunState:
     """Start again from zero if the aggregator's sum of what devices sent is 0 again since round `references_from`.
 
     Reference and control variate become None. Replies to earlier assignments leave the outbox, and a loss of state that
@@ -108,14 +109,14 @@ def append(state: ClientRunState, entry: Entry) -> ClientRunState:
 
     Raises ValueError if the sequence was used before.
     """
-    if entry.head.update_id.sequence <= state.sequence:
-        raise ValueError(f"sequence {entry.head.update_id.sequence} was used before")
-    return replace(state, sequence=entry.head.update_id.sequence, outbox=(*state.outbox, entry))
+    if entry.header.update_id.sequence <= state.sequence:
+        raise ValueError(f"sequence {entry.header.update_id.sequence} was used before")
+    return replace(state, sequence=entry.header.update_id.sequence, outbox=(*state.outbox, entry))
 
 
-def delivered(state: ClientRunState, head: ReplyHeader) -> ClientRunState:
+def delivered(state: ClientRunState, header: ReplyHeader) -> ClientRunState:
     """Remove a reply for which no outcome will come, now that the aggregator has it."""
-    kept = tuple(entry for entry in state.outbox if entry.settles or entry.head.update_id != head.update_id)
+    kept = tuple(entry for entry in state.outbox if entry.settles or entry.header.update_id != header.update_id)
     return state if len(kept) == len(state.outbox) else replace(state, outbox=kept)
 
 
@@ -139,7 +140,7 @@ class OutcomeHandler:
     disk has lost a part of it, the device reports `state-lost`.
     """
 
-    ask: Ask
+    assignment: Assignment
     plan: RunPlan
     layout: Layout
     device: str
@@ -152,19 +153,21 @@ class OutcomeHandler:
         A state of another model layout is discarded, except its sequence. If the plan is `remembered`, no reply
         expires, because the device must know the outcome of each update.
         """
-        ask = self.ask
+        assignment = self.assignment
         if state.layout_digest not in ("", self.layout.digest):
-            self.say(f"{ask.run}: the model has changed; what was not yet sent of the old one is lost")
+            self.say(f"{assignment.run}: the model has changed; what was not yet sent of the old one is lost")
             state = ClientRunState(sequence=state.sequence, identity=state.identity)
-        settled = settle(begun_anew(state, ask.references_from), self.verdicts, self._back)
-        if ask.kind != "train" or self.plan.remembered:  # the device must know the outcome of each of its updates
+        settled = settle(restarted(state, assignment.references_from), self.outcomes, self._back)
+        if (
+            assignment.kind != "train" or self.plan.remembered
+        ):  # the device must know the outcome of each of its updates
             return settled
-        return expire(settled, ask.round, self.plan.cohort.max_staleness + self.plan.local.delay)
+        return expire(settled, assignment.round, self.plan.cohort.max_staleness + self.plan.local.delay)
 
     @property
-    def verdicts(self) -> list[Verdict]:
+    def outcomes(self) -> list[UpdateOutcome]:
         """Return the assignment's outcomes that concern this device."""
-        return [verdict for verdict in self.ask.verdicts if verdict.update_id.device == self.device]
+        return [outcome for outcome in self.assignment.outcomes if outcome.update_id.device == self.device]
 
     def require_memory(self, state: ClientRunState) -> None:
         """Raise `state-lost` if the plan needs state of earlier rounds that this device no longer has.
@@ -174,14 +177,14 @@ class OutcomeHandler:
         held = state.residual if self.plan.uplink.feedback == "ef21" else state.own
         if state.lost or (state.encoded_at and held is None):
             what = "ef21" if self.plan.uplink.feedback == "ef21" else self.plan.run.algorithm
-            raise CannotAnswer(
+            raise CannotReply(
                 "state-lost",
                 f"what {what} has sent of this device is not on its disk any more: join under another name",
             )
 
     def _back(self, entry: Entry, state: ClientRunState) -> ClientRunState:
         """Return the state as if a dropped update had not been sent."""
-        feedback, algorithm = self.plan.uplink.feedback, algorithm_of(self.plan)
+        feedback, algorithm = feedback_of(self.plan.uplink), algorithm_of(self.plan)
         travels = carried(algorithm, self.layout)
         try:
             if feedback != "none":
@@ -192,9 +195,7 @@ class OutcomeHandler:
                 state = replace(state, own=self._added(entry, travels, followed(algorithm, travels), state.own, -1.0))
         except (OSError, BadPayload) as error:
             if self.plan.remembered:
-                raise CannotAnswer(
-                    "state-lost", f"an update that was not used cannot be taken back: {error}"
-                ) from error
+                raise CannotReply("state-lost", f"adding a dropped update to the residual failed: {error}") from error
             self.say(f"round {entry.round}: its update was not used, and is damaged on this disk: {error}")
             return state
         goes_on = ", it goes into the next one" if feedback != "none" else ""
@@ -204,8 +205,8 @@ class OutcomeHandler:
     def _added(
         self, entry: Entry, travels: Layout, segments: tuple[Segment, ...], to: Vector | None, sign: float
     ) -> Vector:
-        head = entry.head
-        return payload.refund(self.folder.path(entry), head.parts, head.codec, travels, to, sign, segments)
+        header, body = entry.header, self.folder.body(self.folder.path(entry))
+        return payload.refund(body, header.parts, header.codec, travels, to, sign, segments)
 
 
 Pending = Mapping[str, "Vector"]  # sequence of the reply -> its raw update
@@ -223,9 +224,9 @@ def delay_of(plan: Mapping[str, Any] | str | None) -> int:
     return found if isinstance(found, int) else 0
 
 
-def with_one(pending: Pending, head: ReplyHeader, change: Vector) -> Pending:
+def with_one(pending: Pending, header: ReplyHeader, change: Vector) -> Pending:
     """Return `pending` and the raw update of this reply, copied because encoding overwrites it."""
-    return {**pending, str(head.update_id.sequence): change.copy()}
+    return {**pending, str(header.update_id.sequence): change.copy()}
 
 
 def without(pending: Pending, sequences: Iterable[int]) -> Pending:
@@ -234,18 +235,19 @@ def without(pending: Pending, sequences: Iterable[int]) -> Pending:
     return {name: change for name, change in pending.items() if name not in gone}
 
 
-def still_pending(pending: Pending, verdicts: Iterable[Verdict], version: int, most: int) -> Pending:
+def still_pending(pending: Pending, outcomes: Iterable[UpdateOutcome], version: int, most: int) -> Pending:
     """Return what is still in flight if training starts from `version`: the newest updates, at most `most`.
 
-    >>> from thinwire.core.types import UpdateId, Verdict
-    >>> told = [Verdict(UpdateId("run", "pi", 1), "folded", 4), Verdict(UpdateId("run", "pi", 2), "folded", 5)]
+    >>> from thinwire.core.types import UpdateId, UpdateOutcome
+    >>> ids = [UpdateId("run", "pi", 1), UpdateId("run", "pi", 2)]
+    >>> told = [UpdateOutcome(ids[0], "aggregated", 4), UpdateOutcome(ids[1], "aggregated", 5)]
     >>> list(still_pending({"1": None, "2": None}, told, version=4, most=2))
     ['2']
     """
     over = (
-        verdict.update_id.sequence
-        for verdict in verdicts
-        if verdict.outcome == "dropped" or (verdict.outcome == "folded" and verdict.version <= version)
+        outcome.update_id.sequence
+        for outcome in outcomes
+        if outcome.outcome == "dropped" or (outcome.outcome == "aggregated" and outcome.version <= version)
     )
     left = _in_order(without(pending, over))
     return dict(list(left.items())[-most:])

@@ -11,6 +11,7 @@ simulations.
 from __future__ import annotations
 
 import hashlib
+import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from thinwire.aggregation.control_variates import Algorithm, algorithm_of, carri
 from thinwire.aggregation.downlink import FULL, ModelReplica, is_number
 from thinwire.aggregation.mean import buffer_codec
 from thinwire.aggregation.plan_codecs import encoder
-from thinwire.client.errors import CannotAnswer
+from thinwire.client.errors import CannotReply
 from thinwire.client.run_state import ClientRunState
 from thinwire.compression import parse
 from thinwire.compression.feedback import MOMENTUM, REFERENCE, RESIDUAL, BoundFeedback, inside
@@ -33,7 +34,7 @@ from thinwire.core.layout import Layout, Segment
 from thinwire.core.plan import RunPlan
 from thinwire.core.plan_schema import UplinkSection
 from thinwire.core.prng import Key
-from thinwire.core.types import Ask, Part, Payload, State, Vector
+from thinwire.core.types import Assignment, Part, Payload, State, Vector
 
 
 class BaseModelCache:
@@ -49,15 +50,15 @@ class BaseModelCache:
         self._params: Vector | None = None
         self._buffers: Vector | None = None
 
-    def take(self, ask: Ask, bundle: Path | None, shadow: ModelReplica) -> Vector | None:
+    def take(self, assignment: Assignment, bundle: Path | None, replica: ModelReplica) -> Vector | None:
         """Bring the replica to the assignment's version; return the float buffers that came with it."""
-        sent = ask.base_version, ask.base_digest, ask.parts
+        sent = assignment.base_version, assignment.base_digest, assignment.parts
         if sent == self._sent and self._params is not None:
-            shadow.params, shadow.version = self._params, ask.base_version
+            replica.params, replica.version = self._params, assignment.base_version
             return self._buffers
-        buffers = take_base(ask, bundle, shadow)
-        if _whole(ask.parts):
-            self._sent, self._params, self._buffers = sent, shadow.params, buffers
+        buffers = take_base(assignment, bundle, replica)
+        if _whole(assignment.parts):
+            self._sent, self._params, self._buffers = sent, replica.params, buffers
         return buffers
 
 
@@ -124,36 +125,38 @@ OTHER_TENSORS = "this device's model has other tensors than the run's"
 NORM_BLOCK = 1 << 16
 
 
-def require_parts(ask: Ask, plan: RunPlan, model: Layout) -> None:
-    """Raise `CannotAnswer` for announced parts that a model of this layout never needs. No part has to be here.
+def require_parts(assignment: Assignment, plan: RunPlan, model: Layout) -> None:
+    """Raise `CannotReply` for announced parts that a model of this layout never needs. No part has to be here.
 
     Each part is at most as large as its codec can make it. All together are at most the full model and its buffers,
     because an aggregator sends updates only if they are shorter (aggregation/downlink.py, `way`).
     """
-    if not ask.parts:
+    if not assignment.parts:
         return
-    if ask.kind not in ("train", "evaluate"):
-        raise CannotAnswer("protocol", f"an assignment of the kind {ask.kind} has no parts, and {len(ask.parts)} came")
-    if ask.layout_digest != model.digest:
-        raise CannotAnswer("layout-mismatch", OTHER_TENSORS)
+    if assignment.kind not in ("train", "evaluate"):
+        raise CannotReply(
+            "protocol", f"an assignment of the kind {assignment.kind} has no parts, and {len(assignment.parts)} came"
+        )
+    if assignment.layout_digest != model.digest:
+        raise CannotReply("layout-mismatch", OTHER_TENSORS)
     layout, down = carried(algorithm_of(plan), model), plan.downlink
     buffers = buffer_codec(model).max_bytes() if float_buffers(model) else 0
     full, change = (parse(spec).bind(layout).max_bytes for spec in ("identity", down.codec))
     full_bytes = [full(segment.index) for segment in layout.segments]
     change_bytes = [change(segment.index) for segment in layout.segments] if down.compressed else []
     most = len(full_bytes) * (down.log_rounds if down.compressed else 1) + 1
-    if len(ask.parts) > most or len({part.name for part in ask.parts}) < len(ask.parts):
-        raise CannotAnswer(
-            "protocol", f"{len(ask.parts)} parts are announced; this model has at most {most}, each once"
+    if len(assignment.parts) > most or len({part.name for part in assignment.parts}) < len(assignment.parts):
+        raise CannotReply(
+            "protocol", f"{len(assignment.parts)} parts are announced; this model has at most {most}, each once"
         )
-    for part in ask.parts:
+    for part in assignment.parts:
         allowed = buffers if part.name == BUFFERS else _most_bytes(part.name, full_bytes, change_bytes)
         if part.length > allowed:
             said = f"part {part.name[:40]} of {part.length:,} bytes is announced; this layout needs at most {allowed:,}"
-            raise CannotAnswer("protocol", said)
-    if (total := sum(part.length for part in ask.parts)) > (allowed := sum(full_bytes) + 2 * buffers):
+            raise CannotReply("protocol", said)
+    if (total := sum(part.length for part in assignment.parts)) > (allowed := sum(full_bytes) + 2 * buffers):
         said = f"parts of {total:,} bytes in all are announced; this layout needs at most {allowed:,}"
-        raise CannotAnswer("protocol", said)
+        raise CannotReply("protocol", said)
 
 
 def _most_bytes(name: str, full: Sequence[int], changes: Sequence[int]) -> int:
@@ -163,13 +166,13 @@ def _most_bytes(name: str, full: Sequence[int], changes: Sequence[int]) -> int:
     return sizes[int(index)] if is_number(index) and int(index) < len(sizes) else 0
 
 
-def parts_of(bundle: Path | None, parts: Sequence[Part]) -> Iterator[tuple[str, Payload]]:
+def parts_of(bundle: Path | bytes | None, parts: Sequence[Part]) -> Iterator[tuple[str, Payload]]:
     """Yield the name and bytes of each part, one at a time in memory; `BadPayload` if a digest differs."""
     if not parts:
         return
     if bundle is None:
-        raise BadPayload("an ask without its parts")
-    with open(bundle, "rb") as file:
+        raise BadPayload("an assignment without its parts")
+    with io.BytesIO(bundle) if isinstance(bundle, bytes) else open(bundle, "rb") as file:
         for part in parts:
             data = file.read(part.length)
             if len(data) != part.length or hashlib.sha256(data).hexdigest() != part.sha256:
@@ -177,7 +180,7 @@ def parts_of(bundle: Path | None, parts: Sequence[Part]) -> Iterator[tuple[str, 
             yield part.name, data
 
 
-def take_base(ask: Ask, bundle: Path | None, shadow: ModelReplica) -> Vector | None:
+def take_base(assignment: Assignment, bundle: Path | None, replica: ModelReplica) -> Vector | None:
     """Bring the replica to the assignment's version, and return the float buffers that came with it.
 
     Raises `BadPayload` if the parts do not lead to that version.
@@ -185,21 +188,21 @@ def take_base(ask: Ask, bundle: Path | None, shadow: ModelReplica) -> Vector | N
     buffers: list[Vector] = []
 
     def frames() -> Iterator[tuple[str, Payload]]:
-        for name, data in parts_of(bundle, ask.parts):
+        for name, data in parts_of(bundle, assignment.parts):
             if name == BUFFERS:
-                buffers.append(buffer_codec(shadow.layout).decode(data))
+                buffers.append(buffer_codec(replica.layout).decode(data))
             else:
                 yield name, data
 
     try:
-        shadow.apply(frames(), ask.base_version, ask.base_digest)
+        replica.apply(frames(), assignment.base_version, assignment.base_digest)
     except (ValueError, IndexError) as error:
         raise BadPayload("the model's parts are not those of this layout") from error
     return buffers[0] if buffers else None
 
 
 def refund(
-    bundle: Path | None,
+    bundle: Path | bytes | None,
     parts: Sequence[Part],
     spec: str,
     layout: Layout,

@@ -1,34 +1,23 @@
-"""Decide by the owner's policy (`client.toml`) whether this device works on an assignment.
+"""Read the owner's policy of this device (`client.toml`).
 
 Only the owner sets the policy; the aggregator has no influence on it. `load_policy` reads it when the client starts.
-`decide` checks it against every assignment and the whole plan, one rule after the other, before anything of the
-assignment is loaded.
-
-`decide` is pure: everything that has to be looked up is in `PolicyContext`.
-
-Invariant: an assignment is declined if a rule cannot establish that it is allowed. A plan with a table, a key or a
-value that this version does not know may mean less protection than it seems to. A link of unknown price may be
-expensive. A clock that is not trusted proves no hour.
+`client/policy_rules.py` decides by it.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 import tomllib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from datetime import datetime, time, timedelta
+from datetime import time
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationError, field_validator
 
 from thinwire.core.errors import PlanError
-from thinwire.core.formatting import plain
-from thinwire.core.plan import RunPlan, explain
-from thinwire.core.plan_schema import Count, NotNegative, Positive, Section, TaskName
+from thinwire.core.plan import explain
+from thinwire.core.plan_schema import Below1, Count, NotNegative, Positive, Section, TaskName
 
 FILE = "client.toml"
 KEYS = "docs/reference/policy.md lists the keys of [policy]"
@@ -48,17 +37,33 @@ class Policy(Section):
     )
     kinds: Annotated[list[Kind], Field(min_length=1)] | None = Field(
         default=None,
-        description="what may be asked: each of these reads the device's data or its task; left out: all. "
+        description="assignments that are accepted: each of these reads the device's data or its task; left out: all. "
         "Without evaluate the model is not measured on the way to training either",
     )
     secure: Literal["any", "required"] = Field(
         default="any", description="whether this device's updates may only leave it under masks ([secure] of the plan)"
     )
+    adversary: Literal["curious", "malicious"] | None = Field(
+        default=None,
+        description="aggregator that masks must withstand: malicious declines plans with [secure] adversary = "
+        '"curious"; a plan without masks is declined',
+    )
+    max_corrupt_assumed: Below1 | None = Field(
+        default=None,
+        description="least [secure] max_corrupt: the share of a round's clients that may collude with the aggregator; "
+        "a plan without masks is declined",
+    )
+    min_cohort: Count | None = Field(
+        default=None, description="fewest clients in a round under masks; a plan without masks is declined"
+    )
+    min_survivors: Count | None = Field(
+        default=None, description="least [secure] min_survivors, the clients in a sum; a plan without masks is declined"
+    )
     privacy: Annotated[list[Mode], Field(min_length=1)] | None = Field(
         default=None, description="the values of [privacy] mode that are private enough; left out: all, off among them"
     )
     max_epsilon: Positive | None = Field(
-        default=None, description="largest epsilon of a whole run; a plan from which it cannot be read is declined"
+        default=None, description="largest epsilon of a whole run; a plan without it is declined"
     )
     max_delta: Annotated[float, Field(gt=0, lt=1)] = Field(
         default=1e-5, description="largest delta that goes with `max_epsilon`"
@@ -66,7 +71,7 @@ class Policy(Section):
     min_noise: NotNegative = Field(default=0.0, description="least [privacy] noise_multiplier; 0: any, also none")
     rounds_a_day: Count | None = Field(
         default=None,
-        description="most asks of each kind that are worked on in one day of this device's own calendar",
+        description="most assignments of each kind that are worked on in one day of this device's own calendar",
     )
     hours: str = Field(
         default="", description='when work may begin, in local time: "22:00-06:00" passes midnight; empty: always'
@@ -168,179 +173,3 @@ def parse_policy(text: str, source: str = FILE) -> Policy:
         found = [explain(ClientFile, details, "client.toml", KEYS) for details in error.errors()]
         whats, whys = ("; ".join(dict.fromkeys(column)) for column in ([f[0] for f in found], [f[1] for f in found]))
         raise PlanError(f"{source}: {whats}", why=whys, hint=found[0][2]) from error
-
-
-MOST_LETTERS = 300  # of a reason: an unreadable plan may have long keys
-
-
-@dataclass(frozen=True)
-class Denied:
-    """The first rule that forbids an assignment, and why: a sentence about the policy and the plan, never about data.
-
-    `again_s` is how long the reason holds for certain. The aggregator reads it in the text and sends no assignment
-    earlier.
-    """
-
-    rule: str
-    why: str
-    again_s: int = 0
-
-    @property
-    def text(self) -> str:
-        """Return the rule, the reason and `again_s` in one line."""
-        return f"{self.rule}: {self.why}" + (f" (again in {self.again_s} s)" if self.again_s else "")
-
-
-@dataclass(frozen=True)
-class PolicyContext:
-    """The facts on which a decision depends, in addition to policy and plan.
-
-    `now` is local time, None if the clock is not trusted (`no_clock` has the reason). `let_in` is the number of
-    assignments of the same kind that were admitted today, without this one. It is None if the counts are unreadable
-    (`no_counts` has the reason). `metered` is None if not known. `carries` are the sections of a plan ("secure",
-    "privacy") that this client carries out.
-    """
-
-    now: datetime | None
-    let_in: int | None = 0
-    metered: bool | None = None
-    carries: frozenset[str] = frozenset()
-    no_clock: str = ""
-    no_counts: str = ""
-
-    def beside(self, metered: bool | None, carries: frozenset[str]) -> PolicyContext:
-        """Return the facts with the link's price and the sections that this client carries out."""
-        return replace(self, metered=metered, carries=carries)
-
-
-def decide(policy: Policy, task: str, kind: str, plan: Mapping[str, Any], facts: PolicyContext) -> Denied | None:
-    """Return why an assignment of this kind for this task is declined; None if it is allowed.
-
-    >>> plan = RunPlan.parse('[run]\\ntask = "ecg"\\n[local]\\nlr = 0.1').to_json()
-    >>> decide(Policy(), "ecg", "train", plan, PolicyContext(None)) is None
-    True
-    >>> decide(Policy(secure="required"), "ecg", "train", plan, PolicyContext(None)).text
-    'secure: the plan sums in the clear, and masks are required here'
-    """
-    if kind == "stop":
-        return None
-    try:
-        known = RunPlan.from_json(plan)
-    except PlanError as error:
-        return Denied("plan", plain(f"this version cannot judge it: {error.what}"[:MOST_LETTERS]))
-    ask = _Ask(policy, task, kind, known, facts)
-    return next((declined for rule in RULES if (declined := rule(ask)) is not None), None)
-
-
-@dataclass(frozen=True)
-class _Ask:
-    policy: Policy
-    task: str
-    kind: str
-    plan: RunPlan
-    facts: PolicyContext
-
-
-def _tasks(ask: _Ask) -> Denied | None:
-    if ask.plan.run.task != ask.task:
-        return Denied("tasks", "the ask and its plan name different tasks")
-    if ask.policy.tasks is not None and ask.task not in ask.policy.tasks:
-        return Denied("tasks", "this task is not among those allowed here")
-    return None
-
-
-def _kinds(ask: _Ask) -> Denied | None:
-    if ask.kind not in get_args(Kind):
-        return Denied("kinds", "this version does not know what it is asked")
-    if ask.policy.kinds is not None and ask.kind not in ask.policy.kinds:
-        return Denied("kinds", f"{ask.kind} is not allowed here")
-    return None
-
-
-def _secure(ask: _Ask) -> Denied | None:
-    if ask.plan.secure.enabled and "secure" not in ask.facts.carries:
-        return Denied("secure", "this version cannot sum under masks and would send in the clear")
-    if ask.policy.secure == "required" and not ask.plan.secure.enabled:
-        return Denied("secure", "the plan sums in the clear, and masks are required here")
-    return None
-
-
-def _privacy(ask: _Ask) -> Denied | None:
-    mode = ask.plan.privacy.mode
-    if mode != "off" and "privacy" not in ask.facts.carries:
-        return Denied("privacy", f'this version cannot keep mode = "{mode}" and would send without it')
-    if ask.policy.privacy is not None and mode not in ask.policy.privacy:
-        return Denied("privacy", f'mode = "{mode}" is not private enough here')
-    return None
-
-
-def _max_epsilon(ask: _Ask) -> Denied | None:
-    most, asked = ask.policy.max_epsilon, ask.plan.privacy
-    if most is None:
-        return None
-    if asked.mode == "off":
-        return Denied("max_epsilon", "the plan has no privacy, so its epsilon has no bound")
-    bounds = [bound for bound in (asked.target_epsilon, asked.budget) if bound is not None]
-    if not bounds:
-        return Denied("max_epsilon", "the plan says neither target_epsilon nor budget")
-    if min(bounds) > most:
-        return Denied("max_epsilon", f"the plan spends up to {min(bounds):g}, {most:g} is allowed here")
-    if asked.delta > ask.policy.max_delta:
-        return Denied("max_delta", f"the plan has delta = {asked.delta:g}, {ask.policy.max_delta:g} is allowed here")
-    return None
-
-
-def _min_noise(ask: _Ask) -> Denied | None:
-    least, asked = ask.policy.min_noise, ask.plan.privacy
-    if not least:
-        return None
-    if asked.mode == "off" or asked.noise_multiplier is None:
-        return Denied("min_noise", "the plan does not say how much noise is added")
-    if asked.noise_multiplier < least:
-        return Denied("min_noise", f"the plan adds {asked.noise_multiplier:g}, the least here is {least:g}")
-    return None
-
-
-def _hours(ask: _Ask) -> Denied | None:
-    if not ask.policy.hours:
-        return None
-    if ask.facts.now is None:
-        return Denied("hours", ask.facts.no_clock or "the time is not known")
-    if not ask.policy.is_open(ask.facts.now.time()):
-        begin, _ = ask.policy.span
-        again_s = until(ask.facts.now, begin)
-        return Denied("hours", f"work begins within {ask.policy.hours} of this device's time", again_s)
-    return None
-
-
-def _rounds_a_day(ask: _Ask) -> Denied | None:
-    most, facts = ask.policy.rounds_a_day, ask.facts
-    if most is None:
-        return None
-    if facts.let_in is None or facts.now is None:
-        return Denied("rounds_a_day", facts.no_counts or facts.no_clock or "what was done today is not known")
-    if facts.let_in >= most:
-        return Denied("rounds_a_day", f"the {most} of today are used up", until(facts.now, time.min))
-    return None
-
-
-def until(now: datetime, at: time) -> int:
-    """Return the whole seconds until this time of day comes next, by a clock that nothing sets before then."""
-    next_one = datetime.combine(now.date(), at, now.tzinfo)
-    if next_one <= now:
-        next_one += timedelta(days=1)
-    return math.ceil((next_one - now).total_seconds())
-
-
-def _metered(ask: _Ask) -> Denied | None:
-    if ask.policy.metered == "allow" or ask.facts.metered is False:
-        return None
-    if ask.facts.metered is None:
-        return Denied("metered", "it cannot be told whether this link is paid by volume")
-    return Denied("metered", "this link is paid by volume")
-
-
-Rule = Callable[[_Ask], Denied | None]
-RULES: tuple[Rule, ...] = (
-    _tasks, _kinds, _secure, _privacy, _max_epsilon, _min_noise, _hours, _rounds_a_day, _metered,
-)  # fmt: skip

@@ -28,18 +28,23 @@ from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
 from thinwire.core.errors import BadPayload, DataLost
+from thinwire.core.part_file import damaged_part
 from thinwire.core.serialization import reply_from_json, reply_to_json
 from thinwire.core.statedir import disk_error, private_folder, private_opener, require_room, write_atomically
 from thinwire.core.types import ReplyHeader, Vector
 
-FORMAT = 1
+FORMAT = 2  # 1: from before the first release, with other names
 STATE = "state.json"
 NOT_KNOWN = -1  # a value of `references_from`
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # a run's id names a directory
 Write = Callable[[Path, bytes], None]
 Arrays = Mapping[str, NDArray[Any]]
-VECTORS = ("residual", "momentum", "buffers", "shadow", "own")
+VECTORS = ("residual", "momentum", "buffers", "replica", "own")
 FILES = (*VECTORS, "memory", "pending")
+PLAIN = {
+    "sequence": int, "layout_digest": str, "encoded_at": int, "replica_version": int, "references_from": int,
+    "lost": str, "counted_at": int, "identity": str,
+}  # fmt: skip
 
 
 def no_bytes() -> int:
@@ -49,12 +54,12 @@ def no_bytes() -> int:
 
 @dataclass(frozen=True)
 class Entry:
-    """A reply that was made: its header (`head`), the round of its assignment, and the file of its parts.
+    """A reply that was made: its header (`header`), the round of its assignment, and the file of its parts.
 
     `file` is "" without parts. `first` is True if the parts are the first model of a run and no update.
     """
 
-    head: ReplyHeader
+    header: ReplyHeader
     round: int
     file: str = ""
     first: bool = False
@@ -62,7 +67,7 @@ class Entry:
     @property
     def settles(self) -> bool:
         """Return True if an outcome will come: the reply has an update, and the device must know its outcome."""
-        return bool(self.head.parts) and not self.first
+        return bool(self.header.parts) and not self.first
 
 
 @dataclass(frozen=True)
@@ -74,8 +79,8 @@ class ClientRunState:
     - `residual` is the error feedback's residual, or the EF21 reference if the plan uses EF21.
     - `memory` holds a codec's own arrays, named SEGMENT/NAME.
     - `encoded_at` is the round of the last encode.
-    - `shadow` is the replica, at version `shadow_version`: the model to which the aggregator sends updates. It is kept
-      if the downlink is compressed, and is never written to.
+    - `replica` is the replica, at version `replica_version`: the model to which the aggregator sends updates. It is
+      kept if the downlink is compressed, and is never written to.
     - `own` is the control variate of SCAFFOLD or FedDyn: the sum of what this device sent of it
       (aggregation/control_variates.py).
     - `counted_at` is the first model version that contains any of `own`, 0 if none does.
@@ -96,8 +101,8 @@ class ClientRunState:
     memory: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     encoded_at: int = 0
     references_from: int = 0
-    shadow: Vector | None = None
-    shadow_version: int = 0
+    replica: Vector | None = None
+    replica_version: int = 0
     own: Vector | None = None
     counted_at: int = 0
     lost: str = ""
@@ -130,23 +135,24 @@ class RunFolder:
         """Return the file of a reply's parts, None if it has no parts."""
         return self.folder / entry.file if entry.file else None
 
+    def body(self, path: Path | None) -> Path | bytes | None:
+        """Return the parts of a reply whose file is `path`: the file, unless a subclass has the bytes."""
+        return path
+
     def load(self) -> tuple[ClientRunState, list[str]]:
         """Return the last commit, and a sentence for each part of it that is unreadable: that part begins at zero."""
         path, said = self.folder / STATE, list[str]()
         try:
             raw = json.loads(path.read_bytes())
+            self._require_format(raw)
             outbox = [self._entry(row) for row in raw["outbox"]]
-            state = ClientRunState(
-                int(raw["sequence"]), str(raw["layout_digest"]), counters=dict(raw["counters"]),
-                encoded_at=int(raw.get("encoded_at", 0)), shadow_version=int(raw.get("shadow_version", 0)),
-                references_from=int(raw.get("references_from", 0)), lost=str(raw.get("lost", "")),
-                counted_at=int(raw.get("counted_at", 0)), identity=str(raw.get("identity", "")),
-            )  # fmt: skip
+            plain: dict[str, Any] = {name: kind(raw[name]) for name, kind in PLAIN.items()}
+            state = ClientRunState(**plain, counters=dict(raw["counters"]))
         except FileNotFoundError:
             return ClientRunState(), []
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, BadPayload) as error:
             return ClientRunState(lost="damaged", references_from=NOT_KNOWN), [
-                f"the state of {self.folder.name} cannot be read ({type(error).__name__}); it begins anew"
+                f"the state of {self.folder.name} is not readable ({type(error).__name__}); it begins again"
             ]
         found: dict[str, Arrays] = {}
         for name in FILES:
@@ -154,12 +160,21 @@ class RunFolder:
                 try:
                     found[name] = self._read(raw[name])
                 except (OSError, ValueError, KeyError, TypeError) as error:
-                    said.append(f"the {name} of {self.folder.name} cannot be read ({error}); it begins at zero")
+                    said.append(f"the {name} of {self.folder.name} is not readable ({error}); it begins at zero")
         state = replace(_with_arrays(state, found), lost="damaged" if said else state.lost)
         whole = [entry for entry in outbox if self._whole(entry)]
         if len(whole) < len(outbox):
             said.append(f"{len(outbox) - len(whole)} answers of {self.folder.name} are not on disk any more")
         return replace(state, outbox=tuple(whole)), said
+
+    def _require_format(self, raw: Mapping[str, Any]) -> None:
+        """Raise `DataLost` for a state from before the first release: none of it is read."""
+        if raw.get("format", FORMAT) != FORMAT:
+            raise DataLost(
+                f"the state of {self.folder.name} is from before the first release",
+                why=f"{self.folder / STATE} has format {raw['format']!r}, this program reads {FORMAT}",
+                hint=f"remove {self.folder}, or use another state directory: --home FOLDER",
+            )
 
     def commit(self, state: ClientRunState, parts: Mapping[str, bytes] | None = None) -> None:
         """Make the state durable, with the bytes of new outbox files.
@@ -171,13 +186,10 @@ class RunFolder:
         for file, data in (parts or {}).items():
             self._write(self.folder / file, data)
         raw: dict[str, Any] = {
-            "format": FORMAT, "sequence": state.sequence, "layout_digest": state.layout_digest,
-            "counters": dict(state.counters), "encoded_at": state.encoded_at,
-            "shadow_version": state.shadow_version, "references_from": state.references_from, "lost": state.lost,
-            "counted_at": state.counted_at, "identity": state.identity,
+            "format": FORMAT, **{name: getattr(state, name) for name in PLAIN}, "counters": dict(state.counters),
             **dict.fromkeys(FILES),
             "outbox": [
-                {"head": reply_to_json(e.head), "round": e.round, "file": e.file, "first": e.first}
+                {"header": reply_to_json(e.header), "round": e.round, "file": e.file, "first": e.first}
                 for e in state.outbox
             ],
         }  # fmt: skip
@@ -235,25 +247,19 @@ class RunFolder:
         return out
 
     def _entry(self, row: Mapping[str, Any]) -> Entry:
-        head = reply_from_json(row["head"])
-        if not isinstance(head, ReplyHeader):
+        header = reply_from_json(row["header"])
+        if not isinstance(header, ReplyHeader):
             raise TypeError("a failure is not kept")
-        number = int(row["round"])  # rounds count from 1; older versions marked the first model by round 0 alone
-        return Entry(head, number, _plain(row["file"]) if row["file"] else "", bool(row.get("first", number == 0)))
+        return Entry(header, int(row["round"]), _plain(row["file"]) if row["file"] else "", bool(row["first"]))
 
     def _whole(self, entry: Entry) -> bool:
         if (path := self.path(entry)) is None:
             return True
         try:
-            data = path.read_bytes()
+            with path.open("rb") as file:
+                return damaged_part(file, entry.header.parts) is None and not file.read(1)
         except OSError:
             return False
-        at = 0
-        for part in entry.head.parts:
-            if hashlib.sha256(data[at : at + part.length]).hexdigest() != part.sha256:
-                return False
-            at += part.length
-        return at == len(data)
 
     def _tidy(self, keep: set[str]) -> None:
         """Remove files that no longer count; a file that stays by an error does no harm."""
@@ -265,7 +271,7 @@ class RunFolder:
 
 def sent_bytes(state: ClientRunState) -> int:
     """Return the bytes of all outbox files together."""
-    return sum(entry.head.payload_bytes for entry in state.outbox if entry.file)
+    return sum(entry.header.payload_bytes for entry in state.outbox if entry.file)
 
 
 def _arrays(state: ClientRunState) -> dict[str, Arrays]:

@@ -22,16 +22,15 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.client import outbox
-from thinwire.client.context import Say
-from thinwire.client.errors import CannotAnswer
+from thinwire.client.calls import Say
+from thinwire.client.errors import CannotReply
 from thinwire.client.run_state import NOT_KNOWN, STATE, ClientRunState, RunFolder, Write, WriteBehindRunFolder
 from thinwire.core.errors import DataLost, ThinwireError
-from thinwire.core.plan import canonical, digest_of
+from thinwire.core.plan import RunPlan, canonical, digest_of
 from thinwire.core.protocol import BYTES_A_TOKEN, require_small
 from thinwire.core.statedir import private_folder, write_atomically
-from thinwire.core.types import Ask, Failure, ReplyHeader
+from thinwire.core.types import Assignment, Reply, ReplyHeader
 
-Reply = ReplyHeader | Failure
 MAX_OPEN_RUNS = 4  # of one task, not over: an aggregator runs one at a time
 MAX_ENDED_RUNS = 64  # of one task, whose sequence stays on disk; for an older run the `Welcome` has it
 
@@ -80,11 +79,13 @@ class RunStore:
             try:
                 folder = self._folders(self._folder, run)
             except DataLost as error:
-                raise CannotAnswer("protocol", error.what) from error
+                raise CannotReply("protocol", error.what) from error
             state, said = folder.load()
             is_same = not state.identity or self.identities.get(run, state.identity) == state.identity
             if (seen := self.seen.get(run, 0)) > state.sequence and is_same:
-                said.append(f"{run}: {seen} answers were sent, and this disk knows of {state.sequence}; it begins anew")
+                said.append(
+                    f"{run}: {seen} answers were sent, and this disk knows of {state.sequence}; it begins again"
+                )
                 why = state.lost or ("older" if state.sequence else "missing")
                 state = ClientRunState(seen, lost=why, references_from=NOT_KNOWN)
             for line in said:
@@ -103,18 +104,18 @@ class RunStore:
         return self._runs[run]
 
     def keep(
-        self, ask: Ask, folder: RunFolder, state: ClientRunState, parts: Mapping[str, bytes] | None = None
+        self, assignment: Assignment, folder: RunFolder, state: ClientRunState, parts: Mapping[str, bytes] | None = None
     ) -> None:
         """Store the state of a run: at once, or until `save` if the plan has `durability = "exit"`.
 
         The folders of a simulation decide this themselves.
         """
-        local = {} if isinstance(ask.plan, str) else ask.plan.get("local", {})
+        local = {} if isinstance(assignment.plan, str) else assignment.plan.get("local", {})
         if local.get("durability") == "exit" and isinstance(folder, WriteBehindRunFolder):
             folder.hold(state, parts)
         else:
             folder.commit(state, parts)
-        self._runs[ask.run] = folder, state
+        self._runs[assignment.run] = folder, state
 
     def over(self, run: str, say: Say, identity: str = "") -> bool:
         """Reduce an ended run to its sequence. Return False if this id now belongs to another run.
@@ -132,7 +133,7 @@ class RunStore:
             state = outbox.over(state)
             folder.commit(state)
             self._runs[run] = folder, state
-        except (CannotAnswer, DataLost) as error:  # files that stay on disk do no harm, and other runs continue
+        except (CannotReply, DataLost) as error:  # files that stay on disk do no harm, and other runs continue
             say(str(error))
         else:
             say(f"{run} is over")
@@ -176,14 +177,16 @@ class RunStore:
                     (path / STATE).unlink(missing_ok=True)
                     path.rmdir()
                 except (DataLost, OSError) as error:  # the folder does no harm, and the next call tries again
-                    say(f"{path.name} cannot be removed: {error}")
+                    say(f"{path.name} was not removed: {error}")
                 else:
                     self._runs.pop(path.name, None)
 
     def _others(self, run: str) -> list[Path]:
         """Return the folders of the task's other runs, the one that was written longest ago first."""
         task = run.rpartition("-")[0]
-        folders = [path for path in (self._folder / "runs").glob("*") if path.name.rpartition("-")[0] == task]
+        runs = self._folder / "runs"
+        names = os.listdir(runs) if os.path.isdir(runs) else []
+        folders = [runs / name for name in names if name.rpartition("-")[0] == task]
         return sorted((path for path in folders if path.name != run), key=lambda path: path.stat().st_mtime_ns)
 
     def save(self, say: Say) -> None:
@@ -193,7 +196,7 @@ class RunStore:
                 try:
                     folder.save()
                 except (DataLost, OSError) as error:
-                    say(f"{folder.folder.name}: what waits to be saved cannot be: {error}")
+                    say(f"{folder.folder.name}: the pending state was not saved: {error}")
 
     def unsent(self, task: str, say: Say) -> list[tuple[ReplyHeader, Path | None]]:
         """Return every reply of a task's runs on disk that has no outcome yet. A new process sends these again."""
@@ -202,7 +205,20 @@ class RunStore:
             if path.parent.name.rpartition("-")[0] != task:  # a run's id is TASK-N: this one is another session's
                 continue
             folder, state = self.opened(path.parent.name, say)
-            found += [(entry.head, folder.path(entry)) for entry in state.outbox]
+            found += [(entry.header, folder.path(entry)) for entry in state.outbox]
+        return found
+
+    def open_runs(self, task: str) -> dict[str, str]:
+        """Return the identities of a task's runs on disk of whose end the device does not know, by run.
+
+        Only `STATE` is read. A run of which this disk holds no more than its sequence is not among them.
+        """
+        found = dict[str, str]()
+        for path in self._others(f"{task}-"):
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+                raw = json.loads((path / STATE).read_bytes())
+                if raw["identity"] and (raw["outbox"] or any(file.name != STATE for file in path.iterdir())):
+                    found[path.name] = str(raw["identity"])
         return found
 
     def delivered(self, reply: Reply) -> None:
@@ -237,6 +253,8 @@ class PlanStore:
     def __init__(self, folder: Path | None = None, write: Write = write_atomically) -> None:
         self.folder, self._write = folder, write
         self._held: dict[str, dict[str, Any]] = {}  # by digest, least recently used first
+        self._parsed: tuple[Mapping[str, Any], RunPlan] | None = None
+        self._hashed: tuple[Mapping[str, Any], str] | None = None  # the whole plan that came last, and its digest
         self._named: dict[str, str] = {}  # assignment id -> the digest that it named and that was not here
         for path in self._files():
             self._load(path)
@@ -246,47 +264,56 @@ class PlanStore:
         """Return the digests of all plans that are kept; a hello reports them."""
         return tuple(self._held)
 
-    def known(self, ask: Ask) -> Mapping[str, Any] | None:
+    def known(self, assignment: Assignment) -> Mapping[str, Any] | None:
         """Return the assignment's plan, None if it is neither here nor in the assignment. Nothing is kept."""
-        return self._held.get(ask.plan) if isinstance(ask.plan, str) else ask.plan
+        return self._held.get(assignment.plan) if isinstance(assignment.plan, str) else assignment.plan
 
-    def of(self, ask: Ask) -> Mapping[str, Any]:
+    def parsed(self, plan: Mapping[str, Any]) -> RunPlan:
+        """Return a plan from its JSON; the same object that was parsed last is not parsed again."""
+        if self._parsed is None or self._parsed[0] is not plan:
+            self._parsed = plan, RunPlan.from_json(plan)
+        return self._parsed[1]
+
+    def of(self, assignment: Assignment) -> Mapping[str, Any]:
         """Return the assignment's plan, and keep it.
 
-        Raises `CannotAnswer` ("need-plan") if only a digest came and its plan is not here.
+        Raises `CannotReply` ("need-plan") if only a digest came and its plan is not here.
         """
-        if isinstance(ask.plan, str):
-            if (plan := self._held.pop(ask.plan, None)) is None:
-                self._await(ask.ask_id, ask.plan)
-                raise CannotAnswer("need-plan", "the plan was sent by its digest only")
-            self._held[ask.plan] = plan
-            self._touch(ask.plan)
+        if isinstance(assignment.plan, str):
+            if (plan := self._held.pop(assignment.plan, None)) is None:
+                self._await(assignment.assignment_id, assignment.plan)
+                raise CannotReply("need-plan", "the plan was sent by its digest only")
+            self._held[assignment.plan] = plan
+            self._touch(assignment.plan)
             return plan
-        if not isinstance(ask.plan, Mapping):
-            raise CannotAnswer("protocol", "the ask has neither a plan nor its digest")
-        digest = digest_of(ask.plan)
-        if self._named.get(ask.ask_id, digest) != digest:
-            raise CannotAnswer("protocol", "the plan that came is not the one whose digest was sent before")
-        self._keep(digest, ask.plan)
-        return ask.plan
+        if not isinstance(assignment.plan, Mapping):
+            raise CannotReply("protocol", "the assignment has neither a plan nor its digest")
+        if self._hashed is None or self._hashed[0] is not assignment.plan:
+            self._hashed = assignment.plan, digest_of(assignment.plan)
+        digest = self._hashed[1]
+        if self._named.get(assignment.assignment_id, digest) != digest:
+            raise CannotReply("protocol", "the plan that came is not the one whose digest was sent before")
+        self._keep(digest, assignment.plan)
+        return self._held.get(digest, assignment.plan)
 
-    def _await(self, ask_id: str, digest: str) -> None:
+    def _await(self, assignment_id: str, digest: str) -> None:
         """Remember the digest, so that the plan that comes with the repeated assignment is compared with it."""
         if DIGEST.fullmatch(digest):
-            self._named[ask_id] = digest
+            self._named[assignment_id] = digest
             while len(self._named) > KEPT:
                 del self._named[next(iter(self._named))]
 
     def _keep(self, digest: str, plan: Mapping[str, Any]) -> None:
         """Keep a plan. If the disk refuses, the plan is sent again, and nothing else is lost."""
-        known = self._held.pop(digest, None)
+        if (known := self._held.pop(digest, None)) is not None:
+            self._held[digest] = known
+            self._touch(digest)
+            return
         data = canonical(plan)
         if not _is_small(data):
             return
         self._held[digest] = dict(plan)
-        if known is not None:
-            self._touch(digest)
-        elif self.folder is not None:
+        if self.folder is not None:
             with contextlib.suppress(ThinwireError):
                 self._write(private_folder(self.folder) / f"{digest}.json", data)
         while len(self._held) > KEPT:

@@ -3,18 +3,15 @@
 The code that the worker runs is client/train/task.py. `load_task`, `as_task` and the functions that partition a data
 set (client/train/partitions.py) are those of `client/train/`, with errors translated into Thinwire's.
 
-`TaskManifest` is a task as the worker has loaded it. `described.json` keeps the descriptions, so that the next start
-prints what has changed.
+`TaskManifest` is a task as the worker has loaded it.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import entry_points
-from pathlib import Path
 from typing import Any
 
 from thinwire.aggregation import codecs
@@ -23,11 +20,10 @@ from thinwire.client.train import partitions, task
 from thinwire.client.train.errors import place
 from thinwire.client.train.protocol import Local, ignored
 from thinwire.client.train.task import LoadedTask
-from thinwire.core.errors import DataLost, PlanError
+from thinwire.core.errors import PlanError
 from thinwire.core.fleet import MAX_TENSORS, TaskReport
-from thinwire.core.layout import Layout, differences
+from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
-from thinwire.core.statedir import write_atomically
 from thinwire.core.types import Fixed, Vector
 
 __all__ = [
@@ -113,9 +109,6 @@ own_part = in_our_words()(partitions.own_part)
 held_out = partitions.held_out
 
 
-FILE = "described.json"
-
-
 @dataclass(frozen=True)
 class TaskManifest:
     """A task as the worker has loaded it."""
@@ -158,32 +151,3 @@ class TaskManifest:
             self.name, self.version, self.source_digest, self.parsed.digest, tuple(codecs),
             tensors=text if len(text) <= MAX_TENSORS else "",
         )  # fmt: skip
-
-
-def last(folder: Path) -> dict[str, Layout]:
-    """Return the layouts of the last descriptions, by the task's name; none if the file is unreadable."""
-    try:
-        rows = json.loads((folder / FILE).read_bytes())["tasks"]
-        return {str(row["name"]): Layout.from_json(row["layout"]) for row in rows if row["layout"]}
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return {}
-
-
-def changed(before: Mapping[str, Layout], found: Sequence[TaskManifest]) -> list[str]:
-    """Return a line for each task whose model differs from `before`, with the difference."""
-    pairs = [(one.name, one.parsed, before[one.name]) for one in found if one.parsed and one.name in before]
-    return [
-        f"the task {name} has another model than before: {differences(now, then)}"
-        for name, now, then in pairs
-        if now.digest != then.digest
-    ]
-
-
-def keep(folder: Path, found: Sequence[TaskManifest]) -> None:
-    """Write the descriptions for the next start, unless a task has an error, which may not come from its code."""
-    if any(one.error for one in found):
-        return
-    try:
-        write_atomically(folder / FILE, json.dumps({"tasks": [asdict(one) for one in found]}).encode())
-    except DataLost:
-        return  # the file only serves to print changes

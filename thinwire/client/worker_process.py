@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import thinwire
-from thinwire.client.errors import CannotAnswer
-from thinwire.client.status import append_all
+from thinwire.client.errors import CannotReply
 from thinwire.client.train.errors import Cancelled
 from thinwire.client.train.protocol import BadFrame, FramedSocket
 from thinwire.core.errors import UsageError
+from thinwire.core.log_file import append_all
 from thinwire.core.statedir import private_folder, write_atomically
 from thinwire.core.types import Vector
 
@@ -42,7 +42,7 @@ MOST_LOG = 1 << 20  # bytes of the log, and of the older one
 ENDS_S = 5.0  # longest time that the process may take to end by itself
 
 
-class WorkerDied(CannotAnswer):
+class WorkerDied(CannotReply):
     """The process is gone, by itself or killed, and the assignment that it worked on fails."""
 
     def __init__(self, why: str) -> None:
@@ -70,7 +70,7 @@ class WorkerProcess:
                 )  # fmt: skip
             except OSError as error:
                 ours.close()
-                raise WorkerDied(f"it cannot be started: {error.strerror}") from error
+                raise WorkerDied(f"it did not start: {error.strerror}") from error
         self._wire, self._folder = FramedSocket(ours), folder
         self._log = threading.Thread(target=self._keep_log, daemon=True, name="worker's log")
         self._log.start()
@@ -80,22 +80,22 @@ class WorkerProcess:
         """Return True if the process runs."""
         return self.process.poll() is None
 
-    def send(self, head: Mapping[str, Any], *vectors: Vector) -> None:
+    def send(self, header: Mapping[str, Any], *vectors: Vector) -> None:
         """Send a message and its vectors."""
         with self.held_to_account():
-            self._wire.send(head, *vectors)
+            self._wire.send(header, *vectors)
 
     def hear(self, wait_s: float) -> dict[str, Any] | None:
         """Return the next message of the process, None if none comes within `wait_s`."""
         with self.held_to_account():
             if not select.select([self._wire.sock], [], [], wait_s)[0]:
                 return None
-            return self._wire.head()
+            return self._wire.header()
 
-    def vectors(self, head: Mapping[str, Any], sizes: Sequence[int]) -> list[Vector]:
-        """Return the vectors that follow the message `head`, if they have these sizes."""
+    def vectors(self, header: Mapping[str, Any], sizes: Sequence[int]) -> list[Vector]:
+        """Return the vectors that follow the message `header`, if they have these sizes."""
         with self.held_to_account():
-            return self._wire.vectors(head, sizes)
+            return self._wire.vectors(header, sizes)
 
     @contextlib.contextmanager
     def held_to_account(self) -> Iterator[None]:
@@ -109,7 +109,7 @@ class WorkerProcess:
             raise WorkerDied(died(self._reaped(ENDS_S))) from None
         except (BadFrame, LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
             self.kill()
-            raise WorkerDied("it said what cannot be") from error
+            raise WorkerDied("it said what is not valid") from error
         except TimeoutError as error:
             self.kill()
             raise WorkerDied("it stopped in the middle of a word") from error
@@ -198,12 +198,12 @@ class Watchdog:
         """
         alive_at, told_at = self._clock(), None
         while True:
-            head, now = child.hear(LOOK_S), self._clock()
-            if head is not None:
-                if "told" not in head:
-                    return head
+            header, now = child.hear(LOOK_S), self._clock()
+            if header is not None:
+                if "told" not in header:
+                    return header
                 with child.held_to_account():
-                    what, done, total = head["told"]
+                    what, done, total = header["told"]
                     tell(str(what), int(done), int(total))
                 alive_at = now
             if told_at is None and cancelled():
@@ -284,9 +284,9 @@ class Interpreter:
 
         A package without metadata is left out. Raises `UsageError` if `path` is no Python that can train.
         """
-        return installed() if self.path is None else self._asked(self.path)
+        return installed() if self.path is None else self._assignments_sent(self.path)
 
-    def _asked(self, path: Path) -> Mapping[str, str]:
+    def _assignments_sent(self, path: Path) -> Mapping[str, str]:
         try:
             done = subprocess.run(
                 [str(path), "-c", ASK, *PACKAGES], capture_output=True, timeout=PATIENCE_S, env=dict(self.environment),
@@ -296,7 +296,7 @@ class Interpreter:
             python = tuple(int(number) for number in str(found["python"]).split("."))
         except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError) as error:
             raise UsageError(
-                f"--python {path} cannot be run",
+                f"--python {path} does not run",
                 why=str(error)[:200] if isinstance(error, OSError) else "it does not answer as a Python does",
                 hint="a Python from 3.8 on with numpy and torch",
             ) from error

@@ -6,24 +6,27 @@ may keep state between calls; the decoder keeps none.
 A codec declares its error bound as an `ErrorBound`: `Unbiased(omega)`, `Contractive(delta)` or `NoGuarantee`. Error
 feedback reads the kind and refuses a codec around which a residual would diverge.
 
-Stages of a chain (`Step`) are `Sparsifier`, `Quantizer`, low rank, and coders. `read_ratio`, `read_number` and
-`read_whole` parse the argument between the brackets of a stage, as exact numbers.
+Stages of a chain (`Step`) are `Sparsifier`, `Quantizer`, low rank, and coders; the last one may be a `Compressor`.
 """
 
 from __future__ import annotations
 
 import enum
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
-from typing import Any, ClassVar, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.core.errors import CodecError, NonFiniteUpdate
-from thinwire.core.layout import Layout
-from thinwire.core.prng import Key
-from thinwire.core.types import Arrived, Payload, State, Vector
+from thinwire.core.errors import NonFiniteUpdate
+
+if TYPE_CHECKING:
+    from thinwire.compression.feedback import Memory
+    from thinwire.core.layout import Layout
+    from thinwire.core.prng import Key
+    from thinwire.core.types import Arrived, Payload, State, Vector
 
 Indices: TypeAlias = NDArray[np.int64]
 Symbols: TypeAlias = NDArray[Any]
@@ -40,29 +43,9 @@ def buckets(size: int) -> int:
     return -(-size // BUCKET)
 
 
-def not_finite() -> NonFiniteUpdate:
-    """Return the error for an update that holds NaN or infinity."""
-    return NonFiniteUpdate(
-        "the update holds NaN or infinity",
-        why="training diverged on this device",
-        hint="a smaller [local] lr, or [local] clip_grad = 1.0",
-    )
-
-
-class PackedSymbols(Protocol):
-    """Symbols of fewer than 8 bits, bit-packed as in a frame."""
-
-    @property
-    def data(self) -> NDArray[np.uint8]:
-        """Return the packed bytes."""
-
-    @property
-    def size(self) -> int:
-        """Return the number of symbols."""
-
-    @property
-    def bits(self) -> int:
-        """Return the bits of one symbol."""
+def packed_bytes(items: int, bits: int) -> int:
+    """Return the number of bytes of `items` packed symbols."""
+    return -(-items * bits // 8)
 
 
 @dataclass(frozen=True)
@@ -114,6 +97,23 @@ def chained(first: ErrorBound, second: ErrorBound) -> ErrorBound:
     return Contractive(a * b if a > 0 and b > 0 else min(a, b))
 
 
+def shrinkage(kind: ErrorBound, least: float = 1.0) -> float:
+    """Return the divisor with which an unbiased codec of omega >= `least` contracts, 1 + omega; 1 for any other.
+
+    Such a codec C is no contraction, but x -> C(x) / (1 + omega) is one for any omega: E||C(x) / (1 + omega) - x||^2 <=
+    omega / (1 + omega) ||x||^2, so delta = 1 / (1 + omega). A decoder need not know the divisor.
+
+    >>> shrinkage(Unbiased(63.0)), shrinkage(Unbiased(0.1)), shrinkage(Contractive(0.1))
+    (64.0, 1.0, 1.0)
+    """
+    return 1 + kind.omega if isinstance(kind, Unbiased) and kind.omega >= least else 1.0
+
+
+def shrunk(kind: ErrorBound, divisor: float) -> ErrorBound:
+    """Return the kind of a codec after the division by its `shrinkage`."""
+    return kind if divisor == 1 else Contractive(1 / divisor)
+
+
 class Everything(enum.Enum):
     """The support of a codec that sends every coordinate."""
 
@@ -136,59 +136,175 @@ class Encoded:
     support: Support
 
 
-class Step(Protocol):
-    """A stage of a chain, as the registry holds it. The conformance suite runs its `examples`."""
+class Step(ABC):
+    """A stage of a chain. The registry, the catalog, the conformance suite and the benchmarks read what it declares.
+
+    `examples` are specs that contain the stage: the conformance suite runs all of them, and the catalog and the
+    benchmarks use the first one. A stage that takes an argument has an example with brackets. `paper` names authors
+    and year. `is_cast` is True for a quantizer that only changes the number format. `rotates` is True for a quantizer
+    that rotates at random, and has `seeded` too: its error bound is tested only on dense vectors of 1 024 values or
+    more.
+    """
 
     role: ClassVar[Role]
     examples: ClassVar[tuple[str, ...]]
+    paper: ClassVar[str] = ""
+    is_cast: ClassVar[bool] = False
+    rotates: ClassVar[bool] = False
 
     @property
+    @abstractmethod
     def spec(self) -> str:
         """Return the canonical spec of this stage."""
 
     @classmethod
-    def read(cls, argument: str | None) -> Step:
-        """Make the stage from the text between its brackets, None without brackets; raise CodecError if invalid."""
+    def read(cls, argument: str | None) -> Self:
+        """Make the stage from the text between its brackets, None without brackets; raise CodecError if invalid.
+
+        The default is a stage without an argument.
+        """
+        del argument
+        return cls()
 
 
-class Quantizer(Step, Protocol):
+class Coder(Step):
+    """A coder of indices or symbols, which is part of the frame's format, or a `Compressor` of whole streams."""
+
+    role: ClassVar[Role] = "coder"
+
+
+def not_finite() -> NonFiniteUpdate:
+    """Return the error for an update that holds NaN or infinity."""
+    return NonFiniteUpdate(
+        "the update holds NaN or infinity",
+        why="training diverged on this device",
+        hint="a smaller [local] lr, or [local] clip_grad = 1.0",
+    )
+
+
+class Compressor(Coder):
+    """A base class for compressors: a subclass is a frozen dataclass with `compress` and `decompress`.
+
+    It is the last stage of a chain and works on each stream of a frame separately, after all other coders. A stream
+    that does not become shorter is sent as it is.
+
+    Invariant: decompress(compress(data), len(data)) == data.
+    """
+
+    @abstractmethod
+    def compress(self, data: bytes | memoryview) -> bytes:
+        """Return the compressed bytes."""
+
+    @abstractmethod
+    def decompress(self, data: bytes | memoryview, most: int) -> bytes:
+        """Return the decompressed bytes; raise ValueError for invalid data.
+
+        It may stop at `most` bytes. It must always end, and must not allocate more than `most` bytes for data that
+        claims to be larger.
+        """
+
+
+# fused(values, memory, word, symbols, scales): see `Quantizer.fused`.
+Fused: TypeAlias = Callable[["Vector", "Memory | None", int, NDArray[np.uint8], Scales], None]
+
+
+class Quantizer(Step):
     """Turns values into small symbols and their scales. `word` is 32 bits of the key.
 
     `bits` is the size of a packed symbol; symbols of fewer than 8 bits are signed. If `seeded`, the decoder needs the
-    word too, and the frame carries it.
+    word too, and the frame carries it. The defaults are symbols of a byte or less and a float32 scale for each bucket.
     """
 
-    bits: ClassVar[int]
-    seeded: ClassVar[bool]
-    symbols_dtype: ClassVar[np.dtype[Any]]
-    scales_dtype: ClassVar[np.dtype[Any]]
+    role: ClassVar[Role] = "quantizer"
+    seeded: ClassVar[bool] = False
+    symbols_dtype: ClassVar[np.dtype[Any]] = np.dtype(np.int8)
+    scales_dtype: ClassVar[np.dtype[Any]] = np.dtype("<f4")
 
+    @property
+    @abstractmethod
+    def bits(self) -> int:
+        """Return the bits of a symbol."""
+
+    @abstractmethod
     def kind(self) -> ErrorBound:
         """Return the error bound."""
 
-    def under_feedback(self) -> Quantizer:
+    def under_feedback(self) -> Self:
         """Return the quantizer that encodes inside error feedback. Its frames have the same format."""
+        return self
 
-    def over(self, starts: tuple[int, ...]) -> Quantizer:
+    def over(self, starts: tuple[int, ...]) -> Self:
         """Return a quantizer that begins its scales again at each of `starts`, the offsets of tensors.
 
-        Its frames have the same format.
+        Its frames have the same format. The default is for buckets that do not depend on tensors.
+        """
+        del starts
+        return self
+
+    @property
+    def fused(self) -> Fused | None:
+        """Return the fused encoder of the active path, or None if there is none: `quantize` then does the work.
+
+        It quantizes, bit-packs and writes into the frame's memory, `symbols` and `scales`, in one pass. With a memory
+        it encodes `values` compensated by it, and overwrites them with the updated memory. It raises NonFiniteUpdate
+        for NaN and infinity.
+        """
+        return None
+
+    @abstractmethod
+    def quantize(self, values: Vector, word: int) -> tuple[Symbols, Scales]:
+        """Return symbols and scales of a float32 vector, which is finite and is not overwritten.
+
+        Symbols of b < 8 bits lie in [-2^(b-1), 2^(b-1)).
         """
 
-    def quantize(self, values: Vector, word: int) -> tuple[Symbols, Scales]:
-        """Return symbols and scales of a float32 vector."""
-
+    @abstractmethod
     def dequantize(self, symbols: Symbols, scales: Scales, span: slice, word: int) -> Vector:
         """Return the values of the symbols in `span`; the result may be a view of the symbols."""
 
     def scales_count(self, size: int) -> int:
         """Return the number of scales of `size` values."""
+        return buckets(size)
 
+    @abstractmethod
     def check(self, symbols: Symbols, scales: Scales) -> None:
-        """Raise BadPayload if a symbol or scale would decode to a value that is not finite."""
+        """Raise BadPayload if a symbol or scale would decode to a value that is not finite.
+
+        A quantizer that rotates bounds its scales so that no sum of a block overflows (`MOST` in `drive_eden.py`).
+        """
 
 
-class Sparsifier(Step, Protocol):
+class FusedQuantizer(Quantizer):
+    """A quantizer with fused kernels for encoding and decoding.
+
+    Symbols of fewer than 8 bits reach it, `check` and `dequantize` as `Packed`, which has a size, a minimum, and slices
+    that are arrays.
+    """
+
+    @property
+    def fused(self) -> Fused | None:
+        """Return the fused encoder, or None where numpy does the work."""
+        from thinwire.compression.native import NUMPY, chosen  # it imports this module
+
+        return self._encode if chosen() != NUMPY else None
+
+    @abstractmethod
+    def _encode(
+        self, values: Vector, memory: Memory | None, word: int, symbols: NDArray[np.uint8], scales: Scales
+    ) -> None:
+        """Encode by a fused kernel, as `Quantizer.fused` describes."""
+
+    @abstractmethod
+    def add(
+        self, symbols: Symbols, scales: Scales, span: slice, word: int, factor: np.float32, adds: bool, into: Vector
+    ) -> bool:
+        """Write the values in `span` times `factor` to into[0 ..], added to its values if `adds`, else in their place.
+
+        Return False if the active kernels do not include this one: nothing was done, and the caller uses `dequantize`.
+        """
+
+
+class Sparsifier(Step):
     """Selects the coordinates to send.
 
     The number of indices is `count(n)` if `fixed`, else at most that. If `seeded`, the word alone decides (see
@@ -196,35 +312,36 @@ class Sparsifier(Step, Protocol):
     NonFiniteUpdate for NaN and infinity.
     """
 
-    fixed: ClassVar[bool]
-    seeded: ClassVar[bool]
-    looks: ClassVar[bool]
+    role: ClassVar[Role] = "sparsifier"
+    fixed: ClassVar[bool] = True
+    seeded: ClassVar[bool] = False
+    looks: ClassVar[bool] = False
 
+    @abstractmethod
     def kind(self) -> ErrorBound:
         """Return the error bound."""
 
+    @abstractmethod
     def count(self, size: int) -> int:
         """Return the number of coordinates sent of `size`, or the largest possible number if it is not `fixed`."""
 
+    @abstractmethod
     def select(self, values: Vector, word: int) -> tuple[Indices, Vector]:
         """Return the sorted indices to send and a copy of their values."""
 
 
-class SeededSparsifier(Sparsifier, Protocol):
+class SeededSparsifier(Sparsifier):
     """A seeded sparsifier: encoder and decoder derive the same indices from the word."""
 
+    seeded: ClassVar[bool] = True
+
+    @abstractmethod
     def places(self, size: int, word: int) -> Indices:
         """Return the sorted indices that `word` selects among `size` coordinates."""
 
-
-class Coder(Protocol):
-    """Encodes symbols in fewer bytes, without loss."""
-
-    def pack(self, array: Symbols) -> bytes | memoryview:
-        """Return the encoded bytes of an array."""
-
-    def unpack(self, data: bytes | memoryview, items: int, size: int) -> Symbols:
-        """Return `items` decoded symbols; raise BadPayload before any allocation."""
+    def select(self, values: Vector, word: int) -> tuple[Indices, Vector]:
+        places = self.places(values.size, word)
+        return places, values[places]
 
 
 class BoundCodec(Protocol):
@@ -272,10 +389,7 @@ class BoundCodec(Protocol):
 
 
 class Codec(Protocol):
-    """A parsed spec.
-
-    Invariant: `parse(parse(s).spec) == parse(s)`.
-    """
+    """A parsed spec: `parse(parse(s).spec) == parse(s)`."""
 
     @property
     def spec(self) -> str:
@@ -283,57 +397,3 @@ class Codec(Protocol):
 
     def bind(self, layout: Layout) -> BoundCodec:
         """Return this codec for the tensors of one layout."""
-
-
-DECIMALS = 9
-
-
-def read_ratio(name: str, argument: str | None) -> Decimal:
-    """Return a share over 0 and at most 1 as an exact decimal in its shortest form, or raise CodecError."""
-    said = (argument or "").strip()
-    try:
-        ratio = Decimal(said).normalize()
-    except InvalidOperation:
-        raise CodecError(
-            f"{name}({said}) has no ratio", why="it says which share is sent", hint=f"{name}(0.01)"
-        ) from None
-    exponent = ratio.as_tuple().exponent
-    if not (isinstance(exponent, int) and exponent >= -DECIMALS and 0 < ratio <= 1):
-        why = f"a ratio is a share over 0 and at most 1, of at most {DECIMALS} decimals"
-        raise CodecError(f"{name}({said}) cannot be", why=why, hint=f"{name}({_as_percent(ratio):f})")
-    return ratio
-
-
-def _as_percent(number: Decimal) -> Decimal:
-    """Return the share that the user may have meant by a percentage.
-
-    >>> _as_percent(Decimal("2.5")), _as_percent(Decimal("nan"))
-    (Decimal('0.025'), Decimal('0.01'))
-    """
-    meant = (number / 100).normalize() if number.is_finite() and 1 < number <= 100 else Decimal("0.01")
-    return meant if meant == round(meant, DECIMALS) else Decimal("0.01")
-
-
-def read_number(name: str, argument: str | None, most: Decimal, example: str) -> Decimal:
-    """Return a number over 0 and at most `most` as an exact decimal in its shortest form, or raise CodecError."""
-    said = (argument or "").strip()
-    try:
-        number = Decimal(said).normalize()
-    except InvalidOperation:
-        raise CodecError(f"{name}({said}) has no number", why="it takes one", hint=f"{name}({example})") from None
-    exponent = number.as_tuple().exponent
-    if not (isinstance(exponent, int) and exponent >= -DECIMALS and 0 < number <= most):
-        why = f"its number is over 0 and at most {most}, of at most {DECIMALS} decimals"
-        nearest = f"{most:f}" if number.is_finite() and number > most else example
-        raise CodecError(f"{name}({said}) cannot be", why=why, hint=f"{name}({nearest})")
-    return number
-
-
-def read_whole(name: str, argument: str | None, least: int, most: int, example: int) -> int:
-    """Return a whole number from `least` to `most`, or raise CodecError with the nearest one."""
-    said = (argument or "").strip()
-    if said.isascii() and said.isdigit() and len(said) < 9:
-        if least <= int(said) <= most:
-            return int(said)
-        example = min(max(int(said), least), most)
-    raise CodecError(f"{name}({said}) cannot be", why=f"it takes {least} to {most}", hint=f"{name}({example})")

@@ -1,37 +1,82 @@
-"""The catalog of codecs: role, kind, bits and paper of each name in a chain, and measurements on this machine.
+"""The catalog of all codecs and coders: those of `thinwire/compression/codecs`, and those of other packages.
 
-`described` reads all of it from the code itself. `trials` encodes and decodes normal values and reports milliseconds,
-bits and error, next to the time of a plain copy.
+`steps` has the stages by name; each is imported on first use. Stages of other packages come by the entry-point group
+`thinwire.codecs` and work in a chain like the built-in ones.
+
+`described` reads role, kind, bits and paper of each name from the code itself. `trials` encodes and decodes normal
+values and reports milliseconds, bits and error, next to the time of a plain copy.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
-import re
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 
-from thinwire.compression.base import BoundCodec, Codec, Contractive, ErrorBound, Unbiased
+from thinwire.compression.base import (
+    BoundCodec,
+    Codec,
+    Compressor,
+    Contractive,
+    ErrorBound,
+    Quantizer,
+    Sparsifier,
+    Step,
+    Unbiased,
+)
+from thinwire.compression.codecs import STAGES, load
 from thinwire.compression.feedback import feedback
-from thinwire.compression.registry import steps
 from thinwire.compression.spec import ALIASES, parse
 from thinwire.compression.vector_ops import blocks
 from thinwire.core.errors import CodecError, UsageError
 from thinwire.core.layout import Layout
 from thinwire.core.prng import Key
-from thinwire.core.types import State, Vector
+from thinwire.core.registry import Registry
+from thinwire.core.types import Vector
+
+
+class Steps(Registry[type[Step]]):
+    """The stages that a chain can be made of."""
+
+    def admit(self, name: str, thing: Any) -> type[Step]:
+        """Return a stage of another package; raise CodecError if it is invalid.
+
+        Valid are sparsifiers, quantizers, and compressors for the end of a chain, if each example holds the stage's
+        name.
+        """
+        if not (isinstance(thing, type) and issubclass(thing, Quantizer | Sparsifier | Compressor)):
+            raise _refused(name, f"{_called(thing)} is no subclass of Quantizer, Sparsifier or Compressor")
+        missing = sorted(getattr(thing, "__abstractmethods__", ()))
+        if missing := missing + [part for part in ("examples",) if not hasattr(thing, part)]:
+            raise _refused(name, f"{_called(thing)} has no {', '.join(missing)}")
+        if not thing.examples or any(name not in example for example in thing.examples):
+            why = f"{_called(thing)} has the examples {list(thing.examples)}"
+            raise CodecError(f"{name!r} is in none of its examples", why=why, hint=f'examples = ("{name}",)')
+        return thing
+
+
+def _refused(name: str, why: str) -> CodecError:
+    hint = "thinwire/compression/base.py says what a Quantizer, a Sparsifier and a Compressor have"
+    return CodecError(f"{name!r} is no step of a chain", why=why, hint=hint)
+
+
+def _called(thing: Any) -> str:
+    return f"{getattr(thing, '__module__', '?')}:{getattr(thing, '__name__', type(thing).__name__)}"
+
+
+steps = Steps("codec", group="thinwire.codecs")
+for stage in STAGES:
+    steps.add_lazy(stage, partial(load, stage))
 
 ROLES = ("quantizer", "sparsifier", "lowrank", "coder")
 SIDE = 256
 SAMPLE = SIDE * SIDE  # normal values in a square matrix, on which the bits are counted
-ALIAS_EXAMPLES = {"dgc": "dgc(0.001)", "stc": "stc(0.01)", "fedpaq": "fedpaq(4)"}
-PAPER = re.compile(r"([A-Z][\w-]+(?: et al\.|,? [A-Z]\w+ and [A-Z]\w+| and [A-Z]\w+)?),? \(?(\d{4})\b")
 
 
 @dataclass(frozen=True)
@@ -63,18 +108,16 @@ def described() -> list[CodecInfo]:
     for name in steps:
         try:
             step = steps[name]
-            text = inspect.getdoc(step) or ""
-            example = parse(step.examples[0]).spec
-            rows.append(_row(name, step.role, example, papers(text), text.split("\n", maxsplit=1)[0]))
+            what = (inspect.getdoc(step) or "").split("\n", maxsplit=1)[0]
+            rows.append(_row(name, step.role, parse(step.examples[0]).spec, step.paper, what))
         except CodecError as error:
             broken.append(_broken(name, f"{error.what}: {error.why}"))
         except Exception as error:  # another package's code may raise anything
             broken.append(_broken(name, f"{type(error).__name__}: {error}"))
     rows.sort(key=lambda row: ROLES.index(row.role))
     rows += broken
-    for name, (stands_for, text) in ALIASES.items():
-        example = ALIAS_EXAMPLES.get(name, name)
-        rows.append(_row(name, "alias", example, papers(text), text, stands_for.format("_")))
+    for name, alias in ALIASES.items():
+        rows.append(_row(name, "alias", alias.example, alias.paper, alias.what, alias.chain.format("_")))
     return rows
 
 
@@ -115,20 +158,6 @@ def worded(kind: ErrorBound) -> str:
     return f"contractive, delta {kind.delta:.3g}" if isinstance(kind, Contractive) else "residual only"
 
 
-def papers(text: str) -> str:
-    """Return the authors with a year in a docstring.
-
-    >>> papers("QSGD (Alistarh et al. 2017) as in Strom (2015)")
-    'Alistarh et al. 2017; Strom 2015'
-    """
-    return "; ".join(dict.fromkeys(f"{who} {year}" for who, year in PAPER.findall(text)))
-
-
-def as_json(row: CodecInfo) -> dict[str, Any]:
-    """Return the row as a JSON object."""
-    return dict(vars(row))
-
-
 MOST_PARAMS = 200_000_000  # the largest model of an aggregator with 24 GiB
 TRIES = 3
 
@@ -155,21 +184,25 @@ def trials(codec: Codec, params: int) -> list[Measurement]:
     """Return a measurement without feedback and one with it."""
     if not 1 <= params <= MOST_PARAMS:
         raise UsageError(
-            f"{params} parameters cannot be tried",
+            f"{params} parameters are not tried",
             why=f"1 to {MOST_PARAMS} fit a device and its aggregator",
             hint="--params 1000000",
         )
     layout = Layout.of(_shapes(params))
     draw = np.random.default_rng(1)
     xs = [draw.standard_normal(segment.size, np.float32) for segment in layout.segments]
-    copies = [np.empty_like(x) for x in xs]
-    copy_ms = sum(best(partial(np.copyto, to, x)) for to, x in zip(copies, xs, strict=True))
-    found = [_trial(codec.bind(layout), xs, copies, copy_ms, fed=False)]
+    found = [_trial(codec.bind(layout), xs, fed=False)]
     try:
-        found.append(_trial(feedback(codec).bind(layout), xs, copies, copy_ms, fed=True))
+        found.append(_trial(feedback(codec).bind(layout), xs, fed=True))
     except CodecError as error:
-        found.append(Measurement(feedback=True, params=params, memcpy_ms=copy_ms, refused=f"{error.what}: {error.why}"))
+        found.append(Measurement(True, params, found[0].memcpy_ms, refused=f"{error.what}: {error.why}"))
     return found
+
+
+def _trial(bound: BoundCodec, xs: list[Vector], fed: bool) -> Measurement:
+    done, params = measure_codec(bound, xs, 1 + TRIES), sum(x.size for x in xs)
+    copy_ms, encode_ms, add_ms = (min(times[1:]) for times in (done.copy_ms, done.encode_ms, done.decode_add_ms))
+    return Measurement(fed, params, copy_ms, encode_ms, add_ms, 8 * done.payload_bytes / params, done.relative_error)
 
 
 def _shapes(params: int) -> dict[str, tuple[int, ...]]:
@@ -183,41 +216,53 @@ def _shapes(params: int) -> dict[str, tuple[int, ...]]:
     return {name: shape for name, shape in (("w", (rows, side)), ("b", (rest,))) if shape[0]}
 
 
-def _trial(bound: BoundCodec, xs: list[Vector], given: list[Vector], copy_ms: float, fed: bool) -> Measurement:
-    """Return one measurement. `given` holds buffers for donated vectors; filling them is not timed."""
-    encode_ms, states, payloads = 0.0, [], []
-    for segment, (x, mine) in enumerate(zip(xs, given, strict=True)):
-        state: State = bound.init(segment)
-        times = []
-        for _ in range(TRIES):
+@dataclass(frozen=True)
+class CodecTimes:
+    """The milliseconds of each turn, from the first one on, which warms up; the size of the payloads, and their error.
+
+    `copy_ms` are the times to copy the vectors into warm memory. `relative_error` is ||decoded - x|| / ||x||.
+    """
+
+    copy_ms: list[float]
+    encode_ms: list[float]
+    decode_add_ms: list[float]
+    payload_bytes: int
+    relative_error: float
+
+
+def measure_codec(
+    bound: BoundCodec, xs: Sequence[Vector], turns: int, slow_ms: float = math.inf, slow_turns: int = 0
+) -> CodecTimes:
+    """Copy, encode, decode and add the segments `xs` by turns: a machine that gets slower gets slower for all three.
+
+    There are at most `slow_turns` if the first encode takes more than `slow_ms`. Making the encoder's state is not
+    timed.
+    """
+    given = [np.empty_like(x) for x in xs]  # encode may overwrite them
+    copy_ms, encode_ms, add_ms = list[float](), list[float](), list[float]()
+    payloads = list[bytes]()
+    while len(copy_ms) < turns:
+        began = time.perf_counter()
+        for mine, x in zip(given, xs, strict=True):
             np.copyto(mine, x)
-            fresh = {name: array.copy() for name, array in state.items()}
-            began = time.perf_counter()
-            encoded = bound.encode(mine, fresh, Key(1), segment)
-            times.append(1000 * (time.perf_counter() - began))
-        encode_ms += min(times)
-        states.append(state)
-        payloads.append(encoded.payload)
-    decode_ms, lost, whole = 0.0, 0.0, 0.0
-    for segment, (x, into) in enumerate(zip(xs, given, strict=True)):
-        payload = payloads[segment]
-        decode_ms += best(partial(bound.decode_add, payload, 1.0, into, segment=segment))
-        decoded = bound.decode(payload, segment)
+        copied = time.perf_counter()
+        states = [bound.init(i) for i in range(len(xs))]
+        for array in (array for state in states for array in state.values()):
+            array += 0  # zeros that were never touched have no memory yet
+        ready = time.perf_counter()
+        payloads = [bound.encode(given[i], states[i], Key(1), i).payload for i in range(len(xs))]
+        encoded = time.perf_counter()
+        for i, payload in enumerate(payloads):
+            bound.decode_add(payload, 0.5, given[i], segment=i)
+        add_ms.append(1000 * (time.perf_counter() - encoded))
+        copy_ms.append(1000 * (copied - began))
+        encode_ms.append(1000 * (encoded - ready))
+        turns = min(turns, slow_turns) if encode_ms[0] > slow_ms else turns
+    lost = whole = 0.0
+    for i, x in enumerate(xs):
+        decoded = bound.decode(payloads[i], i)
         for a, b in blocks(x.size):
             lost += float(((decoded[a:b] - x[a:b]).astype(np.float64) ** 2).sum())
             whole += float((x[a:b].astype(np.float64) ** 2).sum())
-    params = sum(x.size for x in xs)
-    bits = 8 * sum(map(len, payloads)) / params
     error = float(np.sqrt(lost / whole)) if whole else 0.0
-    return Measurement(fed, params, copy_ms, encode_ms, decode_ms, bits, error)
-
-
-def best(work: Callable[[], object]) -> float:
-    """Return the milliseconds of the fastest of `TRIES` calls, after one to warm up."""
-    work()
-    times = []
-    for _ in range(TRIES):
-        began = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - began)
-    return 1000 * min(times)
+    return CodecTimes(copy_ms, encode_ms, add_ms, sum(map(len, payloads)), error)

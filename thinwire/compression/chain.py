@@ -1,28 +1,32 @@
-"""A chain of stages, `Sparsifier? > Quantizer? > coders`: encodes one vector as streams of bytes, and decodes them.
+"""A chain of stages, `Sparsifier? > Quantizer? > coders`, and a chain bound to a layout.
 
-There are two ways to encode. `Chain.write` runs stage by stage and works for every chain. If the quantizer alone is the
-chain and has a fused kernel (`Chain.writes`), `written` fills the frame directly: no stream is made first, and no value
-is read twice. With a remembered vector (`Memory`), each part is compensated, encoded, decoded and updated while it is
-in cache.
+`Chain` encodes one vector as streams of bytes, and decodes them. `Chain.write` goes stage by stage and works for every
+chain. If the quantizer alone is the chain and has fused kernels, `Chain.encode_fused` fills the frame directly.
+
+`SegmentedCodec` has the tensors of each segment in groups: one chain a group, all streams in one frame.
 
 Invariant: both ways give the same bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate
-from typing import cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from thinwire.compression import frame
 from thinwire.compression.base import (
+    ALL,
     Contractive,
+    Encoded,
     ErrorBound,
     Everything,
+    Indices,
+    NoGuarantee,
     Quantizer,
     Scales,
     SeededSparsifier,
@@ -30,19 +34,24 @@ from thinwire.compression.base import (
     Support,
     Unbiased,
     chained,
+    contraction,
+    packed_bytes,
+    shrinkage,
+    shrunk,
 )
-from thinwire.compression.codecs.bitpack import packed_bytes
-from thinwire.compression.codecs.casts import Identity
-from thinwire.compression.frame import Stream
-from thinwire.compression.memory import FusedEncoder, FusedFeedbackEncoder, Memory
-from thinwire.compression.native.threads import each
-from thinwire.compression.segmented import SegmentedCodec, TensorGroup
-from thinwire.compression.streams import WORD, DecodedStreams, StreamCoders, read_word
-from thinwire.core.layout import Layout, Slice
-from thinwire.core.prng import Key, word32
-from thinwire.core.types import State, Vector
+from thinwire.compression.frame import WORD, DecodedStreams, Stream, StreamCoders, read_word
+from thinwire.compression.vector_ops import require_finite, require_vector, require_writable, spanned
+from thinwire.core.errors import BadPayload
+from thinwire.core.prng import word32
 
-PLAIN = Identity()
+if TYPE_CHECKING:
+    from thinwire.compression.codecs.powersgd import LowRank
+    from thinwire.compression.feedback import AddDecoded, Memory
+    from thinwire.core.layout import Layout, Slice
+    from thinwire.core.prng import Key
+    from thinwire.core.types import Arrived, State, Vector
+
+PLAIN = "identity"  # the quantizer of a chain that names none, which a spec leaves out
 UNCODED = StreamCoders()
 
 
@@ -55,8 +64,8 @@ class Chain:
     it.
     """
 
+    quantizer: Quantizer
     sparsifier: Sparsifier | None = None
-    quantizer: Quantizer = PLAIN
     coded: StreamCoders = UNCODED
     divisor: float = 1.0
 
@@ -64,7 +73,7 @@ class Chain:
     def spec(self) -> str:
         """Return the canonical spec, without the coders that are always present."""
         stages = [self.sparsifier.spec] if self.sparsifier else []
-        stages += [self.quantizer.spec] if self.quantizer != PLAIN or not stages else []
+        stages += [self.quantizer.spec] if self.quantizer.spec != PLAIN or not stages else []
         return " > ".join(stages + self.coded.specs)
 
     def bind(self, layout: Layout) -> SegmentedCodec:
@@ -85,19 +94,16 @@ class Chain:
     def under_feedback(self) -> Chain:
         """Return the chain that encodes inside error feedback.
 
-        The quantizer takes its own form for feedback. If it is still unbiased with omega >= 1, which is no contraction,
-        the chain encodes x / (1 + omega): E||C(x) / (1 + omega) - x||^2 <= omega / (1 + omega) ||x||^2, so delta = 1 /
-        (1 + omega) for any omega.
+        The quantizer takes its own form for feedback. If it is still unbiased and no contraction, the chain divides by
+        its `shrinkage`.
         """
         quantizer = self.quantizer.under_feedback()
-        kind = quantizer.kind()
-        divisor = 1 + kind.omega if isinstance(kind, Unbiased) and kind.omega >= 1 else 1.0
-        return replace(self, quantizer=quantizer, divisor=divisor)
+        return replace(self, quantizer=quantizer, divisor=shrinkage(quantizer.kind()))
 
     @property
     def kind(self) -> ErrorBound:
         """Return the error bound of the whole chain."""
-        inner = self.quantizer.kind() if self.divisor == 1 else Contractive(1 / self.divisor)
+        inner = shrunk(self.quantizer.kind(), self.divisor)
         return chained(self.sparsifier.kind(), inner) if self.sparsifier else inner
 
     @property
@@ -118,30 +124,33 @@ class Chain:
         """Return the first state, which is empty: a chain keeps nothing between calls."""
         return {}
 
-    @property
-    def writes(self) -> bool:
-        """Return True if a fused kernel writes the frame from the vector and refuses NaN and infinity."""
-        plain = self.sparsifier is None and self.coded == UNCODED and self.divisor == 1
-        return plain and writes(self.quantizer)
+    def encode_fused(
+        self, x: Vector, memory: Memory | None, state: State, key: Key, segment: int, bound: bytes
+    ) -> bytes | None:
+        """Return the frame of `x`, whose quantizer's kernels fill it: no stream is made, and no value is read twice.
 
-    @property
-    def apart(self) -> bool:
-        """Return True if parts of a vector can be encoded separately, so that `held` is available."""
-        return self.writes and apart(self.quantizer)
+        Return None if the chain is not just a quantizer with fused kernels: nothing was done. With a memory, encode `x`
+        compensated by it and overwrite `x` with the updated memory. Without one, `x` is not changed. `state` is
+        replaced in place. NaN and infinity raise NonFiniteUpdate.
 
-    def written(self, x: Vector, key: Key, segment: int, bound: bytes) -> bytes:
-        """Return the whole frame of one vector, with the same bytes as `write`. Requires `writes`."""
-        return written(self.quantizer, x, self._word(key, segment), bound)
-
-    def held(self, x: Vector, key: Key, segment: int, bound: bytes, held: Memory, state: State) -> bytes:
-        """Return the frame of `x` compensated by `held`, and overwrite `x` with the updated memory.
-
-        Requires `apart`.
+        Invariant: the frame, the updated memory and the state have the bits of the steps of `write`.
         """
-        del state
-        return written(self.quantizer, x, self._word(key, segment), bound, held)
+        quantizer, fused = self.quantizer, self.quantizer.fused
+        if fused is None or self.sparsifier is not None or self.coded != UNCODED or self.divisor != 1:
+            return None
+        word = self.word(key, segment)
+        scales: Scales = np.empty(quantizer.scales_count(x.size), quantizer.scales_dtype)
+        symbols_bytes = packed_bytes(x.size, quantizer.bits)
+        lengths = [WORD.size] * quantizer.seeded + [symbols_bytes] + [scales.nbytes] * (scales.size > 0)
+        payload, places = frame.blank(bound, lengths)
+        if quantizer.seeded:
+            places.pop(0)[:] = np.frombuffer(WORD.pack(word), np.uint8)
+        fused(x, memory, word, places[0], scales)
+        if scales.size:
+            places[1][:] = scales.view(np.uint8)
+        return payload
 
-    def _word(self, key: Key, segment: int, group: int = 0) -> int:
+    def word(self, key: Key, segment: int, group: int = 0) -> int:
         """Return the seed for rounding one group; each group of a segment has its own."""
         stage = self.quantizer.spec if group == 0 else f"{self.quantizer.spec}#{group}"
         return word32(key, stage, segment)
@@ -153,7 +162,7 @@ class Chain:
 
         Return its streams, the support within the vector, and the content that `read` would find in the streams.
         """
-        streams, word = list[Stream](), self._word(key, segment, group)
+        streams, word = list[Stream](), self.word(key, segment, group)
         values, indices = x, None
         if self.seeded:
             streams.append(Stream(WORD.pack(word)))
@@ -211,74 +220,165 @@ class Chain:
         return WORD.size * self.seeded + indices + coded.most_of_symbols(sent, quantizer) + scales
 
 
-CACHED = 1 << 18  # elements: of three passes over these, the last two find them in the second- or third-level cache
+@dataclass(frozen=True)
+class SegmentedCodec:
+    """A bound codec of chains; see `BoundCodec`. Its state is the state of its chains, which is empty for most."""
+
+    spec: str
+    layout: Layout
+    groups: Sequence[Sequence[TensorGroup]]  # the groups of each segment
+
+    @cached_property
+    def kind(self) -> ErrorBound:
+        """Return the error bound of all groups together; parts of a vector contract as the weakest of them does."""
+        kinds = [group.chain.kind for groups in self.groups for group in groups]
+        if any(isinstance(kind, NoGuarantee) for kind in kinds):
+            return NoGuarantee()
+        unbiased = [kind.omega for kind in kinds if isinstance(kind, Unbiased)]
+        if unbiased and len(unbiased) == len(kinds):
+            return Unbiased(max(unbiased))
+        return Contractive(min((contraction(kind) for kind in kinds), default=1.0))
+
+    @cached_property
+    def _hashes(self) -> list[bytes]:
+        return [frame.codec_hash(self.spec, self.layout.digest, s.index) for s in self.layout.segments]
+
+    def _size(self, segment: int) -> int:
+        return self.layout.segments[segment].size
+
+    def under_feedback(self) -> SegmentedCodec:
+        """Return the codec that encodes inside error feedback. Its frames have the same format."""
+        return replace(self, groups=[[replace(g, chain=g.chain.under_feedback()) for g in gs] for gs in self.groups])
+
+    def init(self, segment: int = 0) -> State:
+        """Return the first state of a segment."""
+        return {name: array for group in self.groups[segment] for name, array in group.chain.init().items()}
+
+    def encode(self, x: Vector, state: State, key: Key, segment: int = 0) -> Encoded:
+        """Encode a segment without changing `x`; see `BoundCodec.encode`."""
+        require_vector(x, self._size(segment))
+        if (fused := self._fused(x, None, state, key, segment)) is not None:
+            return fused
+        if not all(group.chain.looks for group in self.groups[segment]):
+            require_finite(x)
+        return self._encoded(x, state, key, segment)[0]
+
+    def encode_with_memory(self, x: Vector, memory: Memory, state: State, key: Key, segment: int = 0) -> Encoded:
+        """Encode `x` compensated by `memory`, and overwrite `x` with the updated memory."""
+        require_writable(x, self._size(segment))
+        require_vector(memory.vector, self._size(segment))  # a kernel gets only its address
+        if (fused := self._fused(x, memory, state, key, segment)) is not None:
+            return fused
+
+        def encode(p: Vector) -> tuple[Encoded, AddDecoded]:
+            encoded, found = self._encoded(p, state, key, segment)
+            read = [(group, part.apart_from(p)) for group, part in found]
+            return encoded, lambda weight, into: self._add(read, weight, into, 0, into.size)
+
+        return memory.encode_in_steps(x, encode)
+
+    def _fused(self, x: Vector, memory: Memory | None, state: State, key: Key, segment: int) -> Encoded | None:
+        """Encode by the only group's `encode_fused`; return None if there is no such way, and nothing was done."""
+        (group, *others) = self.groups[segment]
+        if others or group.pieces:
+            return None
+        state = dict(state)
+        payload = group.chain.encode_fused(x, memory, state, key, segment, self._hashes[segment])
+        return None if payload is None else Encoded(payload, state, Everything.SENT)
+
+    def _encoded(
+        self, x: Vector, state: State, key: Key, segment: int
+    ) -> tuple[Encoded, list[tuple[TensorGroup, Any]]]:
+        """Return a frame, and the content that `_read` would find in it."""
+        streams, supports, reads, state = [], list[Support](), [], dict(state)
+        for number, group in enumerate(self.groups[segment]):
+            written, support, read = group.chain.write(group.gather(x), key, segment, number, state)
+            streams += written
+            reads.append((group, read))
+            if group.pieces:
+                places = group.places()
+                support = places if support is Everything.SENT else places[support]
+            supports.append(support)
+        return Encoded(frame.pack(self._hashes[segment], streams), state, _joined(supports)), reads
+
+    def _read(self, payload: Arrived, segment: int) -> list[tuple[TensorGroup, Any]]:
+        size, groups = self._size(segment), self.groups[segment]
+        counts = [group.chain.streams(group.size(size)) for group in groups]
+        if len(payload) > self.max_bytes(segment):
+            raise BadPayload(f"a frame of {len(payload)} bytes", why=f"at most {self.max_bytes(segment)} can be right")
+        streams = iter(frame.unpack(payload, self._hashes[segment], sum(counts)))
+        return [
+            (group, group.chain.read([next(streams) for _ in range(count)], group.size(size)))
+            for group, count in zip(groups, counts, strict=True)
+        ]
+
+    def check(self, payload: Arrived, segment: int = 0) -> None:
+        """Raise BadPayload unless the payload is a legal frame of this segment."""
+        self._read(payload, segment)
+
+    def decode_add(self, payload: Arrived, weight: float, into: Vector, span: slice = ALL, segment: int = 0) -> None:
+        """Add `weight` times the decoded values in `span` to `into`; see `BoundCodec.decode_add`."""
+        start, stop = spanned(span, self._size(segment))
+        require_writable(into, self._size(segment))
+        self._add(self._read(payload, segment), weight, into, start, stop)
+
+    def decode(self, payload: Arrived, segment: int = 0) -> Vector:
+        """Return the decoded segment.
+
+        A lossless codec returns the bits that were encoded. Adding to zeros would not: -0 + 0 is 0.
+        """
+        read = self._read(payload, segment)
+        out: Vector = np.zeros(self._size(segment), np.float32)
+        self._add(read, None, out, 0, out.size)
+        return out
+
+    def _add(
+        self, read: list[tuple[TensorGroup, Any]], weight: float | None, into: Vector, start: int, stop: int
+    ) -> None:
+        with np.errstate(over="ignore", invalid="ignore"):  # the user of the sum checks for overflow
+            for group, found in read:
+                if not group.pieces:
+                    group.chain.add(found, weight, into, start, stop)
+                    continue
+                at = 0
+                for piece in group.pieces:
+                    # The group's own coordinates at .. at + length are the segment's piece.start .. piece.stop.
+                    first, last = at + max(start, piece.start) - piece.start, at + min(stop, piece.stop) - piece.start
+                    if first < last:
+                        group.chain.add(found, weight, into[piece.start : piece.stop], first, last, shift=at)
+                    at += piece.stop - piece.start
+
+    def max_bytes(self, segment: int = 0) -> int:
+        """Return the largest size of a legal frame, in bytes."""
+        size = self._size(segment)
+        groups = [(group.chain, group.size(size)) for group in self.groups[segment]]
+        further = sum(chain.streams(n) for chain, n in groups) - 1
+        return frame.MAX_OVERHEAD + 4 * further + sum(chain.max_bytes(n) for chain, n in groups)
 
 
-def writes(quantizer: Quantizer) -> bool:
-    """Return True if a fused kernel writes this quantizer's symbols and raises NonFiniteUpdate for NaN and infinity."""
-    return isinstance(quantizer, FusedEncoder) and quantizer.writes
+def _joined(supports: list[Support]) -> Support:
+    """Return the support of all groups of a segment, which divide its coordinates among them."""
+    indices = [support for support in supports if not isinstance(support, Everything)]
+    if len(indices) < len(supports):
+        return Everything.SENT
+    return indices[0] if len(indices) == 1 else np.sort(np.concatenate(indices))
 
 
-def apart(quantizer: Quantizer) -> bool:
-    """Return True if this quantizer encodes parts of a vector separately, which the fused path with memory needs."""
-    return writes(quantizer) and (_feeds(quantizer) or (isinstance(quantizer, FusedEncoder) and quantizer.apart))
+@dataclass(frozen=True)
+class TensorGroup:
+    """The parts of a segment that one chain encodes together. No `pieces` means the whole segment as it is."""
 
+    chain: Chain | LowRank
+    pieces: tuple[slice, ...] = ()
 
-def _feeds(quantizer: Quantizer) -> bool:
-    return isinstance(quantizer, FusedFeedbackEncoder) and quantizer.feeds
+    def size(self, whole: int) -> int:
+        """Return the number of values of the group in a segment of `whole` values."""
+        return sum(p.stop - p.start for p in self.pieces) if self.pieces else whole
 
+    def gather(self, x: Vector) -> Vector:
+        """Return the group's values of a segment as one vector; a copy if there are pieces."""
+        return np.concatenate([x[piece] for piece in self.pieces]) if self.pieces else x
 
-def written(quantizer: Quantizer, x: Vector, word: int, bound: bytes, held: Memory | None = None) -> bytes:
-    """Return the whole frame of one vector; with `held`, overwrite `x` with the updated memory."""
-    assert isinstance(quantizer, FusedEncoder)
-    scales: Scales = np.empty(quantizer.scales_count(x.size), quantizer.scales_dtype)
-    symbols_bytes = packed_bytes(x.size, quantizer.bits)
-    lengths = [WORD.size] * quantizer.seeded + [symbols_bytes] + [scales.nbytes] * (scales.size > 0)
-    payload, places = frame.blank(bound, lengths)
-    if quantizer.seeded:
-        places.pop(0)[:] = np.frombuffer(WORD.pack(word), np.uint8)
-    if held is None:
-        quantizer.write(x, word, places[0], scales)
-    elif isinstance(quantizer, FusedFeedbackEncoder) and quantizer.feeds:
-        quantizer.write_held(x, held, word, places[0], scales)
-    else:
-        _write_parts(quantizer, x, held, word, places[0], scales)
-    if scales.size:
-        places[1][:] = scales.view(np.uint8)
-    return payload
-
-
-def _write_parts(
-    quantizer: Quantizer, x: Vector, held: Memory, word: int, symbols: NDArray[np.uint8], scales: Scales
-) -> None:
-    assert isinstance(quantizer, FusedEncoder)
-
-    def part(start: int, stop: int) -> None:
-        for a, b in cached(start, stop):
-            here = slice(a, b)
-            held.before(x, here)
-            packed = symbols[packed_bytes(a, quantizer.bits) : packed_bytes(b, quantizer.bits)]
-            own = scales[quantizer.scales_count(a) : quantizer.scales_count(b)]
-            quantizer.write(x[here], word, packed, own, a)
-            held.after(x, here)
-            found = StreamCoders().read_symbols(Stream(packed.data), b - a, quantizer)
-            # Signs are a hash of index ^ word. `cached` gives parts in which a + i == a ^ i, so the part at a, counted
-            # from 0, has the seed word ^ a.
-            DecodedStreams(quantizer, None, found, own, word ^ a).add(held.weight, x[here], 0, b - a)
-            held.settled(x, here)
-
-    each(0, x.size, part)
-
-
-def cached(start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Yield (start, stop) of parts that stay in cache while they are encoded.
-
-    No part is longer than the lowest set bit of its start, so that start + i == start ^ i within it.
-
-    >>> list(cached(3 << 16, 1 << 19)) == [(3 << 16, 1 << 18), (1 << 18, 1 << 19)]
-    True
-    """
-    while start < stop:
-        end = min(start + min(start & -start or CACHED, CACHED), stop)
-        yield start, end
-        start = end
+    def places(self) -> Indices:
+        """Return the index within the segment of each element of the gathered vector."""
+        return np.concatenate([np.arange(p.start, p.stop, dtype=np.int64) for p in self.pieces])

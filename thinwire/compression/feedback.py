@@ -22,17 +22,20 @@ server keeps only their weighted sum (thinwire/server/aggregator.py), which move
 so decoders keep no state. That sum is right while every c counts exactly once with the same weight: the device takes a
 dropped one back (`refund`).
 
-An unbiased codec without a form of its own for feedback encodes x / (1 + omega) (`Shrunk`).
+An unbiased codec without a form of its own for feedback encodes x / (1 + omega) (`shrinkage`).
 
-Invariant: frames are those of the inner codec. Residual and reference depend on the layout only, so they survive a
-switch of codec between two rounds.
+There are two paths. `Memory.encode_in_steps` compensates, encodes and updates; every codec can do that. A quantizer or
+a low rank that has a fused encoder does all of it while a part of the vector is in cache (`Chain.encode_fused`).
+
+Invariant: both paths give the same bits. Frames are those of the inner codec. Residual and reference depend on the
+layout only, so they survive a switch of codec between two rounds.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,16 +49,69 @@ from thinwire.compression.base import (
     ErrorBound,
     Everything,
     NoGuarantee,
-    Unbiased,
+    Support,
     contraction,
+    shrinkage,
+    shrunk,
 )
-from thinwire.compression.memory import Memory
-from thinwire.compression.segmented import SegmentedCodec
-from thinwire.compression.vector_ops import require_vector, require_writable
+from thinwire.compression.chain import SegmentedCodec
+from thinwire.compression.vector_ops import add_finite, require_finite, require_vector, require_writable
 from thinwire.core.errors import CodecError
-from thinwire.core.layout import Layout
-from thinwire.core.prng import Key
-from thinwire.core.types import Arrived, Payload, State, Vector
+
+if TYPE_CHECKING:
+    from thinwire.core.layout import Layout
+    from thinwire.core.prng import Key
+    from thinwire.core.types import Arrived, Payload, State, Vector
+
+AddDecoded = Callable[[float, "Vector"], None]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The memory of an encoder, which is only read. `sign` is 1 for a residual and -1 for a reference.
+
+    The memory goes into an encode, and the updated memory replaces the vector that was given.
+    """
+
+    vector: Vector
+    sign: float
+
+    @property
+    def weight(self) -> float:
+        """Return the weight with which the decoded values are added to the updated memory."""
+        return -self.sign
+
+    def compensate(self, x: Vector, span: slice = ALL) -> None:
+        """Replace `x` by p, the vector that is encoded; raise NonFiniteUpdate if p holds NaN or infinity."""
+        add_finite(x[span], self.vector[span], self.sign)
+
+    def restart(self, x: Vector, span: slice = ALL) -> None:
+        """Replace p by the vector to which the decoded values are added."""
+        if self.sign < 0:
+            x[span] = self.vector[span]
+
+    def require_finite(self, x: Vector, span: slice | Support = ALL) -> None:
+        """Raise NonFiniteUpdate if the updated memory overflowed, which can happen near float32's largest value.
+
+        A device that kept such a memory could never encode again.
+        """
+        require_finite(x if isinstance(span, Everything) else x[span])
+
+    def update(self, x: Vector, add: AddDecoded, span: slice | Support = ALL) -> None:
+        """Replace p by the updated memory; `add(weight, into)` adds the decoded values, which lie in `span`."""
+        self.restart(x)
+        add(self.weight, x)
+        self.require_finite(x, span)
+
+    def encode_in_steps(self, x: Vector, encode: Callable[[Vector], tuple[Encoded, AddDecoded]]) -> Encoded:
+        """Encode `x` compensated by the memory, and overwrite `x` with the updated memory.
+
+        This is the oracle of every fused path.
+        """
+        self.compensate(x)
+        encoded, add = encode(x)
+        self.update(x, add, encoded.support)
+        return encoded
 
 
 @dataclass(frozen=True)
@@ -68,6 +124,11 @@ class CodecWrapper:
     def spec(self) -> str:
         """Return the canonical spec."""
         return self.inner.spec
+
+    @property
+    def kind(self) -> ErrorBound:
+        """Return the kind of the inner codec if it is contractive, else `NoGuarantee`."""
+        return self.inner.kind if isinstance(self.inner.kind, Contractive) else NoGuarantee()
 
     def check(self, payload: Arrived, segment: int = 0) -> None:
         """Raise BadPayload unless the payload is a legal frame of this segment."""
@@ -116,6 +177,7 @@ def feedback(codec: Codec, momentum: float = 0.0, masked: bool = False) -> Feedb
     `momentum` is for gradients of one step; `masked` clears the momentum of the coordinates that were sent.
 
     >>> from thinwire.compression import parse
+    >>> from thinwire.core import Key, Layout
     >>> bound = feedback(parse("topk(0.5)")).bind(Layout.of({"w": (2,)}))
     >>> bound.encode(np.float32([1, 3]), bound.init(), Key(1)).state["residual"]
     array([1., 0.], dtype=float32)
@@ -125,17 +187,12 @@ def feedback(codec: Codec, momentum: float = 0.0, masked: bool = False) -> Feedb
     return Feedback(codec, momentum, masked)
 
 
-def inside(codec: Codec, layout: Layout) -> BoundCodec:
-    """Return a codec as it encodes inside error feedback: in its own form for feedback, else C / (1 + omega).
-
-    A parsed chain knows the form of its quantizer. `Shrunk` wraps a codec that is not a chain.
-    """
+def inside(codec: Codec, layout: Layout) -> SegmentedCodec | OtherCodec:
+    """Return a codec as it encodes inside error feedback: in its own form for feedback, else C / (1 + omega)."""
     bound = codec.bind(layout)
     if isinstance(bound, SegmentedCodec):
         return bound.under_feedback()
-    if isinstance(bound.kind, Unbiased) and bound.kind.omega > 0:
-        return Shrunk(bound, bound.kind.omega)
-    return bound
+    return OtherCodec(bound, shrinkage(bound.kind, 0.0))
 
 
 def require_contraction(spec: str, kind: ErrorBound) -> None:
@@ -157,14 +214,10 @@ class BoundFeedback(CodecWrapper):
     state.
     """
 
+    inner: SegmentedCodec | OtherCodec
     layout: Layout
     momentum: float = 0.0
     masked: bool = False
-
-    @cached_property
-    def kind(self) -> ErrorBound:
-        """Return the kind of the inner codec if it is contractive, else `NoGuarantee`."""
-        return self.inner.kind if isinstance(self.inner.kind, Contractive) else NoGuarantee()
 
     def init(self, segment: int = 0) -> State:
         """Return the first state of a segment: zeros as residual and momentum, and the inner codec's state."""
@@ -182,7 +235,9 @@ class BoundFeedback(CodecWrapper):
         """Encode the update plus the residual, and overwrite `x` with the new residual."""
         require_writable(x, self.layout.segments[segment].size)
         kept = {MOMENTUM: self._velocity(x, state)} if self.momentum else {}
-        encoded = encode_held(self.inner, x, Memory(state[RESIDUAL], 1.0), state, key, segment)
+        encoded = self.inner.encode_with_memory(
+            x, Memory(state[RESIDUAL], 1.0), carried(self.inner, state, segment), key, segment
+        )
         if self.masked and self.momentum:
             sent = slice(None) if isinstance(encoded.support, Everything) else encoded.support
             kept[MOMENTUM][sent] = 0
@@ -206,23 +261,7 @@ class BoundFeedback(CodecWrapper):
         return {**state, RESIDUAL: residual}
 
 
-def encode_held(inner: BoundCodec, x: Vector, held: Memory, state: State, key: Key, segment: int) -> Encoded:
-    """Encode `x` compensated by `held`, and overwrite `x` with the updated memory.
-
-    A `SegmentedCodec` does this itself; any other codec encodes a copy of `x`.
-    """
-    own = carried(inner, state, segment)
-    if isinstance(inner, SegmentedCodec):
-        return inner.encode_held(x, held, own, key, segment)
-    held.before(x)
-    encoded = inner.encode(x.copy(), own, key, segment)
-    held.after(x)
-    inner.decode_add(encoded.payload, held.weight, x, segment=segment)
-    held.settled(x)
-    return encoded
-
-
-def carried(inner: BoundCodec, state: State, segment: int) -> State:
+def carried(inner: SegmentedCodec | OtherCodec, state: State, segment: int) -> State:
     """Return the inner codec's own arrays out of `state`, by name.
 
     An array that is missing or has another size or type is initialized again.
@@ -265,6 +304,7 @@ def ef21(codec: Codec) -> Ef21:
     """Return `codec` with EF21 around it, which sends differences to a reference.
 
     >>> from thinwire.compression import parse
+    >>> from thinwire.core import Key, Layout
     >>> bound = ef21(parse("topk(0.5)")).bind(Layout.of({"w": (2,)}))
     >>> state = bound.encode(np.float32([1, 3]), bound.init(), Key(1)).state
     >>> bound.encode(np.float32([1, 3]), state, Key(2)).state["reference"]
@@ -283,12 +323,8 @@ class BoundEf21(CodecWrapper):
     of codec.
     """
 
+    inner: SegmentedCodec | OtherCodec
     layout: Layout
-
-    @property
-    def kind(self) -> ErrorBound:
-        """Return the kind of the inner codec if it is contractive, else `NoGuarantee`."""
-        return self.inner.kind if isinstance(self.inner.kind, Contractive) else NoGuarantee()
 
     def init(self, segment: int = 0) -> State:
         """Return the first state of a segment: zeros as reference, and the inner codec's state."""
@@ -297,7 +333,9 @@ class BoundEf21(CodecWrapper):
     def encode(self, x: Vector, state: State, key: Key, segment: int = 0) -> Encoded:
         """Encode the difference to the reference, and overwrite `x` with the new reference."""
         require_writable(x, self.layout.segments[segment].size)
-        encoded = encode_held(self.inner, x, Memory(state[REFERENCE], -1.0), state, key, segment)
+        encoded = self.inner.encode_with_memory(
+            x, Memory(state[REFERENCE], -1.0), carried(self.inner, state, segment), key, segment
+        )
         return Encoded(encoded.payload, {**encoded.state, REFERENCE: x}, encoded.support)
 
     def refund(self, payload: Payload, state: State, segment: int = 0) -> State:
@@ -308,14 +346,10 @@ class BoundEf21(CodecWrapper):
 
 
 @dataclass(frozen=True)
-class Shrunk(CodecWrapper):
-    """An unbiased codec made a contraction: it encodes y = x / (1 + omega).
+class OtherCodec(CodecWrapper):
+    """A bound codec that is no chain, inside error feedback: it encodes x / `divisor`, see `shrinkage`."""
 
-    E||C(y) - x||^2 <= omega / (1 + omega) ||x||^2, so delta = 1 / (1 + omega) for any omega; C itself contracts only
-    for omega < 1. Frames are the inner codec's: the decoder need not know.
-    """
-
-    omega: float
+    divisor: float
 
     @property
     def layout(self) -> Layout:
@@ -325,14 +359,24 @@ class Shrunk(CodecWrapper):
     @property
     def kind(self) -> ErrorBound:
         """Return the error bound."""
-        return Contractive(1 / (1 + self.omega))
+        return shrunk(self.inner.kind, self.divisor)
 
     def init(self, segment: int = 0) -> State:
         """Return the first state of the inner codec."""
         return self.inner.init(segment)
 
     def encode(self, x: Vector, state: State, key: Key, segment: int = 0) -> Encoded:
-        """Encode x / (1 + omega); `x` is overwritten."""
+        """Encode x / `divisor`; `x` is overwritten."""
         require_writable(x, self.layout.segments[segment].size)
-        x *= np.float32(1 / (1 + self.omega))
+        if self.divisor != 1:
+            x *= np.float32(1 / self.divisor)
         return self.inner.encode(x, state, key, segment)
+
+    def encode_with_memory(self, x: Vector, memory: Memory, state: State, key: Key, segment: int = 0) -> Encoded:
+        """Encode a copy of `x` compensated by `memory`, and overwrite `x` with the updated memory."""
+
+        def encode(p: Vector) -> tuple[Encoded, AddDecoded]:
+            encoded = self.encode(p.copy(), state, key, segment)
+            return encoded, lambda weight, into: self.decode_add(encoded.payload, weight, into, segment=segment)
+
+        return memory.encode_in_steps(x, encode)

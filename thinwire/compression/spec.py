@@ -22,19 +22,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
-from thinwire.compression.base import Quantizer, Sparsifier, Step
-from thinwire.compression.chain import PLAIN, Chain
-from thinwire.compression.codecs.byte_codecs import Last
-from thinwire.compression.codecs.casts import Fp16
-from thinwire.compression.codecs.integers import Delta, Rice
-from thinwire.compression.lowrank import LowRank, PowerSgd
-from thinwire.compression.registry import steps
-from thinwire.compression.segmented import SegmentedCodec, TensorGroup
-from thinwire.compression.streams import StreamCoders
+from thinwire.compression.base import Compressor, Quantizer, Sparsifier, Step
+from thinwire.compression.chain import PLAIN, Chain, SegmentedCodec, TensorGroup
+from thinwire.compression.codecs import STAGES, load
+from thinwire.compression.frame import StreamCoders
 from thinwire.core.errors import CodecError
-from thinwire.core.layout import Layout, Segment, Slice
+
+if TYPE_CHECKING:
+    from thinwire.compression.codecs.powersgd import LowRank, PowerSgd
+    from thinwire.core.layout import Layout, Segment, Slice
 
 
 @dataclass(frozen=True)
@@ -90,8 +88,8 @@ def _group(chain: Chain | LowRank, pieces: list[Slice]) -> TensorGroup:
 STAGE = re.compile(r"\s*+([A-Za-z][A-Za-z0-9_]*+)\s*+(?:\(([^()]*+)\)\s*+)?")
 LAYERS = re.compile(r"layers\s*+\((.*)\)", re.DOTALL)
 RULE = re.compile(r"""\s*+(?:"([^"]++)"\s*+|'([^'"]++)'\s*+|([^"'=;\s][^"'=;]*+))=([^"=;]++)(?:;|$)""")
+DELTA, RICE = "delta", "rice"  # coders of the frame, which a chain names by itself
 ORDER = {"sparsifier": 0, "lowrank": 0, "quantizer": 1, "coder": 2}
-CASTS = ("identity", "fp16", "bf16")
 LONGEST = 4096  # characters of a spec, which every assignment carries
 EXAMPLE, RULES = "topk(0.01) > int8 > zstd", 'layers("*.bias"=fp16; *=topk(0.01) > int8)'
 
@@ -120,7 +118,7 @@ def _chain(spec: str) -> Chain | LowRank:
         ranks != sorted(ranks)
         or max(map(ranks.count, (0, 1))) > 1
         or len(set(codes)) < len(codes)
-        or any(isinstance(step, Last) for step in coders[:-1])
+        or any(isinstance(step, Compressor) for step in coders[:-1])
     ):
         raise CodecError(
             f"the steps of {spec!r} stand in no sensible order",
@@ -139,10 +137,10 @@ def _chain(spec: str) -> Chain | LowRank:
 def _gathered(steps: Sequence[Step]) -> Chain:
     """Return a chain of the first stage of each role; of quantizers, the first one other than identity."""
     sparsifier = next((step for step in steps if step.role == "sparsifier"), None)
-    quantizer = next((step for step in steps if step.role == "quantizer" and step != PLAIN), PLAIN)
-    last = next((step for step in steps if isinstance(step, Last)), None)
-    rice = any(isinstance(step, Rice) for step in steps)
-    return Chain(cast("Sparsifier | None", sparsifier), cast("Quantizer", quantizer), StreamCoders(rice, last))
+    quantizer = next((step for step in steps if step.role == "quantizer" and step.spec != PLAIN), None) or load(PLAIN)()
+    last = next((step for step in steps if isinstance(step, Compressor)), None)
+    rice = any(step.spec == RICE for step in steps)
+    return Chain(cast("Quantizer", quantizer), cast("Sparsifier | None", sparsifier), StreamCoders(rice, last))
 
 
 def _nearest(steps: Sequence[Step]) -> Chain | LowRank:
@@ -150,6 +148,8 @@ def _nearest(steps: Sequence[Step]) -> Chain | LowRank:
     chain = _gathered(steps)
     low = next((step for step in steps if step.role == "lowrank"), None)
     if low is not None:
+        from thinwire.compression.codecs.powersgd import LowRank
+
         return LowRank(cast("PowerSgd", low), _cast(replace(chain, sparsifier=None)))
     return _without_idle_rice(chain)
 
@@ -159,10 +159,12 @@ def _low_rank(spec: str, step: PowerSgd, inner: Chain, codes: list[str]) -> LowR
 
     Factors are multiplied, and so are their errors.
     """
+    from thinwire.compression.codecs.powersgd import LowRank
+
     last = inner.coded.last
-    if inner.quantizer.spec not in CASTS or set(codes) - ({last.spec} if last else set()):
+    if not inner.quantizer.is_cast or set(codes) - ({last.spec} if last else set()):
         raise CodecError(
-            f"{spec!r} cannot be",
+            f"{spec!r} is not valid",
             why="the factors of a low rank may be cast, and pass through a compressor, but no more",
             hint=LowRank(step, _cast(inner)).spec,
         )
@@ -171,7 +173,9 @@ def _low_rank(spec: str, step: PowerSgd, inner: Chain, codes: list[str]) -> LowR
 
 def _cast(inner: Chain) -> Chain:
     """Return the part of a chain that factors of a low rank may pass through."""
-    quantizer = inner.quantizer if inner.quantizer.spec in CASTS else Fp16()
+    from thinwire.compression.codecs.identity_fp16_bf16 import Fp16
+
+    quantizer = inner.quantizer if inner.quantizer.is_cast else Fp16()
     return replace(inner, quantizer=quantizer, coded=StreamCoders(last=inner.coded.last))
 
 
@@ -191,7 +195,7 @@ def _without_idle_rice(chain: Chain) -> Chain:
 def _require_work(spec: str, chain: Chain, codes: list[str]) -> None:
     """Raise CodecError if a coder has nothing to code."""
     places = _sends_places(chain)
-    if Delta.spec in codes and (chain.coded.rice or not places):
+    if DELTA in codes and (chain.coded.rice or not places):
         why = "rice codes the places already" if places else "it codes the places that a sparsifier sends"
         raise CodecError(f"delta in {spec!r} has nothing to code", why=why, hint=_without_idle_rice(chain).spec)
     if not _rice_works(chain):
@@ -218,10 +222,17 @@ def _steps(written: str, spec: str) -> list[Step]:
 def _step(name: str, argument: str | None) -> Step:
     if name == "layers":
         raise CodecError("layers within a chain", why="rules by layer are of a whole update", hint=RULES)
-    kind = steps.find(name, also=ALIASES)
+    kind = load(name) if name in STAGES else _of_a_package(name)
     if argument is not None and not any(re.search(rf"\b{name}\(", example) for example in kind.examples):
         raise CodecError(f"{name} takes no argument", why=f"it was given ({argument})", hint=name)
     return kind.read(argument)
+
+
+def _of_a_package(name: str) -> type[Step]:
+    """Return the stage of another package; raise CodecError with the nearest name if there is none."""
+    from thinwire.compression.catalog import steps
+
+    return steps.find(name, also=ALIASES)
 
 
 def _layers(inside: str) -> PerTensorCodec:
@@ -260,18 +271,37 @@ def with_layers(spec: str, layers: Mapping[str, str]) -> str:
     return parse(f"layers({'; '.join([*rules, f'*={spec}'])})").spec
 
 
-STC = "sparse ternary compression (Sattler et al. 2019), but each sign of 4096 values sent has a mean of its own"
-DGC = "deep gradient compression (Lin et al. 2018): as a plan's [uplink] codec with all its four parts, else top-k"
-FEDPAQ = "FedPAQ (Reisizadeh et al. 2020) with [uplink] feedback = none; in a residual it rounds to nearest"
-SIGNSGD = "EF-signSGD (Karimireddy et al. 2019), a scale for each 4096; no majority vote as in Bernstein et al. 2018"
+@dataclass(frozen=True)
+class Alias:
+    """A name of the literature for a chain, in which `{}` is the place of its argument.
 
-# Alias: (chain with a place for its argument, the method's name, its paper and the differences from it).
+    `what` names the method, its paper and the differences from it.
+    """
+
+    chain: str
+    example: str
+    paper: str
+    what: str
+
+
 ALIASES = {
-    "stc": ("topk({}) > sign > rice", STC),
-    "dgc": ("topk({})", DGC),
-    "fedpaq": ("qsgd({})", FEDPAQ),
-    "signsgd": ("sign(scaled)", SIGNSGD),
-}
+    "stc": Alias(
+        "topk({}) > sign > rice", "stc(0.01)", "Sattler et al. 2019",
+        "sparse ternary compression (Sattler et al. 2019), but each sign of 4096 values sent has a mean of its own",
+    ),
+    "dgc": Alias(
+        "topk({})", "dgc(0.001)", "Lin et al. 2018",
+        "deep gradient compression (Lin et al. 2018): as a plan's [uplink] codec with all its four parts, else top-k",
+    ),
+    "fedpaq": Alias(
+        "qsgd({})", "fedpaq(4)", "Reisizadeh et al. 2020",
+        "FedPAQ (Reisizadeh et al. 2020) with [uplink] feedback = none; in a residual it rounds to nearest",
+    ),
+    "signsgd": Alias(
+        "sign(scaled)", "signsgd", "Karimireddy et al. 2019; Bernstein et al. 2018",
+        "EF-signSGD (Karimireddy et al. 2019), a scale for each 4096; no majority vote as in Bernstein et al. 2018",
+    ),
+}  # fmt: skip
 
 
 NAME = re.compile(rf"\b({'|'.join(ALIASES)})\b")
@@ -283,7 +313,7 @@ def expanded(name: str, argument: str | None) -> str:
     >>> expanded("stc", "0.01")
     'topk(0.01) > sign > rice'
     """
-    chain, _ = ALIASES[name]
+    chain = ALIASES[name].chain
     if "{}" not in chain and argument is not None:
         raise CodecError(f"{name} takes no argument", why=f"it was given ({argument})", hint=name)
     return chain.format(argument or "")
@@ -295,7 +325,7 @@ def standing_for(spec: str) -> dict[str, str]:
     >>> standing_for("dgc(0.01) > int8")["dgc"][:37]
     'topk(_): deep gradient compression (L'
     """
-    return {name: f"{ALIASES[name][0].format('_')}: {ALIASES[name][1]}" for name in NAME.findall(spec)}
+    return {name: f"{ALIASES[name].chain.format('_')}: {ALIASES[name].what}" for name in NAME.findall(spec)}
 
 
 def said_of(name: str, argument: str | None, refused: CodecError) -> CodecError:
@@ -303,7 +333,7 @@ def said_of(name: str, argument: str | None, refused: CodecError) -> CodecError:
     written = name if argument is None else f"{name}({argument})"
     _, bracket, nearest = refused.hint.partition("(")
     return CodecError(
-        f"{written} cannot be",
+        f"{written} is not valid",
         why=f"it stands for {expanded(name, '_')}: {refused.why}",
         hint=f"{name}({nearest}" if bracket else refused.hint,
     )

@@ -1,25 +1,29 @@
 """Vector operations that codecs share: checks of input vectors, blocks, buckets, sums and thresholds.
 
+Each runs its kernel, or numpy if that is the path; both give the same bits.
+
 A bucket is 4096 values that share a scale; buckets begin again at each segment. A block is 2^16 values, which stay in
 cache.
 
-Sums have final bits: float64 in eight lanes (i mod 8), which are added 0+4, 1+5, 2+6, 3+7 and so on. Each bucket is
-summed separately, and the buckets one after the other. A kernel on any instruction set can do the same; numpy's own
+Sums have final bits: float64 in eight partial sums (i mod 8), which are added 0+4, 1+5, 2+6, 3+7 and so on. Each bucket
+is summed separately, and the buckets one after the other. A kernel on any instruction set can do the same; numpy's own
 `sum` promises no order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from thinwire.compression.base import BLOCK, BUCKET, buckets, not_finite
-from thinwire.compression.native import quantize as native
-from thinwire.compression.native import sparse as sparse_native
-from thinwire.core.types import Vector
+from thinwire.compression.native import each, kernel
+
+if TYPE_CHECKING:
+    from thinwire.compression.base import Indices
+    from thinwire.core.types import Vector
 
 
 def require_vector(x: Vector, size: int) -> None:
@@ -58,23 +62,23 @@ def add_finite(x: Vector, other: Vector, sign: float = 1.0) -> None:
     After the error, `x` may hold a part of the sums.
     """
     require_vector(other, x.size)
-    done = native.add_finite(x, other, sign)
-    if done is None:
+    run, to, of = kernel("add_finite"), x.ctypes.data, other.ctypes.data
+    if run is None:
         add = np.add if sign > 0 else np.subtract
         with np.errstate(over="ignore", invalid="ignore"):
             for start, stop in blocks(x.size):
                 add(x[start:stop], other[start:stop], out=x[start:stop])
                 require_finite(x[start:stop])
-    elif not done:
+    elif not all(each(0, x.size, lambda a, b: run(to + 4 * a, of + 4 * a, b - a, sign))):
         raise not_finite()
 
 
 def finite(x: NDArray[Any]) -> bool:
     """Return True if all values are finite. It reads block by block, so that no copy of the vector is made."""
-    if x.dtype == np.float32 and x.flags.c_contiguous and x.flags.aligned:
-        done = native.finite(x)
-        if done is not None:
-            return done
+    run = kernel("finite")
+    if run is not None and x.dtype == np.float32 and x.flags.c_contiguous and x.flags.aligned:
+        at = x.ctypes.data
+        return all(each(0, x.size, lambda a, b: run(at + 4 * a, b - a)))
     return all(bool(np.isfinite(x[a:b]).all()) for a, b in blocks(x.size))
 
 
@@ -100,10 +104,11 @@ def spanned(span: slice, size: int) -> tuple[int, int]:
 
 def maxima(values: Vector) -> Vector:
     """Return the largest magnitude of each bucket."""
-    done = native.maxima(values)
-    if done is not None:
-        return done
     found = np.empty(buckets(values.size), np.float32)
+    run, x, to = _of_vectors("maxima", values), values.ctypes.data, found.ctypes.data
+    if run is not None:
+        each(0, values.size, lambda a, b: run(x + 4 * a, b - a, to + a // BUCKET * 4))
+        return found
     for start, stop in blocks(values.size):
         magnitudes = np.abs(values[start:stop])
         whole, first = magnitudes.size // BUCKET, start // BUCKET
@@ -111,6 +116,11 @@ def maxima(values: Vector) -> Vector:
         if whole * BUCKET < magnitudes.size:
             found[-1] = magnitudes[whole * BUCKET :].max()
     return found
+
+
+def _of_vectors(name: str, values: Vector) -> Callable[..., Any] | None:
+    """Return this kernel if there is one and `values` is a contiguous vector of float32."""
+    return kernel(name) if values.dtype == np.float32 and values.flags.c_contiguous else None
 
 
 def scaled(values: NDArray[Any], scales: Vector, start: int) -> Vector:
@@ -127,34 +137,35 @@ def scaled(values: NDArray[Any], scales: Vector, start: int) -> Vector:
     return out
 
 
-LANES = 8
+PARTIALS = 8
 
 
 def bucket_sums(values: Vector, power: int = 1) -> NDArray[np.float64]:
     """Return the sum of |x|^power of each bucket, power 1 or 2; squares of float32 are exact in float64."""
-    done = native.bucket_sums(values, power)
-    if done is not None:
-        return done
     found = np.zeros(buckets(values.size))
+    run, x, to = _of_vectors("bucket_sums", values), values.ctypes.data, found.ctypes.data
+    if run is not None:
+        each(0, values.size, lambda a, b: run(x + 4 * a, b - a, power == 2, to + a // BUCKET * 8))
+        return found
     for start, stop in blocks(values.size):
         magnitudes = np.abs(values[start:stop]).astype(np.float64)
-        found[start // BUCKET : buckets(stop)] = lane_sums(magnitudes if power == 1 else magnitudes * magnitudes)
+        found[start // BUCKET : buckets(stop)] = partial_sums(magnitudes if power == 1 else magnitudes * magnitudes)
     return found
 
 
-def lane_sums(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the sum of each bucket of 4096 values, in eight lanes."""
+def partial_sums(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the sum of each bucket of 4096 values, in eight partial sums."""
     rows = buckets(values.size)
     if values.size < rows * BUCKET:
         values = np.concatenate([values, np.zeros(rows * BUCKET - values.size)])
-    lanes = np.add.reduce(
-        values.reshape(rows, BUCKET // LANES, LANES), axis=1
+    partials = np.add.reduce(
+        values.reshape(rows, BUCKET // PARTIALS, PARTIALS), axis=1
     )  # adds rows of eight one after the other
-    width = LANES
+    width = PARTIALS
     while width > 1:
         width //= 2
-        lanes = lanes[:, :width] + lanes[:, width:]
-    sums: NDArray[np.float64] = lanes[:, 0]
+        partials = partials[:, :width] + partials[:, width:]
+    sums: NDArray[np.float64] = partials[:, 0]
     return sums
 
 
@@ -180,7 +191,12 @@ def root_of(squares: NDArray[np.float64], size: int) -> float:
 MAGNITUDE = np.uint32(0x7FFFFFFF)  # all bits except the sign
 
 
-def reaching(values: Vector, least: np.uint32, share: float) -> tuple[NDArray[np.integer], NDArray[np.uint32]]:
+REPLACEMENT = 4096  # room for more indices than expected
+AHEAD = 16  # the kernel writes sixteen before it knows how many of them count
+Found: TypeAlias = tuple[NDArray[np.integer[Any]], NDArray[np.uint32]]
+
+
+def reaching(values: Vector, least: np.uint32, share: float) -> Found:
     """Return indices and bits of all values whose magnitude is at least that of the float with the bits `least`.
 
     `share` is the expected share of such values. As integers, magnitudes of floats sort like the floats. This pass over
@@ -190,9 +206,52 @@ def reaching(values: Vector, least: np.uint32, share: float) -> tuple[NDArray[np
     >>> places.tolist(), bits.view(np.float32).tolist()
     ([1, 2], [-3.0, 2.0])
     """
-    found = sparse_native.select_above(values, least, share)
-    if found is not None:
-        return found
-    bits = values.view(np.uint32)
-    places = np.flatnonzero(bits & MAGNITUDE >= least)
-    return places, bits[places]
+    run = kernel("reaching")
+    if run is None:
+        magnitudes = values.view(np.uint32)
+        found = np.flatnonzero(magnitudes & MAGNITUDE >= least)
+        return found, magnitudes[found]
+    x = values.ctypes.data
+
+    def part(a: int, b: int) -> Found:
+        room = min(b - a, int(1.2 * share * (b - a)) + REPLACEMENT) + AHEAD
+        while True:
+            places, bits = np.empty(room, np.int32), np.empty(room, np.uint32)
+            count = run(x + 4 * a, b - a, least, a, room, places.ctypes.data, bits.ctypes.data)
+            if count + AHEAD <= room:
+                return places[:count], bits[:count]
+            room = count + AHEAD
+
+    parts = each(0, values.size, part)
+    if len(parts) == 1:
+        return parts[0]
+    return np.concatenate([places for places, _ in parts]), np.concatenate([bits for _, bits in parts])
+
+
+def sparse_add(places: Indices, values: Vector, factor: np.float32, shift: int, adds: bool, into: Vector) -> None:
+    """Write values * factor to into[places - shift], added if `adds`, else in place of its values.
+
+    The places strictly rise.
+    """
+    run = kernel("sparse_add")
+    if run is not None:
+        values = np.require(values, np.float32, ["C", "A"])  # values in a frame may begin at any byte
+        run(address(places), values.ctypes.data, places.size, factor, shift, adds, into.ctypes.data)
+    else:
+        write_scaled(values, factor, adds, into, places - shift)
+
+
+def write_scaled(values: Vector, factor: np.float32, adds: bool, into: Vector, places: slice | Indices) -> None:
+    """Write values * factor to into[places], added if `adds`, else in place of its values."""
+    scaled = values if factor == 1 else values * factor
+    if adds:
+        into[places] += scaled
+    else:
+        into[places] = scaled
+
+
+def address(indices: Indices) -> int:
+    """Return the address of indices for a kernel; raise ValueError unless they are contiguous int64."""
+    if indices.dtype != np.int64 or not indices.flags.c_contiguous:
+        raise ValueError(f"indices are contiguous int64, not {indices.dtype}")
+    return int(indices.ctypes.data)

@@ -277,17 +277,17 @@ def test_three_hundred_broken_frames_change_nothing_or_decode_to_numbers(spec: s
 def test_a_compressed_stream_comes_back_whole_and_never_grows_beyond_what_it_may(spec: str) -> None:
     """A compressor restores its input, and raises BadPayload instead of returning more than `most` bytes."""
     codec = parse(spec)
-    last = codec.coded.last if isinstance(codec, Chain) else None
-    if last is None:
+    if not isinstance(codec, Chain) or codec.coded.last is None:
         return
+    coders = codec.coded
     for data in (b"", b"x", bytes(100_000), made(3000, 5, "normal", 0).tobytes(), bytes(range(256)) * 40):
-        stream = last.shrink(data)
+        stream = coders.shrink(data)
         assert len(stream.data) <= len(data)
-        assert bytes(last.grow(stream, len(data))) == data
+        assert bytes(coders.grow(stream, len(data))) == data
         if stream.compressed:
             for most in (0, 1, len(data) - 1):
                 with pytest.raises(BadPayload):
-                    last.grow(stream, most)
+                    coders.grow(stream, most)
 
 
 def _encoded(spec: str, n: int) -> tuple[BoundCodec, bytes]:

@@ -53,7 +53,7 @@ def specs(named: str) -> list[str]:
     except ImportError as error:
         raise pytest.UsageError("--thinwire-codec needs hypothesis: pip install hypothesis") from error
     from thinwire.compression import parse
-    from thinwire.compression.registry import steps
+    from thinwire.compression.catalog import steps
     from thinwire.core.errors import CodecError
 
     thing = _imported(named)
@@ -81,4 +81,4 @@ def _imported(named: str) -> Any:
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise pytest.UsageError(f"--thinwire-codec {named} cannot be imported: {error}") from error
+        raise pytest.UsageError(f"--thinwire-codec {named} does not import: {error}") from error

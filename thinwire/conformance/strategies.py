@@ -9,13 +9,15 @@ from hypothesis import strategies as st
 
 from thinwire.compression import parse
 from thinwire.compression.chain import Chain
+from thinwire.compression.codecs.powersgd import LowRank
+from thinwire.compression.spec import chains
 from thinwire.core import Layout
 from thinwire.core.types import Vector
 
 
 def rotates(spec: str) -> bool:
-    """Return True if the codec rotates at random."""
-    return "drive" in spec or "eden" in spec
+    """Return True if a quantizer of the codec rotates at random."""
+    return any(isinstance(chain, Chain) and chain.quantizer.rotates for chain in chains(parse(spec)))
 
 
 def drawn(spec: str) -> bool:
@@ -23,8 +25,19 @@ def drawn(spec: str) -> bool:
 
     The contraction then holds in expectation, and one value may hold nearly all of the norm.
     """
-    codec = parse(spec)
-    return isinstance(codec, Chain) and codec.sparsifier is not None and codec.sparsifier.seeded
+    found = [chain.sparsifier for chain in chains(parse(spec)) if isinstance(chain, Chain)]
+    return any(sparsifier is not None and sparsifier.seeded for sparsifier in found)
+
+
+def has_low_rank(spec: str) -> bool:
+    """Return True if the codec sends factors of matrices."""
+    return any(isinstance(chain, LowRank) for chain in chains(parse(spec)))
+
+
+def is_ours_alone(spec: str) -> bool:
+    """Return True if no byte of a frame is a library's: compressors and BLAS may give others in another version."""
+    parts = chains(parse(spec))
+    return not any(isinstance(chain, LowRank) or chain.coded.last is not None for chain in parts)
 
 
 def dense(x: Vector) -> bool:
@@ -38,7 +51,7 @@ def layout_of(n: int, spec: str = "") -> Layout:
     For a low rank, some of the tensors are matrices.
     """
     third = n // 3
-    if "powersgd" in spec:
+    if spec and has_low_rank(spec):
         side, rows = math.isqrt(n // 2), n // 16
         rest = n - side * side - rows * 4
         return Layout.of({"a.weight": (side, side), "b.bias": (rest,), "c.weight": (rows, 2, 2)})

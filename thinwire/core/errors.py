@@ -46,7 +46,7 @@ class CodecError(PlanError):
 
 
 class TaskError(ThinwireError):
-    """The task's code cannot be imported, raises an exception, or returns a value that a task must not return."""
+    """The task's code does not import, raises an exception, or returns a value that a task must not return."""
 
     exit_code = 3
 
@@ -69,11 +69,11 @@ class Refused(ThinwireError):
     exit_code = 5
 
 
-class NotTaken(Refused):
+class NotAccepted(Refused):
     """The aggregator rejected this reply for good: sending it again is useless. The client itself may go on."""
 
 
-class NotOffered(NotTaken):
+class NotOffered(NotAccepted):
     """The client does not send this reply, because the program at the aggregator's address does not have its run."""
 
 
@@ -112,4 +112,4 @@ class BadPayload(ThinwireError):
 
 
 class ReplyLost(BadPayload, DataLost):
-    """A reply in the spool cannot be read: the aggregator set it aside, and the run goes on without it."""
+    """A reply in the spool is not readable: the aggregator set it aside, and the run goes on without it."""

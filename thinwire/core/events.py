@@ -1,5 +1,4 @@
-"""These events are the facts of a run: the journal stores them, the dashboard and reports show them, and a resume
-replays them.
+"""These events are the facts of a run: the journal stores them, reports show them, and a resume replays them.
 
 Each event is a frozen dataclass of plain JSON values. Times are wall-clock seconds since 1970, which are shown and
 decide nothing. `elapsed_s` counts on the run's own clock, which stops while the aggregator is down.
@@ -9,11 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
-CloseReason = Literal["all", "enough", "deadline", "too-few", "buffer", "stopped"]
-DropReason = Literal["late", "stale", "bad-payload", "too-few", "duplicate", "revoked", "stopped"]
+from thinwire.core.formatting import Capped
+
+CloseReason = Literal["all", "enough", "deadline", "too-few", "buffer", "stopped", "aborted"]
+DropReason = Literal["late", "stale", "bad-payload", "too-few", "duplicate", "revoked", "stopped", "aborted"]
 RunStatus = Literal["preparing", "queued", "waiting", "running", "done", "failed", "stopped"]
+ENDED: tuple[RunStatus, ...] = ("done", "failed", "stopped")  # statuses of a run that is over
+NO_STEP: tuple[CloseReason, ...] = ("too-few", "stopped", "aborted")  # reasons of rounds that left the model as it was
 OVER = "over"  # kind of failure: the run ended before the reply was aggregated
 
 
@@ -41,7 +44,7 @@ class RunNoted(Event):
 
 
 @dataclass(frozen=True)
-class FirstModelAsked(Event):
+class FirstModelAssigned(Event):
     """Reports that a device gets the assignment to make the first model; it is journalled before the assignment leaves.
 
     `why` is the reason for this device, `deadline_reason` the reason for its deadline. Invariant: no other device's
@@ -49,7 +52,7 @@ class FirstModelAsked(Event):
     """
 
     device: str
-    ask_id: str
+    assignment_id: str
     why: str
     deadline_s: float
     deadline_reason: str
@@ -58,7 +61,7 @@ class FirstModelAsked(Event):
     @property
     def text(self) -> str:
         """Return the event as a sentence."""
-        return _of_first_model(self.device, f"{self.why}; it may take {self.deadline_reason}")
+        return f"{self.device}, which makes the first model: {self.why}; it may take {self.deadline_reason}"
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ class FirstModelFailed(Event):
     """
 
     device: str
-    ask_id: str
+    assignment_id: str
     kind: str
     reason: str
     elapsed_s: float
@@ -79,11 +82,7 @@ class FirstModelFailed(Event):
     @property
     def text(self) -> str:
         """Return the event as a sentence."""
-        return _of_first_model(self.device, f"{self.kind}: {self.reason}")
-
-
-def _of_first_model(device: str, said: str) -> str:
-    return f"{device}, asked for the first model: {said}"
+        return f"{self.device}, which makes the first model: {self.kind}: {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -103,7 +102,7 @@ class ModelStored(Event):
 
 
 @dataclass(frozen=True)
-class ShadowStored(Event):
+class ReplicaStored(Event):
     """Reports that a version's replica is durable: the model that the clients have under a compressed downlink.
 
     `digest` is the SHA-256 of its float32 bytes. `file` and `parts` are the full replica. `change` and `change_parts`
@@ -121,10 +120,10 @@ class ShadowStored(Event):
 
 @dataclass(frozen=True)
 class RoundOpened(Event):
-    """Holds every decision about a round, journalled before any of its assignments leaves.
+    """Holds every decision about a round but its clients' work, journalled before any of its assignments leaves.
 
     `codec` is the codec of most assignments. With a codec ladder each device has its own in `codecs`, and `standings`
-    hold its progress towards a less compressed rung (server/policy/codec_ladder.py).
+    hold its progress towards a less compressed rung (server/policy/assignment_terms.py).
     """
 
     round: int
@@ -132,23 +131,23 @@ class RoundOpened(Event):
     base_version: int
     base_digest: str
     candidates: list[str]
-    asks: dict[str, str]  # device -> ask_id, in the order of selection
+    assignments: dict[str, str]  # device -> assignment_id, in the order of selection
     codec: str
     deadline_s: float
-    target: int
-    floor: int
-    reasons: dict[str, str] = field(default_factory=dict)  # device that was not selected -> why
+    target_updates: int
+    min_updates: int
+    reasons: dict[str, str] = field(default_factory=dict)  # not selected -> why; other candidates were not sampled
     references_from: int = 0  # first round whose state at both ends counts: ef21, scaffold, feddyn
     deadline_reason: str = ""
     codecs: dict[str, str] = field(default_factory=dict)  # device -> its own, if the plan has a ladder
     codec_reasons: dict[str, str] = field(default_factory=dict)
     standings: dict[str, tuple[str, int]] = field(default_factory=dict)  # device -> (rung above, rounds it fitted)
     later: list[str] = field(default_factory=list)  # selected too, for concurrency slots that become free
-    drawn: str = ""  # how clients were sampled, if not uniformly
+    sampling: str = ""  # how clients were sampled, if not uniformly
 
 
 @dataclass(frozen=True)
-class HeadTaken(Event):
+class RoundBecameCurrent(Event):
     """Reports that a pipelined round became the current round: its deadline starts now."""
 
     round: int
@@ -156,12 +155,12 @@ class HeadTaken(Event):
 
 
 @dataclass(frozen=True)
-class ClientAsked(Event):
-    """Holds an assignment; it is journalled before the assignment leaves.
+class ClientSelected(Event):
+    """Holds an assignment, journalled before the assignment leaves; after a crash the assignment is sent from it.
 
-    `RoundOpened` has decided the round's first assignments: for these the fields from `elapsed_s` to `instead_of` keep
-    their defaults. A later assignment (a replacement, or the next one for a free concurrency slot) sets them. `why` is
-    the reason for a later one, and `instead_of` the device that it replaces.
+    `RoundOpened`, in the same commit, has decided the round's first assignments: for these the fields from `elapsed_s`
+    to `instead_of` keep their defaults. A later assignment (a replacement, or the next one for a free concurrency slot)
+    sets them. `why` is the reason for a later one, and `instead_of` the device that it replaces.
 
     `steps` of `batch` examples are the client's own amount of work, if the plan derives it from the client's speed;
     `work_reason` explains it. `codec` is set for a later assignment if the plan has a codec ladder; `codec_reason`
@@ -170,7 +169,7 @@ class ClientAsked(Event):
 
     round: int
     device: str
-    ask_id: str
+    assignment_id: str
     payload_bytes: int
     elapsed_s: float = 0.0
     base_version: int = 0
@@ -185,18 +184,18 @@ class ClientAsked(Event):
 
 
 @dataclass(frozen=True)
-class AskTakenUp(Event):
+class AssignmentDelivered(Event):
     """Reports that an assignment was delivered to its device, or that the device confirmed that it has it; it
     decides nothing.
     """
 
     round: int
     device: str
-    ask_id: str
+    assignment_id: str
 
 
 @dataclass(frozen=True)
-class AskedInFull(Event):
+class FullModelSent(Event):
     """Reports that a device got its assignment again with the whole model.
 
     The device did not have the version from which the encoded differences of its assignment start.
@@ -204,7 +203,7 @@ class AskedInFull(Event):
 
     round: int
     device: str
-    ask_id: str
+    assignment_id: str
     payload_bytes: int
 
 
@@ -212,20 +211,20 @@ class AskedInFull(Event):
 class UpdateAccepted(Event):
     """Reports that an update counts for this round; updates are aggregated in the order of these events.
 
-    `head` is the JSON of the reply's header, with only those of its metrics that the run records; `ignored` counts the
-    others.
+    `header` is the JSON of the reply's header, with only those of its metrics that the run records; `ignored` counts
+    the others.
     """
 
     round: int
-    asked_round: int
+    assignment_round: int
     device: str
-    ask_id: str
+    assignment_id: str
     update_id: str
     staleness: int
     discount: float
     late: bool
     elapsed_s: float
-    head: dict[str, Any]
+    header: dict[str, Any]
     ignored: int = 0
 
 
@@ -244,12 +243,12 @@ class StateLost(Event):
 
 
 @dataclass(frozen=True)
-class UpdateFolded(Event):
-    """Reports that an update was aggregated, in `fold_s` seconds."""
+class UpdateAggregated(Event):
+    """Reports that an update was aggregated, in `aggregate_s` seconds."""
 
     round: int
     update_id: str
-    fold_s: float
+    aggregate_s: float
 
 
 @dataclass(frozen=True)
@@ -257,13 +256,13 @@ class UpdateDropped(Event):
     """Reports that an update does not count; docs/reference/failures.md explains each reason."""
 
     round: int
-    asked_round: int
+    assignment_round: int
     device: str
-    ask_id: str
+    assignment_id: str
     update_id: str
-    reason: str  # a DropReason, with details after a colon if there are any
+    reason: str  # a DropReason, but none of NO_STEP (RoundClosed.dropped); details may follow a colon
     elapsed_s: float
-    head: dict[str, Any] = field(default_factory=dict)
+    header: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -276,7 +275,7 @@ class ClientFailed(Event):
 
     round: int
     device: str
-    ask_id: str
+    assignment_id: str
     kind: str
     text: str
     elapsed_s: float
@@ -284,71 +283,30 @@ class ClientFailed(Event):
 
 
 @dataclass(frozen=True)
-class ClientBack(Event):
+class ClientReconnected(Event):
     """Reports that a device reconnected while its round is open: the round waits again for the reply that had
     failed.
     """
 
     round: int
     device: str
-    ask_id: str
+    assignment_id: str
     elapsed_s: float
 
 
 @dataclass(frozen=True)
-class RoundTakenUp(Event):
-    """Reports that the aggregator resumed a round that was open when the aggregator stopped; it was down from `gone_at`
-    to `at`.
+class RoundResumed(Event):
+    """Reports that the aggregator resumed a round that was open when the aggregator stopped; it was down from
+    `down_since` to `at`.
 
-    If `absence_s` of core/clock.py finds no length in these two times, the wall clock was set in between. `missed_s` is
-    for how long in total the run's clock has stopped since the round began to accept replies (0 in older journals).
-    `set_by_s` is by how much the wall clock is known to have been set in between.
+    If `downtime_s` of core/clock.py finds no length in these two times, the wall clock was set in between. `missed_s`
+    is for how long in total the run's clock has stopped since the round began to accept replies (0 in older journals).
     """
 
     round: int
-    gone_at: float
+    down_since: float
     elapsed_s: float
     missed_s: float = 0.0
-    set_by_s: float = 0.0
-
-
-class Capped(TypedDict, total=False):
-    """Holds the reason why an update has less weight than its reply's header says.
-
-    A reply's `examples` or its normaliser `a` were over the cap. `counted` of its examples count, and `median` is the
-    median of the round's updates. `a_counted` and `a_median` are the same two values for the normaliser. A value that
-    was not over its cap is left out.
-    """
-
-    examples: int
-    counted: int
-    median: float
-    a: float
-    a_counted: float
-    a_median: float
-
-
-CAPPED = "weight capped"
-
-
-def capped_text(capped: Capped) -> str:
-    """Return one line about a capped update, which begins with `CAPPED`.
-
-    >>> capped_text({"examples": 5000, "counted": 1000, "median": 100})
-    'weight capped: 1000 of its 5000 examples count, 10 times the median of 100'
-    """
-    said = list[str]()
-    if "examples" in capped:
-        times, median = capped["counted"] / capped["median"], capped["median"]
-        counted = f"{capped['counted']} of its {capped['examples']} examples count"
-        said.append(f"{counted}, {times:.4g} times the median of {median:g}")
-    if "a" in capped:
-        times, median = capped["a_counted"] / capped["a_median"], capped["a_median"]
-        said.append(
-            f"its normaliser counts as {capped['a_counted']:.4g}, not {capped['a']:.4g}, "
-            f"{times:.4g} times the median of {median:.4g}"
-        )
-    return f"{CAPPED}: {'; '.join(said)}"
 
 
 @dataclass(frozen=True)
@@ -364,8 +322,8 @@ class RoundClosed(Event):
     round: int
     reason: CloseReason
     version: int
-    folded: list[str]  # update_ids in the order of aggregation
-    dropped: list[str]
+    aggregated: list[str]  # update_ids in the order of aggregation
+    dropped: list[str]  # all updates of it that do not count; those without an UpdateDropped: for `reason`
     outstanding: list[str]  # devices that had not replied
     elapsed_s: float
     seconds: float
@@ -382,8 +340,8 @@ class Evaluated(Event):
     """Holds the evaluation of the model that round `round` made, on the clients' test splits.
 
     Values are pooled over the clients; `spread` is the range over the clients. The last model is evaluated by
-    assignments of its own: `payload_bytes` are their bytes, 0 for all other versions. `few` is True if so few clients
-    evaluated the version that it cannot be the best and cannot reach a target.
+    assignments of its own: `payload_bytes` are their bytes, 0 for all other versions. `reached` is True if the version
+    meets the plan's target. `few` is True if so few clients evaluated it that it is not the best and meets no target.
 
     `best` and `target` use robust means (server/evaluation.py). `robust` has the means that differ from `metrics`.
     `clipped` has the metrics that were clipped, by the update id of their reply. `units` and `widths` were estimated
@@ -398,6 +356,7 @@ class Evaluated(Event):
     clients: int
     best: bool = False
     few: bool = False
+    reached: bool = False
     payload_bytes: int = 0
     models_sent: int = 0  # full models in `payload_bytes`
     sent_bytes: int | None = None
@@ -414,47 +373,28 @@ class Evaluated(Event):
 
 
 @dataclass(frozen=True)
-class DeviceTold(Event):
-    """Reports that a device has received the run's end: after a restart the aggregator does not send it again."""
-
-    device: str
-
-
-@dataclass(frozen=True)
-class DeviceJoined(Event):
+class DeviceOnline(Event):
     """Reports that a device connected."""
 
     device: str
 
 
 @dataclass(frozen=True)
-class DeviceLeft(Event):
+class DeviceOffline(Event):
     """Reports that a device is offline from now on.
 
-    `heard_at` is the time of the last message from it (0 if unknown, as in older journals).
+    `last_seen_at` is the time of the last message from it (0 if unknown, as in older journals).
     """
 
     device: str
     why: str
-    heard_at: float = 0.0
+    last_seen_at: float = 0.0
 
 
 @dataclass(frozen=True)
 class AggregatorStarted(Event):
-    """Reports a start of the aggregator; the process before it was last known to be alive at `gone_at`, by its own
+    """Reports a start of the aggregator; the process before it was last known to be alive at `down_since`, by its own
     clock.
-
-    The wall clock is known to have been set by `set_by_s` since.
     """
 
-    gone_at: float
-    set_by_s: float = 0.0
-
-
-@dataclass(frozen=True)
-class BudgetSpent(Event):
-    """Reports the privacy budget spent so far; nothing is spent without a ledger."""
-
-    round: int
-    epsilon: float
-    delta: float
+    down_since: float

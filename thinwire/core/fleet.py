@@ -7,21 +7,30 @@ process. One conformance suite tests every implementation against the invariants
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
 from thinwire.core.errors import DataLost
 from thinwire.core.serialization import ReplyLimit
-from thinwire.core.types import NOTHING_SAID, PROTOCOL, Arrived, Ask, Equipment, Failure, ReplyHeader, UpdateId
+from thinwire.core.types import (
+    NOTHING_SAID,
+    PROTOCOL,
+    Arrived,
+    Assignment,
+    Equipment,
+    Reply,
+    ReplyHeader,
+    UpdateId,
+)
 
 MAX_TENSORS = 64 * 2**10  # characters of all layouts in one hello: about 1000 tensors
 
 
 @dataclass(frozen=True)
 class TaskReport:
-    """Holds what a device has installed under a task's name; `error` says why the task cannot be used, else it is "".
+    """Holds what a device has installed under a task's name; `error` says why the task is not usable, else it is "".
 
     `tensors` is the layout's JSON, by which the aggregator names what differs; it is "" if the JSON is too long to
     send.
@@ -43,7 +52,8 @@ class Hello:
     `process` is a random id of each start of the client: the aggregator refuses two running clients of one name. `link`
     holds what the client measured on its connection: `rtt_s` (one round trip) and `skew_s` (how far its clock is
     behind). `holds` are the pins of the CAs that the client trusts. `plans` are the digests of the resolved plans that
-    it has stored. `has` is the device's equipment.
+    it has stored. `has` is the device's equipment. `open_runs` maps the runs whose state the device keeps, and of whose
+    end it does not know, to their identities.
     """
 
     name: str
@@ -56,6 +66,7 @@ class Hello:
     holds: tuple[str, ...] = ()
     plans: tuple[str, ...] = ()
     has: Equipment = NOTHING_SAID
+    open_runs: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -66,7 +77,8 @@ class Welcome:
     client continues above it. `name` is the device's name in the roster, so a renamed device learns its new name.
     `runs` maps the active runs to their identities: the client sends updates of these runs only. After the aggregator
     was lost, clients reconnect at random moments within `spread_s` of each other. `cas` are the CA certificates (PEM)
-    to trust from now on, none on a device API without TLS.
+    to trust from now on, none on a device API without TLS. `ended` are those of the hello's `open_runs` that are over
+    at this aggregator, which knows them by their identity: another aggregator's run of the same id is not among them.
     """
 
     name: str
@@ -77,6 +89,7 @@ class Welcome:
     spread_s: float = 0.0
     cas: tuple[str, ...] = ()
     runs: Mapping[str, str] = field(default_factory=dict)
+    ended: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -84,7 +97,7 @@ class Envelope:
     """Holds an assignment, the device that it goes to, and the file of its parts, one after the other."""
 
     device: str
-    ask: Ask
+    assignment: Assignment
     bundle: Path | None = None
 
 
@@ -93,20 +106,22 @@ class Delivery:
     """Holds an assignment as a client receives it, and the file of its parts, whose digests are checked already.
 
     `error` is set if the parts could not be written to the client's disk. `device` is the name that the aggregator uses
-    for this device, which may be newer than the hello's; "" if unknown. `head_bytes` is the length of the assignment's
-    JSON, by which its memory is counted while it waits.
+    for this device, which may be newer than the hello's; "" if unknown. `header_bytes` is the length of the
+    assignment's JSON, by which its memory is counted while it waits. `missed` is True for the stop of a run that ended
+    while the device was offline: this process may have had no part in it.
     """
 
-    ask: Ask
+    assignment: Assignment
     bundle: Path | None = None
     download_s: float = 0.0
     error: DataLost | None = None
     device: str = ""
-    head_bytes: int = field(default=0, compare=False)
+    header_bytes: int = field(default=0, compare=False)
+    missed: bool = False
 
 
 @dataclass(frozen=True)
-class NodeJoined:
+class ClientConnected:
     """Reports that a device connected."""
 
     device: str
@@ -114,7 +129,7 @@ class NodeJoined:
 
 
 @dataclass(frozen=True)
-class NodeLeft:
+class ClientDisconnected:
     """Reports that a device is offline; the aggregator had received nothing from it for `silent_s` seconds."""
 
     device: str
@@ -131,11 +146,44 @@ class Delivered:
     """
 
     device: str
-    ask: Ask
+    assignment: Assignment
     at: float
 
 
-Arrival = ReplyHeader | Failure | NodeJoined | NodeLeft
+Arrival = Reply | ClientConnected | ClientDisconnected
+
+
+def reply_digest(header: ReplyHeader) -> bytes:
+    """Return the digest by which a fleet recognises a reply that arrives again under its update id.
+
+    It covers the assignment's id and everything that the aggregator aggregates or records as a result. It leaves out
+    the times, the transfer and the protocol version, which may differ between two transmissions of one reply.
+    """
+    metrics = sorted((name, float(total), float(count)) for name, (total, count) in header.metrics.items())
+    said = (
+        header.assignment_id, header.parts, header.base_version, header.examples, header.steps, header.planned,
+        float(header.a),
+        float(header.norm), header.codec, header.lost, metrics, sorted(header.counters.items()),
+    )  # fmt: skip
+    return hashlib.sha256(repr(said).encode()).digest()
+
+
+def same_reply(known: bytes, header: ReplyHeader) -> bool:
+    """Return True if a reply has the digest `known`; another one under its update id is a `state-lost` failure.
+
+    Invariant: a reply to another assignment is never the same, even with equal contents. The device has used a sequence
+    number twice, and without a failure the aggregator would wait for the second assignment.
+    """
+    return reply_digest(header) == known
+
+
+def withdrawn(held: Iterable[str], cancelled: Container[str]) -> list[str]:
+    """Return the ids of the assignments that a device must give up: those that it holds and that were cancelled.
+
+    Invariant: an id counts as cancelled also if this fleet never sent the assignment, because the device may hold it
+    from before a restart of the aggregator. It counts until the assignment is sent again.
+    """
+    return [assignment_id for assignment_id in held if assignment_id in cancelled]
 
 
 class Fleet(Protocol):
@@ -144,17 +192,17 @@ class Fleet(Protocol):
     Invariants:
 
     - A sent assignment is delivered again after a lost connection, until a reply or a failure for it arrives
-      or it is cancelled.
+      or it is cancelled. It is held in memory only: after a restart of the aggregator the run sends it again.
     - A reply is polled only when all its parts are durable in the spool and their digests match.
     - A reply that was polled and not acknowledged is polled again after a restart.
     - The same `update_id` with another digest never arrives as a reply, but as `Failure("state-lost")`.
-    - When `shut_out` returns, each open assignment of the device is `Failure("refused", "revoked")`, its replies that
-      were not polled yet are deleted, and `NodeLeft` follows.
-    - `NodeLeft` also follows if the aggregator has received nothing from a device for `grace` seconds.
+    - When `revoke_access` returns, each open assignment of the device is `Failure("refused", "revoked")`, its replies
+      that were not polled yet are deleted, and `ClientDisconnected` follows.
+    - `ClientDisconnected` also follows if the aggregator has received nothing from a device for `grace` seconds.
     - An assignment that failed may be sent again under its id, to the same process too.
     """
 
-    def send(self, asks: Sequence[Envelope]) -> None:
+    def send(self, assignments: Sequence[Envelope]) -> None:
         """Queue assignments for their devices."""
 
     def poll(self, wait_s: float) -> Sequence[Arrival]:
@@ -166,13 +214,13 @@ class Fleet(Protocol):
     def ack(self, update_ids: Sequence[UpdateId]) -> None:
         """Delete updates from the spool, after the commit that records their outcome."""
 
-    def cancel(self, ask_ids: Sequence[str]) -> None:
+    def cancel(self, assignment_ids: Sequence[str]) -> None:
         """Withdraw assignments; it takes effect at the device's next call."""
 
-    def shut_out(self, devices: Sequence[str]) -> None:
+    def revoke_access(self, devices: Sequence[str]) -> None:
         """Disconnect revoked devices at once: end their calls, delete their uploads and fail their assignments."""
 
-    def taken_up(self) -> Sequence[Delivered]:
+    def delivered(self) -> Sequence[Delivered]:
         """Return the assignments delivered since the last call; without a network only those of kind `stop`."""
 
     def close(self) -> None:
@@ -182,7 +230,7 @@ class Fleet(Protocol):
 class Link(Protocol):
     """Gives a client its only way to reach the aggregator; two threads call it: one pulls, one pushes.
 
-    All calls raise `Unreachable` (retry later) or `Refused` (stop). `NotTaken` concerns one reply only.
+    All calls raise `Unreachable` (retry later) or `Refused` (stop). `NotAccepted` concerns one reply only.
     """
 
     def hello(self, hello: Hello) -> Welcome:
@@ -191,7 +239,7 @@ class Link(Protocol):
     def pull(self, wait_s: float) -> Delivery | None:
         """Wait for an assignment; return None after `wait_s` seconds without one."""
 
-    def push(self, reply: ReplyHeader | Failure, bundle: Path | None = None) -> None:
+    def push(self, reply: Reply, bundle: Path | None = None) -> None:
         """Send a reply with the parts in `bundle`; return when the aggregator has stored all of it durably.
 
         Invariant: pushing a reply again that the aggregator already has succeeds like the first time.
@@ -226,6 +274,13 @@ class DeviceRow:
     def is_intact(self) -> bool:
         """Return True if the fingerprint matches the key; a damaged row grants no access and stops no other device."""
         return hashlib.sha256(self.public_key).hexdigest() == self.fingerprint
+
+    def standing(self, tls: bool) -> DeviceState:
+        """Return the state in which the device API treats the device.
+
+        With `tls` it is open to other machines, and enrollment over loopback alone approves no device.
+        """
+        return "pending" if tls and self.how == "loopback" and self.state == "approved" else self.state
 
 
 @dataclass(frozen=True)
@@ -275,6 +330,9 @@ class Roster(Protocol):
     def runs(self) -> Mapping[str, str]:
         """Return the identities of the active runs, by run id."""
 
+    def ended(self, runs: Mapping[str, str]) -> tuple[str, ...]:
+        """Return those of these runs, given with their identities, that this aggregator knows and that are over."""
+
     def note(self, kind: str, address: str, why: str, name: str = "") -> None:
         """Record a refusal for the operator's log and the dashboard."""
 
@@ -282,7 +340,7 @@ class Roster(Protocol):
 class ReplyLimits(Protocol):
     """Bounds the size of replies; any thread may call it."""
 
-    def of(self, ask_id: str) -> ReplyLimit:
+    def of(self, assignment_id: str) -> ReplyLimit:
         """Return the limit of the reply to an assignment."""
 
     def max_header_bytes(self) -> int:
@@ -295,9 +353,9 @@ class FixedLimits:
 
     limit: ReplyLimit
 
-    def of(self, ask_id: str) -> ReplyLimit:
+    def of(self, assignment_id: str) -> ReplyLimit:
         """Return the limit."""
-        del ask_id
+        del assignment_id
         return self.limit
 
     def max_header_bytes(self) -> int:
@@ -322,16 +380,16 @@ class Spool(Protocol):
     def draft(self, update_id: UpdateId) -> Path:
         """Return a new file to write a body to, which is not visible yet."""
 
-    def commit(self, draft: Path, head: ReplyHeader, received: bytes = b"") -> None:
+    def commit(self, draft: Path, header: ReplyHeader, received: bytes = b"") -> None:
         """Make the body and its header durable, then visible.
 
         `received` are the bytes that the header was read from; they are stored unchanged.
         """
 
-    def head(self, update_id: UpdateId) -> ReplyHeader | None:
+    def header(self, update_id: UpdateId) -> ReplyHeader | None:
         """Return the header of an update, or None if it is not visible."""
 
-    def heads(self) -> Sequence[ReplyHeader]:
+    def headers(self) -> Sequence[ReplyHeader]:
         """Return all visible headers, oldest first."""
 
     def open(self, update_id: UpdateId) -> Iterator[Arrived]:

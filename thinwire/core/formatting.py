@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
+from typing import Literal, TypedDict
+
+NOTHING = "-"  # an absent value, in tables too
 
 
 def plain(text: str) -> str:
@@ -34,40 +38,33 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}" + "s" * (count != 1)
 
 
-def duration(count: float) -> str:
-    """Return seconds in words; "unknown" if the count is not finite.
+def duration(count: float | None) -> str:
+    """Return seconds in words; "-" for None, "unknown" if the count is not finite.
 
-    >>> duration(0.0421), duration(4.13), duration(60), duration(130), duration(7200), duration(float("inf"))
-    ('0.04 s', '4.1 s', '60 s', '2 min 10 s', '2 h', 'unknown')
+    >>> duration(0.0042), duration(0.0483), duration(0.42), duration(4.13), duration(60), duration(130), duration(7200)
+    ('4.2 ms', '48 ms', '420 ms', '4.1 s', '60 s', '2 min 10 s', '2 h')
     """
+    if count is None:
+        return NOTHING
     if not math.isfinite(count):
         return "unknown"
+    if count < 0.9995:
+        return f"{1000 * count:.0f} ms" if count >= 0.00995 else f"{1000 * count:.2g} ms"
     if count < 99.5:
-        return f"{count:.2f} s" if count < 0.995 else f"{count:.1f} s" if count < 9.95 else f"{count:.0f} s"
+        return f"{count:.1f} s" if count < 9.95 else f"{count:.0f} s"
     minutes, rest = divmod(round(count), 60)
     if minutes < 60:
         return f"{minutes} min {rest} s" if rest else f"{minutes} min"
     return f"{minutes // 60} h {minutes % 60} min" if minutes % 60 else f"{minutes // 60} h"
 
 
-def trip(count: float) -> str:
-    """Return the seconds of a round trip in words.
+def size(count: float | None) -> str:
+    """Return bytes in decimal units with three figures; "-" for None.
 
-    >>> trip(0.0483), trip(0.00042), trip(1.4)
-    ('48 ms', '0.42 ms', '1.4 s')
+    >>> size(9610 * 4), size(950), size(999_600), size(None)
+    ('38.4 kB', '950 B', '1000 kB', '-')
     """
-    if count >= 0.9995:
-        return duration(count)
-    return f"{1000 * count:.0f} ms" if count >= 0.00995 else f"{1000 * count:.2g} ms"
-
-
-def size(count: float) -> str:
-    """Return bytes in decimal units with three figures.
-
-    >>> size(9610 * 4), size(950), size(999_600)
-    ('38.4 kB', '950 B', '1000 kB')
-    """
-    return _scaled(count, (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)), "B")
+    return NOTHING if count is None else _scaled(count, (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)), "B")
 
 
 def speed(bits_per_s: float) -> str:
@@ -97,3 +94,73 @@ def p90(values: Iterable[float]) -> float:
     """
     ordered = sorted(values)
     return ordered[math.ceil(SHARE * len(ordered)) - 1]
+
+
+class Capped(TypedDict, total=False):
+    """Holds the reason why an update has less weight than its reply's header says.
+
+    A reply's `examples` or its normaliser `a` were over the cap. `counted` of its examples count, and `median` is the
+    median of the round's updates. `a_counted` and `a_median` are the same two values for the normaliser. A value that
+    was not over its cap is left out.
+    """
+
+    examples: int
+    counted: int
+    median: float
+    a: float
+    a_counted: float
+    a_median: float
+
+
+CAPPED = "weight capped"
+
+
+def capped_text(capped: Capped) -> str:
+    """Return one line about a capped update, which begins with `CAPPED`.
+
+    >>> capped_text({"examples": 5000, "counted": 1000, "median": 100})
+    'weight capped: 1000 of its 5000 examples count, 10 times the median of 100'
+    """
+    said = list[str]()
+    if "examples" in capped:
+        times, median = capped["counted"] / capped["median"], capped["median"]
+        counted = f"{capped['counted']} of its {capped['examples']} examples count"
+        said.append(f"{counted}, {times:.4g} times the median of {median:g}")
+    if "a" in capped:
+        times, median = capped["a_counted"] / capped["a_median"], capped["a_median"]
+        said.append(
+            f"its normaliser counts as {capped['a_counted']:.4g}, not {capped['a']:.4g}, "
+            f"{times:.4g} times the median of {median:.4g}"
+        )
+    return f"{CAPPED}: {'; '.join(said)}"
+
+
+COMMANDS = (
+    "run", "sim",
+    "aggregator start", "aggregator status", "aggregator stop", "aggregator doctor", "aggregator backup",
+    "aggregator restore", "aggregator service install", "aggregator ca show", "aggregator ca rotate",
+    "runs compare", "runs list", "runs show", "runs watch", "runs model", "runs stop",
+    "devices list", "devices show", "devices invite", "devices approve", "devices revoke", "devices rename",
+    "devices roster export",
+)  # fmt: skip
+"""Those with `--home` that are typed on the aggregator's machine; `thinwire client` has a state of its own."""
+_WITHOUT_HOME = r"(?<![\w/-])thinwire (?:{})(?![-\w])(?![^;,()]* --home )"
+_ON_AGGREGATOR = re.compile(_WITHOUT_HOME.format("|".join(COMMANDS)))
+_ON_CLIENT = re.compile(_WITHOUT_HOME.format(r"client (?:service )?[a-z]+"))
+
+
+def with_home(sentence: str, option: str, at: Literal["aggregator", "client"] = "aggregator") -> str:
+    """Insert `option` (" --home FOLDER" or "") behind the words of each command in a sentence that lacks it.
+
+    The sentences were recorded, or written by the store, without the state directory. A command for the other end is
+    typed on another machine, and stays as it is.
+
+    >>> with_home("end it: thinwire runs stop digits-1 (or wait)", " --home /srv/fl")
+    'end it: thinwire runs stop --home /srv/fl digits-1 (or wait)'
+    >>> with_home("type on it: thinwire client reload", " --home /srv/fl")
+    'type on it: thinwire client reload'
+    """
+    if not option or "thinwire" not in sentence:
+        return sentence
+    command = _ON_AGGREGATOR if at == "aggregator" else _ON_CLIENT
+    return command.sub(lambda found: found[0] + option, sentence)

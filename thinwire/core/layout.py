@@ -17,7 +17,8 @@ MAX_NAMED = 5  # differences in one sentence
 MAX_LETTERS = 60  # of a tensor's name, shape or type in one sentence
 MAX_ELEMENTS = 2**53  # along one dimension: JSON has no larger exact integers
 CONTROL = "control"  # prefix of the names of control variates
-SEGMENT_FLOATS = 64 * 2**20 // 4  # a segment holds at most 64 MiB of float32
+FLOAT_BYTES = 4  # of a trained value
+SEGMENT_FLOATS = 64 * 2**20 // FLOAT_BYTES  # a segment holds at most 64 MiB of float32
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ class RunPlan(Sections):
     def load(cls, path: str | Path, overrides: Mapping[str, str] | None = None, option: str = "--set") -> RunPlan:
         """Read a plan from a file; `overrides` are `--set section.key=value` in TOML's own notation.
 
-        It raises PlanError if the file cannot be read or is not a valid plan.
+        It raises PlanError if the file is not readable or is not a valid plan.
         """
         try:
             text = Path(path).read_text()
@@ -212,7 +212,7 @@ class Overrides:
         except tomllib.TOMLDecodeError:
             found = {"value": value}
         except (ValueError, RecursionError) as error:  # too many digits or brackets for Python
-            raise PlanError(f"{self._typed(place)} cannot be read", why=str(error), hint="a shorter value") from error
+            raise PlanError(f"{self._typed(place)} is not readable", why=str(error), hint="a shorter value") from error
         if len(found) > 1 or (found["value"] == value and len(value.splitlines()) > 1):
             hint = f"one {self.option} for each key"
             raise PlanError(f"{self._typed(place)} is more than a value", why="it has several lines", hint=hint)
@@ -226,21 +226,6 @@ class Overrides:
 SHOULD = "it should be "
 MAX_COMPARED = 80  # characters of an unknown key to compare with known keys: difflib takes 40 bytes for each
 TABLE = ("model_type", "model_attributes_type", "dict_type")
-WANTED = {
-    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "a whole number"),
-    **dict.fromkeys(("float_type", "float_parsing"), "a number"),
-    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
-    **dict.fromkeys(TABLE, "a table"),
-    "list_type": "a list",
-    "string_type": "text",
-    "string_pattern_mismatch": "text of the form {pattern}",
-    "finite_number": "a finite number",
-    "greater_than": "above {gt:g}",
-    "greater_than_equal": "at least {ge:g}",
-    "less_than": "under {lt:g}",
-    "less_than_equal": "at most {le:g}",
-    "literal_error": "{expected}",
-}
 
 
 def explain(
@@ -263,7 +248,7 @@ def explain(
     hint = keys.format(place[0] if place else "").strip()
     if kind in TABLE and len(place) > 1 and (model := _model_at(plan, place)) is not None:
         hint = f"{name} = {_table_of(model)}"
-    return f"{name} = {details.get('input')!r} cannot be", _wanted(details), hint
+    return f"{name} = {details.get('input')!r} is not valid", _wanted(details), hint
 
 
 def either(whys: Sequence[str]) -> str:
@@ -277,11 +262,11 @@ def either(whys: Sequence[str]) -> str:
 
 
 def _wanted(details: Mapping[str, Any]) -> str:
-    """Return what the value should be, in the words of docs/reference/plan.md."""
-    said = WANTED.get(details["type"])
-    if said is None:
-        return str(details["msg"]).replace("Input should be ", SHOULD).removeprefix("Value error, ")
-    return SHOULD + said.format(**details.get("ctx", {}))
+    """Return what the value should be, in pydantic's words, without what it was."""
+    if details["type"] in TABLE:
+        return f"{SHOULD}a table"
+    said = str(details["msg"]).replace("Input should be ", SHOULD).removeprefix("Value error, ")
+    return said.partition(", got ")[0].partition(", unable ")[0]
 
 
 def place_of(details: Mapping[str, Any]) -> tuple[str, ...]:
@@ -291,7 +276,9 @@ def place_of(details: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _is_branch(part: str) -> bool:
     """Return True if the part is the tried member of a union: pydantic adds it to the location, and it is not a key."""
-    return part in ("int", "float", "str") or part.startswith(("constrained-", "literal[", "list[", "function-"))
+    return part in ("bool", "int", "float", "str") or part.startswith(
+        ("constrained-", "literal[", "list[", "function-")
+    )
 
 
 def _shown(place: tuple[str, ...]) -> str:

@@ -10,11 +10,11 @@ its default, and `unbuilt` refuses any other value.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from thinwire.core.errors import PlanError
 
@@ -22,6 +22,9 @@ Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Below1 = Annotated[float, Field(ge=0, lt=1)]
+Portion = Annotated[float, Field(gt=0, le=1)]
+Block = Literal[64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536]  # values: a power of two
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 MAX_BATCH = 2**20  # examples: a client keeps a whole batch of a stream in memory
 MAX_ACCUMULATE = 4096  # batches: a client keeps those of one step in memory
@@ -41,6 +44,13 @@ class Target(Section):
     metric: str = Field(default="accuracy", description="a metric of the task, or loss")
     value: float = Field(description="where to stop: loss at most, others at least this")
 
+    def is_met(self, metrics: Mapping[str, float]) -> bool:
+        """Return True if the metric is among `metrics` and reaches the value."""
+        if self.metric not in metrics:
+            return False
+        found = metrics[self.metric]
+        return found <= self.value if self.metric == "loss" else found >= self.value
+
 
 class RunSection(Section):
     """Sets the task, the algorithm, the number of rounds, and how the model is evaluated."""
@@ -54,14 +64,16 @@ class RunSection(Section):
     seed: int = Field(default=0, ge=0, lt=2**63, description="of everything that is drawn in public")
     init: str = Field(
         default="",
-        description="the first model: a .safetensors file, run:ID, device (one is drawn, and asked); else the task's",
+        description=(
+            "the first model: a .safetensors file, run:ID, device (one is sampled, and makes it); else the task's"
+        ),
     )
     keep: str = Field(default="last,best", description="versions kept when the run ends: last,best or all")
     target: Target | None = Field(default=None, description="stop when a metric reaches a value")
     metric: str = Field(default="loss", description="what `best` goes by; loss is minimised, others are maximised")
     evaluate: Literal["clients", "holdout", "off"] = Field(default="clients", description="where the model is measured")
     evaluate_every: Count = Field(default=1, description="rounds between two evaluations")
-    eval_cohort: Literal["asked"] = Field(default="asked", description="who evaluates")
+    eval_cohort: Literal["selected"] = Field(default="selected", description="who evaluates")
     task_match: Literal["digest", "version", "layout"] = Field(
         default="layout", description="what must be equal between the operator's task and the device's"
     )
@@ -80,7 +92,7 @@ class CohortSection(Section):
     """Sets how many clients are selected, how long a round waits for them, and how late replies count."""
 
     clients: Literal["all"] | Count | Annotated[float, Field(gt=0, lt=1)] = Field(
-        default="all", description='asked each round: "all", a count, or a fraction of those there'
+        default="all", description='selected each round: "all", a count, or a fraction of those there'
     )
     wait_for: Count | list[str] = Field(
         default=1, description="devices that must be there before a round opens: a count or names"
@@ -88,21 +100,23 @@ class CohortSection(Section):
     wait_s: NotNegative = Field(
         default=0.0, description="seconds to wait for them before the run fails; 0 waits for ever"
     )
-    min_replies: Annotated[float, Field(gt=0)] = Field(
-        default=0.5, description="fewest replies that make a step: a share of those asked, or from 1 on a count"
+    min_updates: Annotated[float, Field(gt=0)] = Field(
+        default=0.5, description="fewest updates that make a step: a share of those selected, or from 1 on a count"
     )
     over_select: NotNegative = Field(
-        default=0.0, description="share asked beyond the number wanted; the round closes when enough came"
+        default=0.0, description="share selected beyond the target; the round closes when enough updates arrived"
     )
     deadline_s: Literal["auto"] | Seconds = Field(
         default="auto", description="seconds a round may take; auto: by the links and speed of its devices"
     )
-    late: Literal["fold", "drop"] = Field(default="fold", description="what becomes of a reply after its round")
+    late: Literal["aggregate", "drop"] = Field(default="aggregate", description="outcome of a reply after its round")
     staleness_exponent: NotNegative = Field(default=0.5, description="a late reply counts (1 + staleness)^-exponent")
     max_staleness: Count = Field(default=5, description="versions that a reply may be behind; one of more is dropped")
     retry_limit: Annotated[int, Field(ge=0)] = Field(
         default=3,
-        description="rounds in a row with too few replies before the run fails; more asks of one device for a model",
+        description=(
+            "rounds in a row with too few replies before the run fails; further assignments of one device for a model"
+        ),
     )
     mode: Literal["sync", "buffered"] = Field(
         default="sync",
@@ -112,18 +126,21 @@ class CohortSection(Section):
         default=10, description='replies that fill the buffer of mode = "buffered", at most one a device'
     )
     max_concurrency: Annotated[int, Field(ge=0)] = Field(
-        default=0, description="devices that may be at work at once, the others when a place is free; 0: no limit"
+        default=0,
+        description="devices that may be at work at once, the others when a concurrency slot is free; 0: no limit",
     )
     selection: Literal["uniform", "speed", "link"] = Field(
         default="uniform",
-        description="how a round's devices are drawn: with equal odds, or rather the quick ones, by a step or by link",
+        description=(
+            "how a round's devices are sampled: with equal weights, or fast ones more often, by a step or by link"
+        ),
     )
     max_weight: Literal["none"] | Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(
         default=10.0,
         description="most that one client counts, in medians of its round, from three clients on, in the model and in "
         "what `best` and `target` go by; none: no limit",
     )
-    requires: Requires = Field(default=Requires(), description="what a device must have to be asked")
+    requires: Requires = Field(default=Requires(), description="what a device must have to be selected")
 
 
 class Overlap(Section):
@@ -158,14 +175,12 @@ class LocalSection(Section):
     optimizer: Literal["sgd", "adam", "adamw", "task"] = Field(
         default="sgd", description='"task": the task\'s own optimizer()'
     )
-    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.0, description="of sgd")
+    momentum: Below1 = Field(default=0.0, description="of sgd")
     weight_decay: NotNegative = Field(default=0.0, description="of the optimizer")
     schedule: Literal["constant", "linear", "cosine"] = Field(
         default="constant", description="how lr falls over the run, step by step"
     )
-    lr_warmup: Annotated[float, Field(ge=0, lt=1)] = Field(
-        default=0.0, description="share of the run over which lr rises to its value"
-    )
+    lr_warmup: Below1 = Field(default=0.0, description="share of the run over which lr rises to its value")
     lr_end: Share = Field(default=0.0, description="share of lr at the end of a linear or cosine schedule")
     clip_grad: Positive | None = Field(default=None, description="largest L2 norm of a step's gradient")
     prox: NotNegative = Field(default=0.0, description="FedProx's mu")
@@ -190,7 +205,7 @@ class Warmup(Section):
     """Sets higher ratios for the first rounds."""
 
     rounds: Count = Field(description="rounds until the codec's own ratio holds")
-    ratios: list[Annotated[float, Field(gt=0, le=1)]] = Field(min_length=1, description="ratios on the way there")
+    ratios: list[Portion] = Field(min_length=1, description="ratios on the way there")
 
 
 DGC = "dgc"
@@ -201,31 +216,25 @@ DGC_RATIOS = (0.25, 0.0625, 0.015625, 0.004)  # Lin et al. 2018, section 3.3
 class UplinkSection(Section):
     """Sets how updates are compressed.
 
-    Without any key the codec is `eden(1)` without feedback, which cost less than half a point of accuracy wherever it
-    was measured (docs/how/which-codec.md). With any key in this section, feedback is on by default.
+    The default codec, `eden(1)` without feedback, cost less than half a point of accuracy wherever it was measured
+    (docs/how/which-codec.md).
     """
 
     codec: str = Field(default="eden(1)", description="a chain of codecs: `thinwire codecs` lists them")
     layers: dict[str, str] = Field(default={}, description='codecs for tensors by name: { "*.bias" = "fp16" }')
-    feedback: Literal["classic", "ef21", "none"] = Field(
-        default="classic", description='what becomes of what was not sent; "none" where [uplink] has no key at all'
+    feedback: Literal["auto", "classic", "ef21", "none"] = Field(
+        default="auto",
+        description='error feedback; "auto" is "none" if all codecs of the plan are unbiased, else "classic"',
     )
     feedback_decay: Share = Field(
         default=1.0, description="what is left of the residual for each round since the last update"
     )
-    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(
-        default=0.0, description="momentum correction within the feedback, for [local] steps = 1"
-    )
-    warmup: Warmup | None = Field(default=None, description="milder ratios for the first rounds")
+    momentum: Below1 = Field(default=0.0, description="momentum correction within the feedback, for [local] steps = 1")
+    warmup: Warmup | None = Field(default=None, description="larger ratios for the first rounds")
     ladder: list[str] = Field(
         default=[],
-        description="codecs, mildest first: each device is asked in the first that its link carries in time",
+        description="codecs, least compressed first: each device gets the first that its link carries in time",
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _as_recommended(cls, given: Any) -> Any:
-        return given or {"feedback": "none"}
 
     @property
     def codecs(self) -> list[str]:
@@ -254,8 +263,8 @@ class DownlinkSection(Section):
     """Sets how the model is compressed on its way to the clients."""
 
     codec: str = Field(default="identity", description="a chain of codecs for the model's changes")
-    feedback: Literal["shadow"] = Field(
-        default="shadow", description="the server keeps the model that the devices have"
+    feedback: Literal["replica"] = Field(
+        default="replica", description="the server keeps the model that the devices have"
     )
     full_every: Annotated[int, Field(ge=0)] = Field(default=0, description="rounds between two full models; 0: never")
     log_rounds: Annotated[int, Field(ge=1, le=1000)] = Field(
@@ -277,10 +286,10 @@ class ServerSection(Section):
         description="how the mean change becomes a step: fedavg, fedavgm, fedadam, fedyogi, fedadagrad",
     )
     lr: Positive = Field(default=1.0, description="of the server's step")
-    momentum: Annotated[float, Field(ge=0, lt=1)] | None = Field(
+    momentum: Below1 | None = Field(
         default=None, description="of fedavgm, fedadam, fedyogi (0.9 where none is given) and fedadagrad (0)"
     )
-    beta2: Annotated[float, Field(ge=0, lt=1)] | None = Field(
+    beta2: Below1 | None = Field(
         default=None, description="of fedadam and fedyogi: how long squares are remembered; 0.99 where none is given"
     )
     tau: Positive | None = Field(
@@ -292,14 +301,26 @@ class ServerSection(Section):
 class SecureSection(Section):
     """Sets secure aggregation: the aggregator sees only the sum of the updates."""
 
-    enabled: bool = Field(default=False, description="sum under masks")
-    adversary: Literal["curious", "malicious"] = Field(default="curious", description="the server that is withstood")
-    max_corrupt: Share = Field(default=0.1, description="share of devices that may collude with it")
-    max_dropout: Share = Field(default=0.1, description="share of devices that may be lost in a round")
-    min_survivors: Annotated[int, Field(ge=0)] = Field(default=0, description="fewest devices in a sum")
-    bits: Annotated[int, Field(ge=2, le=32)] = Field(default=8, description="of one value before it is masked")
-    support: Positive = Field(default=1.0, description="share of coordinates, the same for all devices")
-    rotate: bool = Field(default=False, description="rotate before rounding")
+    enabled: bool = Field(default=False, description="sum updates under masks")
+    adversary: Literal["curious", "malicious"] = Field(default="curious", description="aggregator that is withstood")
+    max_corrupt: Below1 = Field(default=0.1, description="share of the selected clients that may collude with it")
+    max_dropout: Below1 = Field(default=0.1, description="share of the selected clients that a round may lose")
+    min_survivors: Annotated[int, Field(ge=0)] = Field(default=0, description="fewest clients in a sum; 0: threshold")
+    graph: Literal["auto", "complete", "k-regular"] = Field(
+        default="auto", description="which clients share secrets: all, or k neighbours each; auto: by their number"
+    )
+    bits: Annotated[int, Field(ge=2, le=16)] = Field(default=8, description="of one value before it is masked")
+    support: Portion = Field(default=1.0, description="share of the coordinates in a sum, the same for all clients")
+    rotate: bool | Block = Field(default=True, description="rotate before rounding, in blocks of so many; true: 65536")
+    clip: Literal["auto"] | Positive = Field(
+        default="auto", description="largest L2 norm on the grid; auto: from the sums before"
+    )
+    weight_max: Count = Field(
+        default=1, description="most examples that a client counts; 1: all clients count the same"
+    )
+    metrics: dict[str, Positive] = Field(
+        default={}, description="metrics that are summed under masks, each with its bound: { loss = 10.0 }"
+    )
     post_quantum: bool = Field(default=False, description="keys from X25519 and ML-KEM together")
 
 
@@ -332,8 +353,7 @@ class Sections(Section):
 UNBUILT = {
     "run": ("eval_cohort",),
     "server": ("reduce",),
-    "secure": ("enabled", "adversary", "max_corrupt", "max_dropout", "min_survivors", "bits", "support", "rotate",
-               "post_quantum"),
+    "secure": ("enabled",),  # a key of it alone has no effect, and without_secure refuses it
     "privacy": ("mode", "clip", "adaptive", "noise_multiplier", "target_epsilon", "delta", "budget"),
 }  # fmt: skip
 UNBUILT_VALUES = {
@@ -359,7 +379,7 @@ def _refused(section: str, key: str, value: object, default: object) -> Refusal:
     shown = str(default).lower() if isinstance(default, bool) else json.dumps(default, default=str)
     said = json.dumps(value) if isinstance(value, (str, bool, int, float)) else "..."
     return Refusal(
-        f"[{section}] {key} = {said} cannot be honoured",
+        f"[{section}] {key} = {said} is not supported",
         "this version of Thinwire does not have it yet",
         f"[{section}] {key} = {shown}" if plain else f"leave [{section}] {key} out, or give another value",
     )

@@ -2,7 +2,7 @@
 
 Invariant: the same key gives the same numbers on every machine, in any order, on any number of threads. A draw for a
 value depends on the value's index and a word of the key, not on earlier draws. A secret never comes from a `Key`: it
-comes from a `SecretRng`, which cannot be built from a seed.
+comes from a `SecretRng`, which is not made from a seed.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 import hashlib
 import struct
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.core.types import Vector
+if TYPE_CHECKING:
+    from thinwire.core.types import Vector
 
 MASK64 = (1 << 64) - 1
 
@@ -69,10 +70,16 @@ def seed63(key: Key) -> int:
 
 
 class SecretRng(Protocol):
-    """Gives randomness from the operating system, for masks, shares and privacy noise; it is not implemented yet."""
+    """Gives randomness from the operating system, for keys, masks, shares, rounding and privacy noise.
+
+    `thinwire.privacy.secret_rng.SystemRng` is the only implementation outside tests: it takes no seed.
+    """
 
     def random_bytes(self, count: int) -> bytes:
-        """Return `count` random bytes."""
+        """Return `count` random bytes, straight from the operating system: for keys, roots and seeds."""
+
+    def fill(self, out: NDArray[np.uint8] | NDArray[np.uint32]) -> None:
+        """Overwrite a contiguous array with random bits, at the speed of a stream cipher: for rounding and noise."""
 
 
 def uniform(start: int, stop: int, word: int) -> Vector:

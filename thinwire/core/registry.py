@@ -37,6 +37,7 @@ class Registry(Mapping[str, T], Generic[T]):
     def __init__(self, kind: str, group: str = "") -> None:
         self.kind, self.group = kind, group
         self._named: dict[str, T] = {}
+        self._lazy: dict[str, Callable[[], T]] = {}
 
     def admit(self, name: str, thing: Any) -> T:
         """Return the thing that an installed package provides; subclasses raise `CodecError` if it is not valid."""
@@ -63,7 +64,7 @@ class Registry(Mapping[str, T], Generic[T]):
             thing = entry.load()
         except Exception as error:  # the package's code may raise anything
             raise CodecError(
-                f"the {self.kind} {name!r} of {package} cannot be imported",
+                f"the {self.kind} {name!r} of {package} does not import",
                 why=f"{type(error).__name__} in {entry.value}",
                 hint=f"python -c 'import {entry.module}' shows the whole traceback",
             ) from error
@@ -71,22 +72,19 @@ class Registry(Mapping[str, T], Generic[T]):
 
     def add(self, name: str, thing: T) -> None:
         """Register a thing; raise ValueError if the name is taken."""
-        if name in self._named:
+        if name in self._named or name in self._lazy:
             raise ValueError(f"{self.kind} {name!r} is registered twice")
         self._named[name] = thing
 
-    def register(self, name: str) -> Callable[[T], T]:
-        """Return a decorator that registers a thing: `@codecs.register("int8")`."""
-
-        def keep(thing: T) -> T:
-            self.add(name, thing)
-            return thing
-
-        return keep
+    def add_lazy(self, name: str, load: Callable[[], T]) -> None:
+        """Register a thing of our own that `load` imports on first use; raise ValueError if the name is taken."""
+        if name in self._named or name in self._lazy:
+            raise ValueError(f"{self.kind} {name!r} is registered twice")
+        self._lazy[name] = load
 
     def find(self, name: str, also: Iterable[str] = ()) -> T:
         """Return the thing of that name; raise `CodecError` with the nearest name, of `also` too, if there is none."""
-        if name in self._named or name in self._installed:
+        if name in self:
             return self[name]
         known = sorted({*self, *also})
         near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.6)
@@ -95,15 +93,20 @@ class Registry(Mapping[str, T], Generic[T]):
         )
 
     def __getitem__(self, name: str) -> T:
-        if name not in self._named and name in self._installed:
-            return self._loaded(name)
-        return self._named[name]
+        if name in self._named:
+            return self._named[name]
+        if name in self._lazy:
+            return self._named.setdefault(name, self._lazy[name]())
+        return self._loaded(name) if name in self._installed else self._named[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._named or name in self._lazy or name in self._installed
 
     def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys([*self._named, *self._installed]))
+        return iter(dict.fromkeys([*self._lazy, *self._named, *self._installed]))
 
     def __len__(self) -> int:
-        return len({*self._named, *self._installed})
+        return len({*self._lazy, *self._named, *self._installed})
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,4 @@
-"""This module writes and reads assignments, replies and events as JSON bytes, the only form in which they travel or are
-stored.
+"""Assignments, replies and events as JSON bytes, the only form in which they travel or are stored.
 
 Invariant: a received message is bounded before it is parsed, and any mistake in it raises BadPayload. Nothing uses
 pickle.
@@ -16,15 +15,30 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from thinwire.core import secure_events  # noqa: F401  # a journal may have its events
 from thinwire.core.errors import BadPayload
 from thinwire.core.events import Event
 from thinwire.core.formatting import plain
 from thinwire.core.protocol import BYTES_A_TOKEN, read_json, require_small
-from thinwire.core.types import Ask, Failure, Part, ReplyHeader, Timings, Transfer, UpdateId, Verdict, Work, finite
+from thinwire.core.types import (
+    Assignment,
+    Failure,
+    Part,
+    PhaseReply,
+    Reply,
+    ReplyHeader,
+    SecureWork,
+    Timings,
+    Transfer,
+    UpdateId,
+    UpdateOutcome,
+    Work,
+    finite,
+)
 
-MAX_HEAD_BYTES = 4 * 2**20  # of an assignment, and of a reply's header for the largest model (ReplyLimit: of a run)
+MAX_HEADER_BYTES = 4 * 2**20  # of an assignment, and of a reply's header for the largest model (ReplyLimit: of a run)
 FREE_HEADER_BYTES = 96 * 2**10  # of a reply's header in any run: ids, a codec, metrics in any script
-MAX_KEPT_BYTES = MAX_HEAD_BYTES + 1024  # of a header in the spool, which a line with six numbers follows
+MAX_KEPT_BYTES = MAX_HEADER_BYTES + 1024  # of a header in the spool, which a line with six numbers follows
 MAX_PARTS = 65_536
 MAX_METRICS = 64 + 2  # metrics of a task, and its loss in evaluation and in training
 MAX_METRIC_LETTERS = 64  # of a metric's name after "eval/"
@@ -38,7 +52,7 @@ ROUNDING = 1e-6  # of an accuracy, whose sum may come from means in float32
 MAX_NORM = 1e100  # its square is finite
 MAX_STEPS = 2**40  # sums over all replies of a run fit into 64 bits
 EVAL = "eval/"
-ASK_ID = re.compile(r"[!\"$-.0->@-~]+")  # part of a path: printable ASCII without space, #, / and ?
+ASSIGNMENT_ID = re.compile(r"[!\"$-.0->@-~]+")  # part of a path: printable ASCII without space, #, / and ?
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,51 +71,52 @@ class ReplyLimit:
     identity: str | None = ""
 
 
-def ask_to_bytes(ask: Ask) -> bytes:
+def assignment_to_bytes(assignment: Assignment) -> bytes:
     """Return the assignment's JSON; rare fields are left out at their default value."""
-    raw = plainly(ask)
-    raw["verdicts"] = [{**plainly(v), "update_id": str(v.update_id)} for v in ask.verdicts]
-    for rare in ("references_from", "further", "farewell", "identity"):
+    raw = plainly(assignment)
+    raw["outcomes"] = [{**plainly(v), "update_id": str(v.update_id)} for v in assignment.outcomes]
+    for rare in ("references_from", "further", "identity", "secure"):
         if not raw[rare]:
             del raw[rare]
-    if not ask.work.clip:
+    if not assignment.work.clip:
         del raw["work"]["clip"]
     return _dump(raw)
 
 
-def ask_from_bytes(data: bytes) -> Ask:
+def assignment_from_bytes(data: bytes) -> Assignment:
     """Read an assignment; raise BadPayload with the wrong field.
 
     Fields that a newer aggregator added are ignored. Invariant: nothing is parsed before `require_small` has bounded
     it, because 4 kB on the wire could be a million lists.
     """
-    with _Reading("ask"):
+    with _Reading("assignment"):
         raw = _load(data)
-        scalars = _scalars(Ask, raw, exclude=("plan", "work", "parts", "vectors", "verdicts"))
+        scalars = _scalars(Assignment, raw, exclude=("plan", "work", "parts", "outcomes", "secure"))
         for value in scalars.values():
             _printable(str(value))
-        for name in ("ask_id", "run", "task", "kind", "base_digest", "layout_digest", "identity"):
+        for name in ("assignment_id", "run", "task", "kind", "base_digest", "layout_digest", "identity"):
             _name(scalars.get(name, ""))
-        if not ASK_ID.fullmatch(scalars["ask_id"]):
-            raise ValueError(f"ask_id = {scalars['ask_id'][:80]!r} is no id")
+        if not ASSIGNMENT_ID.fullmatch(scalars["assignment_id"]):
+            raise ValueError(f"assignment_id = {scalars['assignment_id'][:80]!r} is no id")
         work = Work(**_scalars(Work, raw["work"]))
-        for name, value in {**scalars, **dataclasses.asdict(work)}.items():
+        secure = SecureWork(**_scalars(SecureWork, raw["secure"])) if raw.get("secure") else None
+        for name, value in {**scalars, **dataclasses.asdict(work), **(plainly(secure) if secure else {})}.items():
             if isinstance(value, int | float) and value < 0:
                 raise ValueError(f"{name} = {value} is negative")
-        return Ask(
+        return Assignment(
             **scalars,
             plan=raw["plan"],
             work=work,
+            secure=secure,
             parts=_parts(raw["parts"]),
-            vectors=tuple(raw.get("vectors", ())),
-            verdicts=tuple(
-                Verdict(UpdateId.parse(_name(v["update_id"])), v["outcome"], _int(v["version"]))
-                for v in raw["verdicts"]
+            outcomes=tuple(
+                UpdateOutcome(UpdateId.parse(_name(v["update_id"])), v["outcome"], _int(v["version"]))
+                for v in raw["outcomes"]
             ),
         )
 
 
-def reply_to_json(reply: ReplyHeader | Failure) -> dict[str, Any]:
+def reply_to_json(reply: Reply) -> dict[str, Any]:
     """Return the reply's header or the failure as JSON values; rare fields are left out at their default value."""
     raw = plainly(reply)
     if isinstance(reply, ReplyHeader):
@@ -109,17 +124,17 @@ def reply_to_json(reply: ReplyHeader | Failure) -> dict[str, Any]:
     for rare in ("planned", "lost", "identity"):
         if rare in raw and not raw[rare]:
             del raw[rare]
-    raw["type"] = "reply" if isinstance(reply, ReplyHeader) else "failure"
+    raw["type"] = _TYPES[type(reply)]
     return raw
 
 
-def reply_to_bytes(reply: ReplyHeader | Failure) -> bytes:
-    """Return the JSON of a reply's header or a failure."""
+def reply_to_bytes(reply: Reply) -> bytes:
+    """Return the JSON of a reply's header, a failure or a message of a phase."""
     return _dump(reply_to_json(reply))
 
 
-def reply_from_bytes(data: bytes, max_bytes: int = MAX_HEAD_BYTES) -> ReplyHeader | Failure:
-    """Read a reply's header or a failure; raise BadPayload if a number is not finite or a count is negative.
+def reply_from_bytes(data: bytes, max_bytes: int = MAX_HEADER_BYTES) -> Reply:
+    """Read a reply; raise BadPayload if a number is not finite or a count is negative.
 
     An unknown key is refused, because a client must send only what its aggregator requested. Invariant: nothing is
     parsed before `read_json` has bounded it.
@@ -134,17 +149,17 @@ def reply_from_bytes(data: bytes, max_bytes: int = MAX_HEAD_BYTES) -> ReplyHeade
     return reply_from_json(raw)
 
 
-def arrived_to_bytes(head: ReplyHeader, received: bytes) -> bytes:
+def arrived_to_bytes(header: ReplyHeader, received: bytes) -> bytes:
     """Return the bytes to store of an arrived reply: those that the client sent, unchanged, and a line with `transfer`.
 
     Invariant: `arrived_from_bytes` can read the result, because it read `received` within the same bound.
     """
-    if len(received) > MAX_HEAD_BYTES:
-        raise BadPayload(f"a head of {len(received)} bytes", why=f"at most {MAX_HEAD_BYTES} are read")
-    return received + b"\n" + json.dumps(plainly(head.transfer) if head.transfer else None).encode()
+    if len(received) > MAX_HEADER_BYTES:
+        raise BadPayload(f"a header of {len(received)} bytes", why=f"at most {MAX_HEADER_BYTES} are read")
+    return received + b"\n" + json.dumps(plainly(header.transfer) if header.transfer else None).encode()
 
 
-def arrived_from_bytes(data: bytes) -> ReplyHeader | Failure:
+def arrived_from_bytes(data: bytes) -> Reply:
     """Read the result of `arrived_to_bytes`, or a header alone, which is stored for a reply that came over no
     connection.
     """
@@ -157,15 +172,21 @@ def arrived_from_bytes(data: bytes) -> ReplyHeader | Failure:
     return dataclasses.replace(reply_from_bytes(received), transfer=seen)
 
 
-def reply_from_json(raw: Mapping[str, Any]) -> ReplyHeader | Failure:
-    """Read a reply's header or a failure from JSON values; raise BadPayload as `reply_from_bytes` does."""
+def reply_from_json(raw: Mapping[str, Any]) -> Reply:
+    """Read a reply from JSON values; raise BadPayload as `reply_from_bytes` does."""
     with _Reading("reply"):
         transfer = Transfer(**_scalars(Transfer, raw["transfer"])) if raw.get("transfer") else None
         if raw["type"] == "failure":
             failure = Failure(**_scalars(Failure, raw, exclude=("transfer",)), transfer=transfer)
-            _name(failure.ask_id), _name(failure.kind), _name(failure.device), _name(failure.identity)
+            _name(failure.assignment_id), _name(failure.kind), _name(failure.device), _name(failure.identity)
             return dataclasses.replace(failure, text=plain(failure.text))
-        head = ReplyHeader(
+        if raw["type"] == "phase":
+            reply = PhaseReply(**_scalars(PhaseReply, raw, exclude=("transfer",)), transfer=transfer)
+            _name(reply.assignment_id), _name(reply.device), _name(reply.identity)
+            if not reply.message.isascii():
+                raise ValueError("a message that is not base64")
+            return reply
+        header = ReplyHeader(
             **_scalars(ReplyHeader, raw, exclude=("update_id", "metrics", "timings", "parts", "counters", "transfer")),
             update_id=UpdateId.parse(raw["update_id"]),
             metrics=_metrics(raw["metrics"]),
@@ -174,20 +195,26 @@ def reply_from_json(raw: Mapping[str, Any]) -> ReplyHeader | Failure:
             counters={_name(k): _int(v) for k, v in raw.get("counters", {}).items()},
             transfer=transfer,
         )
-        _name(head.ask_id), _name(raw["update_id"])
-        if str(head.update_id) != raw["update_id"]:
+        _name(header.assignment_id), _name(raw["update_id"])
+        if str(header.update_id) != raw["update_id"]:
             raise ValueError(f"{raw['update_id'][:80]!r} is not written as an update's id is")
-        _name(head.lost), _name(head.identity)
-        _printable(head.codec)
-        if min(head.examples, head.steps, head.planned, head.a, head.base_version, head.update_id.sequence) < 0:
+        _name(header.lost), _name(header.identity)
+        _printable(header.codec)
+        if (
+            min(header.examples, header.steps, header.planned, header.a, header.base_version, header.update_id.sequence)
+            < 0
+        ):
             raise ValueError("counts must not be negative")
-        if max(head.steps, head.planned) > MAX_STEPS or not max(abs(head.norm), abs(head.residual_norm)) <= MAX_NORM:
+        if (
+            max(header.steps, header.planned) > MAX_STEPS
+            or not max(abs(header.norm), abs(header.residual_norm)) <= MAX_NORM
+        ):
             raise ValueError(f"more than {MAX_STEPS} steps, or a norm of more than {MAX_NORM:g}")
-        if not all(0 <= seconds <= MAX_SECONDS for seconds in dataclasses.astuple(head.timings)):
+        if not all(0 <= seconds <= MAX_SECONDS for seconds in dataclasses.astuple(header.timings)):
             raise ValueError("a stage took less than no time, or for ever")
-        if head.examples > MAX_EXAMPLES or head.a > MAX_A or head.update_id.sequence > MAX_INT:
+        if header.examples > MAX_EXAMPLES or header.a > MAX_A or header.update_id.sequence > MAX_INT:
             raise ValueError(f"more than {MAX_EXAMPLES} examples, a = {MAX_A:g} or 2^63 updates")
-        return head
+        return header
 
 
 class _Reading:
@@ -208,9 +235,9 @@ def _dump(raw: Mapping[str, Any]) -> bytes:
 
 
 def _load(data: bytes) -> dict[str, Any]:
-    if len(data) > MAX_HEAD_BYTES:
-        raise BadPayload(f"a head of {len(data)} bytes", why=f"at most {MAX_HEAD_BYTES} are read")
-    require_small(data, MAX_HEAD_BYTES // BYTES_A_TOKEN)
+    if len(data) > MAX_HEADER_BYTES:
+        raise BadPayload(f"a header of {len(data)} bytes", why=f"at most {MAX_HEADER_BYTES} are read")
+    require_small(data, MAX_HEADER_BYTES // BYTES_A_TOKEN)
     raw = json.loads(data)
     if not isinstance(raw, dict):
         raise ValueError("not a JSON object")
@@ -309,7 +336,8 @@ def _keys(kind: type, *more: str) -> frozenset[str]:
     return frozenset((*(f.name for f in dataclasses.fields(kind)), *more))
 
 
-_KEYS = {"reply": _keys(ReplyHeader, "type"), "failure": _keys(Failure, "type")}
+_TYPES: Mapping[type, str] = {ReplyHeader: "reply", Failure: "failure", PhaseReply: "phase"}
+_KEYS = {name: _keys(kind, "type") for kind, name in _TYPES.items()}
 _TRANSFER, _PART, _TIMINGS = _keys(Transfer), _keys(Part), _keys(Timings)
 
 

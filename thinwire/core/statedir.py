@@ -70,16 +70,6 @@ class AggregatorHome:
         return self.root / "lock"
 
     @property
-    def clock(self) -> Path:
-        """Return the file that says to which setting of the wall clock the lock's time belongs (core/clock.py)."""
-        return self.root / "clock"
-
-    @property
-    def wire(self) -> Path:
-        """Return the file of the bytes that were counted for each device and belong to no reply yet."""
-        return self.root / "wire"
-
-    @property
     def spool(self) -> Path:
         """Return the directory of replies whose updates are not aggregated yet; create it if it is missing."""
         return private_folder(self.root / "spool")
@@ -149,7 +139,7 @@ def require_its_database(database: Path) -> None:
         raise DataLost(
             f"the database {database} is {'empty' if database.exists() else 'not there'}",
             why=f"{found} stands beside it: a new one would know neither the runs nor the devices that were here",
-            hint="restore a backup: thinwire aggregator restore FILE --force; or start anew: --home FOLDER",
+            hint="restore a backup: thinwire aggregator restore FILE --force; or start again: --home FOLDER",
         )
 
 
@@ -246,7 +236,7 @@ class Held(ThinwireError):
     def __init__(self, path: Path, holder: Mapping[str, Any]) -> None:
         super().__init__(
             f"{path.parent} is in use by process {holder.get('pid', '?')}",
-            why="two processes on one state folder would write over each other",
+            why="two processes on one state directory would write over each other",
             hint="stop the other one, or give this one a folder of its own: --home FOLDER",
         )
         self.holder = dict(holder)
@@ -321,6 +311,21 @@ def holder(path: Path) -> dict[str, Any] | None:
             return None
     except Held as held:
         return held.holder
+
+
+def living_holder(path: Path) -> dict[str, Any] | None:
+    """Return what the process that has this lock wrote about itself; None without one.
+
+    Testing the lock holds it for a moment, which would refuse an aggregator that is starting. Therefore it is tested
+    only while the process that wrote it lives.
+    """
+    try:
+        os.kill(int(_read(path)["pid"]), 0)
+    except PermissionError:
+        pass
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return holder(path)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -1,32 +1,55 @@
 """These types are shared by aggregator and client: assignments, replies, failures, update ids and equipment.
 
-`Ask` is the assignment, `ReplyHeader` the reply's header, `Verdict` the outcome of an update. An assignment's id has
-the form `RUN.ROUND.DEVICE`; `ask_id_of` makes it and the functions beside it read it.
+`Assignment` is the assignment, `ReplyHeader` the reply's header, `UpdateOutcome` the outcome of an update. An
+assignment's id has the form `RUN.ROUND.DEVICE`; `assignment_id_of` makes it and the functions beside it read it.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
-
-from thinwire.core.errors import BadPayload
+from thinwire.core.errors import BadPayload, ThinwireError, UsageError
 
 PROTOCOL = 1
 
-Vector: TypeAlias = NDArray[np.float32]  # contiguous, 1-D: trained parameters of a segment or a model, or an update
-State: TypeAlias = dict[str, NDArray[Any]]  # named arrays that a codec keeps between calls
-Fixed: TypeAlias = Mapping[str, NDArray[Any]]  # tensors by name that training never changes, for the exported file
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Vector: TypeAlias = NDArray[np.float32]  # contiguous, 1-D: trained parameters of a segment or a model, or an update
+    State: TypeAlias = dict[str, NDArray[Any]]  # named arrays that a codec keeps between calls
+    Fixed: TypeAlias = Mapping[str, NDArray[Any]]  # tensors by name that training never changes, for the exported file
+else:
+
+    def __getattr__(name):
+        """Return a type of arrays; numpy is imported with the first one, and by no command that reads the store."""
+        if name not in ("Vector", "State", "Fixed"):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        import numpy as np
+        from numpy.typing import NDArray
+
+        arrays = NDArray[Any]
+        made = {"Vector": NDArray[np.float32], "State": dict[str, arrays], "Fixed": Mapping[str, arrays]}
+        return globals().setdefault(name, made[name])
+
+
 Payload: TypeAlias = bytes  # one encoded frame (compression/frame.py)
 Arrived: TypeAlias = bytes | memoryview  # a payload; a view of the spool's file is not read into memory
 Metrics: TypeAlias = Mapping[str, tuple[float, float]]  # name -> (sum, count); sum / count is shown
-AskKind = Literal["describe", "init", "train", "evaluate", "stop"]
+AssignmentKind = Literal["describe", "init", "train", "evaluate", "secure", "stop"]
 
 DEVICE_NAME = re.compile(r"[a-z0-9-]{1,63}")
+
+
+def require_device_name(name: str, hint: str = "--name ward-3", error: type[ThinwireError] = UsageError) -> str:
+    """Return a device's name; raise `error` if it is not valid."""
+    if not DEVICE_NAME.fullmatch(name):
+        raise error(f"{name[:80]!r} is no name for a device", why="a name has 1 to 63 of a-z, 0-9 and -", hint=hint)
+    return name
 
 
 @dataclass(frozen=True, order=True)
@@ -64,15 +87,15 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """Holds the aggregator's decision about an update: folded, dropped or unknown.
+class UpdateOutcome:
+    """Holds the aggregator's decision about an update: aggregated, dropped or unknown.
 
-    The client forgets a folded update, puts a dropped one back into its residual, and keeps an unknown one to send it
-    again. `version` is the first model version that contains a folded update.
+    The client forgets an aggregated update, puts a dropped one back into its residual, and keeps an unknown one to send
+    it again. `version` is the first model version that contains an aggregated update.
     """
 
     update_id: UpdateId
-    outcome: Literal["folded", "dropped", "unknown"]
+    outcome: Literal["aggregated", "dropped", "unknown"]
     version: int = -1
 
 
@@ -89,8 +112,19 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Ask:
+class SecureWork:
+    """Holds what an aggregator tells all clients of a secure round alike."""
+
+    selected: int = 0  # clients in the round
+    window: int = 0  # of the support
+    clip: float = 1.0  # largest L2 norm of an update
+
+
+@dataclass(frozen=True)
+class Assignment:
     """Holds one assignment: a request to one client to describe its task, make a first model, train, evaluate or stop.
+
+    An assignment of kind `secure` is the request of a later phase of a secure round; its part `request` has the bytes.
 
     `plan` is the resolved plan, or only its digest once the client has the plan.
 
@@ -100,10 +134,10 @@ class Ask:
     parts.
     """
 
-    ask_id: str
+    assignment_id: str
     run: str
     task: str
-    kind: AskKind
+    kind: AssignmentKind
     plan: Mapping[str, Any] | str
     round: int = 0
     base_version: int = 0
@@ -113,24 +147,29 @@ class Ask:
     work: Work = field(default_factory=Work)
     deadline_s: float = 0.0  # seconds from the moment when the client received the assignment
     parts: tuple[Part, ...] = ()
-    vectors: tuple[str, ...] = ()  # names of more shared vectors; none yet: control variates follow the model
-    verdicts: tuple[Verdict, ...] = ()
+    outcomes: tuple[UpdateOutcome, ...] = ()
     references_from: int = 0  # first round whose state of ef21 or the algorithm counts; older state is reset
     further: bool = False  # follow-up: other random draws, no evaluation
-    farewell: bool = False  # a stop for a client that was offline at the run's end and may not know the run
     protocol: int = PROTOCOL
     identity: str = ""  # of the run: separates it from an earlier run with the same id
+    secure: SecureWork | None = None  # of a training assignment whose update is sent under masks
 
 
 @dataclass(frozen=True)
 class Timings:
-    """Holds the seconds that a client spent on each stage of one assignment, by its own clock."""
+    """Holds the seconds that a client spent on each stage of one assignment, by its own clock.
+
+    `load_s` is the time until evaluation or training begins: admission, reading the state and the model, starting the
+    worker and exchanging vectors with it. `commit_s` is the time until the reply is durable on the device.
+    """
 
     download_s: float = 0.0
     queue_s: float = 0.0
     evaluate_s: float = 0.0
     train_s: float = 0.0
     encode_s: float = 0.0
+    load_s: float = 0.0
+    commit_s: float = field(default=0.0, compare=False)  # only the first transmission of a reply knows it
 
 
 @dataclass(frozen=True)
@@ -163,7 +202,7 @@ class ReplyHeader:
     was missing, older than the updates that it had sent, damaged or unsaved.
     """
 
-    ask_id: str
+    assignment_id: str
     update_id: UpdateId
     base_version: int
     examples: int
@@ -192,6 +231,18 @@ class ReplyHeader:
         return replace(self, transfer=transfer)
 
 
+@dataclass(frozen=True)
+class PhaseReply:
+    """Holds a client's message in one phase of a secure round, in base64. It tells nothing else of the client."""
+
+    assignment_id: str
+    message: str
+    device: str = ""
+    protocol: int = PROTOCOL
+    transfer: Transfer | None = None
+    identity: str = ""  # of the run, copied from the assignment
+
+
 AGGREGATOR_KINDS = ("refused", "stale", "left", "over")  # kinds of failures that only the aggregator reports
 
 
@@ -206,74 +257,105 @@ class Failure:
 
     kind: str
     text: str
-    ask_id: str
+    assignment_id: str
     device: str = ""
     protocol: int = PROTOCOL
     transfer: Transfer | None = None
     identity: str = ""  # of the run, copied from the assignment
 
 
+Reply: TypeAlias = ReplyHeader | Failure | PhaseReply
+
+
 def finite(value: float, what: str) -> float:
     """Return `value`; raise BadPayload if it is NaN or infinite, because a reply's numbers come from a device."""
-    if not np.isfinite(value):
+    if not math.isfinite(value):
         raise BadPayload(f"{what} is {value}", why="a reply's numbers must be finite")
     return float(value)
 
 
 FURTHER = "+"
+PHASE = "~"
 
 
-def ask_id_of(run_id: str, number: int, device: str, further: bool = False) -> str:
+def assignment_id_of(run_id: str, number: int, device: str, further: bool = False) -> str:
     """Return the id of the assignment of a device in a round; `further` marks the follow-up of a buffered round.
 
     A follow-up is a device's second assignment in the same round: the round's buffer already holds an update of the
     device.
 
-    >>> ask_id_of("digits-3", 12, "pi-01", further=True)
+    >>> assignment_id_of("digits-3", 12, "pi-01", further=True)
     'digits-3.12+.pi-01'
     """
     return f"{run_id}.{number}{FURTHER if further else ''}.{device}"
 
 
-def asked_round(ask_id: str) -> int:
+def assignment_round(assignment_id: str) -> int:
     """Return the round of an assignment's id, RUN.ROUND.DEVICE; 0 if the id names no round.
 
-    >>> asked_round("digits-3.12.pi-01"), asked_round("digits-3.12+.pi-01")
+    >>> assignment_round("digits-3.12.pi-01"), assignment_round("digits-3.12+.pi-01")
     (12, 12)
     """
     try:
-        return int(_named(ask_id).removesuffix(FURTHER))
+        return int(_named(assignment_id).partition(PHASE)[0].removesuffix(FURTHER))
     except ValueError:
         return 0
 
 
-def is_further(ask_id: str) -> bool:
+def is_further(assignment_id: str) -> bool:
     """Return True if the assignment is a follow-up: its device already has an update in the round's buffer."""
-    return _named(ask_id).endswith(FURTHER)
+    return _named(assignment_id).endswith(FURTHER)
 
 
-def first_of(ask_id: str) -> str:
+def first_of(assignment_id: str) -> str:
     """Return the id of the first assignment that the device of a follow-up can have had in the same round.
 
     >>> first_of("digits-3.12+.pi-01")
     'digits-3.12.pi-01'
     """
-    run_id, _, device = ask_id.rsplit(".", 2)
-    return ask_id_of(run_id, asked_round(ask_id), device)
+    run_id, _, device = assignment_id.rsplit(".", 2)
+    return assignment_id_of(run_id, assignment_round(assignment_id), device)
 
 
-def within_run(ask_id: str) -> str:
+def phase_id(assignment_id: str, phase: str) -> str:
+    """Return the id of the assignment of a later phase of a secure round, from that of the training assignment.
+
+    >>> phase_id("digits-3.12.pi-01", "share")
+    'digits-3.12~share.pi-01'
+    """
+    run_id, number, device = assignment_id.rsplit(".", 2)
+    return f"{run_id}.{number}{PHASE}{phase}.{device}"
+
+
+def training_id(assignment_id: str) -> str:
+    """Return the id of the training assignment to which a phase belongs; another id is returned as it is.
+
+    >>> training_id("digits-3.12~share.pi-01"), training_id("digits-3.12.pi-01")
+    ('digits-3.12.pi-01', 'digits-3.12.pi-01')
+    """
+    if not (phase := phase_of(assignment_id)):
+        return assignment_id
+    run_id, number, device = assignment_id.rsplit(".", 2)
+    return f"{run_id}.{number.removesuffix(PHASE + phase)}.{device}"
+
+
+def phase_of(assignment_id: str) -> str:
+    """Return the phase of a secure round that the assignment belongs to; "" for the training assignment and others."""
+    return _named(assignment_id).partition(PHASE)[2]
+
+
+def within_run(assignment_id: str) -> str:
     """Return an id without the name of its run, for draws that must not depend on that name.
 
     >>> within_run("digits-3.12+.pi-01")
     '12+.pi-01'
     """
-    return ".".join(ask_id.rsplit(".", 2)[-2:])
+    return ".".join(assignment_id.rsplit(".", 2)[-2:])
 
 
-def _named(ask_id: str) -> str:
+def _named(assignment_id: str) -> str:
     """Return the part of the id between the run and the device; "" if there is none."""
-    return ask_id.rsplit(".", 2)[-2] if ask_id.count(".") >= 2 else ""
+    return assignment_id.rsplit(".", 2)[-2] if assignment_id.count(".") >= 2 else ""
 
 
 def measuring_id_of(run_id: str, version: int, device: str) -> str:

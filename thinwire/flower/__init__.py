@@ -6,6 +6,7 @@ Invariant: the SuperLink of stock nodes knows no device and no run of ours.
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,14 @@ if TYPE_CHECKING:
     from thinwire.flower.stock_gateway import stock_guests
 
 __all__ = ["FlowerFleet", "stock_guests"]
+
+# flwr reads these variables when it is imported: it must send nothing on its own.
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+}
+os.environ.update(QUIET)
 
 _WHERE = {
     "FlowerFleet": "thinwire.flower.fleet",

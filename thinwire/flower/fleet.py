@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
@@ -13,11 +14,11 @@ from thinwire.core.clock import HEARD, Clock, RealClock, write_heard
 from thinwire.core.errors import DataLost, ThinwireError
 from thinwire.core.fleet import (
     Arrival,
+    ClientDisconnected,
     Delivered,
     DeviceRow,
     Envelope,
     FixedLimits,
-    NodeLeft,
     ReplyLimits,
     Roster,
     Spool,
@@ -26,13 +27,12 @@ from thinwire.core.protocol import SPEAKS, Range
 from thinwire.core.serialization import ReplyLimit
 from thinwire.core.statedir import write_atomically
 from thinwire.core.types import Arrived, UpdateId
-from thinwire.flower.superlink import TASK_HEARTBEAT_S, Grid, Nodes, SuperLink
+from thinwire.flower.superlink import SuperLink
 from thinwire.transport.protocol.http import Found
 from thinwire.transport.server.app import DeviceApi, Request, Serve
 from thinwire.transport.server.assignments import BundleRoute, PullRoute
-from thinwire.transport.server.auth import Guests, RequestAuthenticator, by_loopback, welcomes_nobody
-from thinwire.transport.server.connections import Ledger, TrafficCounter
-from thinwire.transport.server.limits import CONNECTIONS_OF_A_GUEST, KnownAddresses
+from thinwire.transport.server.auth import Guests, RequestAuthenticator
+from thinwire.transport.server.connections import CONNECTIONS_OF_A_GUEST, KnownAddresses, TrafficCounter
 from thinwire.transport.server.listener import Listener
 from thinwire.transport.server.mailbox import Mailbox
 from thinwire.transport.server.presence import Presence
@@ -42,21 +42,21 @@ from thinwire.transport.server.tls import CertificateProvider
 from thinwire.transport.server.uploads import PushRoute, Uploads, push_bytes
 
 GRACE_S = 4.0  # time to reconnect for a device whose connection closed
-POLL_S = 120.0  # of a pull, which is the heartbeat. 60 s would cost 1.5 MB a day (benchmarks/door.py)
+POLL_S = 120.0  # of a pull, which is the heartbeat. 60 s would cost 1.5 MB a day (benchmarks/device_api.py)
 MOST = ReplyLimit(4 * 2**30)  # of one reply, if the aggregator sets no limit
-ADDRESSES = "addresses.json"  # in the ledger's directory: addresses from which devices have signed
+ADDRESSES = "addresses.json"  # addresses from which devices have signed
+RENEW_S = 20.0  # between two checks of the certificate and of the CAs that devices trust
 HEARD_S = 5.0  # between two records of the last message from each device
 PARTING_S = 0.5  # time to read the reason for a device that is disconnected
 
-log = logging.getLogger("thinwire.door")
+log = logging.getLogger("thinwire.device_api")
 
 
 class FlowerFleet:
-    """Reaches devices over the device API, and records assignments and replies in Flower's SuperLink.
+    """Reaches devices over the device API; the LinkState of Flower's SuperLink is its table of devices and assignments.
 
-    One thread calls it; the device API has a thread of its own. `limits` bound the reply to each assignment. The
-    counted bytes of the connections are stored in the file `ledger`. A restart in the middle of an exchange loses none
-    of them, a kill loses those of the last second.
+    One thread calls it; the device API has a thread of its own. `limits` bound the reply to each assignment. In
+    `directory` the addresses of devices and the times of their last messages are stored, if it is given.
 
     Invariant: without an `authority` the device API has no TLS and listens on loopback only. With one it has TLS, and a
     device enrolls only by an invitation.
@@ -76,16 +76,17 @@ class FlowerFleet:
         poll_s: float = POLL_S,
         limits: ReplyLimits = FixedLimits(MOST),  # immutable
         speaks: Range = SPEAKS,
-        ledger: Path | None = None,
+        directory: Path | None = None,
     ) -> None:
         self._clock = clock = clock or RealClock()
         self._roster, self._spool, self._superlink, self._authority = roster, spool, SuperLink(), authority
         self._guests = guests
         self._guest_accounts: dict[str, TrafficCounter] = {}  # by fingerprint
-        self._exchange = Mailbox(Grid(self._superlink), self._wake)
-        self._nodes = Nodes(self._superlink, self._exchange)
+        self._state = self._superlink.state
+        self._state.watch(self._wake)
+        self._exchange = Mailbox(self._state)
         self._holds: dict[str, tuple[str, ...]] = {}  # pins of CAs by device, from hellos since the start
-        self._sessions = Presence(clock, grace_s, poll_s, self._left, Ledger(ledger))
+        self._sessions = Presence(self._state, clock, grace_s, poll_s, self._left)
         self._sweep_s, self._heard_s = min(1.0, grace_s / 4), min(HEARD_S, poll_s / 8)
         self._gate = RequestAuthenticator(roster, clock, private=authority is None, guests=guests)
         self._limits = limits
@@ -94,27 +95,26 @@ class FlowerFleet:
         self._gate.room = self._room
         self._pull = PullRoute(self._gate, self._exchange, self._sessions, clock, poll_s)
         push = PushRoute(answers, self._uploads, self._sessions, spool, clock, limits)
-        enrol = by_loopback(roster) if authority is None else welcomes_nobody
         hello = HelloRoute(
-            enrol, roster, spool, self._exchange, self._sessions, clock, poll_s, self._cas, self._called,
+            roster, spool, self._exchange, self._sessions, clock, poll_s, self._cas, self._called,
             self._holds.__setitem__, self._gate.still, speaks,
         )  # fmt: skip
         routes: dict[str, Serve] = {
             "hello": hello, "pull": self._pull, "push": push, "part": self._uploads.take,
             "offset": self._uploads.tell, "bundle": BundleRoute(self._exchange, self._sessions),
-            "leave": LeaveRoute(roster, self._shut_out_here),
+            "leave": LeaveRoute(roster, self._revoke_here),
         }  # fmt: skip
         if authority is not None:
             routes["ca"] = CaRoute(self._cas, authority.server_name)
             routes["join"] = JoinRoute(roster, self._gate, clock, self._cas)
         self._enter_all(spool)
-        self._door = DeviceApi(routes, clock, self._called, guests)
+        self._device_api = DeviceApi(routes, clock, self._called, guests)
         self._listener = Listener(
-            self._door, self._gate.judge, host, port, clock, self._lifespan, self._background,
+            self._device_api, self._gate.judge, host, port, clock, self._lifespan, self._background,
             authority.context if authority else None,
         )  # fmt: skip
-        self._addresses = ledger.with_name(ADDRESSES) if ledger else None
-        self._heard_file, self._heard = ledger.with_name(HEARD) if ledger else None, dict[str, float]()
+        self._addresses = directory / ADDRESSES if directory else None
+        self._heard_file, self._heard = directory / HEARD if directory else None, dict[str, float]()
         self._listener.wires.known = _read_known(self._addresses)
         self._listener.start()
 
@@ -123,29 +123,32 @@ class FlowerFleet:
         """Return host:port of the device API."""
         return self._listener.address
 
-    def send(self, asks: Sequence[Envelope]) -> None:
+    def send(self, assignments: Sequence[Envelope]) -> None:
         """Queue all assignments; queue none and raise `DataLost` if the file of one does not have the length of its
         parts.
         """
-        for envelope in asks:
-            length = sum(part.length for part in envelope.ask.parts)
+        for envelope in assignments:
+            length = sum(part.length for part in envelope.assignment.parts)
             there = envelope.bundle.stat().st_size if envelope.bundle and envelope.bundle.exists() else 0
             if length != there:
                 raise DataLost(
-                    f"the model for ask {envelope.ask.ask_id} has {there} bytes on disk, {length} were announced",
+                    (
+                        f"the model for assignment {envelope.assignment.assignment_id} has {there} bytes on disk, "
+                        f"{length} were announced"
+                    ),
                     why=f"file {envelope.bundle}",
                     hint="restore a backup: thinwire aggregator restore",
                 )
-            self._limits.of(envelope.ask.ask_id)  # the run must be known before a device can reply
-        self._exchange.send(asks)
+            self._limits.of(envelope.assignment.assignment_id)  # the run must be known before a device can reply
+        self._exchange.send(assignments)
 
     def poll(self, wait_s: float) -> Sequence[Arrival]:
         """Return replies, failures, and devices that connected or went offline, after at most `wait_s` seconds."""
         return self._exchange.poll(wait_s)
 
-    def taken_up(self) -> Sequence[Delivered]:
+    def delivered(self) -> Sequence[Delivered]:
         """Return the assignments delivered since the last call."""
-        return self._exchange.taken_up()
+        return self._exchange.delivered()
 
     def open(self, update_id: UpdateId) -> Iterator[Arrived]:
         """Yield the parts of an update from the spool, in order."""
@@ -157,30 +160,29 @@ class FlowerFleet:
             self._spool.delete(update_id)
             self._exchange.acked(update_id)
 
-    def cancel(self, ask_ids: Sequence[str]) -> None:
+    def cancel(self, assignment_ids: Sequence[str]) -> None:
         """Withdraw assignments; devices learn it at their next call."""
-        self._exchange.cancel(ask_ids)
+        self._exchange.cancel(assignment_ids)
 
-    def shut_out(self, devices: Sequence[str]) -> None:
+    def revoke_access(self, devices: Sequence[str]) -> None:
         """Disconnect revoked devices.
 
         When it returns, their waiting calls are answered, their uploads are deleted, and each open assignment has
         failed.
         """
         for device in devices:
-            self._listener.now(lambda name=device: self._shut_out_here(name))  # type: ignore[misc]  # mypy cannot type a default
+            self._listener.now(lambda name=device: self._revoke_here(name))  # type: ignore[misc]  # mypy cannot type a default
 
     def close(self) -> None:
         """Answer all waiting calls, then close the device API; a second call changes nothing."""
         self._pull.closing = True
         self._listener.soon(self._sessions.wake_all)
         self._listener.stop()
-        self._sessions.keep()
         self._keep_known(self._listener.wires.known.taken())
 
     def stats(self) -> dict[str, Any]:
         """Return counters for benchmarks: requests by route, refusals by path and status, bytes on the wire."""
-        (sent, received), answers = self._sessions.total(), dict(self._door.answers)
+        (sent, received), answers = self._sessions.total(), dict(self._device_api.answers)
         names = ("hello", "pull", "push")
         requests = {name: answers.pop(name, 0) for name in names}
         requests |= {name: count for name, count in answers.items() if "/" not in name and not name[0].isdigit()}
@@ -193,7 +195,7 @@ class FlowerFleet:
             "received_bytes": received,
             "connections": len(wires.open),
             "strangers": len(wires.strangers),
-            "turned_away": wires.strangers.turned_away,
+            "refused_connections": wires.strangers.refused_connections,
         }
 
     def _enter_all(self, spool: Spool) -> None:
@@ -211,9 +213,9 @@ class FlowerFleet:
             elif row.state == "revoked":
                 spool.drop_partial(row.name)
             else:
-                self._nodes.register(row)
-        for head in spool.heads():
-            self._exchange.arrived(head)
+                self._state.register(row.name, row.public_key)
+        for header in spool.headers():
+            self._exchange.arrived(header)
 
     @asynccontextmanager
     async def _lifespan(self) -> AsyncIterator[None]:
@@ -242,66 +244,59 @@ class FlowerFleet:
             if self._guests is not None and (who := self._guests.who(request.headers)):
                 request.charge(self._guest_accounts.setdefault(who, TrafficCounter(max_wires=CONNECTIONS_OF_A_GUEST)))
             return
-        if not self._exchange.node_of(request.row.name):
-            self._gate.still(request.row)  # it may have been revoked since its signature was checked
-        request.charge(self._sessions.account(request.row.name))
-        self._nodes.is_here(request.row)
+        row = request.row
+        if not self._state.knows(row.name):
+            self._gate.still(row)  # it may have been revoked since its signature was checked
+        self._state.register(row.name, row.public_key)
+        request.charge(self._sessions.account(row.name))
 
     def _left(self, device: str, why: str, silent_s: float) -> None:
-        self._nodes.has_left(device)
-        self._exchange.arrived(NodeLeft(device, why, silent_s))
+        self._exchange.arrived(ClientDisconnected(device, why, silent_s))
 
-    def _shut_out_here(self, device: str) -> None:
+    def _revoke_here(self, device: str) -> None:
         """Disconnect a device, in the device API's loop: its waiting calls are answered with the reason first.
 
         A renamed device may still be connected under its old name, if it has not sent a hello since.
         """
         row = next((row for row in self._roster.rows() if row.name == device), None)
-        before = self._nodes.names_of(row) if row else ()
+        before = self._state.names_of(row.public_key) if row else ()
         for name in {device, *before}:
             self._end(name)
 
     def _end(self, device: str) -> None:
         """Disconnect one name of a device, in memory first: an error of the disk must not keep the device connected."""
-        node_id = self._exchange.node_of(device)
-        self._sessions.shut_out(device)
+        self._sessions.revoke_access(device)
         for wire in self._sessions.account(device).wires:
             self._listener.loop.call_later(PARTING_S, wire.abort)
-        taken = self._exchange.shut_out(device)
-        if node_id:
-            self._superlink.node_has_left(node_id)
-        self._uploads.shut_out(device)
+        taken = self._exchange.revoke_access(device)
+        self._uploads.revoke_access(device)
         try:
             for update_id in taken:
                 self._spool.delete(update_id)
                 self._exchange.acked(update_id)
             self._spool.drop_partial(device)
         except OSError:
-            log.exception("%s is shut out, but what it sent could not be removed", device)
+            log.exception("%s is revoked, but what it sent could not be removed", device)
 
     async def _background(self) -> None:
-        """Notice offline and renamed devices, store counters, keep Flower's task alive and renew the certificate,
-        for ever.
-        """
+        """Notice offline and renamed devices, store addresses and renew the certificate, for ever."""
         loop = asyncio.get_running_loop()
-        beat_at = heard_at = loop.time()
+        renewed_at, last_seen_at = -math.inf, loop.time()
         while True:
             self._sessions.sweep()
             with suppress(ThinwireError):  # of the database: the next sweep may reach it
                 self._sessions.renamed(self._roster.rows())
-            self._sessions.keep()
             if self._addresses is not None and self._listener.wires.known.changed:
                 await asyncio.to_thread(self._keep_known, self._listener.wires.known.taken())
-            if self._heard_file is not None and loop.time() >= heard_at:
-                heard_at = loop.time() + self._heard_s
+            if self._heard_file is not None and loop.time() >= last_seen_at:
+                last_seen_at = loop.time() + self._heard_s
                 if (heard := self._sessions.heard()) != self._heard:
                     self._heard, ahead = heard, self._clock.wall() - self._clock.now()
                     walls = {name: at + ahead for name, at in heard.items()}
                     await asyncio.to_thread(write_heard, self._heard_file, walls)
-            if loop.time() >= beat_at:
-                self._superlink.beat()
+            if loop.time() >= renewed_at + RENEW_S:
+                renewed_at = loop.time()
                 await asyncio.to_thread(self._renew)
-                beat_at = loop.time() + TASK_HEARTBEAT_S
             await asyncio.sleep(self._sweep_s)
 
     def _keep_known(self, table: bytes) -> None:
@@ -329,5 +324,5 @@ def _read_known(path: Path | None) -> KnownAddresses:
     try:
         return KnownAddresses.from_bytes(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        log.warning("the addresses of devices in %s cannot be read, and are learned again: %s", path, error)
+        log.warning("the addresses of devices in %s is not readable, and are learned again: %s", path, error)
         return KnownAddresses()

@@ -25,33 +25,31 @@ from typing import TYPE_CHECKING
 
 from thinwire.aggregation.mean import unpack_fixed
 from thinwire.aggregation.plan_codecs import codec_of
-from thinwire.core.errors import BadPayload, DataLost, PlanError, TaskError, TooFewClients
-from thinwire.core.events import ModelStored, capped_text
+from thinwire.core.errors import BadPayload, DataLost, PlanError, TaskError, TooFewClients, UsageError
+from thinwire.core.events import ModelStored
+from thinwire.core.fleet import Delivery
+from thinwire.core.formatting import capped_text
 from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
 from thinwire.core.protocol import read_json
-from thinwire.core.serialization import MAX_HEAD_BYTES, ask_to_bytes, reply_from_bytes
-from thinwire.core.statedir import private_opener
-from thinwire.core.types import Ask, Failure, Fixed, ReplyHeader, UpdateId, Verdict, Work
+from thinwire.core.serialization import (
+    MAX_HEADER_BYTES,
+    assignment_from_bytes,
+    assignment_to_bytes,
+    reply_from_bytes,
+    reply_to_bytes,
+)
+from thinwire.core.statedir import find_home, private_folder, private_opener
+from thinwire.core.types import Assignment, Failure, Fixed, ReplyHeader, UpdateId, UpdateOutcome, Work
 
-from flwr.app import Context  # isort: skip
-from flwr.app import Message
-
-from flwr.serverapp import Grid  # isort: skip
-from flwr.serverapp import ServerApp
-
-from thinwire.core.errors import UsageError
-from thinwire.core.fleet import Delivery
-from thinwire.core.serialization import ask_from_bytes, reply_to_bytes
-from thinwire.core.statedir import find_home, private_folder
-
+from flwr.app import ConfigRecord, Context, Message, RecordDict  # isort: skip
 from flwr.clientapp import ClientApp  # isort: skip
-from flwr.app import ConfigRecord, RecordDict
+from flwr.serverapp import Grid, ServerApp  # isort: skip
 
 if TYPE_CHECKING:
     from thinwire.server.aggregator import RoundAggregator
     from thinwire.server.model_store import Versions
-    from thinwire.server.round_close import FoldDone
+    from thinwire.server.round_close import AggregationDone
 
 
 ROUND_S, NODES_S, LOOK_S = 300.0, 120.0, 0.5
@@ -95,13 +93,13 @@ def _possible(plan: RunPlan) -> RunPlan:
     if plan.run.target:
         raise PlanError(
             "[run] target over stock nodes",
-            why="this app makes all rounds of the plan, and nobody holds what nodes measure against a target",
+            why="this app makes all rounds of the plan, and it compares no metric with a target",
             hint="leave [run] target out, or our own client: thinwire run",
         )
     if plan.uplink.ladder:
         raise PlanError(
             "[uplink] ladder over stock nodes",
-            why="this app measures no links, and asks all nodes in one codec",
+            why="this app measures no links, and assigns all nodes one codec",
             hint="[uplink] codec = one of them, or our own client: thinwire run",
         )
     return plan
@@ -117,15 +115,15 @@ class StockRun:
     folder: Path
     payload_bytes: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
-    _max_header: int = MAX_HEAD_BYTES  # bytes of an update's header, which follow from the first model
-    _verdicts: dict[int, list[Verdict]] = field(default_factory=dict)
+    _max_header: int = MAX_HEADER_BYTES  # bytes of an update's header, which follow from the first model
+    _outcomes: dict[int, list[UpdateOutcome]] = field(default_factory=dict)
     fixed: Fixed = field(init=False, default_factory=dict)
     _weights: dict[str, int] = field(default_factory=dict)  # see server/aggregator.py
 
     def make(self, nodes: int) -> None:
         """Run all rounds, and print one line for each."""
         from thinwire.server.aggregator import Model
-        from thinwire.server.submit import limit_of
+        from thinwire.server.service import limit_of
 
         versions, stored = self._first(self._nodes(nodes))
         layout = versions.layout
@@ -175,79 +173,85 @@ class StockRun:
         raise TooFewClients("no node gave the first model", hint="look at the task's model() there")
 
     def _begin(self, node: int) -> tuple[Layout, ModelStored, bytes]:
-        asked = Carried(json.dumps({"task": self.plan.run.task, "seed": self.plan.run.seed or 0}).encode())
-        (reply,) = self._exchange("query", {node: asked}).values()
-        said = read_json(reply.head, MAX_HEAD_BYTES)
+        assigned = Carried(json.dumps({"task": self.plan.run.task, "seed": self.plan.run.seed or 0}).encode())
+        (reply,) = self._exchange("query", {node: assigned}).values()
+        said = read_json(reply.header, MAX_HEADER_BYTES)
         parts = [(str(name), int(length), str(digest)) for name, length, digest in said["parts"]]
         stored = ModelStored(time.time(), 0, said["digest"], "v000000.model", parts, said["counters"])
         return Layout.from_json(said["layout"]), stored, reply.parts
 
     def _round(self, number: int, nodes: Sequence[int], versions: Versions, stored: ModelStored) -> ModelStored:
-        from thinwire.server.aggregator import RoundAggregator
+        from thinwire.server.aggregator import RoundAggregator, caps_of
         from thinwire.server.evaluation import pooled
-        from thinwire.server.policy.local_work import caps_of, work_of
-        from thinwire.server.round_close import folded_without, refolded
+        from thinwire.server.policy.assignment_terms import work_of
+        from thinwire.server.round_close import aggregated_without, refolded
 
         codec, work = codec_of(self.plan.uplink, number - 1), work_of(self.plan, len(nodes))
         model_file = (self.folder / stored.file).read_bytes()
-        asks = {node: Carried(ask_to_bytes(self._ask(number, node, stored, codec, work)), model_file) for node in nodes}
+        assignments = {
+            node: Carried(assignment_to_bytes(self._assign(number, node, stored, codec, work)), model_file)
+            for node in nodes
+        }
         fold: RoundAggregator
-        folded: dict[int, FoldDone]
+        aggregated: dict[int, AggregationDone]
         new = partial(
             RoundAggregator, self.plan, versions.layout, codec, self._weights,
-            counters=stored.counters, steps_of=lambda head: work.steps,
+            counters=stored.counters, steps_of=lambda header: work.steps,
         )  # fmt: skip
-        fold, folded = new(), {}
-        for node, reply in self._exchange("train", asks).items():
+        fold, aggregated = new(), {}
+        for node, reply in self._exchange("train", assignments).items():
             try:
-                head = reply_from_bytes(reply.head, self._max_header)
-                if isinstance(head, ReplyHeader):
-                    folded[node] = head, partial(_frames, reply.parts, head), 1.0
-                    fold.add(*folded[node])
+                header = reply_from_bytes(reply.header, self._max_header)
+                if isinstance(header, ReplyHeader):
+                    aggregated[node] = header, partial(_frames, reply.parts, header), 1.0
+                    fold.add(*aggregated[node])
             except BadPayload as error:
-                folded.pop(node, None)
-                print(f"thinwire: round {number}: node {node} sent what cannot be folded: {error}", flush=True)
+                aggregated.pop(node, None)
+                print(f"thinwire: round {number}: node {node} sent an invalid update: {error}", flush=True)
                 continue
-            if isinstance(head, Failure):
-                print(f"thinwire: round {number}: node {node} failed, {head.kind}: {head.text}", flush=True)
-        heads = [head for head, _, _ in folded.values()]
-        caps = caps_of(self.plan, heads)
-        for update_id, capped in fold.capped(caps, heads).items():
+            if isinstance(header, Failure):
+                print(f"thinwire: round {number}: node {node} failed, {header.kind}: {header.text}", flush=True)
+        headers = [header for header, _, _ in aggregated.values()]
+        caps = caps_of(self.plan, headers)
+        for update_id, capped in fold.capped(caps, headers).items():
             new, found = partial(new, caps=caps), UpdateId.parse(update_id)
             print(f"thinwire: round {number}: {found.device}: {capped_text(capped)}", flush=True)
         if "caps" in new.keywords:
-            fold = refolded(new, list(folded.values()))
+            fold = refolded(new, list(aggregated.values()))
         if not fold.fits():
-            fold, spoilers = folded_without(new, list(folded.values()))
-            for node in [node for node, (head, _, _) in folded.items() if head in spoilers]:
-                del folded[node]
+            fold, spoilers = aggregated_without(new, list(aggregated.values()))
+            for node in [node for node, (header, _, _) in aggregated.items() if header in spoilers]:
+                del aggregated[node]
                 print(f"thinwire: round {number}: node {node} sent numbers too large to be added", flush=True)
-        if not folded:
+        if not aggregated:
             raise TooFewClients(f"no node answered in round {number}")
         fold.step(self.model)
-        heads = [head for head, _, _ in folded.values()]
-        self.payload_bytes += sum(head.payload_bytes for head in heads)
-        self._verdicts |= {node: [Verdict(head.update_id, "folded", number)] for node, (head, _, _) in folded.items()}
+        headers = [header for header, _, _ in aggregated.values()]
+        self.payload_bytes += sum(header.payload_bytes for header in headers)
+        self._outcomes |= {
+            node: [UpdateOutcome(header.update_id, "aggregated", number)] for node, (header, _, _) in aggregated.items()
+        }
         self._weights |= fold.weights.new if fold.weights else {}
-        self.metrics = pooled((head.metrics for head in heads), "eval/")
-        print(f"thinwire: round {number}: {len(heads)} of {len(nodes)} nodes, {self.metrics}", flush=True)
+        self.metrics = pooled((header.metrics for header in headers), "eval/")
+        print(f"thinwire: round {number}: {len(headers)} of {len(nodes)} nodes, {self.metrics}", flush=True)
         return versions.write(number, self.model.params, self.model.buffers, self.model.counters, time.time())
 
-    def _ask(self, number: int, node: int, stored: ModelStored, codec: str, work: Work) -> Ask:
+    def _assign(self, number: int, node: int, stored: ModelStored, codec: str, work: Work) -> Assignment:
         from thinwire.server.model_store import parts_of
 
-        return Ask(
-            ask_id=f"{self.run_id}.{number}.node-{node}", run=self.run_id, task=self.plan.run.task, kind="train",
+        return Assignment(
+            assignment_id=f"{self.run_id}.{number}.node-{node}", run=self.run_id, task=self.plan.run.task, kind="train",
             plan=self.plan.to_json(), round=number, base_version=stored.version, base_digest=stored.digest,
             layout_digest=self.model.layout.digest, codec=codec,
             work=work, deadline_s=ROUND_S,
-            parts=parts_of(stored), verdicts=tuple(self._verdicts.get(node, ())),
+            parts=parts_of(stored), outcomes=tuple(self._outcomes.get(node, ())),
         )  # fmt: skip
 
-    def _exchange(self, kind: str, asks: dict[int, Carried]) -> dict[int, Carried]:
+    def _exchange(self, kind: str, assignments: dict[int, Carried]) -> dict[int, Carried]:
         """Send messages and return each node's reply; a node that fails or does not reply is left out."""
         messages = [
-            Message(asked.content(), dst_node_id=node, message_type=kind, ttl=ROUND_S) for node, asked in asks.items()
+            Message(assigned.content(), dst_node_id=node, message_type=kind, ttl=ROUND_S)
+            for node, assigned in assignments.items()
         ]
         found = {}
         for reply in self.grid.send_and_receive(messages, timeout=ROUND_S):
@@ -261,9 +265,9 @@ class StockRun:
         return found
 
 
-def _frames(parts: bytes, head: ReplyHeader) -> Iterator[bytes]:
+def _frames(parts: bytes, header: ReplyHeader) -> Iterator[bytes]:
     at = 0
-    for part in head.parts:
+    for part in header.parts:
         yield parts[at : at + part.length]
         at += part.length
 
@@ -283,7 +287,7 @@ def client_app() -> ClientApp:
     return app
 
 
-def described(asked: Carried, context: Context) -> Carried:
+def described(assigned: Carried, context: Context) -> Carried:
     """Return the layout and the first model, drawn by the run's seed, followed by the fixed tensors.
 
     The node makes them because the aggregator never imports a task's code.
@@ -293,32 +297,37 @@ def described(asked: Carried, context: Context) -> Carried:
     from thinwire.client.task import initial_model
     from thinwire.server.model_store import Versions
 
-    said = json.loads(asked.head)
+    said = json.loads(assigned.header)
     made = initial_model(load_task(_spec(said["task"], context)), int(said["seed"]))
     with tempfile.TemporaryDirectory() as folder:
         versions = Versions(Path(folder), made.layout)
         stored = versions.write(0, made.vector, made.buffers, made.counters, time.time())
         parts = versions.path(0).read_bytes() + pack_fixed(made.fixed)
-    head = {"layout": made.layout.to_json(), "digest": stored.digest, "parts": stored.parts, "counters": made.counters}
-    return Carried(json.dumps(head).encode(), parts)
+    header = {
+        "layout": made.layout.to_json(),
+        "digest": stored.digest,
+        "parts": stored.parts,
+        "counters": made.counters,
+    }
+    return Carried(json.dumps(header).encode(), parts)
 
 
-def trained(asked: Carried, context: Context) -> Carried:
+def trained(assigned: Carried, context: Context) -> Carried:
     """Carry out one assignment as our own client would; residuals are kept in the node's directory between rounds."""
     from thinwire.client import Site, load_task
     from thinwire.client.handler import AssignmentHandler
 
-    ask, name = ask_from_bytes(asked.head), f"node-{context.node_id}"
+    assignment, name = assignment_from_bytes(assigned.header), f"node-{context.node_id}"
     folder = private_folder(_home(context) / name)
     part, _, parts = str(context.node_config.get("partition", "0/1")).partition("/")
     data = context.node_config.get("data")
     split = str(context.node_config.get("split", "iid"))
     site = Site(name, Path(str(data)) if data else None, int(part), int(parts or 1), split)
-    session = AssignmentHandler(name, load_task(_spec(ask.task, context)), folder, site)
+    session = AssignmentHandler(name, load_task(_spec(assignment.task, context)), folder, site)
     with tempfile.NamedTemporaryFile(dir=folder) as bundle:
-        bundle.write(asked.parts)
+        bundle.write(assigned.parts)
         bundle.flush()
-        delivery = Delivery(ask, Path(bundle.name))
+        delivery = Delivery(assignment, Path(bundle.name))
         reply, file = session.answer(delivery, cancelled=lambda: False, say=lambda line: print(line, flush=True))
     return Carried(reply_to_bytes(reply), file.read_bytes() if file else b"")
 
@@ -350,25 +359,25 @@ def _home(context: Context) -> Path:
     return Path(str(given)).expanduser() if given else find_home() / "stock"
 
 
-RECORD, HEAD, PARTS = "thinwire", "head", "parts"
+RECORD, HEAD, PARTS = "thinwire", "header", "parts"
 
 
 @dataclass(frozen=True)
 class Carried:
     """Holds the content of one message: a header and parts."""
 
-    head: bytes
+    header: bytes
     parts: bytes = b""
 
     @classmethod
     def read(cls, message: Message) -> Carried:
         """Read a message; raise `BadPayload` if it belongs to another app."""
         record = message.content.config_records.get(RECORD)
-        head, parts = (record.get(name) if record else None for name in (HEAD, PARTS))
-        if not isinstance(head, bytes) or not isinstance(parts, bytes):
+        header, parts = (record.get(name) if record else None for name in (HEAD, PARTS))
+        if not isinstance(header, bytes) or not isinstance(parts, bytes):
             raise BadPayload("a Flower message that is not ours", why=f"it has no {RECORD} record")
-        return cls(head, parts)
+        return cls(header, parts)
 
     def content(self) -> RecordDict:
         """Return the content as Flower's record."""
-        return RecordDict({RECORD: ConfigRecord({HEAD: self.head, PARTS: self.parts})})
+        return RecordDict({RECORD: ConfigRecord({HEAD: self.header, PARTS: self.parts})})

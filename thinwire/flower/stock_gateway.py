@@ -14,6 +14,10 @@ import asyncio
 import base64
 import binascii
 import contextlib
+import logging
+import os
+import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -35,7 +39,9 @@ from cryptography.hazmat.primitives.serialization import (
 
 from thinwire.core.clock import Clock, RealClock
 from thinwire.core.fleet import Roster
-from thinwire.flower.superlink import config  # imported first: it sets variables that flwr reads when it is imported
+from thinwire.core.log_file import append_all
+from thinwire.flower import QUIET
+from thinwire.flower.superlink import config
 from thinwire.transport.protocol.http import ApiError
 from thinwire.transport.protocol.signing import (
     EARLIEST_S,
@@ -49,17 +55,10 @@ from thinwire.transport.protocol.signing import (
 from thinwire.transport.server.auth import require_no_browser
 from thinwire.transport.server.listener import bound
 
-from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL  # isort: skip
-from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
+from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL, NOOP_ACCOUNT_NAME, NOOP_FLWR_AID  # isort: skip
 
 from flwr.superlink.cli.flower_superlink import SuperLinkLifespan  # isort: skip
 from flwr.superlink.main import create_app  # isort: skip
-import logging
-import os
-import sys
-import threading
-
-from thinwire.client.status import append_all
 
 APPROVE = "thinwire devices approve --key FILE.pub --name NAME"
 ALLOWED = frozenset({401, 403, 404, 409, 412, 413, 429, 503})
@@ -111,7 +110,7 @@ class StockPass:
             return ApiError(401, "signature", "the signature does not fit")
         if row.state != "approved":
             return ApiError(403, row.state, f"{row.name} may not call")
-        self._superlink.let_in(row.name, der)
+        self._superlink.admitted(row.name, der)
         return None
 
     def who(self, headers: Mapping[bytes, bytes]) -> str:
@@ -212,7 +211,7 @@ class StockSuperLink:
         if scope["type"] == "http":
             await self._app(dict(scope, state=dict(self._lifespan)), receive, send)
 
-    def let_in(self, name: str, der: bytes) -> None:
+    def admitted(self, name: str, der: bytes) -> None:
         """Register a key once; it is never deleted, because Flower never accepts a deleted key again."""
         pem = load_der_public_key(der).public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
         if not self.state.get_node_id_by_public_key(pem):
@@ -281,13 +280,6 @@ class SuperExec:
                     await asyncio.wait_for(process.wait(), END_S)
                 except TimeoutError:
                     process.kill()
-
-
-QUIET = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-}
 
 
 def _environment() -> dict[str, str]:

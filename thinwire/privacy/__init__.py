@@ -1,1 +1,1 @@
-"""This package will hold secure aggregation and differential privacy; it is still empty."""
+"""Secure aggregation without I/O; its threat model is docs/explain/secure-aggregation.md. Privacy noise comes later."""

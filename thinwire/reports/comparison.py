@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+from thinwire.core.plan_schema import Target
 from thinwire.reports.sweep_results import Trial
 
 SEED, RUN = "run.seed", "run"
@@ -136,9 +137,8 @@ def reached(cell: Trial, metric: str, target: float, link: Link = Link()) -> Rea
     seconds = 0.0
     for number, one in enumerate(cell.rounds, start=1):
         up, down = up + one.payload_up, down + one.payload_down
-        seconds += one.seconds + link.seconds((one.payload_up + one.payload_down) / max(1, one.asked))
-        value = one.metrics.get(metric)
-        if value is not None and (value <= target if metric == "loss" else value >= target):
+        seconds += one.seconds + link.seconds((one.payload_up + one.payload_down) / max(1, one.selected))
+        if Target(metric=metric, value=target).is_met(one.metrics):
             return Reached(number, up, down, seconds)
     return None
 
@@ -170,7 +170,7 @@ def _row(settings: dict[str, str], cells: list[Trial], metric: str, target: floa
     there = [first for first in firsts if first]
     sent = [(sum(r.payload_up for r in cell.rounds), _down(cell)) for cell in cells]
     took = [
-        sum(r.seconds + link.seconds((r.payload_up + r.payload_down) / max(1, r.asked)) for r in cell.rounds)
+        sum(r.seconds + link.seconds((r.payload_up + r.payload_down) / max(1, r.selected)) for r in cell.rounds)
         for cell in cells
     ]
     up = sum(one for one, _ in sent)

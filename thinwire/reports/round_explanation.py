@@ -10,11 +10,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from thinwire.core.clock import absence_s
-from thinwire.core.events import CAPPED
-from thinwire.core.formatting import counted, duration, size, speed, trip
+from thinwire.core.clock import downtime_s
+from thinwire.core.formatting import CAPPED, counted, duration, size, speed
 from thinwire.core.types import is_further
-from thinwire.reports.round_timing import ALONG, OWN, STAGES, along, on_one_clock, within, within_s
+from thinwire.reports.round_timing import ALONG, OWN, STAGES, along, clock_was_set, within, within_s
 from thinwire.store.read_models import MeasureRow, RoundRow, RunRow, UpdateRow
 
 
@@ -47,54 +46,61 @@ class RoundExplanation:
 
 
 def why(
-    found: RoundRow, asks: Sequence[UpdateRow] = (), parameters: int = 0, earlier: Sequence[UpdateRow] = (),
+    found: RoundRow, assignments: Sequence[UpdateRow] = (), earlier: Sequence[UpdateRow] = (),
     turn_at: float | None = None, *, simulated: bool = False, rtts: Mapping[str, float] | None = None,
 ) -> RoundExplanation:  # fmt: skip
     """Return the explanation of a closed round.
 
-    `asks` are the round's own rows. `earlier` are rows of earlier rounds whose updates were aggregated into this one.
-    Without them the explanation has fewer facts. `parameters` is the model's size, to suggest a codec with smaller
-    updates. `turn_at` is when the round began to accept replies (`turns`), None if it did so when it opened. `rtts` are
-    seconds by device.
+    `assignments` are the round's own rows. `earlier` are rows of earlier rounds whose updates were aggregated into this
+    one. Without them the explanation has fewer facts. `turn_at` is when the round
+    began to accept replies (`turns`), None if it did so when it opened. `rtts` are seconds by device.
     """
-    told_of, took = found, found.seconds or 0.0
-    found, turn_at, (asks, earlier) = on_one_clock(found, turn_at, asks, earlier)
-    slowest = _slowest(found, asks, earlier)
+    took = found.seconds or 0.0
+    if clock_was_set(found):
+        return _unknown(found)
+    slowest = _slowest(found, assignments, earlier)
     stages = {name.removesuffix("_s"): value for name, value in found.spent.items()}
-    stages = {"asked" if name == "wait" else name: value for name, value in stages.items()}
+    stages = {"delivery" if name == "wait" else name: value for name, value in stages.items()}
     uncounted = {name: stages.pop(name) for name in OWN if name in stages} if simulated else {}
     begin = found.opened_at if turn_at is None else turn_at
     if slowest is not None and slowest.arrived_at is not None:
         stages |= within(slowest, begin, found.away)
         begin = max(begin, slowest.arrived_at)
-    held = _held_up_by(found, asks, begin)
-    if (asks or earlier) and found.closed_at is not None:
+    held = _held_up_by(found, assignments, begin)
+    if (assignments or earlier) and found.closed_at is not None:
         if after := within_s(found.away, begin, found.closed_at):  # after the last reply that counted
             stages["away"] = stages.get("away", 0.0) + after
         known = sum(stages.get(name, 0.0) for name in STAGES if name != "waiting")
         stages["waiting"] = max(0.0, took - known)
     elif found.away:
         known = sum(stages.get(name, 0.0) for name in STAGES)
-        stages["away"] = min(max(0.0, took - known), gone_s(found))
+        stages["away"] = min(max(0.0, took - known), down_s(found))
     said = {name: stages[name] for name in STAGES if name in stages}
     device, requests = (slowest.device, slowest.requests) if slowest else (found.slowest, 0)
     rtt_s = (rtts or {}).get(device) if requests else None
     if found.reason == "buffer":
         reason = _filled(found, said, slowest, earlier, rtt_s)
     elif found.reason == "deadline":
-        reason = _missed(found, asks, [one.device for one in held], parameters)
+        reason = _missed(found, assignments, [one.device for one in held])
     else:
         reason = _waited(found, said, slowest, held, rtt_s)
         reason += own_part(took, {name: said[name] for name in OWN if name in said}, uncounted)
-    told = f"Round {found.round} took {duration(took)}: {_blamed(told_of, said, reason)}."
-    told += _capped(found, (*asks, *earlier))
+    told = f"Round {found.round} took {duration(took)}: {_blamed(found, said, reason)}."
+    told += _capped(found, (*assignments, *earlier))
     waited_for = tuple(one.device for one in held)
     return RoundExplanation(found.round, took, told, device, said, waited_for, requests, rtt_s, uncounted)
 
 
-def _capped(found: RoundRow, asks: Sequence[UpdateRow]) -> str:
+def _unknown(found: RoundRow) -> RoundExplanation:
+    """Return the explanation of a round in which the wall clock was set: no stage between two moments is known."""
+    took = found.seconds or 0.0
+    told = f"Round {found.round} took {duration(took)}; {gone(found, ' meanwhile')}."
+    return RoundExplanation(found.round, took, told)
+
+
+def _capped(found: RoundRow, assignments: Sequence[UpdateRow]) -> str:
     """Return a sentence about the first client with a reduced weight, and the number of the others, or ""."""
-    capped = [one for one in asks if one.update_id in found.folded and one.reason.startswith(CAPPED)]
+    capped = [one for one in assignments if one.update_id in found.aggregated and one.reason.startswith(CAPPED)]
     if not capped:
         return ""
     more = f"; {counted(len(capped) - 1, 'more client')} too" if capped[1:] else ""
@@ -105,20 +111,20 @@ def _blamed(found: RoundRow, stages: Mapping[str, float], reason: str) -> str:
     """Return the reason with the aggregator's downtime in the round, which comes first if no stage took longer."""
     if not gone(found):
         return reason
-    first = gone_s(found) > 0.0 and stages.get("away", 0.0) >= max(stages.values(), default=0.0)
+    first = down_s(found) > 0.0 and stages.get("away", 0.0) >= max(stages.values(), default=0.0)
     return f"{gone(found)}; {reason}" if first else f"{reason}; {gone(found, ' meanwhile')}"
 
 
-def _slowest(found: RoundRow, asks: Sequence[UpdateRow], earlier: Sequence[UpdateRow]) -> UpdateRow | None:
+def _slowest(found: RoundRow, assignments: Sequence[UpdateRow], earlier: Sequence[UpdateRow]) -> UpdateRow | None:
     """Return the assignment that the round waited for last; one that filled a buffer may be older than the round."""
-    own = next((one for one in asks if one.device == found.slowest and not is_further(one.ask_id)), None)
+    own = next((one for one in assignments if one.device == found.slowest and not is_further(one.assignment_id)), None)
     if own is not None and found.reason != "buffer":
         return own
-    came = [one for one in (*asks, *earlier) if one.update_id in found.folded and one.arrived_at is not None]
+    came = [one for one in (*assignments, *earlier) if one.update_id in found.aggregated and one.arrived_at is not None]
     return max(came, key=lambda one: one.arrived_at or 0.0, default=own)
 
 
-def _held_up_by(found: RoundRow, asks: Sequence[UpdateRow], since: float) -> list[UpdateRow]:
+def _held_up_by(found: RoundRow, assignments: Sequence[UpdateRow], since: float) -> list[UpdateRow]:
     """Return the assignments that kept the round open after `since`, the last reply that counted; the longest first.
 
     A round that ended by its deadline was kept open only by devices that had not replied then. A full buffer waits for
@@ -126,7 +132,7 @@ def _held_up_by(found: RoundRow, asks: Sequence[UpdateRow], since: float) -> lis
     """
     if found.reason == "buffer":
         return []
-    over = [(one, _over_at(one, found)) for one in asks if not is_further(one.ask_id)]
+    over = [(one, _over_at(one, found)) for one in assignments if not is_further(one.assignment_id)]
     out = [one for one, at in over if at is None]
     if found.reason == "deadline":
         return out
@@ -134,11 +140,11 @@ def _held_up_by(found: RoundRow, asks: Sequence[UpdateRow], since: float) -> lis
     return out + [one for _, one in sorted(after, key=lambda pair: -pair[0])]
 
 
-def _over_at(ask: UpdateRow, found: RoundRow) -> float | None:
+def _over_at(assignment: UpdateRow, found: RoundRow) -> float | None:
     """Return when the assignment had its outcome; None if not before the round closed, 0 if its failure has no time."""
-    if ask.arrived_at is None and ask.failed_at is None:
-        return 0.0 if ask.outcome in ("failed", "folded", "dropped") else None
-    moments = [at for at in (ask.arrived_at, ask.failed_at) if at is not None]
+    if assignment.arrived_at is None and assignment.failed_at is None:
+        return 0.0 if assignment.outcome in ("failed", "aggregated", "dropped") else None
+    moments = [at for at in (assignment.arrived_at, assignment.failed_at) if at is not None]
     return max((at for at in moments if found.closed_at is None or at <= found.closed_at), default=None)
 
 
@@ -158,10 +164,10 @@ def _waited(
             f", and {others} more" if others else ""
         )
     if not name or not device:
-        return "no update came to wait for" if not found.folded else "nothing of it is known"
+        return "no update came to wait for" if not found.aggregated else "nothing of it is known"
     return (
         f"waited {duration(sum(device.values()))} for {name}, which {did(device, slowest, rtt_s)}"
-        f"{_asked(stages, slowest)}{_again(device)}"
+        f"{_assignments_sent(stages, slowest)}{_again(device)}"
     )
 
 
@@ -171,12 +177,12 @@ def _again(device: Mapping[str, float]) -> str:
     return f" (it {again(took_s)})" if 0.0 < took_s < max(device.values()) else ""
 
 
-def _asked(stages: Mapping[str, float], slowest: UpdateRow | None) -> str:
+def _assignments_sent(stages: Mapping[str, float], slowest: UpdateRow | None) -> str:
     """Return when an assignment of a replacement was made, and which device it replaced; "" for the first ones."""
-    if slowest is None or not slowest.asked_why:
+    if slowest is None or not slowest.selection_reason:
         return ""
     place = f" instead of {slowest.instead_of}" if slowest.instead_of else ""
-    return f" (asked after {duration(stages.get('before', 0.0))}{place})"
+    return f" (selected after {duration(stages.get('before', 0.0))}{place})"
 
 
 def _filled(
@@ -186,9 +192,9 @@ def _filled(
     """Return how many updates filled the buffer, how many of them were assigned earlier, and the last one's longest
     stage.
     """
-    said = f"its buffer was full with {counted(len(found.folded), 'update')}"
-    if old := [one for one in earlier if one.update_id in found.folded]:
-        said += f", {'all' if len(old) == len(found.folded) else f'{len(old)} of them'} asked for before it opened"
+    said = f"its buffer was full with {counted(len(found.aggregated), 'update')}"
+    if old := [one for one in earlier if one.update_id in found.aggregated]:
+        said += f", {'all' if len(old) == len(found.aggregated) else f'{len(old)} of them'} assigned before it opened"
         behind = max(old, key=lambda one: one.staleness)
         if behind.staleness:
             said += f" ({behind.device}'s {counted(behind.staleness, 'version')} behind)"
@@ -198,51 +204,54 @@ def _filled(
     return f"{said}; the last came from {last.device}, which then {did(device, last, rtt_s)}{_again(device)}"
 
 
-def _missed(found: RoundRow, asks: Sequence[UpdateRow], waited_for: Sequence[str], parameters: int) -> str:
+def _missed(found: RoundRow, assignments: Sequence[UpdateRow], waited_for: Sequence[str]) -> str:
     """Return how many devices missed the deadline, and the facts about the first of those that replied later."""
     silent = len(waited_for) or unanswered(found)
-    said = f"{silent} of {len(found.asked)} had not answered when its deadline of {duration(found.deadline_s)} passed"
-    late = [one for one in asks if one.device in waited_for and one.arrived_at is not None]
+    said = (
+        f"{silent} of {len(found.selected)} had not answered when its deadline of {duration(found.deadline_s)} passed"
+    )
+    late = [one for one in assignments if one.device in waited_for and one.arrived_at is not None]
     if late:
         first = min(late, key=lambda one: one.arrived_at or 0.0)
         stages = {name: took for name, took in along(first, found.away).items() if name in ALONG}
-        hint = would_do(first, stages, found.deadline_s, parameters)
-        return f"{said}; {first.device} took {duration(sum(stages.values()))} and {did(stages, first)}{hint}"
-    here = {one.device: one for one in asks if one.device in waited_for}
+        return f"{said}; {first.device} took {duration(sum(stages.values()))} and {did(stages, first)}"
+    here = {one.device: one for one in assignments if one.device in waited_for}
     if not here:
         return said
     pulled = [name for name, one in here.items() if one.pulled_at]
     if pulled:
-        return f"{said}; {names(pulled)} took the ask up and {still_out(here[pulled[0]])}"
-    return f"{said}; {names(list(here))} was not seen to take the ask up"
+        return f"{said}; {names(pulled)} got the assignment and {still_out(here[pulled[0]])}"
+    return f"{said}; {names(list(here))} got no assignment that is known of"
 
 
 TOLD_S = 1.0  # a shorter downtime is not mentioned
 OWN_SHARE = 0.2  # share of a round's time from which the aggregator's part is mentioned
-# Bits per parameter of codecs to suggest, least compressed first. A test compares them with the codecs.
-SMALLER = {"fp16": 16.0, "int8": 8.0, "qsgd(4)": 4.0, "topk(0.01) > int8 > rice": 0.17, "topk(0.01) > sign > rice": 0.1}
 
 
-def did(stages: Mapping[str, float], ask: UpdateRow | None, rtt_s: float | None = None) -> str:
+def did(stages: Mapping[str, float], assignment: UpdateRow | None, rtt_s: float | None = None) -> str:
     """Return the longest stage in words, with the device as the subject of the sentence."""
     name = max(stages, key=lambda stage: stages[stage])
     took = duration(stages[name])
-    if name == "upload" and ask and ask.payload_up and stages[name] > 0:
-        sent = ask.payload_up if ask.wire_up is None else ask.wire_up
+    if name == "upload" and assignment and assignment.payload_up and stages[name] > 0:
+        sent = assignment.payload_up if assignment.wire_up is None else assignment.wire_up
         return f"uploaded {size(sent)} at {speed(8 * sent / stages[name])} in {took}"
-    if name == "download" and ask and ask.payload_down and stages[name] > 0:
-        return f"downloaded {size(ask.payload_down)} at {speed(8 * ask.payload_down / stages[name])} in {took}"
-    if name == "train" and ask and ask.steps:
-        return f"trained {counted(ask.steps, 'step')} in {took}"
-    if name == "between" and ask and ask.requests:
+    if name == "download" and assignment and assignment.payload_down and stages[name] > 0:
+        return (
+            f"downloaded {size(assignment.payload_down)} at "
+            f"{speed(8 * assignment.payload_down / stages[name])} in {took}"
+        )
+    if name == "train" and assignment and assignment.steps:
+        return f"trained {counted(assignment.steps, 'step')} in {took}"
+    if name == "between" and assignment and assignment.requests:
         of_it = ""
-        if rtt_s and ask.requests * rtt_s < stages[name] / 2:
-            of_it = ": it started what trains, wrote to its disk, or was gone"
-        return f"spent {took} between its stages ({exchange(ask.requests, rtt_s)}){of_it}"
+        if rtt_s and assignment.requests * rtt_s < stages[name] / 2:
+            of_it = ": it was offline or busy"
+        return f"spent {took} between its stages ({exchange(assignment.requests, rtt_s)}){of_it}"
     return {
-        "asked": f"took the ask up after {took}", "again": again(stages[name]),
+        "delivery": f"got the assignment after {took}", "again": again(stages[name]),
         "queue": f"did other work first for {took}",
         "evaluate": f"measured the model for {took}", "encode": f"encoded for {took}",
+        "load": f"loaded the model for {took}", "commit": f"wrote its update to its disk for {took}",
         "between": f"spent {took} between its stages", "upload": f"uploaded for {took}",
         "download": f"downloaded for {took}", "train": f"trained for {took}",
     }[name]  # fmt: skip
@@ -252,16 +261,19 @@ def again(took_s: float) -> str:
     """Return the second delivery of an assignment in words: the device's process or connection was lost during its
     work.
     """
-    return f"took the ask up again after {duration(took_s)}: what it had begun was lost"
+    return f"got the assignment again after {duration(took_s)}: what it had begun was lost"
 
 
 def noun(name: str) -> str:
     """Return a stage as a noun phrase."""
     return {
-        "asked": "until an ask was taken up", "again": "until an ask was taken up again", "queue": "behind other work",
+        "delivery": "until an assignment was delivered", "again": "until an assignment was delivered again",
+        "queue": "behind other work",
         "waiting": "waiting for who did not answer", "store": "making it durable", "download": "downloads",
-        "evaluate": "measuring", "train": "training", "encode": "encoding", "upload": "uploads", "fold": "folding",
-        "step": "the step", "away": "without an aggregator", "before": "before the last one to answer was asked",
+        "evaluate": "measuring", "train": "training", "encode": "encoding", "upload": "uploads",
+        "load": "loading models on the devices", "commit": "writing updates to the devices' disks",
+        "receive": "until the last reply was handled", "aggregate": "aggregation",
+        "step": "the step", "away": "without an aggregator", "before": "before the last one to answer was selected",
         "between": "between the stages on the devices",
     }[name]  # fmt: skip
 
@@ -274,25 +286,25 @@ def exchange(requests: int, rtt_s: float | None) -> str:
     """
     if not requests:
         return ""
-    return counted(requests, "request") + (f" x {trip(rtt_s)} = {trip(requests * rtt_s)}" if rtt_s else "")
+    return counted(requests, "request") + (f" x {duration(rtt_s)} = {duration(requests * rtt_s)}" if rtt_s else "")
 
 
-def became(ask: UpdateRow, lost: bool) -> str:
+def became(assignment: UpdateRow, lost: bool) -> str:
     """Return the outcome of an assignment that the round waited for in vain; `lost`: it failed while the round was
     open.
     """
-    kind = ask.reason.partition(":")[0]
+    kind = assignment.reason.partition(":")[0]
     if lost:
-        return "which was lost" if kind in ("left", "") or ask.outcome != "failed" else f"which failed ({kind})"
-    if ask.outcome == "dropped":
+        return "which was lost" if kind in ("left", "") or assignment.outcome != "failed" else f"which failed ({kind})"
+    if assignment.outcome == "dropped":
         return f"whose answer was dropped ({kind})" if kind else "whose answer was dropped"
     return "which had not answered"
 
 
-def still_out(ask: UpdateRow) -> str:
+def still_out(assignment: UpdateRow) -> str:
     """Return the state of an assignment without a reply until the deadline and since."""
-    over = "did not answer before the run's end" if ask.outcome == "over" else "did not answer"
-    return "has not answered yet" if ask.outcome == "asked" else over
+    over = "did not answer before the run's end" if assignment.outcome == "over" else "did not answer"
+    return "has not answered yet" if assignment.outcome == "selected" else over
 
 
 def own_part(took: float, stages: Mapping[str, float], uncounted: Mapping[str, float]) -> str:
@@ -305,33 +317,21 @@ def own_part(took: float, stages: Mapping[str, float], uncounted: Mapping[str, f
     return said + (", which a simulation's clock does not count" if uncounted else "")
 
 
-def would_do(ask: UpdateRow, stages: Mapping[str, float], deadline_s: float, parameters: int) -> str:
-    """Return a codec whose update would have arrived in time over the same link; "" if the upload was not the cause."""
-    if not parameters or not ask.payload_up or stages["upload"] <= 0.0:
-        return ""
-    rest = sum(stages.values()) - stages["upload"]
-    for codec, bits in SMALLER.items():
-        sent = parameters * bits / 8
-        if sent < ask.payload_up and rest + stages["upload"] * sent / ask.payload_up <= deadline_s:
-            return f"; {codec} would have made the deadline"
-    return "; no smaller update would have made the deadline" if rest > deadline_s else ""
-
-
-def gone_s(found: RoundRow) -> float:
+def down_s(found: RoundRow) -> float:
     """Return for how many seconds no aggregator was running while the round was open, as far as that is known."""
-    return sum(absence_s(*one) or 0.0 for one in found.away)
+    return sum(downtime_s(*one) or 0.0 for one in found.away)
 
 
 def gone(found: RoundRow, meanwhile: str = "") -> str:
     """Return the downtime in words, "" if it was short; `meanwhile` is appended."""
-    if any(absence_s(*one) is None for one in found.away):
-        return f"the aggregator was away{meanwhile}, for how long is not known"
-    return f"the aggregator was away for {duration(took)}{meanwhile}" if (took := gone_s(found)) >= TOLD_S else ""
+    if clock_was_set(found):
+        return f"the aggregator was away{meanwhile} for an unknown time: the clock was set"
+    return f"the aggregator was away for {duration(took)}{meanwhile}" if (took := down_s(found)) >= TOLD_S else ""
 
 
 def unanswered(found: RoundRow) -> int:
     """Return the number of devices that had not replied when the round closed; late replies came after that."""
-    return max(0, len(found.asked) - found.folded_count - found.dropped - found.failed)
+    return max(0, len(found.selected) - found.aggregated_count - found.dropped - found.failed)
 
 
 def names(devices: Sequence[str]) -> str:
@@ -348,14 +348,14 @@ def whys(
     `updates` are all rows that were assigned or aggregated in the rounds. `since` is when each round began to accept
     replies (`turns`). `rtts` are seconds by device (`round_trips`).
     """
-    asks, earlier = defaultdict[int, list[UpdateRow]](list), defaultdict[int, list[UpdateRow]](list)
+    assignments, earlier = defaultdict[int, list[UpdateRow]](list), defaultdict[int, list[UpdateRow]](list)
     for one in updates:
-        asks[one.round].append(one)
-        if one.folded_round not in (None, one.round):
-            earlier[one.folded_round or 0].append(one)
+        assignments[one.round].append(one)
+        if one.aggregated_round not in (None, one.round):
+            earlier[one.aggregated_round or 0].append(one)
     simulated = run.source == "sim"
     return [
-        why(one, asks[one.round], run.size, earlier[one.round], since[one.round], simulated=simulated, rtts=rtts)
+        why(one, assignments[one.round], earlier[one.round], since[one.round], simulated=simulated, rtts=rtts)
         for one in rounds if one.reason
     ]  # fmt: skip
 

@@ -3,7 +3,7 @@ it.
 
 A cell is `DIGEST.json`, named by the digest of everything that its figures depend on, and replaced as a whole. So an
 interrupted sweep continues where it stopped, several sweeps may work on one group, and the files can be copied,
-committed and compared elsewhere. A file `*.asked` lists the digests of the cells that a sweep will make.
+committed and compared elsewhere. A file `*.requested` lists the digests of the cells that a sweep will make.
 
 Groups are files and not rows of the store.
 """
@@ -14,19 +14,21 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from thinwire.core.errors import DataLost, NotFound, UsageError
-from thinwire.core.plan import RunPlan, canonical
 from thinwire.core.statedir import private_folder, write_atomically
 from thinwire.store.read_models import RoundRow, RunRow
 
+if TYPE_CHECKING:
+    from thinwire.core.plan import RunPlan
+
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
-FORMAT = 1
-AGAIN = "remove it: the sweep makes it anew"
+FORMAT = 2
+AGAIN = "remove it: the sweep makes it again"
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,8 @@ class Made:
     @property
     def digest(self) -> str:
         """Return the cell's name: twenty hex digits of SHA-256."""
+        from thinwire.core.plan import canonical
+
         return hashlib.sha256(canonical(dataclasses.asdict(self))).hexdigest()[:20]
 
 
@@ -52,7 +56,7 @@ class CellRound:
     """
 
     reason: str
-    asked: int
+    selected: int
     seconds: float
     payload_up: int
     payload_down: int
@@ -61,7 +65,10 @@ class CellRound:
 
 @dataclass(frozen=True)
 class Trial:
-    """Holds a finished run; `took_s` is measured on this machine's clock, with one thread at work."""
+    """Holds a finished run; `took_s` is measured on this machine's clock, with one thread at work.
+
+    `failures` names for the first failed assignments the client, and the place in the task.
+    """
 
     made: Made
     status: str
@@ -75,22 +82,27 @@ class Trial:
     rounds: list[CellRound]
     took_s: float = 0.0
     payload_down: int | None = None  # of the whole run, with the last model's evaluation; None in older files
+    failures: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, made: Made, run: RunRow, rounds: list[RoundRow], took_s: float = 0.0) -> Trial:
+    def of(
+        cls, made: Made, run: RunRow, rounds: list[RoundRow], took_s: float = 0.0, failures: Sequence[str] = ()
+    ) -> Trial:
         """Return the cell of a run that is over, from its rows."""
         told = [
-            CellRound(r.reason, len(r.asked), r.seconds or 0.0, r.payload_up, r.payload_down, dict(r.metrics))
+            CellRound(r.reason, len(r.selected), r.seconds or 0.0, r.payload_up, r.payload_down, dict(r.metrics))
             for r in rounds
         ]
         return cls(
             made, run.status, run.status_text, run.exit_code, run.size, dict(run.metrics), dict(run.metrics0),
-            run.dense_up, run.dense_down, told, took_s, run.payload_down,
+            run.dense_up, run.dense_down, told, took_s, run.payload_down, list(failures),
         )  # fmt: skip
 
     @property
     def plan(self) -> RunPlan:
         """Return the run's plan."""
+        from thinwire.core.plan import RunPlan
+
         return RunPlan.from_json(self.made.plan)
 
     def to_json(self) -> dict[str, Any]:
@@ -118,7 +130,7 @@ class TrialStore:
         """Return the group of this name; raise UsageError if the name is not valid."""
         if not NAME.fullmatch(name):
             why = "it names a folder: letters, digits, -, _ and ., at most 63"
-            raise UsageError(f"a group cannot be called {name!r}", why=why, hint="--name codecs")
+            raise UsageError(f"a group has no valid name: {name!r}", why=why, hint="--name codecs")
         return cls(sweeps / name)
 
     def keep(self, cell: Trial) -> None:
@@ -127,11 +139,11 @@ class TrialStore:
         text = json.dumps(cell.to_json(), sort_keys=True, separators=(",", ":"))
         write_atomically(self.folder / f"{cell.made.digest}.json", text.encode() + b"\n")
 
-    def ask(self, digests: Iterable[str]) -> None:
+    def request(self, digests: Iterable[str]) -> None:
         """Note the cells that a sweep will make, so that a list of groups can show how many are missing."""
         private_folder(self.folder)
         text = "".join(f"{digest}\n" for digest in sorted(digests)).encode()
-        write_atomically(self.folder / f"{hashlib.sha256(text).hexdigest()[:20]}.asked", text)
+        write_atomically(self.folder / f"{hashlib.sha256(text).hexdigest()[:20]}.requested", text)
 
     def all(self) -> dict[str, Trial]:
         """Return the finished cells by digest; raise `DataLost` with the name of a file that is not a cell."""
@@ -154,13 +166,9 @@ def _read(path: Path) -> Trial:
     try:
         cell = Trial.from_json(json.loads(path.read_bytes()))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataLost(
-            f"{path} is no finished run", why=str(error), hint="remove it: the sweep makes it anew"
-        ) from error
+        raise DataLost(f"{path} is no finished run", why=str(error), hint=AGAIN) from error
     if cell.made.digest != path.stem:
-        raise DataLost(
-            f"{path} is not what its name says", why="it was changed", hint="remove it: the sweep makes it anew"
-        )
+        raise DataLost(f"{path} is not what its name says", why="it was changed", hint=AGAIN)
     return cell
 
 
@@ -188,9 +196,9 @@ def groups(sweeps: Path) -> list[Group]:
 
 def _group(folder: Path) -> Group:
     done = {path.stem: path for path in folder.glob("*.json")}
-    asked = {digest for path in folder.glob("*.asked") for digest in path.read_text().split()}
-    times = [path.stat().st_mtime for path in [*done.values(), *folder.glob("*.asked")]]
-    return Group(folder.name, _task(done), len(done), len(asked | done.keys()), max(times, default=0.0))
+    requested = {digest for path in folder.glob("*.requested") for digest in path.read_text().split()}
+    times = [path.stat().st_mtime for path in [*done.values(), *folder.glob("*.requested")]]
+    return Group(folder.name, _task(done), len(done), len(requested | done.keys()), max(times, default=0.0))
 
 
 def _task(done: dict[str, Path]) -> str:

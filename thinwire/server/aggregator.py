@@ -1,10 +1,16 @@
 """Aggregation of a round: each accepted update is added as it comes, then the server optimizer makes one step.
 
-`RoundAggregator` holds the running sum of a round, so memory does not grow with the number of clients. `FoldQueue` runs
-the additions outside the poll thread. `Weights` and the functions after it keep the means over all devices, which EF21,
-SCAFFOLD and FedDyn need.
+`RoundAggregator` holds the running sum of a round, so memory does not grow with the number of clients.
+`AggregationQueue` runs the additions outside the poll thread.
+
+The mean of the updates is multiplied by the mean of all normalisers (FedNova, Wang et al. 2020). A client that reported
+a normaliser of 10^9 would thus change the model a million times too far, in the direction of the other updates. So a
+normaliser is bounded by the steps, and `WeightCaps` limits the weight of each client.
 
 Invariant: updates are added in the order of the journal, one at a time. Therefore a resumed round gives the same bits.
+
+Invariant: no honest device's normaliser is above `largest_a` of its steps. A learning rate that a schedule lowers and
+the mu of FedProx only make the normaliser smaller.
 """
 
 from __future__ import annotations
@@ -12,29 +18,34 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from copy import copy, deepcopy
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from statistics import median
+from typing import Any, TypeVar
 
 import numpy as np
 
 from thinwire.aggregation import BufferMean, WeightedMean
-from thinwire.aggregation.control_variates import algorithm_of, followed
+from thinwire.aggregation.control_variates import (
+    COMMON,
+    SHARES,
+    Weights,
+    algorithm_of,
+    mean_held,
+    moved_by,
+    moved_on,
+)
 from thinwire.aggregation.server_optimizers import stepped
 from thinwire.compression import BoundCodec, parse
-from thinwire.compression.native.threads import planned_threads
+from thinwire.compression.native import planned_threads
 from thinwire.core.errors import BadPayload, CodecError, TaskError
-from thinwire.core.events import Capped
+from thinwire.core.formatting import Capped
 from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
 from thinwire.core.types import Arrived, ReplyHeader, State, UpdateId, Vector
-from thinwire.server.policy.local_work import WeightCaps, require_a
-
-if TYPE_CHECKING:
-    from thinwire.aggregation.control_variates import Algorithm
-
 
 Frames = Callable[[], Iterator[Arrived]]
 MAX_VALUE = 2.0**96  # of a model: codecs keep their invariants up to 2^100; the downlink encodes differences of two
@@ -88,79 +99,83 @@ class RoundAggregator:
         counters: Mapping[str, int] | None = None,
         steps_of: Callable[[ReplyHeader], int] | None = None,
         caps: WeightCaps | None = None,
+        counts_alike: bool = False,
     ) -> None:
         """Start an empty sum.
 
         `counters`: the integer buffers of the base model. `steps_of`: the steps that were assigned for a reply, 0 if
         the plan counts epochs. `caps`: limits on weights, if the round's other updates are known already.
+        `counts_alike`: each update counts alike and as a whole, however many examples it was made from.
         """
         self.plan, self.layout, self.before = plan, layout, counters or {}
-        self.steps_of, self.caps = steps_of or (lambda head: 0), caps or WeightCaps()
-        self.codec_of = codec_of or (lambda head: codec)
+        self.steps_of, self.caps = steps_of or (lambda header: 0), caps or WeightCaps()
+        self.counts_alike = counts_alike
+        self.codec_of = codec_of or (lambda header: codec)
         self._bound: dict[str, BoundCodec] = {}
         self.algorithm = algorithm_of(plan)
         self.weights = Weights(weights or {}) if plan.remembered else None
         self.changes = WeightedMean(parse(codec).bind(layout), layout)
         self.buffers = BufferMean(layout)
 
-    def add(self, head: ReplyHeader, frames: Frames, discount: float) -> None:
+    def add(self, header: ReplyHeader, frames: Frames, discount: float) -> None:
         """Add one update to the sum; raise `BadPayload` and leave the sum as it was if that is not possible."""
         with planned_threads(self.plan.server.threads or 1):
-            self._add(head, frames, discount)
+            self._add(header, frames, discount)
 
-    def _add(self, head: ReplyHeader, frames: Frames, discount: float) -> None:
+    def _add(self, header: ReplyHeader, frames: Frames, discount: float) -> None:
         """Check an update completely, then add it."""
         segments = len(self.layout.segments)
         expected = [f"frame/{i}" for i in range(segments)]
-        names = [part.name for part in head.parts]
+        names = [part.name for part in header.parts]
         if names not in (expected, [*expected, "buffers"]):
             raise BadPayload(f"an update with the parts {', '.join(names)[:80]}", why=f"expected {segments} frames")
-        if not (head.examples > 0 and head.a > 0):
-            raise BadPayload(f"an update of {head.examples} examples with a = {head.a}", why="both must be positive")
-        require_a(self.plan, head, self.steps_of(head))
-        head = self.caps.counted(head)
+        if not (header.examples > 0 and header.a > 0):
+            raise BadPayload(
+                f"an update of {header.examples} examples with a = {header.a}", why="both must be positive"
+            )
+        require_a(self.plan, header, self.steps_of(header))
+        header = self.caps.counted(header)
         statistics = deque(frames(), maxlen=1).pop() if len(names) > segments else None
         if statistics is not None:
-            self.buffers.check(statistics, head.examples * discount)
-        self.buffers.check_counters(head.counters, self.before)
-        self.changes.codec = self._codec(head)
-        self.changes.fold(lambda: _first(frames(), segments), *self._counting(head, discount))
+            self.buffers.check(statistics, header.examples * discount)
+        self.buffers.check_counters(header.counters, self.before)
+        self.changes.codec = self._codec(header)
+        self.changes.fold(lambda: islice(frames(), segments), *self._counting(header, discount))
         if self.weights is not None:
-            self.weights.count(head.update_id.device, head.examples)
+            self.weights.count(header.update_id.device, header.examples)
         if statistics is not None:
-            self.buffers.fold(statistics, head.examples * discount)
-        self.buffers.count(head.counters)
+            self.buffers.fold(statistics, header.examples * discount)
+        self.buffers.count(header.counters)
 
-    def _counting(self, head: ReplyHeader, discount: float) -> tuple[int, float, float]:
+    def _counting(self, header: ReplyHeader, discount: float) -> tuple[int, float, float]:
         """Return the examples, the discount and the normaliser a with which an update counts.
 
-        In a buffered round each update counts alike and as a whole: the mean of n is 1/n of the sum of discount
-        * a * d.
+        If updates count alike, the mean of n is 1/n of the sum of discount * a * d.
         """
-        if self.plan.cohort.mode == "buffered":
-            return 1, discount * head.a, 1.0
+        if self.counts_alike:
+            return 1, discount * header.a, 1.0
         if self.weights is not None:
-            return self.weights.of(head.update_id.device, head.examples), discount, head.a
-        return head.examples, discount, head.a
+            return self.weights.of(header.update_id.device, header.examples), discount, header.a
+        return header.examples, discount, header.a
 
-    def _codec(self, head: ReplyHeader) -> BoundCodec:
+    def _codec(self, header: ReplyHeader) -> BoundCodec:
         """Return the codec that was assigned for this update."""
-        spec = self.codec_of(head)
+        spec = self.codec_of(header)
         if spec not in self._bound:
             self._bound[spec] = parse(spec).bind(self.layout)
         return self._bound[spec]
 
-    def capped(self, caps: WeightCaps, heads: Iterable[ReplyHeader]) -> dict[str, Capped]:
+    def capped(self, caps: WeightCaps, headers: Iterable[ReplyHeader]) -> dict[str, Capped]:
         """Return the updates that count less under these caps.
 
-        Some updates do not count by their examples: in a buffered round, and when the device has a fixed weight
+        Some updates do not count by their examples: when all count alike, and when the device has a fixed weight
         already. Their examples then weigh only their statistics.
         """
         statistics = self.plan.local.buffers == "average" and self.buffers.layout.size > 0
-        buffered, known = self.plan.cohort.mode == "buffered", self.weights.known if self.weights is not None else {}
+        alike, known = self.counts_alike, self.weights.known if self.weights is not None else {}
         found = {
-            str(head.update_id): caps.capped(head, statistics or not (buffered or head.update_id.device in known))
-            for head in heads
+            str(header.update_id): caps.capped(header, statistics or not (alike or header.update_id.device in known))
+            for header in headers
         }
         return {update_id: one for update_id, one in found.items() if one is not None}
 
@@ -213,24 +228,18 @@ class RoundAggregator:
             return self.changes.close(), {}
         if self.algorithm is None:
             return moved_by(self.changes, model.state, self.weights)
-        before = held(self.algorithm, self.layout, model.params, model.state)
+        before = mean_held(self.algorithm, self.layout, model.params, model.state)
         common = moved_on(self.algorithm, self.layout, before, self.changes, self.weights)
         change = self.changes.close()
         assert change is not None
         return self.algorithm.step(change[: self.layout.model_size], common), {COMMON: common}
 
 
-def _first(frames: Iterator[Arrived], count: int) -> Iterator[Arrived]:
-    """Yield the first `count` frames."""
-    for _, frame in zip(range(count), frames, strict=False):
-        yield frame
-
-
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class FoldResult:
+class AggregationResult:
     """The result of one addition: done in `seconds`, or rejected for the reason `refused`."""
 
     update_id: UpdateId
@@ -251,7 +260,7 @@ class InlineExecutor(Executor):
         return future
 
 
-class FoldQueue:
+class AggregationQueue:
     """Additions that were started and are not reported yet, on one worker thread, first in, first out.
 
     One worker keeps the order of the journal. With `at_once` additions run in the calling thread, since a thread costs
@@ -261,19 +270,19 @@ class FoldQueue:
 
     def __init__(self, at_once: bool = False) -> None:
         self._worker = InlineExecutor() if at_once else ThreadPoolExecutor(max_workers=1, thread_name_prefix="fold")
-        self._begun: list[Future[FoldResult]] = []
-        self._of: dict[UpdateId, Future[FoldResult]] = {}
+        self._begun: list[Future[AggregationResult]] = []
+        self._of: dict[UpdateId, Future[AggregationResult]] = {}
 
     def begin(self, update_id: UpdateId, fold: Callable[[], None]) -> None:
         """Start an addition, and time it."""
 
-        def timed() -> FoldResult:
+        def timed() -> AggregationResult:
             start = time.perf_counter()
             try:
                 fold()
             except BadPayload as error:
-                return FoldResult(update_id, time.perf_counter() - start, refused=f"bad-payload: {error}")
-            return FoldResult(update_id, time.perf_counter() - start)
+                return AggregationResult(update_id, time.perf_counter() - start, refused=f"bad-payload: {error}")
+            return AggregationResult(update_id, time.perf_counter() - start)
 
         self._of[update_id] = self._worker.submit(timed)
         self._begun.append(self._of[update_id])
@@ -286,7 +295,7 @@ class FoldQueue:
         self._begun.remove(future)
         return True
 
-    def finished(self, wait_s: float = 0.0) -> list[FoldResult]:
+    def finished(self, wait_s: float = 0.0) -> list[AggregationResult]:
         """Return the results of finished additions in their order, after waiting up to `wait_s` for the first."""
         if self._begun and wait_s:
             wait(self._begun[:1], timeout=wait_s)
@@ -305,87 +314,74 @@ class FoldQueue:
         self._worker.shutdown(wait=True, cancel_futures=True)
 
 
-@dataclass
-class Weights:
-    """The weights of devices in means over all devices, as one round counts them.
+ROUNDING = 1e-6  # devices add up a normaliser step by step, here it is one formula
+FEWEST = 3  # clients from which on a median is meaningful
 
-    A device's weight is its number of examples when it was counted first. `known` holds the weights of devices of
-    earlier rounds.
 
-    Invariant: a device's weight never changes. Otherwise a mean that is updated by differences would not be the mean
-    any more.
+def largest_a(plan: RunPlan, steps: int) -> float:
+    """Return the largest normaliser of so many steps at the plan's learning rate; 1 if a task's own `train()` counts no
+    steps.
+
+    >>> plan = RunPlan.parse('[run]\\ntask="t"\\n[local]\\nlr=1\\nmomentum=0.9')
+    >>> round(largest_a(plan, 2), 9), largest_a(plan, 0)
+    (2.9, 1.0)
+    """
+    algorithm = algorithm_of(plan)
+    if not steps or (algorithm is not None and algorithm.whole):
+        return 1.0
+    m = plan.local.momentum if plan.local.optimizer == "sgd" else 0.0
+    return float((steps - m * (1.0 - m**steps) / (1.0 - m)) / (1.0 - m))
+
+
+def require_a(plan: RunPlan, header: ReplyHeader, assigned: int) -> None:
+    """Raise `BadPayload` for more steps than were assigned, or for a larger normaliser than the steps can have.
+
+    `assigned` = 0 means that the plan leaves the number of steps to the device.
+    """
+    if assigned and header.steps > assigned:
+        raise BadPayload(f"an update of {header.steps} steps", why=f"{assigned} were assigned")
+    most = largest_a(plan, header.steps)
+    if not 0 < header.a <= most * (1 + ROUNDING):
+        raise BadPayload(f"an update with a = {header.a:g}", why=f"{header.steps} steps come to at most {most:g}")
+
+
+@dataclass(frozen=True)
+class WeightCaps:
+    """Holds the most examples and the largest normaliser that one client counts for in a round, and the medians behind
+    them.
     """
 
-    known: Mapping[str, int]
-    new: dict[str, int] = field(default_factory=dict)
+    examples: float = math.inf
+    a: float = math.inf
+    median_examples: float = 0.0
+    median_a: float = 0.0
 
-    def of(self, device: str, examples: int) -> int:
-        """Return a device's weight: its examples when it was counted first."""
-        return self.known.get(device) or self.new.get(device) or examples
+    def counted(self, header: ReplyHeader) -> ReplyHeader:
+        """Return the reply's header with its examples and normaliser limited to the caps."""
+        if header.examples <= self.examples and header.a <= self.a:
+            return header
+        return replace(header, examples=int(min(header.examples, self.examples)), a=min(header.a, self.a))
 
-    def count(self, device: str, examples: int) -> None:
-        """Note that the device counts in this round."""
-        self.new.setdefault(device, self.of(device, examples))
-
-    @property
-    def before(self) -> int:
-        """Return the sum of the weights of earlier rounds; 0 if all devices start again."""
-        return sum(self.known.values())
-
-    @property
-    def everyone(self) -> int:
-        """Return the sum of all weights, including the devices that are new in this round."""
-        return sum({**self.known, **self.new}.values())
-
-
-COMMON = "common"  # name in `Model.state`
+    def capped(self, header: ReplyHeader, by_examples: bool) -> Capped | None:
+        """Return what a client counts less for; None if it counts in full. `by_examples`: True if its examples are its
+        weight.
+        """
+        found, own = Capped(), self.counted(header)
+        if by_examples and own.examples < header.examples:
+            found |= {"examples": header.examples, "counted": own.examples, "median": self.median_examples}
+        if own.a < header.a:
+            found |= {"a": header.a, "a_counted": own.a, "a_median": self.median_a}
+        return found or None
 
 
-def moved_on(algorithm: Algorithm, travels: Layout, held: Vector | None, tally: WeightedMean, by: Weights) -> Vector:
-    """Return the new mean of the vectors that all devices keep under SCAFFOLD or FedDyn; the sum is not changed.
+def caps_of(plan: RunPlan, headers: Sequence[ReplyHeader]) -> WeightCaps:
+    """Return the caps of a round: `[cohort] max_weight` times the medians of its updates, from three clients on.
 
-        common' = (W common + sum of w_i q_i) / W'
-
-    q_i is the decoded update of device i's vector. W is the weight of all devices that counted before, and W' of all
-    that count now. So `common` is the mean of the sums that the devices hold themselves, over all devices that ever
-    counted. Most of these may be in no round for a long time.
-
-    If all devices start again because one was revoked, W is 0. The old mean is still sent with the model until the next
-    step. But no device corrects itself by it, because no device is part of it any more.
-
-    Under SCAFFOLD the mean follows the model, in the version's file and on the downlink. Under FedDyn it is in
-    the version's state, which never leaves the aggregator.
+    If the plan counts passes, the number of steps depends on the device's own data, so its normaliser has a cap too.
     """
-    start = followed(algorithm, travels)[0].start
-    made: Vector = tally.total[start:] * np.float32(1.0 / by.everyone)
-    if held is not None and by.before:
-        made += held * np.float32(by.before / by.everyone)
-    return made
-
-
-def held(algorithm: Algorithm, travels: Layout, params: Vector, state: State) -> Vector | None:
-    """Return the mean over all devices at a model version, or None before any device counted."""
-    return params[travels.model_size :] if algorithm.control else state.get(COMMON)
-
-
-SHARES = "shares"  # name in `Model.state`
-
-
-def moved_by(tally: WeightedMean, state: State, weights: Weights) -> tuple[Vector, State]:
-    """Return EF21's change over all devices, and its new sum; the memory of `tally` is donated.
-
-    Each device's reference g_i is the sum of its decoded updates, so S = sum w_i g_i is the weighted sum of all
-    updates. Then (1 / sum w_i) S is the average that the paper's server forms of its g_i, client by client. A device
-    that is not in a round counts with its last g_i, as in EF21-PP (Fatkhullin et al. 2021).
-
-    Invariant: w_i never changes after the first round that counts the device, and no update is discounted. Otherwise S
-    would not be the sum of w_i g_i any more.
-
-    No operation removes one device's part from S, because its g_i is stored only on its own disk. When a device in S is
-    revoked, the next round therefore starts again for all: S and every g_i are 0, and replies to earlier assignments do
-    not count. This costs the other devices as much as a first round, and keeps nothing of the revoked device.
-    """
-    total = tally.total
-    if SHARES in state and weights.before:  # without known devices all start again from zero
-        total += state[SHARES]
-    return total * np.float32(tally.normaliser / tally.examples / weights.everyone), {SHARES: total}
+    most = plan.cohort.max_weight
+    if most == "none" or len({header.update_id.device for header in headers}) < FEWEST:
+        return WeightCaps()
+    examples, a = median(header.examples for header in headers), median(header.a for header in headers)
+    by_passes = plan.local.steps is None
+    return WeightCaps(max(1, int(most * examples)), most * a if by_passes else math.inf, examples, a)

@@ -20,71 +20,54 @@ Paper: FedBuff (Nguyen et al. 2022).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 
-from thinwire.core.events import CloseReason
-from thinwire.core.types import UpdateId
+from thinwire.core.events import CloseReason, Evaluated, RoundOpened
+from thinwire.core.plan import RunPlan
+from thinwire.core.types import ReplyHeader, UpdateId, assignment_id_of
+from thinwire.server.context import RunContext
+from thinwire.server.evaluation import settled
+from thinwire.server.policy.assignment_terms import Deadline
+from thinwire.server.policy.cohort import Cohort, choose_for_buffer
 from thinwire.server.round_events import (
     Action,
-    AssignmentFailed,
+    AggregationRejected,
     DeferUpdate,
-    DeviceConnected,
-    DeviceDisconnected,
-    DropUpdate,
-    FoldDone,
-    FoldRejected,
-    FoldUpdate,
     Input,
     MarkLost,
-    Reinstate,
-    ReplacementSelected,
-    RoundConfig,
-    RoundResult,
+    ReplacementSource,
     SelectReplacement,
     SlotLease,
-    Spares,
-    Stop,
-    Tick,
-    Told,
     UpdateArrived,
-    ended,
-    nobody,
 )
+from thinwire.server.round_machine import RoundMachine
+from thinwire.server.round_mode import RoundMode
 
 
 @dataclass
-class BufferedRound:
-    """A buffered round as a state machine without I/O.
+class BufferedRound(RoundMachine):
+    """A buffered round as a state machine without I/O, which knows the first assignment of each device in a buffer.
 
-    `on` takes events as they happen; `replay` takes those from before a restart, and comes first. No event may follow
-    `RoundResult`.
-
-    >>> b = BufferedRound(RoundConfig(1, 0, {"a": "ask-a", "b": "ask-b"}, target=1, floor=1,
+    >>> from thinwire.core.types import UpdateId
+    >>> from thinwire.server.round_events import AggregationDone, RoundConfig, UpdateArrived
+    >>> b = BufferedRound(RoundConfig(1, 0, {"a": "assignment-a", "b": "assignment-b"}, target_updates=1, min_updates=1,
     ...     opened_s=0.0, deadline_s=9.0))
-    >>> b.on(UpdateArrived(UpdateId("run", "a", 1), "ask-a", "a", 0), now=2.0)[0].discount
+    >>> b.on(UpdateArrived(UpdateId("run", "a", 1), "assignment-a", "a", 0), now=2.0)[0].discount
     1.0
-    >>> b.on(FoldDone(UpdateId("run", "a", 1)), now=2.1)[0].reason
+    >>> b.on(AggregationDone(UpdateId("run", "a", 1)), now=2.1)[0].reason
     'buffer'
     """
 
-    terms: RoundConfig
-    asks: dict[str, str] = field(default_factory=dict)  # device -> ask_id: its first in this buffer
     going_on: set[str] = field(default_factory=set)  # devices with a follow-up, for the next buffer
     at_work: dict[str, SlotLease] = field(default_factory=dict)  # device -> assignment before its deadline
     overdue: dict[str, SlotLease] = field(default_factory=dict)  # device -> assignment after its deadline
     standing: set[UpdateId] = field(default_factory=set)  # in the buffer: aggregated, or about to be
-    folding: set[UpdateId] = field(default_factory=set)
-    folded: list[UpdateId] = field(default_factory=list)
-    dropped: list[UpdateId] = field(default_factory=list)
-    answered: dict[str, UpdateId] = field(default_factory=dict)  # ask_id -> the update that answered it
-    lost: dict[str, str] = field(default_factory=dict)  # device -> kind
-    shut: CloseReason | None = None
-    closed: RoundResult | None = None
 
     def __post_init__(self) -> None:
         self.at_work |= self.terms.earlier
-        for device, ask_id in self.terms.asks.items():
-            self._begin(device, ask_id, self.terms.opened_s)
+        super().__post_init__()
 
     @property
     def deadline_at(self) -> float:
@@ -101,130 +84,80 @@ class BufferedRound:
         """Return the devices with an update in the buffer."""
         return frozenset(update_id.device for update_id in self.standing)
 
-    def on(self, event: Input, now: float, spares: Spares = nobody) -> list[Action]:
-        """Apply one event and return the actions that follow; `now` is in seconds on the run's clock.
-
-        `spares` is called only when a concurrency slot is free. Raise `RuntimeError` if the round is closed.
-        """
-        if self.closed:
-            raise RuntimeError(f"buffer {self.terms.number} is closed: {event}")
-        self._time_out(now)
-        actions = self._take(event, now)
-        if not self.shut and len(self.standing) >= self.terms.target:
+    def _decide(self, event: Input, now: float, replacements: ReplacementSource) -> list[Action]:
+        actions = list[Action]()
+        if not self.shut and len(self.standing) >= self.terms.target_updates:
             self.shut = "buffer"
         if not self.shut:
-            actions += self._fill(now, spares)
-            if not isinstance(event, FoldRejected):  # a deferred reply may fill the gap: the driver offers it first
+            actions += self._fill(now, replacements)
+            if not isinstance(
+                event, AggregationRejected
+            ):  # a deferred reply may fill the gap: the driver offers it first
                 self.shut = None if self._lacking else "enough"
         if not self.shut:
             actions += self._go_on(now)
-        if self.shut and not self.folding:
-            actions.append(self._close())
         return actions
 
-    def replay(self, told: Told) -> None:
-        """Apply the events from before a restart, without returning actions.
+    def _reject(self, update_id: UpdateId, now: float) -> None:
+        self.standing.discard(update_id)
+        if self.shut != "stopped":
+            self.shut = None  # the buffer has room again
 
-        The journal holds every consequence of these events as an event of its own, except the round's close. Therefore
-        only the close is decided here.
-        """
-        now = -math.inf
-        for event, now in told:
-            self._time_out(now)
-            self._take(event, now)
-        if now > -math.inf:
-            self.shut = "buffer" if len(self.standing) >= self.terms.target else None if self._lacking else "enough"
-        if self.shut and not self.folding:
-            self._close()
+    def _leave(self, device: str, why: str) -> list[Action]:
+        working = self.at_work.get(device) or self.overdue.get(device)
+        return self._lose(device, working.assignment_id, "left", why) if working else []
 
-    def _take(self, event: Input, now: float) -> list[Action]:
-        """Apply one event to the state, and return the actions that follow from it alone."""
-        match event:
-            case ReplacementSelected(device, ask_id):
-                self._begin(device, ask_id, now)
-            case UpdateArrived():
-                return self._head(event)
-            case FoldDone(update_id):
-                self.folding.discard(update_id)
-                self.folded.append(update_id)
-            case FoldRejected(update_id, reason):
-                self.folding.discard(update_id)
-                self.standing.discard(update_id)
-                if self.shut != "stopped":
-                    self.shut = None  # the buffer has room again
-                return self._drop(update_id, reason)
-            case AssignmentFailed(device, ask_id, kind, text):
-                return self._lose(device, ask_id, kind, text)
-            case DeviceDisconnected(device, why):
-                working = self.at_work.get(device) or self.overdue.get(device)
-                return self._lose(device, working.ask_id, "left", why) if working else []
-            case DeviceConnected(device):
-                if self.lost.get(device) == "left" and not self.shut:
-                    del self.lost[device]
-                    self._begin(device, self.asks[device], now)
-                    return [Reinstate(device, self.asks[device])]
-            case Stop():
-                self.shut = "stopped"
-            case Tick():
-                pass
-        return []
+    def _stop(self) -> None:
+        self.shut = "stopped"
 
-    def _head(self, head: UpdateArrived) -> list[Action]:
-        """Accept, defer or drop the update of a reply."""
-        terms, device, ask_id = self.terms, head.device, head.ask_id
-        if ask_id in self.answered:
-            return self._drop(head.update_id, "duplicate")
-        in_time = self._done(self.at_work, device, ask_id)
-        self._done(self.overdue, device, ask_id)
-        if not head.again and (self.shut or device in self.devices):
-            return [DeferUpdate(head.update_id)]
-        self.answered[ask_id] = head.update_id
-        if self.asks.get(device) == ask_id:
+    def _on_reply(self, header: UpdateArrived, now: float) -> list[Action]:
+        terms, device, assignment_id = self.terms, header.device, header.assignment_id
+        if assignment_id in self.answered:
+            return self._drop(header.update_id, "duplicate")
+        in_time = self._done(self.at_work, device, assignment_id)
+        self._done(self.overdue, device, assignment_id)
+        if not header.again and (self.shut or device in self.devices):
+            return [DeferUpdate(header.update_id)]
+        self.answered[assignment_id] = header.update_id
+        if self.assignments.get(device) == assignment_id:
             self.lost.pop(device, None)
-        staleness = max(0, terms.base_version - head.base_version)
-        if staleness > terms.max_staleness:
-            return self._drop(head.update_id, "stale")
-        self.standing.add(head.update_id)
-        self.folding.add(head.update_id)
-        discount = (1.0 + staleness) ** -terms.staleness_exponent
-        late = not in_time if head.came_late is None else head.came_late
-        return [FoldUpdate(head.update_id, staleness, discount, late)]
+        if self._staleness(header) > terms.max_staleness:
+            return self._drop(header.update_id, "stale")
+        self.standing.add(header.update_id)
+        return [self._fold(header, late=not in_time if header.came_late is None else header.came_late)]
 
-    def _drop(self, update_id: UpdateId, reason: str) -> list[Action]:
-        """Note that an update does not count."""
-        self.dropped.append(update_id)
-        return [DropUpdate(update_id, reason)]
-
-    def _lose(self, device: str, ask_id: str, kind: str, text: str) -> list[Action]:
+    def _lose(self, device: str, assignment_id: str, kind: str, text: str) -> list[Action]:
         """Forget an assignment that gets no reply, and return `MarkLost` if this buffer made it.
 
         The driver records the failure of an earlier buffer's assignment.
         """
-        known = self._done(self.at_work, device, ask_id) or self._done(self.overdue, device, ask_id)
-        if not known or self.asks.get(device) != ask_id:
+        known = self._done(self.at_work, device, assignment_id) or self._done(self.overdue, device, assignment_id)
+        if not known or self.assignments.get(device) != assignment_id:
             return []
         self.lost[device] = kind
-        return [MarkLost(device, ask_id, kind, text)]
+        return [MarkLost(device, assignment_id, kind, text)]
 
     @staticmethod
-    def _done(working: dict[str, SlotLease], device: str, ask_id: str) -> bool:
+    def _done(working: dict[str, SlotLease], device: str, assignment_id: str) -> bool:
         """Remove the assignment from `working`, and return True if the device was working on it."""
-        found = device in working and working[device].ask_id == ask_id
+        found = device in working and working[device].assignment_id == assignment_id
         if found:
             del working[device]
         return found
 
-    def _begin(self, device: str, ask_id: str, now: float) -> None:
-        """Note that the device works on this assignment from `now` on."""
+    def _begin(self, device: str, assignment_id: str, now: float) -> None:
         if device in self.devices:
             self.going_on.add(device)
-        self.asks.setdefault(device, ask_id)
-        self.at_work[device] = SlotLease(ask_id, now + self.terms.deadline_s)
+        self.assignments.setdefault(device, assignment_id)
+        self.at_work[device] = SlotLease(assignment_id, now + self.terms.deadline_s)
 
-    def _time_out(self, now: float) -> None:
+    def _pass_time(self, now: float) -> None:
         """Move the assignments whose deadline has passed to `overdue`."""
         for device in [device for device, work in self.at_work.items() if now >= work.until_s]:
             self.overdue[device] = self.at_work.pop(device)
+
+    def _shutting(self, now: float) -> CloseReason | None:
+        return "buffer" if len(self.standing) >= self.terms.target_updates else None if self._lacking else "enough"
 
     @property
     def _lacking(self) -> bool:
@@ -235,16 +168,16 @@ class BufferedRound:
         """Return True if a concurrency slot is free."""
         return len(self.at_work) < (self.terms.max_concurrency or math.inf)
 
-    def _fill(self, now: float, spares: Spares) -> list[Action]:
+    def _fill(self, now: float, replacements: ReplacementSource) -> list[Action]:
         """Select idle devices without an update in the buffer, as many as slots are free."""
         actions = list[Action]()
         if not self._place_is_free():
             return actions
-        passed_over = self.asks.keys() | self.devices | self.at_work.keys()
-        for spare in spares(math.inf):
-            if spare.device not in passed_over:
-                actions.append(self._ask(spare.device, spare.ask_id, "it was idle"))
-                self._begin(spare.device, spare.ask_id, now)
+        passed_over = self.assignments.keys() | self.devices | self.at_work.keys()
+        for replacement in replacements(math.inf):
+            if replacement.device not in passed_over:
+                actions.append(self._assign(replacement.device, replacement.assignment_id, "it was idle"))
+                self._begin(replacement.device, replacement.assignment_id, now)
             if not self._place_is_free():
                 break
         return actions
@@ -253,20 +186,121 @@ class BufferedRound:
         """Give devices with an update in the buffer a follow-up assignment, one each, as many as slots are free."""
         actions = list[Action]()
         for device in sorted(self.devices - self.going_on - self.at_work.keys()):
-            if self._place_is_free() and (ask_id := self.terms.further(device)):
-                actions.append(self._ask(device, ask_id, "its update stands in the buffer"))
-                self._begin(device, ask_id, now)
+            if self._place_is_free() and (assignment_id := self.terms.further(device)):
+                actions.append(self._assign(device, assignment_id, "the buffer has its update"))
+                self._begin(device, assignment_id, now)
         return actions
 
-    def _ask(self, device: str, ask_id: str, why: str) -> SelectReplacement:
+    def _assign(self, device: str, assignment_id: str, why: str) -> SelectReplacement:
         """Return the selection of a device, with the reason."""
         places = f" of at most {self.terms.max_concurrency}" if self.terms.max_concurrency else ""
         why += f", {len(self.at_work)}{places} were at work"
-        return SelectReplacement(device, ask_id, self.terms.base_version, self.terms.deadline_s, why)
+        return SelectReplacement(device, assignment_id, self.terms.base_version, self.terms.deadline_s, why)
 
-    def _close(self) -> RoundResult:
-        """Fix the result of the round."""
-        assert self.shut is not None
-        silent = tuple(device for device in self.overdue if device not in self.devices)
-        self.closed = ended(self.shut, self.folded, self.dropped, self.terms.floor, silent)
-        return self.closed
+    @property
+    def _silent(self) -> tuple[str, ...]:
+        return tuple(device for device in self.overdue if device not in self.devices)
+
+
+class BufferedMode(RoundMode):
+    """The buffered mode: one buffer is open, and devices work on assignments of this buffer and of earlier ones."""
+
+    counts_alike = True  # the mean of a buffer is over updates, not over examples
+
+    @classmethod
+    def is_for(cls, plan: RunPlan) -> bool:
+        """Return True if the plan's rounds are buffered."""
+        return plan.cohort.mode == "buffered"
+
+    def select(self, running: RunContext, number: int) -> Cohort:
+        """Return all idle devices, as far as concurrency slots are free."""
+        at_work = sum(running.elapsed < assigned.due_s for assigned in running.past.ledger.oldest())
+        present, unable = running.presence.devices, running.eligibility.reasons()
+        return choose_for_buffer(self.plan, number, present, unable, self.busy(running), at_work)
+
+    def may_open(self, running: RunContext, cohort: Cohort, min_updates: int) -> bool:
+        """Return True if the buffer selects a device, or can receive a reply without that."""
+        at_work = (running.elapsed < assigned.due_s for assigned in running.past.ledger.oldest())
+        return bool(cohort.selected or running.deferred) or any(at_work)
+
+    def timed(self, running: RunContext, cohort: Cohort, min_updates: int) -> tuple[Sequence[str], int]:
+        """Return all devices that can take part, and their number.
+
+        Each assignment has its own deadline, and any idle device may be selected later.
+        """
+        able = running.eligibility.able()
+        return able, len(able)
+
+    def waves(self, auto: Deadline, devices: int) -> Deadline:
+        """Return the deadline unchanged, since it applies to each assignment."""
+        return auto
+
+    def notes(self, able: int) -> list[str]:
+        """Return warnings about a buffer that does not fit the devices."""
+        return notes(self.plan, able)
+
+    def machine(self, opened: RoundOpened, running: RunContext) -> BufferedRound:
+        """Build the state machine of a buffer; a reply that arrived while the previous one was open is in time."""
+        earlier = {
+            assigned.device: SlotLease(
+                assigned.assignment_id, math.inf if assigned.assignment_id in running.deferred else assigned.due_s
+            )
+            for assigned in running.past.ledger.oldest()
+            if assigned.round != opened.round
+        }
+        further = partial(self._follow_up, running, opened.round)
+        return BufferedRound(replace(self.terms(opened), earlier=earlier, further=further))
+
+    def _follow_up(self, running: RunContext, number: int, device: str) -> str:
+        """Return the `assignment_id` of a follow-up assignment for the next buffer; "" if the device cannot get one."""
+        if running.past.steps_made + 1 >= self.plan.run.rounds or not running.is_free(device):
+            return ""
+        return assignment_id_of(running.run_id, number, device, further=True)
+
+    def summed_together(self, running: RunContext, number: int) -> int:
+        """Return how many updates fill the buffer."""
+        return self.plan.cohort.buffer
+
+    def evaluate(
+        self, running: RunContext, opened: RoundOpened, in_time: Sequence[ReplyHeader], now: float
+    ) -> list[Evaluated]:
+        """Return the evaluations of all versions that no device evaluates any more."""
+        return settled(running, now)
+
+    def defer(self, running: RunContext, header: ReplyHeader) -> None:
+        """Keep a reply for the next buffer, which frees its device."""
+        running.defer(header)
+
+    def let_go(self, running: RunContext) -> None:
+        """Cancel all assignments after the last buffer, and record the evaluations that are final now."""
+        running.fleet.cancel([assigned.assignment_id for assigned in running.past.ledger.oldest()])
+        running.record(*settled(running, running.clock.wall(), over=True))
+
+
+def notes(plan: RunPlan, able: int) -> list[str]:
+    """Return warnings for the user who starts a buffered run while `able` devices can take part.
+
+    They describe what the plan does with these devices where the user may not expect it. Such a plan is never refused.
+
+    >>> plan = RunPlan.parse('[run]\\ntask="t"\\n[local]\\nlr=1\\n[cohort]\\nmode="buffered"\\nbuffer=4')
+    >>> notes(plan, 3)
+    ['[cohort] buffer = 4 is more than the 3 devices that are there: each buffer closes with what all of them sent']
+    >>> notes(plan, 9)
+    []
+    """
+    cohort = plan.cohort
+    at_work = min(able, cohort.max_concurrency or able)
+    behind = at_work // cohort.buffer  # buffers that fill while one device works, if all are equally fast
+    if able < cohort.buffer:
+        there = "device that is" if able == 1 else f"{able} devices that are"
+        said = f"is more than the {there} there: each buffer closes with what all of them sent"
+        return [f"[cohort] buffer = {cohort.buffer} {said}"]
+    if behind > cohort.max_staleness:
+        said = f"with {at_work} devices at work and [cohort] buffer = {cohort.buffer} most answers are about {behind} "
+        said += f"versions behind, and [cohort] max_staleness = {cohort.max_staleness} drops them: a larger buffer, or "
+        return [said + f"max_concurrency = {cohort.buffer * cohort.max_staleness}"]
+    if cohort.buffer < at_work == able <= 2 * cohort.buffer:
+        said = f"all {able} devices are at work at once and [cohort] buffer = {cohort.buffer}: quick ones train again "
+        said += "from a version that they have just trained from, which costs accuracy where data differ; with "
+        return [said + f"max_concurrency = {cohort.buffer} they take turns"]
+    return []

@@ -6,9 +6,9 @@ records events, sends assignments, polls arrivals, and keeps replies that no rou
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import Literal
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -16,23 +16,46 @@ from thinwire.aggregation.control_variates import algorithm_of, carried
 from thinwire.aggregation.plan_codecs import rungs
 from thinwire.core.clock import Clock
 from thinwire.core.errors import DataLost
-from thinwire.core.events import OVER, AskedInFull, ClientFailed, Event, RoundTakenUp, RunStatus, RunStatusChanged
-from thinwire.core.fleet import Arrival, Envelope, Fleet, Hello
+from thinwire.core.events import (
+    OVER,
+    ClientFailed,
+    Event,
+    FullModelSent,
+    RoundOpened,
+    RoundResumed,
+    RunStatus,
+    RunStatusChanged,
+)
+from thinwire.core.fleet import Arrival, Envelope, Fleet
+from thinwire.core.formatting import counted
 from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
 from thinwire.core.statedir import AggregatorHome
-from thinwire.core.types import ReplyHeader, asked_round
+from thinwire.core.types import (
+    Assignment,
+    AssignmentKind,
+    Failure,
+    ReplyHeader,
+    assignment_id_of,
+    assignment_round,
+    is_further,
+)
 from thinwire.server.aggregator import Model
-from thinwire.server.distribution import ModelDistributor, PlanCache
-from thinwire.server.model_store import Versions
-from thinwire.server.policy.cohort import mismatch
+from thinwire.server.model_store import ModelDistributor, PlanCache, SentAssignments, Versions
+from thinwire.server.policy.assignment_terms import work_of
+from thinwire.server.policy.cohort import missing
 from thinwire.server.policy.device_profiles import DeviceProfiles
-from thinwire.server.policy.eligibility import ConnectedDevices, lacking
-from thinwire.server.state.backoff import BARRING
+from thinwire.server.policy.eligibility import BARRING, ConnectedDevices, Eligibility, mismatch
+from thinwire.server.state import snapshot
+from thinwire.server.state.assignment_ledger import AssignmentRecord
 from thinwire.server.state.run_state import RunState
 from thinwire.store import MeasureRow, Store
 
+if TYPE_CHECKING:
+    from thinwire.server.round_mode import RoundMode
+
 StopOrder = Literal["run", "service"] | None
+SHORTEST_S = 1e-6  # of a wait
 RETURN_S = 30.0  # after a restart the run waits this long for devices to reconnect before it continues without them
 POLL_S = 0.25  # how long a person's command or a deadline may go unnoticed
 MAX_CODEC_LETTERS = 64  # in a reply that names a codec; the frames themselves decide whether they can be decoded
@@ -54,6 +77,7 @@ class RunContext:
         presence: ConnectedDevices,
         stop: Callable[[], StopOrder],
         on_event: Callable[[Event], None],
+        mode_of: Callable[[RunPlan], RoundMode],
     ) -> None:
         self.run_id, self.store, self.fleet, self.clock, self.presence = run_id, store, fleet, clock, presence
         self.on_event, self._stop = on_event, stop
@@ -62,23 +86,32 @@ class RunContext:
         self.identity = row.identity
         self.simulated = row.source == "sim"  # its devices are not enrolled, and their speed is not kept
         self.plan, self.report = RunPlan.from_json(row.plan), row.task_report
+        self.mode = mode_of(self.plan)
         self.task_layout = Layout.from_json(row.layout)
         self.layout = carried(algorithm_of(self.plan), self.task_layout)  # of every vector that is sent
-        self.holders = PlanCache(self.plan.to_json(), self.plan.digest, self.plan.local.delay + 1)
+        self.holders = PlanCache(self.plan.to_json(), self.plan.digest)
+        self.sent = SentAssignments(self.mode.delay + 1, self.holders)
         self.codec = rungs(self.plan.uplink)[0]
         self.versions = Versions(home.run(run_id), self.layout, home.durable)
-        self.past = RunState(self.plan.local.delay)
-        for seq, event in store.events(run_id):
+        after, text = (0, "") if self.simulated else store.snapshot(run_id)
+        found = snapshot.read(text) if text else None
+        self.past, after = (found, after) if found else (empty_state(self.plan), 0)
+        self._since_snapshot = 0  # events
+        for seq, event in store.stream(run_id, after):
             self.past.apply(event)
+            self._since_snapshot += 1
             self._last_found = seq, event.at
         if self.past.bases.model is None and self.plan.run.init != "device":  # a device may make it
             raise DataLost(f"run {run_id} has no model", why="it was not handed over whole", hint="thinwire run PLAN")
         self.begin()
         self.known = DeviceProfiles(() if self.simulated else store.measures())
-        self.measuring: dict[str, int] = {}  # ask_id -> bytes sent, of assignments that only evaluate
-        self.deferred: dict[str, ReplyHeader] = {}  # ask_id -> a reply that a later round handles
-        self.came_late: dict[str, bool] = {}  # ask_id of a deferred reply -> whether it was late when it arrived
+        self.measuring: dict[str, int] = {}  # assignment_id -> bytes sent, of assignments that only evaluate
+        self.deferred: dict[str, ReplyHeader] = {}  # assignment_id -> a reply that a later round handles
+        self.came_late: dict[str, bool] = {}  # assignment_id of a deferred reply -> whether it was late when it arrived
         self._clock_base = self.past.elapsed_s - clock.now()
+        self.eligibility = Eligibility(
+            self.plan, self.report, self.task_layout, self.simulated, presence, self._excluded
+        )
         self.return_by = self.elapsed + (RETURN_S if self.past.rounds_opened or self.past.first.times else 0.0)
 
     def begin(self) -> None:
@@ -89,7 +122,7 @@ class RunContext:
             self.model = Model(self.layout, params, buffers, dict(stored.counters), state)
         else:
             self.model = Model(self.layout, np.zeros(self.layout.size, np.float32), np.zeros(0, np.float32), {})
-        self.sending = ModelDistributor(self.plan, self.versions, self.past, self.model)
+        self.sent.models = self.sending = ModelDistributor(self.plan, self.versions, self.past, self.model)
 
     @property
     def elapsed(self) -> float:
@@ -100,22 +133,33 @@ class RunContext:
         """Make events and measurements of devices durable in one transaction, then apply the events and
         publish them.
         """
-        self.store.record(self.run_id, events, measured)
+        self.store.record(self.run_id, events, measured, self._snapshot(events))
+        self._since_snapshot += len(events)
         for event in events:
             self.past.apply(event)
             self.on_event(event)
+
+    def _snapshot(self, events: Sequence[Event]) -> str:
+        """Return a snapshot if these events open a round, and it is time for one; "" otherwise."""
+        opened = next((event for event in events if isinstance(event, RoundOpened)), None)
+        if self.simulated or opened is None:
+            return ""
+        if opened.round % snapshot.SNAPSHOT_ROUNDS and self._since_snapshot < snapshot.SNAPSHOT_EVENTS:
+            return ""
+        self._since_snapshot = 0
+        return snapshot.write(self.past)
 
     def status(self, status: RunStatus, text: str, exit_code: int = 0) -> None:
         """Record the status of the run, once for each change."""
         if (self.past.status, self.past.status_text) != (status, text):
             self.record(RunStatusChanged(self.clock.wall(), status, text, exit_code))
 
-    def goes_on(self, number: int) -> None:
+    def record_resumed(self, number: int) -> None:
         """Record that this round is resumed after a restart, with the downtime of the aggregator."""
         now, elapsed_s = self.clock.wall(), self.elapsed
-        gone_at, set_by_s = self.store.gone(*self._last_found, now)
-        missed_s = self.past.missed_s(gone_at, now, elapsed_s, set_by_s)
-        self.record(RoundTakenUp(now, number, gone_at, elapsed_s, missed_s, set_by_s))
+        down_since = self.store.down_since(*self._last_found)
+        missed_s = self.past.missed_s(down_since, now, elapsed_s)
+        self.record(RoundResumed(now, number, down_since, elapsed_s, missed_s))
         self.status("running", f"round {number} goes on")
 
     def stop_ordered(self) -> bool:
@@ -129,12 +173,63 @@ class RunContext:
         self.stopped = self.stopped or order
         return "service" in (self.stopped, order)
 
-    def ask(self, envelopes: Sequence[Envelope]) -> None:
+    def assign(self, envelopes: Sequence[Envelope]) -> None:
         """Send assignments, and remember them in case a device needs the plan or the whole model with one."""
-        self.holders.asked(envelopes)
-        self.sending.asked(envelopes)
-        self.measuring |= {e.ask.ask_id: _length(e) for e in envelopes if e.ask.kind == "evaluate"}
+        self.sent.remember(envelopes)
+        self.measuring |= {e.assignment.assignment_id: _length(e) for e in envelopes if e.assignment.kind == "evaluate"}
         self.fleet.send(envelopes)
+
+    def training(self, assignment_id: str) -> Envelope:
+        """Return an assignment to train, on the newest model version.
+
+        It carries the outcomes of the device's updates and the parts of the model that the device needs.
+        """
+        assigned = self.past.ledger.find(assignment_id)
+        assert assigned is not None, "an assignment without a reply is not forgotten"
+        return self._envelope(assigned.device, assignment_id, "train", assigned.round, assigned.deadline_s)
+
+    def training_again(self, assignment_id: str) -> Envelope:
+        """Rebuild an unanswered assignment on its own model version, for a fleet that does not know it after a
+        restart.
+        """
+        made, assigned = self.training(assignment_id), self.past.ledger.find(assignment_id)
+        assert assigned is not None
+        base = self.past.bases.of(assigned.base_version)
+        parcel = self.sending.whole(base)
+        assignment = replace(made.assignment, base_version=base.version, base_digest=base.digest, parts=parcel.parts)
+        return Envelope(made.device, assignment, self.sending.bundle(parcel))
+
+    def evaluating(self, device: str, assignment_id: str, deadline_s: float) -> Envelope:
+        """Return an assignment to evaluate the newest model version."""
+        return self._envelope(device, assignment_id, "evaluate", self.past.rounds_opened, deadline_s)
+
+    def _envelope(
+        self, device: str, assignment_id: str, kind: AssignmentKind, number: int, deadline_s: float
+    ) -> Envelope:
+        past, plan = self.past, self.plan
+        base, parcel = past.bases.newest, self.sending.parcel(device, but=assignment_id)
+        assigned = past.ledger.find(assignment_id)
+        together = self.mode.summed_together(self, number) if kind == "train" else 0
+        assignment = Assignment(
+            assignment_id=assignment_id,
+            run=self.run_id,
+            task=plan.run.task,
+            kind=kind,
+            plan=self.holders.plan_for(device, self.presence.hellos.get(device)),
+            round=number,
+            base_version=base.version,
+            base_digest=base.digest,
+            layout_digest=self.task_layout.digest,
+            codec=(assigned.codec if assigned else "") or self.codec,
+            work=work_of(plan, together, assigned.work if assigned else None),
+            deadline_s=deadline_s,
+            parts=parcel.parts,
+            references_from=past.references_from,
+            outcomes=past.ledger.outcomes.of(device, past.kept, assigned if past.ledger.pipelined else None),
+            further=past.ledger.is_follow_up(assignment_id),
+            identity=self.identity,
+        )
+        return Envelope(device, assignment, self.sending.bundle(parcel))
 
     def poll(self, wait_s: float) -> Iterable[Arrival]:
         """Return what arrived within `wait_s` seconds, after noting which devices are connected.
@@ -143,31 +238,30 @@ class RunContext:
         the missing part, and the callers do not see this failure.
         """
         found = list[Arrival]()
-        for arrival in self.fleet.poll(wait_s):
-            anew = self.presence.take(arrival)
-            if isinstance(arrival, ReplyHeader):
-                self.sending.holds(arrival.update_id.device)
-            if (again := self.holders.take(arrival, anew)) is not None:
-                self.sending.asked([again])
-                self.fleet.send([again])
-            elif (again := self.sending.take(arrival)) is not None:
-                self._again_in_full(again)
-            else:
+        # Seconds of the run are a sum of floats: a remainder of 1e-15 s would not move a clock, and never end.
+        for arrival in self.fleet.poll(max(wait_s, SHORTEST_S) if wait_s > 0 else 0.0):
+            restarted = self.presence.take(arrival)
+            if (again := self.sent.take(arrival, restarted)) is None:
                 found.append(arrival)
+            else:
+                if isinstance(arrival, Failure) and arrival.kind == "base-mismatch":
+                    self._count_again(again)
+                self.fleet.send([again])
         return found
 
-    def _again_in_full(self, envelope: Envelope) -> None:
-        """Send the same assignment with the whole model, and count its bytes."""
-        ask = envelope.ask
-        if ask.kind == "evaluate":
-            self.measuring[ask.ask_id] += _length(envelope)
+    def _count_again(self, envelope: Envelope) -> None:
+        """Count the bytes of an assignment that is sent again with the whole model."""
+        assignment = envelope.assignment
+        if assignment.kind == "evaluate":
+            self.measuring[assignment.assignment_id] += _length(envelope)
         else:
-            self.record(AskedInFull(self.clock.wall(), ask.round, envelope.device, ask.ask_id, _length(envelope)))
-        self.holders.asked([envelope])
-        self.sending.asked([envelope])
-        self.fleet.send([envelope])
+            self.record(
+                FullModelSent(
+                    self.clock.wall(), assignment.round, envelope.device, assignment.assignment_id, _length(envelope)
+                )
+            )
 
-    def failed(self, number: int, device: str, ask_id: str, kind: str, text: str) -> ClientFailed:
+    def failed(self, number: int, device: str, assignment_id: str, kind: str, text: str) -> ClientFailed:
         """Return the event that an assignment gets no reply.
 
         A device cannot report that the run is over: a failure of that kind becomes `protocol`.
@@ -177,46 +271,59 @@ class RunContext:
         if kind == "layout-mismatch" and (hello := self.presence.hellos.get(device)) is not None:
             text = mismatch(self.plan, self.report, hello, self.task_layout) or text
         said = self.presence.said(device) if kind in BARRING else ""
-        return ClientFailed(self.clock.wall(), number, device, ask_id, kind, text, self.elapsed, said)
+        return ClientFailed(self.clock.wall(), number, device, assignment_id, kind, text, self.elapsed, said)
 
-    def lose(self, device: str, kind: str, text: str, ask_id: str) -> None:
+    def lose(self, device: str, kind: str, text: str, assignment_id: str) -> None:
         """Give up an assignment of another round, so that its device can be selected again."""
-        asked = self.past.owed.of(device)[ask_id]
-        self.record(self.failed(asked, device, ask_id, kind, text))
-        self.fleet.cancel([ask_id])
+        assigned = self.past.ledger.find(assignment_id)
+        assert assigned is not None, "an assignment without a reply is not forgotten"
+        self.record(self.failed(assigned.round, device, assignment_id, kind, text))
+        self.fleet.cancel([assignment_id])
 
-    def wrong(self, head: ReplyHeader) -> tuple[str, str] | None:
+    def invalid_reply(self, header: ReplyHeader) -> tuple[str, str] | None:
         """Return kind and text of the failure if a reply is not a valid update of this run, otherwise None.
 
         Headers come from devices and are not trusted. A reply is valid only if its assignment went to the same device.
-        It must have frames, and start from the version that the assignment named.
+        It must have frames, and start from the version that the assignment named. The update of an invalid reply is not
+        dropped: its assignment fails.
         """
-        if head.update_id.device in self.revoked():
+        if header.update_id.device in self.revoked():
             return "refused", "revoked"
-        if not (asked := self.past.round_of(head.update_id.device, head.ask_id)):
-            return "protocol", "it answers what it was not asked"
-        if not head.parts:
+        assigned = self.past.ledger.find(header.assignment_id, header.update_id.device)
+        if assigned is None and not self._is_forgotten(header):
+            return "protocol", "it replies to no assignment of its own"
+        if not header.parts:
             return "protocol", "an answer without frames"
-        if head.base_version != (base := self.past.bases.asked_from[asked]):
-            return "base-mismatch", f"trained from version {head.base_version}, asked from {base}"
-        if len(head.codec) > max(MAX_CODEC_LETTERS, len(self.codec_of(head))):
-            return "protocol", f"it names a codec in {len(head.codec)} letters, and was asked in a shorter one"
+        if assigned is not None and header.base_version != assigned.base_version:
+            return "base-mismatch", f"trained from version {header.base_version}, assigned from {assigned.base_version}"
+        if len(header.codec) > max(MAX_CODEC_LETTERS, len(self.codec_of(header))):
+            return "protocol", f"it names a codec in {len(header.codec)} letters, and its assignment has a shorter one"
         return None
 
-    def codec_of(self, head: ReplyHeader) -> str:
+    def codec_of(self, header: ReplyHeader) -> str:
         """Return the codec that was assigned for this reply.
 
         The codec of a late reply, or of another device, may differ from the codec of most devices.
         """
-        device = head.update_id.device
-        return self.past.codecs.of(self.past.round_of(device, head.ask_id), device) or self.codec
+        assigned = self.past.ledger.find(header.assignment_id, header.update_id.device)
+        return assigned.codec if assigned else self.codec
 
-    def steps_of(self, head: ReplyHeader) -> int:
+    def _is_forgotten(self, header: ReplyHeader) -> bool:
+        """Return True if the device may have had this assignment in a round that the ledger has forgotten."""
+        name = assignment_id_of(
+            self.run_id,
+            assignment_round(header.assignment_id),
+            header.update_id.device,
+            is_further(header.assignment_id),
+        )
+        return header.assignment_id == name and self.past.ledger.is_forgotten(name)
+
+    def steps_of(self, header: ReplyHeader) -> int:
         """Return the steps that were assigned for this reply; 0 if the plan counts epochs instead."""
         steps = self.plan.local.steps
         if steps == "auto":
-            work = self.past.paces.work(head.update_id.device, head.ask_id)
-            return work[0] if work else 0
+            assigned = self.past.ledger.find(header.assignment_id, header.update_id.device)
+            return assigned.steps if assigned else 0
         return steps or 0
 
     def revoked(self) -> frozenset[str]:
@@ -225,29 +332,33 @@ class RunContext:
 
     def forget(self, device: str) -> None:
         """Drop the deferred replies of a revoked device."""
-        gone = [head for head in self.deferred.values() if head.update_id.device == device]
-        self.fleet.ack([self.deferred.pop(head.ask_id).update_id for head in gone])
+        gone = [header for header in self.deferred.values() if header.update_id.device == device]
+        self.fleet.ack([self.deferred.pop(header.assignment_id).update_id for header in gone])
 
-    def defer(self, head: ReplyHeader) -> None:
+    def defer(self, header: ReplyHeader) -> None:
         """Keep a reply for a later round: one for each assignment."""
-        self.came_late.setdefault(head.ask_id, self.elapsed >= self.past.owed.due.get(head.update_id.device, math.inf))
-        if self.deferred.setdefault(head.ask_id, head).update_id != head.update_id:
-            self.fleet.ack([head.update_id])
+        assigned = self.past.ledger.find(header.assignment_id, header.update_id.device)
+        self.came_late.setdefault(header.assignment_id, assigned is not None and self.elapsed >= assigned.due_s)
+        if self.deferred.setdefault(header.assignment_id, header).update_id != header.update_id:
+            self.fleet.ack([header.update_id])
 
-    def still_due(self) -> dict[str, dict[str, int]]:
-        """Return device -> `ask_id` -> round of unanswered assignments, in the order of selection.
+    def still_due(self) -> dict[str, list[AssignmentRecord]]:
+        """Return device -> unanswered assignments, in the order of selection.
 
         An assignment of a closed round counts as answered if its late reply is deferred to the next round. An
         assignment of a pipelined round counts as unanswered until that round is current, even if its reply arrived
         early. Otherwise a device could have more assignments at once than the delay allows.
         """
-        late = self.kept_late()
-        owed = {device: self.past.owed.of(device) for device in self.past.owed.busy}
-        return {device: {id_: of for id_, of in asks.items() if id_ not in late} for device, asks in owed.items()}
+        late, ledger = self.kept_late(), self.past.ledger
+        return {
+            device: [one for one in ledger.in_flight(device) if one.assignment_id not in late] for device in ledger.busy
+        }
 
     def kept_late(self) -> set[str]:
         """Return the assignments of closed rounds whose replies are deferred to the next round."""
-        return {ask_id for ask_id in self.deferred if not self.past.line.of(asked_round(ask_id))}
+        return {
+            assignment_id for assignment_id in self.deferred if not self.past.line.of(assignment_round(assignment_id))
+        }
 
     def returning(self) -> set[str]:
         """Return the devices that were connected before a restart, may reconnect, and still have time to."""
@@ -256,30 +367,32 @@ class RunContext:
         away = self.past.here - set(self.presence.hellos)
         return away - self.revoked() if away else away
 
-    def unable(self) -> dict[str, str]:
-        """Return device -> reason for the connected devices that cannot take part now."""
-        found = {name: self._unfit(hello) for name, hello in self.presence.hellos.items()}
-        barred = self.past.barred.now(self.elapsed, self.presence.said)
-        return {name: why for name, why in found.items() if why} | {
-            name: why for name, why in barred.items() if name in self.presence.hellos
-        }
+    def waits_for(self) -> str | None:
+        """Return the reason why the run waits for devices, or None if it does not."""
+        begun = self.past.rounds_opened > 0
+        if begun and (away := self.returning()):
+            return said_away(away)
+        return missing(self.plan, self.presence.devices, self.eligibility.reasons(), begun)
 
-    def able(self, device: str) -> bool:
-        """Return True if the device is connected and can take part now."""
-        hello = self.presence.hellos.get(device)
-        if hello is None or self._unfit(hello):
-            return False
-        return not self.past.barred.bars(device, self.elapsed, self.presence.said)
+    def is_free(self, device: str) -> bool:
+        """Return True if the device can be selected now and has no assignment in flight."""
+        return device not in self.past.ledger.busy and not self.eligibility.reason(device)
 
-    def _unfit(self, hello: Hello) -> str:
-        """Return the reason why the device does not fit the plan; "" if it fits.
+    def _excluded(self, device: str) -> str:
+        return self.past.barred.reason(device, self.elapsed, self.presence.said)
 
-        A simulated client is not a machine, so the plan's requirements on machines do not apply to it.
-        """
-        why = mismatch(self.plan, self.report, hello, self.task_layout)
-        return why if why or self.simulated else lacking(self.plan.cohort.requires, hello.has)
+
+def empty_state(plan: RunPlan) -> RunState:
+    """Return the state of a run of this plan before its first event."""
+    delay = plan.local.delay
+    return RunState(delay, plan.cohort.max_staleness + delay + 2, plan.downlink.log_rounds)
 
 
 def _length(envelope: Envelope) -> int:
     """Return the bytes of the envelope's parts."""
-    return sum(part.length for part in envelope.ask.parts)
+    return sum(part.length for part in envelope.assignment.parts)
+
+
+def said_away(away: Collection[str]) -> str:
+    """Return the status text of a run that waits for these devices to reconnect."""
+    return f"waiting for {counted(len(away), 'device')} to come back ({', '.join(sorted(away)[:5])})"

@@ -34,18 +34,18 @@ from thinwire.server.state.model_history import FEWEST, MEASURED, Measured, may_
 
 
 def evaluation(
-    running: RunContext, version: int, heads: list[ReplyHeader], now: float, asked: int = 0
+    running: RunContext, version: int, headers: list[ReplyHeader], now: float, assigned: int = 0
 ) -> Evaluated | None:
     """Pool the clients' evaluations of one version into one event; None if no client evaluated it.
 
     The event is no best and meets no target if too few clients evaluated the version. The comparison is with the
-    devices that replied, or with the number `asked`, if that is larger.
+    devices that replied, or with the number `assigned`, if that is larger.
     """
-    replies = [_reply(head) for head in heads]
+    replies = [_reply(header) for header in headers]
     event = _pooled(running, version, replies, now, running.past.scores.best)
-    if event and too_few(event.clients, max(asked, len({reply.device for reply in replies}))):
-        event = replace(event, best=False, few=True)
-    return replace(event, **_bytes(running, heads)) if event else None
+    if event and too_few(event.clients, max(assigned, len({reply.device for reply in replies}))):
+        event = replace(event, best=False, few=True, reached=False)
+    return replace(event, **_bytes(running, headers)) if event else None
 
 
 def settled(running: RunContext, now: float, over: bool = False) -> list[Evaluated]:
@@ -59,8 +59,8 @@ def settled(running: RunContext, now: float, over: bool = False) -> list[Evaluat
     or not.
     """
     past, best, most = running.past, running.past.scores.best, running.past.scores.most
-    owing = [(ask_id, asked) for d, (ask_id, asked) in past.owed.busy.items() if running.elapsed < past.owed.due[d]]
-    due = [past.bases.asked_from[asked] for ask_id, asked in owing if not past.goes_on(ask_id)]  # no follow-ups
+    owing = [assigned for assigned in past.ledger.oldest() if running.elapsed < assigned.due_s]
+    due = [assigned.base_version for assigned in owing if not past.ledger.is_follow_up(assigned.assignment_id)]
     found = list[Evaluated]()
     for version in sorted(past.scores.measured):
         if not over and version >= min(due, default=version + 1):
@@ -69,7 +69,7 @@ def settled(running: RunContext, now: float, over: bool = False) -> list[Evaluat
             most = max(most, event.clients)
             buffer = running.plan.cohort.buffer
             if 2 * event.clients < min(buffer, most) or too_few(event.clients, min(buffer, len(past.scores.examples))):
-                event = replace(event, best=False, few=True)
+                event = replace(event, best=False, few=True, reached=False)
             best = event if event.best else best
             found.append(event)
     return found
@@ -88,9 +88,11 @@ def require_metrics(running: RunContext, over: bool = False) -> None:
         running.plan.require_metrics(known)
 
 
-def _reply(head: ReplyHeader) -> Measured:
+def _reply(header: ReplyHeader) -> Measured:
     """Return a reply's metrics; `examples` is 0 for a reply without an update, which counts evaluation examples."""
-    return Measured(str(head.update_id), head.update_id.device, head.examples if head.parts else 0, head.metrics)
+    return Measured(
+        str(header.update_id), header.update_id.device, header.examples if header.parts else 0, header.metrics
+    )
 
 
 def _pooled(
@@ -113,20 +115,21 @@ def _pooled(
     most_said = max(n for found in said for name, (_, n) in found.items() if name.startswith(MEASURED))
     losses = [min(found.get("eval/loss", (0.0, 0.0))[1], MAX_COUNT) for found in said]
     total = sum(map(int, losses)) or int(min(most_said, MAX_COUNT))
-    made_by = running.past.bases.made_by.get(version, 0)
+    made_by, target = running.past.bases.made_by.get(version, 0), running.plan.run.target
     return Evaluated(
         now, made_by, version, metrics, spread(said, MEASURED), total, len(measured),
         best=metric in decisive and better(metric, decisive[metric], best),
+        reached=target is not None and target.is_met(decisive),
         robust=clipped.means, clipped=clipped.clipped, widths=clipped.widths,
         units={name: unit for name, unit in units.items() if name.removeprefix(MEASURED) in metrics},
     )  # fmt: skip
 
 
-def _bytes(running: RunContext, heads: list[ReplyHeader]) -> dict[str, Any]:
+def _bytes(running: RunContext, headers: list[ReplyHeader]) -> dict[str, Any]:
     """Return the byte fields of replies that only evaluated; replies that also train count as updates."""
-    alone = [head for head in heads if not head.parts]
-    wires = [head.transfer for head in alone if head.transfer and head.transfer.sent_bytes is not None]
-    sent = [running.measuring.get(head.ask_id, 0) for head in alone]
+    alone = [header for header in headers if not header.parts]
+    wires = [header.transfer for header in alone if header.transfer and header.transfer.sent_bytes is not None]
+    sent = [running.measuring.get(header.assignment_id, 0) for header in alone]
     found: dict[str, Any] = {"payload_bytes": sum(sent), "models_sent": sum(map(bool, sent))}
     if wires:
         found["sent_bytes"] = sum(wire.sent_bytes or 0 for wire in wires)
@@ -317,10 +320,3 @@ def better(metric: str, new: float, old: float | None) -> bool:
     if old is None:
         return True
     return new < old if metric == "loss" else new > old
-
-
-def reached(metrics: Mapping[str, float], metric: str, value: float) -> bool:
-    """Return True if a target is met: a loss is at most `value`, any other metric at least."""
-    if metric not in metrics:
-        return False
-    return metrics[metric] <= value if metric == "loss" else metrics[metric] >= value

@@ -9,6 +9,7 @@ device that is selected. It becomes version 0 when it is durable, and later repl
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -17,17 +18,16 @@ from thinwire.aggregation import BufferMean
 from thinwire.aggregation.downlink import BUFFERS
 from thinwire.compression import parse
 from thinwire.core.errors import BadPayload, TooFewClients
-from thinwire.core.events import FirstModelAsked, FirstModelFailed, RunNoted
-from thinwire.core.fleet import Envelope, NodeLeft
-from thinwire.core.layout import Layout
-from thinwire.core.types import Ask, Failure, ReplyHeader, Vector
+from thinwire.core.events import FirstModelAssigned, FirstModelFailed, RunNoted
+from thinwire.core.fleet import ClientDisconnected, Envelope
+from thinwire.core.layout import FLOAT_BYTES, Layout
+from thinwire.core.types import Assignment, Failure, ReplyHeader, Vector
 from thinwire.server.aggregator import MAX_VALUE, largest
 from thinwire.server.context import POLL_S, RETURN_S, RunContext
-from thinwire.server.policy.deadlines import NAMED, Deadline, first_model_deadline
-from thinwire.server.policy.device_profiles import update_bytes, work_of
-from thinwire.server.state.backoff import ENOUGH, patient
+from thinwire.server.policy.assignment_terms import FIRST_S, MARGIN, NAMED, Deadline, _brief
+from thinwire.server.policy.device_profiles import THIN_BYTES_S, update_bytes, work_key
+from thinwire.server.state.initial_requests import ENOUGH, patient
 
-BUFFER_BYTES = 4  # of one value of the averaged buffers, a float32
 HINT = "look at the task's model() there; or leave [run] init out, and it is made where you type"
 
 
@@ -40,11 +40,11 @@ def take_first_model(running: RunContext) -> bool:
     """
     first, waited_s = running.past.first, 0.0
     while not running.stop_ordered():
-        asked = first.open or _next(running)
-        if asked is None:
+        assigned = first.open or _next(running)
+        if assigned is None:
             waited_s += _wait(running, waited_s)
             continue
-        answer = _answer(running, asked)
+        answer = _answer(running, assigned)
         if answer is None:
             break
         if isinstance(answer, ReplyHeader):
@@ -52,44 +52,46 @@ def take_first_model(running: RunContext) -> bool:
                 _begin(running, answer)
                 return True
             except BadPayload as error:
-                _fail(running, asked, "bad-payload", error.what)
+                _fail(running, assigned, "bad-payload", error.what)
                 running.fleet.ack([answer.update_id])
         else:
-            _fail(running, asked, *answer)
-            running.fleet.cancel([asked.ask_id])
+            _fail(running, assigned, *answer)
+            running.fleet.cancel([assigned.assignment_id])
     return False
 
 
-def _next(running: RunContext) -> FirstModelAsked | None:
+def _next(running: RunContext) -> FirstModelAssigned | None:
     """Select a device, record its assignment and return it; None if no device can be selected now."""
     first, unable = running.past.first, _unable(running)
     able = [device for device in running.presence.devices if device not in unable]
     if not able or len(first.for_good(_most(running))) >= ENOUGH:
         return None
     device = first.next_of(able, running.plan.run.seed)
-    again = ", asked again" if first.times[device] else ""
+    again = ", selected again" if first.times[device] else ""
     why = f"the seed drew it from {len(able)}{again}"
     if first.failed is not None and first.failed.device != device:
         why += f", instead of {first.failed.device} ({first.failed.kind})"
-    deadline, ask_id = _deadline(running, device), _ask_id(running, device)
-    asked = FirstModelAsked(
-        running.clock.wall(), device, ask_id, why, deadline.seconds, deadline.reason, running.elapsed
+    deadline, assignment_id = _deadline(running, device), _assignment_id(running, device)
+    assigned = FirstModelAssigned(
+        running.clock.wall(), device, assignment_id, why, deadline.seconds, deadline.reason, running.elapsed
     )  # fmt: skip
-    running.record(asked)
-    return asked
+    running.record(assigned)
+    return assigned
 
 
-def _ask_id(running: RunContext, device: str) -> str:
-    """Return an `ask_id` that differs from those of withdrawn assignments, because devices may still work on them."""
+def _assignment_id(running: RunContext, device: str) -> str:
+    """Return an `assignment_id` that differs from those of withdrawn assignments, because devices may still work on
+    them.
+    """
     late = running.past.first.late[device]
     return f"{running.run_id}.init{f'-{late}' if late else ''}.{device}"
 
 
-def _fail(running: RunContext, asked: FirstModelAsked, kind: str, reason: str) -> None:
+def _fail(running: RunContext, assigned: FirstModelAssigned, kind: str, reason: str) -> None:
     """Record that an assignment failed."""
     now, elapsed = running.clock.wall(), running.elapsed
-    said = running.presence.said(asked.device)
-    running.record(FirstModelFailed(now, asked.device, asked.ask_id, kind, reason, elapsed, said))
+    said = running.presence.said(assigned.device)
+    running.record(FirstModelFailed(now, assigned.device, assigned.assignment_id, kind, reason, elapsed, said))
 
 
 def _most(running: RunContext) -> int:
@@ -107,7 +109,7 @@ def _unable(running: RunContext) -> dict[str, str]:
     """Return device -> reason for the connected devices that are not selected now."""
     there = running.presence.hellos
     barred = running.past.first.bars(running.elapsed, _most(running), running.presence.said)
-    return running.unable() | {device: why for device, why in barred.items() if device in there}
+    return running.eligibility.reasons() | {device: why for device, why in barred.items() if device in there}
 
 
 def _wait(running: RunContext, waited_s: float) -> float:
@@ -132,96 +134,117 @@ def _wait(running: RunContext, waited_s: float) -> float:
             hint=HINT,
         )
     running.status("waiting", f"waiting: no device can give the first model now{f' ({named})' if named else ''}")
-    running.fleet.ack([head.update_id for head in running.poll(POLL_S) if isinstance(head, ReplyHeader)])
+    running.fleet.ack([header.update_id for header in running.poll(POLL_S) if isinstance(header, ReplyHeader)])
     return running.elapsed - began
 
 
 def _deadline(running: RunContext, device: str) -> Deadline:
     """Return the deadline for a device: it follows from the model's size, its link, and its missed deadlines so far."""
     layout = running.task_layout
-    up_bytes = update_bytes("identity", layout, {}) + BUFFER_BYTES * BufferMean(layout).layout.size
-    up = running.known.device(device, work_of(running.plan, running.layout)).up
+    up_bytes = update_bytes("identity", layout, {}) + FLOAT_BYTES * BufferMean(layout).layout.size
+    up = running.known.device(device, work_key(running.plan, running.layout)).up
     one = first_model_deadline(up_bytes, up.seconds(up_bytes).p90 if up else None)
     return patient(one, running.past.first.late[device])
 
 
-def _answer(running: RunContext, asked: FirstModelAsked) -> ReplyHeader | tuple[str, str] | None:
+def _answer(running: RunContext, assigned: FirstModelAssigned) -> ReplyHeader | tuple[str, str] | None:
     """Return the device's reply, or kind and text of its failure; None if the run is stopped.
 
     A reply from before a restart is accepted first, so that the device need not make it again. The assignment is sent
     when the device is connected, which may take a while after a restart.
     """
-    device, until, back_by = asked.device, asked.elapsed_s + asked.deadline_s, running.elapsed + RETURN_S
-    running.status("running", f"asking {device} for the first model: {asked.why}")
+    device, until, back_by = assigned.device, assigned.elapsed_s + assigned.deadline_s, running.elapsed + RETURN_S
+    running.status("running", f"assigning the first model to {device}: {assigned.why}")
     sent, wait_s = False, 0.0
     while not running.stop_ordered():
         for arrival in running.poll(min(wait_s, max(0.0, until - running.elapsed))):
             match arrival:
-                case ReplyHeader() if (arrival.update_id.device, arrival.ask_id) == (device, asked.ask_id):
+                case ReplyHeader() if (arrival.update_id.device, arrival.assignment_id) == (
+                    device,
+                    assigned.assignment_id,
+                ):
                     if device in running.revoked():
                         running.fleet.ack([arrival.update_id])
                         return "refused", "revoked"
                     return arrival
                 case ReplyHeader():
                     running.fleet.ack([arrival.update_id])
-                case Failure(kind, text, ask_id, _) if ask_id == asked.ask_id:
+                case Failure(kind, text, assignment_id, _) if assignment_id == assigned.assignment_id:
                     return kind, text
-                case NodeLeft(left, why) if left == device:
+                case ClientDisconnected(left, why) if left == device:
                     return "refused" if why == "revoked" else "left", why
         if running.elapsed >= until:
-            return "stale", f"no answer within {asked.deadline_s:g} s"
+            return "stale", f"no answer within {assigned.deadline_s:g} s"
         if not sent and running.elapsed >= back_by:
             return "left", "did not come back"
         if not sent and device in running.presence.hellos:
-            running.ask([_envelope(running, asked)])
+            running.assign([_envelope(running, assigned)])
             sent = True
         wait_s = POLL_S
     if running.stopped == "run":
-        running.fleet.cancel([asked.ask_id])
+        running.fleet.cancel([assigned.assignment_id])
     return None
 
 
-def _envelope(running: RunContext, asked: FirstModelAsked) -> Envelope:
-    plan = running.holders.plan_for(asked.device, running.presence.hellos.get(asked.device))
+def _envelope(running: RunContext, assigned: FirstModelAssigned) -> Envelope:
+    plan = running.holders.plan_for(assigned.device, running.presence.hellos.get(assigned.device))
     return Envelope(
-        asked.device,
-        Ask(
-            asked.ask_id, running.run_id, running.plan.run.task, "init", plan,
-            layout_digest=running.task_layout.digest, deadline_s=asked.deadline_s,
+        assigned.device,
+        Assignment(
+            assigned.assignment_id, running.run_id, running.plan.run.task, "init", plan,
+            layout_digest=running.task_layout.digest, deadline_s=assigned.deadline_s,
             identity=running.identity,
         ),
     )  # fmt: skip
 
 
-def _begin(running: RunContext, head: ReplyHeader) -> None:
+def _begin(running: RunContext, header: ReplyHeader) -> None:
     """Make the model durable as version 0, and continue the run from it."""
-    params, buffers, counters = _model(running, head)
+    params, buffers, counters = _model(running, header)
     first = np.concatenate([params, np.zeros(running.layout.size - params.size, np.float32)])
     now = running.clock.wall()
     stored = running.versions.write(0, first, buffers, counters, now)
-    running.record(RunNoted(now, f"the first model is {head.update_id.device}'s"), stored)
+    running.record(RunNoted(now, f"the first model is {header.update_id.device}'s"), stored)
     running.begin()
-    running.fleet.ack([head.update_id])
+    running.fleet.ack([header.update_id])
 
 
-def _model(running: RunContext, head: ReplyHeader) -> tuple[Vector, Vector, dict[str, int]]:
+def _model(running: RunContext, header: ReplyHeader) -> tuple[Vector, Vector, dict[str, int]]:
     """Return the parameters, the averaged buffers and the counters of a reply.
 
     Raise `BadPayload` if its parts do not fit the layout, or a value is too large.
     """
     layout: Layout = running.task_layout
     mean, names = BufferMean(layout), [f"frame/{segment.index}" for segment in layout.segments]
-    if [part.name for part in head.parts] != [*names, *([BUFFERS] if mean.layout.size else [])]:
+    if [part.name for part in header.parts] != [*names, *([BUFFERS] if mean.layout.size else [])]:
         raise BadPayload("a first model whose parts are not those of the run's")
-    params, frames = np.zeros(layout.size, np.float32), list(running.fleet.open(head.update_id))
+    params, frames = np.zeros(layout.size, np.float32), list(running.fleet.open(header.update_id))
     codec = parse("identity").bind(layout)
     for segment, frame in zip(layout.segments, frames, strict=False):
         codec.decode_add(frame, 1.0, params[segment.span], segment=segment.index)
     if len(frames) > len(names):
         mean.check(frames[-1])
         mean.fold(frames[-1], 1.0)
-    mean.check_counters(head.counters, {})
-    mean.count(head.counters)
+    mean.check_counters(header.counters, {})
+    mean.count(header.counters)
     if not (found := largest(params)) <= MAX_VALUE:
         raise BadPayload(f"a first model that holds {found:g}", why=f"at most {MAX_VALUE:g} can be stepped from")
     return params, mean.close(np.zeros(mean.layout.size, np.float32)), mean.counters
+
+
+def first_model_deadline(up_bytes: int, up_s: float | None) -> Deadline:
+    """Return the time for a device to make the initial model and upload the whole of it.
+
+    It is the time of a device about which nothing is known, plus three times the upload. `up_s` is the time within
+    which nine of ten such uploads end; None if the device's link was never measured.
+
+    >>> first_model_deadline(3_000_000, None).reason
+    '132 s: 60 s to make it, and three times the 24.0 s of 3,000,000 bytes at 1 Mb/s, for its link is not known'
+    >>> first_model_deadline(3_000_000, 0.5).reason
+    '61.5 s: 60 s to make it, and three times the 0.5 s of 3,000,000 bytes on its link'
+    """
+    sent_s = up_bytes / THIN_BYTES_S if up_s is None else up_s
+    seconds = math.ceil(10 * (FIRST_S + MARGIN * sent_s)) / 10
+    link = "at 1 Mb/s, for its link is not known" if up_s is None else "on its link"
+    said = f"{seconds:g} s: {FIRST_S:g} s to make it, and three times the {_brief(sent_s)} of {up_bytes:,} bytes {link}"
+    return Deadline(seconds, said)

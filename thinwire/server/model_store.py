@@ -1,30 +1,48 @@
-"""Model versions are kept on disk: one file for each version, written once and sent to devices unchanged.
+"""Model versions on disk, and their distribution: an assignment carries only what its device lacks of plan and model.
 
-A file holds one identity frame for each segment, then a frame of float buffers if the model has any. The state of the
-server optimizer is in `v000007.state` next to it, which never leaves the aggregator. Fixed tensors are the same in all
-versions; they are in the file `fixed`.
+On disk there is one file for each version, written once and sent to devices unchanged. A file holds one identity frame
+for each segment, then a frame of float buffers if the model has any. The state of the server optimizer is in
+`v000007.state` next to it, which never leaves the aggregator. Fixed tensors are the same in all versions; they are in
+the file `fixed`.
 
 Invariant: a file is durable before the event that names it is recorded, so the journal never names a missing file.
+
+The plan: an assignment names the plan by its digest if the device holds it. A device that has lost the plan fails with
+`need-plan`, and gets the same assignment again with the whole plan.
+
+The model: a device gets the changes since the version that it holds, or the whole model if that is smaller. The
+aggregator derives the device's version from its last reply. This may be wrong after a lost disk or a restored backup.
+Then the digest in the assignment does not match, the device fails with `base-mismatch`, and gets the same assignment
+again with the whole model.
+
+In both cases the round waits, and nothing counts against the device. Which devices hold the plan is not journalled,
+because the form of an assignment does not change the reply. After a restart the hellos of the devices say it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from thinwire.aggregation import read_model, write_model
+from thinwire.aggregation.downlink import BUFFERS, FULL, Downlink, way
 from thinwire.aggregation.mean import pack_fixed, unpack_fixed
 from thinwire.core.errors import BadPayload, DataLost
-from thinwire.core.events import ModelStored, ShadowStored
+from thinwire.core.events import ModelStored, ReplicaStored
+from thinwire.core.fleet import Arrival, ClientConnected, Envelope, Hello
 from thinwire.core.layout import Layout
+from thinwire.core.plan import RunPlan
 from thinwire.core.statedir import write_atomically
-from thinwire.core.types import Fixed, Part, State, Vector
+from thinwire.core.types import Failure, Fixed, Part, ReplyHeader, State, Vector
+from thinwire.server.aggregator import Model
+from thinwire.server.state.run_state import RunState
 
 FIXED = "fixed"
 
@@ -69,20 +87,20 @@ class Versions:
             digest_of_state,
         )
 
-    def read(self, stored: ModelStored | ShadowStored) -> tuple[Vector, Vector]:
+    def read(self, stored: ModelStored | ReplicaStored) -> tuple[Vector, Vector]:
         """Return (params, buffers) of a version; raise `DataLost` if its file is missing or differs from the record."""
         path = self.folder / stored.file
         try:
             params, buffers, digest = read_model(path, self.layout, parts_of(stored))
         except OSError as error:
             raise DataLost(
-                f"model version {stored.version} cannot be read", why=str(error), hint="restore a backup"
+                f"model version {stored.version} is not readable", why=str(error), hint="restore a backup"
             ) from error
         if digest != stored.digest:
             raise DataLost(
                 f"model version {stored.version} is damaged",
                 why=f"its digest is {digest[:12]}, recorded was {stored.digest[:12]}",
-                hint="restore a backup, or start anew from an older version: [run] init",
+                hint="restore a backup, or start again from an older version: [run] init",
             )
         return params, buffers
 
@@ -98,7 +116,7 @@ class Versions:
             return unpack_fixed(self.layout, path.read_bytes() if path.exists() else b"")
         except (OSError, BadPayload, SafetensorError) as error:
             raise DataLost(
-                "the run's tensors that no training changes cannot be read",
+                "the run's tensors that no training changes are not readable",
                 why=str(error),
                 hint="restore a backup",
             ) from error
@@ -115,21 +133,250 @@ class Versions:
             return {name: array.copy() for name, array in load(data).items()}
         except (OSError, ValueError, SafetensorError) as error:
             raise DataLost(
-                f"what the server optimizer remembers at version {stored.version} cannot be read",
+                f"what the server optimizer remembers at version {stored.version} is not readable",
                 why=str(error),
-                hint='restore a backup, or start anew from this model: [run] init = "run:ID"',
+                hint='restore a backup, or start again from this model: [run] init = "run:ID"',
             ) from error
 
     def prune(self, keep: Collection[int], sent: Collection[int] = (), changes: Collection[int] = ()) -> None:
         """Delete the files of all versions except models to `keep`, versions still `sent`, and logged `changes`."""
         kept, going, logged = ({self.path(v).stem for v in versions} for versions in (keep, sent, changes))
-        wanted = {".model": kept | going, ".state": kept, ".shadow": going, ".change": going | logged}
+        wanted = {".model": kept | going, ".state": kept, ".replica": going, ".change": going | logged}
         for path in self.folder.glob("v*.*"):
             if path.stem not in wanted.get(path.suffix, going):
                 with contextlib.suppress(FileNotFoundError):
                     path.unlink()
 
 
-def parts_of(stored: ModelStored | ShadowStored) -> tuple[Part, ...]:
+def parts_of(stored: ModelStored | ReplicaStored) -> tuple[Part, ...]:
     """Return the parts of a stored version."""
     return tuple(Part(name, length, sha256) for name, length, sha256 in stored.parts)
+
+
+class PlanCache:
+    """Holds which devices have the plan of one run.
+
+    A device has the plan if its hello says so, or if it replied to an assignment of this process.
+    """
+
+    def __init__(self, plan: Mapping[str, Any], digest: str) -> None:
+        self.plan, self.digest = plan, digest
+        self._sure: dict[str, bool] = {}  # device -> whether it holds the plan, learned since its hello
+
+    def plan_for(self, device: str, hello: Hello | None) -> Mapping[str, Any] | str:
+        """Return the plan for an assignment to this device: the whole plan, or its digest if the device holds it."""
+        said = hello is not None and self.digest in hello.plans
+        return self.digest if self._sure.get(device, said) else self.plan
+
+    def believe_hello(self, device: str) -> None:
+        """Forget what is known of a device, whose hello says it better."""
+        self._sure.pop(device, None)
+
+    def learn(self, device: str, holds: bool) -> None:
+        """Note that a device holds the plan, or that it lacks it."""
+        self._sure[device] = holds
+
+    def complete(self, envelope: Envelope) -> Envelope | None:
+        """Return the assignment with the whole plan; None if it had that already."""
+        if not isinstance(envelope.assignment.plan, str):
+            return None
+        return replace(envelope, assignment=replace(envelope.assignment, plan=self.plan))
+
+
+class SentAssignments:
+    """Holds the last `most` assignments of each device, which is as many as a device may have at once.
+
+    A device that lacks the plan, or the version that an assignment builds on, gets the same assignment again with the
+    whole of it.
+
+    Invariant: an assignment is sent again at most once for each of these reasons, and only to its own device.
+    """
+
+    def __init__(self, most: int, plans: PlanCache, models: ModelDistributor | None = None) -> None:
+        self._most, self.plans, self.models = most, plans, models
+        self._assignments: dict[str, dict[str, Envelope]] = {}  # device -> assignment_id -> assignment
+
+    def remember(self, envelopes: Iterable[Envelope]) -> None:
+        """Remember assignments that are sent now, and forget the oldest of each device above `most`."""
+        for envelope in envelopes:
+            assignments = self._assignments.setdefault(envelope.device, {})
+            assignments[envelope.assignment.assignment_id] = envelope
+            while len(assignments) > self._most:
+                del assignments[next(iter(assignments))]
+
+    def find(self, device: str, assignment_id: str) -> Envelope | None:
+        """Return the assignment if this process sent it to the device and it has not failed, otherwise None.
+
+        The fleet delivers such an assignment again by itself.
+        """
+        return self._assignments.get(device, {}).get(assignment_id)
+
+    def take(self, arrival: Arrival, restarted: bool) -> Envelope | None:
+        """Return the assignment to send again because of this arrival, or None if there is none.
+
+        `restarted`: the arrival is a hello that differs from the device's last one.
+        """
+        match arrival:
+            case ClientConnected(device) if restarted:
+                self.plans.believe_hello(device)  # it is a new process of the device
+            case ReplyHeader():
+                if self.find(device := arrival.update_id.device, arrival.assignment_id):
+                    self.plans.learn(device, holds=True)
+                if self.models:
+                    self.models.holds(device)
+            case Failure(kind, _, assignment_id, device):
+                if kind == "need-plan":
+                    self.plans.learn(device, holds=False)
+                sent, rule = self.find(device, assignment_id), self._rule(kind)
+                if sent and rule and (again := rule(sent)):
+                    self.remember([again])
+                    return again
+                self._assignments.get(device, {}).pop(assignment_id, None)
+        return None
+
+    def _rule(self, kind: str) -> Callable[[Envelope], Envelope | None] | None:
+        """Return the function that completes an assignment after a failure of this kind; None if nothing does."""
+        if kind == "need-plan":
+            return self.plans.complete
+        return self.models.complete if self.models and kind == "base-mismatch" else None
+
+
+Row = tuple[str, int, str]  # a part's name, length and SHA-256
+
+
+@dataclass(frozen=True)
+class ModelPayload:
+    """The model parts for one device.
+
+    `pieces` are the ranges of files (name, start, length) that the parts consist of. `name` is the file that holds all
+    parts one after the other.
+    """
+
+    parts: tuple[Part, ...]
+    pieces: tuple[tuple[str, int, int], ...]
+    name: str
+
+    @property
+    def size(self) -> int:
+        """Return the bytes of all parts."""
+        return sum(part.length for part in self.parts)
+
+
+class ModelDistributor:
+    """Distributes the model of one run: the whole model, or the compressed changes between versions."""
+
+    def __init__(self, plan: RunPlan, versions: Versions, past: RunState, model: Model) -> None:
+        self.plan, self.versions, self.past, self.model = plan, versions, past, model
+        self.downlink: Downlink | None = None
+        if plan.downlink.compressed:
+            replica = versions.read(past.bases.replica)[0] if past.bases.replica else model.params
+            self.downlink = Downlink(model.layout, plan.downlink.codec, replica, past.version, plan.run.seed)
+        self._whole: tuple[ModelStored | ReplicaStored, ModelPayload] | None = None  # the version that was sent last
+        self._lost: set[str] = set()  # devices that lost the version of their last reply
+
+    def publish(self, version: int, at: float) -> list[ReplicaStored]:
+        """Make the new version's compressed change and the replica durable; return the event that names them.
+
+        Return no event if the replica is the model itself.
+        """
+        if self.downlink is None:
+            return []
+        every = self.plan.downlink.full_every
+        news = self.downlink.publish(self.model.params, full=bool(every) and version % every == 0)
+        assert news.version == version
+        if not news.changes:
+            return []
+        path = self.versions.path(version)
+        change, replica = path.with_suffix(".change"), path.with_suffix(".replica")
+        write_atomically(change, b"".join(news.changes))
+        rows = [(f"{version}/{i}", len(c), hashlib.sha256(c).hexdigest()) for i, c in enumerate(news.changes)]
+        parts, digest = write_model(replica, self.model.layout, self.downlink.replica, self.model.buffers)
+        assert digest == news.digest
+        full = [(part.name, part.length, part.sha256) for part in parts]
+        return [ReplicaStored(at, version, digest, replica.name, full, change.name, rows)]
+
+    def parcel(self, device: str, but: str = "") -> ModelPayload:
+        """Return the parts that bring this device to the newest version, in the smaller of the two forms.
+
+        In a pipelined run the device will have completed its earlier assignments by then. `but` names the new
+        assignment, which does not count among them.
+        """
+        base = self.past.bases.newest
+        if self.downlink is not None and device not in self._lost:
+            held = self.past.will_hold(device, but)
+            log = {v: self._logged(v) for v in range((held or 0) + 1, base.version + 1)}
+            sizes = {version: _size(rows) for version, (_, rows) in log.items() if rows}
+            if (versions := way(held, base.version, sizes, _size(base.parts))) is not None:
+                return _changes(base, [log[version] for version in versions], held)
+        return self.whole(base)
+
+    def whole(self, base: ModelStored | ReplicaStored) -> ModelPayload:
+        """Return a whole version, as its file holds it."""
+        if self._whole is None or self._whole[0] is not base:  # all devices of a round get the same
+            self._whole = base, ModelPayload(parts_of(base), ((base.file, 0, _size(base.parts)),), base.file)
+        return self._whole[1]
+
+    def _logged(self, version: int) -> tuple[str, Sequence[Row]]:
+        """Return the file of a version's change and its parts; no parts if the change is no longer logged."""
+        stored = self.past.bases.changes.get(version)
+        if stored is None or version <= self.past.version - self.plan.downlink.log_rounds:
+            return "", ()
+        return stored.change, stored.change_parts if (self.versions.folder / stored.change).exists() else ()
+
+    def bundle(self, parcel: ModelPayload) -> Path | None:
+        """Return the file with the parcel's parts one after the other, and write it if it is missing; None
+        without parts.
+        """
+        if not parcel.parts:
+            return None
+        path = self.versions.folder / parcel.name
+        made = len(parcel.pieces) == 1 and parcel.pieces[0][0] == parcel.name
+        if not made and not (path.exists() and path.stat().st_size == parcel.size):
+            write_atomically(path, b"".join(self._read(*piece) for piece in parcel.pieces))
+        return path
+
+    def _read(self, file: str, start: int, length: int) -> bytes:
+        with (self.versions.folder / file).open("rb") as source:
+            source.seek(start)
+            return source.read(length)
+
+    def complete(self, envelope: Envelope) -> Envelope | None:
+        """Return the assignment with the whole model, for a device that lost the version that it builds on.
+
+        Return None if it had the whole model, or if its version is replaced and its round closed.
+        """
+        assignment, device = envelope.assignment, envelope.device
+        if _is_full(assignment.parts):
+            return None
+        self._lost.add(device)
+        if assignment.base_version == self.past.version:
+            parcel = self.parcel(device)
+        elif self.past.ledger.pipelined and self.past.ledger.is_in_flight(device, assignment.assignment_id):
+            parcel = self.whole(self.past.bases.of(assignment.base_version))  # pipelined: its round is still open
+        else:
+            return None  # its round is closed, and its version replaced: the next assignment carries the whole model
+        return replace(envelope, assignment=replace(assignment, parts=parcel.parts), bundle=self.bundle(parcel))
+
+    def holds(self, device: str) -> None:
+        """Note that the device replied, so it holds the version that its reply was made from."""
+        self._lost.discard(device)
+
+
+def _changes(
+    base: ModelStored | ReplicaStored, log: Sequence[tuple[str, Sequence[Row]]], held: int | None
+) -> ModelPayload:
+    """Return a parcel of successive changes, followed by the buffers, which exist only in the newest version."""
+    rows, pieces = [row for _, rows in log for row in rows], [(file, 0, _size(rows)) for file, rows in log]
+    if base.parts[-1][0] == BUFFERS:
+        rows.append(base.parts[-1])
+        pieces.append((base.file, _size(base.parts[:-1]), base.parts[-1][1]))
+    name = pieces[0][0] if len(pieces) == 1 and log else f"v{base.version:06d}.from{held or 0:06d}"
+    return ModelPayload(tuple(Part(*row) for row in rows), tuple(pieces), name)
+
+
+def _size(rows: Sequence[Row]) -> int:
+    return sum(length for _, length, _ in rows)
+
+
+def _is_full(parts: Sequence[Part]) -> bool:
+    return any(part.name.startswith(f"{FULL}/") for part in parts)

@@ -14,83 +14,119 @@ no round runs.
 
 from __future__ import annotations
 
-from thinwire.core.events import HeadTaken, RoundClosed
+from collections.abc import Sequence
+
+from thinwire.core.events import RoundBecameCurrent, RoundClosed, RoundOpened
 from thinwire.core.fleet import Envelope
+from thinwire.core.plan import RunPlan
+from thinwire.core.types import ReplyHeader
 from thinwire.server.context import RunContext
-from thinwire.server.dispatch import envelope, envelope_again
-from thinwire.server.recovery import gone_of
-from thinwire.server.round_open import open_round
+from thinwire.server.recovery import downtime_of
+from thinwire.server.round_mode import RoundMode, open_round
 
 
-def line_up(running: RunContext) -> None:
-    """Open rounds until as many are open as the delay allows or the run still needs, and send their assignments."""
-    past = running.past
-    while len(past.line.rounds) <= past.delay and past.steps_made + len(past.line.rounds) < running.plan.run.rounds:
-        if (opened := open_round(running)) is None:
-            return
-        running.ask(
-            [
-                envelope(running, device, ask_id, "train", opened.round, opened.deadline_s)
-                for device, ask_id in opened.asks.items()
+class PipelinedMode(RoundMode):
+    """The pipelined mode: synchronous rounds, of which `delay` + 1 are open and one is current."""
+
+    replaces = False  # the devices that are online work on later rounds already, from a newer version
+
+    @classmethod
+    def is_for(cls, plan: RunPlan) -> bool:
+        """Return True if the plan's rounds are pipelined."""
+        return plan.local.delay > 0
+
+    def open_next(self, running: RunContext) -> RoundOpened | None:
+        """Open as many rounds as the delay allows, unless the run waits for devices; then make the oldest current."""
+        if running.waits_for() is None:
+            self._fill(running)
+        opened = running.past.line.current
+        if opened is None:
+            return None
+        if running.past.status != "running":
+            running.status("running", f"round {opened.round} goes on")
+        running.record(RoundBecameCurrent(running.clock.wall(), opened.round, running.elapsed))
+        return opened
+
+    def _fill(self, running: RunContext) -> None:
+        """Open rounds until as many are open as the delay allows or the run still needs, and send their assignments."""
+        past = running.past
+        while len(past.line.rounds) <= self.delay and past.steps_made + len(past.line.rounds) < self.plan.run.rounds:
+            if (opened := open_round(running)) is None:
+                return
+            running.assign([running.training(assignment_id) for assignment_id in opened.assignments.values()])
+
+    def busy(self, running: RunContext) -> dict[str, int]:
+        """Return device -> its oldest open round, of the devices that have as many assignments as the delay allows."""
+        due = running.still_due().items()
+        return {device: min(one.round for one in assigned) for device, assigned in due if len(assigned) > self.delay}
+
+    def unanswered(self, running: RunContext, assignment_ids: Sequence[str]) -> list[Envelope]:
+        """Return no assignments: they were sent when the round opened, before it became current."""
+        return []
+
+    def assignment(self, running: RunContext, assignment_id: str) -> Envelope:
+        """Return an assignment on the model version with which its round opened."""
+        return running.training_again(assignment_id)
+
+    def defer(self, running: RunContext, header: ReplyHeader) -> None:
+        """Keep a reply until its round is current; until then its device counts as busy."""
+        running.defer(header)
+
+    def can_continue(self, running: RunContext) -> bool:
+        """Return True if the current round has enough replies, and no connected device still has to reply.
+
+        The run need not wait for disconnected devices then, since they may never return. Until `return_by` every
+        selected device counts as connected.
+        """
+        opened = running.past.line.current
+        if opened is None:
+            return False
+        owed, here = running.past.ledger.is_in_flight, running.deferred.keys() & set(opened.assignments.values())
+        there = opened.assignments.keys() if running.elapsed < running.return_by else running.presence.hellos.keys()
+        still = [
+            assignment_id
+            for device, assignment_id in opened.assignments.items()
+            if device in there and owed(device, assignment_id)
+        ]
+        return len(here) >= opened.min_updates and here.issuperset(still)
+
+    def sent_again(self, running: RunContext) -> list[Envelope]:
+        """Return the unanswered assignments of all rounds, the oldest of each device first.
+
+        This includes the assignments of disconnected devices, which may reconnect.
+        """
+        ledger, gone = running.past.ledger, downtime_of(running.past.line.now)
+        return [
+            running.training_again(assignment_id)
+            for device in dict.fromkeys((*ledger.busy, *gone))
+            for assignment_id in (*gone.get(device, ()), *(one.assignment_id for one in ledger.in_flight(device)))
+        ]
+
+    def abort(self, running: RunContext) -> None:
+        """Close the rounds that are still open when the run ends, without a step; updates that came for them do
+        not count.
+        """
+        past = running.past
+        while (opened := past.line.current) is not None:
+            waited = [
+                device
+                for device, assignment_id in opened.assignments.items()
+                if past.ledger.is_in_flight(device, assignment_id)
             ]
-        )
-
-
-def take_head(running: RunContext) -> bool:
-    """Make the oldest open round the current one, so that its time runs from now on; return False if none is open."""
-    opened = running.past.line.head
-    if opened is None:
-        return False
-    if running.past.status != "running":
-        running.status("running", f"round {opened.round} goes on")
-    running.record(HeadTaken(running.clock.wall(), opened.round, running.elapsed))
-    return True
-
-
-def answered(running: RunContext) -> bool:
-    """Return True if the current round has enough replies, and no connected device still has to reply.
-
-    The run need not wait for disconnected devices then, since they may never return. Until `return_by` every selected
-    device counts as connected.
-    """
-    past, opened = running.past, running.past.line.head
-    if opened is None or not past.delay:
-        return False
-    here = running.deferred.keys() & set(opened.asks.values())
-    there = opened.asks.keys() if running.elapsed < running.return_by else running.presence.hellos.keys()
-    still = [ask_id for device, ask_id in opened.asks.items() if device in there and ask_id in past.owed.of(device)]
-    return len(here) >= opened.floor and here.issuperset(still)
-
-
-def asked_before(running: RunContext) -> list[Envelope]:
-    """Return the unanswered assignments after a restart, the oldest of each device first.
-
-    This includes the assignments of disconnected devices, which may reconnect.
-    """
-    owed, gone = running.past.owed, gone_of(running.past.line.now)
-    asks = {device: [*gone.get(device, ()), *owed.of(device)] for device in (*owed.busy, *gone)}
-    return [envelope_again(running, device, ask_id) for device, ask_ids in asks.items() for ask_id in ask_ids]
-
-
-def dissolve(running: RunContext) -> None:
-    """Close the rounds that are still open when the run ends, without a step; updates that came for them do
-    not count.
-    """
-    past = running.past
-    while past.delay and (opened := past.line.head) is not None:
-        waited = [device for device, ask_id in opened.asks.items() if ask_id in past.owed.of(device)]
-        running.fleet.cancel([opened.asks[device] for device in waited])
-        running.record(
-            RoundClosed(
-                at=running.clock.wall(),
-                round=opened.round,
-                reason="stopped",
-                version=past.version,
-                folded=[],
-                dropped=[event.update_id for event in past.line.now.accepted],
-                outstanding=waited,
-                elapsed_s=running.elapsed,
-                seconds=running.elapsed - past.line.head_since_s + past.line.now.missed_s if past.line.taken else 0.0,
-                metrics={},
+            running.fleet.cancel([opened.assignments[device] for device in waited])
+            running.record(
+                RoundClosed(
+                    at=running.clock.wall(),
+                    round=opened.round,
+                    reason="stopped",
+                    version=past.version,
+                    aggregated=[],
+                    dropped=[event.update_id for event in past.line.now.accepted],
+                    outstanding=waited,
+                    elapsed_s=running.elapsed,
+                    seconds=running.elapsed - past.line.current_since_s + past.line.now.missed_s
+                    if past.line.accepts_replies
+                    else 0.0,
+                    metrics={},
+                )
             )
-        )

@@ -1,33 +1,33 @@
 """After a restart the open round is rebuilt: its state machine replays the events that the journal holds.
 
 The replayed round continues as if the aggregator had never stopped. It aggregates the accepted updates again, in the
-order of the journal, so the model is the same to the bit.
+order of the journal, so the model is the same to the bit. Nothing is sent here: `RoundRunner.run` sends the unanswered
+assignments again.
 """
 
 from __future__ import annotations
 
-from thinwire.core.events import ClientAsked, ClientBack, ClientFailed, UpdateAccepted, UpdateDropped
+from thinwire.core.events import ClientFailed, ClientReconnected, ClientSelected, UpdateAccepted, UpdateDropped
 from thinwire.core.serialization import reply_from_json
 from thinwire.core.types import ReplyHeader, UpdateId
 from thinwire.server import round_events
 from thinwire.server.context import RunContext
 from thinwire.server.round_runner import RoundRunner
-from thinwire.server.state.open_rounds import RoundProgress
+from thinwire.server.state.run_state import RoundProgress
 
 
-def take_up(running: RunContext) -> RoundRunner:
+def rebuild_round(running: RunContext) -> RoundRunner:
     """Rebuild the current round, after a restart or when it is the next pipelined round, and return its driver.
 
     Accepted updates are aggregated again in the order of the journal.
     """
-    opened, now = running.past.line.head, running.past.line.now
+    opened, now = running.past.line.current, running.past.line.now
     assert opened is not None
     one = RoundRunner(running, opened)
-    one.deadlines |= {event.ask_id: event.deadline_s for event in now.since if isinstance(event, ClientAsked)}
-    one.heads |= {head.update_id: head for head in map(head_of, now.accepted)}
-    one.heads_of.update(event.ask_id for event in now.accepted)
-    one.machine.dropped += not_taken(now)
-    one.machine.replay(told(now))
+    one.headers |= {header.update_id: header for header in map(header_of, now.accepted)}
+    one.headers_of.update(event.assignment_id for event in now.accepted)
+    one.machine.dropped += not_accepted(now)
+    one.machine.replay(replayed(now))
     _refold(one, now)
     for device in sorted(running.presence.hellos.keys() & one.machine.lost.keys()):
         one.on(round_events.DeviceConnected(device))  # it reconnected before its round was rebuilt
@@ -43,54 +43,56 @@ def _refold(one: RoundRunner, now: RoundProgress) -> None:
     revoked, folding = one.running.revoked(), one.machine.folding
     for event in now.accepted:
         update_id = UpdateId.parse(event.update_id)
-        if event.device in revoked and event.update_id not in now.folded and update_id in folding:
-            one.on(round_events.FoldRejected(update_id, "revoked"))
+        if event.device in revoked and event.update_id not in now.aggregated and update_id in folding:
+            one.on(round_events.AggregationRejected(update_id, "revoked"))
     for event in now.accepted:
         if (update_id := UpdateId.parse(event.update_id)) in folding:
-            one.begin(one.heads[update_id], event.discount)
+            one.begin(one.headers[update_id], event.discount)
 
 
-def told(now: RoundProgress) -> round_events.Told:
+def replayed(now: RoundProgress) -> round_events.Told:
     """Yield the events of the current round since its opening, each with its time, in the order of the journal."""
     accepted = {event.update_id for event in now.accepted}
     for event in now.since:
         match event:
-            case ClientAsked(device=device, ask_id=ask_id):
-                yield round_events.ReplacementSelected(device, ask_id, event.instead_of), event.elapsed_s
+            case ClientSelected(device=device, assignment_id=assignment_id):
+                yield round_events.ReplacementSelected(device, assignment_id, event.instead_of), event.elapsed_s
             case UpdateAccepted():
-                head = head_of(event)
+                header = header_of(event)
                 seen = round_events.UpdateArrived(
-                    head.update_id, head.ask_id, event.device, head.base_version, again=True
+                    header.update_id, header.assignment_id, event.device, header.base_version, again=True
                 )
                 yield seen, event.elapsed_s
             case UpdateDropped(update_id=update_id) if update_id in accepted:
-                yield round_events.FoldRejected(UpdateId.parse(update_id), event.reason), event.elapsed_s
-            case ClientFailed(device=device, ask_id=ask_id):
-                yield round_events.AssignmentFailed(device, ask_id, event.kind, event.text), event.elapsed_s
-            case ClientBack(device=device):
+                yield round_events.AggregationRejected(UpdateId.parse(update_id), event.reason), event.elapsed_s
+            case ClientFailed(device=device, assignment_id=assignment_id):
+                yield round_events.AssignmentFailed(device, assignment_id, event.kind, event.text), event.elapsed_s
+            case ClientReconnected(device=device):
                 yield round_events.DeviceConnected(device), event.elapsed_s
 
 
-def not_taken(now: RoundProgress) -> list[UpdateId]:
+def not_accepted(now: RoundProgress) -> list[UpdateId]:
     """Return the updates that were dropped on arrival, without being accepted first."""
     accepted = {event.update_id for event in now.accepted}
     dropped = [event.update_id for event in now.since if isinstance(event, UpdateDropped)]
     return [UpdateId.parse(update_id) for update_id in dropped if update_id not in accepted]
 
 
-def head_of(event: UpdateAccepted) -> ReplyHeader:
+def header_of(event: UpdateAccepted) -> ReplyHeader:
     """Return the header of the reply that was accepted with this event."""
-    head = reply_from_json(event.head)
-    assert isinstance(head, ReplyHeader)
-    return head
+    header = reply_from_json(event.header)
+    assert isinstance(header, ReplyHeader)
+    return header
 
 
-def gone_of(now: RoundProgress) -> dict[str, list[str]]:
+def downtime_of(now: RoundProgress) -> dict[str, list[str]]:
     """Return device -> assignments of the devices that disconnected and have not reconnected."""
     gone = dict[str, list[str]]()
     for event in now.since:
         if isinstance(event, ClientFailed) and event.kind == "left":
-            gone[event.device] = [event.ask_id]
-        elif isinstance(event, (ClientBack, UpdateAccepted)) and event.ask_id in gone.get(event.device, ()):
+            gone[event.device] = [event.assignment_id]
+        elif isinstance(event, (ClientReconnected, UpdateAccepted)) and event.assignment_id in gone.get(
+            event.device, ()
+        ):
             del gone[event.device]
     return gone

@@ -1,8 +1,9 @@
 """Runs a synchronous round, a state machine without I/O: events go in, actions come out (`round_events.py`).
 
-The machine sees the headers of replies, never their payloads. A reply that arrived before the deadline is in time,
-however late its aggregation ends. A round closes when all updates that it accepted are aggregated or rejected. It
-closes for one reason, which the journal, the command line and the dashboard all show.
+The machine sees the headers of replies, never their payloads. It accepts, defers or drops each reply (`_on_reply`);
+reasons of drops are `late`, `stale` and `duplicate`. A reply that arrived before the deadline is in time, however late
+its aggregation ends. A round closes when all updates that it accepted are aggregated or rejected. It closes for one
+reason, which the journal, the command line and the dashboard all show.
 
 Fewer replies than `target` may be possible: devices were lost, updates could not be aggregated, or `max_concurrency`
 held selections back. Then the round selects replacements, as long as they have time to reply. The table of states is
@@ -34,68 +35,46 @@ from itertools import islice
 
 from thinwire.core.events import CloseReason
 from thinwire.core.types import UpdateId
-from thinwire.server.policy.deadlines import listed
+from thinwire.server.policy.assignment_terms import listed
 from thinwire.server.round_events import (
     Action,
-    AssignmentFailed,
     DeferUpdate,
-    DeviceConnected,
-    DeviceDisconnected,
-    DropUpdate,
-    FoldDone,
-    FoldRejected,
-    FoldUpdate,
     Input,
     MarkLost,
-    Reinstate,
     Replacement,
-    ReplacementSelected,
+    ReplacementSource,
     RoundConfig,
-    RoundResult,
     SelectReplacement,
     SlotLease,
-    Spares,
-    Stop,
-    Told,
     UpdateArrived,
-    ended,
-    nobody,
 )
+from thinwire.server.round_machine import RoundMachine
 from thinwire.server.state.run_state import RunState
 
 
 @dataclass
-class Round:
+class Round(RoundMachine):
     """A synchronous round as a state machine without I/O.
 
     `on` takes events as they happen; `replay` takes those from before a restart. No event may follow `RoundResult`.
 
-    >>> r = Round(RoundConfig(1, 0, {"a": "ask-a"}, target=1, floor=1, opened_s=0, deadline_s=60))
-    >>> r.on(UpdateArrived(UpdateId("run", "a", 1), "ask-a", "a", 0), now=2.0)[0].discount
+    >>> from thinwire.core.types import UpdateId
+    >>> from thinwire.server.round_events import AggregationDone, RoundConfig, UpdateArrived
+    >>> r = Round(RoundConfig(1, 0, {"a": "assignment-a"}, target_updates=1, min_updates=1, opened_s=0, deadline_s=60))
+    >>> r.on(UpdateArrived(UpdateId("run", "a", 1), "assignment-a", "a", 0), now=2.0)[0].discount
     1.0
-    >>> r.on(FoldDone(UpdateId("run", "a", 1)), now=2.1)[0].reason
+    >>> r.on(AggregationDone(UpdateId("run", "a", 1)), now=2.1)[0].reason
     'all'
     """
 
-    terms: RoundConfig
-    asks: dict[str, str] = field(default_factory=dict)  # device -> ask_id: from the opening, then replacements
     instead: dict[str, str] = field(default_factory=dict)  # replacement -> the device that it replaces, or ""
-    folding: set[UpdateId] = field(default_factory=set)
-    folded: list[UpdateId] = field(default_factory=list)
-    folded_in_time: int = 0
-    dropped: list[UpdateId] = field(default_factory=list)
-    answered: dict[str, UpdateId] = field(default_factory=dict)  # ask_id -> the update that answered it
-    in_time: set[UpdateId] = field(default_factory=set)  # updates for this round's own assignments
+    aggregated_in_time: int = 0
     spoiled: list[UpdateId] = field(default_factory=list)  # those of `in_time` that could not be aggregated
-    lost: dict[str, str] = field(default_factory=dict)  # device -> kind
     waited_for: set[str] = field(default_factory=set)  # selected devices, neither replied nor lost
-    shut: CloseReason | None = None
-    closed: RoundResult | None = None
 
     def __post_init__(self) -> None:
         self.places = ConcurrencySlots(self.terms)
-        for device, ask_id in self.terms.asks.items():
-            self._begin(device, ask_id, self.terms.opened_s)
+        super().__post_init__()
 
     @property
     def deadline_at(self) -> float:
@@ -105,7 +84,7 @@ class Round:
     @property
     def outstanding(self) -> tuple[str, ...]:
         """Return the devices that have neither replied nor been lost, in the order of selection."""
-        return tuple(device for device in self.asks if device in self.waited_for)
+        return tuple(device for device in self.assignments if device in self.waited_for)
 
     @property
     def good(self) -> int:
@@ -117,145 +96,102 @@ class Round:
         """Return the number of updates in time that have arrived or may still arrive."""
         return self.good + len(self.waited_for)
 
-    def on(self, event: Input, now: float, spares: Spares = nobody) -> list[Action]:
-        """Apply one event and return the actions that follow; `now` is in seconds on the run's clock.
-
-        `spares` is called only when updates are missing. Raise `RuntimeError` if the round is closed.
-        """
-        if self.closed:
-            raise RuntimeError(f"round {self.terms.number} is closed: {event}")
-        actions = self._take(event, now)
-        if not self.shut and (self.lost or self.spoiled or self.terms.max_concurrency):
-            actions += self._fill(now, spares)
+    def _decide(self, event: Input, now: float, replacements: ReplacementSource) -> list[Action]:
+        lacking = not self.shut and (self.lost or self.spoiled or self.terms.max_concurrency)
+        actions = self._fill(now, replacements) if lacking else []
         self.shut = self.shut or self._shutting(now)
-        if self.shut and not self.folding:
-            actions.append(self._close())
         return actions
 
-    def replay(self, told: Told) -> None:
-        """Apply the events from before a restart, without returning actions.
+    def _replace(self, device: str, assignment_id: str, instead_of: str, now: float) -> None:
+        self.instead[device] = instead_of
+        self._begin(device, assignment_id, now)
 
-        The journal holds every consequence of these events as an event of its own, except the round's close. Therefore
-        only the close is decided here.
-        """
-        now = -math.inf
-        for event, now in told:
-            self._take(event, now)
-        if now > -math.inf:
-            self.shut = self._shutting(now)
-        if self.shut and not self.folding:
-            self._close()
+    def _count(self, update_id: UpdateId) -> None:
+        super()._count(update_id)
+        self.aggregated_in_time += update_id in self.in_time
 
-    def _take(self, event: Input, now: float) -> list[Action]:
-        """Apply one event to the state, and return the actions that follow from it alone."""
-        match event:
-            case ReplacementSelected(device, ask_id, instead_of):
-                self.instead[device] = instead_of
-                self._begin(device, ask_id, now)
-            case UpdateArrived():
-                return self._head(event, now)
-            case FoldDone(update_id):
-                self.folding.discard(update_id)
-                self.folded.append(update_id)
-                self.folded_in_time += update_id in self.in_time
-            case FoldRejected(update_id, reason):
-                self.folding.discard(update_id)
-                if update_id in self.in_time:
-                    self.spoiled.append(update_id)
-                if self.shut != "stopped" and now < self.deadline_at:
-                    self.shut = None  # there is time to select another device
-                return self._drop(update_id, reason)
-            case AssignmentFailed(device, ask_id, kind, text):
-                return self._lose(device, ask_id, kind, text)
-            case DeviceDisconnected(device, why):
-                self.places.free(device)
-                return self._lose(device, self.asks.get(device, ""), "left", why)
-            case DeviceConnected(device):
-                if self.lost.get(device) == "left" and not self.shut:
-                    del self.lost[device]  # it is online again in time
-                    self._begin(device, self.asks[device], now)
-                    return [Reinstate(device, self.asks[device])]
-            case Stop():
-                self.shut = self.shut or "stopped"
-        return []  # a Tick needs nothing more: `on` reads the clock after each event
+    def _reject(self, update_id: UpdateId, now: float) -> None:
+        if update_id in self.in_time:
+            self.spoiled.append(update_id)
+        if self.shut != "stopped" and now < self.deadline_at:
+            self.shut = None  # there is time to select another device
 
-    def _head(self, head: UpdateArrived, now: float) -> list[Action]:
-        """Accept, defer or drop the update of a reply."""
+    def _leave(self, device: str, why: str) -> list[Action]:
+        self.places.free(device)
+        return self._lose(device, self.assignments.get(device, ""), "left", why)
+
+    def _stop(self) -> None:
+        self.shut = self.shut or "stopped"
+
+    def _on_reply(self, header: UpdateArrived, now: float) -> list[Action]:
         terms = self.terms
-        self.places.free(head.device, head.ask_id)
-        if not head.again and (self.shut or now >= self.deadline_at):
-            return [DeferUpdate(head.update_id)]
-        if head.ask_id in self.answered:
-            return self._drop(head.update_id, "duplicate")
-        in_time = self.asks.get(head.device) == head.ask_id
-        staleness = max(0, terms.base_version - head.base_version)
+        self.places.free(header.device, header.assignment_id)
+        if not header.again and (self.shut or now >= self.deadline_at):
+            return [DeferUpdate(header.update_id)]
+        if header.assignment_id in self.answered:
+            return self._drop(header.update_id, "duplicate")
+        in_time = self.assignments.get(header.device) == header.assignment_id
         if not in_time and terms.late == "drop":
-            return self._drop(head.update_id, "late")
-        if staleness > terms.max_staleness:
-            return self._drop(head.update_id, "stale")
-        self.answered[head.ask_id] = head.update_id
-        self.folding.add(head.update_id)
+            return self._drop(header.update_id, "late")
+        if self._staleness(header) > terms.max_staleness:
+            return self._drop(header.update_id, "stale")
+        self.answered[header.assignment_id] = header.update_id
         if in_time:
-            self.lost.pop(head.device, None)
-            self.in_time.add(head.update_id)
-            self.waited_for.discard(head.device)
-        discount = (1.0 + staleness) ** -terms.staleness_exponent
-        return [FoldUpdate(head.update_id, staleness, discount, late=not in_time)]
+            self.lost.pop(header.device, None)
+            self.in_time.add(header.update_id)
+            self.waited_for.discard(header.device)
+        return [self._fold(header, late=not in_time)]
 
-    def _drop(self, update_id: UpdateId, reason: str) -> list[Action]:
-        """Note that an update does not count."""
-        self.dropped.append(update_id)
-        return [DropUpdate(update_id, reason)]
-
-    def _lose(self, device: str, ask_id: str, kind: str, text: str) -> list[Action]:
+    def _lose(self, device: str, assignment_id: str, kind: str, text: str) -> list[Action]:
         """Note that a device will not reply to this assignment, unless it replied or was lost before."""
-        self.places.free(device, ask_id)
-        if self.asks.get(device) != ask_id or ask_id in self.answered or device in self.lost:
+        self.places.free(device, assignment_id)
+        if self.assignments.get(device) != assignment_id or assignment_id in self.answered or device in self.lost:
             return []
         self.lost[device] = kind
         self.waited_for.discard(device)
-        return [MarkLost(device, ask_id, kind, text)]
+        return [MarkLost(device, assignment_id, kind, text)]
 
-    def _begin(self, device: str, ask_id: str, now: float) -> None:
-        """Note that the device works on this assignment from `now` on."""
-        self.asks[device] = ask_id
+    def _begin(self, device: str, assignment_id: str, now: float) -> None:
+        self.assignments[device] = assignment_id
         self.waited_for.add(device)
-        self.places.take(device, ask_id, now)
+        self.places.take(device, assignment_id, now)
 
     def _places(self, now: float) -> tuple[int, str]:
         """Return the number of free slots, and the words about slots for the reason of a selection.
 
         One slot counts as free if none is, but no device works on this round.
         """
-        lacking = self.terms.floor - self.good
+        lacking = self.terms.min_updates - self.good
         held = self.places.held(now, lacking)
-        silent = self.places.silent(self.asks, held)
+        silent = self.places.silent(self.assignments, held)
         said = f"; silent for so long that they hold no place: {listed(silent)}" if silent else ""
         free = self.terms.max_concurrency - len(held)
-        if free > 0 or any(self.asks.get(device) == work.ask_id for device, work in held.items()):
+        if free > 0 or any(self.assignments.get(device) == work.assignment_id for device, work in held.items()):
             return free, said
         return 1, said + "; no place is free, but nobody is at work on this round"
 
-    def _fill(self, now: float, spares: Spares) -> list[Action]:
+    def _fill(self, now: float, replacements: ReplacementSource) -> list[Action]:
         """Select as many replacements as updates are missing and slots are free, among devices that can
         reply in time.
         """
-        left_s, short, said = self.deadline_at - now, self.terms.target - self.possible, ""
+        left_s, short, said = self.deadline_at - now, self.terms.target_updates - self.possible, ""
         if short > 0 and self.terms.max_concurrency:
             free, said = self._places(now)
             short = min(short, free)
         if short <= 0 or left_s <= 0:
             return []
-        others = (spare for spare in spares(left_s) if spare.device not in self.asks)
-        return [self._ask(spare, now, said) for spare in islice(others, short)]
+        others = (replacement for replacement in replacements(left_s) if replacement.device not in self.assignments)
+        return [self._assign(replacement, now, said) for replacement in islice(others, short)]
 
-    def _ask(self, spare: Replacement, now: float, said: str) -> SelectReplacement:
+    def _assign(self, replacement: Replacement, now: float, said: str) -> SelectReplacement:
         """Select a replacement, with the reason."""
         left_s = self.deadline_at - now
-        why = f"{self.possible} of {self.terms.target} answers could still come, {left_s:.0f} s were left{said}"
-        self.instead[spare.device] = instead_of = self._vacant() if self.lost or self.spoiled else ""
-        self._begin(spare.device, spare.ask_id, now)
-        return SelectReplacement(spare.device, spare.ask_id, self.terms.base_version, left_s, why, instead_of)
+        why = f"{self.possible} of {self.terms.target_updates} answers could still come, {left_s:.0f} s were left{said}"
+        self.instead[replacement.device] = instead_of = self._vacant() if self.lost or self.spoiled else ""
+        self._begin(replacement.device, replacement.assignment_id, now)
+        return SelectReplacement(
+            replacement.device, replacement.assignment_id, self.terms.base_version, left_s, why, instead_of
+        )
 
     def _vacant(self) -> str:
         """Return a device that was lost, or whose update was rejected, and that has no replacement yet; "" if there is
@@ -265,21 +201,14 @@ class Round:
         return next((device for device in (*self.lost, *spoiled) if device not in replaced), "")
 
     def _shutting(self, now: float) -> CloseReason | None:
-        """Return the reason for which the round accepts no more replies, or None while it stays open."""
         if not self.waited_for:
-            unasked = self.terms.max_concurrency and self.possible < self.terms.target
-            return "enough" if self.lost or unasked else "all"
-        if self.folded_in_time >= self.terms.target:
+            out_of_candidates = self.terms.max_concurrency and self.possible < self.terms.target_updates
+            return "enough" if self.lost or out_of_candidates else "all"
+        if self.aggregated_in_time >= self.terms.target_updates:
             return "enough"
         if now >= self.deadline_at:
             return "deadline"
         return None
-
-    def _close(self) -> RoundResult:
-        """Fix the result of the round."""
-        assert self.shut is not None
-        self.closed = ended(self.shut, self.folded, self.dropped, self.terms.floor, self.outstanding)
-        return self.closed
 
 
 PATIENCE = 2.0  # factor on a device's slowest recent reply, and on the time that its assignment allowed
@@ -316,23 +245,25 @@ class ConcurrencySlots:
     @property
     def _share_s(self) -> float:
         """Return the seconds of one wave of this round."""
-        return share_s(self.terms.deadline_s, self.terms.target, self.terms.max_concurrency)
+        return share_s(self.terms.deadline_s, self.terms.target_updates, self.terms.max_concurrency)
 
-    def take(self, device: str, ask_id: str, now: float) -> None:
+    def take(self, device: str, assignment_id: str, now: float) -> None:
         """Give the device a slot for this assignment from `now` on."""
         if self.terms.max_concurrency:
             until_s = now + place_s(self.terms.deadline_s, self._share_s, self.terms.slowest_s(device))
-            self._working[device] = SlotLease(ask_id, until_s, now + self._share_s)
+            self._working[device] = SlotLease(assignment_id, until_s, now + self._share_s)
 
-    def free(self, device: str, ask_id: str = "") -> None:
-        """Free the device's slot if it works on this assignment; on any assignment if `ask_id` is ""."""
-        if device in self._working and ask_id in ("", self._working[device].ask_id):
+    def free(self, device: str, assignment_id: str = "") -> None:
+        """Free the device's slot if it works on this assignment; on any assignment if `assignment_id` is ""."""
+        if device in self._working and assignment_id in ("", self._working[device].assignment_id):
             del self._working[device]
 
-    def silent(self, asks: Mapping[str, str], held: Container[str]) -> list[str]:
+    def silent(self, assignments: Mapping[str, str], held: Container[str]) -> list[str]:
         """Return the devices that work on one of these assignments without a slot among `held`."""
         working = self._working.items()
-        return [device for device, work in working if device not in held and asks.get(device) == work.ask_id]
+        return [
+            device for device, work in working if device not in held and assignments.get(device) == work.assignment_id
+        ]
 
     def held(self, now: float, lacking: int) -> dict[str, SlotLease]:
         """Return device -> assignment for each slot that has not expired at `now`.
@@ -358,10 +289,10 @@ def slowest_s(past: RunState, device: str) -> float:
 def at_work_before(past: RunState, number: int) -> Mapping[str, SlotLease]:
     """Return the devices that are busy with an earlier round, and when the slot of each expires."""
     return {
-        device: SlotLease(
-            ask_id,
-            past.owed.asked_at(device) + PATIENCE * min(slowest_s(past, device), past.owed.had_s(device)),
+        assigned.device: SlotLease(
+            assigned.assignment_id,
+            assigned.assigned_s + PATIENCE * min(slowest_s(past, assigned.device), assigned.deadline_s),
         )
-        for device, (ask_id, asked) in past.owed.busy.items()
-        if asked != number
+        for assigned in past.ledger.oldest()
+        if assigned.round != number
     }

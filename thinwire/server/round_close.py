@@ -8,18 +8,17 @@ not count at all if the sum becomes too large for a model, so that one device ca
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
-from thinwire.core.events import Capped, Evaluated, Event, RoundClosed, RoundOpened
+from thinwire.core.events import NO_STEP, Event, RoundClosed, RoundOpened
+from thinwire.core.formatting import Capped
 from thinwire.core.types import ReplyHeader, UpdateId
-from thinwire.server.aggregator import Frames, RoundAggregator
-from thinwire.server.evaluation import evaluation, names_in, pooled, settled
-from thinwire.server.policy.device_profiles import at_own_pace, durations, epochs_of, work_of
-from thinwire.server.policy.local_work import caps_of
-from thinwire.server.round import Round
+from thinwire.server.aggregator import Frames, RoundAggregator, caps_of
+from thinwire.server.evaluation import names_in, pooled
+from thinwire.server.policy.device_profiles import at_own_pace, durations, epochs_of, work_key
 from thinwire.server.round_events import RoundResult
 from thinwire.server.round_runner import RoundRunner
 from thinwire.server.state.model_history import MEASURED, TRAINED
@@ -39,21 +38,22 @@ def finish(one: RoundRunner) -> None:
     start = time.perf_counter()
     version, events = running.past.version, list[Event]()
     now, capped = running.clock.wall(), dict[str, Capped]()
-    if closed.reason not in ("too-few", "stopped"):
+    if closed.reason not in NO_STEP:
         closed, capped = _stepped(one, closed, events)
-    if closed.reason not in ("too-few", "stopped"):
+    if closed.reason not in NO_STEP:
         version += 1
         stepped = time.perf_counter()
         model = running.model
         events.append(running.versions.write(version, model.params, model.buffers, model.counters, now, model.state))
         events += running.sending.publish(version, now)
-        step_s, store_s = stepped - start, time.perf_counter() - stepped
+        step_s, store_s = stepped - start, time.perf_counter() - stepped + one.record_s
     else:
         step_s = store_s = 0.0
-    events += _evaluated(one, now)
-    counted = [one.heads[update_id] for update_id in closed.folded]
-    opened = replace(one.opened, asks=dict(one.machine.asks))
-    slowest, spent = where_time_went(opened, counted, one.fold_s, step_s, store_s)
+    in_time = [header for update_id, header in one.headers.items() if update_id in one.machine.in_time]
+    events += running.mode.evaluate(running, one.opened, in_time, now)
+    counted = [one.headers[update_id] for update_id in closed.aggregated]
+    opened = replace(one.opened, assignments=dict(one.machine.assignments))
+    slowest, spent = where_time_went(opened, counted, one.receive_s, one.aggregate_s, step_s, store_s)
     if closed.reason == "buffer":
         slowest = last_of(counted)
     events.append(
@@ -62,12 +62,12 @@ def finish(one: RoundRunner) -> None:
             round=one.opened.round,
             reason=closed.reason,
             version=version,
-            folded=[str(u) for u in closed.folded],
+            aggregated=[str(u) for u in closed.aggregated],
             dropped=[str(u) for u in closed.dropped],
             outstanding=list(closed.outstanding),
             elapsed_s=running.elapsed,
             seconds=running.elapsed - one.machine.terms.opened_s + running.past.line.now.missed_s,
-            metrics=pooled((head.metrics for head in counted), TRAINED),
+            metrics=pooled((header.metrics for header in counted), TRAINED),
             spent=spent,
             slowest=slowest,
             capped=capped,
@@ -75,9 +75,9 @@ def finish(one: RoundRunner) -> None:
         )
     )
     one.record(*events, measured=_measured(one, now))
-    lost = [one.machine.asks[device] for device, kind in one.machine.lost.items() if kind == "left"]
-    running.fleet.ack(list(one.heads))
-    running.fleet.cancel(lost if closed.reason != "stopped" else list(one.machine.asks.values()))
+    lost = [one.machine.assignments[device] for device, kind in one.machine.lost.items() if kind == "left"]
+    running.fleet.ack(list(one.headers))
+    running.fleet.cancel(lost if closed.reason != "stopped" else list(one.machine.assignments.values()))
 
 
 def _names(one: RoundRunner) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def _names(one: RoundRunner) -> dict[str, Any]:
     other metrics.
     """
     accepted = one.running.past.line.now.accepted
-    said = [event.head.get("metrics", {}) for event in accepted]
+    said = [event.header.get("metrics", {}) for event in accepted]
     names = [*names_in(said, MEASURED), *names_in(said, TRAINED)]
     others = sum(name not in names for metrics in said for name in metrics)
     return {"names": names, "ignored": others + sum(event.ignored for event in accepted)}
@@ -97,17 +97,16 @@ def _measured(one: RoundRunner, now: float) -> list[MeasureRow]:
     Replies are read in the order of the journal, so a resumed round learns the same.
     """
     running = one.running
-    work = work_of(running.plan, running.layout)
+    work = work_key(running.plan, running.layout)
     for event in running.past.line.now.accepted:
-        head = one.heads[UpdateId.parse(event.update_id)]
+        header = one.headers[UpdateId.parse(event.update_id)]
         hello = running.presence.hellos.get(event.device)
         if hello is not None:
             running.known.greeted(event.device, hello.link.get("rtt_s", 0.0))
-        sent = running.past.sent.get(head.ask_id, 0)
-        found = durations(head, sent, epochs_of(running.plan))
+        assigned = running.past.ledger.find(header.assignment_id)
+        found = durations(header, assigned.sent_bytes if assigned else 0, epochs_of(running.plan))
         if running.plan.local.steps == "auto":
-            asked = running.past.paces.work(event.device, head.ask_id)
-            found = at_own_pace(found, head, running.plan.local, asked)
+            found = at_own_pace(found, header, running.plan.local, assigned.work if assigned else None)
         running.known.learn(event.device, work, found)
     return [] if running.simulated else running.known.news(now)
 
@@ -118,55 +117,40 @@ def _stepped(one: RoundRunner, closed: RoundResult, events: list[Event]) -> tupl
     If the sum is too large for a model, the step is made without the updates that caused this. They are dropped. If too
     few updates are left, no step is made.
     """
-    heads = [one.heads[update_id] for update_id in closed.folded]
-    caps = caps_of(one.plan, heads)
-    capped = one.fold.capped(caps, heads)
+    headers = [one.headers[update_id] for update_id in closed.aggregated]
+    caps = caps_of(one.plan, headers)
+    capped = one.fold.capped(caps, headers)
     if not capped and one.fold.fits():
         one.fold.step(one.running.model)
         return closed, {}
-    new = partial(one.new_fold, caps if capped else None)
+    new = partial(one.running.mode.aggregator, one.running, one.opened, caps if capped else None)
     discounts = {event.update_id: event.discount for event in one.running.past.line.now.accepted}
-    folded = [(head, one.frames(head.update_id), discounts[str(head.update_id)]) for head in heads]
+    aggregated = [(header, one.frames(header.update_id), discounts[str(header.update_id)]) for header in headers]
     if capped:
         one.fold = new()  # frees the memory of the old sum
-        one.fold = refolded(new, folded)
+        one.fold = refolded(new, aggregated)
         if one.fold.fits():
             one.fold.step(one.running.model)
             return closed, capped
     one.fold = new()
-    one.fold, spoilers = folded_without(new, folded)
-    spoiled = [head.update_id for head in spoilers]
+    one.fold, spoilers = aggregated_without(new, aggregated)
+    spoiled = [header.update_id for header in spoilers]
     for update_id in spoiled:
         events += one.dropped(update_id, TOO_LARGE)
-    left = tuple(u for u in closed.folded if u not in spoiled)
-    if len(left) < one.opened.floor:
-        return RoundResult("too-few", (), (*closed.dropped, *closed.folded), closed.outstanding), {}
+    left = tuple(u for u in closed.aggregated if u not in spoiled)
+    if len(left) < one.opened.min_updates:
+        return RoundResult("too-few", (), (*closed.dropped, *closed.aggregated), closed.outstanding), {}
     one.fold.step(one.running.model)
     counted = {str(u): capped[str(u)] for u in left if str(u) in capped}
     return RoundResult(closed.reason, left, (*closed.dropped, *spoiled), closed.outstanding), counted
 
 
-def _evaluated(one: RoundRunner, now: float) -> list[Evaluated]:
-    """Return the base model's evaluation by the devices that measured it before they trained.
-
-    After a buffered round, return the evaluations that are final by now.
-    """
-    if not isinstance(one.machine, Round):
-        return settled(one.running, now)
-    base = one.opened.base_version
-    if base in one.running.past.scores.evaluated:
-        return []
-    heads = [h for u, h in one.heads.items() if u in one.machine.in_time and h.base_version == base]
-    found = evaluation(one.running, base, heads, now)
-    return [found] if found else []
-
-
 TOO_LARGE = "bad-payload: numbers too large to be added"
-FoldDone = tuple[ReplyHeader, Frames, float]  # an update's reply header, frames and discount
+AggregationDone = tuple[ReplyHeader, Frames, float]  # an update's reply header, frames and discount
 
 
-def folded_without(
-    new: Callable[[], RoundAggregator], folded: Sequence[FoldDone]
+def aggregated_without(
+    new: Callable[[], RoundAggregator], aggregated: Sequence[AggregationDone]
 ) -> tuple[RoundAggregator, list[ReplyHeader]]:
     """Return an aggregator of the updates whose sum fits, in their order, and the updates that are left out.
 
@@ -174,55 +158,56 @@ def folded_without(
     restart leaves out the same updates.
     """
     fold, spoilers = new(), list[ReplyHeader]()
-    for head, frames, discount in folded:
+    for header, frames, discount in aggregated:
         before = fold.copy()
-        fold.add(head, frames, discount)
+        fold.add(header, frames, discount)
         if not fold.fits():
             fold = before
-            spoilers.append(head)
+            spoilers.append(header)
     return fold, spoilers
 
 
-def refolded(new: Callable[[], RoundAggregator], folded: Sequence[FoldDone]) -> RoundAggregator:
+def refolded(new: Callable[[], RoundAggregator], aggregated: Sequence[AggregationDone]) -> RoundAggregator:
     """Return an aggregator of these updates, added in their order."""
     fold = new()
-    for head, frames, discount in folded:
-        fold.add(head, frames, discount)
+    for header, frames, discount in aggregated:
+        fold.add(header, frames, discount)
     return fold
 
 
 def where_time_went(
-    opened: RoundOpened, heads: Sequence[ReplyHeader], fold_s: float, step_s: float, store_s: float
+    opened: RoundOpened,
+    headers: Sequence[ReplyHeader],
+    receive_s: Mapping[UpdateId, float],
+    aggregate_s: float,
+    step_s: float,
+    store_s: float,
 ) -> tuple[str, dict[str, float]]:
     """Return the device that replied last, and the seconds by stage.
 
     The stages follow the slowest device, then the aggregator's own work. Stages on the device are measured by its own
     clock.
     """
-    server = {"fold_s": fold_s, "step_s": step_s, "store_s": store_s}
-    arrived = [head for head in heads if head.transfer and head.ask_id in opened.asks.values()]
+    server = {"aggregate_s": aggregate_s, "step_s": step_s, "store_s": store_s}
+    assigned = set(opened.assignments.values())
+    arrived = [header for header in headers if header.transfer and header.assignment_id in assigned]
     if not arrived:
         return "", server
     last = max(arrived, key=_arrived_at)
     assert last.transfer is not None
-    t = last.timings
     stages = {
         "wait_s": max(0.0, last.transfer.pulled_at - opened.at),
-        "download_s": t.download_s,
-        "queue_s": t.queue_s,
-        "evaluate_s": t.evaluate_s,
-        "train_s": t.train_s,
-        "encode_s": t.encode_s,
+        **asdict(last.timings),
         "upload_s": max(0.0, last.transfer.arrived_at - last.transfer.began_at),
     }
-    return last.update_id.device, stages | server
+    return last.update_id.device, stages | {"receive_s": receive_s.get(last.update_id, 0.0)} | server
 
 
-def last_of(heads: Sequence[ReplyHeader]) -> str:
+def last_of(headers: Sequence[ReplyHeader]) -> str:
     """Return the device whose reply filled a buffer, which is the last to arrive; "" if no reply has a time."""
-    arrived = [head for head in heads if head.transfer]
+    arrived = [header for header in headers if header.transfer]
     return max(arrived, key=_arrived_at).update_id.device if arrived else ""
 
 
-def _arrived_at(head: ReplyHeader) -> float:
-    return head.transfer.arrived_at if head.transfer else 0.0
+def _arrived_at(header: ReplyHeader) -> float:
+    return header.transfer.arrived_at if header.transfer else 0.0

@@ -1,21 +1,20 @@
 """A round receives events, returns actions, and opens with terms; this module defines all three.
 
-The state machines in `round.py` and `buffered_round.py` share these types. An event says what happened, such as a reply
-that arrived. An action says what the driver (`round_runner.py`) has to do next. All types are plain values without I/O.
+The state machines (`round_machine.py` and its subclasses) share these types. An event
+says what happened, such as a reply that arrived. An action says what the driver (`round_runner.py`) has to do next.
 Times are seconds on the run's clock, which stops while the aggregator is down.
-
-Invariant: a round ends with exactly one `RoundResult`, which holds one reason.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from thinwire.core.events import CloseReason
 from thinwire.core.types import UpdateId
+from thinwire.privacy.secure_round import Removal
 
 
 @dataclass(frozen=True)
@@ -26,59 +25,49 @@ class SlotLease:
     updates for a step. Both are seconds on the run's clock.
     """
 
-    ask_id: str
+    assignment_id: str
     until_s: float
     yields_s: float = math.inf
-
-
-def unknown_s(_device: str) -> float:
-    """Return 0.0 seconds: no device has replied yet."""
-    return 0.0
-
-
-def no_more(_device: str) -> str:
-    """Return "": no device is selected twice in a round."""
-    return ""
 
 
 @dataclass(frozen=True)
 class RoundConfig:
     """The terms of a round, decided when it opened.
 
-    `asks` maps each selected device to its `ask_id`. `earlier` holds the devices that still work on an assignment of an
-    earlier round. `slowest_s` gives the seconds of a device's slowest recent reply. All times are seconds on the run's
-    clock.
+    `assignments` maps each selected device to its `assignment_id`. `earlier` holds the devices that still work on an
+    assignment of an earlier round. `slowest_s` gives the seconds of a device's slowest recent reply.
 
     In a buffered round (`buffered_round.py`) three fields mean something else. The round is full when it holds `target`
-    updates. `deadline_s` applies to each assignment, counted from when it was made. `further` returns the `ask_id` of a
-    device's follow-up assignment, or "" if the device cannot get one now.
+    updates. `deadline_s` applies to each assignment, counted from when it was made. `further` returns the
+    `assignment_id` of a device's follow-up assignment, or "" if the device cannot get one now.
     """
 
     number: int
     base_version: int
-    asks: Mapping[str, str]
-    target: int  # aggregated updates that are enough
-    floor: int  # fewest updates that make a step
+    assignments: Mapping[str, str]
+    target_updates: int  # aggregated updates that are enough
+    min_updates: int  # fewest updates that make a step
     opened_s: float
     deadline_s: float
-    late: Literal["fold", "drop"] = "fold"
+    late: Literal["aggregate", "drop"] = "aggregate"
     max_staleness: int = 5
     staleness_exponent: float = 0.5
     max_concurrency: int = 0  # devices that may be at work at once; 0: no limit
     earlier: Mapping[str, SlotLease] = field(default_factory=dict)
-    slowest_s: Callable[[str], float] = unknown_s
-    further: Callable[[str], str] = no_more
+    slowest_s: Callable[[str], float] = lambda device: 0.0  # no device has replied yet
+    further: Callable[[str], str] = lambda device: ""  # no device is selected twice in a round
 
 
 @dataclass(frozen=True)
 class Replacement:
-    """A device that could be selected as a replacement, and the `ask_id` of its assignment."""
+    """A device that could be selected as a replacement, and the `assignment_id` of its assignment."""
 
     device: str
-    ask_id: str
+    assignment_id: str
 
 
-Spares = Callable[[float], Iterable[Replacement]]  # seconds left -> devices that could reply in time, best first
+# Seconds left -> devices that could reply in time, best first.
+ReplacementSource = Callable[[float], Iterable[Replacement]]
 
 
 def nobody(_left_s: float) -> Iterable[Replacement]:
@@ -86,19 +75,13 @@ def nobody(_left_s: float) -> Iterable[Replacement]:
     return ()
 
 
-# Events: what happens to a round.
-
-
 @dataclass(frozen=True)
 class ReplacementSelected:
-    """A device was selected during the round, before a restart; this replays its `SelectReplacement`.
-
-    `instead_of`: the device that it replaces, or "".
-    """
+    """A device was selected during the round, before a restart; this replays its `SelectReplacement`."""
 
     device: str
-    ask_id: str
-    instead_of: str = ""
+    assignment_id: str
+    instead_of: str = ""  # the device that it replaces; "" when it replaces none
 
 
 @dataclass(frozen=True)
@@ -110,7 +93,7 @@ class UpdateArrived:
     """
 
     update_id: UpdateId
-    ask_id: str
+    assignment_id: str
     device: str
     base_version: int
     again: bool = False
@@ -118,14 +101,14 @@ class UpdateArrived:
 
 
 @dataclass(frozen=True)
-class FoldDone:
+class AggregationDone:
     """An accepted update was aggregated."""
 
     update_id: UpdateId
 
 
 @dataclass(frozen=True)
-class FoldRejected:
+class AggregationRejected:
     """An accepted update could not be aggregated, for this reason."""
 
     update_id: UpdateId
@@ -137,7 +120,7 @@ class AssignmentFailed:
     """A device will not reply to an assignment, for a reason of this kind with this text."""
 
     device: str
-    ask_id: str
+    assignment_id: str
     kind: str
     text: str
 
@@ -167,34 +150,52 @@ class Tick:
     """Time has passed, and nothing else happened."""
 
 
+@dataclass(frozen=True)
+class PhaseMessage:
+    """A device sent its message of a phase of a secure round."""
+
+    device: str
+    phase: str
+    message: bytes
+
+
+@dataclass(frozen=True)
+class PhaseEnded:
+    """A phase of a secure round was closed, before a restart; this replays its `ClosePhase`."""
+
+
+@dataclass(frozen=True)
+class MasksRemoved:
+    """The masks were removed from the sum of a secure round; `error` says why that was not possible, or is ""."""
+
+    error: str = ""
+
+
 Input = (
     ReplacementSelected
     | UpdateArrived
-    | FoldDone
-    | FoldRejected
+    | AggregationDone
+    | AggregationRejected
     | AssignmentFailed
     | DeviceConnected
     | DeviceDisconnected
     | Stop
     | Tick
+    | PhaseMessage
+    | PhaseEnded
+    | MasksRemoved
 )
 Told = Iterable[tuple[Input, float]]  # (event, elapsed_s) pairs from before a restart, in the journal's order
 
 
-# Actions: what the driver of a round has to do.
-
-
 @dataclass(frozen=True)
-class FoldUpdate:
-    """Record that this update is accepted as the round's next, then aggregate it with this discount.
-
-    `staleness`: model versions behind. `late`: True if it is late for the round or deadline of its assignment.
-    """
+class AggregateUpdate:
+    """Record that this update is accepted as the round's next, then aggregate it with this discount."""
 
     update_id: UpdateId
-    staleness: int
+    staleness: int  # model versions behind
     discount: float
-    late: bool
+    late: bool  # for the round, or for the deadline of its assignment
 
 
 @dataclass(frozen=True)
@@ -217,7 +218,7 @@ class MarkLost:
     """Record that a device will not reply in this round, with kind and text of the reason."""
 
     device: str
-    ask_id: str
+    assignment_id: str
     kind: str
     text: str
 
@@ -227,7 +228,7 @@ class Reinstate:
     """Record that a device that had disconnected is outstanding again, then make sure that it has its assignment."""
 
     device: str
-    ask_id: str
+    assignment_id: str
 
 
 @dataclass(frozen=True)
@@ -238,7 +239,7 @@ class SelectReplacement:
     """
 
     device: str
-    ask_id: str
+    assignment_id: str
     base_version: int
     deadline_s: float
     why: str
@@ -247,30 +248,45 @@ class SelectReplacement:
 
 @dataclass(frozen=True)
 class RoundResult:
-    """The round is closed for this reason.
-
-    `folded` and `dropped` are the updates that count and those that do not. `outstanding` devices had not replied.
-    """
+    """The round is closed for this reason."""
 
     reason: CloseReason
-    folded: tuple[UpdateId, ...]
-    dropped: tuple[UpdateId, ...]
-    outstanding: tuple[str, ...]
+    aggregated: tuple[UpdateId, ...]  # they count
+    dropped: tuple[UpdateId, ...]  # they do not count
+    outstanding: tuple[str, ...]  # devices that had not replied
 
 
-Action = FoldUpdate | DropUpdate | DeferUpdate | MarkLost | Reinstate | SelectReplacement | RoundResult
+@dataclass(frozen=True)
+class ClosePhase:
+    """Record that this phase of a secure round is closed, then send each device the request of the next phase."""
+
+    phase: str
+    requests: Mapping[str, bytes]
 
 
-def ended(
-    reason: CloseReason, folded: Sequence[UpdateId], dropped: Sequence[UpdateId], floor: int, outstanding: Sequence[str]
-) -> RoundResult:
-    """Return the result of a round that closes for this reason.
+@dataclass(frozen=True)
+class RemoveVector:
+    """Subtract an aggregated masked vector again: its device was revoked before the survivors were shown."""
 
-    A round with fewer than `floor` updates closes as `too-few`. After `too-few` or `stopped` the round makes no step:
-    all updates are dropped, so their devices get them back.
-    """
-    if reason != "stopped" and len(folded) < floor:
-        reason = "too-few"
-    if reason in ("stopped", "too-few"):
-        folded, dropped = (), (*dropped, *folded)
-    return RoundResult(reason, tuple(folded), tuple(dropped), tuple(outstanding))
+    update_id: UpdateId
+
+
+@dataclass(frozen=True)
+class RemoveMasks:
+    """Remove the masks from the sum with these keys, then report `MasksRemoved`."""
+
+    removal: Removal
+
+
+Action = (
+    AggregateUpdate
+    | DropUpdate
+    | DeferUpdate
+    | MarkLost
+    | Reinstate
+    | SelectReplacement
+    | RoundResult
+    | ClosePhase
+    | RemoveVector
+    | RemoveMasks
+)

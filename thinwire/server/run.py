@@ -1,8 +1,9 @@
 """This module executes one run, from its first round, or from where the journal ends, to its end.
 
 A run waits until enough devices are online, opens a round, drives it and closes it. It repeats this until the plan's
-rounds are done, a target metric is reached, or a person stops the run. After a restart it first sends the unanswered
-assignments again, then resumes the open round.
+rounds are done, a target metric is reached, or a person stops the run. Between rounds it notes which devices connect
+and disconnect, and keeps replies. After a restart it first sends again the unanswered assignments of other rounds
+(pipelined: of all rounds), then resumes the open round, which sends its own.
 """
 
 from __future__ import annotations
@@ -11,24 +12,32 @@ from collections.abc import Callable
 
 from thinwire.core.clock import Clock, RealClock
 from thinwire.core.errors import NotWritten, ThinwireError, TooFewClients
-from thinwire.core.events import Event
-from thinwire.core.fleet import Fleet
+from thinwire.core.events import ENDED, Event
+from thinwire.core.fleet import ClientDisconnected, Fleet
+from thinwire.core.plan import RunPlan
 from thinwire.core.statedir import AggregatorHome
-from thinwire.server.context import POLL_S, RunContext, StopOrder
-from thinwire.server.dispatch import envelope_again
+from thinwire.core.types import Failure, ReplyHeader, measuring_id_of
+from thinwire.server.buffered_round import BufferedMode
+from thinwire.server.context import POLL_S, RunContext, StopOrder, said_away
 from thinwire.server.evaluation import require_metrics
-from thinwire.server.idle import listen, said_away
 from thinwire.server.initial_model import take_first_model
-from thinwire.server.pipelining import answered, asked_before, dissolve, line_up, take_head
-from thinwire.server.policy.cohort import missing, way_out
+from thinwire.server.pipelining import PipelinedMode
+from thinwire.server.policy.cohort import way_out
 from thinwire.server.policy.eligibility import ConnectedDevices
-from thinwire.server.recovery import take_up
+from thinwire.server.recovery import rebuild_round
 from thinwire.server.round_close import finish
+from thinwire.server.round_mode import RoundMode
 from thinwire.server.round_runner import RoundRunner
-from thinwire.server.run_end import close, dismiss, end, version_that_reached
+from thinwire.server.run_end import close, dismiss, end
 from thinwire.store import RunRow, Store
 
 PATIENCE_S = 60.0  # a run without `wait_s` then adds to its status what a person can do
+MODES = (PipelinedMode, BufferedMode, RoundMode)
+
+
+def mode_of(plan: RunPlan) -> RoundMode:
+    """Return the mode of a plan's rounds."""
+    return next(mode for mode in MODES if mode.is_for(plan))(plan)
 
 
 def drive(
@@ -53,18 +62,19 @@ def drive(
     it. Therefore `NotWritten` ends it as failed.
     """
     running = RunContext(
-        run_id, store, fleet, home, clock or RealClock(), presence or ConnectedDevices(), stop, on_event
+        run_id, store, fleet, home, clock or RealClock(), presence or ConnectedDevices(), stop, on_event, mode_of
     )
     try:
         _rounds(running)
         if running.stopped != "service":
+            _leave(running)
             end(running)
     except ThinwireError as error:
         if isinstance(error, NotWritten) and not running.simulated:
             raise
-        dissolve(running)
+        running.mode.abort(running)
         close(running, "failed", str(error), error.exit_code)
-    if running.past.status in ("done", "failed", "stopped"):
+    if running.past.status in ENDED:
         dismiss(running)
     return store.run(run_id)
 
@@ -74,47 +84,25 @@ def _rounds(running: RunContext) -> None:
     plan, past = running.plan, running.past
     if past.bases.model is None and not ((past.first.open or _gather(running)) and take_first_model(running)):
         return
-    _ask_again(running)
-    if past.line.head and past.line.taken:
-        running.goes_on(past.line.head.round)
-        _one(running, take_up(running))
-    while past.steps_made < plan.run.rounds and version_that_reached(running) is None:
+    running.assign(running.mode.sent_again(running))
+    if past.line.current and past.line.accepts_replies:
+        running.record_resumed(past.line.current.round)
+        _one(running, rebuild_round(running))
+    while past.steps_made < plan.run.rounds and past.scores.reached is None:
         if running.stop_ordered():
             return
         if past.too_few_in_a_row > plan.cohort.retry_limit:
             raise TooFewClients(
                 f"{past.too_few_in_a_row} rounds in a row had too few replies",
                 why=f"the plan allows {plan.cohort.retry_limit}",
-                hint="look at the clients' failures: thinwire runs show latest; or lower [cohort] min_replies",
+                hint="look at the clients' failures: thinwire runs show latest; or lower [cohort] min_updates",
             )
         if not _gather(running):
             return
-        if (one := _next(running)) is None:
+        if (opened := running.mode.open_next(running)) is None:
             _wait_for_busy(running)
             continue
-        _one(running, one)
-
-
-def _next(running: RunContext) -> RoundRunner | None:
-    """Return the round that accepts replies next; None if no device can be selected."""
-    if not running.past.delay:
-        return RoundRunner.open(running)
-    if _missing(running) is None:
-        line_up(running)
-    return take_up(running) if take_head(running) else None
-
-
-def _ask_again(running: RunContext) -> None:
-    """Send the unanswered assignments of earlier rounds again after a restart; in a pipelined run those of
-    all rounds.
-    """
-    past = running.past
-    if past.delay:
-        running.ask(asked_before(running))
-        return
-    number = past.line.head.round if past.line.head else 0
-    owed = past.owed.busy.items()
-    running.ask([envelope_again(running, device, ask_id) for device, (ask_id, asked) in owed if asked != number])
+        _one(running, rebuild_round(running) if past.line.now.since else RoundRunner(running, opened))
 
 
 def _one(running: RunContext, one: RoundRunner) -> None:
@@ -123,15 +111,29 @@ def _one(running: RunContext, one: RoundRunner) -> None:
     if one.machine.closed:
         finish(one)
         require_metrics(running)
-    past, newest, met = running.past, running.past.version, version_that_reached(running)
-    due = [asked for device in past.owed.busy for asked in past.owed.of(device).values()]
-    sent = {newest, *(past.bases.asked_from[asked] for asked in due)}
+    past, newest, met = running.past, running.past.version, running.past.scores.reached
+    sent = {
+        newest,
+        *(assigned.base_version for device in past.ledger.busy for assigned in past.ledger.in_flight(device)),
+    }
     keep = {0, newest, newest - 1, past.scores.best.version if past.scores.best else 0, met or 0, *past.scores.measured}
     if "all" in running.plan.run.keep:
         if not running.plan.downlink.compressed:
             return
         keep |= set(range(newest))
     running.versions.prune(keep, sent, range(newest - running.plan.downlink.log_rounds + 1, newest + 1))
+
+
+def _leave(running: RunContext) -> None:
+    """Close what is still open after the last round, and wait for devices that may reconnect after a restart."""
+    running.mode.abort(running)
+    if running.stopped:
+        return
+    running.mode.let_go(running)
+    if away := running.returning():
+        running.status("waiting", said_away(away))
+    while running.returning() and not running.stop_ordered():
+        listen(running, POLL_S)
 
 
 def _gather(running: RunContext) -> bool:
@@ -143,7 +145,7 @@ def _gather(running: RunContext) -> bool:
     began = running.elapsed
     wait_s = running.plan.cohort.wait_s
     listen(running, 0.0)  # note the devices that connected before the run began
-    while (sentence := _missing(running)) is not None and not answered(running):
+    while (sentence := running.waits_for()) is not None and not running.mode.can_continue(running):
         for_ever = not wait_s and running.elapsed - began >= PATIENCE_S
         running.status("waiting", f"{sentence}; {way_out(running.run_id)}" if for_ever else sentence)
         if running.stop_ordered():
@@ -163,18 +165,58 @@ def _wait_for_busy(running: RunContext) -> None:
     again.
     """
     past = running.past
-    running.status("running", f"waiting for {len(past.owed.busy)} devices that are busy with earlier rounds")
+    running.status("running", f"waiting for {len(past.ledger.busy)} devices that are busy with earlier rounds")
     listen(running, POLL_S)
     waited = running.elapsed - past.elapsed_s
-    if waited > past.deadlines.get(past.rounds_opened, 0.0) * (running.plan.cohort.max_staleness + 1):
-        for device, asks in running.still_due().items():
-            for ask_id in list(asks)[:1]:
-                running.lose(device, "stale", f"no answer for {waited:.0f} s after its round", ask_id)
+    if waited > past.ledger.deadline_s * (running.plan.cohort.max_staleness + 1):
+        for device, assignments in running.still_due().items():
+            for assigned in assignments[:1]:
+                running.lose(device, "stale", f"no answer for {waited:.0f} s after its round", assigned.assignment_id)
 
 
-def _missing(running: RunContext) -> str | None:
-    """Return the reason why the run waits for devices, or None if it does not."""
-    begun = running.past.rounds_opened > 0
-    if begun and (away := running.returning()):
-        return said_away(away)
-    return missing(running.plan, running.presence.devices, running.unable(), begun)
+def listen(running: RunContext, wait_s: float) -> None:
+    """Handle the arrivals of one poll while no round is driven, and keep replies for the next round."""
+    for arrival in running.poll(wait_s):
+        if isinstance(arrival, ReplyHeader):
+            _keep(running, arrival)
+        elif isinstance(arrival, Failure):
+            _fail(running, arrival.device, arrival.kind, arrival.text, arrival.assignment_id)
+        elif isinstance(arrival, ClientDisconnected):
+            if arrival.why == "revoked":
+                running.forget(arrival.device)
+            _gone(running, arrival.device, arrival.why)
+    if running.elapsed >= running.return_by:
+        for device in running.past.ledger.busy - running.presence.hellos.keys():
+            _gone(running, device, "did not come back")
+
+
+def _keep(running: RunContext, header: ReplyHeader) -> None:
+    """Defer a reply to the next round; reject it and record the failure if no round may accept it."""
+    past, device = running.past, header.update_id.device
+    if header.update_id.run != running.run_id or past.ledger.is_decided(header.update_id):
+        running.fleet.ack([header.update_id])  # its outcome is recorded already, or it belongs to another run
+    elif header.assignment_id == measuring_id_of(running.run_id, past.version, device):
+        running.defer(header)  # an evaluation that came before a restart and is not recorded yet
+    elif wrong := running.invalid_reply(header):
+        _fail(running, device, *wrong, header.assignment_id)
+        running.fleet.ack([header.update_id])
+    else:
+        running.mode.defer(running, header)
+
+
+def _fail(running: RunContext, device: str, kind: str, text: str, assignment_id: str) -> None:
+    """Record that an assignment failed, unless a reply to it is deferred: then the reply is its outcome."""
+    if running.past.ledger.is_in_flight(device, assignment_id) and assignment_id not in running.deferred:
+        running.lose(device, kind, text, assignment_id)
+
+
+def _gone(running: RunContext, device: str, why: str) -> None:
+    """Give up a disconnected device's assignments of closed rounds, unless their late replies are already here.
+
+    Its assignments of open rounds stay outstanding, because the device may reconnect before those rounds become
+    current.
+    """
+    late = running.kept_late()
+    for assigned in running.past.ledger.in_flight(device):
+        if not running.past.line.of(assigned.round) and assigned.assignment_id not in late:
+            running.lose(device, "left", why, assigned.assignment_id)

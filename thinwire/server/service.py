@@ -1,31 +1,41 @@
 """The aggregator's service: it executes the queued runs one after the other, and the commands of people.
 
 People leave commands as rows of the store, so a command survives a crash and stays on record.
+
+`RunLimits` tells the transport how large a reply may be. The limit follows from the run's model, so it is known before
+a byte of the reply is accepted or parsed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
+from thinwire.aggregation.control_variates import algorithm_of, carried
+from thinwire.aggregation.mean import counters, float_buffers
 from thinwire.aggregation.server_optimizers import optimizers
-from thinwire.compression.registry import steps
+from thinwire.compression.catalog import steps
 from thinwire.core.clock import Clock, RealClock
-from thinwire.core.errors import NotWritten, ThinwireError
-from thinwire.core.events import AskTakenUp, DeviceJoined, DeviceLeft, DeviceTold, Event, RunStatusChanged
-from thinwire.core.fleet import Arrival, Fleet, NodeJoined, NodeLeft
+from thinwire.core.errors import NotFound, NotWritten, ThinwireError
+from thinwire.core.events import ENDED, AssignmentDelivered, DeviceOffline, DeviceOnline, Event, RunStatusChanged
+from thinwire.core.fleet import Arrival, ClientConnected, ClientDisconnected, Fleet
+from thinwire.core.layout import FLOAT_BYTES, Layout
+from thinwire.core.plan import RunPlan
 from thinwire.core.registry import blamed
+from thinwire.core.serialization import FREE_HEADER_BYTES, MAX_HEADER_BYTES, ReplyLimit
 from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import ReplyHeader
 from thinwire.server.context import POLL_S, StopOrder
 from thinwire.server.policy.eligibility import ConnectedDevices
 from thinwire.server.run import drive
-from thinwire.server.run_end import RunEndNotices, close_undriven, end_abandoned
-from thinwire.store import Order, Store
+from thinwire.server.run_end import close_undriven, end_abandoned, notify
+from thinwire.store import Commands, Order, Store
 
 NOTED_S = 1.0  # deliveries decide nothing, so their events may wait this long to be written
 LOOKED_S = 5.0  # period of the check whether the processes of simulations live
@@ -34,8 +44,8 @@ LOOKED_S = 5.0  # period of the check whether the processes of simulations live
 class RecordingFleet:
     """A fleet that records in the store which devices connect and disconnect, whichever run polls it.
 
-    It also notifies devices of ended runs when they connect, and revokes devices on command. A command to revoke is
-    answered at the poll after the one that carried it out. By then all consequences are recorded.
+    It also revokes devices on command. A command to revoke is answered at the poll after the one that carried it out.
+    By then all consequences are recorded.
     """
 
     def __init__(
@@ -46,7 +56,6 @@ class RecordingFleet:
         self._home, self._looked_at = home, -LOOKED_S
         self._noted_at = -NOTED_S  # time at which deliveries were written last
         self.driven = ""  # the run whose driver polls
-        self.farewells = RunEndNotices(fleet, store, clock)
         self.send, self.open, self.ack, self.cancel, self.close = (
             fleet.send,
             fleet.open,
@@ -54,7 +63,7 @@ class RecordingFleet:
             fleet.cancel,
             fleet.close,
         )
-        self.shut_out, self.taken_up = fleet.shut_out, fleet.taken_up
+        self.revoke_access, self.delivered = fleet.revoke_access, fleet.delivered
 
     def poll(self, wait_s: float) -> list[Arrival]:
         """Carry out the commands, then return the arrivals of the fleet, with connections recorded."""
@@ -63,28 +72,25 @@ class RecordingFleet:
         self._end_abandoned()
         arrivals = list(self._fleet.poll(0.0 if self._told else wait_s))
         for arrival in arrivals:
-            if isinstance(arrival, NodeJoined):
-                self._store.record_device(DeviceJoined(self._clock.wall(), arrival.device))
-                self.farewells.tell(arrival.device)
-            elif isinstance(arrival, NodeLeft):
+            if isinstance(arrival, ClientConnected):
+                self._store.record_device(DeviceOnline(self._clock.wall(), arrival.device))
+            elif isinstance(arrival, ClientDisconnected):
                 now = self._clock.wall()
-                self._store.record_device(DeviceLeft(now, arrival.device, arrival.why, now - arrival.silent_s))
+                self._store.record_device(DeviceOffline(now, arrival.device, arrival.why, now - arrival.silent_s))
         self._note_taken()
         return arrivals
 
     def _note_taken(self) -> None:
-        """Record which devices got the notice of a run's end, and which assignments were delivered.
+        """Record which assignments were delivered.
 
         Deliveries decide nothing. They are therefore written with the run's next record, or after NOTED_S.
         """
-        of_runs = dict[str, list[Event]]()
-        for one in self._fleet.taken_up():
-            if (ask := one.ask).kind == "train":
-                self._store.note(ask.run, [AskTakenUp(one.at, ask.round, one.device, ask.ask_id)])
-            elif ask.kind == "stop":
-                of_runs.setdefault(ask.run, []).append(DeviceTold(one.at, one.device))
-        for run_id, events in of_runs.items():
-            self._store.record(run_id, events)
+        for one in self._fleet.delivered():
+            if (assignment := one.assignment).kind == "train":
+                self._store.note(
+                    assignment.run,
+                    [AssignmentDelivered(one.at, assignment.round, one.device, assignment.assignment_id)],
+                )
         if self._clock.now() - self._noted_at >= NOTED_S:
             self._noted_at = self._clock.now()
             self.write_noted()
@@ -98,7 +104,7 @@ class RecordingFleet:
         """Stop the queued runs that people do not want any more, before they start."""
         for run_id in self._orders.runs_to_stop():
             row = self._store.run(run_id)
-            if row.status in ("done", "failed", "stopped"):
+            if row.status in ENDED:
                 self._orders.stop_run(run_id)  # the run ended before the command was read
             if row.status == "queued" and row.source == "devices" and run_id != self.driven:
                 said = "stopped by a person before it began"
@@ -116,9 +122,9 @@ class RecordingFleet:
         """Answer the commands to revoke of the last poll, then carry out new ones."""
         for order in self._told:
             device = str(order.args["device"])
-            self._orders.done(order, {"rounds": dict(self._store.folded_rounds(device))})
+            self._orders.done(order, {"rounds": dict(self._store.aggregated_rounds(device))})
         self._told = self._orders.revoked()
-        self._fleet.shut_out([str(order.args["device"]) for order in self._told])
+        self._fleet.revoke_access([str(order.args["device"]) for order in self._told])
 
 
 def serve(
@@ -136,15 +142,16 @@ def serve(
     traceback on stderr, and the next run starts. `NotWritten`, raised when the disk is full, ends the service.
     """
     clock, ending = clock or RealClock(), ending or threading.Event()
-    orders, presence = CommandQueue(store), ConnectedDevices()
+    orders, presence = CommandQueue(store.commands), ConnectedDevices()
     noted = RecordingFleet(fleet, store, clock, orders, home)
 
     def undriven(run_id: str, said: str, exit_code: int) -> None:
         """Record that the run failed and notify its devices, because its driver did neither."""
         close_undriven(store, run_id, RunStatusChanged(clock.wall(), "failed", said, exit_code))
-        noted.farewells.over(run_id, sent=())
-        for device in presence.devices:
-            noted.farewells.tell(device)
+        for arrival in noted.poll(0.0):  # devices that registered before the end was recorded
+            presence.take(arrival)
+        row, clients = store.run(run_id), {client.device for client in store.clients(run_id)}
+        notify(noted, row, {device: () for device in presence.devices if device in clients})
 
     while not (ending.is_set() or orders.stop_service()):
         row = store.next_run()
@@ -184,8 +191,6 @@ def serve(
             blame = blamed(error, steps, optimizers)
             said = blame.said(error) if blame else f"a defect of Thinwire: {type(error).__name__}: {error}"
             undriven(row.run_id, said, 1)
-        else:
-            noted.farewells.over(row.run_id, sent=presence.devices)
         noted.driven = ""
     noted.write_noted()
     return 0
@@ -197,8 +202,8 @@ LOOK_S = 0.2  # shortest period between two reads of the commands
 class CommandQueue:
     """The service's view of `store.commands`; a command is answered when it has taken effect."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, commands: Commands) -> None:
+        self._commands = commands
         self._looked_at = 0.0
         self._open: list[Order] = []
         self._ending = False
@@ -206,7 +211,7 @@ class CommandQueue:
     def _look(self) -> list[Order]:
         """Return the unanswered commands, read from the store at most every LOOK_S seconds."""
         if time.monotonic() - self._looked_at >= LOOK_S:
-            self._open, self._looked_at = self._store.pending_orders(), time.monotonic()
+            self._open, self._looked_at = self._commands.pending(), time.monotonic()
         return self._open
 
     def stop_service(self) -> bool:
@@ -228,7 +233,7 @@ class CommandQueue:
 
     def done(self, order: Order, result: Mapping[str, Any]) -> None:
         """Answer a command with its result."""
-        self._store.answer(order.id, {"done": True, **result})
+        self._commands.answer(order.id, {"done": True, **result})
         self._open = [other for other in self._open if other.id != order.id]
 
     def _answer(self, kind: str, run_id: str) -> bool:
@@ -237,3 +242,52 @@ class CommandQueue:
         for order in found:
             self.done(order, {})
         return bool(found)
+
+
+BASE_BYTES = 64 * 2**20  # for a reply to an unknown assignment
+BYTES_A_PARAMETER = 8  # no codec sends more: an index of four bytes and a float32
+BYTES_A_PART = 160  # of a header: its name, its length, 64 hex digits
+BYTES_A_COUNTER = 32  # without its name: 20 digits and the JSON around them
+UNKNOWN = ReplyLimit(BASE_BYTES, identity=None)  # for assignments of unknown runs
+
+
+def limit_of(plan: RunPlan, layout: Layout) -> ReplyLimit:
+    """Return the size limit of a reply: a part for each segment, one for buffers, and every counter."""
+    travels = carried(algorithm_of(plan), layout)
+    parts, counted = len(travels.segments) + 1, counters(layout)
+    header = FREE_HEADER_BYTES + BYTES_A_PART * parts
+    header += sum(BYTES_A_COUNTER + len(json.dumps(tensor.name)) for tensor in counted)
+    payload = BASE_BYTES + BYTES_A_PARAMETER * layout.size
+    payload += FLOAT_BYTES * sum(tensor.size for tensor in float_buffers(layout))
+    return ReplyLimit(payload, parts, len(counted), min(header, MAX_HEADER_BYTES))
+
+
+class RunLimits:
+    """Size limits of replies to the runs in a store (`core.fleet.ReplyLimits`); any thread may call it.
+
+    An `assignment_id` begins with its run: RUN.ROUND.DEVICE.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._of: dict[str, ReplyLimit] = {}
+        for row in store.line():  # their devices may reply to assignments from before this start
+            self.of(row.run_id + ".")
+
+    def of(self, assignment_id: str) -> ReplyLimit:
+        """Return the limit for a reply to this assignment."""
+        run_id = assignment_id.partition(".")[0]
+        if run_id not in self._of:
+            try:
+                row = self._store.run(run_id) if run_id else None
+            except NotFound:
+                row = None
+            if row is None or row.run_id != run_id:
+                return UNKNOWN
+            limit = limit_of(RunPlan.from_json(row.plan), Layout.from_json(row.layout))
+            self._of[run_id] = replace(limit, identity=row.identity or None)  # a simulation has no identity
+        return self._of[run_id]
+
+    def max_header_bytes(self) -> int:
+        """Return the largest header limit of all runs that are active, or were looked up since the start."""
+        return max((limit.header_bytes for limit in list(self._of.values())), default=FREE_HEADER_BYTES)

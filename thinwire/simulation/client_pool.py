@@ -2,7 +2,7 @@
 
 `SimulatedClients` decides which client replies next. A `ClientExecutor` executes the work of all clients, here in this
 process (`SerialExecutor`), elsewhere in several (process_pool.py). `SessionCache` keeps the sessions of some clients in
-memory and the state of all others on disk (`CachedRunFolder`, `SharedFolder`).
+memory and the state of all others on disk (client_folders.py).
 """
 
 from __future__ import annotations
@@ -11,25 +11,28 @@ import heapq
 import platform
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from thinwire.client.admission import AdmissionController
 from thinwire.client.executor import InProcessExecutor
 from thinwire.client.handler import AssignmentHandler
 from thinwire.client.payload import BaseModelCache
-from thinwire.client.run_state import STATE, ClientRunState, Entry, RunFolder, run_folder, write_unsynced
-from thinwire.client.run_store import Reply
+from thinwire.client.run_state import RunFolder
 from thinwire.client.task import LoadedTask, report
 from thinwire.client.train.protocol import Site
 from thinwire.client.train.runtime import use_threads
-from thinwire.client.train.schedule import REAL, Clock
+from thinwire.client.train.schedule import Clock
 from thinwire.core.clock import VirtualClock
 from thinwire.core.fleet import Delivery, Hello
-from thinwire.core.statedir import disk_error
+from thinwire.core.types import Reply
+from thinwire.simulation.client_folders import CachedRunFolder, shared_folder
 from thinwire.simulation.local_fleet import LocalFleet, LocalLink
+
+if TYPE_CHECKING:
+    from thinwire.client.train.protocol import Tell
 
 IN_TIME = 0.9  # of an automatic deadline: when a client replies that took longer on this machine
 
@@ -91,9 +94,10 @@ class SimulatedClients:
     ) -> None:
         reports, about = (report(task),), {"python": platform.python_version()}
         self._answering, self._patient = answering, patient
-        self._fleet, self._clock, self._count, self._turn = fleet, clock, crowd.count, 0
+        self._fleet, self._clock = fleet, clock
         self._links: dict[str, tuple[int, LocalLink, VirtualClock]] = {}
         self._begun: dict[str, Delivery] = {}  # client -> its assignment, begun before its turn
+        self._turns, fleet.on_send = Turns(), self._assignments_sent
         for index in range(crowd.count):
             name = crowd.name(index)
             own_clock = VirtualClock(origin=clock.origin)
@@ -101,40 +105,38 @@ class SimulatedClients:
             link.hello(Hello(name, name, reports, about))
             self._links[name] = index, link, own_clock
 
+    def _assignments_sent(self, name: str) -> None:
+        self._turns.add(self._links[name][0], name)
+
     def step(self) -> bool:
         """Let one client reply; return False if no client has an assignment."""
-        if not (names := self._in_turn()):
+        if not (names := self._turns.first(1 + self._answering.ahead, self._fleet.is_assigned)):
             return False
         for name in names[1:]:
             self._look_ahead(name)
         index, link, own_clock = self._links[names[0]]
         delivery = self._taken(names[0])
         self._begun.pop(names[0], None)
-        self._turn = index + 1
-        if delivery is None or delivery.ask.kind == "stop":  # all clients' folders are removed together
+        self._turns.take()
+        if delivery is None or delivery.assignment.kind == "stop":  # all clients' folders are removed together
+            if self._fleet.is_assigned(link.name):
+                self._turns.add(index, link.name)
             return True
         reply, bundle, took_s = self._answering.answer(index, delivery)
-        if self._patient and delivery.ask.deadline_s:
-            took_s = min(took_s, IN_TIME * delivery.ask.deadline_s)
+        if self._patient and delivery.assignment.deadline_s:
+            took_s = min(took_s, IN_TIME * delivery.assignment.deadline_s)
         own_clock.advance(took_s)
         self._clock.advance(max(0.0, own_clock.now() - self._clock.now()))
         link.push(reply, bundle)
+        if self._fleet.is_assigned(link.name):  # it has another assignment
+            self._turns.add(index, link.name)
         return True
-
-    def _in_turn(self) -> list[str]:
-        """Return the clients with an unanswered assignment: the one whose turn it is, then those that may begin before
-        theirs.
-        """
-        asked = self._fleet.asked()
-        return heapq.nsmallest(
-            1 + self._answering.ahead, asked, key=lambda name: (self._links[name][0] - self._turn) % self._count
-        )
 
     def _look_ahead(self, name: str) -> None:
         if name in self._begun:
             return
         delivery = self._taken(name)
-        if delivery is not None and delivery.ask.kind != "stop":
+        if delivery is not None and delivery.assignment.kind != "stop":
             self._begun[name] = delivery
             self._answering.begin(self._links[name][0], delivery)
 
@@ -142,19 +144,89 @@ class SimulatedClients:
         """Return a client's assignment. One that was begun and has been withdrawn since does not count."""
         link = self._links[name][1]
         begun = self._begun.get(name)
-        if begun is not None and begun.ask.ask_id not in link.cancelled():
+        if begun is not None and begun.assignment.assignment_id not in link.cancelled():
             return begun
         return link.pull(0.0)
 
 
+class Turns:
+    """Holds the clients that wait for their turn, which goes round them in the order of their index.
+
+    Each operation on a client takes O(log n) for n waiting clients.
+
+    >>> turns = Turns()
+    >>> turns.add(1, "b"), turns.take(), turns.add(2, "c"), turns.add(0, "a")
+    (None, None, None, None)
+    >>> turns.first(2, lambda name: True)
+    ['c', 'a']
+    """
+
+    def __init__(self) -> None:
+        self._pass, self._turn = 0, 0
+        self._waiting: set[str] = set()
+        self._heap: list[tuple[int, int, str]] = []  # (pass, index, client)
+
+    def add(self, index: int, name: str) -> None:
+        """Let client `index` wait for its turn; one that waits already keeps its place."""
+        if name not in self._waiting:
+            self._waiting.add(name)
+            heapq.heappush(self._heap, (self._pass + (index < self._turn), index, name))
+
+    def first(self, count: int, is_waiting: Callable[[str], bool]) -> list[str]:
+        """Return the first clients in turn for which `is_waiting` is True, at most `count`; the others are removed."""
+        found = list[tuple[int, int, str]]()
+        while self._heap and len(found) < count:
+            entry = heapq.heappop(self._heap)
+            if is_waiting(entry[2]):
+                found.append(entry)
+            else:
+                self._waiting.discard(entry[2])
+        for entry in found:
+            heapq.heappush(self._heap, entry)
+        return [name for _, _, name in found]
+
+    def take(self) -> None:
+        """Give the first client its turn: it waits no more, and the turn goes on behind it."""
+        self._pass, index, name = heapq.heappop(self._heap)
+        self._waiting.discard(name)
+        self._turn = index + 1
+
+
+class LeastRecentlyUsed:
+    """Chooses which clients to evict so that all others together have at most a given number of bytes."""
+
+    def __init__(self) -> None:
+        self._sizes: OrderedDict[int, int] = OrderedDict()  # client -> bytes, least recently used first
+        self._total = 0
+
+    def use(self, index: int, size: int) -> None:
+        """Note that client `index` was used, and how many bytes it has."""
+        self.drop(index)
+        self._sizes[index] = size
+        self._total += size
+
+    def drop(self, index: int) -> None:
+        """Forget client `index`."""
+        self._total -= self._sizes.pop(index, 0)
+
+    def excess(self, limit: int) -> Iterator[int]:
+        """Yield and forget clients until the others have at most `limit` bytes; the latest one always stays."""
+        while self._total > limit and len(self._sizes) > 1:
+            index = next(iter(self._sizes))
+            self.drop(index)
+            yield index
+
+
 AWAKE_BYTES = 256 << 20  # residuals and other state that may stay in memory; the rest is on disk
+SESSION_BYTES = 16 << 10  # of a session without state
+DATA_BYTES = 1 << 30  # of clients' data in memory; a task reads other clients' data again
 
 
 class Answered(NamedTuple):
     """Holds a client's reply, and how long it worked for it."""
 
     reply: Reply
-    bundle: Path | None
+    bundle: Path | bytes | None
     took_s: float
 
 
@@ -189,153 +261,83 @@ class SessionCache:
     A session is made when its client gets an assignment. With `shared`, other processes work for the same clients, so
     each commit is on disk at once and complete.
 
-    Invariant: a client whose session was evicted and loaded again replies as if it had stayed in memory.
+    A client's data are evicted too, and read again by the task: least recently used first, at `DATA_BYTES`.
+
+    Invariant: a client whose session or data were evicted and loaded again replies as if they had stayed in memory.
     """
 
     def __init__(self, crowd: ClientPopulation, bench: InProcessExecutor, shared: bool = False) -> None:
         self.crowd, self.bench, self.shared = crowd, bench, shared
         self._gate, self._bases = AdmissionController(), BaseModelCache()  # all clients have the same plan and model
-        self._awake: OrderedDict[int, tuple[AssignmentHandler, list[RunFolder]]] = OrderedDict()
-        self._bytes: dict[int, int] = {}
+        self._awake: dict[int, tuple[AssignmentHandler, list[RunFolder]]] = {}
+        self._evicted = set[int]()  # clients with a state on disk
+        self._states, self._data = LeastRecentlyUsed(), LeastRecentlyUsed()
 
     def answer(self, index: int, delivery: Delivery) -> Answered:
         """Return the reply of client `index` to an assignment."""
         began = time.perf_counter()
-        session, _ = self._awake.get(index) or self._wake(index)
+        session, folders = self._awake.get(index) or self._wake(index)
         script_at = session.clock.now()
-        reply, bundle = session.answer(delivery, lambda: False, _nothing)
+        reply, file = session.answer(delivery, lambda: False, _nothing)
         took_s = session.clock.now() - script_at if self.crowd.step_s else time.perf_counter() - began
+        bundle = folders[-1].body(file) if file else None
         if bundle is None:  # no reply is lost in transit; one with parts is read later
             session.delivered(reply)
-        self._awake.move_to_end(index)
-        self._bytes[index] = session.held_bytes
-        while sum(self._bytes.values()) > AWAKE_BYTES and len(self._awake) > 1:
-            self.sleep(next(iter(self._awake)))
+        held_bytes = sum(folder.held_bytes for folder in folders if isinstance(folder, CachedRunFolder))
+        self._states.use(index, SESSION_BYTES + session.held_bytes + held_bytes)
+        for other in self._states.excess(AWAKE_BYTES):
+            self.sleep(other)
+        self._data.use(index, SESSION_BYTES + self.bench.inner.split_bytes(session.site))
+        for other in self._data.excess(DATA_BYTES):
+            self.bench.inner.forget(self.crowd.place(other))
         return Answered(reply, bundle, took_s)
 
     def sleep(self, index: int) -> None:
         """Evict a client: write its state to disk, so that nothing of it stays in memory."""
         _, folders = self._awake.pop(index, (None, []))
-        self._bytes.pop(index, None)
+        self._states.drop(index)
+        self._evicted.add(index)
         for folder in folders:
             if isinstance(folder, CachedRunFolder):
                 folder.put_down()
 
     def _wake(self, index: int) -> tuple[AssignmentHandler, list[RunFolder]]:
-        name, made = self.crowd.name(index), list[RunFolder]()
+        name, made, is_new = self.crowd.name(index), list[RunFolder](), index not in self._evicted
 
         def folder_of(own: Path, run: str) -> RunFolder:
-            made.append(shared_folder(own, run) if self.shared else CachedRunFolder(own, run))
+            made.append(shared_folder(own, run) if self.shared else CachedRunFolder(own, run, is_new))
             return made[-1]
 
         scripted = bool(self.crowd.step_s)
-        clock, step_s = (_script(), self.crowd.step_s[index]) if scripted else (REAL, 0.0)
+        bench = PacedExecutor(self.bench, self.crowd.step_s[index]) if scripted else self.bench
         session = AssignmentHandler(
-            name, self.bench.at(clock), self.crowd.folder / name, self.crowd.place(index), debug=self.crowd.debug,
-            gate=self._gate, folders=folder_of, take_base=self._bases.take, slow_step_s=step_s, clock=clock,
-            may_stop=scripted,
+            name, bench, self.crowd.folder / name, self.crowd.place(index), debug=self.crowd.debug,
+            gate=self._gate, folders=folder_of, take_base=self._bases.take, clock=bench.clock, may_stop=scripted,
         )  # fmt: skip
         self._awake[index] = session, made
         return self._awake[index]
 
 
-def _script() -> Clock:
-    """Return a clock that moves only by the sleep on it."""
-    virtual = VirtualClock()
-    return Clock(virtual.now, virtual.advance)
+class PacedExecutor(InProcessExecutor):
+    """Executes in this process on a virtual clock of its own, on which each training step takes `step_s` seconds.
+
+    Invariant: nothing else moves the clock.
+    """
+
+    def __init__(self, bench: InProcessExecutor, step_s: float = 0.0) -> None:
+        virtual = VirtualClock()
+        super().__init__(bench.task, bench.device, Clock(virtual.now, virtual.advance), bench)
+        self.step_s = step_s
+
+    def progress(self, tell: Tell) -> Tell:
+        """Return a callback that lets each training step take its time, and tells about it."""
+
+        def paced(what: str, done: int, total: int) -> None:
+            tell(what, done, total)
+            if what == "train":
+                self.clock.sleep(self.step_s)
+
+        return paced
 
 
 def _nothing(line: str) -> None: ...
-
-
-class CachedRunFolder(RunFolder):
-    """Holds a client's run state, in memory while it works and on disk after `put_down`.
-
-    Encoded updates are files from the start. They are next to the clients' folders, which exist only for clients that
-    were put down. A thousand folders take longer to make and to remove than a round.
-
-    Invariant: `load` after `put_down` returns the state that was committed last.
-    """
-
-    def __init__(self, own: Path, run: str) -> None:
-        super().__init__(run_folder(own, run).folder, write_unsynced)
-        self._beside, self._called = own.parent, f"{own.name}.{run}"
-        self._answers: frozenset[str] = frozenset()
-        self._held: ClientRunState | None = None  # committed, but not on disk yet
-
-    def load(self) -> tuple[ClientRunState, list[str]]:
-        state, said = super().load()
-        self._answers = _answers(state)
-        return state, said
-
-    def path(self, entry: Entry) -> Path | None:
-        """Return the file of an entry's update; None if the entry has none."""
-        return self._place(entry.file) if entry.file else None
-
-    def commit(self, state: ClientRunState, parts: Mapping[str, bytes] | None = None) -> None:
-        for file, data in (parts or {}).items():
-            write_unsynced(self._place(file), data)
-        for file in self._answers - _answers(state):
-            self._place(file).unlink(missing_ok=True)
-        self._answers, self._held = _answers(state), state
-
-    def put_down(self) -> None:
-        """Write the state that was committed last to disk, unless it is there already."""
-        if self._held is not None:
-            super().commit(self._held)
-            self._held = None
-
-    def _place(self, file: str) -> Path:
-        return self._beside / f"{self._called}.{file}"
-
-
-def _answers(state: ClientRunState) -> frozenset[str]:
-    return frozenset(entry.file for entry in state.outbox if entry.file)
-
-
-PRIVATE = 0o600
-
-
-class SharedFolder(RunFolder):
-    """Holds the run state of a client that several processes serve in turn: each commit is on disk for the next
-    process.
-
-    Invariant: if a process is killed at any moment, `load` returns the complete state before or after a commit. A power
-    failure may leave another state.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder, write_swapped)
-
-    def load(self) -> tuple[ClientRunState, list[str]]:
-        path = self.folder / STATE
-        if not path.exists() and (draft := draft_of(path)).exists():
-            draft.rename(path)
-        return super().load()
-
-
-def write_swapped(path: Path, data: bytes) -> None:
-    """Replace a file without syncing it: write the new one under another name, remove the old one, then rename the new
-    one.
-
-    A rename over the old file would be one step. But ext4 then writes the new file to disk at once, which takes longer
-    than all other work of a small client.
-    """
-    draft = draft_of(path)
-    try:
-        draft.touch(PRIVATE)
-        draft.write_bytes(data)
-        path.unlink(missing_ok=True)
-        draft.rename(path)
-    except OSError as error:
-        raise disk_error(error, path) from error
-
-
-def draft_of(path: Path) -> Path:
-    """Return the name under which a new file is written before it replaces `path`."""
-    return path.with_name(f".{path.name}.draft")
-
-
-def shared_folder(folder: Path, run: str) -> SharedFolder:
-    """Return the shared folder of a run in a client's own folder."""
-    return SharedFolder(run_folder(folder, run).folder)

@@ -13,16 +13,34 @@ import hashlib
 import io
 import shutil
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
 from thinwire.core.clock import Clock, RealClock, VirtualClock
 from thinwire.core.errors import BadPayload, Refused, Unreachable
-from thinwire.core.fleet import Arrival, Delivered, Delivery, Envelope, Hello, NodeJoined, NodeLeft, Spool, Welcome
+from thinwire.core.fleet import (
+    Arrival,
+    ClientConnected,
+    ClientDisconnected,
+    Delivered,
+    Delivery,
+    Envelope,
+    Hello,
+    Spool,
+    Welcome,
+    reply_digest,
+    same_reply,
+    withdrawn,
+)
+from thinwire.core.part_file import damaged_part
 from thinwire.core.statedir import private_opener
-from thinwire.core.types import Arrived, Failure, ReplyHeader, Transfer, UpdateId
+from thinwire.core.types import Arrived, Failure, PhaseReply, Reply, ReplyHeader, Transfer, UpdateId
 from thinwire.store import FileSpool
+
+REMEMBERED = 65_536  # digests of replies, and withdrawn assignments of a device
 
 
 class LocalFleet:
@@ -35,24 +53,34 @@ class LocalFleet:
 
     def __init__(self, spool: Spool, clock: Clock | None = None, pump: Callable[[], bool] | None = None) -> None:
         self.spool, self.clock, self.pump = spool, clock or RealClock(), pump
+        self.on_send: Callable[[str], None] = lambda device: None  # called for each assignment that is sent
         self.changed = threading.Condition()
-        self._inbox: list[Arrival] = list(spool.heads())
-        self._asks: dict[str, dict[str, Envelope]] = {}  # device -> id -> unanswered assignment, oldest first
-        self._withdrawn: dict[str, set[str]] = {}
+        self._inbox: list[Arrival] = list(spool.headers())
+        self._assignments: dict[str, dict[str, Envelope]] = {}  # device -> id -> unanswered assignment, oldest first
+        self._device_of: dict[str, str] = {}  # id of an unanswered assignment -> device
         self.sent_at: dict[str, float] = {}  # id -> time on the fleet's clock, until it is answered or withdrawn
         self._live: dict[str, LocalLink] = {}
         self._stopped: list[Delivered] = []
-        self._seen: dict[UpdateId, object] = {head.update_id: _content(head) for head in spool.heads()}
+        self._seen: OrderedDict[UpdateId, bytes] = OrderedDict()  # the digests of the latest replies
+        self._sequences: dict[str, dict[str, int]] = {}  # device -> run -> highest sequence number that arrived
+        self._spooled: dict[UpdateId, str] = {}  # updates of an earlier process -> id of the assignment
+        for arrival in self._inbox:
+            if isinstance(arrival, ReplyHeader):
+                self._remember(arrival)
+                self._spooled[arrival.update_id] = arrival.assignment_id
 
     # The aggregator's side.
 
-    def send(self, asks: Sequence[Envelope]) -> None:
+    def send(self, assignments: Sequence[Envelope]) -> None:
         """Send assignments; a device with an open link finds its own at its next pull."""
         with self.changed:
-            for envelope in asks:
-                self._asks.setdefault(envelope.device, {})[envelope.ask.ask_id] = envelope
-                self._withdrawn.get(envelope.device, set()).discard(envelope.ask.ask_id)
-                self.sent_at[envelope.ask.ask_id] = self.clock.now()
+            for envelope in assignments:
+                if self._spooled and envelope.assignment.assignment_id in self._spooled.values():
+                    continue  # after a restart: its reply is here already
+                self._assignments.setdefault(envelope.device, {})[envelope.assignment.assignment_id] = envelope
+                self._device_of[envelope.assignment.assignment_id] = envelope.device
+                self.on_send(envelope.device)
+                self.sent_at[envelope.assignment.assignment_id] = self.clock.now()
             self.changed.notify_all()
 
     def poll(self, wait_s: float) -> Sequence[Arrival]:
@@ -75,32 +103,36 @@ class LocalFleet:
         """Delete replies from the spool, since the journal holds what follows from them."""
         for update_id in update_ids:
             self.spool.delete(update_id)
+            self._spooled.pop(update_id, None)
 
-    def cancel(self, ask_ids: Sequence[str]) -> None:
+    def cancel(self, assignment_ids: Sequence[str]) -> None:
         """Withdraw assignments."""
         with self.changed:
-            for device, asks in self._asks.items():
-                for ask_id in set(ask_ids) & asks.keys():
-                    del asks[ask_id]
-                    self._withdrawn.setdefault(device, set()).add(ask_id)
-                    self.sent_at.pop(ask_id, None)
+            devices = {self._device_of.get(assignment_id, "") for assignment_id in assignment_ids}
+            if "" in devices:  # a device may hold an assignment from before a restart
+                devices = set(self._live)
+            for device in devices:
+                if (link := self._live.get(device)) is not None:
+                    link.withdraw(frozenset(assignment_ids))
+            for assignment_id in assignment_ids:
+                self._settle(self._device_of.get(assignment_id, ""), assignment_id)
             self.changed.notify_all()
 
-    def shut_out(self, devices: Sequence[str]) -> None:
+    def revoke_access(self, devices: Sequence[str]) -> None:
         """Revoke devices: drop their replies that were not polled, fail their assignments, and close their links."""
         with self.changed:
             for device in devices:
                 gone = [h for h in self._inbox if isinstance(h, ReplyHeader) and h.update_id.device == device]
                 self._inbox = [arrival for arrival in self._inbox if arrival not in gone]
-                self.ack([head.update_id for head in gone])
-                for ask_id in list(self._asks.get(device, {})):
-                    self._arrived(device, Failure("refused", "revoked", ask_id, device))
+                self.ack([header.update_id for header in gone])
+                for assignment_id in list(self._assignments.get(device, {})):
+                    self._arrived(device, Failure("refused", "revoked", assignment_id, device))
                 if (link := self._live.pop(device, None)) is not None:
                     link.closed = True
-                    self._inbox.append(NodeLeft(device, "revoked"))
+                    self._inbox.append(ClientDisconnected(device, "revoked"))
             self.changed.notify_all()
 
-    def taken_up(self) -> Sequence[Delivered]:
+    def delivered(self) -> Sequence[Delivered]:
         """Return the stop assignments that were delivered since the last call."""
         with self.changed:
             stopped, self._stopped = self._stopped, []
@@ -123,12 +155,9 @@ class LocalFleet:
                     f"{link.name} is already connected", why="one name is one process", hint="stop the other one"
                 )
             self._live[link.name] = link
-            self._inbox.append(NodeJoined(link.name, hello))
+            self._inbox.append(ClientConnected(link.name, hello))
             self.changed.notify_all()
-            sequences: dict[str, int] = {}
-            for update_id in self._seen:
-                if update_id.device == link.name:
-                    sequences[update_id.run] = max(update_id.sequence, sequences.get(update_id.run, 0))
+            sequences = dict(self._sequences.get(link.name, {}))
         return Welcome(link.name, sequences, server_time=self.clock.wall())
 
     def leave(self, link: LocalLink) -> None:
@@ -136,18 +165,18 @@ class LocalFleet:
         with self.changed:
             if self._live.get(link.name) is link:
                 del self._live[link.name]
-                self._inbox.append(NodeLeft(link.name, "the link was closed"))
+                self._inbox.append(ClientDisconnected(link.name, "the link was closed"))
                 self.changed.notify_all()
 
-    def next_ask(self, link: LocalLink, wait_s: float) -> Envelope | None:
+    def next_assignment(self, link: LocalLink, wait_s: float) -> Envelope | None:
         """Return the oldest assignment that this link was not given yet; wait up to `wait_s` seconds for one.
 
         The delivery of a stop resolves it.
         """
 
         def found() -> Envelope | None:
-            asks = self._asks.get(link.name, {})
-            return next((envelope for ask_id, envelope in asks.items() if ask_id not in link.held), None)
+            assignments = self._assignments.get(link.name, {})
+            return next((one for assignment_id, one in assignments.items() if assignment_id not in link.held), None)
 
         with self.changed:
             if wait_s > 0:
@@ -155,62 +184,67 @@ class LocalFleet:
             envelope = found()
             if envelope is not None:
                 if isinstance(link.clock, VirtualClock):  # a device with its own clock waits for its assignment
-                    link.clock.advance(max(0.0, self.sent_at[envelope.ask.ask_id] - link.clock.now()))
-                link.held[envelope.ask.ask_id] = link.clock.wall()
-                if envelope.ask.kind == "stop":
-                    del self._asks[link.name][envelope.ask.ask_id]
-                    self._stopped.append(Delivered(link.name, envelope.ask, self.clock.wall()))
-            for ask_id in self._withdrawn.get(link.name, set()):
-                link.held.pop(ask_id, None)
+                    link.clock.advance(max(0.0, self.sent_at[envelope.assignment.assignment_id] - link.clock.now()))
+                link.give(envelope.assignment.assignment_id)
+                if envelope.assignment.kind == "stop":
+                    self._settle(link.name, envelope.assignment.assignment_id)
+                    self._stopped.append(Delivered(link.name, envelope.assignment, self.clock.wall()))
             return envelope
 
-    def asked(self) -> list[str]:
-        """Return the devices that have an unanswered assignment."""
+    def is_assigned(self, device: str) -> bool:
+        """Return True if a device has an unanswered assignment."""
         with self.changed:
-            return [device for device, asks in self._asks.items() if asks]
+            return bool(self._assignments.get(device))
 
-    def withdrawn(self, device: str) -> frozenset[str]:
-        """Return the ids of the device's withdrawn assignments."""
-        with self.changed:
-            return frozenset(self._withdrawn.get(device, ()))
-
-    def take(
-        self, link: LocalLink, reply: ReplyHeader | Failure, bundle: Path | bytes | None, upload_s: float = 0.0
-    ) -> None:
-        """Spool a reply whose upload took `upload_s` seconds until now; a reply that is here already is acknowledged
-        again.
+    def take(self, link: LocalLink, reply: Reply, bundle: Path | bytes | None, upload_s: float = 0.0) -> None:
+        """Spool a reply whose upload took `upload_s` seconds until now; acknowledge a reply that is here already.
 
         Raise `Refused` for an update in another device's name. Another update under a known id fails with `state-lost`.
         """
         began = link.clock.wall() - upload_s
-        pulled = link.held.get(reply.ask_id, began)
+        pulled = link.held.get(reply.assignment_id, began)
         if isinstance(reply, Failure):
-            link.held.pop(reply.ask_id, None)  # it may be sent again, which is another delivery
-            return self._arrived(link.name, Failure(reply.kind, reply.text, reply.ask_id, link.name))
+            return self._arrived(link.name, Failure(reply.kind, reply.text, reply.assignment_id, link.name))
+        if isinstance(reply, PhaseReply):
+            return self._arrived(link.name, replace(reply, device=link.name))
         if reply.update_id.device != link.name:
             raise Refused("an answer in another device's name", why=f"this link is {link.name}'s")
-        if (known := self._seen.get(reply.update_id)) is not None:
-            if known != _content(reply):
-                self._arrived(
-                    link.name, Failure("state-lost", "another update under a known id", reply.ask_id, link.name)
-                )
-            return None
-        head = spooled(self.spool, reply, bundle, lambda: Transfer(pulled, began, link.clock.wall()))
-        self._seen[reply.update_id] = _content(reply)
-        return self._arrived(link.name, head)
-
-    def _arrived(self, device: str, arrival: ReplyHeader | Failure) -> None:
+        if (known := self._seen.get(reply.update_id)) is None:
+            header = spooled(self.spool, reply, bundle, lambda: Transfer(pulled, began, link.clock.wall()))
+            self._remember(header)
+            return self._arrived(link.name, header)
+        if not same_reply(known, reply):
+            failure = Failure("state-lost", "another update under a known id", reply.assignment_id, link.name)
+            return self._arrived(link.name, failure)
         with self.changed:
-            self._asks.get(device, {}).pop(arrival.ask_id, None)
-            self.sent_at.pop(arrival.ask_id, None)
+            return self._settle(link.name, reply.assignment_id)
+
+    def _arrived(self, device: str, arrival: Reply) -> None:
+        with self.changed:
+            self._settle(device, arrival.assignment_id)
             self._inbox.append(arrival)
             self.changed.notify_all()
+
+    def _settle(self, device: str, assignment_id: str) -> None:
+        """Remove an assignment of this device, which may get it again as a new delivery; others' assignments stay."""
+        if self._assignments.get(device, {}).pop(assignment_id, None) is not None:
+            del self._device_of[assignment_id], self.sent_at[assignment_id]
+        if (link := self._live.get(device)) is not None:
+            link.held.pop(assignment_id, None)
+
+    def _remember(self, header: ReplyHeader) -> None:
+        update_id = header.update_id
+        self._seen[update_id] = reply_digest(header)
+        if len(self._seen) > REMEMBERED:
+            self._seen.popitem(last=False)
+        sequences = self._sequences.setdefault(update_id.device, {})
+        sequences[update_id.run] = max(update_id.sequence, sequences.get(update_id.run, 0))
 
 
 class LocalLink:
     """Connects one device with a LocalFleet.
 
-    `held` maps the ids of the assignments that this process was given to the time of their delivery, by the link's own
+    `held` maps the ids of the assignments that this process works on to the time of their delivery, by the link's own
     `clock`. Parts are in the aggregator's own file, unless `downloads` names a folder for copies.
     """
 
@@ -218,6 +252,7 @@ class LocalLink:
         self.fleet, self.name, self.clock, self.downloads = fleet, name, clock or fleet.clock, downloads
         self.held: dict[str, float] = {}
         self.closed = False
+        self._withdrawn: OrderedDict[str, None] = OrderedDict()
 
     def hello(self, hello: Hello) -> Welcome:
         """Connect to the fleet."""
@@ -230,34 +265,42 @@ class LocalLink:
         """
         if self.closed:
             raise Unreachable("this link is closed")
-        envelope = self.fleet.next_ask(self, wait_s)
+        envelope = self.fleet.next_assignment(self, wait_s)
         if self.closed:
             raise Unreachable("this link is closed")
         if envelope is None:
             return None
         bundle = envelope.bundle
         if bundle is not None and self.downloads is not None:
-            bundle = Path(
-                shutil.copyfile(bundle, self.downloads / hashlib.sha256(envelope.ask.ask_id.encode()).hexdigest())
-            )
-        return Delivery(envelope.ask, bundle)
+            name = hashlib.sha256(envelope.assignment.assignment_id.encode()).hexdigest()
+            bundle = Path(shutil.copyfile(bundle, self.downloads / name))
+        return Delivery(envelope.assignment, bundle)
 
-    def push(self, reply: ReplyHeader | Failure, bundle: Path | None = None) -> None:
+    def push(self, reply: Reply, bundle: Path | bytes | None = None) -> None:
         """Send a reply with its parts; return once the spool holds it."""
         self.fleet.take(self, reply, bundle)
 
     def cancelled(self) -> frozenset[str]:
-        """Return the ids of the device's withdrawn assignments."""
-        return self.fleet.withdrawn(self.name)
+        """Return the ids of the latest withdrawn assignments."""
+        return frozenset(self._withdrawn)
+
+    def give(self, assignment_id: str) -> None:
+        """Record an assignment as delivered, also one that was withdrawn before and sent again."""
+        self.held[assignment_id] = self.clock.wall()
+        self._withdrawn.pop(assignment_id, None)
+
+    def withdraw(self, cancelled: frozenset[str]) -> None:
+        """Withdraw those of the cancelled assignments that this process holds."""
+        for assignment_id in withdrawn(self.held, cancelled):
+            del self.held[assignment_id]
+            self._withdrawn[assignment_id] = None
+            if len(self._withdrawn) > REMEMBERED:
+                self._withdrawn.popitem(last=False)
 
     def close(self) -> None:
         """Disconnect from the fleet."""
         self.closed = True
         self.fleet.leave(self)
-
-
-def _content(head: ReplyHeader) -> object:
-    return head.ask_id, head.parts, head.base_version, head.examples, dict(head.metrics)
 
 
 BLOCK = 1 << 20
@@ -271,11 +314,12 @@ def spooled(
     `transfer` is called once the spool has all parts. Raise `BadPayload` for a part that does not match its digest.
     """
     if isinstance(spool, HeldSpool) and spool.has_room(reply):
-        body = io.BytesIO()
-        _copy(bundle, body, reply)
-        head = reply.arrived(transfer())
-        spool.hold(head, body.getbuffer())
-        return head
+        body = bundle.read_bytes() if isinstance(bundle, Path) else bundle or b""
+        if (part := damaged_part(io.BytesIO(body), reply.parts)) is not None:
+            raise BadPayload(f"{part.name} is not what its digest says")
+        header = reply.arrived(transfer())
+        spool.hold(header, body)
+        return header
     draft = spool.draft(reply.update_id)
     try:
         with open(draft, "wb", opener=private_opener) as out:
@@ -283,19 +327,19 @@ def spooled(
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
-    head = reply.arrived(transfer())
-    spool.commit(draft, head)
-    return head
+    header = reply.arrived(transfer())
+    spool.commit(draft, header)
+    return header
 
 
-def _copy(bundle: Path | bytes | None, out: BinaryIO, head: ReplyHeader) -> None:
+def _copy(bundle: Path | bytes | None, out: BinaryIO, header: ReplyHeader) -> None:
     """Copy the parts of a reply, and check each one against its digest."""
     if bundle is None:
-        if head.parts:
+        if header.parts:
             raise BadPayload("an answer whose parts are missing")
         return
     with bundle.open("rb") if isinstance(bundle, Path) else io.BytesIO(bundle) as source:
-        for part in head.parts:
+        for part in header.parts:
             digest, left = hashlib.sha256(), part.length
             while left and (block := source.read(min(left, BLOCK))):
                 digest.update(block)
@@ -317,25 +361,25 @@ class HeldSpool(FileSpool):
     def __init__(self, folder: Path, most_bytes: int = HELD_BYTES) -> None:
         super().__init__(folder, durable=False)
         self._most, self._bytes = most_bytes, 0
-        self._bodies: dict[UpdateId, tuple[ReplyHeader, memoryview]] = {}
+        self._bodies: dict[UpdateId, tuple[ReplyHeader, bytes]] = {}
 
-    def has_room(self, head: ReplyHeader) -> bool:
+    def has_room(self, header: ReplyHeader) -> bool:
         """Return True if there is room in memory for this reply."""
-        return self._bytes + head.payload_bytes <= self._most
+        return self._bytes + header.payload_bytes <= self._most
 
-    def hold(self, head: ReplyHeader, body: memoryview) -> None:
+    def hold(self, header: ReplyHeader, body: bytes) -> None:
         """Keep a reply in memory, unless the spool already has a reply of this update."""
-        if self.head(head.update_id) is None:  # only the first one counts
-            self._bodies[head.update_id] = head, body
+        if self.header(header.update_id) is None:  # only the first one counts
+            self._bodies[header.update_id] = header, body
             self._bytes += len(body)
 
-    def head(self, update_id: UpdateId) -> ReplyHeader | None:
+    def header(self, update_id: UpdateId) -> ReplyHeader | None:
         """Return the header of a reply; None if the spool does not have it."""
         held = self._bodies.get(update_id)
-        return held[0] if held else super().head(update_id)
+        return held[0] if held else super().header(update_id)
 
-    def heads(self) -> Sequence[ReplyHeader]:
-        return [*super().heads(), *(head for head, _ in self._bodies.values())]
+    def headers(self) -> Sequence[ReplyHeader]:
+        return [*super().headers(), *(header for header, _ in self._bodies.values())]
 
     def open(self, update_id: UpdateId) -> Iterator[Arrived]:
         if update_id in self._bodies:
@@ -349,8 +393,8 @@ class HeldSpool(FileSpool):
             super().delete(update_id)
 
 
-def _parts(head: ReplyHeader, body: memoryview) -> Iterator[Arrived]:
+def _parts(header: ReplyHeader, body: bytes) -> Iterator[Arrived]:
     at = 0
-    for part in head.parts:
-        yield body[at : at + part.length].toreadonly()
+    for part in header.parts:
+        yield memoryview(body)[at : at + part.length]
         at += part.length

@@ -41,7 +41,7 @@ class Job:
     @property
     def key(self) -> Key:
         """Return the client's index and the assignment's id."""
-        return self.index, self.delivery.ask.ask_id
+        return self.index, self.delivery.assignment.assignment_id
 
 
 class Worker:
@@ -136,14 +136,14 @@ class ProcessExecutor:
 
     def _with_plan(self, delivery: Delivery, worker: Worker) -> Delivery:
         """Add the plan for a worker that does not have it: a client would request it, and so reply out of its turn."""
-        plan = delivery.ask.plan
+        plan = delivery.assignment.plan
         digest = plan if isinstance(plan, str) else digest_of(plan)
         if not isinstance(plan, str):
             self._plans[digest] = plan
         if digest in worker.plans or digest not in self._plans:
             return delivery
         worker.plans.add(digest)
-        return replace(delivery, ask=replace(delivery.ask, plan=self._plans[digest]))
+        return replace(delivery, assignment=replace(delivery.assignment, plan=self._plans[digest]))
 
     def _next_for(self, worker: Worker) -> Job | None:
         """Return the first job in the queue that is free, preferably one of a client that this worker served last.
@@ -193,20 +193,22 @@ def main(connection: Connection, lifeline: int) -> None:
 
     from thinwire.client.executor import InProcessExecutor
     from thinwire.client.task import load_task
+    from thinwire.client.train.module import keep_generators
     from thinwire.client.train.runtime import use_threads
     from thinwire.simulation.client_pool import SessionCache
 
     bench = InProcessExecutor(load_task(spec), crowd.site.device)
     use_threads(0, bench.layout.size)
     sessions = SessionCache(crowd, bench, shared=True)
-    while True:
-        try:
-            index, delivery, mine = connection.recv()
-        except EOFError:
-            return
-        if not mine:  # another process has worked for this client since
-            sessions.sleep(index)
-        connection.send(((index, delivery.ask.ask_id), sessions.answer(index, delivery)))
+    with keep_generators():
+        while True:
+            try:
+                index, delivery, mine = connection.recv()
+            except EOFError:
+                return
+            if not mine:  # another process has worked for this client since
+                sessions.sleep(index)
+            connection.send(((index, delivery.assignment.assignment_id), sessions.answer(index, delivery)))
 
 
 def _end_with(lifeline: int) -> None:

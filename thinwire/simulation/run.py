@@ -31,6 +31,7 @@ from thinwire.client.task import (
     require_own_loop,
 )
 from thinwire.client.task_check import metrics_of
+from thinwire.client.train.module import keep_generators
 from thinwire.client.train.protocol import Site
 from thinwire.core.clock import VirtualClock
 from thinwire.core.errors import PlanError, TaskError, ThinwireError, TooFewClients, UsageError
@@ -85,8 +86,8 @@ class History:
         """
         return [
             {
-                "round": row.round, "reason": row.reason, "codec": row.codec, "asked": len(row.asked),
-                "folded": len(row.folded), "late": row.late, "dropped": row.dropped, "failed": row.failed,
+                "round": row.round, "reason": row.reason, "codec": row.codec, "selected": len(row.selected),
+                "aggregated": len(row.aggregated), "late": row.late, "dropped": row.dropped, "failed": row.failed,
                 "seconds": row.seconds, "payload_up": row.payload_up, "payload_down": row.payload_down, **row.metrics,
             }
             for row in self.rounds
@@ -175,7 +176,7 @@ def require_own_start(plan: RunPlan) -> None:
     """
     if plan.run.init not in ("", "device"):
         raise PlanError(
-            f"[run] init = {plan.run.init!r} cannot be honoured here",
+            f"[run] init = {plan.run.init!r} is not supported here",
             why="such a simulation begins with the model that the task makes from the seed",
             hint="thinwire sim PLAN without --sweep and --seeds; or leave [run] init out",
         )
@@ -225,7 +226,7 @@ def run_sim(
         require_enough(plan, crowd)
         require_metrics(plan, task, crowd)
         made = first or initial_model(task, plan.run.seed)
-        orders = CommandQueue(store)
+        orders = CommandQueue(store.commands)
         run_id = submit(
             store, home, plan, made.layout, made.vector, made.buffers, made.counters, report(task), source="sim",
             owned=stack, fixed=made.fixed,
@@ -264,7 +265,7 @@ def require_enough(plan: RunPlan, crowd: ClientPopulation) -> None:
         raise TooFewClients(
             f"the run would wait for ever with {crowd.count} simulated clients",
             why=said,
-            hint="more --clients, or fewer in [cohort] wait_for, clients and min_replies",
+            hint="more --clients, or fewer in [cohort] wait_for, clients and min_updates",
         )
 
 
@@ -288,7 +289,7 @@ def require_processes(processes: int, spec: str, debug: bool) -> None:
         )
     if not spec:
         raise UsageError(
-            f"this task cannot be worked on in {processes} processes",
+            f"this task does not run in {processes} processes",
             why="each imports the task for itself, and an object of this process has no name to import it by",
             hint='simulate("NAME=path/to/task.py", plan, processes=2)',
         )
@@ -298,7 +299,8 @@ def require_processes(processes: int, spec: str, debug: bool) -> None:
 def answering(task: LoadedTask, crowd: ClientPopulation, processes: int, spec: str) -> Iterator[ClientExecutor]:
     """Yield the executor of the clients' work; none of its processes remains afterwards."""
     if processes == 1:
-        yield SerialExecutor(crowd, InProcessExecutor(task, crowd.site.device))
+        with keep_generators():
+            yield SerialExecutor(crowd, InProcessExecutor(task, crowd.site.device))
         return
     workers = ProcessExecutor(spec, crowd, processes)
     try:

@@ -21,7 +21,17 @@ from thinwire.core.fleet import Delivery
 from thinwire.core.layout import Layout
 from thinwire.core.plan import digest_of
 from thinwire.core.prng import Key, derive, seed63
-from thinwire.core.types import Ask, Failure, Metrics, Part, ReplyHeader, UpdateId, Vector, Verdict, within_run
+from thinwire.core.types import (
+    Assignment,
+    Metrics,
+    Part,
+    Reply,
+    ReplyHeader,
+    UpdateId,
+    UpdateOutcome,
+    Vector,
+    within_run,
+)
 from thinwire.simulation.local_fleet import LocalLink
 
 
@@ -31,15 +41,14 @@ class Kept:
 
     delivery: Delivery
     turn: Turn
-    head: ReplyHeader
+    header: ReplyHeader
     body: bytes
-    more: list[tuple[ReplyHeader, bytes]] = field(default_factory=list)  # further replies that are sent with it
     pushed: bool = False
 
     @property
-    def ask_id(self) -> str:
+    def assignment_id(self) -> str:
         """Return the id of the assignment that the reply answers."""
-        return self.delivery.ask.ask_id
+        return self.delivery.assignment.assignment_id
 
     @property
     def upload_s(self) -> float:
@@ -59,42 +68,39 @@ class ScriptedDevice:
 
     name: str
     work: Work
-    script: Script = field(default=lambda ask: Turn())
+    script: Script = field(default=lambda assignment: Turn())
     away: Sequence[tuple[float, float]] = ()
     overlaps: bool = False
-    told: dict[UpdateId, Verdict] = field(default_factory=dict)
+    told: dict[UpdateId, UpdateOutcome] = field(default_factory=dict)
     outbox: dict[str, Kept] = field(default_factory=dict)  # by id of the assignment
     plans: set[str] = field(default_factory=set)  # digests of the plans that it has
     life: int = 0  # number of restarts: events scheduled before the last one do not happen
     link: LocalLink | None = None  # while it is connected
     busy: bool = False
     sent_by: float = 0.0  # when all its uploads will have ended
-    _taken_up: set[str] = field(default_factory=set)
+    _delivered: set[str] = field(default_factory=set)
 
-    def turn(self, ask: Ask) -> Turn:
+    def turn(self, assignment: Assignment) -> Turn:
         """Return what the script says. A loss happens once, since a lost message arrives when the device has
         reconnected.
         """
-        again = ask.ask_id in self._taken_up
-        self._taken_up.add(ask.ask_id)
-        turn = self.script(ask)
+        again = assignment.assignment_id in self._delivered
+        self._delivered.add(assignment.assignment_id)
+        turn = self.script(assignment)
         return replace(turn, lost="") if again else turn
 
-    def hear(self, ask: Ask) -> bool:
+    def hear(self, assignment: Assignment) -> bool:
         """Take in an assignment's outcomes and plan; return False if only the plan's digest is given and the plan is
         not known.
         """
-        for verdict in ask.verdicts:
-            self.told[verdict.update_id] = verdict
-        settled = {update_id for update_id, verdict in self.told.items() if verdict.outcome != "unknown"}
-        self.outbox = {a: kept for a, kept in self.outbox.items() if kept.head.update_id not in settled}
-        if isinstance(ask.plan, str):
-            return ask.plan in self.plans
-        self.plans.add(digest_of(ask.plan))
+        for outcome in assignment.outcomes:
+            self.told[outcome.update_id] = outcome
+        settled = {update_id for update_id, outcome in self.told.items() if outcome.outcome != "unknown"}
+        self.outbox = {a: kept for a, kept in self.outbox.items() if kept.header.update_id not in settled}
+        if isinstance(assignment.plan, str):
+            return assignment.plan in self.plans
+        self.plans.add(digest_of(assignment.plan))
         return True
-
-
-Again = Literal["same", "new", "changed"]
 
 
 @dataclass(frozen=True)
@@ -104,28 +110,21 @@ class Turn:
     - `lost`: the assignment or the reply does not arrive until the device has reconnected. Then the device begins
       again, or sends the same bytes.
     - `failure`: (kind, text) of the reply, which has no update then.
-    - `garbage`: the frames are damaged, so their aggregation fails.
-    - `held` = n: the reply is sent when the assignments of a round at least n later are sent.
-    - `again`: what else the device sends: the same bytes, a second update for the same assignment, or other bytes
-      under the same id.
     """
 
     download_s: float = 0.0
     compute_s: float = 1.0
     encode_s: float = 0.0
     upload_s: float | Callable[[int], float] = 0.0
-    lost: Literal["", "ask", "answer"] = ""
+    lost: Literal["", "assignment", "answer"] = ""
     failure: tuple[str, str] | None = None
-    garbage: bool = False
-    held: int = 0
-    again: tuple[Again, ...] = ()
 
     def sending_s(self, size: int) -> float:
         """Return how many seconds the upload of `size` bytes takes."""
         return self.upload_s(size) if callable(self.upload_s) else self.upload_s
 
 
-Script = Callable[[Ask], Turn]
+Script = Callable[[Assignment], Turn]
 
 
 @dataclass(frozen=True)
@@ -152,7 +151,7 @@ class Paced:
     """Samples a turn for each assignment from the seed, the round and the device; the run's id does not matter.
 
     The bytes on the device's link add to the time of the stages, at `down_bytes_s` and `up_bytes_s` (0: no limit).
-    `lost_asks`, `lost_answers` and `failing` are probabilities.
+    `lost_assignments`, `lost_answers` and `failing` are probabilities.
     """
 
     seed: int = 0
@@ -162,21 +161,25 @@ class Paced:
     upload: Duration = 0.0
     down_bytes_s: float = 0.0
     up_bytes_s: float = 0.0
-    lost_asks: float = 0.0
+    lost_assignments: float = 0.0
     lost_answers: float = 0.0
     failing: float = 0.0
 
-    def __call__(self, ask: Ask) -> Turn:
-        key = derive(Key(self.seed), "turn", within_run(ask.ask_id))
+    def __call__(self, assignment: Assignment) -> Turn:
+        key = derive(Key(self.seed), "turn", within_run(assignment.assignment_id))
         upload_s = _drawn(self.upload, derive(key, "upload"))
         luck = random.Random(seed63(derive(key, "luck"))).random()
         return Turn(
             download_s=_drawn(self.download, derive(key, "download"))
-            + over(self.down_bytes_s, sum(part.length for part in ask.parts)),
+            + over(self.down_bytes_s, sum(part.length for part in assignment.parts)),
             compute_s=_drawn(self.compute, derive(key, "compute")),
             encode_s=_drawn(self.encode, derive(key, "encode")),
             upload_s=lambda size: upload_s + over(self.up_bytes_s, size),
-            lost="ask" if luck < self.lost_asks else "answer" if luck < self.lost_asks + self.lost_answers else "",
+            lost="assignment"
+            if luck < self.lost_assignments
+            else "answer"
+            if luck < self.lost_assignments + self.lost_answers
+            else "",
             failure=("task-error", "scripted") if luck >= 1.0 - self.failing else None,
         )
 
@@ -190,7 +193,7 @@ def _drawn(duration: Duration, key: Key) -> float:
     return duration.at(key) if isinstance(duration, LogNormal) else duration
 
 
-Answer = tuple[ReplyHeader | Failure, bytes]  # header, and the parts one after the other
+Answer = tuple[Reply, bytes]  # header, and the parts one after the other
 
 
 class Work(Protocol):
@@ -218,10 +221,10 @@ class SyntheticUpdates:
 
     name: str
     layout: Layout
-    change: float | Callable[[Ask], Vector] = 0.0
+    change: float | Callable[[Assignment], Vector] = 0.0
     examples: int = 10
     steps: int = 1
-    loss: Callable[[Ask], float] = lambda ask: 1.0 / (1.0 + ask.base_version)
+    loss: Callable[[Assignment], float] = lambda assignment: 1.0 / (1.0 + assignment.base_version)
     sequence: int = 0
     _payloads: dict[tuple[str, int], bytes] = field(default_factory=dict)
 
@@ -231,38 +234,39 @@ class SyntheticUpdates:
 
     def answer(self, delivery: Delivery, turn: Turn) -> Answer:
         """Return a reply with one frame for each segment, or with an evaluation alone."""
-        ask = delivery.ask
+        assignment = delivery.assignment
         self.sequence += 1
-        update_id = UpdateId(ask.run, self.name, self.sequence)
-        metrics: Metrics = {} if ask.further else {"eval/loss": (self.loss(ask), 1.0)}
-        if ask.kind != "train":
-            head = ReplyHeader(ask.ask_id, update_id, ask.base_version, self.examples, metrics=metrics)
-            return replace(head, identity=ask.identity), b""
-        frames = [self._frame(ask, segment.index) for segment in self.layout.segments]
-        if turn.garbage:
-            frames = [frame[:-1] + bytes([frame[-1] ^ 0x5A]) + b"?" for frame in frames]
-        steps = min(self.steps, ask.work.steps or self.steps)
-        head = ReplyHeader(
-            ask.ask_id, update_id, ask.base_version, self.examples, steps, float(steps), metrics=metrics,
-            parts=parts_of(frames), codec=ask.codec, identity=ask.identity,
+        update_id = UpdateId(assignment.run, self.name, self.sequence)
+        metrics: Metrics = {} if assignment.further else {"eval/loss": (self.loss(assignment), 1.0)}
+        if assignment.kind != "train":
+            header = ReplyHeader(
+                assignment.assignment_id, update_id, assignment.base_version, self.examples, metrics=metrics
+            )
+            return replace(header, identity=assignment.identity), b""
+        frames = [self._frame(assignment, segment.index) for segment in self.layout.segments]
+        steps = min(self.steps, assignment.work.steps or self.steps)
+        header = ReplyHeader(
+            assignment.assignment_id, update_id, assignment.base_version, self.examples, steps, float(steps),
+            metrics=metrics,
+            parts=parts_of(frames), codec=assignment.codec, identity=assignment.identity,
         )  # fmt: skip
-        return head, b"".join(frames)
+        return header, b"".join(frames)
 
-    def _frame(self, ask: Ask, segment: int) -> bytes:
+    def _frame(self, assignment: Assignment, segment: int) -> bytes:
         span = self.layout.segments[segment].span
         if callable(self.change):
-            return self.encoded(ask, segment, self.change(ask)[span])
-        if (ask.codec, segment) not in self._payloads:
+            return self.encoded(assignment, segment, self.change(assignment)[span])
+        if (assignment.codec, segment) not in self._payloads:
             constant = np.full(span.stop - span.start, self.change, np.float32)
-            self._payloads[ask.codec, segment] = self.encoded(ask, segment, constant)
-        return self._payloads[ask.codec, segment]
+            self._payloads[assignment.codec, segment] = self.encoded(assignment, segment, constant)
+        return self._payloads[assignment.codec, segment]
 
-    def encoded(self, ask: Ask, segment: int, change: Vector) -> bytes:
+    def encoded(self, assignment: Assignment, segment: int, change: Vector) -> bytes:
         """Return the frame of a segment. Subclasses override it for a device with memory, or one that trains from what
         it gets.
         """
-        codec = parse(ask.codec).bind(self.layout)
-        key = derive(Key(0), self.name, within_run(ask.ask_id))
+        codec = parse(assignment.codec).bind(self.layout)
+        key = derive(Key(0), self.name, within_run(assignment.assignment_id))
         return codec.encode(change.copy(), codec.init(segment), key, segment).payload
 
 

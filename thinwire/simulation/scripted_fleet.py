@@ -7,7 +7,6 @@ clock moves on to the next event of a device. An hour of rounds takes as long as
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import heapq
 import itertools
 import math
@@ -17,9 +16,9 @@ from typing import Any, Generic, Self, TypeVar
 
 from thinwire.core.clock import VirtualClock
 from thinwire.core.fleet import Arrival, Delivery, Envelope, Hello, Spool, TaskReport
-from thinwire.core.types import Ask, Failure, Part, ReplyHeader, Timings
+from thinwire.core.types import Assignment, Failure, PhaseReply, Timings
 from thinwire.simulation.local_fleet import LocalFleet, LocalLink
-from thinwire.simulation.scripted_device import Again, Kept, ScriptedDevice, Turn, Work
+from thinwire.simulation.scripted_device import Kept, ScriptedDevice, Turn
 
 
 @dataclass(frozen=True)
@@ -30,15 +29,6 @@ class ScheduledEvent:
     device: ScriptedDevice
     life: int | None
     given: tuple[Any, ...]
-
-
-@dataclass(frozen=True)
-class Held:
-    """Holds a reply that is sent when the assignments of round `until` are sent."""
-
-    until: int
-    device: ScriptedDevice
-    kept: Kept
 
 
 class ScriptedFleet(LocalFleet):
@@ -59,7 +49,6 @@ class ScriptedFleet(LocalFleet):
         self.virtual, self.report, self.grace_s = clock, report, grace_s
         self.devices: dict[str, ScriptedDevice] = {}
         self._timetable = EventQueue[ScheduledEvent](clock)
-        self._held: list[Held] = []
         for device in devices:
             self.add(device)
 
@@ -88,7 +77,7 @@ class ScriptedFleet(LocalFleet):
         Connected devices connect again. The new fleet knows nothing about the others.
         """
         again = type(self)(spool or self.spool, self.virtual, self.report, (), self.grace_s)
-        again.devices, again._timetable, again._held = self.devices, self._timetable, self._held
+        again.devices, again._timetable = self.devices, self._timetable
         again._live = {name: link for name, link in self._live.items() if not link.closed}
         for link in again._live.values():
             link.fleet = again
@@ -97,21 +86,16 @@ class ScriptedFleet(LocalFleet):
                 again.join(device.link, self._hello(device))
         return again
 
-    def send(self, asks: Sequence[Envelope]) -> None:
+    def send(self, assignments: Sequence[Envelope]) -> None:
         """Send assignments, and the replies that were kept back until their round."""
-        super().send(asks)
-        for envelope in asks:
+        super().send(assignments)
+        for envelope in assignments:
             if envelope.device in self.devices:
                 self._after(0.0, ScriptedFleet._look, self.devices[envelope.device])
-        newest = max((envelope.ask.round for envelope in asks if envelope.ask.kind == "train"), default=0)
-        held, self._held = self._held, [one for one in self._held if one.until > newest]
-        for one in held:
-            if one.until <= newest:
-                self._after(one.kept.upload_s, ScriptedFleet._send, one.device, one.kept.ask_id)
 
-    def shut_out(self, devices: Sequence[str]) -> None:
+    def revoke_access(self, devices: Sequence[str]) -> None:
         """Revoke devices, and disconnect them."""
-        super().shut_out(devices)
+        super().revoke_access(devices)
         for name in devices:
             if name in self.devices:
                 self._die(self.devices[name])
@@ -162,49 +146,49 @@ class ScriptedFleet(LocalFleet):
         """Begin the next assignment if there is one and the device is idle."""
         if device.busy or device.link is None or (delivery := device.link.pull(0.0)) is None:
             return
-        ask = delivery.ask
-        if ask.kind == "stop":
-            device.hear(ask)
+        assignment = delivery.assignment
+        if assignment.kind == "stop":
+            device.hear(assignment)
             device.outbox.clear()
-        elif ask.ask_id in device.outbox:
-            if device.outbox[ask.ask_id].pushed:
-                self._upload(device, device.outbox[ask.ask_id])
+        elif assignment.assignment_id in device.outbox:
+            if device.outbox[assignment.assignment_id].pushed:
+                self._upload(device, device.outbox[assignment.assignment_id])
         else:
             self._begin(device, delivery)
         self._after(0.0, ScriptedFleet._look, device)
 
     def _begin(self, device: ScriptedDevice, delivery: Delivery) -> None:
-        ask, turn = delivery.ask, device.turn(delivery.ask)
-        if turn.lost == "ask":
+        assignment, turn = delivery.assignment, device.turn(delivery.assignment)
+        if turn.lost == "assignment":
             return
-        if not device.hear(ask):
-            self._fail(device, ask, "need-plan", "")
+        if not device.hear(assignment):
+            self._fail(device, assignment, "need-plan", "")
             return
         device.busy, turn = True, device.work.begin(delivery, turn)
         self._after(turn.download_s + turn.compute_s + turn.encode_s, ScriptedFleet._work, device, delivery, turn)
 
     def _work(self, device: ScriptedDevice, delivery: Delivery, turn: Turn) -> None:
-        """End the work on an assignment: make its reply, and begin the upload unless the script keeps the reply
-        back.
-        """
+        """End the work on an assignment: make its reply, or the failure that the script gives."""
         assert device.link is not None
-        ask, device.busy = delivery.ask, False
+        assignment, device.busy = delivery.assignment, False
         self._after(0.0, ScriptedFleet._look, device)
-        if ask.ask_id in device.link.cancelled():
+        if assignment.assignment_id in device.link.cancelled():
             return
         if turn.failure is not None:
-            self._fail(device, ask, *turn.failure)
+            self._fail(device, assignment, *turn.failure)
             return
-        head, body = device.work.answer(delivery, turn)
-        if isinstance(head, Failure):
-            self._fail(device, ask, head.kind, head.text)
+        header, body = device.work.answer(delivery, turn)
+        assert not isinstance(header, PhaseReply), "no script has a secure round"
+        if isinstance(header, Failure):
+            self._fail(device, assignment, header.kind, header.text)
             return
         timings = Timings(turn.download_s, 0.0, 0.0, turn.compute_s, turn.encode_s)
-        kept = device.outbox[ask.ask_id] = Kept(delivery, turn, replace(head, timings=timings), body)
-        kept.more = [_once_more(device.work, kept, again) for again in turn.again]
-        if turn.held:
-            self._held.append(Held(ask.round + turn.held, device, kept))
-        elif turn.lost != "answer":
+        kept = device.outbox[assignment.assignment_id] = Kept(delivery, turn, replace(header, timings=timings), body)
+        self._made(device, kept)
+
+    def _made(self, device: ScriptedDevice, kept: Kept) -> None:
+        """Begin the upload of a reply, unless it is lost."""
+        if kept.turn.lost != "answer":
             device.busy = not device.overlaps
             self._upload(device, kept)
 
@@ -213,38 +197,26 @@ class ScriptedFleet(LocalFleet):
         if device.overlaps:
             device.sent_by = max(device.sent_by, self.virtual.now()) + seconds
             seconds = device.sent_by - self.virtual.now()
-        self._after(seconds, ScriptedFleet._send, device, kept.ask_id)
+        self._after(seconds, ScriptedFleet._send, device, kept.assignment_id)
 
-    def _send(self, device: ScriptedDevice, ask_id: str) -> None:
+    def _send(self, device: ScriptedDevice, assignment_id: str) -> None:
         """End an upload: the last byte of the reply has arrived."""
         if not device.overlaps:
             device.busy = False
         self._after(0.0, ScriptedFleet._look, device)
-        if device.link is None or (kept := device.outbox.get(ask_id)) is None:
+        if device.link is None or (kept := device.outbox.get(assignment_id)) is None:
             return
-        self.take(device.link, kept.head, kept.body, kept.upload_s)
-        for head, body in () if kept.pushed else kept.more:
-            self.take(device.link, head, body, kept.upload_s)
+        self._hand_over(device.link, kept)
         kept.pushed = True
-        if not kept.head.parts:
-            del device.outbox[ask_id]  # an evaluation has no outcome
+        if not kept.header.parts:
+            del device.outbox[assignment_id]  # an evaluation has no outcome
 
-    def _fail(self, device: ScriptedDevice, ask: Ask, kind: str, text: str) -> None:
+    def _hand_over(self, link: LocalLink, kept: Kept) -> None:
+        self.take(link, kept.header, kept.body, kept.upload_s)
+
+    def _fail(self, device: ScriptedDevice, assignment: Assignment, kind: str, text: str) -> None:
         assert device.link is not None
-        self.take(device.link, Failure(kind, text, ask.ask_id, device.name), None)
-
-
-def _once_more(work: Work, kept: Kept, again: Again) -> tuple[ReplyHeader, bytes]:
-    """Return what a device sends in addition to its reply."""
-    if again == "same":
-        return kept.head, kept.body
-    if again == "changed":
-        body = kept.body + b"!"
-        parts = (Part("frame/0", len(body), hashlib.sha256(body).hexdigest()),)
-        return replace(kept.head, parts=parts), body
-    head, body = work.answer(kept.delivery, kept.turn)
-    assert isinstance(head, ReplyHeader), "an ask that was answered can be answered again"
-    return head, body
+        self.take(device.link, Failure(kind, text, assignment.assignment_id, device.name), None)
 
 
 T = TypeVar("T")

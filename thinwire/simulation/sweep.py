@@ -7,11 +7,11 @@ import multiprocessing
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,7 @@ from thinwire.core.plan import RunPlan
 from thinwire.reports.sweep_results import Made, Trial, TrialStore
 from thinwire.simulation.run import simulate
 
-FEW_ROUNDS = 12  # in total: a trial would take as long as so few rounds
 BEFORE = {"cohort": {"max_weight": "none"}}  # values of keys that are newer than stored results, as they were before
-SHORT, LONG = 1, 3  # rounds of the trial's two runs, which differ in nothing else
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,7 @@ def run_cell(task: str, made: Made) -> Trial:
         split=made.split,
         data=Path(made.data) if made.data else None,
     )
-    return Trial.of(made, history.run, history.rounds, time.perf_counter() - began)
+    return Trial.of(made, history.run, history.rounds, time.perf_counter() - began, history.failures)
 
 
 def plan_of(made: Made) -> RunPlan:
@@ -81,59 +79,29 @@ def plan_of(made: Made) -> RunPlan:
     return RunPlan.from_json({**made.plan, **sections})
 
 
-def trial_s(task: str, made: Made) -> tuple[float, float, float]:
-    """Measure one run, cut short: (seconds that a process's first run takes longer, seconds outside rounds, seconds a
-    round).
-    """
-    first = run_cell(task, _short(made, SHORT)).took_s  # imports and caches
-    short, long = (run_cell(task, _short(made, rounds)).took_s for rounds in (SHORT, LONG))
-    each = max((long - short) / (LONG - SHORT), 0.05 * long / LONG)
-    return max(0.0, first - short), max(0.0, short - SHORT * each), each
-
-
-def _short(made: Made, rounds: int) -> Made:
-    return replace(made, plan={**made.plan, "run": {**made.plan["run"], "rounds": rounds}})
-
-
 @dataclass(frozen=True)
-class Estimate:
-    """Holds the seconds until all runs are done, and how they were estimated."""
+class Progress:
+    """Holds how far a sweep is: `done` of `missing` runs, of which `cell` is the latest one; None before the first.
 
-    seconds: float
-    how: str
-
-
-def estimated(
-    sweep: Sweep, cells: TrialStore, missing: Sequence[Made], workers: int, pool: Executor | None
-) -> Estimate | None:
-    """Estimate from finished runs of the group, else from a trial run; return None if few rounds are missing.
-
-    Both ways begin with the start of one worker. The other workers take as long to start, in parallel with the first
-    one's runs.
+    `left_s` estimates the seconds until all runs are done; None until a run of the group has finished.
     """
-    rounds = sum(one.plan["run"]["rounds"] for one in missing)
-    done = [cell for cell in cells.all().values() if cell.took_s and cell.rounds]
-    if not done and rounds <= FEW_ROUNDS:
+
+    missing: int
+    done: int = 0
+    cell: Trial | None = None
+    left_s: float | None = None
+
+
+def time_left_s(finished: Iterable[Trial], missing: Sequence[Made], workers: int) -> float | None:
+    """Return the seconds that `workers` take for the missing runs, at the speed of the finished ones; None if no
+    finished run has a round.
+    """
+    timed = [cell for cell in finished if cell.took_s and cell.rounds]
+    if not timed:
         return None
-    start = _started_s(sweep.task, pool) if pool else 0.0
-    if done:
-        each = sum(cell.took_s for cell in done) / sum(len(cell.rounds) for cell in done)
-        return Estimate((each * rounds + start * (workers - 1)) / workers, f"from {len(done)} finished runs")
-    arguments = sweep.task, missing[0]
-    more, fixed, each = pool.submit(trial_s, *arguments).result() if pool else trial_s(*arguments)
-    runs = fixed * len(missing) + each * rounds + (start + more) * (workers - 1)
-    return Estimate(runs / workers, f"from {SHORT + LONG} rounds of the first run")
-
-
-def _started_s(task: str, pool: Executor) -> float:
-    """Return the seconds until a worker has started and imported the task."""
-    began = time.perf_counter()
-    pool.submit(_import, task).result()
-    return time.perf_counter() - began
-
-
-def _import(task: str) -> None:
-    load_task(task)
+    each = sum(cell.took_s for cell in timed) / sum(len(cell.rounds) for cell in timed)
+    rounds = sum(int(one.plan["run"]["rounds"]) for one in missing)
+    return each * rounds / max(1, min(workers, len(missing)))
 
 
 def run_sweep(
@@ -141,22 +109,26 @@ def run_sweep(
     cells: TrialStore,
     *,
     workers: int = 1,
-    on_estimate: Callable[[Estimate | None, int], None] = lambda estimate, missing: None,
-    on_cell: Callable[[Trial, int, int], None] = lambda cell, done, of: None,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> list[Trial]:
     """Execute the missing runs, keep each result at once, and return all results in the order of the sweep.
 
-    Results are kept even if the sweep is interrupted. An exception from the import of the task or from this program
-    ends the sweep. A run that fails is a result like others.
+    `on_progress` is called before the first run and after each one. Results are kept even if the sweep is interrupted.
+    An exception from the import of the task or from this program ends the sweep. A run that fails is a result like
+    others.
     """
-    missing = sweep.missing(cells)
-    cells.ask(one.digest for one in sweep.made)
-    if missing:
-        with _pool(min(workers, len(missing))) as pool:
-            on_estimate(estimated(sweep, cells, missing, min(workers, len(missing)), pool), len(missing))
-            for done, cell in enumerate(_made(sweep.task, missing, pool), start=1):
+    finished, missing = cells.all(), {one.digest: one for one in sweep.missing(cells)}
+    runs = list(missing.values())
+    cells.request(one.digest for one in sweep.made)
+    if runs:
+        with _pool(min(workers, len(runs))) as pool:
+            on_progress(Progress(len(runs), left_s=time_left_s(finished.values(), runs, workers)))
+            for done, cell in enumerate(_made(sweep.task, runs, pool), start=1):
                 cells.keep(cell)
-                on_cell(cell, done, len(missing))
+                finished[cell.made.digest] = cell
+                del missing[cell.made.digest]
+                left_s = time_left_s(finished.values(), list(missing.values()), workers)
+                on_progress(Progress(len(runs), done, cell, left_s))
     there = cells.all()
     return [there[one.digest] for one in sweep.made]
 

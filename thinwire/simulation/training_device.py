@@ -9,32 +9,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from thinwire.client.admission import AdmissionController
 from thinwire.client.executor import InProcessExecutor
 from thinwire.client.handler import AssignmentHandler
 from thinwire.client.payload import BaseModelCache
-from thinwire.client.run_store import Reply
 from thinwire.client.task import LoadedTask
 from thinwire.client.train.runtime import use_threads
-from thinwire.client.train.schedule import Clock
-from thinwire.core.clock import VirtualClock
 from thinwire.core.fleet import Delivery
-from thinwire.core.types import Ask, ReplyHeader, UpdateId, Verdict
-from thinwire.simulation.client_pool import CachedRunFolder, ClientPopulation
+from thinwire.core.types import Assignment, Reply, ReplyHeader, UpdateId, UpdateOutcome
+from thinwire.simulation.client_folders import CachedRunFolder
+from thinwire.simulation.client_pool import ClientPopulation, PacedExecutor
 from thinwire.simulation.scripted_device import Answer, Turn
 
-StepSeconds = Callable[[Ask], float]
+StepSeconds = Callable[[Assignment], float]
 
 
 @dataclass(frozen=True)
 class Made:
     """Holds a reply that the fleet has not fetched yet."""
 
-    ask_id: str
+    assignment_id: str
     reply: Reply
-    bundle: Path | None
+    body: bytes
     took_s: float
 
 
@@ -47,14 +44,14 @@ class Trained:
     """
 
     session: AssignmentHandler
-    clock: VirtualClock
+    bench: PacedExecutor
     step_s: StepSeconds
     _made: Made | None = field(init=False, default=None)
     _withdrawn: list[UpdateId] = field(init=False, default_factory=list)
 
     def begin(self, delivery: Delivery, turn: Turn) -> Turn:
         """Train for an assignment; return its turn with the seconds that the training took."""
-        if self._made is None or self._made.ask_id != delivery.ask.ask_id:
+        if self._made is None or self._made.assignment_id != delivery.assignment.assignment_id:
             self._withdraw()
             self._made = self._worked(delivery, turn.download_s)
         return replace(turn, compute_s=self._made.took_s)
@@ -64,18 +61,22 @@ class Trained:
         self.begin(delivery, turn)
         made, self._made = self._made, None
         assert made is not None
-        body = made.bundle.read_bytes() if made.bundle else b""
-        self.session.delivered(made.reply, turn.encode_s + turn.sending_s(len(body)))
-        return made.reply, body
+        self.session.delivered(made.reply, turn.encode_s + turn.sending_s(len(made.body)))
+        return made.reply, made.body
 
     def _worked(self, delivery: Delivery, download_s: float) -> Made:
-        ask, began = delivery.ask, self.clock.now()
-        back = tuple(Verdict(update_id, "dropped") for update_id in self._withdrawn)
-        self.session.slow_step_s = self.step_s(ask)
-        asked = replace(delivery, ask=replace(ask, verdicts=(*ask.verdicts, *back)), download_s=download_s)
-        reply, bundle = self.session.answer(asked, lambda: False, lambda line: None)
+        assignment, began = delivery.assignment, self.bench.clock.now()
+        back = tuple(UpdateOutcome(update_id, "dropped") for update_id in self._withdrawn)
+        self.bench.step_s = self.step_s(assignment)
+        assigned = replace(
+            delivery, assignment=replace(assignment, outcomes=(*assignment.outcomes, *back)), download_s=download_s
+        )
+        reply, file = self.session.answer(assigned, lambda: False, lambda line: None)
+        body = self.session.kept[assignment.run][0].body(file) if file else b""
         self._withdrawn = []
-        return Made(ask.ask_id, reply, bundle, self.clock.now() - began)
+        return Made(
+            assignment.assignment_id, reply, body if isinstance(body, bytes) else b"", self.bench.clock.now() - began
+        )
 
     def _withdraw(self) -> None:
         if self._made is not None and isinstance(self._made.reply, ReplyHeader):
@@ -96,10 +97,9 @@ class Training:
 
     def client(self, index: int, step_s: StepSeconds) -> Trained:
         """Return the work of client `index`."""
-        crowd, virtual = self.crowd, VirtualClock()
-        name, clock = crowd.name(index), Clock(virtual.now, virtual.advance)
+        crowd, name, bench = self.crowd, self.crowd.name(index), PacedExecutor(self.bench)
         session = AssignmentHandler(
-            name, self.bench.at(clock), crowd.folder / name, crowd.place(index), debug=crowd.debug, gate=self._gate,
-            folders=CachedRunFolder, take_base=self._bases.take, clock=clock,
+            name, bench, crowd.folder / name, crowd.place(index), debug=crowd.debug, gate=self._gate,
+            folders=CachedRunFolder, take_base=self._bases.take, clock=bench.clock,
         )  # fmt: skip
-        return Trained(session, virtual, step_s)
+        return Trained(session, bench, step_s)

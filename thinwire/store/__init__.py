@@ -5,20 +5,36 @@ from thinwire.store.read_models import (
     ClientRow,
     DeviceAction,
     DeviceInfo,
-    DoorNote,
     InvitationRow,
     Invited,
     MeasureRow,
     ModelRow,
     Order,
+    PhaseRow,
+    RefusalNote,
     RoundRow,
     RunRow,
     UpdateRow,
 )
 from thinwire.store.spool import FileSpool
-from thinwire.store.store import Store
+from thinwire.store.store import Commands, Store
 
 __all__ = [
-    "ClientRow", "DeviceAction", "DeviceInfo", "DoorNote", "FileSpool", "InvitationRow", "Invited", "MeasureRow",
-    "ModelRow", "Order", "RoundRow", "RunRow", "Store", "UpdateRow", "by_todays_name",
+    "ClientRow",
+    "Commands",
+    "DeviceAction",
+    "DeviceInfo",
+    "FileSpool",
+    "InvitationRow",
+    "Invited",
+    "MeasureRow",
+    "ModelRow",
+    "Order",
+    "PhaseRow",
+    "RefusalNote",
+    "RoundRow",
+    "RunRow",
+    "Store",
+    "UpdateRow",
+    "by_todays_name",
 ]  # fmt: skip

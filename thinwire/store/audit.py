@@ -9,9 +9,10 @@ from collections.abc import Iterable, Iterator
 
 from sqlalchemy import Connection, delete, func, insert, select
 
+from thinwire.core.clock import Clock
 from thinwire.store.database import Database
 from thinwire.store.device_tables import Action, Note
-from thinwire.store.read_models import DeviceAction, DoorNote
+from thinwire.store.read_models import DeviceAction, RefusalNote
 
 NOTES = 1000  # kept at most: a year of refused requests must not fill the disk
 WAS = "was "  # before the old name, in the detail of a rename
@@ -20,25 +21,6 @@ WAS = "was "  # before the old name, in the detail of a rename
 def act(connection: Connection, at: float, who: str, device: str, what: str, detail: str = "") -> None:
     """Record an action, in the transaction that makes the change."""
     connection.execute(insert(Action), {"at": at, "who": who, "device": device, "what": what, "detail": detail})
-
-
-def actions(database: Database, device: str | None, limit: int) -> list[DeviceAction]:
-    """Return actions, latest first: on all devices, or on one, including those under its earlier names."""
-    columns = (getattr(Action, name) for name in DeviceAction.__dataclass_fields__)
-    wanted = select(*columns).order_by(Action.id.desc())
-    with database.reading() as connection:
-        if device is None:
-            return [DeviceAction(**row) for row in connection.execute(wanted.limit(limit)).mappings()]
-        renames = Action.what == "rename"
-        names = {device}
-        for row in connection.execute(select(Action.device, Action.detail).where(renames).order_by(Action.id.desc())):
-            if row.device in names:
-                names.add(row.detail.removeprefix(WAS))
-        found = [
-            DeviceAction(**row)
-            for row in connection.execute(wanted.where(Action.device.in_(names) | renames)).mappings()
-        ]
-    return [one for today, one in by_todays_name(found) if today == device][:limit]
 
 
 def by_todays_name(newest_first: Iterable[DeviceAction]) -> Iterator[tuple[str | None, DeviceAction]]:
@@ -55,31 +37,52 @@ def by_todays_name(newest_first: Iterable[DeviceAction]) -> Iterator[tuple[str |
             today[one.device] = None
 
 
-def renames(database: Database) -> int:
-    """Return the number of renames so far."""
-    with database.reading() as connection:
-        return int(connection.scalar(select(func.count()).where(Action.what == "rename")) or 0)
+class AuditLog:
+    """The record of actions on devices, and of refusals of the device API."""
 
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database, self._clock = database, clock
 
-def note(database: Database, at: float, kind: str, address: str, why: str, name: str) -> None:
-    """Record a refusal; the oldest one is deleted if there are too many."""
-    row = {"at": at, "kind": kind, "address": address, "why": why, "name": name}
-    oldest = select(Note.id).order_by(Note.id.desc()).offset(NOTES - 1).limit(1).scalar_subquery()
-    with database.writing() as connection:
-        connection.execute(insert(Note), row)
-        connection.execute(delete(Note).where(Note.id < oldest))
+    def actions(self, device: str | None = None, limit: int = 100) -> list[DeviceAction]:
+        """Return actions with actor and time, latest first: on all devices, or on one.
 
+        Actions on a device under its earlier names are among them.
+        """
+        columns = (getattr(Action, name) for name in DeviceAction.__dataclass_fields__)
+        wanted = select(*columns).order_by(Action.id.desc())
+        with self._database.reading() as connection:
+            if device is None:
+                return [DeviceAction(**row) for row in connection.execute(wanted.limit(limit)).mappings()]
+            renames = Action.what == "rename"
+            names = {device}
+            for row in connection.execute(
+                select(Action.device, Action.detail).where(renames).order_by(Action.id.desc())
+            ):
+                if row.device in names:
+                    names.add(row.detail.removeprefix(WAS))
+            found = [
+                DeviceAction(**row)
+                for row in connection.execute(wanted.where(Action.device.in_(names) | renames)).mappings()
+            ]
+        return [one for today, one in by_todays_name(found) if today == device][:limit]
 
-def notes(database: Database, limit: int) -> list[DoorNote]:
-    """Return the refusals, latest first."""
-    columns = (getattr(Note, name) for name in DoorNote.__dataclass_fields__)
-    with database.reading() as connection:
-        found = connection.execute(select(*columns).order_by(Note.id.desc()).limit(limit)).mappings()
-        return [DoorNote(**row) for row in found]
+    def note(self, kind: str, address: str, why: str, name: str) -> None:
+        """Record a refusal; the oldest one is deleted if there are too many."""
+        row = {"at": self._clock.wall(), "kind": kind, "address": address, "why": why, "name": name}
+        oldest = select(Note.id).order_by(Note.id.desc()).offset(NOTES - 1).limit(1).scalar_subquery()
+        with self._database.writing() as connection:
+            connection.execute(insert(Note), row)
+            connection.execute(delete(Note).where(Note.id < oldest))
 
+    def notes(self, limit: int = 100) -> list[RefusalNote]:
+        """Return the refusals and their reasons, latest first; the last thousand are kept."""
+        columns = (getattr(Note, name) for name in RefusalNote.__dataclass_fields__)
+        with self._database.reading() as connection:
+            found = connection.execute(select(*columns).order_by(Note.id.desc()).limit(limit)).mappings()
+            return [RefusalNote(**row) for row in found]
 
-def last(database: Database) -> int:
-    """Return a number that rises with each action and each refusal; reads two index entries."""
-    actions, notes = (select(func.coalesce(func.max(each.id), 0)).scalar_subquery() for each in (Action, Note))
-    with database.reading() as connection:
-        return int(connection.scalar(select(actions + notes)) or 0)
+    def last(self) -> int:
+        """Return a number that rises with each action and each refusal; it reads two index entries."""
+        actions, notes = (select(func.coalesce(func.max(each.id), 0)).scalar_subquery() for each in (Action, Note))
+        with self._database.reading() as connection:
+            return int(connection.scalar(select(actions + notes)) or 0)

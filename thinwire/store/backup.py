@@ -24,10 +24,12 @@ import tarfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any
 
 from thinwire.core.errors import DataLost, NotFound, UsageError
+from thinwire.core.protocol import read_json
 from thinwire.core.statedir import (
     AggregatorHome,
     disk_error,
@@ -46,7 +48,6 @@ DATABASE = "store.sqlite3"
 FOLDERS = ("runs", "spool", "sweeps", "tls")
 MANIFEST = "manifest.json"
 LARGEST_MANIFEST = 256 * 2**20  # bytes
-CHUNK = 2**20
 _NAME = re.compile(rf"{re.escape(DATABASE)}|(?:{'|'.join(FOLDERS)})(?:/[A-Za-z0-9_-][A-Za-z0-9._-]*)+")
 
 
@@ -63,7 +64,7 @@ class Entry:
 class Manifest:
     """The last member of a backup: a file without it is incomplete."""
 
-    taken_at: float  # wall clock
+    delivered_at: float  # wall clock
     thinwire: str  # the version of thinwire that wrote it
     files: dict[str, Entry] = field(default_factory=dict)
 
@@ -73,11 +74,11 @@ class Manifest:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Manifest:
-        """Parse a manifest; raise `ValueError` for anything that is not one of this format."""
+        """Parse a manifest; raise `ValueError` for anything that is not one of this format, before it takes memory."""
         try:
-            said: Any = json.loads(data)
-        except RecursionError as error:
-            raise ValueError("its list of files cannot be read") from error
+            said: Any = read_json(data, LARGEST_MANIFEST)
+        except ValueError as error:
+            raise ValueError(f"its list of files is not readable: {error}") from error
         if not isinstance(said, dict) or said.get("format") != FORMAT:
             raise ValueError(f"its list of files is not of format {FORMAT}")
         try:
@@ -85,28 +86,28 @@ class Manifest:
                 str(name): Entry(int(e["size"]), str(e["sha256"]), int(e["mtime_ns"]))
                 for name, e in said["files"].items()
             }
-            taken_at = float(said["taken_at"])
-            if not math.isfinite(taken_at) or any(not 0 <= entry.mtime_ns < 2**63 for entry in files.values()):
+            delivered_at = float(said["delivered_at"])
+            if not math.isfinite(delivered_at) or any(not 0 <= entry.mtime_ns < 2**63 for entry in files.values()):
                 raise ValueError("something in it is of no time")
-            return cls(taken_at, str(said["thinwire"]), files)
+            return cls(delivered_at, str(said["thinwire"]), files)
         except (KeyError, TypeError, AttributeError, OverflowError) as error:
-            raise ValueError("its list of files cannot be read") from error
+            raise ValueError("its list of files is not readable") from error
 
 
-def put(tar: tarfile.TarFile, name: str, source: IO[bytes], entry_of: os.stat_result) -> Entry:
+def put(tar: tarfile.TarFile, name: str, source: BufferedReader, entry_of: os.stat_result) -> Entry:
     """Add a file that no longer changes, and return its entry for the manifest."""
     info = tarfile.TarInfo(name)
     info.size, info.mtime, info.mode = entry_of.st_size, int(entry_of.st_mtime), 0o600
-    counted = _Counted(source)
-    tar.addfile(info, counted)
-    return Entry(entry_of.st_size, counted.digest.hexdigest(), entry_of.st_mtime_ns)
+    tar.addfile(info, source)
+    source.seek(0)
+    return Entry(entry_of.st_size, hashlib.file_digest(source, "sha256").hexdigest(), entry_of.st_mtime_ns)
 
 
 def put_manifest(tar: tarfile.TarFile, manifest: Manifest) -> None:
     """Add the manifest, which completes the backup."""
     data = manifest.to_bytes()
     info = tarfile.TarInfo(MANIFEST)
-    info.size, info.mtime, info.mode = len(data), int(manifest.taken_at), 0o600
+    info.size, info.mtime, info.mode = len(data), int(manifest.delivered_at), 0o600
     tar.addfile(info, io.BytesIO(data))
 
 
@@ -154,30 +155,16 @@ def fits(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
-class _Counted:
-    """A file that is hashed while it is read."""
-
-    def __init__(self, source: IO[bytes]) -> None:
-        self._source, self.digest = source, hashlib.sha256()
-
-    def read(self, size: int = -1) -> bytes:
-        data = self._source.read(size)
-        self.digest.update(data)
-        return data
-
-
 def _lay(source: IO[bytes], root: Path, name: str) -> tuple[int, str]:
     for parent in reversed(Path(name).parents):
         (root / parent).mkdir(mode=0o700, exist_ok=True)
-    path, size, digest = root / name, 0, hashlib.sha256()
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
-        while data := source.read(CHUNK):
-            file.write(data)
-            digest.update(data)
-            size += len(data)
+    with os.fdopen(os.open(root / name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w+b") as file:
+        shutil.copyfileobj(source, file)
         file.flush()
         os.fsync(file.fileno())
-    return size, digest.hexdigest()
+        size = file.tell()
+        file.seek(0)
+        return size, hashlib.file_digest(file, "sha256").hexdigest()
 
 
 ATTEMPTS = 5
@@ -206,8 +193,8 @@ def back_up(home: AggregatorHome, target: Path, version: str) -> Manifest:
         )
     try:
         with lock_file(home.root / "backup.lock"), _stage(home.root / STAGE) as stage:
-            taken_at = _collect(home, stage)
-            return _write(stage, target, Manifest(taken_at, version))
+            delivered_at = _collect(home, stage)
+            return _write(stage, target, Manifest(delivered_at, version))
     except OSError as error:
         raise disk_error(error, target) from error
 
@@ -227,13 +214,13 @@ def _collect(home: AggregatorHome, stage: Path) -> float:
         shutil.rmtree(stage)
         private_folder(stage)
         _link(home.root, stage)
-        taken_at = time.time()
+        delivered_at = time.time()
         copy_file(home.database, stage / DATABASE)
         _link(home.root, stage)
         missing = list(_missing(stage))
         if not missing:
             _certificates(home.root / "tls", private_folder(stage / "tls"))
-            return taken_at
+            return delivered_at
     raise DataLost(
         f"{missing[0]} is missing", why="the database speaks of it, and a run that is not over needs it",
         hint="stop the aggregator and try again; if it is missing then too, thinwire runs stop that run",
@@ -271,15 +258,15 @@ def _missing(stage: Path) -> Iterator[str]:
         "SELECT json_extract(body, '$.state') FROM journal"
         " WHERE run_id = ? AND kind = 'ModelStored' AND json_extract(body, '$.file') = ? ORDER BY seq DESC"
     )
-    shadow = (
+    replica = (
         "SELECT json_extract(body, '$.file') FROM journal JOIN runs USING (run_id)"
-        " WHERE run_id = ? AND journal.kind = 'ShadowStored' AND json_extract(body, '$.version') = runs.version"
+        " WHERE run_id = ? AND journal.kind = 'ReplicaStored' AND json_extract(body, '$.version') = runs.version"
     )
     answers = (
         "SELECT updates.update_id FROM updates JOIN runs USING (run_id) LEFT JOIN rounds"  # noqa: S608
         " ON rounds.run_id = updates.run_id"
-        " AND rounds.round = coalesce(updates.folded_round, updates.round + updates.staleness)"
-        f" WHERE updates.outcome IN ('accepted', 'folded', 'late') AND rounds.closed_at IS NULL AND {going}"
+        " AND rounds.round = coalesce(updates.aggregated_round, updates.round + updates.staleness)"
+        f" WHERE updates.outcome IN ('accepted', 'aggregated', 'late') AND rounds.closed_at IS NULL AND {going}"
     )
     with contextlib.closing(sqlite3.connect(stage / DATABASE)) as copy:
         needed = list[str]()
@@ -287,11 +274,11 @@ def _missing(stage: Path) -> Iterator[str]:
             needed.append(f"runs/{run}/{file}")
             if (copy.execute(state, (run, file)).fetchone() or ("",))[0]:
                 needed.append(str(Path(needed[-1]).with_suffix(".state")))
-            needed += [f"runs/{run}/{name}" for (name,) in copy.execute(shadow, (run,))]
+            needed += [f"runs/{run}/{name}" for (name,) in copy.execute(replica, (run,))]
         for (text,) in copy.execute(answers):
             update = UpdateId.parse(text)
             place = f"spool/{update.run}/{update.device}-{update.sequence}"
-            needed += [f"{place}.parts", f"{place}.head"]
+            needed += [f"{place}.parts", f"{place}.header"]
     return (name for name in needed if not (stage / name).exists())
 
 

@@ -14,8 +14,8 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
@@ -35,9 +35,10 @@ from sqlalchemy import (
     TypeDecorator,
     create_engine,
     event,
+    inspect,
     make_url,
 )
-from sqlalchemy.dialects import registry
+from sqlalchemy.dialects import registry, sqlite
 from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 from sqlalchemy.engine import Dialect
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, InterfaceError, OperationalError
@@ -67,6 +68,8 @@ class Database:
         self.url, self.read_only = url, read_only
         self.engine = _engine(url, read_only, durable)
         self._writers = threading.RLock()
+        self._watching = threading.Lock()
+        self._watch: sqlite3.Connection | None = None  # of `commits`
         self._for_reading = self.engine
         if not self.sqlite:  # in SQLite a reader has one view from its BEGIN on
             self._for_reading = self.engine.execution_options(isolation_level="REPEATABLE READ")
@@ -96,8 +99,25 @@ class Database:
         """Return True if this is SQLite."""
         return self.url.get_backend_name() == "sqlite"
 
+    def commits(self) -> int | None:
+        """Return a number that differs after each commit of any process; None if the database has no cheap one.
+
+        It takes a few microseconds and no transaction, so every request may request it.
+        """
+        if not self.sqlite:
+            return None
+        with self._watching, self._in_words():
+            if self._watch is None:
+                address = f"file:{quote(str(self.url.database))}?mode=ro"
+                self._watch = sqlite3.connect(address, uri=True, check_same_thread=False, timeout=BUSY_S)
+            return int(self._watch.execute("PRAGMA data_version").fetchone()[0])
+
     def close(self) -> None:
         """Close all connections."""
+        with self._watching:
+            if self._watch is not None:
+                self._watch.close()
+                self._watch = None
         self.engine.dispose()
 
     @contextlib.contextmanager
@@ -117,8 +137,8 @@ class Database:
             "full": "free some space, or use another disk: --home FOLDER",
             "readonly": "the disk or the file is read-only: --home FOLDER on one that is not",
             "unable to open": "look at the folder and its owner, or use another: --home FOLDER",
-            "not a database": "restore a backup, or start anew with another folder: --home FOLDER",
-            "malformed": "restore a backup, or start anew with another folder: --home FOLDER",
+            "not a database": "restore a backup, or start again with another folder: --home FOLDER",
+            "malformed": "restore a backup, or start again with another folder: --home FOLDER",
             "locked": "another process keeps it busy: end that one, or wait",
         }
         hint = next((hint for sign, hint in hints.items() if sign in said), "look at the disk, or restore a backup")
@@ -136,7 +156,7 @@ def database_url(path_or_url: str | Path) -> URL:
     try:
         url = make_url(str(path_or_url))
     except ArgumentError as error:
-        raise UsageError("the database's URL cannot be read", why=str(error), hint=EXAMPLE) from error
+        raise UsageError("the database's URL is not readable", why=str(error), hint=EXAMPLE) from error
     if url.get_backend_name() == "postgresql" and find_spec("psycopg") is None:
         raise UsageError("PostgreSQL needs psycopg, which is not installed", hint="pip install 'thinwire[postgres]'")
     if url.get_backend_name() not in ("sqlite", "postgresql") or not url.database:
@@ -145,7 +165,7 @@ def database_url(path_or_url: str | Path) -> URL:
 
 
 def _engine(url: URL, read_only: bool, durable: bool) -> Engine:
-    dumps = partial(json.dumps, separators=(",", ":"))
+    dumps = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode  # json.dumps makes one for each call
     if url.get_backend_name() != "sqlite":
         engine = create_engine(url, json_serializer=dumps, pool_pre_ping=True)
         event.listen(engine, "begin", _begin)
@@ -246,6 +266,8 @@ class Words(TypeDecorator[str]):
         """Return the text as it is stored."""
         if value is None:
             return None
+        if value.isascii() and len(value) <= self.longest and "\0" not in value:
+            return value
         return value[: self.longest].encode("utf-8", "replace").decode().replace("\0", "?")
 
 
@@ -257,7 +279,30 @@ class Whole(TypeDecorator[int]):
 
     def process_bind_param(self, value: int | None, _dialect: Dialect) -> int | None:
         """Return the integer as it is stored."""
-        return None if value is None else max(-LARGEST, min(LARGEST, value))
+        return value if value is None or -LARGEST <= value <= LARGEST else LARGEST if value > 0 else -LARGEST
+
+
+def upsert(connection: Connection, table: type[Base], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Insert rows, and replace those with the same primary key, with one statement.
+
+    All rows have the same columns.
+    """
+    if rows:
+        made = _upsert(connection.dialect.name, table, tuple(rows[0]))
+        connection.execute(made, list(rows))
+
+
+@cache
+def _upsert(dialect: str, table: type[Base], names: tuple[str, ...]) -> Any:
+    if dialect == "sqlite":
+        made: Any = sqlite.insert(table)
+    else:
+        from sqlalchemy.dialects import postgresql  # asyncio comes with it
+
+        made = postgresql.insert(table)
+    keys = [column.name for column in inspect(table).primary_key]
+    others = {name: made.excluded[name] for name in names if name not in keys}
+    return made.on_conflict_do_update(index_elements=keys, set_=others)
 
 
 Counter = BigInteger().with_variant(Integer, "sqlite")  # SQLite counts up only in a column of type INTEGER

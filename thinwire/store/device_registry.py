@@ -7,25 +7,30 @@ until an operator approves it.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from sqlalchemy import Connection, func, insert, select, update
 
 from thinwire.core.clock import Clock
-from thinwire.core.errors import NotFound, Refused, UsageError
+from thinwire.core.errors import NotFound, Refused
+from thinwire.core.events import ENDED
 from thinwire.core.fleet import DeviceRow, DeviceState, Hello, How, Joining
 from thinwire.core.formatting import grouped
-from thinwire.core.types import DEVICE_NAME
-from thinwire.store import audit, invitations, operators
-from thinwire.store.audit import WAS, act
+from thinwire.core.types import require_device_name
+from thinwire.store import invitations
+from thinwire.store.audit import WAS, AuditLog, act
 from thinwire.store.database import Database
-from thinwire.store.device_tables import Device, Invitation
+from thinwire.store.device_tables import Command, Device, Invitation
 from thinwire.store.queries import device_row
 from thinwire.store.run_tables import Client, Measure, Run, Update
+
+LOOK_S = 0.05  # for so long a run may not know of a change by another process
 
 
 @dataclass(frozen=True)
@@ -40,21 +45,29 @@ class _Cache:
 class StoredRoster:
     """The registry `core.fleet.Roster` on the store. Any thread may call it.
 
-    A change by any process counts from the next call on. Each call reads the number of the last change (one index
-    entry), and reads the rows only if the number has changed. Every change leaves an action with its actor and time.
+    A change by any process counts from the next call on. The number of the last change (one index entry) is read only
+    if something was committed since, so that most requests and replies need no query. Rows are read only if that number
+    has changed. Every change leaves an action with its actor and time.
     """
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database, self._clock = database, clock
         self._cache = _Cache()  # replaced as a whole, never modified
+        self._audit = AuditLog(database, clock)
+        self._seen: int | None = None  # `commits` when the cache was read
+        self._looked_at = -LOOK_S
 
     def rows(self) -> Sequence[DeviceRow]:
         """Return all devices, by name."""
         return sorted(self._known().rows.values(), key=lambda row: row.name)
 
     def revoked(self) -> frozenset[str]:
-        """Return the names of the revoked devices."""
-        return self._known().revoked
+        """Return the names of the revoked devices, for a run that decides about replies.
+
+        A revocation by another process may be missing for `LOOK_S`: its command, which the run obeys, comes later
+        still. Requests of the device are refused at once.
+        """
+        return self._cache.revoked if time.monotonic() - self._looked_at < LOOK_S else self._known().revoked
 
     def by_fingerprint(self, fingerprint: str) -> DeviceRow | None:
         """Return the device with this key, or None."""
@@ -63,7 +76,7 @@ class StoredRoster:
     def enrol(self, name: str, fingerprint: str, public_key: bytes, how: How) -> DeviceRow:
         """Bind a name to a key, once; raise `Refused` if either is bound to another. A known device stays unchanged."""
         row = DeviceRow(name, fingerprint, public_key, AT_ONCE.get(how, "pending"), how, self._clock.wall())
-        with self._database.writing() as connection:
+        with self._changing() as connection:
             return enrol(connection, row)
 
     def join(self, joining: Joining) -> DeviceRow:
@@ -71,7 +84,7 @@ class StoredRoster:
 
         Raise `NotInvited`, or `Refused`, which leaves the invitation unused.
         """
-        with self._database.writing() as connection:
+        with self._changing() as connection:
             return join(connection, joining, self._clock.wall())
 
     def add(self, name: str, public_key: bytes, how: Literal["manual", "stock"], who: str = "operator") -> DeviceRow:
@@ -81,7 +94,7 @@ class StoredRoster:
         """
         fingerprint = hashlib.sha256(public_key).hexdigest()
         row = DeviceRow(name, fingerprint, public_key, "approved", how, self._clock.wall())
-        with self._database.writing() as connection:
+        with self._changing() as connection:
             return add(connection, row, who)
 
     def approve(self, name: str, who: str = "operator", fingerprint: str = "") -> None:
@@ -89,20 +102,20 @@ class StoredRoster:
 
         An operator's approval also counts on a device API with TLS: a row enrolled over loopback becomes a manual one.
         """
-        with self._database.writing() as connection:
+        with self._changing() as connection:
             self._set(connection, name, "approved", "approve", who, fingerprint)
             by_loopback = update(Device).where(Device.name == name, Device.how == "loopback")
             connection.execute(by_loopback, {"how": "manual"})
-            operators.take_back(connection, "revoke", name, "approved again", self._clock.wall())
+            take_back(connection, "revoke", name, "approved again", self._clock.wall())
 
     def revoke(self, name: str, who: str = "operator", fingerprint: str = "") -> None:
         """Revoke a device from its next request on; its name and key stay bound. Raises like `approve`."""
-        with self._database.writing() as connection:
+        with self._changing() as connection:
             self._set(connection, name, "revoked", "revoke", who, fingerprint)
 
     def leave(self, name: str) -> None:
         """Revoke a device at its own request, before it deletes its key."""
-        with self._database.writing() as connection:
+        with self._changing() as connection:
             self._set(connection, name, "revoked", "leave", name)
 
     def rename(self, old: str, new: str, who: str = "operator") -> None:
@@ -110,12 +123,8 @@ class StoredRoster:
 
         Raise `Refused` while a run that has not ended may still use the old name.
         """
-        with self._database.writing() as connection:
+        with self._changing() as connection:
             rename(connection, old, new, who, self._clock.wall())
-
-    def renames(self) -> int:
-        """Return the number of renames so far: after a rename, data cached by name may belong to another device."""
-        return audit.renames(self._database)
 
     def seen(self, hello: Hello, at: float) -> None:
         """Store a device's registration message and its time."""
@@ -125,7 +134,7 @@ class StoredRoster:
 
     def sequences(self, name: str) -> Mapping[str, int]:
         """Return the device's highest journalled sequence for each run that has not ended."""
-        going = Run.status.not_in(("done", "failed", "stopped"))
+        going = Run.status.not_in(ENDED)
         wanted = select(Client.run_id, Client.sequence).join(Run, Run.run_id == Client.run_id)
         with self._database.reading() as connection:
             rows = connection.execute(wanted.where(Client.device == name, Client.sequence > 0, going)).all()
@@ -138,18 +147,39 @@ class StoredRoster:
         with self._database.reading() as connection:
             return {row.run_id: row.identity for row in connection.execute(wanted)}
 
+    def ended(self, runs: Mapping[str, str]) -> tuple[str, ...]:
+        """Return those of these runs, given with their identities, that are stored here and are over."""
+        over = Run.status.in_(ENDED)
+        wanted = select(Run.run_id, Run.identity).where(over, Run.run_id.in_(runs), Run.source == "devices")
+        with self._database.reading() as connection:
+            rows = connection.execute(wanted.order_by(Run.number)).all()
+        return tuple(row.run_id for row in rows if row.identity and row.identity == runs[row.run_id])
+
     def note(self, kind: str, address: str, why: str, name: str = "") -> None:
         """Store a refusal of the device API for the operator; the last thousand are kept."""
-        audit.note(self._database, self._clock.wall(), kind, address, why, name)
+        self._audit.note(kind, address, why, name)
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[Connection]:
+        """Open a transaction that changes devices."""
+        with self._database.writing() as connection:
+            yield connection
+        self._looked_at = -LOOK_S
 
     def _known(self) -> _Cache:
-        with self._database.reading() as connection:
-            change = int(connection.scalar(CHANGE) or 0)
-            if change != self._cache.change:
-                rows = [device_row(row) for row in connection.execute(select(*ROW)).mappings()]
-                revoked = frozenset(row.name for row in rows if row.state == "revoked")
-                self._cache = _Cache(change, {row.fingerprint: row for row in rows}, revoked)
-            return self._cache
+        """Return the devices as they are now."""
+        now = time.monotonic()
+        commits = self._database.commits()  # before the read: a commit in between is seen by the next call
+        if commits is None or commits != self._seen:
+            with self._database.reading() as connection:
+                change = int(connection.scalar(CHANGE) or 0)
+                if change != self._cache.change:
+                    rows = [device_row(row) for row in connection.execute(select(*ROW)).mappings()]
+                    revoked = frozenset(row.name for row in rows if row.state == "revoked")
+                    self._cache = _Cache(change, {row.fingerprint: row for row in rows}, revoked)
+            self._seen = commits
+        self._looked_at = now
+        return self._cache
 
     def _set(
         self, connection: Connection, name: str, state: DeviceState, what: str, who: str, fingerprint: str = ""
@@ -165,14 +195,15 @@ class StoredRoster:
             names = list(connection.scalars(select(Device.name).order_by(Device.name)))
             if name in names:
                 raise Refused(
-                    f"{name} has another key by now", why="the name went to another device meanwhile",
-                    hint="thinwire devices list",
+                    f"{name} has another key than the one that was shown",
+                    why="the name went to another device meanwhile",
+                    hint="look at it again, and compare its fingerprint",
                 )  # fmt: skip
             raise NotFound(
                 f"no device {name!r}", why=f"known: {', '.join(names) or 'none'}", hint="thinwire devices list"
             )
         key = connection.scalar(select(Device.fingerprint).where(Device.name == name)) if what == "approve" else None
-        audit.act(connection, self._clock.wall(), who, name, what, f"key {grouped(key)}" if key else "")
+        act(connection, self._clock.wall(), who, name, what, f"key {grouped(key)}" if key else "")
 
 
 AT_ONCE: Mapping[How, DeviceState] = {"loopback": "approved", "invitation": "approved"}  # others wait for approval
@@ -182,10 +213,7 @@ CHANGE = select(func.coalesce(func.max(Device.change), 0))
 
 def enrol(connection: Connection, row: DeviceRow) -> DeviceRow:
     """Bind a name to a key, once; raise `Refused` if either is bound to another. A known device stays unchanged."""
-    if not DEVICE_NAME.fullmatch(row.name):
-        raise UsageError(
-            f"{row.name!r} is no name for a device", why="a-z, 0-9 and -, at most 63 of them", hint="--name ward-3"
-        )
+    require_device_name(row.name)
     if known := _known(connection, row.name, row.fingerprint):
         return known
     _insert(connection, row)
@@ -202,14 +230,10 @@ def join(connection: Connection, joining: Joining, now: float) -> DeviceRow:
     if invitation["used_key"]:
         same = connection.execute(select(*ROW).where(Device.fingerprint == joining.fingerprint)).mappings().one()
         return device_row(same)
-    name = joining.name
-    if not DEVICE_NAME.fullmatch(name):
-        raise Refused(
-            f"{name[:80]!r} is no name for a device", why="a-z, 0-9 and -, at most 63 of them", hint="--name NAME"
-        )
+    name = require_device_name(joining.name, "--name NAME", Refused)
     if invitation["name"] not in ("", name):
         raise Refused(
-            f"the name {name} cannot be had with this invitation", why="it was made for another one",
+            f"the name {name} does not belong to this invitation", why="it was made for another one",
             hint=f"--name {invitation['name']}",
         )  # fmt: skip
     state: DeviceState = "pending" if invitation["approve_manually"] else "approved"
@@ -217,7 +241,7 @@ def join(connection: Connection, joining: Joining, now: float) -> DeviceRow:
     if known := _known(connection, name, joining.fingerprint):
         if known.state == "revoked":
             raise Refused(
-                f"{name} was shut out", why="an invitation does not bring a revoked key back",
+                f"{name} was revoked", why="an invitation does not bring a revoked key back",
                 hint=f"on the aggregator: thinwire devices approve {name}",
             )  # fmt: skip
         if known.how == "stock" or (known.how != "loopback" and known.state == "approved"):
@@ -234,10 +258,7 @@ def join(connection: Connection, joining: Joining, now: float) -> DeviceRow:
 
 def add(connection: Connection, row: DeviceRow, who: str) -> DeviceRow:
     """Approve a key that an operator brought; a known device is approved too, unless it enrolled in another way."""
-    if not DEVICE_NAME.fullmatch(row.name):
-        raise UsageError(
-            f"{row.name!r} is no name for a device", why="a-z, 0-9 and -, at most 63 of them", hint="--name ward-3"
-        )
+    require_device_name(row.name)
     known = _known(connection, row.name, row.fingerprint)
     if known and known.how != row.how:
         raise Refused(
@@ -268,7 +289,7 @@ def _known(connection: Connection, name: str, fingerprint: str) -> DeviceRow | N
             raise Refused(
                 f"the name {name} belongs to another key",
                 why="a device is known by the key that it made at its first start",
-                hint="use another --name, or bring its state folder back",
+                hint="use another --name, or bring its state directory back",
             )
         return row
     return None
@@ -285,10 +306,7 @@ def rename(connection: Connection, old: str, new: str, who: str, at: float) -> N
     Raise `Refused` while the device takes part in a run that has not ended. Its update ids keep the old name, since
     they were signed and journalled with it. In such a run the aggregator could no longer tell which replies it has.
     """
-    if not DEVICE_NAME.fullmatch(new):
-        raise UsageError(
-            f"{new!r} is no name for a device", why="a-z, 0-9 and -, at most 63 of them", hint="ward-3, for instance"
-        )
+    require_device_name(new, "ward-3, for instance")
     names = set(connection.scalars(select(Device.name)))
     if old not in names:
         raise NotFound(
@@ -302,11 +320,12 @@ def rename(connection: Connection, old: str, new: str, who: str, at: float) -> N
             why="a name belongs to one key",
             hint=f"another name, or first: thinwire devices rename {new} OTHER",
         )
-    going = Run.status.not_in(("done", "failed", "stopped")) & (Run.source == "devices")
-    asked = select(Run.run_id).join(Client, Client.run_id == Run.run_id).where(Client.device == old, going)
-    if run_id := connection.scalar(asked.limit(1)):
+    going = Run.status.not_in(ENDED) & (Run.source == "devices")
+    selected = select(Run.run_id).join(Client, Client.run_id == Run.run_id).where(Client.device == old, going)
+    if run_id := connection.scalar(selected.limit(1)):
         raise Refused(
-            f"{old} takes part in {run_id}, which is not over", why="its answers carry the name that it was asked by",
+            f"{old} takes part in {run_id}, which is not over",
+            why="its assignments carry this name",
             hint=f"rename it when the run is over, or thinwire runs stop {run_id}",
         )  # fmt: skip
     on_devices = select(Run.run_id).where(Run.source == "devices").scalar_subquery()
@@ -320,3 +339,12 @@ def rename(connection: Connection, old: str, new: str, who: str, at: float) -> N
     row = {"name": new, "change": next_change(connection)}
     connection.execute(update(Device).where(Device.name == old), row)
     act(connection, at, who, new, "rename", f"{WAS}{old}")
+
+
+def take_back(connection: Connection, kind: str, device: str, why: str, at: float) -> None:
+    """Answer the pending commands of a kind about a device as no longer needed."""
+    open_ones = select(Command.id, Command.args).where(Command.kind == kind, Command.answered_at.is_(None))
+    for row in connection.execute(open_ones).all():
+        if row.args.get("device") == device:
+            answered = {"result": {"done": False, "why": why}, "answered_at": at}
+            connection.execute(update(Command).where(Command.id == row.id), answered)

@@ -27,7 +27,7 @@ class Device(Base):
     change: Mapped[int] = mapped_column(index=True)
     online: Mapped[bool] = mapped_column(default=False)
     seen_at: Mapped[float | None]  # start of the current or last connection
-    heard_at: Mapped[float | None]  # last contact of an offline device; null if unknown
+    last_seen_at: Mapped[float | None]  # last contact of an offline device; null if unknown
     hello: Mapped[dict[str, Any]] = mapped_column(default=dict)
 
 
@@ -68,7 +68,7 @@ class Action(Base):
 class Note(Base):
     """A refusal of the device API with its reason, which the reply did not contain; the last thousand are kept."""
 
-    __tablename__ = "door_notes"
+    __tablename__ = "refusal_notes"
 
     id: Mapped[int] = mapped_column(Counter, primary_key=True)
     at: Mapped[float]

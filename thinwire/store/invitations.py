@@ -15,7 +15,8 @@ from sqlalchemy import Connection, RowMapping, insert, select, update
 
 from thinwire.core.clock import Clock
 from thinwire.core.errors import NotFound, NotInvited, Refused, UsageError
-from thinwire.core.types import DEVICE_NAME
+from thinwire.core.formatting import duration
+from thinwire.core.types import require_device_name
 from thinwire.store.audit import act
 from thinwire.store.database import Database
 from thinwire.store.device_tables import Device, Invitation
@@ -57,7 +58,7 @@ class Invitations:
                 number = connection.scalar(insert(Invitation).values(values).returning(Invitation.id))
                 made.append(Invited(int(number or 0), secret, name, now + expires_s))
             by_hand = ", to be approved by hand" if approve_manually else ""
-            act(connection, now, who, "", "invite", f"{_numbers(made)}, for {_span(expires_s)}{by_hand}")
+            act(connection, now, who, "", "invite", f"{_numbers(made)}, for {duration(expires_s)}{by_hand}")
         return made
 
     def all(self) -> list[InvitationRow]:
@@ -78,7 +79,7 @@ class Invitations:
             if row["used_at"] is not None:
                 raise Refused(
                     f"invitation {invitation_id} was used by {row['used_by']}",
-                    why="what was used cannot be taken back", hint=f"thinwire devices revoke {row['used_by']}",
+                    why="a used invitation stays used", hint=f"thinwire devices revoke {row['used_by']}",
                 )  # fmt: skip
             if row["withdrawn_at"] is None:
                 connection.execute(update(Invitation).where(mine), {"withdrawn_at": now})
@@ -119,32 +120,18 @@ def hashed(secret: str) -> str:
 
 
 def _refusal(why: str) -> NotInvited:
-    return NotInvited("this invitation cannot be used", why, "ask whoever runs the aggregator for a new one")
-
-
-def _span(seconds: float) -> str:
-    """Return a duration in the largest unit that gives a whole number.
-
-    >>> _span(86400), _span(7200), _span(90)
-    ('24 h', '2 h', '90 s')
-    """
-    for unit, length in (("days", 86400), ("h", 3600), ("min", 60)):
-        if seconds % length == 0 and (seconds > length or unit == "h"):
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:g} s"
+    return NotInvited("this invitation is not usable", why, "get a new one from the aggregator's operator")
 
 
 def _check(wanted: Sequence[str], named: bool, expires_s: float) -> None:
     if not 0 < len(wanted) <= MOST:
         many = f"{len(wanted)} invitations" if wanted else "no invitation at all"
-        raise UsageError(f"{many} cannot be made", why=f"from 1 to {MOST} at once", hint="--count 20")
+        raise UsageError(f"{many} is no valid count", why=f"from 1 to {MOST} at once", hint="--count 20")
     if not 0 < expires_s <= LONGEST_S:
         why = "more than 0 s, at most 366 days"
-        raise UsageError(f"an invitation cannot be good for {_span(expires_s)}", why=why, hint="--expires 24h")
+        raise UsageError(f"an invitation is not valid for {expires_s:g} s", why=why, hint="--expires 24h")
     for name in wanted if named else ():
-        if not DEVICE_NAME.fullmatch(name):
-            why = "a-z, 0-9 and -, at most 63 of them"
-            raise UsageError(f"{name!r} is no name for a device", why=why, hint="one name a line, as ward-3")
+        require_device_name(name, "one name a line, as ward-3")
         if wanted.count(name) > 1:
             why = "a name belongs to one device"
             raise UsageError(f"the name {name} stands there twice", why=why, hint="leave one of them out")

@@ -7,79 +7,93 @@ written in one transaction.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Iterator, Sequence
 
 from sqlalchemy import func, insert, select, update
 
-from thinwire.core.clock import SLACK_S
 from thinwire.core.errors import NotFound
 from thinwire.core.events import (
+    ENDED,
     AggregatorStarted,
-    DeviceJoined,
-    DeviceLeft,
+    DeviceOffline,
+    DeviceOnline,
     Event,
-    HeadTaken,
+    RoundBecameCurrent,
     RoundClosed,
     RunStatusChanged,
 )
 from thinwire.core.serialization import from_json, to_json
-from thinwire.store import queries
-from thinwire.store.database import Database
+from thinwire.store import queries, segments
+from thinwire.store.database import Database, upsert
 from thinwire.store.device_tables import Device
 from thinwire.store.projection import Facts, Projection
 from thinwire.store.read_models import MeasureRow
-from thinwire.store.run_tables import Journal, Run
-
-
-def events(database: Database, run_id: str | None, after: int = 0, limit: int | None = None) -> list[tuple[int, Event]]:
-    """Return (seq, event) with seq above `after`, of one run or, with None, of the devices."""
-    wanted = select(Journal.seq, Journal.kind, Journal.body).where(Journal.run_id == run_id, Journal.seq > after)
-    with database.reading() as connection:
-        rows = connection.execute(wanted.order_by(Journal.seq).limit(limit)).all()
-    return [(seq, from_json({**body, "event": kind})) for seq, kind, body in rows]
-
-
-def head_taken(database: Database, run_id: str) -> HeadTaken | None:
-    """Return the event by which the current round of a pipelined run became current, or None.
-
-    The search starts at the end of the journal.
-    """
-    wanted = select(Journal.body).where(Journal.run_id == run_id, Journal.kind == HeadTaken.__name__)
-    with database.reading() as connection:
-        body = connection.scalar(wanted.order_by(Journal.seq.desc()).limit(1))
-    return None if body is None else HeadTaken(**body)
-
-
-def gone(database: Database, seq: int, at: float, now: float) -> tuple[float, float]:
-    """Return (last_alive_at, clock_step_s) of the aggregator process that wrote event `seq` at time `at`.
-
-    `last_alive_at` comes from the first `AggregatorStarted` after `seq`, or is `at` if there is none. If it lies after
-    `now`, an unknown cause has set the clock, and `at` is returned as a lower bound. `clock_step_s` is the sum of all
-    known steps of the wall clock since.
-    """
-    wanted = (
-        select(Journal.body)
-        .where(Journal.run_id.is_(None), Journal.kind == AggregatorStarted.__name__)
-        .order_by(Journal.seq)
-    )
-    with database.reading() as connection:
-        starts = [AggregatorStarted(**body) for body in connection.scalars(wanted.where(Journal.seq > seq))]
-    found = max(at, starts[0].gone_at) if starts else at
-    # a process that died before its first heartbeat has its successor's `gone_at`: only the successor's step counts
-    set_since = {start.gone_at: start.set_by_s for start in starts}
-    set_by_s = sum(set_since.values())
-    return (at if at <= now < found + set_by_s - SLACK_S else found), set_by_s
-
+from thinwire.store.run_tables import Journal, Run, Snapshot
+from thinwire.store.write_batch import KnownRows
 
 _LAST = select(func.coalesce(func.max(Journal.seq), 0))
+CHUNK = 2000  # events of a run that are read at once
 
 
-def last_seq(database: Database, run_id: str | None = None) -> int:
-    """Return the latest event's number, of one run or of all; 0 before the first event."""
-    wanted = _LAST if run_id is None else _LAST.where(Journal.run_id == run_id)
-    with database.reading() as connection:
-        return int(connection.scalar(wanted) or 0)
+class JournalReader:
+    """Reads the journal, and the snapshots that stand for its earlier events."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def events(self, run_id: str | None, after: int = 0, limit: int | None = None) -> list[tuple[int, Event]]:
+        """Return (seq, event) with seq above `after`; `seq` rises over all runs.
+
+        With None as the run, the events of the devices are returned.
+        """
+        wanted = select(Journal.seq, Journal.kind, Journal.body).where(Journal.run_id == run_id, Journal.seq > after)
+        with self._database.reading() as connection:
+            packed = segments.after(connection, run_id, after) if run_id is not None else iter(())
+            rows = list(packed if limit is None else itertools.islice(packed, limit))
+            more = None if limit is None else limit - len(rows)
+            rows += [
+                (seq, kind, body) for seq, kind, body in connection.execute(wanted.order_by(Journal.seq).limit(more))
+            ]
+        return [(seq, from_json({**body, "event": kind})) for seq, kind, body in rows]
+
+    def stream(self, run_id: str, after: int = 0) -> Iterator[tuple[int, Event]]:
+        """Yield (seq, event) of a run like `events`, with few of them in memory at once."""
+        while found := self.events(run_id, after, CHUNK):
+            yield from found
+            after = found[-1][0]
+
+    def snapshot(self, run_id: str) -> tuple[int, str]:
+        """Return (seq, text) of the run's snapshot: the state after all events up to `seq`; (0, "") without one."""
+        with self._database.reading() as connection:
+            found = connection.execute(select(Snapshot.seq, Snapshot.body).where(Snapshot.run_id == run_id)).first()
+        return (0, "") if found is None else (int(found.seq), found.body)
+
+    def current_round(self, run_id: str) -> RoundBecameCurrent | None:
+        """Return the event by which the current round of a pipelined run became current, or None if there is none."""
+        wanted = select(Journal.body).where(Journal.run_id == run_id, Journal.kind == RoundBecameCurrent.__name__)
+        with self._database.reading() as connection:
+            body = connection.scalar(wanted.order_by(Journal.seq.desc()).limit(1))
+            body = body or segments.latest(connection, run_id, RoundBecameCurrent.__name__)
+        return None if body is None else RoundBecameCurrent(**body)
+
+    def down_since(self, seq: int, at: float) -> float:
+        """Return when the aggregator that wrote event `seq` at time `at` was last alive, never before `at`."""
+        wanted = (
+            select(Journal.body)
+            .where(Journal.run_id.is_(None), Journal.kind == AggregatorStarted.__name__, Journal.seq > seq)
+            .order_by(Journal.seq)
+        )
+        with self._database.reading() as connection:
+            body = connection.scalar(wanted.limit(1))
+        return max(at, AggregatorStarted(**body).down_since) if body else at
+
+    def last_seq(self, run_id: str | None = None) -> int:
+        """Return the latest event's seq, of a run or of all; cheap enough for ten calls a second."""
+        wanted = _LAST if run_id is None else _LAST.where(Journal.run_id == run_id)
+        with self._database.reading() as connection:
+            return int(connection.scalar(wanted) or 0)
 
 
 GATHERED_S = 0.5  # longest delay of events for a user who watches a simulation
@@ -96,6 +110,8 @@ class Recorder:
         self._facts: dict[str, Facts] = {}
         self._gathered: dict[str, list[Event]] = {}  # run -> events that `gathering` has not written yet
         self._noted: dict[str, list[Event]] = {}  # run -> events that wait for its next record
+        self._loose: dict[str, int] = {}  # run -> events that are rows
+        self._known: dict[str, KnownRows | None] = {}  # run -> rows of its read tables that may change
         self._written_at: dict[str, float] = {}  # run -> time of the last write of its gathered events
 
     @contextlib.contextmanager
@@ -117,10 +133,12 @@ class Recorder:
         for run_id in list(self._noted):
             self.record(run_id, ())
 
-    def record(self, run_id: str, events: Sequence[Event], measured: Sequence[MeasureRow] = ()) -> None:
+    def record(
+        self, run_id: str, events: Sequence[Event], measured: Sequence[MeasureRow] = (), snapshot: str = ""
+    ) -> None:
         """Append a run's noted events, then `events`; apply them to the read tables, and store the measurements.
 
-        Raise `DataLost` on an error of the database.
+        A `snapshot` is the run's state after all earlier events. Raise `DataLost` on an error of the database.
         """
         if (gathered := self._gathered.get(run_id)) is not None:
             gathered += events
@@ -132,36 +150,50 @@ class Recorder:
         if not events:
             return
         facts = self._facts.get(run_id) or self._find(run_id)
+        known, self._known[run_id] = self._known.get(run_id), None  # until the commit nobody knows it
+        loose = self._loose.get(run_id)
         with self._database.writing() as connection:
+            if snapshot:
+                seq = connection.scalar(_LAST.where(Journal.run_id == run_id))
+                upsert(connection, Snapshot, [{"run_id": run_id, "seq": seq, "body": snapshot}])
+            loose = segments.loose(connection, run_id) if loose is None else loose
+            while loose >= 2 * segments.KEPT:
+                loose -= segments.pack(connection, run_id)
             connection.execute(_JOURNAL, [_row(run_id, event) for event in events])
-            projection = Projection(connection, facts)
+            projection = Projection(connection, facts, known or KnownRows.read(connection, run_id))
             for event in events:
                 projection.apply(event)
             projection.finish()
             queries.keep(connection, measured)
+        self._loose[run_id], self._known[run_id] = loose + len(events), projection.known
         self._noted.pop(run_id, None)
+        if any(isinstance(event, RunStatusChanged) and event.status in ENDED for event in events):
+            for held in (self._facts, self._known, self._loose):
+                held.pop(run_id, None)
 
-    def record_device(self, event: DeviceJoined | DeviceLeft) -> None:
+    def record_device(self, event: DeviceOnline | DeviceOffline) -> None:
         """Journal that a device has connected or disconnected, and set its online state."""
-        if online := isinstance(event, DeviceJoined):
+        if online := isinstance(event, DeviceOnline):
             heard = {"seen_at": event.at}
         else:
-            heard = {"heard_at": event.heard_at or event.at}
+            heard = {"last_seen_at": event.last_seen_at or event.at}
         with self._database.writing() as connection:
             connection.execute(_JOURNAL, [_row(None, event)])
             connection.execute(update(Device).where(Device.name == event.device), {"online": online, **heard})
 
-    def record_restart(self, at: float, gone_at: float, set_by_s: float) -> None:
+    def record_restart(self, at: float, down_since: float) -> None:
         """Journal the start of the aggregator, and set every device offline until it registers again."""
         with self._database.writing() as connection:
-            connection.execute(_JOURNAL, _row(None, AggregatorStarted(at, gone_at, set_by_s)))
+            connection.execute(_JOURNAL, _row(None, AggregatorStarted(at, down_since)))
             online = connection.scalars(select(Device.name).where(Device.online.is_(True))).all()
             if online:
-                heard_at = min(gone_at + set_by_s, at) if gone_at else 0.0  # online until the aggregator ended
-                left = [_row(None, DeviceLeft(at, name, "the aggregator started anew", heard_at)) for name in online]
+                last_seen_at = min(down_since, at) if down_since else 0.0  # online until the aggregator ended
+                left = [
+                    _row(None, DeviceOffline(at, name, "the aggregator restarted", last_seen_at)) for name in online
+                ]
                 connection.execute(_JOURNAL, left)
                 there = update(Device).where(Device.online.is_(True))
-                connection.execute(there.values(online=False, heard_at=heard_at or None))
+                connection.execute(there.values(online=False, last_seen_at=last_seen_at or None))
 
     def _find(self, run_id: str) -> Facts:
         with self._database.reading() as connection:

@@ -11,34 +11,38 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, delete, insert, select, update
+from sqlalchemy import Connection, bindparam, delete, select, update
 
 from thinwire.core.events import (
     OVER,
-    AskedInFull,
-    AskTakenUp,
-    ClientAsked,
-    ClientBack,
+    AssignmentDelivered,
     ClientFailed,
+    ClientReconnected,
+    ClientSelected,
     Evaluated,
     Event,
-    FirstModelAsked,
+    FirstModelAssigned,
     FirstModelFailed,
+    FullModelSent,
     ModelStored,
     RoundClosed,
     RoundOpened,
-    RoundTakenUp,
+    RoundResumed,
     RunNoted,
     RunStatusChanged,
     UpdateAccepted,
+    UpdateAggregated,
     UpdateDropped,
-    UpdateFolded,
-    capped_text,
 )
+from thinwire.core.formatting import capped_text
+from thinwire.core.layout import FLOAT_BYTES
+from thinwire.core.secure_events import PhaseClosed, SumUnmasked
 from thinwire.core.types import UpdateId
-from thinwire.store.run_tables import Checkpoint, Round, Run, Update
-from thinwire.store.write_batch import CounterDeltas, Row, Rows, columns
+from thinwire.store.database import upsert
+from thinwire.store.run_tables import Checkpoint, Round, RoundPhase, Run, Snapshot, Update
+from thinwire.store.write_batch import CounterDeltas, KnownRows, Row, Rows, columns
 
+SUM = ("survivors", "weight", "norm", "clip", "next_clip", "elapsed_s", "unmask_s")  # of a `SumUnmasked`
 MOMENTS = {"running": "started_at", "done": "finished_at", "failed": "finished_at", "stopped": "finished_at"}
 
 
@@ -57,12 +61,14 @@ class Projection:
 
     connection: Connection
     facts: Facts
+    known: KnownRows
     sums: CounterDeltas = field(init=False)
-    asks: UpdateProjector = field(init=False)
+    assignments: UpdateProjector = field(init=False)
+    closed: list[int] = field(default_factory=list)  # rounds that ended in this transaction
 
     def __post_init__(self) -> None:
-        self.sums = CounterDeltas(self.connection, self.facts.run_id)
-        self.asks = UpdateProjector(self.connection, self.facts.run_id, self.facts.size, self.sums)
+        self.sums = CounterDeltas(self.connection, self.facts.run_id, self.known.devices)
+        self.assignments = UpdateProjector(self.connection, self.facts.run_id, self.facts.size, self.sums, self.known)
 
     def apply(self, event: Event) -> None:
         """Apply one event."""
@@ -71,26 +77,32 @@ class Projection:
                 self._status(event)
             case RunNoted():
                 self._noted(event.text)
-            case FirstModelAsked() | FirstModelFailed():
+            case FirstModelAssigned() | FirstModelFailed():
                 self.sums.takes_part(event.device)
-                self._noted(event.text, instead_of=f"{event.device}, asked for the first model: ")
+                self._noted(event.text, instead_of=f"{event.device}, which makes the first model: ")
             case ModelStored():
                 self._model(event)
             case RoundOpened():
                 self._opened(event)
-            case RoundTakenUp():
-                self._taken_up(event)
+            case RoundResumed():
+                self._delivered(event)
             case RoundClosed():
                 self._closed(event)
             case Evaluated():
                 self._evaluated(event)
+            case PhaseClosed():
+                self._phase(event)
+            case SumUnmasked():
+                self._round(event.round, secure_sum={name: getattr(event, name) for name in SUM})
             case _:
-                self.asks.apply(event)
+                self.assignments.apply(event)
 
     def finish(self) -> None:
         """Write all changes to the tables."""
-        self.asks.rows.write()
+        self.assignments.rows.write()
         self.sums.write()
+        if self.closed:
+            self.known.forget(max(self.closed))
 
     def _run(self, **values: Any) -> None:
         self.sums.of_run.update(values)
@@ -102,6 +114,8 @@ class Projection:
         self._run(status=event.status, status_text=event.text, exit_code=event.exit_code)
         if moment := MOMENTS.get(event.status):
             self.sums.of_run.setdefault(moment, event.at)  # the first time stays
+        if moment == "finished_at":
+            self.connection.execute(_NO_SNAPSHOT, {"the_run": self.facts.run_id})
 
     def _noted(self, text: str, instead_of: str = "") -> None:
         """Add a note to the run; a note replaces earlier ones that begin with `instead_of`."""
@@ -112,45 +126,52 @@ class Projection:
         self._run(notes=[*kept, text])
 
     def _model(self, event: ModelStored) -> None:
-        self.connection.execute(_NO_CHECKPOINT, {"the_run": self.facts.run_id, "the_version": event.version})
         row = {"digest": event.digest, "file": event.file, "parts": event.parts, "counters": dict(event.counters)}
         own = {"run_id": self.facts.run_id, "version": event.version, "at": event.at}
-        self.connection.execute(_CHECKPOINT, {**row, **own})
+        upsert(self.connection, Checkpoint, [{**row, **own}])
         self._run(version=event.version, model_digest=event.digest, model_file=event.file)
 
     def _opened(self, event: RoundOpened) -> None:
         row = {
             name: getattr(event, name)
             for name in (
-                "round", "base_version", "deadline_s", "deadline_reason", "drawn", "codec", "target", "floor",
+                "round", "base_version", "deadline_s", "deadline_reason", "sampling", "codec", "target_updates",
+                "min_updates",
                 "candidates",
             )
         }  # fmt: skip
-        row |= {"opened_at": event.at, "asked": list(event.asks), "not_asked": dict(event.reasons)}
+        row |= {"opened_at": event.at, "selected": list(event.assignments), "not_selected": dict(event.reasons)}
         row |= {"codecs": dict(event.codecs), "codec_reasons": dict(event.codec_reasons)}
         self.sums.opened.append(row)
 
-    def _taken_up(self, event: RoundTakenUp) -> None:
+    def _delivered(self, event: RoundResumed) -> None:
         """Add a downtime of the aggregator to the open round."""
         known = self.sums.told_of(event.round).get("away")
         if known is None:
             where = (Round.run_id == self.facts.run_id, Round.round == event.round)
             known = self.connection.scalar(select(Round.away).where(*where)) or []
-        away = [event.gone_at, event.at, *([event.set_by_s] if event.set_by_s else [])]
-        self._round(event.round, away=[*known, away], missed_s=event.missed_s)
+        self._round(event.round, away=[*known, [event.down_since, event.at]], missed_s=event.missed_s)
+
+    def _phase(self, event: PhaseClosed) -> None:
+        """Add a closed phase of a round; a phase that is closed again after a restart replaces the first one."""
+        row = {"round": event.round, "phase": event.phase, "closed_at": event.at, "elapsed_s": event.elapsed_s}
+        row |= {"run_id": self.facts.run_id, "received": dict(event.received), "dropped": list(event.dropped)}
+        upsert(self.connection, RoundPhase, [row])
 
     def _closed(self, event: RoundClosed) -> None:
-        self.asks.settle(event.folded, "folded", event)
-        self.asks.settle(event.dropped, "dropped", event, event.reason)
-        self.asks.cap(event)
+        self.assignments.settle(event.aggregated, "aggregated", event)
+        self.assignments.settle(event.dropped, "dropped", event, event.reason)
+        self.assignments.cap(event)
         self._round(
-            event.round, closed_at=event.at, reason=event.reason, version=event.version, folded=list(event.folded),
+            event.round, closed_at=event.at, reason=event.reason, version=event.version,
+            aggregated=list(event.aggregated),
             seconds=event.seconds, train_metrics=dict(event.metrics), spent=dict(event.spent), slowest=event.slowest,
             ignored=event.ignored,
         )  # fmt: skip
         if event.names or event.ignored:  # older journals have neither
-            self.asks.forget_metrics(event)
+            self.assignments.forget_metrics(event)
         self.sums.run["rounds_closed"] += 1
+        self.closed.append(event.round)
 
     def _evaluated(self, event: Evaluated) -> None:
         amounts = {
@@ -163,7 +184,7 @@ class Projection:
             best = {"best_version": event.version, "best_value": event.decisive.get(self.facts.metric)}
         clipped: dict[str, Any] = {}
         if event.clipped:
-            clipped = {"means": dict(event.robust), "clients": self.asks.clip(event.clipped)}
+            clipped = {"means": dict(event.robust), "clients": self.assignments.clip(event.clipped)}
         self._run(metrics=dict(event.metrics), clipped=clipped, **best)
         if event.round:
             self._round(event.round, metrics=dict(event.metrics), spread=dict(event.spread), clipped=clipped)
@@ -172,13 +193,7 @@ class Projection:
             self._run(metrics0=event.decisive, spread0=spread)
 
 
-_CHECKPOINT = insert(Checkpoint)
-_NO_CHECKPOINT = delete(Checkpoint).where(
-    Checkpoint.run_id == bindparam("the_run"), Checkpoint.version == bindparam("the_version")
-)
-
-
-FLOAT_BYTES = 4
+_NO_SNAPSHOT = delete(Snapshot).where(Snapshot.run_id == bindparam("the_run"))
 
 
 @dataclass
@@ -192,71 +207,79 @@ class UpdateProjector:
     run_id: str
     size: int
     sums: CounterDeltas
+    known: KnownRows
     rows: Rows = field(init=False)
 
     def __post_init__(self) -> None:
-        self.rows = Rows(self.connection, self.run_id)
+        self.rows = Rows(self.connection, self.run_id, self.known)
 
     def apply(self, event: Event) -> None:
         """Apply an event if it belongs to an assignment."""
         match event:
-            case ClientAsked():
-                self._asked(event)
-            case AskTakenUp():
+            case ClientSelected():
+                self._assignments_sent(event)
+            case AssignmentDelivered():
                 self._taken(event)
-            case AskedInFull():
-                self._asked_in_full(event)
+            case FullModelSent():
+                self._sent_in_full(event)
             case UpdateAccepted():
                 self._answered(event, "accepted", late_answer=event.late, staleness=event.staleness)
-            case UpdateFolded():
-                self.settle([event.update_id], "folded", event)
+            case UpdateAggregated():
+                self.settle([event.update_id], "aggregated", event)
             case UpdateDropped():
                 self._answered(event, "dropped", reason=event.reason)
             case ClientFailed():
                 self._failed(event)
-            case ClientBack():
+            case ClientReconnected():
                 self._back(event)
 
-    def _asked(self, event: ClientAsked) -> None:
-        reasons = {"asked_why": event.why, "instead_of": event.instead_of, "work_reason": event.work_reason}
+    def _assignments_sent(self, event: ClientSelected) -> None:
+        reasons = {"selection_reason": event.why, "instead_of": event.instead_of, "work_reason": event.work_reason}
         self._new_row(
-            event.round, event.device, event.ask_id, asked_at=event.at, payload_down=event.payload_bytes, **reasons
+            event.round,
+            event.device,
+            event.assignment_id,
+            assigned_at=event.at,
+            payload_down=event.payload_bytes,
+            **reasons,
         )
         if event.why:
-            self._asked_since(event)
+            self._assigned_since(event)
         dense = self.size * FLOAT_BYTES
         self.sums.add(event.round, event.device, payload_down=event.payload_bytes)
         self.sums.run["dense_down"] += dense
 
-    def _asked_since(self, event: ClientAsked) -> None:
+    def _assigned_since(self, event: ClientSelected) -> None:
         """Add a device that was selected in the middle of its round to the round's devices."""
         known = self.sums.told_of(event.round)
-        if "asked" not in known:
+        if "selected" not in known:
             where = (Round.run_id == self.run_id, Round.round == event.round)
-            wanted = select(Round.asked, Round.not_asked, Round.codecs, Round.codec_reasons).where(*where)
+            wanted = select(Round.selected, Round.not_selected, Round.codecs, Round.codec_reasons).where(*where)
             known = dict(self.connection.execute(wanted).mappings().one())
-        not_asked = {device: why for device, why in known["not_asked"].items() if device != event.device}
+        not_selected = {device: why for device, why in known["not_selected"].items() if device != event.device}
         own = {"codecs": event.codec, "codec_reasons": event.codec_reason}
         laddered = {name: {**known[name], **({event.device: said} if said else {})} for name, said in own.items()}
-        self.sums.of_rounds[event.round].update(asked=[*known["asked"], event.device], not_asked=not_asked, **laddered)
+        self.sums.of_rounds[event.round].update(
+            selected=[*known["selected"], event.device], not_selected=not_selected, **laddered
+        )
 
-    def _asked_in_full(self, event: AskedInFull) -> None:
+    def _sent_in_full(self, event: FullModelSent) -> None:
         self.sums.add(event.round, event.device, payload_down=event.payload_bytes)
-        where = (Update.run_id == self.run_id, Update.ask_id == event.ask_id)
+        where = (Update.run_id == self.run_id, Update.assignment_id == event.assignment_id)
         self.rows.write()  # the row may have been added in this transaction
         # the device could not use the first delivery
-        more = {"payload_down": Update.payload_down + event.payload_bytes, "taken_at": None}
+        more = {"payload_down": Update.payload_down + event.payload_bytes, "delivered_at": None}
         self.connection.execute(update(Update).where(*where).values(more))
 
-    def _taken(self, event: AskTakenUp) -> None:
+    def _taken(self, event: AssignmentDelivered) -> None:
         """Set the time of delivery, once: a delivery reported after a restart is the same one."""
-        row = self.rows.find(event.ask_id)
+        row = self.rows.find(event.assignment_id)
         if row is not None and not row["update_id"] and row["pulled_at"] is None:
-            self.rows.change(row, taken_at=event.at, pulled_at=event.at)
+            self.rows.change(row, delivered_at=event.at, pulled_at=event.at)
 
-    def _new_row(self, round_number: int, device: str, ask_id: str, **values: Any) -> Row:
-        self.sums.ask(device)
-        return self.rows.new(round_number, device, ask_id, **values)
+    def _new_row(self, round_number: int, device: str, assignment_id: str, **values: Any) -> Row:
+        self.sums.assign(device)
+        return self.rows.new(round_number, device, assignment_id, **values)
 
     def _answered(self, event: UpdateAccepted | UpdateDropped, outcome: str, **values: Any) -> None:
         """Set a reply's outcome, and copy its columns once.
@@ -264,44 +287,46 @@ class UpdateProjector:
         The outcome may change later: accepted, then found to be invalid.
         """
         sequence = UpdateId.parse(event.update_id).sequence
-        row = self.rows.find(event.ask_id) or self._new_row(event.asked_round, event.device, event.ask_id)
+        row = self.rows.find(event.assignment_id) or self._new_row(
+            event.assignment_round, event.device, event.assignment_id
+        )
         self.sums.saw(event.device, sequence)
         if row["update_id"] not in ("", event.update_id):
             return  # a second reply to the same assignment: it stays in the journal only
-        fresh = {} if row["update_id"] else {**columns(event.head), "update_id": event.update_id}
+        fresh = {} if row["update_id"] else {**columns(event.header), "update_id": event.update_id}
         if fresh and fresh["pulled_at"] is None:
             del fresh["pulled_at"]  # an earlier aggregator process delivered it, and its event has the time
         if fresh:
             self.sums.add(row["round"], row["device"], wire_down=fresh["wire_down"])
             came = {name: fresh[name] for name in ("payload_up", "wire_up")}
             self.sums.add(event.round, row["device"], arrived=1, **came)
-            self.sums.run["dense_up"] += self.size * FLOAT_BYTES if event.head.get("parts") else 0
+            self.sums.run["dense_up"] += self.size * FLOAT_BYTES if event.header.get("parts") else 0
         self._turn(row, outcome, event.at, **fresh, **values)
 
     def _failed(self, event: ClientFailed) -> None:
-        row = self.rows.find(event.ask_id)
-        if row is not None and row["outcome"] == "asked":
+        row = self.rows.find(event.assignment_id)
+        if row is not None and row["outcome"] == "selected":
             if event.kind == OVER:
                 self._turn(row, OVER, event.at, reason=event.text)
             else:
                 self._turn(row, "failed", event.at, reason=f"{event.kind}: {event.text}", failed_at=event.at)
 
-    def _back(self, event: ClientBack) -> None:
+    def _back(self, event: ClientReconnected) -> None:
         """Set the assignment of a reconnected device to pending again."""
-        row = self.rows.find(event.ask_id)
+        row = self.rows.find(event.assignment_id)
         if row is not None and row["outcome"] == "failed":
-            self._turn(row, "asked", event.at, reason="", failed_at=None)
-            self.sums.outcomes[event.device] = ("asked: it had left and is back", event.at)
+            self._turn(row, "selected", event.at, reason="", failed_at=None)
+            self.sums.outcomes[event.device] = ("selected: it had left and is back", event.at)
 
     def settle(
-        self, update_ids: Iterable[str], outcome: str, event: UpdateFolded | RoundClosed, reason: str = ""
+        self, update_ids: Iterable[str], outcome: str, event: UpdateAggregated | RoundClosed, reason: str = ""
     ) -> None:
         """Set the outcome of updates to aggregated or dropped; an aggregated late update gets the outcome `late`."""
         for row in self.rows.by_update(update_ids):
-            if outcome == "folded":
-                self._turn(row, "late" if row["late_answer"] else "folded", event.at, folded_round=event.round)
+            if outcome == "aggregated":
+                self._turn(row, "late" if row["late_answer"] else "aggregated", event.at, aggregated_round=event.round)
             elif row["outcome"] != "dropped":
-                self._turn(row, "dropped", event.at, reason=reason, folded_round=None)
+                self._turn(row, "dropped", event.at, reason=reason, aggregated_round=None)
 
     def cap(self, event: RoundClosed) -> None:
         """Store the reason why an update has less weight than its reply claims, next to its outcome."""
@@ -310,7 +335,7 @@ class UpdateProjector:
 
     def forget_metrics(self, event: RoundClosed) -> None:
         """Keep of the round's replies only the metrics that most of its updates carried."""
-        for row in self.rows.by_update([*event.folded, *event.dropped]):
+        for row in self.rows.by_update([*event.aggregated, *event.dropped]):
             kept = {name: value for name, value in row["metrics"].items() if name in event.names}
             if kept.keys() != row["metrics"].keys():
                 self.rows.change(row, metrics=kept)

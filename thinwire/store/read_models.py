@@ -11,13 +11,49 @@ from thinwire.core.fleet import DeviceRow, TaskReport
 from thinwire.core.types import Equipment
 
 Source = Literal["devices", "sim"]
-Outcome = Literal["asked", "accepted", "folded", "late", "dropped", "failed", "over"]
+AssignmentOutcome = Literal["selected", "accepted", "aggregated", "late", "dropped", "failed", "over"]
 RATES = ("down", "up")  # kinds of measurements in bits/s
 AT_ONCE_BYTES = 14_600  # TCP's initial window (RFC 6928): fewer bytes take equally long at any bandwidth
 
 
-@dataclass(frozen=True)
-class RunRow:
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """Bytes in both directions: `payload` in frames, `wire` on the devices' sockets, None without a network."""
+
+    payload_up: int
+    payload_down: int
+    wire_up: int | None
+    wire_down: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcomes:
+    """Counts of assignments by outcome; `aggregated_count` are those whose updates were aggregated in time."""
+
+    aggregated_count: int
+    late: int
+    dropped: int
+    failed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """The metrics of a model version, `clipped` as `RoundRow` describes."""
+
+    metrics: dict[str, float]
+    clipped: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def decisive(self) -> dict[str, float]:
+        """Return the metrics on which `best` and `target` are decided, and which users see.
+
+        No single client's values are in them.
+        """
+        return {**self.metrics, **self.clipped.get("means", {})}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRow(Traffic, Outcomes, Measured):
     """A run as it is now. Times are wall-clock seconds; `wire_*` is None without a network (simulation).
 
     `identity` is 64 random bits in hex, "" for a simulation. By it a device tells a run from a run of the same id in
@@ -47,38 +83,20 @@ class RunRow:
     model_file: str
     best_version: int | None
     best_value: float | None
-    metrics: dict[str, float]  # of the version evaluated last
     metrics0: dict[str, float]  # of the initial model, as `decisive` is of the others
     spread0: dict[str, list[float]]
-    folded_count: int
-    late: int
-    dropped: int
-    failed: int
-    payload_up: int
-    payload_down: int
-    wire_up: int | None
-    wire_down: int | None
     dense_up: int
     dense_down: int
-    clipped: dict[str, Any] = field(default_factory=dict)  # of `metrics`, as in RoundRow
     notes: list[str] = field(default_factory=list)  # sentences for users who follow the run
     identity: str = ""
 
-    @property
-    def decisive(self) -> dict[str, float]:
-        """Return the metrics on which `best` and `target` are decided, and which users see.
 
-        No single client's values are in them.
-        """
-        return {**self.metrics, **self.clipped.get("means", {})}
-
-
-@dataclass(frozen=True)
-class RoundRow:
+@dataclass(frozen=True, kw_only=True)
+class RoundRow(Traffic, Outcomes, Measured):
     """A round. `late`, `dropped` and `failed` count this round's assignments by outcome, whenever it was decided.
 
-    The field `folded` lists the updates aggregated in this round, including late ones of earlier rounds. `metrics` and
-    `spread` measure the version that the round made.
+    The field `aggregated` lists the updates aggregated in this round, including late ones of earlier rounds. `metrics`
+    and `spread` measure the version that the round made.
 
     `clipped` is {} or, if clients' values were clipped, holds `means` and `clients`. `means` are the metrics on which
     `best` and `target` are decided; `clients` names the clipped metrics by client.
@@ -86,9 +104,12 @@ class RoundRow:
     Bytes down are those of this round's assignments. Bytes up are those of the replies that arrived in it, whichever
     round they belong to.
 
-    `away` lists the aggregator's downtimes during the round as [from, to] by the wall clock. A third number, where
-    known, is the number of seconds by which that clock was set in between. `missed_s` is the time for which the run's
-    clock stood still because of them. It includes the time between the journal's last event and the aggregator's end.
+    `secure_sum` is {} or, once a round with secure aggregation has removed the masks, holds `survivors` (the clients in
+    the sum), `weight`, `norm` of the mean update, `clip`, `next_clip`, `elapsed_s` and `unmask_s`.
+
+    `away` lists the aggregator's downtimes during the round as [from, to] by the wall clock. `missed_s` is the
+    time for which the run's clock stood still because of them. It includes the time between the journal's last event
+    and the aggregator's end.
     """
 
     run_id: str
@@ -100,22 +121,13 @@ class RoundRow:
     version: int | None
     deadline_s: float
     codec: str
-    target: int
-    floor: int
+    target_updates: int
+    min_updates: int
     candidates: list[str]
-    asked: list[str]
-    not_asked: dict[str, str]  # device -> reason
-    folded: list[str]
-    folded_count: int  # this round's own assignments whose updates were aggregated in time
-    late: int
-    dropped: int
-    failed: int
+    selected: list[str]
+    not_selected: dict[str, str]  # device -> reason
+    aggregated: list[str]
     seconds: float | None
-    payload_up: int
-    payload_down: int
-    wire_up: int | None
-    wire_down: int | None
-    metrics: dict[str, float]
     spread: dict[str, list[float]]
     train_metrics: dict[str, float]
     spent: dict[str, float]
@@ -123,53 +135,68 @@ class RoundRow:
     deadline_reason: str = ""
     codecs: dict[str, str] = field(default_factory=dict)  # device -> its codec, if the plan has a codec ladder
     codec_reasons: dict[str, str] = field(default_factory=dict)
-    drawn: str = ""  # selection reason, if the weights were not uniform
+    sampling: str = ""  # selection reason, if the weights were not uniform
     away: list[list[float]] = field(default_factory=list)
     missed_s: float = 0.0
-    clipped: dict[str, Any] = field(default_factory=dict)
     ignored: int = 0  # number of metrics not recorded, since fewer than half of its updates carried them
+    secure_sum: dict[str, Any] = field(default_factory=dict)
     arrived: int = 0  # of an open round: own assignments with a recorded reply that is not aggregated yet
-
-    @property
-    def decisive(self) -> dict[str, float]:
-        """Return the metrics on which `best` and `target` are decided, and which users see.
-
-        No single client's values are in them.
-        """
-        return {**self.metrics, **self.clipped.get("means", {})}
 
     @property
     def answered(self) -> int:
         """Return the number of selected devices that have replied so far; failures do not count."""
-        return self.folded_count + self.arrived + self.dropped
+        return self.aggregated_count + self.arrived + self.dropped
 
 
-@dataclass(frozen=True)
-class UpdateRow:
+@dataclass(frozen=True, kw_only=True)
+class PhaseRow:
+    """A closed phase of a round with secure aggregation.
+
+    `seconds` is its length: from the end of the phase before it, or from the round's beginning, until `elapsed_s`.
+    `received` has the bytes of each device's message in the order of arrival. `dropped` are the devices that dropped
+    out in this phase.
+    """
+
+    round: int
+    phase: str
+    closed_at: float
+    elapsed_s: float
+    seconds: float
+    received: dict[str, int]
+    dropped: list[str]
+
+    @property
+    def received_bytes(self) -> int:
+        """Return the bytes of all messages of the phase."""
+        return sum(self.received.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateRow(Traffic):
     """An assignment and its outcome. `*_at` is the aggregator's wall clock; `*_s` is the device's own stopwatch.
 
     `began_at` is the first byte of the reply. `failed_at` is the time at which the aggregator knew that no reply would
     come; None if an older aggregator did not record it.
 
-    `taken_at` is the first recorded delivery of the assignment, `pulled_at` the last: a device that was killed gets it
-    again after its restart.
+    `delivered_at` is the first recorded delivery of the assignment, `pulled_at` the last: a device that was killed gets
+    it again after its restart.
 
     `metrics` holds each sum divided by its count, as the device measured it.
 
-    `asked_why` is the reason of an assignment in the middle of its round, and `instead_of` the device that it replaces.
-    `work_reason` explains the number of steps if the plan leaves it to the device's speed.
+    `selection_reason` is the reason of an assignment in the middle of its round, and `instead_of` the device that it
+    replaces. `work_reason` explains the number of steps if the plan leaves it to the device's speed.
     """
 
     run_id: str
     round: int
     device: str
-    ask_id: str
+    assignment_id: str
     update_id: str
-    outcome: Outcome
+    outcome: AssignmentOutcome
     reason: str
-    folded_round: int | None
+    aggregated_round: int | None
     staleness: int
-    asked_at: float | None
+    assigned_at: float | None
     pulled_at: float | None
     began_at: float | None
     arrived_at: float | None
@@ -178,23 +205,21 @@ class UpdateRow:
     evaluate_s: float | None
     train_s: float | None
     encode_s: float | None
+    load_s: float | None
+    commit_s: float | None
     examples: int
     steps: int
     norm: float | None
     residual_norm: float | None
-    payload_up: int
-    payload_down: int
-    wire_up: int | None
-    wire_down: int | None
     requests: int
     metrics: dict[str, float]
     residual_ratio: float | None = None  # norm of the residual over that of the update, both as they were encoded
-    asked_why: str = ""
+    selection_reason: str = ""
     instead_of: str = ""
     work_reason: str = ""
     state_lost: str = ""  # if the device lost its state: what it found, on the first reply after that
     failed_at: float | None = None
-    taken_at: float | None = None
+    delivered_at: float | None = None
     clipped: list[str] = field(default_factory=list)  # names of the metrics that were clipped for `best` and `target`
 
 
@@ -223,25 +248,17 @@ class MeasureRow:
         return self.kind in RATES and all(size <= AT_ONCE_BYTES for size, _ in self.samples)
 
 
-@dataclass(frozen=True)
-class ClientRow:
+@dataclass(frozen=True, kw_only=True)
+class ClientRow(Traffic, Outcomes):
     """A device's part in one run."""
 
     run_id: str
     device: str
-    asked: int
+    selected: int
     arrived: int
-    folded_count: int
-    late: int
-    dropped: int
-    failed: int
     sequence: int
     last_outcome: str
     last_at: float | None
-    payload_up: int
-    payload_down: int
-    wire_up: int | None
-    wire_down: int | None
 
 
 @dataclass(frozen=True)
@@ -264,14 +281,14 @@ InvitationState = Literal["open", "used", "expired", "withdrawn"]
 class DeviceInfo:
     """A device and its contributions: `hello` as JSON, `updates` and `payload_up` over all runs on devices.
 
-    `seen_at` is the time of its last registration. `heard_at` is its last recorded contact; an online device may have
-    been heard later.
+    `seen_at` is the time of its last registration. `last_seen_at` is its last recorded contact; an online device may
+    have been heard later.
     """
 
     row: DeviceRow
     online: bool
     seen_at: float | None
-    heard_at: float | None
+    last_seen_at: float | None
     hello: dict[str, Any]
     updates: int
     payload_up: int
@@ -326,7 +343,7 @@ class DeviceAction:
 
 
 @dataclass(frozen=True)
-class DoorNote:
+class RefusalNote:
     """A refusal of the device API.
 
     `name` is the name in the request, which proves nothing. Only the operator may see `why`.

@@ -94,12 +94,8 @@ def _unpack(source: Path, folder: Path) -> Manifest:
     check_file(folder / DATABASE)
     with contextlib.closing(sqlite3.connect(folder / DATABASE)) as opened:
         found = [row[0] for row in opened.execute("SELECT version_num FROM alembic_version")]
-    if not set(found) <= set(schema.revisions()):
-        raise DataLost(
-            f"{source} is newer than this program",
-            why=f"it has revision {', '.join(found)}, this program knows up to {schema.revisions()[-1]}",
-            hint=f"restore it with thinwire {manifest.thinwire}, which wrote it",
-        )
+    for revision in found:
+        schema.require_known(revision, str(source), f"restore it with thinwire {manifest.thinwire}, which wrote it")
     for path in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
         sync_path(path)
     return manifest

@@ -1,7 +1,7 @@
 """Tables of runs: one append-only journal, and the read tables that follow from it.
 
-`runs`, `rounds`, `updates` and `clients` are projections of the journal (store/projection.py). Sums of bytes are stored
-in them and never added up on reading. Tables of devices and users are in store/device_tables.py.
+`runs`, `rounds`, `phases`, `updates` and `clients` are projections of the journal (store/projection.py). Sums of bytes
+are stored in them and never added up on reading. Tables of devices and users are in store/device_tables.py.
 
 Invariant: a projection is written in the transaction that appends its events, so at every commit it agrees with the
 journal.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import ForeignKey, Index, Integer, String, UniqueConstraint
+from sqlalchemy import BigInteger, ForeignKey, Index, Integer, LargeBinary, String, Text, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
 from thinwire.store.database import Base, Counter, Words
@@ -34,9 +34,9 @@ class Traffic:
 
 
 class Outcomes:
-    """Columns that count assignments by outcome; the pending ones are `asked` minus all others."""
+    """Columns that count assignments by outcome; the pending ones are `selected` minus all others."""
 
-    folded_count: Mapped[int] = mapped_column(default=0)
+    aggregated_count: Mapped[int] = mapped_column(default=0)
     late: Mapped[int] = mapped_column(default=0)
     dropped: Mapped[int] = mapped_column(default=0)
     failed: Mapped[int] = mapped_column(default=0)
@@ -94,16 +94,16 @@ class Round(Traffic, Outcomes, Base):
     version: Mapped[int | None]
     deadline_s: Mapped[float]
     deadline_reason: Mapped[str] = mapped_column(default="", server_default="")
-    drawn: Mapped[str] = mapped_column(default="", server_default="")
+    sampling: Mapped[str] = mapped_column(default="", server_default="")
     codec: Mapped[str]
     codecs: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default="{}")
     codec_reasons: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default="{}")
-    target: Mapped[int]
-    floor: Mapped[int]
+    target_updates: Mapped[int]
+    min_updates: Mapped[int]
     candidates: Mapped[list[Any]]
-    asked: Mapped[list[Any]]
-    not_asked: Mapped[dict[str, Any]]
-    folded: Mapped[list[Any]] = mapped_column(default=list)
+    selected: Mapped[list[Any]]
+    not_selected: Mapped[dict[str, Any]]
+    aggregated: Mapped[list[Any]] = mapped_column(default=list)
     seconds: Mapped[float | None]
     metrics: Mapped[dict[str, Any]] = mapped_column(default=dict)
     spread: Mapped[dict[str, Any]] = mapped_column(default=dict)
@@ -114,6 +114,21 @@ class Round(Traffic, Outcomes, Base):
     away: Mapped[list[Any]] = mapped_column(default=list, server_default="[]")  # the aggregator's downtimes: [from, to]
     missed_s: Mapped[float] = mapped_column(default=0.0, server_default="0")  # not counted by the run's clock
     slowest: Mapped[str] = mapped_column(default="")
+    secure_sum: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default="{}")  # what the masks covered
+
+
+class RoundPhase(Base):
+    """A closed phase of a round with secure aggregation: which devices sent its message, and which dropped out."""
+
+    __tablename__ = "phases"
+
+    run_id: Mapped[str] = _run()
+    round: Mapped[int] = mapped_column(Integer, primary_key=True)
+    phase: Mapped[str] = mapped_column(String(16), primary_key=True)
+    closed_at: Mapped[float]
+    elapsed_s: Mapped[float]  # since the round began
+    received: Mapped[dict[str, Any]]  # device -> bytes of its message
+    dropped: Mapped[list[Any]]
 
 
 class Client(Traffic, Outcomes, Base):
@@ -123,7 +138,7 @@ class Client(Traffic, Outcomes, Base):
 
     run_id: Mapped[str] = _run()
     device: Mapped[str] = mapped_column(String(63), primary_key=True, index=True)
-    asked: Mapped[int] = mapped_column(default=0)
+    selected: Mapped[int] = mapped_column(default=0)
     arrived: Mapped[int] = mapped_column(default=0)
     sequence: Mapped[int] = mapped_column(default=0)  # the highest received
     last_outcome: Mapped[str] = mapped_column(default="")
@@ -137,20 +152,20 @@ class Update(Traffic, Base):
     __table_args__ = (Index(None, "run_id", "update_id"), Index(None, "run_id", "round"))
 
     run_id: Mapped[str] = _run()
-    ask_id: Mapped[str] = mapped_column(Words(255), primary_key=True)  # a late reply brings its own
+    assignment_id: Mapped[str] = mapped_column(Words(255), primary_key=True)  # a late reply brings its own
     round: Mapped[int] = mapped_column(Integer)
     device: Mapped[str] = mapped_column(String(63))
     update_id: Mapped[str] = mapped_column(default="")
-    outcome: Mapped[str] = mapped_column(String(16), default="asked")
+    outcome: Mapped[str] = mapped_column(String(16), default="selected")
     reason: Mapped[str] = mapped_column(default="")
     late_answer: Mapped[bool] = mapped_column(default=False)
-    folded_round: Mapped[int | None] = mapped_column(Integer)
+    aggregated_round: Mapped[int | None] = mapped_column(Integer)
     staleness: Mapped[int] = mapped_column(default=0)
-    asked_why: Mapped[str] = mapped_column(default="", server_default="")  # of an assignment in mid-round
+    selection_reason: Mapped[str] = mapped_column(default="", server_default="")  # of an assignment in mid-round
     instead_of: Mapped[str] = mapped_column(String(63), default="", server_default="")
     work_reason: Mapped[str] = mapped_column(default="", server_default="")
-    asked_at: Mapped[float | None]
-    taken_at: Mapped[float | None]  # first delivery; `pulled_at` is the last one
+    assigned_at: Mapped[float | None]
+    delivered_at: Mapped[float | None]  # first delivery; `pulled_at` is the last one
     pulled_at: Mapped[float | None]
     began_at: Mapped[float | None]
     arrived_at: Mapped[float | None]
@@ -160,6 +175,8 @@ class Update(Traffic, Base):
     evaluate_s: Mapped[float | None]
     train_s: Mapped[float | None]
     encode_s: Mapped[float | None]
+    load_s: Mapped[float | None]
+    commit_s: Mapped[float | None]
     examples: Mapped[int] = mapped_column(default=0)
     steps: Mapped[int] = mapped_column(default=0)
     norm: Mapped[float | None]
@@ -200,6 +217,27 @@ class Journal(Base):
     at: Mapped[float]
     kind: Mapped[str] = mapped_column(String(40))
     body: Mapped[dict[str, Any]]
+
+
+class Segment(Base):
+    """Older events of a run, compressed together (store/segments.py)."""
+
+    __tablename__ = "segments"
+
+    run_id: Mapped[str] = _run()
+    last_seq: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+    first_seq: Mapped[int]
+    body: Mapped[bytes] = mapped_column(LargeBinary)
+
+
+class Snapshot(Base):
+    """The state of an unfinished run after its events up to `seq`, in a form that only server/state/ knows."""
+
+    __tablename__ = "snapshots"
+
+    run_id: Mapped[str] = _run()
+    seq: Mapped[int]
+    body: Mapped[str] = mapped_column(Text)
 
 
 class Checkpoint(Base):

@@ -1,32 +1,36 @@
-"""Schema versions of the database: creating and upgrading the tables, and copying a SQLite file before an upgrade."""
+"""Schema versions of the database: creating and upgrading the tables, and copying a SQLite file before an upgrade.
+
+A new database gets today's tables at once; an older one gets the migrations that came after its revision.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sqlite3
 import threading
+from functools import cache
 from pathlib import Path
-from typing import cast
 from urllib.parse import quote
 
 from sqlalchemy import Connection, inspect, text
+from sqlalchemy.engine import Dialect
+from sqlalchemy.schema import CreateIndex, CreateTable
 
 from thinwire.core.errors import DataLost
 from thinwire.core.statedir import disk_error, sync_path
-from thinwire.store.database import Database
+from thinwire.store import device_tables, run_tables  # noqa: F401 - they define the tables
+from thinwire.store.database import Base, Database
 
 MIGRATIONS = Path(__file__).parent / "migrations"
+UNRELEASED = re.compile(r"00\d\d")  # revisions from before the first release, whose tables have other names
 _UPGRADING = threading.Lock()  # Alembic keeps its context in a global
-_made: dict[str, list[str]] = {}  # revision -> the statements that create its tables in an empty database
 
 
 def revisions() -> list[str]:
-    """Return all revisions that this program knows, oldest first.
-
-    Revisions are numbers, and a migration's file name begins with its revision.
-    """
-    return sorted(path.name.split("_")[0] for path in (MIGRATIONS / "versions").glob("[0-9]*.py"))
+    """Return all revisions that this program knows, oldest first: the names of the migrations' files."""
+    return sorted(path.stem for path in (MIGRATIONS / "versions").glob("[0-9]*.py"))
 
 
 def prepare(database: Database, upgrade: bool) -> None:
@@ -53,24 +57,26 @@ def prepare(database: Database, upgrade: bool) -> None:
     with database.writing() as connection:
         found = revision(database, connection)
         if found is None:
-            _make(database, connection)
+            _make(connection)
         elif found != revisions()[-1]:
             _upgrade(database, connection, found)
 
 
-def _make(database: Database, connection: Connection) -> None:
-    """Create the tables by running the migrations.
-
-    For SQLite this happens once a process; further databases get the same statements.
-    """
-    newest = revisions()[-1]
-    for statement in _made.get(newest, []) if database.sqlite else []:
+def _make(connection: Connection) -> None:
+    """Create today's tables in an empty database, and mark it with the newest revision: no migration has to run."""
+    for statement in _statements(connection.dialect):
         connection.exec_driver_sql(statement)
-    if revision(database, connection) is None:
-        migrate(connection)
-        if database.sqlite:
-            driver = cast(sqlite3.Connection, connection.connection.driver_connection)
-            _made[newest] = [line for line in driver.iterdump() if line not in ("BEGIN TRANSACTION;", "COMMIT;")]
+    connection.execute(text("INSERT INTO alembic_version VALUES (:revision)"), {"revision": revisions()[-1]})
+
+
+@cache
+def _statements(dialect: Dialect) -> list[str]:
+    """Return the statements that create all tables; all SQLite databases of a process share them."""
+    version = "CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)"
+    tables = Base.metadata.sorted_tables
+    indexes = [CreateIndex(index) for table in tables for index in sorted(table.indexes, key=lambda one: str(one.name))]
+    made: list[CreateTable | CreateIndex] = [*map(CreateTable, tables), *indexes]
+    return [version, *(str(one.compile(dialect=dialect)) for one in made)]
 
 
 def _upgrade(database: Database, connection: Connection, found: str) -> None:
@@ -93,7 +99,7 @@ def _upgrade(database: Database, connection: Connection, found: str) -> None:
         ) from error
 
 
-def migrate(connection: Connection, to: str = "head") -> None:
+def migrate(connection: Connection) -> None:
     """Run the migrations in the transaction of `connection`."""
     from alembic import command
     from alembic.config import Config
@@ -102,24 +108,35 @@ def migrate(connection: Connection, to: str = "head") -> None:
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     config.attributes["connection"] = connection
     with _UPGRADING:
-        command.upgrade(config, to)
+        command.upgrade(config, "head")
 
 
 def revision(database: Database, connection: Connection) -> str | None:
-    """Return the database's revision, or None if it is empty; refuse a newer one, and another program's."""
+    """Return the database's revision, or None if it is empty; refuse a newer one, one from before the first release,
+    and another program's.
+    """
     tables = set(inspect(connection).get_table_names())
     if "alembic_version" not in tables:
         if tables:
             raise DataLost(f"{database.name} is not Thinwire's", why=f"it holds the table {min(tables)!r}")
         return None
     found = connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
-    if found is not None and found not in revisions():
-        raise DataLost(
-            f"the database {database.name} is newer than this program",
-            why=f"it has revision {found}, this program knows up to {revisions()[-1]}",
-            hint="upgrade thinwire, or use another folder: --home FOLDER",
-        )
+    if found is not None:
+        require_known(found, f"the database {database.name}", "use another state directory: --home FOLDER")
     return None if found is None else str(found)
+
+
+def require_known(found: str, what: str, hint: str) -> None:
+    """Raise `DataLost` unless this program knows the revision `found` of `what`."""
+    if UNRELEASED.fullmatch(found):
+        raise DataLost(
+            f"{what} is from before the first release",
+            why=f"it has revision {found}, whose tables and files have other names; nothing was read",
+            hint=hint,
+        )
+    if found not in revisions():
+        why = f"it has revision {found}, this program knows up to {revisions()[-1]}"
+        raise DataLost(f"{what} is newer than this program", why=why, hint=f"upgrade thinwire, or {hint}")
 
 
 def copy_file(source: Path, target: Path) -> Path:

@@ -6,7 +6,6 @@ Payloads are plain files. Invariant: a reply is durable before it is visible.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
 import logging
 import mmap
@@ -19,13 +18,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 from thinwire.core.errors import BadPayload, ReplyLost, ThinwireError
+from thinwire.core.part_file import damaged_part
 from thinwire.core.serialization import MAX_KEPT_BYTES, arrived_from_bytes, arrived_to_bytes, reply_to_bytes
 from thinwire.core.statedir import disk_error, private_folder, sync_path, write_atomically
 from thinwire.core.types import Arrived, ReplyHeader, UpdateId
 
 DRAFT, PARTIAL = ".draft-", ".partial-"
 UNREADABLE = ".unreadable"  # folder of replies that were set aside: no run has such a name, and backups skip it
-PIECE_BYTES = 2**20
 KEPT_S = 3 * 86400.0  # an upload that was not resumed for so long is deleted
 MANY_FOLDERS = 256  # created between two removals of empty folders: a run's name comes from a device
 
@@ -35,7 +34,7 @@ log = logging.getLogger("thinwire.spool")
 class FileSpool:
     """The spool `core.fleet.Spool` in a folder. Any thread may call it.
 
-    Two files hold a reply: `RUN/DEVICE-SEQUENCE.parts` and, written last, the header with the suffix `.head`.
+    Two files hold a reply: `RUN/DEVICE-SEQUENCE.parts` and, written last, the header with the suffix `.header`.
     Invariant: a reply with a header is whole and durable. Parts without one are left over from a crash and removed at
     the next start. Interrupted uploads stay: they are resumed.
 
@@ -49,7 +48,7 @@ class FileSpool:
         self._made = 0  # folders created since the empty ones were removed
         self._lock = threading.Condition()
         self._committing: set[UpdateId] = set()
-        self._heads: dict[UpdateId, ReplyHeader] = {}  # update -> header, in the order of arrival
+        self._headers: dict[UpdateId, ReplyHeader] = {}  # update -> header, in the order of arrival
         self._tidy()
 
     def path(self, update_id: UpdateId) -> Path:
@@ -90,7 +89,7 @@ class FileSpool:
             if path.name.removeprefix(PARTIAL).rsplit("-", 2)[0] == device:
                 path.unlink(missing_ok=True)
 
-    def commit(self, draft: Path, head: ReplyHeader, received: bytes = b"") -> None:
+    def commit(self, draft: Path, header: ReplyHeader, received: bytes = b"") -> None:
         """Make a draft and its header durable, then visible. The first reply counts: a second one is deleted.
 
         `received` are the bytes of the header as they arrived, which are stored unchanged. A header that came over no
@@ -98,27 +97,27 @@ class FileSpool:
         not.
         """
         with self._lock:
-            self._lock.wait_for(lambda: head.update_id not in self._committing)
-            if head.update_id in self._heads:
+            self._lock.wait_for(lambda: header.update_id not in self._committing)
+            if header.update_id in self._headers:
                 draft.unlink(missing_ok=True)
                 return
-            self._committing.add(head.update_id)
+            self._committing.add(header.update_id)
         try:
-            self._keep(draft, head, received)
+            self._keep(draft, header, received)
             with self._lock:
-                self._heads[head.update_id] = head
+                self._headers[header.update_id] = header
         finally:
             with self._lock:
-                self._committing.discard(head.update_id)
+                self._committing.discard(header.update_id)
                 self._lock.notify_all()
 
-    def _keep(self, draft: Path, head: ReplyHeader, received: bytes) -> None:
-        path = self.path(head.update_id)
-        data = arrived_to_bytes(head, received) if received else reply_to_bytes(head)
+    def _keep(self, draft: Path, header: ReplyHeader, received: bytes) -> None:
+        path = self.path(header.update_id)
+        data = arrived_to_bytes(header, received) if received else reply_to_bytes(header)
         try:
-            _check(draft, head)
+            _check(draft, header)
             if self.durable:
-                _require_digests(draft, head)
+                _require_digests(draft, header)
                 descriptor = os.open(draft, os.O_RDWR)
                 try:
                     os.fsync(descriptor)
@@ -129,36 +128,36 @@ class FileSpool:
             raise disk_error(error, path) from error
         if not self.durable:
             return
-        write_atomically(path.with_suffix(".head"), data)  # its fsync of the folder also covers the parts
+        write_atomically(path.with_suffix(".header"), data)  # its fsync of the folder also covers the parts
 
-    def head(self, update_id: UpdateId) -> ReplyHeader | None:
+    def header(self, update_id: UpdateId) -> ReplyHeader | None:
         """Return the header of a visible reply, or None."""
         with self._lock:
-            return self._heads.get(update_id)
+            return self._headers.get(update_id)
 
-    def heads(self) -> Sequence[ReplyHeader]:
+    def headers(self) -> Sequence[ReplyHeader]:
         """Return the headers of all visible replies, in the order of arrival."""
         with self._lock:
-            return list(self._heads.values())
+            return list(self._headers.values())
 
     def open(self, update_id: UpdateId) -> Iterator[Arrived]:
         """Return the parts in order, one at a time in memory.
 
         Raise `ReplyLost` if the file does not match the header.
         """
-        head = self.head(update_id)
-        if head is None:
+        header = self.header(update_id)
+        if header is None:
             raise ReplyLost(f"update {update_id} is not in the spool", why="its file is missing")
-        return self._readable(self.path(update_id), head)
+        return self._readable(self.path(update_id), header)
 
-    def _readable(self, path: Path, head: ReplyHeader) -> Iterator[Arrived]:
+    def _readable(self, path: Path, header: ReplyHeader) -> Iterator[Arrived]:
         """Yield the parts; an unreadable reply is set aside."""
         try:
-            yield from _parts(path, head)
+            yield from _parts(path, header)
         except ReplyLost as error:
             self._set_aside(path, str(error))
             with self._lock:
-                self._heads.pop(head.update_id, None)
+                self._headers.pop(header.update_id, None)
             raise
 
     def _set_aside(self, path: Path, why: str) -> None:
@@ -167,21 +166,21 @@ class FileSpool:
         nth = next(n for n in itertools.count() if not list(target.parent.glob(f"{target.name}{f'-{n}' * (n > 0)}.*")))
         with contextlib.suppress(OSError, ThinwireError):  # a full disk: the reply is skipped all the same
             private_folder(target.parent)
-            for suffix in (".head", ".parts"):
+            for suffix in (".header", ".parts"):
                 with contextlib.suppress(FileNotFoundError):
                     os.replace(
                         path.with_suffix(suffix), target.with_name(f"{target.name}{f'-{nth}' * (nth > 0)}{suffix}")
                     )
-        log.warning("a reply in the spool cannot be read; it is set aside in %s: %s", target.parent, why)
+        log.warning("a reply in the spool is not readable; it is set aside in %s: %s", target.parent, why)
 
     def delete(self, update_id: UpdateId) -> None:
         """Delete a reply if it exists. The header goes first, so that no header is left without its parts."""
         with self._lock:
-            self._heads.pop(update_id, None)
+            self._headers.pop(update_id, None)
         path = self.path(update_id)
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             if self.durable:
-                path.with_suffix(".head").unlink(missing_ok=True)
+                path.with_suffix(".header").unlink(missing_ok=True)
             path.unlink(missing_ok=True)
 
     def _make(self, folder: Path) -> None:
@@ -211,50 +210,45 @@ class FileSpool:
                     path.unlink(missing_ok=True)
             elif path.name.startswith("."):
                 path.unlink(missing_ok=True)
-            elif path.suffix == ".head":
+            elif path.suffix == ".header":
                 try:
                     found.append((path.stat().st_mtime_ns, self._read(path)))
                 except (OSError, BadPayload) as error:
                     self._set_aside(path, str(error))
-            elif path.suffix == ".parts" and not path.with_suffix(".head").exists():
+            elif path.suffix == ".parts" and not path.with_suffix(".header").exists():
                 path.unlink(missing_ok=True)
         self._remove_empty()
-        for _, head in sorted(found, key=lambda pair: pair[0]):
-            self._heads[head.update_id] = head
+        for _, header in sorted(found, key=lambda pair: pair[0]):
+            self._headers[header.update_id] = header
 
     def _read(self, path: Path) -> ReplyHeader:
         """Return the header in a stored file; raise `BadPayload` if the header or its parts are damaged."""
         if (size := path.stat().st_size) > MAX_KEPT_BYTES:
             raise BadPayload(f"{path.name} has {size} bytes", why=f"at most {MAX_KEPT_BYTES} are written")
-        head = arrived_from_bytes(path.read_bytes())
-        if not isinstance(head, ReplyHeader) or self.path(head.update_id).with_suffix(".head") != path:
-            raise BadPayload(f"{path.name} is not the head of its update")
-        _check(path.with_suffix(".parts"), head)
-        return head
+        header = arrived_from_bytes(path.read_bytes())
+        if not isinstance(header, ReplyHeader) or self.path(header.update_id).with_suffix(".header") != path:
+            raise BadPayload(f"{path.name} is not the header of its update")
+        _check(path.with_suffix(".parts"), header)
+        return header
 
 
-def _check(draft: Path, head: ReplyHeader) -> None:
-    if (size := draft.stat().st_size) != head.payload_bytes:
-        raise BadPayload(f"{size} bytes came", why=f"the head speaks of {head.payload_bytes}")
+def _check(draft: Path, header: ReplyHeader) -> None:
+    if (size := draft.stat().st_size) != header.payload_bytes:
+        raise BadPayload(f"{size} bytes came", why=f"the header speaks of {header.payload_bytes}")
 
 
-def _require_digests(draft: Path, head: ReplyHeader) -> None:
+def _require_digests(draft: Path, header: ReplyHeader) -> None:
     """Raise `BadPayload` if a part does not match its digest; the parts are read in pieces."""
     with draft.open("rb", buffering=0) as file:
-        for part in head.parts:
-            digest, left = hashlib.sha256(), part.length
-            while left and (data := file.read(min(PIECE_BYTES, left))):
-                digest.update(data)
-                left -= len(data)
-            if left or digest.hexdigest() != part.sha256:
-                raise BadPayload(f"part {part.name!r} does not fit its digest", why="it was damaged on this disk")
+        if (part := damaged_part(file, header.parts)) is not None:
+            raise BadPayload(f"part {part.name!r} does not fit its digest", why="it was damaged on this disk")
 
 
-def _parts(path: Path, head: ReplyHeader) -> Iterator[Arrived]:
+def _parts(path: Path, header: ReplyHeader) -> Iterator[Arrived]:
     try:
         with path.open("rb") as file:
             at = 0
-            for part in head.parts:
+            for part in header.parts:
                 data = mapped(file.fileno(), at, part.length) or _read_at(file, at, part.length)
                 if len(data) != part.length:
                     raise ReplyLost(f"{path} is cut short", why=f"part {part.name} should have {part.length} bytes")
@@ -269,7 +263,7 @@ def _read_at(file: BinaryIO, at: int, length: int) -> bytes:
     return file.read(length)
 
 
-POPULATE_READ = 22  # MADV_POPULATE_READ, Linux 5.14: map all pages now, and fail if one cannot be read
+POPULATE_READ = 22  # MADV_POPULATE_READ, Linux 5.14: map all pages now, and fail if one is not readable
 LEAST = 1 << 20  # bytes; below, read() is faster than making a mapping
 
 
@@ -289,6 +283,6 @@ def mapped(descriptor: int, at: int, length: int) -> memoryview | None:
     try:
         pages = mmap.mmap(descriptor, at + length - start, mmap.MAP_SHARED, mmap.PROT_READ, offset=start)
         pages.madvise(POPULATE_READ)
-    except OSError:  # an older kernel, a file system without mappings, or a page that cannot be read
+    except OSError:  # an older kernel, a file system without mappings, or a page that is not readable
         return None
     return memoryview(pages)[at - start :]

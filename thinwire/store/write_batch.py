@@ -21,31 +21,32 @@ from thinwire.store.run_tables import Client, Round, Run, Update
 
 ANSWER: Mapping[str, Any] = {
     "pulled_at": None, "began_at": None, "arrived_at": None, "download_s": None, "queue_s": None, "evaluate_s": None,
-    "train_s": None, "encode_s": None, "examples": 0, "steps": 0, "norm": None, "residual_norm": None,
+    "train_s": None, "encode_s": None, "load_s": None, "commit_s": None,
+    "examples": 0, "steps": 0, "norm": None, "residual_norm": None,
     "residual_ratio": None, "state_lost": "",
     "requests": 0, "metrics": {}, "payload_up": 0, "wire_up": None, "wire_down": None,
 }  # fmt: skip
 
 
-def columns(head: Mapping[str, Any]) -> dict[str, Any]:
+def columns(header: Mapping[str, Any]) -> dict[str, Any]:
     """Return all columns that a reply fills; `metrics` become sum over count."""
-    transfer, timings = head.get("transfer") or {}, head.get("timings") or {}
-    own = {name: head[name] for name in ("examples", "steps", "norm", "residual_norm") if name in head}
+    transfer, timings = header.get("transfer") or {}, header.get("timings") or {}
+    own = {name: header[name] for name in ("examples", "steps", "norm", "residual_norm") if name in header}
     times = {name: timings[name] for name in ANSWER.keys() & timings.keys() if name.endswith("_s")}
     moments = {name: transfer[name] or None for name in ("pulled_at", "began_at", "arrived_at") if name in transfer}
     return {
         **ANSWER, **own, **times, **moments,
-        "residual_ratio": residual_ratio(head),
-        "state_lost": str(head.get("lost") or ""),
+        "residual_ratio": residual_ratio(header),
+        "state_lost": str(header.get("lost") or ""),
         "requests": transfer.get("requests", 0),
-        "metrics": means(head.get("metrics") or {}),
-        "payload_up": sum(part["length"] for part in head.get("parts", ())),
+        "metrics": means(header.get("metrics") or {}),
+        "payload_up": sum(part["length"] for part in header.get("parts", ())),
         "wire_up": transfer.get("received_bytes"),
         "wire_down": transfer.get("sent_bytes"),
     }  # fmt: skip
 
 
-def residual_ratio(head: Mapping[str, Any]) -> float | None:
+def residual_ratio(header: Mapping[str, Any]) -> float | None:
     """Return the norm of the residual over the norm of the update, or None if the reply does not have both.
 
     The reply's `residual_norm` refers to the update divided by `a`, its `norm` to the update itself.
@@ -53,7 +54,7 @@ def residual_ratio(head: Mapping[str, Any]) -> float | None:
     >>> residual_ratio({"norm": 10.0, "a": 5.0, "residual_norm": 3.0})
     1.5
     """
-    norm, a, residual = (head.get(name) or 0.0 for name in ("norm", "a", "residual_norm"))
+    norm, a, residual = (header.get(name) or 0.0 for name in ("norm", "a", "residual_norm"))
     if not (norm > 0 and a > 0 and residual >= 0):
         return None
     ratio = residual / norm * a
@@ -70,10 +71,10 @@ def means(metrics: Mapping[str, tuple[float, float]]) -> dict[str, float]:
 
 
 TRAFFIC = ("payload_up", "payload_down", "wire_up", "wire_down")
-OUTCOMES = {"folded": "folded_count", "late": "late", "dropped": "dropped", "failed": "failed"}
+OUTCOMES = {"aggregated": "aggregated_count", "late": "late", "dropped": "dropped", "failed": "failed"}
 EVERYWHERE = (*TRAFFIC, *OUTCOMES.values())
 OF_RUNS = (*EVERYWHERE, "dense_up", "dense_down", "rounds_closed")
-OF_CLIENTS = (*EVERYWHERE, "asked", "arrived")
+OF_CLIENTS = (*EVERYWHERE, "selected", "arrived")
 WIRE = ("wire_up", "wire_down")  # null until a transfer was measured
 ONCE = ("started_at", "finished_at")  # the first time that is set stays
 SET = "set_"  # prefix of the parameter for a column that is set
@@ -89,6 +90,7 @@ class CounterDeltas:
 
     connection: Connection
     run_id: str
+    devices: set[str]  # that have a row already
     of_run: Row = field(default_factory=dict)  # column -> value
     of_rounds: dict[int, Row] = field(default_factory=lambda: defaultdict(dict))
     opened: list[Row] = field(default_factory=list)  # rounds that have no row yet
@@ -105,17 +107,17 @@ class CounterDeltas:
             counter.update({name: amount for name, amount in amounts.items() if amount is not None})
         self.clients[device]["arrived"] += arrived
 
-    def ask(self, device: str) -> None:
+    def assign(self, device: str) -> None:
         """Count one assignment of a device."""
         self.takes_part(device)
-        self.clients[device]["asked"] += 1
+        self.clients[device]["selected"] += 1
 
     def takes_part(self, device: str) -> None:
         """Make sure that the device has a row.
 
         A request for the initial model belongs to no round, so it is not counted as an assignment.
         """
-        self.clients[device]["asked"] += 0  # so that its row is written
+        self.clients[device]["selected"] += 0  # so that its row is written
         self.new.add(device)
 
     def saw(self, device: str, sequence: int) -> None:
@@ -162,10 +164,9 @@ class CounterDeltas:
             self.connection.execute(_to_round(names), rows)
 
     def _write_clients(self) -> None:
-        if self.new:
-            known = set(self.connection.scalars(_DEVICES, {"the_run": self.run_id}))
-            if missing := sorted(self.new - known):
-                self.connection.execute(_NEW_CLIENT, [{"run_id": self.run_id, "device": name} for name in missing])
+        if missing := sorted(self.new - self.devices):
+            self.connection.execute(_NEW_CLIENT, [{"run_id": self.run_id, "device": name} for name in missing])
+            self.devices.update(missing)
         rows = []
         for device, counter in self.clients.items():
             outcome, at = self.outcomes.get(device, (None, None))
@@ -247,28 +248,75 @@ MANY = 500  # update ids in one query
 Row = dict[str, Any]
 
 
+@dataclass
+class KnownRows:
+    """Holds the rows of a run's read tables that the journal's writer needs, so that a reply needs no query.
+
+    Only one process writes the tables of a run. Invariant: it holds what the tables had at the last commit; after an
+    error it is thrown away. It holds assignments until their outcome is final, so it does not grow with the run.
+    """
+
+    rows: dict[str, Row] = field(default_factory=dict)  # assignment -> values of _KNOWN
+    by_update: dict[str, str] = field(default_factory=dict)  # update -> assignment
+    devices: set[str] = field(default_factory=set)  # that have a row in `clients`
+
+    @classmethod
+    def read(cls, connection: Connection, run_id: str) -> KnownRows:
+        """Read the assignments of the last rounds that may still change, and the run's devices."""
+        found = cls(devices=set(connection.scalars(_DEVICES, {"the_run": run_id})))
+        last = connection.scalar(select(func.max(Round.round)).where(Round.run_id == run_id)) or 0
+        wanted = select(*_KNOWN).where(Update.run_id == run_id, Update.round > last - RECENT)
+        for row in connection.execute(wanted.where(Update.outcome.not_in(FINAL))).mappings():
+            found.add(dict(row))
+        return found
+
+    def add(self, row: Row) -> None:
+        """Add the row of an assignment."""
+        self.rows[row["assignment_id"]] = row
+        if row["update_id"]:
+            self.by_update.setdefault(row["update_id"], row["assignment_id"])
+
+    def forget(self, closed: int) -> None:
+        """Forget the assignments whose outcomes the end of round `closed` made final."""
+        for assignment_id, row in list(self.rows.items()):
+            if row["outcome"] in FINAL or (row["outcome"] == "failed" and row["round"] <= closed - RECENT):
+                del self.rows[assignment_id]
+                self.by_update.pop(row["update_id"], None)
+
+
+RECENT = 3  # rounds: in which a failed assignment may be pending again
+FINAL = ("aggregated", "late", "dropped", "over")
+
+
 class Rows:
     """An identity map of rows of `updates`: each row is read once, and written once with all its changes."""
 
-    def __init__(self, connection: Connection, run_id: str) -> None:
-        self._connection, self._run_id = connection, run_id
-        self._rows: dict[str, Row] = {}  # assignment -> its current values
-        self._by_update: dict[str, str] = {}  # update -> assignment
+    def __init__(self, connection: Connection, run_id: str, known: KnownRows) -> None:
+        self._connection, self._run_id, self._held = connection, run_id, known
+        self._rows, self._by_update = known.rows, known.by_update
         self._new: dict[str, Row] = {}  # assignment -> all columns, not written yet
         self._changed: dict[str, Row] = defaultdict(dict)  # assignment -> changed columns
 
-    def new(self, round_number: int, device: str, ask_id: str, **values: Any) -> Row:
+    def new(self, round_number: int, device: str, assignment_id: str, **values: Any) -> Row:
         """Add a row for a new assignment."""
-        row = {"run_id": self._run_id, "round": round_number, "device": device, "ask_id": ask_id}
-        whole = {**row, "update_id": "", "outcome": "asked", "late_answer": False, "asked_at": None, **ANSWER, **values}
-        self._rows[ask_id] = self._new[ask_id] = whole
+        row = {"run_id": self._run_id, "round": round_number, "device": device, "assignment_id": assignment_id}
+        whole = {
+            **row,
+            "update_id": "",
+            "outcome": "selected",
+            "late_answer": False,
+            "assigned_at": None,
+            **ANSWER,
+            **values,
+        }
+        self._rows[assignment_id] = self._new[assignment_id] = whole
         return whole
 
-    def find(self, ask_id: str) -> Row | None:
+    def find(self, assignment_id: str) -> Row | None:
         """Return the row of an assignment, or None."""
-        if ask_id not in self._rows:
-            self._read(Update.ask_id == ask_id)
-        return self._rows.get(ask_id)
+        if assignment_id not in self._rows:
+            self._read(Update.assignment_id == assignment_id)
+        return self._rows.get(assignment_id)
 
     def by_update(self, update_ids: Iterable[str]) -> list[Row]:
         """Return the rows with these updates, sorted by round and assignment."""
@@ -277,30 +325,38 @@ class Rows:
         for start in range(0, len(missing), MANY):
             self._read(Update.update_id.in_(missing[start : start + MANY]))
         found = {self._by_update[update_id] for update_id in wanted if update_id in self._by_update}
-        return sorted((self._rows[ask_id] for ask_id in found), key=lambda row: (row["round"], row["ask_id"]))
+        return sorted(
+            (self._rows[assignment_id] for assignment_id in found), key=lambda row: (row["round"], row["assignment_id"])
+        )
 
     def change(self, row: Row, **values: Any) -> None:
         """Change columns of a row."""
-        row.update(values)
+        assignment_id = row["assignment_id"]
+        if assignment_id in self._new:
+            row.update(values)
+        else:
+            row.update({name: value for name, value in values.items() if name in row})
+            self._changed[assignment_id].update(values)
         if row["update_id"]:
-            self._by_update[row["update_id"]] = row["ask_id"]
-        if row["ask_id"] not in self._new:
-            self._changed[row["ask_id"]].update(values)
+            self._by_update[row["update_id"]] = assignment_id
 
     def write(self) -> None:
         """Write the rows with one statement for each set of columns."""
         for rows in alike(self._new.values()):
             self._connection.execute(_NEW, rows)
-        for rows in alike([{"the_ask": ask_id, **values} for ask_id, values in self._changed.items()]):
+        for rows in alike(
+            [{"the_assignment": assignment_id, **values} for assignment_id, values in self._changed.items()]
+        ):
             self._connection.execute(_UPDATE, [{"the_run": self._run_id, **row} for row in rows])
+        for assignment_id, row in self._new.items():
+            self._rows[assignment_id] = {column.key: row[column.key] for column in _KNOWN}
         self._new.clear()
         self._changed.clear()
 
     def _read(self, where: Any) -> None:
         for found in self._connection.execute(select(*_KNOWN).where(Update.run_id == self._run_id, where)).mappings():
-            if found["ask_id"] not in self._rows:  # the values of this transaction are newer
-                self._rows[found["ask_id"]] = row = dict(found)
-                self._by_update.setdefault(row["update_id"], row["ask_id"])
+            if found["assignment_id"] not in self._rows:  # the values of this transaction are newer
+                self._held.add(dict(found))
 
 
 def alike(rows: Iterable[Mapping[str, Any]]) -> Iterable[list[Mapping[str, Any]]]:
@@ -312,7 +368,7 @@ def alike(rows: Iterable[Mapping[str, Any]]) -> Iterable[list[Mapping[str, Any]]
 
 
 _KNOWN = (
-    Update.ask_id,
+    Update.assignment_id,
     Update.round,
     Update.device,
     Update.update_id,
@@ -322,4 +378,6 @@ _KNOWN = (
     Update.metrics,
 )
 _NEW = insert(Update)
-_UPDATE = update(Update).where(Update.run_id == bindparam("the_run"), Update.ask_id == bindparam("the_ask"))
+_UPDATE = update(Update).where(
+    Update.run_id == bindparam("the_run"), Update.assignment_id == bindparam("the_assignment")
+)

@@ -2,11 +2,8 @@
 
     --database URL      what Store.open takes: a SQLite file or a database's URL
     --listen HOST:PORT  an address of this machine's loopback; port 0 takes a free one
-    --root-path P       the path under which a proxy serves the dashboard, as in /thinwire
-    --origin URL        an address by which browsers reach the dashboard through a proxy (may be repeated)
     --lock FILE         the aggregator's lock, to show when it is down; by default the one beside the database
     --parent PID        end when this process is no longer our parent
-    --token-file FILE   a token of mode 0600 for HTTP without a browser: Authorization: Bearer TOKEN
 
 It prints `ready HOST:PORT` on stdout when it listens, and nothing else. It ends with 0 on SIGINT and SIGTERM. If the
 database or an argument is invalid, it ends with the exit code of that error, and if the port is in use, with 1.
@@ -27,10 +24,11 @@ from urllib.parse import urlsplit
 import uvicorn
 
 from thinwire.core.errors import ThinwireError, UsageError
+from thinwire.core.net import bind, host_port
 from thinwire.store import Store
 from thinwire.web.app import create_app
 from thinwire.web.security import BoundedProtocol
-from thinwire.web.settings import Settings, listen_address, lock_beside, origin, read_token, root_path
+from thinwire.web.settings import Settings, listen_address, lock_beside
 
 PARENT_S = 0.25
 GRACE_S = 2
@@ -52,11 +50,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--database", required=True)
     parser.add_argument("--listen", required=True)
-    parser.add_argument("--root-path", default="")
-    parser.add_argument("--origin", action="append", default=[])
     parser.add_argument("--lock", type=Path)
     parser.add_argument("--parent", type=int)
-    parser.add_argument("--token-file", type=Path)
     return parser
 
 
@@ -71,12 +66,16 @@ def _serve(given: argparse.Namespace) -> int:
             hint="postgresql://USER@HOST/NAME, and the password in ~/.pgpass",
         )  # fmt: skip
     host, port = listen_address(given.listen)
-    listener = _bind(host, port)
+    try:
+        listener = bind(host, port)
+    except OSError as error:
+        raise UsageError(
+            f"cannot listen on {host}:{port}", why=error.strerror or str(error), hint="another port: --listen HOST:PORT"
+        ) from error
     with listener, Store.open(given.database) as store:
         settings = Settings(
-            database=given.database, host=host, port=listener.getsockname()[1], root_path=root_path(given.root_path),
-            origins=frozenset(map(origin, given.origin)), lock=given.lock or lock_beside(store.url),
-            token=read_token(given.token_file) if given.token_file else "",
+            database=given.database, host=host, port=listener.getsockname()[1],
+            lock=given.lock or lock_beside(store.url),
         )  # fmt: skip
         server = page(settings, store)
         for ending in (signal.SIGINT, signal.SIGTERM):  # uvicorn raises the signal again when it has ended
@@ -97,21 +96,6 @@ def page(settings: Settings, store: Store) -> uvicorn.Server:
     return server
 
 
-def _bind(host: str, port: int) -> socket.socket:
-    """Return a listening socket; `UsageError` if binding fails."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise UsageError(
-            f"cannot listen on {host}:{port}", why=error.strerror or str(error), hint="another port: --listen HOST:PORT"
-        ) from error
-    return listener
-
-
 async def _until_the_end(server: uvicorn.Server, listener: socket.socket, parent: int | None) -> None:
     """Serve until a signal or the end of the parent, and print `ready` when it listens.
 
@@ -121,8 +105,7 @@ async def _until_the_end(server: uvicorn.Server, listener: socket.socket, parent
     said = False
     while not serving.done():
         if server.started and not said:
-            host, port = listener.getsockname()[:2]
-            print(f"ready {f'[{host}]' if ':' in host else host}:{port}", flush=True)
+            print(f"ready {host_port(*listener.getsockname()[:2])}", flush=True)
             said = True
         if parent is not None and os.getppid() != parent:
             server.should_exit = True

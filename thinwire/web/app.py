@@ -14,14 +14,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.staticfiles import StaticFiles
 
 import thinwire
-from thinwire.core.clock import HEARD, gone_since, last_beat
+from thinwire.core.clock import HEARD, down_since_of, last_beat
 from thinwire.core.errors import NotFound, Refused, ThinwireError
+from thinwire.core.formatting import with_home
 from thinwire.store import Store
-from thinwire.web.device_queries import Devices, standing
-from thinwire.web.live import Live, News
-from thinwire.web.routes import DeviceName, RunId, api_routes, csv_routes, device_routes
+from thinwire.web.device_queries import Devices
+from thinwire.web.routes import DeviceName, Live, News, RunId, api_routes, csv_routes, device_routes
 from thinwire.web.run_queries import Reader
-from thinwire.web.run_text import with_home
 from thinwire.web.security import STATIC, Guard, login_routes, shell
 from thinwire.web.settings import Settings, aggregator
 
@@ -67,10 +66,10 @@ def look(store: Store, lock: Path | None) -> News:
     """Return the status that browser tabs receive; it is called four times a second and must be cheap."""
     state, about = aggregator(lock)
     rows, tls = store.roster.rows(), bool(about.get("pin"))
-    pending = sum(standing(row.state, row.how, tls) == "pending" for row in rows)
-    gone_at = gone_since(lock) if lock and state == "gone" else 0.0
+    pending = sum(row.standing(tls) == "pending" for row in rows)
+    down_since = down_since_of(lock) if lock and state == "gone" else 0.0
     heard = last_beat(lock.with_name(HEARD)) if lock else 0.0
-    return News(store.last_seq(), state, gone_at, "", store.last_act(), pending, heard)
+    return News(store.last_seq(), state, down_since, "", store.audit.last(), pending, heard)
 
 
 def _pages(app: FastAPI, home: str) -> None:
@@ -118,4 +117,4 @@ def _invalid(_: Request, error: Exception) -> Response:
     """Return a validation error as JSON with status 422."""
     assert isinstance(error, RequestValidationError)
     said = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-    return JSONResponse({"error": "the request cannot be understood", "why": said, "try": ""}, 422)
+    return JSONResponse({"error": "the request is not valid", "why": said, "try": ""}, 422)

@@ -9,19 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
-
 from thinwire.core.clock import heard_by
 from thinwire.core.errors import NotFound
-from thinwire.core.events import DeviceJoined, DeviceLeft
+from thinwire.core.events import DeviceOffline, DeviceOnline
 from thinwire.core.formatting import duration
-from thinwire.store import DeviceAction, DeviceInfo, DoorNote, InvitationRow, RunRow, Store, by_todays_name
+from thinwire.store import DeviceAction, DeviceInfo, InvitationRow, RefusalNote, RunRow, Store, by_todays_name
 from thinwire.web import device_schemas as models
 from thinwire.web.run_queries import upload_rate
 from thinwire.web.settings import aggregator
 
 ACTIONS = 1000  # latest entries of the audit log, in which the deciding ones are searched
-LAST_ASKS = 50
+LAST_ASSIGNMENTS = 50
 NOTES = 200
 OLD_INVITATIONS = 300
 LINK = ("down", "up", "rtt")  # kinds of measures
@@ -33,7 +31,7 @@ class Beside:
 
     tls: bool
     links: Mapping[str, Mapping[str, models.Measured]]  # by device, then by kind of measurement
-    left: Mapping[str, Departure]
+    left: Mapping[str, DeviceOffline]
     runs: Mapping[str, RunRow]  # the latest run on devices, by task
     deeds: Mapping[str, DeviceAction]  # the latest decision, by device
     invitations: Mapping[str, int]  # by the device that joined with it
@@ -49,7 +47,7 @@ class Devices:
 
     def all(self) -> list[models.Device]:
         """Return all devices."""
-        beside = self._beside(self._store.device_actions(limit=ACTIONS))
+        beside = self._beside(self._store.audit.actions(limit=ACTIONS))
         return [models.Device(**_device(info, beside)) for info in self._store.devices()]
 
     def one(self, name: str) -> models.DevicePage:
@@ -58,26 +56,27 @@ class Devices:
         info = next((one for one in self._store.devices() if one.row.name == name), None)
         if info is None:
             raise NotFound(f"no device {name}", why="nobody of that name has come, or it was renamed")
-        actions, asked = self._store.device_actions(name), self._store.device_updates(name, LAST_ASKS)
-        declined = next((u for u in asked if u.outcome == "failed" and u.reason.startswith("declined")), None)
+        actions, selected = self._store.audit.actions(name), self._store.device_updates(name, LAST_ASSIGNMENTS)
+        declined = next((u for u in selected if u.outcome == "failed" and u.reason.startswith("declined")), None)
         rounds = self.stays(name)
         return models.DevicePage(
             **_device(info, self._beside(actions)),
             actions=[models.Action(at=a.at, who=a.who, what=a.what, sentence=action(a)) for a in actions],
-            asked=[
-                models.Asked.model_validate({**_named(models.Asked, u), "up_bytes_s": upload_rate(u)}) for u in asked
+            assignments=[
+                models.DeviceAssignment.model_validate(u).model_copy(update={"up_bytes_s": upload_rate(u)})
+                for u in selected
             ],
             stays=rounds, stays_text=stays({one.run_id: one.rounds for one in rounds}),
             declined=models.Declined(
                 run_id=declined.run_id, round=declined.round, rule=declined.reason.partition(": ")[2],
-                at=declined.asked_at,
+                at=declined.assigned_at,
             ) if declined else None,
             policy=str(dict(info.hello.get("versions", {})).get("policy", "")), seq=seq, now=time.time(),
         )  # fmt: skip
 
     def stays(self, name: str) -> list[models.Stays]:
         """Return the rounds whose models contain updates of the device."""
-        return [models.Stays(run_id=run, rounds=rounds) for run, rounds in self._store.folded_rounds(name)]
+        return [models.Stays(run_id=run, rounds=rounds) for run, rounds in self._store.aggregated_rounds(name)]
 
     def invitations(self) -> list[models.Invitation]:
         """Return the open invitations, then the latest `OLD_INVITATIONS` of the others, both newest first."""
@@ -86,10 +85,10 @@ class Devices:
         shown = [*open_ones, *others[:OLD_INVITATIONS]]
         return [models.Invitation.model_validate({**vars(row), "sentence": invited(row, now)}) for row in shown]
 
-    def refusals(self) -> list[models.DoorRefusal]:
+    def refusals(self) -> list[models.RefusedRequest]:
         """Return the refusals of the device API, newest first."""
-        notes = self._store.door_notes(NOTES)
-        return [models.DoorRefusal(**vars(note), told=told(note)) for note in notes]
+        notes = self._store.audit.notes(NOTES)
+        return [models.RefusedRequest(**vars(note), told=told(note)) for note in notes]
 
     def _beside(self, actions: Sequence[DeviceAction]) -> Beside:
         """Read the data that all devices of a list share."""
@@ -106,19 +105,19 @@ class Devices:
 def _device(info: DeviceInfo, beside: Beside) -> dict[str, Any]:
     """Return the fields of `models.Device`."""
     row, left, seen = info.row, beside.left.get(info.row.name), beside.links.get(info.row.name, {})
-    device_standing, deed = standing(row.state, row.how, beside.tls), beside.deeds.get(row.name)
+    device_standing, deed = row.standing(beside.tls), beside.deeds.get(row.name)
     gone = left if left and not info.online and left.at >= (info.seen_at or 0.0) else None
     link = dict(info.hello.get("link", {}))
     sentence = {
         "pending": lambda: waits(row.state, row.how, beside.invitations.get(row.name)),
-        "approved": lambda: let_in(row.how, deed),
+        "approved": lambda: admitted(row.how, deed),
         "revoked": lambda: out(deed),
     }[device_standing]()
     return {
         "device": row.name, "standing": device_standing, "sentence": sentence, "state": row.state, "how": row.how,
         "came": CAME.get(row.how, row.how), "fingerprint": row.fingerprint, "created_at": row.created_at,
         "online": info.online, "seen_at": info.seen_at,
-        "heard_at": max(info.heard_at or 0.0, beside.heard.get(row.name, 0.0) if info.online else 0.0) or None,
+        "last_seen_at": max(info.last_seen_at or 0.0, beside.heard.get(row.name, 0.0) if info.online else 0.0) or None,
         "left_at": gone.at if gone else None, "left_why": gone.why if gone else "",
         "tasks": [_task(said, beside.runs) for said in info.tasks],
         "versions": {str(k): str(v) for k, v in dict(info.hello.get("versions", {})).items() if k != "policy"},
@@ -148,20 +147,7 @@ def _task(said: Mapping[str, Any], runs: Mapping[str, RunRow]) -> models.Task:
     return task
 
 
-def _named(kind: type[BaseModel], row: object) -> dict[str, Any]:
-    """Return the fields of a schema that a row has."""
-    return {name: getattr(row, name) for name in kind.model_fields if hasattr(row, name)}
-
-
 AT_ONCE = 5000  # events
-
-
-@dataclass(frozen=True)
-class Departure:
-    """The moment and the reason of a disconnect."""
-
-    at: float
-    why: str
 
 
 class Departures:
@@ -172,16 +158,16 @@ class Departures:
 
     def __init__(self, store: Store) -> None:
         self._store, self._lock = store, threading.Lock()
-        self._read, self._left = 0, dict[str, Departure]()
+        self._read, self._left = 0, dict[str, DeviceOffline]()
 
-    def of_all(self) -> dict[str, Departure]:
+    def of_all(self) -> dict[str, DeviceOffline]:
         """Return the disconnects by device."""
         with self._lock:
             while new := self._store.events(None, self._read, AT_ONCE):
                 for self._read, event in new:
-                    if isinstance(event, DeviceLeft):
-                        self._left[event.device] = Departure(event.at, event.why)
-                    elif isinstance(event, DeviceJoined):
+                    if isinstance(event, DeviceOffline):
+                        self._left[event.device] = event
+                    elif isinstance(event, DeviceOnline):
                         self._left.pop(event.device, None)
             return dict(self._left)
 
@@ -194,46 +180,39 @@ CAME = {
 }
 DOES = {
     "enrol": "came", "join": "joined", "add": "was added by its public key", "approve": "was approved",
-    "revoke": "was shut out", "leave": "left, and shut itself out",
+    "revoke": "was revoked", "leave": "left, and revoked its own access",
 }  # fmt: skip
 DECIDING = ("enrol", "join", "add", "approve", "revoke", "leave")
-
-
-def standing(state: str, how: str, tls: bool) -> str:
-    """Return the state in which the device API treats a device.
-
-    A device that enrolled over loopback waits for approval once the device API has TLS.
-    """
-    return "pending" if state == "approved" and how == "loopback" and tls else state
 
 
 def waits(state: str, how: str, invitation: int | None) -> str:
     """Return the reason why a device is pending."""
     if state == "approved":
         return (
-            "It came over this machine's own address, which lets nobody in now that the door is open to other machines."
+            "It came over this machine's own address, which approves no device now that the device API is "
+            "open to other machines."
         )
     if how == "invitation":
         which = f"invitation {invitation}" if invitation else "an invitation"
-        return f"It joined with {which}, which asks for approval by hand."
+        return f"It joined with {which}, which needs approval by hand."
     return "Its key is known here, and nobody has approved it yet."
 
 
-def let_in(how: str, last: DeviceAction | None) -> str:
+def admitted(how: str, last: DeviceAction | None) -> str:
     """Return the reason why a device is approved."""
     if last is not None and last.what in ("approve", "add"):
         return f"Approved by {last.who}."
     return {
-        "loopback": "Let in by itself: it came over this machine's own address.",
-        "invitation": "Let in by the invitation that it joined with.",
+        "loopback": "Approved at once: it came over this machine's own address.",
+        "invitation": "Approved by the invitation that it joined with.",
     }.get(how, "Approved.")
 
 
 def out(last: DeviceAction | None) -> str:
     """Return the sentence that says who revoked a device."""
     if last is None:
-        return "Shut out."
-    return "It left by itself." if last.what == "leave" else f"Shut out by {last.who}."
+        return "Revoked."
+    return "It left by itself." if last.what == "leave" else f"Revoked by {last.who}."
 
 
 def action(said: DeviceAction) -> str:
@@ -263,7 +242,7 @@ def _left(count: float) -> str:
     return duration(max(0.0, count)) if count < 48 * 3600 else f"{count / 86400:.0f} days"
 
 
-def told(note: DoorNote) -> str:
+def told(note: RefusalNote) -> str:
     """Return what the refused client received: about an invitation only that it is not usable."""
     return "no invitation that can be used" if note.kind == "join" else note.why
 
@@ -295,18 +274,21 @@ def stays(rounds: Mapping[str, Sequence[int]]) -> str:
 def approved(name: str, aggregator: str) -> str:
     """Return the sentence on a device that was just approved."""
     when = "when an aggregator is running again" if aggregator == "gone" else "at its next call"
-    return f"{name} is approved: it is let in {when}."
+    return f"{name} is approved: it has access {when}."
 
 
-def shut_out(name: str, aggregator: str, confirmed: bool | None) -> str:
+def revoke_access(name: str, aggregator: str, confirmed: bool | None) -> str:
     """Return how far a revocation has come: the row counts at once, and the aggregator then clears what is open."""
     if confirmed:
-        return f"{name} is shut out, and what was open is cleared: its calls, uploads, asks and answers not yet folded."
+        return (
+            f"{name} is revoked, and what was open is cleared: its calls, uploads, assignments and answers "
+            "not yet aggregated."
+        )
     if confirmed is False:
         return f"{name} was approved again before the aggregator had carried that out."
     if aggregator == "gone":
-        return f"{name} is shut out. No aggregator is running: the next one applies it before its door opens."
-    return f"{name} is shut out: the door refuses it from now on. The aggregator is clearing what was open."
+        return f"{name} is revoked. No aggregator is running: the next one applies it before its device API opens."
+    return f"{name} is revoked: the device API refuses it from now on. The aggregator is clearing what was open."
 
 
 def withdrawn(number: int) -> str:

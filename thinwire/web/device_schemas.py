@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from thinwire.web.schemas import Answer
+from thinwire.web.schemas import Answer, Update
 
 
 class Task(Answer):
@@ -62,8 +62,8 @@ class Device(Answer):
     """A device that is, may be, or was allowed to reach the aggregator.
 
     `standing` is the state in which the device API treats it: pending, approved or revoked. If the device API has TLS,
-    the row's own `state` may differ from it. `sentence` gives the reason. `heard_at` is the last contact. `left_at` is
-    the moment of the disconnect, if known.
+    the row's own `state` may differ from it. `sentence` gives the reason. `last_seen_at` is the last contact. `left_at`
+    is the moment of the disconnect, if known.
     """
 
     device: str
@@ -76,7 +76,7 @@ class Device(Answer):
     created_at: float
     online: bool
     seen_at: float | None
-    heard_at: float | None
+    last_seen_at: float | None
     left_at: float | None
     left_why: str
     tasks: list[Task]
@@ -97,27 +97,11 @@ class Action(Answer):
     sentence: str
 
 
-class Asked(Answer):
-    """An assignment of a device and its outcome; see `schemas.Update`."""
+class DeviceAssignment(Update):
+    """An assignment of a device and its outcome, with the rate of its upload in bytes/s."""
 
-    ask_id: str
     run_id: str
-    round: int
-    outcome: str
-    reason: str
-    asked_at: float | None
-    asked_why: str
-    instead_of: str
-    work_reason: str
-    arrived_at: float | None
-    examples: int
-    steps: int
-    residual_ratio: float | None
-    state_lost: str
-    clipped: list[str]
-    payload_up: int
-    wire_up: int | None
-    up_bytes_s: float | None
+    up_bytes_s: float | None = None
 
 
 class Stays(Answer):
@@ -140,7 +124,7 @@ class DevicePage(Device):
     """A device with all that its page shows."""
 
     actions: list[Action]
-    asked: list[Asked]
+    assignments: list[DeviceAssignment]
     stays: list[Stays]
     stays_text: str
     declined: Declined | None
@@ -164,7 +148,7 @@ class Invitation(Answer):
     used_at: float | None
 
 
-class DoorRefusal(Answer):
+class RefusedRequest(Answer):
     """A refusal by the device API: `why` is for the operator, `told` is all that the outside received."""
 
     at: float

@@ -1,24 +1,28 @@
-"""The routes under /api: reads of the store, a person's commands to it, and the same rows as CSV for a spreadsheet.
+"""The routes under /api: reads of the store, a person's commands to it, the same rows as CSV, and live events.
 
-One pattern for each kind of name in an address serves HTML pages and API alike.
+One pattern for each kind of name in an address serves HTML pages and API alike. `Live` sends server-sent events to
+browser tabs: the store is read four times a second, however many tabs are open. A tab receives only the latest status
+and never a backlog. A slow tab misses what lies between, and nothing waits for it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request
 from pydantic import BaseModel
+from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 import thinwire
-from thinwire.core.errors import NotFound, Refused
-from thinwire.core.fleet import DeviceRow
+from thinwire.core.errors import ThinwireError
 from thinwire.core.statedir import SWEEPS
 from thinwire.reports.sweep_results import groups
 from thinwire.store import Store
@@ -27,11 +31,106 @@ from thinwire.web import device_schemas as models
 from thinwire.web import schemas
 from thinwire.web.device_queries import Devices
 from thinwire.web.device_schemas import Device
-from thinwire.web.live import Live
 from thinwire.web.run_queries import Reader
 from thinwire.web.schemas import Refusal
 from thinwire.web.security import session_token
 from thinwire.web.settings import Settings, aggregator
+
+TICK_S = 0.25
+HEARTBEAT_S = 15.0
+MOST_TABS = 64
+
+
+@dataclass(frozen=True)
+class News:
+    """The status of the aggregator and the store: `seq` is the number of the journal's latest event.
+
+    `aggregator` is running, gone or unknown. `down_since` is the moment when an aggregator that is down was last alive,
+    wall clock; 0 if unknown. `store` is the error if the store could not be read. `acts` rises with changes outside the
+    journal, such as approvals and refusals. `pending` devices wait for approval. `heard` is the moment when the last
+    contacts of all devices were last written.
+    """
+
+    seq: int = 0
+    aggregator: str = "unknown"
+    down_since: float = 0.0
+    store: str = ""
+    acts: int = 0
+    pending: int = 0
+    heard: float = 0.0
+
+
+class Live:
+    """The event streams of all tabs. `look` is called in a thread; `closing` returns True once the server ends."""
+
+    def __init__(self, look: Callable[[], News], closing: Callable[[], bool] = lambda: False) -> None:
+        self.look, self.closing = look, closing
+        self.news, self.closed = News(), False
+        self.tabs: set[asyncio.Event] = set()
+
+    async def run(self) -> None:
+        """Poll until the server ends, then end all streams."""
+        while not self.closing():
+            if self.tabs:
+                await self._refresh()
+            await asyncio.sleep(TICK_S)
+        self.close()
+
+    def close(self) -> None:
+        """End all streams."""
+        self.closed = True
+        self._wake()
+
+    async def _refresh(self) -> None:
+        """Read the status and wake the tabs if it changed; an error of the store becomes part of the status."""
+        try:
+            news = await run_in_threadpool(self.look)
+        except ThinwireError as error:
+            news = replace(self.news, store=str(error))
+        if news != self.news:
+            self.news = news
+            self._wake()
+
+    def _wake(self) -> None:
+        """Wake the streams of all tabs."""
+        for tab in self.tabs:
+            tab.set()
+
+    @property
+    def full(self) -> bool:
+        """Return True if no more tabs are accepted."""
+        return len(self.tabs) >= MOST_TABS
+
+    async def stream(self, still_known: Callable[[], bool]) -> AsyncIterator[str]:
+        """Yield server-sent events: the status now, then each change.
+
+        At each heartbeat `still_known` checks the session, and the stream ends if the session has.
+        """
+        tab = asyncio.Event()
+        self.tabs.add(tab)
+        try:
+            await self._refresh()
+            tab.clear()  # before the message is made, so that a change during it is not lost
+            yield "retry: 1000\n\n" + self._message()
+            while not self.closed:
+                try:
+                    await asyncio.wait_for(tab.wait(), HEARTBEAT_S)
+                except TimeoutError:
+                    if not await run_in_threadpool(still_known):
+                        return
+                    yield ": still here\n\n"
+                    continue
+                tab.clear()
+                if not self.closed:
+                    yield self._message()
+        finally:
+            self.tabs.discard(tab)
+
+    def _message(self) -> str:
+        """Return the status as a server-sent event."""
+        said = {**asdict(self.news), "now": time.time()}
+        return f"id: {self.news.seq}\nevent: news\ndata: {json.dumps(said)}\n\n"
+
 
 STREAM = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}  # a proxy must not buffer the events
 
@@ -76,20 +175,20 @@ def api_routes(settings: Settings, store: Store, reader: Reader, live: Live) -> 
     @router.post("/runs/{run_id}/stop", status_code=202)
     def stop(run_id: RunId) -> schemas.Ordered:
         found = store.run(run_id)
-        return schemas.Ordered(order=store.order("stop-run", found.run_id, who="page"))
+        return schemas.Ordered(order=store.commands.add("stop-run", found.run_id, who="dashboard"))
 
     @router.get("/live", response_class=StreamingResponse)
     async def news(request: Request) -> Response:
         if live.full:
             return JSONResponse({"error": "too many tabs are open", "why": "", "try": "close some"}, 503)
-        token, bearer = session_token(request.headers, settings), "authorization" in request.headers
-        stream = live.stream(lambda: bearer or store.session(token))
+        token = session_token(request.headers, settings)
+        stream = live.stream(lambda: store.logins.valid(token))
         return StreamingResponse(stream, media_type="text/event-stream", headers=STREAM)
 
     return router
 
 
-WHO = "page"  # the actor in the audit log: the dashboard has no users yet
+WHO = "dashboard"  # the actor in the audit log: the dashboard has no users yet
 
 
 def device_routes(settings: Settings, store: Store, devices: Devices) -> APIRouter:
@@ -107,7 +206,6 @@ def device_routes(settings: Settings, store: Store, devices: Devices) -> APIRout
     @router.post("/devices/{name}/approve")
     def approve(name: DeviceName, compared: models.Compared) -> models.Decided:
         """Approve the device; this takes effect at its next request."""
-        _the_same(store, name, compared)
         store.roster.approve(name, WHO, compared.fingerprint)
         said = say.approved(name, aggregator(settings.lock)[0])
         return models.Decided(device=name, standing="approved", sentence=said)
@@ -115,17 +213,14 @@ def device_routes(settings: Settings, store: Store, devices: Devices) -> APIRout
     @router.post("/devices/{name}/revoke")
     def revoke(name: DeviceName, compared: models.Compared) -> models.Decided:
         """Revoke the device at once; the aggregator gets a command to clear what is open, unless none is running."""
-        _the_same(store, name, compared)
-        store.roster.revoke(name, WHO, compared.fingerprint)
-        if aggregator(settings.lock)[0] == "gone":
-            return _shut_out(name, None)
-        return _shut_out(name, store.order("revoke", args={"device": name}, who=WHO))
+        order = store.revoke_device(name, WHO, compared.fingerprint, lambda: aggregator(settings.lock)[0] != "gone")
+        return _revoke_access(name, order)
 
     @router.get("/devices/{name}/revocations/{number}")
     def revocation(name: DeviceName, number: Number) -> models.Decided:
         """Return the progress of a revocation by the number of its command."""
-        store.result(number)  # raises NotFound
-        return _shut_out(name, number)
+        store.commands.result(number)  # raises NotFound
+        return _revoke_access(name, number)
 
     @router.get("/invitations")
     def invitations() -> list[models.Invitation]:
@@ -137,37 +232,21 @@ def device_routes(settings: Settings, store: Store, devices: Devices) -> APIRout
         return models.Withdrawn(invitation=number, sentence=say.withdrawn(number))
 
     @router.get("/refusals")
-    def refused() -> list[models.DoorRefusal]:
+    def refused() -> list[models.RefusedRequest]:
         return devices.refusals()
 
-    def _shut_out(name: str, order: int | None) -> models.Decided:
-        result = store.result(order) if order is not None else None
+    def _revoke_access(name: str, order: int | None) -> models.Decided:
+        result = store.commands.result(order) if order is not None else None
         confirmed = bool(result.get("done")) if result is not None else None
-        rounds = dict(store.folded_rounds(name) if not result or "rounds" not in result else result["rounds"])
+        rounds = dict(store.aggregated_rounds(name) if not result or "rounds" not in result else result["rounds"])
         return models.Decided(
             device=name, standing="revoked", order=order, confirmed=confirmed,
-            sentence=say.shut_out(name, aggregator(settings.lock)[0] if order is not None else "gone", confirmed),
+            sentence=say.revoke_access(name, aggregator(settings.lock)[0] if order is not None else "gone", confirmed),
             stays=tuple(models.Stays(run_id=run_id, rounds=numbers) for run_id, numbers in rounds.items()),
             stays_text=say.stays(rounds),
         )  # fmt: skip
 
     return router
-
-
-def _the_same(store: Store, name: str, compared: models.Compared) -> DeviceRow:
-    """Return the device's row if its key is the one that the person saw; `Refused` otherwise.
-
-    A name can move from key to key, by a rename or when another key joins. Therefore the key decides.
-    """
-    row = next((row for row in store.roster.rows() if row.name == name), None)
-    if row is None:
-        raise NotFound(f"no device {name}", why="nobody of that name has come, or it was renamed meanwhile")
-    if row.fingerprint != compared.fingerprint:
-        raise Refused(
-            f"{name} has another key than the one that was shown",
-            why="the name went to another device meanwhile", hint="look at it again, and compare its fingerprint",
-        )  # fmt: skip
-    return row
 
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")

@@ -9,18 +9,19 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from thinwire.core.errors import NotFound
+from thinwire.core.events import ENDED
+from thinwire.core.formatting import with_home
 from thinwire.core.layout import Layout
 from thinwire.core.plan_schema import MOST_DELAY
-from thinwire.reports.round_explanation import RoundExplanation, gone_s, in_all, round_trips, why, whys
-from thinwire.reports.round_timing import on_one_clock, turns
+from thinwire.reports.round_explanation import RoundExplanation, down_s, in_all, round_trips, why, whys
+from thinwire.reports.round_timing import clock_was_set, turns
 from thinwire.store import ClientRow, DeviceInfo, RoundRow, RunRow, Store, UpdateRow
 from thinwire.store.queries import behind
 from thinwire.web import schemas
-from thinwire.web.run_text import buffered, closing, open_round, overlaps, run_sentence, stretches, with_home
+from thinwire.web.run_text import buffered, closing, open_round, overlaps, run_sentence, stretches
 
 Shown = TypeVar("Shown", bound=schemas.Run)
 
@@ -77,7 +78,7 @@ class Reader:
             raise NotFound(f"{row.run_id} has no round {number}", why=f"it has opened {len(rounds)}")
         own = self._store.updates(row.run_id, number)
         before = earlier(row, found, own, lambda one: self._store.updates(row.run_id, one))
-        turn_at = turns(rounds, self._store.head_taken(row.run_id) if overlaps(row) else None)[number]
+        turn_at = turns(rounds, self._store.current_round(row.run_id) if overlaps(row) else None)[number]
         ahead = [one.round for one in rounds if not one.reason and one.round < number]
         open_now = RoundExplanation(
             number, 0.0, open_round(found, own, before, buffered(row), ahead, taken=turn_at is not None)
@@ -85,19 +86,17 @@ class Reader:
         took = open_now
         if found.reason:
             simulated, rtts = row.source == "sim", self._reasons.rtts(row)
-            took = why(found, own, row.size, before, turn_at, simulated=simulated, rtts=rtts)
-        missed_s = max(found.missed_s, gone_s(found))
-        found, turn_at, (own, before) = on_one_clock(found, turn_at, own, before)
-        said = {"slowest": took.device, "opened_at": found.opened_at}
+            took = why(found, own, before, turn_at, simulated=simulated, rtts=rtts)
+        said = {"slowest": took.device}
         shown = _with_sums([one for one in rounds if one.round <= number], number, {})[0].model_copy(update=said)
-        of = {one.round: one for one in rounds} | {number: found}
+        of = {one.round: one for one in rounds}
         return schemas.RoundPage(
             **{**dict(shown), **_went(took)}, now=time.time(), waited_for=list(took.waited_for),
-            deadline_reason=found.deadline_reason, drawn=found.drawn, turn_at=turn_at,
-            missed_s=missed_s,
+            deadline_reason=found.deadline_reason, sampling=found.sampling, turn_at=turn_at,
+            missed_s=max(found.missed_s, down_s(found)),
             codecs=Counter(found.codecs.values()).most_common(),
             updates=[update(one, of.get(one.round), turn_at) for one in own],
-            late_folded=[update(one, of.get(one.round), turn_at) for one in before],
+            late_aggregated=[update(one, of.get(one.round), turn_at) for one in before],
             away=_absences(found, found.opened_at if turn_at is None else turn_at),
         )  # fmt: skip
 
@@ -123,18 +122,20 @@ class Reader:
         return next((found for found in newest if not found.reason), None)
 
 
-def update(row: UpdateRow, asked: RoundRow | None, opened_at: float | None = None) -> schemas.Update:
-    """Return an assignment of the round `asked`, with its stages in seconds since `opened_at`.
+def update(row: UpdateRow, selected: RoundRow | None, opened_at: float | None = None) -> schemas.Update:
+    """Return an assignment of the round `selected`, with its stages in seconds since `opened_at`.
 
     The default of `opened_at` is the opening of its own round.
     """
     if opened_at is None:
-        opened_at = asked.opened_at if asked else row.asked_at or 0.0
+        opened_at = selected.opened_at if selected else row.assigned_at or 0.0
     shown = schemas.Update.model_validate(row)
-    drawn = [schemas.Stretch.model_validate(one) for one in stretches(row, opened_at, asked.away if asked else ())]
-    codec = {"codec": asked.codecs.get(row.device, asked.codec) if asked else ""}
-    codec["codec_reason"] = asked.codec_reasons.get(row.device, "") if asked else ""
-    return shown.model_copy(update={"stretches": drawn, **codec})
+    away = selected.away if selected else ()
+    known = selected is None or not clock_was_set(selected)  # else a moment before it has no place beside one after it
+    sampling = [schemas.Stretch.model_validate(one) for one in stretches(row, opened_at, away)] if known else []
+    codec = {"codec": selected.codecs.get(row.device, selected.codec) if selected else ""}
+    codec["codec_reason"] = selected.codec_reasons.get(row.device, "") if selected else ""
+    return shown.model_copy(update={"stretches": sampling, **codec})
 
 
 def _went(took: RoundExplanation | None) -> dict[str, Any]:
@@ -147,12 +148,16 @@ def _went(took: RoundExplanation | None) -> dict[str, Any]:
 
 
 def _absences(found: RoundRow, begin: float) -> list[schemas.Absence]:
-    """Return the times without an aggregator, in seconds since `begin`."""
-    return [
-        schemas.Absence(begin_s=max(0.0, since - begin), end_s=until - begin)
-        for since, until in found.away
-        if until > begin
-    ]
+    """Return the times without an aggregator, in seconds since `begin`; none if the wall clock was set."""
+    return (
+        []
+        if clock_was_set(found)
+        else [
+            schemas.Absence(begin_s=max(0.0, since - begin), end_s=until - begin)
+            for since, until in found.away
+            if until > begin
+        ]
+    )
 
 
 def _run(
@@ -181,17 +186,9 @@ def _with_sums(rows: Sequence[RoundRow], first: int, reasons: Mapping[int, str])
 
 
 EARLIER_ROUNDS = 20  # rounds in which earlier assignments are searched
-AT_WORK = ("asked", "accepted")  # outcomes of an assignment that is not decided yet
+AT_WORK = ("selected", "accepted")  # outcomes of an assignment that is not decided yet
 LOOK_BACK = 3  # closed rounds that are read again when another one closes: late replies add to them
 AT_ONCE = 24  # rounds, from which on all assignments of a run are read at once
-
-
-@dataclass
-class Kept:
-    """The cached explanations of a run; `state` is the state of the run in which they were read."""
-
-    state: object = None
-    found: list[RoundExplanation] = field(default_factory=list)
 
 
 class Reasons:
@@ -202,19 +199,19 @@ class Reasons:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._kept: dict[str, Kept] = {}
+        self._kept: dict[str, tuple[object, list[RoundExplanation]]] = {}  # run -> its state, and what was read then
 
     def of(self, row: RunRow, rounds: Sequence[RoundRow]) -> list[RoundExplanation]:
         """Return the explanations of all closed rounds in their order; `rounds` are all rounds of the run."""
         closed = [one for one in rounds if one.reason]
-        state, kept = (len(closed), row.status), self._kept.pop(row.run_id, Kept())
-        if kept.state != state:
-            first = max(0, min(len(kept.found), len(closed)) - LOOK_BACK)
-            kept = Kept(state, [*kept.found[:first], *self._read(row, rounds, closed[first:])])
-        self._kept[row.run_id] = kept
+        state, (read_in, found) = (len(closed), row.status), self._kept.pop(row.run_id, (None, []))
+        if read_in != state:
+            first = max(0, min(len(found), len(closed)) - LOOK_BACK)
+            found = [*found[:first], *self._read(row, rounds, closed[first:])]
+        self._kept[row.run_id] = state, found
         for oldest in list(self._kept)[:-KEPT_RUNS]:
             self._kept.pop(oldest, None)
-        return kept.found
+        return found
 
     def rtts(self, row: RunRow) -> Mapping[str, float]:
         """Return the round-trip time of each device in seconds; empty for a simulation."""
@@ -223,20 +220,20 @@ class Reasons:
     def _read(self, row: RunRow, rounds: Sequence[RoundRow], wanted: Sequence[RoundRow]) -> list[RoundExplanation]:
         """Compute the explanations of the `wanted` rounds."""
         if len(wanted) >= AT_ONCE:
-            asks = self._store.updates(row.run_id)
+            assignments = self._store.updates(row.run_id)
         else:
-            asks = asks_of(row, wanted, lambda number: self._store.updates(row.run_id, number))
-        return whys(row, wanted, asks, turns(rounds), self.rtts(row))
+            assignments = assignments_of(row, wanted, lambda number: self._store.updates(row.run_id, number))
+        return whys(row, wanted, assignments, turns(rounds), self.rtts(row))
 
 
-def asks_of(
+def assignments_of(
     row: RunRow, rounds: Sequence[RoundRow], read: Callable[[int], Sequence[UpdateRow]]
 ) -> list[UpdateRow]:  # fmt: skip
     """Return the assignments of these rounds, and the earlier ones that were aggregated into them."""
     found = dict[str, UpdateRow]()
     for one in rounds:
         own = read(one.round)
-        found |= {ask.ask_id: ask for ask in [*own, *earlier(row, one, own, read)]}
+        found |= {assignment.assignment_id: assignment for assignment in [*own, *earlier(row, one, own, read)]}
     return list(found.values())
 
 
@@ -247,20 +244,17 @@ def earlier(
 
     For an open buffered round the result includes those that may still be aggregated into it.
     """
-    missing = set(found.folded) - {one.update_id for one in own}
+    missing = set(found.aggregated) - {one.update_id for one in own}
     waits = not found.reason and buffered(row)
     came = list[UpdateRow]()
     for number in range(found.round - 1, max(0, found.round - EARLIER_ROUNDS), -1):
         if found.reason and not missing:
             break
-        asks = read(number)
-        mine = [one for one in asks if one.update_id in missing or one.folded_round == found.round]
-        came += mine + [one for one in asks if waits and one.outcome in AT_WORK]
+        assignments = read(number)
+        mine = [one for one in assignments if one.update_id in missing or one.aggregated_round == found.round]
+        came += mine + [one for one in assignments if waits and one.outcome in AT_WORK]
         missing -= {one.update_id for one in mine}
     return came
-
-
-ENDED = ("done", "failed", "stopped")
 
 
 def client_states(
@@ -277,50 +271,53 @@ def client_states(
     """
     known = {info.row.name: info for info in devices}
     # a client that is busy with an earlier round is not selected for the latest one
-    open_asks = {u.device: u for rows in reversed(latest[1:]) for u in rows if u.outcome == "asked"}
-    open_asks |= {u.device: u for u in (latest[0] if latest else ()) if u.outcome in ("asked", "accepted")}
-    working = open_asks if newest is not None and not newest.reason and run.status not in ENDED else {}
+    open_assignments = {u.device: u for rows in reversed(latest[1:]) for u in rows if u.outcome == "selected"}
+    open_assignments |= {u.device: u for u in (latest[0] if latest else ()) if u.outcome in ("selected", "accepted")}
+    working = open_assignments if newest is not None and not newest.reason and run.status not in ENDED else {}
     examples = {u.device: u.examples for rows in reversed(latest) for u in rows if u.examples}
     ratios = {u.device: u.residual_ratio for rows in reversed(latest) for u in rows if u.residual_ratio is not None}
-    not_asked = dict(newest.not_asked) if newest is not None and run.status not in ENDED else {}
+    not_selected = dict(newest.not_selected) if newest is not None and run.status not in ENDED else {}
     shown = [
         schemas.Client(
             **{name: getattr(row, name) for name in _COUNTS}, examples=examples.get(row.device, 0),
             residual_ratio=ratios.get(row.device),
-            **_now(run, working.get(row.device), known.get(row.device), not_asked.get(row.device)),
+            **_now(run, working.get(row.device), known.get(row.device), not_selected.get(row.device)),
         )
         for row in clients
     ]  # fmt: skip
-    absent = sorted(not_asked.keys() - {row.device for row in clients})
-    return shown + [_never_asked(name, run, known.get(name), not_asked) for name in absent]
+    absent = sorted(not_selected.keys() - {row.device for row in clients})
+    return shown + [_never_selected(name, run, known.get(name), not_selected) for name in absent]
 
 
 _COUNTS = (
-    "device", "asked", "arrived", "folded_count", "late", "dropped", "failed", "last_outcome", "last_at",
+    "device", "selected", "arrived", "aggregated_count", "late", "dropped", "failed", "last_outcome", "last_at",
     "payload_up", "payload_down", "wire_up", "wire_down",
 )  # fmt: skip
 
 
-def _never_asked(name: str, run: RunRow, info: DeviceInfo | None, why: Mapping[str, str]) -> schemas.Client:
+def _never_selected(name: str, run: RunRow, info: DeviceInfo | None, why: Mapping[str, str]) -> schemas.Client:
     """Return a client that was never selected, with the reason."""
     return schemas.Client(
-        device=name, asked=0, arrived=0, folded_count=0, late=0, dropped=0, failed=0, examples=0, last_outcome="",
+        device=name, selected=0, arrived=0, aggregated_count=0, late=0, dropped=0, failed=0, examples=0,
+        last_outcome="",
         last_at=None, payload_up=0, payload_down=0, wire_up=None, wire_down=None, **_now(run, None, info, why[name]),
     )  # fmt: skip
 
 
-def _now(run: RunRow, ask: UpdateRow | None, info: DeviceInfo | None, not_asked: str | None) -> dict[str, object]:
+def _now(
+    run: RunRow, assignment: UpdateRow | None, info: DeviceInfo | None, not_selected: str | None
+) -> dict[str, object]:
     """Return a client's `state` as one word, with `state_text` for reading."""
     if info is not None and not info.online:
-        return {"state": "away", "state_text": "away", "since": info.heard_at}
+        return {"state": "away", "state_text": "away", "since": info.last_seen_at}
     if run.status in ENDED:
         return {"state": "idle", "state_text": "simulated" if run.source == "sim" else "idle"}
-    if ask is not None and ask.outcome == "accepted":
-        return {"state": "arrived", "state_text": f"round {ask.round} is being folded"}
-    if ask is not None:
-        return {"state": "working", "state_text": f"in round {ask.round}", "since": ask.asked_at}
-    if not_asked:
-        return {"state": "not-asked", "state_text": f"not asked: {not_asked}"}
+    if assignment is not None and assignment.outcome == "accepted":
+        return {"state": "arrived", "state_text": f"round {assignment.round} is being aggregated"}
+    if assignment is not None:
+        return {"state": "working", "state_text": f"in round {assignment.round}", "since": assignment.assigned_at}
+    if not_selected:
+        return {"state": "not-selected", "state_text": f"not selected: {not_selected}"}
     return {"state": "idle", "state_text": "idle"}
 
 

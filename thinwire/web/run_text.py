@@ -10,20 +10,16 @@ differ therefore cannot make an upload begin before its encoding ends.
 The time that the stages leave is drawn before the upload, as the stage `between`. Times without an aggregator do not
 count to it; they are drawn behind all devices. A device that received the assignment again had been down and starts its
 worker: there the stage comes before the training.
-
-Recorded sentences contain commands. `with_home` adds the state directory to those that are typed on the aggregator's
-machine.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from thinwire.core.formatting import duration
 from thinwire.reports.round_explanation import gone, unanswered
-from thinwire.reports.round_timing import ON_DEVICE, Away, along, taken_first, within_s
+from thinwire.reports.round_timing import ON_DEVICE, Away, along, first_delivered, within_s
 from thinwire.store import RoundRow, RunRow, UpdateRow
 
 
@@ -57,13 +53,13 @@ def _running(run: RunRow, open_round: RoundRow | None) -> str:
         return _stop(f"{_capital(run.status_text or 'running')}: {quality}")
     if buffered(run):
         return _stop(
-            f"Step {run.version + 1} of {run.rounds_total} waits for a buffer of {open_round.target}; {quality}"
+            f"Step {run.version + 1} of {run.rounds_total} waits for a buffer of {open_round.target_updates}; {quality}"
         )
     lost = run.rounds_closed - run.version
     note = f" ({_rounds(lost)} made no step)" if lost > 0 else ""
     step = f"Round {open_round.round} of {run.rounds_total + max(0, lost)}{note}"
-    asked = len(open_round.asked)
-    return _stop(f"{step}: {open_round.answered} of {asked} devices have answered{_failed(open_round)}; {quality}")
+    selected = len(open_round.selected)
+    return _stop(f"{step}: {open_round.answered} of {selected} devices have answered{_failed(open_round)}; {quality}")
 
 
 def buffered(run: RunRow) -> bool:
@@ -86,16 +82,20 @@ def open_round(
     """
     if not taken:
         until = f"round {ahead[-1]} has closed" if ahead else "enough devices are there"
-        said = f"{len(round_.asked)} were asked ahead, and it takes answers when {until}"
+        said = f"{len(round_.selected)} were selected ahead, and it takes answers when {until}"
         return f"Round {round_.round} waits for its turn: {said}."
     if not buffer:
-        came = f"{round_.answered} of {len(round_.asked)} have answered{_failed(round_)}"
-        said = f"{came}; {round_.target} are enough" if round_.failed else f"{came}, {round_.target} are enough"
+        came = f"{round_.answered} of {len(round_.selected)} have answered{_failed(round_)}"
+        said = (
+            f"{came}; {round_.target_updates} are enough"
+            if round_.failed
+            else f"{came}, {round_.target_updates} are enough"
+        )
         return f"Round {round_.round} is open: {said}{_away(round_)}."
-    holds = sum(one.outcome == "accepted" or one.folded_round == round_.round for one in (*own, *earlier))
-    work = sum(one.outcome == "asked" for one in (*own, *earlier))
+    holds = sum(one.outcome == "accepted" or one.aggregated_round == round_.round for one in (*own, *earlier))
+    work = sum(one.outcome == "selected" for one in (*own, *earlier))
     at_work = f"{work} {'device is' if work == 1 else 'devices are'} at work"
-    holding = f"its buffer holds {holds} of {round_.target} updates, and {at_work}"
+    holding = f"its buffer holds {holds} of {round_.target_updates} updates, and {at_work}"
     return f"Round {round_.round} is open: {holding}{_away(round_)}."
 
 
@@ -111,36 +111,37 @@ def _failed(round_: RoundRow) -> str:
 
 def closing(round_: RoundRow) -> str:
     """Return the reason why the round closed as a sentence; "" while it is open."""
-    asked, silent = len(round_.asked), unanswered(round_)
+    selected, silent = len(round_.selected), unanswered(round_)
     said = {
         "": "",
-        "all": "everybody asked has answered",
+        "all": "everybody selected has answered",
         "enough": _enough(round_, silent),
-        "deadline": f"the deadline passed: {silent} of {asked} devices had not answered",
-        "too-few": f"too few answered: {_came(round_)} of at least {round_.floor}; the model stays as it was",
-        "buffer": f"the buffer was full: {len(round_.folded)} updates",
+        "deadline": f"the deadline passed: {silent} of {selected} devices had not answered",
+        "too-few": f"too few answered: {_came(round_)} of at least {round_.min_updates}; the model stays as it was",
+        "buffer": f"the buffer was full: {len(round_.aggregated)} updates",
         "stopped": "a person stopped the run",
+        "aborted": "the masks did not cancel; the model stays as it was",
     }
     return said.get(round_.reason, round_.reason)
 
 
 def _enough(round_: RoundRow, silent: int) -> str:
     """Return the reason of a round that closed with enough replies."""
-    if silent and len(round_.folded) >= round_.target:
-        return f"enough answered ({round_.target}); {silent} more were still at work"
+    if silent and len(round_.aggregated) >= round_.target_updates:
+        return f"enough answered ({round_.target_updates}); {silent} more were still at work"
     lost = round_.failed
     return (
         f"all that could answer did; {lost} {'device' if lost == 1 else 'devices'} failed"
         if lost
         else "enough answered"
-        if len(round_.folded) >= round_.target
+        if len(round_.aggregated) >= round_.target_updates
         else "all that could answer did"
     )
 
 
 def _came(round_: RoundRow) -> int:
     """Return the number of clients that replied."""
-    return max(0, len(round_.asked) - round_.failed - unanswered(round_))
+    return max(0, len(round_.selected) - round_.failed - unanswered(round_))
 
 
 def _made(run: RunRow) -> str:
@@ -201,21 +202,21 @@ def stretches(update: UpdateRow, opened_at: float, away: Away = ()) -> list[Stre
     """
     if update.arrived_at is None:
         return []
-    asked = (update.asked_at or opened_at) - opened_at
+    selected = (update.assigned_at or opened_at) - opened_at
     end = update.arrived_at - opened_at
     began = min(end, (update.began_at or update.arrived_at) - opened_at)
     device_s = sum(getattr(update, f"{stage}_s") or 0.0 for stage in ON_DEVICE)
-    untold = asked if within_s(away, asked + opened_at, began + opened_at) else max(asked, began - device_s)
+    untold = selected if within_s(away, selected + opened_at, began + opened_at) else max(selected, began - device_s)
     pulled = update.pulled_at - opened_at if update.pulled_at else untold
-    first = max(asked, taken_first(update, pulled + opened_at) - opened_at)
-    found = [Stretch("asked", asked, first), Stretch("again", first, max(first, pulled))]
+    first = max(selected, first_delivered(update, pulled + opened_at) - opened_at)
+    found = [Stretch("delivery", selected, first), Stretch("again", first, max(first, pulled))]
     gone = [(since - opened_at, until - opened_at) for since, until, *_ in away]
-    between_s, anew, at = along(update, away)["between"], first < pulled, found[-1].end_s
+    between_s, restarted, at = along(update, away)["between"], first < pulled, found[-1].end_s
     for stage in ON_DEVICE:
-        if anew and stage not in FETCHED:
+        if restarted and stage not in FETCHED:
             work = began - sum(getattr(update, f"{name}_s") or 0.0 for name in ON_DEVICE if name not in FETCHED)
             found += _between(at, work, between_s, gone)
-            between_s, anew, at = 0.0, False, max(at, work)
+            between_s, restarted, at = 0.0, False, max(at, work)
         until = max(at, min(began, at + (getattr(update, f"{stage}_s") or 0.0)))
         found.append(Stretch(stage, at, until))
         at = until
@@ -237,28 +238,3 @@ def _between(begin: float, end: float, took_s: float, gone: Sequence[tuple[float
             found.insert(0, Stretch("between", max(begin, end - free), end))
         took_s, end = took_s - free, min(end, max(begin, since))
     return found
-
-
-COMMANDS = (
-    "run", "sim",
-    "aggregator start", "aggregator status", "aggregator stop", "aggregator doctor", "aggregator backup",
-    "aggregator restore", "aggregator service install", "aggregator ca show", "aggregator ca rotate",
-    "runs compare", "runs list", "runs show", "runs watch", "runs model", "runs stop",
-    "devices list", "devices show", "devices invite", "devices approve", "devices revoke", "devices rename",
-)  # fmt: skip
-"""Those with `--home` that are typed on the aggregator's machine; `thinwire client` has a state of its own."""
-
-_WITHOUT_HOME = re.compile(rf"\bthinwire (?:{'|'.join(COMMANDS)})(?![-\w])(?![^;,()]* --home )")
-
-
-def with_home(sentence: str, option: str) -> str:
-    """Insert `option` (" --home FOLDER" or "") behind the words of each command in a sentence that lacks it.
-
-    The sentences were recorded, or written by the store, without the state directory.
-
-    >>> with_home("end it: thinwire runs stop digits-1 (or wait)", " --home /srv/fl")
-    'end it: thinwire runs stop --home /srv/fl digits-1 (or wait)'
-    >>> with_home("type on it: thinwire client reload", " --home /srv/fl")
-    'type on it: thinwire client reload'
-    """
-    return _WITHOUT_HOME.sub(lambda found: found[0] + option, sentence) if option else sentence

@@ -25,6 +25,15 @@ class Traffic(Answer):
     wire_down: int | None
 
 
+class Outcomes(Answer):
+    """Counts of assignments by outcome; `aggregated_count` are those whose updates were aggregated in time."""
+
+    aggregated_count: int
+    late: int
+    dropped: int
+    failed: int
+
+
 class Group(Answer):
     """A group of simulated runs: `done` of `runs` requested ones are over, the last one since `at`."""
 
@@ -35,7 +44,7 @@ class Group(Answer):
     at: float
 
 
-class Run(Traffic):
+class Run(Traffic, Outcomes):
     """A run in a list. `sentence` is its status; `version` counts the rounds that changed the model."""
 
     run_id: str
@@ -58,27 +67,19 @@ class Run(Traffic):
     spread0: dict[str, list[float]]
     best_version: int | None
     best_value: float | None
-    folded_count: int
-    late: int
-    dropped: int
-    failed: int
     dense_up: int
     dense_down: int
 
 
-class Client(Traffic):
+class Client(Traffic, Outcomes):
     """A client's part in one run, and its present state. `residual_ratio` is that of its latest reply that has one."""
 
     device: str
     state: str
     state_text: str
     since: float | None = None
-    asked: int
+    selected: int
     arrived: int
-    folded_count: int
-    late: int
-    dropped: int
-    failed: int
     examples: int
     residual_ratio: float | None = None
     last_outcome: str
@@ -114,7 +115,7 @@ class RunPage(Went, Run):
     now: float
 
 
-class Round(Traffic):
+class Round(Traffic, Outcomes):
     """A round. `closing` and `why` are sentences; `until_*` are sums from the run's start to this round's end.
 
     `clipped` holds the clipped metrics of `clients`, and the `means` that `best` and `target` use then. `ignored`
@@ -131,15 +132,11 @@ class Round(Traffic):
     version: int | None
     deadline_s: float
     codec: str
-    target: int
-    floor: int
-    asked: list[str]
-    not_asked: dict[str, str]
-    folded_count: int
+    target_updates: int
+    min_updates: int
+    selected: list[str]
+    not_selected: dict[str, str]
     arrived: int = 0
-    late: int
-    dropped: int
-    failed: int
     seconds: float | None
     until_s: float = 0.0
     until_payload: int = 0
@@ -173,7 +170,8 @@ class Update(Traffic):
 
     - `codec` is the codec of the assignment, and `codec_reason` its reason if the plan has a codec ladder.
     - `work_reason` is the reason for the number of steps if they follow the device's speed.
-    - `asked_why` is the reason for an assignment in the middle of a round; `instead_of` is the client that it replaces.
+    - `selection_reason` is the reason for an assignment in the middle of a round; `instead_of` is the client that it
+      replaces.
     - `residual_ratio` is the norm of the residual divided by that of the update.
     - `state_lost` describes the state that the device found if it started the run again with this reply.
     - `pulled_at` is the delivery of the assignment, as far as the aggregator knows.
@@ -182,14 +180,14 @@ class Update(Traffic):
 
     round: int
     device: str
-    ask_id: str
+    assignment_id: str
     update_id: str
     outcome: str
     reason: str
-    folded_round: int | None
+    aggregated_round: int | None
     staleness: int
-    asked_at: float | None
-    asked_why: str
+    assigned_at: float | None
+    selection_reason: str
     instead_of: str
     codec: str = ""
     codec_reason: str = ""
@@ -217,18 +215,18 @@ class RoundPage(Went, Round):
     - `codecs` counts the assignments of each rung of the codec ladder, most first; it is empty without a ladder.
     - `turn_at` is the moment from which the round takes replies, and its seconds and stages count from there. With
       pipelined rounds it is later than `opened_at`, and null until then.
-    - `drawn` describes the selection if the clients did not all have the same probability.
+    - `sampling` describes the selection if the clients did not all have the same probability.
     - `away` are the times without an aggregator. `missed_s` is how long the run's clock stood still for them, and by
       how much the deadline moved.
     """
 
     turn_at: float | None
     deadline_reason: str
-    drawn: str
+    sampling: str
     codecs: list[tuple[str, int]]
     waited_for: list[str]
     updates: list[Update]
-    late_folded: list[Update]
+    late_aggregated: list[Update]
     away: list[Absence]
     missed_s: float
     now: float

@@ -15,7 +15,6 @@ Connections that wait for a request are bounded in time, number and bytes, so th
 from __future__ import annotations
 
 import asyncio
-import hmac
 import html
 import itertools
 import re
@@ -69,7 +68,7 @@ class Guard:
             if scope["type"] == "lifespan":
                 await self.app(scope, receive, send)
             return  # there are no web sockets
-        path = scope["path"] = self._below_root(scope["path"])
+        path = scope["path"]
 
         async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -86,11 +85,6 @@ class Guard:
                 mark_known(scope)
         await (refusal or self.app)(scope, receive, send_guarded)
 
-    def _below_root(self, path: str) -> str:
-        """Return the path below the root path; proxies that cut the prefix off and those that keep it both work."""
-        root = self.settings.root_path
-        return (path.removeprefix(root) or "/") if root and (path + "/").startswith(root + "/") else path
-
     def _foreign(self, method: str, headers: Headers) -> Response | None:
         """Return an error if the request names another host or comes from another site; else None."""
         host = headers.get("host", "")
@@ -98,13 +92,12 @@ class Guard:
             return _refuse(421, "this page is not called that", "its address is on the aggregator's first lines")
         origin = headers.get("origin")
         if origin is not None:
-            ours = origin.lower() in (*self.settings.origins, f"http://{host}".lower(), f"https://{host}".lower())
-            if not ours:
-                return _refuse(403, "another page asked for this", "open the page itself")
+            if origin.lower() not in (f"http://{host}".lower(), f"https://{host}".lower()):
+                return _refuse(403, "another page sent this request", "open the dashboard itself")
         elif headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none") and not (
             method in SAFE and _opened_as_page(headers)
         ):
-            return _refuse(403, "another page asked for this", "open the page itself")
+            return _refuse(403, "another page sent this request", "open the dashboard itself")
         return None
 
     def _too_large(self, headers: Headers) -> Response | None:
@@ -115,21 +108,16 @@ class Guard:
         return None
 
     async def _stranger(self, method: str, path: str, headers: Headers) -> Response | None:
-        """Return an error or a redirect to the login if the request has neither a session nor the token; else None."""
-        given = headers.get("authorization", "")
-        if self.settings.token and given.startswith("Bearer "):
-            if hmac.compare_digest(given.removeprefix("Bearer ").encode(), self.settings.token.encode()):
-                return None
-            return _refuse(401, "the token is not this page's", "")
+        """Return an error or a redirect to the login if the request has no session; else None."""
         token = session_token(headers, self.settings)
         try:
-            known = bool(token) and await run_in_threadpool(self.store.session, token)
+            known = bool(token) and await run_in_threadpool(self.store.logins.valid, token)
         except ThinwireError as error:
             return _refuse(503, error.what, error.hint)
         if not known:
             return login_first(path) if method in SAFE and not path.startswith("/api/") else _unknown(self.settings)
         if method not in SAFE and "origin" not in headers and headers.get("sec-fetch-site") != "same-origin":
-            return _refuse(403, "nothing says which page sent this", "send an Origin header, or use a token")
+            return _refuse(403, "nothing says which page sent this", "send an Origin header")
         return None
 
 
@@ -207,9 +195,9 @@ def login_routes(settings: Settings, store: Store) -> APIRouter:
     async def enter(request: Request, code: str, after: str) -> Response:
         """Start a session with a one-time code and redirect to `after`; show the form again if it is not valid."""
         where = after if NEXT.fullmatch(after) else "./"
-        if await run_in_threadpool(store.session, session_token(request.headers, settings)):
+        if await run_in_threadpool(store.logins.valid, session_token(request.headers, settings)):
             return RedirectResponse(where, 303)  # the link of a session that already exists
-        token = await run_in_threadpool(store.redeem, code[:64])
+        token = await run_in_threadpool(store.logins.redeem, code[:64])
         if token is None:
             if tries.too_many():
                 return login_page(home, "That code is not valid, like many in the last minute. A fresh one works.", 429)
@@ -217,8 +205,7 @@ def login_routes(settings: Settings, store: Store) -> APIRouter:
             return login_page(home, "That code is not valid: each works once, for ten minutes.", 401)
         answer = RedirectResponse(where, 303)
         answer.set_cookie(
-            settings.cookie, token, httponly=True, samesite="strict", secure=settings.secure,
-            path=settings.root_path or "/", max_age=7 * 24 * 3600,
+            settings.cookie, token, httponly=True, samesite="strict", max_age=7 * 24 * 3600,
         )  # fmt: skip
         return answer
 
@@ -241,9 +228,9 @@ def login_routes(settings: Settings, store: Store) -> APIRouter:
 
     @router.post("/logout")
     async def leave(request: Request) -> Response:
-        await run_in_threadpool(store.end_session, session_token(request.headers, settings))
+        await run_in_threadpool(store.logins.end, session_token(request.headers, settings))
         answer = RedirectResponse("login", 303)
-        answer.delete_cookie(settings.cookie, path=settings.root_path or "/")
+        answer.delete_cookie(settings.cookie)
         return answer
 
     return router
@@ -274,7 +261,7 @@ def login_page(home: str, said: str = "", status: int = 200) -> HTMLResponse:
 
 
 REQUEST_S = 10.0  # until a request is complete: a browser on a slow tunnel sends its 64 kB in less
-MAX_HEAD_BYTES = 64 * 1024  # of one request; our cookies and addresses have less than 1 kB
+MAX_HEADER_BYTES = 64 * 1024  # of one request; our cookies and addresses have less than 1 kB
 MAX_STRANGERS = 64  # open connections without an accepted session; a browser opens six
 KNOWN = "thinwire.known"
 
@@ -300,7 +287,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().__init__(*given, **named)
         self.known, self.number = False, next(_numbers)
         self._late: asyncio.TimerHandle | None = None
-        self._in_head, self._head_bytes = False, 0
+        self._in_header, self._header_bytes = False, 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         """Start the time limit, and close the oldest stranger if there are too many."""
@@ -325,20 +312,20 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._late is None:
             self._expect()
         super().data_received(data)
-        if self._in_head:
-            self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEAD_BYTES:
+        if self._in_header:
+            self._header_bytes += len(data)
+            if self._header_bytes > MAX_HEADER_BYTES:
                 self.transport.abort()
 
     def on_message_begin(self) -> None:
-        """Start counting the bytes of the head, and give the request a way to mark its connection."""
+        """Start counting the bytes of the header, and give the request a way to mark its connection."""
         super().on_message_begin()
-        self._in_head, self._head_bytes = True, 0
+        self._in_header, self._header_bytes = True, 0
         self.scope["extensions"] = {KNOWN: {"mark": self._mark_known}}
 
     def on_headers_complete(self) -> None:
-        """Stop counting the bytes of the head."""
-        self._in_head = False
+        """Stop counting the bytes of the header."""
+        self._in_header = False
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:

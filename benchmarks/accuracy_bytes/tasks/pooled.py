@@ -1,7 +1,7 @@
 """One test set for all clients: what each of them keeps for measuring, put together.
 
-A round asks a fifth of the clients. If each of these measured on its own examples, an accuracy would tell mostly who
-was asked; so every client measures on the examples of all, and a round's accuracy is the model's.
+A round selects a fifth of the clients. If each of these measured on its own examples, an accuracy would tell mostly who
+was selected; so every client measures on the examples of all, and a round's accuracy is the model's.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def with_all_tests(data: Callable[[Site], Split], site: Site, most: int | None =
 
 
 def once(metrics: Callable[[nn.Module, list[torch.Tensor]], Metrics]) -> Callable[..., Metrics]:
-    """The same metrics, computed once for the same parameters and examples: every client of a round asks for them."""
+    """The same metrics, computed once for the same parameters and examples: every client of a round requests them."""
     measured: dict[bytes, dict[bytes, Metrics]] = {}
 
     def of(model: nn.Module, batch: list[torch.Tensor]) -> Metrics:

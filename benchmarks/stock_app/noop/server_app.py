@@ -29,8 +29,10 @@ def main(grid: Grid, context: Context) -> None:
             values += 1
             began = time.perf_counter()
             content = RecordDict({"arrays": ArrayRecord({"w": Array(values)})})
-            asks = [Message(content, dst_node_id=node, message_type="query", group_id=str(number)) for node in nodes]
-            answers = list(grid.send_and_receive(asks))
+            assignments = [
+                Message(content, dst_node_id=node, message_type="query", group_id=str(number)) for node in nodes
+            ]
+            answers = list(grid.send_and_receive(assignments))
             seconds = time.perf_counter() - began
             failed = sum(answer.has_error() for answer in answers)
             got = sum(array.numpy().size for answer in answers if not answer.has_error() for array in _arrays(answer))

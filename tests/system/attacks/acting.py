@@ -1,4 +1,4 @@
-"""A run over a real door, plain or TLS, whose devices answer what a test gives them."""
+"""A run over a real device API, plain or TLS, whose devices answer what a test gives them."""
 
 from __future__ import annotations
 
@@ -78,11 +78,11 @@ def acted(
 def _act(
     link: Link, name: str, report: TaskReport, made: SyntheticUpdates, folder: Path, over: threading.Event
 ) -> None:
-    """Answer one ask after the other."""
+    """Answer one assignment after the other."""
     link.hello(replace(hello(name), tasks=(report,)))
     while not over.is_set():
         delivery = link.pull(PULL_S)
-        if delivery is None or delivery.ask.kind not in ("train", "evaluate"):
+        if delivery is None or delivery.assignment.kind not in ("train", "evaluate"):
             continue
         _answer(link, delivery, made, folder / f"{name}.sent")
 

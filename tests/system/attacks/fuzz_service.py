@@ -31,14 +31,14 @@ from thinwire.core import Layout, RunPlan
 from thinwire.core.errors import Refused, ThinwireError, Unreachable
 from thinwire.core.fleet import TaskReport
 from thinwire.core.statedir import AggregatorHome
-from thinwire.core.types import Ask, ReplyHeader, Vector
+from thinwire.core.types import Assignment, ReplyHeader, Vector
 from thinwire.server.submit import submit
 from thinwire.simulation import SyntheticUpdates, Turn
 from thinwire.store import Store
 from thinwire.store.spool import UNREADABLE
-from thinwire.transport import HttpsLink, device_key
 from thinwire.transport.device.enroll import join
-from thinwire.transport.device.identity import Trust
+from thinwire.transport.device.identity import Trust, device_key
+from thinwire.transport.device.link import HttpsLink
 from thinwire.transport.protocol.registration import Invitation
 
 LAYOUT = Layout.of({"w": (30, 20), "b": (20,)})
@@ -48,15 +48,15 @@ OPTIONS = {False: (), True: ("--san", "localhost")}  # of `aggregator start`, pl
 ROUNDS, DEADLINE_S, SEED = 3, 120.0, 20_261_123
 
 
-def change(name: str, ask: Ask) -> Vector:
+def change(name: str, assignment: Assignment) -> Vector:
     """It depends on the device and the round only. Whole numbers add up to the same bits in any order of arrival."""
-    drawn = np.random.default_rng([HONEST.index(name), ask.round]).integers(-64, 64, LAYOUT.size)
+    drawn = np.random.default_rng([HONEST.index(name), assignment.round]).integers(-64, 64, LAYOUT.size)
     return drawn.astype(np.float32)
 
 
 @dataclass
 class Pinned:
-    """What a caller by hand needs of a door's certificates."""
+    """What a caller by hand needs of a device API's certificates."""
 
     trust: Trust
 
@@ -68,8 +68,8 @@ class Pinned:
 
 
 @dataclass
-class ServedDoor:
-    """The door of a service that is a process of its own."""
+class ServedApi:
+    """The device API of a service that is a process of its own."""
 
     url: str
     authority: Any = None
@@ -83,14 +83,14 @@ class Devices:
         self.url = f"{'https' if tls else 'http'}://{site.listen}"
         self.over, self.may_answer = threading.Event(), threading.Event()
         self.may_answer.set()
-        self.door = ServedDoor(self.url)
+        self.api = ServedApi(self.url)
         self.broken: list[str] = []
         callers = []
         for name in HOSTILE:
             place = self._folder(name)
             trust = self._trust(name, place)
-            self.door.authority = Pinned(trust) if trust else None
-            callers.append(Caller(self.door, name, device_key(place)))
+            self.api.authority = Pinned(trust) if trust else None
+            callers.append(Caller(self.api, name, device_key(place)))
         self.callers = callers
         links = {name: self._link(name) for name in HONEST}
         self.threads = [threading.Thread(target=self._act, args=each) for each in links.items()]
@@ -119,7 +119,7 @@ class Devices:
 
     def _act(self, name: str, link: HttpsLink) -> None:
         """Answer whatever comes; what is lost in a restart is answered again."""
-        made = SyntheticUpdates(name, LAYOUT, lambda ask: change(name, ask), steps=5)
+        made = SyntheticUpdates(name, LAYOUT, lambda assignment: change(name, assignment), steps=5)
         said, greeted, replied = replace(hello(name), tasks=(REPORT,)), False, dict[str, tuple[Any, bytes]]()
         try:
             while not self.over.is_set():
@@ -128,12 +128,14 @@ class Devices:
                         link.hello(said)
                         greeted = True
                     delivery = link.pull(0.2)
-                    if delivery is None or delivery.ask.kind not in ("train", "evaluate"):
+                    if delivery is None or delivery.assignment.kind not in ("train", "evaluate"):
                         continue
-                    while delivery.ask.round > 1 and not (self.may_answer.wait(0.1) or self.over.is_set()):
+                    while delivery.assignment.round > 1 and not (self.may_answer.wait(0.1) or self.over.is_set()):
                         pass  # its round stays open
-                    ask_id = delivery.ask.ask_id
-                    reply, body = replied.setdefault(ask_id, replied.get(ask_id) or made.answer(delivery, Turn()))
+                    assignment_id = delivery.assignment.assignment_id
+                    reply, body = replied.setdefault(
+                        assignment_id, replied.get(assignment_id) or made.answer(delivery, Turn())
+                    )
                     bundle = self._folder(name) / "update"
                     bundle.write_bytes(body)
                     link.push(reply, bundle if isinstance(reply, ReplyHeader) and body else None)
@@ -151,7 +153,7 @@ def queued(site: Site) -> str:
     home = AggregatorHome.under(site.home)
     sections: dict[str, Any] = {
         "run": {"task": "toy", "rounds": ROUNDS}, "local": {"lr": 1.0},
-        "cohort": {"wait_for": len(HONEST), "deadline_s": DEADLINE_S, "min_replies": len(HONEST)},
+        "cohort": {"wait_for": len(HONEST), "deadline_s": DEADLINE_S, "min_updates": len(HONEST)},
         "uplink": {"codec": "identity", "feedback": "none"},
     }  # fmt: skip
     params, buffers = np.zeros(LAYOUT.size, np.float32), np.zeros(BufferMean(LAYOUT).layout.size, np.float32)
@@ -193,7 +195,9 @@ def attacked(folder: Path, restarts: int, cases: int, seed: int, *, tls: bool) -
         first = queued(site)
         assert site.until_done(first).status == "done", site.said()
         expected, runs = site.run(first).model_digest, 0
-        hostile = Hostile(devices.callers, seed, asks=lambda: [f"{run_id}.1.pi-1", f"{run_id}.2.evil-1"], run=first)
+        hostile = Hostile(
+            devices.callers, seed, assignments=lambda: [f"{run_id}.1.pi-1", f"{run_id}.2.evil-1"], run=first
+        )
         run_id = first
         try:
             for number in range(restarts):
@@ -225,13 +229,13 @@ def main() -> int:
     read.add_argument("--restarts", type=int, default=100, help="of the service, half of them plain and half over TLS")
     read.add_argument("--cases", type=int, default=200, help="hostile messages before each restart")
     read.add_argument("--seed", type=int, default=SEED)
-    asked = read.parse_args()
+    assigned = read.parse_args()
     stood = True
     for tls in (False, True):
         name, began = "TLS" if tls else "plain", time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
             try:
-                said = attacked(Path(folder), asked.restarts // 2, asked.cases, asked.seed + tls, tls=tls)
+                said = attacked(Path(folder), assigned.restarts // 2, assigned.cases, assigned.seed + tls, tls=tls)
             except AssertionError as error:
                 said, stood = f"BROKEN {error}", False
         print(f"service, {name}: {said}, {time.monotonic() - began:.0f} s", flush=True)

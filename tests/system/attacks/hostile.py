@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from docs.generate.door import KINDS
+from docs.generate.device_api import KINDS
 from tests.support.callers import Caller, Said
 from tests.support.fleet_words import answer, hello
 from tests.support.fuzzed_requests import BOMB, ODD, WORDS
@@ -63,15 +63,15 @@ class Sound:
 
 @dataclass
 class Hostile:
-    """`send(count)` makes so many requests of the devices `callers`; the last of them may leave, and so be shut out.
+    """`send(count)` makes so many requests of the devices `callers`; the last of them may leave, and so be revoked.
 
-    `asks` gives ids of asks that are open, of this device or of others. The same seed makes the same messages, but for
-    signatures and what `asks` gives.
+    `assignments` gives ids of assignments that are open, of this device or of others. The same seed makes the same
+    messages, but for signatures and what `assignments` gives.
     """
 
     callers: Sequence[Caller]
     seed: int
-    asks: Callable[[], list[str]] = list
+    assignments: Callable[[], list[str]] = list
     run: str = "toy-1"
     seen: Counter[str] = field(default_factory=Counter)
     sent: int = 0
@@ -81,7 +81,7 @@ class Hostile:
         self._lines: dict[str, http.client.HTTPConnection] = {}
 
     def send(self, count: int) -> None:
-        """Make requests, and hold each answer against the page of the door."""
+        """Make requests, and hold each answer against the page of the device API."""
         for _ in range(count):
             kind = self.draw.choices(list(KIND_OF), list(KIND_OF.values()))[0]
             leaving = kind == "leave" or self.draw.random() < 0.02
@@ -102,7 +102,7 @@ class Hostile:
                 self._upload(caller, given)
 
     def begin(self) -> None:
-        """Have each say hello, as a device without a task that could be asked for."""
+        """Have each say hello, as a device without a task that could be requested."""
         for caller in self.callers:
             said = replace(hello(caller.name), tasks=(TaskReport("other"),))
             caller.process = said.process
@@ -117,7 +117,9 @@ class Hostile:
 
     def sound(self, kind: str, caller: Caller) -> Sound:
         self.number += 1
-        ask_id = self.draw.choice([*self.asks(), f"{self.run}.1.{caller.name}", f"{self.run}.2.pi-1", "nobody", ""])
+        assignment_id = self.draw.choice(
+            [*self.assignments(), f"{self.run}.1.{caller.name}", f"{self.run}.2.pi-1", "nobody", ""]
+        )
         body = self.draw.randbytes(self.draw.choice((0, 1, 50, 5000)))
         part = f"/tw/v1/parts/{self.run}/{self.draw.randrange(1, self.number + 1)}/{self.draw.choice((0, 0, 1, 9))}"
         match kind:
@@ -126,7 +128,7 @@ class Hostile:
             case "leave":
                 return Sound("POST", LEAVE)
             case "bundle":
-                return Sound("GET", f"/tw/v1/asks/{ask_id or 'x'}/bundle")
+                return Sound("GET", f"/tw/v1/assignments/{assignment_id or 'x'}/bundle")
             case "offset":
                 return Sound("HEAD", part)
             case "join":
@@ -135,21 +137,23 @@ class Hostile:
                 said = replace(hello(caller.name, caller.process), tasks=(TaskReport("other", codecs=("int8",)),))
                 return Sound("POST", HELLO, json.loads(registration.to_bytes(said)))
             case "pull":
-                held = [ask_id] * self.draw.randrange(3)
-                return Sound("POST", PULL, {"process": caller.process, "wait_s": 0.0, "held": held})
+                held = [assignment_id] * self.draw.randrange(3)
+                return Sound("POST", PULL, {"process": caller.process, "wait_s": 0.0, "in_flight": held})
             case "failure":
-                return Sound("POST", PUSH, reply_to_json(Failure("task-error", "ValueError in task.py:3", ask_id)))
+                return Sound(
+                    "POST", PUSH, reply_to_json(Failure("task-error", "ValueError in task.py:3", assignment_id))
+                )
             case "evaluation":
-                return Sound("POST", PUSH, self._reply(caller, ask_id))
+                return Sound("POST", PUSH, self._reply(caller, assignment_id))
             case "upload":
                 large = bytes(self.draw.choice((1, 300_000)))
-                return Sound("POST", PUSH, self._reply(caller, ask_id, large))
-        return Sound("POST", PUSH, self._reply(caller, ask_id, body), body)
+                return Sound("POST", PUSH, self._reply(caller, assignment_id, large))
+        return Sound("POST", PUSH, self._reply(caller, assignment_id, body), body)
 
-    def _reply(self, caller: Caller, ask_id: str, *bodies: bytes) -> dict[str, Any]:
-        head = answer(caller.name, ask_id, self.number, *bodies)
+    def _reply(self, caller: Caller, assignment_id: str, *bodies: bytes) -> dict[str, Any]:
+        header = answer(caller.name, assignment_id, self.number, *bodies)
         run = self.draw.choice((self.run, self.run, "digits-1", f"made-up-{self.number}"))
-        return reply_to_json(replace(head, update_id=replace(head.update_id, run=run)))
+        return reply_to_json(replace(header, update_id=replace(header.update_id, run=run)))
 
     def _upload(self, caller: Caller, given: Sound) -> None:
         """The part of an upload that was offered: in pieces, of the wrong place, of other bytes, or cut short."""

@@ -1,4 +1,4 @@
-"""An aggregator in this process: the real door and lane, a real store and a spool on disk, plain or over TLS."""
+"""An aggregator in this process: the real device API and lane, a real store and a spool on disk, plain or over TLS."""
 
 from __future__ import annotations
 

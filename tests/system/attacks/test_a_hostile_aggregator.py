@@ -23,9 +23,9 @@ from thinwire.client.policy import Policy
 from thinwire.client.task import LoadedTask
 from thinwire.core.errors import BadPayload
 from thinwire.core.fleet import Welcome
-from thinwire.core.serialization import ask_from_bytes
-from thinwire.transport import HttpsLink, device_key
-from thinwire.transport.device.identity import ServerClock, Trust
+from thinwire.core.serialization import assignment_from_bytes
+from thinwire.transport.device.identity import ServerClock, Trust, device_key
+from thinwire.transport.device.link import HttpsLink
 from thinwire.transport.protocol import registration
 from thinwire.transport.protocol.http import HELLO, LATEST, PULL, PUSH, ApiError, block, inflated, packed
 from thinwire.transport.server.tls import InternalCA
@@ -68,10 +68,10 @@ class Answering(BaseHTTPRequestHandler):
                 self.server.lies.get_nowait()(self)
                 return
             try:
-                ask = packed(dumped(self.server.asks.get(timeout=0.1)))
+                assignment = packed(dumped(self.server.assignments.get(timeout=0.1)))
             except queue.Empty:
-                ask = block(b"")
-            self.answer(packed(dumped({"cancelled": []})) + ask)
+                assignment = block(b"")
+            self.answer(packed(dumped({"cancelled": []})) + assignment)
         elif self.path == PUSH:
             self.server.pushes.put(said(body))
             self.answer(b'{"done":true}')
@@ -91,12 +91,12 @@ class Answering(BaseHTTPRequestHandler):
 
 
 class Hostile(ThreadingHTTPServer):
-    """What the client said is in `hellos` and `pushes`; `asks` and `lies` are given to its next pulls."""
+    """What the client said is in `hellos` and `pushes`; `assignments` and `lies` are given to its next pulls."""
 
     def __init__(self, folder: Path, tls: bool) -> None:
         super().__init__(("127.0.0.1", 0), Answering)
         self.hellos, self.pushes = queue.Queue[Any](), queue.Queue[Any]()
-        self.asks, self.lies = queue.Queue[Any](), queue.Queue[Lie]()
+        self.assignments, self.lies = queue.Queue[Any](), queue.Queue[Lie]()
         self.welcome: dict[str, Any] = {}
         self.fetched, self.sent = list[str](), 0
         self.authority = InternalCA(folder / "ca") if tls else None
@@ -129,21 +129,21 @@ class Attacked:
         self.thread.start()
         self.layout = server.hellos.get(timeout=PATIENCE_S)["tasks"][0]["layout_digest"]
 
-    def ask(self, number: int, **changed: Any) -> dict[str, Any]:
+    def assign(self, number: int, **changed: Any) -> dict[str, Any]:
         """An assignment as it is written on the wire."""
         return {
-            "ask_id": f"small-1.{number}.pi-1", "run": "small-1", "task": "small", "kind": "train",
+            "assignment_id": f"small-1.{number}.pi-1", "run": "small-1", "task": "small", "kind": "train",
             "plan": plan_of().to_json(), "round": number, "base_version": 1, "base_digest": "",
             "layout_digest": self.layout, "codec": "identity", "work": {"steps": 1, "batch": 8}, "deadline_s": 60.0,
-            "parts": [], "vectors": [], "verdicts": [], "protocol": 1, **changed,
+            "parts": [], "vectors": [], "outcomes": [], "protocol": 1, **changed,
         }  # fmt: skip
 
     def require_alive(self, number: int) -> None:
         """An assignment after the lie is answered: with a failure, since no model comes with it."""
-        self.server.asks.put(self.ask(number))
+        self.server.assignments.put(self.assign(number))
         while True:
             pushed = self.server.pushes.get(timeout=PATIENCE_S)
-            if pushed["ask_id"] == f"small-1.{number}.pi-1":
+            if pushed["assignment_id"] == f"small-1.{number}.pi-1":
                 assert pushed["kind"] == "base-mismatch", pushed
                 return
 
@@ -188,16 +188,16 @@ def plans(device: Attacked) -> list[Any]:
 
 def test_a_plan_whose_levels_are_no_mappings_is_answered(device: Attacked) -> None:
     for number, plan in enumerate(plans(device), 1):
-        device.server.asks.put(device.ask(number, plan=plan))
+        device.server.assignments.put(device.assign(number, plan=plan))
         pushed = device.server.pushes.get(timeout=PATIENCE_S)
-        assert (pushed["ask_id"], pushed["type"]) == (f"small-1.{number}.pi-1", "failure")
+        assert (pushed["assignment_id"], pushed["type"]) == (f"small-1.{number}.pi-1", "failure")
     device.require_alive(50)
 
 
 def test_such_a_plan_with_a_model_to_fetch_is_answered_and_nothing_is_fetched(device: Attacked) -> None:
     parts = [{"name": "full/0", "length": 300_000, "sha256": "0" * 64, "offset": 0}]
     for number, plan in enumerate(plans(device), 1):
-        device.server.asks.put(device.ask(number, plan=plan, parts=parts))
+        device.server.assignments.put(device.assign(number, plan=plan, parts=parts))
         assert device.server.pushes.get(timeout=PATIENCE_S)["type"] == "failure"
     assert not device.server.fetched
     device.require_alive(50)
@@ -237,7 +237,7 @@ def wrong_time(now: float) -> Lie:
 
 
 def test_one_wrong_time_costs_one_call(device: Attacked) -> None:
-    """The device learns it, and over TLS no certificate is valid then: it asks again what time it is."""
+    """The device learns it, and over TLS no certificate is valid then: it selects again what time it is."""
     for number, now in enumerate((time.time() + THIRTY_YEARS_S, LAST_SECOND, 1.0, 1e300), 1):
         device.server.lies.put(wrong_time(now))
         device.require_alive(number)
@@ -256,7 +256,7 @@ def test_an_error_of_the_clients_own_while_it_reads_is_said_in_full_and_the_call
     device: Attacked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What no check foresaw."""
-    read, failed = ask_from_bytes, list[bytes]()
+    read, failed = assignment_from_bytes, list[bytes]()
 
     def once(data: bytes) -> Any:
         if failed:
@@ -264,8 +264,8 @@ def test_an_error_of_the_clients_own_while_it_reads_is_said_in_full_and_the_call
         failed.append(data)
         raise AssertionError("not foreseen")
 
-    monkeypatch.setattr("thinwire.transport.device.link.ask_from_bytes", once)
-    device.server.asks.put(device.ask(1))
+    monkeypatch.setattr("thinwire.transport.device.link.assignment_from_bytes", once)
+    device.server.assignments.put(device.assign(1))
     device.require_alive(2)
     assert failed
     found = "\n".join(device.told)
@@ -274,12 +274,12 @@ def test_an_error_of_the_clients_own_while_it_reads_is_said_in_full_and_the_call
     assert "report" in found
 
 
-@pytest.mark.parametrize("ask_id", ["small-1.é.pi-1", "small 1 x", "../../x", "a?b", "a#b", "", "a/b"])
-def test_an_id_that_no_path_can_carry_is_not_read(device: Attacked, ask_id: str) -> None:
-    with pytest.raises(BadPayload, match="ask_id"):
-        ask_from_bytes(dumped(device.ask(1, ask_id=ask_id)))
+@pytest.mark.parametrize("assignment_id", ["small-1.é.pi-1", "small 1 x", "../../x", "a?b", "a#b", "", "a/b"])
+def test_an_id_that_no_path_can_carry_is_not_read(device: Attacked, assignment_id: str) -> None:
+    with pytest.raises(BadPayload, match="assignment_id"):
+        assignment_from_bytes(dumped(device.assign(1, assignment_id=assignment_id)))
     parts = [{"name": "full/0", "length": 300_000, "sha256": "0" * 64, "offset": 0}]
-    device.server.asks.put(device.ask(1, ask_id=ask_id, parts=parts))
+    device.server.assignments.put(device.assign(1, assignment_id=assignment_id, parts=parts))
     device.require_alive(2)
     assert not device.server.fetched
 
@@ -309,7 +309,7 @@ def test_one_assignment_that_is_repeated_is_worked_on_as_often_as_its_owner_allo
     for letter in "ababab":
         fails = attack == "it fails each time"
         changed = {"layout_digest": "0" * 64} if fails else {"kind": "init", "identity": letter * 16}
-        device.server.asks.put(device.ask(1, **changed))
+        device.server.assignments.put(device.assign(1, **changed))
         pushed = device.server.pushes.get(timeout=PATIENCE_S)
         answered.append(pushed.get("text", "").partition(":")[0] if pushed.get("kind") == "declined" else "")
     assert answered == ["", "", *["rounds_a_day"] * 4]

@@ -25,17 +25,18 @@ from thinwire.client.executor import InProcessExecutor
 from thinwire.client.handler import AssignmentHandler
 from thinwire.client.train.protocol import Site
 from thinwire.core.errors import NotOffered, Unreachable
-from thinwire.core.fleet import Delivery, Envelope, NodeJoined
+from thinwire.core.fleet import ClientConnected, Delivery, Envelope
 from thinwire.core.statedir import AggregatorHome, private_folder
-from thinwire.core.types import Ask, Failure, Part, ReplyHeader
+from thinwire.core.types import Assignment, Failure, Part, ReplyHeader
 from thinwire.server.run import drive
-from thinwire.server.submit import RunLimits, submit
+from thinwire.server.service import RunLimits
+from thinwire.server.submit import submit
 from thinwire.store import RunRow, Store
-from thinwire.transport import HttpsLink, device_key
 from thinwire.transport.device.connect import TlsConnection
 from thinwire.transport.device.enroll import join
 from thinwire.transport.device.http_client import Connection, FileRange, HttpRequest
-from thinwire.transport.device.identity import Trust
+from thinwire.transport.device.identity import Trust, device_key
+from thinwire.transport.device.link import HttpsLink
 from thinwire.transport.protocol.http import INLINE_BYTES, PUSH, inflated, unblock
 from thinwire.transport.protocol.signing import public_der
 
@@ -49,7 +50,7 @@ class Sent:
     """All that a device sends from now on, as it is before TLS."""
 
     def __init__(self, patched: pytest.MonkeyPatch) -> None:
-        self.bodies, self.heads = list[bytes](), list[bytes]()
+        self.bodies, self.headers = list[bytes](), list[bytes]()
         send = Connection._send
 
         def recorded(connection: Connection, call: HttpRequest, line: TlsConnection) -> bool:
@@ -58,7 +59,7 @@ class Sent:
                 body = body.path.read_bytes()[body.start : body.start + body.length]
             self.bodies.append(body)
             if call.target == PUSH:
-                self.heads.append(inflated(unblock(body)[0], 2**20))
+                self.headers.append(inflated(unblock(body)[0], 2**20))
             return send(connection, call, line)
 
         patched.setattr(Connection, "_send", recorded)
@@ -66,7 +67,7 @@ class Sent:
     def require_nothing_of(self, update: bytes) -> None:
         assert len(update) > 32
         assert not any(update[at : at + 32] in body for body in self.bodies for at in range(0, len(update) - 32, 16))
-        assert not any(OLD.encode() in head for head in self.heads)
+        assert not any(OLD.encode() in header for header in self.headers)
 
 
 class Device:
@@ -81,20 +82,20 @@ class Device:
             join(here.url, here.invite(), device_key(self.folder), DEVICE, {}).trust.save(self.folder)
         return HttpsLink(here.url, device_key(self.folder), DEVICE, self.folder, Trust.load(self.folder))
 
-    def trained(self, here: Place, asks: Path) -> tuple[HttpsLink, Delivery, ReplyHeader, Path]:
-        """Be asked for an update and commit it; its process did not come to send it."""
-        link, aggregator = self.link(here), Aggregator(asks, self.task, PLAN)
+    def trained(self, here: Place, assignments: Path) -> tuple[HttpsLink, Delivery, ReplyHeader, Path]:
+        """Be requested an update and commit it; its process did not come to send it."""
+        link, aggregator = self.link(here), Aggregator(assignments, self.task, PLAN)
         link.hello(hello(DEVICE))
-        polled(here.fleet, NodeJoined)
-        asked = aggregator.ask(identity=OLD, ask_id=f"{RUN}.1.{DEVICE}")
+        polled(here.fleet, ClientConnected)
+        assigned = aggregator.assign(identity=OLD, assignment_id=f"{RUN}.1.{DEVICE}")
         here.roster.identities = {RUN: OLD}
-        here.fleet.send([Envelope(DEVICE, asked.ask, asked.bundle)])
+        here.fleet.send([Envelope(DEVICE, assigned.assignment, assigned.bundle)])
         delivery = link.pull(PATIENCE_S)
         assert delivery is not None
-        head, body = self.session().answer(delivery, lambda: False, self.said.append)
-        assert isinstance(head, ReplyHeader)
+        header, body = self.session().answer(delivery, lambda: False, self.said.append)
+        assert isinstance(header, ReplyHeader)
         assert body is not None
-        return link, delivery, head, body
+        return link, delivery, header, body
 
     def session(self) -> AssignmentHandler:
         return AssignmentHandler(DEVICE, self.task, self.folder, Site(DEVICE))
@@ -144,7 +145,7 @@ def test_what_was_made_for_the_old_run_is_not_sent_to_the_new_one_and_not_aggreg
 ) -> None:
     device = Device(tmp_path / "device")
     with place(tmp_path, tls=tls) as old:
-        link, _, _, body = device.trained(old, tmp_path / "asks")
+        link, _, _, body = device.trained(old, tmp_path / "assignments")
         update, port = body.read_bytes(), port_of(old)
         link.close()
     sent = Sent(monkeypatch)
@@ -154,7 +155,7 @@ def test_what_was_made_for_the_old_run_is_not_sent_to_the_new_one_and_not_aggreg
     assert len(refused) == 1
     assert "thinwire client leave deletes it" in refused[0]
     clean = run_on_a_new_aggregator(tmp_path / "clean", Device(tmp_path / "another"), tls)
-    assert (row.status, row.folded_count, row.model_digest) == ("done", 1, clean.model_digest)
+    assert (row.status, row.aggregated_count, row.model_digest) == ("done", 1, clean.model_digest)
 
 
 @pytest.mark.parametrize("size", [900, INLINE_BYTES + 1])
@@ -164,11 +165,11 @@ def test_an_aggregator_that_is_replaced_while_a_device_trains_gets_no_update_and
 ) -> None:
     device = Device(tmp_path / "device")
     with place(tmp_path, tls=tls) as old:
-        link, delivery, head, body = device.trained(old, tmp_path / "asks")
+        link, delivery, header, body = device.trained(old, tmp_path / "assignments")
         port = port_of(old)
     sent, update = Sent(monkeypatch), np.random.default_rng(1).bytes(size)
     body.write_bytes(update)
-    head = replace(head, parts=(replace(head.parts[0], length=size, sha256=hashlib.sha256(update).hexdigest()),))
+    header = replace(header, parts=(replace(header.parts[0], length=size, sha256=hashlib.sha256(update).hexdigest()),))
     (tmp_path / "new").mkdir()
     if tls:
         shutil.copytree(tmp_path / "ca", tmp_path / "new" / "ca")
@@ -176,21 +177,23 @@ def test_an_aggregator_that_is_replaced_while_a_device_trains_gets_no_update_and
         new.roster.enrol(DEVICE, link.fingerprint, device.der, "manual")
         new.roster.identities = {RUN: "b" * 16}
         for reply, bundle in (
-            (head, body),
-            (Failure("task-error", "", delivery.ask.ask_id, DEVICE, identity=OLD), None),
+            (header, body),
+            (Failure("task-error", "", delivery.assignment.assignment_id, DEVICE, identity=OLD), None),
         ):
             with pytest.raises(NotOffered, match="another aggregator's"):
                 link.push(reply, bundle)
         sent.require_nothing_of(update)
-        assert not sent.heads
-        assert delivery.ask.ask_id in link.cancelled(), "nobody waits for it any more"
-        polled(new.fleet, NodeJoined)
-        asked = Ask(delivery.ask.ask_id, RUN, "small", "train", {}, round=1, identity="b" * 16)
-        new.fleet.send([Envelope(DEVICE, asked)])
+        assert not sent.headers
+        assert delivery.assignment.assignment_id in link.cancelled(), "nobody waits for it any more"
+        polled(new.fleet, ClientConnected)
+        assigned = Assignment(delivery.assignment.assignment_id, RUN, "small", "train", {}, round=1, identity="b" * 16)
+        new.fleet.send([Envelope(DEVICE, assigned)])
         given = link.pull(PATIENCE_S)
-        assert given is not None, "the ask of the same id is the new aggregator's: the device does not hold it yet"
-        assert given.ask.identity == "b" * 16
-        link.push(Failure("task-error", "", asked.ask_id, DEVICE, identity="b" * 16))
+        assert given is not None, (
+            "the assignment of the same id is the new aggregator's: the device does not hold it yet"
+        )
+        assert given.assignment.identity == "b" * 16
+        link.push(Failure("task-error", "", assigned.assignment_id, DEVICE, identity="b" * 16))
         assert polled(new.fleet, Failure).kind == "task-error"
         link.close()
 
@@ -198,14 +201,14 @@ def test_an_aggregator_that_is_replaced_while_a_device_trains_gets_no_update_and
 def test_an_aggregator_with_another_ca_hears_nothing_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     device = Device(tmp_path / "device")
     with place(tmp_path, tls=True) as old:
-        link, _, head, body = device.trained(old, tmp_path / "asks")
+        link, _, header, body = device.trained(old, tmp_path / "assignments")
         port = port_of(old)
     sent = Sent(monkeypatch)
     (tmp_path / "new").mkdir()
     with place(tmp_path / "new", tls=True, port=port) as new:
         new.roster.enrol(DEVICE, link.fingerprint, device.der, "manual")
         with pytest.raises(Unreachable, match="shows a certificate that this device does not trust"):
-            link.push(head, body)
+            link.push(header, body)
         link.close()
     assert not sent.bodies
 
@@ -214,10 +217,10 @@ def test_an_aggregator_with_another_ca_hears_nothing_at_all(tmp_path: Path, monk
 def test_the_same_aggregator_gets_after_a_restart_what_a_device_made_for_its_run(tmp_path: Path, tls: bool) -> None:
     device = Device(tmp_path / "device")
     with place(tmp_path, tls=tls) as here:
-        link, _, head, body = device.trained(here, tmp_path / "asks")
+        link, _, header, body = device.trained(here, tmp_path / "assignments")
         here.restart()
-        link.push(head, body)
-        assert [arrived.identity for arrived in here.spool.heads()] == [OLD]
+        link.push(header, body)
+        assert [arrived.identity for arrived in here.spool.headers()] == [OLD]
         link.close()
 
 
@@ -229,10 +232,12 @@ def test_an_aggregator_that_stays_is_said_hello_to_once(tmp_path: Path, tls: boo
     model.write_bytes(bytes(INLINE_BYTES + 1))
     part = Part("full/0", INLINE_BYTES + 1, hashlib.sha256(model.read_bytes()).hexdigest())
     with place(tmp_path, tls=tls) as here:
-        link, _, head, body = device.trained(here, tmp_path / "asks")
+        link, _, header, body = device.trained(here, tmp_path / "assignments")
         before = len(here.roster.hellos)
-        here.fleet.send([Envelope(DEVICE, Ask(f"{RUN}.2.{DEVICE}", RUN, "small", "train", {}, parts=(part,)), model)])
+        here.fleet.send(
+            [Envelope(DEVICE, Assignment(f"{RUN}.2.{DEVICE}", RUN, "small", "train", {}, parts=(part,)), model)]
+        )
         assert link.pull(PATIENCE_S) is not None
-        link.push(head, body)
+        link.push(header, body)
         assert len(here.roster.hellos) == before
         link.close()

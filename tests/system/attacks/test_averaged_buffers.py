@@ -1,4 +1,4 @@
-"""What devices say of float buffers comes through a real door as the float32 that it was, plain and over TLS."""
+"""What devices say of float buffers comes through a real device API as the float32 that it was, plain and over TLS."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from thinwire.aggregation import encode_buffers
 from thinwire.core import Layout, Tensor
 from thinwire.core.events import ModelStored
 from thinwire.core.fleet import Delivery
-from thinwire.core.types import Failure, Part, ReplyHeader
+from thinwire.core.types import Part, Reply, ReplyHeader
 from thinwire.server.model_store import Versions
 from thinwire.simulation import SyntheticUpdates, Turn
 
@@ -35,13 +35,13 @@ class Sensing(SyntheticUpdates):
 
     buffers: list[float] = field(default_factory=list)
 
-    def answer(self, delivery: Delivery, turn: Turn) -> tuple[ReplyHeader | Failure, bytes]:
-        head, body = super().answer(delivery, turn)
-        if not isinstance(head, ReplyHeader) or not head.parts:
-            return head, body
+    def answer(self, delivery: Delivery, turn: Turn) -> tuple[Reply, bytes]:
+        header, body = super().answer(delivery, turn)
+        if not isinstance(header, ReplyHeader) or not header.parts:
+            return header, body
         sent = encode_buffers(LAYOUT, np.array(self.buffers, np.float32))
         part = Part("buffers", len(sent), hashlib.sha256(sent).hexdigest())
-        return replace(head, parts=(*head.parts, part)), body + sent
+        return replace(header, parts=(*header.parts, part)), body + sent
 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "TLS"])

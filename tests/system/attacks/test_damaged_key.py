@@ -12,12 +12,12 @@ from tests.support.callers import TlsPlace
 from tests.support.fleet_words import envelope, hello, join, polled, pulled
 from tests.support.transport_doubles import Place
 from thinwire.core.errors import ThinwireError
-from thinwire.core.fleet import NodeJoined
+from thinwire.core.fleet import ClientConnected
 from thinwire.store import FileSpool, Store
 
 
 class PlainPlace(Place):
-    """A plain door on a real store."""
+    """A plain device API on a real store."""
 
     def __init__(self, folder: Path) -> None:
         self.store = Store.open(folder / "store.sqlite3")
@@ -39,6 +39,6 @@ def test_one_damaged_key_stops_no_aggregator(
         with pytest.raises(ThinwireError, match="the key of pi-1 is damaged"):
             here.link("pi-1").hello(hello("pi-1"))
         link = join(here, "pi-2")
-        polled(here.fleet, NodeJoined, lambda joined: joined.device == "pi-2")
-        here.fleet.send([envelope("pi-2", "ask-1")])
-        assert pulled(link).ask.ask_id == "ask-1"
+        polled(here.fleet, ClientConnected, lambda joined: joined.device == "pi-2")
+        here.fleet.send([envelope("pi-2", "assignment-1")])
+        assert pulled(link).assignment.assignment_id == "assignment-1"

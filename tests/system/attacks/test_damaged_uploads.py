@@ -13,12 +13,12 @@ from tests.flower.test_killed_aggregator import Aggregator
 from tests.support.fleet_words import PATIENCE_S, answer, polled
 from tests.support.proxy import Proxy
 from tests.support.transport_doubles import Place, place
-from tests.transport.test_cuts import file_of, head_of, pushed
+from tests.transport.test_cuts import file_of, header_of, pushed
 from tests.transport.test_uploads import BODIES, Uploader
 from thinwire.core.errors import BadPayload
 from thinwire.core.types import ReplyHeader
 from thinwire.store import FileSpool
-from thinwire.transport import HttpsLink
+from thinwire.transport.device.link import HttpsLink
 
 killed = test_killed_aggregator.killed
 
@@ -36,7 +36,7 @@ def test_a_part_that_was_damaged_as_the_aggregator_was_killed_is_sent_again(
     aggregator.kill()
     assert aggregator.start("dies") == "again\n"
     update = file_of(tmp_path / "update", 2)
-    thread = threading.Thread(target=pushed, args=(link, head_of(update), update))
+    thread = threading.Thread(target=pushed, args=(link, header_of(update), update))
     thread.start()
     assert aggregator.process is not None
     assert aggregator.process.wait(PATIENCE_S) == -9
@@ -87,17 +87,17 @@ def test_what_was_damaged_after_it_was_written_is_not_committed(here: Place) -> 
     with partial(here).open("r+b") as file:
         file.write(bytes(1000))
     assert device.put(2, 0)[1]["error"] == "damaged"
-    assert not here.spool.heads()
+    assert not here.spool.headers()
     assert device.offer() == [0, 0, 0]
 
 
-def test_a_spool_commits_only_what_fits_its_head(tmp_path: Path) -> None:
-    spool, head = FileSpool(tmp_path), answer("pi-1", "ask-1", 1, b"abc", b"", b"def")
-    draft = spool.draft(head.update_id)
+def test_a_spool_commits_only_what_fits_its_header(tmp_path: Path) -> None:
+    spool, header = FileSpool(tmp_path), answer("pi-1", "assignment-1", 1, b"abc", b"", b"def")
+    draft = spool.draft(header.update_id)
     draft.write_bytes(b"abcdeg")
     with pytest.raises(BadPayload, match="frame/2"):
-        spool.commit(draft, head)
-    assert not spool.heads()
+        spool.commit(draft, header)
+    assert not spool.headers()
     draft.write_bytes(b"abcdef")
-    spool.commit(draft, head)
-    assert spool.heads() == [head]
+    spool.commit(draft, header)
+    assert spool.headers() == [header]

@@ -17,7 +17,7 @@ from tests.support.serving import Served, serving
 from thinwire.cli.aggregator.dashboard import Page
 from thinwire.cli.params import Address
 from thinwire.store import Store
-from thinwire.web.security import MAX_HEAD_BYTES
+from thinwire.web.security import MAX_HEADER_BYTES
 
 PATIENCE_S = 60.0
 
@@ -46,12 +46,12 @@ def opened(served: Served, said: bytes = b"") -> socket.socket:
     return connection
 
 
-def head(served: Served, line: str, *more: str) -> bytes:
+def header(served: Served, line: str, *more: str) -> bytes:
     return "\r\n".join([line, f"Host: {served.address}", *more, "", ""]).encode()
 
 
 def test_wrong_codes_of_a_foreign_page_do_not_burn_the_right_one(served: Served, store: Store):
-    code = store.new_login_code()
+    code = store.logins.new_code()
     image = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors", "sec-fetch-dest": "image"}
     with visitor(served, **image) as foreign:
         assert [foreign.get(f"/login?code=AAAA-{n}").status_code for n in range(12)] == [403] * 12
@@ -66,13 +66,13 @@ def test_wrong_codes_of_a_foreign_page_do_not_burn_the_right_one(served: Served,
 def test_half_requests_keep_nobody_out(served: Served, store: Store):
     halves: list[Callable[[], bytes]] = [
         lambda: b"",
-        lambda: head(served, "GET /login HTTP/1.1")[:-2],
-        lambda: head(served, "POST /login HTTP/1.1", "Content-Length: 4000") + b"code=",
-        lambda: head(served, "GET /healthz HTTP/1.1") + b"\r\n",  # one whole request, and then idle
-        lambda: head(served, "GET /static/vendor/preact.js HTTP/1.1") * 200,  # answers that nobody reads
+        lambda: header(served, "GET /login HTTP/1.1")[:-2],
+        lambda: header(served, "POST /login HTTP/1.1", "Content-Length: 4000") + b"code=",
+        lambda: header(served, "GET /healthz HTTP/1.1") + b"\r\n",  # one whole request, and then idle
+        lambda: header(served, "GET /static/vendor/preact.js HTTP/1.1") * 200,  # answers that nobody reads
     ]
     with visitor(served) as early, contextlib.ExitStack() as held:
-        assert early.post("/login", data={"code": store.new_login_code()}).status_code == 303
+        assert early.post("/login", data={"code": store.logins.new_code()}).status_code == 303
         with early.stream("GET", "/api/live") as news:
             lines = news.iter_lines()
             assert "id: 0" in [next(lines) for _ in range(3)]
@@ -80,15 +80,15 @@ def test_half_requests_keep_nobody_out(served: Served, store: Store):
                 with contextlib.suppress(OSError):
                     held.enter_context(opened(served, halves[number % len(halves)]()))
             with visitor(served) as late:
-                assert late.post("/login", data={"code": store.new_login_code()}).status_code == 303
+                assert late.post("/login", data={"code": store.logins.new_code()}).status_code == 303
                 assert late.get("/").status_code == 200
             assert early.get("/api/runs").status_code == 200
-            store.order("revoke", args={"device": "pi-01"})
+            store.commands.add("revoke", args={"device": "pi-01"})
             assert any(line.startswith("data:") for line in lines)  # the stream from before goes on
 
 
 def test_who_does_not_finish_a_request_is_cut_off(served: Served):
-    whole = head(served, "GET /healthz HTTP/1.1")
+    whole = header(served, "GET /healthz HTTP/1.1")
     with contextlib.ExitStack() as held:
         started = [held.enter_context(opened(served, said)) for said in (b"", whole[:-2], whole)]
         assert started[2].recv(4096).startswith(b"HTTP/1.1 200")
@@ -99,9 +99,9 @@ def test_who_does_not_finish_a_request_is_cut_off(served: Served):
                     pass
 
 
-def test_a_head_without_an_end_is_cut_off(served: Served):
-    with opened(served, head(served, "GET /login HTTP/1.1")[:-2]) as connection, pytest.raises(ConnectionError):
-        for _ in range(2 + 40 * MAX_HEAD_BYTES // 8000):  # more than any buffer on the way holds
+def test_a_header_without_an_end_is_cut_off(served: Served):
+    with opened(served, header(served, "GET /login HTTP/1.1")[:-2]) as connection, pytest.raises(ConnectionError):
+        for _ in range(2 + 40 * MAX_HEADER_BYTES // 8000):  # more than any buffer on the way holds
             connection.sendall(b"X-More: " + b"x" * 7990 + b"\r\n")
         connection.recv(1)
 
@@ -109,7 +109,7 @@ def test_a_head_without_an_end_is_cut_off(served: Served):
 def test_broken_requests_leave_nothing_in_the_log(store: Store, tmp_path: Path):
     log = tmp_path / "said"
     with serving(store.url, said=log) as served:
-        for said in (b"no http\r\n\r\n", head(served, "POST /login HTTP/1.1", "Content-Length: 9") + b"c"):
+        for said in (b"no http\r\n\r\n", header(served, "POST /login HTTP/1.1", "Content-Length: 9") + b"c"):
             for _ in range(20):
                 opened(served, said).close()
         with visitor(served) as client:
@@ -117,19 +117,19 @@ def test_broken_requests_leave_nothing_in_the_log(store: Store, tmp_path: Path):
     assert log.read_text() == ""
 
 
-def test_what_the_page_prints_fills_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_what_the_dashboard_prints_fills_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     printed = tmp_path / "printed"
     chatty = tmp_path / "chatty"
     chatty.write_text(f"#!/bin/sh\necho ready\nyes error | head -c 4999998 >&2\n: >{printed}\nexec sleep 60\n")
     chatty.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(chatty))
-    log = tmp_path / "page.log"
+    log = tmp_path / "dashboard.log"
     with Page("sqlite:///none", tmp_path / "lock", Address("127.0.0.1", 1), log, os.environ, print):
         end = time.monotonic() + PATIENCE_S
         while not printed.exists():
             assert time.monotonic() < end
             time.sleep(0.02)
-    kept = [path.stat().st_size for path in sorted(tmp_path.glob("page.log*"))]
+    kept = [path.stat().st_size for path in sorted(tmp_path.glob("dashboard.log*"))]
     assert len(kept) == 2
     assert max(kept) <= 1 << 20
     assert log.read_text().endswith("error\n")

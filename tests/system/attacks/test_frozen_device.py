@@ -15,35 +15,35 @@ from tests.support.fleet_words import PATIENCE_S, hello, join, polled, until
 from tests.support.transport_doubles import Place, place
 from thinwire.cli.devices.render import Known
 from thinwire.core.clock import VirtualClock, heard_by
-from thinwire.core.events import DeviceJoined
-from thinwire.core.fleet import NodeJoined, NodeLeft
+from thinwire.core.events import DeviceOnline
+from thinwire.core.fleet import ClientConnected, ClientDisconnected
 from thinwire.flower.fleet import GRACE_S, POLL_S
+from thinwire.flower.superlink import SuperLink
 from thinwire.store import Store
-from thinwire.transport.server.connections import Ledger
 from thinwire.transport.server.presence import Presence
 
 
 @pytest.fixture(params=[place, tls_place])
 def here(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Place]:
-    with request.param(tmp_path, grace_s=0.2, poll_s=0.5, ledger=tmp_path / "wire") as made:
+    with request.param(tmp_path, grace_s=0.2, poll_s=0.5, directory=tmp_path) as made:
         yield made
 
 
 def test_a_pull_that_is_answered_is_no_word_of_the_device(here: Place, tmp_path: Path) -> None:
-    """Its process may have been stopped since it asked: what counts is when it asked."""
+    """Its process may have been stopped since it selected: what counts is when it selected."""
     link = join(here, "pi-1")
-    polled(here.fleet, NodeJoined)
+    polled(here.fleet, ClientConnected)
     sessions = here.fleet._sessions
     waiting = threading.Thread(target=link.pull, args=(0.5,))
     waiting.start()
     until(lambda: (one := sessions.of("pi-1")) and one.calls)
-    asked = sessions.heard()["pi-1"]
+    assigned = sessions.heard()["pi-1"]
     waiting.join(PATIENCE_S)
     until(lambda: not (one := sessions.of("pi-1")) or not one.calls)
-    assert sessions.heard().get("pi-1", asked) == asked
+    assert sessions.heard().get("pi-1", assigned) == assigned
     until(lambda: "pi-1" in heard_by(tmp_path / "lock"))
-    left = polled(here.fleet, NodeLeft)
-    assert left.silent_s >= 0.5  # since it asked, and not since it was answered
+    left = polled(here.fleet, ClientDisconnected)
+    assert left.silent_s >= 0.5  # since it selected, and not since it was answered
 
 
 class Wire:
@@ -51,9 +51,11 @@ class Wire:
     on_close: Any = None
 
 
-def test_online_is_who_was_heard_within_two_polls(tmp_path: Path) -> None:
+def test_online_is_who_was_heard_within_two_polls() -> None:
     clock, left = VirtualClock(), list[tuple[str, str, float]]()
-    sessions = Presence(clock, GRACE_S, POLL_S, lambda *gone: left.append(gone), Ledger(tmp_path / "wire"))
+    state = SuperLink().state
+    state.register("pi-1", b"key")
+    sessions = Presence(state, clock, GRACE_S, POLL_S, lambda *gone: left.append(gone))
     sessions.begin(hello("pi-1"), Wire())  # type: ignore[arg-type]  # a connection that stays open
     with sessions.call("pi-1", waits=True):
         clock.advance(1.1 * POLL_S)
@@ -70,8 +72,8 @@ def test_online_is_who_was_heard_within_two_polls(tmp_path: Path) -> None:
 def test_a_list_says_for_how_long_a_device_was_silent(tmp_path: Path) -> None:
     with Store.open(tmp_path / "store.sqlite3") as store:
         store.roster.enrol("pi-1", KEY, b"key", "loopback")
-        store.record_device(DeviceJoined(1000.0, "pi-1"))
+        store.record_device(DeviceOnline(1000.0, "pi-1"))
         (info,) = store.devices()
-    assert Known(heard_by={"pi-1": 1200.0}).heard_at(info) == 1200.0
-    assert Known(heard_by={"pi-1": 900.0}).heard_at(info) == 1000.0  # of its life before
-    assert Known(alive=False, gone_at=2000.0, heard_by={"pi-1": 1200.0}).heard_at(info) == 1200.0
+    assert Known(heard_by={"pi-1": 1200.0}).last_seen_at(info) == 1200.0
+    assert Known(heard_by={"pi-1": 900.0}).last_seen_at(info) == 1000.0  # of its life before
+    assert Known(alive=False, down_since=2000.0, heard_by={"pi-1": 1200.0}).last_seen_at(info) == 1200.0

@@ -18,7 +18,7 @@ from thinwire.cli.runs.render import clipping
 from thinwire.core.events import Evaluated, RoundClosed, RoundOpened, UpdateAccepted
 from thinwire.core.fleet import Delivery
 from thinwire.core.serialization import to_json
-from thinwire.core.types import Ask, Failure, Metrics, ReplyHeader
+from thinwire.core.types import Assignment, Metrics, Reply, ReplyHeader
 from thinwire.simulation import SyntheticUpdates, Turn
 from thinwire.store import Store
 
@@ -31,25 +31,25 @@ RIGHT = (3, 5, 6, 4)  # of ten, of the versions 0 to 3: version 2 is the best
 class Saying(SyntheticUpdates):
     """Says of each assignment the metrics that a test gives it."""
 
-    says: Callable[[Ask], Metrics] = lambda ask: {}
+    says: Callable[[Assignment], Metrics] = lambda assignment: {}
 
-    def answer(self, delivery: Delivery, turn: Turn) -> tuple[ReplyHeader | Failure, bytes]:
-        head, body = super().answer(delivery, turn)
-        assert isinstance(head, ReplyHeader)
-        head.metrics.update(self.says(delivery.ask))  # type: ignore[attr-defined]  # MadeUp's is a dict
-        return head, body
+    def answer(self, delivery: Delivery, turn: Turn) -> tuple[Reply, bytes]:
+        header, body = super().answer(delivery, turn)
+        assert isinstance(header, ReplyHeader)
+        header.metrics.update(self.says(delivery.assignment))  # type: ignore[attr-defined]  # MadeUp's is a dict
+        return header, body
 
 
-def truth(ask: Ask) -> Metrics:
-    right = float(RIGHT[ask.base_version])
+def truth(assignment: Assignment) -> Metrics:
+    right = float(RIGHT[assignment.base_version])
     return {"eval/loss": (10 * (1 - right / 10), 10.0), "eval/accuracy": (right, 10.0)}
 
 
-LIES: dict[str, Callable[[Ask], Metrics]] = {
-    "low-loss": lambda ask: {"eval/loss": (-1e90 if ask.base_version == 0 else 1.0, 1.0)},
-    "high-loss": lambda ask: {"eval/loss": (1e90 * (1 + ask.base_version), 1.0)},
-    "all-right": lambda ask: {"eval/accuracy": (10.0, 10.0), "eval/loss": (0.0, 10.0)},
-    "many-examples": lambda ask: {"eval/accuracy": (9e99, 9e99), "eval/loss": (0.0, 9e99)},
+LIES: dict[str, Callable[[Assignment], Metrics]] = {
+    "low-loss": lambda assignment: {"eval/loss": (-1e90 if assignment.base_version == 0 else 1.0, 1.0)},
+    "high-loss": lambda assignment: {"eval/loss": (1e90 * (1 + assignment.base_version), 1.0)},
+    "all-right": lambda assignment: {"eval/accuracy": (10.0, 10.0), "eval/loss": (0.0, 10.0)},
+    "many-examples": lambda assignment: {"eval/accuracy": (9e99, 9e99), "eval/loss": (0.0, 9e99)},
 }
 
 
@@ -57,7 +57,7 @@ LIES: dict[str, Callable[[Ask], Metrics]] = {
 @pytest.mark.parametrize("lie", LIES)
 def test_one_devices_metrics_decide_neither_best_nor_target(tmp_path: Path, lie: str, tls: bool) -> None:
     devices: dict[str, SyntheticUpdates] = {f"pi-{n}": Saying(f"pi-{n}", LAYOUT, says=truth) for n in range(HONEST)}
-    devices["liar"] = Saying("liar", LAYOUT, says=lambda ask: {**truth(ask), **LIES[lie](ask)})
+    devices["liar"] = Saying("liar", LAYOUT, says=lambda assignment: {**truth(assignment), **LIES[lie](assignment)})
     target = {"metric": "accuracy", "value": 0.62}
     made = acted(tmp_path, LAYOUT, devices, tls=tls, run={"rounds": 3, "target": target, "metric": "loss"})
     assert (made.row.status, made.row.version) == ("done", 3), made.row.status_text
@@ -80,13 +80,13 @@ def test_an_impossible_accuracy_is_refused_as_it_comes(
     with attacked(tmp_path, tls=tls) as here:
         said = replace(answer("pi-1", "digits-1.1.pi-1"), metrics={"eval/accuracy": accuracy})
         assert device_of(here).push(said).short == (409, "protocol")
-        assert here.spool.heads() == []
+        assert here.spool.headers() == []
 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
 def test_metrics_that_one_device_invents_are_counted_and_not_kept(tmp_path: Path, tls: bool) -> None:
-    def invent(ask: Ask) -> Metrics:
-        return {**truth(ask), **{f"eval/{ask.round}-{n}-{'x' * 40}": (1.0, 1.0) for n in range(50)}}
+    def invent(assignment: Assignment) -> Metrics:
+        return {**truth(assignment), **{f"eval/{assignment.round}-{n}-{'x' * 40}": (1.0, 1.0) for n in range(50)}}
 
     devices: dict[str, SyntheticUpdates] = {f"pi-{n}": Saying(f"pi-{n}", LAYOUT, says=truth) for n in range(3)}
     devices["liar"] = Saying("liar", LAYOUT, says=invent)
@@ -95,7 +95,7 @@ def test_metrics_that_one_device_invents_are_counted_and_not_kept(tmp_path: Path
     assert [event.ignored for event in made.of(RoundClosed)] == [50, 50, 50]
     assert {name for event in made.of(Evaluated) for name in (*event.metrics, *event.spread)} == {"loss", "accuracy"}
     later = [event for event in made.of(UpdateAccepted) if event.round > 1]
-    assert {name for event in later for name in event.head["metrics"]} == {"eval/loss", "eval/accuracy"}
+    assert {name for event in later for name in event.header["metrics"]} == {"eval/loss", "eval/accuracy"}
     sizes = [len(json.dumps(to_json(event))) for event in made.events if not isinstance(event, UpdateAccepted)]
     assert max(sizes) < 4096
     with Store.open(made.home.database) as store:
@@ -107,20 +107,20 @@ def test_metrics_that_one_device_invents_are_counted_and_not_kept(tmp_path: Path
 class Only(Saying):
     """Says these metrics and no others, of the last model too; without any it has no test data."""
 
-    def answer(self, delivery: Delivery, turn: Turn) -> tuple[ReplyHeader | Failure, bytes]:
-        head, body = SyntheticUpdates.answer(self, delivery, turn)
-        assert isinstance(head, ReplyHeader)
-        return replace(head, metrics=self.says(delivery.ask)), body
+    def answer(self, delivery: Delivery, turn: Turn) -> tuple[Reply, bytes]:
+        header, body = SyntheticUpdates.answer(self, delivery, turn)
+        assert isinstance(header, ReplyHeader)
+        return replace(header, metrics=self.says(delivery.assignment)), body
 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
 def test_a_device_that_measures_the_first_version_alone_ends_no_run(tmp_path: Path, tls: bool) -> None:
-    """This seed asks it first: its metric is the only one that the run has heard of by then."""
+    """This seed assignments it first: its metric is the only one that the run has heard of by then."""
     devices: dict[str, SyntheticUpdates] = {f"pi-{n}": Only(f"pi-{n}", LAYOUT, says=truth) for n in range(HONEST)}
-    devices["liar"] = Only("liar", LAYOUT, says=lambda ask: {"eval/zzz": (1.0, 1.0)})
+    devices["liar"] = Only("liar", LAYOUT, says=lambda assignment: {"eval/zzz": (1.0, 1.0)})
     run = {"rounds": 3, "metric": "accuracy", "seed": FIRST_SEED}
     made = acted(tmp_path, LAYOUT, devices, tls=tls, run=run, cohort={"clients": 1})
-    assert made.of(RoundOpened)[0].asks.keys() == {"liar"}
+    assert made.of(RoundOpened)[0].assignments.keys() == {"liar"}
     assert (made.row.status, made.row.version) == ("done", 3), made.row.status_text
 
 
@@ -131,7 +131,7 @@ def test_a_device_that_measures_alone_decides_neither_best_nor_target(
 ) -> None:
     devices: dict[str, SyntheticUpdates] = {f"pi-{n}": Only(f"pi-{n}", LAYOUT) for n in range(4)}
     lie: Metrics = {"eval/accuracy": (9e99, 9e99), "eval/loss": (0.0, 9e99)}
-    devices["liar"] = Only("liar", LAYOUT, says=lambda ask: lie)
+    devices["liar"] = Only("liar", LAYOUT, says=lambda assignment: lie)
     run = {"rounds": 3, "target": {"metric": "accuracy", "value": 0.9}}
     made = acted(tmp_path, LAYOUT, devices, tls=tls, run=run, cohort=cohort)
     assert (made.row.status, made.row.version) == ("done", 3), made.row.status_text

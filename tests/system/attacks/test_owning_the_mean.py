@@ -13,7 +13,7 @@ from tests.system.attacks.acting import acted
 from thinwire.core.events import ModelStored, RoundClosed, UpdateDropped
 from thinwire.core.fleet import Delivery
 from thinwire.core.serialization import MAX_EXAMPLES
-from thinwire.core.types import Failure, ReplyHeader
+from thinwire.core.types import Reply, ReplyHeader
 from thinwire.server.model_store import Versions
 from thinwire.simulation import SyntheticUpdates, Turn
 
@@ -24,10 +24,10 @@ class Boasting(SyntheticUpdates):
 
     a: float = 0.0
 
-    def answer(self, delivery: Delivery, turn: Turn) -> tuple[ReplyHeader | Failure, bytes]:
-        head, body = super().answer(delivery, turn)
-        assert isinstance(head, ReplyHeader)
-        return (replace(head, a=self.a) if self.a and head.parts else head), body
+    def answer(self, delivery: Delivery, turn: Turn) -> tuple[Reply, bytes]:
+        header, body = super().answer(delivery, turn)
+        assert isinstance(header, ReplyHeader)
+        return (replace(header, a=self.a) if self.a and header.parts else header), body
 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])

@@ -16,7 +16,8 @@ from tests.support.watched import heard
 from tests.system.attacks.places import attacked, device_of
 from thinwire.transport.protocol.http import HELLO, JOIN, PULL, packed
 from thinwire.transport.protocol.signing import SIGNATURE_HEADER, SignatureHeaders
-from thinwire.transport.server.limits import FAILED_JOINS, MAX_REFUSED_OF_CONNECTION
+from thinwire.transport.server.auth import FAILED_JOINS
+from thinwire.transport.server.connections import MAX_REFUSED_OF_CONNECTION
 
 MANY = 16
 BODY = packed(json.dumps({"secret": "0" * 32, "name": "pi-9", "versions": {}}).encode())
@@ -42,7 +43,7 @@ def verified(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def path_of(here: Place) -> str:
-    """Where a stranger may call: a plain door has no join."""
+    """Where a stranger may call: a plain device API has no join."""
     return JOIN if isinstance(here, TlsPlace) else HELLO
 
 

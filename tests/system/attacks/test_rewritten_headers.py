@@ -17,8 +17,8 @@ from tests.system.attacks.acting import acted
 from tests.system.attacks.places import attacked, device_of
 from thinwire.core import Layout
 from thinwire.core.events import UpdateDropped
-from thinwire.core.fleet import NodeJoined
-from thinwire.core.serialization import MAX_HEAD_BYTES, reply_from_bytes, reply_to_json
+from thinwire.core.fleet import ClientConnected
+from thinwire.core.serialization import MAX_HEADER_BYTES, reply_from_bytes, reply_to_json
 from thinwire.core.types import Arrived, ReplyHeader, UpdateId
 from thinwire.simulation import SyntheticUpdates
 from thinwire.store import FileSpool
@@ -28,10 +28,10 @@ from thinwire.transport.protocol.http import PUSH, packed
 both = pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
 
 
-def in_utf8(head: ReplyHeader, letters: int) -> bytes:
+def in_utf8(header: ReplyHeader, letters: int) -> bytes:
     """The header with so many Chinese letters in it: three bytes each as UTF-8, six as ASCII JSON."""
     draw = random.Random(17)
-    raw = reply_to_json(head) | {"codec": "".join(chr(draw.randrange(0x4E00, 0x9FA5)) for _ in range(letters))}
+    raw = reply_to_json(header) | {"codec": "".join(chr(draw.randrange(0x4E00, 0x9FA5)) for _ in range(letters))}
     return json.dumps(raw, ensure_ascii=False).encode()
 
 
@@ -47,27 +47,27 @@ def test_a_header_of_3_mb_of_utf8_stops_neither_the_aggregator_nor_its_next_star
         assert status in (200, 409, 413)
         for _ in range(2):
             link.hello(hello("pi-2"))
-            polled(here.fleet, NodeJoined, lambda joined: joined.device == "pi-2")
+            polled(here.fleet, ClientConnected, lambda joined: joined.device == "pi-2")
             here.restart()
         came = [reply for reply in answers_now(here.fleet) if isinstance(reply, ReplyHeader)]
         assert [reply.update_id.device for reply in came] == ["pi-1"] * (status == 200)
 
 
 def test_the_spool_keeps_the_bytes_that_came_and_reads_them_again(tmp_path: Path) -> None:
-    head = answer("pi-1", "digits-1.1.pi-1", 1, b"x")
-    received = in_utf8(head, 1_300_000)
+    header = answer("pi-1", "digits-1.1.pi-1", 1, b"x")
+    received = in_utf8(header, 1_300_000)
     read = reply_from_bytes(received)
     assert isinstance(read, ReplyHeader)
     spool = FileSpool(tmp_path / "spool")
-    draft = spool.draft(head.update_id)
+    draft = spool.draft(header.update_id)
     draft.write_bytes(b"x")
     spool.commit(draft, read, received)
-    assert received in spool.path(head.update_id).with_suffix(".head").read_bytes()
-    assert FileSpool(tmp_path / "spool").heads() == [read]
+    assert received in spool.path(header.update_id).with_suffix(".header").read_bytes()
+    assert FileSpool(tmp_path / "spool").headers() == [read]
 
 
 @both
-@pytest.mark.parametrize("damage", [b"", b"{}", b"\xff\xfe", b"[" * (MAX_HEAD_BYTES + 1)])
+@pytest.mark.parametrize("damage", [b"", b"{}", b"\xff\xfe", b"[" * (MAX_HEADER_BYTES + 1)])
 def test_an_unreadable_file_in_the_spool_is_set_aside_with_a_warning(
     tmp_path: Path, tls: bool, damage: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -79,13 +79,13 @@ def test_an_unreadable_file_in_the_spool_is_set_aside_with_a_warning(
         damaged, sound = (answer("pi-1", f"digits-1.{nth}.pi-1", nth, b"x") for nth in (1, 2))
         link.push(damaged, file)
         link.push(sound, file)
-        here.spool.path(damaged.update_id).with_suffix(".head").write_bytes(damage)
+        here.spool.path(damaged.update_id).with_suffix(".header").write_bytes(damage)
         with caplog.at_level(logging.WARNING):
             here.restart()
         came = [reply for reply in answers_now(here.fleet) if isinstance(reply, ReplyHeader)]
         assert [reply.update_id for reply in came] == [sound.update_id]
         assert sum("set aside" in record.message for record in caplog.records) == 1
-        kept = [path for path in (tmp_path / "spool").rglob("*pi-1-1.head") if path.read_bytes() == damage]
+        kept = [path for path in (tmp_path / "spool").rglob("*pi-1-1.header") if path.read_bytes() == damage]
         assert len(kept) == 1, "nothing is deleted"
         link.hello(hello("pi-1"))
         link.push(replace(damaged, transfer=None), file)  # the device sends it again, and it counts
@@ -108,7 +108,7 @@ def test_a_reply_that_is_damaged_before_it_is_aggregated_is_dropped_and_its_run_
     monkeypatch.setattr(FileSpool, "open", damaged)
     layout = Layout.of({"w": (8,)})
     devices = {name: SyntheticUpdates(name, layout, 1.0) for name in ("pi-1", "pi-2")}
-    run = acted(tmp_path, layout, devices, tls=tls, run={"rounds": 2}, cohort={"deadline_s": 60.0, "min_replies": 1})
+    run = acted(tmp_path, layout, devices, tls=tls, run={"rounds": 2}, cohort={"deadline_s": 60.0, "min_updates": 1})
     assert run.row.status == "done"
     assert [event.update_id for event in run.of(UpdateDropped)] == ["toy-1/pi-2/1"]
     assert list((run.home.spool / UNREADABLE).rglob("pi-2-1.parts"))

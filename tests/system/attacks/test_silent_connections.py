@@ -15,14 +15,14 @@ from tests.support.fleet_words import until
 from tests.support.transport_doubles import Place
 from tests.system.attacks.places import attacked, device_of
 from thinwire.transport.protocol.http import CA
-from thinwire.transport.server.limits import UNSIGNED_OF_ALL
+from thinwire.transport.server.connections import UNSIGNED_OF_ALL
 
 ADDRESSES, EACH = 18, 32  # 576 connections
 
 
 @pytest.fixture(params=["plain", "tls"])
 def here(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    with attacked(tmp_path, tls=request.param == "tls", grace_s=60.0, ledger=tmp_path / "wire") as made:
+    with attacked(tmp_path, tls=request.param == "tls", grace_s=60.0, directory=tmp_path) as made:
         yield made
 
 
@@ -38,7 +38,7 @@ def many_files() -> Iterator[None]:
 
 @contextlib.contextmanager
 def silent(here: Place, count: int = ADDRESSES * EACH) -> Iterator[list[socket.socket]]:
-    """So many connections, 32 of each address, which the door has seen and on which nothing is said."""
+    """So many connections, 32 of each address, which the device API has seen and on which nothing is said."""
     with contextlib.ExitStack() as stack:
         before, made = here.fleet.stats(), list[socket.socket]()
         for nth in range(count):
@@ -47,7 +47,7 @@ def silent(here: Place, count: int = ADDRESSES * EACH) -> Iterator[list[socket.s
 
         def came() -> int:
             stats = here.fleet.stats()
-            return sum(stats[name] - before[name] for name in ("strangers", "turned_away"))
+            return sum(stats[name] - before[name] for name in ("strangers", "refused_connections"))
 
         until(lambda: came() >= count)
         yield made
@@ -67,7 +67,7 @@ def test_a_known_address_keeps_its_connection_while_strangers_fill_the_others(he
     caller = Caller(here, "pi-2")
     open_before = caller.connection()
     with silent(here):
-        assert here.fleet.stats()["turned_away"] > 0
+        assert here.fleet.stats()["refused_connections"] > 0
         path = CA if isinstance(here, TlsPlace) else "/nothing"
         assert caller.call("GET", path, headers={}, on=open_before).status in (200, 404)
     open_before.close()

@@ -30,7 +30,7 @@ from thinwire.core.serialization import (
     reply_to_json,
 )
 from thinwire.core.types import Part, ReplyHeader, UpdateId
-from thinwire.server.submit import limit_of
+from thinwire.server.service import limit_of
 from thinwire.transport.protocol.http import HELLO, JOIN, PULL, PUSH, packed
 from thinwire.transport.protocol.registration import to_bytes
 
@@ -82,19 +82,19 @@ def test_what_a_device_and_an_aggregator_take_of_metrics_is_the_same() -> None:
 
 
 @both
-def test_the_largest_honest_reply_passes_the_door_and_one_part_more_is_its_devices_failure(
+def test_the_largest_honest_reply_passes_the_device_api_and_one_part_more_is_its_devices_failure(
     tmp_path: Path, tls: bool
 ) -> None:
     with attacked(tmp_path, tls=tls, limits=FixedLimits(LIMIT)) as here:
         caller, honest = device_of(here), reply_to_json(largest_reply())
-        head = honest | {"parts": [part | {"length": 1} for part in honest["parts"]]}
-        said = caller.call("POST", PUSH, packed(json.dumps(head).encode()))
+        header = honest | {"parts": [part | {"length": 1} for part in honest["parts"]]}
+        said = caller.call("POST", PUSH, packed(json.dumps(header).encode()))
         assert (said.status, len(said.told["offsets"])) == (200, LIMIT.parts)
         for key, more in (
-            ("parts", [*head["parts"], head["parts"][0]]),
-            ("counters", {**head["counters"], "one more": 1}),
+            ("parts", [*header["parts"], header["parts"][0]]),
+            ("counters", {**header["counters"], "one more": 1}),
         ):
-            said = caller.call("POST", PUSH, packed(json.dumps(head | {key: more}).encode()))
+            said = caller.call("POST", PUSH, packed(json.dumps(header | {key: more}).encode()))
             assert said.short == (413, "too-large"), key
         assert [getattr(reply, "kind", "") for reply in answers_now(here.fleet)] == ["protocol"] * 2
 
@@ -139,7 +139,7 @@ def test_every_json_of_a_device_is_bounded_in_depth_and_values_before_it_is_pars
         bodies = {
             HELLO: json.loads(to_bytes(hello(caller.name, caller.process))),
             PUSH: reply_to_json(answer("pi-1", "a", 1)),
-            PULL: {"process": caller.process, "wait_s": 0.0, "held": []},
+            PULL: {"process": caller.process, "wait_s": 0.0, "in_flight": []},
         }  # fmt: skip
         if tls:
             bodies[JOIN] = {"secret": "0" * 32, "name": "pi-9", "versions": {}}
@@ -158,18 +158,27 @@ def test_every_json_of_a_device_is_bounded_in_depth_and_values_before_it_is_pars
 
 @pytest.mark.slow
 def test_pushes_of_150_kb_hold_little_memory_and_keep_nobody_waiting(tmp_path: Path) -> None:
-    with crowded(tmp_path) as door:
-        liar, before = Caller(door, "pi-2"), door.memory()
-        assert liar.join(door.secrets.pop()).status == 200
+    with crowded(tmp_path) as api:
+        liar, before = Caller(api, "pi-2"), api.memory()
+        assert liar.join(api.secrets.pop()).status == 200
         assert liar.hello().status == 200
         empty = b"".join(random.Random(3).choices((b"[],[],", b"{},{},"), k=690_000))
         pushes = [packed(b"[" + empty + b"0]")] * 16
         assert 130_000 < len(pushes[0]) < 260_000
+
+        def push(body: bytes) -> int | None:
+            try:
+                return liar.call("POST", PUSH, body).status
+            except ConnectionError:  # a device has at most four connections: the oldest is closed for the fifth
+                return None
+
         with ThreadPoolExecutor(8) as threads:
-            said = threads.map(lambda body: liar.call("POST", PUSH, body).status, pushes)
-            assert door.round_s() > 0
-            assert set(said) <= {409, 413, 503}
-        assert door.memory("VmHWM") - before <= MOST_MORE_BYTES
+            said = threads.map(push, pushes)
+            assert api.round_s() > 0
+            answers = set(said)
+        assert answers & {409, 413, 503}
+        assert answers <= {409, 413, 503, None}
+        assert api.memory("VmHWM") - before <= MOST_MORE_BYTES
 
 
 def test_a_reader_makes_no_more_than_its_bound_says() -> None:

@@ -1,4 +1,4 @@
-"""A task's code on a real device asks for the end of its process: its assignment fails, and the device works on."""
+"""A task's code on a real device requests the end of its process: its assignment fails, and the device works on."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tests.support.fleet_words import polled
 from tests.support.trained_elsewhere import Elsewhere
 from tests.system.attacks.places import attacked
 from thinwire.client.agent import serve
-from thinwire.core.fleet import Envelope, NodeJoined
+from thinwire.core.fleet import ClientConnected, Envelope
 from thinwire.core.types import Failure, ReplyHeader
 
 WISHES = {"sys.exit()": "SystemExit", "os._exit(0)": "os._exit", "raise KeyboardInterrupt": "KeyboardInterrupt"}
 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
-def test_a_device_whose_task_asks_for_the_end_of_its_process_says_where_and_answers_the_next_assignment(
+def test_a_device_whose_task_requests_the_end_of_its_process_says_where_and_answers_the_next_assignment(
     tmp_path: Path, tls: bool
 ) -> None:
     device, stop, said = Elsewhere(tmp_path, threads=1), threading.Event(), list[str]()
@@ -31,16 +31,16 @@ def test_a_device_whose_task_asks_for_the_end_of_its_process_says_where_and_answ
         )  # fmt: skip
         serving.start()
         try:
-            polled(here.fleet, NodeJoined)
+            polled(here.fleet, ClientConnected)
             for number, (wish, by) in enumerate(WISHES.items(), start=1):
                 device.wish(wish)
-                ask = device.aggregator.ask(number)
-                here.fleet.send([Envelope("pi-01", ask.ask, ask.bundle)])
+                assignment = device.aggregator.assign(number)
+                here.fleet.send([Envelope("pi-01", assignment.assignment, assignment.bundle)])
                 failure = polled(here.fleet, Failure)
                 assert (failure.kind, failure.text) == ("task-error", f"{by} at task.py:32")
             device.wish()
-            ask = device.aggregator.ask(len(WISHES) + 1)
-            here.fleet.send([Envelope("pi-01", ask.ask, ask.bundle)])
+            assignment = device.aggregator.assign(len(WISHES) + 1)
+            here.fleet.send([Envelope("pi-01", assignment.assignment, assignment.bundle)])
             assert polled(here.fleet, ReplyHeader).parts
         finally:
             stop.set()

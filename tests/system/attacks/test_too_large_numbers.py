@@ -25,10 +25,10 @@ LIES: dict[str, dict[str, Any]] = {
 def test_devices_with_too_large_numbers_end_no_run_and_are_in_no_model(tmp_path: Path, tls: bool) -> None:
     liars = {name: Normed(name, NORMED, **{"change": 1.0, **lie}) for name, lie in LIES.items()}
     devices = {**liars, "honest": Normed("honest", NORMED, 1.0)}
-    made = acted(tmp_path, NORMED, devices, tls=tls, run={"rounds": 2}, cohort={"min_replies": 1})
+    made = acted(tmp_path, NORMED, devices, tls=tls, run={"rounds": 2}, cohort={"min_updates": 1})
     assert made.row.status == "done", made.row.status_text
     assert sorted(e.device for e in made.of(UpdateDropped)) == sorted([*liars, *liars])
-    assert {len(e.folded) for e in made.of(RoundClosed)} == {1}
+    assert {len(e.aggregated) for e in made.of(RoundClosed)} == {1}
     versions = Versions(made.home.run(made.row.run_id), NORMED)
     params, buffers = versions.read(made.of(ModelStored)[-1])
     assert np.array_equal(params, np.full(NORMED.size, 2.0, np.float32))

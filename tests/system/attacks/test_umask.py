@@ -16,7 +16,7 @@ from tests.support.processes import Site
 from thinwire.cli.main import main
 from thinwire.core.statedir import AggregatorHome, client_home
 from thinwire.store import Store
-from thinwire.transport import device_key
+from thinwire.transport.device.identity import device_key
 
 
 def open_to_others(*roots: Path) -> list[str]:
@@ -30,7 +30,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
     """All that is started and typed here has a umask of 0."""
     (tmp_path / "new").mkdir(mode=0o755)
     made, before = Site(tmp_path / "new" / "state"), os.umask(0)
-    made.page = ("--page", made.page_at)
+    made.page = ("--dashboard", made.dashboard_at)
     yield made
     made.close()
     os.umask(before)

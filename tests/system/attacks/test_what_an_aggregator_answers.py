@@ -26,12 +26,12 @@ from tests.system.attacks.test_a_hostile_aggregator import (
     said,
 )
 from thinwire.client.admission import AdmissionController
-from thinwire.client.errors import CannotAnswer
+from thinwire.client.errors import CannotReply
 from thinwire.client.loop import LOOK_S, MAX_QUICK, MAX_WAITING, MAX_WAITING_BYTES, PAUSE_S
 from thinwire.client.task import LoadedTask
 from thinwire.core.errors import BadPayload
 from thinwire.core.plan import MAX_VALUES, RunPlan
-from thinwire.core.serialization import MAX_HEAD_BYTES, ask_from_bytes
+from thinwire.core.serialization import MAX_HEADER_BYTES, assignment_from_bytes
 from thinwire.transport.protocol import registration
 from thinwire.transport.protocol.http import PUSH, block, packed
 
@@ -50,10 +50,10 @@ class Uploading(Answering):
         if self.path == PUSH and self._lied("POST"):
             return
         if self.path == PUSH and self.headers["content-length"] is not None:
-            head = said(self.rfile.read(int(self.headers["content-length"])))
-            self.server.pushes.put(head)
-            large = sum(part["length"] for part in head.get("parts", ())) > 2**18
-            self.answer(dumped({"offsets": [0] * len(head["parts"])} if large else {"done": True}))
+            header = said(self.rfile.read(int(self.headers["content-length"])))
+            self.server.pushes.put(header)
+            large = sum(part["length"] for part in header.get("parts", ())) > 2**18
+            self.answer(dumped({"offsets": [0] * len(header["parts"])} if large else {"done": True}))
             return
         super().do_POST()
 
@@ -122,7 +122,7 @@ def test_an_offset_that_is_no_number_ends_no_client(tmp_path: Path, text: str) -
         server = device.server
         assert isinstance(server, Watched)
         server.answers = {"PUT": [hang_up], "HEAD": [offset(text)]}
-        server.asks.put(device.ask(1, kind="init", ask_id="small-1.init.pi-1"))
+        server.assignments.put(device.assign(1, kind="init", assignment_id="small-1.init.pi-1"))
         device.require_alive(2)
         assert server.uploads[:2] == ["PUT", "HEAD"]
 
@@ -181,18 +181,19 @@ PLANS = {
 def test_no_plan_costs_a_device_more_than_a_moment_and_little_memory(tmp_path: Path, name: str) -> None:
     """Some kB on the wire: a million values, which a device parses, judges twice and explains."""
     raw = {
-        "ask_id": "small-1.1.pi-1", "run": "small-1", "task": "small", "kind": "train", "plan": "@", "verdicts": [],
+        "assignment_id": "small-1.1.pi-1", "run": "small-1", "task": "small", "kind": "train", "plan": "@",
+        "outcomes": [],
         "work": {"steps": 1, "batch": 8}, "parts": [],
     }  # fmt: skip
     data = dumped(raw).replace(b'"@"', PLANS[name].encode())
-    assert len(data) <= MAX_HEAD_BYTES
+    assert len(data) <= MAX_HEADER_BYTES
     gate = AdmissionController(None, tmp_path)
 
     def take() -> None:
-        with contextlib.suppress(BadPayload, CannotAnswer):  # the message is refused, or the assignment
-            ask = ask_from_bytes(data)
-            assert not gate.wanted(ask)
-            gate.admit(ask)
+        with contextlib.suppress(BadPayload, CannotReply):  # the message is refused, or the assignment
+            assignment = assignment_from_bytes(data)
+            assert not gate.wanted(assignment)
+            gate.admit(assignment)
 
     began = time.process_time()
     take()
@@ -211,8 +212,16 @@ def test_honest_plans_of_many_devices_are_read() -> None:
     names = [f"a-device-in-the-field-{nth:05}" for nth in range(MAX_VALUES - 200)]
     plan = {"run": {"task": "small"}, "cohort": {"wait_for": names}, "local": {"lr": 1}}
     assert RunPlan.from_json(plan).cohort.wait_for == names
-    asked = {"ask_id": "a", "run": "small-1", "task": "small", "kind": "train", "work": {}, "parts": [], "verdicts": []}
-    assert ask_from_bytes(dumped({**asked, "plan": RunPlan.from_json(plan).to_json()})).run == "small-1"
+    assigned = {
+        "assignment_id": "a",
+        "run": "small-1",
+        "task": "small",
+        "kind": "train",
+        "work": {},
+        "parts": [],
+        "outcomes": [],
+    }
+    assert assignment_from_bytes(dumped({**assigned, "plan": RunPlan.from_json(plan).to_json()})).run == "small-1"
 
 
 def test_a_welcome_is_bounded_before_it_is_parsed() -> None:
@@ -257,11 +266,11 @@ def test_what_waits_while_a_device_works_is_bounded_also_where_it_is_withdrawn(t
 
         def another(connection: Answering) -> None:
             given.append(100 + len(given))
-            ask = packed(dumped(device.ask(given[-1], more="x" * (MAX_WAITING_BYTES // 8))))
-            connection.answer(packed(dumped({"cancelled": [f"small-1.{given[-1] - 1}.pi-1"]})) + ask)
+            assignment = packed(dumped(device.assign(given[-1], more="x" * (MAX_WAITING_BYTES // 8))))
+            connection.answer(packed(dumped({"cancelled": [f"small-1.{given[-1] - 1}.pi-1"]})) + assignment)
 
         armed.set()
-        device.server.asks.put(device.ask(1, kind="init"))
+        device.server.assignments.put(device.assign(1, kind="init"))
         assert begun.wait(PATIENCE_S)
         for _ in range(2 * MAX_WAITING):
             device.server.lies.put(another)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import time
+
 import numpy as np
 import torch
 from torch import nn
@@ -11,6 +14,7 @@ from thinwire.client import Site, Split, held_out, own_part
 
 IMAGES, CLASSES, PIXELS = 1797, 10, 64  # as many as in the example
 NOISE = 0.3
+STEP_S = float(os.environ.get("DIGITS_STEP_S", "0"))  # as in the example
 
 
 def model() -> nn.Module:
@@ -30,4 +34,6 @@ def data(site: Site) -> Split:
 
 def loss(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
     pixels, digits = batch
+    if STEP_S and model.training:
+        time.sleep(STEP_S)
     return nn.functional.cross_entropy(model(pixels), digits)

@@ -22,7 +22,7 @@ from thinwire.cli.params import Address
 READY_S = 30.0
 PAUSE_S = 5.0  # between two starts of a dashboard that ended by itself
 END_S = 5.0
-MAX_LOG_BYTES = 1 << 20  # of page.log and its predecessor page.log.1: strangers can make the dashboard print
+MAX_LOG_BYTES = 1 << 20  # of dashboard.log and its predecessor dashboard.log.1: strangers can make the dashboard print
 
 
 class Page:
@@ -43,7 +43,7 @@ class Page:
         self._command += ["--listen", str(address), "--parent", str(os.getpid())]
         self._ending = threading.Event()
         self._process = self._begin()
-        self._watch = threading.Thread(target=self._keep, name="page", daemon=True)
+        self._watch = threading.Thread(target=self._keep, name="dashboard", daemon=True)
 
     def __enter__(self) -> Self:
         """Wait until the dashboard listens; `Unreachable` with the last line of its log if it does not."""
@@ -56,7 +56,9 @@ class Page:
             with contextlib.suppress(OSError):
                 words = self._log.read_text(errors="replace").strip().splitlines()[-1:] or words
             raise Unreachable(
-                f"the page did not start on {self.address}", why=words[0], hint=f"{self._log} says more; or --no-page"
+                f"the dashboard did not start on {self.address}",
+                why=words[0],
+                hint=f"{self._log} says more; or --no-dashboard",
             )
         self._watch.start()
         return self
@@ -69,7 +71,7 @@ class Page:
 
     def _begin(self) -> subprocess.Popen[bytes]:
         """Start the process and the thread that writes its log."""
-        from thinwire.client.status import append_all
+        from thinwire.core.log_file import append_all
 
         process = subprocess.Popen(
             self._command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -77,7 +79,7 @@ class Page:
         )  # fmt: skip
         assert process.stderr is not None
         said = (process.stderr, self._log, MAX_LOG_BYTES)
-        self._logging = threading.Thread(target=append_all, args=said, name="page.log", daemon=True)
+        self._logging = threading.Thread(target=append_all, args=said, name="dashboard.log", daemon=True)
         self._logging.start()
         return process
 
@@ -90,7 +92,7 @@ class Page:
             code = self._process.wait()
             if self._ending.is_set():
                 return
-            self._say(f"the page ended ({code}) and is started again; training goes on. {self._log} says more")
+            self._say(f"the dashboard ended ({code}) and is started again; training goes on. {self._log} says more")
             if self._ending.wait(PAUSE_S):
                 return
             self._process = self._begin()
@@ -127,23 +129,10 @@ def bounded(log: Path, most: int = MAX_LOG_BYTES, every_s: float = LOOK_S) -> It
 
     Invariant: no line is lost, and the last line of a crash is in the file, because this process writes to it directly.
     """
-    if not _is_output(log):
-        yield
-        return
-    over = threading.Event()
+    from thinwire.core.clock import repeating
 
-    def look() -> None:
-        while not over.wait(every_s):
-            with contextlib.suppress(OSError):  # a full disk ends no training
-                turn_over(log, most)
-
-    thread = threading.Thread(target=look, name=FILE, daemon=True)
-    thread.start()
-    try:
+    with repeating(lambda: turn_over(log, most), every_s, FILE) if _is_output(log) else contextlib.nullcontext():
         yield
-    finally:
-        over.set()
-        thread.join()
 
 
 def turn_over(log: Path, most: int) -> None:

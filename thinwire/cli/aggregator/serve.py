@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 from thinwire.cli import console
 from thinwire.cli.aggregator import dashboard
 from thinwire.cli.aggregator.tls import Certificates, urls, write_invite
-from thinwire.cli.local_state import Typed, again, aggregator_home, alive, opened
+from thinwire.cli.local_state import NOT_KEPT, StartOptions, again, aggregator_home, alive, opened
 from thinwire.cli.params import Address
+from thinwire.core.signals import ended_by_signals, until
 
 if TYPE_CHECKING:
     from thinwire.store import Store
@@ -33,15 +34,9 @@ class Wanted:
     """The options of `aggregator start`: addresses, certificates, and whether stock Flower nodes are allowed."""
 
     listen: Address
-    page: Address | None
+    dashboard: Address | None
     certificates: Certificates = field(default_factory=Certificates)
     stock: bool = False
-
-    def arguments(self) -> list[str]:
-        """Return these options as command-line words."""
-        page = ["--page", str(self.page)] if self.page else ["--no-page"]
-        stock = ["--allow-stock-nodes"] if self.stock else []
-        return ["--listen", str(self.listen), *page, *stock, *self.certificates.arguments()]
 
 
 def serve_here(wanted: Wanted, home: Path | None) -> int:
@@ -51,30 +46,29 @@ def serve_here(wanted: Wanted, home: Path | None) -> int:
 
     with imported_for_good():
         from thinwire.cli.aggregator.dashboard import Page
-        from thinwire.core.clock import beating, gone_since, last_beat, set_since_s, starting
+        from thinwire.core.clock import DOWN_SINCE, beating, down_since_of, last_beat
         from thinwire.core.statedir import write_about
         from thinwire.flower import FlowerFleet, stock_guests
-        from thinwire.server.service import serve
-        from thinwire.server.submit import RunLimits
+        from thinwire.server.service import RunLimits, serve
         from thinwire.store import FileSpool, Store
 
     place = aggregator_home(home)
-    served_at = gone_since(place.lock)
-    gone_at = last_beat(place.lock)  # a restored folder has no lock file, and therefore no last beat
+    served_at = down_since_of(place.lock)
+    down_since = last_beat(place.lock)  # a restored folder has no lock file, and therefore no last beat
     with contextlib.ExitStack() as stack:
         lock = stack.enter_context(_alone(place.lock, home))
-        ending = stack.enter_context(_ended_by_signals())
+        ending = stack.enter_context(ended_by_signals(threading.Event()))
         stack.enter_context(dashboard.bounded(place.root / dashboard.FILE))
         stack.callback(os.umask, os.umask(0o077))  # also for the files of Flower and the dashboard
         store = Store.open(place.database, upgrade=True)
         stack.callback(store.close)
-        store.record_restart(gone_at, set_since_s(place.clock))
-        write_about(lock, starting(served_at))
-        stack.enter_context(beating(lock, place.clock))
+        store.record_restart(time.time(), down_since)
+        write_about(lock, {DOWN_SINCE: served_at})
+        stack.enter_context(beating(lock))
         wanted.listen.require_free("--listen")
         authority = wanted.certificates.authority(place.tls, wanted.listen)
         names = wanted.certificates.reached()
-        page_at = wanted.page.require_free("--page") if wanted.page else None
+        dashboard_at = wanted.dashboard.require_free("--dashboard") if wanted.dashboard else None
         at = wanted.listen
         spool, limits = FileSpool(place.spool), RunLimits(store)
         said = place.root / "stock.log"
@@ -87,19 +81,22 @@ def serve_here(wanted: Wanted, home: Path | None) -> int:
             authority=authority,
             guests=guests,
             limits=limits,
-            ledger=place.wire,
+            directory=place.root,
         )
         stack.callback(fleet.close)
-        if page_at:
-            stack.enter_context(Page(store.url, place.lock, page_at, place.root / "page.log", os.environ, console.note))
+        if dashboard_at:
+            stack.enter_context(
+                Page(store.url, place.lock, dashboard_at, place.root / "dashboard.log", os.environ, console.note)
+            )
         write_invite(place.tls, authority, fleet.address, names)
         about: dict[str, Any] = {
             "version": __version__, "home": str(place.root.parent), "listen": fleet.address,
             "pin": authority.pin if authority else None,
             "urls": urls(fleet.address, names) if authority else [f"http://{fleet.address}"],
-            "page": str(page_at) if page_at else None, "control_address": guests.control_address if guests else None,
+            "dashboard": str(dashboard_at) if dashboard_at else None,
+            "control_address": guests.control_address if guests else None,
         }  # fmt: skip
-        Typed.now().remember(place.root)
+        StartOptions.of_this_command().save(place.root)
         _greet(store, about, home)
         write_about(lock, about)  # from here on other processes find this aggregator; everything was printed before
         code = serve(fleet, store, place, ending=ending)
@@ -107,9 +104,8 @@ def serve_here(wanted: Wanted, home: Path | None) -> int:
         return code
 
 
-def serve_in_background(wanted: Wanted, home: Path | None) -> int:
-    """Start the aggregator as a process of its own, wait until it serves, and print its output."""
-    from thinwire.cli.signals import until
+def serve_in_background(home: Path | None) -> int:
+    """Start the aggregator as a process of its own with this command's options, and print its output once it serves."""
     from thinwire.core.statedir import private_opener
 
     place = aggregator_home(home)
@@ -117,16 +113,8 @@ def serve_in_background(wanted: Wanted, home: Path | None) -> int:
         with _alone(place.lock, home):
             pass
     log = place.root / dashboard.FILE
-    command = [
-        sys.executable,
-        "-m",
-        "thinwire.cli",
-        "aggregator",
-        "start",
-        *wanted.arguments(),
-        "--home",
-        str(place.root.parent),
-    ]
+    typed = StartOptions.of_this_command().without(*NOT_KEPT).words()
+    command = [sys.executable, "-m", "thinwire.cli", "aggregator", "start", *typed, "--home", str(place.root.parent)]
     with contextlib.suppress(FileNotFoundError):
         os.replace(log, log.with_name(f"{log.name}.1"))  # it tells why the previous process ended
     with open(log, "ab", opener=private_opener) as file:
@@ -145,9 +133,9 @@ def serve_in_background(wanted: Wanted, home: Path | None) -> int:
         return process.returncode or 1
     console.line(said)
     about = alive(home) or {}
-    if about.get("page") and sys.stdout.isatty():
+    if about.get("dashboard") and sys.stdout.isatty():
         with opened(home, read_only=False) as store:
-            console.line(f"log in   {login_url(about['page'], store.new_login_code())}")
+            console.line(f"log in   {login_url(about['dashboard'], store.logins.new_code())}")
     console.note(f"it goes on in the background; {log}; end it: {again('aggregator stop', home)}")
     return 0
 
@@ -164,9 +152,12 @@ def _alone(lock: Path, home: Path | None) -> Iterator[int]:
         except Held:
             if (there := alive(home)) is None or "listen" not in there:
                 raise  # the holder is no aggregator, or one that is starting
-            page = f", its page at {there['page']}" if there.get("page") else ""
+            dashboard = f", its page at {there['dashboard']}" if there.get("dashboard") else ""
             raise ThinwireError(
-                f"an aggregator runs here already: process {there['pid']}, its door at {there['listen']}{page}",
+                (
+                    f"an aggregator runs here already: process {there['pid']}, its device API at "
+                    f"{there['listen']}{dashboard}"
+                ),
                 why=f"two in {lock.parent} would write over each other",
                 hint=f"use that one ({again('aggregator status', home)}), end it ({again('aggregator stop', home)}),\n"
                 "or give this one a folder of its own: --home FOLDER",
@@ -174,9 +165,9 @@ def _alone(lock: Path, home: Path | None) -> Iterator[int]:
         yield descriptor
 
 
-def login_url(page: str, code: str) -> str:
+def login_url(dashboard: str, code: str) -> str:
     """Return the dashboard's address with a one-time login code."""
-    return f"http://{page}/login?code={code}"
+    return f"http://{dashboard}/login?code={code}"
 
 
 def _greet(store: Store, about: dict[str, Any], home: Path | None) -> None:
@@ -186,21 +177,21 @@ def _greet(store: Store, about: dict[str, Any], home: Path | None) -> None:
     """
     console.line(f"thinwire {about['version']}")
     console.line(f"state    {about['home']}")
-    if about["page"]:
+    if about["dashboard"]:
         another = again("aggregator status --login", home)
         if sys.stdout.isatty():
-            console.line(f"page     {login_url(about['page'], store.new_login_code())}")
+            console.line(f"web      {login_url(about['dashboard'], store.logins.new_code())}")
             console.line(f"         (works once, for ten minutes; another: {another})")
         else:
-            console.line(f"page     http://{about['page']}")
+            console.line(f"web      http://{about['dashboard']}")
             console.line(f"         (a code to log in with: {another})")
     if about["pin"]:
-        console.line(f"door     {about['listen']} (TLS; {', '.join(about['urls'])})")
+        console.line(f"api      {about['listen']} (TLS; {', '.join(about['urls'])})")
         console.line(f"pin      {about['pin']}")
     else:
-        console.line(f"door     {about['listen']} (this machine only)")
+        console.line(f"api      {about['listen']} (this machine only)")
     if about["control_address"]:
-        console.line(f"flower   {about['control_address']} for flwr run, and stock nodes at the door")
+        console.line(f"flower   {about['control_address']} for flwr run, and stock nodes at the device API")
         console.line("         WARNING: with this, any user of this machine can run code as you")
     devices = store.devices()
     known = ", ".join(info.row.name for info in devices[:8]) + (" ..." if len(devices) > 8 else "")
@@ -210,21 +201,3 @@ def _greet(store: Store, about: dict[str, Any], home: Path | None) -> None:
     console.line(f"run      {again('run PLAN', home)}")
     if going := store.next_run():
         console.line(f"         {going.run_id} goes on")
-
-
-@contextlib.contextmanager
-def _ended_by_signals() -> Iterator[threading.Event]:
-    """Yield an event that SIGTERM and SIGINT set; a second signal ends the process at once."""
-    ending = threading.Event()
-
-    def end(number: int, frame: object) -> None:
-        if ending.is_set():
-            os._exit(128 + number)
-        ending.set()
-
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield ending
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

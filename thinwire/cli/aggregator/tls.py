@@ -1,22 +1,27 @@
-"""The certificates of the device API as they were requested on the command line, and the addresses in invitations.
+"""The certificates of the device API, the addresses in invitations, and `thinwire aggregator ca`.
 
 The device API on loopback has no TLS unless a certificate or a name was given. Otherwise it uses a private CA of its
 own or the operator's certificate. `tls/invite.json` holds what an invitation names: the pin of the CA and the URLs.
+`ca show` and `ca rotate` show the CA that devices pin, and replace it without a visit to any device.
 """
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
-from thinwire.cli.params import Address
+import typer
+
+from thinwire.cli import console
+from thinwire.cli.params import Address, Home, Json
+from thinwire.core.net import is_ip_address, is_loopback
 
 if TYPE_CHECKING:
+    from thinwire.transport.protocol.certificates import Chain
     from thinwire.transport.server.tls import CertificateProvider
 
 ANY = ("0.0.0.0", "::")
@@ -32,12 +37,6 @@ class Certificates:
     certificate: Path | None = None
     key: Path | None = None
     ca: Path | None = None
-
-    def arguments(self) -> list[str]:
-        """Return these options as command-line words with absolute paths."""
-        given = [("--cert", self.certificate), ("--key", self.key), ("--ca", self.ca)]
-        named = [item for name in self.names for item in ("--san", name)]
-        return named + [item for option, path in given if path for item in (option, str(path.absolute()))]
 
     def authority(self, folder: Path, listen: Address) -> CertificateProvider | None:
         """Return the certificate authority of the device API; None if it needs no TLS.
@@ -86,28 +85,20 @@ class Certificates:
 
 def own_files(folder: Path) -> list[Path]:
     """Return the files of `--cert`, `--key` and `--ca` of the last start, which stay where the operator keeps them."""
-    import click
+    from thinwire.cli.local_state import StartOptions
 
-    from thinwire.cli.local_state import Typed, understood
-
-    typed = Typed.remembered(folder)
-    if typed is None:
-        return []
-    try:
-        meant = understood("aggregator", "start", typed.words)
-    except click.ClickException:  # the words are of a version with other options
-        return []
-    return [typed.folder / meant[name] for name in ("cert", "key", "ca") if meant[name]]
+    last = StartOptions.load(folder)
+    return [path for name in ("cert", "key", "ca") if last and (path := last.path(name))]
 
 
-def write_invite(folder: Path, authority: CertificateProvider | None, door: str, names: Sequence[str]) -> None:
+def write_invite(folder: Path, authority: CertificateProvider | None, address: str, names: Sequence[str]) -> None:
     """Write the pin and the URLs for invitations; remove the file if the device API has no TLS, where nobody joins."""
     from thinwire.core.statedir import write_atomically
 
     if authority is None:
         (folder / INVITE).unlink(missing_ok=True)
         return
-    said = {"pin": authority.pin, "urls": urls(door, names)}
+    said = {"pin": authority.pin, "urls": urls(address, names)}
     write_atomically(folder / INVITE, json.dumps(said).encode())
 
 
@@ -120,15 +111,16 @@ def repin(folder: Path, pin: str) -> None:
         write_atomically(path, json.dumps(json.loads(path.read_bytes()) | {"pin": pin}).encode())
 
 
-def urls(door: str, names: Sequence[str]) -> list[str]:
-    """Return the URLs by which devices reach the address `door`: by its names, else by the addresses of this machine.
+def urls(address: str, names: Sequence[str]) -> list[str]:
+    """Return the URLs by which devices reach the address `address`: by its names, else by the addresses of this
+    machine.
 
     >>> urls("0.0.0.0:9090", ["agg.example"])
     ['https://agg.example:9090']
     """
-    host, _, port = door.rpartition(":")
+    host, _, port = address.rpartition(":")
     host = host.strip("[]")
-    if named := [name for name in names if not _is_address(name)]:
+    if named := [name for name in names if not is_ip_address(name)]:
         return [f"https://{name}:{port}" for name in named]
     hosts = [host] if host not in ANY else [*names, *own_addresses(host)]
     return [f"https://[{one}]:{port}" if ":" in one else f"https://{one}:{port}" for one in dict.fromkeys(hosts)]
@@ -148,13 +140,85 @@ def own_addresses(host: str) -> list[str]:
                 found.append(str(tried.getsockname()[0]))
             except OSError:
                 continue
-    return [address for address in found if not ipaddress.ip_address(address).is_loopback] or [socket.gethostname()]
+    return [address for address in found if not is_loopback(address)] or [socket.gethostname()]
 
 
-def _is_address(name: str) -> bool:
-    """Return True if a name is an IP address."""
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
+app = typer.Typer(name="ca", help="The CA that devices pin.", no_args_is_help=True)
+
+
+@app.command()
+def show(json: Json = False, home: Home = None) -> None:
+    """Show the pin, the names and the dates of the certificates; two CAs while one replaces the other."""
+    rows = _rows(_folder(home), home)
+    if json:
+        console.document([_document(row) for row in rows])
+        return
+    for row, standing in zip(rows, ("newest", *["until every device holds the newest"] * len(rows)), strict=False):
+        console.line(f"pin      {row.pin}" + (f"  ({standing})" if len(rows) > 1 else ""))
+        console.line(f"ca       until {row.ca_ends:%Y-%m-%d}")
+        console.line(f"leaf     until {row.leaf.ends:%Y-%m-%d}, renewed from {row.leaf.renewed_at:%Y-%m-%d} on")
+        console.line(f"names    {', '.join(row.leaf.names)}")
+
+
+@app.command()
+def rotate(
+    san: Annotated[
+        list[str] | None, typer.Option("--san", metavar="NAME", help="further name or address for the certificate")
+    ] = None,
+    json: Json = False,
+    home: Home = None,
+) -> None:
+    """Make a new CA beside the present one; both are served until every device holds the new one.
+
+    Devices take it over by themselves, over a connection that the present one vouches for.
+
+    Open invitations that name the present one go on working meanwhile.
+    """
+    from thinwire.cli.local_state import again, alive
+    from thinwire.transport.server.tls import InternalCA
+
+    folder = _folder(home)
+    _rows(folder, home)
+    pin = InternalCA(folder).rotate(san or ())
+    repin(folder, pin)
+    if json:
+        console.document([_document(row) for row in _rows(folder, home)])
+        return
+    console.line(f"pin      {pin}")
+    console.line(
+        "new invitations name it; " + ("it is shown within a minute" if alive(home) else "nobody serves it now")
+    )
+    console.line(f"look     {again('aggregator ca show', home)}: one CA is left when every device holds this one")
+
+
+def _folder(home: Path | None) -> Path:
+    """Return the folder of the certificates."""
+    from thinwire.core.statedir import find_home
+
+    return find_home(home) / "aggregator" / "tls"
+
+
+def _rows(folder: Path, home: Path | None) -> list[Chain]:
+    """Return the served chains, newest CA first; `NotFound` if the aggregator has no CA of its own."""
+    from thinwire.cli.local_state import again
+    from thinwire.core.errors import NotFound
+    from thinwire.transport.protocol.certificates import chains
+
+    if rows := list(chains(folder)):
+        return rows
+    raise NotFound(
+        "this aggregator has no CA of its own",
+        why="its device API has been on this machine only, or shows a certificate that you brought",
+        hint=again("aggregator start --listen 0.0.0.0:9090", home),
+    )
+
+
+def _document(row: Chain) -> dict[str, Any]:
+    """Return one chain for `--json`."""
+    return {
+        "pin": row.pin,
+        "names": list(row.leaf.names),
+        "ca_until": row.ca_ends.isoformat(),
+        "leaf_until": row.leaf.ends.isoformat(),
+        "renewed_at": row.leaf.renewed_at.isoformat(),
+    }

@@ -17,6 +17,7 @@ from thinwire.cli import console
 from thinwire.cli.client.start import chosen, is_joined, named
 from thinwire.cli.params import ClientName, Data, Home, Json, NewName, OneName
 from thinwire.cli.service import commands as client_service
+from thinwire.core import formatting
 
 app = typer.Typer(name="client", help="The client: the program on a device.", no_args_is_help=True)
 app.add_typer(client_service.client_app)
@@ -25,29 +26,31 @@ app.add_typer(client_service.client_app)
 @app.command()
 def start(
     aggregator: Annotated[
-        str | None, typer.Option(metavar="URL", help="the aggregator's door; default: the one that was joined")
+        str | None, typer.Option(metavar="URL", help="URL of the aggregator; default: the joined one")
     ] = None,
     task: Annotated[
         list[str] | None,
-        typer.Option("--task", metavar="NAME=MODULE", help="what it can train; repeatable; default: what is installed"),
+        typer.Option("--task", metavar="NAME=MODULE", help="task to train; repeatable; default: all installed tasks"),
     ] = None,
     data: Data = None,
     name: ClientName = None,
-    partition: Annotated[str | None, typer.Option(metavar="I/N", help="train on part I of N (from 0 on)")] = None,
+    partition: Annotated[str | None, typer.Option(metavar="I/N", help="part I of N of the data, from 0")] = None,
     split: Annotated[
-        str, typer.Option(metavar="SPEC", help='how the parts are cut: iid, "dirichlet(0.3)", "by(KEY)", "shards(N)"')
+        str, typer.Option(metavar="SPEC", help='how data is split: iid, "dirichlet(0.3)", "by(KEY)", "shards(N)"')
     ] = "iid",
-    seed: Annotated[int, typer.Option(help="of the split")] = 0,
-    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda:0|mps", help="where it computes")] = "auto",
-    threads: Annotated[int, typer.Option(min=0, help="of torch; 0: its own choice")] = 0,
-    once: Annotated[bool, typer.Option("--once", help="end when a run has ended, or nobody answers (4)")] = False,
+    seed: Annotated[int, typer.Option(help="seed of the split")] = 0,
+    device: Annotated[
+        str, typer.Option(metavar="auto|cpu|cuda:0|mps", help="torch device: cpu, cuda:0, mps, auto")
+    ] = "auto",
+    threads: Annotated[int, typer.Option(min=0, help="number of torch threads; 0: chosen by torch")] = 0,
+    once: Annotated[bool, typer.Option("--once", help="end after one run, or without an aggregator (4)")] = False,
     python: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="what trains: Python 3.8 or later with torch")
+        Path | None, typer.Option(metavar="PATH", help="Python of the worker: 3.8 or later, with torch")
     ] = None,
     policy: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="what may be asked of it; default: client.toml in its folder")
+        Path | None,
+        typer.Option(metavar="FILE", help="the owner's policy; default: client.toml of the client"),
     ] = None,
-    slow_step: Annotated[float, typer.Option(hidden=True, help="seconds to sleep after each local step")] = 0.0,
     home: Home = None,
 ) -> None:
     """Train for an aggregator on this machine's data until told to stop."""
@@ -66,7 +69,6 @@ def start(
         threads,
         once,
         home,
-        slow_step,
         policy,
         python,
     )
@@ -75,18 +77,16 @@ def start(
 
 @app.command()
 def join(
-    url: Annotated[str, typer.Argument(metavar="URL", help="the aggregator's door: https://HOST:PORT")],
+    url: Annotated[str, typer.Argument(metavar="URL", help="URL of the aggregator: https://HOST:PORT")],
     invite: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[INVITE|-]", help="-: THINWIRE_INVITE, else standard input; or the invitation, for all to see"
-        ),
+        typer.Argument(metavar="[INVITE|-]", help="-: read from THINWIRE_INVITE or stdin; or the invitation itself"),
     ] = None,
     name: NewName = None,
     json: Json = False,
     home: Home = None,
 ) -> None:
-    """Join an aggregator with an invitation: makes this device's key, and keeps whom to trust."""
+    """Join an aggregator with an invitation: make this device's key, and keep the aggregator's pin."""
     from thinwire.cli.client import enrol
 
     enrol.join(url, invite, named(name), home).tell(home, json)
@@ -95,12 +95,12 @@ def join(
 @app.command()
 def leave(
     name: ClientName = None,
-    force: Annotated[bool, typer.Option("--force", help="delete even if nobody could be told")] = False,
+    force: Annotated[bool, typer.Option("--force", help="delete even if the aggregator does not answer")] = False,
     home: Home = None,
 ) -> None:
-    """Shut this device out at its aggregator, then delete its key and what it learned from local data.
+    """Revoke this device at its aggregator, then delete its key and what it learned from local data.
 
-    Updates, residuals, models, plans and logs in its state folder go. The local data themselves are never touched.
+    Updates, residuals, models, plans and logs in its state directory go. The local data themselves are never touched.
     """
     from thinwire.cli.client import enrol
     from thinwire.core.statedir import find_home
@@ -110,7 +110,7 @@ def leave(
 
 @app.command()
 def status(name: OneName = None, json: Json = False, home: Home = None) -> None:
-    """Say what the clients of this machine are doing."""
+    """Show what the clients of this machine are doing."""
     from thinwire.cli.local_state import again
     from thinwire.core.errors import NotFound
     from thinwire.core.statedir import find_home
@@ -136,17 +136,17 @@ def status(name: OneName = None, json: Json = False, home: Home = None) -> None:
 @app.command()
 def logs(
     name: ClientName = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="go on with what comes, until Ctrl-C")] = False,
-    count: Annotated[int, typer.Option("--lines", "-n", min=0, help="of the end")] = 50,
-    last_error: Annotated[bool, typer.Option("--last-error", help="the traceback that never left this device")] = False,
-    worker: Annotated[bool, typer.Option("--worker", help="what the task printed in the process that trains")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="follow new lines until Ctrl-C")] = False,
+    count: Annotated[int, typer.Option("--lines", "-n", min=0, help="number of lines to show")] = 50,
+    last_error: Annotated[bool, typer.Option("--last-error", help="show the last error's traceback")] = False,
+    worker: Annotated[bool, typer.Option("--worker", help="show what the task printed")] = False,
     home: Home = None,
 ) -> None:
-    """Show what a client said, what its task printed, or what went wrong last in the task's code."""
+    """Show a client's log, what its task printed, or the last error of the task's code."""
     from thinwire.cli.service.commands import journal
-    from thinwire.client.status import LOG_FILE, last_lines, new_lines
     from thinwire.client.worker_process import LOG
     from thinwire.core.errors import NotFound
+    from thinwire.core.log_file import LOG_FILE, last_lines, new_lines
     from thinwire.core.statedir import find_home
 
     at = find_home(home)
@@ -170,7 +170,9 @@ def logs(
 
 @app.command()
 def reload(name: ClientName = None, home: Home = None) -> None:
-    """Have a running client read its tasks' code and its policy anew between two asks, and tell its aggregator."""
+    """Make a running client read its tasks' code and its policy again between two assignments, and report it to its
+    aggregator.
+    """
     import os
     import signal
 
@@ -192,22 +194,25 @@ def reload(name: ClientName = None, home: Home = None) -> None:
         raise UsageError(
             f"the client {called} runs as another user", why="only that one may tell it", hint="the same with sudo"
         ) from error
-    console.note(f"{called} reads code and policy anew before its next ask; what it found: thinwire client logs")
+    console.note(
+        f"{called} reads code and policy again before its next assignment; what it found: thinwire client logs"
+    )
 
 
 @app.command()
 def doctor(
     aggregator: Annotated[
-        str | None, typer.Option(metavar="URL", help="its door; default: the one that was joined, or started with")
+        str | None, typer.Option(metavar="URL", help="URL of the aggregator; default: the joined one")
     ] = None,
     task: Annotated[
-        list[str] | None, typer.Option("--task", metavar="NAME=MODULE", help="default: what it was started with")
+        list[str] | None,
+        typer.Option("--task", metavar="NAME=MODULE", help="task; default: that of the last start"),
     ] = None,
     name: ClientName = None,
     json: Json = False,
     home: Home = None,
 ) -> None:
-    """Look at name, TCP, pin, clock, row, task and disk, and say what to do where one is wrong; changes nothing."""
+    """Check name, TCP, pin, clock, row, task and disk, and print how to fix each failure; changes nothing."""
     from thinwire.cli.doctor.checks import tell
     from thinwire.cli.doctor.client import examine
     from thinwire.core.statedir import find_home
@@ -232,7 +237,7 @@ def began(home: Path) -> list[str]:
 def look(home: Path, name: str) -> dict[str, Any]:
     """Return one client as `--json` prints it; `state` is "stopped" if no process holds its lock."""
     from thinwire.cli.client.start import joined_url
-    from thinwire.client.status import ClientStatus
+    from thinwire.client.calls import ClientStatus
     from thinwire.core.statedir import holder
 
     folder = home / "clients" / name
@@ -275,4 +280,6 @@ def show(rows: list[dict[str, Any]]) -> None:
             console.line(f"{row['name']}: {console.ago(row['last_error_at'])}: {row['last_error']}")
         if abs(row["skew_s"] or 0.0) >= SHOWN_SKEW_S:
             way = "behind" if row["skew_s"] > 0 else "ahead of"
-            console.line(f"{row['name']}: its clock is {console.seconds(abs(row['skew_s']))} {way} the aggregator's")
+            console.line(
+                f"{row['name']}: its clock is {formatting.duration(abs(row['skew_s']))} {way} the aggregator's"
+            )

@@ -10,14 +10,14 @@ import contextlib
 import os
 import platform
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from thinwire.cli import console
 from thinwire.cli.client.start import joined_url
 from thinwire.cli.local_state import again
+from thinwire.core import formatting
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -48,8 +48,8 @@ class Standing:
             return
         joined = "has joined already" if self.again else "has joined"
         console.line(f"{self.name} {joined}: {self.url}")
-        console.line(f"key      {console.grouped(self.fingerprint)}")
-        console.line(f"pin      {console.grouped(self.pin) if len(self.pin) == 64 else self.pin}")
+        console.line(f"key      {formatting.grouped(self.fingerprint)}")
+        console.line(f"pin      {formatting.grouped(self.pin) if len(self.pin) == 64 else self.pin}")
         if self.state == "pending":
             console.line("state    waits to be approved: the aggregator's operator compares the key's fingerprint")
             console.line(f"         there: thinwire devices approve {self.name}")
@@ -68,10 +68,9 @@ def join(url: str, given: str | None, name: str, home: Path | None) -> Standing:
     from thinwire import __version__
     from thinwire.core.errors import Refused, UsageError
     from thinwire.core.statedir import client_home, find_home, hold
-    from thinwire.transport import device_key
     from thinwire.transport.device.connect import Address
     from thinwire.transport.device.enroll import join as join_over
-    from thinwire.transport.device.identity import KEY_FILE, Trust
+    from thinwire.transport.device.identity import KEY_FILE, Trust, device_key
     from thinwire.transport.protocol.signing import Signer
 
     invitation = read(given)
@@ -115,7 +114,7 @@ def read(given: str | None) -> Invitation:
     if text is None:
         raise UsageError(
             "there is no invitation", why=f"it stands behind the URL, or in {VARIABLE}",
-            hint="thinwire client join URL -    (and paste it), or ask the operator: thinwire devices invite",
+            hint="thinwire client join URL -    (and paste it), or assignment the operator: thinwire devices invite",
         )  # fmt: skip
     return Invitation.parse(text)
 
@@ -123,13 +122,13 @@ def read(given: str | None) -> Invitation:
 def _state(trust: Trust, key: ec.EllipticCurvePrivateKey) -> str:
     """Return the state of the device's row at the aggregator, or a sentence if it is not available now."""
     from thinwire.core.errors import ThinwireError
-    from thinwire.transport.device.enroll import ask
+    from thinwire.transport.device.enroll import check_enrollment
 
     try:
-        kind = ask(trust.url, trust, key).kind
+        kind = check_enrollment(trust.url, trust, key).kind
     except ThinwireError as error:
-        return f"could not be asked: {error.what}"
-    return "approved" if kind == "ask" else kind
+        return f"the request failed: {error.what}"
+    return "approved" if kind == "assignment" else kind
 
 
 def _require_same(trust: Trust, invitation: Invitation, name: str, home: Path | None) -> None:
@@ -152,10 +151,10 @@ def leave(name: str, home: Path | None, force: bool) -> None:
     """
     from thinwire.cli.service.commands import service
     from thinwire.client.run_store import delete_learned
-    from thinwire.core.errors import NotFound, Refused, ThinwireError
+    from thinwire.core.errors import NotFound, Refused, ThinwireError, Unreachable
     from thinwire.core.statedir import find_home, hold, holder, sync_path
-    from thinwire.transport import HttpsLink, device_key
-    from thinwire.transport.device.identity import KEY_FILE, TRUST_FILE, Trust
+    from thinwire.transport.device.identity import KEY_FILE, TRUST_FILE, Trust, device_key
+    from thinwire.transport.device.link import HttpsLink
 
     folder = find_home(home) / "clients" / name
     if not (folder / KEY_FILE).exists():
@@ -165,7 +164,12 @@ def leave(name: str, home: Path | None, force: bool) -> None:
         )  # fmt: skip
     stop = service(name)
     if about := holder(folder / "lock"):
-        raise _runs(about, name, home, stop)
+        pid = about.get("pid", "?")
+        first = stop or f"Ctrl-C where it runs, or kill {pid}"
+        raise ThinwireError(
+            f"{name} is running: process {pid}", why="it would go on with a key that nobody takes any more",
+            hint=f"stop it first ({first}), then: {again(f'client leave --name {name}', home)}",
+        )  # fmt: skip
     if stop:
         console.note(f"its service would start again without a key: {stop}")
     with hold(folder / "lock", {"leaving": name}):
@@ -176,10 +180,14 @@ def leave(name: str, home: Path | None, force: bool) -> None:
                 link.leave()
             console.line(f"{name} has left {url}: nobody can come with its key any more")
         except Refused as refused:
-            console.line(f"{name} was shut out of {url} before: {refused.why}")
+            console.line(f"{name} was revoked at {url} before: {refused.why}")
         except ThinwireError as error:
             if not force:
-                raise _not_told(error, name, home) from error
+                raise Unreachable(
+                    f"{name} has not left, and its key is still here: {error.what}", why=error.why,
+                    hint="try again; or delete the key all the same: "
+                    + again(f"client leave --name {name} --force", home),
+                ) from error  # fmt: skip
             console.note(error.text())
             console.line(f"{url} does not know it yet; its operator can: thinwire devices revoke {name}")
         delete_learned(folder)  # the key goes last: with it this command can be typed again
@@ -192,32 +200,9 @@ def leave(name: str, home: Path | None, force: bool) -> None:
 
 def aggregator_of(folder: Path) -> str | None:
     """Return the URL of the joined aggregator, else that of the last start; None without either."""
-    from thinwire.cli.local_state import Typed, understood
+    from thinwire.cli.local_state import StartOptions
 
     if (url := joined_url(folder)) is not None:
         return url
-    typed = Typed.remembered(folder)
-    found: Any = understood("client", "start", typed.words)["aggregator"] if typed else None
-    return str(found) if found else None
-
-
-def _runs(about: Mapping[str, Any], name: str, home: Path | None, stop: str) -> Exception:
-    """Return the error for a client that is running with the key. `stop` is the command that removes its service."""
-    from thinwire.core.errors import ThinwireError
-
-    pid = about.get("pid", "?")
-    first = stop or f"Ctrl-C where it runs, or kill {pid}"
-    return ThinwireError(
-        f"{name} is running: process {pid}", why="it would go on with a key that nobody takes any more",
-        hint=f"stop it first ({first}), then: {again(f'client leave --name {name}', home)}",
-    )  # fmt: skip
-
-
-def _not_told(error: Any, name: str, home: Path | None) -> Exception:
-    """Return the error for an aggregator that could not be reached."""
-    from thinwire.core.errors import Unreachable
-
-    return Unreachable(
-        f"{name} has not left, and its key is still here: {error.what}", why=error.why,
-        hint=f"try again; or delete the key all the same: {again(f'client leave --name {name} --force', home)}",
-    )  # fmt: skip
+    last = StartOptions.load(folder)
+    return last.options.get("aggregator") if last else None

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from thinwire.cli import console
-from thinwire.cli.local_state import Typed
+from thinwire.cli.local_state import StartOptions
 
 if TYPE_CHECKING:
     from thinwire.transport.device.identity import Trust
@@ -38,7 +38,6 @@ class Device:
     threads: int
     once: bool
     home: Path | None
-    slow_step_s: float = 0.0
     policy: Path | None = None
     python: Path | None = None
 
@@ -51,16 +50,17 @@ def begin(device: Device) -> int:
     from thinwire.client import Site
     from thinwire.client.admission import AdmissionController
     from thinwire.client.agent import reloads, serve, wanted
+    from thinwire.client.calls import StatusReporter
     from thinwire.client.device_info import DeviceInfoProbe
     from thinwire.client.executor import Worker
     from thinwire.client.policy import FILE, Policy, load_policy
-    from thinwire.client.status import Logbook, StatusReporter
     from thinwire.client.task import installed_tasks, parse_split
     from thinwire.client.worker_process import Interpreter
     from thinwire.core.errors import UsageError
+    from thinwire.core.log_file import Logbook
     from thinwire.core.statedir import client_home, find_home, hold
-    from thinwire.transport import HttpsLink, device_key
-    from thinwire.transport.device.identity import ServerClock
+    from thinwire.transport.device.identity import ServerClock, device_key
+    from thinwire.transport.device.link import HttpsLink
 
     part, parts = part_of(device.partition)
     parse_split(device.split)
@@ -85,14 +85,13 @@ def begin(device: Device) -> int:
     with reloads() as reload, hold(folder / "lock", about), contextlib.ExitStack() as stack:
         worker = Worker(specs, Interpreter(python, folder), device=device.device, threads=device.threads)
         stack.callback(worker.close)
-        for line in worker.describe():
-            console.note(line)
+        worker.describe()
         for task in worker.described:
             if task.left_out:
                 console.note(f"warning: the task {task.name}: {task.left_out}")
         data = device.data.absolute() if device.data else None
         site = Site(device.name, data, part, parts, device.split, device.seed, device.device)
-        Typed.now().remember(folder)
+        StartOptions.of_this_command().save(folder)
         clock = ServerClock()
         gate = AdmissionController(first, folder, skew_s=lambda: clock.skew_s)
         benches = worker.benches()
@@ -108,7 +107,6 @@ def begin(device: Device) -> int:
             site=site,
             say=Logbook(folder, console.line),
             once=device.once,
-            slow_step_s=device.slow_step_s,
             gate=gate,
             worker=worker,
             reload=reload,
@@ -132,7 +130,7 @@ def part_of(text: str | None) -> tuple[int, int]:
     part, slash, parts = text.partition("/")
     if not (slash and part.isdecimal() and parts.isdecimal() and int(part) < int(parts)):
         raise UsageError(
-            f"--partition {text!r} cannot be", why="it reads I/N: part I of N, counted from 0", hint=_parts_of(parts)
+            f"--partition {text!r} is not valid", why="it reads I/N: part I of N, counted from 0", hint=_parts_of(parts)
         )
     return int(part), int(parts)
 
@@ -153,16 +151,11 @@ def named(name: str | None) -> str:
 
     `UsageError` if the given name is invalid.
     """
-    from thinwire.core.errors import UsageError
-    from thinwire.core.types import DEVICE_NAME
+    from thinwire.core.types import require_device_name
 
     if name is None:
         name = re.sub(r"[^a-z0-9-]+", "-", platform.node().lower()).strip("-")[:63] or "device"
-    if not DEVICE_NAME.fullmatch(name):
-        raise UsageError(
-            f"--name {name!r} cannot be", why="a name has 1 to 63 of a-z, 0-9 and -", hint="--name lab-pi-03"
-        )
-    return name
+    return require_device_name(name, "--name lab-pi-03")
 
 
 def chosen(name: str | None, home: Path) -> str:

@@ -1,20 +1,23 @@
 """`thinwire demo`: a live run of several processes on this machine, compared with training without limits.
 
 The demo starts aggregator and clients, follows one run with a failure half-way, trains two baselines, and prints a
-table of accuracy, bytes and seconds.
+table of accuracy, bytes and seconds. It runs examples/digits, which lies in the checkout beside the package, or where
+the wheel installed it, with as many clients and threads as this machine can carry.
 """
 
 from __future__ import annotations
 
+import os
+import platform
+import runpy
 import shlex
 import shutil
-import signal
 import sys
 import tempfile
 import time
 import webbrowser
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,13 +25,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from thinwire.cli import console
-from thinwire.cli.demo import setup
-from thinwire.cli.demo.processes import SLOW_STEP_S, Crowd, Disturbance, names_of, roles, undisturbed
+from thinwire.cli.demo.processes import SLOW_STEP_S, Crowd, Disturbance, names_of, roles
 from thinwire.cli.local_state import again, opened
 from thinwire.cli.params import Json
 from thinwire.cli.runs.progress import Teller, screen
 from thinwire.cli.runs.render import total
-from thinwire.cli.signals import remembered
+from thinwire.core import formatting
+from thinwire.core.signals import ENDS, remembered, undisturbed
+from thinwire.core.types import GIB
 
 if TYPE_CHECKING:
     from thinwire.core import RunPlan
@@ -36,35 +40,38 @@ if TYPE_CHECKING:
 
 
 def demo(
-    clients: Annotated[int, typer.Option("--clients", min=0, help="client processes; 0: as many as memory takes")] = 0,
-    rounds: Annotated[int, typer.Option("--rounds", min=1, help="rounds to make")] = 20,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="of data, model and rounds")] = 1,
-    no_browser: Annotated[bool, typer.Option("--no-browser", help="do not open the page")] = False,
-    exit_: Annotated[bool, typer.Option("--exit", help="end after the table")] = False,
+    clients: Annotated[int, typer.Option("--clients", min=0, help="client processes; 0: as many as memory allows")] = 0,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="number of rounds")] = 20,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="seed of data, model and rounds")] = 1,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="do not open the dashboard")] = False,
+    exit_: Annotated[bool, typer.Option("--exit", help="end after printing the table")] = False,
     json: Json = False,
 ) -> None:
-    """A live federated run of eight processes: a slow client, one that dies and comes back, and what it all cost."""
+    """Run a live federated run of several processes: one client is slow, one is killed and returns."""
     raise typer.Exit(show(clients, rounds, seed, browse=not (no_browser or json), stay=not (exit_ or json), json=json))
 
 
 LOOK_S = 0.1
-ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 Tell = Callable[[str], None]
 
 
 def show(clients: int, rounds: int, seed: int, *, browse: bool, stay: bool, json: bool) -> int:
     """Run the demo and return the exit code of its run. Invariant: no process is left behind."""
-    count = clients or setup.client_count(setup.free_bytes())
-    plan, began = setup.plan_of(rounds, seed, count), time.monotonic()
+    count = clients or client_count(free_bytes())
+    plan, began = plan_of(rounds, seed, count), time.monotonic()
     with folder() as home, remembered(*ENDS) as look, Crowd(home) as crowd:
-        page = _open(crowd, home, browse)
+        dashboard = _open(crowd, home, browse)
         run_id, code = _run(crowd, home, plan, count, look)
-        found: dict[str, Any] = {"clients": count, "home": str(home), "dashboard_url": f"http://{page}/runs/{run_id}"}
+        found: dict[str, Any] = {
+            "clients": count,
+            "home": str(home),
+            "dashboard_url": f"http://{dashboard}/runs/{run_id}",
+        }
         if code == 0:
             found |= _baselines(plan, count)
         with opened(home) as store:
             found = document(store, run_id) | found
-        found |= {"wall_s": time.monotonic() - began, "versions": setup.versions()}
+        found |= {"wall_s": time.monotonic() - began, "versions": versions()}
         if json:
             console.document(found)
             console.note(_kept(home))
@@ -102,30 +109,30 @@ def _open(crowd: Crowd, home: Path, browse: bool) -> str:
 
     about = crowd.aggregator()
     with opened(home, read_only=False) as store:
-        url = login_url(about["page"], store.new_login_code())
+        url = login_url(about["dashboard"], store.logins.new_code())
     if sys.stderr.isatty():
-        console.note(f"page     {url}")
+        console.note(f"web      {url}")
     else:  # this output may be kept in a file, so it has no login code
-        console.note(f"page     http://{about['page']}    (to log in: {again('aggregator status --login', home)})")
+        console.note(f"web      http://{about['dashboard']}    (to log in: {again('aggregator status --login', home)})")
     console.note(f"state    {home}")
-    if browse and setup.has_desktop():
+    if browse and has_desktop():
         webbrowser.open(url)
-    return str(about["page"])
+    return str(about["dashboard"])
 
 
 def _run(crowd: Crowd, home: Path, plan: RunPlan, count: int, look: Callable[[], None]) -> tuple[str, int]:
     """Start the clients, submit the run and follow it with its disturbance; return (run id, exit code)."""
     from thinwire.cli.run import hand_over
 
-    threads, names = setup.thread_count(count), names_of(count)
+    threads, names = thread_count(count), names_of(count)
     slow, victim = roles(names)
-    file = setup.digits()
+    file = digits()
 
     def start(name: str) -> None:
         part = f"{names.index(name)}/{count}"
-        given = ["--aggregator", crowd.door, "--task", f"{plan.run.task}={file / 'task.py'}", "--partition", part]
-        given += ["--split", setup.SPLIT, "--seed", str(plan.run.seed), "--threads", str(threads)]
-        crowd.client(name, given + (["--slow-step", str(SLOW_STEP_S)] if name == slow else []))
+        given = ["--aggregator", crowd.api, "--task", f"{plan.run.task}={file / 'task.py'}", "--partition", part]
+        given += ["--split", SPLIT, "--seed", str(plan.run.seed), "--threads", str(threads)]
+        crowd.client(name, given, SLOW_STEP_S if name == slow else 0.0)
 
     for name in names:
         start(name)
@@ -164,7 +171,7 @@ def _baselines(plan: RunPlan, count: int) -> dict[str, Any]:
     """Train the two baselines and return their accuracies: the same run uncompressed, and all data in one place."""
     found: dict[str, Any] = {}
     with screen() as (tell, update):
-        for name, train in (("uncompressed", setup.uncompressed), ("centralised", setup.centralised)):
+        for name, train in (("uncompressed", uncompressed), ("centralised", centralised)):
             update(f"for comparison: {name} ({'simulated in this process' if name == 'uncompressed' else 'one place'})")
             began = time.monotonic()
             accuracy = train(plan, count)["accuracy"]
@@ -175,12 +182,15 @@ def _baselines(plan: RunPlan, count: int) -> dict[str, Any]:
 
 def _stay() -> None:
     """Keep the dashboard running until Ctrl-C."""
-    console.note("the page stays up until Ctrl-C")
+    console.note("the dashboard runs until Ctrl-C")
     try:
         while True:
             time.sleep(3600)
     except KeyboardInterrupt:
         console.note("")
+
+
+KINDS = ("payload", "wire", "dense")
 
 
 def document(store: Store, run_id: str) -> dict[str, Any]:
@@ -198,15 +208,8 @@ def document(store: Store, run_id: str) -> dict[str, Any]:
         "accuracy": row.metrics.get("accuracy"),
         "accuracy_uncompressed": None,
         "accuracy_centralised": None,
-        "payload_bytes": total(row.payload_up, row.payload_down),
-        "wire_bytes": total(row.wire_up, row.wire_down),
-        "dense_bytes": total(row.dense_up, row.dense_down),
-        "payload_up_bytes": row.payload_up,
-        "payload_down_bytes": row.payload_down,
-        "wire_up_bytes": row.wire_up,
-        "wire_down_bytes": row.wire_down,
-        "dense_up_bytes": row.dense_up,
-        "dense_down_bytes": row.dense_down,
+        **{f"{kind}_{way}_bytes": getattr(row, f"{kind}_{way}") for kind in KINDS for way in ("up", "down")},
+        **{f"{kind}_bytes": total(getattr(row, f"{kind}_up"), getattr(row, f"{kind}_down")) for kind in KINDS},
         "uplink_ratio": row.dense_up / row.payload_up if row.payload_up else None,
         "late": row.late,
         "dropped": row.dropped,
@@ -224,9 +227,7 @@ def tell_table(found: dict[str, Any]) -> None:
         console.line(f"accuracy   {console.figure(found[name])}  {label}")
     console.line()
     ways = ("up", "down")
-    rows = [
-        (way, *(console.size(found[f"{kind}_{way}_bytes"]) for kind in ("payload", "wire", "dense"))) for way in ways
-    ]
+    rows = [(way, *(formatting.size(found[f"{kind}_{way}_bytes"]) for kind in KINDS)) for way in ways]
     console.table(("bytes", "payload", "wire", "dense fp32"), rows, right=("payload", "wire", "dense fp32"))
     console.line(f"uplink     {found['uplink_ratio'] or 0:.0f} times fewer payload bytes than dense fp32")
     console.line()
@@ -247,3 +248,84 @@ def tell_table(found: dict[str, Any]) -> None:
     console.note(f"  take the model          {again('runs model latest --out model.safetensors', home)}")
     console.note("  a model of your own     thinwire init mine")
     console.note(f"  remove all of this      rm -r {home}")
+
+
+SPLIT = "dirichlet(0.3)"
+
+
+def digits() -> Path:
+    """Return the folder of examples/digits; `NotFound` if neither the checkout nor the installation has it."""
+    import thinwire
+    from thinwire.core.errors import NotFound
+
+    checkout = Path(thinwire.__file__).parents[1] / "examples" / "digits"
+    installed = Path(sys.prefix) / "share" / "thinwire" / "examples" / "digits"
+    for folder in (checkout, installed):
+        if (folder / "task.py").is_file():
+            return folder
+    raise NotFound("examples/digits is not here", why=f"neither {checkout} nor {installed}", hint="make demo")
+
+
+def plan_of(rounds: int, seed: int, clients: int) -> RunPlan:
+    """Return the example's plan with the demo's options; each round waits for all clients."""
+    from thinwire.core import RunPlan
+
+    sets = {"run.rounds": rounds, "run.seed": seed, "cohort.wait_for": clients}
+    return RunPlan.load(digits() / "plan.toml", {key: str(value) for key, value in sets.items()})
+
+
+def uncompressed(plan: RunPlan, clients: int) -> Mapping[str, float]:
+    """Simulate the same run with dense updates and return the last model's metrics."""
+    from thinwire.core import RunPlan
+    from thinwire.simulation import simulate
+
+    raw: dict[str, Any] = plan.to_json()
+    raw["uplink"] |= {"codec": "identity", "feedback": "none"}
+    task = f"{plan.run.task}={digits() / 'task.py'}"
+    return simulate(task, RunPlan.from_json(raw), clients=clients, split=SPLIT).metrics
+
+
+def centralised(plan: RunPlan, clients: int) -> Mapping[str, float]:
+    """Train the same model on the data of all clients in one place and return its metrics."""
+    train: Callable[..., Mapping[str, float]] = runpy.run_path(str(digits() / "centralised.py"))["centralised"]
+    return train(plan, clients, SPLIT)
+
+
+FEWEST, MOST = 4, 8
+
+
+def client_count(free_bytes: float) -> int:
+    """Return the number of clients for this memory: one for each half GiB, from four to eight.
+
+    >>> client_count(1 * GIB), client_count(3.2 * GIB), client_count(64 * GIB)
+    (4, 6, 8)
+    """
+    return max(FEWEST, min(MOST, int(2 * free_bytes / GIB)))
+
+
+def thread_count(clients: int) -> int:
+    """Return the number of torch threads of each client; together they are at most the number of cores."""
+    from thinwire.client.device_info import usable_cores
+
+    return max(1, usable_cores() // clients)
+
+
+def free_bytes() -> float:
+    """Return the memory for new processes in bytes: the system's, or less if a container's limit is lower."""
+    from thinwire.client.device_info import memory
+
+    free = memory()[1]
+    return float(MOST * GIB) if free is None else free
+
+
+def has_desktop() -> bool:
+    """Return True if this machine can open a browser."""
+    return sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of everything that figures may depend on."""
+    from importlib.metadata import version
+
+    found = {name: version(name) for name in ("thinwire", "flwr", "torch", "numpy")}
+    return {**found, "python": platform.python_version(), "system": platform.platform()}

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from thinwire.cli.local_state import alive
 from thinwire.cli.params import Address
-from thinwire.cli.signals import until
+from thinwire.core.signals import undisturbed, until
 
 if TYPE_CHECKING:
     from thinwire.core.events import Event
@@ -32,7 +31,7 @@ class Crowd:
     """All processes of the demo. Invariant: `close` leaves none of them behind."""
 
     def __init__(self, home: Path) -> None:
-        self.home, self.door = home, ""
+        self.home, self.api = home, ""
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Self:
@@ -45,13 +44,13 @@ class Crowd:
         """Start the aggregator on the default ports, or on others if they are in use, and return its description."""
         from thinwire.core.errors import ThinwireError
 
-        for door, page in ((9090, 8080), (0, 0), (0, 0)):  # a port may be taken between the look and the start
-            listen, at = (free(Address("127.0.0.1", port)) for port in (door, page))
-            self._start("aggregator", ["aggregator", "start", "--listen", str(listen), "--page", str(at)])
+        for api, dashboard in ((9090, 8080), (0, 0), (0, 0)):  # a port may be taken between the look and the start
+            listen, at = (free(Address("127.0.0.1", port)) for port in (api, dashboard))
+            self._start("aggregator", ["aggregator", "start", "--listen", str(listen), "--dashboard", str(at)])
             until(lambda: self._is_up(self._running["aggregator"]), START_S)
             about = alive(self.home)
             if about is not None and "listen" in about:
-                self.door = f"http://{about['listen']}"
+                self.api = f"http://{about['listen']}"
                 return about
         raise ThinwireError("the demo's aggregator did not start", why=self.last_words("aggregator"))
 
@@ -59,9 +58,9 @@ class Crowd:
         """Return True if the process has ended or serves."""
         return process.poll() is not None or "listen" in (alive(self.home) or {})
 
-    def client(self, name: str, arguments: Sequence[str]) -> None:
-        """Start the client `name` with these arguments of `client start`."""
-        self._start(name, ["client", "start", "--name", name, *arguments])
+    def client(self, name: str, arguments: Sequence[str], step_s: float = 0.0) -> None:
+        """Start the client `name` with these arguments of `client start`; its task takes `step_s` longer for a step."""
+        self._start(name, ["client", "start", "--name", name, *arguments], {STEP_S: str(step_s)})
 
     def kill(self, name: str) -> None:
         """Kill a process with SIGKILL, as a power failure does."""
@@ -92,14 +91,15 @@ class Crowd:
                 process.wait()
             self._running.clear()
 
-    def _start(self, name: str, arguments: list[str]) -> None:
+    def _start(self, name: str, arguments: list[str], more: Mapping[str, str] | None = None) -> None:
         """Start `thinwire` with these arguments, its output in the process's log."""
         from thinwire.core.statedir import private_opener
 
         command = [sys.executable, "-m", "thinwire.cli", *arguments, "--home", str(self.home)]
         with open(self.log(name), "ab", opener=private_opener) as log:
             self._running[name] = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=dict(os.environ),
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+                env={**os.environ, **(more or {})},
                 start_new_session=True,  # Ctrl-C in the terminal is for the demo, which ends them in order
             )  # fmt: skip
 
@@ -118,18 +118,7 @@ def free(wanted: Address) -> Address:
         return Address(wanted.host, 0).require_free("--listen")
 
 
-@contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
-    """Ignore SIGINT, SIGTERM and SIGHUP while the block cleans up."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
+STEP_S = "DIGITS_STEP_S"  # the variable by which the example's task sleeps in each step
 SLOW_STEP_S = 0.01  # 50 local steps then take half a second longer than those of other clients
 AWAY_S = 1.5
 

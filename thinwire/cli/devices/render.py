@@ -1,21 +1,164 @@
-"""Devices, invitations and the audit log as tables and as JSON."""
+"""Devices as the command line shows them, and invitations and public keys as an operator hands them out.
+
+An invitation names the URL and the pin of the device API, from `tls/invite.json` of the aggregator's last start. It is
+printed with the command to paste on the device, or written to a CSV file of many.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import csv
 import dataclasses
+import json
+import os
+import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from thinwire.cli import console
-from thinwire.cli.devices.invitations import DoorPlace
-from thinwire.core.formatting import speed, trip
+from thinwire.cli.local_state import again
+from thinwire.core import formatting
+from thinwire.core.formatting import duration, speed
 from thinwire.core.types import GIB
 
 if TYPE_CHECKING:
-    from thinwire.core.fleet import DeviceRow
-    from thinwire.store import DeviceAction, DeviceInfo, DoorNote, InvitationRow, Invited, MeasureRow
+    from thinwire.store import DeviceAction, DeviceInfo, InvitationRow, Invited, MeasureRow, RefusalNote
+
+COLUMNS = ("id", "name", "url", "invitation", "command", "expires_at")
+_PIN = re.compile(r"[0-9a-f]{64}|system")
+
+
+@dataclass(frozen=True)
+class InviteAddress:
+    """The URLs and the pin of the device API, as the aggregator's last start wrote them to `tls/invite.json`."""
+
+    pin: str
+    urls: tuple[str, ...]
+
+    @classmethod
+    def of(cls, home: Path | None) -> InviteAddress:
+        """Read `tls/invite.json`; `NotFound` if the device API has never listened on an address for other machines."""
+        from thinwire.core.errors import NotFound
+        from thinwire.core.statedir import find_home
+
+        path = find_home(home) / "aggregator" / "tls" / "invite.json"
+        try:
+            said = json.loads(path.read_bytes())
+            place = cls(str(said["pin"]), tuple(str(url) for url in said["urls"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            place = cls("", ())
+        if not _PIN.fullmatch(place.pin) or not place.urls:
+            raise NotFound(
+                "there is no device API to invite to yet",
+                why="an invitation names its address and certificate, and it has listened on this machine only",
+                hint=again("aggregator start --listen 0.0.0.0:9090", home),
+            )
+        return place
+
+    def text(self, invited: Invited) -> str:
+        """Return the invitation for the device's owner: `tw1.PIN.SECRET`."""
+        from thinwire.transport.protocol.registration import Invitation
+
+        return Invitation(self.pin, invited.secret).text()
+
+    def command(self, invited: Invited) -> str:
+        """Return the command to type on the device.
+
+        The device reads the secret from standard input, so that no list of processes shows it.
+        """
+        return f"thinwire client join {self.urls[0]} -" + (f" --name {invited.name}" if invited.name else "")
+
+    def row(self, invited: Invited) -> dict[str, Any]:
+        """Return an invitation as a row of the CSV file, by the names of `COLUMNS`."""
+        moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(invited.expires_at))
+        values = (invited.id, invited.name, self.urls[0], self.text(invited), self.command(invited), moment)
+        return dict(zip(COLUMNS, values, strict=True))
+
+
+@contextlib.contextmanager
+def new_table(path: Path) -> Iterator[IO[str]]:
+    """Create a file that only its owner can read, and remove it if the block fails; `UsageError` if it exists."""
+    from thinwire.core.errors import UsageError
+    from thinwire.core.statedir import disk_error
+
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError as error:
+        why = "the invitations in it may not have been used yet"
+        raise UsageError(f"{path} is there already", why=why, hint="--out with another name") from error
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise UsageError(f"there is no folder {path.parent}", hint="--out in one that is there") from error
+    except OSError as error:
+        raise disk_error(error, path) from error
+    try:
+        with os.fdopen(descriptor, "w", newline="", encoding="utf-8") as file:
+            yield file
+    except BaseException as error:
+        path.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise disk_error(error, path) from error
+        raise
+
+
+def write_table(file: IO[str], rows: Sequence[dict[str, Any]]) -> None:
+    """Write the rows as CSV with a header; they are durable on return."""
+    writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def read_names(path: Path) -> list[str]:
+    """Return the names of a file, one in each line; empty lines and those with # are skipped."""
+    from thinwire.core.errors import UsageError
+
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read the names in {path}", why=str(error), hint="one name a line") from error
+    if names := [line for line in lines if line and not line.startswith("#")]:
+        return names
+    raise UsageError(f"there is no name in {path}", hint="one name a line: a-z, 0-9 and -")
+
+
+KIND = "ecdsa-sha2-nistp384"
+LONGEST = 16 * 1024  # bytes; a key file has about 200
+HINT = "ssh-keygen -t ecdsa -b 384 makes a pair; the public one is the file that ends in .pub"
+
+
+def read_public_key(path: Path) -> bytes:
+    """Return the DER SubjectPublicKeyInfo of an OpenSSH P-384 public key, as OpenSSH and Flower write them.
+
+    The DER is encoded again from the numbers in the file, so that one key has one form. `UsageError` for any other
+    file.
+    """
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
+
+    from thinwire.core.errors import UsageError
+
+    try:
+        with open(path, "rb") as file:
+            data = file.read(LONGEST + 1)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}", why=error.strerror or str(error), hint="--key FILE.pub") from error
+    if b"PRIVATE KEY" in data:
+        raise UsageError(
+            f"{path} is a private key", why="it must not leave its device", hint="--key FILE.pub, the other one"
+        )
+    try:
+        key = load_ssh_public_key(data.strip())
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise UsageError(f"{path} is no public key of OpenSSH's form", why=str(error), hint=HINT) from error
+    if len(data) > LONGEST or not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
+        raise UsageError(f"{path} is no {KIND} key", why="Flower's nodes use that kind only", hint=HINT)
+    return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+
 
 LINK = ("down", "up", "rtt")  # kinds of measures
 SHORT = 16  # hex digits of a fingerprint in a table: enough to tell devices apart, not to approve one by
@@ -30,42 +173,34 @@ def nothing(json: bool, tls: bool = False) -> None:
         console.note(f"no devices yet; {adds}")
 
 
-def counts_as(row: DeviceRow, tls: bool) -> str:
-    """Return the state in which the device API treats a row.
-
-    With `tls` the device API is open to other machines, and enrollment over loopback alone approves no device.
-    """
-    return "pending" if tls and row.how == "loopback" and row.state == "approved" else row.state
-
-
 @dataclasses.dataclass(frozen=True)
 class Known:
     """The aggregator's own state, without which it is unknown which devices are online.
 
-    `alive`: it is running. `gone_at`: when it was last running, wall clock; 0 if unknown. `tls`: its device API is open
-    to other machines. `heard_by`: the last contact of each device, wall clock.
+    `alive`: it is running. `down_since`: when it was last running, wall clock; 0 if unknown. `tls`: its device API is
+    open to other machines. `heard_by`: the last contact of each device, wall clock.
     """
 
     alive: bool = True
-    gone_at: float = 0.0
+    down_since: float = 0.0
     tls: bool = False
     heard_by: Mapping[str, float] = dataclasses.field(default_factory=dict)  # core/clock.py
 
-    def heard_at(self, info: DeviceInfo) -> float | None:
+    def last_seen_at(self, info: DeviceInfo) -> float | None:
         """Return the last contact of a device as wall-clock seconds; None without any.
 
         For online devices a running aggregator writes it every few seconds.
         """
         if not info.online:
-            return info.heard_at
+            return info.last_seen_at
         if at := self.heard_by.get(info.row.name):
-            return max(at, info.heard_at or 0.0)
-        return time.time() if self.alive else max(self.gone_at, info.heard_at or 0.0)
+            return max(at, info.last_seen_at or 0.0)
+        return time.time() if self.alive else max(self.down_since, info.last_seen_at or 0.0)
 
     def heard(self, info: DeviceInfo) -> str:
         """Return the last contact of a device in words."""
         is_now = info.online and self.alive and info.row.name not in self.heard_by  # it connected later
-        return "now" if is_now else console.ago(self.heard_at(info))
+        return "now" if is_now else console.ago(self.last_seen_at(info))
 
 
 def devices(found: Sequence[DeviceInfo], known: Known, json: bool) -> None:
@@ -79,9 +214,9 @@ def devices(found: Sequence[DeviceInfo], known: Known, json: bool) -> None:
             "device", "state", "how", "fingerprint", "online", "heard", "has", "tasks", "updates", "payload up", "last",
         )  # fmt: skip
         console.table(header, [_row(info, known) for info in found], right=header[8:10])
-        for row in (info.row for info in found if counts_as(info.row, known.tls) == "pending"):
+        for row in (info.row for info in found if info.row.standing(known.tls) == "pending"):
             console.line(
-                f"{row.name} waits to be approved; the fingerprint of its key: {console.grouped(row.fingerprint)}"
+                f"{row.name} waits to be approved; the fingerprint of its key: {formatting.grouped(row.fingerprint)}"
             )
 
 
@@ -94,7 +229,7 @@ def document(info: DeviceInfo, known: Known) -> dict[str, Any]:
         "fingerprint": info.row.fingerprint,
         "online": info.online if known.alive else None,
         "seen_at": info.seen_at,
-        "heard_at": known.heard_at(info),
+        "last_seen_at": known.last_seen_at(info),
         "has": dataclasses.asdict(info.has),
         "tasks": list(info.tasks),
         "updates": info.updates,
@@ -114,24 +249,25 @@ def one(info: DeviceInfo, links: Sequence[MeasureRow], known: Known, json: bool)
     link = {None: unknown, True: "metered", False: "unmetered"}[has.metered]
     memory = [unknown if count is None else f"{count / GIB:.1f} GiB" for count in (has.free_bytes, has.memory_bytes)]
     rows = {
-        "state": f"{counts_as(info.row, known.tls)} ({info.row.how})",
-        "fingerprint": console.grouped(info.row.fingerprint),
+        "state": f"{info.row.standing(known.tls)} ({info.row.how})",
+        "fingerprint": formatting.grouped(info.row.fingerprint),
         "online": ("yes" if info.online else "no") if known.alive else unknown,
         "connected": console.ago(info.seen_at), "heard": known.heard(info),
         "cores": unknown if has.cores is None else str(has.cores), "memory free": f"{memory[0]} of {memory[1]}",
         "power": power, "link": link, **_measured(links),
         "runs": ", ".join(f"{name} {version}" for name, version in info.hello.get("versions", {}).items()),
-        "tasks": _tasks(info), "updates": f"{info.updates}, {console.size(info.payload_up)}", "last": info.last_outcome,
+        "tasks": _tasks(info), "updates": f"{info.updates}, {formatting.size(info.payload_up)}",
+        "last": info.last_outcome,
     }  # fmt: skip
     console.line(info.row.name)
     for name, value in rows.items():
-        console.sentence(value or console.NOTHING, begin=f"  {name:<12} ")
+        console.sentence(value or formatting.NOTHING, begin=f"  {name:<12} ")
 
 
 def _measured(links: Sequence[MeasureRow]) -> dict[str, str]:
     """Return the link's figures by name: the median, and the bound that nine of ten measurements kept."""
     rows, of = {}, {row.kind: row for row in links}
-    for kind, name, word, most in (("rtt", "round trip", trip, "at most"), ("up", "upload", speed, "at least"),
+    for kind, name, word, most in (("rtt", "round trip", duration, "at most"), ("up", "upload", speed, "at least"),
                                    ("down", "download", speed, "at least")):  # fmt: skip
         row = of.get(kind)
         if row is None:
@@ -145,7 +281,7 @@ def _measured(links: Sequence[MeasureRow]) -> dict[str, str]:
     return rows
 
 
-def log(actions: Sequence[DeviceAction], notes: Sequence[DoorNote], json: bool) -> None:
+def log(actions: Sequence[DeviceAction], notes: Sequence[RefusalNote], json: bool) -> None:
     """Print the audit log, then the refusals of the device API, newest first."""
     if json:
         said = {"actions": [dataclasses.asdict(a) for a in actions], "refused": [dataclasses.asdict(n) for n in notes]}
@@ -159,20 +295,22 @@ def log(actions: Sequence[DeviceAction], notes: Sequence[DoorNote], json: bool) 
         console.table(("refused", "address", "kind", "called itself", "why"), refused)
 
 
-def invited(door: DoorPlace, made: Sequence[Invited], by_hand: bool, json: bool) -> None:
+def invited(address: InviteAddress, made: Sequence[Invited], by_hand: bool, json: bool) -> None:
     """Print new invitations with the command to paste; their secrets are shown only this once."""
     if json:
-        console.document([{**door.row(one), "urls": list(door.urls), "expires_at": one.expires_at} for one in made])
+        console.document(
+            [{**address.row(one), "urls": list(address.urls), "expires_at": one.expires_at} for one in made]
+        )
         return
     for one in made:
         console.line(
             f"invitation {one.id} for {one.name or 'any name'}, good once, until {console.moment(one.expires_at)}"
         )
-        console.line(f"  {door.text(one)}")
+        console.line(f"  {address.text(one)}")
         console.line("  on the device, which reads the invitation from standard input (paste it, then Enter):")
-        console.line(f"    {door.command(one)}")
-    if len(door.urls) > 1:
-        console.note(f"the door is also at {', '.join(door.urls[1:])}")
+        console.line(f"    {address.command(one)}")
+    if len(address.urls) > 1:
+        console.note(f"the device API is also at {', '.join(address.urls[1:])}")
     _approval(by_hand)
 
 
@@ -219,10 +357,10 @@ def invitations(rows: Sequence[InvitationRow], withdrawn: int | None, json: bool
 def _row(info: DeviceInfo, known: Known) -> tuple[str, ...]:
     """Return the cells of a device in the list."""
     tasks = _tasks(info)
-    state, online = counts_as(info.row, known.tls), ("yes" if info.online else "no") if known.alive else ""
+    state, online = info.row.standing(known.tls), ("yes" if info.online else "no") if known.alive else ""
     return (
         info.row.name, state, info.row.how, info.row.fingerprint[:SHORT], online, known.heard(info),
-        info.has.sentence, tasks, str(info.updates), console.size(info.payload_up), info.last_outcome,
+        info.has.sentence, tasks, str(info.updates), formatting.size(info.payload_up), info.last_outcome,
     )  # fmt: skip
 
 

@@ -15,9 +15,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from thinwire.cli import console
 from thinwire.cli.doctor.checks import Finding, found, kernels, private, room, unseen
 from thinwire.cli.local_state import again, has_database
+from thinwire.core import formatting
 from thinwire.core.statedir import AggregatorHome
 
 if TYPE_CHECKING:
@@ -42,9 +42,9 @@ def examine(home: Path, about: dict[str, Any] | None, typed: Path | None = None)
     findings.append(_service(about, typed))
     findings.append(found("kernels", kernels))
     findings += _store(place, about is not None)
-    findings.append(found("door", lambda: _door(about)))
+    findings.append(found("device_api", lambda: _device_api(about)))
     findings.append(found("certificate", lambda: _certificate(place.root / "tls", about)))
-    findings.append(found("page", lambda: _page(about)))
+    findings.append(found("dashboard", lambda: _dashboard(about)))
     return findings
 
 
@@ -69,7 +69,7 @@ def _store(place: AggregatorHome, alive: bool) -> Iterator[Finding]:
     def version() -> str:
         opened.append(Store.open(place.database, read_only=True))
         held = sum(path.stat().st_size for path in place.root.glob(f"{place.database.name}*"))
-        return f"{place.database.name}, {console.size(held)}, of this version"
+        return f"{place.database.name}, {formatting.size(held)}, of this version"
 
     yield found("store", version)
     for store in opened:
@@ -85,13 +85,13 @@ def _clock(devices: list[DeviceInfo]) -> Finding:
     now = datetime.now(UTC)
     newest = max((info.seen_at or 0.0 for info in devices), default=0.0)
     if newest > time.time() + SKEW_S:
-        ahead = console.seconds(newest - time.time())
+        ahead = formatting.duration(newest - time.time())
         return Finding("clock", False, f"{now:%Y-%m-%d %H:%M} UTC, but a device was seen {ahead} later", "timedatectl")
     middle = statistics.median(skews) if skews else 0.0
     if abs(middle) > SKEW_S:
         way = "ahead of" if middle > 0 else "behind"
         return Finding(
-            "clock", False, f"{now:%Y-%m-%d %H:%M} UTC: {console.seconds(abs(middle))} {way} most devices",
+            "clock", False, f"{now:%Y-%m-%d %H:%M} UTC: {formatting.duration(abs(middle))} {way} most devices",
             "timedatectl set-ntp true",
         )  # fmt: skip
     return Finding(
@@ -112,10 +112,10 @@ def _devices(devices: list[DeviceInfo], alive: bool) -> Finding:
     return Finding("devices", True, said)
 
 
-def _door(about: dict[str, Any] | None) -> Finding | str:
+def _device_api(about: dict[str, Any] | None) -> Finding | str:
     """Check that the device API accepts connections."""
     if about is None:
-        return unseen("door", "no aggregator is running")
+        return unseen("device_api", "no aggregator is running")
     with socket.create_connection(_here(about), timeout=LOOK_S):
         pass
     return f"{about['listen']} answers; devices reach it at {', '.join(about.get('urls') or [])}"
@@ -133,14 +133,14 @@ def _certificate(folder: Path, about: dict[str, Any] | None) -> Finding | str:
 
     rows, pin = chains(folder), (about or {}).get("pin")
     if about is not None and pin is None:
-        return "none: the door is on this machine only"
+        return "none: the device API is on this machine only"
     ours = next((row for row in rows if pin in (row.pin, None)), None)
     if ours is None and about is None:
         return "none of ours yet"
     leaf, now = ours.leaf if ours else shown(*_here(about or {}), LOOK_S), datetime.now(UTC)
     said = f"pin {ours.pin if ours else pin}\nuntil {leaf.ends:%Y-%m-%d}, for {', '.join(leaf.names)}"
     if not leaf.begins <= now < leaf.ends - SOON:
-        renew = "a start makes it anew: thinwire aggregator start" if ours else "replace the files of --cert and --key"
+        renew = "a start makes it again: thinwire aggregator start" if ours else "replace the files of --cert and --key"
         return Finding("certificate", False, said, f"is the clock right? {renew}")
     if ours and (missing := [name for name in ours.wanted if name not in leaf.names]):
         return Finding("certificate", False, f"{said}\nit lacks {missing[0]}", "thinwire aggregator ca rotate")
@@ -149,17 +149,22 @@ def _certificate(folder: Path, about: dict[str, Any] | None) -> Finding | str:
     return said
 
 
-def _page(about: dict[str, Any] | None) -> Finding | str:
+def _dashboard(about: dict[str, Any] | None) -> Finding | str:
     """Check that the dashboard answers."""
     if about is None:
-        return unseen("page", "no aggregator is running")
-    if not about.get("page"):
-        return "none (--no-page)"
+        return unseen("dashboard", "no aggregator is running")
+    if not about.get("dashboard"):
+        return "none (--no-dashboard)"
     try:
         direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with direct.open(f"http://{about['page']}/healthz", timeout=LOOK_S) as answer:
-            return f"{about['page']} answers ({answer.status}); from elsewhere: ssh -L 8080:{about['page']} HOST"
+        with direct.open(f"http://{about['dashboard']}/healthz", timeout=LOOK_S) as answer:
+            return (
+                f"{about['dashboard']} answers ({answer.status}); from elsewhere: ssh -L 8080:{about['dashboard']} HOST"
+            )
     except urllib.error.HTTPError as error:
         return Finding(
-            "page", False, f"{about['page']} answers with {error.code}", "page.log in the state folder says more"
+            "dashboard",
+            False,
+            f"{about['dashboard']} answers with {error.code}",
+            "dashboard.log in the state directory says more",
         )

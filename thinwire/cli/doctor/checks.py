@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from thinwire.cli import console
+from thinwire.core import formatting
 from thinwire.core.errors import ThinwireError
 from thinwire.core.statedir import disk_error
 
@@ -91,10 +92,10 @@ def room(what: str, folder: Path, least: int = LEAST_BYTES) -> Finding:
     free = shutil.disk_usage(folder).free
     if free < least:
         return Finding(
-            what, False, f"{console.size(free)} free, {console.size(least)} are wanted",
+            what, False, f"{formatting.size(free)} free, {formatting.size(least)} are wanted",
             "free some space, or use another disk: --home FOLDER",
         )  # fmt: skip
-    return Finding(what, True, f"{console.size(free)} free, and it can be written")
+    return Finding(what, True, f"{formatting.size(free)} free, and it can be written")
 
 
 def private(what: str, folder: Path) -> Finding:
@@ -117,27 +118,18 @@ def kernels() -> str:
     A slow backend is no failure, but whoever wonders about speed reads it here. `UsageError` if the environment forces
     a backend that is not available.
     """
-    from thinwire.compression.native import threads
-    from thinwire.compression.native.library import NUMPY, VARIABLE, available, chosen
+    from thinwire.compression import native
+    from thinwire.compression.native import NUMPY, VARIABLE, available
 
-    path, count = chosen(), threads.of_environment()
+    path, count = native.chosen(), native.of_environment()
     said = f"{path}, threads as each plan says"
     if count:
-        said = f"{path}, {count} thread{'s' if count > 1 else ''} by {threads.VARIABLE}"
+        said = f"{path}, {count} thread{'s' if count > 1 else ''} by {native.THREADS_VARIABLE}"
     if path != NUMPY:
         return said
     if len(available()) > 1:
         return f"{said}: forced by {VARIABLE}"
-    return f"{said}: {_missing()}; the same bytes, slower; with g++ an installation builds faster ones"
-
-
-def _missing() -> str:
-    """Return the reason why numpy is the only available backend."""
-    from importlib.machinery import EXTENSION_SUFFIXES
-
-    from thinwire.compression import native
-
-    folder = Path(native.__file__).parent
-    if any((folder / f"kernels{suffix}").exists() for suffix in EXTENSION_SUFFIXES):
-        return "its kernels are of another version or another processor"
-    return "no kernels were built at its installation"
+    return (
+        f"{said}: no kernels were built at its installation, or not for this version and processor; the same bytes, "
+        "slower; with g++ an installation builds faster ones"
+    )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import shutil
 import socket
 import ssl
 import tempfile
@@ -18,10 +19,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from thinwire.cli import console
 from thinwire.cli.client.start import trusted
 from thinwire.cli.doctor.checks import LEAST_BYTES, Finding, found, kernels, private, room, unseen
 from thinwire.client.policy import FILE
+from thinwire.core import formatting
 from thinwire.core.statedir import MB
 
 if TYPE_CHECKING:
@@ -38,35 +39,35 @@ BYTES_A_PARAMETER = 4 * 3  # float32 of the received model, the residual, and th
 def examine(folder: Path, aggregator: str | None, tasks: Sequence[str]) -> list[Finding]:
     """Run all checks of one client and return the findings.
 
-    `folder` is the client's state directory. `aggregator` and `tasks` are the typed options. Without them the words of
-    the last start count, then the joined aggregator and the installed tasks.
+    `folder` is the client's state directory. `aggregator` and `tasks` are the options of the doctor. Without them those
+    of the last start count, then the joined aggregator and the installed tasks.
     """
-    from thinwire.cli.local_state import Typed, understood
+    from thinwire.cli.local_state import StartOptions
+    from thinwire.client.task import installed_tasks
     from thinwire.core.errors import ThinwireError
     from thinwire.core.statedir import holder
 
-    remembered = Typed.remembered(folder)
-    typed = remembered or Typed((), Path.cwd())
-    last = understood("client", "start", typed.words)
-    begins = (None if remembered else holder(folder / "lock")) or {}  # a start writes its lock before start.json
+    saved = StartOptions.load(folder)
+    last = saved or StartOptions()
+    begins = (None if saved else holder(folder / "lock")) or {}  # a start writes its lock before start.json
     try:
-        url, trust = trusted(aggregator or last["aggregator"] or begins.get("aggregator"), folder)
+        url, trust = trusted(aggregator or last.options.get("aggregator") or begins.get("aggregator"), folder)
     except ThinwireError as error:
         way = [Finding("joined", False, str(error), error.hint), *(unseen(what, "not joined") for what in STEPS)]
     else:
         way = walk(url, trust, folder)
-    python = typed.folder / last["python"] if last["python"] else None
+    python = last.path("python")
     size, looked = 0, list[Finding]()
-    with contextlib.chdir(typed.folder if not tasks and typed.folder.is_dir() else "."):
-        for spec in _specs(tasks or last["task"] or ()):
-            finding, parameters = _task(spec, python, folder)
+    with contextlib.chdir(last.folder if not tasks and last.folder.is_dir() else "."):
+        installed = (f"{name}={module}" for name, module in installed_tasks().items())
+        for spec in tasks or last.options.get("task") or installed:
+            finding, parameters = _task(spec, python)
             looked, size = [*looked, finding], max(size, parameters)
     if not looked and begins:
         looked = [Finding("task", None, f"process {begins.get('pid', '?')} is still starting", "try again in a moment")]
     elif not looked:
         looked = [Finding("task", False, "no task is known here", "give one: --task NAME=path/to/task.py")]
-    file = typed.folder / last["policy"] if last["policy"] else folder / FILE
-    rules, policy = _policy(file)
+    rules, policy = _policy(last.path("policy") or folder / FILE)
     disk = _disk(folder, max(LEAST_BYTES, BYTES_A_PARAMETER * size), policy.min_free_disk_mb)
     return [*way, *looked, found("kernels", kernels), rules, disk]
 
@@ -86,15 +87,8 @@ def _policy(file: Path) -> tuple[Finding, Policy]:
     return Finding("policy", True, f"{said}; {file if file.exists() else f'no {file.name}: the defaults'}"), policy
 
 
-def _specs(tasks: Sequence[str]) -> list[str]:
-    """Return the given NAME=MODULE words, else those of the installed tasks."""
-    from thinwire.client.task import installed_tasks
-
-    return list(tasks) or [f"{name}={module}" for name, module in installed_tasks().items()]
-
-
-def _task(spec: str, python: Path | None, folder: Path) -> tuple[Finding, int]:
-    """Return the finding on one task and its number of parameters. `folder` is the client's state directory."""
+def _task(spec: str, python: Path | None) -> tuple[Finding, int]:
+    """Return the finding on one task and its number of parameters."""
     size = 0
 
     def look() -> Finding | str:
@@ -108,24 +102,10 @@ def _task(spec: str, python: Path | None, folder: Path) -> tuple[Finding, int]:
             return Finding("task", False, f"{report.name}: {report.error}", "thinwire task check MODULE --data PATH")
         if layout is not None:
             size = layout.size
-            if differs := _differs(report.name, layout, folder):
-                return Finding("task", False, differs, "thinwire client reload")
         version, where = (f" {report.version}" if report.version else ""), (f", trained by {python}" if python else "")
         return f"{report.name}{version}, {size:,} parameters, layout {report.layout_digest[:12]}{where}"
 
     return found("task", look), size
-
-
-def _differs(name: str, layout: Layout, folder: Path) -> str:
-    """Return a sentence if a running client knows this task with another layout; else ""."""
-    from thinwire.client import task
-    from thinwire.core.layout import differences
-    from thinwire.core.statedir import holder
-
-    known = task.last(folder).get(name)
-    if known is None or known.digest == layout.digest or holder(folder / "lock") is None:
-        return ""
-    return f"{name}: its code gives another model than the client that runs has: {differences(layout, known)}"
 
 
 def _here(spec: str) -> tuple[TaskReport, Layout | None]:
@@ -158,21 +138,16 @@ def _disk(folder: Path, least: int, min_free_mb: int) -> Finding:
     """Check that a client's state directory is private and writable, with `least` bytes above the policy's reserve."""
     if not folder.exists():
         above = next(path for path in folder.parents if path.exists())
-        return Finding("disk", True, f"{console.size(_free(above))} free; {folder} is made by the first start or join")
+        return Finding(
+            "disk",
+            True,
+            f"{formatting.size(shutil.disk_usage(above).free)} free; {folder} is made by the first start or join",
+        )
     closed = private("disk", folder)
     if closed.ok is False:
         return closed
     kept = room("disk", folder, least + min_free_mb * MB)
-    if not min_free_mb or "free" not in kept.said:
-        return kept
-    return replace(kept, said=f"{kept.said}; min_free_disk_mb = {min_free_mb} of them stay free")
-
-
-def _free(folder: Path) -> int:
-    """Return the free bytes of the disk that holds `folder`."""
-    import shutil
-
-    return shutil.disk_usage(folder).free
+    return replace(kept, said=f"{kept.said}; min_free_disk_mb = {min_free_mb} MB stay free") if min_free_mb else kept
 
 
 SKEW_S = 5.0  # a smaller clock skew causes no failure and is not reported
@@ -224,16 +199,16 @@ def _tcp(address: Address) -> Finding | str:
         hint = "is it started (thinwire aggregator start), is the port right, does a firewall let it pass?"
         return Finding("tcp", False, f"{address} does not answer{by}: {error.strerror or error}", hint)
     sock.close()
-    return f"{address} answers{by} in {console.seconds(rtt_s)}"
+    return f"{address} answers{by} in {formatting.duration(rtt_s)}"
 
 
 def _pin(address: Address, url: str, trust: Trust | None) -> Finding | str:
     """Check that the certificate of the aggregator is valid for the joined CA or the system's CAs."""
     from thinwire.transport.device.connect import dial
-    from thinwire.transport.device.errors import silence
+    from thinwire.transport.device.session import silence
 
     if trust is None:
-        return "a plain door, for this machine only"
+        return "a device API without TLS, for this machine only"
     try:
         line = dial(address, trust)
     except (OSError, http.client.HTTPException) as error:
@@ -248,19 +223,18 @@ def _pin(address: Address, url: str, trust: Trust | None) -> Finding | str:
 def _standing(url: str, trust: Trust | None, folder: Path) -> Sequence[Finding]:
     """Return the findings on the clock and on the device's row at the aggregator, from one signed request."""
     from thinwire.core.errors import ThinwireError
-    from thinwire.transport import device_key
-    from thinwire.transport.device.enroll import ask
-    from thinwire.transport.device.identity import KEY_FILE
+    from thinwire.transport.device.enroll import check_enrollment
+    from thinwire.transport.device.identity import KEY_FILE, device_key
 
     if not (folder / KEY_FILE).exists():
         return unseen("clock", "this client has no key yet"), Finding(
             "row", None, "this client has no key yet: its first start makes one"
         )
     try:
-        stood = ask(url, trust, device_key(folder))
+        stood = check_enrollment(url, trust, device_key(folder))
     except ThinwireError as error:
         return unseen("clock", "nobody answered"), Finding("row", False, str(error), error.hint)
-    key = f"key {console.grouped(stood.fingerprint)}"
+    key = f"key {formatting.grouped(stood.fingerprint)}"
     if stood.error is not None:
         row = Finding("row", False, f"{stood.error}\n{key}", stood.error.hint)
     elif stood.kind == "hello":
@@ -276,7 +250,7 @@ def _clock(skew_s: float | None, trust: Trust | None) -> Finding:
         return unseen("clock", "the aggregator did not say its time")
     if abs(skew_s) < SKEW_S:
         return Finding("clock", True, f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, as at the aggregator")
-    said = f"{console.seconds(abs(skew_s))} {'behind' if skew_s > 0 else 'ahead of'} the aggregator's"
+    said = f"{formatting.duration(abs(skew_s))} {'behind' if skew_s > 0 else 'ahead of'} the aggregator's"
     if trust is not None and trust.system:
         return Finding("clock", False, said, "timedatectl set-ntp true: certificates of the system's CAs have dates")
     return Finding("clock", True, f"{said}: requests are signed by that one", "timedatectl set-ntp true")

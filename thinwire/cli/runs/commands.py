@@ -14,6 +14,8 @@ import typer
 from thinwire.cli import console
 from thinwire.cli.params import Home, Json, RunId
 from thinwire.cli.runs.compare import compare
+from thinwire.core import formatting
+from thinwire.core.events import ENDED
 
 if TYPE_CHECKING:
     from thinwire.reports.round_explanation import RoundExplanation
@@ -26,7 +28,6 @@ app = typer.Typer(name="runs", help="Runs: list, show, watch, compare, take the 
 app.command()(compare)
 
 STOP_WAIT_S = 30.0
-OVER = ("done", "failed", "stopped")
 
 
 @app.command(name="list")
@@ -56,7 +57,7 @@ def list_(json: Json = False, home: Home = None) -> None:
     if rows and swept:
         console.line()
     if swept:
-        lines = [(g.name, g.task or console.NOTHING, f"{g.done}/{g.runs}", console.ago(g.at)) for g in swept]
+        lines = [(g.name, g.task or formatting.NOTHING, f"{g.done}/{g.runs}", console.ago(g.at)) for g in swept]
         console.table(("group", "task", "runs", "last"), lines, right=("runs",))
 
 
@@ -70,15 +71,13 @@ def _row(row: RunRow) -> tuple[str, ...]:
     """Return the cells of a run in the list."""
     done = f"{row.rounds_closed}/{row.rounds_total}"
     accuracy, loss = console.figure(row.decisive.get("accuracy")), console.figure(row.decisive.get("loss"))
-    return row.run_id, row.status, done, accuracy, loss, console.size(row.payload_up), console.ago(row.created_at)
+    return row.run_id, row.status, done, accuracy, loss, formatting.size(row.payload_up), console.ago(row.created_at)
 
 
 @app.command()
 def show(
     run_id: RunId = "latest",
-    why: Annotated[
-        bool, typer.Option("--why", help="where the time of each round went, and what it waited for")
-    ] = False,
+    why: Annotated[bool, typer.Option("--why", help="explain the time of each round")] = False,
     json: Json = False,
     home: Home = None,
 ) -> None:
@@ -92,7 +91,7 @@ def show(
             more = explanations_document(whys(store, store.run(run_id))) if why else {}
             console.document(run_document(store, run_id) | more)
         elif why:
-            _head(store, store.run(run_id), store.rounds(run_id))
+            _header(store, store.run(run_id), store.rounds(run_id))
             print_explanations(whys(store, store.run(run_id)))
         else:
             _show(store, store.run(run_id))
@@ -104,7 +103,7 @@ def _note_halted(rows: Sequence[RunRow], home: Path | None) -> None:
     """Note the runs that make no progress because no aggregator is running."""
     from thinwire.cli.local_state import alive, way_back
 
-    halted = [row.run_id for row in rows if row.source == "devices" and row.status not in OVER]
+    halted = [row.run_id for row in rows if row.source == "devices" and row.status not in ENDED]
     if halted and alive(home) is None:
         console.note(f"no aggregator is running; to go on with {', '.join(halted)}: {way_back(home)}")
 
@@ -120,10 +119,10 @@ def _ahead(row: RunRow, rounds: Sequence[RoundRow]) -> str:
     if row.status != "running" or len(open_) < 2:
         return ""
     others = f"rounds {open_[1]} to {open_[-1]} were" if open_[2:] else f"round {open_[1]} was"
-    return f"running: round {open_[0]}, step {row.version + 1} of {row.rounds_total}; {others} asked ahead"
+    return f"running: round {open_[0]}, step {row.version + 1} of {row.rounds_total}; {others} selected ahead"
 
 
-def _head(store: Store, row: RunRow, rounds: Sequence[RoundRow]) -> None:
+def _header(store: Store, row: RunRow, rounds: Sequence[RoundRow]) -> None:
     """Print the id, status and notes of a run."""
     from thinwire.store.queries import behind
 
@@ -134,56 +133,61 @@ def _head(store: Store, row: RunRow, rounds: Sequence[RoundRow]) -> None:
 
 def _show(store: Store, row: RunRow) -> None:
     """Print a run and its rounds."""
-    from thinwire.cli.runs.render import capping, clipping, measured_version, on_the_wire
+    from thinwire.cli.runs.render import capping, clipping, losses, measured_version, on_the_wire
 
     rounds = store.rounds(row.run_id)
-    _head(store, row, rounds)
+    _header(store, row, rounds)
     console.line(f"model   {row.size} parameters, version {row.version}, digest {row.model_digest[:16]}")
     figures = ", ".join(f"{name} {value:.4f}" for name, value in row.decisive.items())
     console.line(
         f"metrics {figures} of version {measured_version(row, rounds)}" if figures else "metrics not measured yet"
     )
-    for sentence in (*clipping(row, rounds), *capping(store.updates(row.run_id), rounds)):
+    updates = store.updates(row.run_id)
+    for sentence in (*clipping(row, rounds), *capping(updates, rounds), *losses(updates)):
         console.sentence(sentence, begin="        ")
     for way, payload, wire, dense in (
         ("up", row.payload_up, row.wire_up, row.dense_up),
         ("down", row.payload_down, row.wire_down, row.dense_down),
     ):
         ratio = f", {dense / payload:.1f} times less than dense float32" if 0 < payload < dense else ""
-        console.line(f"{way:<7} {console.size(payload)} payload, {on_the_wire(wire, payload)}{ratio}")
+        console.line(f"{way:<7} {formatting.size(payload)} payload, {on_the_wire(wire, payload)}{ratio}")
     if not rounds:
         return
     console.line()
     header = ("round", "closed", "replies", "late", "failed", "accuracy", "loss", "up", "down", "seconds", "slowest")
     console.table(header, [_round(r) for r in rounds], right=header[:1] + header[2:10])
     last = next((r for r in rounds if r.closed_at is None), rounds[-1])
-    for line in _decided(last, goes_on=row.status not in OVER and last.closed_at is None):
+    for line in _decided(last, goes_on=row.status not in ENDED and last.closed_at is None):
         console.sentence(line)
 
 
 def _decided(r: RoundRow, goes_on: bool) -> Iterator[str]:
     """Yield what measurements decided about a round and why, and its deadline while it goes on."""
-    if r.drawn:
-        yield f"round {r.round} was {r.drawn}"
+    if r.sampling:
+        yield f"round {r.round} was {r.sampling}"
     if r.deadline_reason and goes_on:
         yield f"round {r.round} may take {r.deadline_reason}"
     for device, reason in sorted(r.codec_reasons.items()):
-        yield f"  {device} {'is' if goes_on else 'was'} asked in {reason}"
+        yield f"  {device} {'is' if goes_on else 'was'} selected in {reason}"
 
 
 def _round(r: RoundRow) -> tuple[str, ...]:
     """Return the cells of one round."""
-    came, of = len(r.folded) if r.reason else r.answered, r.target if r.reason == "buffer" else len(r.asked)
+    came, of = (
+        len(r.aggregated) if r.reason else r.answered,
+        r.target_updates if r.reason == "buffer" else len(r.selected),
+    )
     return (
         str(r.round), r.reason or "open", f"{came}/{of}", str(r.late), str(r.failed),
-        console.figure(r.decisive.get("accuracy")), console.figure(r.decisive.get("loss")), console.size(r.payload_up),
-        console.size(r.payload_down), console.NOTHING if r.seconds is None else f"{r.seconds:.2f}", r.slowest,
+        console.figure(r.decisive.get("accuracy")), console.figure(r.decisive.get("loss")),
+        formatting.size(r.payload_up), formatting.size(r.payload_down),
+        formatting.NOTHING if r.seconds is None else f"{r.seconds:.2f}", r.slowest,
     )  # fmt: skip
 
 
 @app.command()
 def watch(run_id: RunId = "latest", home: Home = None) -> None:
-    """Follow a run to its end; the exit code is the run's. Ctrl-C ends the watching, not the run."""
+    """Follow a run to its end; the exit code is the run's. Ctrl-C ends this command, not the run."""
     from thinwire.cli.local_state import end_abandoned, opened
     from thinwire.cli.runs.progress import follow
 
@@ -196,8 +200,8 @@ def watch(run_id: RunId = "latest", home: Home = None) -> None:
 @app.command()
 def model(
     run_id: RunId,
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="the .safetensors file to write")],
-    which: Annotated[str, typer.Option("--round", metavar="N|best|last", help="the model after this round")] = "last",
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help=".safetensors file to write")],
+    which: Annotated[str, typer.Option("--round", metavar="N|best|last", help="round of the model")] = "last",
     json: Json = False,
     home: Home = None,
 ) -> None:
@@ -233,20 +237,20 @@ def model(
 @app.command()
 def stop(run_id: RunId, json: Json = False, home: Home = None) -> None:
     """Stop a run for good; its models stay."""
-    from thinwire.cli.local_state import end_abandoned, known
-    from thinwire.cli.signals import until
+    from thinwire.cli.local_state import end_abandoned, opened
+    from thinwire.core.signals import until
 
     end_abandoned(home)
-    with known(home, read_only=False, what="runs") as store:
+    with opened(home, read_only=False) as store:
         row = store.run(run_id)
-        if row.status not in OVER:
-            store.order("stop-run", row.run_id)
-            if not until(lambda: store.run(row.run_id).status in OVER, STOP_WAIT_S) and _nobody_serves(row):
+        if row.status not in ENDED:
+            store.commands.add("stop-run", row.run_id)
+            if not until(lambda: store.run(row.run_id).status in ENDED, STOP_WAIT_S) and _nobody_serves(row):
                 _stop_here(store, row.run_id)
         row = store.run(row.run_id)
     if json:
         console.document({"run_id": row.run_id, "status": row.status})
-    elif row.status in OVER:
+    elif row.status in ENDED:
         console.line(f"{row.run_id} {standing(row)}")
     else:
         console.line(f"{row.run_id} will stop as soon as its aggregator runs and sees the order")
@@ -267,7 +271,7 @@ def _stop_here(store: Store, run_id: str) -> None:
 
     said = "stopped by a person; the process that simulated it or handed it over did not answer"
     close_undriven(store, run_id, RunStatusChanged(time.time(), "stopped", said, 10))
-    CommandQueue(store).stop_run(run_id)
+    CommandQueue(store.commands).stop_run(run_id)
 
 
 def whys(store: Store, row: RunRow) -> list[RoundExplanation]:
@@ -314,13 +318,13 @@ def print_explanations(found: list[RoundExplanation]) -> None:
 
 def _explanation_row(one: RoundExplanation, stages: tuple[str, ...], wired: bool) -> tuple[str, ...]:
     """Return the cells of one explanation."""
-    from thinwire.core.formatting import trip
+    from thinwire.core.formatting import duration
 
     seconds = {**one.stages, **one.uncounted}
-    spent = (console.NOTHING if name not in seconds else f"{seconds[name]:.2f}" for name in stages)
+    spent = (formatting.NOTHING if name not in seconds else f"{seconds[name]:.2f}" for name in stages)
     made = str(one.requests or "")
     if one.rtt_s and one.trips_s:
-        made += f" x {trip(one.rtt_s)} = {trip(one.trips_s)}"
+        made += f" x {duration(one.rtt_s)} = {duration(one.trips_s)}"
     return f"{one.seconds:.2f}", *spent, one.device, *((made,) if wired else ()), ", ".join(one.waited_for)
 
 

@@ -18,6 +18,7 @@ import typer
 
 from thinwire.cli import console
 from thinwire.cli.params import Home, Json
+from thinwire.core import formatting
 
 if TYPE_CHECKING:
     from thinwire.reports.comparison import Row, Spread
@@ -25,17 +26,17 @@ if TYPE_CHECKING:
     from thinwire.store.read_models import RoundRow, RunRow
 
 
-TO = "the metric to be reached: bytes and seconds until then"
+TO = "target of a metric: shows bytes and seconds to it"
 
 
 def compare(
-    ids: Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="stored runs; or --group")] = None,
-    group: Annotated[str | None, typer.Option("--group", help="the runs of thinwire sim --sweep --name GROUP")] = None,
+    ids: Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="runs to compare; or --group")] = None,
+    group: Annotated[str | None, typer.Option("--group", help="compare the runs of sim --sweep --name GROUP")] = None,
     to: Annotated[str | None, typer.Option("--to", metavar="METRIC=VALUE", help=TO)] = None,
     mbps: Annotated[float, typer.Option("--mbps", min=0.0, help="add the time on such a link; 0: none")] = 0.0,
-    rtt_ms: Annotated[float, typer.Option("--rtt-ms", min=0.0, help="add two round trips a round")] = 0.0,
-    csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="write the table there too")] = None,
-    plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE.svg", help="draw the metric over bytes")] = None,
+    rtt_ms: Annotated[float, typer.Option("--rtt-ms", min=0.0, help="round trip of that link, in ms")] = 0.0,
+    csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="also write the table to this file")] = None,
+    plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE.svg", help="plot the metric over bytes")] = None,
     json: Json = False,
     home: Home = None,
 ) -> None:
@@ -51,7 +52,7 @@ def compare(
 
     metric, target = _target(to)
     if plot is not None and plot.suffix != ".svg":
-        raise typer.BadParameter(f"{plot} cannot be drawn: --plot writes SVG, so its name ends in .svg")
+        raise typer.BadParameter(f"{plot} is no SVG file: --plot writes SVG, so its name ends in .svg")
     names, cells = _cells(ids or [], group, home)
     _require_measured(metric, cells)
     metric = metric or cells[0].plan.run.metric
@@ -153,18 +154,18 @@ def _brief(key: str, value: str) -> str:
 def _pair(spread: Spread | None, form: str) -> str:
     """Format a mean and its standard deviation."""
     if spread is None:
-        return console.NOTHING
+        return formatting.NOTHING
     return f"{spread.mean:{form}}" + (f" ± {spread.sd:{form}}" if spread.sd is not None else "")
 
 
 def _size(spread: Spread | None) -> str:
     """Format a mean number of bytes."""
-    return console.size(spread.mean) if spread else console.NOTHING
+    return formatting.size(spread.mean) if spread else formatting.NOTHING
 
 
 def _seconds(spread: Spread | None) -> str:
     """Format a mean duration."""
-    return console.seconds(spread.mean) if spread else console.NOTHING
+    return formatting.duration(spread.mean) if spread else formatting.NOTHING
 
 
 def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -236,7 +237,7 @@ def svg(curves: Sequence[Curve], across: str, upwards: str, target: float | None
     for power in range(first, last + 1):
         parts += [
             _line(x(10.0**power), TOP, x(10.0**power), HEIGHT - BOTTOM),
-            _text(x(10.0**power), HEIGHT - 30, _bytes(power), "middle"),
+            _text(x(10.0**power), HEIGHT - 30, formatting.size(10.0**power), "middle"),
         ]
     for tick in range(TICKS):
         value = low + (high - low) * tick / (TICKS - 1)
@@ -263,12 +264,6 @@ def _reach(values: Sequence[float]) -> tuple[float, float]:
     low, high = (min(values), max(values)) if values else (0.0, 1.0)
     room = (high - low) * 0.05 or 0.5
     return low - room, high + room
-
-
-def _bytes(power: int) -> str:
-    """Format a power of ten bytes."""
-    unit = ("B", "kB", "MB", "GB", "TB")[min(4, max(0, power // 3))]
-    return f"{10 ** (power - 3 * min(4, max(0, power // 3))):g} {unit}"
 
 
 def _joined(points: Iterable[tuple[float, float]]) -> str:

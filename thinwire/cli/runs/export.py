@@ -258,7 +258,7 @@ def _version(store: Store, run: RunRow, which: str) -> int:
     if which == "best":
         return run.version if run.best_version is None else run.best_version
     if not which.isdigit():
-        raise UsageError(f"--round {which!r} cannot be", why="it is a number, best or last", hint="--round best")
+        raise UsageError(f"--round {which!r} is not valid", why="it is a number, best or last", hint="--round best")
     if which == "0":
         return 0
     made = {r.round: r.version for r in store.rounds(run.run_id)}

@@ -14,17 +14,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from thinwire.cli.console import figure, seconds, size
+from thinwire.cli.console import figure
 from thinwire.cli.local_state import absent, alive, end_abandoned, way_back
-from thinwire.cli.signals import remembered
+from thinwire.core.events import ENDED
+from thinwire.core.formatting import duration, size
+from thinwire.core.signals import remembered
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from thinwire.core.events import (
-        ClientAsked,
-        ClientBack,
         ClientFailed,
+        ClientReconnected,
+        ClientSelected,
         Event,
         RoundClosed,
         RunStatusChanged,
@@ -107,15 +109,15 @@ class Round:
     """The figures of one round, collected from its events."""
 
     number: int
-    asked: int
+    selected: int
     accepted: int = 0
     late: int = 0
     failed: list[str] = field(default_factory=list)
     instead: list[str] = field(default_factory=list)  # replacements that were selected during the round
-    anew: list[str] = field(default_factory=list)  # devices that lost their state and started again
+    restarted: list[str] = field(default_factory=list)  # devices that lost their state and started again
     payload_up: int = 0
     closed: RoundClosed | None = None
-    target: int = 0
+    target_updates: int = 0
 
     @property
     def of(self) -> int:
@@ -123,38 +125,42 @@ class Round:
 
         In buffered mode this is the buffer size, because a reply may answer an assignment of an earlier round.
         """
-        return self.target if self.closed and self.closed.reason == "buffer" else max(self.asked, self.target)
+        return (
+            self.target_updates
+            if self.closed and self.closed.reason == "buffer"
+            else max(self.selected, self.target_updates)
+        )
 
-    def note(self, event: ClientAsked | StateLost | ClientFailed | ClientBack) -> None:
+    def note(self, event: ClientSelected | StateLost | ClientFailed | ClientReconnected) -> None:
         """Record an event that the round's line mentions behind its figures."""
         from thinwire.core import events
 
         device = event.device
         match event:
-            case events.ClientAsked():
-                self.asked += bool(event.why)
+            case events.ClientSelected():
+                self.selected += bool(event.why)
                 self.instead += [f"{device} instead of {event.instead_of}"] if event.why and event.instead_of else []
             case events.StateLost():
-                self.anew.append(f"{device} began anew: its state was {event.why}")
+                self.restarted.append(f"{device} began again: its state was {event.why}")
             case events.ClientFailed() if event.kind != events.OVER:
                 self.failed.append(f"{device} {event.kind}")
-            case events.ClientBack():
+            case events.ClientReconnected():
                 self.failed = [f"{device} was away" if said == f"{device} left" else said for said in self.failed]
 
     def line(self, metrics: dict[str, float]) -> str:
         """Return the line of a closed round with the metrics of the model that it made."""
-        from thinwire.core.events import capped_text
+        from thinwire.core.formatting import capped_text
 
         closed = self.closed
         assert closed is not None
         notes = [f"late {self.late}"] if self.late else []
         notes += [f"waits for {', '.join(closed.outstanding)}"] if closed.outstanding else []
-        notes += [*self.failed, *self.instead, *self.anew]
+        notes += [*self.failed, *self.instead, *self.restarted]
         notes += [f"{update_id.split('/')[1]}: {capped_text(one)}" for update_id, one in closed.capped.items()]
         cells = (
             f"{self.number:>5}",
             f"{closed.reason:<8}",
-            f"{f'{len(closed.folded)}/{self.of}':>7}",
+            f"{f'{len(closed.aggregated)}/{self.of}':>7}",
             f"{figure(metrics.get('accuracy')):>8}",
             f"{figure(metrics.get('loss')):>8}",
             f"{size(self.payload_up):>8}",
@@ -184,7 +190,7 @@ class Teller:
     @property
     def over(self) -> bool:
         """Return True if the run has ended."""
-        return self.status in ("done", "failed", "stopped")
+        return self.status in ENDED
 
     @property
     def now(self) -> str:
@@ -214,8 +220,8 @@ class Teller:
         last = max((r for r in self.rounds.values() if r.closed), key=lambda r: r.number, default=None)
         if last is None or last.closed is None:
             return ""
-        took = seconds(last.closed.seconds)
-        return f" (round {last.number}: {len(last.closed.folded)} of {last.of} in {took})"
+        took = duration(last.closed.seconds)
+        return f" (round {last.number}: {len(last.closed.aggregated)} of {last.of} in {took})"
 
     def hear(self, event: Event) -> list[str]:
         """Handle one event and return the lines that are now ready."""
@@ -224,20 +230,22 @@ class Teller:
         match event:
             case events.RunStatusChanged():
                 return self._status(event)
-            case events.RunNoted() | events.FirstModelAsked() | events.FirstModelFailed():
+            case events.RunNoted() | events.FirstModelAssigned() | events.FirstModelFailed():
                 return [event.text]
             case events.RoundOpened():
-                self.rounds[event.round] = Round(event.round, len(event.asks), target=event.target)
+                self.rounds[event.round] = Round(
+                    event.round, len(event.assignments), target_updates=event.target_updates
+                )
             case events.UpdateAccepted():
                 self._accept(event)
             case events.RoundClosed():
-                self.rounds.setdefault(event.round, Round(event.round, len(event.folded))).closed = event
+                self.rounds.setdefault(event.round, Round(event.round, len(event.aggregated))).closed = event
                 lines = self._flush({}, before=event.round - (HELD if event.reason == "buffer" else self._ahead))
                 self.waiting.append(event.round)
                 return lines
             case events.Evaluated():
                 return self._flush(event.decisive, before=event.round + 1, measured=event.round)
-            case events.ClientAsked() | events.StateLost() | events.ClientFailed() | events.ClientBack():
+            case events.ClientSelected() | events.StateLost() | events.ClientFailed() | events.ClientReconnected():
                 if event.round in self.rounds:
                     self.rounds[event.round].note(event)
                 return self._fault(event) if isinstance(event, events.ClientFailed) else []
@@ -256,7 +264,7 @@ class Teller:
         heard = self.rounds.setdefault(event.round, Round(event.round, 0))
         heard.accepted += 1
         heard.late += event.late
-        heard.payload_up += sum(part["length"] for part in event.head.get("parts", ()))
+        heard.payload_up += sum(part["length"] for part in event.header.get("parts", ()))
 
     def _status(self, event: RunStatusChanged) -> list[str]:
         """Record a new status of the run, and return all held lines if the run is over."""

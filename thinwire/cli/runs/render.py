@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from thinwire.cli import console
+from thinwire.core import formatting
 
 if TYPE_CHECKING:
     from thinwire.store import RoundRow, RunRow, Store, UpdateRow
@@ -35,39 +35,22 @@ def measured_version(row: RunRow, rounds: Sequence[RoundRow]) -> int | None:
     return max((r.version for r in rounds if r.metrics and r.version is not None), default=0)
 
 
+RUN_KEYS = (
+    "run_id", "task", "source", "status", "status_text", "exit_code", "rounds_total", "rounds_closed", "version",
+    "model_digest", "notes", "metrics", "clipped", "best_version", "best_value", "late", "dropped", "failed",
+    "payload_up", "payload_down", "wire_up", "wire_down", "dense_up", "dense_down", "created_at", "started_at",
+    "finished_at", "plan",
+)  # fmt: skip
+ROUND_KEYS = (
+    "round", "reason", "selected", "aggregated", "late", "failed", "dropped", "seconds", "payload_up", "payload_down",
+    "wire_up", "wire_down", "version", "codec", "deadline_s", "deadline_reason", "sampling", "codecs", "codec_reasons",
+    "metrics", "clipped", "train_metrics", "ignored", "spent",
+)  # fmt: skip
+
+
 def run_summary(row: RunRow) -> dict[str, Any]:
     """Return a run without its rounds as JSON types."""
-    return {
-        "run_id": row.run_id,
-        "task": row.task,
-        "source": row.source,
-        "status": row.status,
-        "status_text": row.status_text,
-        "exit_code": row.exit_code,
-        "rounds_total": row.rounds_total,
-        "rounds_closed": row.rounds_closed,
-        "version": row.version,
-        "model_digest": row.model_digest,
-        "parameters": row.size,
-        "notes": row.notes,
-        "metrics": row.metrics,
-        "clipped": row.clipped,
-        "best_version": row.best_version,
-        "best_value": row.best_value,
-        "late": row.late,
-        "dropped": row.dropped,
-        "failed": row.failed,
-        "payload_up": row.payload_up,
-        "payload_down": row.payload_down,
-        "wire_up": row.wire_up,
-        "wire_down": row.wire_down,
-        "dense_up": row.dense_up,
-        "dense_down": row.dense_down,
-        "created_at": row.created_at,
-        "started_at": row.started_at,
-        "finished_at": row.finished_at,
-        "plan": row.plan,
-    }
+    return {name: getattr(row, name) for name in RUN_KEYS} | {"parameters": row.size}
 
 
 def clipping(row: RunRow, rounds: Sequence[RoundRow]) -> Iterator[str]:
@@ -89,7 +72,7 @@ def clipping(row: RunRow, rounds: Sequence[RoundRow]) -> Iterator[str]:
 
 def capping(updates: Iterable[UpdateRow], rounds: Sequence[RoundRow]) -> Iterator[str]:
     """Yield a sentence for each client whose weights were capped by the plan's `max_weight`."""
-    from thinwire.core.events import CAPPED
+    from thinwire.core.formatting import CAPPED
 
     of = dict[str, list[str]]()
     for update in updates:
@@ -99,44 +82,29 @@ def capping(updates: Iterable[UpdateRow], rounds: Sequence[RoundRow]) -> Iterato
         yield f"{device}: {CAPPED} in {len(reasons)} of {len(rounds)} rounds, lastly {reasons[-1]}"
 
 
+def losses(updates: Iterable[UpdateRow]) -> Iterator[str]:
+    """Yield a sentence for each client with dropped updates or failed assignments: how many, and the last reason."""
+    of: dict[tuple[str, str], list[UpdateRow]] = {}
+    for update in updates:
+        if update.outcome in ("dropped", "failed"):
+            of.setdefault((update.device, update.outcome), []).append(update)
+    for (device, outcome), lost in sorted(of.items()):
+        noun = "update" if outcome == "dropped" else "assignment"
+        yield f"{device}: {noun}s {outcome}: {len(lost)}, the last of round {lost[-1].round}: {lost[-1].reason}"
+
+
 def _round(row: RoundRow) -> dict[str, Any]:
     """Return one round as JSON types."""
-    return {
-        "round": row.round,
-        "reason": row.reason,
-        "asked": row.asked,
-        "folded": row.folded,
-        "late": row.late,
-        "failed": row.failed,
-        "dropped": row.dropped,
-        "seconds": row.seconds,
-        "payload_bytes": total(row.payload_up, row.payload_down),
-        "wire_bytes": total(row.wire_up, row.wire_down),
-        "payload_up": row.payload_up,
-        "payload_down": row.payload_down,
-        "wire_up": row.wire_up,
-        "wire_down": row.wire_down,
-        "version": row.version,
-        "codec": row.codec,
-        "deadline_s": row.deadline_s,
-        "deadline_reason": row.deadline_reason,
-        "drawn": row.drawn,
-        "codecs": row.codecs,
-        "codec_reasons": row.codec_reasons,
-        "metrics": row.metrics,
-        "clipped": row.clipped,
-        "train_metrics": row.train_metrics,
-        "ignored": row.ignored,
-        "spent": row.spent,
-    }
+    sums = {"payload_bytes": total(row.payload_up, row.payload_down), "wire_bytes": total(row.wire_up, row.wire_down)}
+    return {name: getattr(row, name) for name in ROUND_KEYS} | sums
 
 
 def on_the_wire(wire: int | None, payload: int) -> str:
     """Format the bytes on the wire; a number below the payload is marked as incomplete.
 
     >>> on_the_wire(1_090_000, 1_150_000)
-    '1.09 MB counted on the wire so far (an ask is, with its answer)'
+    '1.09 MB counted on the wire so far (an assignment is counted with its reply)'
     """
     if wire is None or wire >= payload:
-        return f"{console.size(wire)} on the wire"
-    return f"{console.size(wire)} counted on the wire so far (an ask is, with its answer)"
+        return f"{formatting.size(wire)} on the wire"
+    return f"{formatting.size(wire)} counted on the wire so far (an assignment is counted with its reply)"

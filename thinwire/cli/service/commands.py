@@ -1,7 +1,7 @@
 """`thinwire aggregator service` and `thinwire client service`: keep a start running with systemd.
 
-A service starts again after a restart of its machine. It runs the same words in the same folder as the last start, or
-the words given to `service install`.
+A service starts again after a restart of its machine. It has the same options and the same folder as the last
+start, or those given to `service install`.
 """
 
 from __future__ import annotations
@@ -11,54 +11,53 @@ import pwd
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from thinwire.cli import console
-from thinwire.cli.local_state import Typed
+from thinwire.cli.local_state import StartOptions
 from thinwire.cli.params import ClientName, Home, Print, System
 
 if TYPE_CHECKING:
     from thinwire.cli.service.systemd import Systemd, Unit
 
-aggregator_app = typer.Typer(name="service", help="Keep the aggregator going with systemd.", no_args_is_help=True)
+aggregator_app = typer.Typer(name="service", help="The aggregator as a systemd service.", no_args_is_help=True)
 
 NAME = "thinwire-aggregator"
 TAKES_REST = {"allow_extra_args": True, "ignore_unknown_options": True}
-AggregatorOptions = Annotated[
+GivenOptions = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[START OPTIONS]", help="as for `aggregator start`; default: those of the last one"),
+    typer.Argument(metavar="[START OPTIONS]", help="options of the start command; default: those of its last start"),
 ]
 
 
 @aggregator_app.command("install", context_settings=TAKES_REST)
 def install_aggregator(
-    options: AggregatorOptions = None, printed: Print = False, system: System = False, home: Home = None
+    options: GivenOptions = None, printed: Print = False, system: System = False, home: Home = None
 ) -> None:
-    """Keep `aggregator start` going with the words that it was last started with, or those given here."""
-    from thinwire.cli.local_state import understood
+    """Install `aggregator start` as a systemd service, with these options or those of its last start."""
     from thinwire.cli.params import Address
     from thinwire.cli.service.systemd import Systemd
     from thinwire.core.errors import UsageError
 
     at, manager = home_of(home, system), Systemd(system)
     state = at / "aggregator"
-    typed = words_of(options or (), state)
-    meant = understood("aggregator", "start", typed.words)
-    if meant["background"]:
+    start = options_of("aggregator", options or (), state)
+    if "background" in start.options:
         raise UsageError("a service runs in the foreground of its unit", hint="drop --background")
-    if not meant["no_page"]:
-        Address.parse(meant["page"], "--page").require_loopback("--page")
-    low = 0 < Address.parse(meant["listen"], "--listen").port < 1024
-    unit = unit_of(NAME, "Thinwire aggregator", "aggregator", typed, state, at, manager, low_port=low)
+    if "dashboard" in start.options and "no_dashboard" not in start.options:
+        Address.parse(start.options["dashboard"], "--dashboard").require_loopback("--dashboard")
+    low = "listen" in start.options and 0 < Address.parse(start.options["listen"], "--listen").port < 1024
+    unit = unit_of(NAME, "Thinwire aggregator", "aggregator", start, state, at, manager, low_port=low)
     install_unit(unit, manager, state / "lock", printed)
 
 
 @aggregator_app.command("uninstall")
 def uninstall_aggregator(system: System = False) -> None:
-    """Stop the service and take its unit away; runs, devices and keys stay."""
+    """Stop the service and remove its unit; runs, devices and keys stay."""
     from thinwire.cli.service.systemd import Systemd
 
     remove_unit(NAME, Systemd(system))
@@ -66,56 +65,47 @@ def uninstall_aggregator(system: System = False) -> None:
 
 def comes_back() -> str:
     """Return the sentence for a stopped aggregator that systemd starts again; "" without a service."""
-    from thinwire.cli.service.systemd import Systemd
-
-    found = [one for one in (Systemd(), Systemd(system=True)) if one.has(f"{NAME}.service")]
+    manager = _manager_of(NAME)
     return (
-        f"it is a service, which systemd starts again; to keep it down: {found[0].command} stop {NAME}" if found else ""
+        f"it is a service, which systemd starts again; to keep it down: {manager.command} stop {NAME}"
+        if manager
+        else ""
     )
 
 
-client_app = typer.Typer(name="service", help="Keep a client going with systemd.", no_args_is_help=True)
-
-CLIENT_TAKES_REST = {"allow_extra_args": True, "ignore_unknown_options": True}
-ClientOptions = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[START OPTIONS]", help="as for `client start`; default: those of the last one"),
-]
+client_app = typer.Typer(name="service", help="A client as a systemd service.", no_args_is_help=True)
 
 
-@client_app.command("install", context_settings=CLIENT_TAKES_REST)
+@client_app.command("install", context_settings=TAKES_REST)
 def install_client(
-    options: ClientOptions = None,
+    options: GivenOptions = None,
     name: ClientName = None,
     printed: Print = False,
     system: System = False,
     home: Home = None,
 ) -> None:
-    """Keep `client start` going with the words that it was last started with, or those given here."""
+    """Install `client start` as a systemd service, with these options or those of its last start."""
     from thinwire.cli.client.start import chosen, trusted
-    from thinwire.cli.local_state import understood
     from thinwire.cli.service.systemd import Systemd
     from thinwire.core.errors import UsageError
 
     at = home_of(home, system)
     called = chosen(name, at)
     state = at / "clients" / called
-    typed = words_of(options or (), state)
-    meant = understood("client", "start", typed.words)
-    if meant["once"]:
+    start = options_of("client", options or (), state)
+    if "once" in start.options:
         raise UsageError(
             "a service goes on", why="--once ends it, and systemd would start it again", hint="drop --once"
         )
-    trusted(meant["aggregator"], state)
-    if meant["name"] != called:
-        typed = typed.with_option("--name", called)
-    unit = unit_of(_unit(called), f"Thinwire client {called}", "client", typed, state, at, Systemd(system))
+    trusted(start.options.get("aggregator"), state)
+    start = replace(start, options={**start.options, "name": called})
+    unit = unit_of(_unit(called), f"Thinwire client {called}", "client", start, state, at, Systemd(system))
     install_unit(unit, Systemd(system), state / "lock", printed)
 
 
 @client_app.command("uninstall")
 def uninstall_client(name: ClientName = None, system: System = False, home: Home = None) -> None:
-    """Stop the service and take its unit away; key, residuals and outbox stay."""
+    """Stop the service and remove its unit; key, residuals and outbox stay."""
     from thinwire.cli.client.start import chosen
     from thinwire.cli.service.systemd import Systemd
 
@@ -124,18 +114,21 @@ def uninstall_client(name: ClientName = None, system: System = False, home: Home
 
 def journal(name: str) -> str:
     """Return the command that shows the journal of a client's service; "" without a service."""
-    from thinwire.cli.service.systemd import Systemd
-
-    found = [one for one in (Systemd(), Systemd(system=True)) if one.has(f"{_unit(name)}.service")]
-    return f"{found[0].journal} -u {_unit(name)} -f" if found else ""
+    manager = _manager_of(_unit(name))
+    return f"{manager.journal} -u {_unit(name)} -f" if manager else ""
 
 
 def service(name: str) -> str:
     """Return the command that removes a client's service; "" without a service."""
+    manager = _manager_of(_unit(name))
+    return f"thinwire client service uninstall --name {name}{' --system' * manager.system}" if manager else ""
+
+
+def _manager_of(unit: str) -> Systemd | None:
+    """Return the service manager that has this unit: the user's before the machine's; None without one."""
     from thinwire.cli.service.systemd import Systemd
 
-    found = [one for one in (Systemd(), Systemd(system=True)) if one.has(f"{_unit(name)}.service")]
-    return f"thinwire client service uninstall --name {name}{' --system' * found[0].system}" if found else ""
+    return next((manager for manager in (Systemd(), Systemd(system=True)) if manager.has(f"{unit}.service")), None)
 
 
 def _unit(name: str) -> str:
@@ -143,7 +136,7 @@ def _unit(name: str) -> str:
     return f"thinwire-client-{name}"
 
 
-KEPT = ("PYTHONPATH", "THINWIRE_LISTEN", "THINWIRE_PAGE", "HTTPS_PROXY", "https_proxy", "NO_PROXY", "no_proxy")
+KEPT = ("PYTHONPATH", "HTTPS_PROXY", "https_proxy", "NO_PROXY", "no_proxy")
 
 
 def install_unit(unit: Unit, manager: Systemd, lock: Path, printed: bool) -> None:
@@ -175,24 +168,24 @@ def install_unit(unit: Unit, manager: Systemd, lock: Path, printed: bool) -> Non
 def remove_unit(name: str, manager: Systemd) -> None:
     """Stop and remove the unit `name`."""
     path = manager.uninstall(f"{name}.service")
-    console.line(f"stopped and taken away: {path}; the state folder stays as it is")
+    console.line(f"stopped and taken away: {path}; the state directory stays as it is")
 
 
 def unit_of(
-    name: str, says: str, noun: str, typed: Typed, state: Path, home: Path, manager: Systemd, **more: Any
+    name: str, says: str, noun: str, start: StartOptions, state: Path, home: Path, manager: Systemd, **more: Any
 ) -> Unit:
-    """Return the unit that runs `thinwire NOUN start` with the words of `typed`."""
+    """Return the unit that runs `thinwire NOUN start` with the options of `start`, in its folder."""
     from thinwire.cli.service.systemd import Unit
 
     return Unit(
-        name, says, (*_program(), noun, "start", *typed.words), typed.folder, state,
+        name, says, (*_program(), noun, "start", *start.words()), start.folder, state,
         {"THINWIRE_HOME": str(home), **_environment(os.environ)}, _owner(home) if manager.system else "", **more,
     )  # fmt: skip
 
 
-def words_of(given: Sequence[str], place: Path) -> Typed:
-    """Return the words given to `service install`, else those of the last start in `place`."""
-    return Typed(tuple(given), Path.cwd()) if given else Typed.remembered(place) or Typed((), Path.cwd())
+def options_of(noun: str, words: Sequence[str], place: Path) -> StartOptions:
+    """Return the options given to `service install` as words, else those of the last start in `place`."""
+    return (StartOptions.load(place) if not words else None) or StartOptions.parse(noun, words)
 
 
 def home_of(home: Path | None, system: bool) -> Path:

@@ -209,8 +209,8 @@ class Unit:
 
         They are derived from name and folders, so that devices do not reconnect together.
         """
-        drawn = hashlib.sha256(f"{self.name} {self.folder} {self.state}".encode()).digest()[0]
-        return RESTART_S + drawn % SPREAD_S
+        sampling = hashlib.sha256(f"{self.name} {self.folder} {self.state}".encode()).digest()[0]
+        return RESTART_S + sampling % SPREAD_S
 
 
 def quoted(word: str, runs: bool = False) -> str:

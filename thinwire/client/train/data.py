@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import TYPE_CHECKING, Any
 
@@ -89,7 +90,7 @@ def shuffled(data: Any, batch: int, key: Key) -> Iterator[Any]:
     A DataLoader is iterated again and again, in its own order.
     """
     if isinstance(data, (DataLoader, IterableDataset)):
-        for epoch in _forever():
+        for epoch in itertools.count():
             yield from _never_empty(one_pass(data, batch, derive(key, epoch)))
     fetch = _fetch(data)
     for indices in _orders(len(data), min(batch, len(data)), key):
@@ -203,13 +204,6 @@ def _permutation(size: int, key: Key) -> torch.Tensor:
     return torch.randperm(size, generator=torch.Generator().manual_seed(seed63(key)))
 
 
-def _forever() -> Iterator[int]:
-    epoch = 0
-    while True:
-        yield epoch
-        epoch += 1
-
-
 def _never_empty(batches: Iterator[Any]) -> Iterator[Any]:
     empty = True
     for batch in batches:
@@ -217,3 +211,16 @@ def _never_empty(batches: Iterator[Any]) -> Iterator[Any]:
         yield batch
     if empty:
         raise BadTask("data(site) gave a DataLoader without a batch", hint="drop_last=False, or a smaller batch")
+
+
+def held_bytes(data: Any) -> int:
+    """Return the bytes of the tensors and arrays that a data set holds itself, and not through another data set."""
+    values = [data, *vars(data).values()] if hasattr(data, "__dict__") else [data]
+    flat = [item for value in values for item in (value if isinstance(value, (tuple, list)) else (value,))]
+    return sum(_nbytes(item) for item in flat)
+
+
+def _nbytes(value: Any) -> int:
+    if isinstance(value, torch.Tensor):
+        return value.element_size() * value.nelement()
+    return int(getattr(value, "nbytes", 0)) or (8 if isinstance(value, int) else 0)

@@ -51,21 +51,16 @@ def evaluate(
     """
     totals: dict[str, list[float]] = {}
     classifies = True
-    was_training = module.training
-    module.eval()
-    try:
-        with seeded(Key(0)), torch.no_grad(), _outputs(module) as output:
-            for batch in itertools.islice(in_order(data, BATCH), most):
-                if cancelled():
-                    raise Cancelled
-                measured = _measure(module, task, moved(batch, device), output)
-                classifies = classifies and "accuracy" in measured
-                for name, (value, count) in measured.items():
-                    entry = totals.setdefault(name, [0.0, 0.0])
-                    entry[0] += value
-                    entry[1] += count
-    finally:
-        module.train(was_training)
+    with _outputs(module) as output:
+        for batch in itertools.islice(in_order(data, BATCH), most):
+            if cancelled():
+                raise Cancelled
+            measured = _measure(module, task, moved(batch, device), output)
+            classifies = classifies and "accuracy" in measured
+            for name, (value, count) in measured.items():
+                entry = totals.setdefault(name, [0.0, 0.0])
+                entry[0] += value
+                entry[1] += count
     if not classifies and task.optional("metrics") is None:
         totals.pop("accuracy", None)
     return {name: (total, n) for name, (total, n) in totals.items() if math.isfinite(total) and math.isfinite(n)}
@@ -73,13 +68,8 @@ def evaluate(
 
 def names(module: nn.Module, task: LoadedTask, batch: Any) -> list[str]:
     """Return the names of the metrics of a batch, including those that are not numbers on it."""
-    was_training = module.training
-    module.eval()
-    try:
-        with seeded(Key(0)), torch.no_grad(), _outputs(module) as output:
-            return sorted(_measure(module, task, batch, output))
-    finally:
-        module.train(was_training)
+    with _outputs(module) as output:
+        return sorted(_measure(module, task, batch, output))
 
 
 def _measure(module: nn.Module, task: LoadedTask, batch: Any, output: list[Any]) -> Sums:
@@ -191,10 +181,17 @@ def _no_sums(said: str) -> BadTask:
 
 @contextlib.contextmanager
 def _outputs(module: nn.Module) -> Iterator[list[Any]]:
-    """Collect the module's outputs, so that the forward pass of the loss also serves the accuracy."""
+    """Evaluate in this block: the module in evaluation mode, seeded and without gradients.
+
+    It yields the module's outputs, so that the forward pass of the loss also serves the accuracy.
+    """
     seen: list[Any] = []
+    was_training = module.training
+    module.eval()
     handle = module.register_forward_hook(lambda _module, _given, output: seen.append(output))
     try:
-        yield seen
+        with seeded(Key(0)), torch.no_grad():
+            yield seen
     finally:
         handle.remove()
+        module.train(was_training)

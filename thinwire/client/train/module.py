@@ -16,6 +16,7 @@ import inspect
 import random
 import zlib
 from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -106,13 +107,31 @@ def seed_all(key: Key) -> None:
     random.seed(seed)
 
 
+_are_kept = ContextVar("_are_kept", default=False)  # True within a `keep_generators` block
+
+
 @contextlib.contextmanager
-def seeded(key: Key) -> Iterator[None]:
-    """Seed the generators of this process, and restore their state afterwards."""
+def keep_generators() -> Iterator[None]:
+    """Restore the generators of this process after the block; a block within another one does nothing.
+
+    To read and restore their state takes longer than the work of a small client, so a simulation has one block for all
+    its clients.
+    """
+    if _are_kept.get():
+        yield
+        return
     with contextlib.ExitStack() as stack:
         stack.callback(torch.default_generator.set_state, torch.default_generator.get_state())
         stack.callback(np.random.set_state, np.random.get_state())  # noqa: NPY002 -- task code uses the global generator
         stack.callback(random.setstate, random.getstate())
+        stack.callback(_are_kept.reset, _are_kept.set(True))
+        yield
+
+
+@contextlib.contextmanager
+def seeded(key: Key) -> Iterator[None]:
+    """Seed the generators of this process, and restore their state as `keep_generators` does."""
+    with keep_generators():
         seed_all(key)
         yield
 

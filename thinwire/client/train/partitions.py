@@ -163,7 +163,7 @@ def partition(labels: Labels | Mapping[str, Labels], count: int, split: str, see
     cut, keyed = parse_split(split), _keyed(labels)
     size = len(_first(keyed))
     if count < 1:
-        raise BadUsage(f"{count} parts cannot be", hint="--clients 8")
+        raise BadUsage(f"{count} parts is not valid", hint="--clients 8")
     if size < FEWEST * count:
         raise BadTask(
             f"{size} examples are too few for {count} clients",

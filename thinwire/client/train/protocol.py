@@ -4,7 +4,7 @@ The client and its worker exchange a JSON header behind its length, then raw flo
 
     4 bytes, little-endian: the header's length | the header | the bytes of each of header["vectors"], counts of float32
 
-Invariant: no allocation depends on what the other process claims. A header has at most `MOST_HEAD` bytes, and the
+Invariant: no allocation depends on what the other process claims. A header has at most `MOST_HEADER` bytes, and the
 reader works out the sizes of the vectors from the model's tensors. Nothing is pickled, so neither process can make the
 other execute code.
 """
@@ -49,7 +49,6 @@ class TrainRequest:
     work: Work
     key: Key
     counters: Mapping[str, int] = field(default_factory=dict)
-    slow_step_s: float = 0.0  # the demo's slow client
     schedule: Schedule = CONSTANT
     within_s: float | None = None  # training ends this long after the request arrived, with the steps done by then
     shift: Vector | None = None
@@ -63,7 +62,7 @@ class TrainRequest:
         """Return the request as JSON without the vector `shift`."""
         return {
             "measure": self.measure, "train": self.train, "local": vars(self.local), "work": list(self.work),
-            "key": list(self.key), "counters": dict(self.counters), "slow_step_s": self.slow_step_s,
+            "key": list(self.key), "counters": dict(self.counters),
             "schedule": vars(self.schedule), "within_s": self.within_s,
             "first": self.first,
         }  # fmt: skip
@@ -73,7 +72,7 @@ class TrainRequest:
         """Parse the JSON of `to_json`."""
         return cls(
             bool(raw["measure"]), bool(raw["train"]), Local.of(raw["local"]), Work(*raw["work"]), Key(*raw["key"]),
-            dict(raw["counters"]), float(raw["slow_step_s"]), Schedule(**raw["schedule"]),
+            dict(raw["counters"]), Schedule(**raw["schedule"]),
             None if raw["within_s"] is None else float(raw["within_s"]), first=bool(raw["first"]),
         )  # fmt: skip
 
@@ -115,7 +114,7 @@ class TrainResult:
         )  # fmt: skip
 
 
-MOST_HEAD = 16 << 20  # a model of some hundred thousand tensors
+MOST_HEADER = 16 << 20  # a model of some hundred thousand tensors
 LENGTH = struct.Struct("<I")
 
 
@@ -132,11 +131,11 @@ class FramedSocket:
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
 
-    def send(self, head: Mapping[str, Any], *vectors: Vector) -> None:
+    def send(self, header: Mapping[str, Any], *vectors: Vector) -> None:
         """Send a header and its vectors."""
-        data = json.dumps({**head, "vectors": [v.size for v in vectors]}, separators=(",", ":")).encode()
-        if len(data) > MOST_HEAD:
-            raise BadFrame(f"a head of {len(data)} bytes")
+        data = json.dumps({**header, "vectors": [v.size for v in vectors]}, separators=(",", ":")).encode()
+        if len(data) > MOST_HEADER:
+            raise BadFrame(f"a header of {len(data)} bytes")
         try:
             self.sock.sendall(LENGTH.pack(len(data)) + data)
             for vector in vectors:
@@ -144,23 +143,23 @@ class FramedSocket:
         except (BrokenPipeError, ConnectionResetError) as error:
             raise EOFError from error
 
-    def head(self) -> dict[str, Any]:
+    def header(self) -> dict[str, Any]:
         """Receive the next header; the caller must receive its vectors before the next call."""
         (length,) = LENGTH.unpack(self._exactly(bytearray(LENGTH.size)))
-        if length > MOST_HEAD:
-            raise BadFrame(f"a head of {length} bytes")
+        if length > MOST_HEADER:
+            raise BadFrame(f"a header of {length} bytes")
         try:
             found = json.loads(bytes(self._exactly(bytearray(length))))
         except (ValueError, RecursionError) as error:
-            raise BadFrame("a head that is no JSON") from error
+            raise BadFrame("a header that is no JSON") from error
         if not isinstance(found, dict) or not isinstance(found.get("vectors"), list):
-            raise BadFrame("a head that is none")
+            raise BadFrame("a header that is none")
         return found
 
-    def vectors(self, head: Mapping[str, Any], sizes: Sequence[int]) -> list[Vector]:
+    def vectors(self, header: Mapping[str, Any], sizes: Sequence[int]) -> list[Vector]:
         """Receive the header's vectors, which must have these sizes; raise `BadFrame` before allocating anything."""
-        if head["vectors"] != list(sizes):
-            raise BadFrame(f"vectors of {str(head['vectors'])[:80]} floats instead of {list(sizes)}")
+        if header["vectors"] != list(sizes):
+            raise BadFrame(f"vectors of {str(header['vectors'])[:80]} floats instead of {list(sizes)}")
         import numpy as np  # not earlier: a Python without numpy must be able to report that
 
         found = []

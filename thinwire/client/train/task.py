@@ -60,7 +60,9 @@ def load_task(spec: str) -> LoadedTask:
     """
     name, equals, module = spec.partition("=")
     if not equals or not NAME.fullmatch(name) or not module:
-        raise BadUsage(f"--task {spec!r} cannot be", why="it reads NAME=MODULE", hint="--task digits=path/to/task.py")
+        raise BadUsage(
+            f"--task {spec!r} is not valid", why="it reads NAME=MODULE", hint="--task digits=path/to/task.py"
+        )
     return as_task(name, _imported(module))
 
 

@@ -77,15 +77,15 @@ class WorkerLoop:
     def run(self) -> None:
         """Handle requests until the socket is closed; raise `EOFError` then."""
         while True:
-            head = self.wire.head()
-            if head["do"] == "load":
+            header = self.wire.header()
+            if header["do"] == "load":
                 with imported_for_good():
-                    loaded = self.load(head)
+                    loaded = self.load(header)
                 self.wire.send(loaded)
-            elif head["do"] == "work":
-                self.work(head)
+            elif header["do"] == "work":
+                self.work(header)
 
-    def load(self, head: Mapping[str, Any]) -> dict[str, Any]:
+    def load(self, header: Mapping[str, Any]) -> dict[str, Any]:
         """Import the tasks and describe their models."""
         try:
             import torch
@@ -93,13 +93,13 @@ class WorkerLoop:
             from .runtime import TaskRuntime, compute_device, use_threads
         except ModuleNotFoundError as error:
             return {"missing": error.name}
-        use_threads(head["threads"])
+        use_threads(header["threads"])
         try:
-            self.device = compute_device(head["device"])
+            self.device = compute_device(header["device"])
         except Wrong as wrong:
             return {"wrong": _wrong(wrong)}
         found = []
-        for spec in head["tasks"]:
+        for spec in header["tasks"]:
             try:
                 task = load_task(spec)
             except Wrong as wrong:
@@ -110,14 +110,14 @@ class WorkerLoop:
         versions = {"python": platform.python_version(), "torch": torch.__version__}
         return {"loaded": found, "device": self.device, "versions": versions}
 
-    def work(self, head: Mapping[str, Any]) -> None:
+    def work(self, header: Mapping[str, Any]) -> None:
         """Execute one request and send its result, its failure or its cancellation."""
-        bench, number = self.benches[head["task"]], head["id"]
-        order, site = TrainRequest.from_json(head["order"]), replace(_site(head["site"]), device=self.device)
+        bench, number = self.benches[header["task"]], header["id"]
+        order, site = TrainRequest.from_json(header["order"]), replace(_site(header["site"]), device=self.device)
         places, began = bench.places, time.monotonic()
-        given = ["params", *(name for name in ("buffers", "shift") if head[name])]
+        given = ["params", *(name for name in ("buffers", "shift") if header[name])]
         sizes = [places.buffer_size if name == "buffers" else places.size for name in given]
-        vectors = dict(zip(given, self.wire.vectors(head, sizes)))
+        vectors = dict(zip(given, self.wire.vectors(header, sizes)))
         order, told_at = replace(order.after(time.monotonic() - began), shift=vectors.get("shift")), 0.0
 
         def tell(what: str, done: int, total: int) -> None:
@@ -142,8 +142,8 @@ class WorkerLoop:
     def _cancelled(self, number: int) -> bool:
         """Return True if the client has cancelled this request; called between two batches."""
         while self._poll.poll(0):
-            head = self.wire.head()
-            if head["do"] == "cancel" and head["id"] == number:
+            header = self.wire.header()
+            if header["do"] == "cancel" and header["id"] == number:
                 return True
         return False
 

@@ -15,7 +15,7 @@ from itertools import combinations
 
 from thinwire.aggregation.plan_codecs import rungs
 from thinwire.compression.catalog import bits
-from thinwire.core.layout import Layout
+from thinwire.core.layout import FLOAT_BYTES, Layout
 from thinwire.core.plan import RunPlan
 from thinwire.core.plan_rules import DeviceTimes
 from thinwire.core.plan_schema import LocalSection
@@ -28,7 +28,7 @@ LINK = ("down", "up", "rtt")  # kinds that do not depend on the work
 Key = tuple[str, str, str]  # device, kind, work
 
 
-def work_of(plan: RunPlan, layout: Layout) -> str:
+def work_key(plan: RunPlan, layout: Layout) -> str:
     """Return the key of the work that a speed belongs to: the model's layout and the examples of a step."""
     return f"{layout.digest[:16]}/{plan.local.batch * plan.local.accumulate}"
 
@@ -64,30 +64,30 @@ class DeviceProfile:
     evaluate: Quantiles | None = None
     encode: Quantiles | None = None
 
-    def steps(self, errand: Workload) -> float | None:
+    def steps(self, workload: Workload) -> float | None:
         """Return the local steps of an assignment; None while the number of steps in an epoch is unknown."""
-        if errand.steps:
-            return errand.steps
-        return None if self.epoch_steps is None else errand.epochs * self.epoch_steps.p50
+        if workload.steps:
+            return workload.steps
+        return None if self.epoch_steps is None else workload.epochs * self.epoch_steps.p50
 
-    def travels_s(self, errand: Workload) -> float | None:
+    def travels_s(self, workload: Workload) -> float | None:
         """Return the usual seconds of download and upload together; None while one of them was never measured."""
-        if self.up is None or (errand.down_bytes and self.down is None):
+        if self.up is None or (workload.down_bytes and self.down is None):
             return None
-        down_s = self.down.seconds(errand.down_bytes).p50 if self.down and errand.down_bytes else 0.0
-        return down_s + self.up.seconds(errand.up_bytes).p50
+        down_s = self.down.seconds(workload.down_bytes).p50 if self.down and workload.down_bytes else 0.0
+        return down_s + self.up.seconds(workload.up_bytes).p50
 
-    def seconds(self, errand: Workload) -> Quantiles | None:
+    def seconds(self, workload: Workload) -> Quantiles | None:
         """Return the time from the delivery of an assignment to its reply; None while a part of it was never
         measured.
         """
-        steps = self.steps(errand)
-        if steps is None or self.step is None or self.up is None or (errand.down_bytes and self.down is None):
+        steps = self.steps(workload)
+        if steps is None or self.step is None or self.up is None or (workload.down_bytes and self.down is None):
             return None
-        total = self.step.times(steps) + self.up.seconds(errand.up_bytes) + (self.encode or NOTHING)
-        if self.down is not None and errand.down_bytes:
-            total += self.down.seconds(errand.down_bytes)
-        return total + self.evaluate if errand.evaluates and self.evaluate else total
+        total = self.step.times(steps) + self.up.seconds(workload.up_bytes) + (self.encode or NOTHING)
+        if self.down is not None and workload.down_bytes:
+            total += self.down.seconds(workload.down_bytes)
+        return total + self.evaluate if workload.evaluates and self.evaluate else total
 
 
 class DeviceProfiles:
@@ -137,16 +137,16 @@ class DeviceProfiles:
         """Return the names of the devices that have samples, sorted."""
         return sorted({device for device, _, _ in self._samples})
 
-    def best(self, name: str, work: str, errand: Workload) -> DeviceTimes | None:
+    def best(self, name: str, work: str, workload: Workload) -> DeviceTimes | None:
         """Return the least time that an assignment could have taken this device; None while a part was never
         measured.
         """
         device = self.device(name, work)
-        steps, each = device.steps(errand), [s / n for n, s in self._of(name, "step", work) if n]
-        if device.up is None or (errand.down_bytes and device.down is None) or steps is None or not each:
+        steps, each = device.steps(workload), [s / n for n, s in self._of(name, "step", work) if n]
+        if device.up is None or (workload.down_bytes and device.down is None) or steps is None or not each:
             return None
-        down_s = device.down.least_s(errand.down_bytes) if device.down and errand.down_bytes else 0.0
-        return DeviceTimes(down_s, steps * min(each), device.up.least_s(errand.up_bytes))
+        down_s = device.down.least_s(workload.down_bytes) if device.down and workload.down_bytes else 0.0
+        return DeviceTimes(down_s, steps * min(each), device.up.least_s(workload.up_bytes))
 
     def news(self, at: float) -> list[MeasureRow]:
         """Return the rows that have changed since the last call, with their figures at wall time `at`."""
@@ -303,50 +303,52 @@ SLACK_S, SLACK = 1e-3, 1e-3  # difference allowed between two clocks over the sa
 Durations = dict[str, Sample]
 
 
-def at_own_pace(found: Durations, head: ReplyHeader, local: LocalSection, asked: tuple[int, int] | None) -> Durations:
+def at_own_pace(
+    found: Durations, header: ReplyHeader, local: LocalSection, assigned: tuple[int, int] | None
+) -> Durations:
     """Return the samples of a reply whose assignment had steps and a batch of its own.
 
-    `asked` is (steps, batch) of the assignment, None if no longer known. A sample of a step counts only if the step was
-    of the plan's batch. The steps of a pass over the device's data follow from the number of examples, unless training
-    ended early.
+    `assigned` is (steps, batch) of the assignment, None if no longer known. A sample of a step counts only if the step
+    was of the plan's batch. The steps of a pass over the device's data follow from the number of examples, unless
+    training ended early.
     """
-    if asked is None or asked[1] != local.batch:
+    if assigned is None or assigned[1] != local.batch:
         found = {kind: sample for kind, sample in found.items() if kind != "step"}
-    if found and head.planned in (0, head.steps) and head.examples:
-        found["pass"] = (1, math.ceil(head.examples / (local.batch * local.accumulate)))
+    if found and header.planned in (0, header.steps) and header.examples:
+        found["pass"] = (1, math.ceil(header.examples / (local.batch * local.accumulate)))
     return found
 
 
-def durations(head: ReplyHeader, sent_bytes: int, epochs: float) -> Durations:
+def durations(header: ReplyHeader, sent_bytes: int, epochs: float) -> Durations:
     """Return the samples of a reply as {kind: (amount, seconds)}, each measured by one clock.
 
     The kinds are `down`, `up`, `step`, `evaluate` and `encode`; and `pass`, which holds (epochs, steps) instead.
+
+    `encode` is all work around training: loading the model, encoding, and making the reply durable.
 
     The aggregator measures from the delivery of the assignment to the arrival of the reply, and the device measures its
     own work. The difference is `up`: the upload, and all latency. So the parts add up to the whole time. If a device
     claims to have worked for longer than its assignment was out, it is not believed, and there are no samples. There
     are none either if another process delivered the assignment.
     """
-    transfer, own = head.transfer, head.timings
-    if transfer is None or not transfer.pulled_at or not head.parts:
+    transfer, own = header.transfer, header.timings
+    if transfer is None or not transfer.pulled_at or not header.parts:
         return {}
     out_s = transfer.arrived_at - transfer.pulled_at
-    own_s = own.download_s + own.queue_s + own.evaluate_s + own.train_s + own.encode_s
+    around_s = own.load_s + own.encode_s + own.commit_s
+    own_s = own.download_s + own.queue_s + own.evaluate_s + own.train_s + around_s
     if own_s > out_s * (1 + SLACK) + SLACK_S:
         return {}
-    found: Durations = {"up": (head.payload_bytes, max(0.0, out_s - own_s)), "encode": (1, own.encode_s)}
+    found: Durations = {"up": (header.payload_bytes, max(0.0, out_s - own_s)), "encode": (1, around_s)}
     if sent_bytes > 0:
         found["down"] = (sent_bytes, own.download_s)
-    if head.steps > 0:
-        found["step"] = (head.steps, own.train_s)
+    if header.steps > 0:
+        found["step"] = (header.steps, own.train_s)
         if epochs:
-            found["pass"] = (epochs, head.steps)
-    if any(name.startswith("eval/") for name in head.metrics):
+            found["pass"] = (epochs, header.steps)
+    if any(name.startswith("eval/") for name in header.metrics):
         found["evaluate"] = (1, own.evaluate_s)
     return found
-
-
-FLOAT_BYTES = 4
 
 
 def update_bytes(codec: str, layout: Layout, came: Mapping[str, list[int]]) -> int:
@@ -360,7 +362,7 @@ def update_bytes(codec: str, layout: Layout, came: Mapping[str, list[int]]) -> i
     return int(bits(codec) * layout.size / 8)
 
 
-def errand(plan: RunPlan, round_number: int, down_bytes: int, up_bytes: int) -> Workload:
+def workload(plan: RunPlan, round_number: int, down_bytes: int, up_bytes: int) -> Workload:
     """Return the work of a training assignment in this round."""
     evaluates = plan.run.evaluate == "clients" and (round_number - 1) % plan.run.evaluate_every == 0
     steps = plan.local.steps if isinstance(plan.local.steps, int) else 0
@@ -373,6 +375,6 @@ def best_times(known: DeviceProfiles, plan: RunPlan, layout: Layout) -> dict[str
     Devices of which a part was never measured are left out.
     """
     down = 0 if plan.downlink.compressed else layout.size * FLOAT_BYTES
-    taken = errand(plan, 0, down, min(update_bytes(codec, layout, {}) for codec in rungs(plan.uplink)))
-    found = {device: known.best(device, work_of(plan, layout), taken) for device in known.devices}
+    taken = workload(plan, 0, down, min(update_bytes(codec, layout, {}) for codec in rungs(plan.uplink)))
+    found = {device: known.best(device, work_key(plan, layout), taken) for device in known.devices}
     return {device: times for device, times in found.items() if times is not None}

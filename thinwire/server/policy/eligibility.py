@@ -1,17 +1,29 @@
-"""Holds the connected devices with their reports, and checks a device against what a plan requires."""
+"""Holds the connected devices with their reports, and decides whether a device can be selected.
+
+`Eligibility.reason` decides it: `mismatch` compares the device's task with the run's, and `lacking` its equipment with
+what the plan requires. `DeviceBackoff` excludes a device whose failure would repeat. It follows from the journal alone,
+so a resumed run excludes the same devices.
+"""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
-from collections.abc import Sequence
+import math
+import re
+from collections.abc import Callable, Container, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
-from thinwire.core.fleet import Arrival, Hello, NodeJoined, NodeLeft
-from thinwire.core.formatting import counted
+from thinwire.core.events import ClientFailed
+from thinwire.core.fleet import Arrival, ClientConnected, ClientDisconnected, Hello, TaskReport
+from thinwire.core.formatting import counted, plain
+from thinwire.core.layout import Layout, differences
+from thinwire.core.plan import RunPlan
 from thinwire.core.plan_schema import Requires
 from thinwire.core.types import GIB, Equipment
 
+MAX_REASON = 500  # letters from a device's own report: every round's journal repeats the reason
 DIGITS = 16  # of a digest, in hex: enough to compare reports of one device
 
 
@@ -31,9 +43,9 @@ class ConnectedDevices:
 
         Only then may the device answer an assignment differently.
         """
-        if isinstance(arrival, NodeLeft):
+        if isinstance(arrival, ClientDisconnected):
             self.hellos.pop(arrival.device, None)
-        if not isinstance(arrival, NodeJoined):
+        if not isinstance(arrival, ClientConnected):
             return False
         self.hellos[arrival.device] = arrival.hello
         self.joined += 1
@@ -86,3 +98,160 @@ def lacking(requires: Requires, has: Equipment) -> str:
     if requires.unmetered and has.metered is not False:
         lacks.append(f"an unmetered link ({SILENT if has.metered is None else 'its link is metered'})")
     return f"lacks {' and '.join(lacks)}" if lacks else ""
+
+
+def mismatch(plan: RunPlan, wanted: TaskReport, hello: Hello, layout: Layout | None = None) -> str:
+    """Return why a device cannot take part in this run, as a phrase about the device; "" if it can.
+
+    `[run] task_match` says what has to agree. If the run's `layout` is given and the device has reported its own, the
+    phrase names the tensors that differ.
+    """
+    name = plan.run.task
+    own = {task.name: task for task in hello.tasks}.get(name)
+    if own is None:
+        return f"has no task {name!r} (type on it: thinwire client start --task {name}=MODULE)"
+    if own.error:
+        return f"has a task {name!r} that does not load: {own.error} (type on it: thinwire task check MODULE)"
+    if own.layout_digest and own.layout_digest != wanted.layout_digest:
+        differs = differing(own, layout) if layout is not None else ""
+        hint = "install the run's task on it, then: thinwire client reload"
+        return f"has another model in its task {name!r}{f': {differs}' if differs else ''} ({hint})"
+    if plan.run.task_match == "version" and own.version != wanted.version:
+        return f"has version {own.version or 'none'} of the task {name!r}, the run has {wanted.version or 'none'}"
+    if plan.run.task_match == "digest" and own.source_digest != wanted.source_digest:
+        return f"has another source of the task {name!r} than the run"
+    return ""
+
+
+@functools.lru_cache(maxsize=256)
+def differing(own: TaskReport, layout: Layout) -> str:
+    """Return the tensors by which a device's model differs from the run's; "" if the device has not reported them."""
+    try:
+        told = Layout.from_json(json.loads(own.tensors)) if own.tensors else None
+        return (
+            plain(differences(told, layout))[:MAX_REASON]
+            if told is not None and told.digest == own.layout_digest
+            else ""
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError):
+        return ""  # the report of a device may hold anything
+
+
+PASSING = ("hours", "rounds_a_day", "metered")  # rules of a device's policy whose decision changes with time
+PASSING_S, DAY_S = 600.0, 90_000.0  # shortest and longest exclusion after one of them declined
+AGAIN = re.compile(r"\(again in (\d{1,6}) s\)$")
+MISSING = "task-missing"
+BARRING = (
+    MISSING,
+    "task-mismatch",
+    "layout-mismatch",
+    "declined",
+    "protocol",
+)  # these failures would repeat
+
+
+def barred_s(kind: str, text: str) -> float:
+    """Return for how many seconds a device gets no assignment after this failure.
+
+    Time alone ends the exclusion only if a rule of the device's policy declined that depends on the time (`PASSING`).
+    The device says when it may be assigned again; the result is at least `PASSING_S` and at most `DAY_S`. Any other
+    exclusion ends only when the device reports something else about itself, and the result is infinite.
+
+    >>> barred_s("declined", "hours: at night (again in 7200 s)"), barred_s("declined", "tasks: not this one")
+    (7200.0, inf)
+    """
+    if kind != "declined" or text.partition(":")[0] not in PASSING:
+        return math.inf
+    told = AGAIN.search(text)
+    return min(max(float(told[1]) if told else 0.0, PASSING_S), DAY_S)
+
+
+@dataclass
+class DeviceBackoff:
+    """Holds the devices whose failure would repeat, and until when each of them is excluded.
+
+    An exclusion holds while the device reports the same about itself as when it failed. The callable `said` returns a
+    digest of the device's present report. The digest at the failure is in the journal, so a restart changes nothing.
+    """
+
+    _failed: dict[str, tuple[ClientFailed, float]] = field(default_factory=dict)  # and its end, elapsed_s
+
+    def failed(self, event: ClientFailed) -> None:
+        """Exclude the device of this event if its failure would repeat."""
+        if event.kind in BARRING:
+            until_s = event.elapsed_s + barred_s(event.kind, event.text)
+            self._failed[event.device] = event, until_s
+
+    def reason(self, device: str, elapsed_s: float, said: Callable[[str], str]) -> str:
+        """Return why the device gets no assignment at `elapsed_s`; "" if it may get one."""
+        if device not in self._failed:
+            return ""
+        event, until_s = self._failed[device]
+        if elapsed_s >= until_s or event.said != said(device):
+            return ""
+        return "said that it has no such task" if event.kind == MISSING else f"{event.kind}: {event.text}"
+
+    def same_until(self, elapsed_s: float) -> float:
+        """Return when the next exclusion ends by time alone, in seconds of the run's clock; infinite if none does."""
+        return min((until_s for _, until_s in self._failed.values() if elapsed_s < until_s), default=math.inf)
+
+
+@dataclass(frozen=True)
+class Eligibility:
+    """Decides which devices can be selected in a run.
+
+    A simulated client is not a machine, so the plan's requirements on machines do not apply to it. `excluded` returns
+    why a device gets no assignment for a while after a failure; "" if it may get one.
+    """
+
+    plan: RunPlan
+    report: TaskReport
+    layout: Layout
+    simulated: bool
+    presence: ConnectedDevices
+    excluded: Callable[[str], str]
+
+    def reason(self, device: str) -> str:
+        """Return why a device may not be selected now, as a phrase about the device; "" if it may."""
+        hello = self.presence.hellos.get(device)
+        if hello is None:
+            return "is offline"
+        if why := self.excluded(device):
+            return why
+        if (why := mismatch(self.plan, self.report, hello, self.layout)) or self.simulated:
+            return why
+        return lacking(self.plan.cohort.requires, hello.has)
+
+    def able(self) -> list[str]:
+        """Return the connected devices that may be selected now, sorted."""
+        return [device for device in self.presence.devices if not self.reason(device)]
+
+    def reasons(self) -> dict[str, str]:
+        """Return device -> reason for the connected devices that may not be selected now."""
+        found = {device: self.reason(device) for device in self.presence.hellos}
+        return {device: why for device, why in found.items() if why}
+
+
+class AbleDevices:
+    """Connected and able devices, without those that are assigned, cached between calls.
+
+    While replies are missing, a round looks for replacements at each event. All connected devices are examined again
+    only if a device joined since, or may be selected again since. Otherwise the cost of a round would grow with the
+    square of its devices.
+    """
+
+    def __init__(self, eligibility: Eligibility, backoff: DeviceBackoff) -> None:
+        self._eligibility, self._backoff, self._able = eligibility, backoff, list[str]()
+        self._joined, self._until_s = -1, -math.inf  # `_able` is complete for this count and until this time
+
+    def now(self, assigned: Container[str], elapsed_s: float) -> Sequence[str]:
+        """Return the able devices that are not in `assigned`; some of them may be busy or disconnected by now.
+
+        `assigned` may only grow from call to call.
+        """
+        presence = self._eligibility.presence
+        if self._joined != presence.joined or elapsed_s >= self._until_s:
+            self._joined, self._until_s = presence.joined, self._backoff.same_until(elapsed_s)
+            self._able = [device for device in presence.hellos if not self._eligibility.reason(device)]
+        self._able = [device for device in self._able if device not in assigned]
+        return self._able

@@ -1,8 +1,10 @@
-"""Keeps the ledger of a run's assignments, rebuilt from its journal.
+"""Keeps one record of each assignment of a run, rebuilt from its journal.
 
-`AssignmentLedger` holds the assignments in flight: which devices have not replied yet, and when their replies are due.
-`OutcomeLog` holds the latest outcomes of each device's updates, which assignments report to the device.
-`UnresolvedAssignments` holds the assignments without an outcome.
+`AssignmentRecord` is the record. It says to which device and in which round the assignment was made, from which model
+version, in which codec and with which work, when, how many bytes of the model went with it, and its outcome.
+`AssignmentLedger` holds the records and answers questions about them: what a device has in flight, what has no outcome
+yet, whether an update is decided. `OutcomeLog` holds the latest outcomes of each device's updates, which assignments
+report to the device.
 
 Invariant: once a run is over, each of its assignments has exactly one outcome. The last event about an assignment gives
 its outcome:
@@ -15,173 +17,348 @@ The reply to an assignment is the first one that the round decides about. Anythi
 same assignment is a duplicate, and no event of the assignment.
 
 Nothing follows these events, with one exception. The failure kinds `left` and `stale` only say that the round no longer
-waits for the reply. If the device reconnects while its round is open, a `ClientBack` says that the round waits again. A
-reply that arrives after all is accepted or dropped by the plan's rules, like any other.
+waits for the reply. If the device reconnects while its round is open, a `ClientReconnected` says that the round waits
+again. A reply that arrives after all is accepted or dropped by the plan's rules, like any other.
 
-An assignment that has no such event when the run ends, or only a `ClientBack`, fails with the kind `OVER`. The failure
-is committed in one transaction with the end of the run, so a crash cannot separate the two.
+An assignment that has no such event when the run ends, or only a `ClientReconnected`, fails with the kind `OVER`. The
+failure is committed in one transaction with the end of the run, so a crash cannot separate the two.
+
+Invariant: the ledger does not grow with the number of rounds. It forgets a round whose model version is too old for any
+reply to count, as soon as each of its assignments has an outcome. Of the updates that it forgets, the highest sequence
+of each device remains, since a device never gives a sequence twice.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Iterator, KeysView
 from dataclasses import dataclass, field
+from typing import Literal
 
 from thinwire.core.events import (
     OVER,
-    ClientAsked,
-    ClientBack,
     ClientFailed,
+    ClientReconnected,
+    ClientSelected,
     Event,
-    FirstModelAsked,
+    FirstModelAssigned,
     FirstModelFailed,
-    ModelStored,
+    FullModelSent,
+    RoundClosed,
     RoundOpened,
     RunStatusChanged,
     UpdateAccepted,
     UpdateDropped,
 )
-from thinwire.core.types import UpdateId, Verdict
+from thinwire.core.types import UpdateId, UpdateOutcome, assignment_round, first_of, is_further
+
+KEPT = 1024  # rounds, and outcomes of one device: far more than a plan waits for a reply
+UNTAKEN = "no answer was taken before the run's end"
+Status = Literal["open", "accepted", "dropped", "failed"]
 
 
-@dataclass
-class AssignmentLedger:
-    """Holds the assignments in flight: those that each device has not answered yet.
+@dataclass(slots=True)
+class AssignmentRecord:
+    """Holds what the run knows of one assignment; times are seconds of the run's clock.
 
-    With `ahead`, a device gets its assignment of the next round before it has answered the one of this round. Without
-    it, a device has at most one assignment in flight.
+    `codec` is the one of the reply. `steps` and `batch` are 0 if the plan sets the work.
+    `update_id` names the reply that the round decided about; "" before.
     """
 
-    ahead: bool = False
-    busy: dict[str, tuple[str, int]] = field(default_factory=dict)  # device -> (id, round) of its oldest one
-    due: dict[str, float] = field(default_factory=dict)  # device -> when its last one should be answered, elapsed_s
-    _queued: dict[str, dict[str, int]] = field(default_factory=dict)  # device -> id -> round: those after the oldest
-    _last: dict[str, tuple[str, float]] = field(default_factory=dict)  # device -> its last one, and when
+    assignment_id: str
+    device: str
+    round: int
+    base_version: int
+    assigned_s: float
+    deadline_s: float
+    codec: str = ""
+    steps: int = 0
+    batch: int = 0
+    sent_bytes: int = 0  # of the model that were last sent with it
+    reported: int = 0  # outcomes that its device had when it got the assignment
+    status: Status = "open"
+    update_id: str = ""
 
-    def of(self, device: str) -> dict[str, int]:
-        """Return {id: round} of the assignments that a device has not answered, oldest first."""
-        if device not in self.busy:
-            return {}
-        first, number = self.busy[device]
-        return {first: number, **self._queued.get(device, {})}
+    @property
+    def due_s(self) -> float:
+        """Return when the reply should be there."""
+        return self.assigned_s + self.deadline_s
 
-    def asked_at(self, device: str) -> float:
-        """Return when the device got its last assignment, in seconds of the run's clock."""
-        return self._last[device][1]
+    @property
+    def work(self) -> tuple[int, int] | None:
+        """Return (steps, batch) if the assignment has work of its own, otherwise None."""
+        return (self.steps, self.batch) if self.steps else None
 
-    def had_s(self, device: str) -> float:
-        """Return how many seconds the device was given for its last assignment."""
-        return self.due[device] - self.asked_at(device)
 
-    def took_s(self, device: str, ask_id: str, elapsed_s: float) -> float | None:
-        """Return how many seconds the device took if it replies at `elapsed_s`; None if this is not its last
-        assignment.
-        """
-        last, asked_s = self._last.get(device, ("", 0.0))
-        return elapsed_s - asked_s if last == ask_id else None
+@dataclass(slots=True)
+class AssignedRound:
+    """Holds the assignments of one round, in the order of selection.
 
-    def ask(self, number: int, device: str, ask_id: str, elapsed_s: float, deadline_s: float) -> None:
-        """Record an assignment that a device got at `elapsed_s` and should answer within `deadline_s` seconds."""
-        if self.ahead and device in self.busy:
-            self._queued.setdefault(device, {})[ask_id] = number
-        else:
-            self.busy[device] = ask_id, number
-        self._last[device] = ask_id, elapsed_s
-        self.due[device] = elapsed_s + deadline_s
+    `selected` counts the devices that it selected when it opened. `codec` is the one of most devices, and `codecs` has
+    those of the others until the round is closed.
+    """
 
-    def back(self, number: int, device: str, ask_id: str) -> None:
-        """Record that an assignment is outstanding again, as the oldest one of its device."""
-        since = {id_: of for id_, of in self.of(device).items() if id_ != ask_id}
-        self.busy[device] = ask_id, number
-        if since:
-            self._queued[device] = since
-
-    def release(self, device: str, ask_id: str) -> None:
-        """Stop waiting for an assignment; the device's next unanswered assignment, if any, becomes its oldest."""
-        queued = self._queued.get(device, {})
-        queued.pop(ask_id, None)
-        if self.busy.get(device, ("", 0))[0] == ask_id:
-            del self.busy[device]
-            if queued:
-                following = next(iter(queued))
-                self.busy[device] = following, queued.pop(following)
+    number: int
+    base_version: int
+    selected: int
+    codec: str
+    codecs: dict[str, str]
+    is_open: bool = True
+    assignments: list[AssignmentRecord] = field(default_factory=list)
 
 
 @dataclass
 class OutcomeLog:
-    """Holds the last `kept` outcomes of each device's updates, oldest first.
+    """Holds the last outcomes of each device's updates, oldest first: `kept` of each.
 
     Assignments report them to the device again and again until newer outcomes displace them. It does no harm to report
     one twice.
     """
 
-    kept: int
-    _verdicts: dict[str, deque[Verdict]] = field(default_factory=dict)
-    _count: Counter[str] = field(default_factory=Counter)  # device -> number of its outcomes so far
-    _when_asked: dict[str, int] = field(default_factory=dict)  # id -> number of its device's outcomes at that time
+    kept: int = KEPT
+    count: Counter[str] = field(default_factory=Counter)  # device -> number of its outcomes so far
+    _outcomes: dict[str, deque[UpdateOutcome]] = field(default_factory=dict)
 
-    def dropped(self, update_id: str) -> None:
-        """Record that an update was dropped."""
-        self._tell(Verdict(UpdateId.parse(update_id), "dropped"))
+    def add(self, outcome: UpdateOutcome) -> None:
+        """Record the outcome of an update."""
+        device = outcome.update_id.device
+        self.count[device] += 1
+        self._outcomes.setdefault(device, deque(maxlen=self.kept)).append(outcome)
 
-    def folded(self, update_id: str, version: int) -> None:
-        """Record that an update was aggregated into the model, first into this `version`."""
-        self._tell(Verdict(UpdateId.parse(update_id), "folded", version))
-
-    def asked(self, device: str, ask_id: str) -> None:
-        """Note how many outcomes the device has as it gets this assignment."""
-        self._when_asked[ask_id] = self._count[device]
-
-    def forget(self, ask_id: str) -> None:
-        """Forget an assignment that will not be sent again."""
-        self._when_asked.pop(ask_id, None)
-
-    def of(self, device: str, most: int, ask_id: str = "") -> tuple[Verdict, ...]:
+    def of(self, device: str, most: int, record: AssignmentRecord | None = None) -> tuple[UpdateOutcome, ...]:
         """Return the last `most` outcomes of a device's updates, oldest first.
 
-        With the id of an assignment, return the last outcomes that existed when the device got it. So an assignment
-        that is sent again reports the same outcomes.
+        With an assignment, return the last outcomes that existed when the device got it. So an assignment that is sent
+        again reports the same outcomes.
         """
-        since = self._count[device] - self._when_asked[ask_id] if ask_id in self._when_asked else 0
-        told = list(self._verdicts.get(device, ()))
-        return tuple(told[: len(told) - since][-most:])
-
-    def _tell(self, verdict: Verdict) -> None:
-        device = verdict.update_id.device
-        self._count[device] += 1
-        self._verdicts.setdefault(device, deque(maxlen=self.kept)).append(verdict)
-
-
-UNTAKEN = "no answer was taken before the run's end"
+        since = self.count[device] - record.reported if record else 0
+        told = list(self._outcomes.get(device, ()))
+        return tuple(told[: max(0, len(told) - since)][-most:])
 
 
 @dataclass
-class UnresolvedAssignments:
-    """Holds the assignments without an outcome, rebuilt from the journal."""
+class AssignmentLedger:
+    """Holds the assignments of a run.
 
-    missing: dict[str, tuple[int, str]] = field(default_factory=dict)  # id -> (round, device), oldest first
-    first: FirstModelAsked | None = None  # the open request for the initial model
+    A reply counts only if its model version is at most `kept` versions old. Without `pipelined`, a device has at most
+    one assignment in flight; with it, a device gets its assignment of the next round before it has answered the one of
+    this round. An assignment is in flight until the run stops waiting for its reply.
+    """
+
+    kept: int = KEPT
+    pipelined: bool = False
+    rounds: dict[int, AssignedRound] = field(default_factory=dict)  # oldest first
+    deadline_s: float = 0.0  # of the last round that opened
+    outcomes: OutcomeLog = field(default_factory=OutcomeLog)
+    _records: dict[str, AssignmentRecord] = field(default_factory=dict)  # id -> all that `rounds` holds
+    _unresolved: dict[str, bool] = field(default_factory=dict)  # ids of those without an outcome, oldest first
+    _in_flight: dict[str, list[str]] = field(default_factory=dict)  # device -> ids, oldest first
+    _last: dict[str, str] = field(default_factory=dict)  # device -> id of its last one
+    _decided: dict[str, Status] = field(default_factory=dict)  # update id -> accepted or dropped
+    _decided_in: dict[int, list[str]] = field(default_factory=dict)  # round -> the updates that it decided about
+    _forgotten: dict[str, int] = field(default_factory=dict)  # device -> highest sequence of its forgotten updates
+
+    def find(self, assignment_id: str, device: str = "") -> AssignmentRecord | None:
+        """Return the record of an assignment, or None if it is unknown or went to another device than the one named."""
+        found = self._records.get(assignment_id)
+        return found if found and device in ("", found.device) else None
+
+    @property
+    def busy(self) -> KeysView[str]:
+        """Return the devices that have an assignment in flight."""
+        return self._in_flight.keys()
+
+    def in_flight(self, device: str) -> list[AssignmentRecord]:
+        """Return the assignments that a device has in flight, oldest first."""
+        return [self._records[assignment_id] for assignment_id in self._in_flight.get(device, ())]
+
+    def is_in_flight(self, device: str, assignment_id: str) -> bool:
+        """Return True if the run waits for the reply of this device to this assignment."""
+        return assignment_id in self._in_flight.get(device, ())
+
+    def oldest(self) -> Iterator[AssignmentRecord]:
+        """Yield the oldest assignment that each busy device has in flight."""
+        for assignment_ids in self._in_flight.values():
+            yield self._records[assignment_ids[0]]
+
+    @property
+    def unresolved(self) -> list[AssignmentRecord]:
+        """Return the assignments without an outcome, oldest first."""
+        return [self._records[assignment_id] for assignment_id in self._unresolved]
+
+    def took_s(self, device: str, assignment_id: str, elapsed_s: float) -> float | None:
+        """Return how many seconds the device took if it replies at `elapsed_s`; None if this is not its last
+        assignment.
+        """
+        found = self._records.get(assignment_id)
+        return elapsed_s - found.assigned_s if found and self._last.get(device) == assignment_id else None
+
+    def selected(self, number: int) -> int:
+        """Return the number of devices that a round selected at its opening; 0 if the round is forgotten."""
+        return self.rounds[number].selected if number in self.rounds else 0
+
+    def is_follow_up(self, assignment_id: str) -> bool:
+        """Return True if this is a follow-up assignment whose first assignment in the same round is known.
+
+        Only the first one evaluates the model.
+        """
+        return is_further(assignment_id) and first_of(assignment_id) in self._records
+
+    def is_forgotten(self, assignment_id: str) -> bool:
+        """Return True if the id names a round that is so old that the ledger has forgotten it."""
+        return 0 < assignment_round(assignment_id) < next(iter(self.rounds), 0)
+
+    def is_decided(self, update_id: UpdateId) -> bool:
+        """Return True if the update was accepted or dropped."""
+        return update_id.sequence <= self._forgotten.get(update_id.device, 0) or str(update_id) in self._decided
+
+    def is_dropped(self, update_id: UpdateId) -> bool:
+        """Return True if the update was dropped, unless it is forgotten."""
+        return self._decided.get(str(update_id)) == "dropped"
+
+    def is_answered(self, assignment_id: str) -> bool:
+        """Return True if a reply to this assignment was accepted or dropped."""
+        found = self._records.get(assignment_id)
+        return found is not None and found.update_id != ""
 
     def apply(self, event: Event) -> None:
-        """Add the assignment that an event makes or reopens, or remove the one that it resolves."""
+        """Record an event that makes, sends, resolves or reopens assignments."""
         match event:
             case RoundOpened():
-                self.missing |= {ask_id: (event.round, device) for device, ask_id in event.asks.items()}
-            case ClientAsked() | ClientBack():
-                self.missing[event.ask_id] = event.round, event.device
-            case UpdateAccepted() | UpdateDropped() | ClientFailed():
-                self.missing.pop(event.ask_id, None)
-            case FirstModelAsked():
-                self.first = event
-            case FirstModelFailed() | ModelStored():
-                self.first = None
+                self._open_round(event)
+            case ClientSelected():
+                self._assign(event)
+            case FullModelSent():
+                if found := self._records.get(event.assignment_id):
+                    found.sent_bytes = event.payload_bytes
+            case UpdateAccepted():
+                self._decide(event, "accepted")
+            case UpdateDropped():
+                self._decide(event, "dropped")
+                self.outcomes.add(UpdateOutcome(UpdateId.parse(event.update_id), "dropped"))
+            case ClientFailed():
+                self._resolve(event.assignment_id, "failed")
+                self.release(event.device, event.assignment_id)
+            case ClientReconnected():
+                self._wait_again(event)
+            case RoundClosed():
+                self._close_round(event)
 
-    def with_end(self, end: RunStatusChanged, elapsed_s: float) -> list[Event]:
-        """Return the event that ends the run, after the failures of all assignments that have no outcome yet."""
+    def release(self, device: str, assignment_id: str) -> None:
+        """Stop waiting for an assignment; the device's next one in flight, if any, becomes its oldest."""
+        assignment_ids = self._in_flight.get(device, [])
+        if assignment_id in assignment_ids:
+            was_oldest = assignment_ids[0] == assignment_id
+            assignment_ids.remove(assignment_id)
+            if was_oldest:
+                del self._in_flight[device]
+                if assignment_ids:
+                    self._in_flight[device] = assignment_ids
+
+    def with_end(self, end: RunStatusChanged, elapsed_s: float, first: FirstModelAssigned | None) -> list[Event]:
+        """Return the event that ends the run, after the failures of all assignments that have no outcome yet.
+
+        `first` is the open request for the initial model, if there is one.
+        """
         facts: list[Event] = [
-            ClientFailed(end.at, number, device, ask_id, OVER, UNTAKEN, elapsed_s)
-            for ask_id, (number, device) in self.missing.items()
+            ClientFailed(end.at, record.round, record.device, record.assignment_id, OVER, UNTAKEN, elapsed_s)
+            for record in self.unresolved
         ]
-        if asked := self.first:
-            facts.append(FirstModelFailed(end.at, asked.device, asked.ask_id, OVER, UNTAKEN, elapsed_s))
+        if first:
+            facts.append(FirstModelFailed(end.at, first.device, first.assignment_id, OVER, UNTAKEN, elapsed_s))
         return [*facts, end]
+
+    def _open_round(self, event: RoundOpened) -> None:
+        self.deadline_s = event.deadline_s
+        selected = len(event.assignments) + len(event.later)
+        made = AssignedRound(event.round, event.base_version, selected, event.codec, dict(event.codecs))
+        self.rounds[event.round] = made
+        for device, assignment_id in event.assignments.items():
+            self._add(made, device, assignment_id, event.elapsed_s, event.deadline_s)
+        self._forget(event)
+
+    def _assign(self, event: ClientSelected) -> None:
+        """Record how an assignment was sent, and the assignment itself if its round did not open with it."""
+        found = self._records.get(event.assignment_id)
+        if found is None:
+            assigned = self.rounds.get(event.round)
+            if assigned is None or not assigned.is_open:
+                return
+            found = self._add(assigned, event.device, event.assignment_id, event.elapsed_s, event.deadline_s)
+        found.sent_bytes, found.steps, found.batch = event.payload_bytes, event.steps, event.batch
+        found.codec = event.codec or found.codec
+
+    def _add(
+        self, assigned: AssignedRound, device: str, assignment_id: str, assigned_s: float, deadline_s: float
+    ) -> AssignmentRecord:
+        codec = assigned.codecs.get(device) or assigned.codec
+        made = AssignmentRecord(
+            assignment_id, device, assigned.number, assigned.base_version, assigned_s, deadline_s, codec
+        )
+        made.reported = self.outcomes.count[device]
+        assigned.assignments.append(made)
+        self._records[assignment_id], self._last[device], self._unresolved[assignment_id] = made, assignment_id, True
+        self._in_flight.setdefault(device, []).append(assignment_id)
+        if not self.pipelined:
+            self._in_flight[device] = [assignment_id]
+        return made
+
+    def _decide(self, event: UpdateAccepted | UpdateDropped, status: Status) -> None:
+        """Record that a round decided about an update; only the first one for an assignment is its reply."""
+        self._note(event.round, event.update_id, status)
+        found = self._records.get(event.assignment_id)
+        if found is not None and found.update_id in ("", event.update_id):
+            found.update_id = event.update_id
+            self._resolve(event.assignment_id, status)
+        self.release(event.device, event.assignment_id)
+
+    def _note(self, number: int, update_id: str, status: Status) -> None:
+        """Record that this round decided about an update."""
+        if update_id not in self._decided:
+            self._decided_in.setdefault(number, []).append(update_id)
+        self._decided[update_id] = status
+
+    def _resolve(self, assignment_id: str, status: Status) -> None:
+        self._unresolved.pop(assignment_id, None)
+        if found := self._records.get(assignment_id):
+            found.status = status
+
+    def _wait_again(self, event: ClientReconnected) -> None:
+        """Record that an assignment is in flight again, as the oldest one of its device."""
+        if found := self._records.get(event.assignment_id):
+            found.status, self._unresolved[event.assignment_id] = "open", True
+            since = [
+                assignment_id
+                for assignment_id in self._in_flight.get(event.device, ())
+                if assignment_id != event.assignment_id
+            ]
+            self._in_flight[event.device] = [event.assignment_id, *since]
+
+    def _close_round(self, event: RoundClosed) -> None:
+        """Record the outcomes of a round's updates; a pipelined round that is stopped waits for no reply any more."""
+        assigned = self.rounds.get(event.round)
+        for text in event.aggregated:
+            self.outcomes.add(UpdateOutcome(UpdateId.parse(text), "aggregated", event.version))
+        for text in event.dropped:
+            if self._decided.get(text) != "dropped":
+                self._note(event.round, text, "dropped")
+                self.outcomes.add(UpdateOutcome(UpdateId.parse(text), "dropped"))
+        if assigned is not None:
+            assigned.is_open, assigned.codecs = False, {}
+            for record in assigned.assignments if self.pipelined and event.reason == "stopped" else ():
+                self.release(record.device, record.assignment_id)
+
+    def _forget(self, opened: RoundOpened) -> None:
+        """Forget the oldest rounds: those whose replies could only be dropped, if all their assignments are settled."""
+        for number, assigned in list(self.rounds.items()):
+            is_old = assigned.base_version < opened.base_version - self.kept or number <= opened.round - KEPT
+            if not is_old or assigned.is_open or any(record.status == "open" for record in assigned.assignments):
+                return
+            del self.rounds[number]
+            for record in assigned.assignments:
+                del self._records[record.assignment_id]
+            for text in self._decided_in.pop(number, ()):
+                del self._decided[text]
+                update_id = UpdateId.parse(text)
+                highest = max(self._forgotten.get(update_id.device, 0), update_id.sequence)
+                self._forgotten[update_id.device] = highest

@@ -1,6 +1,6 @@
 """Holds the model versions of a run and their evaluations, rebuilt from the journal.
 
-`ModelHistory` knows which versions there are, and from which one each round and device trained. `EvaluationLog` knows
+`ModelHistory` knows which versions there are, and from which one each device trained. `EvaluationLog` knows
 how good each version is: the measurements in the replies, and the evaluation that follows from them.
 """
 
@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from thinwire.core.events import Evaluated, Event, ModelStored, RoundClosed, RoundOpened, ShadowStored, UpdateAccepted
+from thinwire.core.events import NO_STEP, Evaluated, Event, ModelStored, ReplicaStored, RoundClosed, UpdateAccepted
 from thinwire.core.serialization import MAX_METRIC_LETTERS, MAX_METRICS
 from thinwire.core.types import Metrics
 
 
 @dataclass
 class ModelHistory:
-    """Holds the last `kept` model versions as devices hold them, and which version each round and device trained from.
+    """Holds the last `kept` model versions as devices hold them, and which version each device trained from.
 
     If the downlink is compressed, devices hold a replica of the model instead of the model itself.
     """
@@ -24,10 +24,9 @@ class ModelHistory:
     kept: int
     model: ModelStored | None = None  # the latest
     models: dict[int, ModelStored] = field(default_factory=dict)  # version -> its model
-    shadow: ShadowStored | None = None  # replica of the latest version; None: devices hold the model itself
-    changes: dict[int, ShadowStored] = field(default_factory=dict)  # version -> its replica and downlink update
-    made_by: dict[int, int] = field(default_factory=lambda: {0: 0})  # version -> the round that made it
-    asked_from: dict[int, int] = field(default_factory=dict)  # round -> the version that its assignments train from
+    replica: ReplicaStored | None = None  # replica of the latest version; None: devices hold the model itself
+    changes: dict[int, ReplicaStored] = field(default_factory=dict)  # version -> its replica and downlink update
+    made_by: dict[int, int] = field(default_factory=dict)  # version -> the round that made it
     held: dict[str, int] = field(default_factory=dict)  # device -> the version that its last reply trained from
 
     @property
@@ -36,37 +35,35 @@ class ModelHistory:
         return self.model.version if self.model else 0
 
     @property
-    def newest(self) -> ModelStored | ShadowStored:
+    def newest(self) -> ModelStored | ReplicaStored:
         """Return the latest version as devices hold it: its replica if there is one, else the model itself."""
         assert self.model is not None, "a run that is driven has a model"
-        return self.shadow or self.model
+        return self.replica or self.model
 
-    def of(self, asked_round: int) -> ModelStored | ShadowStored:
-        """Return the version that the assignments of a round trained from, as devices hold it."""
-        version = self.asked_from[asked_round]
+    def of(self, version: int) -> ModelStored | ReplicaStored:
+        """Return a version as devices hold it."""
         return self.changes.get(version) or self.models[version]
 
     def apply(self, event: Event) -> None:
-        """Record an event that stores a model version, trains from one or makes one."""
+        """Record an event that stores a model version, brings a reply or makes a version."""
         match event:
             case ModelStored():
-                self.model, self.shadow = event, None
+                self.model, self.replica = event, None
                 self.models[event.version] = event
                 self.models.pop(event.version - self.kept, None)
-            case ShadowStored():
-                self.shadow = self.changes[event.version] = event
+            case ReplicaStored():
+                self.replica = self.changes[event.version] = event
                 self.changes.pop(event.version - self.kept, None)
-            case RoundOpened():
-                self.asked_from[event.round] = event.base_version
             case UpdateAccepted():
-                self.held[event.device] = int(event.head.get("base_version", 0))
+                self.held[event.device] = int(event.header.get("base_version", 0))
             case RoundClosed() if made_step(event):
                 self.made_by[event.version] = event.round
+                self.made_by.pop(event.version - self.kept, None)
 
 
 def made_step(closed: RoundClosed) -> bool:
     """Return True if the round changed the model."""
-    return closed.reason not in ("too-few", "stopped")
+    return closed.reason not in NO_STEP
 
 
 FEWEST = 3  # devices: if two differ, nothing says which one is right
@@ -98,9 +95,10 @@ class EvaluationLog:
 
     kept: int
     measured: dict[int, list[Measured]] = field(default_factory=dict)  # version -> until it is evaluated
-    evaluated: dict[int, dict[str, float]] = field(default_factory=dict)  # version -> metrics that `best`, `target` use
+    evaluated: set[int] = field(default_factory=set)  # of the last `kept` versions
     best: Evaluated | None = None
-    by_few: set[int] = field(default_factory=set)  # versions measured by too few to be best or meet a target
+    reached: int | None = None  # the first version that met the target; a worse evaluation of a later one is no matter
+    by_enough: int = 0  # evaluated versions that may be best and meet a target
     most: int = 0  # the largest number of clients that measured one version
     measurers: set[str] = field(default_factory=set)  # devices whose measurements of some version were evaluated
     names: set[str] = field(default_factory=set)  # all recorded metrics, with their prefix
@@ -113,25 +111,26 @@ class EvaluationLog:
 
         `newest` is the latest model version when the reply arrives.
         """
-        version, metrics = int(event.head.get("base_version", 0)), event.head.get("metrics", {})
-        examples = int(event.head.get("examples", 0))
+        version, metrics = int(event.header.get("base_version", 0)), event.header.get("metrics", {})
+        examples = int(event.header.get("examples", 0))
         self.examples[event.device] = max(examples, self.examples.get(event.device, 0))
         if version not in self.evaluated and any(name.startswith(MEASURED) for name in metrics):
             found = {name: (float(total), float(count)) for name, (total, count) in metrics.items()}
             reply = Measured(event.update_id, event.device, examples, found)
             self.measured.setdefault(version, []).append(reply)
-            self.measured.pop(newest - self.kept, None)
+            self.measured = {known: some for known, some in self.measured.items() if known > newest - self.kept}
 
     def evaluate(self, event: Evaluated) -> None:
         """Record the evaluation of a version, and forget the measurements that it is made from."""
-        self.evaluated[event.version] = event.decisive
+        self.evaluated = {known for known in self.evaluated if known > event.version - self.kept} | {event.version}
         self.measurers |= {reply.device for reply in self.measured.pop(event.version, ())}
         self.most = max(self.most, event.clients)
         self.names |= {MEASURED + name for name in event.metrics}
         self.units |= event.units
         self.widths |= event.widths
-        if event.few:
-            self.by_few.add(event.version)
+        self.by_enough += not event.few
+        if event.reached:
+            self.reached = min(event.version, event.version if self.reached is None else self.reached)
         if event.best:
             self.best = event
 

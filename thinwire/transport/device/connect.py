@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import ipaddress
 import os
 import socket
 import ssl
@@ -14,12 +13,12 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from thinwire.core.errors import Unreachable, UsageError
 from thinwire.core.formatting import plain
+from thinwire.core.net import host_port, is_loopback, keep_alive
 from thinwire.transport.device.identity import Trust
 
 DIAL_S = 20.0  # for each of: TCP, the proxy's answer, the handshake
 MAX_ANSWER_BYTES = 16_384  # of a proxy's response
 UNSENT_BYTES = 128 * 2**10  # waiting bytes are not on the wire: a cut loses few bytes that count as sent
-DEAD = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4), ("TCP_USER_TIMEOUT", 60_000))  # s, s, -, ms
 _NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", 25)  # linux/tcp.h; Python names it from 3.12 on
 
 
@@ -115,12 +114,8 @@ def reach(address: Address) -> tuple[socket.socket, float]:
 
 
 def _notice_death(sock: socket.socket) -> None:
-    """Probe a silent connection, give up unacknowledged bytes, send at once, and buffer few bytes."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    for option, value in DEAD:
-        if hasattr(socket, option):  # macOS names some of them differently, and has no user time-out
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+    """Keep the connection alive, and buffer few bytes."""
+    keep_alive(sock)
     with contextlib.suppress(OSError):  # without this option a cut only costs more repeated bytes
         sock.setsockopt(socket.IPPROTO_TCP, _NOTSENT_LOWAT, UNSENT_BYTES)
 
@@ -152,7 +147,7 @@ def _tunnel(sock: socket.socket, proxy: Proxy, address: Address) -> None:
         raise Unreachable(
             f"the proxy at {proxy.host}:{proxy.port} opens no way to {address}",
             why=f"it answers {plain(status[:80])}",
-            hint="ask who runs it to let CONNECT pass to that port; or NO_PROXY for a direct way",
+            hint="its operator must let CONNECT pass to that port; or NO_PROXY for a direct way",
         )
 
 
@@ -190,13 +185,10 @@ class Address:
     @property
     def is_loopback(self) -> bool:
         """Return True for `localhost` and addresses of the loopback network."""
-        try:
-            return self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        return is_loopback(self.host)
 
     def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return host_port(self.host, self.port)
 
 
 @dataclass(frozen=True)
@@ -214,22 +206,22 @@ class Proxy:
         HTTPS_PROXY names it and NO_PROXY excludes addresses. Loopback is never reached through a proxy.
         """
         said = os.environ.get("https_proxy") or os.environ.get("HTTPS_PROXY") or ""
-        if not said or not address.tls or address.is_loopback or _spared(address):
+        if not said or not address.tls or address.is_loopback or _is_exempt(address):
             return None
         parts, port = _split(said, "HTTPS_PROXY")
         if parts.scheme != "http" or not parts.hostname:
-            raise UsageError("HTTPS_PROXY cannot be used", why="it reads http://HOST:PORT", hint="or unset it")
+            raise UsageError("HTTPS_PROXY is not usable", why="it reads http://HOST:PORT", hint="or unset it")
         user = f"{unquote(parts.username or '')}:{unquote(parts.password or '')}" if parts.username else ""
         authorization = f"Basic {base64.b64encode(user.encode()).decode()}" if user else ""
         return cls(parts.hostname, port or 3128, authorization)
 
 
-def _spared(address: Address) -> bool:
+def _is_exempt(address: Address) -> bool:
     from urllib import request
 
-    spared = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    exempt = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
     bypass = request.proxy_bypass_environment  # type: ignore[attr-defined]  # typeshed lacks it
-    return bool(bypass(str(address), {"no": spared}))
+    return bool(bypass(str(address), {"no": exempt}))
 
 
 def _split(text: str, what: str) -> tuple[SplitResult, int | None]:

@@ -21,9 +21,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from thinwire.core.errors import BadPayload, Refused, ThinwireError, Unreachable, UsageError
 from thinwire.core.types import DEVICE_NAME
 from thinwire.transport.device.connect import Address, unverified
-from thinwire.transport.device.errors import meaning, silence
 from thinwire.transport.device.http_client import Connection, HttpRequest, PollingReader, everything, finish
 from thinwire.transport.device.identity import MAX_CAS, ServerClock, Trust, readable
+from thinwire.transport.device.session import meaning, silence
 from thinwire.transport.protocol.certificates import server_name
 from thinwire.transport.protocol.http import CA, JOIN, ApiError, packed
 from thinwire.transport.protocol.registration import SYSTEM, Invitation
@@ -67,8 +67,8 @@ def join(
     if not address.tls:
         raise UsageError(
             f"{url} needs no invitation",
-            why="a plain door lets in who is on its machine",
-            hint=f"thinwire client start --aggregator {url}; or, where its door has TLS: https://{address}",
+            why="without TLS, only devices on its machine are approved",
+            hint=f"thinwire client start --aggregator {url}; or, with TLS: https://{address}",
         )
     trust = trust_of(url, invitation.pin)
     clock = clock or ServerClock()
@@ -158,7 +158,7 @@ def _other(url: str, why: str) -> Refused:
     return Refused(
         f"who answers at {url} is not the aggregator of this invitation",
         why=f"{why}; nothing was sent",
-        hint="look at the address; someone may stand in between: ask the aggregator's operator",
+        hint="look at the address; someone may stand in between: assignment the aggregator's operator",
     )
 
 
@@ -166,7 +166,9 @@ def _too_long(silent_s: float) -> None:
     raise TimeoutError(f"nothing came for {silent_s:.0f} s")
 
 
-NO_ASK = "/tw/v1/asks/thinwire.doctor/bundle"  # of no run: the refusal's kind shows if the device is approved
+NO_ASSIGNMENT = (
+    "/tw/v1/assignments/thinwire.doctor/bundle"  # of no run: the refusal's kind shows if the device is approved
+)
 
 
 @dataclass(frozen=True)
@@ -184,18 +186,18 @@ class EnrollmentStatus:
     error: ThinwireError | None = None
 
 
-def ask(url: str, trust: Trust | None, key: ec.EllipticCurvePrivateKey) -> EnrollmentStatus:
+def check_enrollment(url: str, trust: Trust | None, key: ec.EllipticCurvePrivateKey) -> EnrollmentStatus:
     """Return this device's state at its aggregator; raise `Unreachable` if no trusted aggregator answers."""
     clock = ServerClock()
     signer = Signer(key, clock.now)
     connection = Connection(Address.parse(url), signer, clock, lambda: trust)
     try:
-        with connection.made(HttpRequest("GET", NO_ASK, whole_key=True)) as answer:
+        with connection.made(HttpRequest("GET", NO_ASSIGNMENT, whole_key=True)) as answer:
             finish(answer)
-        return EnrollmentStatus("ask", signer.fingerprint)
+        return EnrollmentStatus("assignment", signer.fingerprint)
     except ApiError as refusal:
         skew_s = refusal.now - time.time() if refusal.now else None
-        fine = (refusal.status, refusal.kind) in ((404, "ask"), (401, "hello"))
+        fine = (refusal.status, refusal.kind) in ((404, "assignment"), (401, "hello"))
         error = None if fine else meaning(refusal, url, tls=trust is not None, fingerprint=signer.fingerprint)
         return EnrollmentStatus(refusal.kind, signer.fingerprint, skew_s, error)
     except (OSError, http.client.HTTPException) as error:

@@ -175,7 +175,7 @@ class Connection:
             while left:
                 data = file.read(min(PIECE_BYTES, left))
                 if not data:
-                    raise BadPayload(f"{body.path} is shorter than its head says")
+                    raise BadPayload(f"{body.path} is shorter than its header says")
                 if self._inlet.came():
                     return False
                 try:

@@ -1,8 +1,9 @@
 """The identity of a device and of its aggregator: the device's key, the trust anchors, and the aggregator's time.
 
-The key is P-384. It is made at the first start, and never leaves its folder. `Trust` stores the aggregator's address,
-the CAs that the device trusts, and the device's name there. `ServerClock` follows the aggregator's clock, because the
-device's own may be wrong: a Raspberry Pi boots without a clock, and time servers change it in steps.
+The key is P-256, or P-384 if the folder has such a key. It is made at the first start, and never leaves its folder.
+`Trust` stores the aggregator's address, the CAs that the device trusts, and the device's name there. `ServerClock`
+follows the aggregator's clock, because the device's own may be wrong: a Raspberry Pi boots without a clock, and time
+servers change it in steps.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from thinwire.core.errors import BadPayload, DataLost, Unreachable
 from thinwire.core.statedir import keep_private, write_atomically
 from thinwire.transport.protocol.certificates import NO_CHECK_TIME, pin_of, server_name
 from thinwire.transport.protocol.http import LATEST
+from thinwire.transport.protocol.signing import CURVES
 
 KEY_FILE = "key.pem"
 
@@ -34,7 +36,7 @@ def device_key(folder: Path) -> ec.EllipticCurvePrivateKey:
     """Return the key in this folder; make one (mode 0600, written completely or not at all) if there is none."""
     path = folder / KEY_FILE
     if not path.exists():
-        made = ec.generate_private_key(ec.SECP384R1())
+        made = ec.generate_private_key(ec.SECP256R1())
         write_atomically(path, made.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), mode=0o600)
     keep_private(path)
     try:
@@ -43,8 +45,8 @@ def device_key(folder: Path) -> ec.EllipticCurvePrivateKey:
         raise DataLost(
             f"cannot read the key {path}", why=str(error), hint="restore it, or take another --name"
         ) from None
-    if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP384R1):
-        raise DataLost(f"{path} is no P-384 key", why="only that kind is used", hint="restore it")
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, CURVES):
+        raise DataLost(f"{path} is no P-256 or P-384 key", why="only these kinds are used", hint="restore it")
     return key
 
 
@@ -87,7 +89,7 @@ class Trust:
             return None
         except (OSError, ValueError, KeyError, TypeError, RecursionError, BadPayload) as error:
             raise DataLost(
-                f"cannot read {path}", why=str(error), hint="restore it, or join anew: thinwire client join URL -"
+                f"cannot read {path}", why=str(error), hint="restore it, or join again: thinwire client join URL -"
             ) from error
         return found
 
@@ -225,5 +227,5 @@ class ServerClock:
         raise Unreachable(
             f"the certificate of the aggregator at {url} is not valid now",
             why=f"it {'ended' if past else 'begins'} on {when} UTC",
-            hint="ask its operator: thinwire aggregator doctor",
+            hint="on its machine: thinwire aggregator doctor",
         )

@@ -13,8 +13,10 @@ import json
 import random
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -22,13 +24,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from thinwire.core.errors import BadPayload, NotOffered, NotWritten, Refused, Unreachable, UsageError
 from thinwire.core.fleet import Delivery, Hello, Welcome
-from thinwire.core.serialization import MAX_HEAD_BYTES, ask_from_bytes, reply_to_bytes
-from thinwire.core.types import Ask, Failure, ReplyHeader
+from thinwire.core.serialization import MAX_HEADER_BYTES, assignment_from_bytes, reply_to_bytes
+from thinwire.core.types import Assignment, Reply, ReplyHeader
 from thinwire.transport.device.connect import Address, TlsConnection, moved
-from thinwire.transport.device.errors import in_words
 from thinwire.transport.device.http_client import LOOK_S, Connection, HttpRequest, Moved, block_of, finish
 from thinwire.transport.device.identity import ServerClock, Trust
-from thinwire.transport.device.session import InFlightAssignments, Registration
+from thinwire.transport.device.session import InFlightAssignments, Registration, in_words
 from thinwire.transport.device.transfers import Incoming, Outgoing
 from thinwire.transport.protocol.http import INLINE_BYTES, LEAVE, PULL, PUSH, ApiError, packed
 from thinwire.transport.protocol.signing import Signer
@@ -67,13 +68,13 @@ class HttpsLink:
         clock: ServerClock | None = None,
         look_s: float = LOOK_S,
         is_moved: Callable[[TlsConnection], bool] = lambda line: moved(line.sock),
-        is_wanted: Callable[[Ask], bool] = lambda ask: True,
+        is_wanted: Callable[[Assignment], bool] = lambda assignment: True,
         min_free: Callable[[], int] = lambda: 0,
     ) -> None:
         address = Address.parse(url)
         if address.tls != (trust is not None):
             raise UsageError(
-                f"this device has {'not joined' if address.tls else 'joined another door than'} {url}",
+                f"this device has {'not joined' if address.tls else 'joined another aggregator than'} {url}",
                 why="over TLS it must know whom to trust" if address.tls else "what it joined speaks TLS",
                 hint="thinwire client join URL -" if address.tls else f"--aggregator {trust.url if trust else ''}",
             )
@@ -92,6 +93,7 @@ class HttpsLink:
         self._hello: Hello | None = None
         self._one_hello = threading.Lock()  # two threads may register, and the newest data must arrive last
         self._held = InFlightAssignments()
+        self._ended: deque[Delivery] = deque()  # stops of runs that ended while the device was offline
 
     def hello(self, hello: Hello) -> Welcome:
         """Register the client's process, and return the aggregator's answer.
@@ -100,8 +102,9 @@ class HttpsLink:
         """
         if hello.name not in self._greeting.names:
             raise Refused(f"this link is {self._greeting.name!r}'s", why=f"the hello says {hello.name!r}")
-        if self._hello is not None and self._hello.process != hello.process:
+        if self._hello is None or self._hello.process != hello.process:
             self._held.forget()
+            self._held.keep_open(hello.open_runs)
         with self._in_words(), self._one_hello:
             free = self._pulling if self._hello is None else self._pushing  # a pull may use the other one
             welcome = self._greet(hello, free)
@@ -112,7 +115,11 @@ class HttpsLink:
         """Wait up to about `wait_s` seconds for an assignment; return None if there was none.
 
         It registers again first if the aggregator demands it. Raises `Unreachable` if no aggregator answers.
+
+        The end of a run that a registration reported is returned as a stop.
         """
+        if self._ended:
+            return self._ended.popleft()
         wait_s *= random.uniform(1 - POLL_JITTER, 1 + POLL_JITTER)
         with self._in_words():
             self._know_the_time(self._pulling)
@@ -125,15 +132,15 @@ class HttpsLink:
                     raise
             with self._one_hello:  # the aggregator restarted, took this device offline, or has new CAs
                 self._greet(self._said(), self._pulling)
-            return self._pull(wait_s)
+            return self._ended.popleft() if self._ended else self._pull(wait_s)
 
-    def push(self, reply: ReplyHeader | Failure, bundle: Path | None = None) -> None:
+    def push(self, reply: Reply, bundle: Path | None = None) -> None:
         """Send a reply, with its parts from the file `bundle`; return once the aggregator has committed it.
 
         Raises `NotOffered` if the run is not the aggregator's, and `BadPayload` if `bundle` does not have the announced
         length.
         """
-        head = reply_to_bytes(reply)
+        header = reply_to_bytes(reply)
         length = reply.payload_bytes if isinstance(reply, ReplyHeader) else 0
         _require(bundle, length)
         with self._in_words():
@@ -143,11 +150,11 @@ class HttpsLink:
             raise self._not_offered(reply)
         with self._in_words(answer=True):
             if isinstance(reply, ReplyHeader) and bundle is not None and length > INLINE_BYTES:
-                self._outgoing.send(reply, head, bundle)
+                self._outgoing.send(reply, header, bundle)
             else:
-                body = packed(head) + (bundle.read_bytes() if bundle is not None and length else b"")
+                body = packed(header) + (bundle.read_bytes() if bundle is not None and length else b"")
                 self._call(self._pushing, HttpRequest("POST", PUSH, body))
-        self._held.answered(reply.ask_id)
+        self._held.answered(reply.assignment_id)
 
     def leave(self) -> None:
         """Revoke this device by its own wish. Its key is useless afterwards, and the caller deletes it."""
@@ -177,13 +184,17 @@ class HttpsLink:
                 self._greet(self._said(), self._pushing)
 
     def _greet(self, hello: Hello, connection: Connection) -> Welcome:
+        hello = replace(hello, open_runs=self._held.open_runs)
         welcome = self._greeting.say(hello, connection, self._pause)
         self._held.greeted(welcome.runs.values())
+        for run, identity in self._held.take_ended(welcome.ended).items():
+            stop = Assignment(f"{run}.stop.{welcome.name}", run, run.rpartition("-")[0], "stop", "", identity=identity)
+            self._ended.append(Delivery(stop, device=welcome.name, missed=True))
         connection.known()
         return welcome
 
-    def _not_offered(self, reply: ReplyHeader | Failure) -> NotOffered:
-        run = reply.update_id.run if isinstance(reply, ReplyHeader) else reply.ask_id.partition(".")[0]
+    def _not_offered(self, reply: Reply) -> NotOffered:
+        run = reply.update_id.run if isinstance(reply, ReplyHeader) else reply.assignment_id.partition(".")[0]
         return NotOffered(
             f"what was made for {run} is not sent to the aggregator at {self.url}",
             why="the run is over, or is another aggregator's: here none that goes on has its name and its identity",
@@ -197,38 +208,40 @@ class HttpsLink:
 
     def _pull(self, wait_s: float) -> Delivery | None:
         held, greetings = self._held.now(), self._held.greetings
-        said = {"process": self._said().process, "wait_s": wait_s, "held": held}
+        said = {"process": self._said().process, "wait_s": wait_s, "in_flight": held}
         wanted = json.dumps(said, separators=(",", ":"))
         with self._pulling.made(HttpRequest("POST", PULL, packed(wanted.encode()), wait_s=wait_s)) as answer:
             self._held.withdraw(block_of(answer, MAX_CONTROL_BYTES))
             began = time.monotonic()
-            data = block_of(answer, MAX_HEAD_BYTES)
-            ask = ask_from_bytes(data) if data else None
-            if ask and ask.ask_id not in held and len(held) >= MAX_HELD:
+            data = block_of(answer, MAX_HEADER_BYTES)
+            assignment = assignment_from_bytes(data) if data else None
+            if assignment and assignment.assignment_id not in held and len(held) >= MAX_HELD:
                 raise Unreachable(
                     f"the aggregator sends more than {MAX_HELD} assignments at once",
                     why="each takes memory and disk until it is answered",
                 )
-            length = sum(part.length for part in ask.parts) if ask else 0
+            length = sum(part.length for part in assignment.parts) if assignment else 0
             bundle, error = None, None
             try:
-                bundle = self._incoming.take(ask.parts, answer) if ask and 0 < length <= INLINE_BYTES else None
+                bundle = (
+                    self._incoming.take(assignment.parts, answer) if assignment and 0 < length <= INLINE_BYTES else None
+                )
             except NotWritten as refused:
                 error = refused
             finish(answer)
         self._pulling.known()  # only the process with which the device registered answers a pull
         self._held.said(held)
-        if ask is None:
+        if assignment is None:
             return None
         try:
-            if length > INLINE_BYTES and self._is_wanted(ask) and (bundle := self._fetched(ask)) is None:
+            if length > INLINE_BYTES and self._is_wanted(assignment) and (bundle := self._fetched(assignment)) is None:
                 return None
         except NotWritten as refused:
             error = refused
-        self._held.arrived(ask, greetings)
-        return Delivery(ask, bundle, time.monotonic() - began, error, self._greeting.name, len(data))
+        self._held.arrived(assignment, greetings)
+        return Delivery(assignment, bundle, time.monotonic() - began, error, self._greeting.name, len(data))
 
-    def _fetched(self, ask: Ask) -> Path | None:
+    def _fetched(self, assignment: Assignment) -> Path | None:
         """Fetch a large assignment's parts, and return their file; return None if it was withdrawn meanwhile.
 
         It tries again for as long as each attempt makes progress.
@@ -238,15 +251,17 @@ class HttpsLink:
         def get(start: int, tag: str) -> Iterator[http.client.HTTPResponse]:
             ranged = {"range": f"bytes={start}-", "if-range": tag} if start else {}
             with self._pulling.made(
-                HttpRequest("GET", f"/tw/v1/asks/{quote(ask.ask_id, safe='')}/bundle", headers=ranged)
+                HttpRequest(
+                    "GET", f"/tw/v1/assignments/{quote(assignment.assignment_id, safe='')}/bundle", headers=ranged
+                )
             ) as answer:
                 yield answer
                 finish(answer)  # an unread response would end the connection, and with it the knowledge of its peer
 
         while True:
-            before = self._incoming.size(ask.parts)
+            before = self._incoming.size(assignment.parts)
             try:
-                return self._incoming.fetch(ask.parts, get)
+                return self._incoming.fetch(assignment.parts, get)
             except ApiError as refusal:
                 if refusal.status != 404:
                     raise
@@ -254,7 +269,7 @@ class HttpsLink:
             except Moved:
                 continue
             except (OSError, http.client.HTTPException):
-                if self._pulling.closed or self._incoming.size(ask.parts) <= before:
+                if self._pulling.closed or self._incoming.size(assignment.parts) <= before:
                     raise
             self._pause()
 
@@ -283,4 +298,4 @@ def _require(bundle: Path | None, length: int) -> None:
     """Raise `BadPayload` unless the file `bundle` has `length` bytes, before anything is sent."""
     there = bundle.stat().st_size if bundle is not None else 0
     if there != length:
-        raise BadPayload(f"the answer's parts have {there} bytes", why=f"its head announces {length}")
+        raise BadPayload(f"the answer's parts have {there} bytes", why=f"its header announces {length}")

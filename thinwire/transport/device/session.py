@@ -1,27 +1,37 @@
-"""The device's side of a session with the aggregator: registration, and the assignments that are in flight.
+"""The device's side of a session with the aggregator: registration, assignments in flight, and what a failure means.
 
 `Registration` registers the process and keeps what the aggregator answered. `InFlightAssignments` knows which
 assignments the device has and which were withdrawn, because one thread pulls them and another thread replies to them.
 `InFlightAssignments` also knows which runs belong to the aggregator of the last registration: another aggregator at the
 same address may have runs with the same ids.
+
+`in_words` gives a failed request its meaning: try again, give up this reply, or end the client. Over TLS only one thing
+ends a client: the verified aggregator reports that the device is revoked. Everything else is tried again, because it
+may be fixed without anybody at the device. On plain loopback a person has both programs in front of them, and gets the
+error at once.
 """
 
 from __future__ import annotations
 
+import http.client
 import json
+import socket
+import ssl
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from thinwire.core.errors import BadPayload
+from thinwire.core.errors import BadPayload, NotAccepted, Refused, ThinwireError, Unreachable
 from thinwire.core.fleet import Hello, Welcome
-from thinwire.core.types import Ask, Failure, ReplyHeader
+from thinwire.core.formatting import grouped, plain
+from thinwire.core.types import Assignment, Reply
 from thinwire.transport.device.http_client import Connection, HttpRequest, block_of, finish
 from thinwire.transport.device.identity import ServerClock, Trust
 from thinwire.transport.protocol import registration
-from thinwire.transport.protocol.http import HELLO, packed
+from thinwire.transport.protocol.http import HELLO, ApiError, packed
 
 SKEW_SHOWN_S = 5.0  # a smaller skew is reported as 0
 
@@ -107,6 +117,23 @@ class InFlightAssignments:
         self._runs: OrderedDict[str, None] = OrderedDict()  # identities
         self._greetings = 0
         self._withdrawn: OrderedDict[str, None] = OrderedDict()
+        self._open: dict[str, str] = {}  # run -> identity, of the runs of whose end the device does not know
+
+    @property
+    def open_runs(self) -> dict[str, str]:
+        """Return the identities of the runs of whose end the device does not know, the latest `MAX_RUNS`, by run."""
+        with self._lock:
+            return dict(list(self._open.items())[-registration.MAX_RUNS :])
+
+    def keep_open(self, runs: Mapping[str, str]) -> None:
+        """Add runs of whose end the device does not know, with their identities."""
+        with self._lock:
+            self._open |= runs
+
+    def take_ended(self, runs: Sequence[str]) -> dict[str, str]:
+        """Remove and return those of these runs that are open, with their identities."""
+        with self._lock:
+            return {run: self._open.pop(run) for run in runs if run in self._open}
 
     def now(self) -> list[str]:
         """Return the ids of the assignments in flight."""
@@ -131,38 +158,45 @@ class InFlightAssignments:
         with self._lock:
             self._greetings += 1
             self._runs = OrderedDict.fromkeys(("", *identities))
-            self._withdraw([ask_id for ask_id, (_, identity) in self._held.items() if identity not in self._runs])
+            self._withdraw(
+                [assignment_id for assignment_id, (_, identity) in self._held.items() if identity not in self._runs]
+            )
 
-    def is_of(self, reply: ReplyHeader | Failure) -> bool:
+    def is_of(self, reply: Reply) -> bool:
         """Return True if the reply belongs to a run of the aggregator with which the device registered last."""
         with self._lock:
             return not self._greetings or reply.identity in self._runs
 
-    def arrived(self, ask: Ask, greetings: int) -> None:
+    def arrived(self, assignment: Assignment, greetings: int) -> None:
         """Record an assignment as in flight, also one that was withdrawn before and sent again.
 
         `greetings` is the count of registrations when the assignment was pulled.
         """
         with self._lock:
             if greetings == self._greetings:
-                self._runs[ask.identity] = None
+                self._runs[assignment.identity] = None
                 if len(self._runs) > REMEMBERED:
                     self._runs.popitem(last=False)
-            self._held[ask.ask_id] = ask.kind == "stop", ask.identity
-            self._withdrawn.pop(ask.ask_id, None)
-            if ask.identity not in self._runs:  # the device registered with another aggregator meanwhile
-                self._withdraw([ask.ask_id])
+            self._held[assignment.assignment_id] = assignment.kind == "stop", assignment.identity
+            self._open.pop(assignment.run, None)
+            if assignment.kind != "stop" and assignment.identity:
+                self._open[assignment.run] = assignment.identity
+            if len(self._open) > REMEMBERED:
+                del self._open[next(iter(self._open))]
+            self._withdrawn.pop(assignment.assignment_id, None)
+            if assignment.identity not in self._runs:  # the device registered with another aggregator meanwhile
+                self._withdraw([assignment.assignment_id])
 
-    def answered(self, ask_id: str) -> None:
+    def answered(self, assignment_id: str) -> None:
         """Remove an assignment that was replied to."""
         with self._lock:
-            self._held.pop(ask_id, None)
+            self._held.pop(assignment_id, None)
 
-    def said(self, ask_ids: Sequence[str]) -> None:
+    def said(self, assignment_ids: Sequence[str]) -> None:
         """Remove the stops among the assignments that a pull named, because the aggregator answered that pull."""
         with self._lock:
-            for ask_id in [one for one in ask_ids if self._held.get(one, (False, ""))[0]]:
-                del self._held[ask_id]
+            for assignment_id in [one for one in assignment_ids if self._held.get(one, (False, ""))[0]]:
+                del self._held[assignment_id]
 
     def forget(self) -> None:
         """Remove all assignments because another process begins, which receives them again."""
@@ -172,15 +206,113 @@ class InFlightAssignments:
     def withdraw(self, control: bytes) -> None:
         """Withdraw the assignments that the control message `control` names; raise `BadPayload` if it is unreadable."""
         try:
-            ask_ids = [str(ask_id) for ask_id in json.loads(control).get("cancelled", ())]
+            assignment_ids = [str(assignment_id) for assignment_id in json.loads(control).get("cancelled", ())]
         except (ValueError, AttributeError, TypeError, RecursionError) as error:
             raise BadPayload("cannot read what the aggregator says", why=str(error)) from error
         with self._lock:
-            self._withdraw(ask_ids)
+            self._withdraw(assignment_ids)
 
-    def _withdraw(self, ask_ids: Iterable[str]) -> None:
-        for ask_id in ask_ids:
-            if self._held.pop(ask_id, None) is not None:  # an aggregator may withdraw only these
-                self._withdrawn[ask_id] = None
+    def _withdraw(self, assignment_ids: Iterable[str]) -> None:
+        for assignment_id in assignment_ids:
+            if self._held.pop(assignment_id, None) is not None:  # an aggregator may withdraw only these
+                self._withdrawn[assignment_id] = None
         while len(self._withdrawn) > REMEMBERED:
             self._withdrawn.popitem(last=False)
+
+
+# Refusals of a reply, not of the device: the same bytes will never be accepted.
+NEVER_TAKEN = frozenset({(409, "state-lost"), (409, "protocol"), (409, "run"), (413, "too-large"), (403, "device")})
+# The same request may succeed later, also over plain HTTP.
+PASSING = frozenset({"clock", "replay", "busy", "closing", "disk", "damaged", "hello", "internal", "writer", "offset"})
+
+ABOUT: dict[str, tuple[str, str]] = {
+    "revoked": ("has revoked this device", "contact its operator: thinwire devices approve NAME approves it again"),
+    "pending": ("has not approved this device yet", "there, after comparing: thinwire devices approve NAME"),
+    "unknown": ("does not know this device's key", "join it: thinwire client join URL -"),
+    "name": (
+        "refused this client's name",
+        "give it another one: --name NAME; or there: thinwire devices rename NAME OTHER",
+    ),
+    "process": ("hears this device from elsewhere too", "stop the other process, or give this one another name"),
+    "protocol": ("does not speak this client's protocol", "update thinwire on the side that is older"),
+    "clock": ("does not take this device's clock", "set this machine's clock (timedatectl set-ntp true)"),
+    "signature": ("does not take this client's signature", "is thinwire here as new as there?"),
+    "state-lost": (
+        "has another answer under this one's number",
+        "this client's state directory is older than what it sent before: give it another --name",
+    ),
+    "too-large": ("does not take an answer of this size", "contact its operator"),
+    "device": ("does not take another device's answer", "was this device renamed? Then its run is over"),
+    "run": ("has another run of this name", "nothing to do: this client begins that run without its old state"),
+    "disk": ("cannot write its state", "look at its disk: thinwire aggregator doctor"),
+    "closing": ("is closing", "start it again there: thinwire aggregator start"),
+    "joins": ("has seen too many joins fail from this address", "wait a minute, and paste the whole invitation"),
+    "signatures": ("has seen too many wrong signatures from this address", "wait a minute; who shares the address?"),
+    "dashboard": (
+        "has its dashboard at this address, not its device API",
+        "--aggregator with the address of its device API: there, thinwire aggregator status shows both",
+    ),
+    "invitation": ("takes no such invitation", (
+        "each enrolls one device, for a while: contact its operator "
+        "for another"
+    )),
+}  # fmt: skip
+
+
+def meaning(
+    refusal: ApiError, url: str, *, tls: bool, fingerprint: str = "", answer: bool = False, within_s: float = 0.0
+) -> ThinwireError:
+    """Return a refusal as an error of the device; `answer` is True while it pushes a reply.
+
+    `within_s` is the reconnect window in seconds.
+    """
+    said, hint = ABOUT.get(refusal.kind, ("cannot answer now", "look at its output"))
+    what, why = f"the aggregator at {url} {said}", "" if refusal.kind == "closing" else refusal.why
+    if refusal.kind in ("pending", "unknown") and fingerprint:
+        why = f"{why}; this device's key has the fingerprint {grouped(fingerprint)}"
+    passing = refusal.kind in PASSING or refusal.status in {429, 502, 503, 504}
+    if refusal.kind == "http" and not passing:
+        what, hint = f"{url} is no aggregator's device API", "look at the address: --aggregator URL"
+    if answer and (refusal.status, refusal.kind) in NEVER_TAKEN:
+        return NotAccepted(what, why, hint)
+    if refusal.kind == "revoked" or not (tls or passing):
+        return Refused(what, why, hint)
+    return Unreachable(what, why, hint, after_s=refusal.retry_after_s, within_s=within_s)
+
+
+@contextmanager
+def in_words(
+    url: str, tls: bool, fingerprint: str, within_s: float, ended: Callable[[], bool], answer: bool
+) -> Iterator[None]:
+    """Translate refusals and connection errors of this block into Thinwire errors.
+
+    They mean: try again later, drop this reply, or stop the client.
+    """
+    try:
+        yield
+    except ApiError as refusal:
+        raise meaning(refusal, url, tls=tls, fingerprint=fingerprint, answer=answer, within_s=within_s) from refusal
+    except (OSError, http.client.HTTPException) as error:
+        if ended():
+            raise Unreachable("this link was closed", why=str(error)) from error
+        raise silence(error, url, tls=tls, within_s=within_s) from error
+
+
+def silence(error: Exception, url: str, *, tls: bool, within_s: float = 0.0) -> Unreachable:
+    """Return the error if nobody answered, or nobody who is trusted."""
+    why = plain(getattr(error, "strerror", None) or str(error) or type(error).__name__)  # the text may quote a stranger
+    what = f"cannot reach the aggregator at {url}"
+    hint = "start it there (thinwire aggregator start); is the address right, does a firewall let it pass?"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        what, why = f"the aggregator at {url} shows a certificate that this device does not trust", error.verify_message
+        hint = "another party is in between, or it was set up again: contact its operator before thinwire client join"
+    elif isinstance(error, socket.gaierror):
+        hint = "another name or an address that leads there: a device knows its aggregator by the pin"
+    elif isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":
+        why = "what answers there does not speak TLS"
+        hint = "is the port right? A device API on loopback may be http://"
+    elif isinstance(error, http.client.BadStatusLine) and not tls:
+        hint = "does it speak TLS? https://HOST:PORT"
+        if isinstance(error, ConnectionError):
+            why, hint = "it hung up without an answer", f"it may just have ended; where it never answers: {hint}"
+    return Unreachable(what, why, hint, within_s=within_s)

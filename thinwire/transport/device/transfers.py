@@ -9,8 +9,6 @@ new process continues the download.
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import http.client
 import os
 import re
@@ -18,16 +16,16 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any
 
 from thinwire.core.errors import BadPayload, Unreachable
+from thinwire.core.part_file import PIECE_BYTES, DamagedPart, PartFile, damaged_part
 from thinwire.core.protocol import read_json
 from thinwire.core.statedir import disk_error, private_folder, require_room
 from thinwire.core.types import Part, ReplyHeader
 from thinwire.transport.device.http_client import Connection, FileRange, HttpRequest, everything
-from thinwire.transport.protocol.http import PUSH, STREAM_BYTES, UPLOAD_OFFSET, ApiError, etag, packed
+from thinwire.transport.protocol.http import PUSH, UPLOAD_OFFSET, ApiError, etag, packed
 
-PIECE_BYTES = 256 * 2**10
 KEPT = 4  # partial downloads: assignments arrive one after the other, and old models are useless
 
 Get = Callable[[int, str], AbstractContextManager[http.client.HTTPResponse]]  # called with the first byte and the tag
@@ -52,8 +50,7 @@ class Incoming:
         path = self._delivered(parts)
         require_room(self._folder, sum(part.length for part in parts), self._min_free())
         try:
-            with _Growing(path, parts) as growing:
-                growing.take(answer)
+            _receive(PartFile(path, parts), answer)
         except BaseException:
             path.unlink(missing_ok=True)
             raise
@@ -73,13 +70,14 @@ class Incoming:
         path = self._folder / _tag(parts)
         self._forget(KEPT)
         require_room(self._folder, sum(part.length for part in parts) - self.size(parts), self._min_free())
-        with _Growing(path, parts) as growing:
-            growing.check()
-            if growing.size < growing.length:
-                with get(growing.size, etag(parts)) as answer:
-                    if answer.status != 206:
-                        growing.restart()
-                    growing.take(answer)
+        file = PartFile(path, parts)
+        with _disk(path):
+            file.check()
+        if file.left:
+            with get(file.size, etag(parts)) as answer:
+                if answer.status != 206:
+                    file.restart()
+                _receive(file, answer)
         whole = self._delivered(parts)
         os.replace(path, whole)
         return whole
@@ -95,81 +93,21 @@ class Incoming:
             path.unlink()
 
 
-class _Growing:
-    """A file to which parts are appended one after the other, each checked against its digest.
-
-    `size` is how many bytes are accepted so far.
-    """
-
-    def __init__(self, path: Path, parts: Sequence[Part]) -> None:
-        self._path, self._parts = path, parts
-        self.length = sum(part.length for part in parts)
-        with _disk(path):
-            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-            self._file: BinaryIO = open(os.open(path, flags, 0o600), "r+b", buffering=0)  # noqa: SIM115  # __exit__
-        self.restart()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-    def restart(self) -> None:
-        """Begin again with the first part."""
-        self._index, self._of_part, self._digest, self.size = 0, 0, hashlib.sha256(), 0
-
-    def check(self) -> None:
-        """Accept what the file contains already, as far as the digests fit."""
-        with _disk(self._path), contextlib.suppress(_Damaged):
-            self._file.seek(0)
-            while (left := self._left) and (data := self._file.read(min(PIECE_BYTES, left))):
-                self._took(data)
-
-    def take(self, answer: http.client.HTTPResponse) -> None:
-        """Append the bytes of a response until the last part is complete."""
-        self._cut_back()
-        while left := self._left:
+def _receive(file: PartFile, answer: http.client.HTTPResponse) -> None:
+    """Append the bytes of a response until the last part is complete."""
+    with _disk(file.path):
+        opened = file.open(create=True)
+    with opened:
+        while left := file.left:
             data = answer.read1(min(PIECE_BYTES, left))
             if not data:
                 raise http.client.IncompleteRead(b"", left)
-            with _disk(self._path):
-                view = memoryview(data)
-                while view:
-                    view = view[self._file.write(view) :]
             try:
-                self._took(data)
-            except _Damaged as error:
-                self._cut_back()
-                raise Unreachable(f"{error} of an ask arrived damaged", why="it does not fit its digest") from None
-
-    def _cut_back(self) -> None:
-        with _disk(self._path):
-            self._file.truncate(self.size)
-            self._file.seek(self.size)
-
-    @property
-    def _left(self) -> int:
-        """Return the missing bytes of the current part, skipping empty parts; 0 when all parts are complete."""
-        while self._index < len(self._parts) and not self._parts[self._index].length:
-            self._index += 1
-        return self._parts[self._index].length - self._of_part if self._index < len(self._parts) else 0
-
-    def _took(self, data: bytes) -> None:
-        part = self._parts[self._index]
-        self._digest.update(data)
-        self._of_part, self.size = self._of_part + len(data), self.size + len(data)
-        if self._of_part < part.length:
-            return
-        fits, self._digest, self._of_part = self._digest.hexdigest() == part.sha256, hashlib.sha256(), 0
-        if not fits:
-            self.size -= part.length
-            raise _Damaged(f"part {part.name!r}")
-        self._index += 1
-
-
-class _Damaged(Exception):
-    """Raised when a complete part does not fit its digest. Only the parts before it are kept."""
+                with _disk(file.path):
+                    file.append(opened, data)
+            except DamagedPart as error:
+                why = "it does not fit its digest"
+                raise Unreachable(f"{error} of an assignment arrived damaged", why=why) from None
 
 
 @contextmanager
@@ -199,7 +137,7 @@ class Outgoing:
     def __init__(self, connection: Connection, pause: Callable[[], None]) -> None:
         self._connection, self._pause = connection, pause
 
-    def send(self, head: ReplyHeader, said: bytes, bundle: Path) -> None:
+    def send(self, header: ReplyHeader, said: bytes, bundle: Path) -> None:
         """Upload a reply, and return when the aggregator has committed it; raise the error of the last attempt.
 
         `said` is the encoded header, `bundle` the file with the parts.
@@ -209,20 +147,20 @@ class Outgoing:
         while True:
             try:
                 if cut:
-                    offsets, cut = self._durable(head, index, offsets), False
-                if not offsets and not (offsets := self._offered(said, head)):
+                    offsets, cut = self._durable(header, index, offsets), False
+                if not offsets and not (offsets := self._offered(said, header)):
                     return
                 fruitless, best = (0, sum(offsets)) if sum(offsets) > best else (fruitless + 1, best)
-                index = _open_part(head.parts, offsets)
-                told = self._put(head, index, offsets[index], bundle)
+                index = _open_part(header.parts, offsets)
+                told = self._put(header, index, offsets[index], bundle)
                 if told.get("done") is True:
                     return
-                offsets[index] = _within(told.get("offset"), head.parts[index])
+                offsets[index] = _within(told.get("offset"), header.parts[index])
             except ApiError as refusal:
                 if fruitless >= FRUITLESS or refusal.kind not in ("offset", "damaged", "offer"):
                     raise
                 if refusal.kind == "damaged":
-                    _require_sound(head, index, bundle)
+                    _require_sound(header, index, bundle)
                 offsets = []
             except (OSError, http.client.HTTPException):
                 if fruitless >= FRUITLESS or self._connection.closed:
@@ -231,39 +169,39 @@ class Outgoing:
                 cut = bool(offsets)
                 self._pause()
 
-    def _offered(self, said: bytes, head: ReplyHeader) -> list[int]:
+    def _offered(self, said: bytes, header: ReplyHeader) -> list[int]:
         """Push the header, and return how many bytes of each part the aggregator has; [] if it committed the reply."""
         with self._connection.made(HttpRequest("POST", PUSH, packed(said))) as answer:
             told = _read(answer)
         if told.get("done") is True:
             return []
         offsets = told.get("offsets")
-        if not isinstance(offsets, list) or len(offsets) != len(head.parts):
+        if not isinstance(offsets, list) or len(offsets) != len(header.parts):
             raise Unreachable("the aggregator says no offsets of this answer")
-        return [_within(offset, part) for offset, part in zip(offsets, head.parts, strict=True)]
+        return [_within(offset, part) for offset, part in zip(offsets, header.parts, strict=True)]
 
-    def _put(self, head: ReplyHeader, index: int, offset: int, bundle: Path) -> dict[str, Any]:
+    def _put(self, header: ReplyHeader, index: int, offset: int, bundle: Path) -> dict[str, Any]:
         """Send the rest of one part."""
-        part = head.parts[index]
-        start = sum(one.length for one in head.parts[:index]) + offset
+        part = header.parts[index]
+        start = sum(one.length for one in header.parts[:index]) + offset
         rest = FileRange(bundle, start, part.length - offset, bytes.fromhex(part.sha256))
-        with self._connection.made(HttpRequest("PUT", f"{_target(head, index)}?offset={offset}", rest)) as answer:
+        with self._connection.made(HttpRequest("PUT", f"{_target(header, index)}?offset={offset}", rest)) as answer:
             return _read(answer)
 
-    def _durable(self, head: ReplyHeader, index: int, offsets: list[int]) -> list[int]:
+    def _durable(self, header: ReplyHeader, index: int, offsets: list[int]) -> list[int]:
         """Return the offsets after a cut; [] if the header must be pushed again."""
         try:
-            with self._connection.made(HttpRequest("HEAD", _target(head, index))) as answer:
+            with self._connection.made(HttpRequest("HEAD", _target(header, index))) as answer:
                 said = answer.headers.get(UPLOAD_OFFSET.decode(), "")
         except ApiError:
             return []
-        offset = _within(int(said) if DIGITS.fullmatch(said) else said[:80], head.parts[index])
+        offset = _within(int(said) if DIGITS.fullmatch(said) else said[:80], header.parts[index])
         return [*offsets[:index], offset, *offsets[index + 1 :]]
 
 
 def _within(offset: object, part: Part) -> int:
     if not isinstance(offset, int) or not 0 <= offset <= part.length:
-        raise Unreachable("the aggregator says an offset that cannot be", why=f"{offset!r} of {part.length} bytes")
+        raise Unreachable("the aggregator says an offset that is not valid", why=f"{offset!r} of {part.length} bytes")
     return offset
 
 
@@ -278,20 +216,17 @@ def _open_part(parts: tuple[Part, ...], offsets: list[int]) -> int:
     return max(index for index, part in enumerate(parts) if part.length)
 
 
-def _require_sound(head: ReplyHeader, index: int, bundle: Path) -> None:
+def _require_sound(header: ReplyHeader, index: int, bundle: Path) -> None:
     """Raise `BadPayload` if the part is damaged on this disk, because it would be sent for ever."""
-    left, digest = head.parts[index].length, hashlib.sha256()
+    part = header.parts[index]
     with open(bundle, "rb", buffering=0) as file:
-        file.seek(sum(part.length for part in head.parts[:index]))
-        while left and (data := file.read(min(STREAM_BYTES, left))):
-            digest.update(data)
-            left -= len(data)
-    if digest.hexdigest() != head.parts[index].sha256:
-        raise BadPayload(f"{bundle} is damaged on this disk", why=f"{head.parts[index].name!r} does not fit its digest")
+        file.seek(sum(part.length for part in header.parts[:index]))
+        if damaged_part(file, [part]) is not None:
+            raise BadPayload(f"{bundle} is damaged on this disk", why=f"{part.name!r} does not fit its digest")
 
 
-def _target(head: ReplyHeader, index: int) -> str:
-    return f"/tw/v1/parts/{head.update_id.run}/{head.update_id.sequence}/{index}"
+def _target(header: ReplyHeader, index: int) -> str:
+    return f"/tw/v1/parts/{header.update_id.run}/{header.update_id.sequence}/{index}"
 
 
 def _read(answer: http.client.HTTPResponse) -> dict[str, Any]:

@@ -13,10 +13,11 @@ import hashlib
 import ipaddress
 import json
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
@@ -78,14 +79,14 @@ def make_ca(names: Sequence[str], now: datetime) -> CertificateAndKey:
     spki = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     pin = hashlib.sha256(spki).hexdigest()
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"Thinwire CA {pin[:16]}")])
-    networks = [x509.IPAddress(ipaddress.ip_network(net)) for net in LOCAL_NETWORKS]
-    allowed = [*(_network(name) for name in [server_name(pin), "localhost", *names]), *networks]
+    permitted = [server_name(pin), "localhost", *names, *LOCAL_NETWORKS]
+    allowed = list(dict.fromkeys(_name(name, ipaddress.ip_network) for name in permitted))
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     builder = (
         _begun(subject, subject, key, now, CA_VALID)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(signs_certificates=True), critical=True)
-        .add_extension(x509.NameConstraints(permitted_subtrees=_unique(allowed), excluded_subtrees=None), critical=True)
+        .add_extension(x509.NameConstraints(permitted_subtrees=allowed, excluded_subtrees=None), critical=True)
         .add_extension(identifier, critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False)
     )
@@ -148,16 +149,6 @@ def server_context() -> ssl.SSLContext:
     return context
 
 
-def private_context(cas: Sequence[str]) -> ssl.SSLContext:
-    """Return a client's TLS context that trusts these CAs (PEM) alone, strictly, and whatever the date."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.verify_flags |= ssl.VERIFY_X509_STRICT | ssl.VerifyFlags(NO_CHECK_TIME)
-    for pem in cas:
-        context.load_verify_locations(cadata=pem)
-    return context
-
-
 def _begun(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, now: datetime, valid: timedelta
 ) -> x509.CertificateBuilder:
@@ -193,22 +184,11 @@ def _private(pem: bytes) -> ec.EllipticCurvePrivateKey:
     return key
 
 
-def _name(name: str) -> x509.GeneralName:
+def _name(name: str, parse: Callable[[str], Any] = ipaddress.ip_address) -> x509.GeneralName:
     try:
-        return x509.IPAddress(ipaddress.ip_address(name))
+        return x509.IPAddress(parse(name))
     except ValueError:
         return x509.DNSName(name)
-
-
-def _network(name: str) -> x509.GeneralName:
-    try:
-        return x509.IPAddress(ipaddress.ip_network(name))
-    except ValueError:
-        return x509.DNSName(name)
-
-
-def _unique(names: Sequence[x509.GeneralName]) -> list[x509.GeneralName]:
-    return list(dict.fromkeys(names))
 
 
 @dataclass(frozen=True)

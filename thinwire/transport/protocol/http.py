@@ -11,7 +11,7 @@ Parts of more than `INLINE_BYTES` together travel apart, so that a cut transfer 
 know. A header is then little more than its digests.
 
 `ROUTES` lists the paths: the method, the maximum length of a body, and which parts of the path are names. `ApiError` is
-the response to a request that is not served; `device/errors.py` gives its meaning on a device.
+the response to a request that is not served; `device/session.py` gives its meaning on a device.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any, Literal
 from urllib.parse import parse_qsl
 
 from thinwire.core.formatting import plain
-from thinwire.core.serialization import MAX_HEAD_BYTES
+from thinwire.core.serialization import MAX_HEADER_BYTES
 from thinwire.core.types import Part
 
 LENGTH = struct.Struct("<I")
@@ -38,20 +38,22 @@ LEVEL = 6  # of the deflation
 
 # Text that headers share, the most frequent last: RFC 1951 encodes near text in fewer bits. It belongs to protocol 1.
 WORDS = (
-    b'{"process":"","wait_s":24.0,"held":["1."]}{"cancelled":[]}{"name":"","process":"","tasks":[{"name":"","version":"'
-    b'","source_digest":"","layout_digest":"","codecs":["identity","fp16","int8","topk"],"error":""}],"versions":{"'
-    b'thinwire":"0.","python":"3.1","torch":"2.","machine":"x86_64","system":"Linux"},"protocol":1,"oldest":1,"link":{"'
-    b'rtt_s":0.0,"skew_s":0.0},"holds":[""],"plans":[""]}{"name":"","sequences":{"},"poll_s":240.0,"server_time":17,"'
-    b'protocol":1,"spread_s":0.0,"cas":[]}{"kind":"task-error","text":"","ask_id":"","device":"","protocol":1,"'
-    b'transfer":null,"type":"failure"}{"ask_id":"-1.1.","update_id":"-1//1","base_version":1,"examples":1,"steps":1,"a'
-    b'":1.0,"norm":0.0,"metrics":{"eval/loss":[0.0,1.0],"eval/accuracy":[0.0,1.0],"train/loss":[0.0,1.0]},"timings":{"'
-    b'download_s":0.0,"queue_s":0.0,"evaluate_s":0.0,"train_s":0.0,"encode_s":0.0},"parts":[{"name":"frame/0","length"'
-    b':1,"sha256":"","offset":0},{"name":"buffers","length":1,"sha256":""}],"codec":"topk(0.01) > int8 > zstd","'
-    b'counters":{},"residual_norm":0.0,"protocol":1,"transfer":null,"type":"reply"}{"ask_id":"-1.1.","run":"-1","task":'
-    b'"","kind":"evaluate","kind":"train","plan":"","round":1,"base_version":1,"base_digest":"","layout_digest":"","'
-    b'codec":"topk(0.01) > int8 > zstd","work":{"steps":0,"batch":32},"deadline_s":60.0,"parts":[{"name":"full/0","'
-    b'length":1,"sha256":"","offset":0}],"vectors":[],"verdicts":[{"update_id":"-1//1","outcome":"dropped","version":1}'
-    b',{"update_id":"-1//1","outcome":"folded","version":1}],"protocol":1}'
+    b'{"process":"","wait_s":120.0,"in_flight":["1."]}{"cancelled":[]}{"name":"","process":"","tasks":[{"name":"","ver'
+    b'sion":"","source_digest":"","layout_digest":"","codecs":["identity","fp16","int8","topk"],"error":""}],"versions'
+    b'":{"thinwire":"0.","python":"3.1","torch":"2.","machine":"x86_64","system":"Linux"},"protocol":1,"oldest":1,"lin'
+    b'k":{"rtt_s":0.0,"skew_s":0.0},"holds":[""],"plans":[""],"has":{"cores":4,"memory_bytes":,"free_bytes":,"mains":t'
+    b'rue,"metered":false},"open_runs":{"-1":""}}{"name":"","sequences":{"},"poll_s":120.0,"server_time":17,"protocol"'
+    b':1,"spread_s":0.0,"cas":[],"runs":{"-1":""}}{"kind":"task-error","text":"","assignment_id":"","device":"","proto'
+    b'col":1,"transfer":null,"identity":"","type":"failure"}{"assignment_id":"-1.1.","update_id":"-1//1","base_version'
+    b'":1,"examples":1,"steps":1,"a":1.0,"norm":0.0,"metrics":{"eval/loss":[0.0,1.0],"eval/accuracy":[0.0,1.0],"train/'
+    b'loss":[0.0,1.0]},"timings":{"download_s":0.0,"queue_s":0.0,"evaluate_s":0.0,"train_s":0.0,"encode_s":0.0,"load_s'
+    b'":0.0,"commit_s":0.0},"parts":[{"name":"frame/0","length":1,"sha256":"","offset":0},{"name":"buffers","length":1'
+    b',"sha256":""}],"codec":"topk(0.01) > int8 > zstd","counters":{},"residual_norm":0.0,"protocol":1,"transfer":null'
+    b',"identity":"","type":"reply"}{"assignment_id":"-1.1.","run":"-1","task":"","kind":"evaluate","kind":"train","pl'
+    b'an":"","round":1,"base_version":1,"base_digest":"","layout_digest":"","codec":"topk(0.01) > int8 > zstd","work":'
+    b'{"steps":0,"batch":32},"deadline_s":60.0,"parts":[{"name":"full/0","length":1,"sha256":"","offset":0}],"outcomes'
+    b'":[{"update_id":"-1//1","outcome":"dropped","version":1},{"update_id":"-1//1","outcome":"aggregated","version":1'
+    b'}],"protocol":1,"identity":"'
 )
 
 
@@ -78,7 +80,7 @@ def inflated(data: bytes, most: int) -> bytes:
     try:
         found = inflate.decompress(data, most + 1)
     except zlib.error as error:
-        raise ValueError(f"a block cannot be read: {error}") from error
+        raise ValueError(f"a block is not readable: {error}") from error
     if len(found) > most:
         raise ValueError(f"a block of more than {most} bytes")
     if not inflate.eof or inflate.unused_data:
@@ -111,7 +113,7 @@ CA, JOIN, LEAVE = "/tw/v1/ca", "/tw/v1/join", "/tw/v1/leave"
 class Route:
     """Describes a path of the device API, and who may call it.
 
-    `most_bytes` bounds the body. `who` is one of:
+    `path` is a regular expression, `most_bytes` bounds the body. `who` is one of:
 
     - "anyone": no signature is needed;
     - "stranger": any key may sign;
@@ -121,26 +123,21 @@ class Route:
 
     name: str
     method: str
-    path: re.Pattern[str]
+    path: str
     who: Who
     most_bytes: int = 0
 
-    @classmethod
-    def of(cls, name: str, method: str, path: str, who: Who, most_bytes: int = 0) -> Route:
-        """Return a route whose path is given as a regular expression."""
-        return cls(name, method, re.compile(path), who, most_bytes)
-
 
 ROUTES: tuple[Route, ...] = (
-    Route.of("ca", "GET", CA, "anyone"),
-    Route.of("join", "POST", JOIN, "stranger", 4 * 2**10),
-    Route.of("hello", "POST", HELLO, "newcomer", 256 * 2**10),
-    Route.of("pull", "POST", PULL, "device", 256 * 2**10),
-    Route.of("push", "POST", PUSH, "device", LENGTH.size + MAX_HEAD_BYTES + INLINE_BYTES),
-    Route.of("leave", "POST", LEAVE, "device", 4 * 2**10),
-    Route.of("bundle", "GET", r"/tw/v1/asks/(?P<ask>[A-Za-z0-9._~-]{1,255})/bundle", "device"),
-    Route.of("offset", "HEAD", rf"/tw/v1/parts/(?P<run>{RUN})/(?P<sequence>\d{{1,18}})/(?P<index>\d{{1,6}})", "device"),
-    Route.of(
+    Route("ca", "GET", CA, "anyone"),
+    Route("join", "POST", JOIN, "stranger", 4 * 2**10),
+    Route("hello", "POST", HELLO, "newcomer", 256 * 2**10),
+    Route("pull", "POST", PULL, "device", 256 * 2**10),
+    Route("push", "POST", PUSH, "device", LENGTH.size + MAX_HEADER_BYTES + INLINE_BYTES),
+    Route("leave", "POST", LEAVE, "device", 4 * 2**10),
+    Route("bundle", "GET", r"/tw/v1/assignments/(?P<assignment>[A-Za-z0-9._~-]{1,255})/bundle", "device"),
+    Route("offset", "HEAD", rf"/tw/v1/parts/(?P<run>{RUN})/(?P<sequence>\d{{1,18}})/(?P<index>\d{{1,6}})", "device"),
+    Route(
         "part", "PUT", rf"/tw/v1/parts/(?P<run>{RUN})/(?P<sequence>\d{{1,18}})/(?P<index>\d{{1,6}})", "device", 2**40
     ),
 )
@@ -162,7 +159,7 @@ def found(method: str, target: str) -> Found | None:
     """
     path, question, query = target.partition("?")
     for route in ROUTES:
-        if route.method == method and (match := route.path.fullmatch(path)) is not None:
+        if route.method == method and (match := re.fullmatch(route.path, path)) is not None:
             if question and route.name != "part":
                 return None
             try:
@@ -232,7 +229,7 @@ class ApiError(Exception):
             said: Any = json.loads(body)
             kind, why = (plain(str(said[name])[:MOST_LETTERS]) for name in ("error", "why"))
             if "try" in said:  # the dashboard responds so (web/app.py), the device API never does
-                return cls(status, "page", f'it answers "{kind}"')
+                return cls(status, "dashboard", f'it answers "{kind}"')
             now = min(max(_number(said.get("now", 0.0), 0.0), 0.0), LATEST)
             return cls(status, kind, why, now=now, **numbers)  # type: ignore[arg-type]  # each of its kind
         except (ValueError, KeyError, TypeError, RecursionError):

@@ -9,7 +9,6 @@ import dataclasses
 import json
 import math
 import re
-import secrets
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +24,7 @@ MAX_WELCOME_BYTES = 2**20  # of a `Welcome`: a sequence of each run that continu
 MAX_VERSION = 2**31
 MAX_TASKS = 256
 MAX_PLANS = 64
+MAX_RUNS = 64  # that a device names in a hello, and a welcome as ended
 MAX_TEXT = 4096
 MAX_POLL_S, MAX_SPREAD_S = 3600.0, 86_400.0
 LONGEST_SPREAD_S = 3600.0  # that a device stores: it waits as long at its next start and after each outage
@@ -40,8 +40,12 @@ def to_bytes(said: Hello | Welcome) -> bytes:
         raw["has"] = {name: value for name, value in raw["has"].items() if value is not None}
         if not raw["has"]:
             del raw["has"]
+        if not raw["open_runs"]:
+            del raw["open_runs"]
         for task in [task for task in raw["tasks"] if not task["tensors"]]:
             del task["tensors"]
+    elif not raw["ended"]:
+        del raw["ended"]
     return json.dumps(raw, separators=(",", ":")).encode()
 
 
@@ -55,7 +59,7 @@ def hello_from_bytes(data: bytes) -> Hello:
         protocol = _version(raw["protocol"])
         name, process = str(raw["name"]), str(raw["process"])
         if not DEVICE_NAME.fullmatch(name):
-            raise BadPayload(f"{name[:80]!r} cannot be a device's name", why="a-z, 0-9 and -, at most 63")
+            raise BadPayload(f"{name[:80]!r} is no valid name of a device", why="a-z, 0-9 and -, at most 63")
         if not (1 <= len(process) <= 64 and process.isprintable()):
             raise BadPayload("a process is named by 1 to 64 characters")
         tasks = tuple(_task(task) for task in raw["tasks"][:MAX_TASKS])
@@ -65,9 +69,10 @@ def hello_from_bytes(data: bytes) -> Hello:
         holds = tuple(_text(pin, 64) for pin in raw.get("holds", ())[:8])
         plans = tuple(_text(digest, 64) for digest in raw.get("plans", ())[:MAX_PLANS])
         has = _equipment(raw.get("has", {}))
+        open_runs = {_text(k, 128): _text(v, 64) for k, v in list(raw.get("open_runs", {}).items())[:MAX_RUNS]}
     except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError) as error:
         raise BadPayload("cannot read the hello", why=f"{type(error).__name__}: {error}") from error
-    return Hello(name, process, tasks, versions, protocol, oldest, link, holds, plans, has)
+    return Hello(name, process, tasks, versions, protocol, oldest, link, holds, plans, has, open_runs)
 
 
 def welcome_from_bytes(data: bytes) -> Welcome:
@@ -81,10 +86,11 @@ def welcome_from_bytes(data: bytes) -> Welcome:
             raise ValueError("no answer has such a number")
         cas = tuple(str(pem) for pem in raw.get("cas", ())[:8])
         runs = {str(run): str(identity) for run, identity in raw.get("runs", {}).items()}
+        ended = tuple(str(run) for run in raw.get("ended", ())[:MAX_RUNS])
         spread_s = min(_within(raw.get("spread_s", 0.0), MAX_SPREAD_S), LONGEST_SPREAD_S)
         return Welcome(
             name, sequences, _within(raw["poll_s"], MAX_POLL_S), _within(raw["server_time"], LATEST),
-            int(raw["protocol"]), spread_s, cas, runs,
+            int(raw["protocol"]), spread_s, cas, runs, ended,
         )  # fmt: skip
     except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError) as error:
         raise BadPayload("cannot read the welcome", why=f"{type(error).__name__}: {error}") from error
@@ -145,7 +151,6 @@ def _task(raw: Any) -> TaskReport:
 
 
 SYSTEM = "system"  # in the pin's place: machines trust the aggregator's certificate already
-SECRET_BYTES = 16
 _TEXT = re.compile(r"tw1\.([0-9a-f]{64}|system)\.([0-9a-f]{32})")
 
 
@@ -172,11 +177,6 @@ class Invitation:
                 hint="paste the whole line that thinwire devices invite printed",
             )
         return cls(found[1], found[2])
-
-    @classmethod
-    def draw(cls, pin: str) -> Invitation:
-        """Return an invitation with a new random secret."""
-        return cls(pin, secrets.token_hex(SECRET_BYTES))
 
     def text(self) -> str:
         """Return the invitation's text."""

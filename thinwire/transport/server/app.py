@@ -21,8 +21,8 @@ from thinwire.core.fleet import DeviceRow
 from thinwire.core.serialization import FREE_HEADER_BYTES
 from thinwire.transport.protocol.http import ApiError, inflated, unblock, unknown_path
 from thinwire.transport.protocol.signing import Identity, SignatureHeaders
-from thinwire.transport.server.auth import Guests
-from thinwire.transport.server.connections import TrafficCounter, admitted_of, wire_of
+from thinwire.transport.server.auth import AuthenticatedRequest, Guests
+from thinwire.transport.server.connections import Connection, TrafficCounter
 
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
@@ -41,8 +41,8 @@ class Request:
     """
 
     def __init__(self, scope: Any, receive: Receive, send: Send) -> None:
-        self.admitted = admitted_of(scope)
-        self.wire = wire_of(scope)
+        self.admitted: AuthenticatedRequest = scope["extensions"]["thinwire"]["admitted"]
+        self.wire: Connection = scope["extensions"]["thinwire"]["wire"]
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.path: str = scope["raw_path"].decode("ascii", "replace")
         self._receive, self._send = receive, send
@@ -99,7 +99,7 @@ class Request:
             raise ApiError(401, "signature", "the body is not the one that was signed")
         return data
 
-    async def head(self, most: int) -> tuple[bytes, memoryview]:
+    async def header(self, most: int) -> tuple[bytes, memoryview]:
         """Return the JSON of the body's first block, of at most `most` bytes, and the bytes after the block.
 
         A block may inflate to `FREE_HEADER_BYTES` and `RATIO` times its length: a header's digests are incompressible,
@@ -107,8 +107,8 @@ class Request:
         """
         data = await self.whole()
         try:
-            head, rest = unblock(data)
-            return inflated(head, min(most, FREE_HEADER_BYTES + RATIO * len(head))), rest
+            header, rest = unblock(data)
+            return inflated(header, min(most, FREE_HEADER_BYTES + RATIO * len(header))), rest
         except ValueError as error:
             raise ApiError(409, "protocol", str(error)) from error
 
@@ -193,7 +193,7 @@ Serve = Callable[[Request], Awaitable[None]]
 TIMER_S = 0.002  # a timer of the event loop may end this much too early
 JSON = b"application/json"
 
-log = logging.getLogger("thinwire.door")
+log = logging.getLogger("thinwire.device_api")
 
 
 class DeviceApi:

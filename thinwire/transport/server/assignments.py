@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from thinwire.core.clock import Clock
+from thinwire.core.link_state import Outstanding
 from thinwire.core.protocol import read_json
 from thinwire.core.types import Failure
 from thinwire.transport.protocol.http import INLINE_BYTES, STREAM_BYTES, ApiError, block, etag, packed
 from thinwire.transport.server.app import Gone, Request
 from thinwire.transport.server.auth import RequestAuthenticator
-from thinwire.transport.server.mailbox import Mailbox, Outstanding
+from thinwire.transport.server.mailbox import Mailbox
 from thinwire.transport.server.presence import DeviceConnection, Presence
 
 MOST_BYTES = 64 * 2**10  # of a pull's JSON: the ids of assignments in flight
@@ -46,7 +47,7 @@ class Wanted:
             wait_s = float(raw["wait_s"])
             if math.isnan(wait_s):
                 raise ValueError("it waits for NaN seconds")
-            return cls(str(raw["process"]), wait_s, frozenset(str(held) for held in raw["held"]))
+            return cls(str(raw["process"]), wait_s, frozenset(str(held) for held in raw["in_flight"]))
         except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
             raise ApiError(409, "protocol", f"cannot read the pull: {error}") from error
 
@@ -67,13 +68,13 @@ class PullRoute:
     async def __call__(self, request: Request) -> None:
         """Serve a pull."""
         row = request.row
-        wanted = Wanted.read((await request.head(MOST_BYTES))[0])
+        wanted = Wanted.read((await request.header(MOST_BYTES))[0])
         session = self._sessions.of(row.name)
-        if session is None or session.hello.process != wanted.process:
+        if session is None or session.must_greet or session.hello.process != wanted.process:
             raise ApiError(401, "hello", "this process has not said hello here")
         self._sessions.listen(session, request.wire)
-        session.held, session.turn = set(wanted.held), session.turn + 1
-        self._exchange.holds(session.device, session.held, self._clock.wall())
+        session.turn += 1
+        self._exchange.holds(session.device, wanted.held, self._clock.wall())
         with self._sessions.call(row.name, waits=True):
             outstanding, withdrawn = await self._wait(request, session, min(max(wanted.wait_s, 0.0), self._most_s))
             if self._gate.still(row).name != session.device:
@@ -96,8 +97,8 @@ class PullRoute:
                 raise Gone
             if session.turn != turn:
                 return None, []
-            outstanding = self._exchange.next_for(session.device, session.held, self._clock.wall())
-            withdrawn = self._exchange.withdrawn(session.held)
+            outstanding = self._exchange.next_for(session.device, self._clock.wall())
+            withdrawn = self._exchange.withdrawn(session.device)
             if outstanding or withdrawn or loop.time() >= until:
                 return outstanding, withdrawn
             session.woken.clear()
@@ -115,12 +116,12 @@ class PullRoute:
         if outstanding is None or not self._is_there(session.device, outstanding):
             await request.answer(200, control + block(b""))
             return
-        ask, bundle = outstanding.spoken(session.protocol, session.hello.process), outstanding.envelope.bundle
-        heads = control + packed(ask)
+        assignment, bundle = outstanding.spoken(session.protocol), outstanding.envelope.bundle
+        headers = control + packed(assignment)
         length = outstanding.length if outstanding.length <= INLINE_BYTES else 0  # the device fetches larger ones
         self._exchange.pulled(outstanding, self._clock.wall())
-        await request.begin(200, [(b"content-length", str(len(heads) + length).encode())])
-        await request.write(heads, more=bool(length))
+        await request.begin(200, [(b"content-length", str(len(headers) + length).encode())])
+        await request.write(headers, more=bool(length))
         if length and bundle is not None:
             async for data, more in read(bundle, 0, length):
                 await request.write(data, more)
@@ -130,8 +131,10 @@ class PullRoute:
         bundle = outstanding.envelope.bundle
         if not outstanding.length or (bundle and bundle.exists() and bundle.stat().st_size == outstanding.length):
             return True
-        ask_id = outstanding.envelope.ask.ask_id
-        self._exchange.answered(device, Failure("disk", "the aggregator lost the model of this ask", ask_id, device))
+        assignment_id = outstanding.envelope.assignment.assignment_id
+        self._exchange.answered(
+            device, Failure("disk", "the aggregator lost the model of this assignment", assignment_id, device)
+        )
         return False
 
 
@@ -146,11 +149,11 @@ class BundleRoute:
 
     async def __call__(self, request: Request) -> None:
         """Serve the parts from the requested byte."""
-        outstanding = self._exchange.outstanding(request.row.name, request.names["ask"])
+        outstanding = self._exchange.outstanding(request.row.name, request.names["assignment"])
         bundle = outstanding.envelope.bundle if outstanding else None
         if outstanding is None or bundle is None or not outstanding.length:
-            raise ApiError(404, "ask", "this ask is answered, withdrawn, or nobody's")
-        tag, length = etag(outstanding.envelope.ask.parts), outstanding.length
+            raise ApiError(404, "assignment", "this assignment is answered, withdrawn, or nobody's")
+        tag, length = etag(outstanding.envelope.assignment.parts), outstanding.length
         start = _start(request.headers, tag)
         if start > length:
             raise ApiError(409, "offset", f"there are {length} bytes", offset=length)
@@ -162,7 +165,7 @@ class BundleRoute:
             if start == length:
                 await request.write(b"", more=False)
             async for data, more in read(bundle, start, length):
-                if self._exchange.outstanding(request.row.name, request.names["ask"]) is None:
+                if self._exchange.outstanding(request.row.name, request.names["assignment"]) is None:
                     request.wire.abort()  # withdrawn meanwhile: the device does not need the buffered bytes either
                     raise Gone
                 await request.write(data, more)
@@ -170,9 +173,9 @@ class BundleRoute:
 
 def _start(headers: dict[bytes, bytes], tag: str) -> int:
     """Return the first byte to send: the requested one if the tag names this very bundle, else 0."""
-    asked = _FROM.fullmatch(headers.get(b"range", b""))
+    assigned = _FROM.fullmatch(headers.get(b"range", b""))
     condition = headers.get(b"if-range", tag.encode())
-    return int(asked[1]) if asked and condition == tag.encode() else 0
+    return int(assigned[1]) if assigned and condition == tag.encode() else 0
 
 
 async def read(path: Path, start: int, length: int) -> AsyncIterator[tuple[bytes, bool]]:
@@ -188,7 +191,7 @@ async def read(path: Path, start: int, length: int) -> AsyncIterator[tuple[bytes
             while left:
                 data = await ahead
                 if not data:
-                    raise OSError(f"{path} is shorter than its ask says")
+                    raise OSError(f"{path} is shorter than its assignment says")
                 left -= len(data)
                 ahead = asyncio.ensure_future(asyncio.to_thread(file.read, min(STREAM_BYTES, left)))
                 yield data, left > 0

@@ -4,25 +4,25 @@
 read. It does so in this order: path, length, key, time, signature, row of the device, and last the nonce. A nonce is
 spent only by a request that is admitted. `RequestAuthenticator` does no I/O except that it reads the roster.
 
-`ReplayGuard` refuses replays. `Enrol` decides whether a registration may make a row for an unknown key. `Guests`
-describes the app behind the device API to which requests of stock Flower nodes are forwarded.
+`ReplayGuard` refuses replays. `Guests` describes the app behind the device API to which requests of stock Flower nodes
+are forwarded.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from thinwire.core.clock import Clock
-from thinwire.core.errors import Refused
-from thinwire.core.fleet import DeviceRow, Hello, Roster
+from thinwire.core.fleet import DeviceRow, Roster
+from thinwire.core.net import neighbourhood
 from thinwire.transport.protocol.http import ApiError, Found, Route, found, unknown_path
 from thinwire.transport.protocol.signing import LATEST_S, MAX_AHEAD_S, Identity, SignatureHeaders
-from thinwire.transport.server.limits import JoinRateLimiter
 
 LOOPBACK = re.compile(rb"(?:localhost|127(?:\.\d{1,3}){3}|\[::1\])(?::\d{1,5})?")  # a Host header of this machine
 MOST_BYTES = 64 * 2**20  # of a forwarded request's body: Flower sends objects in pieces of 5 MiB
@@ -65,11 +65,11 @@ class Guests(Protocol):
 
 BODIES = ("POST", "PUT")  # methods whose requests have a body
 BOUNDED = ("part", "push")  # the assignment and the upload bound the bodies of these routes
-GUEST = Route.of("guest", "POST", "", "anyone", MOST_BYTES)
+GUEST = Route("guest", "POST", "", "anyone", MOST_BYTES)
 
 
 @dataclass(frozen=True)
-class RequestHead:
+class RequestHeader:
     """A request's line and headers, and the address that it came from.
 
     `signed` is True if an earlier request on the same connection was admitted.
@@ -111,19 +111,19 @@ class RequestAuthenticator:
         self.failed_joins = JoinRateLimiter()
         self.room: Callable[[DeviceRow, Found], int] = lambda row, at: at.route.most_bytes
 
-    def judge(self, head: RequestHead) -> AuthenticatedRequest:
+    def judge(self, header: RequestHeader) -> AuthenticatedRequest:
         """Return the admitted request; raise `ApiError` if it may not be served."""
-        at = found(head.method, head.target)
-        if at is None and self._guests is not None and head.method == "POST" and head.target in self._guests.paths:
-            return self._guest(head, self._guests)
+        at = found(header.method, header.target)
+        if at is None and self._guests is not None and header.method == "POST" and header.target in self._guests.paths:
+            return self._guest(header, self._guests)
         if at is None or (self._private and at.route.name in ("ca", "join")):
             raise unknown_path()
-        length = _length(head, at.route)
+        length = _length(header, at.route)
         if at.route.who == "anyone":
             return AuthenticatedRequest(at, length)
-        if at.route.name == "join" and (wait_s := self.failed_joins.wait_s(head.address, self._clock.now())):
+        if at.route.name == "join" and (wait_s := self.failed_joins.wait_s(header.address, self._clock.now())):
             raise ApiError(429, "joins", "too many joins failed from this address", retry_after_s=wait_s)
-        claim = SignatureHeaders.read(head.headers)
+        claim = SignatureHeaders.read(header.headers)
         self._window.require_now(claim, self._clock.wall())
         row = self._roster.by_fingerprint(claim.fingerprint)
         if row is not None and not row.is_intact:
@@ -133,8 +133,8 @@ class RequestAuthenticator:
             raise self._stranger(at.route)
         if at.route.who == "stranger":
             row = None
-        with self._counted(head, row.fingerprint if row else ""):
-            claim.require_signature(der, head.method, head.target, length)
+        with self._counted(header, row.fingerprint if row else ""):
+            claim.require_signature(der, header.method, header.target, length)
             if row is not None:
                 self.require_may(row)
                 if length and at.route.name in BOUNDED and length > (most := self.room(row, at)):
@@ -145,21 +145,21 @@ class RequestAuthenticator:
                 self._window.spend(claim, self._clock.wall())
         return AuthenticatedRequest(at, length, claim, Identity(claim.fingerprint, der), row)
 
-    def _guest(self, head: RequestHead, guests: Guests) -> AuthenticatedRequest:
-        length = _length(head, GUEST)
-        with self._counted(head, "guest"):
-            if (refusal := guests.may_pass(head.headers)) is not None:
+    def _guest(self, header: RequestHeader, guests: Guests) -> AuthenticatedRequest:
+        length = _length(header, GUEST)
+        with self._counted(header, "guest"):
+            if (refusal := guests.may_pass(header.headers)) is not None:
                 raise refusal
         return AuthenticatedRequest(Found(GUEST, {}, {}), length)
 
     @contextmanager
-    def _counted(self, head: RequestHead, key: str) -> Iterator[None]:
+    def _counted(self, header: RequestHeader, key: str) -> Iterator[None]:
         """Count a refused signature; after too many for this address and key, verify none for a while.
 
         A connection on which the device was admitted is exempt. A stranger who knows the device's fingerprint and
         shares its address can delay its next connection by a minute. The stranger cannot interrupt its work.
         """
-        if not (head.signed and key) and (wait_s := self.failed_joins.wait_s(head.address, self._clock.now(), key)):
+        if not (header.signed and key) and (wait_s := self.failed_joins.wait_s(header.address, self._clock.now(), key)):
             why = "too many requests with a wrong signature came from this address"
             raise ApiError(429, "signatures", why, retry_after_s=wait_s)
         try:
@@ -167,7 +167,7 @@ class RequestAuthenticator:
         except ApiError as refusal:
             if refusal.status == 401:
                 refusal.verified = True
-                self.failed_joins.failed(head.address, self._clock.now(), key)
+                self.failed_joins.failed(header.address, self._clock.now(), key)
             raise
 
     def still(self, row: DeviceRow) -> DeviceRow:
@@ -184,7 +184,7 @@ class RequestAuthenticator:
         if row.state == "pending" or (row.how == "loopback" and not self._private):
             raise ApiError(403, "pending", f"{row.name} waits to be approved")
         if row.how == "stock":
-            raise ApiError(403, "pending", f"{row.name} was let in as a stock Flower node, not as a device of ours")
+            raise ApiError(403, "pending", f"{row.name} was approved as a stock Flower node, not as a Thinwire device")
         return row
 
     def _stranger(self, route: Route) -> ApiError:
@@ -193,10 +193,10 @@ class RequestAuthenticator:
         return ApiError(401, "unknown", "this key is not known here: join with an invitation")
 
 
-def _length(head: RequestHead, route: Route) -> int:
+def _length(header: RequestHeader, route: Route) -> int:
     """Return the body's length in bytes; raise `ApiError` 413 if it is too large or not declared."""
-    said = head.headers.get(b"content-length")
-    if b"transfer-encoding" in head.headers or (said is None and head.method in BODIES):
+    said = header.headers.get(b"content-length")
+    if b"transfer-encoding" in header.headers or (said is None and header.method in BODIES):
         raise ApiError(413, "too-large", "a request says its length")
     length = int(said) if said is not None and said.isdigit() and len(said) < 16 else 0 if said is None else -1
     if not 0 <= length <= route.most_bytes:
@@ -204,7 +204,7 @@ def _length(head: RequestHead, route: Route) -> int:
     return length
 
 
-Judge = Callable[[RequestHead], AuthenticatedRequest]
+Judge = Callable[[RequestHeader], AuthenticatedRequest]
 
 
 MOST_OF_ONE = 8192  # nonces of one key within the window: 26 requests a second
@@ -257,32 +257,32 @@ class ReplayGuard:
         self._of[claim.fingerprint] += 1
 
 
-class Enrol(Protocol):
-    """Makes the row of a key that has none, or raises `ApiError`. It may block, so it is called in a thread."""
-
-    def __call__(self, hello: Hello, identity: Identity, /) -> DeviceRow:
-        """Return the new row of a key."""
+FAILED_JOINS, FAILED_WITHIN_S = 10, 60.0
+REMEMBERED = 65_536  # addresses with failed attempts
 
 
-def by_loopback(roster: Roster) -> Enrol:
-    """Return an `Enrol` that approves every key, for plain HTTP on loopback.
+@dataclass
+class JoinRateLimiter:
+    """Limits an address to ten failed joins or refused signatures a minute.
 
-    The first signed registration binds its name to its key. Whoever reaches a loopback address runs on this machine
-    already.
+    It must then wait until the oldest failure is a minute old. Failures with the key of a known device (`key`, its
+    fingerprint) are counted separately. A stranger behind the same address can thus delay newcomers, but no known
+    device.
     """
 
-    def enrol(hello: Hello, identity: Identity) -> DeviceRow:
-        try:
-            return roster.enrol(hello.name, identity.fingerprint, identity.der, "loopback")
-        except Refused as refused:
-            raise ApiError(409, "name", str(refused)) from refused
+    _at: OrderedDict[tuple[str, str], deque[float]] = field(default_factory=OrderedDict)
 
-    return enrol
+    def wait_s(self, address: str, now: float, key: str = "") -> float:
+        """Return the seconds until this address may try again, 0 if it may try now."""
+        failed = self._at.get((neighbourhood(address), key))
+        if failed is None or len(failed) < FAILED_JOINS:
+            return 0.0
+        return max(0.0, math.ceil(failed[0] + FAILED_WITHIN_S - now))
 
-
-def welcomes_nobody(_hello: Hello, _identity: Identity) -> DeviceRow:
-    """Raise `ApiError` 401 for every unknown key.
-
-    Over TLS an invitation or the operator makes a row, never a registration.
-    """
-    raise ApiError(401, "unknown", "this key is not known here: join with an invitation")
+    def failed(self, address: str, now: float, key: str = "") -> None:
+        """Record a failure of this address at the monotonic time `now`."""
+        near = (neighbourhood(address), key)
+        self._at.setdefault(near, deque(maxlen=FAILED_JOINS)).append(now)
+        self._at.move_to_end(near)
+        while len(self._at) > REMEMBERED:
+            self._at.popitem(last=False)

@@ -16,9 +16,14 @@ from typing import Any, cast
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from thinwire.transport.protocol.http import ApiError
-from thinwire.transport.server.auth import RequestHead
-from thinwire.transport.server.connections import Connection, ConnectionTable
-from thinwire.transport.server.limits import HANDSHAKE_S, HEAD_BYTES, MAX_REFUSED_OF_CONNECTION
+from thinwire.transport.server.auth import RequestHeader
+from thinwire.transport.server.connections import (
+    HANDSHAKE_S,
+    HEADER_BYTES,
+    MAX_REFUSED_OF_CONNECTION,
+    Connection,
+    ConnectionTable,
+)
 
 UNREAD_BYTES = 64 * 2**10  # refusals that wait for a peer; one that reads none of them is disconnected
 SWALLOWED_BYTES = 64 * 2**10  # of a refused request's body; above it the connection ends after the response
@@ -26,7 +31,7 @@ LINGER_S = 2.0  # how long a refused sender may still read the response
 SSL_BUFFER_BYTES = 64 * 2**10  # while a body arrives
 IDLE_BUFFER_BYTES = 4 * 2**10  # otherwise: each of hundreds of strangers and thousands of waiting devices has one
 
-log = logging.getLogger("thinwire.door")
+log = logging.getLogger("thinwire.device_api")
 
 
 def protocol_of(wires: ConnectionTable) -> asyncio.BaseProtocol:
@@ -99,14 +104,14 @@ class HttpProtocol(HttpToolsProtocol):
     """uvicorn's HTTP protocol, with each request judged at its headers.
 
     A refused request never becomes one of uvicorn's. The app finds the `Connection` and the `AuthenticatedRequest` of
-    every other request in its scope (`wire_of`, `admitted_of`).
+    every other request in its scope (`Request` in app.py).
     """
 
     def __init__(self, wires: ConnectionTable, wire: Connection) -> None:
         super().__init__(wires.config, wires.state, {})
         self.wires, self.wire = wires, wire
         self._refused = False
-        self._in_head, self._head_bytes = True, 0
+        self._in_header, self._header_bytes = True, 0
         self._refusals, self._refusing = 0, False  # refused signatures so far; a refusal is being sent
         self._over = False  # the last response is sent: further bytes are ignored
 
@@ -133,16 +138,16 @@ class HttpProtocol(HttpToolsProtocol):
         self.wire.on_close()
 
     def data_received(self, data: bytes) -> None:
-        """Count and parse bytes; abort the connection if a request's line and headers exceed `HEAD_BYTES`."""
+        """Count and parse bytes; abort the connection if a request's line and headers exceed `HEADER_BYTES`."""
         self._refusing = False
         if not self.wire.tls:
             self.wire.account.received_bytes += len(data)
-        if self._in_head:
-            left = HEAD_BYTES - self._head_bytes
-            self._head_bytes += len(data)
+        if self._in_header:
+            left = HEADER_BYTES - self._header_bytes
+            self._header_bytes += len(data)
             if len(data) > left:
                 self._parse(data[:left])
-                if self._head_bytes > HEAD_BYTES:  # the limit is reached and the headers are not complete
+                if self._header_bytes > HEADER_BYTES:  # the limit is reached and the headers are not complete
                     self.wire.abort()
                     return
                 data = data[left:]
@@ -159,13 +164,13 @@ class HttpProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Begin a request, and start the time limit of its headers."""
         super().on_message_begin()
-        if self.wire.head_since is None:
-            self.wire.head_since = self.wires.now()
+        if self.wire.header_since is None:
+            self.wire.header_since = self.wires.now()
 
     def on_headers_complete(self) -> None:
         """Judge the request: pass it to uvicorn, refuse it, or end the connection."""
-        self.wire.head_since = None
-        self._in_head, self._head_bytes, self._refused = False, 0, self._over
+        self.wire.header_since = None
+        self._in_header, self._header_bytes, self._refused = False, 0, self._over
         if self._over:
             return
         if self._busy():
@@ -182,7 +187,7 @@ class HttpProtocol(HttpToolsProtocol):
         for name, value in self.headers:
             headers[name] = value if name not in headers else b""  # a repeated header counts as missing
         try:
-            admitted = self.wires.judge(RequestHead(method, target, headers, self.wire.address, self.wire.signed))
+            admitted = self.wires.judge(RequestHeader(method, target, headers, self.wire.address, self.wire.signed))
         except ApiError as refusal:
             self._refuse(target, refusal, headers)
             return
@@ -203,7 +208,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """End the request's body."""
-        self.wire.body_since, self._in_head = None, True
+        self.wire.body_since, self._in_header = None, True
         if self._refused:
             self._idle()
         else:
@@ -224,7 +229,7 @@ class HttpProtocol(HttpToolsProtocol):
         A device may wait as long as the server keeps connections.
         """
         if not self.wire.signed:
-            self.wire.head_since = self.wires.now()
+            self.wire.header_since = self.wires.now()
 
     def _refuse(self, target: str, refusal: ApiError, headers: dict[bytes, bytes]) -> None:
         """Respond without a request object. The connection stays open if the rest of the body is small."""

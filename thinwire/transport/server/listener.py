@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import ipaddress
 import logging
 import socket
 import ssl
@@ -19,6 +18,7 @@ import uvloop
 
 from thinwire.core.clock import Clock
 from thinwire.core.errors import ThinwireError
+from thinwire.core.net import bind, host_port, is_loopback
 from thinwire.transport.server.app import DeviceApi
 from thinwire.transport.server.auth import Judge
 from thinwire.transport.server.connections import ConnectionTable
@@ -29,7 +29,7 @@ KEEP_ALIVE_S = 600  # of an idle authenticated connection: longer than a poll la
 CLOSING_S = 3.0  # for requests in progress when the listener stops
 WATCH_S = 1.0  # how often slow connections are searched
 
-log = logging.getLogger("thinwire.door")
+log = logging.getLogger("thinwire.device_api")
 
 
 class Listener:
@@ -41,7 +41,7 @@ class Listener:
 
     def __init__(
         self,
-        door: DeviceApi,
+        api: DeviceApi,
         judge: Judge,
         host: str,
         port: int,
@@ -52,31 +52,31 @@ class Listener:
     ) -> None:
         if tls is None and not is_loopback(host):
             raise ThinwireError(
-                f"the door cannot be opened on {host}:{port} without TLS",
+                f"the device API does not open on {host}:{port} without TLS",
                 why="devices on other machines would talk to it in the clear",
                 hint="--listen 127.0.0.1:9090",
             )
         self._socket = bound(host, port)
         self._lifespan, self._background = lifespan, background
-        self.address = _address(self._socket)
+        self.address = host_port(*self._socket.getsockname()[:2])
         config = uvicorn.Config(
-            cast(Any, door), http=HttpProtocol, ws="none", lifespan="off", log_config=None, log_level="error",
+            cast(Any, api), http=HttpProtocol, ws="none", lifespan="off", log_config=None, log_level="error",
             access_log=False, server_header=False, date_header=False, proxy_headers=False,
             timeout_keep_alive=KEEP_ALIVE_S,
         )  # fmt: skip
         config.load()
-        self.wires = ConnectionTable(judge, config, tls, time.monotonic, clock.wall, refused=door.refused)
+        self.wires = ConnectionTable(judge, config, tls, time.monotonic, clock.wall, refused=api.refused)
         self.loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
         self._up, self._ending = threading.Event(), asyncio.Event()
         self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="thinwire-door", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="thinwire-device-api", daemon=True)
 
     def start(self) -> None:
         """Start the thread, and return once it listens; raise `ThinwireError` if it cannot."""
         self._thread.start()
         self._up.wait()
         if self._failure is not None:
-            raise ThinwireError("the door for devices did not open", why=repr(self._failure)) from self._failure
+            raise ThinwireError("the device API did not open", why=repr(self._failure)) from self._failure
 
     def soon(self, call: Callable[..., None], *args: Any) -> None:
         """Call a function in the event loop; do nothing after the loop has ended."""
@@ -102,7 +102,7 @@ class Listener:
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self.soon(called)
             while not done.wait(within_s) and self._thread.is_alive():
-                log.warning("the door has been busy for %g s", within_s)
+                log.warning("the device API has been busy for %g s", within_s)
         else:
             called()
 
@@ -118,7 +118,7 @@ class Listener:
                 runner.run(self._serve())
         except BaseException as error:
             self._failure = error
-            log.exception("the door ended")
+            log.exception("the device API ended")
         finally:
             self._up.set()
 
@@ -166,15 +166,8 @@ class Listener:
 def bound(host: str, port: int) -> socket.socket:
     """Return a listening socket; raise `ThinwireError` with the reason if there is none."""
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        made = socket.socket(family, socket.SOCK_STREAM)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            made.bind(address)
-            made.listen(BACKLOG)
-        except OSError:
-            made.close()
-            raise
+        made = bind(host, port)
+        made.listen(BACKLOG)
     except (OSError, OverflowError) as error:
         raise ThinwireError(
             f"cannot listen on {host}:{port}",
@@ -184,16 +177,3 @@ def bound(host: str, port: int) -> socket.socket:
             else "another aggregator may run (thinwire aggregator status); or another port: --listen 127.0.0.1:0",
         ) from error
     return made
-
-
-def is_loopback(host: str) -> bool:
-    """Return True for `localhost` and addresses of the loopback network."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _address(found: socket.socket) -> str:
-    host, port = found.getsockname()[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,5 +1,6 @@
-"""Presence of devices: which process of each device is registered, which assignments it has, and when it is offline.
+"""Presence of devices: the connection of each online device, and when a device is offline.
 
+Which devices are online is said by the table of core/link_state.py, which is Flower's; this module keeps it.
 All of it belongs to the event loop of the device API, so there are no locks.
 """
 
@@ -12,30 +13,31 @@ from dataclasses import dataclass, field
 
 from thinwire.core.clock import Clock
 from thinwire.core.fleet import DeviceRow, Hello
-from thinwire.core.types import PROTOCOL, Transfer
-from thinwire.transport.server.connections import Connection, Ledger, TrafficCounter
+from thinwire.core.link_state import LinkState
+from thinwire.core.types import PROTOCOL
+from thinwire.transport.server.connections import Connection, TrafficCounter
 
 
 @dataclass
 class DeviceConnection:
     """Holds a live process of a device.
 
-    `heard_at` is the time of its last request. `served_at` is the time of the last response, which proves nothing about
-    the device. Both are monotonic seconds. `calls` counts its requests in progress, `turn` its pulls. `held` are the
-    ids of assignments that it has and has not replied to. `protocol` is the version negotiated at registration, `key`
-    the fingerprint of its key. `woken` is set when a waiting pull must look again.
+    `last_seen_at` is the time of its last request. `served_at` is the time of the last response, which proves nothing
+    about the device. Both are monotonic seconds. `calls` counts its requests in progress, `turn` its pulls. `protocol`
+    is the version negotiated at registration, `key` the fingerprint of its key. `must_greet` is True if it must
+    register again before its next pull. `woken` is set when a waiting pull must look again.
     """
 
     device: str
     hello: Hello
-    heard_at: float
+    last_seen_at: float
     wire: Connection
     served_at: float = 0.0
     calls: int = 0
     turn: int = 0
     protocol: int = PROTOCOL
     key: str = ""
-    held: set[str] = field(default_factory=set)
+    must_greet: bool = False
     woken: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -55,29 +57,35 @@ class Presence:
 
     A response to a waiting pull is no sign of life: a frozen process reads no response. `left` is called with the name
     of the device, the reason, and the seconds of silence.
+
+    Invariant: a device is online in `state` exactly while it has a live process here.
     """
 
     def __init__(
-        self, clock: Clock, grace_s: float, poll_s: float, left: Callable[[str, str, float], None], ledger: Ledger
+        self, state: LinkState, clock: Clock, grace_s: float, poll_s: float, left: Callable[[str, str, float], None],
     ) -> None:  # fmt: skip
+        self._state = state
         self._clock, self._grace_s, self._poll_s, self._left = clock, grace_s, poll_s, left
         self._now: dict[str, DeviceConnection] = {}
-        self._ledger, self._accounts = ledger, dict[str, TrafficCounter]()
+        self._accounts: dict[str, TrafficCounter] = {}
 
     def of(self, device: str) -> DeviceConnection | None:
         """Return the live process of a device, or None."""
         return self._now.get(device)
 
-    def shut_out(self, device: str) -> None:
+    def revoke_access(self, device: str) -> None:
         """Remove the process of a device, and wake its waiting pull, which then finds out."""
         if session := self._now.pop(device, None):
+            self._state.set_offline(device)
             session.turn += 1
             session.woken.set()
 
     def greet_again(self) -> None:
         """Make every device register again at its next pull, without reporting it as offline."""
-        for device in list(self._now):
-            self.shut_out(device)
+        for session in self._now.values():
+            session.must_greet = True
+            session.turn += 1
+            session.woken.set()
 
     def renamed(self, rows: Iterable[DeviceRow]) -> None:
         """Take every process offline whose device was renamed.
@@ -87,15 +95,15 @@ class Presence:
         names = {row.fingerprint: row.name for row in rows}
         for session in list(self._now.values()):
             if (name := names.get(session.key, session.device)) != session.device:
-                self._gone(session, f"it is called {name} now", self._clock.now() - session.heard_at)
+                self._gone(session, f"it is called {name} now", self._clock.now() - session.last_seen_at)
 
     def begin(self, hello: Hello, wire: Connection, protocol: int = PROTOCOL, key: str = "") -> bool:
         """Register a process of a device; return False if it was registered before and reports nothing new."""
         old = self._now.get(hello.name)
         if old is not None and old.hello.process == hello.process:
-            before, old.hello, old.heard_at = old.hello, hello, self._clock.now()
-            old.served_at = old.heard_at
-            old.protocol = protocol
+            before, old.hello, old.last_seen_at = old.hello, hello, self._clock.now()
+            old.served_at = old.last_seen_at
+            old.protocol, old.must_greet = protocol, False
             self.listen(old, wire)
             return (before.tasks, before.versions, before.has) != (hello.tasks, hello.versions, hello.has)
         if old is not None:
@@ -104,6 +112,8 @@ class Presence:
         now = self._clock.now()
         session = DeviceConnection(hello.name, hello, now, wire, now, protocol=protocol, key=key)
         self._now[hello.name] = session
+        self._state.set_held(hello.name, ())
+        self._state.set_online(hello.name)
         self.listen(session, wire)
         return True
 
@@ -122,14 +132,14 @@ class Presence:
             yield
             return
         session.calls += 1
-        session.heard_at = self._clock.now()
+        session.last_seen_at = self._clock.now()
         try:
             yield
         finally:
             session.calls -= 1
             session.served_at = self._clock.now()
             if not waits:
-                session.heard_at = session.served_at
+                session.last_seen_at = session.served_at
 
     def wake(self, devices: Iterable[str]) -> None:
         """Wake the waiting pulls of these devices."""
@@ -145,7 +155,7 @@ class Presence:
         """Take devices offline that were silent for too long, and report each of them."""
         now = self._clock.now()
         for session in list(self._now.values()):
-            silent_s, unserved_s = now - session.heard_at, now - session.served_at
+            silent_s, unserved_s = now - session.last_seen_at, now - session.served_at
             if session.calls:
                 continue
             if not session.wire.open and min(silent_s, unserved_s) > self._grace_s:
@@ -155,25 +165,11 @@ class Presence:
 
     def heard(self) -> dict[str, float]:
         """Return the monotonic time of the last request of each device that is online."""
-        return {name: session.heard_at for name, session in self._now.items()}
+        return {name: session.last_seen_at for name, session in self._now.items()}
 
     def account(self, device: str) -> TrafficCounter:
         """Return the byte counts of a device, also of one that is offline."""
-        if device not in self._accounts:
-            self._accounts[device] = TrafficCounter(self._ledger.of(device))
-        return self._accounts[device]
-
-    def told(self, device: str, transfer: Transfer) -> None:
-        """Mark the counts of `transfer` as reported, now that the reply with them is durable.
-
-        The next process does not report them again.
-        """
-        self.account(device).durable((transfer.sent_bytes or 0, transfer.received_bytes or 0, transfer.requests))
-        self._ledger.keep(device)
-
-    def keep(self) -> None:
-        """Write the byte counts to the ledger, so that they survive this process."""
-        self._ledger.keep()
+        return self._accounts.setdefault(device, TrafficCounter())
 
     def total(self) -> tuple[int, int]:
         """Return the bytes sent and received by the aggregator, over all devices."""
@@ -182,6 +178,7 @@ class Presence:
 
     def _gone(self, session: DeviceConnection, why: str, silent_s: float) -> None:
         del self._now[session.device]
+        self._state.set_offline(session.device)
         session.turn += 1
         session.woken.set()
         self._left(session.device, why, silent_s)

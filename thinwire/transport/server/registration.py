@@ -16,14 +16,15 @@ from dataclasses import replace
 
 from thinwire.core.clock import Clock
 from thinwire.core.errors import BadPayload, NotInvited, Refused
-from thinwire.core.fleet import DeviceRow, Hello, Joining, NodeJoined, Roster, Spool, Welcome
+from thinwire.core.fleet import ClientConnected, DeviceRow, Hello, Joining, Roster, Spool, Welcome
 from thinwire.core.formatting import grouped
 from thinwire.core.protocol import SPEAKS, Range, read_json
 from thinwire.core.types import DEVICE_NAME
 from thinwire.transport.protocol import registration
 from thinwire.transport.protocol.http import ApiError, packed
+from thinwire.transport.protocol.signing import Identity
 from thinwire.transport.server.app import Request
-from thinwire.transport.server.auth import Enrol, RequestAuthenticator
+from thinwire.transport.server.auth import RequestAuthenticator
 from thinwire.transport.server.mailbox import Mailbox
 from thinwire.transport.server.presence import Presence
 
@@ -32,7 +33,7 @@ SETTLE_S = 1.0  # a registration waits this long for the previous process's conn
 SETTLE_STEP_S = 0.02
 SPREAD_PER_S = 100.0  # devices that may reconnect in one second after an outage of the aggregator
 
-log = logging.getLogger("thinwire.door")
+log = logging.getLogger("thinwire.device_api")
 
 
 class HelloRoute:
@@ -44,30 +45,24 @@ class HelloRoute:
     """
 
     def __init__(
-        self, enrol: Enrol, roster: Roster, spool: Spool, exchange: Mailbox, sessions: Presence, clock: Clock,
+        self, roster: Roster, spool: Spool, exchange: Mailbox, sessions: Presence, clock: Clock,
         poll_s: float, cas: Callable[[], tuple[str, ...]], called: Callable[[Request], None],
         held: Callable[[str, tuple[str, ...]], None], still: Callable[[DeviceRow], DeviceRow], speaks: Range = SPEAKS,
     ) -> None:  # fmt: skip
-        self._enrol, self._roster, self._spool = enrol, roster, spool
+        self._roster, self._spool = roster, spool
         self._exchange, self._sessions, self._clock = exchange, sessions, clock
         self._said: dict[str, deque[float]] = {}  # when each device has registered
         self._apart: dict[str, str] = {}  # devices without a common protocol version, and why: logged once
-        self._poll_s, self._cas, self._called, self._held, self._still, self._speaks = (
-            poll_s,
-            cas,
-            called,
-            held,
-            still,
-            speaks,
-        )
+        self._poll_s, self._cas, self._called = poll_s, cas, called
+        self._held, self._still, self._speaks = held, still, speaks
 
     async def __call__(self, request: Request) -> None:
         """Serve a registration."""
-        head, _ = await request.head(registration.MAX_BYTES)
+        header, _ = await request.header(registration.MAX_BYTES)
         if (known := request.admitted.row) is not None:
             self._require_pause(known.name)  # before parsing, which takes the most time
         try:
-            said = registration.hello_from_bytes(head)
+            said = registration.hello_from_bytes(header)
             version = self._speaks.agreed(Range(said.oldest, said.protocol))
         except BadPayload as error:
             raise ApiError(409, "protocol", str(error)) from error
@@ -87,12 +82,26 @@ class HelloRoute:
         # There is no await since `_alone`, so two registrations cannot both begin.
         if self._sessions.begin(said, request.wire, version, row.fingerprint):
             self._exchange.greeted(row.name, said.process)
-            self._exchange.arrived(NodeJoined(row.name, said))
+            self._exchange.arrived(ClientConnected(row.name, said))
         await asyncio.to_thread(self._roster.seen, said, self._clock.wall())
         sequences = await asyncio.to_thread(self._sequences, row.name)
         runs, spread_s = await asyncio.to_thread(self._roster.runs), len(self._roster.rows()) / SPREAD_PER_S
-        welcome = Welcome(row.name, sequences, self._poll_s, self._clock.wall(), version, spread_s, self._cas(), runs)
+        # A run that ends after this reads the arrival of this device from the mailbox, and sends it a stop.
+        ended = await asyncio.to_thread(self._roster.ended, said.open_runs) if said.open_runs else ()
+        welcome = Welcome(
+            row.name, sequences, self._poll_s, self._clock.wall(), version, spread_s, self._cas(), runs, ended
+        )
         await request.answer(200, packed(registration.to_bytes(welcome)))
+
+    def _enrol(self, said: Hello, identity: Identity) -> DeviceRow:
+        """Bind a name to a key that has no row, by its first registration; it may block, so it is called in a thread.
+
+        The gate admits an unknown key over plain HTTP on loopback alone: whoever reaches that runs on this machine.
+        """
+        try:
+            return self._roster.enrol(said.name, identity.fingerprint, identity.der, "loopback")
+        except Refused as refused:
+            raise ApiError(409, "name", str(refused)) from refused
 
     async def _write_down(self, request: Request, called: str, why: str) -> None:
         """Log a version conflict for the operator, who has to update one side.
@@ -126,8 +135,8 @@ class HelloRoute:
     def _sequences(self, name: str) -> Mapping[str, int]:
         """Return the highest sequence of each run, among aggregated updates and those still in the spool."""
         highest = dict(self._roster.sequences(name))
-        for head in self._spool.heads():
-            update = head.update_id
+        for header in self._spool.headers():
+            update = header.update_id
             if update.device == name:
                 highest[update.run] = max(update.sequence, highest.get(update.run, 0))
         return highest
@@ -162,8 +171,8 @@ class JoinRoute:
         """Serve a request to join."""
         identity, address = request.identity, request.wire.address
         try:
-            head, _ = await request.head(MOST_BYTES)
-            secret, name = _read(head)
+            header, _ = await request.header(MOST_BYTES)
+            secret, name = _read(header)
         except ApiError:
             self._gate.failed_joins.failed(address, self._clock.now())
             raise
@@ -196,8 +205,8 @@ class JoinRoute:
 class LeaveRoute:
     """Revokes the device that signed, and ends what it was doing here."""
 
-    def __init__(self, roster: Roster, shut_out: Callable[[str], None]) -> None:
-        self._roster, self._shut_out = roster, shut_out
+    def __init__(self, roster: Roster, revoke_access: Callable[[str], None]) -> None:
+        self._roster, self._revoke_access = roster, revoke_access
 
     async def __call__(self, request: Request) -> None:
         """Serve a request to leave."""
@@ -205,16 +214,16 @@ class LeaveRoute:
         await request.whole()
         await asyncio.to_thread(self._roster.leave, name)
         await request.answer(200)
-        self._shut_out(name)
+        self._revoke_access(name)
 
 
-def _read(head: bytes) -> tuple[str, str]:
+def _read(header: bytes) -> tuple[str, str]:
     """Return (secret, name) of a join; raise `ApiError` if they are invalid.
 
     An impossible secret is refused like any other wrong one.
     """
     try:
-        raw = read_json(head, MOST_BYTES)
+        raw = read_json(header, MOST_BYTES)
         secret, name = raw["secret"], raw["name"]
         if not (isinstance(secret, str) and len(secret) == SECRET_DIGITS and isinstance(name, str)):
             raise TypeError

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from thinwire.core.clock import Clock
 from thinwire.core.errors import ThinwireError
-from thinwire.core.fleet import ReplyLimits, Spool
-from thinwire.core.types import Failure, ReplyHeader, Transfer, UpdateId
+from thinwire.core.fleet import ReplyLimits, Spool, same_reply
+from thinwire.core.types import Failure, PhaseReply, Reply, ReplyHeader, Transfer
 from thinwire.transport.protocol.http import RUN, ApiError
-from thinwire.transport.server.mailbox import Mailbox, answer_digest
+from thinwire.transport.server.mailbox import Mailbox
 from thinwire.transport.server.presence import Presence
 
 RUN_ID = re.compile(RUN)  # a run's id names a folder of the spool
@@ -32,72 +32,78 @@ class ReplyReceiver:
 
     def failed(self, device: str, failure: Failure, began_at: float) -> None:
         """Queue a failure that a device reported, with bounded texts and the transfer's byte counts."""
-        text, transfer = failure.text[:MAX_TEXT], self._transfer(device, failure.ask_id, began_at)
-        self._exchange.answered(device, Failure(failure.kind[:64], text, failure.ask_id, device, transfer=transfer))
-        self._sessions.told(device, transfer)
-        self._no_longer_held(device, failure.ask_id)
+        text, transfer = failure.text[:MAX_TEXT], self._transfer(device, failure.assignment_id, began_at)
+        self._exchange.answered(
+            device, Failure(failure.kind[:64], text, failure.assignment_id, device, transfer=transfer)
+        )
 
-    def require_run(self, reply: ReplyHeader | Failure) -> None:
+    def messaged(self, device: str, reply: PhaseReply, began_at: float) -> None:
+        """Queue a device's message of a phase of secure aggregation."""
+        transfer = self._transfer(device, reply.assignment_id, began_at)
+        self._exchange.answered(device, replace(reply, device=device, transfer=transfer))
+
+    def require_run(self, reply: Reply) -> None:
         """Raise `ApiError` 409 for a reply to an assignment of no run here.
 
         A run of another aggregator may have the same id.
         """
-        identity = self._limits.of(reply.ask_id).identity
+        identity = self._limits.of(reply.assignment_id).identity
         if identity is None or identity not in ("", reply.identity):
             raise ApiError(
-                409, "run", f"{reply.ask_id[:80]!r} is an ask of another run, of identity {reply.identity[:80]!r}"
+                409,
+                "run",
+                f"{reply.assignment_id[:80]!r} is an assignment of another run, of identity {reply.identity[:80]!r}",
             )
 
-    def require_possible(self, device: str, head: ReplyHeader, began_at: float) -> None:
+    def require_possible(self, device: str, header: ReplyHeader, began_at: float) -> None:
         """Raise `ApiError` for a reply in another device's name, of an impossible run, or beyond its limits."""
-        update, length = head.update_id, head.payload_bytes
+        update, length = header.update_id, header.payload_bytes
         if update.device != device:
             raise ApiError(403, "device", f"{device} cannot answer for {update.device[:80]!r}")
         if not RUN_ID.fullmatch(update.run) or update.sequence < 0:
             raise ApiError(409, "protocol", "no run can have this name")
-        limit = self._limits.of(head.ask_id)
+        limit = self._limits.of(header.assignment_id)
         for count, most, what in (
             (length, limit.payload_bytes, "bytes"),
-            (len(head.parts), limit.parts, "parts"),
-            (len(head.counters), limit.counters, "counters"),
+            (len(header.parts), limit.parts, "parts"),
+            (len(header.counters), limit.counters, "counters"),
         ):
             if count <= most:
                 continue
             text = f"an answer of {count} {what}, {most} are taken"
-            self.failed(device, Failure("protocol", text, head.ask_id), began_at)
+            self.failed(device, Failure("protocol", text, header.assignment_id), began_at)
             raise ApiError(413, "too-large", text)
 
-    def here_already(self, device: str, head: ReplyHeader, began_at: float) -> bool:
+    def here_already(self, device: str, header: ReplyHeader, began_at: float) -> bool:
         """Return True if this very reply arrived before.
 
         Another reply under the same id means that the device lost its state: `ApiError` 409 is raised.
         """
-        known = self._exchange.seen(head.update_id)
+        known = self._exchange.seen(header.update_id)
         if known is None:
             return False
-        if known != answer_digest(head):
-            text = f"update {head.update_id} came before with other contents"
-            self.failed(device, Failure("state-lost", text, head.ask_id), began_at)
+        if not same_reply(known, header):
+            text = f"update {header.update_id} came before with other contents"
+            self.failed(device, Failure("state-lost", text, header.assignment_id), began_at)
             raise ApiError(409, "state-lost", text)
-        self._exchange.settle(device, head.ask_id)
-        self._no_longer_held(device, head.ask_id)
+        self._exchange.settle(device, header.assignment_id)
         return True
 
     def require_room(self, device: str, arriving: int) -> None:
         """Raise `ApiError` 503 if too many replies of the device wait for aggregation, `arriving` ones included."""
         if self._exchange.waiting(device) + arriving >= MAX_WAITING:
-            raise ApiError(503, "busy", f"{MAX_WAITING} answers of {device} are not folded yet", retry_after_s=5.0)
+            raise ApiError(503, "busy", f"{MAX_WAITING} answers of {device} are not aggregated yet", retry_after_s=5.0)
 
-    async def keep(self, draft: Path, head: ReplyHeader, received: bytes, began_at: float) -> None:
+    async def keep(self, draft: Path, header: ReplyHeader, received: bytes, began_at: float) -> None:
         """Commit the reply whose checked parts are complete in `draft`, and queue it for the fleet.
 
         `received` are the header's bytes as they came. Raises `ApiError` 403 if the device was revoked meanwhile.
         """
-        device = head.update_id.device
-        transfer = self._transfer(device, head.ask_id, began_at)
+        device = header.update_id.device
+        transfer = self._transfer(device, header.assignment_id, began_at)
 
         def commit() -> ReplyHeader:
-            arrived = head.arrived(replace(transfer, arrived_at=self._clock.wall()))
+            arrived = header.arrived(replace(transfer, arrived_at=self._clock.wall()))
             self._spool.commit(draft, arrived, received)
             return arrived
 
@@ -105,27 +111,21 @@ class ReplyReceiver:
             arrived = await asyncio.to_thread(commit)
         except ThinwireError:
             if not self.expects(device):
-                raise shut_out(device) from None  # revoking the device removed the draft
+                raise revoke_access(device) from None  # revoking the device removed the draft
             raise
-        self._sessions.told(device, transfer)
         if not self._exchange.answered(device, arrived, received):
-            await asyncio.to_thread(self._spool.delete, head.update_id)
-            raise shut_out(device)
-        self._no_longer_held(device, head.ask_id)
+            await asyncio.to_thread(self._spool.delete, header.update_id)
+            raise revoke_access(device)
 
     def expects(self, device: str) -> bool:
         """Return True if the device's replies are accepted, which a revoked device's are not."""
-        return bool(self._exchange.node_of(device))
+        return self._exchange.expects(device)
 
-    def seen(self, update_id: UpdateId) -> bool:
-        """Return True if a reply with this id arrived before."""
-        return self._exchange.seen(update_id) is not None
-
-    def _transfer(self, device: str, ask_id: str, began_at: float) -> Transfer:
+    def _transfer(self, device: str, assignment_id: str, began_at: float) -> Transfer:
         """Return the transfer's times and its wire bytes: all of this device since its previous reply."""
-        sent, received, requests = self._sessions.account(device).untold()
+        sent, received, requests = self._sessions.account(device).take_unreported()
         return Transfer(
-            pulled_at=self._exchange.pulled_at(device, ask_id),
+            pulled_at=self._exchange.pulled_at(device, assignment_id),
             began_at=began_at,
             arrived_at=self._clock.wall(),
             sent_bytes=sent,
@@ -133,12 +133,7 @@ class ReplyReceiver:
             requests=requests,
         )
 
-    def _no_longer_held(self, device: str, ask_id: str) -> None:
-        """Remove the assignment from those that the waiting pull reported before the reply arrived."""
-        if session := self._sessions.of(device):
-            session.held.discard(ask_id)
 
-
-def shut_out(device: str) -> ApiError:
+def revoke_access(device: str) -> ApiError:
     """Return the refusal for a revoked device."""
     return ApiError(403, "revoked", f"{device} was revoked")

@@ -13,7 +13,6 @@ chain that it can verify.
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import re
 import socket
@@ -28,6 +27,7 @@ from typing import Protocol
 from cryptography import x509
 
 from thinwire.core.errors import DataLost, UsageError
+from thinwire.core.net import is_ip_address
 from thinwire.core.statedir import keep_private, private_folder, write_atomically
 from thinwire.transport.protocol.certificates import (
     STATE,
@@ -105,11 +105,6 @@ class InternalCA:
         return self._state.pins[0]
 
     @property
-    def pins(self) -> tuple[str, ...]:
-        """Return the pins of the CAs that are served, the latest first."""
-        return self._state.pins
-
-    @property
     def names(self) -> list[str]:
         """Return the names for the leaf, without its server name."""
         return [*self._state.names, *_own_names()]
@@ -121,10 +116,6 @@ class InternalCA:
     def server_name(self) -> str:
         """Return the server name that is derived from the latest pin."""
         return server_name(self.pin)
-
-    def leaf(self, pin: str = "") -> x509.Certificate:
-        """Return the leaf for devices that trust the CA with this pin, the latest CA by default."""
-        return x509.load_pem_x509_certificate(self._loaded[pin or self.pin])
 
     def renew(self) -> bool:
         """Renew leaves that are due, and adopt the rotation of another process; return True if the CAs changed."""
@@ -251,11 +242,7 @@ def _own_names() -> list[str]:
 
 def _is_name(name: str) -> bool:
     """Return True if a certificate can contain it: an address, or a name of letters, digits, hyphens and dots."""
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return _NAME.fullmatch(name) is not None
-    return True
+    return is_ip_address(name) or _NAME.fullmatch(name) is not None
 
 
 class OperatorCertificate:
@@ -274,10 +261,10 @@ class OperatorCertificate:
             self._pin = pin_of(x509.load_pem_x509_certificate(ca.read_bytes())) if ca else SYSTEM
         except OSError as error:
             why = error.strerror or str(error)
-            raise UsageError(f"--ca {ca} cannot be read", why=why, hint="a PEM file, readable by this user") from error
+            raise UsageError(f"--ca {ca} is not readable", why=why, hint="a PEM file, readable by this user") from error
         except ValueError as error:
             why = "it is no certificate in PEM"
-            raise UsageError(f"--ca {ca} cannot be used", why=why, hint="a file with BEGIN CERTIFICATE") from error
+            raise UsageError(f"--ca {ca} is not usable", why=why, hint="a file with BEGIN CERTIFICATE") from error
 
     @property
     def pin(self) -> str:
@@ -306,7 +293,7 @@ class OperatorCertificate:
             if self._seen:
                 return False  # the loaded certificate stays in use
             raise UsageError(
-                f"--cert {self._certificate} and --key {self._key} cannot be used",
+                f"--cert {self._certificate} and --key {self._key} is not usable",
                 why=_why(error),
                 hint="two PEM files that belong together, readable by this user, the key without a password",
             ) from error
@@ -327,7 +314,7 @@ class _Encrypted(ssl.SSLError):
 
 def _why(error: OSError) -> str:
     if isinstance(error, _Encrypted):
-        return "the key is encrypted with a password, and a service has nobody to ask for it"
+        return "the key is encrypted with a password, and nobody types it for a service"
     if isinstance(error, ssl.SSLError):
         mismatch = error.reason == "KEY_VALUES_MISMATCH"
         return "the key is not that of the certificate" if mismatch else "one of them is no such PEM file"

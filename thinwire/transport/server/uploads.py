@@ -12,27 +12,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import itertools
+import io
 import json
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from pathlib import Path
-from typing import Any
 
 from thinwire.core.clock import Clock
 from thinwire.core.errors import BadPayload
-from thinwire.core.fleet import DeviceRow, ReplyLimits, Spool
+from thinwire.core.fleet import DeviceRow, ReplyLimits, Spool, reply_digest, same_reply
+from thinwire.core.part_file import DamagedPart, PartFile, damaged_part
 from thinwire.core.serialization import FREE_HEADER_BYTES, reply_from_bytes
 from thinwire.core.statedir import private_opener, sync_path
-from thinwire.core.types import AGGREGATOR_KINDS, Failure, Part, ReplyHeader, UpdateId
+from thinwire.core.types import AGGREGATOR_KINDS, Failure, Reply, ReplyHeader, UpdateId
 from thinwire.transport.protocol.http import INLINE_BYTES, LENGTH, STREAM_BYTES, UPLOAD_OFFSET, ApiError, Found
 from thinwire.transport.server.app import Gone, Request
 from thinwire.transport.server.connections import Connection
-from thinwire.transport.server.mailbox import answer_digest
 from thinwire.transport.server.presence import Presence
-from thinwire.transport.server.replies import ReplyReceiver, shut_out
+from thinwire.transport.server.replies import ReplyReceiver, revoke_access
 
 AT_ONCE = 2  # headers larger than FREE_HEADER_BYTES that are parsed at one time, each of another device
 DEFLATED_BYTES = 64  # growth of an incompressible block, for each 16 KiB of its JSON
@@ -68,59 +64,59 @@ class PushRoute:
         """Serve a push."""
         device, began_at = request.row.name, self._clock.wall()
         with self._sessions.call(device):
-            head, parts = await request.head(self._limits.max_header_bytes())
-            reply = await self._read(device, head)
+            header, parts = await request.header(self._limits.max_header_bytes())
+            reply = await self._read(device, header)
             self._answers.require_run(reply)
-            if isinstance(reply, Failure):
+            if not isinstance(reply, ReplyHeader):
                 if parts:
-                    raise ApiError(409, "protocol", "a failure has no parts")
-                self._answers.failed(device, _of_a_device(reply), began_at)
+                    raise ApiError(409, "protocol", "only an update has parts")
+                if isinstance(reply, Failure):
+                    self._answers.failed(device, _of_a_device(reply), began_at)
+                else:
+                    self._answers.messaged(device, reply, began_at)
                 await request.answer(200)
                 return
-            await self._updated(request, reply, head, bytes(parts), began_at)
+            await self._updated(request, reply, header, bytes(parts), began_at)
 
-    async def _read(self, device: str, head: bytes) -> ReplyHeader | Failure:
+    async def _read(self, device: str, header: bytes) -> Reply:
         """Parse a header: a small one here, a large one in a thread, one of each device at a time."""
         most = self._limits.max_header_bytes()
         try:
-            if len(head) <= FREE_HEADER_BYTES:
-                return reply_from_bytes(head, FREE_HEADER_BYTES)
+            if len(header) <= FREE_HEADER_BYTES:
+                return reply_from_bytes(header, FREE_HEADER_BYTES)
             if device in self._parsing:
                 raise ApiError(503, "busy", "another reply of this device is being read", retry_after_s=1.0)
             self._parsing.add(device)
             try:
                 async with self._places:
-                    return await asyncio.to_thread(reply_from_bytes, head, most)
+                    return await asyncio.to_thread(reply_from_bytes, header, most)
             finally:
                 self._parsing.discard(device)
         except BadPayload as error:
             raise ApiError(409, "protocol", str(error)) from error
 
     async def _updated(
-        self, request: Request, head: ReplyHeader, received: bytes, parts: bytes, began_at: float
+        self, request: Request, header: ReplyHeader, received: bytes, parts: bytes, began_at: float
     ) -> None:
         device = request.row.name
-        self._answers.require_possible(device, head, began_at)
-        if self._answers.here_already(device, head, began_at):
+        self._answers.require_possible(device, header, began_at)
+        if self._answers.here_already(device, header, began_at):
             await request.answer(200, b'{"done":true}')
             return
-        if parts or not head.payload_bytes:
-            await self._small(device, head, received, parts, began_at)
+        if parts or not header.payload_bytes:
+            await self._small(device, header, received, parts, began_at)
             await request.answer(200, b'{"done":true}')
             return
-        offer = await self._uploads.offered(head, received, began_at)
+        offer = await self._uploads.offered(header, received, began_at)
         await request.answer(200, json.dumps({"offsets": offer.offsets()}).encode())
 
-    async def _small(self, device: str, head: ReplyHeader, received: bytes, parts: bytes, began_at: float) -> None:
+    async def _small(self, device: str, header: ReplyHeader, received: bytes, parts: bytes, began_at: float) -> None:
         """Store a reply that came in one request, with one thread hop, one write and one commit."""
-        if len(parts) != head.payload_bytes:
-            raise ApiError(409, "protocol", "the body is not as long as its head says")
-        at = 0
-        for part in head.parts:
-            if hashlib.sha256(parts[at : at + part.length]).hexdigest() != part.sha256:
-                raise ApiError(409, "damaged", f"part {part.name!r} does not fit its digest")
-            at += part.length
-        update = head.update_id
+        if len(parts) != header.payload_bytes:
+            raise ApiError(409, "protocol", "the body is not as long as its header says")
+        if (part := damaged_part(io.BytesIO(parts), header.parts)) is not None:
+            raise ApiError(409, "damaged", f"part {part.name!r} does not fit its digest")
+        update = header.update_id
         if update in self._storing:
             raise ApiError(503, "busy", "this update is being received already", retry_after_s=1.0)
         arriving = sum(other.device == device for other in self._storing)
@@ -129,7 +125,7 @@ class PushRoute:
         try:
             draft = self._spool.draft(update)
             await asyncio.to_thread(_write, str(draft), parts)
-            await self._answers.keep(draft, head, received, began_at)
+            await self._answers.keep(draft, header, received, began_at)
         finally:
             self._storing.discard(update)
 
@@ -162,33 +158,21 @@ RELEASE_S = 5.0  # how long an aborted writer may take to release the upload
 
 @dataclass(eq=False)
 class Upload:
-    """An upload: a reply whose header is here, and whose parts arrive.
+    """An upload: a reply whose header is here, and whose parts arrive in `file`.
 
-    `size` is how many bytes of the parts were written, in order. `received` are the header's bytes as they came.
-    `writer` is the connection that writes a part at this moment.
+    `received` are the header's bytes as they came. `writer` is the connection that writes a part at this moment.
     """
 
-    head: ReplyHeader
-    path: Path
+    header: ReplyHeader
+    file: PartFile
     began_at: float
-    size: int
     writer: Connection | None = None
     released: asyncio.Event = field(default_factory=asyncio.Event)
-    hashed: tuple[int, int, Any] = (0, 0, None)  # (part, bytes of it, their digest so far)
     received: bytes = b""
-
-    @cached_property
-    def starts(self) -> Sequence[int]:
-        """Return the offset of each part in the file, followed by the file's full length."""
-        return list(itertools.accumulate((part.length for part in self.head.parts), initial=0))
 
     def offsets(self) -> list[int]:
         """Return how many bytes of each part are here."""
-        return [self.offset(index) for index in range(len(self.head.parts))]
-
-    def offset(self, index: int) -> int:
-        """Return how many bytes of one part are here."""
-        return min(max(0, self.size - self.starts[index]), self.head.parts[index].length)
+        return [self.file.offset(index) for index in range(len(self.header.parts))]
 
 
 class Uploads:
@@ -202,17 +186,17 @@ class Uploads:
         self._offers: dict[UpdateId, Upload] = {}
         self._opening: set[UpdateId] = set()
 
-    async def offered(self, head: ReplyHeader, received: bytes, began_at: float) -> Upload:
+    async def offered(self, header: ReplyHeader, received: bytes, began_at: float) -> Upload:
         """Return the upload of this reply, as far as it arrived, or a new one.
 
         The oldest idle uploads of the device make room for it. A changed reply under the same id replaces the earlier
         one.
         """
-        update, digest = head.update_id, answer_digest(head).hex()
+        update, digest = header.update_id, reply_digest(header)
         offer = self._offers.get(update)
-        if offer is not None and answer_digest(offer.head).hex() == digest:
+        if offer is not None and same_reply(digest, offer.header):
             await self._release(offer)
-            offer.head, offer.received = head, received
+            offer.header, offer.received = header, received
             return offer
         if offer is not None:
             await self._release(offer)
@@ -225,24 +209,22 @@ class Uploads:
             raise ApiError(503, "busy", "what came of this answer is being read already", retry_after_s=1.0)
         self._opening.add(update)
         try:
-            path = await asyncio.to_thread(self._spool.partial, update, digest)
-            size = await asyncio.to_thread(_cut_to_fit, path, head.parts)
-        except FileNotFoundError:
-            size = 0
+            file = PartFile(await asyncio.to_thread(self._spool.partial, update, digest.hex()), header.parts)
+            await asyncio.to_thread(file.check)
         finally:
             self._opening.discard(update)
         if not self._answers.expects(update.device):  # the device was revoked while the file was made
-            path.unlink(missing_ok=True)
-            raise shut_out(update.device)
-        offer = self._offers[update] = Upload(head, path, began_at, size, received=received)
+            file.path.unlink(missing_ok=True)
+            raise revoke_access(update.device)
+        offer = self._offers[update] = Upload(header, file, began_at, received=received)
         return offer
 
     def room(self, row: DeviceRow, found: Found) -> int:
         """Return the length in bytes of the part that a request names; raise `ApiError` 404 without an open upload."""
         offer, index = self._named(row.name, found)
-        return offer.head.parts[index].length
+        return offer.header.parts[index].length
 
-    def shut_out(self, device: str) -> None:
+    def revoke_access(self, device: str) -> None:
         """Abort and delete the uploads of a revoked device."""
         for update in [update for update in self._offers if update.device == device]:
             if (writer := self._offers[update].writer) is not None:
@@ -254,90 +236,68 @@ class Uploads:
         offer, index = self._named(request.row.name, request.admitted.found)
         with self._sessions.call(request.row.name):
             await self._release(offer)
-            await asyncio.to_thread(sync_path, offer.path)
-        await request.answer(200, headers=[(UPLOAD_OFFSET, str(offer.offset(index)).encode())])
+            await asyncio.to_thread(sync_path, offer.file.path)
+        await request.answer(200, headers=[(UPLOAD_OFFSET, str(offer.file.offset(index)).encode())])
 
     async def take(self, request: Request) -> None:
         """Serve PUT: receive the rest of a part, and commit the reply after its last byte."""
         offer, index = self._named(request.row.name, request.admitted.found)
-        part = offer.head.parts[index]
+        part = offer.header.parts[index]
         with self._sessions.call(request.row.name):
             await self._release(offer)
             at = request.admitted.found.query.get("offset", "0")
-            offset = offer.offset(index)
-            if at != str(offset) or offer.starts[index] > offer.size:
+            offset = offer.file.offset(index)
+            if at != str(offset) or offer.file.starts[index] > offer.file.size:
                 raise ApiError(409, "offset", f"{offset} bytes of this part are here", offset=offset)
             if request.length > part.length - offset or request.claim.digest.hex() != part.sha256:
                 raise ApiError(409, "protocol", "the request is not about the rest of this part")
             offer.writer = request.wire
             try:
-                await self._write(request, offer, index)
+                await self._write(request, offer)
             except FileNotFoundError:
-                self._give_up(offer.head.update_id)
-                raise ApiError(404, "offer", "what came of this answer was removed: push its head again") from None
+                self._give_up(offer.header.update_id)
+                raise ApiError(404, "offer", "what came of this answer was removed: push its header again") from None
             finally:
                 offer.writer = None
                 offer.released.set()
-            done = offer.size == offer.head.payload_bytes
+            done = offer.file.size == offer.header.payload_bytes
             if done:
                 await self._whole(offer)
-        said = f'{{"offset":{offer.offset(index)},"done":{str(done).lower()}}}'
+        said = f'{{"offset":{offer.file.offset(index)},"done":{str(done).lower()}}}'
         await request.answer(200, said.encode())
 
-    async def _write(self, request: Request, offer: Upload, index: int) -> None:
-        """Write one block while the next one arrives; bytes before a cut are kept."""
-        descriptor = await asyncio.to_thread(self._opened, offer, index)
+    async def _write(self, request: Request, offer: Upload) -> None:
+        """Write one block while the next one arrives; bytes before a cut are kept.
+
+        Raises `ApiError` 409 if a complete part does not fit its digest: it begins again.
+        """
         writing: asyncio.Future[None] | None = None
         try:
-            async for data in request.blocks(STREAM_BYTES):
-                if writing is not None:
-                    await writing
-                writing = asyncio.ensure_future(asyncio.to_thread(_append, descriptor, offer, data))
-        finally:
+            with await asyncio.to_thread(offer.file.open) as file:
+                try:
+                    async for data in request.blocks(STREAM_BYTES):
+                        if writing is not None:
+                            await writing
+                        writing = asyncio.ensure_future(asyncio.to_thread(offer.file.append, file, data))
+                finally:
+                    if writing is not None:
+                        await asyncio.wait([writing])
             if writing is not None:
-                await asyncio.wait([writing])
-            os.close(descriptor)
-        if writing is not None:
-            writing.result()
-        if offer.head.update_id not in self._offers:
+                writing.result()
+        except DamagedPart as error:
+            raise ApiError(409, "damaged", f"{error} does not fit its digest", offset=0) from None
+        if offer.header.update_id not in self._offers:
             raise Gone  # the device was revoked meanwhile
-        await self._judge(offer, index)
-
-    def _opened(self, offer: Upload, index: int) -> int:
-        """Return the file's descriptor at its end, and restore the digest of the part's present bytes."""
-        descriptor = os.open(offer.path, os.O_RDWR | os.O_CLOEXEC)
-        os.ftruncate(descriptor, offer.size)
-        os.lseek(descriptor, offer.size, os.SEEK_SET)
-        offset = offer.offset(index)
-        if offer.hashed[:2] != (index, offset) or offer.hashed[2] is None:
-            digest, at = hashlib.sha256(), offer.starts[index]
-            while offset and (data := os.pread(descriptor, min(STREAM_BYTES, offset), at)):
-                digest.update(data)
-                at, offset = at + len(data), offset - len(data)
-            offer.hashed = (index, offer.offset(index), digest)
-        return descriptor
-
-    async def _judge(self, offer: Upload, index: int) -> None:
-        """Raise `ApiError` 409 if a complete part does not fit its digest.
-
-        The part is then cut off the file, so that it begins again even after a kill.
-        """
-        part = offer.head.parts[index]
-        if offer.offset(index) < part.length or offer.hashed[2].hexdigest() == part.sha256:
-            return
-        offer.size, offer.hashed = offer.starts[index], (0, 0, None)
-        await asyncio.to_thread(os.truncate, offer.path, offer.size)
-        raise ApiError(409, "damaged", f"part {part.name!r} does not fit its digest", offset=0)
 
     async def _whole(self, offer: Upload) -> None:
         """Commit a reply whose parts are complete, after checking its empty parts."""
-        update = offer.head.update_id
+        update = offer.header.update_id
         try:
             empty = hashlib.sha256().hexdigest()
-            if any(not part.length and part.sha256 != empty for part in offer.head.parts):
+            if any(not part.length and part.sha256 != empty for part in offer.header.parts):
                 raise ApiError(409, "damaged", "a part without bytes does not fit its digest")
-            if not self._answers.here_already(update.device, offer.head, offer.began_at):
-                await self._answers.keep(offer.path, offer.head, offer.received, offer.began_at)
+            if not self._answers.here_already(update.device, offer.header, offer.began_at):
+                await self._answers.keep(offer.file.path, offer.header, offer.received, offer.began_at)
         except BadPayload as error:  # the disk returned other bytes than were written
             self._give_up(update)
             raise ApiError(409, "damaged", str(error), offset=0) from error
@@ -348,7 +308,7 @@ class Uploads:
         """Forget an upload, and delete its file."""
         if (offer := self._offers.pop(update, None)) is not None:
             with contextlib.suppress(OSError):
-                offer.path.unlink()
+                offer.file.path.unlink()
 
     async def _release(self, offer: Upload) -> None:
         """Abort the upload's writer, and wait until it released the upload."""
@@ -365,36 +325,6 @@ class Uploads:
         names = found.names
         offer = self._offers.get(UpdateId(names["run"], device, int(names["sequence"])))
         index = int(names["index"])
-        if offer is None or index >= len(offer.head.parts):
-            raise ApiError(404, "offer", "this answer was not offered: push its head first")
+        if offer is None or index >= len(offer.header.parts):
+            raise ApiError(404, "offer", "this answer was not offered: push its header first")
         return offer, index
-
-
-def _cut_to_fit(path: Path, parts: Sequence[Part]) -> int:
-    """Cut a file after its whole parts that fit their digests and the beginning of the next part; return its size."""
-    size = 0
-    with open(path, "r+b", buffering=0) as file:
-        for part in parts:
-            digest, left = hashlib.sha256(), part.length
-            while left and (data := file.read(min(STREAM_BYTES, left))):
-                digest.update(data)
-                left -= len(data)
-            if left:
-                size += part.length - left  # checked against its digest when it is complete
-                break
-            if part.length and digest.hexdigest() != part.sha256:
-                break
-            size += part.length
-        file.truncate(size)
-    return size
-
-
-def _append(descriptor: int, offer: Upload, data: bytes) -> None:
-    """Write at the end of the file; the size counts only written bytes."""
-    view, (index, count, digest) = memoryview(data), offer.hashed
-    while view:
-        written = os.write(descriptor, view)
-        digest.update(view[:written])
-        view, count = view[written:], count + written
-        offer.size += written
-        offer.hashed = (index, count, digest)

@@ -3,7 +3,7 @@ import { link, root } from "./dom.js";
 
 export class ApiError extends Error {
   constructor(status, said) {
-    super(said.error || `the page's server answered ${status}`);
+    super(said.error || `the dashboard's server answered ${status}`);
     this.status = status;
     this.why = said.why || "";
     this.hint = said.try || "";
@@ -23,7 +23,7 @@ async function reach(path, options) {
   try {
     return await fetch(link(`api/${path}`), options);
   } catch {
-    throw new ApiError(0, { error: "the page's server cannot be reached", why: "nothing says whether it heard this", try: "once more, when this page is live again" });
+    throw new ApiError(0, { error: "the dashboard's server is not reachable", why: "nothing says whether it heard this", try: "once more, when this page is live again" });
   }
 }
 

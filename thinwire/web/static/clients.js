@@ -1,4 +1,4 @@
-// Who takes part, what they do now and what became of their updates.
+// Who takes part, what they do now and the outcomes of their updates.
 import { LastOutcome } from "./devices.js";
 import { html, link } from "./dom.js";
 import { ago, bytes, count, share, wired } from "./format.js";
@@ -10,7 +10,7 @@ const STATES = {
   arrived: ["is-working", "dots"],
   idle: ["is-idle", "check"],
   away: ["is-failed", "cross"],
-  "not-asked": ["is-away", "dash"],
+  "not-selected": ["is-away", "dash"],
 };
 
 const State = ({ client }) => {
@@ -30,8 +30,8 @@ export const Clients = ({ run }) => {
         { title: "Now", cell: (c) => html`<${State} client=${c} />` },
         { title: "Last outcome", cell: (c) => html`<${LastOutcome} said=${c.last_outcome} />` },
         { title: "Examples", right: true, cell: (c) => (c.examples ? count(c.examples) : "–") },
-        { title: "Asked", right: true, cell: (c) => c.asked },
-        { title: "Folded", right: true, cell: (c) => c.folded_count + c.late },
+        { title: "Assigned", right: true, cell: (c) => c.selected },
+        { title: "Aggregated", right: true, cell: (c) => c.aggregated_count + c.late },
         { title: "Late", right: true, cell: (c) => zero(c.late) },
         { title: "Dropped", right: true, cell: (c) => zero(c.dropped) },
         { title: "Failed", right: true, cell: (c) => zero(c.failed) },
@@ -45,8 +45,8 @@ export const Clients = ({ run }) => {
 };
 
 const taking = (clients) => {
-  const asked = clients.filter((c) => c.asked).length;
-  return `${asked} in this run${asked < clients.length ? `, ${clients.length - asked} not asked so far` : ""}`;
+  const selected = clients.filter((c) => c.selected).length;
+  return `${selected} in this run${selected < clients.length ? `, ${clients.length - selected} not selected so far` : ""}`;
 };
 
 const zero = (n) => (n ? n : html`<span class="faint">0</span>`);

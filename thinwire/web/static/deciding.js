@@ -1,4 +1,4 @@
-// Letting a device in and shutting one out: the key's fingerprint before the eyes, then what came of it in words.
+// Approving and revoking a device: the key's fingerprint before the eyes, then what came of it in words.
 import { get, post } from "./api.js";
 import { Dialog } from "./dialog.js";
 import { html, useEffect, useRef, useState } from "./dom.js";
@@ -10,30 +10,30 @@ const CONFIRMED_S = 5; // the aggregator looks for orders five times a second
 const AGAIN_MS = 250;
 const SLOWLY_MS = 2000;
 
-const QUESTIONS = { approve: "Let NAME in?", revoke: "Shut NAME out?" };
+const QUESTIONS = { approve: "Approve NAME?", revoke: "Revoke NAME?" };
 
 /** `wish`: {what: "approve" | "revoke", device} as it was when the button was pressed; what is sent names its key. */
 export const Deciding = ({ wish, close }) => {
   const { what, device } = wish;
-  const [state, setState] = useState({ step: "asked" });
+  const [state, setState] = useState({ step: "confirm" });
   const decide = async () => {
     setState({ step: "sent" });
     try {
       setState({ step: "done", said: await post(`devices/${device.device}/${what}`, { fingerprint: device.fingerprint }) });
     } catch (error) {
-      setState({ step: "asked", error });
+      setState({ step: "confirm", error });
     }
   };
   const title = QUESTIONS[what].replace("NAME", device.device);
   return html`
     <${Dialog} id="deciding" title=${state.step === "done" ? device.device : title} close=${close}>
       ${state.step === "done" ? html`<${Came} first=${state.said} what=${what} close=${close} />` : html`
-        ${what === "approve" ? html`<${Approve} device=${device} />` : html`<${ShutOut} device=${device} />`}
+        ${what === "approve" ? html`<${Approve} device=${device} />` : html`<${AccessRevoked} device=${device} />`}
         ${state.error && html`<${Refusal} error=${state.error} />`}
         <div class="buttons">
           <button type="button" class="tool" data-first onClick=${close}>${what === "approve" ? "Not now" : "Keep it"}</button>
           <button type="button" class=${`tool ${what === "approve" ? "go" : "bad"}`} disabled=${state.step === "sent"} onClick=${decide}>
-            ${what === "approve" ? "It is the same: let it in" : "Shut it out"}</button>
+            ${what === "approve" ? "It is the same: approve it" : "Revoke it"}</button>
         </div>`}
     <//>`;
 };
@@ -42,9 +42,9 @@ const Approve = ({ device }) => html`
   <p>Compare this with what the device printed when it joined; <code>thinwire client doctor</code> prints it there again.</p>
   <${Fingerprint} digits=${device.fingerprint} />
   <p class="faint">${device.sentence} First seen ${moment(device.created_at)}.</p>
-  <p>If one digit differs, somebody else holds this key: shut it out.</p>`;
+  <p>If one digit differs, somebody else holds this key: revoke it.</p>`;
 
-const ShutOut = ({ device }) => {
+const AccessRevoked = ({ device }) => {
   const [stays, setStays] = useState(null);
   useEffect(() => {
     get(`devices/${device.device}`).then((found) => setStays(found.stays_text), () => setStays("not known now"));
@@ -52,10 +52,10 @@ const ShutOut = ({ device }) => {
   return html`
     <${Fingerprint} digits=${device.fingerprint} />
     <ul class="plain">
-      <li>Its calls are answered at once: it is told, and it stops. Uploads are removed, its open ask ends.</li>
-      <li>What it has sent and nobody has folded is dropped.</li>
-      <li>What is folded stays, for a mean cannot be un-mixed: <b>${stays ?? "…"}</b>.</li>
-      <li>The key never comes back by itself; you can let it in again here.</li>
+      <li>Its calls end at once: it gets the reason, and it stops. Uploads are removed, its open assignment ends.</li>
+      <li>Updates that are not aggregated yet are dropped.</li>
+      <li>Aggregated updates stay, for a mean has no inverse: <b>${stays ?? "…"}</b>.</li>
+      <li>The key never comes back by itself; you can approve it again here.</li>
     </ul>`;
 };
 
@@ -80,7 +80,7 @@ const Came = ({ first, what, close }) => {
   }, [open]);
   return html`
     <p class=${`came${open ? " open" : ""}`} role="status"><${Icon} name=${open ? "wait" : "check"} /><span>${said.sentence}</span></p>
-    ${open && late && html`<p class="warn-text">The aggregator has not confirmed it within ${CONFIRMED_S} s. The door refuses the device all the same.</p>`}
+    ${open && late && html`<p class="warn-text">The aggregator has not confirmed it within ${CONFIRMED_S} s. The device API refuses the device all the same.</p>`}
     ${what === "revoke" && html`<p>Its updates stay in: <b>${said.stays_text}</b>.</p>`}
     <div class="buttons"><button type="button" class="tool" data-first onClick=${close}>Close</button></div>`;
 };

@@ -1,13 +1,13 @@
-// One device: its key whole, what it has and how far away it is, what it was asked, and who decided about it.
+// One device: its key whole, what it has and how far away it is, its assignments, and who decided about it.
 import { get } from "./api.js";
 import { Deciding } from "./deciding.js";
 import { LastOutcome, Seen, Skew } from "./devices.js";
 import { html, link, useEffect, useState } from "./dom.js";
 import { Fingerprint, groups } from "./fingerprint.js";
-import { bytes, count, moment, plural, seconds, share, speed, trip } from "./format.js";
+import { bytes, count, moment, plural, seconds, share, speed } from "./format.js";
 import { Gone } from "./frame.js";
 import { useReading } from "./live.js";
-import { Icon, Outcome, Refusal, Section, Table, anew } from "./parts.js";
+import { Icon, Outcome, Refusal, Section, Table, restarted } from "./parts.js";
 
 const NAMES = { thinwire: "thinwire", python: "Python", torch: "torch", machine: "machine", system: "system" };
 
@@ -27,8 +27,8 @@ export const DevicePage = ({ name, news }) => {
     <${Gone} news=${news} matters />
     <div class="head"><${Where} name=${data.device} /><${Seen} device=${data} gone=${gone} />
       <span class="orders">
-        ${data.standing !== "approved" && html`<button type="button" class="tool go" onClick=${() => decide("approve")}><${Icon} name="check" />${data.standing === "pending" ? "Approve…" : "Let in again…"}</button>`}
-        ${data.standing !== "revoked" && html`<button type="button" class="tool" onClick=${() => decide("revoke")}>Shut out…</button>`}
+        ${data.standing !== "approved" && html`<button type="button" class="tool go" onClick=${() => decide("approve")}><${Icon} name="check" />${data.standing === "pending" ? "Approve…" : "Approve again…"}</button>`}
+        ${data.standing !== "revoked" && html`<button type="button" class="tool" onClick=${() => decide("revoke")}>Revoke…</button>`}
       </span></div>
     <p class="sentence">${data.sentence}${data.left_at && data.standing === "approved" && !gone ? ` Unreachable since ${moment(data.left_at)}: ${data.left_why}.` : ""}</p>
     ${error && html`<${Refusal} error=${error} />`}
@@ -43,7 +43,7 @@ export const DevicePage = ({ name, news }) => {
       <//>
       <${Section} id="link" title="Link and versions">
         <dl class="facts">
-          <div><dt>round trip</dt><dd><${Measured} of=${data.link.rtt} word=${trip} most="at most" otherwise=${data.link.rtt_s === null ? "not measured" : `${trip(data.link.rtt_s)}, as it said when it came`} /></dd></div>
+          <div><dt>round trip</dt><dd><${Measured} of=${data.link.rtt} word=${seconds} most="at most" otherwise=${data.link.rtt_s === null ? "not measured" : `${seconds(data.link.rtt_s)}, as it said when it came`} /></dd></div>
           <div><dt>upload</dt><dd><${Measured} of=${data.link.up} word=${speed} most="at least" otherwise=${unsaid(data.link.up, "nothing sent yet")} /></dd></div>
           <div><dt>download</dt><dd><${Measured} of=${data.link.down} word=${speed} most="at least" otherwise=${unsaid(data.link.down, "not measured")} /></dd></div>
           <div><dt>clock</dt><dd>${data.link.skew_s === null ? "not measured" : html`<${Skew} link=${data.link} word="" />`}</dd></div>
@@ -53,7 +53,7 @@ export const DevicePage = ({ name, news }) => {
     </div>
     <${Equipment} has=${data.has} />
     <${Installed} tasks=${data.tasks} />
-    <${Asks} device=${data} />
+    <${Assignments} device=${data} />
     <${Deeds} actions=${data.actions} />
     ${wish && html`<${Deciding} wish=${wish} close=${() => setWish(null)} />`}`;
 };
@@ -103,21 +103,21 @@ const Installed = ({ tasks }) => html`
 
 const Digest = ({ digits }) => (digits ? html`<code class="whole">${groups(digits).join(" ")}</code>` : "not known");
 
-const Asks = ({ device }) => html`
-  <${Section} id="asks" title="Last asks" aside=${device.updates ? `${plural(device.updates, "update")} in all, ${bytes(device.payload_up)} sent; its updates stay in: ${device.stays_text}` : ""}>
-    ${device.asked.length ? html`<${Table} label="What it was asked last" rows=${device.asked} keyOf=${(a) => a.ask_id} columns=${[
+const Assignments = ({ device }) => html`
+  <${Section} id="assignments" title="Last assignments" aside=${device.updates ? `${plural(device.updates, "update")} in all, ${bytes(device.payload_up)} sent; its updates stay in: ${device.stays_text}` : ""}>
+    ${device.assignments.length ? html`<${Table} label="Its last assignments" rows=${device.assignments} keyOf=${(a) => a.assignment_id} columns=${[
     { title: "Round", cell: (a) => html`<a href=${link(`runs/${a.run_id}?round=${a.round}`)}>${a.run_id}, ${a.round}</a>` },
-    { title: "Outcome", cell: (a) => html`<${Outcome} outcome=${a.outcome}>${a.reason ? `: ${a.reason}` : ""}${anew(a)}<//>` },
-    { title: "Asked", cell: (a) => moment(a.asked_at) },
-    { title: "Answered after", right: true, cell: (a) => (a.arrived_at && a.asked_at ? seconds(a.arrived_at - a.asked_at) : "–") },
+    { title: "Outcome", cell: (a) => html`<${Outcome} outcome=${a.outcome}>${a.reason ? `: ${a.reason}` : ""}${restarted(a)}<//>` },
+    { title: "Assigned", cell: (a) => moment(a.assigned_at) },
+    { title: "Answered after", right: true, cell: (a) => (a.arrived_at && a.assigned_at ? seconds(a.arrived_at - a.assigned_at) : "–") },
     { title: "Examples", right: true, cell: (a) => (a.examples ? count(a.examples) : "–") },
     { title: "Steps", right: true, cell: (a) => a.steps || "–" },
-    ...(device.asked.some((a) => a.work_reason) ? [{ title: "Why so many", cell: (a) => a.work_reason || "–" }] : []),
-    ...(device.asked.some((a) => a.residual_ratio !== null) ? [{ title: "Residual ÷ change", right: true, cell: (a) => share(a.residual_ratio) }] : []),
+    ...(device.assignments.some((a) => a.work_reason) ? [{ title: "Why so many", cell: (a) => a.work_reason || "–" }] : []),
+    ...(device.assignments.some((a) => a.residual_ratio !== null) ? [{ title: "Residual ÷ change", right: true, cell: (a) => share(a.residual_ratio) }] : []),
     { title: "Payload up", right: true, cell: (a) => bytes(a.payload_up) },
     { title: "Wire up", right: true, cell: (a) => bytes(a.wire_up) },
     { title: "Rate", right: true, cell: (a) => (a.up_bytes_s === null ? "–" : speed(8 * a.up_bytes_s)) },
-  ]} />` : html`<p class="faint">It was asked nothing yet.${device.last_outcome ? html` Last: <${LastOutcome} said=${device.last_outcome} />` : ""}</p>`}
+  ]} />` : html`<p class="faint">It has had no assignment yet.${device.last_outcome ? html` Last: <${LastOutcome} said=${device.last_outcome} />` : ""}</p>`}
   <//>`;
 
 const Deeds = ({ actions }) => html`

@@ -1,6 +1,6 @@
-// What is said of a device wherever one stands in a table, and the lines that add one.
+// What is said of a device in every table, and the lines that add one.
 import { html, link } from "./dom.js";
-import { ago, bytes, count, plural, seconds, speed, trip, when } from "./format.js";
+import { ago, bytes, count, plural, seconds, speed, when } from "./format.js";
 import { Short } from "./fingerprint.js";
 import { serverNow, useNow } from "./live.js";
 import { Icon, Outcome, Table } from "./parts.js";
@@ -18,11 +18,11 @@ export const address = (service) => {
 };
 
 const PRESENCE = {
-  online: ["is-folded", "check", "online"],
+  online: ["is-aggregated", "check", "online"],
   away: ["is-away", "away", "unreachable"],
   never: ["is-away", "dash", "not seen yet"],
   pending: ["is-late", "wait", "to be approved"],
-  revoked: ["is-failed", "cross", "shut out"],
+  revoked: ["is-failed", "cross", "revoked"],
   unknown: ["is-away", "dots", "unknown, aggregator offline"],
 };
 
@@ -37,7 +37,7 @@ export const presence = (device, gone) => {
 /** How long ago a device was heard last, counted on. */
 const Heard = ({ device }) => {
   const now = useNow(true);
-  return device.heard_at ? `heard ${ago(device.heard_at, now)}` : "";
+  return device.last_seen_at ? `heard ${ago(device.last_seen_at, now)}` : "";
 };
 
 /** As icon and words: "online since 12:04:10, heard 4 s ago", "unreachable since 11:58:02". */
@@ -48,7 +48,7 @@ export const Seen = ({ device, gone }) => {
   const since = is === "online" ? device.seen_at : is === "away" ? device.left_at : null;
   const came = device.seen_at && (is === "away" || is === "unknown") ? `, came ${when(device.seen_at, now)}` : "";
   const said = since ? ` since ${when(since, now)}` : came;
-  return html`<span class=${`outcome ${tone}`} title=${is === "away" ? device.left_why : ""}><${Icon} name=${icon} /><span>${word}${said}${is === "online" && device.heard_at ? html`, <${Heard} device=${device} />` : ""}</span></span>`;
+  return html`<span class=${`outcome ${tone}`} title=${is === "away" ? device.left_why : ""}><${Icon} name=${icon} /><span>${word}${said}${is === "online" && device.last_seen_at ? html`, <${Heard} device=${device} />` : ""}</span></span>`;
 };
 
 const Presence = ({ device, gone }) => {
@@ -82,7 +82,7 @@ export const Skew = ({ link, word = "clock " }) => {
 };
 
 export const LinkCell = ({ link }) => {
-  const said = [tripOf(link) === null ? null : trip(tripOf(link)), rate(link)].filter(Boolean).join(" · ");
+  const said = [tripOf(link) === null ? null : seconds(tripOf(link)), rate(link)].filter(Boolean).join(" · ");
   if (!said && link.skew_s === null) return html`<span class="faint">–</span>`;
   return html`<div class="tight" title=${link.up?.samples ? `round trip; the median of the last ${plural(link.up.samples, "upload")}` : "round trip"}>${said || "–"}</div><${Skew} link=${link} />`;
 };
@@ -118,5 +118,5 @@ export const DeviceTable = ({ devices, task, gone }) => html`
     { title: "Updates", right: true, cell: (d) => count(d.updates) },
     { title: "Sent", right: true, cell: (d) => bytes(d.payload_up) },
     { title: "Last outcome", cell: (d) => html`<${LastOutcome} said=${d.last_outcome} />` },
-    { title: "Seen", right: true, cell: (d) => (d.online && !gone ? html`<${Heard} device=${d} />` : ago(d.left_at ?? d.heard_at, serverNow())) },
+    { title: "Seen", right: true, cell: (d) => (d.online && !gone ? html`<${Heard} device=${d} />` : ago(d.left_at ?? d.last_seen_at, serverNow())) },
   ]} />`;

@@ -1,4 +1,4 @@
-// A question in front of the page. The browser's own dialog: it keeps the focus inside, and Escape closes it.
+// A question in front of the dashboard. The browser's own dialog: it keeps the focus inside, and Escape closes it.
 import { html, useEffect, useRef } from "./dom.js";
 
 export const Dialog = ({ id, title, close, children }) => {
@@ -10,8 +10,8 @@ export const Dialog = ({ id, title, close, children }) => {
     return () => before?.isConnected && before.focus();
   }, []);
   return html`
-    <dialog ref=${box} class="dialog" aria-labelledby=${`${id}-asks`} onClose=${close}>
-      <h2 id=${`${id}-asks`}>${title}</h2>
+    <dialog ref=${box} class="dialog" aria-labelledby=${`${id}-question`} onClose=${close}>
+      <h2 id=${`${id}-question`}>${title}</h2>
       ${children}
     </dialog>`;
 };

@@ -1,4 +1,4 @@
-// All devices: who waits for a person's word, who is there, who was shut out, and who was turned away.
+// All devices: which wait for approval, which are online, revoked or refused.
 import { get } from "./api.js";
 import { Deciding } from "./deciding.js";
 import { LastOutcome, LinkCell, Name, Seen, Tasks, Versions, address, joinCommand, presence, troubled } from "./devices.js";
@@ -50,9 +50,9 @@ export const FleetPage = ({ news }) => {
 const summary = (devices, pending, known, out, gone) => {
   if (!devices.length) return "None yet.";
   const online = known.filter((d) => d.online).length;
-  const said = !known.length ? ["nobody is let in"] : [gone ? `${plural(known.length, "device")} let in; who is online is unknown, aggregator offline` : `${online} of ${plural(known.length, "device")} online`];
+  const said = !known.length ? ["no device is approved"] : [gone ? `${plural(known.length, "device")} approved; who is online is unknown, aggregator offline` : `${online} of ${plural(known.length, "device")} online`];
   if (pending.length) said.unshift(`${count(pending.length)} ${pending.length === 1 ? "waits" : "wait"} for you`);
-  if (out.length) said.push(`${count(out.length)} shut out`);
+  if (out.length) said.push(`${count(out.length)} revoked`);
   const text = said.join("; ");
   return `${text[0].toUpperCase()}${text.slice(1)}.`;
 };
@@ -70,7 +70,7 @@ const Pending = ({ devices, decide }) => {
             <${Fingerprint} digits=${d.fingerprint} label=${`Fingerprint of the key of ${d.device}`} />
             <div class="buttons">
               <button type="button" class="tool go" aria-label=${`Approve ${d.device}`} onClick=${() => decide("approve", d)}><${Icon} name="check" />Approve…</button>
-              <button type="button" class="tool" aria-label=${`Shut out ${d.device}`} onClick=${() => decide("revoke", d)}>Shut out…</button>
+              <button type="button" class="tool" aria-label=${`Revoke ${d.device}`} onClick=${() => decide("revoke", d)}>Revoke…</button>
             </div>
           </li>`)}
       </ul>
@@ -84,20 +84,20 @@ const Known = ({ devices, gone, service, decide }) => {
   const [words, setWords] = useQuery("q", "");
   const [show, setShow] = useQuery("show", "all");
   const [all, setAll] = useState(false);
-  const asked = devices.filter((d) => matches(d, words));
-  const kinds = { all: asked, online: asked.filter((d) => presence(d, gone) === "online"),
-    away: asked.filter((d) => ["away", "never"].includes(presence(d, gone))), trouble: asked.filter(troubled) };
-  const found = kinds[show] ?? asked;
+  const selected = devices.filter((d) => matches(d, words));
+  const kinds = { all: selected, online: selected.filter((d) => presence(d, gone) === "online"),
+    away: selected.filter((d) => ["away", "never"].includes(presence(d, gone))), trouble: selected.filter(troubled) };
+  const found = kinds[show] ?? selected;
   const shown = all ? found : found.slice(0, AT_ONCE);
   return html`
-    <${Section} id="known" title="Let in" aside=${plural(devices.length, "device")} csv=${link("api/devices.csv")} json=${link("api/devices")}>
+    <${Section} id="known" title="Approved" aside=${plural(devices.length, "device")} csv=${link("api/devices.csv")} json=${link("api/devices")}>
       <div class="filter">
         <label class="search"><${Icon} name="find" /><span class="unseen">Search devices</span>
           <input type="search" placeholder="name, version, task, reason" value=${words} onInput=${(e) => setWords(e.target.value)} /></label>
         <${Switch} label="Which devices" name="show" value=${kinds[show] ? show : "all"} choose=${setShow}
           options=${SHOWS.map(([key, word]) => [key, `${word} ${gone && (key === "online" || key === "away") ? "" : count(kinds[key].length)}`])} />
       </div>
-      <${Table} label="Devices that are let in" rows=${shown} stacks keyOf=${(d) => d.device}
+      <${Table} label="Approved devices" rows=${shown} stacks keyOf=${(d) => d.device}
         empty=${words || show !== "all" ? "none of them is like that" : ""} columns=${[
     { title: "Device", cell: (d) => html`<${Name} device=${d} /><small class="below">${d.how}</small>` },
     { title: "Seen", cell: (d) => html`<${Seen} device=${d} gone=${gone} />` },
@@ -106,7 +106,7 @@ const Known = ({ devices, gone, service, decide }) => {
     { title: "Link", cell: (d) => html`<${LinkCell} link=${d.link} />` },
     { title: "Updates", right: true, cell: (d) => count(d.updates) },
     { title: "Last outcome", cell: (d) => html`<${LastOutcome} said=${d.last_outcome} />` },
-    { title: html`<span class="unseen">Shut out</span>`, right: true, cell: (d) => html`<button type="button" class="tool" aria-label=${`Shut out ${d.device}`} onClick=${() => decide("revoke", d)}>Shut out…</button>` },
+    { title: html`<span class="unseen">Revoke</span>`, right: true, cell: (d) => html`<button type="button" class="tool" aria-label=${`Revoke ${d.device}`} onClick=${() => decide("revoke", d)}>Revoke…</button>` },
   ]} />
       <${More} shown=${shown.length} of=${found.length} all=${() => setAll(true)} />
     <//>`;
@@ -125,13 +125,13 @@ const More = ({ shown, of, all }) => (shown < of
   ? html`<p class="note"><button type="button" class="tool" onClick=${all}>Show all ${count(of)}</button> <span>${count(of - shown)} more are not shown.</span></p>` : null);
 
 const Out = ({ devices, decide }) => html`
-  <${Section} id="out" title="Shut out" aside=${plural(devices.length, "device")}>
+  <${Section} id="out" title="Revoked" aside=${plural(devices.length, "device")}>
     <details class="more"><summary>Show ${devices.length === 1 ? "it" : "them"}</summary>
-      <${Table} label="Devices that were shut out" rows=${devices} stacks keyOf=${(d) => d.device} columns=${[
+      <${Table} label="Revoked devices" rows=${devices} stacks keyOf=${(d) => d.device} columns=${[
     { title: "Device", cell: (d) => html`<${Name} device=${d} /><small class="below">${d.how}</small>` },
     { title: "Why", cell: (d) => d.sentence },
     { title: "Updates", right: true, cell: (d) => count(d.updates) },
-    { title: html`<span class="unseen">Approve</span>`, right: true, cell: (d) => html`<button type="button" class="tool" aria-label=${`Let in again: ${d.device}`} onClick=${() => decide("approve", d)}>Let in again…</button>` },
+    { title: html`<span class="unseen">Approve</span>`, right: true, cell: (d) => html`<button type="button" class="tool" aria-label=${`Approve again: ${d.device}`} onClick=${() => decide("approve", d)}>Approve again…</button>` },
   ]} />
     </details>
   <//>`;
@@ -142,17 +142,17 @@ const Nobody = ({ service }) => html`
     ${service.aggregator !== "running" ? html`
       <p>A device elsewhere joins with an invitation, made on the aggregator's machine:</p>
       <${Command} text=${`thinwire devices invite${home}`} />
-      <p>A client beside an aggregator whose door is for its machine only needs none:</p>
+      <p>A client on the aggregator's machine needs none while its device API listens on loopback:</p>
       <${Command} text=${joinCommand(service)} />` : service.tls ? html`
-      <p>The door at <code>${address(service)}</code> lets nobody in without an invitation. Make one here, on the aggregator's machine:</p>
+      <p>The device API at <code>${address(service)}</code> approves no device without an invitation. Make one here, on the aggregator's machine:</p>
       <${Command} text=${`thinwire devices invite${home}`} />
       <p>It prints the line to paste on the device, which then stands on this page.</p>` : html`
-      <p>This door is for this machine only. Start a client beside it, with the task's code:</p>
+      <p>This device API is for this machine only. Start a client beside it, with the task's code:</p>
       <${Command} text=${joinCommand(service)} />
-      <p>For devices elsewhere, let the door listen on an address that they reach, then invite them:</p>
+      <p>For devices elsewhere, let the device API listen on an address that they reach, then invite them:</p>
       <${Command} text=${`thinwire aggregator start --listen 0.0.0.0:9090${home}`} />
       <${Command} text=${`thinwire devices invite${home}`} />`}
   </section>`;
 
 const NobodyIn = ({ pending }) => html`
-  <p class="note">${pending ? "Nobody is let in: no run can begin or go on before one of them is approved." : "Nobody is let in."}</p>`;
+  <p class="note">${pending ? "No device is approved: no run can begin or go on before one of them is approved." : "No device is approved."}</p>`;

@@ -12,7 +12,7 @@ export const wired = (wire, payload) => (wire !== null && wire < payload ? `${by
 
 export function seconds(count) {
   if (count === null || count === undefined) return "–";
-  if (count < 0.995) return `${count.toFixed(2)} s`;
+  if (count < 0.9995) return `${count < 0.00995 ? Number((count * 1000).toPrecision(2)) : Math.round(count * 1000)} ms`;
   if (count < 9.95) return `${count.toFixed(1)} s`;
   if (count < 99.5) return `${Math.round(count)} s`;
   const whole = Math.round(count);
@@ -47,9 +47,6 @@ export const moment = (at) => (at ? DAY.format(at * 1000) : "–");
 
 /** The time of day, with its day where that is not today. */
 export const when = (at, now) => (at && now - at < 43200 ? CLOCK.format(at * 1000) : moment(at));
-
-/** A round trip: milliseconds below a second. */
-export const trip = (s) => (s >= 0.9995 ? seconds(s) : `${s < 0.00995 ? Number((s * 1000).toPrecision(2)) : Math.round(s * 1000)} ms`);
 
 /** A bandwidth, given in bits a second. */
 export const speed = (bits) => {

@@ -63,7 +63,7 @@ export const Frame = ({ news, at, children }) => {
 export const Gone = ({ news, matters }) => {
   if (news.reached && news.store) {
     return html`<div class="notice bad" role="alert"><${Icon} name="alert" />
-      <div><strong>The database cannot be read.</strong><p>${news.store}</p></div></div>`;
+      <div><strong>The database is not readable.</strong><p>${news.store}</p></div></div>`;
   }
   if (news.reached && (news.aggregator !== "gone" || !matters)) return null;
   const since = news.lost ? ` What you see is as of ${clock(news.lost)}.` : "";
@@ -71,7 +71,7 @@ export const Gone = ({ news, matters }) => {
     <div class="notice bad" role="alert">
       <${Icon} name="alert" />
       <div>
-        <strong>${news.reached ? `The aggregator is not running${news.gone_at ? ` since ${when(news.gone_at, serverNow())}` : ""}.` : "The aggregator is gone, and this page's server with it."}</strong>
+        <strong>${news.reached ? `The aggregator is not running${news.down_since ? ` since ${when(news.down_since, serverNow())}` : ""}.` : "The aggregator is gone, and this page's server with it."}</strong>
         <p>Nothing is lost: runs go on where they were when it is started again.${since} This page comes back by itself.</p>
         <${Command} text=${`thinwire aggregator start${home}`} />
       </div>

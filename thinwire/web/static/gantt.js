@@ -2,46 +2,46 @@
 import { html } from "./dom.js";
 import { seconds } from "./format.js";
 import { useTime } from "./live.js";
-import { Outcome, anew } from "./parts.js";
+import { Outcome, restarted } from "./parts.js";
 
-const STAGES = [["asked", "asked, nothing heard yet"], ["again", "taken up, and later again"], ["download", "download"], ["queue", "queue"], ["evaluate", "evaluate"],
-  ["train", "train"], ["encode", "encode"], ["between", "between its stages"], ["upload", "upload"]];
+const STAGES = [["delivery", "selected, nothing received yet"], ["again", "delivered, and later again"], ["download", "download"], ["queue", "queue"], ["load", "load"], ["evaluate", "evaluate"],
+  ["train", "train"], ["encode", "encode"], ["commit", "write to disk"], ["between", "between its stages"], ["upload", "upload"]];
 const FAR = 2; // an answer that came later than so many times the round's length runs out of the picture
 const NEAR = 1.6; // a deadline farther away than so many times the round's length is not drawn to scale
 
 export const Gantt = ({ round, buffered, still }) => {
   const now = useTime(!round.reason, still);
   const open = !round.reason;
-  const since = round.turn_at ?? round.opened_at; // null: it was asked ahead, and its time does not run yet
+  const since = round.turn_at ?? round.opened_at; // null: it was selected ahead, and its time does not run yet
   const length = Math.max(0.05, open ? now - since : round.seconds);
   const deadline = round.deadline_s + round.missed_s; // it moves on with the run's clock, which stood still while nobody was there
   const last = Math.max(length, ...round.updates.flatMap((u) => u.stretches.map((s) => s.end_s)));
   const content = Math.min(last, length * FAR);
-  const near = !buffered && round.turn_at !== null && deadline <= content * NEAR; // of a buffer each ask has its own
+  const near = !buffered && round.turn_at !== null && deadline <= content * NEAR; // of a buffer each assignment has its own
   const span = Math.max(content, near ? deadline : 0) * 1.03;
   const said = `deadline ${seconds(round.deadline_s)}${round.missed_s ? ` + ${seconds(round.missed_s)} not counted` : ""}`;
   const at = (s) => Math.max(0, Math.min(100, (100 * s) / span));
-  const drawn = new Set([...round.updates, ...round.late_folded].flatMap((u) => u.stretches.map((s) => s.stage)));
+  const drawn = new Set([...round.updates, ...round.late_aggregated].flatMap((u) => u.stretches.map((s) => s.stage)));
   const lines = html`
     ${round.away.map((a) => html`<i class="away" style=${{ left: `${at(a.begin_s)}%`, width: `${at(a.end_s) - at(a.begin_s)}%` }}></i>`)}
     ${near ? html`<i class="line deadline" style=${{ left: `${at(deadline)}%` }}></i>` : null}
     ${open ? html`<i class="line now" style=${{ left: `${at(length)}%` }}></i>` : html`<i class="line closed" style=${{ left: `${at(round.seconds)}%` }}></i>`}`;
   return html`
     <div class="gantt">
-      <div class="lane axis" aria-hidden="true"><span></span>
+      <div class="gantt-row axis" aria-hidden="true"><span></span>
         <span class="track">
           ${near ? html`<b class=${`flag deadline${at(deadline) > 60 ? " before" : ""}`} style=${{ left: `${at(deadline)}%` }}>${said}</b>`
             : buffered ? null : html`<b class="flag deadline far">${said} →</b>`}
         </span><span></span></div>
       <ul aria-label=${`Clients of round ${round.round}`}>
-        ${round.updates.map((u) => html`<${Lane} key=${u.ask_id} update=${u} opened=${since} at=${at} span=${span} length=${length} open=${open} lines=${lines} />`)}
-        ${round.late_folded.map((u) => html`<${Lane} key=${u.ask_id} update=${u} opened=${since} at=${at} span=${span} length=${length} open=${open} lines=${lines} earlier />`)}
+        ${round.updates.map((u) => html`<${GanttRow} key=${u.assignment_id} update=${u} opened=${since} at=${at} span=${span} length=${length} open=${open} lines=${lines} />`)}
+        ${round.late_aggregated.map((u) => html`<${GanttRow} key=${u.assignment_id} update=${u} opened=${since} at=${at} span=${span} length=${length} open=${open} lines=${lines} earlier />`)}
       </ul>
-      <div class="lane axis" aria-hidden="true"><span></span>
+      <div class="gantt-row axis" aria-hidden="true"><span></span>
         <span class="track">${ticks(span).map((t) => html`<b class="tick" style=${{ left: `${at(t)}%` }}>${+t.toFixed(3)}${t ? "" : " s"}</b>`)}</span><span></span></div>
       <ul class="legend" aria-label="Colours">
         ${STAGES.filter(([stage]) => !["again", "between"].includes(stage) || drawn.has(stage)).map(([stage, word]) => html`<li><i class=${`swatch ${stage}`}></i>${word}</li>`)}
-        ${round.updates.some((u) => unanswered(u) && u.pulled_at) && html`<li><i class="swatch work"></i>taken up, at work</li>`}
+        ${round.updates.some((u) => unanswered(u) && u.pulled_at) && html`<li><i class="swatch work"></i>delivered, at work</li>`}
         ${round.away.length > 0 && html`<li><i class="swatch away"></i>no aggregator was there</li>`}
         ${!buffered && html`<li><i class="rule deadline"></i>deadline</li>`}
         <li><i class=${`rule ${open ? "now" : "closed"}`}></i>${!open ? "round closed" : still === null ? "now" : "nothing goes on since then"}</li>
@@ -49,8 +49,8 @@ export const Gantt = ({ round, buffered, still }) => {
     </div>`;
 };
 
-const Lane = ({ update, opened, at, span, length, open, lines, earlier }) => {
-  const asked = at(Math.max(0, (update.asked_at ?? opened) - opened));
+const GanttRow = ({ update, opened, at, span, length, open, lines, earlier }) => {
+  const selected = at(Math.max(0, (update.assigned_at ?? opened) - opened));
   const bars = update.stretches.filter((s) => s.end_s > 0 && s.begin_s < span);
   const silent = !update.stretches.length;
   const taken = silent && unanswered(update) && update.pulled_at ? at(Math.max(0, update.pulled_at - opened)) : null;
@@ -58,11 +58,11 @@ const Lane = ({ update, opened, at, span, length, open, lines, earlier }) => {
   const until = taken ?? at(failed);
   const beyond = update.stretches.some((s) => s.end_s > span);
   return html`
-    <li class=${`lane is-${update.outcome}`} title=${tell(update)}>
+    <li class=${`gantt-row is-${update.outcome}`} title=${tell(update)}>
       <span class="who">${update.device}${earlier ? html`<small> round ${update.round}</small>` : update.instead_of ? html`<small> for ${update.instead_of}</small>` : ""}</span>
       <span class="track" aria-hidden="true">
         ${lines}
-        ${silent ? html`<i class=${`stage silent is-${update.outcome}`} style=${{ left: `${asked}%`, width: `${Math.max(0, until - asked)}%` }}></i>` : null}
+        ${silent ? html`<i class=${`stage silent is-${update.outcome}`} style=${{ left: `${selected}%`, width: `${Math.max(0, until - selected)}%` }}></i>` : null}
         ${taken === null ? null : html`<i class="stage work" style=${{ left: `${taken}%`, width: `${Math.max(0, at(length) - taken)}%` }}></i>`}
         ${bars.map((s) => html`<i class=${`stage ${s.stage}`} style=${{ left: `${at(s.begin_s)}%`, width: `${at(s.end_s) - at(s.begin_s)}%` }}></i>`)}
         ${beyond ? html`<i class="beyond"></i>` : null}
@@ -72,25 +72,25 @@ const Lane = ({ update, opened, at, span, length, open, lines, earlier }) => {
     </li>`;
 };
 
-/** Whether nothing has come of an ask: it is waited for, or the run was over first. */
-const unanswered = (update) => update.outcome === "asked" || update.outcome === "over";
+/** Whether nothing has come of an assignment: it is waited for, or the run was over first. */
+const unanswered = (update) => update.outcome === "selected" || update.outcome === "over";
 
 const detail = (update, open) => {
-  if (update.folded_round && update.folded_round !== update.round) return `, into round ${update.folded_round}`;
-  if (update.outcome === "asked") return !open ? ", no answer" : update.pulled_at ? ", at work" : "";
+  if (update.aggregated_round && update.aggregated_round !== update.round) return `, into round ${update.aggregated_round}`;
+  if (update.outcome === "selected") return !open ? ", no answer" : update.pulled_at ? ", at work" : "";
   if (update.reason) return `: ${update.reason}`;
   const last = update.stretches.at(-1);
-  return last ? html`${anew(update)} <span class="faint">${seconds(last.end_s)}</span>` : "";
+  return last ? html`${restarted(update)} <span class="faint">${seconds(last.end_s)}</span>` : "";
 };
 
-const WORDS = { asked: "waited", again: "took it up again after", between: "between its stages" };
+const WORDS = { delivery: "waited", again: "took it up again after", between: "between its stages" };
 
 const tell = (update) => {
   const did = update.stretches.map((s) => `${WORDS[s.stage] ?? s.stage} ${seconds(s.end_s - s.begin_s)}`);
-  const asked = [update.codec_reason && `asked in ${update.codec_reason}`, update.work_reason, update.asked_why && `asked in the middle of the round: ${update.asked_why}`];
-  if (!did.length && update.pulled_at) did.push(`took it up after ${seconds(Math.max(0, update.pulled_at - update.asked_at))}, no answer yet`);
+  const selected = [update.codec_reason && `assigned in ${update.codec_reason}`, update.work_reason, update.selection_reason && `selected in mid-round: ${update.selection_reason}`];
+  if (!did.length && update.pulled_at) did.push(`took it up after ${seconds(Math.max(0, update.pulled_at - update.assigned_at))}, no answer yet`);
   const said = `${update.device}, ${update.outcome}${update.reason ? ` (${update.reason})` : ""}${did.length ? `: ${did.join(", ")}` : ""}`;
-  return [said, ...asked.filter(Boolean)].join("; ");
+  return [said, ...selected.filter(Boolean)].join("; ");
 };
 
 const ticks = (span) => {

@@ -1,4 +1,4 @@
-// Invitations: who may still come with one, and what became of the others. They are made on the command line.
+// Invitations: who may still come with one, and the state of the others. They are made on the command line.
 import { post } from "./api.js";
 import { home, html, useState } from "./dom.js";
 import { moment, plural } from "./format.js";
@@ -9,7 +9,7 @@ const SHOWN = 5; // of twenty that were made at once; the others are a click awa
 
 const STATES = {
   open: ["is-working", "mail"],
-  used: ["is-folded", "check"],
+  used: ["is-aggregated", "check"],
   expired: ["is-away", "clock"],
   withdrawn: ["is-away", "back"],
 };
@@ -42,18 +42,18 @@ export const Invitations = ({ rows, service }) => {
       ${open.length ? html`<${Open} label="Open invitations" rows=${open.slice(0, SHOWN)} />` : null}
       ${open.length > SHOWN ? html`<details class="more"><summary>${plural(open.length - SHOWN, "other")} that can be used</summary>
         <${Open} label="Other open invitations" rows=${open.slice(SHOWN)} /></details>` : null}
-      ${others.length ? html`<details class="more"><summary>${plural(others.length, "other")} that cannot be used</summary>
-        <${Table} label="Invitations that cannot be used" rows=${others} stacks keyOf=${(r) => r.id} columns=${[...COLUMNS,
+      ${others.length ? html`<details class="more"><summary>${plural(others.length, "other")} not usable</summary>
+        <${Table} label="Invitations that are not usable" rows=${others} stacks keyOf=${(r) => r.id} columns=${[...COLUMNS,
     { title: "Used", cell: (r) => (r.used_at ? moment(r.used_at) : "–") }]} /></details>` : null}
       <details class="more" open=${!rows.length}><summary>Make one</summary>
-        <p>${service.tls || service.aggregator !== "running" ? "On the aggregator's machine, where its secret is shown once and kept nowhere:" : `Once the door listens where other machines reach it (thinwire aggregator start --listen 0.0.0.0:9090${home}), on the aggregator's machine:`}</p>
+        <p>${service.tls || service.aggregator !== "running" ? "On the aggregator's machine, where its secret is shown once and kept nowhere:" : `Once the device API listens where other machines reach it (thinwire aggregator start --listen 0.0.0.0:9090${home}), on the aggregator's machine:`}</p>
         <${Command} text=${`thinwire devices invite${home}`} />
         <p>Twenty at once, each for one name, and each to be approved here:</p>
         <${Command} text=${`thinwire devices invite --names names.txt --out invites.csv --approve-manually${home}`} /></details>
     <//>`;
 };
 
-/** Asked twice, on the spot. */
+/** A second click confirms. */
 const Withdraw = ({ id }) => {
   const [now, setNow] = useState({ step: "idle" });
   const order = async () => {
@@ -66,9 +66,9 @@ const Withdraw = ({ id }) => {
   };
   if (now.step === "idle") {
     return html`${now.error && html`<span class="bad-text" role="alert">${now.error.message} </span>`}
-      <button type="button" class="tool" aria-label=${`Withdraw invitation ${id}`} onClick=${() => setNow({ step: "asked" })}>Withdraw…</button>`;
+      <button type="button" class="tool" aria-label=${`Withdraw invitation ${id}`} onClick=${() => setNow({ step: "confirm" })}>Withdraw…</button>`;
   }
-  return html`<span class="ask" role="group" aria-label=${`Withdraw invitation ${id}?`}>
+  return html`<span class="confirm" role="group" aria-label=${`Withdraw invitation ${id}?`}>
     <button type="button" class="tool bad" disabled=${now.step === "sent"} onClick=${order}>Withdraw</button>
     <button type="button" class="tool" onClick=${() => setNow({ step: "idle" })}>Keep</button></span>`;
 };

@@ -12,9 +12,9 @@ export const setServerNow = (now) => {
   clockAhead = now - Date.now() / 1000;
 };
 
-/** {seq, acts, pending, aggregator, gone_at, store, reached}: what the server said last, and whether it can be reached now. */
+/** {seq, acts, pending, aggregator, down_since, store, reached}: what the server said last, and whether it can be reached now. */
 export function useNews() {
-  const [news, setNews] = useState({ seq: 0, acts: 0, pending: 0, aggregator: "unknown", gone_at: 0, store: "", reached: true, lost: 0 });
+  const [news, setNews] = useState({ seq: 0, acts: 0, pending: 0, aggregator: "unknown", down_since: 0, store: "", reached: true, lost: 0 });
   useEffect(() => {
     let source = null;
     let timer = 0;
@@ -60,7 +60,7 @@ export function useTime(on, still) {
 }
 
 /** Since when nothing goes on any more, in the server's time; null while it does, or nobody can tell. */
-export const stoodStill = (news) => (news.reached ? (news.aggregator === "gone" && news.gone_at) || null : news.lost);
+export const stoodStill = (news) => (news.reached ? (news.aggregator === "gone" && news.down_since) || null : news.lost);
 
 /** What `read(old)` gives, read again whenever the news or `keys` change; what was there stays until then. */
 export function useReading(read, news, keys, gapMs = LEAST_GAP_MS) {
@@ -76,12 +76,12 @@ export function useReading(read, news, keys, gapMs = LEAST_GAP_MS) {
       now.wanted = false;
       now.busy = true;
       now.begun = performance.now();
-      const asked = now.keys;
+      const requested = now.keys;
       try {
         const data = await now.read();
-        if (asked === now.keys) setState({ data, error: null });
+        if (requested === now.keys) setState({ data, error: null });
       } catch (error) {
-        if (asked === now.keys) setState((old) => ({ ...old, error }));
+        if (requested === now.keys) setState((old) => ({ ...old, error }));
       }
       now.busy = false;
       if (now.wanted) plan();

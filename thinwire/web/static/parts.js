@@ -42,14 +42,14 @@ export const Status = ({ status }) => html`
   <span class=${`status is-${status}`}><${Icon} name=${STATUS[status] || "dots"} />${status}</span>`;
 
 const OUTCOMES = {
-  asked: ["dots", "asked"],
+  selected: ["dots", "selected"],
   accepted: ["dots", "arrived"],
-  folded: ["check", "folded"],
+  aggregated: ["check", "aggregated"],
   late: ["clock", "late"],
   dropped: ["back", "dropped"],
   failed: ["cross", "failed"],
   over: ["dash", "run over"],
-  none: ["dash", "not asked"],
+  none: ["dash", "not selected"],
 };
 
 /** An outcome as icon, word and colour: never by colour alone. */
@@ -58,9 +58,9 @@ export const Outcome = ({ outcome, children }) => {
   return html`<span class=${`outcome is-${outcome}`}><${Icon} name=${icon} /><span>${word}${children}</span></span>`;
 };
 
-/** Of an answer with which a device began the run anew: what it had found of its state. */
-export const anew = (update) =>
-  (update.state_lost ? `, anew (state ${update.state_lost})` : "") + (update.clipped?.length ? `, clipped (${update.clipped.join(", ")})` : "");
+/** Of an answer with which a device began the run again: what it had found of its state. */
+export const restarted = (update) =>
+  (update.state_lost ? `, restarted (state ${update.state_lost})` : "") + (update.clipped?.length ? `, clipped (${update.clipped.join(", ")})` : "");
 
 /** One of a few, as a row of radio buttons. */
 export const Switch = ({ label, name, options, value, choose }) => html`
@@ -92,7 +92,7 @@ export const Section = ({ id, title, aside, table, setTable, csv, json, children
     ${children}
   </section>`;
 
-/** Rows: [{key, title, right, cell(row)}]. Scrolls sideways by itself, never the page; where it `stacks`, a narrow
+/** Rows: [{key, title, right, cell(row)}]. Scrolls sideways by itself, never the whole page; where it `stacks`, a narrow
  * screen shows each row as a block of its own (the roles are said, for such a layout takes them away). */
 export const Table = ({ label, columns, rows, empty, rowClass, stacks, keyOf }) => html`
   <div class=${stacks ? "scroll tall" : "scroll"} tabindex="0" role="region" aria-label=${label}>

@@ -1,4 +1,4 @@
-// What is chosen on a page stands in its address, so that a reload or a link shows the same.
+// A page's address holds what is chosen on it, so that a reload or a link shows the same.
 import { useState } from "./dom.js";
 
 export function useQuery(name, otherwise) {

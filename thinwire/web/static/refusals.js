@@ -1,4 +1,4 @@
-// Who was turned away at the door, with the reason that the outside does not learn.
+// Refused requests, with the reason that the other side is not told.
 import { html } from "./dom.js";
 import { moment, plural } from "./format.js";
 import { Section, Table } from "./parts.js";
@@ -14,8 +14,8 @@ const COLUMNS = [
 ];
 
 export const Refusals = ({ rows }) => html`
-  <${Section} id="refusals" title="Turned away" aside="What they call themselves proves nothing.">
-    <${Table} label="Refusals of the door" rows=${rows.slice(0, SHOWN)} stacks columns=${COLUMNS} />
+  <${Section} id="refusals" title="Refused" aside="What they call themselves proves nothing.">
+    <${Table} label="Refusals of the device API" rows=${rows.slice(0, SHOWN)} stacks columns=${COLUMNS} />
     ${rows.length > SHOWN ? html`<details class="more"><summary>${plural(rows.length - SHOWN, "earlier one")}</summary>
-      <${Table} label="Earlier refusals of the door" rows=${rows.slice(SHOWN)} stacks columns=${COLUMNS} /></details>` : null}
+      <${Table} label="Earlier refusals of the device API" rows=${rows.slice(SHOWN)} stacks columns=${COLUMNS} /></details>` : null}
   <//>`;

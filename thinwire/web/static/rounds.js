@@ -1,11 +1,11 @@
 // The rounds as a strip to choose from, and the chosen one as a Gantt chart of its clients.
 import { get } from "./api.js";
-import { AskedFor } from "./asked.js";
+import { AssignedFor } from "./assignments.js";
 import { html, link, useEffect, useRef } from "./dom.js";
 import { seconds, share } from "./format.js";
 import { Gantt } from "./gantt.js";
 import { stoodStill, useReading } from "./live.js";
-import { Icon, Outcome, Refusal, Section, Table, anew } from "./parts.js";
+import { Icon, Outcome, Refusal, Section, Table, restarted } from "./parts.js";
 import { useQuery, useTable } from "./query.js";
 import { Went } from "./went.js";
 
@@ -15,7 +15,7 @@ export const Rounds = ({ run, rounds, news }) => {
   const [chosen, choose] = useQuery("round", null);
   const [table, setTable] = useTable("gantt");
   const last = rounds.at(-1).round;
-  const newest = (rounds.find((r) => !r.reason) ?? rounds.at(-1)).round; // that takes answers; behind it some may be asked ahead
+  const newest = (rounds.find((r) => !r.reason) ?? rounds.at(-1)).round; // the round that takes replies; rounds after it may have assignments already
   const number = Math.min(last, Math.max(1, Number.parseInt(chosen, 10) || newest));
   const { data, error } = useReading(() => get(`runs/${run.run_id}/rounds/${number}`), news, [run.run_id, number]);
   const pick = (n) => {
@@ -30,7 +30,7 @@ export const Rounds = ({ run, rounds, news }) => {
       csv=${link(`api/runs/${run.run_id}/updates.csv?round=${number}`)} json=${link(`api/runs/${run.run_id}/rounds/${number}`)}>
       <${Strip} rounds=${rounds} number=${number} pick=${pick} />
       ${error && !shown ? html`<${Refusal} error=${error} />` : null}
-      ${shown ? html`<${Said} round=${shown} buffered=${buffered} />${table ? html`<${Asks} round=${shown} />` : html`<${Gantt} round=${shown} buffered=${buffered} still=${stoodStill(news)} />`}<${AskedFor} round=${shown} />`
+      ${shown ? html`<${Said} round=${shown} buffered=${buffered} />${table ? html`<${Assignments} round=${shown} />` : html`<${Gantt} round=${shown} buffered=${buffered} still=${stoodStill(news)} />`}<${AssignedFor} round=${shown} />`
         : html`<p class="loading">Reading…</p>`}
     <//>`;
 };
@@ -42,7 +42,7 @@ const Steps = ({ number, last, following, pick }) => html`
     <button type="button" class="tool" aria-pressed=${following} onClick=${() => pick(null)}>Newest</button>
   </span>`;
 
-const MARKS = { "too-few": "cross", deadline: "clock", stopped: "stop", "": "dots" };
+const MARKS = { "too-few": "cross", aborted: "cross", deadline: "clock", stopped: "stop", "": "dots" };
 
 /** A column a round, as high as it was long; arrow keys move along it. */
 const Strip = ({ rounds, number, pick }) => {
@@ -84,27 +84,27 @@ const mark = (r) => {
 const describe = (r) => (r.reason ? `Round ${r.round}, ${seconds(r.seconds)}: ${r.closing}` : `Round ${r.round}, open`);
 
 const Said = ({ round, buffered }) => {
-  const notAsked = Object.entries(round.not_asked);
-  const deadline = `${buffered ? "Deadline of each ask" : "Deadline"} ${round.deadline_reason || seconds(round.deadline_s)}`;
-  const least = buffered ? `At least ${round.floor} of its updates must be right` : `At least ${round.floor} of ${round.asked.length} must answer`;
-  const drawn = round.drawn && ` ${round.drawn[0].toUpperCase()}${round.drawn.slice(1)}.`;
+  const notSelected = Object.entries(round.not_selected);
+  const deadline = `${buffered ? "Deadline of each assignment" : "Deadline"} ${round.deadline_reason || seconds(round.deadline_s)}`;
+  const least = buffered ? `At least ${round.min_updates} of its updates must be right` : `At least ${round.min_updates} of ${round.selected.length} must answer`;
+  const drawn = round.sampling && ` ${round.sampling[0].toUpperCase()}${round.sampling.slice(1)}.`;
   return html`
     <p class="why">${round.why}</p>
     ${round.reason && html`<${Went} went=${round} along=${round.slowest} waited=${round.waited_for} />`}
-    <p class="closing faint">${round.reason && html`Closed because ${round.closing}. `}<${Codecs} round=${round} /> ${deadline}. ${least}.${drawn}${notAsked.length ? html` Not asked: ${notAsked.map(([name, why], i) => html`${i ? "; " : ""}<b>${name}</b> (${why})`)}.` : ""}</p>`;
+    <p class="closing faint">${round.reason && html`Closed because ${round.closing}. `}<${Codecs} round=${round} /> ${deadline}. ${least}.${drawn}${notSelected.length ? html` Not selected: ${notSelected.map(([name, why], i) => html`${i ? "; " : ""}<b>${name}</b> (${why})`)}.` : ""}</p>`;
 };
 
-/** What it was asked in; of a ladder how many were asked in each. */
+/** The codec of a round; of a ladder the number of clients with each codec. */
 const Codecs = ({ round }) => (round.codecs.length
   ? html`Codecs ${round.codecs.map(([codec, count], i) => html`${i ? ", " : ""}<code>${codec}</code> (${count})`)}.`
   : html`Codec <code>${round.codec}</code>.`);
 
-const Asks = ({ round }) => html`
-  <${Table} label=${`Asks of round ${round.round}`} rows=${[...round.updates, ...round.late_folded]} columns=${[
+const Assignments = ({ round }) => html`
+  <${Table} label=${`Assignments of round ${round.round}`} rows=${[...round.updates, ...round.late_aggregated]} columns=${[
     { title: "Client", cell: (u) => (u.round === round.round ? u.device : `${u.device} (round ${u.round})`) },
-    { title: "Outcome", cell: (u) => html`<${Outcome} outcome=${u.outcome}>${u.reason ? `: ${u.reason}` : ""}${anew(u)}<//>` },
-    ...["asked", "download", "queue", "evaluate", "train", "encode", "between", "upload"].map((stage) => ({
-      title: stage === "asked" ? "waited" : stage, right: true, cell: (u) => took(u, stage) })),
+    { title: "Outcome", cell: (u) => html`<${Outcome} outcome=${u.outcome}>${u.reason ? `: ${u.reason}` : ""}${restarted(u)}<//>` },
+    ...["delivery", "download", "queue", "load", "evaluate", "train", "encode", "commit", "between", "upload"].map((stage) => ({
+      title: stage === "delivery" ? "waited" : stage, right: true, cell: (u) => took(u, stage) })),
     { title: "Examples", right: true, cell: (u) => u.examples || "–" },
     { title: "Steps", right: true, cell: (u) => u.steps || "–" },
     { title: "Norm", right: true, cell: (u) => (u.norm === null ? "–" : u.norm.toPrecision(3)) },

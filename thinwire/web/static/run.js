@@ -51,7 +51,7 @@ export const RunPage = ({ id, news }) => {
 };
 
 const Head = ({ run, rounds, still }) => {
-  const open = rounds.find((r) => r.reason === "") ?? null; // the first: where asks are sent ahead, others wait behind it
+  const open = rounds.find((r) => r.reason === "") ?? null; // the first: where assignments are sent ahead, others wait behind it
   const going = run.status === "running" || run.status === "waiting";
   const now = useTime(going, still);
   const took = run.started_at ? (run.finished_at ?? now) - run.started_at : null;
@@ -71,7 +71,7 @@ const Head = ({ run, rounds, still }) => {
       <div><dt>time</dt><dd>${took === null ? "–" : seconds(took)}</dd></div>
       <div><dt>sent up, payload</dt><dd>${times(run.dense_up, run.payload_up)}</dd></div>
       <div><dt>sent up, wire</dt><dd>${run.wire_up !== null && run.wire_up < run.payload_up ? wired(run.wire_up, run.payload_up) : times(run.dense_up, run.wire_up)}</dd></div>
-      <div><dt>folded</dt><dd>${run.folded_count + run.late}<small> updates</small></dd></div>
+      <div><dt>aggregated</dt><dd>${run.aggregated_count + run.late}<small> updates</small></dd></div>
       <div class=${run.late + run.dropped + run.failed ? "" : "quiet"}><dt>late · dropped · failed</dt><dd>${run.late} · ${run.dropped} · ${run.failed}</dd></div>
     </dl>` : null}`;
 };
@@ -87,7 +87,7 @@ const figure = (name, run) => html`
 
 const Progress = ({ run, open, now }) => {
   const share = Math.min(100, (100 * run.version) / Math.max(1, run.rounds_total));
-  const answered = open ? `${open.folded_count + open.arrived + open.dropped} of ${open.asked.length} answered, ${open.failed ? `${open.failed} failed, ` : ""}` : "";
+  const answered = open ? `${open.aggregated_count + open.arrived + open.dropped} of ${open.selected.length} answered, ${open.failed ? `${open.failed} failed, ` : ""}` : "";
   const since = open ? `open for ${seconds(Math.max(0, now - open.opened_at))}` : "";
   const buffered = run.plan.cohort?.mode === "buffered";
   const said = !open ? "" : buffered ? `round ${open.round}: ${since}` : `round ${open.round}: ${answered}${since}, deadline ${seconds(open.deadline_s)}`;
@@ -99,7 +99,7 @@ const Progress = ({ run, open, now }) => {
     </div>`;
 };
 
-/** Asked twice, on the spot: a stop cannot be taken back. */
+/** A second click confirms: a stop is final. */
 const Stop = ({ id }) => {
   const [state, setState] = useState("idle");
   const order = async () => {
@@ -109,11 +109,11 @@ const Stop = ({ id }) => {
   if (state === "ordered") return html`<span class="faint" role="status">stop ordered</span>`;
   if (state === "failed") return html`<span class="bad-text" role="alert">the order was not taken</span>`;
   if (state !== "idle") {
-    return html`<span class="ask" role="group" aria-label="Stop this run?">Stop this run?
+    return html`<span class="confirm" role="group" aria-label="Stop this run?">Stop this run?
       <button type="button" class="tool bad" disabled=${state === "sent"} onClick=${order}>Stop</button>
       <button type="button" class="tool" onClick=${() => setState("idle")}>Keep</button></span>`;
   }
-  return html`<button type="button" class="tool" onClick=${() => setState("asked")}><${Icon} name="stop" />Stop</button>`;
+  return html`<button type="button" class="tool" onClick=${() => setState("confirm")}><${Icon} name="stop" />Stop</button>`;
 };
 
 const Waiting = ({ run, devices, service, gone }) => html`

@@ -1,8 +1,8 @@
 // Where time went, as one line: the stages that took any and whom was waited for, and requests x round trip within them.
 import { html } from "./dom.js";
-import { plural, seconds, trip } from "./format.js";
+import { plural, seconds } from "./format.js";
 
-const WORDS = { before: "before it was asked", between: "between its stages", asked: "until it was taken up", again: "until it was taken up again", away: "no aggregator" };
+const WORDS = { before: "before it was selected", between: "between its stages", delivery: "until it was delivered", again: "until it was delivered again", away: "no aggregator" };
 
 export const Went = ({ went, along, waited }) => {
   const uncounted = listed(went.uncounted, {});
@@ -16,6 +16,6 @@ const listed = (stages, more) => Object.entries(stages).filter(([, took]) => too
   .map(([name, took]) => `${WORDS[name] ?? name} ${seconds(took)}${more[name] ? ` (${more[name]})` : ""}`).join(" · ");
 
 /** Round trips are no stage of their own: they lie in downloads, uploads and between these. */
-const exchange = ({ requests, rtt_s, trips_s }) => (rtt_s ? ` Round trips within these: ${plural(requests, "request")} × ${trip(rtt_s)} = ${trip(trips_s)}.` : requests ? ` ${plural(requests, "request")}.` : "");
+const exchange = ({ requests, rtt_s, trips_s }) => (rtt_s ? ` Round trips within these: ${plural(requests, "request")} × ${seconds(rtt_s)} = ${seconds(trips_s)}.` : requests ? ` ${plural(requests, "request")}.` : "");
 
 const few = (names) => (names.length > 3 ? `${names.slice(0, 2).join(", ")} and ${names.length - 2} more` : names.join(", "));

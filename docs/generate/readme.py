@@ -1,0 +1,180 @@
+"""The figures of the README and of the four pages that it quotes, from docs/evidence/*.json alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import floor
+from typing import Any
+
+from docs.generate.evidence import measured, read
+from docs.generate.names import count
+from docs.generate.table import table
+
+Figures = Mapping[str, float]
+LOAD = "with nothing else running"
+DEMO, ACCURACY = "`thinwire demo --json`", "`python -m benchmarks.accuracy_bytes --preset committed --json`"
+ROUND, API = "`python -m benchmarks.round_overhead --json`", "`python -m benchmarks.device_api --json`"
+STEP = ("all", "enough", "deadline")  # closing reasons of rounds that changed the model
+DEVICE = "`python -m benchmarks.device_footprint --json`"
+Line = tuple[str, str, str]  # the figure's names, its value, its meaning
+
+
+def readme_table() -> str:
+    """Return one row a figure: what it is, its value with unit, and the command that prints it."""
+    demo, rounds, api, device = (figures(name) for name in ("demo", "round-overhead", "device-api", "device-footprint"))
+    smaller, fewer = "times smaller than dense fp32", "times fewer than fp32"
+    return table(("figure", "value", "command"), (
+        ("update in the demo, payload", f"{demo['uplink_ratio']:.0f} {smaller}", DEMO),
+        ("update in the demo, wire (with HTTP and signatures)", f"{wire_ratio(demo):.0f} {smaller}", DEMO),
+        ("accuracy in the demo, compressed", f"{demo['accuracy']:.3f} (one seed)", DEMO),
+        ("accuracy in the demo, uncompressed", f"{demo['accuracy_uncompressed']:.3f} (one seed)", DEMO),
+        ("accuracy in the demo, all data in one place", f"{demo['accuracy_centralised']:.3f} (one seed)", DEMO),
+        ("rounds with a step in the demo, one of 8 clients killed in a round and reconnected",
+         f"{sum(demo.get(f'closed {reason}', 0) for reason in STEP):.0f} of {demo['rounds']:.0f}", DEMO),
+        ("uplink bytes of the default codec, `eden(1)` without feedback, at equal rounds",
+         f"{floor(least_ratio('eden(1), none'))} {fewer}", ACCURACY),
+        ("uplink bytes of `stc(0.04)`", f"{least_ratio('stc(0.04)'):.1f} {fewer}", ACCURACY),
+        ("round without training, 3 clients, journal and database included", seconds(rounds["noop_ours_s"]), ROUND),
+        ("the same with stock Flower", seconds(rounds["noop_stock_s"]), ROUND),
+        ("round with 100 MB each way, 3 clients", seconds(rounds["big_round_s"]), ROUND),
+        ("memory of that round", f"{rounds['big_peak_models']:.1f} models", ROUND),
+        ("the same round with stock Flower", seconds(rounds["big_stock_s"]), ROUND),
+        ("bytes of a device over TLS beyond the payload",
+         f"{api['wire_bytes_per_client_round'] / 1000:.1f} kB a round", API),
+        ("bytes of a device without work", f"{api['idle_bytes_per_day'] / 1e6:.2f} MB a day", API),
+        ("reconnection of 1000 devices after a restart", seconds(api["reconnect_1000_s"]), API),
+        ("memory of a client that waits", f"{device['idle_rss_bare_mb']:.0f} MB", DEVICE),
+        ("memory of a client with torch, between two rounds", f"{device['idle_rss_mb']:.0f} MB", DEVICE),
+        ("processor of a client that waits", f"{device['idle_cpu_bare_percent']:.2f} % of a core", DEVICE),
+        ("packages of a client, without torch and numpy",
+         f"{device['installed_mb']:.0f} MB ({device['distributions']:.0f} packages)", DEVICE),
+    ))  # fmt: skip
+
+
+def demo_part() -> str:
+    found = figures("demo")
+    updates = round(found["dense_up_bytes"] / 38_440)
+    closed = ", ".join(f"{n:.0f} `{name.removeprefix('closed ')}`" for name, n in found.items() if "closed " in name)
+    return page("demo", "seed 1", (
+        ("`accuracy`", f"{found['accuracy']:.3f}", "accuracy of the final model on the clients' test splits"),
+        ("`accuracy_uncompressed`", f"{found['accuracy_uncompressed']:.3f}",
+         "the same run in the command's own process, with `identity`"),
+        ("`accuracy_centralised`", f"{found['accuracy_centralised']:.3f}",
+         "the same model, trained on all data in one place"),
+        ("`uplink_ratio`", f"{found['uplink_ratio']:.0f}", "dense float32 bytes over payload bytes, uplink"),
+        ("`dense_up_bytes`", count(int(found["dense_up_bytes"])), f"{updates} updates of 38 440 bytes"),
+        ("`payload_up_bytes`", count(int(found["payload_up_bytes"])), "the same updates in frames"),
+        ("`wire_up_bytes`", count(int(found["wire_up_bytes"])),
+         f"bytes on the sockets, uplink: {wire_ratio(found):.1f} times less than dense"),
+        ("`payload_down_bytes`", count(int(found["payload_down_bytes"])),
+         "uncompressed models: those of the rounds, and the final one for its evaluation"),
+        ("`wire_down_bytes`", count(int(found["wire_down_bytes"])), "bytes on the sockets, downlink"),
+        ("`closed_reasons`", closed, "`enough` is the round whose killed client did not reconnect in time"),
+        ("`late`, `dropped`, `failed`", ", ".join(f"{found[one]:.0f}" for one in ("late", "dropped", "failed")),
+         "updates after their round, updates without effect, assignments without an update"),
+        ("`rounds_s`", seconds(found["rounds_s"], 3), "the federated run, including the wait for devices"),
+        ("`wall_s`", seconds(found["wall_s"], 3), "the whole command, including both baselines"),
+    ))  # fmt: skip
+
+
+def round_part() -> str:
+    found = figures("round-overhead")
+    return page("round-overhead", "times are medians, with the minimum and the maximum in parentheses", (
+        ("`noop_ours_s`", spread(found, "noop_ours"), "a round in which 3 devices receive and send four floats"),
+        ("`noop_stock_s`", spread(found, "noop_stock"), "the same with stock Flower"),
+        ("`noop_ratio`", f"{found['noop_ratio']:.0f}", "stock Flower's round over Thinwire's"),
+        ("`requests_per_client_round`", f"{found['requests_per_client_round']:.2f}",
+         "HTTP requests of one device in one round"),
+        ("`server_cpu_ms_per_client_round`", f"{found['server_cpu_ms_per_client_round']:.1f}",
+         "CPU of the aggregator (ms)"),
+        ("`big_round_s`", spread(found, "big_round"),
+         "100 MB down to and up from each of 3 devices; Thinwire averages them"),
+        ("`big_stock_s`", spread(found, "big_stock"), "the same with stock Flower, which averages nothing"),
+        ("`big_peak_models`", f"{found['big_peak_models']:.2f}",
+         "peak memory of the aggregator over its idle memory, in models"),
+    ))  # fmt: skip
+
+
+def api_part() -> str:
+    found, mailbox = figures("device-api"), figures("mailbox")
+    return page("device-api", "OpenSSL 3", (
+        ("`handshakes_per_s`", f"{found['handshakes_per_s']:.0f}",
+         "strangers that connect, complete a TLS 1.3 handshake (P-256), and disconnect"),
+        ("`handshake_cpu_ms`", f"{found['handshake_cpu_ms']:.2f} ms", "CPU of one such handshake"),
+        ("`requests_per_s`", count(round(found["requests_per_s"])),
+         "signed requests with an immediate response, on 8 persistent connections"),
+        ("`request_cpu_ms`", f"{found['request_cpu_ms']:.2f} ms", "CPU of one such request"),
+        ("`cpu_ms_per_client_round`", f"{found['cpu_ms_per_client_round']:.1f} ms",
+         "an assignment and its reply, durable (fsync), read and acknowledged"),
+        ("`mailbox_us` (`python -m benchmarks.mailbox`)", f"{mailbox['mailbox_us']:.0f} us",
+         "CPU of mailbox and LinkState for an assignment and its reply, 1000 devices at once; goal 200"),
+        ("`wire_bytes_per_client_round`", count(round(found["wire_bytes_per_client_round"])),
+         "uplink and downlink together, without the 2 x 10 000 bytes of payload; goal 2 048"),
+        ("`idle_bytes_per_day`", count(round(found["idle_bytes_per_day"])),
+         "of a device that waits, uplink and downlink together; goal 1 000 000"),
+        ("`reconnect_1000_s`", seconds(found["reconnect_1000_s"]),
+         "until each of 1000 devices has registered again after a restart, 24 at a time, without a deliberate wait"),
+        ("`reconnect_cpu_ms`", f"{found['reconnect_cpu_ms']:.1f} ms", "CPU of one of them, handshake included"),
+        ("`spread_s`", seconds(found["spread_s"]),
+         "the period over which the aggregator spreads the reconnects of those 1000 devices"),
+    ))  # fmt: skip
+
+
+def device_part() -> str:
+    found = figures("device-footprint")
+    return page("device-footprint", "torch built for CPU", (
+        ("`idle_rss_bare_mb`", f"{found['idle_rss_bare_mb']:.0f} MB",
+         "a connected, waiting client without the worker: one process"),
+        ("`idle_rss_mb`", f"{found['idle_rss_mb']:.0f} MB",
+         "a client that waits after a round, with the worker: both processes together"),
+        ("`idle_cpu_bare_percent`", f"{found['idle_cpu_bare_percent']:.2f} %",
+         "of one core, without an assignment and without the worker; a tick of the clock is 0.05 %"),
+        ("`idle_cpu_percent`", f"{found['idle_cpu_percent']:.2f} %", "the same with the worker"),
+        ("`first_start_s`", seconds(found["first_start_s"]),
+         "from the first start of the program until it is connected; each start imports torch to describe the task"),
+        ("`start_s`", seconds(found["start_s"]), "the same for a later start"),
+        ("`distributions`", f"{found['distributions']:.0f}",
+         "distributions that `thinwire[client]` adds beside numpy, including Thinwire"),
+        ("`installed_mb`", f"{found['installed_mb']:.1f} MB",
+         "files of these distributions as pip installed them, including bytecode"),
+    ))  # fmt: skip
+
+
+def figures(name: str) -> Figures:
+    found: Figures = read(name)["figures"]
+    return found
+
+
+def page(name: str, setting: str, lines: Sequence[Line]) -> str:
+    return f"{measured(read(name), LOAD, setting)}\n\n{table(('figure', 'measured', 'what it is'), lines)}"
+
+
+def wire_ratio(demo: Figures) -> float:
+    return demo["dense_up_bytes"] / demo["wire_up_bytes"]
+
+
+def least_ratio(chain: str) -> float:
+    """Return the lowest ratio of uplink bytes that a codec had on the fresh seeds (B) of a model which chose it."""
+    models: Mapping[str, Any] = read("accuracy-bytes")["models"]
+    rows = (row for model in models.values() if model["outcome"]["chain"] == chain for row in model["b"])
+    return min(float(row["ratio"]) for row in rows if row["chain"] == chain)
+
+
+def seconds(value: float, digits: int = 2) -> str:
+    """Return the seconds with so many significant digits.
+
+    >>> seconds(0.04416), seconds(9.96), seconds(16.88)
+    ('0.044 s', '10 s', '17 s')
+    """
+    return f"{float(f'{value:.{digits}g}'):g} s"
+
+
+def spread(found: Figures, name: str) -> str:
+    """Return the median of a time with its minimum and maximum."""
+    median, least, most = (f"{found[f'{name}{end}']:.3g}" for end in ("_s", "_least_s", "_most_s"))
+    return f"{median} s ({least} to {most})"
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "demo": demo_part, "round-overhead": round_part, "device-api": api_part, "device-footprint": device_part,
+}  # fmt: skip

@@ -1,0 +1,83 @@
+"""Both ends compute the terms and the context of a round from the plan and the assignment, and every fact counts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from thinwire.aggregation.plan_codecs import lattice_of
+from thinwire.core.plan import RunPlan
+from thinwire.core.types import Assignment, SecureWork, Work
+from thinwire.privacy.contexts import SecureTerms, context_of_assignment, holders_of, terms_of
+
+PLAN = RunPlan.parse('[run]\ntask="t"\nrounds=7\n[local]\nlr=1')
+SECURE = PLAN.secure.model_copy(update={"enabled": True, "metrics": {"loss": 10.0, "accuracy": 1.0}, "bits": 8})
+PLAN = PLAN.model_copy(update={"secure": SECURE})
+WORK = SecureWork(selected=10, window=0, clip=2.0)
+GIVEN = Assignment(
+    "t-1.3.pi-1", "t-1", "t", "train", "digest", 3, base_version=2, layout_digest="layout", work=Work(5, 32, 0.5),
+    deadline_s=60.0, references_from=1, identity="abc", secure=WORK,
+)  # fmt: skip
+
+
+def terms(plan: RunPlan = PLAN, work: SecureWork = WORK) -> SecureTerms:
+    lattice = lattice_of(plan, 5000, work, "abc")
+    return terms_of(plan, work, lattice.lanes, lattice.width)
+
+
+def test_the_terms_follow_from_plan_and_work():
+    found = terms()
+    assert found.scalars == ("weight", "fits", "accuracy", "accuracy/count", "loss", "loss/count")
+    assert (found.selected, found.rounds, found.graph_of(10).t) == (10, 7, 6)
+    assert found.width == 12
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"run": "t-2"}, {"identity": "abd"}, {"round": 4}, {"base_version": 3}, {"layout_digest": "other"},
+        {"references_from": 0}, {"deadline_s": 61.0}, {"protocol": 2}, {"work": Work(6, 32, 0.5)},
+        {"work": Work(5, 16, 0.5)}, {"work": Work(5, 32, 1e-30)}, {"secure": replace(WORK, selected=11)},
+        {"secure": replace(WORK, window=1)}, {"secure": replace(WORK, clip=2.5)},
+        {"task": "other"}, {"codec": "topk"}, {"further": True},
+    ],
+)  # fmt: skip
+def test_a_client_that_was_told_something_else_has_another_context(changed: dict[str, Any]):
+    model = b"m" * 32
+    assert context_of_assignment(GIVEN, PLAN, model, terms()) != context_of_assignment(
+        replace(GIVEN, **changed), PLAN, model, terms()
+    )
+
+
+def test_another_model_plan_or_suite_gives_another_context():
+    other = PLAN.model_copy(update={"run": PLAN.run.model_copy(update={"rounds": 8})})
+    found = {
+        context_of_assignment(GIVEN, plan, model, made)
+        for plan in (PLAN, other)
+        for model in (b"m" * 32, b"n" * 32)
+        for made in (terms(), replace(terms(), post_quantum=True), replace(terms(), scalars=("weight",)))
+    }
+    assert len(found) == 12
+
+
+def test_what_only_one_client_is_told_is_not_in_the_context():
+    own = replace(GIVEN, assignment_id="t-1.3.pi-2", plan={}, outcomes=(), parts=())
+    assert context_of_assignment(own, PLAN, b"m" * 32, terms()) == context_of_assignment(
+        GIVEN, PLAN, b"m" * 32, terms()
+    )
+
+
+def test_the_support_of_a_run_depends_on_its_identity_and_plan_alone():
+    plan = PLAN.model_copy(update={"secure": SECURE.model_copy(update={"support": 0.1})})
+    first, second, other = (lattice_of(plan, 50_000, WORK, identity).walk.indices(0) for identity in ("a", "a", "b"))
+    assert np.array_equal(first, second)
+    assert not np.array_equal(first, other)
+
+
+def test_the_holders_of_a_complete_graph_take_no_quadratic_memory():
+    found = holders_of(SecureTerms(5000, 0.1, 0.1, 1, 8, graph="complete").graph_of(5000), bytes(32))
+    assert found[1] == list(range(1, 5001))
+    assert len({id(row) for row in found.values()}) == 1

@@ -1,0 +1,104 @@
+"""A scripted fleet whose devices also break the rules: damaged frames, replies rounds too late, and further replies."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self
+
+from thinwire.core.fleet import Envelope, Spool
+from thinwire.core.types import Part, ReplyHeader
+from thinwire.simulation import ScriptedDevice, ScriptedFleet, Turn
+from thinwire.simulation.local_fleet import LocalLink
+from thinwire.simulation.scripted_device import Kept, parts_of
+
+Again = Literal["same", "new", "changed"]
+
+
+@dataclass(frozen=True)
+class FaultyTurn(Turn):
+    """A turn of a device that breaks the rules.
+
+    - `garbage`: the frames are damaged, so their aggregation fails.
+    - `held` = n: the reply is sent when the assignments of a round at least n later are sent.
+    - `again`: what else the device sends: the same bytes, a second update for the same assignment, or other bytes
+      under the same id.
+    """
+
+    garbage: bool = False
+    held: int = 0
+    again: tuple[Again, ...] = ()
+
+
+@dataclass(frozen=True)
+class HeldReply:
+    """A reply that is sent when the assignments of round `until` are sent."""
+
+    until: int
+    device: ScriptedDevice
+    kept: Kept
+
+
+class FaultyFleet(ScriptedFleet):
+    """A scripted fleet that carries out `FaultyTurn`s; other turns are those of a `ScriptedFleet`."""
+
+    def __init__(self, *given: Any) -> None:
+        self._held_back: list[HeldReply] = []
+        self._more: dict[tuple[str, str], list[tuple[ReplyHeader, bytes]]] = {}  # device, assignment -> further replies
+        super().__init__(*given)
+
+    def restart(self, spool: Spool | None = None) -> Self:
+        again = super().restart(spool)
+        again._held_back, again._more = self._held_back, self._more
+        return again
+
+    def send(self, assignments: Sequence[Envelope]) -> None:
+        super().send(assignments)
+        latest = max(
+            (envelope.assignment.round for envelope in assignments if envelope.assignment.kind == "train"), default=0
+        )
+        due = [one for one in self._held_back if one.until <= latest]
+        self._held_back = [one for one in self._held_back if one.until > latest]
+        for one in due:
+            self._after(one.kept.upload_s, ScriptedFleet._send, one.device, one.kept.assignment_id)
+
+    def _made(self, device: ScriptedDevice, kept: Kept) -> None:
+        turn = kept.turn
+        if not isinstance(turn, FaultyTurn):
+            super()._made(device, kept)
+            return
+        if turn.garbage:
+            kept.header, kept.body = damaged(kept.header, kept.body)
+        self._more[device.name, kept.assignment_id] = [_once_more(device, kept, turn, again) for again in turn.again]
+        if turn.held:
+            self._held_back.append(HeldReply(kept.delivery.assignment.round + turn.held, device, kept))
+        else:
+            super()._made(device, kept)
+
+    def _hand_over(self, link: LocalLink, kept: Kept) -> None:
+        super()._hand_over(link, kept)
+        for header, body in () if kept.pushed else self._more.get((link.name, kept.assignment_id), ()):
+            self.take(link, header, body, kept.upload_s)
+
+
+def damaged(header: ReplyHeader, body: bytes) -> tuple[ReplyHeader, bytes]:
+    """The reply with other frames, whose digests are right."""
+    frames, at = [], 0
+    for part in header.parts:
+        frame = body[at : at + part.length]
+        frames.append(frame[:-1] + bytes([frame[-1] ^ 0x5A]) + b"?")
+        at += part.length
+    return replace(header, parts=parts_of(frames)), b"".join(frames)
+
+
+def _once_more(device: ScriptedDevice, kept: Kept, turn: FaultyTurn, again: Again) -> tuple[ReplyHeader, bytes]:
+    if again == "same":
+        return kept.header, kept.body
+    if again == "changed":
+        body = kept.body + b"!"
+        parts = (Part("frame/0", len(body), hashlib.sha256(body).hexdigest()),)
+        return replace(kept.header, parts=parts), body
+    header, body = device.work.answer(kept.delivery, turn)
+    assert isinstance(header, ReplyHeader), "an assignment that was replied to can be replied to again"
+    return damaged(header, body) if turn.garbage else (header, body)

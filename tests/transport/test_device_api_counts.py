@@ -1,0 +1,82 @@
+"""Bytes and requests of a device are counted at the device API, as they pass its socket."""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.device_by_hand import Caller
+from tests.support.fleet_words import answer, envelope, hello, polled, pulled
+from tests.support.transport_doubles import Place, place
+from thinwire.core.fleet import ClientConnected, FixedLimits
+from thinwire.core.serialization import ReplyLimit
+from thinwire.core.types import ReplyHeader
+from thinwire.transport.protocol import registration
+from thinwire.transport.protocol.http import HELLO, packed
+from thinwire.transport.server.connections import TrafficCounter
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Iterator[Place]:
+    with place(tmp_path, limits=FixedLimits(ReplyLimit(100_000))) as made:
+        yield made
+
+
+def test_bytes_and_requests_of_a_device_are_counted(here: Place, tmp_path: Path) -> None:
+    """Two requests a round, and a few hundred bytes around what is carried."""
+    link = here.link("pi-1")
+    link.hello(hello("pi-1"))
+    polled(here.fleet, ClientConnected)
+    for round_number in (1, 2):
+        model = bytes(50_000)
+        here.fleet.send([envelope("pi-1", f"assignment-{round_number}", tmp_path, model)])
+        assignment = pulled(link).assignment
+        body = tmp_path / "answer"
+        body.write_bytes(bytes(20_000))
+        link.push(answer("pi-1", assignment.assignment_id, round_number, bytes(20_000)), body)
+        transfer = polled(here.fleet, ReplyHeader).transfer
+        assert transfer is not None
+        assert transfer.requests == (3 if round_number == 1 else 2)
+        assert 50_000 < (transfer.sent_bytes or 0) < 52_000
+        assert 20_000 < (transfer.received_bytes or 0) < 23_500
+    stats = here.fleet.stats()
+    assert stats["requests"] == {"hello": 1, "pull": 2, "push": 2}
+    assert stats["sent_bytes"] > 100_000
+
+
+def test_each_byte_is_counted_once_with_the_reply_after_it() -> None:
+    counter = TrafficCounter()
+    counter.sent_bytes += 10
+    assert counter.take_unreported() == (10, 0, 0)
+    counter.sent_bytes += 20
+    counter.requests += 1
+    assert [counter.take_unreported(), counter.take_unreported()] == [(20, 0, 1), (0, 0, 0)]
+
+
+def test_what_passes_the_socket_is_what_is_counted(here: Place) -> None:
+    caller = Caller(here)
+    said = registration.to_bytes(hello("pi-1"))
+    lines = "".join(f"{k}: {v}\r\n" for k, v in caller.signed(HELLO, said).items())
+    body = packed(said)
+    request = f"POST {HELLO} HTTP/1.1\r\nhost: x\r\n{lines}content-length: {len(body)}\r\n\r\n".encode() + body
+    host, port = caller.address.split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as raw:
+        raw.sendall(request)
+        got = raw.recv(65_536)
+    assert got.startswith(b"HTTP/1.1 200")
+    stats = here.fleet.stats()
+    assert (stats["received_bytes"], stats["sent_bytes"]) == (len(request), len(got))
+
+
+def test_digests_in_heads_are_those_of_the_bytes(here: Place, tmp_path: Path) -> None:
+    link = here.link("pi-1")
+    link.hello(hello("pi-1"))
+    body = tmp_path / "answer"
+    body.write_bytes(b"abc")
+    link.push(answer("pi-1", "assignment-1", 1, b"abc"), body)
+    header = polled(here.fleet, ReplyHeader)
+    assert [part.sha256 for part in header.parts] == [hashlib.sha256(b"abc").hexdigest()]

@@ -1,0 +1,138 @@
+"""The kernels of lattice points, their numpy oracles, and the blocks that are rotated.
+
+A lane is one coordinate of a window, in the window's order. `csrc/lattice.hpp` has the same two steps as
+`Window.round` and `Window.add`, for one block of at most 2^16 lanes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from thinwire.compression.base import BLOCK, buckets
+from thinwire.compression.codecs.drive_eden import SMALLEST, rotate, rotate_back, signs
+from thinwire.compression.native import kernel
+from thinwire.compression.vector_ops import MAGNITUDE, bucket_sums, in_order, partial_sums
+
+if TYPE_CHECKING:
+    from thinwire.core.types import Vector
+
+PADDING_SHARE = 32  # rotation adds at most 1/32 of the coordinates, or 63
+Lanes = NDArray[np.uint16] | NDArray[np.uint32]
+
+
+@dataclass(frozen=True)
+class Window:
+    """Reads and writes the coordinates of one window, block by block, with kernels or their numpy oracles.
+
+    `order` holds the numbers of blocks of `block` coordinates, or is None if the window is the vector itself. `count`
+    is the number of coordinates; lanes after them are padding.
+    """
+
+    order: NDArray[np.uint32] | None
+    block: int
+    count: int
+
+    def squares(self, x: Vector) -> float:
+        """Return the sum of squares of a window; one of all coordinates is summed in the vector's own order."""
+        run = kernel("lattice_squares")
+        if self.count == x.size:
+            sums = bucket_sums(x, 2)
+        elif run is None:
+            parts = [self._read(x, at, at + BLOCK)[: self.count - at] for at in range(0, self.count, BLOCK)]
+            sums = np.concatenate([partial_sums(values.astype(np.float64) ** 2) for values in parts])
+        else:
+            sums = np.empty(buckets(self.count))
+            run(x.ctypes.data, *self._order(), sums.ctypes.data)
+        return in_order(sums)
+
+    def round(
+        self, x: Vector, span: tuple[int, int], near: np.float32, factor: np.float32, turned: bool, word: int,
+        most: int, draws: NDArray[np.uint16], room: NDArray[np.float32], lanes: Lanes,
+    ) -> np.uint32:  # fmt: skip
+        """Write the lanes of one block, and return the bits of the largest place as a float32.
+
+        A place is a coordinate times both factors, rotated if `turned`. `room` is `working_memory()`.
+        """
+        run = kernel("lattice_round")
+        if run is not None:
+            to = lanes.ctypes.data
+            args = turned, word, most, draws.ctypes.data, room.ctypes.data, lanes.itemsize, to
+            return np.uint32(run(x.ctypes.data, *self._order(), *span, near, factor, *args))
+        places = self._read(x, *span) * near * factor
+        if turned:
+            places = rotate(places, signs(*span, word))
+        below = np.floor(places)
+        up = (draws[: places.size].astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-16) < places - below
+        lanes[:] = np.clip(below.astype(np.int32) + up, -most, most).astype(np.int32).astype(lanes.dtype)
+        found: np.uint32 = (places.view(np.uint32) & MAGNITUDE).max()
+        return found
+
+    def add(
+        self, lanes: Lanes, width: int, span: tuple[int, int], factor: np.float32, turned: bool, word: int,
+        adds: bool, room: NDArray[np.float32], into: Vector,
+    ) -> int:  # fmt: skip
+        """Add one block's integers, rotated back, times a factor, or write them; return the largest magnitude."""
+        run = kernel("lattice_add")
+        if run is not None:
+            at, to = (lanes.ctypes.data, lanes.itemsize, width), (room.ctypes.data, into.ctypes.data)
+            return int(run(*at, *self._order(), *span, turned, word, factor, adds, *to))
+        integers = (lanes.astype(np.uint32) << np.uint32(32 - width)).view(np.int32) >> np.int32(32 - width)
+        values = integers.astype(np.float32)
+        values = (rotate_back(values, signs(*span, word)) if turned else values) * factor
+        places = self._places(*span)
+        into[places] = into[places] + values[: places.size] if adds else values[: places.size]
+        return int(np.abs(integers.astype(np.int64)).max())
+
+    def _order(self) -> tuple[int | None, int, int]:
+        return (None if self.order is None else self.order.ctypes.data), self.block, self.count
+
+    def _places(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Return the indices of positions start .. stop; there are none after the last coordinate."""
+        at = np.arange(start, min(stop, self.count))
+        if self.order is None:
+            return at
+        return self.order[at // self.block].astype(np.int64) * self.block + at % self.block
+
+    def _read(self, x: Vector, start: int, stop: int) -> Vector:
+        values = np.zeros(stop - start, np.float32)
+        places = self._places(start, stop)
+        values[: places.size] = x[places]
+        return values
+
+
+def padded_size(coordinates: int, largest: int) -> int:
+    """Return how many lanes the rotation of these coordinates gives, whole blocks of at least 64 lanes.
+
+    >>> padded_size(255_600, 65536), padded_size(300, 65536)
+    (258048, 320)
+    """
+    smallest = min(max(SMALLEST, _power_below(max(1, coordinates // PADDING_SHARE))), largest)
+    return -(-coordinates // smallest) * smallest
+
+
+def rotated_blocks(size: int, largest: int) -> Iterator[tuple[int, int]]:
+    """Yield (start, stop) of each rotated block: blocks of `largest`, then the powers of two of the rest.
+
+    >>> list(rotated_blocks(320, 128))
+    [(0, 128), (128, 256), (256, 320)]
+    """
+    start = 0
+    while start < size:
+        stop = start + min(largest, _power_below(size - start))
+        yield start, stop
+        start = stop
+
+
+def working_memory() -> NDArray[np.float32]:
+    """Return the working memory of one thread for one block; numpy needs none."""
+    run = kernel("eden_room")
+    return np.empty(run() if run is not None else 0, np.float32)
+
+
+def _power_below(number: int) -> int:
+    return 1 << number.bit_length() - 1

@@ -1,0 +1,320 @@
+"""Make the client's calls to the aggregator: repeat them, send replies in the background, and record how they went.
+
+`ReconnectBackoff` draws the waits between tries (exponential backoff with full jitter), and `Retrier` repeats a call by
+them. `BackgroundSender` is the thread that finishes and sends replies while the client trains, in the order in which
+they began. `StatusReporter` wraps the client's link, through which every call passes, and writes `ClientStatus` after
+each one, for `thinwire client status`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from thinwire.core.errors import Refused, ThinwireError, Unreachable
+from thinwire.core.fleet import Delivery, Hello, Link, Welcome
+from thinwire.core.statedir import private_opener
+from thinwire.core.types import Reply
+
+T = TypeVar("T")
+Say = Callable[[str], None]
+FIRST_S, MOST_S = 0.5, 300.0
+SAY_EVERY_S = 60.0
+
+
+@dataclass
+class ReconnectBackoff:
+    """The backoff of a client whose aggregator does not respond, with full jitter and waits that grow with the outage.
+
+    Devices that lost an aggregator together do not reconnect together. In a small fleet none is late by more than half
+    of what it missed anyway.
+
+    - A wait is drawn from 0 to half of the outage so far. That window is at least half a second and at most five
+      minutes. The time decides, not the number of tries, because two threads try. That makes some 30 tries in ten
+      minutes, and then one in two and a half.
+    - The aggregator may set a wider window `within_s`, by the number of its devices. The first wait is then drawn from
+      0 to `within_s`, and later ones from 0 to twice that: one try per `within_s` on average. So 10 000 devices
+      reconnect at some 100 a second, whenever the aggregator is back.
+
+    Any thread may call it. All threads wait for one moment: a device with two draws would reconnect at the sooner one.
+    """
+
+    now: Callable[[], float] = time.monotonic
+    draw: Callable[[], float] = random.random  # not drawn from a key: no two devices may draw the same
+    _since: float | None = None
+    _said_at: float | None = None
+    _next_at: float = -math.inf  # the moment of the next try
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def failed(self, after_s: float = 0.0, within_s: float = 0.0, since: float | None = None) -> tuple[float, bool]:
+        """Record a failure; return the seconds to wait, and True if the outage is to be printed.
+
+        It is printed at the first failure, then once a minute. `after_s` is the time before which the aggregator wants
+        no try; the draw is added to it, because other devices got the same time. `since` is when this call failed
+        first, which is earlier than the outage if other calls succeeded since.
+        """
+        with self._lock:
+            now = self.now()
+            first, self._since = self._since is None, now if self._since is None else self._since
+            lasted_s = now - (self._since if since is None else min(since, self._since))
+            spread_s = within_s if first and not lasted_s else 2 * within_s
+            window_s = min(max(MOST_S, 2 * within_s), max(FIRST_S, lasted_s / 2, spread_s))
+            if self._next_at <= now + after_s:
+                self._next_at = now + after_s + self.draw() * window_s
+            say = self._said_at is None or now - self._said_at >= SAY_EVERY_S
+            self._said_at = now if say else self._said_at
+            return self._next_at - now, say
+
+    def worked(self) -> bool:
+        """Record that a call succeeded; return True if the one before had failed."""
+        with self._lock:
+            failed = self._since is not None
+            self._since, self._said_at, self._next_at = None, None, -math.inf
+            return failed
+
+    @property
+    def over(self) -> bool:
+        """Return True if the last call of any thread succeeded."""
+        with self._lock:
+            return self._since is None
+
+    @property
+    def lasts_s(self) -> float:
+        """Return the seconds since the outage began, 0 without one."""
+        with self._lock:
+            return 0.0 if self._since is None else self.now() - self._since
+
+
+GIVE_UP_S = 60.0  # longest outage with --once
+LOOK_S = 0.5  # between two checks if the other thread's call succeeded
+
+
+class ShuttingDown(Exception):
+    """The program is ending, so the call was not repeated."""
+
+
+@dataclass
+class Retrier:
+    """The repeated calls of a client, shared by its threads.
+
+    `ending` stops them, and `give_up` lets `Unreachable` through.
+    """
+
+    ending: threading.Event
+    say: Say
+    give_up: bool = False
+    outage: ReconnectBackoff = field(default_factory=ReconnectBackoff)
+
+    def until_done(self, call: Callable[[], T], patience_s: float = GIVE_UP_S) -> T:
+        """Return what the call returned, after as many tries as it takes.
+
+        Raises `Refused` at once, `Unreachable` only if giving up is allowed and the outage lasts `patience_s`, and
+        `ShuttingDown` if the program is ending.
+        """
+        since: float | None = None  # this call's first failure
+        followed = False  # True once a try was made because another thread's call succeeded
+        while not self.ending.is_set():
+            try:
+                got = call()
+            except Refused:
+                raise
+            except ThinwireError as error:  # unreachable, a full disk, or an unreadable assignment: try again
+                if self.ending.is_set():
+                    break
+                since = self.outage.now() if since is None else since
+                followed = self._wait(error, patience_s, since, not followed) or followed
+                continue
+            if self.outage.worked():
+                self.say("connected again")
+            return got
+        raise ShuttingDown
+
+    def _wait(self, error: ThinwireError, patience_s: float, since: float, may_follow: bool) -> bool:
+        """Wait until the next try is due, or return True early if another thread's call succeeded.
+
+        It returns early once per call, and only if the aggregator gave no time. A call that fails although others
+        succeed is tried at its own growing intervals. Once a minute the error is printed with its cause and hint.
+        """
+        away = isinstance(error, Unreachable)
+        after_s, within_s = (error.after_s, error.within_s) if isinstance(error, Unreachable) else (0.0, 0.0)
+        wait_s, due = self.outage.failed(after_s, within_s, since)
+        if self.give_up and away and self.outage.lasts_s >= patience_s:
+            raise error
+        if due:
+            self.say(f"{error}; trying again" + (f"\ntry:   {error.hint}" if error.hint else ""))
+        until = self.outage.now() + wait_s
+        while (left_s := until - self.outage.now()) > 0 and not self.ending.wait(min(LOOK_S, left_s)):
+            if may_follow and not after_s and self.outage.over:
+                return True
+        return False
+
+
+BACKGROUND_LOOK_S = 0.2  # longest delay until a waiting thread notices that the program ends
+
+
+class BackgroundSender:
+    """The background thread of a client; one thread gives it jobs.
+
+    Two threads never send at once: a thread that wants to send waits with `drained` until no job is left.
+
+    Invariant: jobs run one after the other, in the order given. `failed` receives the first error, and no job follows
+    it.
+    """
+
+    def __init__(self, failed: Callable[[Exception], None], ending: threading.Event) -> None:
+        self._failed, self._ending = failed, ending
+        self._thread = ThreadPoolExecutor(1, "behind")  # plans without overlap start none
+        self._last: Future[None] | None = None
+        self._broken = False
+
+    def put(self, job: Callable[[], object]) -> None:
+        """Add a job to the queue."""
+        self._last = self._thread.submit(self._run, job)
+
+    @property
+    def idle(self) -> bool:
+        """Return True if no job is waiting or running."""
+        return self._last is None or self._last.done()
+
+    def drained(self) -> bool:
+        """Wait until no job is left; return False if the program ends before that."""
+        while self._last is not None and not self.idle and not self._ending.is_set():
+            wait([self._last], BACKGROUND_LOOK_S)
+        return self.idle
+
+    def close(self, timeout_s: float) -> None:
+        """End the thread after `ending` is set: the job in progress is completed, the others are not begun."""
+        self._thread.shutdown(wait=False)
+        wait([self._last] if self._last is not None else [], timeout_s)
+
+    def _run(self, job: Callable[[], object]) -> None:
+        try:
+            if not (self._broken or self._ending.is_set()):
+                job()
+        except ShuttingDown:
+            pass
+        except Exception as error:  # an internal error must end the program, not this thread alone
+            self._broken = True
+            self._failed(error)
+
+
+STATUS_FILE = "status.json"
+
+
+@dataclass(frozen=True)
+class ClientStatus:
+    """The status of a client.
+
+    Times are this machine's, in seconds since 1970. `skew_s` is how far its clock is behind the aggregator's. In the
+    state `away`, the aggregator does not respond, or has the client come later. `last_error` has the reason, and stays
+    when that is over.
+    """
+
+    state: Literal["connecting", "idle", "working", "away"] = "connecting"
+    at: float = 0.0
+    connected_at: float | None = None  # since this time every call succeeded
+    run: str = ""
+    round: int = 0
+    answered: int = 0  # since this process began
+    last_error: str = ""
+    last_error_at: float | None = None
+    skew_s: float | None = None
+
+    @classmethod
+    def load(cls, folder: Path) -> ClientStatus | None:
+        """Return the status that was written last, None if it is missing or unreadable.
+
+        The process that wrote it may have ended.
+        """
+        try:
+            said: dict[str, Any] = json.loads((folder / STATUS_FILE).read_bytes())
+            return cls(**said)
+        except (OSError, ValueError, TypeError, RecursionError):
+            return None
+
+    def save(self, folder: Path) -> None:
+        """Replace the status file without a sync: it does not matter after a power cut, and cards wear out."""
+        draft = folder / f".{STATUS_FILE}.new"
+        with contextlib.suppress(OSError):  # a full disk must not end the service
+            with open(draft, "w", encoding="utf-8", opener=private_opener) as file:
+                json.dump(asdict(self), file)
+            os.replace(draft, folder / STATUS_FILE)
+
+
+class StatusReporter:
+    """A `Link` that passes each call to `inside` and writes the status to `folder`. Any thread may call it."""
+
+    def __init__(self, inside: Link, folder: Path, wall: Callable[[], float] = time.time) -> None:
+        self._link, self._folder, self._wall = inside, folder, wall
+        self._lock = threading.Lock()
+        self._open: dict[str, tuple[str, int]] = {}  # assignment id -> run and round
+        self._at, self._answered = ClientStatus(), 0
+        self._now()
+
+    def hello(self, hello: Hello) -> Welcome:
+        """Send the hello, and measure the clock's skew by the aggregator's time."""
+        with self._watched():
+            welcome = self._link.hello(hello)
+        if welcome.server_time:  # less than a round trip old, however long the hello waited before
+            self._now(skew_s=round(welcome.server_time - self._wall(), 3))
+        return welcome
+
+    def pull(self, wait_s: float) -> Delivery | None:
+        """Pull an assignment, and record its work as begun."""
+        with self._watched():
+            delivery = self._link.pull(wait_s)
+            if delivery is not None and delivery.assignment.kind != "stop":
+                with self._lock:
+                    self._open[delivery.assignment.assignment_id] = delivery.assignment.run, delivery.assignment.round
+        return delivery
+
+    def push(self, reply: Reply, bundle: Path | None = None) -> None:
+        """Push a reply, and record its assignment as done."""
+        with self._watched():
+            self._link.push(reply, bundle)
+            with self._lock:
+                self._open.pop(reply.assignment_id, None)
+                self._answered += 1
+
+    def cancelled(self) -> frozenset[str]:
+        """Return the ids of withdrawn assignments."""
+        return self._link.cancelled()
+
+    def close(self) -> None:
+        """Close the link inside."""
+        self._link.close()
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Record one call: its error as the last one, its success as being connected."""
+        try:
+            yield
+        except ThinwireError as error:
+            self._now(connected_at=None, last_error=str(error), last_error_at=self._wall())
+            raise
+        self._now(connected_at=self._at.connected_at or self._wall())
+
+    def _now(self, **changed: Any) -> None:
+        with self._lock:
+            for assignment_id in self._link.cancelled():
+                self._open.pop(assignment_id, None)
+            at = replace(self._at, at=self._wall(), answered=self._answered, **changed)
+            if at.connected_at is None:
+                at = replace(at, state="connecting" if at.last_error_at is None else "away")
+            elif self._open:
+                run, number = next(reversed(self._open.values()))
+                at = replace(at, state="working", run=run, round=number)
+            else:
+                at = replace(at, state="idle")
+            self._at = at
+            at.save(self._folder)

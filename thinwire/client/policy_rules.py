@@ -1,0 +1,262 @@
+"""Decide by the owner's policy whether this device works on an assignment.
+
+`decide` checks the policy against every assignment and the whole plan, one rule after the other, before anything of
+the assignment is loaded. It is pure: everything that has to be looked up is in `PolicyContext`.
+
+Invariant: an assignment is declined if a rule cannot establish that it is allowed. A plan with a table, a key or a
+value that this version does not know may mean less protection than it seems to. A link of unknown price may be
+expensive. A clock that is not trusted proves no hour.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, time, timedelta
+from typing import Any, get_args
+
+from thinwire.client.policy import Kind, Policy
+from thinwire.core.errors import PlanError
+from thinwire.core.formatting import plain
+from thinwire.core.plan import RunPlan
+from thinwire.core.secure_numbers import threshold
+
+MASKED = ("adversary", "max_corrupt_assumed", "min_cohort", "min_survivors")  # keys that need masks
+MOST_LETTERS = 300  # of a reason: an unreadable plan may have long keys
+
+
+@dataclass(frozen=True)
+class Denied:
+    """The first rule that forbids an assignment, and why: a sentence about the policy and the plan, never about data.
+
+    `again_s` is how long the reason holds for certain. The aggregator reads it in the text and sends no assignment
+    earlier.
+    """
+
+    rule: str
+    why: str
+    again_s: int = 0
+
+    @property
+    def text(self) -> str:
+        """Return the rule, the reason and `again_s` in one line."""
+        return f"{self.rule}: {self.why}" + (f" (again in {self.again_s} s)" if self.again_s else "")
+
+
+@dataclass(frozen=True)
+class PolicyContext:
+    """The facts on which a decision depends, in addition to policy and plan.
+
+    `now` is local time, None if the clock is not trusted (`no_clock` has the reason). `admitted` is the number of
+    assignments of the same kind that were admitted today, without this one. It is None if the counts are unreadable
+    (`no_counts` has the reason). `metered` is None if not known. `carries` are the sections of a plan ("secure",
+    "privacy") that this client carries out. `selected` is the number of clients in the terms of a round under masks,
+    None before the terms are known.
+    """
+
+    now: datetime | None
+    admitted: int | None = 0
+    metered: bool | None = None
+    carries: frozenset[str] = frozenset()
+    no_clock: str = ""
+    no_counts: str = ""
+    selected: int | None = None
+
+
+def decide(
+    policy: Policy,
+    task: str,
+    kind: str,
+    plan: Mapping[str, Any],
+    facts: PolicyContext,
+    parse: Callable[[Mapping[str, Any]], RunPlan] = RunPlan.from_json,
+) -> Denied | None:
+    """Return why an assignment of this kind for this task is declined; None if it is allowed.
+
+    >>> plan = RunPlan.parse('[run]\\ntask = "ecg"\\n[local]\\nlr = 0.1').to_json()
+    >>> decide(Policy(), "ecg", "train", plan, PolicyContext(None)) is None
+    True
+    >>> decide(Policy(secure="required"), "ecg", "train", plan, PolicyContext(None)).text
+    'secure: the plan sums in the clear, and masks are required here'
+    """
+    if kind == "stop":
+        return None
+    try:
+        known = parse(plan)
+    except PlanError as error:
+        return Denied("plan", plain(f"this version cannot judge it: {error.what}"[:MOST_LETTERS]))
+    assignment = _Assignment(policy, task, kind, known, facts)
+    return next((declined for rule in RULES if (declined := rule(assignment)) is not None), None)
+
+
+@dataclass(frozen=True)
+class _Assignment:
+    policy: Policy
+    task: str
+    kind: str
+    plan: RunPlan
+    facts: PolicyContext
+
+
+def _tasks(assignment: _Assignment) -> Denied | None:
+    if assignment.plan.run.task != assignment.task:
+        return Denied("tasks", "the assignment and its plan name different tasks")
+    if assignment.policy.tasks is not None and assignment.task not in assignment.policy.tasks:
+        return Denied("tasks", "this task is not among those allowed here")
+    return None
+
+
+def _kinds(assignment: _Assignment) -> Denied | None:
+    if assignment.kind not in get_args(Kind):
+        return Denied("kinds", "this version does not know this kind of assignment")
+    if assignment.policy.kinds is not None and assignment.kind not in assignment.policy.kinds:
+        return Denied("kinds", f"{assignment.kind} is not allowed here")
+    return None
+
+
+def _secure(assignment: _Assignment) -> Denied | None:
+    if assignment.plan.secure.enabled and "secure" not in assignment.facts.carries:
+        return Denied("secure", "this version cannot sum under masks and would send in the clear")
+    if assignment.policy.secure == "required" and not assignment.plan.secure.enabled:
+        return Denied("secure", "the plan sums in the clear, and masks are required here")
+    return None
+
+
+def _unmasked(assignment: _Assignment) -> Denied | None:
+    """Decline a plan in the clear if the owner restricts masked rounds: in it the aggregator sees each update alone."""
+    if assignment.plan.secure.enabled:
+        return None
+    given = [key for key in MASKED if getattr(assignment.policy, key) is not None]
+    return Denied(given[0], "the plan sums in the clear, so the aggregator sees each update") if given else None
+
+
+def _adversary(assignment: _Assignment) -> Denied | None:
+    if assignment.policy.adversary == "malicious" and assignment.plan.secure.adversary != "malicious":
+        return Denied("adversary", "the plan withstands a curious aggregator, and a malicious one is assumed here")
+    return None
+
+
+def _max_corrupt_assumed(assignment: _Assignment) -> Denied | None:
+    least, assigned = assignment.policy.max_corrupt_assumed, assignment.plan.secure.max_corrupt
+    if least is not None and assigned < least:
+        return Denied("max_corrupt_assumed", f"the plan has max_corrupt = {assigned:g}, the least here is {least:g}")
+    return None
+
+
+def _min_cohort(assignment: _Assignment) -> Denied | None:
+    """Decline a round of too few clients, by its terms, or by its plan before they are known.
+
+    A plan that selects all or a share of the clients does not say how many. The terms do, before anything is shared.
+    """
+    least, cohort, selected = assignment.policy.min_cohort, assignment.plan.cohort, assignment.facts.selected
+    if selected is None and isinstance(cohort.clients, int):
+        selected = math.ceil(cohort.clients * (1 + cohort.over_select))
+    if least is not None and selected is not None and selected < least:
+        return Denied("min_cohort", f"a round selects {selected} clients, the fewest here are {least}")
+    return None
+
+
+def _min_survivors(assignment: _Assignment) -> Denied | None:
+    least, assigned = assignment.policy.min_survivors, assignment.plan.secure.min_survivors
+    if least is not None and assigned < least:
+        return Denied("min_survivors", f"the plan has min_survivors = {assigned}, the least here is {least}")
+    return None
+
+
+def _threshold(assignment: _Assignment) -> Denied | None:
+    """Decline terms whose number of clients has no threshold: this device does not rely on the aggregator's check."""
+    secure, selected = assignment.plan.secure, assignment.facts.selected
+    if selected is None or not secure.enabled:
+        return None
+    try:
+        threshold(selected, secure.max_corrupt, secure.max_dropout, secure.adversary)
+    except PlanError as error:
+        return Denied("secure", error.what)
+    return None
+
+
+def _privacy(assignment: _Assignment) -> Denied | None:
+    mode = assignment.plan.privacy.mode
+    if mode != "off" and "privacy" not in assignment.facts.carries:
+        return Denied("privacy", f'this version cannot keep mode = "{mode}" and would send without it')
+    if assignment.policy.privacy is not None and mode not in assignment.policy.privacy:
+        return Denied("privacy", f'mode = "{mode}" is not private enough here')
+    return None
+
+
+def _max_epsilon(assignment: _Assignment) -> Denied | None:
+    most, assigned = assignment.policy.max_epsilon, assignment.plan.privacy
+    if most is None:
+        return None
+    if assigned.mode == "off":
+        return Denied("max_epsilon", "the plan has no privacy, so its epsilon has no bound")
+    bounds = [bound for bound in (assigned.target_epsilon, assigned.budget) if bound is not None]
+    if not bounds:
+        return Denied("max_epsilon", "the plan says neither target_epsilon nor budget")
+    if min(bounds) > most:
+        return Denied("max_epsilon", f"the plan spends up to {min(bounds):g}, {most:g} is allowed here")
+    if assigned.delta > assignment.policy.max_delta:
+        return Denied(
+            "max_delta", f"the plan has delta = {assigned.delta:g}, {assignment.policy.max_delta:g} is allowed here"
+        )
+    return None
+
+
+def _min_noise(assignment: _Assignment) -> Denied | None:
+    least, assigned = assignment.policy.min_noise, assignment.plan.privacy
+    if not least:
+        return None
+    if assigned.mode == "off" or assigned.noise_multiplier is None:
+        return Denied("min_noise", "the plan does not say how much noise is added")
+    if assigned.noise_multiplier < least:
+        return Denied("min_noise", f"the plan adds {assigned.noise_multiplier:g}, the least here is {least:g}")
+    return None
+
+
+def _hours(assignment: _Assignment) -> Denied | None:
+    if not assignment.policy.hours:
+        return None
+    if assignment.facts.now is None:
+        return Denied("hours", assignment.facts.no_clock or "the time is not known")
+    if not assignment.policy.is_open(assignment.facts.now.time()):
+        begin, _ = assignment.policy.span
+        again_s = until(assignment.facts.now, begin)
+        return Denied("hours", f"work begins within {assignment.policy.hours} of this device's time", again_s)
+    return None
+
+
+def _rounds_a_day(assignment: _Assignment) -> Denied | None:
+    most, facts = assignment.policy.rounds_a_day, assignment.facts
+    if most is None:
+        return None
+    if facts.admitted is None or facts.now is None:
+        return Denied("rounds_a_day", facts.no_counts or facts.no_clock or "what was done today is not known")
+    if facts.admitted >= most:
+        return Denied("rounds_a_day", f"the {most} of today are used up", until(facts.now, time.min))
+    return None
+
+
+def until(now: datetime, at: time) -> int:
+    """Return the whole seconds until this time of day comes next, by a clock that nothing sets before then."""
+    next_one = datetime.combine(now.date(), at, now.tzinfo)
+    if next_one <= now:
+        next_one += timedelta(days=1)
+    return math.ceil((next_one - now).total_seconds())
+
+
+def _metered(assignment: _Assignment) -> Denied | None:
+    if assignment.policy.metered == "allow" or assignment.facts.metered is False:
+        return None
+    if assignment.facts.metered is None:
+        return Denied("metered", "it is unknown whether this link is paid by volume")
+    return Denied("metered", "this link is paid by volume")
+
+
+Rule = Callable[[_Assignment], Denied | None]
+RULES: tuple[Rule, ...] = (
+    _tasks, _kinds,
+    _secure, _unmasked, _adversary, _max_corrupt_assumed, _min_cohort, _min_survivors, _threshold,
+    _privacy, _max_epsilon, _min_noise,
+    _hours, _rounds_a_day, _metered,
+)  # fmt: skip

@@ -1,0 +1,357 @@
+"""`eden(b)` and `drive`: a random rotation, then the best quantization levels for normal values.
+
+A vector is cut into blocks of 2^16, then into the powers of two of the rest, down to 64; a tail of fewer than 64 values
+is not rotated. The rotation is D, signs drawn from the seed, then H, a Hadamard transform. A rotated block is nearly
+normal whatever it was (Ailon and Chazelle 2009), so one table of levels fits all. A new codec that rotates uses
+`rotated_blocks`, `signs`, `rotate` and `rotate_back` of this file.
+
+The scales are a float32 for each rotated block, then the tail as fp16: a byte for its exponent and two bytes for each
+value. Without a tail there is no exponent.
+
+Invariant: the bits are final. Butterflies have the distances 1, 2, 4, .., each an addition and a subtraction in
+float32, without scaling. So `rotate` multiplies norms by the root of the block's size, and `rotate_back` of `rotate`
+multiplies by the size itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from thinwire.compression.base import (
+    ErrorBound,
+    FusedQuantizer,
+    Scales,
+    Symbols,
+    Unbiased,
+    shrinkage,
+    shrunk,
+)
+from thinwire.compression.codecs import read_whole
+from thinwire.compression.codecs.identity_fp16_bf16 import Fp16
+from thinwire.compression.native import GRAIN, each, kernel, require_kernel, stored, write_in_parts
+from thinwire.compression.vector_ops import in_order, partial_sums
+from thinwire.core.errors import BadPayload
+from thinwire.core.prng import lowbias32
+
+if TYPE_CHECKING:
+    from thinwire.compression.feedback import Memory
+    from thinwire.core.types import Vector
+
+# Lloyd-Max levels of the standard normal distribution (Lloyd 1982; Max 1960), the positive half, as float32, and their
+# mean squared error.
+LEVELS = {
+    1: (0.79788458,),
+    2: (0.45278004, 1.51041758),
+    3: (0.24509411, 0.75600529, 1.34390926, 2.15194559),
+    4: (0.12839504, 0.38804829, 0.65675914, 0.94234043, 1.25623119, 1.61804640, 2.06901717, 2.73258948),
+}
+ERRORS = {1: 0.363380, 2: 0.117482, 3: 0.034548, 4: 0.009501}
+
+
+@dataclass(frozen=True)
+class Eden(FusedQuantizer):
+    """Rotates at random and sends b bits a value: the nearest of 2^b levels for normal values, and one scale a block.
+
+    EDEN (Vargaftik et al. 2022). The scale ||x||^2 / <rotated, levels> makes the mean exact over uniform rotations;
+    omega = e / (1 - e) with e the levels' mean squared error. Hadamard rotations come near that on dense data of 1024
+    values and more. Inside error feedback the scale is divided by 1 + omega, which makes a contraction with delta = 1 /
+    (1 + omega). A tail of fewer than 64 values is sent as fp16.
+    """
+
+    examples: ClassVar[tuple[str, ...]] = ("eden(2)", "eden(1)", "eden(3)", "topk(0.3) > eden(4)")
+    paper: ClassVar[str] = "Vargaftik et al. 2022"
+    rotates: ClassVar[bool] = True
+    seeded: ClassVar[bool] = True
+    scales_dtype: ClassVar[np.dtype[Any]] = np.dtype(np.uint8)
+    width: int = 4
+    fed_back: bool = False
+
+    @classmethod
+    def read(cls, argument: str | None) -> Self:
+        """Make the codec from its argument, the bits a value."""
+        return cls(read_whole("eden", argument, 1, max(LEVELS), 2))
+
+    @property
+    def spec(self) -> str:
+        return f"eden({self.width})"
+
+    @property
+    def bits(self) -> int:
+        return self.width
+
+    @property
+    def omega(self) -> float:
+        """Return the bound on the variance, e / (1 - e) with e the levels' mean squared error."""
+        return ERRORS[self.width] / (1 - ERRORS[self.width])
+
+    def kind(self) -> ErrorBound:
+        return shrunk(Unbiased(self.omega), self.divisor)
+
+    def under_feedback(self) -> Self:
+        """Return the quantizer whose scale is divided by 1 + omega."""
+        return replace(self, fed_back=True)
+
+    def scales_count(self, size: int) -> int:
+        """Return the number of bytes of the scales, see `count`."""
+        return count(size)
+
+    @property
+    def levels(self) -> Vector:
+        """Return the positive levels."""
+        return np.array(LEVELS[self.width], np.float32)
+
+    @property
+    def divisor(self) -> float:
+        """Return the divisor of the scale."""
+        return shrinkage(Unbiased(self.omega), 0.0) if self.fed_back else 1.0
+
+    def _encode(
+        self, values: Vector, memory: Memory | None, word: int, symbols: NDArray[np.uint8], scales: Scales
+    ) -> None:
+        self._eden(values, memory, word, self.bits, symbols, scales)
+        tail = slice(rotated_size(values.size), values.size)
+        if memory is None:
+            write_tail(values[tail], scales)
+            return
+        symbols[tail.start * self.bits // 8 :] = 0
+        memory.compensate(values, tail)
+        write_tail(values[tail], scales)
+        memory.restart(values, tail)
+        if values[tail].size:
+            values[tail] += tail_of(scales, values.size) * np.float32(memory.weight)
+        memory.require_finite(values, tail)
+
+    def _eden(
+        self, values: Vector, memory: Memory | None, word: int, bits: int, symbols: NDArray[np.uint8], scales: Scales
+    ) -> None:
+        """Write symbols of `bits` bits each, and the bytes of a float32 for each block, except for the tail."""
+        table, q, factors = self.levels, symbols.ctypes.data, scales.ctypes.data
+        args = word, self.width, bits, table.ctypes.data, self.divisor, MOST
+        write_in_parts(
+            "eden", values, memory, lambda a: (a, *args, _room(), factors + a // GRAIN * 4, q + a * bits // 8)
+        )
+
+    def quantize(self, values: Vector, word: int) -> tuple[Symbols, Scales]:
+        if self.fused:
+            symbols, scales = np.empty(values.size, np.int8), np.empty(self.scales_count(values.size), np.uint8)
+            self._eden(values, None, word, 8, symbols.view(np.uint8), scales)
+            write_tail(values[rotated_size(values.size) :], scales)
+            return symbols, scales
+        return self._quantize(values, word)
+
+    def _quantize(self, values: Vector, word: int) -> tuple[Symbols, Scales]:
+        symbols, factors, rotated = np.zeros(values.size, np.int8), list[float](), 0
+        for start, rotated in rotated_blocks(values.size):
+            symbols[start:rotated], factor = self._block(values[start:rotated], signs(start, rotated, word))
+            factors.append(factor)
+        return symbols, joined(factors, values[rotated:])
+
+    def _block(self, values: Vector, drawn: NDArray[np.uint32]) -> tuple[Symbols, float]:
+        _, exponent = np.frexp(np.abs(values).max())  # scaled to about 1, so that no sum overflows
+        near: Vector = np.ldexp(values, -exponent).astype(np.float32)
+        square = _sum(near.astype(np.float64) ** 2)
+        if square == 0:
+            return np.zeros(values.size, np.int8), 0.0
+        turned = rotate(near, drawn)
+        magnitudes = np.abs(turned)
+        levels = self.levels
+        borders = (levels[1:] + levels[:-1]) * np.float32(0.5)
+        found = np.searchsorted(borders, magnitudes * np.float32(1 / np.sqrt(square)), side="right").astype(np.int8)
+        along = _sum(magnitudes.astype(np.float64) * levels[found].astype(np.float64))
+        scale = square / along / self.divisor
+        return np.where(turned < 0, ~found, found), min(float(np.ldexp(scale, exponent)), float(MOST))
+
+    def dequantize(self, symbols: Symbols, scales: Scales, span: slice, word: int) -> Vector:
+        out = np.empty(span.stop - span.start, np.float32)
+        levels = self.levels
+        rotated = 0
+        factors = factors_of(scales, symbols.size)
+        for (start, rotated), factor in zip(rotated_blocks(symbols.size), factors, strict=True):
+            a, b = max(start, span.start), min(rotated, span.stop)
+            if a < b:
+                found = symbols[start:rotated]
+                level = np.where(found < 0, -levels[~found * (found < 0)], levels[found * (found >= 0)])
+                back = rotate_back(level, signs(start, rotated, word))[a - start : b - start]
+                out[a - span.start : b - span.start] = back * factor
+        if rotated < span.stop:
+            first = max(rotated, span.start)
+            out[first - span.start :] = tail_of(scales, symbols.size)[first - rotated : span.stop - rotated]
+        return out
+
+    def add(
+        self, symbols: Symbols, scales: Scales, span: slice, word: int, factor: np.float32, adds: bool, into: Vector
+    ) -> bool:
+        """Add or replace decoded values with a fused kernel, as `FusedQuantizer.add` does."""
+        run = kernel("eden_add")
+        if run is None:
+            return False
+        size, start, factors, table, to = symbols.size, span.start, scales.ctypes.data, self.levels, into.ctypes.data
+        args, levels = (*stored(symbols), factors, size), (word, self.width, table.ctypes.data, factor, adds)
+        each(start, span.stop, lambda a, b: run(*args, a, b, *levels, _room(), to + 4 * (a - start)))
+        rotated = rotated_size(symbols.size)
+        first = max(rotated, span.start)
+        if first < span.stop:
+            tail = tail_of(scales, symbols.size)[first - rotated : span.stop - rotated] * factor
+            into[first - span.start :] = into[first - span.start :] + tail if adds else tail
+        return True
+
+    def check(self, symbols: Symbols, scales: Scales) -> None:
+        check(self.spec, scales, symbols.size)
+        if symbols[rotated_size(symbols.size) : symbols.size].any():
+            raise BadPayload("a symbol in the tail", why="the tail is sent as fp16")
+
+
+@dataclass(frozen=True)
+class Drive(Eden):
+    """Rotates at random and sends the signs and one scale a block.
+
+    DRIVE (Vargaftik et al. 2021): eden with one bit. omega = pi/2 - 1.
+    """
+
+    examples: ClassVar[tuple[str, ...]] = ("drive", "topk(0.1) > drive")
+    paper: ClassVar[str] = "Vargaftik et al. 2021"
+    width: int = 1
+
+    @classmethod
+    def read(cls, argument: str | None) -> Self:
+        del argument
+        return cls()
+
+    @property
+    def spec(self) -> str:
+        return "drive"
+
+
+def _room() -> object:
+    """Return the working memory of one thread, for one block, as an argument of a kernel."""
+    return np.empty(require_kernel("eden_room")(), np.float32).ctypes
+
+
+def _sum(values: NDArray[np.float64]) -> float:
+    return in_order(partial_sums(values))
+
+
+MOST = np.float32(2.0**108)  # the sum of 2^16 levels of at most 2.74, times this, is finite
+TAIL = Fp16()
+
+
+def count(size: int) -> int:
+    """Return the number of bytes of the scales of `size` values.
+
+    >>> count(64), count(65)
+    (4, 7)
+    """
+    tail = size - rotated_size(size)
+    return 4 * len(block_sizes(size)) + (1 + 2 * tail) * (tail > 0)
+
+
+def rotated_size(size: int) -> int:
+    """Return how many of `size` values are rotated; the rest is the tail."""
+    return sum(block_sizes(size))
+
+
+def factors_of(scales: Scales, size: int) -> Vector:
+    """Return the scale of each block, as a view."""
+    found: Vector = scales[: 4 * len(block_sizes(size))].view("<f4")
+    return found
+
+
+def joined(factors: Sequence[float], tail: Vector) -> Scales:
+    """Return the bytes of the scales: one float32 a block, then the tail as fp16."""
+    halves, exponents = TAIL.quantize(tail, 0)
+    return np.concatenate([np.array(factors, "<f4").view(np.uint8), exponents.view(np.uint8), halves.view(np.uint8)])
+
+
+def write_tail(tail: Vector, scales: Scales) -> None:
+    """Write the tail to the end of `scales`, which has room for it."""
+    if tail.size:
+        halves, exponents = TAIL.quantize(tail, 0)
+        scales[-1 - halves.nbytes] = exponents.view(np.uint8)[0]
+        scales[-halves.nbytes :] = halves.view(np.uint8)
+
+
+def tail_of(scales: Scales, size: int) -> Vector:
+    """Return the tail as it was sent; requires that there is one."""
+    at = 4 * len(block_sizes(size))
+    halves = scales[at + 1 :].view("<f2")
+    return TAIL.dequantize(halves, scales[at : at + 1].view(np.int8), slice(0, halves.size), 0)
+
+
+def check(spec: str, scales: Scales, size: int) -> None:
+    """Raise BadPayload for scales that no encoder makes."""
+    factors = factors_of(scales, size)
+    if not ((factors >= 0) & (factors <= MOST)).all():
+        raise BadPayload(f"a scale that {spec} never makes", why="it is negative, not finite or out of range")
+    if rotated_size(size) < size:
+        rest = scales[factors.nbytes :]
+        TAIL.check(rest[1:].view("<f2"), rest[:1].view(np.int8))
+
+
+LARGEST, SMALLEST = 1 << 16, 1 << 6
+
+
+def rotated_blocks(size: int) -> Iterator[tuple[int, int]]:
+    """Yield (start, stop) of each rotated block.
+
+    >>> [stop - start for start, stop in rotated_blocks(2 * LARGEST + 200)]
+    [65536, 65536, 128, 64]
+    """
+    start = 0
+    while size - start >= SMALLEST:
+        length = min(LARGEST, 1 << (size - start).bit_length() - 1)
+        yield start, start + length
+        start += length
+
+
+def block_sizes(size: int) -> list[int]:
+    """Return the size of each rotated block."""
+    return [stop - start for start, stop in rotated_blocks(size)]
+
+
+def signs(start: int, stop: int, word: int) -> NDArray[np.uint32]:
+    """Return the random sign bit of each index."""
+    mixed = np.arange(start, stop, dtype=np.uint32)
+    mixed ^= np.uint32(word)
+    return lowbias32(mixed) & np.uint32(0x80000000)
+
+
+def rotate(values: Vector, drawn: NDArray[np.uint32]) -> Vector:
+    """Return H D x of one block."""
+    return hadamard((values.view(np.uint32) ^ drawn).view(np.float32))
+
+
+def rotate_back(values: Vector, drawn: NDArray[np.uint32]) -> Vector:
+    """Return D H x of one block; the transform is its own inverse except for a factor of the block's size."""
+    back: Vector = (hadamard(values).view(np.uint32) ^ drawn).view(np.float32)
+    return back
+
+
+def hadamard(values: Vector) -> Vector:
+    """Return the unscaled Walsh-Hadamard transform of a power of two values.
+
+    >>> hadamard(np.float32([1, 2, 3, 4])).tolist()
+    [10.0, -2.0, -4.0, 0.0]
+    """
+    size = values.size
+    near = 1 << (size.bit_length() - 1) // 2  # half of the bits: their butterflies run along a transposed copy
+    wide = np.ascontiguousarray(values.reshape(-1, near).T)
+    wide = np.ascontiguousarray(_butterflies(wide).T)
+    return _butterflies(wide).reshape(-1)
+
+
+def _butterflies(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the rows after butterflies of all distances along the first axis."""
+    distance, width = 1, rows.shape[1]
+    while distance < rows.shape[0]:
+        pairs = rows.reshape(-1, 2, distance, width)
+        out = np.empty_like(pairs)
+        np.add(pairs[:, 0], pairs[:, 1], out=out[:, 0])
+        np.subtract(pairs[:, 0], pairs[:, 1], out=out[:, 1])
+        rows = out.reshape(rows.shape)
+        distance *= 2
+    return rows

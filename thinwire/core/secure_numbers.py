@@ -1,0 +1,139 @@
+"""This module computes the integers of secure aggregation from the plan's shares, and refuses those that do not fit.
+
+The aggregator and each device compute them for themselves, from the plan and the number of selected clients.
+
+Invariant: every function gives the same result on every machine. A share of a count is rounded down, after ROUNDING
+was added: 0.29 of 100 clients are 29, although 0.29 * 100 is less in binary.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from thinwire.core.errors import PlanError
+from thinwire.core.plan_schema import SecureSection
+
+ROUNDING = 1e-9
+LEAST_CLIENTS = 3  # of two clients, each could subtract its own update from the sum
+SCALAR_BITS = 63  # weights and metrics are summed in lanes of 64 bits, with a sign
+ROTATED = 65_536  # values of a block where [secure] rotate = true: an outlier is spread over the whole block
+METRIC_BITS = 24  # a metric is summed as round(value / bound * 2^24), times the client's weight
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """Holds how many clients' shares reveal a secret (t), and for how many corrupt clients and drop-outs t is right.
+
+    `least` is the fewest clients in a sum: t, and two more than the corrupt clients, who subtract what is theirs.
+    """
+
+    t: int
+    corrupt: int
+    dropout: int
+
+    @property
+    def least(self) -> int:
+        """Return max(t, A + 2), at least LEAST_CLIENTS: no sum has one honest client only."""
+        return max(self.t, self.corrupt + 2, LEAST_CLIENTS)
+
+
+def share_of(share: float, count: int) -> int:
+    """Return the largest number of clients that is at most this share of `count`.
+
+    >>> share_of(0.29, 100), share_of(1 / 3, 99)
+    (29, 33)
+    """
+    return math.floor(share * count + ROUNDING)
+
+
+def threshold(selected: int, max_corrupt: float, max_dropout: float, adversary: str) -> Threshold:
+    """Return the threshold of the complete graph, in which every client holds a share of every client's secrets.
+
+    n clients are selected, of which A may be corrupt and D may leave. `curious`: t = n // 2 + 1, raised to A + 1 and
+    lowered to n - D. The A corrupt clients hold A shares of a secret, and the clients reveal each client's secrets in
+    one of two ways only. `malicious`: the smallest t with 2t > n + A. For two lists of survivors a malicious aggregator
+    needs 2t answers. Honest clients answer once and corrupt ones twice, so it gets at most n + A (Bonawitz et al. 2017,
+    section 6).
+
+    Invariant: A < t and `Threshold.least` <= n - D, so that a round with D drop-outs ends with a sum. Raise `PlanError`
+    if no t has it. For `malicious` that is so from max_corrupt + 2 max_dropout = 1 on.
+    """
+    corrupt, dropout = share_of(max_corrupt, selected), share_of(max_dropout, selected)
+    remaining = selected - dropout
+    if adversary == "malicious":
+        least, t = (selected + corrupt) // 2 + 1, (selected + corrupt) // 2 + 1
+        why = f"two lists of survivors are impossible only from {least} shares on"
+    else:
+        least, t = corrupt + 1, max(corrupt + 1, min(selected // 2 + 1, remaining))
+        why = f"{corrupt} corrupt clients may not reveal a secret, so it takes {least} shares"
+    if selected < LEAST_CLIENTS:
+        raise _too_few(selected)
+    found = Threshold(t, corrupt, dropout)
+    if found.least > remaining:
+        raise PlanError(
+            f"no threshold withstands a {adversary} aggregator with [secure] max_corrupt = {max_corrupt:g} and "
+            f"max_dropout = {max_dropout:g} among {selected} clients",
+            f"{why}; a sum needs {found.least} clients, and after {dropout} drop-outs {remaining} are left",
+            "smaller [secure] max_dropout or max_corrupt" + (", or more clients" if selected < 10 else ""),
+        )
+    return found
+
+
+def lattice_width(selected: int, bits: int) -> int:
+    """Return the bits of one masked value: w = 1 + ceil(log2(n A + 1)), A = 2^(bits - 1) - 1 the largest integer.
+
+    A sum of n integers in [-A, A] is in [-nA, nA], which w bits with a sign hold.
+
+    >>> lattice_width(100, 8)
+    15
+    """
+    return 1 + (selected * ((1 << bits - 1) - 1)).bit_length()
+
+
+def rotation_block(secure: SecureSection) -> int:
+    """Return the number of values that are rotated together, a power of two; 0 if nothing is rotated.
+
+    >>> [rotation_block(SecureSection(rotate=given)) for given in (False, True, 1024)]
+    [0, 65536, 1024]
+    """
+    return ROTATED if secure.rotate is True else int(secure.rotate)
+
+
+def check_numbers(secure: SecureSection, selected: int, target: int) -> None:
+    """Raise `PlanError` if these numbers of clients do not fit the plan's [secure] table.
+
+    `selected` counts the clients of a round, with over-selection, and `target` the updates with which it closes. The
+    difference is lost by design, so it must fit into the D clients of max_dropout, together with real drop-outs.
+    """
+    found = threshold(selected, secure.max_corrupt, secure.max_dropout, secure.adversary)
+    cut = selected - target
+    if cut > found.dropout:
+        raise PlanError(
+            f"over-selection cuts {cut} of {selected} clients, and [secure] max_dropout = {secure.max_dropout:g} "
+            f"allows {found.dropout}",
+            f"a round that closes with {target} updates counts all others as drop-outs",
+            f"[secure] max_dropout = {math.ceil(100 * cut / selected) / 100:g} and more for real drop-outs, or less "
+            "[cohort] over_select",
+        )
+    if secure.min_survivors > selected - found.dropout:
+        raise PlanError(
+            f"[secure] min_survivors = {secure.min_survivors} among {selected} clients",
+            f"after the {found.dropout} drop-outs that max_dropout allows, {selected - found.dropout} clients are left",
+            f"[secure] min_survivors = {selected - found.dropout}, or more clients",
+        )
+    scale = METRIC_BITS if secure.metrics else 0
+    if selected * secure.weight_max << scale >= 1 << SCALAR_BITS:
+        raise PlanError(
+            f"[secure] weight_max = {secure.weight_max} for {selected} clients",
+            f"the sum of the weights{' and metrics' if scale else ''} must stay below 2^{SCALAR_BITS}",
+            f"[secure] weight_max = {((1 << SCALAR_BITS - scale) - 1) // selected}",
+        )
+
+
+def _too_few(selected: int) -> PlanError:
+    return PlanError(
+        f"secure aggregation of {selected} {'client' if selected == 1 else 'clients'}",
+        "each of two clients could subtract its own update from the sum, and the sum of one is its update",
+        f"[cohort] clients = {LEAST_CLIENTS}, or more",
+    )

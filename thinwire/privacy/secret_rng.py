@@ -1,0 +1,81 @@
+"""Secret randomness of the operating system: `SystemRng`.
+
+`Key` (`core/prng.py`) is public randomness that a run repeats. `SystemRng` is the opposite: nobody repeats it, it takes
+no seed, and it refuses to be pickled or copied, because two programs that draw the same masks would cancel each other's
+secrecy (Ristenpart and Yilek 2010, "When Good Randomness Goes Bad: Virtual Machine Reset Vulnerabilities").
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any, NoReturn
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext
+from cryptography.hazmat.primitives.ciphers.algorithms import AES256
+from cryptography.hazmat.primitives.ciphers.modes import CTR
+from numpy.typing import NDArray
+
+KEY_BYTES = 32
+CHUNK = 1 << 16  # bytes: the zeros that are encrypted stay in the second-level cache
+ZEROS = bytes(CHUNK)
+
+_forks = 0  # how often this process was forked off a process that had drawn
+
+
+def _count_fork() -> None:
+    global _forks  # noqa: PLW0603  # a fork is an event of the whole process
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
+
+
+def stream(key: bytes, block: int) -> CipherContext:
+    """Return AES-256 in counter mode (NIST SP 800-38A) from this block of 16 bytes on; it encrypts zeros to its stream.
+
+    The counter is 128 bits, big-endian, and begins at 0 with each key: a key is for one stream.
+    """
+    return Cipher(AES256(key), CTR(block.to_bytes(16, "big"))).encryptor()
+
+
+class SystemRng:
+    """Gives secret random bytes and numbers; it implements `thinwire.core.prng.SecretRng`.
+
+    `random_bytes` reads from the operating system each time. A key, a root or a seed never comes from a buffer that a
+    fork or a snapshot of a virtual machine could copy. `fill` expands a key of the operating system, one a thread.
+
+    Invariant: a forked child draws under a new key. Neither a copy nor a pickle exists.
+
+    >>> SystemRng().random_bytes(16) != SystemRng().random_bytes(16)
+    True
+    """
+
+    def __init__(self) -> None:
+        self._own = threading.local()
+
+    def random_bytes(self, count: int) -> bytes:
+        """Return `count` random bytes of the operating system."""
+        return os.urandom(count)
+
+    def fill(self, out: NDArray[np.uint8] | NDArray[np.uint32]) -> None:
+        """Overwrite a contiguous array with random bits: AES-256 in counter mode under a key of the operating system.
+
+        Raises ValueError if the array is not contiguous.
+        """
+        if not out.flags.c_contiguous:
+            raise ValueError("an array that is filled with random bits must be contiguous")
+        expand, raw = self._stream(), out.reshape(-1).view(np.uint8).data
+        for start in range(0, len(raw), CHUNK):
+            here = raw[start : start + CHUNK]
+            expand.update_into(ZEROS if len(here) == CHUNK else ZEROS[: len(here)], here)
+
+    def _stream(self) -> CipherContext:
+        if getattr(self._own, "forks", None) != _forks:  # a new thread, or a child of the process that drew
+            self._own.stream, self._own.forks = stream(os.urandom(KEY_BYTES), 0), _forks
+        made: CipherContext = self._own.stream
+        return made
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError("SystemRng must not be pickled or copied: two programs would draw the same secrets")

@@ -1,0 +1,371 @@
+"""Decides the terms of an assignment, each with its reason: the deadline, the codec, and the local work.
+
+Deadline: how long a round may take, from the plan or from the times that its devices usually need.
+
+Codec: the least compressed one of the plan's codec ladder whose update arrives in time. In time means that no other
+device waits for it (`Deadline.fits_s`). An automatic deadline is far longer than a round usually takes. Under one, the
+limit is little more than the time that the slowest wanted device needs with the most compressed codec. A device moves
+to a more compressed codec at once, because a late reply costs a round. It moves back only after a less compressed codec
+would have fitted for some rounds: an unstable link would otherwise be late after each good round. A device that was
+never too slow needs no such patience. It moves back by one codec a round, because the time of an update that is larger
+than any sent before is a guess.
+
+Local work: with `[local] steps = "auto"`, a device's speed decides its local steps and their examples. An update is
+divided by the normaliser of its own steps, so that few steps and many can be averaged (FedNova, Wang et al. 2020). So a
+small device takes part with few steps, and no other device waits for it.
+
+`CodecHistory` and `DeviceSpeeds` hold what these decisions need to know. They follow from the journal alone, so a
+resumed run decides like the run that was killed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from thinwire.core.events import RoundOpened, UpdateAccepted
+from thinwire.core.formatting import p90
+from thinwire.core.plan import RunPlan
+from thinwire.core.plan_schema import LocalSection
+from thinwire.core.types import Work
+
+FIRST_S = 60.0  # before any measurement: a device may have to import its task and read its data
+LEAST_S = 10.0  # a machine may pause, and a disconnection is noticed after 4 s: neither may cost an update
+MARGIN = 3.0  # times the p90 of replies: all wanted replies must be in time together, not each alone
+OUTLYING = 10.0  # times the faster half: with MARGIN, a device up to thirty times slower is mostly in time
+NAMED = 5  # devices named in a sentence
+SHARE = 0.9  # of a deadline: the rest is a reserve
+LONGER_S = 0.5  # by which a less compressed codec may lengthen a round
+FACTOR = 3.0  # times the slowest reply in time
+ROUNDS = 3  # the last ones, whose replies count
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """Holds how many seconds a round may take, and why.
+
+    `usual_s` is the time within which the wanted replies are expected; None if the deadline does not follow from such a
+    time.
+    """
+
+    seconds: float
+    reason: str
+    usual_s: float | None = None
+
+    @property
+    def fits_s(self) -> float:
+        """Return the seconds within which nine of ten replies of a device must arrive, so that its codec delays others
+        little.
+        """
+        if self.usual_s is None:
+            return SHARE * self.seconds
+        return min(SHARE * self.seconds, self.usual_s + LONGER_S)
+
+
+def fixed(seconds: float) -> Deadline:
+    """Return the deadline that the plan sets."""
+    return Deadline(seconds, f"{seconds:g} s: the plan says so")
+
+
+def auto_deadline(expected: Mapping[str, float | None], wanted: int, min_updates: int = 1) -> Deadline:
+    """Return three times the time within which as many replies are expected as the round wants.
+
+    `expected` maps each selected device to the seconds within which nine of ten of its replies arrive. None means
+    unknown, and counts as the p90 of the known times. Devices slower than the wanted ones do not delay the round.
+
+    Invariant: fewer than half of the wanted devices cannot lengthen a round at will, unless the `min_updates` of
+    replies for a step needs them. A device that uses up its time is measured as that slow, and would get three times as
+    much in the next round. So a round gets at most OUTLYING times the deadline of the faster devices alone: half of the
+    wanted ones, or as many as the floor needs.
+
+    >>> print(auto_deadline({"a": 20.0, "b": 8.0, "c": 300.0}, wanted=2).reason)
+    60 s: three times the 20.0 s in which 2 of 3 answers are expected; c (300 s) is slower
+    >>> print(auto_deadline({"a": 5.0, "b": 5.0, "c": 300.0}, wanted=3).reason)
+    150 s: ten times what 2 of the 3 wanted would be given alone, and no more; c (300 s) is slower
+    """
+    known = sorted(seconds for seconds in expected.values() if seconds is not None)
+    if not known:
+        return Deadline(FIRST_S, f"{FIRST_S:g} s: how long these devices take is not known yet")
+    unseen = p90(known)
+    times = sorted((unseen if seconds is None else seconds, device) for device, seconds in expected.items())
+    wanted = min(max(wanted, 1), len(times))
+    enough_s, quick = times[wanted - 1][0], _quick(known[:wanted], min_updates / wanted)
+    most_s = OUTLYING * _with_margin(quick[-1])
+    seconds = min(_with_margin(enough_s), most_s)
+    if seconds == most_s:
+        said = f"{seconds:g} s: ten times what {len(quick)} of the {wanted} wanted would be given alone, and no more"
+    else:
+        said = f"{seconds:g} s: " + ("three times the" if seconds > LEAST_S else "the least, with")
+        said += f" {_brief(enough_s)} in which {wanted} of {len(times)} answers are expected"
+    if slower := [f"{device} ({_brief(time)})" for time, device in times if time > seconds]:
+        said += f"; {listed(slower)} {'is' if len(slower) == 1 else 'are'} slower"
+    if unknown := sum(seconds is None for seconds in expected.values()):
+        said += f"; {unknown} not known yet count as {_brief(unseen)}"
+    return Deadline(seconds, said, min(enough_s, most_s / MARGIN))
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return the first few names, and how many more there are.
+
+    >>> listed("abc"), listed("abcdefg")
+    ('a, b, c', 'a, b, c, d, e and 2 more')
+    """
+    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
+
+
+def _with_margin(seconds: float) -> float:
+    return max(LEAST_S, math.ceil(10 * MARGIN * seconds) / 10)
+
+
+def _quick(known: Sequence[float], needed: float) -> Sequence[float]:
+    """Return the faster half of the known times, or the share that is `needed` if it is larger; of two devices, one is
+    enough.
+    """
+    return known[: min(len(known), math.ceil(max(0.5, needed) * len(known) - 1e-9))]
+
+
+def in_groups(one: Deadline, devices: int, most: int) -> Deadline:
+    """Return the deadline of a round whose devices work in groups of at most `most`, one group after the other.
+
+    With `most` = 0, all devices work at once.
+
+    >>> in_groups(Deadline(20.0, "20 s: because"), 9, 4).reason
+    '60 s: 3 times over, for at most 4 of 9 devices are at work at once; 20 s: because'
+    """
+    groups = math.ceil(devices / most) if most else 1
+    if groups == 1:
+        return one
+    seconds = groups * one.seconds
+    said = f"{seconds:g} s: {groups} times over, for at most {most} of {devices} devices are at work at once"
+    return Deadline(seconds, f"{said}; {one.reason}")
+
+
+def _brief(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds >= 100 else f"{seconds:.1f} s"
+
+
+def evaluation_deadline(slowest: Sequence[float]) -> float:
+    """Return the seconds for an evaluation: 3 times the slowest reply of the last 3 rounds, or 60 before any round has
+    one.
+
+    An evaluation is shorter than the rounds that it is judged by, which also train. So three times the slowest reply is
+    ample, even if another device was selected. A single round may have had fast devices only, so three rounds count;
+    older ones describe a fleet that has changed. Only replies in time count, so the result is at most three times the
+    deadline of a round.
+
+    `slowest` holds for each closed round the seconds from its opening to its last reply, oldest first.
+
+    >>> evaluation_deadline([]), evaluation_deadline([40.0, 9.0, 2.0, 3.0]), evaluation_deadline([0.2])
+    (60.0, 27.0, 10.0)
+    """
+    recent = slowest[-ROUNDS:]
+    return max(LEAST_S, FACTOR * max(recent)) if recent else FIRST_S
+
+
+PATIENCE = 3  # rounds in which a less compressed codec must have fitted before it is used
+
+
+@dataclass(frozen=True)
+class LadderState:
+    """Holds a device's position on the codec ladder.
+
+    `rounds` counts how many rounds in a row the less compressed codec would have fitted, since the device last moved to
+    a more compressed one. From PATIENCE rounds on, as at the start, nothing prevents a move back.
+    """
+
+    codec: str
+    less_compressed: str = ""  # the less compressed codec that would have fitted
+    rounds: int = PATIENCE
+
+
+@dataclass(frozen=True)
+class RungChoice:
+    """Holds a device's codec for a round, with the reason that is shown."""
+
+    standing: LadderState
+    reason: str
+
+
+def choose_rung(
+    ladder: Sequence[str], expected: Sequence[float | None], left_s: float, before: LadderState | None
+) -> RungChoice:
+    """Choose the first codec of the ladder whose reply is expected within `left_s`, with the patience described above.
+
+    `expected` holds for each codec the seconds within which nine of ten replies of the device arrive, None if unknown.
+    With one unknown, the device keeps its position, or begins with the most compressed codec.
+
+    >>> choose_rung(["fp16", "int8", "topk(0.01)"], [50.0, 25.0, 2.0], 27.0, None).reason
+    'int8: 25.0 s fit into 27.0 s; fp16 would take 50.0 s'
+    """
+    known = [seconds for seconds in expected if seconds is not None]
+    if len(known) < len(ladder):
+        stays = before or LadderState(ladder[-1])
+        return RungChoice(stays, f"{stays.codec}: its link is not known yet")
+    fits = next((i for i, seconds in enumerate(known) if seconds <= left_s), len(ladder) - 1)
+    if before is None:
+        return RungChoice(LadderState(ladder[fits]), _why_rung(ladder, known, fits, left_s))
+    now, patient = ladder.index(before.codec), before.rounds >= PATIENCE
+    if fits >= now:
+        rounds = PATIENCE if patient and not before.less_compressed and fits == now else 0
+        return RungChoice(LadderState(ladder[fits], rounds=rounds), _why_rung(ladder, known, fits, left_s))
+    toward = (
+        max(fits, ladder.index(before.less_compressed)) if before.less_compressed else fits
+    )  # would have fitted in all these rounds
+    if patient:
+        next_ = max(toward, now - 1)
+        return RungChoice(LadderState(ladder[next_]), _why_rung(ladder, known, next_, left_s))
+    said = f"{before.codec}: {ladder[toward]} would fit ({known[toward]:.1f} s of {left_s:.1f} s)"
+    said += f", and did for {before.rounds} of {PATIENCE} rounds"
+    return RungChoice(LadderState(before.codec, ladder[toward], before.rounds + 1), said)
+
+
+def _why_rung(ladder: Sequence[str], known: Sequence[float], fits: int, left_s: float) -> str:
+    if known[fits] > left_s:
+        return f"{ladder[fits]}: even that takes {known[fits]:.1f} s, {left_s:.1f} s are left"
+    said = f"{ladder[fits]}: {known[fits]:.1f} s fit into {left_s:.1f} s"
+    if fits == 0:
+        return said
+    if known[fits - 1] <= left_s:
+        return f"{said}; {ladder[fits - 1]} may be next"
+    return f"{said}; {ladder[fits - 1]} would take {known[fits - 1]:.1f} s"
+
+
+WEIGHED = 16  # last updates of a codec whose sizes are kept
+
+
+@dataclass
+class CodecHistory:
+    """Holds each device's position on the codec ladder, and the sizes of updates, rebuilt from the journal."""
+
+    standings: dict[str, LadderState] = field(default_factory=dict)  # device -> position at its last assignment
+    came: dict[str, list[int]] = field(default_factory=dict)  # codec -> bytes of its last updates
+
+    def opened(self, event: RoundOpened) -> None:
+        """Record each device's position on the ladder in a round that has opened.
+
+        A device that is selected during the round has less time than the others, so its position does not change.
+        """
+        for device, codec in event.codecs.items():
+            self.standings[device] = LadderState(codec, *event.standings[device])
+
+    def answered(self, event: UpdateAccepted, codec: str) -> None:
+        """Record the size of an update in its codec."""
+        sizes = self.came.setdefault(codec, [])
+        sizes.append(sum(part["length"] for part in event.header.get("parts", ())))
+        del sizes[:-WEIGHED]
+
+
+KEPT = 16  # last replies of a device
+FIRST_STEPS = 8  # while a device's speed is unknown
+HALVINGS = 3  # of the batch, if even the fewest steps would take too long
+LEAST_BATCH = 2  # a normalization layer needs two examples
+
+
+@dataclass(frozen=True)
+class DeviceSpeed:
+    """Holds the speed of one device at this run's work: that of one reply, or the p90 of its last replies."""
+
+    example_s: float  # seconds of a step for each example of its batch
+    rest_s: float  # seconds of all else: download, waiting, evaluation, encoding, upload
+    examples: int  # training examples, as far as the device has reported them
+
+
+@dataclass(frozen=True)
+class LocalWork:
+    """Holds the work of one device, and the reason for it."""
+
+    steps: int
+    batch: int
+    why: str
+
+
+def choose_work(local: LocalSection, pace: DeviceSpeed | None, deadline_s: float) -> LocalWork:
+    """Return the steps and batch whose p90 fits the deadline: at least `min_steps`, at most one pass over the device's
+    data.
+
+    >>> local = LocalSection(lr=1, steps="auto", batch=10)
+    >>> choose_work(local, DeviceSpeed(example_s=0.1, rest_s=4.0, examples=1000), 60.0)
+    LocalWork(steps=50, batch=10, why='50 of the 100 steps of a pass fit into 50.0 s, at 1.00 s each')
+    """
+    if pace is None:
+        steps = max(FIRST_STEPS, local.min_steps)
+        return LocalWork(steps, local.batch, f"{steps} steps, since nothing is known of its speed yet")
+    left_s = SHARE * deadline_s - pace.rest_s
+    for halvings in range(HALVINGS + 1):
+        batch = max(min(LEAST_BATCH, local.batch), local.batch >> halvings)
+        step_s = pace.example_s * batch
+        whole = max(local.min_steps, math.ceil(pace.examples / (batch * local.accumulate)))
+        fit = whole if step_s * whole <= left_s else math.floor(max(0.0, left_s) / step_s) if step_s else 0
+        if fit >= local.min_steps:
+            return LocalWork(fit, batch, _why_work(fit, whole, left_s, step_s, batch, local.batch))
+    late = f"even {local.min_steps} steps of {batch} examples take longer than the {max(0.0, left_s):.1f} s that it has"
+    return LocalWork(local.min_steps, batch, late)
+
+
+def _why_work(fit: int, whole: int, left_s: float, step_s: float, batch: int, planned: int) -> str:
+    smaller = f" (of {batch} examples)" if batch != planned else ""
+    if fit == whole:
+        return f"a whole pass, {whole} steps{smaller}, fits into {left_s:.1f} s"
+    return f"{fit} of the {whole} steps{smaller} of a pass fit into {left_s:.1f} s, at {step_s:.2f} s each"
+
+
+@dataclass
+class DeviceSpeeds:
+    """Holds the speed of each device in this run, rebuilt from its journal, so that a resumed run knows the same."""
+
+    _seen: dict[str, deque[DeviceSpeed]] = field(default_factory=dict)
+
+    def answered(self, event: UpdateAccepted, assigned: tuple[int, int] | None) -> None:
+        """Record the speed that a reply shows; `assigned` are the steps and batch of its assignment.
+
+        A reply whose work or times are unknown changes nothing.
+        """
+        seen = _durations(event.header)
+        if assigned is None or seen is None:
+            return
+        (_, batch), (steps, train_s, rest_s) = assigned, seen
+        known = self._seen.setdefault(event.device, deque(maxlen=KEPT))
+        known.append(DeviceSpeed(train_s / (steps * batch), rest_s, int(event.header.get("examples", 0))))
+
+    def of(self, device: str) -> DeviceSpeed | None:
+        """Return the speed of a device; None before its first reply that shows it."""
+        seen = self._seen.get(device)
+        return None if not seen else _pace(seen)
+
+
+def _pace(seen: Iterable[DeviceSpeed]) -> DeviceSpeed:
+    all_seen = list(seen)
+    # A device whose training was stopped early reports fewer examples than it has.
+    examples = max(one.examples for one in all_seen)
+    return DeviceSpeed(p90(one.example_s for one in all_seen), p90(one.rest_s for one in all_seen), examples)
+
+
+def _durations(header: Mapping[str, object]) -> tuple[int, float, float] | None:
+    """Return (steps, seconds of training, seconds of all else), each a duration by one clock; None if they were not
+    measured.
+    """
+    timings, transfer, steps = header.get("timings"), header.get("transfer"), header.get("steps")
+    if not isinstance(timings, Mapping) or not isinstance(transfer, Mapping) or not isinstance(steps, int) or not steps:
+        return None
+    train_s = float(timings.get("train_s", 0.0))
+    out_s = float(transfer["arrived_at"]) - float(transfer["pulled_at"])
+    return steps, train_s, max(0.0, out_s - train_s)
+
+
+def work_of(plan: RunPlan, devices: int, own: tuple[int, int] | None = None) -> Work:
+    """Return the work of a device in a round of `devices` clients; `own` are its own steps and batch, if it has any.
+
+    dgc clips where a gradient is accumulated, on each device for itself (Lin et al. 2018, "Deep gradient compression").
+    N gradients add up to an L2 norm of about the threshold if each is clipped to N^(-1/2) times the threshold. The
+    reason is that the norm of a sum of independent gradients grows as the root of N.
+
+    >>> plan = RunPlan.parse('[run]\\ntask="t"\\n[local]\\nlr=1\\nclip_grad=2\\nsteps=1\\n[uplink]\\ncodec="dgc(0.1)"')
+    >>> work_of(plan, 16)
+    Work(steps=1, batch=32, clip=0.5)
+    """
+    local = plan.local
+    clip = local.clip_grad / math.sqrt(devices) if plan.uplink.dgc and local.clip_grad and devices else 0.0
+    steps, batch = own or (local.steps if isinstance(local.steps, int) else 0, local.batch)
+    return Work(steps, batch, clip)

@@ -1,0 +1,359 @@
+"""A mode of rounds is one object that answers all questions in which synchronous and other rounds differ.
+
+`RoundMode` is the synchronous mode, and the base of the others: `buffered_round.py` and `pipelining.py` override what
+differs. A new mode is one file, and one line in `run.py`.
+
+`open_round` decides a round: which devices are selected, until when, in which codecs, and for how much work. It gathers
+what is known of devices and passes it to the pure decisions in `policy/`.
+
+Invariant: `RoundOpened` and its `ClientSelected` events are recorded in one transaction before any assignment is sent,
+with the reason of each decision. A resume reads these decisions and does not take them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from thinwire.aggregation.plan_codecs import codec_of, rungs
+from thinwire.core.events import ClientSelected, Evaluated, RoundOpened, RunNoted, RunStatusChanged
+from thinwire.core.fleet import Envelope
+from thinwire.core.plan import RunPlan
+from thinwire.core.types import ReplyHeader, assignment_id_of
+from thinwire.server.aggregator import RoundAggregator, WeightCaps
+from thinwire.server.context import RunContext
+from thinwire.server.evaluation import evaluation
+from thinwire.server.policy.assignment_terms import (
+    SHARE,
+    Deadline,
+    DeviceSpeed,
+    RungChoice,
+    auto_deadline,
+    choose_rung,
+    choose_work,
+    fixed,
+    in_groups,
+)
+from thinwire.server.policy.cohort import (
+    Cohort,
+    SelectionWeights,
+    choose,
+    min_updates_of,
+    weights,
+)
+from thinwire.server.policy.device_profiles import update_bytes, work_key, workload
+from thinwire.server.round import Round, at_work_before, slowest_s
+from thinwire.server.round_events import RoundConfig
+from thinwire.server.round_machine import RoundMachine
+
+
+class RoundMode:
+    """The synchronous mode: one round is open, and it selects its clients when it opens.
+
+    >>> RoundMode.is_for(RunPlan.parse('[run]\\ntask="t"\\n[local]\\nlr=1'))
+    True
+    """
+
+    replaces = True  # False: no device is selected after the opening
+    counts_alike = False  # True: each update counts as a whole, however many examples it was made from
+
+    def __init__(self, plan: RunPlan) -> None:
+        self.plan = plan
+        self.delay = plan.local.delay  # rounds that open ahead of the current one
+
+    @classmethod
+    def is_for(cls, plan: RunPlan) -> bool:
+        """Return True if the plan's rounds are of this mode."""
+        return plan.cohort.mode == "sync" and not plan.local.delay
+
+    # A round opens.
+
+    def open_next(self, running: RunContext) -> RoundOpened | None:
+        """Return the opening event of the round that accepts replies next; None if no device can be selected now."""
+        return open_round(running)
+
+    def busy(self, running: RunContext) -> dict[str, int]:
+        """Return device -> the round that it still works for, of the devices that no round can select."""
+        return {assigned.device: assigned.round for assigned in running.past.ledger.oldest()}
+
+    def select(self, running: RunContext, number: int) -> Cohort:
+        """Return the selected devices, and the reasons why others are not selected."""
+        work = at_work_before(running.past, number).values() if self.plan.cohort.max_concurrency else ()
+        holding = sum(running.elapsed < lease.until_s for lease in work)
+        present, unable = running.presence.devices, running.eligibility.reasons()
+        weights = partial(weights_of, running, number)
+        return choose(self.plan, number, present, unable, self.busy(running), weights, holding)
+
+    def may_open(self, running: RunContext, cohort: Cohort, min_updates: int) -> bool:
+        """Return False if a round of these devices could make no step, because the others are busy."""
+        return bool(cohort.selected) and min_updates <= cohort.wanted
+
+    def timed(self, running: RunContext, cohort: Cohort, min_updates: int) -> tuple[Sequence[str], int]:
+        """Return the devices whose times decide the deadline, and how many of their replies are needed."""
+        return [*cohort.selected, *cohort.later], max(cohort.target_updates, min_updates)
+
+    def waves(self, auto: Deadline, devices: int) -> Deadline:
+        """Return the automatic deadline of a round in which `devices` reply, not all of them at once."""
+        return in_groups(auto, devices, self.plan.cohort.max_concurrency)
+
+    def notes(self, able: int) -> list[str]:
+        """Return warnings for the user who starts a run while `able` devices can take part."""
+        return []
+
+    # A round runs.
+
+    def machine(self, opened: RoundOpened, running: RunContext) -> RoundMachine:
+        """Build the state machine of a round, which may have opened before a restart."""
+        past, terms = running.past, self.terms(opened)
+        since_s, earlier = max(terms.opened_s, past.line.current_since_s), at_work_before(past, opened.round)
+        return Round(replace(terms, opened_s=since_s, earlier=earlier, slowest_s=partial(slowest_s, past)))
+
+    def terms(self, opened: RoundOpened) -> RoundConfig:
+        """Return the terms of a round that follow from its opening event and the plan."""
+        cohort = self.plan.cohort
+        return RoundConfig(
+            number=opened.round,
+            base_version=opened.base_version,
+            assignments=opened.assignments,
+            target_updates=opened.target_updates,
+            min_updates=opened.min_updates,
+            opened_s=opened.elapsed_s,
+            deadline_s=opened.deadline_s,
+            late=cohort.late,
+            max_staleness=cohort.max_staleness,
+            staleness_exponent=cohort.staleness_exponent,
+            max_concurrency=cohort.max_concurrency,
+        )
+
+    def unanswered(self, running: RunContext, assignment_ids: Sequence[str]) -> list[Envelope]:
+        """Return the assignments that are sent when a round begins to accept replies, or is resumed after a restart."""
+        return [running.training(assignment_id) for assignment_id in assignment_ids]
+
+    def assignment(self, running: RunContext, assignment_id: str) -> Envelope:
+        """Return an assignment that is sent while its round accepts replies."""
+        return running.training(assignment_id)
+
+    def summed_together(self, running: RunContext, number: int) -> int:
+        """Return how many updates of the round are aggregated together."""
+        return running.past.ledger.selected(number)
+
+    def aggregator(self, running: RunContext, opened: RoundOpened, caps: WeightCaps | None = None) -> RoundAggregator:
+        """Return an empty sum for the updates of a round, with these caps on weights."""
+        weights, counters = running.past.weights, running.model.counters
+        return RoundAggregator(
+            self.plan, running.layout, opened.codec, weights, running.codec_of, counters, running.steps_of, caps,
+            self.counts_alike,
+        )  # fmt: skip
+
+    def evaluate(
+        self, running: RunContext, opened: RoundOpened, in_time: Sequence[ReplyHeader], now: float
+    ) -> list[Evaluated]:
+        """Return the evaluations that are final when the round closes.
+
+        These are the evaluations of its base model, by the devices that measured it before they trained.
+        """
+        base = opened.base_version
+        if base in running.past.scores.evaluated:
+            return []
+        headers = [header for header in in_time if header.base_version == base]
+        found = evaluation(running, base, headers, now)
+        return [found] if found else []
+
+    # Between two rounds, after a restart, at the end.
+
+    def defer(self, running: RunContext, header: ReplyHeader) -> None:
+        """Keep a reply that arrives between two rounds; its device can be selected again."""
+        running.defer(header)
+        running.past.ledger.release(header.update_id.device, header.assignment_id)
+
+    def can_continue(self, running: RunContext) -> bool:
+        """Return True if the run can go on although it should wait for devices."""
+        return False
+
+    def sent_again(self, running: RunContext) -> list[Envelope]:
+        """Return the unanswered assignments that a restart sends again, but for those that `RoundRunner.run` sends."""
+        past = running.past
+        number = past.line.current.round if past.line.current else 0
+        owed = [assigned.assignment_id for assigned in past.ledger.oldest() if assigned.round != number]
+        return [running.training_again(assignment_id) for assignment_id in owed]
+
+    def abort(self, running: RunContext) -> None:
+        """Close the rounds that are open although the run ends."""
+
+    def let_go(self, running: RunContext) -> None:
+        """Give up the assignments that remain after the last round."""
+
+
+def open_round(running: RunContext) -> RoundOpened | None:
+    """Decide a round, record it and return its opening event.
+
+    Devices that have been silent for longer than the plan's staleness allows are given up first. Return None if no
+    round can open now.
+    """
+    past, plan, mode = running.past, running.plan, running.mode
+    number, base = past.rounds_opened + 1, past.bases.newest
+    for device, assignments in running.still_due().items():
+        for selected in assignments:
+            if (rounds := number - selected.round) > plan.cohort.max_staleness + mode.delay:
+                running.lose(device, "stale", f"no answer for {rounds} rounds", selected.assignment_id)
+    cohort = mode.select(running, number)
+    min_updates = min_updates_of(plan.cohort.min_updates, cohort.wanted)
+    if not mode.may_open(running, cohort, min_updates):
+        return None
+    timed, wanted = mode.timed(running, cohort, min_updates)
+    sizes = {device: running.sending.parcel(device).size for device in timed}
+    codecs = codecs_of(running)
+    times = expected(running, number, sizes, codecs)
+    deadline = deadline_of(running, times, wanted, min_updates)
+    chosen = rungs_of(running, times, codecs, deadline.fits_s)
+    # Sums of EF21, SCAFFOLD and FedDyn hold all that a device has sent, and no part can be taken out. After a device
+    # is revoked, all devices therefore start again from zero.
+    start_again = plan.remembered and running.revoked() & past.weights.keys()
+    opened = RoundOpened(
+        at=running.clock.wall(),
+        round=number,
+        elapsed_s=running.elapsed,
+        base_version=base.version,
+        base_digest=base.digest,
+        candidates=list(cohort.candidates),
+        assignments={device: assignment_id_of(running.run_id, number, device) for device in cohort.selected},
+        codec=most_common(chosen, codecs),
+        deadline_s=deadline.seconds,
+        target_updates=max(cohort.target_updates, min_updates),
+        min_updates=min_updates,
+        reasons=dict(cohort.reasons),
+        references_from=number if start_again else past.references_from,
+        deadline_reason=deadline.reason,
+        codecs={device: choice.standing.codec for device, choice in chosen.items()},
+        codec_reasons={device: choice.reason for device, choice in chosen.items()},
+        later=list(cohort.later),
+        sampling=cohort.sampling,
+        standings={
+            device: (choice.standing.less_compressed, choice.standing.rounds) for device, choice in chosen.items()
+        },
+    )
+    sent = [
+        ClientSelected(
+            opened.at, number, device, assignment_id, sizes[device], **own_work(running, device, opened.deadline_s)
+        )
+        for device, assignment_id in opened.assignments.items()
+    ]
+    said = f"round {number}, step {past.steps_made + len(past.line.rounds) + 1} of {plan.run.rounds}"
+    noted = [RunNoted(opened.at, text) for text in mode.notes(cohort.able)] if number == 1 else []
+    running.record(*noted, RunStatusChanged(opened.at, "running", said), opened, *sent)
+    return opened
+
+
+Expected = Mapping[str, Sequence[float | None]]  # device -> p90 in seconds for each codec; None: unknown
+
+
+def codecs_of(running: RunContext) -> list[str]:
+    """Return the codecs of the next round, least compressed first: only one if the plan has no ladder."""
+    uplink, past = running.plan.uplink, running.past
+    return rungs(uplink) if uplink.ladder else [codec_of(uplink, past.steps_made + len(past.line.rounds))]
+
+
+def expected(running: RunContext, number: int, sizes: Mapping[str, int], codecs: Sequence[str]) -> Expected:
+    """Return for each device the seconds within which nine of ten replies arrive, for each of the codecs.
+
+    `sizes` maps each device to the bytes of the model that it is sent.
+    """
+    plan, work, came = running.plan, work_key(running.plan, running.layout), running.past.codecs.came
+    ups = [update_bytes(codec, running.layout, came) for codec in codecs]
+    found = dict[str, list[float | None]]()
+    for device, down in sizes.items():
+        known = running.known.device(device, work)
+        times = [known.seconds(workload(plan, number, down, up)) for up in ups]
+        found[device] = [time.p90 if time else None for time in times]
+    return found
+
+
+def weights_of(running: RunContext, number: int, candidates: Sequence[str]) -> SelectionWeights:
+    """Return the selection weights of the candidates.
+
+    The plan decides by what: the seconds of a local step, or of downloading the model and sending the smallest update.
+    """
+    plan, work, selection = running.plan, work_key(running.plan, running.layout), running.plan.cohort.selection
+    if selection == "uniform":
+        return SelectionWeights()
+    known = {device: running.known.device(device, work) for device in candidates}
+    if selection == "speed":
+        return weights(selection, {d: one.step.p50 if one.step else None for d, one in known.items()}, "a step")
+    up = update_bytes(codecs_of(running)[-1], running.layout, running.past.codecs.came)
+    sent = {d: workload(plan, number, running.sending.parcel(d).size, up) for d in candidates}
+    return weights(selection, {d: one.travels_s(sent[d]) for d, one in known.items()}, "an exchange")
+
+
+def deadline_of(running: RunContext, times: Expected, wanted: int, min_updates: int) -> Deadline:
+    """Return the plan's deadline, or the automatic one, with its reason.
+
+    The automatic one follows from the devices' links and speed with the smallest codec. It is multiplied by the number
+    of waves if `max_concurrency` splits the selected devices. `min_updates` is the number of updates that a step needs.
+    """
+    if (seconds := running.plan.cohort.deadline_s) != "auto":
+        return fixed(seconds)
+    found = auto_deadline({device: own[-1] for device, own in times.items()}, wanted, min_updates)
+    return running.mode.waves(found, len(times))
+
+
+def rungs_of(running: RunContext, times: Expected, codecs: Sequence[str], fits_s: float) -> dict[str, RungChoice]:
+    """Return each device's rung of the codec ladder, with the reason; empty if the plan has no ladder."""
+    if len(codecs) == 1:
+        return {}
+    standings = running.past.codecs.standings
+    return {device: choose_rung(codecs, own, fits_s, standings.get(device)) for device, own in times.items()}
+
+
+def own_codec(running: RunContext, number: int, device: str, down_bytes: int, left_s: float) -> dict[str, Any]:
+    """Return the codec fields of `ClientSelected` for a device that is selected during the round, with `left_s` seconds
+    left.
+
+    They are empty without a ladder. With an automatic deadline the codec makes the round not much longer than the
+    smallest codec would.
+    """
+    codecs = codecs_of(running)
+    if len(codecs) == 1:
+        return {}
+    times = expected(running, number, {device: down_bytes}, codecs)
+    fits_s = SHARE * left_s
+    if running.plan.cohort.deadline_s == "auto":
+        fits_s = min(fits_s, deadline_of(running, times, wanted=1, min_updates=1).fits_s)
+    choice = rungs_of(running, times, codecs, fits_s)[device]
+    return {"codec": choice.standing.codec, "codec_reason": choice.reason}
+
+
+def most_common(chosen: Mapping[str, RungChoice], codecs: Sequence[str]) -> str:
+    """Return the codec of most devices, and the less compressed one of two; without a ladder the only codec."""
+    selected = [choice.standing.codec for choice in chosen.values()]
+    return max(codecs, key=selected.count)
+
+
+def own_work(running: RunContext, device: str, deadline_s: float) -> dict[str, Any]:
+    """Return the work fields of `ClientSelected` for a device; empty if the plan sets the work instead of the
+    device's speed.
+    """
+    local = running.plan.local
+    if local.steps != "auto":
+        return {}
+    pace = running.past.paces.of(device)
+    before = None if pace else _measured_before(running, device)
+    work = choose_work(local, pace or before, deadline_s)
+    why = f"{work.why}, by what earlier runs measured of it" if before else work.why
+    return {"steps": work.steps, "batch": work.batch, "work_reason": why}
+
+
+def _measured_before(running: RunContext, device: str) -> DeviceSpeed | None:
+    """Estimate a device's speed from earlier runs, for use until it has replied in this run.
+
+    Return None if any part of it was never measured with this model and batch size.
+    """
+    plan, local = running.plan, running.plan.local
+    known = running.known.device(device, work_key(plan, running.layout))
+    up = update_bytes(running.codec, running.layout, running.past.codecs.came)
+    rest = known.seconds(workload(plan, 1, running.sending.parcel(device).size, up))  # no local step, but an evaluation
+    if known.step is None or known.epoch_steps is None or rest is None:
+        return None
+    examples = round(known.epoch_steps.p50 * local.batch * local.accumulate)
+    return DeviceSpeed(known.step.p90 / local.batch, rest.p90, examples)

@@ -1,0 +1,223 @@
+"""A round with secure aggregation: one deadline drives the phases of `privacy/secure_round.py`, without I/O.
+
+A device's assignment to train begins its part in the round. Its first reply is its advertisement, then it answers the
+phase `share` while it trains, sends its masked vector as the round's update, and answers `agree` and `unmask`. A device
+that misses a phase drops out of the round, and is not waited for again.
+
+The round's deadline rules all phases. The last `RESERVE` of its time is for `agree` and `unmask`. What is before it is
+for training and the masked vectors. Within that time `advertise` may take at most half, because a device advertises
+when it has the whole model, and `share` may take a quarter more. A phase ends as soon as nobody is outstanding in it.
+
+Invariant: no vector leaves the sum after the survivors were shown. A reply that comes after its phase is never read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from thinwire.core.events import CloseReason
+from thinwire.core.types import UpdateId
+from thinwire.privacy.messages import BadMessage, Phase
+from thinwire.privacy.secure_round import Aborted, SecureRound, TooFew
+from thinwire.server.round_events import (
+    Action,
+    AggregateUpdate,
+    AggregationDone,
+    ClosePhase,
+    DeviceConnected,
+    DeviceDisconnected,
+    DropUpdate,
+    Input,
+    MarkLost,
+    MasksRemoved,
+    PhaseEnded,
+    PhaseMessage,
+    Reinstate,
+    RemoveMasks,
+    RemoveVector,
+    ReplacementSource,
+    UpdateArrived,
+)
+from thinwire.server.round_machine import RoundMachine
+
+RESERVE = 0.2  # share of the deadline that is kept for agree and unmask: two small messages each way
+# Until which share of the time before the reserve a phase may last, and of the reserve.
+LASTS: Mapping[Phase, float] = {"advertise": 0.5, "share": 0.75, "masked": 1.0, "agree": 0.5, "unmask": 1.0}
+LATE = "it came after its phase"
+
+
+@dataclass
+class SecureRoundMachine(RoundMachine):
+    """A secure round as a state machine without I/O.
+
+    `requests` are the requests of the open phase by device; it is empty in `advertise`, which the training assignments
+    themselves request. `vectors` are the devices whose masked vector is in the sum.
+    """
+
+    secure: SecureRound = field(kw_only=True)
+    requests: Mapping[str, bytes] = field(default_factory=dict)
+    vectors: dict[str, UpdateId] = field(default_factory=dict)
+    unmasking: bool = False  # the masks are being removed
+    closing: CloseReason = "all"  # why the phase masked was closed
+
+    @property
+    def deadline_at(self) -> float:
+        """Return the time at which the open phase ends, in seconds on the run's clock."""
+        begins_s, lasts_s = self.terms.opened_s, self.terms.deadline_s * (1 - RESERVE)
+        if self.secure.phase in ("agree", "unmask"):
+            begins_s, lasts_s = begins_s + lasts_s, self.terms.deadline_s * RESERVE
+        return begins_s + LASTS[self.secure.phase] * lasts_s
+
+    @property
+    def outstanding(self) -> tuple[str, ...]:
+        """Return the devices whose message of the open phase may still come, in the order of selection."""
+        return tuple(device for device in self.assignments if device in self.secure.outstanding)
+
+    def _decide(self, event: Input, now: float, replacements: ReplacementSource) -> list[Action]:
+        del event, replacements  # the roster of a secure round is fixed when `share` opens
+        actions = list[Action]()
+        while not self.shut and self._may_close(now):
+            actions += self._close_phase()
+        return actions
+
+    def _may_close(self, now: float) -> bool:
+        """Return True if the open phase ends now."""
+        if self.unmasking or self.folding:
+            return False
+        if self.secure.phase == "unmask" and self.secure.done:
+            return True
+        if self.secure.phase == "masked":
+            found = self._enough(now)
+            self.closing = found or self.closing
+            return found is not None
+        return not self.secure.outstanding or now >= self.deadline_at
+
+    def _shutting(self, now: float) -> CloseReason | None:
+        del now  # a phase that is full or late is closed by `_decide`, also after a restart: the masks are still on
+        return self.shut
+
+    def _enough(self, now: float) -> CloseReason | None:
+        """Return the reason for which no more masked vectors are accepted, or None."""
+        if not self.secure.outstanding:
+            return "enough" if self.secure.dropped else "all"
+        if len(self.aggregated) >= self.terms.target_updates:
+            return "enough"
+        return "deadline" if now >= self.deadline_at else None
+
+    def _close_phase(self) -> list[Action]:
+        """Close the open phase, and remove the masks after the last one."""
+        phase = self.secure.phase
+        try:
+            self.requests = self.secure.close()
+            if phase != "unmask":
+                return [ClosePhase(phase, self.requests)]
+            self.unmasking = True
+            return [RemoveMasks(self.secure.removal())]
+        except TooFew:
+            self.shut = "too-few"
+        except Aborted:
+            self.shut = "aborted"
+        return []
+
+    def _take(self, event: Input, now: float) -> list[Action]:
+        match event:
+            case PhaseMessage(device, phase, message):
+                return self._message(device, phase, message)
+            case PhaseEnded():
+                self.requests = self.secure.close()
+                return []
+            case MasksRemoved(error):
+                self.shut = self.shut or ("aborted" if error else self.closing)
+                return []
+            case AggregationDone(update_id) if update_id.device not in self.vectors:
+                self.folding.discard(update_id)  # its device was revoked while it was added
+                return [RemoveVector(update_id), *self._drop(update_id, "revoked")]
+            case DeviceConnected(device):
+                return self._return(device)
+            case DeviceDisconnected(device, "revoked") if device in self.vectors:
+                return self._revoke(device)
+        return super()._take(event, now)
+
+    def _message(self, device: str, phase: str, message: bytes) -> list[Action]:
+        if phase != self.secure.phase or device not in self.secure.outstanding:
+            return []  # it came twice, or too late: it is not read
+        try:
+            if phase == "masked":
+                raise BadMessage("a small message in place of masked vectors")
+            self.secure.receive(device, message)
+        except BadMessage as error:
+            return self._mark(device, "protocol", str(error))
+        return []
+
+    def _on_reply(self, header: UpdateArrived, now: float) -> list[Action]:
+        del now
+        device = header.device
+        is_due = self.secure.phase == "masked" and device in self.secure.outstanding and not self.shut
+        if not is_due or self.assignments.get(device) != header.assignment_id:
+            return self._drop(header.update_id, "late")
+        self.secure.receive(device)
+        self.vectors[device] = self.answered[header.assignment_id] = header.update_id
+        self.in_time.add(header.update_id)
+        self.folding.add(header.update_id)
+        return [AggregateUpdate(header.update_id, 0, 1.0, late=False)]
+
+    def _reject(self, update_id: UpdateId, now: float) -> None:
+        del now
+        if self.vectors.pop(update_id.device, None) is None:
+            return
+        if self.secure.phase == "masked":
+            self.secure.withdraw_vector(update_id.device)
+        else:  # its spool file was damaged by a restart
+            self.shut = self.shut or "aborted"
+
+    def _revoke(self, device: str) -> list[Action]:
+        """Take the vector of a revoked device out of the sum, or end the round if the survivors were shown."""
+        if self.secure.phase != "masked":
+            self.shut = self.shut or "aborted"
+            return []
+        update_id = self.vectors.pop(device)
+        self.secure.withdraw_vector(device)
+        if update_id not in self.aggregated:
+            return []  # the driver has withdrawn it before it was added
+        self.aggregated.remove(update_id)
+        self.dropped.append(update_id)
+        return [RemoveVector(update_id), DropUpdate(update_id, "revoked")]
+
+    def _leave(self, device: str, why: str) -> list[Action]:
+        return self._mark(device, "left", why) if device in self.secure.outstanding else []
+
+    def _lose(self, device: str, assignment_id: str, kind: str, text: str) -> list[Action]:
+        is_due = self.assignments.get(device) == assignment_id and device in self.secure.outstanding
+        return self._mark(device, kind, text) if is_due else []
+
+    def _mark(self, device: str, kind: str, text: str) -> list[Action]:
+        """Note that a device drops out; its assignment fails, unless its masked vector is in the sum."""
+        self.secure.drop(device)
+        self.lost[device] = kind
+        if self.assignments[device] in self.answered:
+            return []
+        return [MarkLost(device, self.assignments[device], kind, text)]
+
+    def _return(self, device: str) -> list[Action]:
+        """Wait again for a device that reconnected before its phase was closed."""
+        if self.lost.get(device) != "left" or not self.secure.readmit(device):
+            return []
+        del self.lost[device]
+        return [] if self.assignments[device] in self.answered else [Reinstate(device, self.assignments[device])]
+
+    def _stop(self) -> None:
+        self.shut = self.shut or "stopped"
+
+    def _begin(self, device: str, assignment_id: str, now: float) -> None:
+        del now
+        self.assignments[device] = assignment_id
+
+    @property
+    def _silent(self) -> tuple[str, ...]:
+        """Return the devices whose masked vector never came, without a failure of their own."""
+        return tuple(
+            device
+            for device, assignment_id in self.assignments.items()
+            if assignment_id not in self.answered and device not in self.lost
+        )

@@ -1,0 +1,31 @@
+// The assignment of each client of a round, and why, where that was decided for it alone: its codec, its work, its place.
+import { html } from "./dom.js";
+import { seconds } from "./format.js";
+import { Table } from "./parts.js";
+
+export const AssignedFor = ({ round }) => {
+  const rows = round.updates.filter((u) => u.codec_reason || u.work_reason || u.selection_reason);
+  if (!rows.length) return null;
+  const has = (name) => rows.some((u) => u[name]);
+  return html`
+    <details class="more"><summary>The assignment of each, and why</summary>
+      <${Table} label=${`Assignments of the clients of round ${round.round}`} rows=${rows} stacks keyOf=${(u) => u.assignment_id} columns=${[
+    { title: "Client", cell: (u) => u.device },
+    ...(has("codec_reason") ? [{ title: "Codec", cell: (u) => html`<${Codec} update=${u} />` }] : []),
+    ...(has("work_reason") ? [{ title: "Work", cell: (u) => u.work_reason || "–" }] : []),
+    ...(has("selection_reason") ? [{ title: "Assigned", cell: (u) => (u.selection_reason ? since(u, round) : "at the opening") }] : []),
+  ]} />
+    </details>`;
+};
+
+/** Its codec, then why it and no other: the reason begins with the codec. */
+const Codec = ({ update }) => {
+  const begins = `${update.codec}: `;
+  if (!update.codec_reason.startsWith(begins)) return html`<span><code>${update.codec}</code>${update.codec_reason && `: ${update.codec_reason}`}</span>`;
+  return html`<span><code>${update.codec}</code>: ${update.codec_reason.slice(begins.length)}</span>`;
+};
+
+const since = (update, round) => {
+  const place = update.instead_of ? ` instead of ${update.instead_of}` : "";
+  return `after ${seconds(Math.max(0, update.assigned_at - (round.turn_at ?? round.opened_at)))}${place}: ${update.selection_reason}`;
+};

@@ -26,13 +26,13 @@ def read(path: Path = EVIDENCE) -> dict[str, Any]:
 
 def finished(document: Mapping[str, Any], model: str) -> dict[str, Any] | None:
     part: dict[str, Any] = document["models"].get(model, {})
-    return part if "verdict" in part else None
+    return part if "conclusion" in part else None
 
 
 def figures(document: Mapping[str, Any]) -> dict[str, float | None]:
     """A ratio for each model; None where its part has not finished."""
     parts = {name: finished(document, name) for name in FULL}
-    return {FIGURE.format(name): part["verdict"]["figure"] if part else None for name, part in parts.items()}
+    return {FIGURE.format(name): part["conclusion"]["figure"] if part else None for name, part in parts.items()}
 
 
 def reasons(document: Mapping[str, Any]) -> dict[str, str]:
@@ -48,10 +48,10 @@ def rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
         if (part := finished(document, name)) is None:
             found.append({"model": name, "figure": None, "reason": reasons(document)[FIGURE.format(name)]})
             continue
-        verdict: dict[str, Any] = part["verdict"]
-        on_b: dict[str, Any] = next((one for one in part["b"] if one["chain"] == verdict["chain"]), {})
+        conclusion: dict[str, Any] = part["conclusion"]
+        on_b: dict[str, Any] = next((one for one in part["b"] if one["chain"] == conclusion["chain"]), {})
         told: dict[str, Any] = {key: on_b[key] for key in TOLD if key in on_b}
         made = {key: part[key] for key in ("command", "commit", "at")}
         rounds, rules = part["rounds"]["rounds"], {"protocol": PROTOCOL, "changed": CHANGED[name]}
-        found.append({"model": name, "rounds": rounds, **verdict, **told, **made, **rules})
+        found.append({"model": name, "rounds": rounds, **conclusion, **told, **made, **rules})
     return found

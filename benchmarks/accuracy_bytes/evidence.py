@@ -8,6 +8,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from benchmarks.accuracy_bytes.bound import MARGIN, Paired, paired
+from benchmarks.accuracy_bytes.conclusion import Conclusion
 from benchmarks.accuracy_bytes.decisions import plain
 from benchmarks.accuracy_bytes.lab import Found
 from benchmarks.accuracy_bytes.links import to_target
@@ -16,7 +17,6 @@ from benchmarks.accuracy_bytes.reading import accuracies, mean_curve
 from benchmarks.accuracy_bytes.rounds import Rounds
 from benchmarks.accuracy_bytes.selection import Judged, Selected
 from benchmarks.accuracy_bytes.trials import CLIENTS, FP32, PARTICIPATION, Chain, Trial
-from benchmarks.accuracy_bytes.verdict import Verdict
 from benchmarks.document import machine
 from thinwire.reports.sweep_results import Trial as Cell
 
@@ -26,7 +26,7 @@ BELOW = 1.0  # points: the target is what fp32 reaches on tuning seeds, less so 
 
 
 def part(
-    protocol: Protocol, rounds: Rounds, rates: Rates, early: Sequence[Judged], selected: Selected, found: Verdict,
+    protocol: Protocol, rounds: Rounds, rates: Rates, early: Sequence[Judged], selected: Selected, found: Conclusion,
     times: Mapping[Chain, float], command: str,
 ) -> dict[str, Any]:  # fmt: skip
     """All that is told of one model whose outcome is there."""
@@ -34,14 +34,14 @@ def part(
     told_of = [*(one.chain for one in selected.finalists), *model.beside]
     on_a = protocol.on_a(rounds.rounds, rates, told_of)
     on_b = protocol.on_b(rounds.rounds, rates, _on_b(selected, found))
-    decided = protocol.decisions.all()["verdict"]
+    decided = protocol.decisions.all()["conclusion"]
     target = float(int(fp32_on_tuning(protocol, rounds) - BELOW))
     return {
         "params": next(iter(on_b.values()))[0].size,
         "clients": CLIENTS, "split": model.work.split, "participation": PARTICIPATION,
         "steps": model.work.steps, "batch": model.work.batch, "seeds": plain(model.seeds),
         "rounds": plain(rounds), "grid": list(model.rates), "rates": plain(dict(rates)),
-        "first_of_a": plain(list(early)), "selection": plain(selected), "verdict": plain(found),
+        "first_of_a": plain(list(early)), "selection": plain(selected), "conclusion": plain(found),
         "a": [row(chain, cells, on_a) for chain, cells in by_chain(on_a).items()],
         "b": [row(chain, cells, on_b) for chain, cells in by_chain(on_b).items()],
         "to_target": {chain.name: plain(to_target(cells, target, times[chain]))
@@ -145,7 +145,7 @@ def both_ways(cells: Sequence[Cell]) -> int:
     return sum(one.payload_up + one.payload_down for cell in cells for one in cell.rounds)
 
 
-def _on_b(selected: Selected, found: Verdict) -> list[Chain]:
+def _on_b(selected: Selected, found: Conclusion) -> list[Chain]:
     """The chains that were run on B: the selected one, and what took its place."""
     other = [found.chain] if found.chain is not None else []
     return list(dict.fromkeys([selected.chain, *other]))

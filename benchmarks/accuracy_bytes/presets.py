@@ -61,7 +61,7 @@ class Runs:
         rounds = protocol.rounds()
         rates = protocol.rates(rounds.rounds)
         selected = protocol.selection(rounds.rounds, rates)
-        found = protocol.verdict(rounds.rounds, rates, selected)
+        found = protocol.conclusion(rounds.rounds, rates, selected)
         early = protocol.early(rounds.rounds, rates)
         told_of = [*BASELINES, *(one.chain for one in selected.finalists), *protocol.model.beside]
         seconds = self.times(name, rates | protocol.beside(rounds.rounds), told_of)
@@ -90,7 +90,7 @@ class Runs:
 def _reason(protocol: Protocol) -> str:
     """Why there is no figure yet: how far its decisions have come."""
     decided = protocol.decisions.all()
-    steps = [step for step in ("rounds", "rates", "staying", "selection", "verdict") if step in decided]
+    steps = [step for step in ("rounds", "rates", "staying", "selection", "conclusion") if step in decided]
     return "its full run has not finished: " + (
         f"decided so far: {', '.join(steps)}" if steps else "nothing is decided"
     )

@@ -3,7 +3,7 @@
     rounds      R, from fp32 alone on tuning seeds                       (rounds.py)
     rates       each chain's learning rate, by one grid, on tuning seeds
     selection   on seeds A                                               (selection.py)
-    verdict     on seeds B, for the selected chain and the baselines     (verdict.py, bound.py)
+    conclusion     on seeds B, for the selected chain and the baselines     (conclusion.py, bound.py)
     factors     four finalists with other data, other participation
 
 Decisions follow from cells, so a run that was killed comes to the same ones. A written decision that differs from what
@@ -18,6 +18,7 @@ from statistics import fmean
 from typing import TypeVar
 
 from benchmarks.accuracy_bytes.bound import paired
+from benchmarks.accuracy_bytes.conclusion import Conclusion, OnB, conclusion
 from benchmarks.accuracy_bytes.decisions import Decisions, plain
 from benchmarks.accuracy_bytes.lab import Found, Lab
 from benchmarks.accuracy_bytes.models import BASELINES, Model
@@ -25,7 +26,6 @@ from benchmarks.accuracy_bytes.reading import accuracies, mean_curve
 from benchmarks.accuracy_bytes.rounds import Rounds, rounds_needed
 from benchmarks.accuracy_bytes.selection import FALLBACK, Judged, Selected, select, staying
 from benchmarks.accuracy_bytes.trials import FP32, Chain, Trial
-from benchmarks.accuracy_bytes.verdict import OnB, Verdict, verdict
 from benchmarks.document import note
 from thinwire.aggregation import codecs
 from thinwire.reports.sweep_results import Trial as Cell
@@ -93,14 +93,14 @@ class Protocol:
         trials = [Trial(self.model.work, chain, rates[chain], rounds) for chain in (*BASELINES, *chains)]
         return self.lab.cells(self.model.work, trials, self.model.seeds.seeds_a, "baselines on A")
 
-    def verdict(self, rounds: int, rates: Rates, selected: Selected) -> Verdict:
+    def conclusion(self, rounds: int, rates: Rates, selected: Selected) -> Conclusion:
         """Seeds B: run once the selection is written down, for no candidate but the selected one."""
         cells = self.on_b(rounds, rates, [selected.chain])
         on_b = _on_b(cells, selected.chain)
         fallback: dict[Chain, OnB] = {}
         if not on_b.paired.non_inferior and selected.chain != FALLBACK:
             fallback[FALLBACK] = _on_b(self.on_b(rounds, rates, [FALLBACK]), FALLBACK)
-        return self._decided("verdict", verdict(on_b, fallback))
+        return self._decided("conclusion", conclusion(on_b, fallback))
 
     def on_b(self, rounds: int, rates: Rates, chains: Sequence[Chain]) -> Found:
         trials = [Trial(self.model.work, chain, rates[chain], rounds) for chain in (*BASELINES, *chains)]

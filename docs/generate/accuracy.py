@@ -69,8 +69,8 @@ def _figures(document: Part) -> str:
         if part is None:
             lines.append((f"`{figure}`", "not there", "100", reasons(document)[figure], ""))
             continue
-        verdict, made = part["verdict"], f"`{part['command']}` at {part['commit'][:12]}, {part['at']}"
-        of = f"{code(verdict['chain'])}: {verdict['why']}" if verdict["chain"] else verdict["why"]
+        conclusion, made = part["conclusion"], f"`{part['command']}` at {part['commit'][:12]}, {part['at']}"
+        of = f"{code(conclusion['chain'])}: {conclusion['why']}" if conclusion["chain"] else conclusion["why"]
         lines.append((f"`{figure}`", f"{value:.1f}", "100", of, made))
     return table(("figure", "measured", "goal", "of", "made by"), lines)
 

@@ -156,7 +156,7 @@ def wire_ratio(demo: Figures) -> float:
 def least_ratio(chain: str) -> float:
     """Return the lowest ratio of uplink bytes that a codec had on the fresh seeds (B) of a model which chose it."""
     models: Mapping[str, Any] = read("accuracy-bytes")["models"]
-    rows = (row for model in models.values() if model["outcome"]["chain"] == chain for row in model["b"])
+    rows = (row for model in models.values() if model["conclusion"]["chain"] == chain for row in model["b"])
     return min(float(row["ratio"]) for row in rows if row["chain"] == chain)
 
 

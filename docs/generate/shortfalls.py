@@ -24,7 +24,7 @@ def default_here(part: Part) -> str:
     told = []
     for name, chain in (("The default", DEFAULT), ("A hundredth of the bytes", FALLBACK)):
         for row in part["a"]:
-            if row["chain"] == chain.name != part["verdict"]["chain"]:
+            if row["chain"] == chain.name != part["conclusion"]["chain"]:
                 mean, bound = (-row["difference"][one] for one in ("mean", "bound"))
                 costs = f"costs {mean:.2f} points here" if mean > 0 else f"gains {-mean:.2f} points here"
                 told.append(
@@ -61,7 +61,7 @@ def _place(row: Part, part: Part) -> str:
 
 def slower(part: Part) -> str:
     """Where the chain that was decided for takes longer to the target than fp32 does, at 10 Mb/s."""
-    chosen, found = part["verdict"]["chain"], part["to_target"]
+    chosen, found = part["conclusion"]["chain"], part["to_target"]
     if chosen not in found:
         return ""
     (own, plain), link = (found[chosen], found["identity"]), SECONDS_ON

@@ -27,13 +27,13 @@ def which_codec() -> str:
 
 
 def _decided(part: Part) -> str:
-    verdict, best = part["verdict"], part["round_trip"]["best"]
-    if verdict["chain"] is None:
+    conclusion, best = part["conclusion"], part["round_trip"]["best"]
+    if conclusion["chain"] is None:
         return "No chain stayed within half a point of fp32 on fresh seeds."
-    (row,) = (row for row in part["b"] if row["chain"] == verdict["chain"])
+    (row,) = (row for row in part["b"] if row["chain"] == conclusion["chain"])
     said = (
-        f"**Take {code(verdict['chain'])}**: {row['ratio']:.0f} times fewer bytes\n"
-        f"up, and on {row['difference']['seeds']} fresh seeds, run for it alone, it lost at most {lost(row)} points"
+        f"**Take {code(conclusion['chain'])}**: {row['ratio']:.0f} times fewer bytes\n"
+        f"up, and on {row['difference']['seeds']} fresh seeds (B), run for it alone, it lost at most {lost(row)} points"
     )
     if best is None:
         return f"{said}."
@@ -50,7 +50,7 @@ def _on_a_link(part: Part) -> str:
             or_never(one["seconds"]["10 Mb/s, 20 ms"], ",.1f"), or_never(one["seconds"]["1 Mb/s, 20 ms"], ",.1f"),
         ))  # fmt: skip
     target = next(iter(part["to_target"].values()))["target"]
-    header = ("chain", "times fewer bytes up", "points lost at most", "an update")
+    header = ("chain", "times fewer bytes up", "points lost at most, seeds A", "an update")
     return table((*header, f"s to {target:g} % at 10 Mb/s", "at 1 Mb/s"), rows)
 
 

@@ -59,7 +59,7 @@ def test_all_evidence_of_a_model_comes_from_its_cells(tmp_path, monkeypatch):
     found = Runs({"digits": MODEL}, tmp_path, 2, True, "the command").all()
     assert json.loads((tmp_path / "accuracy-bytes.json").read_text()) == json.loads(json.dumps(found))
     part = found["models"]["digits"]
-    assert part["verdict"]["figure"] == 400.0
+    assert part["conclusion"]["figure"] == 400.0
     assert {row["chain"] for row in part["b"]} == {"identity", "fp16", BOLD.name}
     assert part["to_target"][BOLD.name]["target"] == 89.0
     assert part["beside"] == [BESIDE.name] and BESIDE.name in part["to_target"]
@@ -102,7 +102,7 @@ def test_a_model_that_was_cut_off_stands_in_the_document_with_how_far_it_came(tm
         with pytest.raises(KeyboardInterrupt):
             runs.all()
         document = json.loads((tmp_path / "accuracy-bytes.json").read_text())
-        assert document["models"]["digits"]["verdict"]["figure"] == 400.0
+        assert document["models"]["digits"]["conclusion"]["figure"] == 400.0
         assert said in document["models"]["later"]["reason"]
 
 
@@ -121,11 +121,13 @@ def test_the_committed_figures_are_printed_with_what_made_them():
     assert done.returncode == 0, done.stderr
     made = json.loads(done.stdout)
     assert set(made["figures"]) == {f"best_ratio_within_half_point_{name}" for name in FULL}
+    assert None not in made["figures"].values()
+    assert {row["model"] for row in made["rows"]} == set(FULL)
     for row in made["rows"]:
-        if row.get("figure") is not None:
-            assert (row["protocol"], row["changed"]) == ("second", CHANGED[row["model"]])
-            assert len(row["commit"]) >= 40
-            assert row["command"].startswith("python -m benchmarks.accuracy_bytes --preset full")
+        assert row["figure"] == pytest.approx(made["figures"][f"best_ratio_within_half_point_{row['model']}"], rel=1e-3)
+        assert (row["protocol"], row["changed"]) == ("second", CHANGED[row["model"]])
+        assert len(row["commit"]) >= 40
+        assert row["command"].startswith("python -m benchmarks.accuracy_bytes --preset full")
 
 
 def test_the_first_result_is_what_the_committed_runs_say():

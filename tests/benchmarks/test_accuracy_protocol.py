@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks.accuracy_bytes.bound import paired
+from benchmarks.accuracy_bytes.conclusion import OnB, conclusion
 from benchmarks.accuracy_bytes.models import FIRST_B, FULL
 from benchmarks.accuracy_bytes.presets import SMALL
 from benchmarks.accuracy_bytes.protocol import Protocol
 from benchmarks.accuracy_bytes.rounds import rounds_needed
 from benchmarks.accuracy_bytes.selection import FALLBACK, Judged, select, staying
 from benchmarks.accuracy_bytes.trials import FP16, FP32, Chain
-from benchmarks.accuracy_bytes.verdict import OnB, verdict
 from tests.support.made_up_figures import BOLD, MILD, MODEL, MadeUp
 from thinwire.core.errors import DataLost
 
@@ -26,7 +26,7 @@ def outcome(made: Protocol):
     rounds = made.rounds()
     rates = made.rates(rounds.rounds)
     selected = made.selection(rounds.rounds, rates)
-    return rounds, rates, selected, made.verdict(rounds.rounds, rates, selected)
+    return rounds, rates, selected, made.conclusion(rounds.rounds, rates, selected)
 
 
 def on_b(chain: Chain, bound: float) -> OnB:
@@ -102,9 +102,9 @@ def test_where_both_fail_the_figure_is_one(tmp_path):
 
 
 def test_the_outcome_makes_no_second_pick():
-    assert verdict(on_b(BOLD, 0.0), {}).figure == 120.0
-    assert verdict(on_b(BOLD, -0.6), {FALLBACK: on_b(FALLBACK, -0.2)}).chain == FALLBACK
-    assert verdict(on_b(FALLBACK, -0.6), {}).figure == 1.0
+    assert conclusion(on_b(BOLD, 0.0), {}).figure == 120.0
+    assert conclusion(on_b(BOLD, -0.6), {FALLBACK: on_b(FALLBACK, -0.2)}).chain == FALLBACK
+    assert conclusion(on_b(FALLBACK, -0.6), {}).figure == 1.0
 
 
 def test_the_bound_is_below_the_mean_by_what_the_seeds_leave_open():

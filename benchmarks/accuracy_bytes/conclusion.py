@@ -20,17 +20,17 @@ class OnB:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Conclusion:
     figure: float
     chain: Chain | None
     why: str
 
 
-def verdict(selected: OnB, fallback: Mapping[Chain, OnB]) -> Verdict:
+def conclusion(selected: OnB, fallback: Mapping[Chain, OnB]) -> Conclusion:
     """`fallback` holds the chain fixed in advance, where the selected one failed and it had to be run."""
     if selected.paired.non_inferior:
-        return Verdict(selected.ratio, selected.chain, "the selected chain is non-inferior on seeds B")
+        return Conclusion(selected.ratio, selected.chain, "the selected chain is non-inferior on seeds B")
     other = fallback.get(FALLBACK)
     if selected.chain != FALLBACK and other is not None and other.paired.non_inferior:
-        return Verdict(other.ratio, FALLBACK, "the selected chain failed on seeds B: of the chain fixed in advance")
-    return Verdict(1.0, None, "no chain that was allowed is non-inferior on seeds B")
+        return Conclusion(other.ratio, FALLBACK, "the selected chain failed on seeds B: of the chain fixed in advance")
+    return Conclusion(1.0, None, "no chain that was allowed is non-inferior on seeds B")

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -8,8 +12,10 @@ from tests.support.store_story import accepted, closed, dropped, header, new_run
 from thinwire.core.clock import VirtualClock
 from thinwire.core.errors import NotFound, Refused, UsageError
 from thinwire.core.events import DeviceOffline, DeviceOnline
-from thinwire.core.fleet import Hello, TaskReport
-from thinwire.store import Store
+from thinwire.core.fleet import DeviceRow, Hello, TaskReport
+from thinwire.store import Store, device_registry
+from thinwire.store.device_registry import LOOK_S
+from thinwire.store.queries import device_row
 
 KEYS = {name: (name[-1] * 64, f"key of {name}".encode()) for name in ("pi-01", "pi-02", "pi-03")}
 
@@ -123,18 +129,47 @@ def test_only_loopback_and_invitation_approve_at_once(store: Store) -> None:
         store.roster.approve("pi-77")
 
 
-def test_a_revocation_by_another_process_counts_at_the_next_call(store: Store, address: str) -> None:
+def test_a_revocation_by_another_process_counts_within_a_second_and_at_once_after_its_command_was_read(
+    store: Store, address: str, clock: VirtualClock
+) -> None:
+    def state() -> str:
+        found = store.roster.by_fingerprint(KEYS["pi-01"][0])
+        assert found is not None
+        return found.state
+
     enrol(store, "pi-01")
-    key = KEYS["pi-01"][0]
-    assert store.roster.by_fingerprint(key) == store.roster.rows()[0]
+    assert (state(), store.roster.revoked()) == ("approved", set())
     with Store.open(address) as another:
         another.roster.revoke("pi-01")
-        found = store.roster.by_fingerprint(key)
-        assert found is not None
-        assert found.state == "revoked"
         assert store.roster.enrol("pi-01", *KEYS["pi-01"], how="loopback").state == "revoked"
+        assert (state(), store.roster.revoked()) == ("revoked", {"pi-01"})
         another.roster.approve("pi-01")
-        assert store.roster.rows()[0].state == "approved"
+        clock.advance(LOOK_S - 0.01)
+        assert state() == "revoked", "the database was looked at less than a second ago"
+        clock.advance(0.02)
+        assert (state(), store.roster.revoked()) == ("approved", set())
+        another.roster.revoke("pi-01")
+        store.roster.refresh()
+        assert (state(), store.roster.revoked()) == ("revoked", {"pi-01"})
+
+
+def test_a_change_during_a_look_is_seen_by_the_next_call(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One thread reads the devices, then another one revokes one, and only then the first one keeps what it read."""
+    enrol(store, "pi-01")
+    revoking = threading.Thread(target=store.roster.revoke, args=("pi-01",))
+
+    def slow(found: Mapping[str, Any]) -> DeviceRow:
+        if not revoking.ident:
+            revoking.start()
+            until = time.monotonic() + 10.0
+            while store.audit.last() < 2 and time.monotonic() < until:  # the enrolment and the revocation
+                time.sleep(0.005)
+        return device_row(found)
+
+    monkeypatch.setattr(device_registry, "device_row", slow)
+    assert store.roster.revoked() == set()
+    revoking.join()
+    assert store.roster.revoked() == {"pi-01"}
 
 
 def test_a_device_goes_on_above_the_highest_sequence_of_runs_that_go_on(store: Store) -> None:

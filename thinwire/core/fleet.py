@@ -297,7 +297,7 @@ class Joining:
 
 
 class Roster(Protocol):
-    """Decides which devices may use the device API; it is read from the store at every request, by the API's threads.
+    """Decides which devices may use the device API, at every request; the API's threads call it.
 
     Invariant: `join` is one transaction, and the same secret with the same key gets the same reply again.
     """

@@ -124,6 +124,8 @@ class RecordingFleet:
             device = str(order.args["device"])
             self._orders.done(order, {"rounds": dict(self._store.aggregated_rounds(device))})
         self._told = self._orders.revoked()
+        if self._told:
+            self._store.roster.refresh()  # another process revoked them; no request may pass after `revoke_access`
         self._fleet.revoke_access([str(order.args["device"]) for order in self._told])
 
 

@@ -68,8 +68,6 @@ class Database:
         self.url, self.read_only = url, read_only
         self.engine = _engine(url, read_only, durable)
         self._writers = threading.RLock()
-        self._watching = threading.Lock()
-        self._watch: sqlite3.Connection | None = None  # of `commits`
         self._for_reading = self.engine
         if not self.sqlite:  # in SQLite a reader has one view from its BEGIN on
             self._for_reading = self.engine.execution_options(isolation_level="REPEATABLE READ")
@@ -99,25 +97,8 @@ class Database:
         """Return True if this is SQLite."""
         return self.url.get_backend_name() == "sqlite"
 
-    def commits(self) -> int | None:
-        """Return a number that differs after each commit of any process; None if the database has no cheap one.
-
-        It takes a few microseconds and no transaction, so every request may request it.
-        """
-        if not self.sqlite:
-            return None
-        with self._watching, self._in_words():
-            if self._watch is None:
-                address = f"file:{quote(str(self.url.database))}?mode=ro"
-                self._watch = sqlite3.connect(address, uri=True, check_same_thread=False, timeout=BUSY_S)
-            return int(self._watch.execute("PRAGMA data_version").fetchone()[0])
-
     def close(self) -> None:
         """Close all connections."""
-        with self._watching:
-            if self._watch is not None:
-                self._watch.close()
-                self._watch = None
         self.engine.dispose()
 
     @contextlib.contextmanager

@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import time
+import math
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Literal
@@ -30,7 +31,7 @@ from thinwire.store.device_tables import Command, Device, Invitation
 from thinwire.store.queries import device_row
 from thinwire.store.run_tables import Client, Measure, Run, Update
 
-LOOK_S = 0.05  # for so long a run may not know of a change by another process
+LOOK_S = 1.0  # longest time for which a change by another process may be missing
 
 
 @dataclass(frozen=True)
@@ -45,29 +46,26 @@ class _Cache:
 class StoredRoster:
     """The registry `core.fleet.Roster` on the store. Any thread may call it.
 
-    A change by any process counts from the next call on. The number of the last change (one index entry) is read only
-    if something was committed since, so that most requests and replies need no query. Rows are read only if that number
-    has changed. Every change leaves an action with its actor and time.
+    A change by this object counts from the next call on. A change by another process counts within `LOOK_S`: the
+    database is looked at once in that time, however many requests come, and the rows are read only if the number of the
+    last change differs. Whoever reads the other process's command calls `refresh`, and then the change counts at once.
+    Every change leaves an action with its actor and time.
     """
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database, self._clock = database, clock
         self._cache = _Cache()  # replaced as a whole, never modified
         self._audit = AuditLog(database, clock)
-        self._seen: int | None = None  # `commits` when the cache was read
-        self._looked_at = -LOOK_S
+        self._looking = threading.Lock()
+        self._looked_at = -math.inf
 
     def rows(self) -> Sequence[DeviceRow]:
         """Return all devices, by name."""
         return sorted(self._known().rows.values(), key=lambda row: row.name)
 
     def revoked(self) -> frozenset[str]:
-        """Return the names of the revoked devices, for a run that decides about replies.
-
-        A revocation by another process may be missing for `LOOK_S`: its command, which the run obeys, comes later
-        still. Requests of the device are refused at once.
-        """
-        return self._cache.revoked if time.monotonic() - self._looked_at < LOOK_S else self._known().revoked
+        """Return the names of the revoked devices, for a run that decides about replies."""
+        return self._known().revoked
 
     def by_fingerprint(self, fingerprint: str) -> DeviceRow | None:
         """Return the device with this key, or None."""
@@ -109,7 +107,10 @@ class StoredRoster:
             take_back(connection, "revoke", name, "approved again", self._clock.wall())
 
     def revoke(self, name: str, who: str = "operator", fingerprint: str = "") -> None:
-        """Revoke a device from its next request on; its name and key stay bound. Raises like `approve`."""
+        """Revoke a device; its name and key stay bound. Raises like `approve`.
+
+        This process refuses the device's next request; another process does so within `LOOK_S`.
+        """
         with self._changing() as connection:
             self._set(connection, name, "revoked", "revoke", who, fingerprint)
 
@@ -164,22 +165,27 @@ class StoredRoster:
         """Open a transaction that changes devices."""
         with self._database.writing() as connection:
             yield connection
-        self._looked_at = -LOOK_S
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Make every change that is committed by now count from the next call on."""
+        with self._looking:  # a look that began before the change has ended
+            self._looked_at = -math.inf
 
     def _known(self) -> _Cache:
-        """Return the devices as they are now."""
-        now = time.monotonic()
-        commits = self._database.commits()  # before the read: a commit in between is seen by the next call
-        if commits is None or commits != self._seen:
+        """Return the devices as they were at the last look."""
+        if self._clock.now() - self._looked_at < LOOK_S:
+            return self._cache
+        with self._looking:
+            now = self._clock.now()
             with self._database.reading() as connection:
                 change = int(connection.scalar(CHANGE) or 0)
                 if change != self._cache.change:
                     rows = [device_row(row) for row in connection.execute(select(*ROW)).mappings()]
                     revoked = frozenset(row.name for row in rows if row.state == "revoked")
                     self._cache = _Cache(change, {row.fingerprint: row for row in rows}, revoked)
-            self._seen = commits
-        self._looked_at = now
-        return self._cache
+            self._looked_at = now
+            return self._cache
 
     def _set(
         self, connection: Connection, name: str, state: DeviceState, what: str, who: str, fingerprint: str = ""

@@ -102,7 +102,7 @@ class Projection:
         self.assignments.rows.write()
         self.sums.write()
         if self.closed:
-            self.known.forget(max(self.closed))
+            self.known.forget(self.closed)
 
     def _run(self, **values: Any) -> None:
         self.sums.of_run.update(values)
@@ -140,9 +140,10 @@ class Projection:
                 "candidates",
             )
         }  # fmt: skip
-        row |= {"opened_at": event.at, "selected": list(event.assignments), "not_selected": dict(event.reasons)}
-        row |= {"codecs": dict(event.codecs), "codec_reasons": dict(event.codec_reasons)}
-        self.sums.opened.append(row)
+        selection = {"selected": list(event.assignments), "not_selected": dict(event.reasons)}
+        selection |= {"codecs": dict(event.codecs), "codec_reasons": dict(event.codec_reasons)}
+        self.known.selections[event.round] = selection
+        self.sums.opened.append({**row, "opened_at": event.at, **selection})
 
     def _delivered(self, event: RoundResumed) -> None:
         """Add a downtime of the aggregator to the open round."""
@@ -251,17 +252,13 @@ class UpdateProjector:
 
     def _assigned_since(self, event: ClientSelected) -> None:
         """Add a device that was selected in the middle of its round to the round's devices."""
-        known = self.sums.told_of(event.round)
-        if "selected" not in known:
-            where = (Round.run_id == self.run_id, Round.round == event.round)
-            wanted = select(Round.selected, Round.not_selected, Round.codecs, Round.codec_reasons).where(*where)
-            known = dict(self.connection.execute(wanted).mappings().one())
-        not_selected = {device: why for device, why in known["not_selected"].items() if device != event.device}
-        own = {"codecs": event.codec, "codec_reasons": event.codec_reason}
-        laddered = {name: {**known[name], **({event.device: said} if said else {})} for name, said in own.items()}
-        self.sums.of_rounds[event.round].update(
-            selected=[*known["selected"], event.device], not_selected=not_selected, **laddered
-        )
+        known = self.known.selections[event.round]
+        known["selected"].append(event.device)
+        known["not_selected"].pop(event.device, None)
+        for name, said in {"codecs": event.codec, "codec_reasons": event.codec_reason}.items():
+            if said:
+                known[name][event.device] = said
+        self.sums.of_rounds[event.round].update(known)
 
     def _sent_in_full(self, event: FullModelSent) -> None:
         self.sums.add(event.round, event.device, payload_down=event.payload_bytes)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -253,12 +253,14 @@ class KnownRows:
     """Holds the rows of a run's read tables that the journal's writer needs, so that a reply needs no query.
 
     Only one process writes the tables of a run. Invariant: it holds what the tables had at the last commit; after an
-    error it is thrown away. It holds assignments until their outcome is final, so it does not grow with the run.
+    error it is thrown away. It holds rounds until they close and assignments until their outcome is final, so it does
+    not grow with the run.
     """
 
     rows: dict[str, Row] = field(default_factory=dict)  # assignment -> values of _KNOWN
     by_update: dict[str, str] = field(default_factory=dict)  # update -> assignment
     devices: set[str] = field(default_factory=set)  # that have a row in `clients`
+    selections: dict[int, Row] = field(default_factory=dict)  # open round -> values of _SELECTION
 
     @classmethod
     def read(cls, connection: Connection, run_id: str) -> KnownRows:
@@ -268,6 +270,10 @@ class KnownRows:
         wanted = select(*_KNOWN).where(Update.run_id == run_id, Update.round > last - RECENT)
         for row in connection.execute(wanted.where(Update.outcome.not_in(FINAL))).mappings():
             found.add(dict(row))
+        selections = select(Round.round, *_SELECTION).where(Round.run_id == run_id, Round.round > last - MAX_OPEN)
+        for row in connection.execute(selections.where(Round.reason == "")).mappings():
+            values = dict(row)
+            found.selections[values.pop("round")] = values
         return found
 
     def add(self, row: Row) -> None:
@@ -276,14 +282,18 @@ class KnownRows:
         if row["update_id"]:
             self.by_update.setdefault(row["update_id"], row["assignment_id"])
 
-    def forget(self, closed: int) -> None:
-        """Forget the assignments whose outcomes the end of round `closed` made final."""
+    def forget(self, rounds: Sequence[int]) -> None:
+        """Forget these rounds, which have closed, and the assignments whose outcomes are final now."""
+        for number in rounds:
+            self.selections.pop(number, None)
+        closed = max(rounds)
         for assignment_id, row in list(self.rows.items()):
             if row["outcome"] in FINAL or (row["outcome"] == "failed" and row["round"] <= closed - RECENT):
                 del self.rows[assignment_id]
                 self.by_update.pop(row["update_id"], None)
 
 
+MAX_OPEN = 17  # rounds of a run that are open at once: the largest `[local] max_delay`, and one
 RECENT = 3  # rounds: in which a failed assignment may be pending again
 FINAL = ("aggregated", "late", "dropped", "over")
 
@@ -367,6 +377,7 @@ def alike(rows: Iterable[Mapping[str, Any]]) -> Iterable[list[Mapping[str, Any]]
     return groups.values()
 
 
+_SELECTION = (Round.selected, Round.not_selected, Round.codecs, Round.codec_reasons)
 _KNOWN = (
     Update.assignment_id,
     Update.round,

@@ -1,6 +1,6 @@
 """The commands of `thinwire devices`: list, show, invite, approve, revoke and rename; `roster` has a file of its own.
 
-The device API refuses a revoked device from the next request on. The running aggregator then clears what is open:
+The running aggregator reads the command to revoke a device, refuses the device from then on, and clears what is open:
 waiting requests, uploads, assignments, and updates that are not aggregated yet.
 """
 

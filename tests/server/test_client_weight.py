@@ -158,7 +158,7 @@ def test_one_client_counts_ten_medians_and_the_rounds_explanation_says_so(tmp_pa
     (row,) = [one for one in made.store.updates(made.run_id, 1) if one.device == "a"]
     assert row.outcome == "aggregated"
     told = "weight capped: 100 of its 1000000000 examples count, 10 times the median of 10"
-    assert row.reason == told
+    assert (row.reason, row.weight_reason) == ("", told)
     run = made.store.run(made.run_id)
     rounds = made.store.rounds(made.run_id)
     one, _ = whys(run, rounds, made.store.updates(made.run_id), turns(rounds))
@@ -168,7 +168,7 @@ def test_one_client_counts_ten_medians_and_the_rounds_explanation_says_so(tmp_pa
     assert sum(line.endswith(f"a: {told}") for line in lines) == 2, "each round's line, for who follows the run"
     page = Reader(made.store)
     assert page.round(made.run_id, 1).why.endswith(f"a: {told}.")
-    assert [u.reason for u in page.round(made.run_id, 1).updates if u.device == "a"] == [told]
+    assert [u.weight_reason for u in page.round(made.run_id, 1).updates if u.device == "a"] == [told]
 
 
 def test_without_a_cap_it_owns_the_mean(tmp_path: Path) -> None:

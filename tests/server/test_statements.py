@@ -26,7 +26,7 @@ def counted(database: Database, said: Counter[str]) -> None:
         if "max(devices.change)" in statement:
             said.update({"look": 1, "BEGIN": -1})
         else:
-            said.update([statement.split()[0]])
+            said.update([statement.split(maxsplit=1)[0]])
 
     event.listen(database.engine, "before_cursor_execute", heard)
 

@@ -10,11 +10,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from thinwire.core.clock import downtime_s
-from thinwire.core.formatting import CAPPED, counted, duration, size, speed
+from thinwire.core.formatting import counted, duration, size, speed
 from thinwire.core.types import is_further
-from thinwire.reports.round_timing import ALONG, OWN, STAGES, along, clock_was_set, within, within_s
-from thinwire.store.read_models import MeasureRow, RoundRow, RunRow, UpdateRow
+from thinwire.reports.round_timing import ALONG, OWN, STAGES, along, clock_was_set, down_s, over_at, within, within_s
+from thinwire.store.read_models import RoundRow, RunRow, UpdateRow
 
 
 @dataclass(frozen=True)
@@ -100,11 +99,11 @@ def _unknown(found: RoundRow) -> RoundExplanation:
 
 def _capped(found: RoundRow, assignments: Sequence[UpdateRow]) -> str:
     """Return a sentence about the first client with a reduced weight, and the number of the others, or ""."""
-    capped = [one for one in assignments if one.update_id in found.aggregated and one.reason.startswith(CAPPED)]
+    capped = [one for one in assignments if one.update_id in found.aggregated and one.weight_reason]
     if not capped:
         return ""
     more = f"; {counted(len(capped) - 1, 'more client')} too" if capped[1:] else ""
-    return f" {capped[0].device}: {capped[0].reason}{more}."
+    return f" {capped[0].device}: {capped[0].weight_reason}{more}."
 
 
 def _blamed(found: RoundRow, stages: Mapping[str, float], reason: str) -> str:
@@ -132,20 +131,12 @@ def _held_up_by(found: RoundRow, assignments: Sequence[UpdateRow], since: float)
     """
     if found.reason == "buffer":
         return []
-    over = [(one, _over_at(one, found)) for one in assignments if not is_further(one.assignment_id)]
+    over = [(one, over_at(one, found)) for one in assignments if not is_further(one.assignment_id)]
     out = [one for one, at in over if at is None]
     if found.reason == "deadline":
         return out
     after = [(at, one) for one, at in over if at is not None and at > since]
     return out + [one for _, one in sorted(after, key=lambda pair: -pair[0])]
-
-
-def _over_at(assignment: UpdateRow, found: RoundRow) -> float | None:
-    """Return when the assignment had its outcome; None if not before the round closed, 0 if its failure has no time."""
-    if assignment.arrived_at is None and assignment.failed_at is None:
-        return 0.0 if assignment.outcome in ("failed", "aggregated", "dropped") else None
-    moments = [at for at in (assignment.arrived_at, assignment.failed_at) if at is not None]
-    return max((at for at in moments if found.closed_at is None or at <= found.closed_at), default=None)
 
 
 def _waited(
@@ -317,11 +308,6 @@ def own_part(took: float, stages: Mapping[str, float], uncounted: Mapping[str, f
     return said + (", which a simulation's clock does not count" if uncounted else "")
 
 
-def down_s(found: RoundRow) -> float:
-    """Return for how many seconds no aggregator was running while the round was open, as far as that is known."""
-    return sum(downtime_s(*one) or 0.0 for one in found.away)
-
-
 def gone(found: RoundRow, meanwhile: str = "") -> str:
     """Return the downtime in words, "" if it was short; `meanwhile` is appended."""
     if clock_was_set(found):
@@ -360,39 +346,52 @@ def whys(
     ]  # fmt: skip
 
 
-def round_trips(measures: Iterable[MeasureRow]) -> dict[str, float]:
-    """Return each device's median round trip, in seconds."""
-    return {one.device: one.p50 for one in measures if one.kind == "rtt" and one.p50}
+@dataclass
+class RunTotals:
+    """The sums over the explanations of a run's rounds; `add` with the sign -1 takes an explanation out again."""
 
+    rounds: int = 0
+    seconds: float = 0.0
+    requests: int = 0
+    timed: int = 0  # requests of rounds with a measured round trip; their round trips took `trips_s`
+    trips_s: float = 0.0
+    stages: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    uncounted: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    slowest: Counter[str] = field(default_factory=Counter)
+    missed: Counter[str] = field(default_factory=Counter)
 
-def in_all(found: Sequence[RoundExplanation]) -> RoundExplanation:
-    """Return the explanation of a run: the sums of its rounds' stages, and the device that was waited for most
-    often.
-    """
-    took = sum(one.seconds for one in found)
-    spent = _summed(STAGES, [one.stages for one in found])
-    uncounted = _summed(OWN, [one.uncounted for one in found])
-    said = f"{counted(len(found), 'round')} took {duration(took)}"
-    if spent and took:
-        most = max(spent, key=lambda name: spent[name])
-        said += f", {100 * spent[most] / took:.0f} % of it {noun(most)}"
-    slowest = Counter(one.device for one in found if one.device).most_common(1)
-    device, count = slowest[0] if slowest else ("", 0)
-    said += f"; {device} was the slowest in {count} of {len(found)}" if device else ""
-    missed = Counter(name for one in found for name in one.waited_for).most_common(1)
-    said += f"; {missed[0][0]} had not answered in time in {missed[0][1]}" if missed else ""
-    said += own_part(took, {}, uncounted)
-    requests, trips_s = 0, 0.0
-    for one in found:
+    def add(self, one: RoundExplanation, sign: int = 1) -> None:
+        """Add the explanation of a round."""
+        self.rounds, self.seconds = self.rounds + sign, self.seconds + sign * one.seconds
+        self.requests += sign * one.requests
         if one.rtt_s is not None:
-            requests, trips_s = requests + one.requests, trips_s + one.requests * one.rtt_s
-    rtt_s = trips_s / requests if requests else None
-    return RoundExplanation(
-        0, took, f"{said}.", device, spent, (), sum(one.requests for one in found), rtt_s, uncounted
-    )
+            self.timed, self.trips_s = self.timed + sign * one.requests, self.trips_s + sign * one.requests * one.rtt_s
+        for sums, parts in ((self.stages, one.stages), (self.uncounted, one.uncounted)):
+            for name, took in parts.items():
+                sums[name] += sign * took
+        self.slowest.update({one.device: sign} if one.device else {})
+        for name in one.waited_for:
+            self.missed[name] += sign
+
+    def explanation(self) -> RoundExplanation:
+        """Return the explanation of the run: the stages' sums, and the device that was waited for most often."""
+        spent = {name: self.stages[name] for name in STAGES if self.stages.get(name, 0.0) > 0}
+        uncounted = {name: self.uncounted[name] for name in OWN if self.uncounted.get(name, 0.0) > 0}
+        said = f"{counted(self.rounds, 'round')} took {duration(self.seconds)}"
+        if spent and self.seconds:
+            most = max(spent, key=lambda name: spent[name])
+            said += f", {100 * spent[most] / self.seconds:.0f} % of it {noun(most)}"
+        (device, count), (silent, times) = ((*each.most_common(1), ("", 0))[0] for each in (self.slowest, self.missed))
+        said += f"; {device} was the slowest in {count} of {self.rounds}" if count else ""
+        said += f"; {silent} had not answered in time in {times}" if times else ""
+        said += own_part(self.seconds, {}, uncounted)
+        rtt_s, device = self.trips_s / self.timed if self.timed else None, device if count else ""
+        return RoundExplanation(0, self.seconds, f"{said}.", device, spent, (), self.requests, rtt_s, uncounted)
 
 
-def _summed(names: Iterable[str], parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the sums of each stage; stages without any time are left out."""
-    sums = {name: sum(part.get(name, 0.0) for part in parts) for name in names}
-    return {name: value for name, value in sums.items() if value > 0}
+def in_all(found: Iterable[RoundExplanation]) -> RoundExplanation:
+    """Return the explanation of a run from those of its rounds."""
+    totals = RunTotals()
+    for one in found:
+        totals.add(one)
+    return totals.explanation()

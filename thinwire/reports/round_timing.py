@@ -9,12 +9,12 @@ A wall clock that was set in the middle of a round makes moments on its two side
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from thinwire.core.clock import downtime_s
 from thinwire.core.events import RoundBecameCurrent
-from thinwire.store.read_models import RoundRow, UpdateRow
+from thinwire.store.read_models import MeasureRow, RoundRow, UpdateRow
 
 ON_DEVICE = ("download", "queue", "load", "evaluate", "train", "encode", "commit")
 # In order. delivery: from the selection until the first delivery. again: from there to the last delivery, to a device
@@ -75,10 +75,10 @@ def turns(rounds: Sequence[RoundRow], taken: RoundBecameCurrent | None = None) -
     do not record that, so there a round begins when the previous one has closed.
     """
     before = {later.round: earlier.closed_at for earlier, later in pairwise(rounds)}
-    return {one.round: _turn_at(one, before.get(one.round, 0.0), taken) for one in rounds}
+    return {one.round: turn_at(one, before.get(one.round, 0.0), taken) for one in rounds}
 
 
-def _turn_at(one: RoundRow, before: float | None, taken: RoundBecameCurrent | None) -> float | None:
+def turn_at(one: RoundRow, before: float | None, taken: RoundBecameCurrent | None = None) -> float | None:
     """Return the moment at which one round began to accept replies.
 
     `before` is when the previous round closed: None if it is open, 0 if there is none.
@@ -116,6 +116,24 @@ def _assigned_at(assignment: UpdateRow) -> float:
     return min(assignment.assigned_at or assignment.arrived_at, assignment.arrived_at)
 
 
+def over_at(assignment: UpdateRow, found: RoundRow) -> float | None:
+    """Return when the assignment had its outcome; None if not before the round closed, 0 if its failure has no time."""
+    if assignment.arrived_at is None and assignment.failed_at is None:
+        return 0.0 if assignment.outcome in ("failed", "aggregated", "dropped") else None
+    moments = [at for at in (assignment.arrived_at, assignment.failed_at) if at is not None]
+    return max((at for at in moments if found.closed_at is None or at <= found.closed_at), default=None)
+
+
 def clock_was_set(found: RoundRow) -> bool:
     """Return True if the wall clock was set during a downtime of the round: the downtime's length is unknown."""
     return any(downtime_s(*one) is None for one in found.away)
+
+
+def down_s(found: RoundRow) -> float:
+    """Return for how many seconds no aggregator was running while the round was open, as far as that is known."""
+    return sum(downtime_s(*one) or 0.0 for one in found.away)
+
+
+def round_trips(measures: Iterable[MeasureRow]) -> dict[str, float]:
+    """Return each device's median round trip, in seconds."""
+    return {one.device: one.p50 for one in measures if one.kind == "rtt" and one.p50}

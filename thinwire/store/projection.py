@@ -67,7 +67,8 @@ class Projection:
     closed: list[int] = field(default_factory=list)  # rounds that ended in this transaction
 
     def __post_init__(self) -> None:
-        self.sums = CounterDeltas(self.connection, self.facts.run_id, self.known.devices)
+        self.known.changes += 1
+        self.sums = CounterDeltas(self.connection, self.facts.run_id, self.known.devices, self.known.changes)
         self.assignments = UpdateProjector(self.connection, self.facts.run_id, self.facts.size, self.sums, self.known)
 
     def apply(self, event: Event) -> None:
@@ -328,7 +329,7 @@ class UpdateProjector:
     def cap(self, event: RoundClosed) -> None:
         """Store the reason why an update has less weight than its reply claims, next to its outcome."""
         for row in self.rows.by_update(event.capped):
-            self.rows.change(row, reason=capped_text(event.capped[row["update_id"]]))
+            self.rows.change(row, weight_reason=capped_text(event.capped[row["update_id"]]))
 
     def forget_metrics(self, event: RoundClosed) -> None:
         """Keep of the round's replies only the metrics that most of its updates carried."""

@@ -67,18 +67,27 @@ class RunQueries:
         wanted = _columns(Run, RunRow).where(going | (Run.status == "preparing"))
         return [_run(found) for found in _all(self._database, wanted.order_by(Run.number))]
 
-    def rounds(self, run_id: str) -> list[RoundRow]:
-        """Return the run's rounds from 1 on."""
+    def rounds(
+        self, run_id: str, first: int = 1, last: int | None = None, *, changed_after: int = 0
+    ) -> list[RoundRow]:  # fmt: skip
+        """Return the rounds of a run from `first` to `last`; only those whose `changed` is above `changed_after`."""
         there = (Update.run_id == Round.run_id) & (Update.round == Round.round) & (Update.outcome == "accepted")
         arrived = case((Round.reason == "", select(func.count()).where(there).scalar_subquery()), else_=0)
-        wanted = _columns(Round, RoundRow, arrived=arrived).where(Round.run_id == run_id).order_by(Round.round)
-        return [RoundRow(**{**found, "not_selected": _not_selected(found)}) for found in _all(self._database, wanted)]
+        wanted = _columns(Round, RoundRow, arrived=arrived).where(Round.run_id == run_id)
+        if changed_after:
+            wanted = wanted.where(Round.changed > changed_after)
+        if first > 1:
+            wanted = wanted.where(Round.round >= first)
+        if last is not None:
+            wanted = wanted.where(Round.round <= last)
+        found = sorted(_all(self._database, wanted), key=lambda row: int(row["round"]))  # each by its own index
+        return [RoundRow(**{**row, "not_selected": _not_selected(row)}) for row in found]
 
-    def updates(self, run_id: str, round: int | None = None) -> list[UpdateRow]:  # noqa: A002
-        """Return one row for each assignment of the run, or of one of its rounds."""
+    def updates(self, run_id: str, round: int | None = None, last: int | None = None) -> list[UpdateRow]:  # noqa: A002
+        """Return one row for each assignment of the run, of one of its rounds, or of those from `round` to `last`."""
         wanted = _columns(Update, UpdateRow).where(Update.run_id == run_id)
         if round is not None:
-            wanted = wanted.where(Update.round == round)
+            wanted = wanted.where(Update.round.between(round, round if last is None else last))
         ordered = wanted.order_by(Update.round, Update.device, Update.assigned_at)
         return [UpdateRow(**found) for found in _all(self._database, ordered)]
 

@@ -140,6 +140,7 @@ class RoundRow(Traffic, Outcomes, Measured):
     missed_s: float = 0.0
     ignored: int = 0  # number of metrics not recorded, since fewer than half of its updates carried them
     secure_sum: dict[str, Any] = field(default_factory=dict)
+    changed: int = field(default=0, compare=False)  # number of the transaction that changed the row last
     arrived: int = 0  # of an open round: own assignments with a recorded reply that is not aggregated yet
 
     @property
@@ -184,7 +185,8 @@ class UpdateRow(Traffic):
     `metrics` holds each sum divided by its count, as the device measured it.
 
     `selection_reason` is the reason of an assignment in the middle of its round, and `instead_of` the device that it
-    replaces. `work_reason` explains the number of steps if the plan leaves it to the device's speed.
+    replaces. `work_reason` explains the number of steps if the plan leaves it to the device's speed. `weight_reason`
+    explains why an update has less weight than its reply claims.
     """
 
     run_id: str
@@ -217,6 +219,7 @@ class UpdateRow(Traffic):
     selection_reason: str = ""
     instead_of: str = ""
     work_reason: str = ""
+    weight_reason: str = ""
     state_lost: str = ""  # if the device lost its state: what it found, on the first reply after that
     failed_at: float | None = None
     delivered_at: float | None = None

@@ -84,6 +84,7 @@ class Round(Traffic, Outcomes, Base):
     """A round of a run: its decisions, its result and its sums."""
 
     __tablename__ = "rounds"
+    __table_args__ = (Index(None, "run_id", "changed"),)
 
     run_id: Mapped[str] = _run()
     round: Mapped[int] = mapped_column(Integer, primary_key=True)
@@ -115,6 +116,7 @@ class Round(Traffic, Outcomes, Base):
     missed_s: Mapped[float] = mapped_column(default=0.0, server_default="0")  # not counted by the run's clock
     slowest: Mapped[str] = mapped_column(default="")
     secure_sum: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default="{}")  # what the masks covered
+    changed: Mapped[int]  # number of the run's transaction that changed this row last
 
 
 class RoundPhase(Base):
@@ -164,6 +166,7 @@ class Update(Traffic, Base):
     selection_reason: Mapped[str] = mapped_column(default="", server_default="")  # of an assignment in mid-round
     instead_of: Mapped[str] = mapped_column(String(63), default="", server_default="")
     work_reason: Mapped[str] = mapped_column(default="", server_default="")
+    weight_reason: Mapped[str] = mapped_column(default="")  # of an update with less weight than its reply claims
     assigned_at: Mapped[float | None]
     delivered_at: Mapped[float | None]  # first delivery; `pulled_at` is the last one
     pulled_at: Mapped[float | None]

@@ -91,6 +91,7 @@ class CounterDeltas:
     connection: Connection
     run_id: str
     devices: set[str]  # that have a row already
+    change: int  # number of this transaction in its run
     of_run: Row = field(default_factory=dict)  # column -> value
     of_rounds: dict[int, Row] = field(default_factory=lambda: defaultdict(dict))
     opened: list[Row] = field(default_factory=list)  # rounds that have no row yet
@@ -153,10 +154,12 @@ class CounterDeltas:
         for row in self.opened:
             counter = self.rounds[row["round"]]
             counts = {name: counter.get(name) if name in WIRE else counter[name] for name in EVERYWHERE}
-            new.append({"run_id": self.run_id, **row, **self.of_rounds[row["round"]], **counts})
+            own = {**row, **self.of_rounds[row["round"]], "changed": self.change}
+            new.append({"run_id": self.run_id, **own, **counts})
         for number in sorted((self.of_rounds.keys() | self.rounds.keys()) - {row["round"] for row in self.opened}):
             key = {"the_run": self.run_id, "the_round": number}
-            old.append({**key, **_amounts(self.rounds[number], EVERYWHERE), **_set(self.of_rounds[number])})
+            own = _set({**self.of_rounds[number], "changed": self.change})
+            old.append({**key, **_amounts(self.rounds[number], EVERYWHERE), **own})
         for rows in alike(new):
             self.connection.execute(_NEW_ROUND, rows)
         for rows in alike(old):
@@ -261,12 +264,16 @@ class KnownRows:
     by_update: dict[str, str] = field(default_factory=dict)  # update -> assignment
     devices: set[str] = field(default_factory=set)  # that have a row in `clients`
     selections: dict[int, Row] = field(default_factory=dict)  # open round -> values of _SELECTION
+    changes: int = 0  # transactions that changed rounds of the run
 
     @classmethod
     def read(cls, connection: Connection, run_id: str) -> KnownRows:
         """Read the assignments of the last rounds that may still change, and the run's devices."""
         found = cls(devices=set(connection.scalars(_DEVICES, {"the_run": run_id})))
-        last = connection.scalar(select(func.max(Round.round)).where(Round.run_id == run_id)) or 0
+        last, found.changes = (
+            connection.scalar(select(func.max(column)).where(Round.run_id == run_id)) or 0
+            for column in (Round.round, Round.changed)
+        )
         wanted = select(*_KNOWN).where(Update.run_id == run_id, Update.round > last - RECENT)
         for row in connection.execute(wanted.where(Update.outcome.not_in(FINAL))).mappings():
             found.add(dict(row))
@@ -379,15 +386,9 @@ def alike(rows: Iterable[Mapping[str, Any]]) -> Iterable[list[Mapping[str, Any]]
 
 _SELECTION = (Round.selected, Round.not_selected, Round.codecs, Round.codec_reasons)
 _KNOWN = (
-    Update.assignment_id,
-    Update.round,
-    Update.device,
-    Update.update_id,
-    Update.outcome,
-    Update.late_answer,
-    Update.pulled_at,
-    Update.metrics,
-)
+    Update.assignment_id, Update.round, Update.device, Update.update_id, Update.outcome, Update.late_answer,
+    Update.pulled_at, Update.metrics,
+)  # fmt: skip
 _NEW = insert(Update)
 _UPDATE = update(Update).where(
     Update.run_id == bindparam("the_run"), Update.assignment_id == bindparam("the_assignment")

@@ -1,23 +1,24 @@
 """Reads of the store for the API about runs, rounds, clients and updates.
 
-Open tabs repeat the same reads often. Therefore a run's rounds are cached until its journal has a new event. The
-explanations of closed rounds are cached too, except for the latest rounds, which later replies may still change.
+Open tabs repeat the same reads after each event. Therefore `RunHistory` keeps a run's sums and explanations, and reads
+only the rounds that changed. Invariant: what an event costs does not depend on the number of the run's rounds.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from thinwire.core.errors import NotFound
 from thinwire.core.events import ENDED
 from thinwire.core.formatting import with_home
 from thinwire.core.layout import Layout
-from thinwire.core.plan_schema import MOST_DELAY
-from thinwire.reports.round_explanation import RoundExplanation, down_s, in_all, round_trips, why, whys
-from thinwire.reports.round_timing import clock_was_set, turns
+from thinwire.reports.round_explanation import RoundExplanation, RunTotals, why, whys
+from thinwire.reports.round_timing import clock_was_set, down_s, round_trips, turn_at, turns
 from thinwire.store import ClientRow, DeviceInfo, RoundRow, RunRow, Store, UpdateRow
 from thinwire.store.queries import behind
 from thinwire.web import schemas
@@ -26,7 +27,6 @@ from thinwire.web.run_text import buffered, closing, open_round, overlaps, run_s
 Shown = TypeVar("Shown", bound=schemas.Run)
 
 LATEST_ROUNDS = 3  # rounds in which a device's examples are searched
-AHEAD = 1 + MOST_DELAY  # rounds that may be open at once
 KEPT_RUNS = 8
 
 
@@ -35,8 +35,8 @@ class Reader:
 
     def __init__(self, store: Store, home: str = "") -> None:
         self._store, self._home = store, home
-        self._kept: dict[str, tuple[int, list[RoundRow]]] = {}
-        self._reasons = Reasons(store)
+        self._kept: dict[str, RunHistory] = {}
+        self._following = threading.Lock()
 
     def runs(self) -> list[schemas.Run]:
         """Return all runs, newest first; a running one has the state of its open round in its sentence."""
@@ -50,45 +50,44 @@ class Reader:
         """
         store = self._store
         seq, row = store.last_seq(), store.run(name)
-        rounds = self._rounds(row.run_id)
+        rounds = store.rounds(row.run_id, row.rounds_closed + 1 - LATEST_ROUNDS)
         latest = [store.updates(row.run_id, found.round) for found in rounds[: -LATEST_ROUNDS - 1 : -1]]
         newest = rounds[-1] if rounds else None
         clients = client_states(row, newest, latest, store.clients(row.run_id), store.devices())
-        reasons = self._reasons.of(row, rounds)
+        history = self._history(row)
         return _run(
             schemas.RunPage, row, self._open_round(row), store.line() if row.status == "queued" else (), self._home,
             plan=row.plan, model_digest=row.model_digest, layout_digest=Layout.from_json(row.layout).digest,
-            task_version=row.task_report.version, seconds=sum(found.seconds or 0.0 for found in rounds),
+            task_version=row.task_report.version, seconds=history.until(history.opened).seconds,
             notes=[with_home(note, self._home) for note in row.notes], clients=clients, seq=seq, now=time.time(),
-            **_went(in_all(reasons) if reasons else None),
+            **_went(history.totals.explanation() if history.totals.rounds else None),
         )  # fmt: skip
 
     def rounds(self, name: str, first: int = 1) -> list[schemas.Round]:
         """Return the run's rounds from `first` on, with sums since the run's start."""
         row = self._store.run(name)
-        rounds = self._rounds(row.run_id)
-        return _with_sums(rounds, first, {one.round: one.sentence for one in self._reasons.of(row, rounds)})
+        rounds = self._store.rounds(row.run_id, first)
+        history = self._history(row)
+        return [_round(one, history) for one in rounds]
 
     def round(self, name: str, number: int) -> schemas.RoundPage:
         """Return one round with its assignments; `NotFound` if the run has not opened it."""
         row = self._store.run(name)
-        rounds = self._rounds(row.run_id)
-        found = next((candidate for candidate in rounds if candidate.round == number), None)
-        if found is None:
-            raise NotFound(f"{row.run_id} has no round {number}", why=f"it has opened {len(rounds)}")
+        rounds = self._store.rounds(row.run_id, number - EARLIER_ROUNDS, number)
+        history = self._history(row)
+        if not rounds or rounds[-1].round != number:
+            raise NotFound(f"{row.run_id} has no round {number}", why=f"it has opened {history.opened}")
+        found = rounds[-1]
         own = self._store.updates(row.run_id, number)
         before = earlier(row, found, own, lambda one: self._store.updates(row.run_id, one))
         turn_at = turns(rounds, self._store.current_round(row.run_id) if overlaps(row) else None)[number]
         ahead = [one.round for one in rounds if not one.reason and one.round < number]
-        open_now = RoundExplanation(
+        took = RoundExplanation(
             number, 0.0, open_round(found, own, before, buffered(row), ahead, taken=turn_at is not None)
         )
-        took = open_now
         if found.reason:
-            simulated, rtts = row.source == "sim", self._reasons.rtts(row)
-            took = why(found, own, before, turn_at, simulated=simulated, rtts=rtts)
-        said = {"slowest": took.device}
-        shown = _with_sums([one for one in rounds if one.round <= number], number, {})[0].model_copy(update=said)
+            took = why(found, own, before, turn_at, simulated=row.source == "sim", rtts=rtts(self._store, row))
+        shown = _round(found, history).model_copy(update={"slowest": took.device})
         of = {one.round: one for one in rounds}
         return schemas.RoundPage(
             **{**dict(shown), **_went(took)}, now=time.time(), waited_for=list(took.waited_for),
@@ -103,22 +102,22 @@ class Reader:
     def updates(self, name: str, number: int | None) -> list[schemas.Update]:
         """Return every assignment of the run, or of one round."""
         run_id = self._store.run(name).run_id
-        of = {found.round: found for found in self._rounds(run_id)}
+        of = {found.round: found for found in self._store.rounds(run_id, number or 1, number)}
         return [update(one, of.get(one.round)) for one in self._store.updates(run_id, number)]
 
-    def _rounds(self, run_id: str) -> list[RoundRow]:
-        """Return all rounds of a run, cached until its journal has a new event."""
-        seq = self._store.last_seq(run_id)
-        kept = self._kept.get(run_id, (-1, []))
-        if kept[0] != seq:
-            kept = self._kept[run_id] = (seq, self._store.rounds(run_id))
+    def _history(self, row: RunRow) -> RunHistory:
+        """Return what is kept of a run, with all changes until now."""
+        with self._following:
+            history = self._kept.pop(row.run_id, None) or RunHistory(self._store)
+            history.follow(row)
+            self._kept[row.run_id] = history
             for oldest in list(self._kept)[:-KEPT_RUNS]:
-                self._kept.pop(oldest, None)
-        return kept[1]
+                del self._kept[oldest]
+        return history
 
     def _open_round(self, row: RunRow) -> RoundRow | None:
         """Return the first open round of a running run."""
-        newest = self._rounds(row.run_id)[-AHEAD:] if row.status == "running" else []
+        newest = self._store.rounds(row.run_id, row.rounds_closed + 1) if row.status == "running" else []
         return next((found for found in newest if not found.reason), None)
 
 
@@ -170,71 +169,102 @@ def _run(
     return kind(**values, sentence=said, **more)
 
 
-def _with_sums(rows: Sequence[RoundRow], first: int, reasons: Mapping[int, str]) -> list[schemas.Round]:
-    """Return the rounds from `first` on with their explanations; the sums include all rounds before."""
-    shown, until_s, payload, wire = list[schemas.Round](), 0.0, 0, None
-    for row in rows:
-        until_s += row.seconds or 0.0
-        payload += row.payload_up + row.payload_down
-        if row.wire_up is not None or row.wire_down is not None:
-            wire = (wire or 0) + (row.wire_up or 0) + (row.wire_down or 0)
-        if row.round >= first:
-            sums = {"until_s": until_s, "until_payload": payload, "until_wire": wire}
-            said = {"closing": closing(row), "why": reasons.get(row.round, "")}
-            shown.append(schemas.Round.model_validate(row).model_copy(update={**sums, **said}))
-    return shown
+def _round(row: RoundRow, history: RunHistory) -> schemas.Round:
+    """Return a round with its explanation; the sums include all rounds before."""
+    until, told = history.until(row.round), history.explained.get(row.round)
+    sums = {"until_s": until.seconds, "until_payload": until.payload, "until_wire": until.wire}
+    said = {"closing": closing(row), "why": told.sentence if told else ""}
+    return schemas.Round.model_validate(row).model_copy(update={**sums, **said})
 
 
 EARLIER_ROUNDS = 20  # rounds in which earlier assignments are searched
 AT_WORK = ("selected", "accepted")  # outcomes of an assignment that is not decided yet
-LOOK_BACK = 3  # closed rounds that are read again when another one closes: late replies add to them
-AT_ONCE = 24  # rounds, from which on all assignments of a run are read at once
+AT_ONCE = 24  # rounds whose assignments are read at once, if so many are to be explained
 
 
-class Reasons:
-    """A cache of round explanations for the last `KEPT_RUNS` runs.
+@dataclass(frozen=True)
+class RoundSums:
+    """The seconds and bytes of one round, or of all rounds until one; `wire` is None if no transfer was measured."""
+
+    seconds: float = 0.0
+    payload: int = 0
+    wire: int | None = None
+
+    def __add__(self, other: RoundSums) -> RoundSums:
+        measured = [wire for wire in (self.wire, other.wire) if wire is not None]
+        return RoundSums(
+            self.seconds + other.seconds, self.payload + other.payload, sum(measured) if measured else None
+        )
+
+
+class RunHistory:
+    """The sums of a run's rounds and the explanations of the closed ones, which `follow` brings up to date.
 
     A late reply changes the explanation of its round when the next round closes.
     """
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._kept: dict[str, tuple[object, list[RoundExplanation]]] = {}  # run -> its state, and what was read then
+        self._change, self._status = 0, ""  # as of the last call of `follow`
+        self._changed: dict[int, RoundRow] = {}  # rounds that changed since they were explained
+        self._closed_at: dict[int, float | None] = {}
+        self._own: dict[int, RoundSums] = {}
+        self._until = {0: RoundSums()}  # number of a round -> the sums of all rounds until its end
+        self.explained: dict[int, RoundExplanation] = {}
+        self.totals = RunTotals()
 
-    def of(self, row: RunRow, rounds: Sequence[RoundRow]) -> list[RoundExplanation]:
-        """Return the explanations of all closed rounds in their order; `rounds` are all rounds of the run."""
-        closed = [one for one in rounds if one.reason]
-        state, (read_in, found) = (len(closed), row.status), self._kept.pop(row.run_id, (None, []))
-        if read_in != state:
-            first = max(0, min(len(found), len(closed)) - LOOK_BACK)
-            found = [*found[:first], *self._read(row, rounds, closed[first:])]
-        self._kept[row.run_id] = state, found
-        for oldest in list(self._kept)[:-KEPT_RUNS]:
-            self._kept.pop(oldest, None)
-        return found
+    @property
+    def opened(self) -> int:
+        """Return the number of rounds."""
+        return len(self._own)
 
-    def rtts(self, row: RunRow) -> Mapping[str, float]:
-        """Return the round-trip time of each device in seconds; empty for a simulation."""
-        return round_trips(self._store.measures("rtt")) if row.source == "devices" else {}
+    def until(self, number: int) -> RoundSums:
+        """Return the sums of the rounds from 1 to `number`."""
+        return self._until[number]
 
-    def _read(self, row: RunRow, rounds: Sequence[RoundRow], wanted: Sequence[RoundRow]) -> list[RoundExplanation]:
-        """Compute the explanations of the `wanted` rounds."""
-        if len(wanted) >= AT_ONCE:
-            assignments = self._store.updates(row.run_id)
-        else:
-            assignments = assignments_of(row, wanted, lambda number: self._store.updates(row.run_id, number))
-        return whys(row, wanted, assignments, turns(rounds), self.rtts(row))
+    def follow(self, row: RunRow) -> None:
+        """Read the rounds that changed since the last call."""
+        changed = self._store.rounds(row.run_id, changed_after=self._change)
+        for one in changed:
+            self._change, self._changed[one.round] = max(self._change, one.changed), one
+            self._closed_at[one.round] = one.closed_at
+            up, down = RoundSums(0.0, one.payload_up, one.wire_up), RoundSums(0.0, one.payload_down, one.wire_down)
+            self._own[one.round] = up + down + RoundSums(one.seconds or 0.0)
+        for number in range(changed[0].round if changed else self.opened + 1, self.opened + 1):
+            self._until[number] = self._until[number - 1] + self._own[number]
+        closed = [one for one in self._changed.values() if one.reason]
+        if row.status != self._status or any(one.round not in self.explained for one in closed):
+            self._explain(row, closed)
+            self._status, self._changed = row.status, {}
+
+    def _explain(self, row: RunRow, closed: Sequence[RoundRow]) -> None:
+        """Explain these rounds, and replace their earlier explanations in the totals."""
+        trips = rtts(self._store, row)
+        for start in range(0, len(closed), AT_ONCE):
+            part = closed[start : start + AT_ONCE]
+            since = {one.round: turn_at(one, self._closed_at.get(one.round - 1, 0.0)) for one in part}
+            assignments = self._assignments(row, part)
+            for told in whys(row, part, assignments, since, trips):
+                if earlier_told := self.explained.get(told.round):
+                    self.totals.add(earlier_told, -1)
+                self.totals.add(told)
+                self.explained[told.round] = told
+
+    def _assignments(self, row: RunRow, rounds: Sequence[RoundRow]) -> list[UpdateRow]:
+        """Return the assignments of these rounds, and the earlier ones that were aggregated into them."""
+        if len(rounds) == AT_ONCE:
+            return self._store.updates(row.run_id, rounds[0].round - EARLIER_ROUNDS, rounds[-1].round)
+        found = dict[str, UpdateRow]()
+        for one in rounds:
+            own = self._store.updates(row.run_id, one.round)
+            before = earlier(row, one, own, lambda number: self._store.updates(row.run_id, number))
+            found |= {assignment.assignment_id: assignment for assignment in [*own, *before]}
+        return list(found.values())
 
 
-def assignments_of(
-    row: RunRow, rounds: Sequence[RoundRow], read: Callable[[int], Sequence[UpdateRow]]
-) -> list[UpdateRow]:  # fmt: skip
-    """Return the assignments of these rounds, and the earlier ones that were aggregated into them."""
-    found = dict[str, UpdateRow]()
-    for one in rounds:
-        own = read(one.round)
-        found |= {assignment.assignment_id: assignment for assignment in [*own, *earlier(row, one, own, read)]}
-    return list(found.values())
+def rtts(store: Store, row: RunRow) -> Mapping[str, float]:
+    """Return the round-trip time of each device in seconds; empty for a simulation."""
+    return round_trips(store.measures("rtt")) if row.source == "devices" else {}
 
 
 def earlier(

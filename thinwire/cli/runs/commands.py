@@ -276,9 +276,8 @@ def _stop_here(store: Store, run_id: str) -> None:
 
 def whys(store: Store, row: RunRow) -> list[RoundExplanation]:
     """Return the explanations of all closed rounds in their order."""
-    from thinwire.reports.round_explanation import round_trips
     from thinwire.reports.round_explanation import whys as of_all
-    from thinwire.reports.round_timing import turns
+    from thinwire.reports.round_timing import round_trips, turns
 
     rounds = store.rounds(row.run_id)
     rtts = round_trips(store.measures("rtt")) if row.source == "devices" else {}

@@ -76,21 +76,26 @@ def capping(updates: Iterable[UpdateRow], rounds: Sequence[RoundRow]) -> Iterato
 
     of = dict[str, list[str]]()
     for update in updates:
-        if update.reason.startswith(CAPPED):
-            of.setdefault(update.device, []).append(update.reason.removeprefix(f"{CAPPED}: "))
+        if update.weight_reason:
+            of.setdefault(update.device, []).append(update.weight_reason.removeprefix(f"{CAPPED}: "))
     for device, reasons in sorted(of.items()):
         yield f"{device}: {CAPPED} in {len(reasons)} of {len(rounds)} rounds, lastly {reasons[-1]}"
 
 
 def losses(updates: Iterable[UpdateRow]) -> Iterator[str]:
-    """Yield a sentence for each client with dropped updates or failed assignments: how many, and the last reason."""
+    """Yield a sentence for each client with dropped updates or failed assignments: how many for each reason, and the
+    last one.
+    """
     of: dict[tuple[str, str], list[UpdateRow]] = {}
     for update in updates:
         if update.outcome in ("dropped", "failed"):
             of.setdefault((update.device, update.outcome), []).append(update)
     for (device, outcome), lost in sorted(of.items()):
         noun = "update" if outcome == "dropped" else "assignment"
-        yield f"{device}: {noun}s {outcome}: {len(lost)}, the last of round {lost[-1].round}: {lost[-1].reason}"
+        kinds = Counter(one.reason.partition(":")[0] for one in lost).most_common()
+        of_each = f" ({', '.join(f'{count} {kind}' for kind, count in kinds)})" if kinds[1:] else ""
+        last = lost[-1]
+        yield f"{device}: {noun}s {outcome}: {len(lost)}{of_each}, the last of round {last.round}: {last.reason}"
 
 
 def _round(row: RoundRow) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import { Fingerprint, groups } from "./fingerprint.js";
 import { bytes, count, moment, plural, seconds, share, speed } from "./format.js";
 import { Gone } from "./frame.js";
 import { useReading } from "./live.js";
-import { Icon, Outcome, Refusal, Section, Table, restarted } from "./parts.js";
+import { Icon, Outcome, Refusal, Section, Table, reasonOf, restarted } from "./parts.js";
 
 const NAMES = { thinwire: "thinwire", python: "Python", torch: "torch", machine: "machine", system: "system" };
 
@@ -107,7 +107,7 @@ const Assignments = ({ device }) => html`
   <${Section} id="assignments" title="Last assignments" aside=${device.updates ? `${plural(device.updates, "update")} in all, ${bytes(device.payload_up)} sent; its updates stay in: ${device.stays_text}` : ""}>
     ${device.assignments.length ? html`<${Table} label="Its last assignments" rows=${device.assignments} keyOf=${(a) => a.assignment_id} columns=${[
     { title: "Round", cell: (a) => html`<a href=${link(`runs/${a.run_id}?round=${a.round}`)}>${a.run_id}, ${a.round}</a>` },
-    { title: "Outcome", cell: (a) => html`<${Outcome} outcome=${a.outcome}>${a.reason ? `: ${a.reason}` : ""}${restarted(a)}<//>` },
+    { title: "Outcome", cell: (a) => html`<${Outcome} outcome=${a.outcome}>${reasonOf(a) ? `: ${reasonOf(a)}` : ""}${restarted(a)}<//>` },
     { title: "Assigned", cell: (a) => moment(a.assigned_at) },
     { title: "Answered after", right: true, cell: (a) => (a.arrived_at && a.assigned_at ? seconds(a.arrived_at - a.assigned_at) : "–") },
     { title: "Examples", right: true, cell: (a) => (a.examples ? count(a.examples) : "–") },

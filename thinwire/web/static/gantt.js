@@ -2,7 +2,7 @@
 import { html } from "./dom.js";
 import { seconds } from "./format.js";
 import { useTime } from "./live.js";
-import { Outcome, restarted } from "./parts.js";
+import { Outcome, reasonOf, restarted } from "./parts.js";
 
 const STAGES = [["delivery", "selected, nothing received yet"], ["again", "delivered, and later again"], ["download", "download"], ["queue", "queue"], ["load", "load"], ["evaluate", "evaluate"],
   ["train", "train"], ["encode", "encode"], ["commit", "write to disk"], ["between", "between its stages"], ["upload", "upload"]];
@@ -78,7 +78,7 @@ const unanswered = (update) => update.outcome === "selected" || update.outcome =
 const detail = (update, open) => {
   if (update.aggregated_round && update.aggregated_round !== update.round) return `, into round ${update.aggregated_round}`;
   if (update.outcome === "selected") return !open ? ", no answer" : update.pulled_at ? ", at work" : "";
-  if (update.reason) return `: ${update.reason}`;
+  if (reasonOf(update)) return `: ${reasonOf(update)}`;
   const last = update.stretches.at(-1);
   return last ? html`${restarted(update)} <span class="faint">${seconds(last.end_s)}</span>` : "";
 };
@@ -89,7 +89,7 @@ const tell = (update) => {
   const did = update.stretches.map((s) => `${WORDS[s.stage] ?? s.stage} ${seconds(s.end_s - s.begin_s)}`);
   const selected = [update.codec_reason && `assigned in ${update.codec_reason}`, update.work_reason, update.selection_reason && `selected in mid-round: ${update.selection_reason}`];
   if (!did.length && update.pulled_at) did.push(`took it up after ${seconds(Math.max(0, update.pulled_at - update.assigned_at))}, no answer yet`);
-  const said = `${update.device}, ${update.outcome}${update.reason ? ` (${update.reason})` : ""}${did.length ? `: ${did.join(", ")}` : ""}`;
+  const said = `${update.device}, ${update.outcome}${reasonOf(update) ? ` (${reasonOf(update)})` : ""}${did.length ? `: ${did.join(", ")}` : ""}`;
   return [said, ...selected.filter(Boolean)].join("; ");
 };
 

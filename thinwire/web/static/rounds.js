@@ -5,7 +5,7 @@ import { html, link, useEffect, useRef } from "./dom.js";
 import { seconds, share } from "./format.js";
 import { Gantt } from "./gantt.js";
 import { stoodStill, useReading } from "./live.js";
-import { Icon, Outcome, Refusal, Section, Table, restarted } from "./parts.js";
+import { Icon, Outcome, Refusal, Section, Table, reasonOf, restarted } from "./parts.js";
 import { useQuery, useTable } from "./query.js";
 import { Went } from "./went.js";
 
@@ -102,7 +102,7 @@ const Codecs = ({ round }) => (round.codecs.length
 const Assignments = ({ round }) => html`
   <${Table} label=${`Assignments of round ${round.round}`} rows=${[...round.updates, ...round.late_aggregated]} columns=${[
     { title: "Client", cell: (u) => (u.round === round.round ? u.device : `${u.device} (round ${u.round})`) },
-    { title: "Outcome", cell: (u) => html`<${Outcome} outcome=${u.outcome}>${u.reason ? `: ${u.reason}` : ""}${restarted(u)}<//>` },
+    { title: "Outcome", cell: (u) => html`<${Outcome} outcome=${u.outcome}>${reasonOf(u) ? `: ${reasonOf(u)}` : ""}${restarted(u)}<//>` },
     ...["delivery", "download", "queue", "load", "evaluate", "train", "encode", "commit", "between", "upload"].map((stage) => ({
       title: stage === "delivery" ? "waited" : stage, right: true, cell: (u) => took(u, stage) })),
     { title: "Examples", right: true, cell: (u) => u.examples || "–" },

@@ -91,6 +91,15 @@ def test_dropped_updates_and_failed_assignments_are_counted_by_client_with_the_l
     assert "of round 3: memory: needs 2 GB" in said
 
 
+def test_drops_are_counted_for_each_reason(thinwire, home):
+    run_id = told(home, status="running")
+    with Store.open(AggregatorHome.under(home).database) as store:
+        for number, reason in ((3, "late"), (4, "stale"), (5, "late")):
+            store.record(run_id, [*opened(run_id, number), dropped(header(run_id, number, "pi-01"), number, reason)])
+    said = " ".join(thinwire("runs", "show", "--home", home).out.split())
+    assert "pi-01: updates dropped: 3 (2 late, 1 stale), the last of round 5: late" in said
+
+
 def test_of_rounds_that_are_selected_ahead_the_one_whose_answers_are_taken_is_told(thinwire, home):
     run_id = told(home, status="running", plan=PLAN.replace("rounds = 2", "rounds = 6"))
     with Store.open(AggregatorHome.under(home).database) as store:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from tests.support.api_answers import DENSE, DEVICES, LAYOUT, Told
 from tests.support.filled_store import finish, new_run, twelve_rounds
 from thinwire.core.events import AssignmentDelivered, ClientReconnected, Evaluated, RoundResumed, RunNoted
 from thinwire.store import MeasureRow, Store
+from thinwire.web.run_queries import Reader
 
 
 def get(page: TestClient, path: str) -> Any:
@@ -268,3 +270,69 @@ def test_stopping_a_run_leaves_an_order_in_the_store(page: TestClient, told: Tol
         told.run_id,
         "dashboard",
     )
+
+
+# What an event costs.
+
+
+def rows_read(store: Store, monkeypatch: pytest.MonkeyPatch, rounds: int) -> tuple[int, int]:
+    """The rounds and assignments that are read for the list, the run's page and its newest round after one event."""
+    run = new_run(store, rounds=rounds + 1)
+    for _ in range(rounds):
+        run.quiet_round(1.0)
+    run.open()
+    page, read = Reader(store), Counter[str]()
+    show(page, run, rounds + 1)
+
+    def count(patched: pytest.MonkeyPatch, name: str) -> None:
+        original = getattr(Store, name)
+
+        def counted(*given: Any, **named: Any) -> Any:
+            found = original(*given, **named)
+            read[name] += len(found)
+            return found
+
+        patched.setattr(Store, name, counted)
+
+    with monkeypatch.context() as patched:
+        count(patched, "rounds")
+        count(patched, "updates")
+        run.answer(next(iter(run.assignments)), 0.5)
+        show(page, run, rounds + 1)
+    run.status("done", "done")
+    return read["rounds"], read["updates"]
+
+
+def show(page: Reader, run: Told, newest: int) -> None:
+    page.runs()
+    page.run(run.run_id)
+    page.rounds(run.run_id, newest - 8)
+    page.round(run.run_id, newest)
+
+
+def test_an_event_costs_as_much_in_a_long_run_as_in_a_short_one(store: Store, monkeypatch: pytest.MonkeyPatch):
+    short, long = rows_read(store, monkeypatch, 25), rows_read(store, monkeypatch, 60)
+    assert short == long
+    assert long[0] < 50
+
+
+def test_what_is_kept_of_a_run_is_what_a_new_reader_finds(store: Store, monkeypatch: pytest.MonkeyPatch):
+    """Late answers change rounds that were explained already."""
+    run, followed = twelve_rounds(store), Reader(store)
+    for name in list(run.assignments)[5:]:
+        followed.run(run.run_id)
+        run.answer(name, 2.0)
+    run.close("all", 2.1)
+    for _ in range(2):
+        followed.run(run.run_id)
+        run.open()
+        run.late("pi-07", run.round - 2, 4.0)
+        followed.rounds(run.run_id)
+        for device in run.assignments:
+            run.answer(device, 1.0)
+        run.close("all", 1.1)
+    kept, found = followed.run(run.run_id), Reader(store).run(run.run_id)
+    assert kept.why == found.why
+    assert kept.stages == pytest.approx(found.stages)
+    assert (kept.seconds, kept.requests) == (pytest.approx(found.seconds), found.requests)
+    assert followed.rounds(run.run_id) == Reader(store).rounds(run.run_id)

@@ -7,8 +7,9 @@
 - `long`: one recorded round of `live`, recorded again and again (`benchmarks.recorded_run`), then a restart. `small`
   records far fewer client-rounds than `full`, which records 1 000 000.
 - `real`: clients as people start them, with the task of `thinwire init`. `unaccounted_share` is the share of all closed
-  rounds but the first that stands in no measured stage, or in one that is computed as a remainder. It counts
-  `run_to_first_round_s` from the start of `thinwire run`; `cli_list_s` is the median of `thinwire runs list`.
+  rounds but the first that stands in no measured stage: the seconds of each round that no stage covers, where a second
+  counts once. It counts `run_to_first_round_s` from the start of `thinwire run`; `cli_list_s` is the median of
+  `thinwire runs list`.
 - `sim`: a simulated round of clients that give back what came, 1 000 of 10 000 in `small` and `full`.
 """
 
@@ -33,11 +34,11 @@ from benchmarks.ours import ROOT, Ours
 from benchmarks.processes import Processes, free_port
 from thinwire.client.calls import ClientStatus
 from thinwire.core.statedir import AggregatorHome, holder
+from thinwire.reports.round_timing import UNACCOUNTED
 from thinwire.store import Store
 
 WITHIN_S = 300.0
 TASK, SHAPE = "noop", Shape(1, 2, 2)
-REMAINDERS = ("between", "waiting")  # stages that are no measurement but what the others leave
 PARTS = ("live", "long", "real", "sim")
 Rows = list[dict[str, Any]]
 
@@ -143,11 +144,10 @@ def real(preset: Preset, folder: Path, ready: list[float]) -> dict[str, Any]:
         told = whys(store, row)[1:]
         opened = min(one.opened_at for one in store.rounds(row.run_id))
     stages = {name: sum(one.stages.get(name, 0.0) for one in told) for one in told for name in one.stages}
-    took = sum(one.seconds for one in told)
-    known = sum(seconds for name, seconds in stages.items() if name not in REMAINDERS)
+    took, unaccounted = sum(one.seconds for one in told), sum(one.stages.get(UNACCOUNTED, 0.0) for one in told)
     found = {
         "clients": preset.clients, "rounds": len(told), "seconds": took, "cli_list_s": median(lists),
-        "run_to_first_round_s": opened - before, "unaccounted_share": max(0.0, 1 - known / took), "stages": stages,
+        "run_to_first_round_s": opened - before, "unaccounted_share": unaccounted / took, "stages": stages,
     }  # fmt: skip
     note(f"real: {found}")
     return found

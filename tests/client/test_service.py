@@ -244,21 +244,19 @@ def test_a_withdrawn_assignment_is_given_up_and_the_next_one_is_answered(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("took_s", "line"),
+    ("upload_s", "took_s", "line"),
     [
-        (5.0, "round 7: sent 1,234 bytes"),
-        (12.5, "round 7: sent 1,234 bytes, 2.5 s late: training took 9.0 s"),
-        (30.0, "round 7: sent 1,234 bytes, 20.0 s late: upload took 19.9 s"),
+        (0.5, 5.0, "round 7: sent 1,234 bytes"),
+        (0.5, 30.0, "round 7: sent 1,234 bytes, 20.0 s late: training took 9.0 s"),
+        (19.8, 30.0, "round 7: sent 1,234 bytes, 20.0 s late: upload took 19.8 s"),
     ],
 )
-def test_what_was_sent_is_said_and_when_late_what_took_longest(took_s: float, line: str) -> None:
+def test_what_was_sent_is_said_and_when_late_what_took_longest(upload_s: float, took_s: float, line: str) -> None:
     assignment = Assignment("a", "r", "t", "train", {}, round=7, deadline_s=10.0)
     parts: Sequence[Part] = (Part("frame/0", 1234, ""),)
     timings = Timings(0.5, 0.1, 0.4, 9.0, 0.1)
-    assert (
-        sent(assignment, ReplyHeader("a", UpdateId("r", "d", 1), 0, 1, parts=tuple(parts), timings=timings), took_s)
-        == line
-    )
+    header = ReplyHeader("a", UpdateId("r", "d", 1), 0, 1, parts=tuple(parts), timings=timings)
+    assert sent(assignment, header, upload_s, took_s) == line
 
 
 def test_what_the_owner_forbids_is_declined_and_the_hello_tells_policies_apart(running: Running) -> None:

@@ -8,8 +8,9 @@ import torch
 
 from tests.support.small_task import RUN, Aggregator, cross_entropy, examples, local_of, normed, plan_of, task_of
 from thinwire.aggregation import BufferMean
-from thinwire.client import execute
+from thinwire.client import execute, payload
 from thinwire.client.execute import AssignmentContext
+from thinwire.client.executor import InProcessExecutor
 from thinwire.client.handler import AssignmentHandler
 from thinwire.client.payload import encode, parts_of
 from thinwire.client.train import module as tensors
@@ -222,3 +223,33 @@ def test_the_longer_training_takes_the_fewer_lines_it_says(tmp_path) -> None:
         time.advance(1.0)
     assert len(said) < 120, "in an hour"
     assert (said[0].split()[3], said[1].split()[3], said[-1].split()[3]) == ("1/3600", "2/3600", "3600/3600")
+
+
+def test_loading_is_measured_until_training_begins_and_what_follows_training_is_no_part_of_it(tmp_path):
+    """Time on the virtual clock: 3 s to decode the model, 2 s to read the data, 4 s until the result is back."""
+    aggregator, time = Aggregator(tmp_path, task_of(), plan_of()), VirtualClock()
+    clock = Clock(time.now, time.advance)
+
+    class Slow(InProcessExecutor):
+        def do(self, *words, **more):
+            done = super().do(*words, **more)
+            time.advance(4.0)
+            return done
+
+    bench = Slow(aggregator.task, clock=clock)
+    split = bench.inner.split
+
+    def read(site):
+        time.advance(2.0)
+        return split(site)
+
+    bench.inner.split = read  # type: ignore[method-assign]  # as a task that reads its data slowly
+
+    def take_base(*words):
+        time.advance(3.0)
+        return payload.take_base(*words)
+
+    session = aggregator.session(clock=clock, take_base=take_base)
+    session.bench = bench
+    header, _ = aggregator.answer(session, aggregator.assign())
+    assert (header.timings.load_s, header.timings.train_s) == (5.0, 0.0)

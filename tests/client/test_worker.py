@@ -67,6 +67,13 @@ def test_a_step_that_never_ends_is_ended_by_the_owners_limit(
     assert isinstance(elsewhere.answer(session, number), ReplyHeader)
 
 
+def test_the_start_of_the_process_is_a_part_of_loading(elsewhere: Elsewhere, number: int) -> None:
+    session = elsewhere.session()
+    elsewhere.worker.close()
+    loads = [elsewhere.answer(session, number + more).timings.load_s for more in (0, 1)]
+    assert loads[0] > 0.5 > loads[1] > 0.0, "the first one imports torch"
+
+
 @pytest.mark.parametrize("codec", ["identity", "topk(0.1) > int8"])
 @pytest.mark.parametrize("buffers", ["average", "local"])
 def test_the_same_seed_gives_the_same_bits_in_process_and_elsewhere(

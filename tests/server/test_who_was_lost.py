@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.server_bench import Bench, scripted
+from thinwire.core.events import RoundClosed, UpdateAggregated
+from thinwire.core.types import ReplyHeader
 from thinwire.reports.round_explanation import RoundExplanation, why
+from thinwire.server.aggregator import RoundAggregator
 from thinwire.simulation import ScriptedDevice, Turn
 
 
@@ -44,3 +49,20 @@ def test_a_device_that_failed_before_the_others_answered_held_nobody_up(tmp_path
     said = told_of(run_of(tmp_path, scripted("a", 20.0), failing))
     assert (said.waited_for, said.device) == ((), "a")
     assert "waited 20 s for a, which" in said.sentence
+
+
+def test_the_aggregation_of_earlier_replies_is_no_part_of_the_wait_for_the_last_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The aggregator adds them while devices still work: their seconds are in the stages of the last device already."""
+    add = RoundAggregator.add
+
+    def slow(fold: RoundAggregator, header: ReplyHeader, *more: Any) -> None:
+        time.sleep(0.2 if header.update_id.device == "a" else 0.0)
+        add(fold, header, *more)
+
+    monkeypatch.setattr(RoundAggregator, "add", slow)
+    bench = run_of(tmp_path, scripted("a", 2.0), scripted("b", 20.0))
+    (first, last) = bench.events(UpdateAggregated)
+    (closed,) = bench.events(RoundClosed)
+    assert first.aggregate_s >= 0.2 > closed.spent["aggregate_s"] >= last.aggregate_s

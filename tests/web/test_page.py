@@ -214,8 +214,8 @@ def test_a_run_and_a_round_say_where_the_time_went_and_whom_was_waited_for(store
     expect(page.locator("#rounds .went")).to_contain_text("waiting 5.5 s (for pi-08)")
     expect(page.locator("#time .why")).to_contain_text("1 round took 6.0 s, 91 % of it waiting for who did not answer")
     expect(page.locator("#time .went")).to_contain_text("waiting 5.5 s")
-    expect(page.locator(".legend")).to_contain_text("between its stages")
-    expect(page.locator(".gantt-row.is-aggregated .stage.between")).to_have_count(7)
+    expect(page.locator(".legend")).to_contain_text("in no measured stage")
+    expect(page.locator(".gantt-row.is-aggregated .stage.unaccounted")).to_have_count(7)
     assert axe(page) == []
 
 

@@ -240,7 +240,7 @@ def trained(job: AssignmentContext, header: ReplyHeader, state: ClientRunState, 
         shift=following.shift if following and assignment.kind == "train" else None,
     )  # fmt: skip
     buffers = state.buffers if own else shared
-    start, measured = base, TrainResult()
+    start, measured, prepare_s = base, TrainResult(), job.clock.now() - job.began
     if order.train and state.pending:
         start = outbox.start(base, state.pending)
         if order.measure:  # evaluate the model version itself, not the point from which training continues
@@ -249,7 +249,7 @@ def trained(job: AssignmentContext, header: ReplyHeader, state: ClientRunState, 
     done = job.do(bench, order, site, start, buffers)
     metrics = {f"eval/{name}": value for name, value in {**measured.sums, **done.sums}.items()}
     evaluate_s = measured.measure_s + done.measure_s
-    load_s = max(0.0, job.clock.now() - job.began - evaluate_s - done.train_s)
+    load_s = prepare_s + measured.load_s + done.load_s
     spent = Timings(job.delivery.download_s, job.queue_s, evaluate_s, done.train_s, load_s=load_s)
     if done.params is None or done.buffers is None:
         examples = int(max((count for _, count in metrics.values()), default=0))

@@ -227,7 +227,8 @@ class Worker:
             if cancelled():
                 raise Cancelled
             self._number += 1
-            order = order.after(self._clock() - began)
+            start_s = self._clock() - began
+            order = order.after(start_s)
             header = {
                 "do": "work", "id": self._number, "task": task, "order": order.to_json(),
                 "buffers": buffers is not None, "shift": order.shift is not None,
@@ -241,6 +242,7 @@ class Worker:
                 if "cancelled" in found:
                     raise Cancelled
                 done = TrainResult.from_json(found["done"])
+                done.load_s += start_s
                 sizes = [layout.size, sum(t.size for t in float_buffers(layout))]
                 vectors = child.vectors(found, sizes if order.train or order.first else [])
             done.params, done.buffers = vectors or (None, None)

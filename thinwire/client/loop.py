@@ -256,10 +256,12 @@ class Loop:
     def _finish(self, session: AssignmentHandler, begun: Answer | Begun, delivery: Delivery, since: float) -> None:
         """Encode, commit and push what was trained; `since` is when the time of the deadline began."""
         reply, bundle = session.finish(begun) if isinstance(begun, Begun) else begun
+        began = time.monotonic()
         if not self._push(session, reply, bundle):
             self.say(f"round {delivery.assignment.round}: its answer was not taken")
         elif isinstance(reply, ReplyHeader) and reply.parts:
-            self.say(sent(delivery.assignment, reply, delivery.download_s + time.monotonic() - since))
+            now = time.monotonic()
+            self.say(sent(delivery.assignment, reply, now - began, delivery.download_s + now - since))
 
     def _push(self, session: AssignmentHandler | None, reply: Reply, bundle: Path | None = None) -> bool:
         """Push a reply until the aggregator has it; return False if the aggregator refuses it or has no such run.
@@ -286,18 +288,17 @@ class Loop:
         return taken
 
 
-def sent(assignment: Assignment, header: ReplyHeader, took_s: float) -> str:
+def sent(assignment: Assignment, header: ReplyHeader, upload_s: float, took_s: float) -> str:
     """Return the log line of a reply that was sent; after its deadline, with the stage that took longest.
 
-    `took_s` counts from the start of the download.
+    `upload_s` includes all tries. `took_s` counts from the start of the download.
     """
     line = f"round {assignment.round}: sent {header.payload_bytes:,} bytes"
     if not assignment.deadline_s or took_s <= assignment.deadline_s:
         return line
     named = {"download": "download_s", "queue": "queue_s", "measuring": "evaluate_s", "training": "train_s"}
-    named |= {"loading": "load_s", "saving": "commit_s"}
-    spent = {name: getattr(header.timings, field) for name, field in named.items()}
-    spent["upload"] = took_s - sum(spent.values()) - header.timings.encode_s
+    named |= {"loading": "load_s", "encoding": "encode_s", "saving": "commit_s"}
+    spent = {"upload": upload_s, **{name: getattr(header.timings, field) for name, field in named.items()}}
     what = max(spent, key=lambda name: spent[name])
     return f"{line}, {took_s - assignment.deadline_s:.1f} s late: {what} took {spent[what]:.1f} s"
 

@@ -160,7 +160,8 @@ class Timings:
     """Holds the seconds that a client spent on each stage of one assignment, by its own clock.
 
     `load_s` is the time until evaluation or training begins: admission, reading the state and the model, starting the
-    worker and exchanging vectors with it. `commit_s` is the time until the reply is durable on the device.
+    worker, sending vectors to it, and making data and model there. `commit_s` is the time until the reply is durable on
+    the device.
     """
 
     download_s: float = 0.0

@@ -12,7 +12,17 @@ from dataclasses import dataclass, field
 
 from thinwire.core.formatting import counted, duration, size, speed
 from thinwire.core.types import is_further
-from thinwire.reports.round_timing import ALONG, OWN, STAGES, along, clock_was_set, down_s, over_at, within, within_s
+from thinwire.reports.round_timing import (
+    ALONG,
+    OWN,
+    STAGES,
+    UNACCOUNTED,
+    along,
+    clock_was_set,
+    down_s,
+    of_round,
+    over_at,
+)
 from thinwire.store.read_models import RoundRow, RunRow, UpdateRow
 
 
@@ -20,9 +30,9 @@ from thinwire.store.read_models import RoundRow, RunRow, UpdateRow
 class RoundExplanation:
     """Holds a round explanation: seconds by stage (`STAGES`) and a sentence.
 
-    `device` is the device whose reply the stages follow, "" if no reply came. The stage `waiting` lasts from the last
-    reply that counted until the round accepted no more. `waited_for` are the devices that failed or were dropped during
-    that time, or had not replied at its end.
+    `device` is the device whose reply the stages follow, "" if no reply came. `waited_for` are the devices that kept
+    the round open after that reply: they failed or were dropped during the stage `waiting`, or had not replied at its
+    end. All stages, with `UNACCOUNTED`, make up `seconds`.
 
     `requests` counts the requests of that device's exchange, 0 in a simulation; `rtt_s` is one round trip, None if it
     was not measured. `uncounted` is the aggregator's time in a simulation, whose clock stops meanwhile.
@@ -40,7 +50,7 @@ class RoundExplanation:
 
     @property
     def trips_s(self) -> float | None:
-        """Return the seconds of all round trips; they are no stage, but a part of download, upload and `between`."""
+        """Return the seconds of all round trips; they are no stage, but a part of others and of the rest."""
         return None if self.rtt_s is None else self.requests * self.rtt_s
 
 
@@ -58,36 +68,35 @@ def why(
     if clock_was_set(found):
         return _unknown(found)
     slowest = _slowest(found, assignments, earlier)
-    stages = {name.removesuffix("_s"): value for name, value in found.spent.items()}
-    stages = {"delivery" if name == "wait" else name: value for name, value in stages.items()}
-    uncounted = {name: stages.pop(name) for name in OWN if name in stages} if simulated else {}
+    own = {name: found.spent[f"{name}_s"] for name in OWN if f"{name}_s" in found.spent}
+    own, uncounted = ({}, own) if simulated else (own, {})
     begin = found.opened_at if turn_at is None else turn_at
-    if slowest is not None and slowest.arrived_at is not None:
-        stages |= within(slowest, begin, found.away)
-        begin = max(begin, slowest.arrived_at)
-    held = _held_up_by(found, assignments, begin)
-    if (assignments or earlier) and found.closed_at is not None:
-        if after := within_s(found.away, begin, found.closed_at):  # after the last reply that counted
-            stages["away"] = stages.get("away", 0.0) + after
-        known = sum(stages.get(name, 0.0) for name in STAGES if name != "waiting")
-        stages["waiting"] = max(0.0, took - known)
-    elif found.away:
-        known = sum(stages.get(name, 0.0) for name in STAGES)
-        stages["away"] = min(max(0.0, took - known), down_s(found))
-    said = {name: stages[name] for name in STAGES if name in stages}
+    last_at = begin if slowest is None or slowest.arrived_at is None else max(begin, slowest.arrived_at)
+    held = _held_up_by(found, assignments, last_at)
+    said = of_round(found, begin, slowest, own, waits=bool(held))
+    mine = _of_device(found, slowest, begin, said)
     device, requests = (slowest.device, slowest.requests) if slowest else (found.slowest, 0)
     rtt_s = (rtts or {}).get(device) if requests else None
     if found.reason == "buffer":
-        reason = _filled(found, said, slowest, earlier, rtt_s)
+        reason = _filled(found, mine, slowest, earlier, rtt_s)
     elif found.reason == "deadline":
         reason = _missed(found, assignments, [one.device for one in held])
     else:
-        reason = _waited(found, said, slowest, held, rtt_s)
+        reason = _waited(found, said, mine, slowest, held, rtt_s)
         reason += own_part(took, {name: said[name] for name in OWN if name in said}, uncounted)
     told = f"Round {found.round} took {duration(took)}: {_blamed(found, said, reason)}."
     told += _capped(found, (*assignments, *earlier))
     waited_for = tuple(one.device for one in held)
     return RoundExplanation(found.round, took, told, device, said, waited_for, requests, rtt_s, uncounted)
+
+
+def _of_device(
+    found: RoundRow, slowest: UpdateRow | None, begin: float, stages: Mapping[str, float]
+) -> dict[str, float]:
+    """Return the stages of the slowest device in the round, with the time between them that is unaccounted."""
+    known = stages if slowest is None or slowest.arrived_at is None else along(slowest, found.away, begin)
+    own = ALONG if known is stages else (*ALONG, UNACCOUNTED)
+    return {name: known[name] for name in own if name in known}
 
 
 def _unknown(found: RoundRow) -> RoundExplanation:
@@ -140,13 +149,12 @@ def _held_up_by(found: RoundRow, assignments: Sequence[UpdateRow], since: float)
 
 
 def _waited(
-    found: RoundRow, stages: Mapping[str, float], slowest: UpdateRow | None, held: Sequence[UpdateRow],
-    rtt_s: float | None,
+    found: RoundRow, stages: Mapping[str, float], device: Mapping[str, float], slowest: UpdateRow | None,
+    held: Sequence[UpdateRow], rtt_s: float | None,
 ) -> str:  # fmt: skip
     """Return the device that the round waited for and its longest stage, or the device without a reply that took
     longer.
     """
-    device = {name: stages[name] for name in ALONG if name in stages}
     name, waiting = slowest.device if slowest else found.slowest, stages.get("waiting", 0.0)
     if held and waiting > sum(device.values()):
         last, others = held[0], len(held) - 1
@@ -177,7 +185,7 @@ def _assignments_sent(stages: Mapping[str, float], slowest: UpdateRow | None) ->
 
 
 def _filled(
-    found: RoundRow, stages: Mapping[str, float], last: UpdateRow | None, earlier: Sequence[UpdateRow],
+    found: RoundRow, device: Mapping[str, float], last: UpdateRow | None, earlier: Sequence[UpdateRow],
     rtt_s: float | None,
 ) -> str:  # fmt: skip
     """Return how many updates filled the buffer, how many of them were assigned earlier, and the last one's longest
@@ -189,8 +197,7 @@ def _filled(
         behind = max(old, key=lambda one: one.staleness)
         if behind.staleness:
             said += f" ({behind.device}'s {counted(behind.staleness, 'version')} behind)"
-    device = {name: stages[name] for name in ALONG if name in stages}
-    if last is None or not any(device.values()):
+    if last is None or not device:
         return said
     return f"{said}; the last came from {last.device}, which then {did(device, last, rtt_s)}{_again(device)}"
 
@@ -204,7 +211,7 @@ def _missed(found: RoundRow, assignments: Sequence[UpdateRow], waited_for: Seque
     late = [one for one in assignments if one.device in waited_for and one.arrived_at is not None]
     if late:
         first = min(late, key=lambda one: one.arrived_at or 0.0)
-        stages = {name: took for name, took in along(first, found.away).items() if name in ALONG}
+        stages = {name: took for name, took in along(first, found.away).items() if name != "away"}
         return f"{said}; {first.device} took {duration(sum(stages.values()))} and {did(stages, first)}"
     here = {one.device: one for one in assignments if one.device in waited_for}
     if not here:
@@ -233,17 +240,17 @@ def did(stages: Mapping[str, float], assignment: UpdateRow | None, rtt_s: float 
         )
     if name == "train" and assignment and assignment.steps:
         return f"trained {counted(assignment.steps, 'step')} in {took}"
-    if name == "between" and assignment and assignment.requests:
+    if name == UNACCOUNTED and assignment and assignment.requests:
         of_it = ""
         if rtt_s and assignment.requests * rtt_s < stages[name] / 2:
             of_it = ": it was offline or busy"
-        return f"spent {took} between its stages ({exchange(assignment.requests, rtt_s)}){of_it}"
+        return f"spent {took} in no measured stage ({exchange(assignment.requests, rtt_s)}){of_it}"
     return {
         "delivery": f"got the assignment after {took}", "again": again(stages[name]),
         "queue": f"did other work first for {took}",
         "evaluate": f"measured the model for {took}", "encode": f"encoded for {took}",
         "load": f"loaded the model for {took}", "commit": f"wrote its update to its disk for {took}",
-        "between": f"spent {took} between its stages", "upload": f"uploaded for {took}",
+        UNACCOUNTED: f"spent {took} in no measured stage", "upload": f"uploaded for {took}",
         "download": f"downloaded for {took}", "train": f"trained for {took}",
     }[name]  # fmt: skip
 
@@ -265,7 +272,7 @@ def noun(name: str) -> str:
         "load": "loading models on the devices", "commit": "writing updates to the devices' disks",
         "receive": "until the last reply was handled", "aggregate": "aggregation",
         "step": "the step", "away": "without an aggregator", "before": "before the last one to answer was selected",
-        "between": "between the stages on the devices",
+        UNACCOUNTED: "in no measured stage",
     }[name]  # fmt: skip
 
 

@@ -1,15 +1,19 @@
-"""This module computes the time breakdown of an assignment: seconds by stage from its selection until its reply
-arrived.
+"""This module computes time breakdowns: the seconds by stage of an assignment from its selection until its reply
+arrived, and of a round.
 
-Moments are measured by the aggregator, durations on a device by the device's own stopwatch. Invariant: only durations
-are compared.
+Each stage is an interval between two moments that were recorded, or a duration that a stopwatch measured. The
+aggregator records when it made and delivered an assignment, and when the reply began and arrived. The device measures
+its own stages. The rest of the time is `UNACCOUNTED`.
+
+Invariant: each second counts once, no stage is negative, and all stages with `UNACCOUNTED` make up the whole time.
 
 A wall clock that was set in the middle of a round makes moments on its two sides incomparable: `clock_was_set`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 from thinwire.core.clock import downtime_s
@@ -18,37 +22,121 @@ from thinwire.store.read_models import MeasureRow, RoundRow, UpdateRow
 
 ON_DEVICE = ("download", "queue", "load", "evaluate", "train", "encode", "commit")
 # In order. delivery: from the selection until the first delivery. again: from there to the last delivery, to a device
-# that was offline in between. between: the device's time from the delivery to its reply, without its own stages.
-ALONG = ("delivery", "again", *ON_DEVICE, "between", "upload")
-# receive: from the arrival of the last reply that counted until the aggregator handles it.
+# that was offline in between. upload: from the first byte of the reply until all of it is durable.
+ALONG = ("delivery", "again", *ON_DEVICE, "upload")
+# receive: from the arrival of the last reply that counted until the aggregator handles it. aggregate: from there until
+# its update is in the sum. step: the optimizer's. store: making the model version durable.
 OWN = ("receive", "aggregate", "step", "store")
+UNACCOUNTED = "unaccounted"  # the time that no stage has
 # before: from the round's opening until the selection. away: no aggregator was running and no device was at work.
-STAGES = ("before", *ALONG, "away", "waiting", *OWN)
+# waiting: from the last update in the sum until the round closed, if a device was outstanding.
+STAGES = ("before", *ALONG, "away", "waiting", *OWN, UNACCOUNTED)
 REDELIVERY_S = 1.0  # two deliveries of an assignment within this time count as one
 Away = Sequence[Sequence[float]]  # [from, to] without an aggregator, by the wall clock
 
 
-def along(assignment: UpdateRow, away: Away = ()) -> dict[str, float]:
-    """Return the seconds by stage of one assignment with a reply.
+@dataclass(frozen=True)
+class Stretch:
+    """Holds a stage with its begin and end, in seconds."""
 
-    The device's own stages leave a part of its time: without an aggregator this part is `away`, else `between`. Round
-    trips are no stage: they are a part of downloads, uploads and `between`. A device that was at work when the
-    aggregator stopped had received the assignment before: it is not delivered again.
+    stage: str
+    begin_s: float
+    end_s: float
+
+
+def stretches(assignment: UpdateRow, away: Away = ()) -> list[Stretch]:
+    """Return the stages of an assignment in order, from its selection until its reply arrived; empty without a reply.
+
+    The device's stages are laid end to end from the delivery, and from the selection if no delivery is recorded.
+
+    Invariant: a stretch begins where the one before it ended. Two clocks that differ cannot make an upload begin before
+    the encoding ends.
     """
-    assert assignment.arrived_at is not None
+    if assignment.arrived_at is None:
+        return []
     selected = _assigned_at(assignment)
     began = min(max(selected, assignment.began_at or assignment.arrived_at), assignment.arrived_at)
-    on_device = {name: getattr(assignment, f"{name}_s") or 0.0 for name in ON_DEVICE}
-    untold = selected if within_s(away, selected, began) else began - sum(on_device.values())
-    pulled = min(max(selected, assignment.pulled_at or untold), began)
-    left = max(0.0, began - pulled - sum(on_device.values()))
-    before, after = within_s(away, selected, pulled), min(left, within_s(away, pulled, began))
+    pulled = min(max(selected, assignment.pulled_at or selected), began)
     first = max(selected, first_delivered(assignment, pulled))
-    found = {"delivery": first - selected - within_s(away, selected, first)}
-    if first < pulled:
-        found["again"] = pulled - first - within_s(away, first, pulled)
-    found |= {**on_device, "between": left - after, "upload": assignment.arrived_at - began}
-    return {**found, "away": before + after} if before + after else found
+    found = [*around("delivery", selected, first, away), *around("again", first, pulled, away)]
+    found += end_to_end(pulled, began, {name: getattr(assignment, f"{name}_s") or 0.0 for name in ON_DEVICE})
+    worked = max([pulled, *(one.end_s for one in found)])
+    found += [*around(UNACCOUNTED, worked, began, away), Stretch("upload", began, assignment.arrived_at)]
+    return [one for one in found if one.end_s > one.begin_s]
+
+
+def end_to_end(begin_s: float, end_s: float, took: Mapping[str, float]) -> list[Stretch]:
+    """Return stages with measured durations, one after the other from `begin_s`, none of them after `end_s`.
+
+    >>> end_to_end(1.0, 4.0, {"train": 2.0, "encode": 2.0})
+    [Stretch(stage='train', begin_s=1.0, end_s=3.0), Stretch(stage='encode', begin_s=3.0, end_s=4.0)]
+    """
+    found, at = list[Stretch](), begin_s
+    for stage, seconds in took.items():
+        found.append(Stretch(stage, at, at := max(at, min(end_s, at + seconds))))
+    return found
+
+
+def around(stage: str, begin_s: float, end_s: float, away: Away) -> Iterator[Stretch]:
+    """Yield a stage in which no device worked, with each time without an aggregator in it as the stage `away`.
+
+    >>> [one.stage for one in around("waiting", 0.0, 10.0, [(4.0, 6.0)])]
+    ['waiting', 'away', 'waiting']
+    """
+    for since, until, *_ in away:
+        if max(since, begin_s) < min(until, end_s):
+            yield Stretch(stage, begin_s, max(since, begin_s))
+            yield Stretch("away", max(since, begin_s), min(until, end_s))
+            begin_s = min(until, end_s)
+    yield Stretch(stage, begin_s, end_s)
+
+
+def by_stage(found: Iterable[Stretch], begin_s: float, end_s: float) -> dict[str, float]:
+    """Return the seconds of each stage between two moments, in the order of `STAGES`.
+
+    Seconds in which stretches overlap count for the first one.
+    """
+    took, at = dict.fromkeys(STAGES, 0.0), begin_s
+    for one in found:
+        since, until = max(at, one.begin_s), min(end_s, one.end_s)
+        if since < until and one.stage != UNACCOUNTED:
+            took[one.stage] += until - since
+            at = until
+    took[UNACCOUNTED] = max(0.0, end_s - begin_s - sum(took.values()))
+    return {stage: seconds for stage, seconds in took.items() if seconds > 0.0}
+
+
+def along(assignment: UpdateRow, away: Away = (), since_s: float = 0.0) -> dict[str, float]:
+    """Return the seconds by stage of one assignment with a reply, from its selection on, and not before `since_s`."""
+    assert assignment.arrived_at is not None
+    begin_s = max(since_s, _assigned_at(assignment))
+    return by_stage(stretches(assignment, away), begin_s, max(begin_s, assignment.arrived_at))
+
+
+def of_round(
+    found: RoundRow, begin_s: float, slowest: UpdateRow | None, own: Mapping[str, float], waits: bool
+) -> dict[str, float]:
+    """Return the seconds by stage of a closed round that began to accept replies at `begin_s`.
+
+    The stages are those of `slowest`, the assignment that the round waited for last, and then the aggregator's `own`.
+    Without `slowest` they are those that the round recorded. With `waits` a device was outstanding after that.
+    """
+    end_s = begin_s + (found.seconds or 0.0)
+    after = {stage: own.get(stage, 0.0) for stage in ("step", "store")}
+    closed_s = min(end_s - sum(after.values()), end_s if found.closed_at is None else found.closed_at)
+    if slowest is not None and slowest.arrived_at is not None:
+        parts = [*around("before", begin_s, _assigned_at(slowest), found.away), *stretches(slowest, found.away)]
+        at = max(begin_s, slowest.arrived_at)
+    else:
+        spent = {"delivery": found.spent.get("wait_s", 0.0)}
+        spent |= {stage: found.spent.get(f"{stage}_s", 0.0) for stage in (*ON_DEVICE, "upload")}
+        parts = end_to_end(begin_s, end_s, spent)
+        at = parts[-1].end_s
+    handled = end_to_end(at, end_s, {stage: own.get(stage, 0.0) for stage in ("receive", "aggregate")})
+    at = handled[-1].end_s
+    closed_s = max(at, closed_s)
+    outstanding = around("waiting" if waits else UNACCOUNTED, at, closed_s, found.away)
+    return by_stage([*parts, *handled, *outstanding, *end_to_end(closed_s, end_s, after)], begin_s, end_s)
 
 
 def first_delivered(assignment: UpdateRow, pulled_at: float) -> float:
@@ -58,11 +146,6 @@ def first_delivered(assignment: UpdateRow, pulled_at: float) -> float:
         if assignment.delivered_at is not None and pulled_at - assignment.delivered_at >= REDELIVERY_S
         else pulled_at
     )
-
-
-def within_s(away: Away, begin: float, end: float) -> float:
-    """Return for how many seconds between two moments no aggregator was running."""
-    return sum(max(0.0, min(until, end) - max(since, begin)) for since, until, *_ in away)
 
 
 def turns(rounds: Sequence[RoundRow], taken: RoundBecameCurrent | None = None) -> dict[int, float | None]:
@@ -91,24 +174,6 @@ def turn_at(one: RoundRow, before: float | None, taken: RoundBecameCurrent | Non
         return max(one.opened_at, before)
     since = one.seconds - one.spent.get("step_s", 0.0) - one.spent.get("store_s", 0.0)
     return max(one.opened_at, one.closed_at - max(0.0, since))
-
-
-def within(assignment: UpdateRow, opened_at: float, away: Away = ()) -> dict[str, float]:
-    """Return `along` for the part of an assignment that lies in a round that opened at `opened_at`.
-
-    An assignment made in the middle of the round starts with the stage `before`. An assignment made before the round
-    counts only with the stages that were still to be done when the round opened.
-    """
-    away = [(max(since, opened_at), until) for since, until, *_ in away if until > opened_at]
-    stages, before = along(assignment, away), _assigned_at(assignment) - opened_at
-    if before > 0.0:
-        gone = within_s(away, opened_at, _assigned_at(assignment))
-        return {"before": before - gone, **stages, **({"away": stages.get("away", 0.0) + gone} if gone else {})}
-    done = -before
-    for name in (name for name in ALONG if name in stages):
-        part = min(stages[name], done)
-        stages[name], done = stages[name] - part, done - part
-    return stages
 
 
 def _assigned_at(assignment: UpdateRow) -> float:

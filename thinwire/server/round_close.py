@@ -8,12 +8,12 @@ not count at all if the sum becomes too large for a model, so that one device ca
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from thinwire.core.events import NO_STEP, Event, RoundClosed, RoundOpened
+from thinwire.core.events import NO_STEP, Event, RoundClosed
 from thinwire.core.formatting import Capped
 from thinwire.core.types import ReplyHeader, UpdateId
 from thinwire.server.aggregator import Frames, RoundAggregator, caps_of
@@ -46,16 +46,14 @@ def finish(one: RoundRunner) -> None:
         model = running.model
         events.append(running.versions.write(version, model.params, model.buffers, model.counters, now, model.state))
         events += running.sending.publish(version, now)
-        step_s, store_s = stepped - start, time.perf_counter() - stepped + one.record_s
+        step_s, store_s = stepped - start, time.perf_counter() - stepped
     else:
         step_s = store_s = 0.0
     in_time = [header for update_id, header in one.headers.items() if update_id in one.machine.in_time]
     events += running.mode.evaluate(running, one.opened, in_time, now)
     counted = [one.headers[update_id] for update_id in closed.aggregated]
-    opened = replace(one.opened, assignments=dict(one.machine.assignments))
-    slowest, spent = where_time_went(opened, counted, one.receive_s, one.aggregate_s, step_s, store_s)
-    if closed.reason == "buffer":
-        slowest = last_of(counted)
+    slowest, spent = where_time_went(one, closed, counted)
+    spent |= {"step_s": step_s, "store_s": store_s}
     events.append(
         RoundClosed(
             at=now,
@@ -176,38 +174,27 @@ def refolded(new: Callable[[], RoundAggregator], aggregated: Sequence[Aggregatio
 
 
 def where_time_went(
-    opened: RoundOpened,
-    headers: Sequence[ReplyHeader],
-    receive_s: Mapping[UpdateId, float],
-    aggregate_s: float,
-    step_s: float,
-    store_s: float,
+    one: RoundRunner, closed: RoundResult, counted: Sequence[ReplyHeader]
 ) -> tuple[str, dict[str, float]]:
-    """Return the device that replied last, and the seconds by stage.
+    """Return the device whose reply came last, and the seconds by stage until its update was in the sum.
 
-    The stages follow the slowest device, then the aggregator's own work. Stages on the device are measured by its own
-    clock.
+    In a buffered round an assignment of an earlier round may have filled the buffer. A simulation's clock does not
+    count the aggregator's work, so there `aggregate_s` is that of all updates.
     """
-    server = {"aggregate_s": aggregate_s, "step_s": step_s, "store_s": store_s}
-    assigned = set(opened.assignments.values())
-    arrived = [header for header in headers if header.transfer and header.assignment_id in assigned]
+    assigned = set(one.machine.assignments.values())
+    arrived = [
+        (header.transfer.arrived_at, header)
+        for header in counted
+        if header.transfer and (closed.reason == "buffer" or header.assignment_id in assigned)
+    ]
     if not arrived:
-        return "", server
-    last = max(arrived, key=_arrived_at)
+        return "", {"aggregate_s": one.folding_s} if one.running.simulated else {}
+    _, last = max(arrived, key=lambda pair: pair[0])
     assert last.transfer is not None
-    stages = {
-        "wait_s": max(0.0, last.transfer.pulled_at - opened.at),
+    return last.update_id.device, {
+        "wait_s": max(0.0, last.transfer.pulled_at - one.opened.at),
         **asdict(last.timings),
         "upload_s": max(0.0, last.transfer.arrived_at - last.transfer.began_at),
+        "receive_s": one.receive_s.get(last.update_id, 0.0),
+        "aggregate_s": one.folding_s if one.running.simulated else one.aggregate_s.get(last.update_id, 0.0),
     }
-    return last.update_id.device, stages | {"receive_s": receive_s.get(last.update_id, 0.0)} | server
-
-
-def last_of(headers: Sequence[ReplyHeader]) -> str:
-    """Return the device whose reply filled a buffer, which is the last to arrive; "" if no reply has a time."""
-    arrived = [header for header in headers if header.transfer]
-    return max(arrived, key=_arrived_at).update_id.device if arrived else ""
-
-
-def _arrived_at(header: ReplyHeader) -> float:
-    return header.transfer.arrived_at if header.transfer else 0.0

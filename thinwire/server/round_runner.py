@@ -51,10 +51,12 @@ class RoundRunner:
         self.missed = False  # True once devices that did not reconnect count as lost
         self.fold = running.mode.aggregator(running, opened)
         self.folds = AggregationQueue(at_once=running.simulated)
-        self.aggregate_s, self.record_s = 0.0, 0.0  # record_s: of the commit of the last accepted replies
+        self.folding_s = 0.0  # seconds in which updates were added to the sum
         self.began_at = running.clock.wall()
         # Seconds from a reply's arrival, or the begin of its round, until it is handled.
         self.receive_s: dict[UpdateId, float] = {}
+        self._handled_at: dict[UpdateId, float] = {}  # by the stopwatch, until the update is in the sum
+        self.aggregate_s: dict[UpdateId, float] = {}  # from there until the update is in the sum
         self.later: list[Event] = []  # events that decide nothing: recorded with the next decision
         # Replies of this poll: recorded before any other event.
         self.accepted: list[tuple[ReplyHeader, AggregateUpdate]] = []
@@ -182,6 +184,7 @@ class RoundRunner:
             running.defer(header)
             return
         self.headers[update_id] = header
+        self._handled_at[update_id] = time.perf_counter()
         if header.transfer is not None:
             since = max(header.transfer.arrived_at, self.began_at)
             self.receive_s[update_id] = max(0.0, running.clock.wall() - since)
@@ -299,7 +302,9 @@ class RoundRunner:
         one.
         """
         for outcome in self.folds.finished(wait_s):
-            self.aggregate_s += outcome.seconds
+            self.folding_s += outcome.seconds
+            if handled_at := self._handled_at.pop(outcome.update_id, 0.0):  # else by an earlier process
+                self.aggregate_s[outcome.update_id] = time.perf_counter() - handled_at
             if outcome.refused:
                 self.on(round_events.AggregationRejected(outcome.update_id, outcome.refused))
                 self._take_deferred()  # the round may accept replies again
@@ -319,9 +324,7 @@ class RoundRunner:
         later, self.later = self.later, []
         accepted, self.accepted = self.accepted, []
         facts = [event for header, action in accepted for event in self._accepted(header, action)]
-        began = time.perf_counter()
         self.running.record(*later, *facts, *events, measured=measured)
-        self.record_s = time.perf_counter() - began if accepted else self.record_s
         for header, action in accepted:
             self.running.came_late.pop(header.assignment_id, None)
             self.begin(header, action.discount)

@@ -18,11 +18,11 @@ from thinwire.core.events import ENDED
 from thinwire.core.formatting import with_home
 from thinwire.core.layout import Layout
 from thinwire.reports.round_explanation import RoundExplanation, RunTotals, why, whys
-from thinwire.reports.round_timing import clock_was_set, down_s, round_trips, turn_at, turns
+from thinwire.reports.round_timing import clock_was_set, down_s, round_trips, stretches, turn_at, turns
 from thinwire.store import ClientRow, DeviceInfo, RoundRow, RunRow, Store, UpdateRow
 from thinwire.store.queries import behind
 from thinwire.web import schemas
-from thinwire.web.run_text import buffered, closing, open_round, overlaps, run_sentence, stretches
+from thinwire.web.run_text import buffered, closing, open_round, overlaps, run_sentence
 
 Shown = TypeVar("Shown", bound=schemas.Run)
 
@@ -131,10 +131,14 @@ def update(row: UpdateRow, selected: RoundRow | None, opened_at: float | None = 
     shown = schemas.Update.model_validate(row)
     away = selected.away if selected else ()
     known = selected is None or not clock_was_set(selected)  # else a moment before it has no place beside one after it
-    sampling = [schemas.Stretch.model_validate(one) for one in stretches(row, opened_at, away)] if known else []
+    stages = [
+        schemas.Stretch(stage=one.stage, begin_s=one.begin_s - opened_at, end_s=one.end_s - opened_at)
+        for one in (stretches(row, away) if known else [])
+        if one.stage != "away"  # drawn once, behind all devices
+    ]
     codec = {"codec": selected.codecs.get(row.device, selected.codec) if selected else ""}
     codec["codec_reason"] = selected.codec_reasons.get(row.device, "") if selected else ""
-    return shown.model_copy(update={"stretches": sampling, **codec})
+    return shown.model_copy(update={"stretches": stages, **codec})
 
 
 def _went(took: RoundExplanation | None) -> dict[str, Any]:

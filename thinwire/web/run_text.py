@@ -1,25 +1,11 @@
-"""Sentences and stages that the dashboard shows of a run and its rounds.
-
-`stretches` divides an assignment into stages, measured from its round's opening; the Gantt chart draws them. The
-aggregator saw when the assignment was delivered (`pulled_at`) and when the reply began and arrived. The device measured
-the stages in between with its own stopwatch.
-
-Invariant: a device's stages are laid end to end from `pulled_at` and never reach past `began_at`. Two clocks that
-differ therefore cannot make an upload begin before its encoding ends.
-
-The time that the stages leave is drawn before the upload, as the stage `between`. Times without an aggregator do not
-count to it; they are drawn behind all devices. A device that received the assignment again had been down and starts its
-worker: there the stage comes before the training.
-"""
+"""Sentences that the dashboard shows of a run and its rounds."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from thinwire.core.formatting import duration
 from thinwire.reports.round_explanation import gone, unanswered
-from thinwire.reports.round_timing import ON_DEVICE, Away, along, first_delivered, within_s
 from thinwire.store import RoundRow, RunRow, UpdateRow
 
 
@@ -180,61 +166,3 @@ def _capital(text: str) -> str:
 def _stop(text: str) -> str:
     """Return a text that ends with a punctuation mark."""
     return text if text.endswith((".", "!", "?")) else text + "."
-
-
-FETCHED = ("download", "queue")  # stages that are over before the worker is needed
-
-
-@dataclass(frozen=True)
-class Stretch:
-    """A stage of `thinwire.reports.round_timing.ALONG`, in seconds since the round opened."""
-
-    stage: str
-    begin_s: float
-    end_s: float
-
-
-def stretches(update: UpdateRow, opened_at: float, away: Away = ()) -> list[Stretch]:
-    """Return the stages of an assignment in order, without overlap; empty without a reply.
-
-    `away` are the times without an aggregator, wall clock. An assignment on which a device worked during such a time
-    had been delivered before it.
-    """
-    if update.arrived_at is None:
-        return []
-    selected = (update.assigned_at or opened_at) - opened_at
-    end = update.arrived_at - opened_at
-    began = min(end, (update.began_at or update.arrived_at) - opened_at)
-    device_s = sum(getattr(update, f"{stage}_s") or 0.0 for stage in ON_DEVICE)
-    untold = selected if within_s(away, selected + opened_at, began + opened_at) else max(selected, began - device_s)
-    pulled = update.pulled_at - opened_at if update.pulled_at else untold
-    first = max(selected, first_delivered(update, pulled + opened_at) - opened_at)
-    found = [Stretch("delivery", selected, first), Stretch("again", first, max(first, pulled))]
-    gone = [(since - opened_at, until - opened_at) for since, until, *_ in away]
-    between_s, restarted, at = along(update, away)["between"], first < pulled, found[-1].end_s
-    for stage in ON_DEVICE:
-        if restarted and stage not in FETCHED:
-            work = began - sum(getattr(update, f"{name}_s") or 0.0 for name in ON_DEVICE if name not in FETCHED)
-            found += _between(at, work, between_s, gone)
-            between_s, restarted, at = 0.0, False, max(at, work)
-        until = max(at, min(began, at + (getattr(update, f"{stage}_s") or 0.0)))
-        found.append(Stretch(stage, at, until))
-        at = until
-    found += _between(at, began, between_s, gone)
-    found.append(Stretch("upload", max(began, at), max(end, at)))
-    return [stretch for stretch in found if stretch.end_s > stretch.begin_s]
-
-
-def _between(begin: float, end: float, took_s: float, gone: Sequence[tuple[float, float]]) -> list[Stretch]:
-    """Return stretches of `took_s` seconds in all that end at `end`, none before `begin` and none during `gone`.
-
-    >>> _between(10.0, 40.0, 15.0, [(30.0, 40.0)])
-    [Stretch(stage='between', begin_s=15.0, end_s=30.0)]
-    """
-    found = list[Stretch]()
-    for since, until in [*sorted(gone, reverse=True), (begin, begin)]:
-        free = min(took_s, max(0.0, end - max(begin, until)))
-        if free > 0.0:
-            found.insert(0, Stretch("between", max(begin, end - free), end))
-        took_s, end = took_s - free, min(end, max(begin, since))
-    return found

@@ -83,10 +83,12 @@ class TrainResult:
 
     `params` and `buffers` belong to the trained model, `sums` to the given one as {name: (sum, count)}. `loss` is (sum,
     count) over the batches trained on; `a` is the FedNova normalizer. `planned` is the number of steps of the whole
-    work, 0 if it is not known. Seconds are measured by this machine's clock.
+    work, 0 if it is not known. Seconds are measured by this machine's clock; `load_s` are those from the request until
+    evaluation or training began.
     """
 
     sums: Sums = field(default_factory=dict)
+    load_s: float = 0.0
     measure_s: float = 0.0
     train_s: float = 0.0
     examples: int = 0
@@ -109,8 +111,8 @@ class TrainResult:
         counters = {str(name): int(value) for name, value in raw["counters"].items()}
         loss = (float(raw["loss"][0]), float(raw["loss"][1]))
         return cls(
-            sums, float(raw["measure_s"]), float(raw["train_s"]), int(raw["examples"]), int(raw["steps"]),
-            float(raw["a"]), loss, int(raw["planned"]), counters,
+            sums, float(raw["load_s"]), float(raw["measure_s"]), float(raw["train_s"]), int(raw["examples"]),
+            int(raw["steps"]), float(raw["a"]), loss, int(raw["planned"]), counters,
         )  # fmt: skip
 
 

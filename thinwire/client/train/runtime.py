@@ -270,7 +270,8 @@ class TaskRuntime:
         if order.first:
             first = first_model(self.task, order.key.a)
             return TrainResult(params=first.params, buffers=first.buffers, counters=first.counters)
-        until = None if order.within_s is None else clock.now() + order.within_s
+        received = clock.now()
+        until = None if order.within_s is None else received + order.within_s
         partial = None if until is None else TimeBudget(until, order.local.min_steps, clock)
         trainer = (
             TorchTrainer(self.task, order.local, self.device, order.schedule, partial, clock, order.shift)
@@ -280,6 +281,7 @@ class TaskRuntime:
         split, done = self.split(site), TrainResult()
         module = self.set_up(params, buffers, order.counters)
         begun = clock.now()
+        done.load_s = begun - received
         if order.measure and split.test is not None:
             tell("measure", 0, 0)
             done.sums = evaluate(module, self.task, split.test, device=self.device, cancelled=cancelled)

@@ -118,7 +118,8 @@ class WorkerLoop:
         given = ["params", *(name for name in ("buffers", "shift") if header[name])]
         sizes = [places.buffer_size if name == "buffers" else places.size for name in given]
         vectors = dict(zip(given, self.wire.vectors(header, sizes)))
-        order, told_at = replace(order.after(time.monotonic() - began), shift=vectors.get("shift")), 0.0
+        receive_s, told_at = time.monotonic() - began, 0.0
+        order = replace(order.after(receive_s), shift=vectors.get("shift"))
 
         def tell(what: str, done: int, total: int) -> None:
             nonlocal told_at
@@ -136,6 +137,7 @@ class WorkerLoop:
         except Exception as error:  # the task's code may raise anything; the client replies with it
             self.wire.send({"failed": _failed(error, bench.task.file)})
         else:
+            done.load_s += receive_s
             trained = [vector for vector in (done.params, done.buffers) if vector is not None]
             self.wire.send({"done": done.to_json()}, *trained)
 

@@ -5,7 +5,7 @@ import { useTime } from "./live.js";
 import { Outcome, reasonOf, restarted } from "./parts.js";
 
 const STAGES = [["delivery", "selected, nothing received yet"], ["again", "delivered, and later again"], ["download", "download"], ["queue", "queue"], ["load", "load"], ["evaluate", "evaluate"],
-  ["train", "train"], ["encode", "encode"], ["commit", "write to disk"], ["between", "between its stages"], ["upload", "upload"]];
+  ["train", "train"], ["encode", "encode"], ["commit", "write to disk"], ["unaccounted", "in no measured stage"], ["upload", "upload"]];
 const FAR = 2; // an answer that came later than so many times the round's length runs out of the picture
 const NEAR = 1.6; // a deadline farther away than so many times the round's length is not drawn to scale
 
@@ -40,7 +40,7 @@ export const Gantt = ({ round, buffered, still }) => {
       <div class="gantt-row axis" aria-hidden="true"><span></span>
         <span class="track">${ticks(span).map((t) => html`<b class="tick" style=${{ left: `${at(t)}%` }}>${+t.toFixed(3)}${t ? "" : " s"}</b>`)}</span><span></span></div>
       <ul class="legend" aria-label="Colours">
-        ${STAGES.filter(([stage]) => !["again", "between"].includes(stage) || drawn.has(stage)).map(([stage, word]) => html`<li><i class=${`swatch ${stage}`}></i>${word}</li>`)}
+        ${STAGES.filter(([stage]) => !["again", "unaccounted"].includes(stage) || drawn.has(stage)).map(([stage, word]) => html`<li><i class=${`swatch ${stage}`}></i>${word}</li>`)}
         ${round.updates.some((u) => unanswered(u) && u.pulled_at) && html`<li><i class="swatch work"></i>delivered, at work</li>`}
         ${round.away.length > 0 && html`<li><i class="swatch away"></i>no aggregator was there</li>`}
         ${!buffered && html`<li><i class="rule deadline"></i>deadline</li>`}
@@ -83,7 +83,7 @@ const detail = (update, open) => {
   return last ? html`${restarted(update)} <span class="faint">${seconds(last.end_s)}</span>` : "";
 };
 
-const WORDS = { delivery: "waited", again: "took it up again after", between: "between its stages" };
+const WORDS = { delivery: "waited", again: "took it up again after", unaccounted: "in no measured stage" };
 
 const tell = (update) => {
   const did = update.stretches.map((s) => `${WORDS[s.stage] ?? s.stage} ${seconds(s.end_s - s.begin_s)}`);

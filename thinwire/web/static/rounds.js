@@ -103,7 +103,7 @@ const Assignments = ({ round }) => html`
   <${Table} label=${`Assignments of round ${round.round}`} rows=${[...round.updates, ...round.late_aggregated]} columns=${[
     { title: "Client", cell: (u) => (u.round === round.round ? u.device : `${u.device} (round ${u.round})`) },
     { title: "Outcome", cell: (u) => html`<${Outcome} outcome=${u.outcome}>${reasonOf(u) ? `: ${reasonOf(u)}` : ""}${restarted(u)}<//>` },
-    ...["delivery", "download", "queue", "load", "evaluate", "train", "encode", "commit", "between", "upload"].map((stage) => ({
+    ...["delivery", "download", "queue", "load", "evaluate", "train", "encode", "commit", "unaccounted", "upload"].map((stage) => ({
       title: stage === "delivery" ? "waited" : stage, right: true, cell: (u) => took(u, stage) })),
     { title: "Examples", right: true, cell: (u) => u.examples || "–" },
     { title: "Steps", right: true, cell: (u) => u.steps || "–" },
@@ -114,6 +114,6 @@ const Assignments = ({ round }) => html`
   ]} />`;
 
 const took = (update, stage) => {
-  const found = update.stretches.find((s) => s.stage === stage);
-  return found ? seconds(found.end_s - found.begin_s) : "–";
+  const found = update.stretches.filter((s) => s.stage === stage);
+  return found.length ? seconds(found.reduce((sum, s) => sum + s.end_s - s.begin_s, 0)) : "–";
 };

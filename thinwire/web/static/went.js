@@ -2,7 +2,7 @@
 import { html } from "./dom.js";
 import { plural, seconds } from "./format.js";
 
-const WORDS = { before: "before it was selected", between: "between its stages", delivery: "until it was delivered", again: "until it was delivered again", away: "no aggregator" };
+const WORDS = { before: "before it was selected", unaccounted: "in no measured stage", delivery: "until it was delivered", again: "until it was delivered again", away: "no aggregator" };
 
 export const Went = ({ went, along, waited }) => {
   const uncounted = listed(went.uncounted, {});
@@ -15,7 +15,7 @@ export const Went = ({ went, along, waited }) => {
 const listed = (stages, more) => Object.entries(stages).filter(([, took]) => took >= 0.005)
   .map(([name, took]) => `${WORDS[name] ?? name} ${seconds(took)}${more[name] ? ` (${more[name]})` : ""}`).join(" · ");
 
-/** Round trips are no stage of their own: they lie in downloads, uploads and between these. */
+/** Round trips are no stage of their own: they lie in downloads, uploads and the rest. */
 const exchange = ({ requests, rtt_s, trips_s }) => (rtt_s ? ` Round trips within these: ${plural(requests, "request")} × ${seconds(rtt_s)} = ${seconds(trips_s)}.` : requests ? ` ${plural(requests, "request")}.` : "");
 
 const few = (names) => (names.length > 3 ? `${names.slice(0, 2).join(", ")} and ${names.length - 2} more` : names.join(", "));

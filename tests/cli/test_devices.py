@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from tests.support.cli_story import KEY, T, told
+from tests.support.reasons import noted
 from thinwire.cli.console import moment
 from thinwire.cli.local_state import operator
 from thinwire.core.events import DeviceOffline, DeviceOnline, RunNoted
@@ -149,7 +150,7 @@ def test_a_device_is_shown_with_what_was_measured_of_its_link(thinwire, home, st
     assert all(f"  {name:<12} not measured\n" in shown for name in ("round trip", "upload", "download"))
     seen = [("rtt", 0.048, 0.061), ("up", 2.1e6, 1.4e6), ("down", None, None), ("step", 0.1, 0.2)]
     rows = [MeasureRow("pi-01", kind, "", [[40_000.0, 0.05]] * 3, p50, p90, 9.0) for kind, p50, p90 in seen]
-    store.record(told(home), [RunNoted(9.0, "")], [*rows, replace(rows[1], device="pi-02", p50=1.0)])
+    store.record(told(home), [RunNoted(9.0, noted(""))], [*rows, replace(rows[1], device="pi-02", p50=1.0)])
     shown = thinwire("devices", "show", "pi-01", "--home", home).out
     assert "  round trip   48 ms, nine of ten at most 61 ms (of the last 3)\n" in shown
     assert "  upload       2.1 Mb/s, nine of ten at least 1.4 Mb/s (of the last 3)\n" in shown
@@ -158,7 +159,7 @@ def test_a_device_is_shown_with_what_was_measured_of_its_link(thinwire, home, st
     assert measured["up"] == {"p50": 2.1e6, "p90": 1.4e6, "samples": 3}
     assert set(measured) == {"rtt", "up", "down"}
     small = [replace(row, samples=[[370.0, 0.05]] * 3) for row in rows[1:3]]
-    store.record("toy-1", [RunNoted(10.0, "")], small)
+    store.record("toy-1", [RunNoted(10.0, noted(""))], small)
     shown = thinwire("devices", "show", "pi-01", "--home", home).out
     assert "  upload       at least 2.1 Mb/s (too little was sent to tell, the last 3 times)\n" in shown
     assert "  download     too little was sent to tell\n" in shown
@@ -166,7 +167,7 @@ def test_a_device_is_shown_with_what_was_measured_of_its_link(thinwire, home, st
 
 def test_a_device_is_shown_no_wider_than_the_terminal(thinwire, home, store, device, monkeypatch):
     row = MeasureRow("pi-01", "rtt", "", [[1.0, 0.05]] * 3, 0.048, 0.061, 9.0)
-    store.record(told(home), [RunNoted(9.0, "")], [row])
+    store.record(told(home), [RunNoted(9.0, noted(""))], [row])
     monkeypatch.setattr("thinwire.cli.console.terminal_columns", lambda: 50)
     lines = thinwire("devices", "show", "pi-01", "--home", home).out.splitlines()
     assert max(map(len, lines)) <= 50

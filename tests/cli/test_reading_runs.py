@@ -9,6 +9,7 @@ import pytest
 from safetensors import safe_open
 
 from tests.support.cli_story import PARAMS, PLAN, T, evaluated, round_events, told
+from tests.support.reasons import noted
 from tests.support.store_story import dropped, header, opened
 from thinwire.cli.runs.render import on_the_wire
 from thinwire.core.events import (
@@ -105,7 +106,7 @@ def test_of_rounds_that_are_selected_ahead_the_one_whose_answers_are_taken_is_to
     with Store.open(AggregatorHome.under(home).database) as store:
         for number in (3, 4):
             (opened,) = (event for event in round_events(run_id, number) if isinstance(event, RoundOpened))
-            store.record(run_id, [replace(opened, deadline_reason=f"{number}0 s: as long as ever")])
+            store.record(run_id, [replace(opened, deadline_s=10.0 * number, deadline_reason=noted("as long as ever"))])
     shown = thinwire("runs", "show", "--home", home).out
     assert shown.startswith("toy-1  running: round 3, step 3 of 6; round 4 was selected ahead\n")
     assert "round 3 may take 30 s" in shown
@@ -140,7 +141,7 @@ def test_bytes_stand_beside_dense_ones_only_where_they_are_fewer(thinwire, home)
 def test_what_a_run_has_to_say_stands_below_its_name(thinwire, home):
     run_id = told(home)
     with Store.open(AggregatorHome.under(home).database) as store:
-        store.record(run_id, [RunNoted(T, "fewer devices than the buffer holds")])
+        store.record(run_id, [RunNoted(T, noted("fewer devices than the buffer holds"))])
     assert "note    fewer devices than the buffer holds" in thinwire("runs", "show", "toy", "--home", home).out
     assert thinwire("runs", "show", "toy", "--json", "--home", home).document["notes"] == [
         "fewer devices than the buffer holds"
@@ -151,9 +152,9 @@ def test_how_a_round_was_drawn_is_said(thinwire, home):
     run_id = told(home)
     with Store.open(AggregatorHome.under(home).database) as store:
         (opened,) = (event for event in round_events(run_id, 3) if isinstance(event, RoundOpened))
-        drawn = "sampled by speed: 0.10 s to 2.00 s a step, weights from 1 to 0.12"
+        drawn = noted("sampled by speed")
         store.record(run_id, [replace(opened, sampling=drawn)])
-    assert "round 3 was sampled by speed: 0.10 s" in thinwire("runs", "show", "toy", "--home", home).out
+    assert "round 3 was sampled by speed\n" in thinwire("runs", "show", "toy", "--home", home).out
     rounds = thinwire("runs", "show", "toy", "--json", "--home", home).document["rounds"]
     assert [one["sampling"][:5] for one in rounds] == ["", "", "sampl"]
 
@@ -180,13 +181,13 @@ def test_how_long_a_round_may_take_is_said_as_long_as_it_goes_on(thinwire, home)
 
     opened, *_, closed = round_events(run_id, 3)[1:]
     assert isinstance(opened, RoundOpened)
-    carries = {"pi-01": "int8: its link carries it"}
-    opened = replace(opened, deadline_reason="10 s: the plan says so", codec_reasons=carries)
+    opened = replace(opened, codecs={"pi-01": "int8"}, codec_reasons={"pi-01": noted("its link carries it")})
+    opened = replace(opened, deadline_s=10.0, deadline_reason=noted("the plan says so"))
     assert said(opened) == [
         "round 3 may take 10 s: the plan says so",
-        "  pi-01 is selected in int8: its link carries it",
+        "  pi-01 is assigned int8: its link carries it",
     ]
-    assert said(closed)[1] == "  pi-01 was selected in int8: its link carries it"
+    assert said(closed)[1] == "  pi-01 was assigned int8: its link carries it"
     assert "may take" not in "".join(said())
     assert "may take" in said(replace(opened, round=4))[0]
     assert "may take" not in "".join(said(RunStatusChanged(T + 9, "stopped", "stopped by a person", 10)))
@@ -229,7 +230,7 @@ def test_a_simulation_that_was_killed_before_it_began_waits_behind_no_run(thinwi
 def test_long_sentences_are_no_wider_than_the_terminal(thinwire, home, monkeypatch):
     run_id = told(home)
     with Store.open(AggregatorHome.under(home).database) as store:
-        store.record(run_id, [RunNoted(T, "a note of many words " * 5)])
+        store.record(run_id, [RunNoted(T, noted("a note of many words " * 5))])
     monkeypatch.setattr("thinwire.cli.console.terminal_columns", lambda: 60)
     for more in ((), ("--why",)):
         lines = thinwire("runs", "show", *more, "--home", home).out.splitlines()

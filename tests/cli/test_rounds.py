@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.cli_story import T, evaluated, round_events
+from tests.support.reasons import noted
 from thinwire.cli.runs.progress import Teller, screen
 from thinwire.core.events import (
     ClientFailed,
@@ -35,7 +36,7 @@ def test_a_round_is_told_when_its_model_was_measured():
 
 def test_the_header_stands_over_the_first_round_and_below_what_came_before_it():
     teller = Teller()
-    assert teller.hear(RunNoted(T, "a note")) == ["a note"]
+    assert teller.hear(RunNoted(T, noted("a note"))) == ["a note"]
     teller.hear(RunStatusChanged(T, "waiting", "waiting: 1 of 2 devices"))
     assert [line for event in round_events("toy-1", 1) for line in teller.hear(event)] == []
     header, row = teller.hear(evaluated(1))
@@ -74,7 +75,7 @@ def test_the_line_of_a_round_with_one_ahead_waits_for_the_round_that_measures_it
 
 
 def test_a_note_is_told_as_it_is():
-    assert told(RunNoted(T, "fewer devices than the buffer holds"))[1] == ["fewer devices than the buffer holds"]
+    assert told(RunNoted(T, noted("fewer devices than the buffer holds")))[1] == ["fewer devices than the buffer holds"]
 
 
 def replace_reason(event: Event) -> Event:
@@ -146,7 +147,7 @@ def test_a_live_sentence_loses_no_word_that_looks_like_markup(monkeypatch):
 
 
 def test_who_was_selected_instead_of_whom_stands_beside_the_round():
-    since = ClientSelected(T, 1, "pi-03", "assignment", 42, 1.0, 0, 30.0, "1 of 2 answers could still come", "pi-02")
+    since = ClientSelected(T, 1, "pi-03", "assignment", 42, 1.0, 0, 30.0, noted("why"), "pi-02")
     events = round_events("toy-1", 1)
     _, lines = told(*events[:-1], since, events[-1], evaluated(1))
     assert "1/3" in lines[0]

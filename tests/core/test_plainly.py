@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tests.support.reasons import noted
 from thinwire.core.events import ClientSelected, RoundClosed, RoundOpened
 from thinwire.core.serialization import plainly, to_json
 from thinwire.core.types import Part, ReplyHeader, Transfer, UpdateId
@@ -36,7 +37,7 @@ def test_it_is_what_asdict_gives() -> None:
 
 
 def test_an_event_is_too() -> None:
-    opened = RoundOpened(1.0, 1, 0.0, 0, "d", ["a", "b"], {"a": "assignment"}, "int8", 60.0, 1, 1, {"b": "busy"})
+    opened = RoundOpened(1.0, 1, 0.0, 0, "d", ["a", "b"], {"a": "assignment"}, "int8", 60.0, 1, 1, {"b": noted("busy")})
     for event in (
         opened,
         ClientSelected(1.0, 1, "a", "assignment", 10),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tests.server.test_round import closed, update
 from tests.support.buffered_stories import Idle, assigned, header, new_buffer, play
+from thinwire.core.formatting import Reason
+from thinwire.reports.reason_text import sentence
 from thinwire.server.round_events import (
     AggregateUpdate,
     AggregationRejected,
@@ -22,7 +24,13 @@ from thinwire.server.round_events import (
 def test_who_is_idle_is_selected_at_once_from_the_newest_version() -> None:
     b = new_buffer("ab", target_updates=3)
     assert b.on(Tick(), 101.0, Idle("c")) == [
-        SelectReplacement("c", "assignment-c", base_version=6, deadline_s=10.0, why="it was idle, 2 were at work")
+        SelectReplacement(
+            "c",
+            "assignment-c",
+            base_version=6,
+            deadline_s=10.0,
+            why=[Reason("idle", {}), Reason("at-work", {"at_work": 2})],
+        )
     ]
     assert b.on(Tick(), 102.0, Idle("c")) == [], "it is at work now"
 
@@ -38,7 +46,7 @@ def more(device: str) -> str:
 
 def test_who_stands_in_the_buffer_trains_on_for_the_next_once() -> None:
     b = new_buffer("ab", target_updates=3, further=more)
-    why = "the buffer has its update, 1 were at work"
+    why = [Reason("buffered", {}), Reason("at-work", {"at_work": 1})]
     assert SelectReplacement("a", "more-a", 6, 10.0, why) in play(b, (1, header("a")))
     assert play(b, (2, header("a", "more-a", sequence=2))) == [DeferUpdate(update("a", 2))]
     assert assigned(play(b, (3, Tick()))) == [], "its second update waits for the next buffer: a third would grow old"
@@ -48,9 +56,9 @@ def test_who_is_idle_comes_before_who_trains_on() -> None:
     b = new_buffer("ab", target_updates=9, max_concurrency=2, further=more)
     assert assigned(play(b, (1, header("a")), idle="c")) == ["c"]
     (action,) = [a for a in play(b, (2, header("b"))) if isinstance(a, SelectReplacement)]
-    assert (action.assignment_id, action.why) == (
+    assert (action.assignment_id, sentence(action.why)) == (
         "more-a",
-        "the buffer has its update, 1 of at most 2 were at work",
+        "the buffer has its update; devices at work: 1 of at most 2",
     )
 
 
@@ -80,7 +88,7 @@ def test_no_more_are_at_work_than_the_plan_allows() -> None:
     assert assigned(b.on(Tick(), 101.0, Idle("cde"))) == ["c"]
     assert assigned(b.on(Tick(), 101.0, Idle("de"))) == []
     (action,) = [a for a in play(b, (2, header("a")), idle="de") if isinstance(a, SelectReplacement)]
-    assert (action.device, action.why) == ("d", "it was idle, 2 of at most 3 were at work")
+    assert (action.device, sentence(action.why)) == ("d", "it was idle; devices at work: 2 of at most 3")
 
 
 def test_nobody_is_selected_from_an_old_version_when_the_buffer_is_full() -> None:
@@ -116,7 +124,7 @@ def test_who_failed_is_not_selected_again_by_the_same_buffer() -> None:
 def test_a_device_whose_earlier_assignment_was_lost_is_selected_again() -> None:
     b = new_buffer("a", target_updates=3, earlier={"z": SlotLease("assignment-old", 110.0)})
     assert b.on(AssignmentFailed("z", "assignment-old", "task-error", "x"), 101.0, Idle("z"))[0] == SelectReplacement(
-        "z", "assignment-z", 6, 10.0, "it was idle, 1 were at work"
+        "z", "assignment-z", 6, 10.0, [Reason("idle", {}), Reason("at-work", {"at_work": 1})]
     )
 
 

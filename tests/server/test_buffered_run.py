@@ -41,6 +41,7 @@ from thinwire.core.events import (
     UpdateDropped,
 )
 from thinwire.core.types import Assignment, Vector
+from thinwire.reports.reason_text import sentence
 from thinwire.reports.round_explanation import whys
 from thinwire.reports.round_timing import turns
 from thinwire.server.model_store import Versions
@@ -142,8 +143,8 @@ def test_a_buffer_that_is_larger_than_the_fleet_closes_with_all_of_it_and_is_war
     made.drive()
     assert made.reasons() == ["enough"] * 3
     assert [len(event.aggregated) for event in made.events(RoundClosed)] == [2, 2, 2]
-    assert [event.text for event in made.events(RunNoted)] == [
-        "[cohort] buffer = 5 is more than the 2 devices that are there: each buffer closes with what all of them sent"
+    assert [sentence(event.note) for event in made.events(RunNoted)] == [
+        "[cohort] buffer = 5 is more than the 2 devices online: each buffer closes with the updates of all of them"
     ]
 
 
@@ -153,10 +154,8 @@ def test_a_small_fleet_that_is_always_at_work_is_warned_of_twice_the_same_versio
 ) -> None:
     made = bench(tmp_path, *map(scripted, names), rounds=1, max_concurrency=limit)
     made.drive()
-    said = [event.text for event in made.events(RunNoted)]
-    assert [text.partition(":")[0] for text in said] == warned * [
-        "all 4 devices are at work at once and [cohort] buffer = 2"
-    ]
+    said = [sentence(event.note) for event in made.events(RunNoted)]
+    assert [text.partition(":")[0] for text in said] == warned * ["all 4 devices work at once and [cohort] buffer = 2"]
     assert all(text.endswith("with max_concurrency = 2 they take turns") for text in said)
 
 
@@ -164,7 +163,7 @@ def test_most_answers_too_far_behind_are_warned_of(tmp_path: Path) -> None:
     made = bench(tmp_path, *(scripted(name) for name in "abcdef"), rounds=1, buffer=1, max_staleness=2)
     made.drive()
     (note,) = made.events(RunNoted)
-    assert "about 6 versions behind" in note.text and note.text.endswith("max_concurrency = 2")
+    assert "about 6 versions behind" in sentence(note.note) and sentence(note.note).endswith("max_concurrency = 2")
 
 
 def test_no_more_devices_are_at_work_than_the_plan_allows_and_all_have_their_turn(tmp_path: Path) -> None:

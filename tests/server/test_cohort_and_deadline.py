@@ -10,6 +10,7 @@ from thinwire.core import RunPlan
 from thinwire.core.fleet import Hello, TaskReport
 from thinwire.core.layout import Layout
 from thinwire.core.plan_schema import Target
+from thinwire.reports.reason_text import deadline_sentence, sentence
 from thinwire.server.evaluation import better, pooled, spread
 from thinwire.server.policy.assignment_terms import auto_deadline, evaluation_deadline
 from thinwire.server.policy.cohort import choose, missing
@@ -43,8 +44,8 @@ def test_every_device_is_drawn_about_as_often() -> None:
 
 def test_those_not_selected_have_a_reason_unless_they_were_not_sampled() -> None:
     cohort = choose(plan(clients=1), 4, ["a", "b", "c", "d"], {"a": "has no task"}, {"b": 3})
-    assert cohort.reasons["a"] == "has no task"
-    assert cohort.reasons["b"] == "busy with round 3"
+    assert sentence(cohort.reasons["a"]) == "has no task"
+    assert cohort.reasons["b"] == [("busy", {"round": 3})]
     assert len(cohort.selected) == 1
     assert cohort.reasons.keys() == {"a", "b"}, "reading the round says of the others that they were not sampled"
 
@@ -121,25 +122,28 @@ def test_to_measure_a_model_takes_as_long_as_the_slowest_reply_of_three_rounds_s
 @pytest.mark.parametrize(
     ("expected", "wanted", "seconds", "reason"),
     [
-        ({"a": None, "b": None}, 2, 60.0, "60 s: how long these devices take is not known yet"),
-        ({"a": 0.1, "b": 0.2}, 2, 10.0, "10 s: the least, with 0.2 s in which 2 of 2 answers are expected"),
-        ({"a": 10.0, "b": 20.0}, 2, 60.0, "60 s: three times the 20.0 s in which 2 of 2 answers are expected"),
+        ({"a": None, "b": None}, 2, 60.0, "60 s: no time of these devices is known yet"),
+        ({"a": 0.1, "b": 0.2}, 2, 10.0, "10 s: the shortest deadline; 2 of 2 replies are expected in 0.2 s"),
+        ({"a": 10.0, "b": 20.0}, 2, 60.0, "60 s: 3 times the 20.0 s in which 2 of 2 replies are expected"),
         ({"a": 10.0, "b": 20.0, "c": 200.0}, 2, 60.0,
-         "60 s: three times the 20.0 s in which 2 of 3 answers are expected; c (200 s) is slower"),
+         "60 s: 3 times the 20.0 s in which 2 of 3 replies are expected; slower devices: 1 (c), up to 200.0 s"),
         ({"a": 10.0, "b": None, "c": 20.0}, 2, 60.0,
-         "60 s: three times the 20.0 s in which 2 of 3 answers are expected; 1 not known yet count as 20.0 s"),
+         ("60 s: 3 times the 20.0 s in which 2 of 3 replies are expected; "
+          "not measured yet: 1, each counted as 20.0 s")),
         ({"a": 2.0} | dict.fromkeys("bcdefgh", 100.0), 1, 10.0,
-         ("10 s: the least, with 2.0 s in which 1 of 8 answers are expected; b (100 s), c (100 s), d (100 s), "
-          "e (100 s), f (100 s) and 2 more are slower")),
+         ("10 s: the shortest deadline; 1 of 8 replies are expected in 2.0 s; "
+          "slower devices: 7 (b, c, d, e, f, ...), up to 100.0 s")),
         ({"a": 5.0, "b": 400.0}, 2, 150.0,
-         "150 s: ten times what 1 of the 2 wanted would be given alone, and no more; b (400 s) is slower"),
+         ("150 s: at most 10 times the deadline of the fastest 1 of the 2 wanted devices; "
+          "slower devices: 1 (b), up to 400.0 s")),
         ({"a": 0.1, "b": 0.1, "c": 35.0, "d": None}, 4, 100.0,
-         "100 s: ten times what 2 of the 4 wanted would be given alone, and no more; 1 not known yet count as 35.0 s"),
+         ("100 s: at most 10 times the deadline of the fastest 2 of the 4 wanted devices; "
+          "not measured yet: 1, each counted as 35.0 s")),
     ],
 )  # fmt: skip
 def test_a_deadline_and_its_reason(expected: dict[str, float], wanted: int, seconds: float, reason: str) -> None:
     found = auto_deadline(expected, wanted)
-    assert (found.seconds, found.reason) == (seconds, reason)
+    assert (found.seconds, deadline_sentence(found.seconds, found.reasons)) == (seconds, reason)
 
 
 times = st.dictionaries(st.text("abc", min_size=1, max_size=5), st.none() | st.floats(0, 1e6), min_size=1, max_size=20)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.reasons import noted
 from tests.support.server_bench import Bench, ToldFleet, scripted
 from thinwire.core.errors import NotWritten
 from thinwire.core.events import AssignmentDelivered, Event, RunNoted
@@ -73,7 +74,7 @@ def test_what_is_delivered_within_a_second_is_written_together(setting: Setting)
 
 def test_it_is_written_before_what_happens_next(setting: Setting) -> None:
     setting.takes("a", "b")
-    setting.store.record(setting.bench.run_id, [RunNoted(9.0, "it goes on")])
+    setting.store.record(setting.bench.run_id, [RunNoted(9.0, noted("it goes on"))])
     last = [event for _, event in setting.store.events(setting.bench.run_id)][-2:]
     assert [type(event) for event in last] == [AssignmentDelivered, RunNoted]
 

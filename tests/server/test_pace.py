@@ -6,10 +6,12 @@ import pytest
 from hypothesis import given as drawn
 from hypothesis import strategies as st
 
+from tests.support.reasons import noted
 from tests.support.server_bench import LAYOUT, Bench, scripted, work
 from thinwire.core import RunPlan
 from thinwire.core.events import ClientSelected, RunNoted
 from thinwire.core.plan_schema import LocalSection
+from thinwire.reports.reason_text import sentence
 from thinwire.server.policy.assignment_terms import FIRST_STEPS, HALVINGS, SHARE, DeviceSpeed, choose_work
 from thinwire.server.policy.device_profiles import LINK, work_key
 from thinwire.simulation import ScriptedDevice, SyntheticUpdates, Turn
@@ -42,20 +44,20 @@ def test_what_is_requested_fits_or_is_the_least_there_is(
     ("pace", "steps", "batch", "why"),
     [
         (None, FIRST_STEPS, 32, "8 steps, since nothing is known of its speed yet"),
-        (DeviceSpeed(0.001, 4.0, 320), 10, 32, "a whole pass, 10 steps, fits into 50.0 s"),
+        (DeviceSpeed(0.001, 4.0, 320), 10, 32, "a whole pass of 10 steps fits into 50.0 s"),
         (DeviceSpeed(0.5, 4.0, 3200), 3, 32, "3 of the 100 steps of a pass fit into 50.0 s, at 16.00 s each"),
         (
             DeviceSpeed(2.5, 4.0, 3200),
             2,
             8,
-            "2 of the 400 steps (of 8 examples) of a pass fit into 50.0 s, at 20.00 s each",
+            "2 of the 400 steps of a pass fit into 50.0 s, at 20.00 s each; each step has 8 examples",
         ),
         (DeviceSpeed(2.0, 59.0, 3200), 2, 4, "even 2 steps of 4 examples take longer than the 0.0 s that it has"),
     ],
 )
 def test_the_reason_says_what_it_came_from(pace, steps, batch, why):
     work = choose_work(local(min_steps=2), pace, 60.0)
-    assert (work.steps, work.batch, work.why) == (steps, batch, why)
+    assert (work.steps, work.batch, sentence(work.reasons)) == (steps, batch, why)
 
 
 class Timed(SyntheticUpdates):
@@ -110,13 +112,16 @@ def test_a_new_run_begins_with_what_earlier_ones_measured_of_a_device(tmp_path):
             "pass": (1.0, 20.0),
         }.items()
     ]  # fmt: skip
-    bench.store.record(bench.run_id, [RunNoted(0.0, "measured before")], rows)
+    bench.store.record(bench.run_id, [RunNoted(0.0, noted("measured before"))], rows)
     bench.drive()
     first = {event.device: event for event in bench.events(ClientSelected) if event.round == 1}
-    assert first["fast"].steps == 20 and "a whole pass" in first["fast"].work_reason
+    assert first["fast"].steps == 20 and "a whole pass" in sentence(first["fast"].work_reason)
     assert 8 < first["slow"].steps < 20
-    assert first["slow"].work_reason.endswith("by what earlier runs measured of it")
-    assert (first["new"].steps, first["new"].work_reason) == (8, "8 steps, since nothing is known of its speed yet")
+    assert sentence(first["slow"].work_reason).endswith("; estimated from earlier runs")
+    assert (first["new"].steps, sentence(first["new"].work_reason)) == (
+        8,
+        "8 steps, since nothing is known of its speed yet",
+    )
 
 
 def test_a_run_teaches_how_long_a_pass_is(tmp_path):
@@ -144,4 +149,6 @@ def test_a_resumed_run_goes_by_what_the_journal_says(tmp_path):
 def test_a_plan_that_says_how_much_leaves_nothing_to_speed(tmp_path):
     bench = Bench(tmp_path, [scripted("a")], run={"rounds": 1})
     bench.drive()
-    assert [(event.steps, event.batch, event.work_reason) for event in bench.events(ClientSelected)] == [(0, 0, "")]
+    assert [(event.steps, event.batch, sentence(event.work_reason)) for event in bench.events(ClientSelected)] == [
+        (0, 0, "")
+    ]

@@ -14,6 +14,7 @@ from thinwire.core import RunPlan
 from thinwire.core.events import ClientFailed, Event, RoundClosed, RoundOpened, RunStatusChanged
 from thinwire.core.fleet import ClientConnected, Envelope, Hello
 from thinwire.core.types import Assignment, Failure, ReplyHeader, UpdateId
+from thinwire.reports.reason_text import sentence
 from thinwire.server.model_store import PlanCache, SentAssignments
 from thinwire.simulation import Script, ScriptedDevice, Turn
 
@@ -148,7 +149,7 @@ def test_a_device_that_declined_is_not_selected_again_and_the_rule_stands_beside
     assert bench.clock.now() > 1800
     assert [e.round for e in bench.events(ClientFailed)] == [1]
     opened = bench.events(RoundOpened)
-    assert {e.reasons.get("c") for e in opened[1:]} == {"declined: secure: so it is"}
+    assert {sentence(e.reasons["c"]) for e in opened[1:]} == {"declined: secure: so it is"}
     assert all("c" not in e.assignments for e in opened[1:])
 
 

@@ -12,6 +12,7 @@ from tests.server.test_round import closed, header, new_round, play, update
 from tests.support.server_bench import FAILS, SILENT, Bench, drive_through, killed, scripted
 from thinwire.core.events import ClientFailed, ClientSelected, Event, RoundClosed, RoundOpened, UpdateAccepted
 from thinwire.core.types import Assignment
+from thinwire.reports.reason_text import sentence
 from thinwire.server.policy.cohort import expected_s, in_time, who_could_answer
 from thinwire.server.round_events import (
     AggregateUpdate,
@@ -47,7 +48,7 @@ def test_another_is_requested_the_time_that_is_left() -> None:
     found = r.on(DeviceDisconnected("a", "gone"), 104.0, Idle(c=3.0, d=3.0))[-1]
     assert isinstance(found, SelectReplacement)
     assert (found.device, found.assignment_id, found.base_version, found.deadline_s) == ("c", "assignment-c", 6, 6.0)
-    assert (found.instead_of, found.why) == ("a", "1 of 2 answers could still come, 6 s were left")
+    assert (found.instead_of, sentence(found.why)) == ("a", "1 of 2 replies could still come, 6 s were left")
     assert r.outstanding == ("b", "c")
     assert closed(play(r, (5, header("b")), (6, header("c")))).aggregated == (update("b"), update("c"))
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.support.reasons import sentences
 from tests.support.server_bench import Bench, scripted
 from thinwire.core import RunPlan
 from thinwire.core.errors import PlanError
@@ -49,7 +50,7 @@ def test_who_lacks_it_is_not_selected_and_the_reason_stands_in_the_round(tmp_pat
     assert bench.drive().status == "done"
     (opened,) = bench.events(RoundOpened)
     assert list(opened.assignments) == ["c"]
-    assert opened.reasons == {
+    assert sentences(opened.reasons) == {
         "a": "lacks mains power (it runs on a battery)", "b": "lacks mains power (it does not say)",
     }  # fmt: skip
 

@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.crashes import Killed
 from tests.support.faulty_fleet import FaultyTurn
+from tests.support.reasons import sentences
 from tests.support.server_bench import (
     FAILS,
     SILENT,
@@ -89,7 +90,7 @@ def test_a_silent_device_costs_one_deadline_and_is_then_passed_over(tmp_path: Pa
     bench = Bench(tmp_path, three(lambda assignment: SILENT), run={"rounds": 4}, cohort={"deadline_s": 30})
     bench.drive()
     assert bench.reasons() == ["deadline", "all", "all", "all"]
-    assert bench.events(RoundOpened)[1].reasons == {"c": "busy with round 1"}
+    assert sentences(bench.events(RoundOpened)[1].reasons) == {"c": "busy with round 1"}
 
 
 def test_a_silent_device_is_given_up_after_max_staleness_rounds_and_selected_again(tmp_path: Path) -> None:
@@ -125,7 +126,7 @@ def test_a_device_with_another_model_is_not_selected_again(tmp_path: Path) -> No
     bench = Bench(tmp_path, three(lambda assignment: other), run={"rounds": 2})
     bench.drive()
     assert bench.reasons() == ["enough", "all"]
-    assert bench.events(RoundOpened)[1].reasons == {"c": "layout-mismatch: w is 3x2"}
+    assert sentences(bench.events(RoundOpened)[1].reasons) == {"c": "layout-mismatch: w is 3x2"}
 
 
 def test_too_few_replies_fail_the_run_after_the_retries(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from thinwire.core import Layout, RunPlan, VirtualClock
 from thinwire.core.events import ClientSelected, Event, RoundClosed, RoundOpened, UpdateAccepted
 from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import Assignment, UpdateId
+from thinwire.reports.reason_text import sentence
 from thinwire.server.policy.cohort import LEAST, choose, draw, weights
 from thinwire.server.round import at_work_before, place_s, slowest_s
 from thinwire.server.round_events import AssignmentFailed, DeviceDisconnected, Input, SelectReplacement, SlotLease, Tick
@@ -34,7 +35,7 @@ measured = st.dictionaries(
 
 @given(measured)
 def test_weights_are_bounded_and_fall_with_the_seconds(seconds: dict[str, float | None]) -> None:
-    found = weights("speed", seconds, "a step").each
+    found = weights("speed", seconds, "step").each
     assert found or all(taken is None for taken in seconds.values())
     assert all(LEAST <= weights <= 1.0 for weights in found.values())
     for device, taken in seconds.items():
@@ -50,7 +51,7 @@ def test_weights_are_bounded_and_fall_with_the_seconds(seconds: dict[str, float 
 def test_a_draw_depends_on_seed_round_candidates_and_weights_only(
     seconds: dict[str, float | None], number: int, count: int, order: object
 ) -> None:
-    found, candidates = weights("link", seconds, "an exchange"), sorted(seconds)
+    found, candidates = weights("link", seconds, "exchange"), sorted(seconds)
     drawn = draw(3, number, candidates, min(count, len(candidates)), found)
     assert drawn == draw(3, number, candidates, min(count, len(candidates)), found)
     assert len(set(drawn)) == min(count, len(candidates)) and set(drawn) <= set(candidates)
@@ -58,7 +59,7 @@ def test_a_draw_depends_on_seed_round_candidates_and_weights_only(
 
 def test_the_slowest_is_drawn_less_often_and_again_and_again() -> None:
     seconds = {**{f"pi-{i}": 1.0 for i in range(9)}, "pi-9": 1e6}
-    found = weights("speed", seconds, "a step")
+    found = weights("speed", seconds, "step")
     counts = Counter(device for number in range(2000) for device in draw(3, number, sorted(seconds), 3, found))
     assert 40 < counts["pi-9"] < 160, counts  # about an eighth of what the others have
     assert all(550 < counts[f"pi-{i}"] < 750 for i in range(9)), counts
@@ -66,20 +67,22 @@ def test_the_slowest_is_drawn_less_often_and_again_and_again() -> None:
 
 def test_nobody_is_preferred_while_nobody_is_measured() -> None:
     present = [f"pi-{i}" for i in range(10)]
-    unmeasured = weights("speed", dict.fromkeys(present), "a step")
+    unmeasured = weights("speed", dict.fromkeys(present), "step")
     uniform = choose(plan(clients=3), 5, present, {}, {})
     drawn = choose(plan(clients=3, selection="speed"), 5, present, {}, {}, lambda candidates: unmeasured)
     assert drawn.selected == uniform.selected
-    assert drawn.sampling == "sampled by speed: nobody is measured yet, so all have the same weight"
+    assert sentence(drawn.sampling) == "sampled by speed: no device is measured yet, so all have the same weight"
 
 
 def test_who_was_not_drawn_is_told_its_weights() -> None:
-    found = weights("speed", {"a": 1.0, "b": 1.0, "c": 4.0, "d": None}, "a step")
+    found = weights("speed", {"a": 1.0, "b": 1.0, "c": 4.0, "d": None}, "step")
     for number in range(20):
         cohort = choose(plan(clients=2, selection="speed"), number, list("abcd"), {}, {}, lambda candidates: found)
         assert set(cohort.selected) | set(cohort.reasons) == set("abcd")
         if "c" in cohort.reasons:
-            assert cohort.reasons["c"] == "not sampled: its weight is 0.25 of the fastest's, with 4.00 s a step"
+            assert sentence(cohort.reasons["c"]) == (
+                "not sampled: its weight is 0.25 of the fastest's, with 4.00 s for each step"
+            )
 
 
 def test_a_cohort_larger_than_may_be_at_work_is_selected_in_part() -> None:
@@ -87,8 +90,8 @@ def test_a_cohort_larger_than_may_be_at_work_is_selected_in_part() -> None:
     cohort = choose(plan(clients=6, max_concurrency=4), 2, present, {}, {})
     assert (len(cohort.selected), len(cohort.later), cohort.target_updates) == (4, 2, 6)
     assert set(cohort.selected + cohort.later) == set(choose(plan(clients=6), 2, present, {}, {}).selected)
-    assert {cohort.reasons[d] for d in cohort.later} == {
-        "selected when a place is free: at most 4 devices may be at work at once"
+    assert {sentence(cohort.reasons[d]) for d in cohort.later} == {
+        "selected when a concurrency slot is free: at most 4 devices work at once"
     }
 
 
@@ -110,8 +113,8 @@ def test_who_is_silent_for_its_share_of_the_deadline_holds_no_place() -> None:
     assert assigned(r.on(Tick(), 104.9, Idle(b=3.0))) == []
     found = r.on(Tick(), 105.0, Idle(b=3.0))
     assert assigned(found) == ["b"]
-    assert isinstance(found[-1], SelectReplacement) and found[-1].why.endswith(
-        "; silent for so long that they hold no place: a"
+    assert isinstance(found[-1], SelectReplacement) and sentence(found[-1].why).endswith(
+        "; too long without a reply to hold a concurrency slot: 1 (a)"
     )
     assert closed(play(r, (6, header("b")), (7, header("a")))).reason == "all", "its answer still counts"
 
@@ -158,7 +161,7 @@ def test_a_round_goes_on_while_earlier_ones_hold_all_places() -> None:
     found = r.on(header("a"), 101.0, Idle(b=1.0, c=1.0))
     assert assigned(found) == ["b"], "one at once"
     assert isinstance(found[-1], SelectReplacement)
-    assert found[-1].why.endswith("; no place is free, but nobody is at work on this round")
+    assert sentence(found[-1].why).endswith("; no concurrency slot is free, but no device works on this round")
     assert assigned(r.on(header("b"), 102.0, Idle(c=1.0))) == ["c"]
 
 
@@ -167,8 +170,8 @@ def test_the_silent_are_named_in_so_many_words_however_many_they_are() -> None:
     r = new_round(silent, target_updates=120, max_concurrency=60)
     found = [each for each in r.on(Tick(), 105.0, Idle(**others)) if isinstance(each, SelectReplacement)]
     assert len(found) == 60
-    said = "; silent for so long that they hold no place: s000, s001, s002, s003, s004 and 55 more"
-    assert all(each.why.endswith(said) for each in found)
+    said = "; too long without a reply to hold a concurrency slot: 60 (s000, s001, s002, s003, s004, ...)"
+    assert all(sentence(each.why).endswith(said) for each in found)
 
 
 @pytest.mark.parametrize(
@@ -198,8 +201,8 @@ def test_one_of_a_cohort_is_selected_though_earlier_rounds_hold_all_places() -> 
     for at_work in (1, 2):
         cohort = choose(plan(max_concurrency=1), 2, present, {}, {"pi-0": 1}, at_work=at_work)
         assert (len(cohort.selected), len(cohort.later), cohort.target_updates) == (1, 3, 4)
-        assert {cohort.reasons[d] for d in cohort.later} == {
-            f"no place is free: {at_work} at work on earlier rounds, and at most 1 devices may be at work at once"
+        assert {sentence(cohort.reasons[d]) for d in cohort.later} == {
+            f"no concurrency slot is free: {at_work} devices work on earlier rounds, and at most 1 work at once"
         }
     assert choose(plan(max_concurrency=1), 2, ["pi-0"], {}, {"pi-0": 1}, at_work=1).selected == ()
 
@@ -223,15 +226,15 @@ def played(folder: Path, speeds: Mapping[str, float | list[float]], **cohort: ob
         return [event for _, event in store.events(run_id)]
 
 
-@pytest.mark.parametrize(("selection", "of"), [("speed", "a step"), ("link", "an exchange")])
+@pytest.mark.parametrize(("selection", "of"), [("speed", "step"), ("link", "exchange")])
 def test_a_run_learns_who_is_quick_and_draws_those_more_often(tmp_path: Path, selection: str, of: str) -> None:
     speeds = {"a": 1.0, "b": 1.0, "c": 1.0, "d": 50.0, "e": 50.0, "f": 50.0}
     events = played(tmp_path, speeds, clients=2, wait_for=6, selection=selection, deadline_s=600)
     opened = [event for event in events if isinstance(event, RoundOpened)]
     counts = Counter(device for event in opened for device in event.assignments)
     assert 2 * sum(counts[d] for d in "def") < sum(counts[d] for d in "abc"), counts
-    assert "nobody is measured yet" in opened[0].sampling
-    assert f"{of}, weights from 1 to 0.12" in opened[-1].sampling
+    assert "no device is measured yet" in sentence(opened[0].sampling)
+    assert f"{of}, weights from 1 to 0.12" in sentence(opened[-1].sampling)
 
 
 def test_no_more_are_at_work_than_the_plan_allows_and_all_are_selected(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from tests.support.first_model_runs import NAMES, NOT_NOW, REFUSES, Started, drawn, fails
 from thinwire.core.events import FirstModelAssigned, RunStatusChanged
 from thinwire.core.types import Assignment
+from thinwire.reports.reason_text import sentence
 from thinwire.server.context import RunContext
 from thinwire.simulation import Turn
 
@@ -35,8 +36,8 @@ def test_who_is_only_slow_is_selected_again_after_the_others_and_has_twice_as_lo
     assert made.store.run(made.run_id).status == "done"
     assert made.assigned() == [one, two, three, one] and made.giver() == one
     assert deadlines(made) == [60.1, 60.1, 60.1, 120.2]
-    said = "120.2 s: 2 times over, for its time was over before; 60.1 s: 60 s to make it, and"
-    assert made.of(FirstModelAssigned)[-1].deadline_reason.startswith(said)
+    said = "2 times 60.1 s, since the device missed its deadline before; 60 s to make the model, and"
+    assert sentence(made.of(FirstModelAssigned)[-1].deadline_reason).startswith(said)
 
 
 def test_a_slow_device_that_is_alone_begins_again_with_more_time(tmp_path: Path) -> None:

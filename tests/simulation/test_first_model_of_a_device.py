@@ -9,11 +9,13 @@ import pytest
 
 from tests.support.crashes import Fate, Killed, around_commits
 from tests.support.first_model_runs import NAMES, NOT_NOW, REFUSES, Started, drawn, fails, plan
+from tests.support.reasons import noted
 from tests.support.small_task import task_of
 from thinwire.client.task import initial_model
 from thinwire.core.events import ClientFailed, FirstModelAssigned, FirstModelFailed, RunNoted, RunStatusChanged
 from thinwire.core.fleet import Arrival, Envelope
 from thinwire.core.types import ReplyHeader
+from thinwire.reports.reason_text import sentence
 from thinwire.simulation import Script, Turn, simulate
 from thinwire.store import MeasureRow
 
@@ -43,14 +45,12 @@ def test_who_was_selected_and_why_another_was_stands_among_what_is_shown_of_the_
     one, two, _ = drawn(tmp_path)
     made = Started(tmp_path / "refused", {one: fails(REFUSES)})
     made.drive()
-    notes = [note for note in made.store.run(made.run_id).notes if "first model" in note]
+    notes = [note for note in map(sentence, made.store.run(made.run_id).notes) if "first model" in note]
     assert notes[0] == f"{one}, which makes the first model: task-error: x"
-    assert notes[1].startswith(
-        f"{two}, which makes the first model: the seed drew it from 2, instead of {one} (task-err"
-    )
-    assert "it may take 60.1 s: 60 s to make it, and three times the 0.0 s of 60 bytes at 1 Mb/s" in notes[1]
+    assert notes[1].startswith(f"{two} makes the first model; the seed selected it from 2; it replaces {one} (task-err")
+    assert "it may take 60.1 s; 60 s to make the model, and 3 times the 0.0 s to upload its 60 bytes" in notes[1]
     assert notes[2] == f"the first model is {two}'s" and len(notes) == 3
-    assert [event.text for event in made.of(FirstModelFailed)] == [notes[0]]
+    assert [sentence(event.note) for event in made.of(FirstModelFailed)] == [notes[0]]
 
 
 def test_who_declines_for_now_is_selected_again_when_that_has_passed(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_who_declines_for_now_is_selected_again_when_that_has_passed(tmp_path: P
     assert made.assigned() == [*order, one] and made.giver() == one
     assignments = made.of(FirstModelAssigned)
     assert 7200 <= assignments[-1].elapsed_s - made.of(FirstModelFailed)[0].elapsed_s <= 7201
-    assert "selected again" in assignments[-1].why
+    assert "selected again" in sentence(assignments[-1].why)
     waiting = [event.text for event in made.of(RunStatusChanged) if event.status == "waiting"]
     assert any("no device can give the first model now" in text and NOT_NOW[1] in text for text in waiting)
 
@@ -184,11 +184,11 @@ def test_who_is_silent_has_as_long_as_the_model_takes_on_a_thin_link(tmp_path: P
 def test_how_long_it_may_take_follows_from_the_device_s_link_where_that_was_measured(tmp_path: Path) -> None:
     made = Started(tmp_path)
     rows = [MeasureRow(name, "up", "", [[60.0, 10.0]], 48.0, 32.0, 0.0) for name in NAMES]
-    made.store.record(made.run_id, [RunNoted(0.0, "measured before")], rows)
+    made.store.record(made.run_id, [RunNoted(0.0, noted("measured before"))], rows)
     made.drive()
     (assigned,) = made.of(FirstModelAssigned)
-    said = "105 s: 60 s to make it, and three times the 15.0 s of 60 bytes on its link"
-    assert assigned.deadline_reason == said, "half as long again as the one upload that was seen"
+    said = "60 s to make the model, and 3 times the 15.0 s to upload its 60 bytes"
+    assert sentence(assigned.deadline_reason) == said, "half as long again as the one upload that was seen"
 
 
 def die() -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.support.reasons import noted, sentences
 from tests.support.store_agreement import assert_is_replayed, assert_sums_agree
 from tests.support.store_story import DEVICES, accepted, closed, dropped, header, new_run, opened
 from thinwire.core.events import (
@@ -16,6 +17,7 @@ from thinwire.core.events import (
     Event,
     FullModelSent,
 )
+from thinwire.reports.reason_text import sentence
 from thinwire.store import Store
 
 
@@ -122,8 +124,8 @@ def test_who_is_selected_in_the_middle_of_a_round_stands_there_with_all_its_reas
     run_id = new_run(store)
     since = [
         ClientSelected(
-            12.0, 1, device, f"{run_id}.1.{device}", 1000, 2.0, 0, 50.0, "2 of 3 answers could still come", "pi-01",
-            steps=4, batch=8, work_reason="4 of 9 steps fit", codec="sign", codec_reason=f"sign fits {device}",
+            12.0, 1, device, f"{run_id}.1.{device}", 1000, 2.0, 0, 50.0, noted("2 of 3 could come"), "pi-01",
+            steps=4, batch=8, work_reason=noted("4 of 9 steps fit"), codec="sign", codec_reason=noted(f"fits {device}"),
         )
         for device in ("pi-08", "pi-09")
     ]  # fmt: skip
@@ -133,11 +135,11 @@ def test_who_is_selected_in_the_middle_of_a_round_stands_there_with_all_its_reas
     (row,) = store.rounds(run_id)
     assert row.selected == [*DEVICES, "pi-08", "pi-09"]
     assert row.codecs == {"pi-08": "sign", "pi-09": "sign"}
-    assert row.codec_reasons == {"pi-08": "sign fits pi-08", "pi-09": "sign fits pi-09"}
+    assert sentences(row.codec_reasons) == {"pi-08": "fits pi-08", "pi-09": "fits pi-09"}
     first, *_, last = store.updates(run_id)
-    assert (first.selection_reason, first.instead_of, first.work_reason) == ("", "", "")
-    assert (last.selection_reason, last.instead_of) == ("2 of 3 answers could still come", "pi-01")
-    assert last.work_reason == "4 of 9 steps fit"
+    assert (first.selection_reason, first.instead_of, first.work_reason) == ([], "", [])
+    assert (sentence(last.selection_reason), last.instead_of) == ("2 of 3 could come", "pi-01")
+    assert sentence(last.work_reason) == "4 of 9 steps fit"
 
 
 def test_a_failure_says_its_kind_and_does_not_undo_an_answer(store: Store) -> None:
@@ -164,7 +166,7 @@ def test_a_second_answer_to_one_assignment_leaves_the_first_and_counts_its_seque
 @pytest.mark.parametrize("together", [True, False])
 def test_who_is_selected_in_the_middle_of_a_round_stands_among_its_others(store: Store, together: bool) -> None:
     run_id = new_run(store)
-    begun, why = opened(run_id, 1, DEVICES[:1]), "1 of 2 answers could still come, 9 s were left"
+    begun, why = opened(run_id, 1, DEVICES[:1]), noted("1 of 2 could come")
     since: list[Event] = [
         ClientSelected(12.0, 1, name, f"{run_id}.1.{name}", 1000, 3.0, 0, 9.0, why) for name in DEVICES[1:]
     ]

@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy.exc import IntegrityError
 
+from tests.support.reasons import noted, sentences
 from tests.support.store_agreement import assert_is_replayed, assert_sums_agree, empty_store, shown
 from tests.support.store_story import DENSE, accepted, closed, dropped, header, histories, new_run, opened, status
 from thinwire.core.errors import NotFound
@@ -20,6 +21,7 @@ from thinwire.core.events import (
     UpdateAggregated,
 )
 from thinwire.core.serialization import to_json
+from thinwire.reports.reason_text import sentence
 from thinwire.store import Store
 
 
@@ -63,8 +65,8 @@ def test_a_candidate_without_another_reason_was_not_sampled(store: Store) -> Non
     first, *sent = opened(run_id, 1)
     assert isinstance(first, RoundOpened)
     candidates = [*first.candidates, "zz-1", "zz-2"]
-    store.record(run_id, [replace(first, candidates=candidates, reasons={"zz-2": "busy with round 3"}), *sent])
-    assert store.rounds(run_id)[0].not_selected == {"zz-1": "not sampled", "zz-2": "busy with round 3"}
+    store.record(run_id, [replace(first, candidates=candidates, reasons={"zz-2": noted("busy")}), *sent])
+    assert sentences(store.rounds(run_id)[0].not_selected) == {"zz-1": "not sampled", "zz-2": "busy"}
 
 
 def test_sequence_numbers_rise_over_all_runs_and_a_reader_goes_on_where_it_was(store: Store) -> None:
@@ -84,9 +86,9 @@ def test_sequence_numbers_rise_over_all_runs_and_a_reader_goes_on_where_it_was(s
 def test_what_a_run_has_to_say_is_kept_in_its_order(store: Store) -> None:
     run_id = new_run(store)
     assert store.run(run_id).notes == []
-    store.record(run_id, [RunNoted(2.0, "first"), RunNoted(2.0, "second")])
-    store.record(run_id, [RunNoted(3.0, "third")])
-    assert store.run(run_id).notes == ["first", "second", "third"]
+    store.record(run_id, [RunNoted(2.0, noted("first")), RunNoted(2.0, noted("second"))])
+    store.record(run_id, [RunNoted(3.0, noted("third"))])
+    assert [sentence(note) for note in store.run(run_id).notes] == ["first", "second", "third"]
 
 
 def test_bytes_are_summed_beside_what_dense_ones_would_be(store: Store) -> None:
@@ -193,10 +195,11 @@ def test_nothing_of_a_batch_is_kept_when_one_event_cannot_be(store: Store) -> No
 def test_events_of_another_run_keep_its_id_while_one_run_gathers(store: Store) -> None:
     gathers, other = new_run(store), new_run(store)
     with store.gathering(gathers):
-        store.record(gathers, [RunNoted(1.0, "of the one")])
-        store.record(other, [RunNoted(2.0, "of the other")])
-        store.record(gathers, [RunNoted(3.0, "of the one again")])
+        store.record(gathers, [RunNoted(1.0, noted("of the one"))])
+        store.record(other, [RunNoted(2.0, noted("of the other"))])
+        store.record(gathers, [RunNoted(3.0, noted("of the one again"))])
     texts = {
-        run_id: [e.text for _, e in store.events(run_id) if isinstance(e, RunNoted)] for run_id in (gathers, other)
+        run_id: [sentence(e.note) for _, e in store.events(run_id) if isinstance(e, RunNoted)]
+        for run_id in (gathers, other)
     }
     assert texts == {gathers: ["of the one", "of the one again"], other: ["of the other"]}

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from unittest.mock import patch
 
 import pytest
 from sqlalchemy import func, select
 
+from tests.support.reasons import noted
 from tests.support.store_story import LAYOUT, PLAN
 from thinwire.core.events import DeviceOnline, RoundBecameCurrent, RunNoted
 from thinwire.core.fleet import TaskReport
+from thinwire.core.serialization import to_json
+from thinwire.reports.reason_text import sentence
 from thinwire.store import Store, segments
 from thinwire.store.run_tables import Journal, Segment
 
@@ -34,7 +38,7 @@ def rows(store: Store, table: type[Journal | Segment]) -> int:
 
 def test_events_are_the_same_from_any_number_on(store: Store) -> None:
     run_id, other = new_run(store), new_run(store)
-    said = [RunNoted(float(at), f"é {at} \"{{'") for at in range(EVENTS)]
+    said = [RunNoted(float(at), noted(f"é {at} \"{{'")) for at in range(EVENTS)]
     for at, event in enumerate(said):
         store.record(run_id, [event])
         store.record(other, [event])
@@ -43,7 +47,7 @@ def test_events_are_the_same_from_any_number_on(store: Store) -> None:
     assert rows(store, Segment) == 2 * ((EVENTS - 1) // KEPT - 1)
     assert rows(store, Journal) <= 4 * KEPT + 5
     whole = store.events(run_id)
-    assert [event for _, event in whole] == said
+    assert [to_json(event) for _, event in whole] == json.loads(json.dumps([to_json(event) for event in said]))
     assert [seq for seq, _ in whole] == sorted({seq for seq, _ in whole})
     for at, (seq, _) in enumerate(whole):
         assert store.events(run_id, after=seq) == whole[at + 1 :]
@@ -57,30 +61,33 @@ def test_events_are_the_same_from_any_number_on(store: Store) -> None:
 
 def test_numbers_rise_after_the_events_before_are_compressed(store: Store, address: str) -> None:
     run_id = new_run(store)
-    store.record(run_id, [RunNoted(1.0, str(at)) for at in range(EVENTS)])
+    store.record(run_id, [RunNoted(1.0, noted(str(at))) for at in range(EVENTS)])
     with Store.open(address) as again:  # another process, which has to count the rows
-        again.record(run_id, [RunNoted(2.0, "later")])
+        again.record(run_id, [RunNoted(2.0, noted("later"))])
         assert rows(again, Journal) <= 2 * KEPT
         found = again.events(run_id)
-    assert [event.text for _, event in found if isinstance(event, RunNoted)] == [*map(str, range(EVENTS)), "later"]
+    assert [sentence(event.note) for _, event in found if isinstance(event, RunNoted)] == [
+        *map(str, range(EVENTS)),
+        "later",
+    ]
     assert found[-1][0] > found[-2][0]
 
 
 def test_the_round_that_became_current_is_found_in_a_segment(store: Store) -> None:
     run_id = new_run(store)
     assert store.current_round(run_id) is None
-    store.record(run_id, [RoundBecameCurrent(1.0, 1, 1.0), RunNoted(1.0, ""), RoundBecameCurrent(2.0, 2, 2.0)])
+    store.record(run_id, [RoundBecameCurrent(1.0, 1, 1.0), RunNoted(1.0, noted("")), RoundBecameCurrent(2.0, 2, 2.0)])
     for at in range(EVENTS):
-        store.record(run_id, [RunNoted(3.0, str(at))])
+        store.record(run_id, [RunNoted(3.0, noted(str(at)))])
     assert store.current_round(run_id) == RoundBecameCurrent(2.0, 2, 2.0)
 
 
 def test_an_append_that_fails_compresses_nothing(store: Store) -> None:
     run_id = new_run(store)
-    store.record(run_id, [RunNoted(1.0, str(at)) for at in range(EVENTS)])
+    store.record(run_id, [RunNoted(1.0, noted(str(at))) for at in range(EVENTS)])
     whole = store.events(run_id)
     with patch("thinwire.store.journal.Projection", side_effect=RuntimeError), pytest.raises(RuntimeError):
-        store.record(run_id, [RunNoted(2.0, "lost")])
+        store.record(run_id, [RunNoted(2.0, noted("lost"))])
     assert (rows(store, Segment), store.events(run_id)) == (0, whole)
-    store.record(run_id, [RunNoted(2.0, "later")])
+    store.record(run_id, [RunNoted(2.0, noted("later"))])
     assert store.events(run_id)[:-1] == whole

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.reasons import noted
 from thinwire.core.events import RoundBecameCurrent
 from thinwire.reports.round_explanation import in_all, why
 from thinwire.reports.round_timing import STAGES, UNACCOUNTED, along, turns
@@ -100,7 +101,7 @@ def test_who_was_selected_in_the_middle_of_a_round_is_told_with_when_and_in_whos
         assigned_at=104.0,
         pulled_at=104.5,
         began_at=108.3,
-        selection_reason="1 of 2 could still come",
+        selection_reason=noted("1 of 2 could still come"),
         instead_of="pi-9",
     )
     found = why(ROUND, [QUICK, replacement])
@@ -217,7 +218,7 @@ def test_an_absence_after_the_last_answer_is_no_devices_either():
 def test_an_absence_before_a_device_was_selected_is_not_the_time_until_it_was():
     found = replace(ROUND, closed_at=201.0, seconds=101.0, away=[[102.0, 162.0]])
     replacement = replace(
-        ASK, assigned_at=164.0, pulled_at=164.5, began_at=168.3, arrived_at=200.7, selection_reason="one left"
+        ASK, assigned_at=164.0, pulled_at=164.5, began_at=168.3, arrived_at=200.7, selection_reason=noted("one left")
     )
     said = why(found, [QUICK, replacement])
     assert (said.stages["before"], said.stages["away"]) == (4.0, 60.0)

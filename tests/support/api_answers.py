@@ -7,6 +7,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.support.reasons import noted
 from thinwire.core.events import (
     ClientFailed,
     ClientSelected,
@@ -22,6 +23,7 @@ from thinwire.core.events import (
     UpdateDropped,
 )
 from thinwire.core.fleet import TaskReport
+from thinwire.core.formatting import Reasons
 from thinwire.core.layout import Layout
 from thinwire.core.serialization import reply_to_json
 from thinwire.core.types import Part, ReplyHeader, Timings, Transfer, UpdateId
@@ -79,13 +81,13 @@ class Told:
                 self.now, self.round, self.elapsed, self.version, f"{self.version:064x}", assigned, self.assignments,
                 "topk(0.01) > int8 > zstd", deadline_s, decided.pop("target_updates", len(assigned)),
                 math.ceil(len(assigned) / 2),
-                without, **decided,
+                {device: noted(why) for device, why in without.items()}, **decided,
             ),
             *(ClientSelected(self.now, self.round, device, assignment_id, DENSE) for device,
                 assignment_id in self.assignments.items()),
         )  # fmt: skip
 
-    def assign(self, device: str, after_s: float, why: str, **decided: Any) -> None:
+    def assign(self, device: str, after_s: float, why: Reasons, **decided: Any) -> None:
         """A device is selected in the middle of the round."""
         assignment_id = self.assignments[device] = f"{self.run_id}.{self.round}.{device}"
         self.assigned_after[assignment_id] = after_s

@@ -13,17 +13,24 @@ from tests.support.api_answers import DEVICES, REPORT, Told
 from tests.support.filled_store import add_devices, new_run
 from thinwire.core.events import RoundBecameCurrent, RunNoted
 from thinwire.core.fleet import Hello
+from thinwire.core.formatting import Reason
 from thinwire.core.types import GIB, Equipment
 from thinwire.store import Store
 
 LADDER = '[uplink]\nladder = ["fp16", "int8", "topk(0.01) > int8"]'
 BUFFERED = '[cohort]\nmode = "buffered"\nbuffer = 2'
-NOTE = "[cohort] buffer = 9 is more than the 8 devices that are there: each buffer closes with what all of them sent"
-SLOW = "topk(0.01) > int8: 2.2 s fit into 8.1 s; int8 would take 31.4 s"
-QUICK = "fp16: 3.0 s fit into 8.1 s"
-DEADLINE = "9 s: three times the 3.0 s in which 6 of 8 answers are expected; pi-07 (31.0 s) is slower"
-DRAWN = "sampled by link: 2.00 s to 31.00 s an exchange, weights from 1 to 0.12"
-WORK = "31 of the 100 steps of a pass fit into 8.1 s, at 0.26 s each"
+NOTE = [Reason("large-buffer", {"buffer": 9, "devices": 8})]
+SLOW = [
+    Reason("fits", {"expected_s": 2.2, "left_s": 8.1}), Reason("too-slow", {"codec": "int8", "expected_s": 31.4}),
+]  # fmt: skip
+QUICK = [Reason("fits", {"expected_s": 3.0, "left_s": 8.1})]
+DEADLINE = [
+    Reason("expected", {"margin": 3.0, "expected_s": 3.0, "wanted": 6, "devices": 8}),
+    Reason("slower", {"count": 1, "devices": "pi-07", "slowest_s": 31.0}),
+]
+DRAWN = [Reason("sampled", {"by": "link", "fastest_s": 2.0, "slowest_s": 31.0, "of": "exchange", "least": 0.125})]
+WORK = [Reason("part-pass", {"steps": 31, "pass_steps": 100, "left_s": 8.1, "step_s": 0.26})]
+REPLACES = [Reason("replaces", {"possible": 7, "target": 8, "left_s": 8.1})]
 HAS = Equipment(4, int(4 * GIB), int(2.5 * GIB), mains=False, metered=True)
 
 
@@ -41,9 +48,7 @@ def laddered(store: Store) -> Told:
     run.open(9.0, deadline_reason=DEADLINE, codecs=codecs, codec_reasons=reasons, sampling=DRAWN)
     run.fail("pi-03", 0.8, "left", "connection lost")
     said = {"codec": "topk(0.01) > int8", "codec_reason": SLOW, "steps": 31, "batch": 32, "work_reason": WORK}
-    run.assign(
-        "pi-09", 0.9, "7 of 8 answers could still come, 8 s were left", instead_of="pi-03", deadline_s=8.1, **said
-    )
+    run.assign("pi-09", 0.9, REPLACES, instead_of="pi-03", deadline_s=8.1, **said)
     run.devices.append("pi-09")
     for device in [name for name in run.assignments if name not in ("pi-03", "pi-05", "pi-09")]:
         run.answer(device, run.draw.uniform(1.2, 2.8))
@@ -59,7 +64,7 @@ def buffered(store: Store) -> Told:
     add_devices(store, DEVICES[:4], start)
     run = new_run(store, at=start, more=BUFFERED)
     run.devices = DEVICES[:4]
-    idle = "it was idle, 2 were at work"
+    idle = [Reason("idle", {}), Reason("at-work", {"at_work": 2})]
     run.open(30.0, target_updates=2)
     run.answer("pi-01", 1.0)
     run.answer("pi-02", 1.7)

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from tests.support.api_answers import REPORT
 from tests.support.filled_store import twelve_rounds
+from tests.support.reasons import noted
 from thinwire.core.events import DeviceOffline, DeviceOnline, RunNoted
 from thinwire.core.fleet import Hello, Joining
 from thinwire.store import Invited, MeasureRow, Store
@@ -88,7 +89,7 @@ def main() -> None:
         run, now = twelve_rounds(store), time.time()
         store.record(
             run.run_id,
-            [RunNoted(now, "filled by hand")],
+            [RunNoted(now, noted("filled by hand"))],
             [row for name in run.devices[:6] for row in measured(name, now)],
         )
         a_fleet(store, now)

@@ -15,6 +15,7 @@ from thinwire.client.task import initial_model, report
 from thinwire.core import RunPlan, VirtualClock
 from thinwire.core.events import Event, FirstModelAssigned, ModelStored, RunNoted
 from thinwire.core.statedir import AggregatorHome
+from thinwire.reports.reason_text import sentence
 from thinwire.server.context import StopOrder
 from thinwire.server.model_store import Versions
 from thinwire.server.run import drive
@@ -100,7 +101,7 @@ class Started:
     def giver(self) -> str:
         """Whose model it began with: one device's, said and stored once."""
         assert len([event for event in self.of(ModelStored) if event.version == 0]) == 1
-        (said,) = [event.text for event in self.of(RunNoted) if "first model" in event.text]
+        (said,) = [text for event in self.of(RunNoted) if "first model" in (text := sentence(event.note))]
         return str(said).removeprefix("the first model is ").removesuffix("'s")
 
 

@@ -13,6 +13,7 @@ import pytest
 from tests.support.processes import Site, kill
 from tests.system.test_real_nodes import aggregated_once
 from thinwire.core.events import FirstModelAssigned, ModelStored, RoundClosed, RunNoted
+from thinwire.reports.reason_text import sentence
 
 HELD = """
 
@@ -59,5 +60,5 @@ def test_the_aggregator_may_be_killed_while_it_assignments_and_the_device_after_
     events = site.events(run_id)
     assert [event.device for event in events if isinstance(event, FirstModelAssigned)] == [assigned.device]
     assert [event.version for event in events if isinstance(event, ModelStored)] == [0, 1, 2, 3, 4]
-    assert f"the first model is {assigned.device}'s" in [e.text for e in events if isinstance(e, RunNoted)]
+    assert f"the first model is {assigned.device}'s" in [sentence(e.note) for e in events if isinstance(e, RunNoted)]
     aggregated_once(site, run_id)

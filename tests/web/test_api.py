@@ -13,6 +13,7 @@ from starlette.testclient import TestClient
 
 from tests.support.api_answers import DENSE, DEVICES, LAYOUT, Told
 from tests.support.filled_store import finish, new_run, twelve_rounds
+from tests.support.reasons import noted
 from thinwire.core.events import AssignmentDelivered, ClientReconnected, Evaluated, RoundResumed, RunNoted
 from thinwire.store import MeasureRow, Store
 from thinwire.web.run_queries import Reader
@@ -129,7 +130,9 @@ def test_a_run_says_in_all_where_its_time_went(page: TestClient, told: Told, sto
     assert run["stages"]["train"] > run["stages"]["upload"] > 0
     assert (run["requests"], run["rtt_s"], run["trips_s"], run["uncounted"]) == (24, None, None, {})
     store.record(
-        told.run_id, [RunNoted(told.now, "")], [MeasureRow("pi-07", "rtt", "", [[1.0, 0.05]], 0.05, 0.06, told.now)]
+        told.run_id,
+        [RunNoted(told.now, noted(""))],
+        [MeasureRow("pi-07", "rtt", "", [[1.0, 0.05]], 0.05, 0.06, told.now)],
     )
     found = get(page, f"runs/{told.run_id}/rounds/3")
     assert (found["requests"], found["rtt_s"], found["trips_s"]) == (2, 0.05, 0.1)

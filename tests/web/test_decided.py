@@ -8,11 +8,17 @@ import pytest
 from playwright.sync_api import expect
 from starlette.testclient import TestClient
 
+from tests.support import decided_store
 from tests.support.browsing import Open, axe, overflow
-from tests.support.decided_store import DEADLINE, DRAWN, NOTE, QUICK, SLOW, WORK, ahead, buffered, laddered
+from tests.support.decided_store import ahead, buffered, laddered
 from tests.support.serving import Shown
 from tests.web.test_api import get
+from thinwire.reports.reason_text import deadline_sentence, sentence
 from thinwire.store import Store
+
+DEADLINE, DRAWN = deadline_sentence(9.0, decided_store.DEADLINE), sentence(decided_store.DRAWN)
+SLOW, QUICK = sentence(decided_store.SLOW), sentence(decided_store.QUICK)
+NOTE, WORK = sentence(decided_store.NOTE), sentence(decided_store.WORK)
 
 
 def test_a_round_says_why_its_deadline_and_each_clients_codec_and_work(page: TestClient, store: Store):
@@ -104,7 +110,7 @@ def test_the_reasons_are_shown_to_all_and_at_every_width(store: Store, served: S
     expect(page.locator(".gantt li", has_text="pi-05")).to_contain_text("aggregated, restarted (state older)")
     page.get_by_text("The assignment of each, and why").click()
     row = page.get_by_label("Assignments of the clients of round 2").get_by_role("row", name="pi-09")
-    expect(row).to_contain_text("after 900 ms instead of pi-03: 7 of 8 answers could still come")
+    expect(row).to_contain_text("after 900 ms instead of pi-03: 7 of 8 replies could still come")
     for said in (SLOW, WORK):
         expect(row).to_contain_text(said)
     for path, waited in ((f"runs/{run.run_id}", ".closing"), ("devices/pi-09", "#has"), ("devices", "#known")):

@@ -12,6 +12,7 @@ from starlette.testclient import TestClient
 
 from tests.support.filled_fleet import a_fleet, come, fingerprint, hello, measured, there
 from tests.support.filled_store import twelve_rounds
+from tests.support.reasons import noted
 from tests.web.test_api import get
 from tests.web.test_device_api_refusals import Visit
 from thinwire.core.events import DeviceOffline, DeviceOnline, RunNoted
@@ -94,7 +95,7 @@ def test_digests_that_are_not_the_newest_runs_are_said_to_differ(page: TestClien
 def test_the_link_is_what_the_device_measured_and_what_its_answers_took(page: TestClient, store: Store):
     run = twelve_rounds(store)
     store.roster.seen(hello("pi-01", link={"rtt_s": 0.2, "skew_s": -3.5}), AT)
-    store.record(run.run_id, [RunNoted(AT, "measured")], measured("pi-01", AT))
+    store.record(run.run_id, [RunNoted(AT, noted("measured"))], measured("pi-01", AT))
     link = by_name(page)["pi-01"]["link"]
     assert (link["rtt_s"], link["skew_s"]) == (0.2, -3.5)
     assert link["up"] == {"p50": 2.1e6, "p90": 1.4e6, "samples": 3, "least": False}
@@ -106,7 +107,7 @@ def test_the_link_is_what_the_device_measured_and_what_its_answers_took(page: Te
 def test_a_rate_of_nothing_but_small_updates_is_the_least_that_it_may_be(page: TestClient, store: Store):
     run = twelve_rounds(store)
     small = [replace(one, samples=[[370.0, 0.05]] * 3) for one in measured("pi-01", AT)]
-    store.record(run.run_id, [RunNoted(AT, "measured")], small)
+    store.record(run.run_id, [RunNoted(AT, noted("measured"))], small)
     link = by_name(page)["pi-01"]["link"]
     assert (link["up"]["p50"], link["up"]["least"], link["rtt"]["least"]) == (2.1e6, True, False)
 
@@ -230,7 +231,7 @@ def test_the_operator_reads_the_reason_that_the_outside_does_not_learn(page: Tes
 
 def test_renamed_devices_keep_what_was_measured_of_them(page: TestClient, store: Store):
     run = twelve_rounds(store)
-    store.record(run.run_id, [RunNoted(AT, "measured")], measured("pi-01", AT))
+    store.record(run.run_id, [RunNoted(AT, noted("measured"))], measured("pi-01", AT))
     run.status("done", "done")
     before = by_name(page)["pi-01"]["link"]
     store.roster.rename("pi-01", "attic")

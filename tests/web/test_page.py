@@ -15,6 +15,7 @@ from tests.store.test_cells import cell
 from tests.support.api_answers import Told
 from tests.support.browsing import Open, axe, overflow
 from tests.support.filled_store import add_devices, finish, new_run, twelve_rounds
+from tests.support.reasons import noted
 from tests.support.serving import Shown, serving, showing
 from thinwire.core.events import AssignmentDelivered, Evaluated, RoundClosed, RoundResumed, RunNoted
 from thinwire.core.statedir import hold
@@ -205,7 +206,7 @@ def test_a_run_and_a_round_say_where_the_time_went_and_whom_was_waited_for(store
     run.close("enough", 6.05)
     store.record(
         run.run_id,
-        [RunNoted(9.0, "")],
+        [RunNoted(9.0, noted(""))],
         [MeasureRow(name, "rtt", "", [[1.0, 0.05]], 0.05, 0.06, 9.0) for name in run.devices],
     )
     page = look(served.url, f"runs/{run.run_id}")

@@ -13,6 +13,7 @@ import typer.main
 from starlette.testclient import TestClient
 
 from tests.support.filled_store import new_run
+from tests.support.reasons import noted
 from thinwire.cli.main import program
 from thinwire.core.events import RunNoted
 from thinwire.core.formatting import COMMANDS, with_home
@@ -61,7 +62,7 @@ def test_what_a_run_says_and_what_the_store_refuses_can_be_typed(
     assert page.get("/api/runs/none").json()["try"] == f"thinwire run {option} PLAN"
     run = new_run(store)
     run.status("waiting", f"waiting: 0 of 2 devices; end it: thinwire runs stop {run.run_id}")
-    store.record(run.run_id, [RunNoted(run.now, "look: thinwire runs show latest")])
+    store.record(run.run_id, [RunNoted(run.now, noted("look: thinwire runs show latest"))])
     found: dict[str, Any] = page.get(f"/api/runs/{run.run_id}").json()
     stop = f"thinwire runs stop {option} {run.run_id}"
     assert found["status_text"].endswith(stop)

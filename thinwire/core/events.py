@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from thinwire.core.formatting import Capped
+from thinwire.core.formatting import Capped, Reason, Reasons
 
 CloseReason = Literal["all", "enough", "deadline", "too-few", "buffer", "stopped", "aborted"]
 DropReason = Literal["late", "stale", "bad-payload", "too-few", "duplicate", "revoked", "stopped", "aborted"]
@@ -38,30 +38,31 @@ class RunStatusChanged(Event):
 
 @dataclass(frozen=True)
 class RunNoted(Event):
-    """Holds a sentence for the operator about an effect of the plan in this run that may not be intended."""
+    """Holds a note for the operator, such as an effect of the plan in this run that may not be intended."""
 
-    text: str
+    note: Reasons
 
 
 @dataclass(frozen=True)
 class FirstModelAssigned(Event):
-    """Reports that a device gets the assignment to make the first model; it is journalled before the assignment leaves.
+    """Reports that a device is selected to make the first model; journalled before its assignment leaves.
 
-    `why` is the reason for this device, `deadline_reason` the reason for its deadline. Invariant: no other device's
-    first model is accepted until this device has failed or its model is stored.
+    `why` is the reason for this device. Invariant: no other device's first model is accepted until this device has
+    failed or its model is stored.
     """
 
     device: str
     assignment_id: str
-    why: str
+    why: Reasons
     deadline_s: float
-    deadline_reason: str
+    deadline_reason: Reasons
     elapsed_s: float
 
     @property
-    def text(self) -> str:
-        """Return the event as a sentence."""
-        return f"{self.device}, which makes the first model: {self.why}; it may take {self.deadline_reason}"
+    def note(self) -> Reasons:
+        """Return the event as a note for the operator."""
+        by, within = Reason("first-model", {"device": self.device}), Reason("within", {"seconds": self.deadline_s})
+        return [by, *self.why, within, *self.deadline_reason]
 
 
 @dataclass(frozen=True)
@@ -80,9 +81,9 @@ class FirstModelFailed(Event):
     said: str = ""
 
     @property
-    def text(self) -> str:
-        """Return the event as a sentence."""
-        return f"{self.device}, which makes the first model: {self.kind}: {self.reason}"
+    def note(self) -> Reasons:
+        """Return the event as a note for the operator."""
+        return [Reason("first-model-failed", {"device": self.device, "kind": self.kind, "text": self.reason})]
 
 
 @dataclass(frozen=True)
@@ -136,14 +137,14 @@ class RoundOpened(Event):
     deadline_s: float
     target_updates: int
     min_updates: int
-    reasons: dict[str, str] = field(default_factory=dict)  # not selected -> why; other candidates were not sampled
+    reasons: dict[str, Reasons] = field(default_factory=dict)  # not selected -> why; other candidates: not sampled
     references_from: int = 0  # first round whose state at both ends counts: ef21, scaffold, feddyn
-    deadline_reason: str = ""
+    deadline_reason: Reasons = ()
     codecs: dict[str, str] = field(default_factory=dict)  # device -> its own, if the plan has a ladder
-    codec_reasons: dict[str, str] = field(default_factory=dict)
+    codec_reasons: dict[str, Reasons] = field(default_factory=dict)
     standings: dict[str, tuple[str, int]] = field(default_factory=dict)  # device -> (rung above, rounds it fitted)
     later: list[str] = field(default_factory=list)  # selected too, for concurrency slots that become free
-    sampling: str = ""  # how clients were sampled, if not uniformly
+    sampling: Reasons = ()  # how clients were sampled, if not uniformly
 
 
 @dataclass(frozen=True)
@@ -162,9 +163,8 @@ class ClientSelected(Event):
     to `instead_of` keep their defaults. A later assignment (a replacement, or the next one for a free concurrency slot)
     sets them. `why` is the reason for a later one, and `instead_of` the device that it replaces.
 
-    `steps` of `batch` examples are the client's own amount of work, if the plan derives it from the client's speed;
-    `work_reason` explains it. `codec` is set for a later assignment if the plan has a codec ladder; `codec_reason`
-    explains it.
+    `steps` of `batch` examples are the client's own amount of work, if the plan derives it from the client's speed.
+    `codec` is set for a later assignment if the plan has a codec ladder.
     """
 
     round: int
@@ -174,13 +174,13 @@ class ClientSelected(Event):
     elapsed_s: float = 0.0
     base_version: int = 0
     deadline_s: float = 0.0
-    why: str = ""
+    why: Reasons = ()
     instead_of: str = ""
     steps: int = 0
     batch: int = 0
-    work_reason: str = ""
+    work_reason: Reasons = ()
     codec: str = ""
-    codec_reason: str = ""
+    codec_reason: Reasons = ()
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
-from typing import Literal, TypedDict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple, TypedDict
 
 NOTHING = "-"  # an absent value, in tables too
 
@@ -94,6 +94,20 @@ def p90(values: Iterable[float]) -> float:
     """
     ordered = sorted(values)
     return ordered[math.ceil(SHARE * len(ordered)) - 1]
+
+
+class Reason(NamedTuple):
+    """Holds a reason of a decision: a code, and the numbers and names that belong into its sentence.
+
+    `thinwire/reports/reason_text.py` has the sentences. The journal and the tables hold a reason as a list of its two
+    fields.
+    """
+
+    code: str
+    numbers: Mapping[str, float | str]
+
+
+Reasons = Sequence[Reason]  # of one decision: together they are one sentence
 
 
 class Capped(TypedDict, total=False):

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from thinwire.core.events import CloseReason, Evaluated, RoundOpened
+from thinwire.core.formatting import Reason
 from thinwire.core.plan import RunPlan
 from thinwire.core.types import ReplyHeader, UpdateId, assignment_id_of
 from thinwire.server.context import RunContext
@@ -176,7 +177,7 @@ class BufferedRound(RoundMachine):
         passed_over = self.assignments.keys() | self.devices | self.at_work.keys()
         for replacement in replacements(math.inf):
             if replacement.device not in passed_over:
-                actions.append(self._assign(replacement.device, replacement.assignment_id, "it was idle"))
+                actions.append(self._assign(replacement.device, replacement.assignment_id, Reason("idle", {})))
                 self._begin(replacement.device, replacement.assignment_id, now)
             if not self._place_is_free():
                 break
@@ -187,15 +188,16 @@ class BufferedRound(RoundMachine):
         actions = list[Action]()
         for device in sorted(self.devices - self.going_on - self.at_work.keys()):
             if self._place_is_free() and (assignment_id := self.terms.further(device)):
-                actions.append(self._assign(device, assignment_id, "the buffer has its update"))
+                actions.append(self._assign(device, assignment_id, Reason("buffered", {})))
                 self._begin(device, assignment_id, now)
         return actions
 
-    def _assign(self, device: str, assignment_id: str, why: str) -> SelectReplacement:
-        """Return the selection of a device, with the reason."""
-        places = f" of at most {self.terms.max_concurrency}" if self.terms.max_concurrency else ""
-        why += f", {len(self.at_work)}{places} were at work"
-        return SelectReplacement(device, assignment_id, self.terms.base_version, self.terms.deadline_s, why)
+    def _assign(self, device: str, assignment_id: str, why: Reason) -> SelectReplacement:
+        """Return the selection of a device, with the reasons."""
+        at_work = Reason("at-work", {"at_work": len(self.at_work)})
+        if most := self.terms.max_concurrency:
+            at_work = Reason("slots-taken", {"at_work": len(self.at_work), "most": most})
+        return SelectReplacement(device, assignment_id, self.terms.base_version, self.terms.deadline_s, [why, at_work])
 
     @property
     def _silent(self) -> tuple[str, ...]:
@@ -235,7 +237,7 @@ class BufferedMode(RoundMode):
         """Return the deadline unchanged, since it applies to each assignment."""
         return auto
 
-    def notes(self, able: int) -> list[str]:
+    def notes(self, able: int) -> list[Reason]:
         """Return warnings about a buffer that does not fit the devices."""
         return notes(self.plan, able)
 
@@ -277,14 +279,14 @@ class BufferedMode(RoundMode):
         running.record(*settled(running, running.clock.wall(), over=True))
 
 
-def notes(plan: RunPlan, able: int) -> list[str]:
+def notes(plan: RunPlan, able: int) -> list[Reason]:
     """Return warnings for the user who starts a buffered run while `able` devices can take part.
 
     They describe what the plan does with these devices where the user may not expect it. Such a plan is never refused.
 
     >>> plan = RunPlan.parse('[run]\\ntask="t"\\n[local]\\nlr=1\\n[cohort]\\nmode="buffered"\\nbuffer=4')
     >>> notes(plan, 3)
-    ['[cohort] buffer = 4 is more than the 3 devices that are there: each buffer closes with what all of them sent']
+    [Reason(code='large-buffer', numbers={'buffer': 4, 'devices': 3})]
     >>> notes(plan, 9)
     []
     """
@@ -292,15 +294,18 @@ def notes(plan: RunPlan, able: int) -> list[str]:
     at_work = min(able, cohort.max_concurrency or able)
     behind = at_work // cohort.buffer  # buffers that fill while one device works, if all are equally fast
     if able < cohort.buffer:
-        there = "device that is" if able == 1 else f"{able} devices that are"
-        said = f"is more than the {there} there: each buffer closes with what all of them sent"
-        return [f"[cohort] buffer = {cohort.buffer} {said}"]
+        return [Reason("large-buffer", {"buffer": cohort.buffer, "devices": able})]
     if behind > cohort.max_staleness:
-        said = f"with {at_work} devices at work and [cohort] buffer = {cohort.buffer} most answers are about {behind} "
-        said += f"versions behind, and [cohort] max_staleness = {cohort.max_staleness} drops them: a larger buffer, or "
-        return [said + f"max_concurrency = {cohort.buffer * cohort.max_staleness}"]
+        most = cohort.max_staleness
+        return [
+            Reason(
+                "stale-buffer",
+                {
+                    "at_work": at_work, "buffer": cohort.buffer, "staleness": behind, "most": most,
+                    "concurrency": cohort.buffer * most,
+                },
+            )
+        ]  # fmt: skip
     if cohort.buffer < at_work == able <= 2 * cohort.buffer:
-        said = f"all {able} devices are at work at once and [cohort] buffer = {cohort.buffer}: quick ones train again "
-        said += "from a version that they have just trained from, which costs accuracy where data differ; with "
-        return [said + f"max_concurrency = {cohort.buffer} they take turns"]
+        return [Reason("same-buffer", {"devices": able, "buffer": cohort.buffer})]
     return []

@@ -20,11 +20,12 @@ from thinwire.compression import parse
 from thinwire.core.errors import BadPayload, TooFewClients
 from thinwire.core.events import FirstModelAssigned, FirstModelFailed, RunNoted
 from thinwire.core.fleet import ClientDisconnected, Envelope
+from thinwire.core.formatting import Reason
 from thinwire.core.layout import FLOAT_BYTES, Layout
 from thinwire.core.types import Assignment, Failure, ReplyHeader, Vector
 from thinwire.server.aggregator import MAX_VALUE, largest
 from thinwire.server.context import POLL_S, RETURN_S, RunContext
-from thinwire.server.policy.assignment_terms import FIRST_S, MARGIN, NAMED, Deadline, _brief
+from thinwire.server.policy.assignment_terms import FIRST_S, MARGIN, NAMED, Deadline
 from thinwire.server.policy.device_profiles import THIN_BYTES_S, update_bytes, work_key
 from thinwire.server.state.initial_requests import ENOUGH, patient
 
@@ -67,13 +68,14 @@ def _next(running: RunContext) -> FirstModelAssigned | None:
     if not able or len(first.for_good(_most(running))) >= ENOUGH:
         return None
     device = first.next_of(able, running.plan.run.seed)
-    again = ", selected again" if first.times[device] else ""
-    why = f"the seed drew it from {len(able)}{again}"
+    why = [Reason("seed", {"devices": len(able)})]
+    if first.times[device]:
+        why.append(Reason("selected-again", {}))
     if first.failed is not None and first.failed.device != device:
-        why += f", instead of {first.failed.device} ({first.failed.kind})"
+        why.append(Reason("instead-of", {"device": first.failed.device, "kind": first.failed.kind}))
     deadline, assignment_id = _deadline(running, device), _assignment_id(running, device)
     assigned = FirstModelAssigned(
-        running.clock.wall(), device, assignment_id, why, deadline.seconds, deadline.reason, running.elapsed
+        running.clock.wall(), device, assignment_id, why, deadline.seconds, deadline.reasons, running.elapsed
     )  # fmt: skip
     running.record(assigned)
     return assigned
@@ -154,7 +156,7 @@ def _answer(running: RunContext, assigned: FirstModelAssigned) -> ReplyHeader | 
     when the device is connected, which may take a while after a restart.
     """
     device, until, back_by = assigned.device, assigned.elapsed_s + assigned.deadline_s, running.elapsed + RETURN_S
-    running.status("running", f"assigning the first model to {device}: {assigned.why}")
+    running.status("running", f"assigning the first model to {device}")
     sent, wait_s = False, 0.0
     while not running.stop_ordered():
         for arrival in running.poll(min(wait_s, max(0.0, until - running.elapsed))):
@@ -204,7 +206,7 @@ def _begin(running: RunContext, header: ReplyHeader) -> None:
     first = np.concatenate([params, np.zeros(running.layout.size - params.size, np.float32)])
     now = running.clock.wall()
     stored = running.versions.write(0, first, buffers, counters, now)
-    running.record(RunNoted(now, f"the first model is {header.update_id.device}'s"), stored)
+    running.record(RunNoted(now, [Reason("first-model-of", {"device": header.update_id.device})]), stored)
     running.begin()
     running.fleet.ack([header.update_id])
 
@@ -238,13 +240,14 @@ def first_model_deadline(up_bytes: int, up_s: float | None) -> Deadline:
     It is the time of a device about which nothing is known, plus three times the upload. `up_s` is the time within
     which nine of ten such uploads end; None if the device's link was never measured.
 
-    >>> first_model_deadline(3_000_000, None).reason
-    '132 s: 60 s to make it, and three times the 24.0 s of 3,000,000 bytes at 1 Mb/s, for its link is not known'
-    >>> first_model_deadline(3_000_000, 0.5).reason
-    '61.5 s: 60 s to make it, and three times the 0.5 s of 3,000,000 bytes on its link'
+    >>> first_model_deadline(3_000_000, 0.5)  # doctest: +NORMALIZE_WHITESPACE
+    Deadline(seconds=61.5, reasons=[Reason(code='upload', numbers={'make_s': 60.0, 'margin': 3.0, 'upload_s': 0.5,
+    'bytes': 3000000})], usual_s=None)
+    >>> [reason.code for reason in first_model_deadline(3_000_000, None).reasons]
+    ['upload', 'thin-link']
     """
     sent_s = up_bytes / THIN_BYTES_S if up_s is None else up_s
-    seconds = math.ceil(10 * (FIRST_S + MARGIN * sent_s)) / 10
-    link = "at 1 Mb/s, for its link is not known" if up_s is None else "on its link"
-    said = f"{seconds:g} s: {FIRST_S:g} s to make it, and three times the {_brief(sent_s)} of {up_bytes:,} bytes {link}"
-    return Deadline(seconds, said)
+    reasons = [Reason("upload", {"make_s": FIRST_S, "margin": MARGIN, "upload_s": sent_s, "bytes": up_bytes})]
+    if up_s is None:
+        reasons.append(Reason("thin-link", {"mbit_s": 8e-6 * THIN_BYTES_S}))
+    return Deadline(math.ceil(10 * (FIRST_S + MARGIN * sent_s)) / 10, reasons)

@@ -34,6 +34,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from thinwire.core.events import CloseReason
+from thinwire.core.formatting import Reason, Reasons
 from thinwire.core.types import UpdateId
 from thinwire.server.policy.assignment_terms import listed
 from thinwire.server.round_events import (
@@ -156,37 +157,38 @@ class Round(RoundMachine):
         self.waited_for.add(device)
         self.places.take(device, assignment_id, now)
 
-    def _places(self, now: float) -> tuple[int, str]:
-        """Return the number of free slots, and the words about slots for the reason of a selection.
+    def _places(self, now: float) -> tuple[int, list[Reason]]:
+        """Return the number of free slots, and the reasons about slots for a selection.
 
         One slot counts as free if none is, but no device works on this round.
         """
         lacking = self.terms.min_updates - self.good
         held = self.places.held(now, lacking)
         silent = self.places.silent(self.assignments, held)
-        said = f"; silent for so long that they hold no place: {listed(silent)}" if silent else ""
+        reasons = [Reason("silent", {"count": len(silent), "devices": listed(silent)})] if silent else []
         free = self.terms.max_concurrency - len(held)
         if free > 0 or any(self.assignments.get(device) == work.assignment_id for device, work in held.items()):
-            return free, said
-        return 1, said + "; no place is free, but nobody is at work on this round"
+            return free, reasons
+        return 1, [*reasons, Reason("none-at-work", {})]
 
     def _fill(self, now: float, replacements: ReplacementSource) -> list[Action]:
         """Select as many replacements as updates are missing and slots are free, among devices that can
         reply in time.
         """
-        left_s, short, said = self.deadline_at - now, self.terms.target_updates - self.possible, ""
+        left_s, short, slots = self.deadline_at - now, self.terms.target_updates - self.possible, list[Reason]()
         if short > 0 and self.terms.max_concurrency:
-            free, said = self._places(now)
+            free, slots = self._places(now)
             short = min(short, free)
         if short <= 0 or left_s <= 0:
             return []
         others = (replacement for replacement in replacements(left_s) if replacement.device not in self.assignments)
-        return [self._assign(replacement, now, said) for replacement in islice(others, short)]
+        return [self._assign(replacement, now, slots) for replacement in islice(others, short)]
 
-    def _assign(self, replacement: Replacement, now: float, said: str) -> SelectReplacement:
-        """Select a replacement, with the reason."""
+    def _assign(self, replacement: Replacement, now: float, slots: Reasons) -> SelectReplacement:
+        """Select a replacement, with the reasons."""
         left_s = self.deadline_at - now
-        why = f"{self.possible} of {self.terms.target_updates} answers could still come, {left_s:.0f} s were left{said}"
+        target = self.terms.target_updates
+        why = [Reason("replaces", {"possible": self.possible, "target": target, "left_s": left_s}), *slots]
         self.instead[replacement.device] = instead_of = self._vacant() if self.lost or self.spoiled else ""
         self._begin(replacement.device, replacement.assignment_id, now)
         return SelectReplacement(

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from thinwire.core.events import CloseReason
+from thinwire.core.formatting import Reasons
 from thinwire.core.types import UpdateId
 from thinwire.privacy.secure_round import Removal
 
@@ -235,14 +236,14 @@ class Reinstate:
 class SelectReplacement:
     """Record that this device is selected during the round, then send its assignment.
 
-    The device trains from `base_version`, and has `deadline_s` seconds. `why` is the reason that the record shows.
+    The device trains from `base_version`, and has `deadline_s` seconds. `why` holds the reasons.
     """
 
     device: str
     assignment_id: str
     base_version: int
     deadline_s: float
-    why: str
+    why: Reasons
     instead_of: str = ""  # the device that it replaces; "" when it replaces none
 
 

@@ -20,6 +20,7 @@ from typing import Any
 from thinwire.aggregation.plan_codecs import codec_of, rungs
 from thinwire.core.events import ClientSelected, Evaluated, RoundOpened, RunNoted, RunStatusChanged
 from thinwire.core.fleet import Envelope
+from thinwire.core.formatting import Reason
 from thinwire.core.plan import RunPlan
 from thinwire.core.types import ReplyHeader, assignment_id_of
 from thinwire.server.aggregator import RoundAggregator, WeightCaps
@@ -98,7 +99,7 @@ class RoundMode:
         """Return the automatic deadline of a round in which `devices` reply, not all of them at once."""
         return in_groups(auto, devices, self.plan.cohort.max_concurrency)
 
-    def notes(self, able: int) -> list[str]:
+    def notes(self, able: int) -> list[Reason]:
         """Return warnings for the user who starts a run while `able` devices can take part."""
         return []
 
@@ -225,9 +226,9 @@ def open_round(running: RunContext) -> RoundOpened | None:
         min_updates=min_updates,
         reasons=dict(cohort.reasons),
         references_from=number if start_again else past.references_from,
-        deadline_reason=deadline.reason,
+        deadline_reason=deadline.reasons,
         codecs={device: choice.standing.codec for device, choice in chosen.items()},
-        codec_reasons={device: choice.reason for device, choice in chosen.items()},
+        codec_reasons={device: choice.reasons for device, choice in chosen.items()},
         later=list(cohort.later),
         sampling=cohort.sampling,
         standings={
@@ -241,7 +242,7 @@ def open_round(running: RunContext) -> RoundOpened | None:
         for device, assignment_id in opened.assignments.items()
     ]
     said = f"round {number}, step {past.steps_made + len(past.line.rounds) + 1} of {plan.run.rounds}"
-    noted = [RunNoted(opened.at, text) for text in mode.notes(cohort.able)] if number == 1 else []
+    noted = [RunNoted(opened.at, [note]) for note in mode.notes(cohort.able)] if number == 1 else []
     running.record(*noted, RunStatusChanged(opened.at, "running", said), opened, *sent)
     return opened
 
@@ -280,10 +281,10 @@ def weights_of(running: RunContext, number: int, candidates: Sequence[str]) -> S
         return SelectionWeights()
     known = {device: running.known.device(device, work) for device in candidates}
     if selection == "speed":
-        return weights(selection, {d: one.step.p50 if one.step else None for d, one in known.items()}, "a step")
+        return weights(selection, {d: one.step.p50 if one.step else None for d, one in known.items()}, "step")
     up = update_bytes(codecs_of(running)[-1], running.layout, running.past.codecs.came)
     sent = {d: workload(plan, number, running.sending.parcel(d).size, up) for d in candidates}
-    return weights(selection, {d: one.travels_s(sent[d]) for d, one in known.items()}, "an exchange")
+    return weights(selection, {d: one.travels_s(sent[d]) for d, one in known.items()}, "exchange")
 
 
 def deadline_of(running: RunContext, times: Expected, wanted: int, min_updates: int) -> Deadline:
@@ -321,7 +322,7 @@ def own_codec(running: RunContext, number: int, device: str, down_bytes: int, le
     if running.plan.cohort.deadline_s == "auto":
         fits_s = min(fits_s, deadline_of(running, times, wanted=1, min_updates=1).fits_s)
     choice = rungs_of(running, times, codecs, fits_s)[device]
-    return {"codec": choice.standing.codec, "codec_reason": choice.reason}
+    return {"codec": choice.standing.codec, "codec_reason": choice.reasons}
 
 
 def most_common(chosen: Mapping[str, RungChoice], codecs: Sequence[str]) -> str:
@@ -340,8 +341,8 @@ def own_work(running: RunContext, device: str, deadline_s: float) -> dict[str, A
     pace = running.past.paces.of(device)
     before = None if pace else _measured_before(running, device)
     work = choose_work(local, pace or before, deadline_s)
-    why = f"{work.why}, by what earlier runs measured of it" if before else work.why
-    return {"steps": work.steps, "batch": work.batch, "work_reason": why}
+    reasons = [*work.reasons, *([Reason("earlier-runs", {})] if before else [])]
+    return {"steps": work.steps, "batch": work.batch, "work_reason": reasons}
 
 
 def _measured_before(running: RunContext, device: str) -> DeviceSpeed | None:

@@ -34,7 +34,7 @@ from thinwire.core.events import (
     UpdateAggregated,
     UpdateDropped,
 )
-from thinwire.core.formatting import capped_text
+from thinwire.core.formatting import Reasons, capped_text
 from thinwire.core.layout import FLOAT_BYTES
 from thinwire.core.secure_events import PhaseClosed, SumUnmasked
 from thinwire.core.types import UpdateId
@@ -77,10 +77,10 @@ class Projection:
             case RunStatusChanged():
                 self._status(event)
             case RunNoted():
-                self._noted(event.text)
+                self._noted(event.note)
             case FirstModelAssigned() | FirstModelFailed():
                 self.sums.takes_part(event.device)
-                self._noted(event.text, instead_of=f"{event.device}, which makes the first model: ")
+                self._noted(event.note, about=event.device)
             case ModelStored():
                 self._model(event)
             case RoundOpened():
@@ -118,13 +118,13 @@ class Projection:
         if moment == "finished_at":
             self.connection.execute(_NO_SNAPSHOT, {"the_run": self.facts.run_id})
 
-    def _noted(self, text: str, instead_of: str = "") -> None:
-        """Add a note to the run; a note replaces earlier ones that begin with `instead_of`."""
+    def _noted(self, note: Reasons, about: str = "") -> None:
+        """Add a note to the run; it replaces earlier ones `about` a device."""
         known = self.sums.of_run.get("notes")
         if known is None:
             known = self.connection.scalar(select(Run.notes).where(Run.run_id == self.facts.run_id)) or []
-        kept = [note for note in known if not (instead_of and note.startswith(instead_of))]
-        self._run(notes=[*kept, text])
+        kept = [one for one in known if not (about and one[0][1].get("device") == about)]
+        self._run(notes=[*kept, note])
 
     def _model(self, event: ModelStored) -> None:
         row = {"digest": event.digest, "file": event.file, "parts": event.parts, "counters": dict(event.counters)}

@@ -11,6 +11,7 @@ from sqlalchemy import ColumnElement, Connection, RowMapping, Select, case, func
 
 from thinwire.core.errors import NotFound
 from thinwire.core.fleet import DeviceRow, TaskReport
+from thinwire.core.formatting import Reason, Reasons
 from thinwire.core.secure_events import PHASES
 from thinwire.store.database import Base, Database, upsert
 from thinwire.store.device_tables import Device
@@ -201,11 +202,11 @@ def _run(found: Mapping[str, Any] | RowMapping) -> RunRow:
     return RunRow(**{**found, "task_report": TaskReport(**{**report, "codecs": tuple(report["codecs"])})})
 
 
-def _not_selected(found: Mapping[str, Any]) -> dict[str, str]:
-    """Return the reason of each device that a round did not select; the journal leaves out that of sampling alone."""
-    known: dict[str, str] = found["not_selected"]
+def _not_selected(found: Mapping[str, Any]) -> dict[str, Reasons]:
+    """Return the reasons of each device that a round did not select; the journal leaves out that of sampling alone."""
+    known: dict[str, Reasons] = found["not_selected"]
     sampled_out = set(found["candidates"]).difference(found["selected"], known)
-    return {**known, **dict.fromkeys(sorted(sampled_out), "not sampled")}
+    return known | {device: [Reason("not-sampled", {})] for device in sorted(sampled_out)}
 
 
 def _named(name: str, ids: list[str]) -> str:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from thinwire.core.events import RunStatus
 from thinwire.core.fleet import DeviceRow, TaskReport
+from thinwire.core.formatting import Reasons
 from thinwire.core.types import Equipment
 
 Source = Literal["devices", "sim"]
@@ -87,7 +88,7 @@ class RunRow(Traffic, Outcomes, Measured):
     spread0: dict[str, list[float]]
     dense_up: int
     dense_down: int
-    notes: list[str] = field(default_factory=list)  # sentences for users who follow the run
+    notes: list[Reasons] = field(default_factory=list)  # for users who follow the run
     identity: str = ""
 
 
@@ -125,17 +126,17 @@ class RoundRow(Traffic, Outcomes, Measured):
     min_updates: int
     candidates: list[str]
     selected: list[str]
-    not_selected: dict[str, str]  # device -> reason
+    not_selected: dict[str, Reasons]  # by device
     aggregated: list[str]
     seconds: float | None
     spread: dict[str, list[float]]
     train_metrics: dict[str, float]
     spent: dict[str, float]
     slowest: str
-    deadline_reason: str = ""
+    deadline_reason: Reasons = ()
     codecs: dict[str, str] = field(default_factory=dict)  # device -> its codec, if the plan has a codec ladder
-    codec_reasons: dict[str, str] = field(default_factory=dict)
-    sampling: str = ""  # selection reason, if the weights were not uniform
+    codec_reasons: dict[str, Reasons] = field(default_factory=dict)
+    sampling: Reasons = ()  # selection reason, if the weights were not uniform
     away: list[list[float]] = field(default_factory=list)
     missed_s: float = 0.0
     ignored: int = 0  # number of metrics not recorded, since fewer than half of its updates carried them
@@ -216,9 +217,9 @@ class UpdateRow(Traffic):
     requests: int
     metrics: dict[str, float]
     residual_ratio: float | None = None  # norm of the residual over that of the update, both as they were encoded
-    selection_reason: str = ""
+    selection_reason: Reasons = ()
     instead_of: str = ""
-    work_reason: str = ""
+    work_reason: Reasons = ()
     weight_reason: str = ""
     state_lost: str = ""  # if the device lost its state: what it found, on the first reply after that
     failed_at: float | None = None

@@ -76,7 +76,7 @@ class Run(Traffic, Outcomes, Base):
     clipped: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default="{}")  # clipped values of `metrics`
     dense_up: Mapped[int] = mapped_column(default=0)  # bytes of the same transfers in plain float32
     dense_down: Mapped[int] = mapped_column(default=0)
-    notes: Mapped[list[Any]] = mapped_column(default=list, server_default="[]")  # sentences for users
+    notes: Mapped[list[Any]] = mapped_column(default=list, server_default="[]")  # each a list of reasons
     identity: Mapped[str] = mapped_column(String(64), default="", server_default="")  # random; "" for a simulation
 
 
@@ -94,8 +94,8 @@ class Round(Traffic, Outcomes, Base):
     base_version: Mapped[int]
     version: Mapped[int | None]
     deadline_s: Mapped[float]
-    deadline_reason: Mapped[str] = mapped_column(default="", server_default="")
-    sampling: Mapped[str] = mapped_column(default="", server_default="")
+    deadline_reason: Mapped[list[Any]] = mapped_column(default=list, server_default="[]")
+    sampling: Mapped[list[Any]] = mapped_column(default=list, server_default="[]")
     codec: Mapped[str]
     codecs: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default="{}")
     codec_reasons: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default="{}")
@@ -163,9 +163,11 @@ class Update(Traffic, Base):
     late_answer: Mapped[bool] = mapped_column(default=False)
     aggregated_round: Mapped[int | None] = mapped_column(Integer)
     staleness: Mapped[int] = mapped_column(default=0)
-    selection_reason: Mapped[str] = mapped_column(default="", server_default="")  # of an assignment in mid-round
+    selection_reason: Mapped[list[Any]] = mapped_column(
+        default=list, server_default="[]"
+    )  # of an assignment in mid-round
     instead_of: Mapped[str] = mapped_column(String(63), default="", server_default="")
-    work_reason: Mapped[str] = mapped_column(default="", server_default="")
+    work_reason: Mapped[list[Any]] = mapped_column(default=list, server_default="[]")
     weight_reason: Mapped[str] = mapped_column(default="")  # of an update with less weight than its reply claims
     assigned_at: Mapped[float | None]
     delivered_at: Mapped[float | None]  # first delivery; `pulled_at` is the last one

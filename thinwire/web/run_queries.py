@@ -17,6 +17,7 @@ from thinwire.core.errors import NotFound
 from thinwire.core.events import ENDED
 from thinwire.core.formatting import with_home
 from thinwire.core.layout import Layout
+from thinwire.reports.reason_text import deadline_sentence, sentence
 from thinwire.reports.round_explanation import RoundExplanation, RunTotals, why, whys
 from thinwire.reports.round_timing import clock_was_set, down_s, round_trips, stretches, turn_at, turns
 from thinwire.store import ClientRow, DeviceInfo, RoundRow, RunRow, Store, UpdateRow
@@ -59,8 +60,8 @@ class Reader:
             schemas.RunPage, row, self._open_round(row), store.line() if row.status == "queued" else (), self._home,
             plan=row.plan, model_digest=row.model_digest, layout_digest=Layout.from_json(row.layout).digest,
             task_version=row.task_report.version, seconds=history.until(history.opened).seconds,
-            notes=[with_home(note, self._home) for note in row.notes], clients=clients, seq=seq, now=time.time(),
-            **_went(history.totals.explanation() if history.totals.rounds else None),
+            notes=[with_home(sentence(note), self._home) for note in row.notes], clients=clients, seq=seq,
+            now=time.time(), **_went(history.totals.explanation() if history.totals.rounds else None),
         )  # fmt: skip
 
     def rounds(self, name: str, first: int = 1) -> list[schemas.Round]:
@@ -91,7 +92,8 @@ class Reader:
         of = {one.round: one for one in rounds}
         return schemas.RoundPage(
             **{**dict(shown), **_went(took)}, now=time.time(), waited_for=list(took.waited_for),
-            deadline_reason=found.deadline_reason, sampling=found.sampling, turn_at=turn_at,
+            deadline_reason=deadline_sentence(found.deadline_s, found.deadline_reason), sampling=found.sampling,
+            turn_at=turn_at,
             missed_s=max(found.missed_s, down_s(found)),
             codecs=Counter(found.codecs.values()).most_common(),
             updates=[update(one, of.get(one.round), turn_at) for one in own],
@@ -137,7 +139,7 @@ def update(row: UpdateRow, selected: RoundRow | None, opened_at: float | None = 
         if one.stage != "away"  # drawn once, behind all devices
     ]
     codec = {"codec": selected.codecs.get(row.device, selected.codec) if selected else ""}
-    codec["codec_reason"] = selected.codec_reasons.get(row.device, "") if selected else ""
+    codec["codec_reason"] = sentence(selected.codec_reasons.get(row.device, ())) if selected else ""
     return shown.model_copy(update={"stretches": stages, **codec})
 
 
@@ -310,7 +312,8 @@ def client_states(
     working = open_assignments if newest is not None and not newest.reason and run.status not in ENDED else {}
     examples = {u.device: u.examples for rows in reversed(latest) for u in rows if u.examples}
     ratios = {u.device: u.residual_ratio for rows in reversed(latest) for u in rows if u.residual_ratio is not None}
-    not_selected = dict(newest.not_selected) if newest is not None and run.status not in ENDED else {}
+    reasons = newest.not_selected if newest is not None and run.status not in ENDED else {}
+    not_selected = {device: sentence(why) for device, why in reasons.items()}
     shown = [
         schemas.Client(
             **{name: getattr(row, name) for name in _COUNTS}, examples=examples.get(row.device, 0),

@@ -5,9 +5,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict
+
+from thinwire.reports.reason_text import sentence
+
+ReasonText = Annotated[str, BeforeValidator(lambda given: given if isinstance(given, str) else sentence(given))]
+"""The reasons of a decision, as a sentence."""
 
 
 class Answer(BaseModel):
@@ -135,7 +140,7 @@ class Round(Traffic, Outcomes):
     target_updates: int
     min_updates: int
     selected: list[str]
-    not_selected: dict[str, str]
+    not_selected: dict[str, ReasonText]
     arrived: int = 0
     seconds: float | None
     until_s: float = 0.0
@@ -188,11 +193,11 @@ class Update(Traffic):
     aggregated_round: int | None
     staleness: int
     assigned_at: float | None
-    selection_reason: str
+    selection_reason: ReasonText
     instead_of: str
     codec: str = ""
     codec_reason: str = ""
-    work_reason: str
+    work_reason: ReasonText
     weight_reason: str
     pulled_at: float | None
     arrived_at: float | None
@@ -224,7 +229,7 @@ class RoundPage(Went, Round):
 
     turn_at: float | None
     deadline_reason: str
-    sampling: str
+    sampling: ReasonText
     codecs: list[tuple[str, int]]
     waited_for: list[str]
     updates: list[Update]

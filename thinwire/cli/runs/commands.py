@@ -124,11 +124,12 @@ def _ahead(row: RunRow, rounds: Sequence[RoundRow]) -> str:
 
 def _header(store: Store, row: RunRow, rounds: Sequence[RoundRow]) -> None:
     """Print the id, status and notes of a run."""
+    from thinwire.reports.reason_text import sentence
     from thinwire.store.queries import behind
 
     console.sentence(behind(row, store.line()) or _ahead(row, rounds) or standing(row), begin=f"{row.run_id}  ")
     for note in row.notes:
-        console.sentence(note, begin="note    ")
+        console.sentence(sentence(note), begin="note    ")
 
 
 def _show(store: Store, row: RunRow) -> None:
@@ -163,12 +164,14 @@ def _show(store: Store, row: RunRow) -> None:
 
 def _decided(r: RoundRow, goes_on: bool) -> Iterator[str]:
     """Yield what measurements decided about a round and why, and its deadline while it goes on."""
+    from thinwire.reports.reason_text import deadline_sentence, sentence
+
     if r.sampling:
-        yield f"round {r.round} was {r.sampling}"
+        yield f"round {r.round} was {sentence(r.sampling)}"
     if r.deadline_reason and goes_on:
-        yield f"round {r.round} may take {r.deadline_reason}"
-    for device, reason in sorted(r.codec_reasons.items()):
-        yield f"  {device} {'is' if goes_on else 'was'} selected in {reason}"
+        yield f"round {r.round} may take {deadline_sentence(r.deadline_s, r.deadline_reason)}"
+    for device, reasons in sorted(r.codec_reasons.items()):
+        yield f"  {device} {'is' if goes_on else 'was'} assigned {r.codecs[device]}: {sentence(reasons)}"
 
 
 def _round(r: RoundRow) -> tuple[str, ...]:

@@ -226,12 +226,13 @@ class Teller:
     def hear(self, event: Event) -> list[str]:
         """Handle one event and return the lines that are now ready."""
         from thinwire.core import events
+        from thinwire.reports import reason_text
 
         match event:
             case events.RunStatusChanged():
                 return self._status(event)
             case events.RunNoted() | events.FirstModelAssigned() | events.FirstModelFailed():
-                return [event.text]
+                return [reason_text.sentence(event.note)]
             case events.RoundOpened():
                 self.rounds[event.round] = Round(
                     event.round, len(event.assignments), target_updates=event.target_updates

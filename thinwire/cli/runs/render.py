@@ -50,7 +50,10 @@ ROUND_KEYS = (
 
 def run_summary(row: RunRow) -> dict[str, Any]:
     """Return a run without its rounds as JSON types."""
-    return {name: getattr(row, name) for name in RUN_KEYS} | {"parameters": row.size}
+    from thinwire.reports.reason_text import sentence
+
+    of_run = {name: getattr(row, name) for name in RUN_KEYS}
+    return of_run | {"notes": [sentence(note) for note in row.notes], "parameters": row.size}
 
 
 def clipping(row: RunRow, rounds: Sequence[RoundRow]) -> Iterator[str]:
@@ -99,9 +102,15 @@ def losses(updates: Iterable[UpdateRow]) -> Iterator[str]:
 
 
 def _round(row: RoundRow) -> dict[str, Any]:
-    """Return one round as JSON types."""
+    """Return one round as JSON types, with its reasons as sentences."""
+    from thinwire.reports.reason_text import deadline_sentence, sentence
+
     sums = {"payload_bytes": total(row.payload_up, row.payload_down), "wire_bytes": total(row.wire_up, row.wire_down)}
-    return {name: getattr(row, name) for name in ROUND_KEYS} | sums
+    reasons = {
+        "deadline_reason": deadline_sentence(row.deadline_s, row.deadline_reason), "sampling": sentence(row.sampling),
+        "codec_reasons": {device: sentence(reasons) for device, reasons in row.codec_reasons.items()},
+    }  # fmt: skip
+    return {name: getattr(row, name) for name in ROUND_KEYS} | reasons | sums
 
 
 def on_the_wire(wire: int | None, payload: int) -> str:

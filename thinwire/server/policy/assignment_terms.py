@@ -26,7 +26,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from thinwire.core.events import RoundOpened, UpdateAccepted
-from thinwire.core.formatting import p90
+from thinwire.core.formatting import Reason, Reasons, p90
 from thinwire.core.plan import RunPlan
 from thinwire.core.plan_schema import LocalSection
 from thinwire.core.types import Work
@@ -44,14 +44,14 @@ ROUNDS = 3  # the last ones, whose replies count
 
 @dataclass(frozen=True)
 class Deadline:
-    """Holds how many seconds a round may take, and why.
+    """Holds how many seconds a round may take, and the reasons.
 
     `usual_s` is the time within which the wanted replies are expected; None if the deadline does not follow from such a
     time.
     """
 
     seconds: float
-    reason: str
+    reasons: Reasons
     usual_s: float | None = None
 
     @property
@@ -66,7 +66,7 @@ class Deadline:
 
 def fixed(seconds: float) -> Deadline:
     """Return the deadline that the plan sets."""
-    return Deadline(seconds, f"{seconds:g} s: the plan says so")
+    return Deadline(seconds, [Reason("planned", {})])
 
 
 def auto_deadline(expected: Mapping[str, float | None], wanted: int, min_updates: int = 1) -> Deadline:
@@ -80,14 +80,15 @@ def auto_deadline(expected: Mapping[str, float | None], wanted: int, min_updates
     much in the next round. So a round gets at most OUTLYING times the deadline of the faster devices alone: half of the
     wanted ones, or as many as the floor needs.
 
-    >>> print(auto_deadline({"a": 20.0, "b": 8.0, "c": 300.0}, wanted=2).reason)
-    60 s: three times the 20.0 s in which 2 of 3 answers are expected; c (300 s) is slower
-    >>> print(auto_deadline({"a": 5.0, "b": 5.0, "c": 300.0}, wanted=3).reason)
-    150 s: ten times what 2 of the 3 wanted would be given alone, and no more; c (300 s) is slower
+    >>> auto_deadline({"a": 20.0, "b": 8.0, "c": 30.0}, wanted=2)  # doctest: +NORMALIZE_WHITESPACE
+    Deadline(seconds=60.0, reasons=[Reason(code='expected', numbers={'margin': 3.0, 'expected_s': 20.0, 'wanted': 2,
+    'devices': 3})], usual_s=20.0)
+    >>> [reason.code for reason in auto_deadline({"a": 5.0, "b": 5.0, "c": 300.0}, wanted=3).reasons]
+    ['outlying', 'slower']
     """
     known = sorted(seconds for seconds in expected.values() if seconds is not None)
     if not known:
-        return Deadline(FIRST_S, f"{FIRST_S:g} s: how long these devices take is not known yet")
+        return Deadline(FIRST_S, [Reason("unmeasured", {})])
     unseen = p90(known)
     times = sorted((unseen if seconds is None else seconds, device) for device, seconds in expected.items())
     wanted = min(max(wanted, 1), len(times))
@@ -95,24 +96,28 @@ def auto_deadline(expected: Mapping[str, float | None], wanted: int, min_updates
     most_s = OUTLYING * _with_margin(quick[-1])
     seconds = min(_with_margin(enough_s), most_s)
     if seconds == most_s:
-        said = f"{seconds:g} s: ten times what {len(quick)} of the {wanted} wanted would be given alone, and no more"
+        reasons = [Reason("outlying", {"factor": OUTLYING, "fastest": len(quick), "wanted": wanted})]
+    elif seconds > LEAST_S:
+        reasons = [
+            Reason("expected", {"margin": MARGIN, "expected_s": enough_s, "wanted": wanted, "devices": len(times)})
+        ]
     else:
-        said = f"{seconds:g} s: " + ("three times the" if seconds > LEAST_S else "the least, with")
-        said += f" {_brief(enough_s)} in which {wanted} of {len(times)} answers are expected"
-    if slower := [f"{device} ({_brief(time)})" for time, device in times if time > seconds]:
-        said += f"; {listed(slower)} {'is' if len(slower) == 1 else 'are'} slower"
+        reasons = [Reason("least", {"expected_s": enough_s, "wanted": wanted, "devices": len(times)})]
+    if slower := [device for time, device in times if time > seconds]:
+        slowest_s = times[-1][0]
+        reasons.append(Reason("slower", {"count": len(slower), "devices": listed(slower), "slowest_s": slowest_s}))
     if unknown := sum(seconds is None for seconds in expected.values()):
-        said += f"; {unknown} not known yet count as {_brief(unseen)}"
-    return Deadline(seconds, said, min(enough_s, most_s / MARGIN))
+        reasons.append(Reason("unknown", {"count": unknown, "assumed_s": unseen}))
+    return Deadline(seconds, reasons, min(enough_s, most_s / MARGIN))
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return the first few names, and how many more there are.
+    """Return the first few names.
 
     >>> listed("abc"), listed("abcdefg")
-    ('a, b, c', 'a, b, c, d, e and 2 more')
+    ('a, b, c', 'a, b, c, d, e, ...')
     """
-    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
+    return ", ".join([*names[:NAMED], *(["..."] if names[NAMED:] else [])])
 
 
 def _with_margin(seconds: float) -> float:
@@ -131,19 +136,14 @@ def in_groups(one: Deadline, devices: int, most: int) -> Deadline:
 
     With `most` = 0, all devices work at once.
 
-    >>> in_groups(Deadline(20.0, "20 s: because"), 9, 4).reason
-    '60 s: 3 times over, for at most 4 of 9 devices are at work at once; 20 s: because'
+    >>> in_groups(Deadline(20.0, []), 9, 4).reasons
+    [Reason(code='groups', numbers={'groups': 3, 'most': 4, 'devices': 9, 'each_s': 20.0})]
     """
     groups = math.ceil(devices / most) if most else 1
     if groups == 1:
         return one
-    seconds = groups * one.seconds
-    said = f"{seconds:g} s: {groups} times over, for at most {most} of {devices} devices are at work at once"
-    return Deadline(seconds, f"{said}; {one.reason}")
-
-
-def _brief(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds >= 100 else f"{seconds:.1f} s"
+    groups_of = Reason("groups", {"groups": groups, "most": most, "devices": devices, "each_s": one.seconds})
+    return Deadline(groups * one.seconds, [groups_of, *one.reasons])
 
 
 def evaluation_deadline(slowest: Sequence[float]) -> float:
@@ -182,10 +182,10 @@ class LadderState:
 
 @dataclass(frozen=True)
 class RungChoice:
-    """Holds a device's codec for a round, with the reason that is shown."""
+    """Holds a device's codec for a round, with the reasons."""
 
     standing: LadderState
-    reason: str
+    reasons: Reasons
 
 
 def choose_rung(
@@ -196,40 +196,46 @@ def choose_rung(
     `expected` holds for each codec the seconds within which nine of ten replies of the device arrive, None if unknown.
     With one unknown, the device keeps its position, or begins with the most compressed codec.
 
-    >>> choose_rung(["fp16", "int8", "topk(0.01)"], [50.0, 25.0, 2.0], 27.0, None).reason
-    'int8: 25.0 s fit into 27.0 s; fp16 would take 50.0 s'
+    >>> choice = choose_rung(["fp16", "int8", "topk(0.01)"], [50.0, 25.0, 2.0], 27.0, None)
+    >>> choice.standing.codec, [reason.code for reason in choice.reasons]
+    ('int8', ['fits', 'too-slow'])
     """
     known = [seconds for seconds in expected if seconds is not None]
     if len(known) < len(ladder):
         stays = before or LadderState(ladder[-1])
-        return RungChoice(stays, f"{stays.codec}: its link is not known yet")
+        return RungChoice(stays, [Reason("link-unknown", {})])
     fits = next((i for i, seconds in enumerate(known) if seconds <= left_s), len(ladder) - 1)
     if before is None:
-        return RungChoice(LadderState(ladder[fits]), _why_rung(ladder, known, fits, left_s))
+        return RungChoice(LadderState(ladder[fits]), _rung_reasons(ladder, known, fits, left_s))
     now, patient = ladder.index(before.codec), before.rounds >= PATIENCE
     if fits >= now:
         rounds = PATIENCE if patient and not before.less_compressed and fits == now else 0
-        return RungChoice(LadderState(ladder[fits], rounds=rounds), _why_rung(ladder, known, fits, left_s))
+        return RungChoice(LadderState(ladder[fits], rounds=rounds), _rung_reasons(ladder, known, fits, left_s))
     toward = (
         max(fits, ladder.index(before.less_compressed)) if before.less_compressed else fits
     )  # would have fitted in all these rounds
     if patient:
         next_ = max(toward, now - 1)
-        return RungChoice(LadderState(ladder[next_]), _why_rung(ladder, known, next_, left_s))
-    said = f"{before.codec}: {ladder[toward]} would fit ({known[toward]:.1f} s of {left_s:.1f} s)"
-    said += f", and did for {before.rounds} of {PATIENCE} rounds"
-    return RungChoice(LadderState(before.codec, ladder[toward], before.rounds + 1), said)
+        return RungChoice(LadderState(ladder[next_]), _rung_reasons(ladder, known, next_, left_s))
+    waits = Reason(
+        "would-fit",
+        {
+            "codec": ladder[toward], "expected_s": known[toward], "left_s": left_s, "rounds": before.rounds,
+            "patience": PATIENCE,
+        },
+    )  # fmt: skip
+    return RungChoice(LadderState(before.codec, ladder[toward], before.rounds + 1), [waits])
 
 
-def _why_rung(ladder: Sequence[str], known: Sequence[float], fits: int, left_s: float) -> str:
+def _rung_reasons(ladder: Sequence[str], known: Sequence[float], fits: int, left_s: float) -> Reasons:
     if known[fits] > left_s:
-        return f"{ladder[fits]}: even that takes {known[fits]:.1f} s, {left_s:.1f} s are left"
-    said = f"{ladder[fits]}: {known[fits]:.1f} s fit into {left_s:.1f} s"
+        return [Reason("none-fits", {"expected_s": known[fits], "left_s": left_s})]
+    fitting = Reason("fits", {"expected_s": known[fits], "left_s": left_s})
     if fits == 0:
-        return said
+        return [fitting]
     if known[fits - 1] <= left_s:
-        return f"{said}; {ladder[fits - 1]} may be next"
-    return f"{said}; {ladder[fits - 1]} would take {known[fits - 1]:.1f} s"
+        return [fitting, Reason("next-rung", {"codec": ladder[fits - 1]})]
+    return [fitting, Reason("too-slow", {"codec": ladder[fits - 1], "expected_s": known[fits - 1]})]
 
 
 WEIGHED = 16  # last updates of a codec whose sizes are kept
@@ -274,11 +280,11 @@ class DeviceSpeed:
 
 @dataclass(frozen=True)
 class LocalWork:
-    """Holds the work of one device, and the reason for it."""
+    """Holds the work of one device, and the reasons for it."""
 
     steps: int
     batch: int
-    why: str
+    reasons: Reasons
 
 
 def choose_work(local: LocalSection, pace: DeviceSpeed | None, deadline_s: float) -> LocalWork:
@@ -286,12 +292,13 @@ def choose_work(local: LocalSection, pace: DeviceSpeed | None, deadline_s: float
     data.
 
     >>> local = LocalSection(lr=1, steps="auto", batch=10)
-    >>> choose_work(local, DeviceSpeed(example_s=0.1, rest_s=4.0, examples=1000), 60.0)
-    LocalWork(steps=50, batch=10, why='50 of the 100 steps of a pass fit into 50.0 s, at 1.00 s each')
+    >>> work = choose_work(local, DeviceSpeed(example_s=0.1, rest_s=4.0, examples=1000), 60.0)
+    >>> work.steps, work.batch, work.reasons
+    (50, 10, [Reason(code='part-pass', numbers={'steps': 50, 'pass_steps': 100, 'left_s': 50.0, 'step_s': 1.0})])
     """
     if pace is None:
         steps = max(FIRST_STEPS, local.min_steps)
-        return LocalWork(steps, local.batch, f"{steps} steps, since nothing is known of its speed yet")
+        return LocalWork(steps, local.batch, [Reason("speed-unknown", {"steps": steps})])
     left_s = SHARE * deadline_s - pace.rest_s
     for halvings in range(HALVINGS + 1):
         batch = max(min(LEAST_BATCH, local.batch), local.batch >> halvings)
@@ -299,16 +306,13 @@ def choose_work(local: LocalSection, pace: DeviceSpeed | None, deadline_s: float
         whole = max(local.min_steps, math.ceil(pace.examples / (batch * local.accumulate)))
         fit = whole if step_s * whole <= left_s else math.floor(max(0.0, left_s) / step_s) if step_s else 0
         if fit >= local.min_steps:
-            return LocalWork(fit, batch, _why_work(fit, whole, left_s, step_s, batch, local.batch))
-    late = f"even {local.min_steps} steps of {batch} examples take longer than the {max(0.0, left_s):.1f} s that it has"
-    return LocalWork(local.min_steps, batch, late)
-
-
-def _why_work(fit: int, whole: int, left_s: float, step_s: float, batch: int, planned: int) -> str:
-    smaller = f" (of {batch} examples)" if batch != planned else ""
-    if fit == whole:
-        return f"a whole pass, {whole} steps{smaller}, fits into {left_s:.1f} s"
-    return f"{fit} of the {whole} steps{smaller} of a pass fit into {left_s:.1f} s, at {step_s:.2f} s each"
+            reason = Reason("part-pass", {"steps": fit, "pass_steps": whole, "left_s": left_s, "step_s": step_s})
+            if fit == whole:
+                reason = Reason("whole-pass", {"steps": whole, "left_s": left_s})
+            smaller = [Reason("small-batch", {"batch": batch})] if batch != local.batch else []
+            return LocalWork(fit, batch, [reason, *smaller])
+    least = Reason("least-work", {"steps": local.min_steps, "batch": batch, "left_s": max(0.0, left_s)})
+    return LocalWork(local.min_steps, batch, [least])
 
 
 @dataclass

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from statistics import median
 
-from thinwire.core.formatting import counted
+from thinwire.core.formatting import Reason, Reasons, counted
 from thinwire.core.plan import RunPlan
 from thinwire.core.prng import Key, derive, seed63
 
@@ -26,7 +26,7 @@ class Cohort:
 
     `target` replies are enough. `[cohort] min_updates` may be a share of the `wanted` ones. `able` counts the devices
     that could take part. Clients in `later` are selected too, and get their assignment once a concurrency slot is free.
-    `sampled` says how clients were selected if their weights differed.
+    `sampling` says how clients were selected if their weights differed.
     """
 
     candidates: tuple[str, ...]
@@ -34,9 +34,9 @@ class Cohort:
     target_updates: int
     wanted: int
     able: int
-    reasons: Mapping[str, str]
+    reasons: Mapping[str, Reasons]
     later: tuple[str, ...] = ()
-    sampling: str = ""
+    sampling: Reasons = ()
 
 
 def wanted_count(plan: RunPlan, there: int) -> int:
@@ -85,13 +85,14 @@ def choose(
     others = set(candidates).difference(sampled)
     reasons |= {device: why for device, why in weights.why_not.items() if device in others}
     if count <= most:
-        return Cohort(candidates, sampled, target, count, able, reasons, sampling=weights.reason)
+        return Cohort(candidates, sampled, target, count, able, reasons, sampling=weights.reasons)
     order = in_drawn_order(sampled, plan.run.seed, round_number)
     selected, later = tuple(sorted(order[:most])), tuple(order[most:])
-    full = f"no place is free: {at_work} at work on earlier rounds, and" if at_work >= limit else ""
-    why = f"{full or 'selected when a place is free:'} at most {limit} devices may be at work at once"
-    reasons |= dict.fromkeys(later, why)
-    return Cohort(candidates, selected, target, count, able, reasons, later, weights.reason)
+    waits = [Reason("when-free", {"most": limit})]
+    if at_work >= limit:
+        waits = [Reason("no-slot", {"at_work": at_work, "most": limit})]
+    reasons |= dict.fromkeys(later, waits)
+    return Cohort(candidates, selected, target, count, able, reasons, later, weights.reasons)
 
 
 def choose_for_buffer(
@@ -111,17 +112,17 @@ def choose_for_buffer(
     count = min(len(candidates), max(0, limit - at_work)) if limit else len(candidates)
     selected = draw(plan.run.seed, number, candidates, count, SelectionWeights())
     others = set(candidates).difference(selected)
-    reasons |= {device: f"{limit} devices may be at work at once" for device in candidates if device in others}
+    reasons |= {device: [Reason("slots", {"most": limit})] for device in candidates if device in others}
     able = sum(device not in unable for device in present)
     return Cohort(candidates, selected, plan.cohort.buffer, min(plan.cohort.buffer, able), able, reasons)
 
 
 def _idle(
     present: Sequence[str], unable: Mapping[str, str], busy: Mapping[str, int]
-) -> tuple[tuple[str, ...], dict[str, str]]:
+) -> tuple[tuple[str, ...], dict[str, Reasons]]:
     """Return the devices that can be selected, and the reasons of the others."""
-    reasons = dict(unable)
-    reasons |= {device: f"busy with round {number}" for device, number in busy.items() if device not in reasons}
+    reasons: dict[str, Reasons] = {device: [Reason("unable", {"text": why})] for device, why in unable.items()}
+    reasons |= {device: [Reason("busy", {"round": number})] for device, number in busy.items() if device not in unable}
     return tuple(sorted(set(present) - set(reasons))), reasons
 
 
@@ -175,48 +176,48 @@ TINY_S = 1e-9  # shortest time assumed, since weights divide by it
 
 @dataclass(frozen=True)
 class SelectionWeights:
-    """Holds the selection weight of each candidate, 1 for the fastest, and the reason for the weights.
+    """Holds the selection weight of each candidate, 1 for the fastest, and the reasons for the weights.
 
-    An empty `each` means equal weights. `why_not` holds for each candidate the sentence that is shown if the candidate
-    is not selected.
+    An empty `each` means equal weights. `why_not` holds for each candidate the reason if it is not selected.
     """
 
     each: Mapping[str, float] = field(default_factory=dict)
-    reason: str = ""
-    why_not: Mapping[str, str] = field(default_factory=dict)
+    reasons: Reasons = ()
+    why_not: Mapping[str, Reasons] = field(default_factory=dict)
 
 
 def weights(selection: str, seconds: Mapping[str, float | None], of: str) -> SelectionWeights:
-    """Return selection weights inverse to each device's seconds `of` something (a step, an exchange).
+    """Return selection weights inverse to each device's seconds of one thing, `of` ("step", "exchange").
 
     The fastest device has weight 1. No weight is below LEAST, an eighth, so no device is left out for ever. A device
     that is not measured yet has weight 1, so that it is measured soon. A device that is selected more often changes the
     model more often, so the model leans towards the data of fast devices.
 
-    >>> found = weights("link", {"a": 2.0, "b": 4.0, "c": 90.0, "d": None}, "an exchange")
-    >>> found.reason
-    'sampled by link: 2.00 s to 90.00 s an exchange, weights from 1 to 0.12; 1 not measured yet counts as the fastest'
+    >>> found = weights("link", {"a": 2.0, "b": 4.0, "c": 90.0, "d": None}, "exchange")
+    >>> found.each
+    {'a': 1.0, 'b': 0.5, 'c': 0.125, 'd': 1.0}
     >>> found.why_not["b"]
-    "not sampled: its weight is 0.50 of the fastest's, with 4.00 s an exchange"
+    [Reason(code='sampled-out', numbers={'weight': 0.5, 'seconds': 4.0, 'of': 'exchange'})]
     """
     known = [max(taken, TINY_S) for taken in seconds.values() if taken is not None]
     if not known:
-        return SelectionWeights(reason=f"sampled by {selection}: nobody is measured yet, so all have the same weight")
+        return SelectionWeights(reasons=[Reason("sampled-alike", {"by": selection})])
     fastest = min(known)
     each = {d: 1.0 if s is None else max(LEAST, fastest / max(s, TINY_S)) for d, s in seconds.items()}
-    said = (
-        f"sampled by {selection}: {fastest:.2f} s to {max(known):.2f} s {of}, weights from 1 to "
-        f"{min(each.values()):.2f}"
-    )
+    least = min(each.values())
+    slowest = max(known)
+    reasons = [
+        Reason("sampled", {"by": selection, "fastest_s": fastest, "slowest_s": slowest, "of": of, "least": least})
+    ]
     if unknown := len(seconds) - len(known):
-        said += f"; {unknown} not measured yet count{'s' if unknown == 1 else ''} as the fastest"
-    return SelectionWeights(each, said, {d: _why_not(each[d], s, of) for d, s in seconds.items()})
+        reasons.append(Reason("as-fastest", {"count": unknown}))
+    return SelectionWeights(each, reasons, {d: [_why_not(each[d], s, of)] for d, s in seconds.items()})
 
 
-def _why_not(weights: float, seconds: float | None, of: str) -> str:
+def _why_not(weight: float, seconds: float | None, of: str) -> Reason:
     if seconds is None:
-        return "not sampled: it is not measured yet, and has the weight of the fastest"
-    return f"not sampled: its weight is {weights:.2f} of the fastest's, with {seconds:.2f} s {of}"
+        return Reason("sampled-out-unmeasured", {})
+    return Reason("sampled-out", {"weight": weight, "seconds": seconds, "of": of})
 
 
 def draw(seed: int, number: int, candidates: Sequence[str], count: int, found: SelectionWeights) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from thinwire.core.events import Event, FirstModelAssigned, FirstModelFailed, ModelStored
+from thinwire.core.formatting import Reason
 from thinwire.server.policy.assignment_terms import FIRST_S, Deadline
 from thinwire.server.policy.cohort import in_drawn_order
 from thinwire.server.policy.eligibility import barred_s
@@ -108,14 +109,14 @@ class InitialModelRequests:
 def patient(one: Deadline, late: int) -> Deadline:
     """Return the deadline of a device that was `late` so often: doubled each time, up to `MOST_TIMES` its length.
 
-    >>> patient(Deadline(60.0, "60 s: because"), 2)
-    Deadline(seconds=240.0, reason='240 s: 4 times over, for its time was over before; 60 s: because', usual_s=None)
+    >>> patient(Deadline(60.0, []), 2)
+    Deadline(seconds=240.0, reasons=[Reason(code='late-before', numbers={'times': 4, 'each_s': 60.0})], usual_s=None)
     """
     if not late:
         return one
     times = min(2**late, MOST_TIMES)
-    seconds = times * one.seconds
-    return Deadline(seconds, f"{seconds:g} s: {times} times over, for its time was over before; {one.reason}")
+    longer = Reason("late-before", {"times": times, "each_s": one.seconds})
+    return Deadline(times * one.seconds, [longer, *one.reasons])
 
 
 def _text(event: FirstModelFailed) -> str:

@@ -18,12 +18,8 @@ export const AssignedFor = ({ round }) => {
     </details>`;
 };
 
-/** Its codec, then why it and no other: the reason begins with the codec. */
-const Codec = ({ update }) => {
-  const begins = `${update.codec}: `;
-  if (!update.codec_reason.startsWith(begins)) return html`<span><code>${update.codec}</code>${update.codec_reason && `: ${update.codec_reason}`}</span>`;
-  return html`<span><code>${update.codec}</code>: ${update.codec_reason.slice(begins.length)}</span>`;
-};
+/** Its codec, then why it and no other. */
+const Codec = ({ update }) => html`<span><code>${update.codec}</code>${update.codec_reason && `: ${update.codec_reason}`}</span>`;
 
 const since = (update, round) => {
   const place = update.instead_of ? ` instead of ${update.instead_of}` : "";

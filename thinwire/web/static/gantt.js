@@ -87,7 +87,7 @@ const WORDS = { delivery: "waited", again: "took it up again after", unaccounted
 
 const tell = (update) => {
   const did = update.stretches.map((s) => `${WORDS[s.stage] ?? s.stage} ${seconds(s.end_s - s.begin_s)}`);
-  const selected = [update.codec_reason && `assigned in ${update.codec_reason}`, update.work_reason, update.selection_reason && `selected in mid-round: ${update.selection_reason}`];
+  const selected = [update.codec_reason && `assigned in ${update.codec}: ${update.codec_reason}`, update.work_reason, update.selection_reason && `selected in mid-round: ${update.selection_reason}`];
   if (!did.length && update.pulled_at) did.push(`took it up after ${seconds(Math.max(0, update.pulled_at - update.assigned_at))}, no answer yet`);
   const said = `${update.device}, ${update.outcome}${reasonOf(update) ? ` (${reasonOf(update)})` : ""}${did.length ? `: ${did.join(", ")}` : ""}`;
   return [said, ...selected.filter(Boolean)].join("; ");

@@ -1,0 +1,102 @@
+"""Puts the reasons of decisions into words: one sentence for each code, with its numbers.
+
+The aggregator's decisions return reasons (`thinwire.core.formatting.Reason`), which the journal and the tables hold.
+The command line and the dashboard show them with `sentence`. Law: `SENTENCES` has a sentence for each code that the
+program makes, and its fields are the numbers of that code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from thinwire.core.formatting import Reasons
+
+SENTENCES: Mapping[str, str] = {
+    # deadline
+    "planned": "set by the plan",
+    "unmeasured": "no time of these devices is known yet",
+    "expected": "{margin:g} times the {expected_s:.1f} s in which {wanted} of {devices} replies are expected",
+    "least": "the shortest deadline; {wanted} of {devices} replies are expected in {expected_s:.1f} s",
+    "outlying": "at most {factor:g} times the deadline of the fastest {fastest} of the {wanted} wanted devices",
+    "slower": "slower devices: {count} ({devices}), up to {slowest_s:.1f} s",
+    "unknown": "not measured yet: {count}, each counted as {assumed_s:.1f} s",
+    "groups": "{groups} times {each_s:g} s, since at most {most} of {devices} devices work at once",
+    "upload": "{make_s:g} s to make the model, and {margin:g} times the {upload_s:.1f} s to upload its {bytes:,} bytes",
+    "thin-link": "its link is not measured yet and counts as {mbit_s:g} Mb/s",
+    "late-before": "{times} times {each_s:g} s, since the device missed its deadline before",
+    # rung of the codec ladder
+    "link-unknown": "its link is not known yet",
+    "fits": "{expected_s:.1f} s fit into {left_s:.1f} s",
+    "none-fits": "even that takes {expected_s:.1f} s, {left_s:.1f} s are left",
+    "next-rung": "{codec} may be next",
+    "too-slow": "{codec} would take {expected_s:.1f} s",
+    "would-fit": "{codec} would fit ({expected_s:.1f} s of {left_s:.1f} s), and did for {rounds} of {patience} rounds",
+    # local work
+    "speed-unknown": "{steps} steps, since nothing is known of its speed yet",
+    "whole-pass": "a whole pass of {steps} steps fits into {left_s:.1f} s",
+    "part-pass": "{steps} of the {pass_steps} steps of a pass fit into {left_s:.1f} s, at {step_s:.2f} s each",
+    "small-batch": "each step has {batch} examples",
+    "least-work": "even {steps} steps of {batch} examples take longer than the {left_s:.1f} s that it has",
+    "earlier-runs": "estimated from earlier runs",
+    # sampling
+    "sampled": "sampled by {by}: {fastest_s:.2f} s to {slowest_s:.2f} s for each {of}, weights from 1 to {least:.2f}",
+    "sampled-alike": "sampled by {by}: no device is measured yet, so all have the same weight",
+    "as-fastest": "not measured yet: {count}, with the weight of the fastest",
+    # not selected
+    "unable": "{text}",
+    "busy": "busy with round {round}",
+    "slots": "at most {most} devices work at once",
+    "no-slot": "no concurrency slot is free: {at_work} devices work on earlier rounds, and at most {most} work at once",
+    "when-free": "selected when a concurrency slot is free: at most {most} devices work at once",
+    "not-sampled": "not sampled",
+    "sampled-out": "not sampled: its weight is {weight:.2f} of the fastest's, with {seconds:.2f} s for each {of}",
+    "sampled-out-unmeasured": "not sampled: it is not measured yet, and has the weight of the fastest",
+    # selected during a round
+    "replaces": "{possible} of {target} replies could still come, {left_s:.0f} s were left",
+    "silent": "too long without a reply to hold a concurrency slot: {count} ({devices})",
+    "none-at-work": "no concurrency slot is free, but no device works on this round",
+    "idle": "it was idle",
+    "buffered": "the buffer has its update",
+    "at-work": "devices at work: {at_work}",
+    "slots-taken": "devices at work: {at_work} of at most {most}",
+    # first model
+    "first-model": "{device} makes the first model",
+    "seed": "the seed selected it from {devices}",
+    "selected-again": "it is selected again",
+    "instead-of": "it replaces {device} ({kind})",
+    "within": "it may take {seconds:g} s",
+    "first-model-failed": "{device}, which makes the first model: {kind}: {text}",
+    "first-model-of": "the first model is {device}'s",
+    # notes on the plan
+    "large-buffer": (
+        "[cohort] buffer = {buffer} is more than the {devices} devices online: each buffer closes with the updates of "
+        "all of them"
+    ),
+    "stale-buffer": (
+        "with {at_work} devices at work and [cohort] buffer = {buffer} most replies are about {staleness} versions "
+        "behind, and [cohort] max_staleness = {most} drops them: a larger buffer, or max_concurrency = {concurrency}"
+    ),
+    "same-buffer": (
+        "all {devices} devices work at once and [cohort] buffer = {buffer}: fast ones train again from a version that "
+        "they have just trained from, which costs accuracy where data differ; with max_concurrency = {buffer} they "
+        "take turns"
+    ),
+}
+
+
+def sentence(reasons: Reasons) -> str:
+    """Return the reasons of one decision as one sentence; "" if there are none.
+
+    >>> sentence([["fits", {"expected_s": 25.0, "left_s": 27.0}], ["next-rung", {"codec": "fp16"}]])
+    '25.0 s fit into 27.0 s; fp16 may be next'
+    """
+    return "; ".join(SENTENCES[code].format(**numbers) for code, numbers in reasons)
+
+
+def deadline_sentence(seconds: float, reasons: Reasons) -> str:
+    """Return a deadline with its reasons; "" if no reason is known.
+
+    >>> deadline_sentence(60.0, [["planned", {}]])
+    '60 s: set by the plan'
+    """
+    return f"{seconds:g} s: {sentence(reasons)}" if reasons else ""

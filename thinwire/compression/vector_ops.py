@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.compression.base import BLOCK, BUCKET, buckets, not_finite
+from thinwire.compression.base import BLOCK, BUCKET, Scales, Symbols, buckets, not_finite, packed_bytes
 from thinwire.compression.native import each, kernel
 
 if TYPE_CHECKING:
-    from thinwire.compression.base import Indices
+    from thinwire.compression.base import FusedQuantizer, Indices
+    from thinwire.compression.feedback import Memory
     from thinwire.core.types import Vector
 
 
@@ -255,3 +256,36 @@ def address(indices: Indices) -> int:
     if indices.dtype != np.int64 or not indices.flags.c_contiguous:
         raise ValueError(f"indices are contiguous int64, not {indices.dtype}")
     return int(indices.ctypes.data)
+
+
+CACHED = 1 << 18  # elements: of three passes over these, the last two find them in the second- or third-level cache
+WritePart = Callable[["Vector", NDArray[np.uint8], Scales, int], Symbols]
+
+
+def encode_in_parts(
+    quantizer: FusedQuantizer,
+    write: WritePart,
+    values: Vector,
+    memory: Memory,
+    symbols: NDArray[np.uint8],
+    scales: Scales,
+) -> None:
+    """Encode `values` compensated by `memory` in parts that stay in cache, and overwrite them with the updated memory.
+
+    `write(part, packed, scales, first)` runs a kernel that has no form with memory; it returns the symbols for
+    `FusedQuantizer.add`. `first` is the index of the part's first value.
+    """
+
+    def encode(start: int, stop: int) -> None:
+        for a in range(start, stop, CACHED):
+            b = min(a + CACHED, stop)
+            here = slice(a, b)
+            memory.compensate(values, here)
+            packed = symbols[packed_bytes(a, quantizer.bits) : packed_bytes(b, quantizer.bits)]
+            own = scales[quantizer.scales_count(a) : quantizer.scales_count(b)]
+            found = write(values[here], packed, own, a)
+            memory.restart(values, here)
+            quantizer.add(found, own, slice(0, b - a), 0, np.float32(memory.weight), True, values[here])
+            memory.require_finite(values, here)
+
+    each(0, values.size, encode)

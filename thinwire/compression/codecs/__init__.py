@@ -1,6 +1,6 @@
 """The built-in codecs. This folder is their list: a file is named by the stages that it holds, joined by `_`.
 
-`int8_qsgd.py` holds the stages `int8` and `qsgd`. The class of a stage has the stage's name, whatever its capitals.
+`pack_zstd.py` holds the stages `pack` and `zstd`. The class of a stage has the stage's name, whatever its capitals.
 Specs, laws, documents and benchmarks read the list. A file is imported on first use. Every file here is such a list of
 stages: code that codecs share is in `vector_ops.py`, or is imported from another codec's file.
 

@@ -21,9 +21,9 @@ from thinwire.compression.base import (
     buckets,
     not_finite,
 )
-from thinwire.compression.codecs import int8_qsgd as uniform
+from thinwire.compression.codecs import int8_qsgd_natural as uniform
 from thinwire.compression.codecs import read_number
-from thinwire.compression.codecs.pack import Packed, encode_in_parts
+from thinwire.compression.codecs.pack_zstd import Packed
 from thinwire.compression.native import (
     add_in_parts,
     each,
@@ -33,7 +33,7 @@ from thinwire.compression.native import (
     stored,
     write_in_parts,
 )
-from thinwire.compression.vector_ops import blocks, bucket_sums, maxima, rms, root_of, scaled
+from thinwire.compression.vector_ops import blocks, bucket_sums, encode_in_parts, maxima, rms, root_of, scaled
 from thinwire.core.errors import BadPayload, CodecError
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from thinwire.compression.base import Symbols, not_finite
 from thinwire.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from thinwire.compression.codecs.pack import Packed
+    from thinwire.compression.codecs.pack_zstd import Packed
     from thinwire.compression.feedback import Memory
     from thinwire.core.types import Vector
 

@@ -1,4 +1,4 @@
-"""Vector operations that codecs share: checks of input vectors, blocks, buckets, sums and thresholds.
+"""Vector operations that codecs share: blocks, buckets, sums, thresholds, and encoding in parts.
 
 Each runs its kernel, or numpy if that is the path; both give the same bits.
 
@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.compression.base import BLOCK, BUCKET, Scales, Symbols, buckets, not_finite, packed_bytes
-from thinwire.compression.native import each, kernel
+from thinwire.compression.base import BLOCK, BUCKET, Scales, Symbols, buckets, packed_bytes
+from thinwire.compression.native import address, each, kernel, require_vector
+from thinwire.core.errors import NonFiniteUpdate
 
 if TYPE_CHECKING:
     from thinwire.compression.base import FusedQuantizer, Indices
@@ -27,34 +28,10 @@ if TYPE_CHECKING:
     from thinwire.core.types import Vector
 
 
-def require_vector(x: Vector, size: int) -> None:
-    """Raise ValueError unless `x` is a contiguous, aligned float32 vector of this size.
-
-    This is not a `ThinwireError`. Those refuse input of people and other machines, which never chooses an array's type
-    or strides. The caller's own code does, so a wrong array is a bug in the caller; nothing is changed.
-    """
-    if x.dtype != np.float32 or x.ndim != 1 or not x.flags.c_contiguous:
-        raise ValueError(f"expected a contiguous 1-D float32 vector, got {x.dtype} of shape {x.shape}")
-    if not x.flags.aligned:
-        raise ValueError("expected a float32 vector at a multiple of 4 bytes")
-    if x.size != size:
-        raise ValueError(f"expected {size} values, got {x.size}")
-
-
-def require_writable(x: Vector, size: int) -> None:
-    """Raise ValueError as `require_vector` does, or if `x` is read-only.
-
-    A kernel gets only the address and cannot check it.
-    """
-    require_vector(x, size)
-    if not x.flags.writeable:
-        raise ValueError("expected a float32 vector that may be written, got one that is read-only")
-
-
 def require_finite(x: Vector) -> None:
     """Raise NonFiniteUpdate if `x` holds NaN or infinity."""
     if not finite(x):
-        raise not_finite()
+        raise NonFiniteUpdate
 
 
 def add_finite(x: Vector, other: Vector, sign: float = 1.0) -> None:
@@ -71,7 +48,7 @@ def add_finite(x: Vector, other: Vector, sign: float = 1.0) -> None:
                 add(x[start:stop], other[start:stop], out=x[start:stop])
                 require_finite(x[start:stop])
     elif not all(each(0, x.size, lambda a, b: run(to + 4 * a, of + 4 * a, b - a, sign))):
-        raise not_finite()
+        raise NonFiniteUpdate
 
 
 def finite(x: NDArray[Any]) -> bool:
@@ -249,13 +226,6 @@ def write_scaled(values: Vector, factor: np.float32, adds: bool, into: Vector, p
         into[places] += scaled
     else:
         into[places] = scaled
-
-
-def address(indices: Indices) -> int:
-    """Return the address of indices for a kernel; raise ValueError unless they are contiguous int64."""
-    if indices.dtype != np.int64 or not indices.flags.c_contiguous:
-        raise ValueError(f"indices are contiguous int64, not {indices.dtype}")
-    return int(indices.ctypes.data)
 
 
 CACHED = 1 << 18  # elements: of three passes over these, the last two find them in the second- or third-level cache

@@ -17,7 +17,6 @@ from thinwire.compression.base import (
     Symbols,
     Unbiased,
     buckets,
-    not_finite,
 )
 from thinwire.compression.codecs import read_whole
 from thinwire.compression.native import (
@@ -31,7 +30,7 @@ from thinwire.compression.native import (
     write_in_parts,
 )
 from thinwire.compression.vector_ops import blocks, bucket_sums, encode_in_parts, maxima, scaled
-from thinwire.core.errors import BadPayload, CodecError
+from thinwire.core.errors import BadPayload, CodecError, NonFiniteUpdate
 from thinwire.core.prng import uniform
 
 if TYPE_CHECKING:
@@ -248,7 +247,7 @@ class Qsgd(UniformQuantizer):
         assert memory is None, "inside error feedback it rounds to nearest: see `under_feedback`"
         squares = bucket_sums(values, 2)
         if not np.isfinite(squares).all():
-            raise not_finite()
+            raise NonFiniteUpdate
         scales[:] = self._norms(squares)
         write_rounded(values, scales, self.levels, word, self.bits, symbols)
 

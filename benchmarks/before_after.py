@@ -1,4 +1,4 @@
-"""Benchmarks of two commits beside each other: how much faster and smaller the second one is, with 95 % intervals.
+"""Benchmarks of two commits beside each other: how much slower and larger the second one is, with 95 % intervals.
 
     python -m benchmarks.before_after OLD NEW [--only codecs fold] [--pairs 10] [--preset small] --json
 
@@ -7,9 +7,13 @@ here. A pair is one run of a benchmark on each commit, one after the other, and 
 the machine down slows both. `time` is the seconds that the benchmark took as a whole, and `memory` the largest resident
 set of a process of it. All its own figures are compared too.
 
-A ratio is that of the medians, the old one over the new one, or the new one over the old one where larger is better
-(`LARGER`). So above 1 the new commit is better. `BENCHMARK_FIGURE_low` is the lower end of its bootstrap interval, from
-drawing pairs again. Figures that only one of the commits has, and benchmarks that do not run on one, are rows.
+A ratio is that of the medians, the new one over the old one, or the old one over the new one where larger is better
+(`LARGER`). So above 1 the new commit is worse. `BENCHMARK_FIGURE_low` is the lower end of its bootstrap interval, from
+drawing pairs again. `worst_time_low` and `worst_memory_low` are the largest lower ends of all benchmarks' `time` and
+`memory`: at most 1.05 says that no benchmark shows a new commit that is more than 5 % slower or larger.
+
+A benchmark that was renamed runs under its earlier name (`EARLIER`) on a commit that has no file of the new name.
+Figures that only one of the commits has, and benchmarks that do not run on one, are rows.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,9 +40,11 @@ from benchmarks.entry import Measured, arguments, end_what_we_started
 ROOT = Path(__file__).parents[1]
 DEFAULT = ("codecs", "fold", "round_overhead", "simulation", "device_api", "device_footprint")
 PRESETS = ("tiny", "small", "full")
-LARGER = re.compile(r"per_s\b|gb_s\b|share|accuracy|sim_\w*ratio|noop_ratio")
+EARLIER = {"device_api": "door", "device_footprint": "node_footprint"}  # names of benchmarks before they were renamed
+LARGER = re.compile(r"per_s\b|gb_s\b|(?<!unaccounted_)share|accuracy|sim_\w*ratio|noop_ratio")
 DRAWS = 2000
 SIDES = ("before", "after")
+OWN = ("time", "memory")  # figures of every benchmark, which this one takes
 
 
 @dataclass
@@ -52,7 +58,7 @@ class Side:
 
     def run(self, benchmark: str, preset: str) -> None:
         """Run a benchmark of this commit; a failure is kept, and its later runs are left out."""
-        words = [sys.executable, "-m", f"benchmarks.{benchmark}", "--preset", preset, "--json"]
+        words = [sys.executable, "-m", f"benchmarks.{self.name_of(benchmark)}", "--preset", preset, "--json"]
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             began = time.perf_counter()
             process = subprocess.Popen(words, cwd=self.folder, env=self._environment, stdout=out, stderr=err)
@@ -69,6 +75,11 @@ class Side:
         figures = {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
         memory = usage.ru_maxrss / 1024 / (1024 if sys.platform == "darwin" else 1)
         self.runs.setdefault(benchmark, []).append({"time": seconds, "memory": memory, **figures})
+
+    def name_of(self, benchmark: str) -> str:
+        """The name that the benchmark has on this commit."""
+        folder, earlier = self.folder / "benchmarks", EARLIER.get(benchmark, benchmark)
+        return benchmark if (folder / f"{benchmark}.py").exists() or (folder / benchmark).is_dir() else earlier
 
     def build(self) -> None:
         """Build the kernels; without them a commit runs in numpy, which is noted."""
@@ -109,9 +120,9 @@ def interval(before: Sequence[float], after: Sequence[float], larger: bool) -> t
     """The ratio of the medians, and the lower and the upper end of its 95 % interval.
 
     >>> interval([2.0, 2.0, 2.0], [1.0, 1.0, 1.0], larger=False)
-    (2.0, 2.0, 2.0)
+    (0.5, 0.5, 0.5)
     """
-    over, under = (np.array(after), np.array(before)) if larger else (np.array(before), np.array(after))
+    over, under = (np.array(before), np.array(after)) if larger else (np.array(after), np.array(before))
     drawn = np.random.default_rng(1).integers(0, len(over), (DRAWS, len(over)))
     with np.errstate(divide="ignore", invalid="ignore"):
         ratios = np.median(over[drawn], axis=1) / np.median(under[drawn], axis=1)
@@ -160,7 +171,13 @@ def measure(commits: Sequence[str], benchmarks: Sequence[str], pairs: int, prese
             found, more = compared(benchmark, *sides)
             rows += found
             figures |= more
-    return rows, figures
+    return rows, figures | worst(rows)
+
+
+def worst(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The largest lower ends of `time` and `memory` over all benchmarks."""
+    lows = {key: [row["low"] for row in rows if row.get("figure") == key and "low" in row] for key in OWN}
+    return {f"worst_{key}_low": max(found) for key, found in lows.items() if found}
 
 
 def main() -> None:

@@ -52,7 +52,7 @@ def plan_of(algorithm: str, codec: str, rounds: int, seed: int) -> RunPlan:
         "run": {"task": "digits", "rounds": rounds, "seed": seed},
         "cohort": {"clients": ASKED, "late": "drop", "max_weight": "none"},
         "local": {"lr": LR, "steps": STEPS},
-        "uplink": {"codec": codec, **({"feedback": "none"} if codec == "identity" else {})},
+        "uplink": {"codec": codec},
     }
     return RunPlan.from_json({name: {**table, **SETS[algorithm].get(name, {})} for name, table in raw.items()})
 

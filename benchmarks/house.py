@@ -6,7 +6,7 @@ Sizes. `python_files`, `lines` (all lines) and `files_over_400` count the `.py` 
 `files_under_60` leaves out `__init__`, `__main__`, migrations and files of one codec (folder `codecs`).
 
 `closure_encode`: modules of ours that a fresh process has imported once it has encoded a vector with `int8` and error
-feedback.
+feedback. `files_per_encode`: files of ours in which one more encode calls a function; parsing and binding are over.
 
 Files of one update, of one assignment. A run is started as a person starts it: an aggregator, a client with its worker,
 and a plan of one client, `int8` with error feedback, everything else as it is by default. In the three processes
@@ -43,7 +43,7 @@ import threading
 import time
 from bisect import bisect
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -65,8 +65,11 @@ import numpy as np
 from thinwire.compression import feedback, parse
 from thinwire.core import Key, Layout
 codec = feedback(parse("int8")).bind(Layout.of({"w": (1000,)}))
-codec.encode(np.ones(1000, np.float32), codec.init(), Key(1))
-print(sum(name.partition(".")[0] == "thinwire" for name in sys.modules))
+key, (first, second) = Key(1), np.ones((2, 1000), np.float32)
+state = codec.encode(first, codec.init(), key).state
+closure = sum(name.partition(".")[0] == "thinwire" for name in sys.modules)
+from benchmarks.house import files_called
+print(closure, *files_called(lambda: codec.encode(second, state, key)))
 """
 
 COUNTED = {  # by part: the folder under thinwire/
@@ -117,7 +120,9 @@ def measure(preset: Preset, folder: Path) -> tuple[list[dict[str, Any]], dict[st
     """Count all of it."""
     rows, figures = list[dict[str, Any]](), dict[str, float](sizes(OURS))
     done = subprocess.run([sys.executable, "-c", ENCODE], cwd=ROOT, capture_output=True, text=True, check=True)
-    figures["closure_encode"] = int(done.stdout)
+    closure, *files = done.stdout.split()
+    figures["closure_encode"], figures["files_per_encode"] = int(closure), len(files)
+    rows += [{"what": "file of one encode", "file": name} for name in files]
     for what, found in called(preset.rounds, folder).items():
         parts = Counter(name.split("/")[1] for name in found)
         counted = COUNTED[what]
@@ -251,20 +256,35 @@ def in_most_periods(calls: str, starts: list[float]) -> list[str]:
     return sorted(name for name, periods in found.items() if len(periods) > (len(starts) - 1 - FIRST) / 2)
 
 
+def files_called(work: Callable[[], object]) -> list[str]:
+    """Return the files of ours in which a call of `work` calls a function, sorted."""
+    found = set[str]()
+    sys.setprofile(lambda frame, event, _: found.add(file_of(frame)) if event == "call" else None)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return sorted(found - {""})
+
+
+def file_of(frame: FrameType) -> str:
+    """Return the file of ours whose function runs, or "" for other code and for bodies of modules and classes."""
+    code = frame.f_code
+    ours = bool(code.co_flags & inspect.CO_OPTIMIZED) and code.co_filename.startswith(f"{OURS}{os.sep}")
+    return _name(Path(code.co_filename)) if ours else ""
+
+
 def trace() -> None:
     """Note from here on, in all threads of this process, which files of ours run a function, and when."""
     out = os.open(Path(os.environ[TRACE]) / f"{os.getpid()}.calls", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     names, last = dict[Any, str](), dict[str, int]()
-    root = f"{OURS}{os.sep}"
 
     def note(frame: FrameType, event: str, _argument: object) -> None:
         if event != "call":
             return
         code = frame.f_code
         if (name := names.get(code)) is None:
-            is_function = code.co_flags & inspect.CO_OPTIMIZED  # and no module's or class's body
-            ours = bool(is_function) and code.co_filename.startswith(root)
-            name = names[code] = _name(Path(code.co_filename)) if ours else ""
+            name = names[code] = file_of(frame)
         if name and last.get(name) != (tick := int(TICKS_PER_S * (now := time.monotonic()))):
             last[name] = tick
             os.write(out, f"{now} {name}\n".encode())

@@ -17,9 +17,8 @@ rows, and the ratios, are missing where flwr is not installed.
 Figures, theirs over ours, at the first cohort of the preset: `client_cpu_ratio` and `server_cpu_ratio` (no rotation;
 `server_cpu_ratio_drop` with the most drop-outs), `bytes_ratio_dense` (8 bits and rotation, against int64 as SecAgg+
 sends it), `bytes_ratio_modulus` (against 4 bytes a parameter, which its modulus of 2^32 needs), `bytes_ratio_support`
-(a support of 0.1). `server_peak_models` and `client_peak_models` are the most of all our rows of that size. Of the
-figures that the design asks for, `support_gap` and `round_slowdown` are not here: they need a round runner that drives
-secure rounds.
+(a support of 0.1). `server_peak_models` and `client_peak_models` are the most of all our rows of that size. Neither the
+time of a whole secure round nor the accuracy that a support costs is measured here.
 
 The small preset takes two minutes on two free cores; the full one takes hours, nearly all of them Flower's.
 """

@@ -129,7 +129,7 @@ TW_EXPORT void TW(eden_add)(
     }
 }
 
-// Encodes with error feedback block by block (see held.hpp); the tail is not changed. Signs are a hash of
+// Encodes with error feedback block by block (see memory.hpp); the tail is not changed. Signs are a hash of
 // index ^ word, and a block begins where index + i == index ^ i.
 TW_EXPORT int32_t TW(eden_held)(
     float* values, const float* held, float sign, int64_t size, uint32_t first, uint32_t word, int32_t width,

@@ -1,4 +1,5 @@
-// float16 with a power of two for each bucket, and bfloat16; thinwire/compression/codecs/casts.py defines the bits.
+// float16 with a power of two for each bucket, and bfloat16; thinwire/compression/codecs/identity_fp16_bf16.py defines
+// the bits.
 #pragma once
 
 namespace {

@@ -1,4 +1,4 @@
-// Uniform quantizers; thinwire/compression/codecs/uniform.py defines the bits.
+// Uniform quantizers; thinwire/compression/codecs/int8_qsgd_natural.py defines the bits.
 #pragma once
 
 namespace {

@@ -1,4 +1,5 @@
-// Natural compression: powers of two, rounded at random; thinwire/compression/codecs/natural.py defines the bits.
+// Natural compression: powers of two, rounded at random; thinwire/compression/codecs/int8_qsgd_natural.py defines the
+// bits.
 #pragma once
 
 namespace {

@@ -1,5 +1,5 @@
 // Packs symbols of `bits` bits, eight at a time: eight symbols of b bits are b bytes
-// (thinwire/compression/codecs/bitpack.py defines the bits).
+// (thinwire/compression/codecs/pack_zstd.py defines the bits).
 #pragma once
 
 namespace {

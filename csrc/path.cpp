@@ -30,7 +30,7 @@
 #include "lowrank.hpp"
 #include "sums.hpp"
 #include "ternary.hpp"
-#include "held.hpp"
+#include "memory.hpp"
 #include "rotation.hpp"
 #include "eden_block.hpp"
 #include "eden.hpp"

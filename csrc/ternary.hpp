@@ -1,5 +1,5 @@
 // ternary (signs times one scale a tensor) and twobit (a step up, down or none);
-// thinwire/compression/codecs/low_bit.py defines the bits.
+// thinwire/compression/codecs/sign_ternary_twobit.py defines the bits.
 #pragma once
 
 // Tensor t has the values edges[t] .. edges[t + 1] and a scale for each of its buckets. With `nearest`, each bucket

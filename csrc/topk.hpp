@@ -1,4 +1,4 @@
-// Selects the values that reach a threshold (thinwire/compression/codecs/sparsify.py).
+// Selects the values that reach a threshold (thinwire/compression/codecs/topk_randk_threshold.py).
 #pragma once
 
 // Writes the indices, counted from `first`, and the bits of all values whose magnitude reaches `least`; returns their

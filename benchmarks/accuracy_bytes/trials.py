@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from thinwire.compression.chain import PLAIN
 from thinwire.core.plan import RunPlan
 from thinwire.reports.sweep_results import Made
 from thinwire.simulation.sweep import plan_of
@@ -24,7 +25,7 @@ class Chain:
     codec: str
     feedback: str = "classic"
     decay: float = 1.0
-    down: str = "identity"
+    down: str = PLAIN
 
     @property
     def name(self) -> str:
@@ -34,11 +35,11 @@ class Chain:
         'topk(0.01) > sign, decay 0.9'
         """
         said = [self.codec] + [self.feedback] * (self.feedback != "classic")
-        said += [f"decay {self.decay:g}"] * (self.decay != 1) + [f"down {self.down}"] * (self.down != "identity")
+        said += [f"decay {self.decay:g}"] * (self.decay != 1) + [f"down {self.down}"] * (self.down != PLAIN)
         return ", ".join(said)
 
 
-FP32, FP16 = Chain("identity"), Chain("fp16")
+FP32, FP16 = Chain(PLAIN), Chain("fp16")
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from benchmarks.accuracy_bytes.links import LINKS
 from benchmarks.accuracy_bytes.links import name as link_name
 from benchmarks.accuracy_bytes.models import FULL
 from benchmarks.accuracy_bytes.selection import FALLBACK
+from benchmarks.accuracy_bytes.trials import FP32
 from docs.generate.accuracy_text import PAGE
 from docs.generate.evidence import paragraph
 from docs.generate.names import code, count, key, name_of, or_never, signed
@@ -121,7 +122,7 @@ def _rows(rows: Iterable[Part], rates: Mapping[str, float]) -> list[tuple[str, .
 
 
 def _difference(row: Part) -> tuple[str, str]:
-    if row["chain"] == "identity":
+    if row["chain"] == FP32.name:
         return "", ""
     return _bounded(row["difference"])
 
@@ -140,7 +141,7 @@ def _first(part: Part) -> str:
 
 def _gap(part: Part) -> str:
     """The gap over R: how far behind fp32 each chain is on the way."""
-    curves = {chain: points for chain, points in part["curves"].items() if chain != "identity"}
+    curves = {chain: points for chain, points in part["curves"].items() if chain != FP32.name}
     points: list[dict[str, Any]] = next(iter(curves.values()), [])
     at = sorted({points[len(points) * share // STOPS - 1]["round"] for share in range(1, STOPS + 1)} if points else ())
     rows = []

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from benchmarks.accuracy_bytes.trials import FP32
 from thinwire.aggregation.plan_codecs import feedback_of
 from thinwire.core.plan_schema import UplinkSection
 
-NAMES = {"identity": "fp32", "fp16": "fp16"}
+NAMES = {FP32.name: "fp32"}
 
 
 def key(name: str) -> str:
@@ -23,7 +24,7 @@ def code(chain: str, down: bool = False) -> str:
     ('`topk(0.02) > sign > rice`, `feedback = "ef21"`', '`stc(0.04)`, `decay = 0.9`')
     """
     spec, *options = name_of(chain).split(", ")
-    if chain == "identity":
+    if chain == FP32.name:
         return spec
     if down:
         return f"`{spec}`"

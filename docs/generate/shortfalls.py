@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.accuracy_bytes.bound import MARGIN
 from benchmarks.accuracy_bytes.selection import FALLBACK
-from benchmarks.accuracy_bytes.trials import Chain
+from benchmarks.accuracy_bytes.trials import FP32, Chain
 from docs.generate.names import code
 from thinwire.aggregation.plan_codecs import feedback_of
 from thinwire.core.plan_schema import UplinkSection
@@ -64,7 +64,7 @@ def slower(part: Part) -> str:
     chosen, found = part["conclusion"]["chain"], part["to_target"]
     if chosen not in found:
         return ""
-    (own, plain), link = (found[chosen], found["identity"]), SECONDS_ON
+    (own, plain), link = (found[chosen], found[FP32.name]), SECONDS_ON
     if own["seconds"][link] is None or plain["seconds"][link] is None or own["seconds"][link] <= plain["seconds"][link]:
         return ""
     quicker = ", ".join(

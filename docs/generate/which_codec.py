@@ -5,6 +5,7 @@ from __future__ import annotations
 from benchmarks.accuracy_bytes.changed import CHANGED, PROTOCOL
 from benchmarks.accuracy_bytes.committed import finished, read, reasons
 from benchmarks.accuracy_bytes.models import FULL
+from benchmarks.accuracy_bytes.trials import FP32
 from docs.generate.evidence import paragraph
 from docs.generate.names import code, count, key, or_never, size
 from docs.generate.shortfalls import Part, default_elsewhere, default_here, slower
@@ -46,7 +47,7 @@ def _on_a_link(part: Part) -> str:
     for chain, one in part["to_target"].items():
         row = of_a[chain]
         rows.append((
-            code(chain), f"{row['ratio']:.0f}", "" if chain == "identity" else lost(row), size(row["bytes_up"]),
+            code(chain), f"{row['ratio']:.0f}", "" if chain == FP32.name else lost(row), size(row["bytes_up"]),
             or_never(one["seconds"]["10 Mb/s, 20 ms"], ",.1f"), or_never(one["seconds"]["1 Mb/s, 20 ms"], ",.1f"),
         ))  # fmt: skip
     target = next(iter(part["to_target"].values()))["target"]

@@ -145,7 +145,7 @@ def test_what_cannot_carry_it_is_refused_with_the_reason(spec: str, why: str) ->
 
 
 def test_a_codec_that_does_not_contract_cannot_carry_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("thinwire.compression.codecs.int8_qsgd.Int8.kind", lambda self: Contractive(0.0))
+    monkeypatch.setattr("thinwire.compression.codecs.int8_qsgd_natural.Int8.kind", lambda self: Contractive(0.0))
     with pytest.raises(CodecError, match="cannot carry the downlink"):
         Downlink(LAYOUT, "int8", made(1000, 0, "normal", 0))
 

@@ -9,7 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.house import COUNTED, docstrings, in_most_periods, sizes, undocumented
+from benchmarks.house import COUNTED, docstrings, files_called, in_most_periods, sizes, undocumented
+from thinwire.core import Key
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,8 +25,8 @@ def test_it_runs_and_the_document_has_its_shape() -> None:
     assert (made["benchmark"], made["preset"]) == ("house", "tiny")
     figures, rows = made["figures"], made["rows"]
     assert {
-        "python_files", "files_under_60", "files_over_400", "lines", "closure_encode", "files_per_update",
-        "files_per_assignment", "undocumented_public", "banned_words", "riddles",
+        "python_files", "files_under_60", "files_over_400", "lines", "closure_encode", "files_per_encode",
+        "files_per_update", "files_per_assignment", "undocumented_public", "banned_words", "riddles",
     } <= set(figures)  # fmt: skip
     files = {what: {row["file"] for row in rows if row["what"] == f"file of one {what}"} for what in WAYS}
     for what, counted in COUNTED.items():
@@ -33,11 +34,21 @@ def test_it_runs_and_the_document_has_its_shape() -> None:
     assert all((ROOT / name).is_file() for found in files.values() for name in found)
     for what, parts in WAYS.items():
         assert parts <= {name.split("/")[1] for name in files[what]}, f"a step of one {what} was not noted"
+    encode = {row["file"] for row in rows if row["what"] == "file of one encode"}
+    assert len(encode) == figures["files_per_encode"]
+    assert {"thinwire/compression/feedback.py", "thinwire/compression/frame.py"} <= encode
+    assert "thinwire/compression/spec.py" not in encode
     undocumented_rows = [row for row in rows if row["what"] == "without a docstring"]
     assert len(undocumented_rows) == figures["undocumented_public"]
 
 
 WAYS = {"update": {"server", "store", "aggregation"}, "assignment": {"client", "aggregation"}}
+
+
+def test_only_files_whose_functions_are_called_are_files_of_a_call() -> None:
+    key = Key(1)
+    assert files_called(lambda: json.dumps(key.to_bytes().hex())) == ["thinwire/core/prng.py"]
+    assert files_called(lambda: None) == []
 
 
 def test_a_file_that_is_called_from_time_to_time_is_not_counted() -> None:

@@ -11,14 +11,18 @@ import pytest
 from thinwire.aggregation import codecs
 from thinwire.compression.base import Quantizer
 from thinwire.compression.catalog import described, steps
+from thinwire.compression.chain import PLAIN
 from thinwire.compression.codecs.identity_fp16_bf16 import Fp16
 from thinwire.compression.spec import ALIASES
 from thinwire.core import RunPlan
+from thinwire.core.plan_schema import DGC, IDENTITY
 
 
 def test_every_name_is_listed_with_its_role_kind_and_bits(thinwire):
     rows = {row["name"]: row for row in thinwire("codecs", "--json").document}
     assert set(rows) == set(codecs) | set(ALIASES)
+    assert IDENTITY == PLAIN in rows
+    assert rows[DGC]["role"] == "alias"
     assert all(row["role"] in ("quantizer", "sparsifier", "lowrank", "coder", "alias") for row in rows.values())
     assert rows["int8"]["kind"].startswith("unbiased, omega 0.06")
     assert rows["topk"]["kind"] == "contractive, delta 0.01"

@@ -79,7 +79,7 @@ def test_the_start_of_the_process_is_a_part_of_loading(elsewhere: Elsewhere, num
 def test_the_same_seed_gives_the_same_bits_in_process_and_elsewhere(
     tmp_path: Path, elsewhere: Elsewhere, one_thread: None, codec: str, buffers: str
 ) -> None:
-    plan = plan_of(f'momentum = 0.9\nbuffers = "{buffers}"', codec, "classic" if "topk" in codec else "none")
+    plan = plan_of(f'momentum = 0.9\nbuffers = "{buffers}"', codec, "auto")
     found = []
     here = Aggregator(tmp_path, load_task(elsewhere.spec), plan)
     there = elsewhere.session(private_folder(tmp_path / "there"))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from thinwire.compression.base import packed_bytes
 from thinwire.compression.codecs.delta_rice import Rice
-from thinwire.compression.codecs.pack import packed, unpacked
+from thinwire.compression.codecs.pack_zstd import packed, unpacked
 from thinwire.core.errors import BadPayload
 
 

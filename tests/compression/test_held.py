@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from tests.support.codec_examples import QUANTIZERS, SPARSIFIERS, SPECS, layout_of, made
 from thinwire.compression import NoGuarantee, feedback, native, parse
-from thinwire.compression.codecs.pack import CACHED
 from thinwire.compression.feedback import ef21, inside
 from thinwire.compression.native import using_threads
+from thinwire.compression.vector_ops import CACHED
 from thinwire.core import Key
 from thinwire.core.types import Vector
 

@@ -14,8 +14,8 @@ from tests.compression.write_golden import FOLDER, name_of
 from tests.support.codec_examples import QUANTIZERS, SPECS, fixed_vector, is_ours_alone, layout_of, made, rotates
 from thinwire.compression import feedback, native, parse
 from thinwire.compression.codecs.delta_rice import Delta, Rice
-from thinwire.compression.codecs.pack import CACHED
 from thinwire.compression.spec import PerTensorCodec
+from thinwire.compression.vector_ops import CACHED
 from thinwire.core import Key, Layout
 from thinwire.core.errors import BadPayload, NonFiniteUpdate, UsageError
 from thinwire.core.types import Vector

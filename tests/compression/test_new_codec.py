@@ -1,6 +1,6 @@
-"""A new codec is one file: its class declares what the laws, the list, docs, benchmarks and plan rules read.
+"""A new codec is one file: its class declares what the laws, the registry, docs, benchmarks and plan rules read.
 
-The file is of another package, or a built-in one: then nothing but the folder `codecs/` lists it.
+The file is of another package, or a built-in one. `SPIN` is an example of a codec that rotates and has no kernel.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.codecs_elsewhere import install
+from thinwire.compression.base import Quantizer
+from thinwire.compression.codecs import stages_of
 
 ROOT = Path(__file__).parents[2]
 SPIN = '''
@@ -24,38 +26,68 @@ from typing import ClassVar
 import numpy as np
 
 from thinwire.compression.base import Quantizer, Unbiased
-from thinwire.compression.codecs.drive_eden import Eden
+from thinwire.compression.codecs.drive_eden import LARGEST, SMALLEST, rotate, rotate_back, rotated_blocks, signs
 from thinwire.core.errors import BadPayload
+from thinwire.core.prng import second_word, uniform
 
-INNER = Eden(3)
+LEVELS = 7  # on either side of 0
+MOST = np.float32(np.finfo(np.float32).max / LARGEST / LEVELS)  # of a scale: a value adds up LARGEST levels
+
+
+def parts(size):
+    """Return (start, stop, length) of each rotated block, and of the tail, which is not rotated: its length is 1."""
+    blocks = [(start, stop, stop - start) for start, stop in rotated_blocks(size)]
+    rotated = blocks[-1][1] if blocks else 0
+    return blocks + [(rotated, size, 1)] * (rotated < size)
 
 
 @dataclass(frozen=True)
 class Spin(Quantizer):
-    """Rotates at random and sends eight levels, without a kernel."""
+    """Rotates at random and sends 15 levels, rounded at random, without a kernel."""
 
-    examples: ClassVar[tuple[str, ...]] = ("spin",)
+    examples: ClassVar[tuple[str, ...]] = ("spin", "topk(0.3) > spin")
     paper: ClassVar[str] = "Somebody et al. 2026"
     rotates: ClassVar[bool] = True
     seeded: ClassVar[bool] = True
     spec: ClassVar[str] = "spin"
-    bits: ClassVar[int] = 3
-    scales_dtype: ClassVar[np.dtype] = np.dtype(np.uint8)
+    bits: ClassVar[int] = 4
 
     def kind(self):
-        return Unbiased(INNER.omega)
+        # A value's variance is at most scale^2 / 4. In the tail the largest value may hold all of the norm.
+        return Unbiased(SMALLEST / (4 * LEVELS**2))
 
     def scales_count(self, size):
-        return INNER.scales_count(size)
+        return len(parts(size))
 
     def quantize(self, values, word):
-        return INNER._quantize(values, word)
+        symbols, scales = np.zeros(values.size, np.int8), np.zeros(self.scales_count(values.size), np.float32)
+        for at, (start, stop, length) in enumerate(parts(values.size)):
+            _, exponent = np.frexp(np.abs(values[start:stop]).max())  # scaled to about 1: no sum overflows
+            near = np.ldexp(values[start:stop], -exponent).astype(np.float32)
+            turned = rotate(near, signs(start, stop, word)) if length > 1 else near
+            largest = np.abs(turned).max()
+            if largest > 0:
+                # The word has chosen the signs of the rotation: rounding draws from another one.
+                place = turned * (np.float32(LEVELS) / largest) + uniform(start, stop, second_word(word))
+                symbols[start:stop] = np.clip(np.floor(place), -LEVELS, LEVELS)
+                scales[at] = min(float(np.ldexp(float(largest) / LEVELS / length, exponent)), float(MOST))
+        return symbols, scales
 
     def dequantize(self, symbols, scales, span, word):
-        return INNER.dequantize(symbols[0 : symbols.size], scales, span, word)
+        out = np.empty(span.stop - span.start, np.float32)
+        for scale, (start, stop, length) in zip(scales, parts(symbols.size), strict=True):
+            first, last = max(start, span.start), min(stop, span.stop)
+            if first < last:
+                back = symbols[start:stop].astype(np.float32)
+                back = rotate_back(back, signs(start, stop, word)) if length > 1 else back
+                out[first - span.start : last - span.start] = back[first - start : last - start] * scale
+        return out
 
     def check(self, symbols, scales):
-        INNER.check(symbols[0 : symbols.size], scales)
+        if not ((scales >= 0) & (scales <= MOST)).all():
+            raise BadPayload("a scale that spin never makes", why="it is negative, not finite or out of range")
+        if symbols.size and symbols.min() < -LEVELS:
+            raise BadPayload(f"a symbol outside -{LEVELS}..{LEVELS}")
 '''
 ASK = """
 import json
@@ -89,10 +121,22 @@ def package(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def built_in(tmp_path: Path) -> Path:
-    """A folder with a copy of Thinwire, whose folder of codecs has one file more."""
-    shutil.copytree(ROOT / "thinwire", tmp_path / "thinwire", ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "thinwire/compression/codecs/spin.py").write_text(SPIN)
+    """A copy of the repository, whose folder of codecs has one file more."""
+    generated = shutil.ignore_patterns("__pycache__", ".*_cache")
+    for name in ("thinwire", "tests", "benchmarks", "docs", "examples"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=generated)
+    shutil.copy(ROOT / "README.md", tmp_path)
+    (tmp_path / CODEC).write_text(SPIN)
     return tmp_path
+
+
+CODEC = "thinwire/compression/codecs/spin.py"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file of a folder but compiled Python."""
+    files = (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
 def run(folder: Path, *words: str) -> str:
@@ -117,7 +161,7 @@ def test_the_list_the_docs_the_benchmark_and_the_rules_of_plans_take_it_up(
     folder = request.getfixturevalue(place)
     rows = {row["name"]: row for row in json.loads(run(folder, "-m", "thinwire.cli", "codecs", "--json"))}
     assert rows["spin"]["paper"] == "Somebody et al. 2026"
-    assert rows["spin"]["kind"] == "unbiased, omega 0.0358"
+    assert rows["spin"]["kind"] == "unbiased, omega 0.327"
     found = json.loads(run(folder, "-c", ASK))
     assert (str(folder) in found["from"]) == (place == "built_in")
     assert found["timed"]
@@ -130,12 +174,28 @@ def test_the_list_the_docs_the_benchmark_and_the_rules_of_plans_take_it_up(
 
 
 @pytest.mark.slow
-def test_a_built_in_one_keeps_the_laws_and_has_its_golden_files_written_without_being_listed(built_in: Path) -> None:
-    shutil.copytree(ROOT / "tests", built_in / "tests", ignore=shutil.ignore_patterns("__pycache__", "store", "cli"))
-    frames = {file.name: file.read_bytes() for file in (built_in / "tests/golden/frames").iterdir()}
+def test_a_built_in_one_changes_its_golden_files_and_the_reference_page_and_no_other_file(built_in: Path) -> None:
+    before = contents(built_in)
     run(built_in, "-m", "tests.compression.write_golden")
-    written = {file.name: file.read_bytes() for file in (built_in / "tests/golden/frames").iterdir()}
-    assert sorted(set(written) - set(frames)) == ["spin.f4", "spin.frame"]
-    assert frames.items() <= written.items()
+    run(built_in, "-m", "docs.generate")
+    after = contents(built_in)
+    assert {name for name in before | after if before.get(name) != after.get(name)} == {
+        "docs/reference/codecs.md",
+        *(f"tests/golden/frames/{name}.{kind}" for name in ("spin", "topk-0.3-spin") for kind in ("f4", "frame")),
+    }
+    before_page, page = (files["docs/reference/codecs.md"].decode().splitlines() for files in (before, after))
+    (row,) = (line for line in page if line not in before_page)
+    assert row.startswith("| `spin` |")
+    assert [line for line in page if line != row] == before_page
     laws = "(within_its_kind or mean_of_many or canonical) and spin]"
     run(built_in, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", laws, "tests/compression/test_codec_laws.py")
+
+
+def test_a_second_file_of_the_same_stage_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"rotated_qsgd\.py both hold the stage 'qsgd'"):
+        stages_of(["int8_qsgd_natural", "rotated_qsgd"])
+
+
+def test_a_quantizer_that_rotates_must_be_seeded() -> None:
+    with pytest.raises(TypeError, match="Unseeded rotates, so it must be seeded"):
+        type("Unseeded", (Quantizer,), {"rotates": True})

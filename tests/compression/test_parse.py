@@ -91,7 +91,7 @@ def test_the_kind_of_a_chain_follows_from_its_steps() -> None:
 def test_feedback_stands_around_what_contracts_only(monkeypatch: pytest.MonkeyPatch) -> None:
     codecs.require_contraction("topk(0.01) > int8 > zstd")
     codecs.require_contraction("identity")
-    monkeypatch.setattr("thinwire.compression.codecs.int8_qsgd.Int8.kind", lambda self: Contractive(0.0))
+    monkeypatch.setattr("thinwire.compression.codecs.int8_qsgd_natural.Int8.kind", lambda self: Contractive(0.0))
     for spec in ("int8", "topk(0.5) > int8", "layers(a=int8; *=fp16)"):
         with pytest.raises(CodecError, match="would diverge"):
             feedback(parse(spec)).bind(Layout.of({"a": (8,), "b": (8,)}))

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.codec_examples import decoded, layout_of, made
 from thinwire.compression import parse
-from thinwire.compression.codecs.int8_qsgd import Qsgd
+from thinwire.compression.codecs.int8_qsgd_natural import Qsgd
 from thinwire.compression.codecs.sign_ternary_twobit import Sign, Ternary, TwoBit
 from thinwire.core import Key
 

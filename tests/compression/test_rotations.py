@@ -18,6 +18,14 @@ from thinwire.compression.codecs.drive_eden import (
     rotate_back,
     signs,
 )
+from thinwire.core.prng import second_word, uniform
+
+
+def test_rounding_behind_a_rotation_draws_from_a_second_word_because_signs_has_the_bits_of_the_first() -> None:
+    negative = signs(0, 1 << 16, 7) != 0
+    assert np.array_equal(uniform(0, 1 << 16, 7) >= 0.5, negative)
+    alike = (uniform(0, 1 << 16, second_word(7)) >= 0.5) == negative
+    assert abs(alike.mean() - 0.5) < 4 * 0.5 / 256  # four standard deviations
 
 
 def test_the_transform_is_hadamards() -> None:

@@ -16,7 +16,7 @@ from tests.support.codecs_elsewhere import install
 from thinwire.compression import Contractive, parse
 from thinwire.compression.catalog import steps
 from thinwire.compression.feedback import ef21, feedback
-from thinwire.conformance.strategies import made
+from thinwire.conformance.codec_suite import made
 from thinwire.core import Key, Layout
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from thinwire.compression.base import Coder, Quantizer
-from thinwire.compression.catalog import Steps
+from thinwire.compression.codecs import admit
 from thinwire.compression.codecs.identity_fp16_bf16 import Fp16, Identity
 from thinwire.core.errors import CodecError
 from thinwire.core.registry import Registry
@@ -69,10 +69,10 @@ def test_what_is_no_step_of_a_chain_is_refused(
 ) -> None:
     elsewhere.mine = type("Mine", (base,), parts)  # type: ignore[attr-defined]
     with pytest.raises(CodecError) as caught:
-        Steps("codec", group=GROUP).find("mine")
+        Registry("codec", GROUP, admit).find("mine")
     assert said in caught.value.why
 
 
 def test_an_installed_step_is_one_like_ours(elsewhere: ModuleType) -> None:
     elsewhere.mine = type("Mine", (Identity,), {"examples": ("mine",)})  # type: ignore[attr-defined]
-    assert Steps("codec", group=GROUP).find("mine").role == "quantizer"
+    assert Registry("codec", GROUP, admit).find("mine").role == "quantizer"

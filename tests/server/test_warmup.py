@@ -4,6 +4,7 @@ assignment.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from decimal import Decimal
 
 import numpy as np
@@ -12,10 +13,13 @@ import pytest
 from tests.support.server_bench import Bench, scripted
 from thinwire.aggregation import codecs
 from thinwire.aggregation.plan_codecs import codec_of, encoder, less_compressed
+from thinwire.compression.base import Contractive, ErrorBound, Indices, Sparsifier
+from thinwire.compression.codecs import registry
 from thinwire.core import Key, Layout, RunPlan
 from thinwire.core.errors import CodecError
 from thinwire.core.events import UpdateAccepted, UpdateDropped
 from thinwire.core.plan_schema import UplinkSection
+from thinwire.core.types import Vector
 from thinwire.simulation import Turn
 
 DGC = '[run]\ntask = "d"\n[local]\nlr = 1\nsteps = {}\n{}\n[uplink]\ncodec = "{}"\n'
@@ -50,6 +54,39 @@ def test_a_warm_up_is_never_sparser_than_the_plan():
     assert less_compressed('layers("b"=fp16; *=topk(0.01))', Decimal("0.1")) == 'layers("b"=fp16; *=topk(0.1))'
     with pytest.raises(CodecError, match="warm-up"):
         codec_of(UplinkSection(codec="int8", warmup=WARM), 0)
+
+
+@dataclass(frozen=True)
+class Head(Sparsifier):
+    """A sparsifier of another package, which sends the first values."""
+
+    examples = ("head(0.01)",)
+    part: Decimal
+
+    @classmethod
+    def read(cls, argument: str | None) -> Head:
+        return cls(Decimal(argument or "1"))
+
+    @property
+    def spec(self) -> str:
+        return f"head({self.part})"
+
+    def kind(self) -> ErrorBound:
+        return Contractive(float(self.part))
+
+    def count(self, size: int) -> int:
+        return int(self.part * size)
+
+    def select(self, values: Vector, word: int) -> tuple[Indices, Vector]:
+        return np.arange(self.count(values.size)), values[: self.count(values.size)].copy()
+
+    def with_ratio(self, least: Decimal) -> Head:
+        return replace(self, part=max(self.part, least))
+
+
+def test_a_sparsifier_of_another_package_is_warmed_up_because_its_class_has_a_ratio(monkeypatch):
+    monkeypatch.setitem(registry()._named, "head", Head)
+    assert less_compressed("head(0.01) > int8", Decimal("0.25")) == "head(0.25) > int8"
 
 
 def test_dgc_is_topk_with_momentum_mask_and_the_papers_warm_up():

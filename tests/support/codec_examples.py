@@ -7,7 +7,7 @@ import numpy as np
 from thinwire.aggregation import codecs
 from thinwire.compression import parse
 from thinwire.compression.base import Quantizer, Sparsifier
-from thinwire.conformance.strategies import (
+from thinwire.conformance.codec_suite import (
     dense,
     drawn,
     has_low_rank,

@@ -28,6 +28,7 @@ from thinwire.aggregation.mean import buffer_codec, float_buffers, float_values,
 from thinwire.aggregation.mean import counters as counted
 from thinwire.compression import frame
 from thinwire.compression.base import BLOCK, BoundCodec, NoGuarantee, contraction
+from thinwire.compression.chain import PLAIN
 from thinwire.compression.codecs.powersgd import LowRank
 from thinwire.compression.feedback import inside
 from thinwire.compression.spec import chains, parse
@@ -79,7 +80,7 @@ class Downlink:
         self.layout, self.version = layout, version
         require_downlink(spec)
         self.codec = inside(parse(spec), layout)  # as under feedback: qsgd and ternary round to nearest
-        self.exact = self.codec.spec == "identity"
+        self.exact = self.codec.spec == PLAIN
         self.replica = replica if self.exact else replica.copy()
         self.key = derive(Key(seed), "downlink")
 
@@ -139,7 +140,7 @@ class ModelReplica:
     @cached_property
     def full(self) -> BoundCodec:
         """Return the codec of a full model."""
-        return parse("identity").bind(self.layout)
+        return parse(PLAIN).bind(self.layout)
 
     def apply(self, frames: Iterable[Named], version: int, expected_digest: str) -> Vector:
         """Bring the replica to `version`; raise BadPayload, with `params` as before, if the frames do not lead there.
@@ -269,7 +270,7 @@ def _read_buffers(file: BinaryIO, path: Path, layout: Layout, part: Part) -> Vec
 
 
 def _header(layout: Layout, segment: int, length: int) -> bytes:
-    return frame.header(frame.codec_hash(parse("identity").spec, layout.digest, segment), [(length, False)])
+    return frame.header(frame.codec_hash(parse(PLAIN).spec, layout.digest, segment), [(length, False)])
 
 
 def _damaged(path: Path, part: str) -> DataLost:

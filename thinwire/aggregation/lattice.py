@@ -44,10 +44,11 @@ from numpy.typing import NDArray
 
 from thinwire.aggregation.lattice_window import Lanes, Window, padded_size, rotated_blocks, working_memory
 from thinwire.aggregation.support import SupportWalk
-from thinwire.compression.base import BLOCK, not_finite
+from thinwire.compression.base import BLOCK
 from thinwire.compression.codecs.drive_eden import LARGEST, SMALLEST
-from thinwire.compression.native import each_of, threads
-from thinwire.compression.vector_ops import require_finite, require_writable
+from thinwire.compression.native import each_of, require_writable, threads
+from thinwire.compression.vector_ops import require_finite
+from thinwire.core.errors import NonFiniteUpdate
 from thinwire.core.prng import Key, SecretRng, lowbias32, word32
 
 if TYPE_CHECKING:
@@ -229,7 +230,7 @@ class Lattice:
         weight = min(weight, self.terms.weight_max)
         norm = math.sqrt(part.squares(x))
         if not math.isfinite(norm):  # squares of float32 and their sum are far below the largest float64
-            raise not_finite()
+            raise NonFiniteUpdate
         if self.walk.windows > 1:
             require_finite(x)
         share = weight / self.terms.weight_max

@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from decimal import Decimal
 from fnmatch import fnmatchcase
-from fractions import Fraction
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -27,7 +26,6 @@ from thinwire.compression.base import BoundCodec, NoGuarantee, Step, Unbiased
 from thinwire.compression.catalog import bits, steps
 from thinwire.compression.chain import Chain
 from thinwire.compression.codecs.powersgd import LowRank
-from thinwire.compression.codecs.topk_randk_threshold import RatioSparsifier
 from thinwire.compression.feedback import ef21, feedback
 from thinwire.compression.feedback import feedback as classic
 from thinwire.compression.spec import PerTensorCodec, chains, parse, with_layers
@@ -137,26 +135,22 @@ def less_compressed(spec: str, ratio: Decimal) -> str:
     Raise CodecError if it sends a share nowhere.
     """
     codec = parse(spec)
-    if isinstance(codec, PerTensorCodec):
-        made: PerTensorCodec | Chain = PerTensorCodec(
-            tuple(replace(rule, chain=_less_compressed(rule.chain, ratio)) for rule in codec.rules)
-        )
-    else:
-        made = _less_compressed(codec, ratio)  # type: ignore[assignment]  # the result for a chain is a chain
-    if not _has_ratio(codec):
+    raised = [_with_ratio(chain, ratio) for chain in chains(codec)]
+    if not any(raised):
         raise CodecError(f"a warm-up of {spec!r}", why="it has no ratio that could be larger", hint="topk(0.01) > int8")
-    return made.spec
+    made = [new or old for new, old in zip(raised, chains(codec), strict=True)]
+    if isinstance(codec, PerTensorCodec):
+        rules = zip(codec.rules, made, strict=True)
+        return PerTensorCodec(tuple(replace(rule, chain=chain) for rule, chain in rules)).spec
+    return made[0].spec
 
 
-def _less_compressed(chain: Chain | LowRank, ratio: Decimal) -> Chain | LowRank:
-    if isinstance(chain, LowRank) or not isinstance(chain.sparsifier, RatioSparsifier):
-        return chain
-    own = chain.sparsifier.ratio
-    return replace(chain, sparsifier=replace(chain.sparsifier, ratio=max(own, ratio, key=Fraction).normalize()))
-
-
-def _has_ratio(codec: Chain | LowRank | PerTensorCodec) -> bool:
-    return any(isinstance(chain, Chain) and isinstance(chain.sparsifier, RatioSparsifier) for chain in chains(codec))
+def _with_ratio(chain: Chain | LowRank, least: Decimal) -> Chain | None:
+    """Return the chain that sends at least the share `least`; None if it has no ratio."""
+    if isinstance(chain, LowRank) or chain.sparsifier is None:
+        return None
+    sparsifier = chain.sparsifier.with_ratio(least)
+    return replace(chain, sparsifier=sparsifier) if sparsifier else None
 
 
 NAMED = 12  # tensors listed in an error

@@ -210,26 +210,23 @@ def _wrong(given: Any, size: int) -> str:
     return ""
 
 
-class Optimizers(Registry[Callable[..., ServerOptimizer]]):
-    """The registry of server optimizers by name."""
-
-    def admit(self, name: str, thing: Any) -> Callable[..., ServerOptimizer]:
-        """Return an optimizer of another package; raise CodecError unless it is a whole class that lr alone makes."""
-        called = f"{getattr(thing, '__module__', '?')}:{getattr(thing, '__name__', type(thing).__name__)}"
-        if not (isinstance(thing, type) and issubclass(thing, ServerOptimizer)):
-            why = f"{called} is no subclass of ServerOptimizer"
-        elif missing := sorted(getattr(thing, "__abstractmethods__", ())):
-            why = f"{called} has no {', '.join(missing)}"
+def admit(name: str, thing: Any) -> Callable[..., ServerOptimizer]:
+    """Return an optimizer of another package; raise CodecError unless it is a whole class that lr alone makes."""
+    called = f"{getattr(thing, '__module__', '?')}:{getattr(thing, '__name__', type(thing).__name__)}"
+    if not (isinstance(thing, type) and issubclass(thing, ServerOptimizer)):
+        why = f"{called} is no subclass of ServerOptimizer"
+    elif missing := sorted(getattr(thing, "__abstractmethods__", ())):
+        why = f"{called} has no {', '.join(missing)}"
+    else:
+        try:
+            inspect.signature(thing).bind(lr=1.0)
+        except TypeError:
+            why = f"{called} is not made with lr alone"
         else:
-            try:
-                inspect.signature(thing).bind(lr=1.0)
-            except TypeError:
-                why = f"{called} is not made with lr alone"
-            else:
-                return thing
-        raise CodecError(f"{name!r} is no server optimizer", why=why, hint=CONTRACT)
+            return thing
+    raise CodecError(f"{name!r} is no server optimizer", why=why, hint=CONTRACT)
 
 
-optimizers = Optimizers("server optimizer", group="thinwire.optimizers")
+optimizers: Registry[Callable[..., ServerOptimizer]] = Registry("server optimizer", "thinwire.optimizers", admit)
 for optimizer in (FedAvg, FedAvgM, FedAdam, FedYogi, FedAdagrad):
     optimizers.add(optimizer.__name__.lower(), optimizer)

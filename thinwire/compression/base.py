@@ -20,9 +20,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, TypeAl
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.core.errors import NonFiniteUpdate
+from thinwire.compression.native import NUMPY, chosen
 
 if TYPE_CHECKING:
+    from decimal import Decimal
+
     from thinwire.compression.feedback import Memory
     from thinwire.core.layout import Layout
     from thinwire.core.prng import Key
@@ -141,9 +143,8 @@ class Step(ABC):
 
     `examples` are specs that contain the stage: the conformance suite runs all of them, and the catalog and the
     benchmarks use the first one. A stage that takes an argument has an example with brackets. `paper` names authors
-    and year. `is_cast` is True for a quantizer that only changes the number format. `rotates` is True for a quantizer
-    that rotates at random, and has `seeded` too: its error bound is tested only on dense vectors of 1 024 values or
-    more.
+    and year. `is_cast` is True for a quantizer that only changes the number format. `rotates` is True for one that
+    rotates at random, which must be `seeded`: its error bound is tested only on dense vectors of 1 024 values or more.
     """
 
     role: ClassVar[Role]
@@ -171,15 +172,6 @@ class Coder(Step):
     """A coder of indices or symbols, which is part of the frame's format, or a `Compressor` of whole streams."""
 
     role: ClassVar[Role] = "coder"
-
-
-def not_finite() -> NonFiniteUpdate:
-    """Return the error for an update that holds NaN or infinity."""
-    return NonFiniteUpdate(
-        "the update holds NaN or infinity",
-        why="training diverged on this device",
-        hint="a smaller [local] lr, or [local] clip_grad = 1.0",
-    )
 
 
 class Compressor(Coder):
@@ -220,6 +212,10 @@ class Quantizer(Step):
     symbols_dtype: ClassVar[np.dtype[Any]] = np.dtype(np.int8)
     scales_dtype: ClassVar[np.dtype[Any]] = np.dtype("<f4")
 
+    def __init_subclass__(cls) -> None:
+        if cls.rotates and not cls.seeded:
+            raise TypeError(f"{cls.__name__} rotates, so it must be seeded: its decoder needs the word")
+
     @property
     @abstractmethod
     def bits(self) -> int:
@@ -230,7 +226,11 @@ class Quantizer(Step):
         """Return the error bound."""
 
     def under_feedback(self) -> Self:
-        """Return the quantizer that encodes inside error feedback. Its frames have the same format."""
+        """Return the quantizer that encodes inside error feedback. Its frames have the same format.
+
+        The default is always right: a chain divides an unbiased, not contractive one by 1 + omega (`shrinkage`).
+        Override it only for a form with a smaller error, as `qsgd` does.
+        """
         return self
 
     def over(self, starts: tuple[int, ...]) -> Self:
@@ -270,7 +270,8 @@ class Quantizer(Step):
     def check(self, symbols: Symbols, scales: Scales) -> None:
         """Raise BadPayload if a symbol or scale would decode to a value that is not finite.
 
-        A quantizer that rotates bounds its scales so that no sum of a block overflows (`MOST` in `drive_eden.py`).
+        A quantizer that rotates blocks of n values bounds its scales, because a value is a sum of n levels times the
+        scale: n * largest level * scale must be below float32's largest value. `MOST` in `drive_eden.py` is an example.
         """
 
 
@@ -284,8 +285,6 @@ class FusedQuantizer(Quantizer):
     @property
     def fused(self) -> Fused | None:
         """Return the fused encoder, or None where numpy does the work."""
-        from thinwire.compression.native import NUMPY, chosen  # it imports this module
-
         return self._encode if chosen() != NUMPY else None
 
     @abstractmethod
@@ -307,9 +306,8 @@ class FusedQuantizer(Quantizer):
 class Sparsifier(Step):
     """Selects the coordinates to send.
 
-    The number of indices is `count(n)` if `fixed`, else at most that. If `seeded`, the word alone decides (see
-    `SeededSparsifier`), and the frame carries the word instead of the indices. If `looks`, `select` raises
-    NonFiniteUpdate for NaN and infinity.
+    The number of indices is `count(n)` if `fixed`, else at most that. If `seeded`, the word alone decides, and frames
+    carry it instead of the indices. If `looks`, `select` raises NonFiniteUpdate for NaN and infinity.
     """
 
     role: ClassVar[Role] = "sparsifier"
@@ -324,6 +322,9 @@ class Sparsifier(Step):
     @abstractmethod
     def count(self, size: int) -> int:
         """Return the number of coordinates sent of `size`, or the largest possible number if it is not `fixed`."""
+
+    def with_ratio(self, least: Decimal) -> Self | None:
+        """Return the sparsifier that sends at least the share `least`, for a warm-up; None if it has no ratio."""
 
     @abstractmethod
     def select(self, values: Vector, word: int) -> tuple[Indices, Vector]:

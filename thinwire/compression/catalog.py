@@ -1,7 +1,6 @@
-"""The catalog of all codecs and coders: those of `thinwire/compression/codecs`, and those of other packages.
+"""The catalog of all codecs and coders: what the registry's stages are, and what they cost.
 
-`steps` has the stages by name; each is imported on first use. Stages of other packages come by the entry-point group
-`thinwire.codecs` and work in a chain like the built-in ones.
+`steps` has the stages by name, ours and those of other packages.
 
 `described` reads role, kind, bits and paper of each name from the code itself. `trials` encodes and decodes normal
 values and reports milliseconds, bits and error, next to the time of a plain copy.
@@ -14,66 +13,27 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
-from typing import Any
+from functools import lru_cache
 
 import numpy as np
 
 from thinwire.compression.base import (
     BoundCodec,
     Codec,
-    Compressor,
     Contractive,
     ErrorBound,
-    Quantizer,
-    Sparsifier,
-    Step,
     Unbiased,
 )
-from thinwire.compression.codecs import STAGES, load
+from thinwire.compression.codecs import registry
 from thinwire.compression.feedback import feedback
 from thinwire.compression.spec import ALIASES, parse
 from thinwire.compression.vector_ops import blocks
 from thinwire.core.errors import CodecError, UsageError
 from thinwire.core.layout import Layout
 from thinwire.core.prng import Key
-from thinwire.core.registry import Registry
 from thinwire.core.types import Vector
 
-
-class Steps(Registry[type[Step]]):
-    """The stages that a chain can be made of."""
-
-    def admit(self, name: str, thing: Any) -> type[Step]:
-        """Return a stage of another package; raise CodecError if it is invalid.
-
-        Valid are sparsifiers, quantizers, and compressors for the end of a chain, if each example holds the stage's
-        name.
-        """
-        if not (isinstance(thing, type) and issubclass(thing, Quantizer | Sparsifier | Compressor)):
-            raise _refused(name, f"{_called(thing)} is no subclass of Quantizer, Sparsifier or Compressor")
-        missing = sorted(getattr(thing, "__abstractmethods__", ()))
-        if missing := missing + [part for part in ("examples",) if not hasattr(thing, part)]:
-            raise _refused(name, f"{_called(thing)} has no {', '.join(missing)}")
-        if not thing.examples or any(name not in example for example in thing.examples):
-            why = f"{_called(thing)} has the examples {list(thing.examples)}"
-            raise CodecError(f"{name!r} is in none of its examples", why=why, hint=f'examples = ("{name}",)')
-        return thing
-
-
-def _refused(name: str, why: str) -> CodecError:
-    hint = "thinwire/compression/base.py says what a Quantizer, a Sparsifier and a Compressor have"
-    return CodecError(f"{name!r} is no step of a chain", why=why, hint=hint)
-
-
-def _called(thing: Any) -> str:
-    return f"{getattr(thing, '__module__', '?')}:{getattr(thing, '__name__', type(thing).__name__)}"
-
-
-steps = Steps("codec", group="thinwire.codecs")
-for stage in STAGES:
-    steps.add_lazy(stage, partial(load, stage))
-
+steps = registry()  # the stages by name
 ROLES = ("quantizer", "sparsifier", "lowrank", "coder")
 SIDE = 256
 SAMPLE = SIDE * SIDE  # normal values in a square matrix, on which the bits are counted

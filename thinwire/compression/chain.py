@@ -40,7 +40,8 @@ from thinwire.compression.base import (
     shrunk,
 )
 from thinwire.compression.frame import WORD, DecodedStreams, Stream, StreamCoders, read_word
-from thinwire.compression.vector_ops import require_finite, require_vector, require_writable, spanned
+from thinwire.compression.native import require_vector, require_writable
+from thinwire.compression.vector_ops import require_finite, spanned
 from thinwire.core.errors import BadPayload
 from thinwire.core.prng import word32
 

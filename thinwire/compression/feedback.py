@@ -55,7 +55,8 @@ from thinwire.compression.base import (
     shrunk,
 )
 from thinwire.compression.chain import SegmentedCodec
-from thinwire.compression.vector_ops import add_finite, require_finite, require_vector, require_writable
+from thinwire.compression.native import require_vector, require_writable
+from thinwire.compression.vector_ops import add_finite, require_finite
 from thinwire.core.errors import CodecError
 
 if TYPE_CHECKING:

@@ -40,7 +40,7 @@ from thinwire.core.errors import BadPayload
 
 if TYPE_CHECKING:
     from thinwire.compression.codecs.delta_rice import Delta, Rice
-    from thinwire.compression.codecs.pack import Pack
+    from thinwire.compression.codecs.pack_zstd import Pack
     from thinwire.core.types import Vector
 
 NEW_BYTES = ctypes.pythonapi.PyBytes_FromStringAndSize
@@ -203,7 +203,7 @@ def _delta() -> Delta:
 
 
 def _pack() -> Pack:
-    from thinwire.compression.codecs.pack import Pack
+    from thinwire.compression.codecs.pack_zstd import Pack
 
     return Pack()
 

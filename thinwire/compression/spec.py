@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, cast
 
 from thinwire.compression.base import Compressor, Quantizer, Sparsifier, Step
 from thinwire.compression.chain import PLAIN, Chain, SegmentedCodec, TensorGroup
-from thinwire.compression.codecs import STAGES, load
+from thinwire.compression.codecs import STAGES, load, registry
 from thinwire.compression.frame import StreamCoders
 from thinwire.core.errors import CodecError
 
@@ -222,17 +222,10 @@ def _steps(written: str, spec: str) -> list[Step]:
 def _step(name: str, argument: str | None) -> Step:
     if name == "layers":
         raise CodecError("layers within a chain", why="rules by layer are of a whole update", hint=RULES)
-    kind = load(name) if name in STAGES else _of_a_package(name)
+    kind = load(name) if name in STAGES else registry().find(name, also=ALIASES)
     if argument is not None and not any(re.search(rf"\b{name}\(", example) for example in kind.examples):
         raise CodecError(f"{name} takes no argument", why=f"it was given ({argument})", hint=name)
     return kind.read(argument)
-
-
-def _of_a_package(name: str) -> type[Step]:
-    """Return the stage of another package; raise CodecError with the nearest name if there is none."""
-    from thinwire.compression.catalog import steps
-
-    return steps.find(name, also=ALIASES)
 
 
 def _layers(inside: str) -> PerTensorCodec:

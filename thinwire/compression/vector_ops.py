@@ -1,4 +1,4 @@
-"""Vector operations that codecs share: checks of input vectors, blocks, buckets, sums and thresholds.
+"""Vector operations that codecs share: blocks, buckets, sums, thresholds, and encoding in parts.
 
 Each runs its kernel, or numpy if that is the path; both give the same bits.
 
@@ -18,42 +18,20 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.compression.base import BLOCK, BUCKET, buckets, not_finite
-from thinwire.compression.native import each, kernel
+from thinwire.compression.base import BLOCK, BUCKET, Scales, Symbols, buckets, packed_bytes
+from thinwire.compression.native import address, each, kernel, require_vector
+from thinwire.core.errors import NonFiniteUpdate
 
 if TYPE_CHECKING:
-    from thinwire.compression.base import Indices
+    from thinwire.compression.base import FusedQuantizer, Indices
+    from thinwire.compression.feedback import Memory
     from thinwire.core.types import Vector
-
-
-def require_vector(x: Vector, size: int) -> None:
-    """Raise ValueError unless `x` is a contiguous, aligned float32 vector of this size.
-
-    This is not a `ThinwireError`. Those refuse input of people and other machines, which never chooses an array's type
-    or strides. The caller's own code does, so a wrong array is a bug in the caller; nothing is changed.
-    """
-    if x.dtype != np.float32 or x.ndim != 1 or not x.flags.c_contiguous:
-        raise ValueError(f"expected a contiguous 1-D float32 vector, got {x.dtype} of shape {x.shape}")
-    if not x.flags.aligned:
-        raise ValueError("expected a float32 vector at a multiple of 4 bytes")
-    if x.size != size:
-        raise ValueError(f"expected {size} values, got {x.size}")
-
-
-def require_writable(x: Vector, size: int) -> None:
-    """Raise ValueError as `require_vector` does, or if `x` is read-only.
-
-    A kernel gets only the address and cannot check it.
-    """
-    require_vector(x, size)
-    if not x.flags.writeable:
-        raise ValueError("expected a float32 vector that may be written, got one that is read-only")
 
 
 def require_finite(x: Vector) -> None:
     """Raise NonFiniteUpdate if `x` holds NaN or infinity."""
     if not finite(x):
-        raise not_finite()
+        raise NonFiniteUpdate
 
 
 def add_finite(x: Vector, other: Vector, sign: float = 1.0) -> None:
@@ -70,7 +48,7 @@ def add_finite(x: Vector, other: Vector, sign: float = 1.0) -> None:
                 add(x[start:stop], other[start:stop], out=x[start:stop])
                 require_finite(x[start:stop])
     elif not all(each(0, x.size, lambda a, b: run(to + 4 * a, of + 4 * a, b - a, sign))):
-        raise not_finite()
+        raise NonFiniteUpdate
 
 
 def finite(x: NDArray[Any]) -> bool:
@@ -250,8 +228,34 @@ def write_scaled(values: Vector, factor: np.float32, adds: bool, into: Vector, p
         into[places] = scaled
 
 
-def address(indices: Indices) -> int:
-    """Return the address of indices for a kernel; raise ValueError unless they are contiguous int64."""
-    if indices.dtype != np.int64 or not indices.flags.c_contiguous:
-        raise ValueError(f"indices are contiguous int64, not {indices.dtype}")
-    return int(indices.ctypes.data)
+CACHED = 1 << 18  # elements: of three passes over these, the last two find them in the second- or third-level cache
+WritePart = Callable[["Vector", NDArray[np.uint8], Scales, int], Symbols]
+
+
+def encode_in_parts(
+    quantizer: FusedQuantizer,
+    write: WritePart,
+    values: Vector,
+    memory: Memory,
+    symbols: NDArray[np.uint8],
+    scales: Scales,
+) -> None:
+    """Encode `values` compensated by `memory` in parts that stay in cache, and overwrite them with the updated memory.
+
+    `write(part, packed, scales, first)` runs a kernel that has no form with memory; it returns the symbols for
+    `FusedQuantizer.add`. `first` is the index of the part's first value.
+    """
+
+    def encode(start: int, stop: int) -> None:
+        for a in range(start, stop, CACHED):
+            b = min(a + CACHED, stop)
+            here = slice(a, b)
+            memory.compensate(values, here)
+            packed = symbols[packed_bytes(a, quantizer.bits) : packed_bytes(b, quantizer.bits)]
+            own = scales[quantizer.scales_count(a) : quantizer.scales_count(b)]
+            found = write(values[here], packed, own, a)
+            memory.restart(values, here)
+            quantizer.add(found, own, slice(0, b - a), 0, np.float32(memory.weight), True, values[here])
+            memory.require_finite(values, here)
+
+    each(0, values.size, encode)

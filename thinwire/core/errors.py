@@ -106,6 +106,14 @@ class NotFound(ThinwireError):
 class NonFiniteUpdate(ThinwireError):
     """An update holds NaN or infinity; nothing was changed."""
 
+    def __init__(
+        self,
+        what: str = "the update holds NaN or infinity",
+        why: str = "training diverged on this device",
+        hint: str = "a smaller [local] lr, or [local] clip_grad = 1.0",
+    ) -> None:
+        super().__init__(what, why, hint)
+
 
 class BadPayload(ThinwireError):
     """The received bytes are not what their header says; nothing was changed and nothing was allocated."""

@@ -219,7 +219,7 @@ def _feedback(plan: Sections, codecs: CodecBook) -> list[Rule]:
     one_step = "momentum correction adds up gradients of one step each; a change of many steps holds the device's own"
     return [
         (uplink.dgc and several, f"{uplink.codec} with several local steps", one_step,
-         "[local] steps = 1, or [uplink] codec = " + uplink.codec.strip().replace("dgc", "topk", 1)),
+         "[local] steps = 1, or [uplink] codec = " + DGC_STEP.sub("topk(", uplink.codec.strip())),
         (uplink.dgc and not several and local.clip_grad is None, f"{uplink.codec} without a clip",
          "dgc clips each gradient before it is added to what waits", "[local] clip_grad = 1.0"),
         (uplink.dgc and feedback != "classic", f"{uplink.codec} with feedback = {feedback!r}",

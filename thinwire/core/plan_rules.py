@@ -27,7 +27,7 @@ from thinwire.core.plan_codec_rules import (
     secure_rule,
     together,
 )
-from thinwire.core.plan_schema import UNBUILT, Refusal, Sections, unbuilt
+from thinwire.core.plan_schema import IDENTITY, UNBUILT, Refusal, Sections, unbuilt
 from thinwire.core.plan_secure_rules import secure_rules, without_secure
 
 
@@ -201,9 +201,6 @@ def _overlap(plan: Sections) -> list[Rule]:
             "what a run spends is counted for cohorts sampled in each round; a client that trains on takes its last "
             "update with it", without),
     ])  # fmt: skip
-
-
-IDENTITY = "identity"
 
 
 def _unused(plan: Sections) -> list[Rule]:

@@ -208,6 +208,7 @@ class Warmup(Section):
     ratios: list[Portion] = Field(min_length=1, description="ratios on the way there")
 
 
+IDENTITY = "identity"  # the codec that sends the values as they are
 DGC = "dgc"
 DGC_MOMENTUM = 0.9
 DGC_RATIOS = (0.25, 0.0625, 0.015625, 0.004)  # Lin et al. 2018, section 3.3
@@ -262,7 +263,7 @@ class UplinkSection(Section):
 class DownlinkSection(Section):
     """Sets how the model is compressed on its way to the clients."""
 
-    codec: str = Field(default="identity", description="a chain of codecs for the model's changes")
+    codec: str = Field(default=IDENTITY, description="a chain of codecs for the model's changes")
     feedback: Literal["replica"] = Field(
         default="replica", description="the server keeps the model that the devices have"
     )
@@ -274,7 +275,7 @@ class DownlinkSection(Section):
     @property
     def compressed(self) -> bool:
         """Return True if clients receive encoded differences of a replica, False if they receive the model itself."""
-        return self.codec.strip() != "identity"
+        return self.codec.strip() != IDENTITY
 
 
 class ServerSection(Section):

@@ -64,6 +64,17 @@ def word32(key: Key, stage: str, segment: int) -> int:
     return int(struct.unpack("<I", hashlib.blake2s(raw, digest_size=4, person=b"tw-w32-1").digest())[0])
 
 
+def second_word(word: int) -> int:
+    """Return a word for a second draw at the same indices: `uniform` and `signs` hash index ^ word to the same bits.
+
+    Without it, stochastic rounding behind a rotation would round by the bits that chose the signs.
+
+    >>> second_word(1) != 1
+    True
+    """
+    return int(lowbias32(np.array([word ^ 0x9E3779B9], np.uint32))[0])
+
+
 def seed63(key: Key) -> int:
     """Return a seed of 63 bits for a library's generator (torch, random)."""
     return int(struct.unpack("<Q", hashlib.blake2s(key.to_bytes(), digest_size=8).digest())[0]) >> 1

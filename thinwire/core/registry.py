@@ -25,7 +25,7 @@ class Registry(Mapping[str, T], Generic[T]):
     """Maps names to things of one kind; a wrong name raises an error with the nearest right one.
 
     With a `group`, the registry also has what other packages install under that group of entry points. Such a thing is
-    imported on first use, and must pass `admit`.
+    imported on first use, and is what `admit(name, thing)` returns, which raises `CodecError` if it is not valid.
 
     Invariant: another package cannot replace a name of our own. A name from outside never leads to code that is not
     installed on this machine.
@@ -34,15 +34,11 @@ class Registry(Mapping[str, T], Generic[T]):
     4
     """
 
-    def __init__(self, kind: str, group: str = "") -> None:
+    def __init__(self, kind: str, group: str = "", admit: Callable[[str, Any], T] | None = None) -> None:
         self.kind, self.group = kind, group
+        self.admit = admit or (lambda name, thing: thing)
         self._named: dict[str, T] = {}
         self._lazy: dict[str, Callable[[], T]] = {}
-
-    def admit(self, name: str, thing: Any) -> T:
-        """Return the thing that an installed package provides; subclasses raise `CodecError` if it is not valid."""
-        admitted: T = thing
-        return admitted
 
     @cached_property
     def _installed(self) -> dict[str, EntryPoint]:

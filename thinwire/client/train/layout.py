@@ -1,7 +1,7 @@
 """The model's layout (tensors by name, shape and role, and their offsets in flat vectors), and key derivation.
 
 Order and offsets are those of `core/layout.py`, which reads `to_json`. `Key`, `derive` and `seed63` compute the same
-values as `core/keys.py`, for an interpreter without `core`. Tests hold both pairs equal.
+values as `core/prng.py`, for an interpreter without `core`. Tests hold both pairs equal.
 """
 
 from __future__ import annotations

@@ -1,25 +1,45 @@
-"""The built-in codecs. This folder is their list: a file is named by the stages that it holds, joined by `_`.
+"""The registry of stages: the built-in ones, which are the files of this folder, and those of other packages.
 
-`int8_qsgd.py` holds the stages `int8` and `qsgd`. The class of a stage has the stage's name, whatever its capitals.
-Specs, laws, documents and benchmarks read the list. A file is imported on first use. Every file here is such a list of
-stages: code that codecs share is in `vector_ops.py`, or is imported from another codec's file.
+A file is named by the stages that it holds, joined by `_`; so a stage has no underscore in its name. `pack_zstd.py`
+holds the stages `pack` and `zstd`. The class of a stage has the stage's name, whatever its capitals. Specs, laws,
+documents and benchmarks read the registry. A file is imported on first use. Code that codecs share is in
+`vector_ops.py`, or is imported from another codec's file.
 
 `read_ratio`, `read_number` and `read_whole` parse the argument between the brackets of a stage, as exact numbers.
 """
 
 from __future__ import annotations
 
+import functools
 import pkgutil
+from collections.abc import Iterable
 from decimal import Decimal, InvalidOperation
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from thinwire.compression.base import Compressor, Quantizer, Sparsifier, Step
 from thinwire.core.errors import CodecError
 
 if TYPE_CHECKING:
-    from thinwire.compression.base import Step
+    from thinwire.core.registry import Registry
 
-STAGES = {stage: module.name for module in pkgutil.iter_modules(__path__) for stage in module.name.split("_")}
+
+def stages_of(files: Iterable[str]) -> dict[str, str]:
+    """Return the file of each stage; raise ValueError if two files hold stages of one name.
+
+    >>> stages_of(["pack_zstd", "topk"])
+    {'pack': 'pack_zstd', 'zstd': 'pack_zstd', 'topk': 'topk'}
+    """
+    found = dict[str, str]()
+    for file in files:
+        for stage in file.split("_"):
+            if stage in found:
+                raise ValueError(f"{found[stage]}.py and {file}.py both hold the stage {stage!r}, by their names")
+            found[stage] = file
+    return found
+
+
+STAGES = stages_of(module.name for module in pkgutil.iter_modules(__path__))
 
 
 def load(stage: str) -> type[Step]:
@@ -29,6 +49,39 @@ def load(stage: str) -> type[Step]:
         if isinstance(thing, type) and name.lower() == stage:
             return thing
     raise CodecError(f"{module.__name__} has no class for the stage {stage!r}", why="its name says that it holds one")
+
+
+@functools.cache
+def registry() -> Registry[type[Step]]:
+    """Return the stages by name; those of other packages come by the entry-point group `thinwire.codecs`."""
+    from thinwire.core.registry import Registry  # it reads what is installed: a spec of our own stages does not need it
+
+    found: Registry[type[Step]] = Registry("codec", "thinwire.codecs", admit)
+    for stage in STAGES:
+        found.add_lazy(stage, functools.partial(load, stage))
+    return found
+
+
+def admit(name: str, thing: Any) -> type[Step]:
+    """Return a stage of another package; raise CodecError if it is invalid.
+
+    Valid are sparsifiers, quantizers, and compressors for the end of a chain, if each example holds the stage's name.
+    """
+    called = f"{getattr(thing, '__module__', '?')}:{getattr(thing, '__name__', type(thing).__name__)}"
+    why, hint = "", "thinwire/compression/base.py says what a Quantizer, a Sparsifier and a Compressor have"
+    if not (isinstance(thing, type) and issubclass(thing, Quantizer | Sparsifier | Compressor)):
+        why = f"{called} is no subclass of Quantizer, Sparsifier or Compressor"
+    elif missing := [*sorted(thing.__abstractmethods__), *["examples"] * (not hasattr(thing, "examples"))]:
+        why = f"{called} has no {', '.join(missing)}"
+    elif not thing.examples or any(name not in example for example in thing.examples):
+        why, hint = (
+            f"{called} has the examples {list(thing.examples)}",
+            f'examples = ("{name}",)',
+        )
+    if why:
+        raise CodecError(f"{name!r} is no step of a chain", why=why, hint=hint)
+    stage: type[Step] = thing
+    return stage
 
 
 DECIMALS = 9

@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thinwire.compression.base import Coder, Indices, Symbols
-from thinwire.compression.native import kernel
-from thinwire.compression.vector_ops import address
+from thinwire.compression.native import address, kernel
 from thinwire.core.errors import BadPayload
 
 VARINT = 10  # the most bytes of a 64-bit varint, as the kernel writes them

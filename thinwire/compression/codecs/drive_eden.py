@@ -2,8 +2,12 @@
 
 A vector is cut into blocks of 2^16, then into the powers of two of the rest, down to 64; a tail of fewer than 64 values
 is not rotated. The rotation is D, signs drawn from the seed, then H, a Hadamard transform. A rotated block is nearly
-normal whatever it was (Ailon and Chazelle 2009), so one table of levels fits all. A new codec that rotates uses
-`rotated_blocks`, `signs`, `rotate` and `rotate_back` of this file.
+normal whatever it was (Ailon and Chazelle 2009), so one table of levels fits all.
+
+A new codec that rotates uses `rotated_blocks`, `signs`, `rotate` and `rotate_back` of this file. Without a kernel it is
+a subclass of `Quantizer`; `Eden` is a `FusedQuantizer`, which needs kernels. tests/compression/test_new_codec.py holds
+an example. If it draws again after the rotation, it draws from `second_word(word)`, because `signs` has the bits of
+`word` (see thinwire/core/prng.py).
 
 The scales are a float32 for each rotated block, then the tail as fp16: a byte for its exponent and two bytes for each
 value. Without a tail there is no exponent.
@@ -201,7 +205,7 @@ class Eden(FusedQuantizer):
         return True
 
     def check(self, symbols: Symbols, scales: Scales) -> None:
-        check(self.spec, scales, symbols.size)
+        check_scales(self.spec, scales, symbols.size)
         if symbols[rotated_size(symbols.size) : symbols.size].any():
             raise BadPayload("a symbol in the tail", why="the tail is sent as fp16")
 
@@ -282,7 +286,7 @@ def tail_of(scales: Scales, size: int) -> Vector:
     return TAIL.dequantize(halves, scales[at : at + 1].view(np.int8), slice(0, halves.size), 0)
 
 
-def check(spec: str, scales: Scales, size: int) -> None:
+def check_scales(spec: str, scales: Scales, size: int) -> None:
     """Raise BadPayload for scales that no encoder makes."""
     factors = factors_of(scales, size)
     if not ((factors >= 0) & (factors <= MOST)).all():

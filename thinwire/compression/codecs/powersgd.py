@@ -18,14 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thinwire.compression import frame
-from thinwire.compression.base import BLOCK, ErrorBound, Everything, NoGuarantee, Role, Step, Support, not_finite
+from thinwire.compression.base import BLOCK, ErrorBound, Everything, NoGuarantee, Role, Step, Support
 from thinwire.compression.chain import Chain, SegmentedCodec, TensorGroup
 from thinwire.compression.codecs import read_whole
 from thinwire.compression.codecs.identity_fp16_bf16 import Identity
 from thinwire.compression.frame import DecodedStreams, Stream
 from thinwire.compression.native import add_in_parts
 from thinwire.compression.vector_ops import maxima, require_finite, write_scaled
-from thinwire.core.errors import BadPayload
+from thinwire.core.errors import BadPayload, NonFiniteUpdate
 from thinwire.core.prng import Key, lowbias32
 from thinwire.core.types import Vector
 
@@ -333,7 +333,7 @@ class PowerSgd(Step):
         """
         largest = maxima(matrix.reshape(-1)).max()
         if not np.isfinite(largest):
-            raise not_finite()
+            raise NonFiniteUpdate
         down = np.float32(2.0 ** -np.clip(np.frexp(largest)[1], -120, 120))  # so that no product overflows
         left = orthonormal(matrix @ np.asfortranarray(before * down))
         with np.errstate(over="ignore", invalid="ignore"):

@@ -19,11 +19,10 @@ from thinwire.compression.base import (
     Scales,
     Symbols,
     buckets,
-    not_finite,
 )
-from thinwire.compression.codecs import int8_qsgd as uniform
+from thinwire.compression.codecs import int8_qsgd_natural as uniform
 from thinwire.compression.codecs import read_number
-from thinwire.compression.codecs.pack import Packed, encode_in_parts
+from thinwire.compression.codecs.pack_zstd import Packed
 from thinwire.compression.native import (
     add_in_parts,
     each,
@@ -33,8 +32,8 @@ from thinwire.compression.native import (
     stored,
     write_in_parts,
 )
-from thinwire.compression.vector_ops import blocks, bucket_sums, maxima, rms, root_of, scaled
-from thinwire.core.errors import BadPayload, CodecError
+from thinwire.compression.vector_ops import blocks, bucket_sums, encode_in_parts, maxima, rms, root_of, scaled
+from thinwire.core.errors import BadPayload, CodecError, NonFiniteUpdate
 
 if TYPE_CHECKING:
     from thinwire.compression.feedback import Memory
@@ -224,7 +223,7 @@ class Ternary(FusedQuantizer):
 
         run = require_kernel("ternary_encode" if memory is None else "ternary_held")
         if not all(each_of(parts_between(edges.tolist()), part)):
-            raise not_finite()
+            raise NonFiniteUpdate
 
     def add(
         self, symbols: Symbols, scales: Scales, span: slice, word: int, factor: np.float32, adds: bool, into: Vector
@@ -289,7 +288,7 @@ class TwoBit(FusedQuantizer):
         x, q, bits = values.ctypes.data, symbols.ctypes.data, self.bits
         root = rms(values) if memory is None else root_of(_squares(values, memory), values.size)
         if not np.isfinite(root):
-            raise not_finite()
+            raise NonFiniteUpdate
         scales[:] = self._scales(root, values.size)
         if not scales.any():
             symbols[:] = 0
@@ -321,5 +320,5 @@ def _squares(values: Vector, memory: Memory) -> NDArray[np.float64]:
     run, sums = require_kernel("add_squares"), np.empty(buckets(values.size))
     x, r, to, sign = values.ctypes.data, memory.vector.ctypes.data, sums.ctypes.data, memory.sign
     if not all(each(0, values.size, lambda a, b: run(x + 4 * a, r + 4 * a, sign, b - a, to + a // BUCKET * 8))):
-        raise not_finite()
+        raise NonFiniteUpdate
     return sums

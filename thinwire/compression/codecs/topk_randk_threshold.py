@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from fractions import Fraction
 from typing import TYPE_CHECKING, ClassVar, Self
@@ -18,10 +18,10 @@ from thinwire.compression.base import (
     Indices,
     SeededSparsifier,
     Sparsifier,
-    not_finite,
 )
 from thinwire.compression.codecs import read_number, read_ratio
 from thinwire.compression.vector_ops import MAGNITUDE, maxima, reaching, require_finite, rms
+from thinwire.core.errors import NonFiniteUpdate
 from thinwire.core.prng import lowbias32
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ SAMPLED = 1 << 16  # magnitudes in the sample from which `guessed` takes the thr
 class RatioSparsifier(Sparsifier):
     """The base class of sparsifiers that send a share of the values: `ratio`, at least one value.
 
-    A warm-up raises the ratio. The kind is that of the largest values, or of random ones: delta = ratio.
+    The kind is that of the largest values, or of random ones: delta = ratio.
     """
 
     ratio: Decimal
@@ -59,6 +59,9 @@ class RatioSparsifier(Sparsifier):
     def count(self, size: int) -> int:
         """Return the number of values that are sent of `size`."""
         return share(self.ratio, size)
+
+    def with_ratio(self, least: Decimal) -> Self:
+        return replace(self, ratio=max(self.ratio, least, key=Fraction).normalize())
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,7 @@ class TopK(RatioSparsifier):
         near, bits = candidates(values, count)
         magnitudes = bits & MAGNITUDE
         if magnitudes.max() >= INFINITE:
-            raise not_finite()
+            raise NonFiniteUpdate
         least = np.partition(magnitudes, near.size - count)[near.size - count]
         sent = magnitudes > least
         ties = np.flatnonzero(magnitudes == least)
@@ -202,7 +205,7 @@ class Threshold(Sparsifier):
         with np.errstate(invalid="ignore"):  # signaling NaN
             mean = rms(values)  # squares of float32 are finite in float64
         if not np.isfinite(mean):
-            raise not_finite()
+            raise NonFiniteUpdate
         with np.errstate(over="ignore"):
             least = min(np.float32(float(self.times) * mean), maxima(values).max())
         if not least:

@@ -30,11 +30,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.compression.base import Symbols, not_finite
-from thinwire.core.errors import UsageError
+from thinwire.core.errors import NonFiniteUpdate, UsageError
 
 if TYPE_CHECKING:
-    from thinwire.compression.codecs.pack import Packed
+    from thinwire.compression.base import Indices, Symbols
+    from thinwire.compression.codecs.pack_zstd import Packed
     from thinwire.compression.feedback import Memory
     from thinwire.core.types import Vector
 
@@ -297,6 +297,37 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_pool.cache_clear)  # a forked child has no threads of its parent
 
 
+def require_vector(x: Vector, size: int) -> None:
+    """Raise ValueError unless `x` is a contiguous, aligned float32 vector of this size.
+
+    This is not a `ThinwireError`. Those refuse input of people and other machines, which never chooses an array's type
+    or strides. The caller's own code does, so a wrong array is a bug in the caller; nothing is changed.
+    """
+    if x.dtype != np.float32 or x.ndim != 1 or not x.flags.c_contiguous:
+        raise ValueError(f"expected a contiguous 1-D float32 vector, got {x.dtype} of shape {x.shape}")
+    if not x.flags.aligned:
+        raise ValueError("expected a float32 vector at a multiple of 4 bytes")
+    if x.size != size:
+        raise ValueError(f"expected {size} values, got {x.size}")
+
+
+def require_writable(x: Vector, size: int) -> None:
+    """Raise ValueError as `require_vector` does, or if `x` is read-only.
+
+    A kernel gets only the address and cannot check it.
+    """
+    require_vector(x, size)
+    if not x.flags.writeable:
+        raise ValueError("expected a float32 vector that may be written, got one that is read-only")
+
+
+def address(indices: Indices) -> int:
+    """Return the address of indices for a kernel; raise ValueError unless they are contiguous int64."""
+    if indices.dtype != np.int64 or not indices.flags.c_contiguous:
+        raise ValueError(f"indices are contiguous int64, not {indices.dtype}")
+    return int(indices.ctypes.data)
+
+
 Own = Callable[[int], tuple[Any, ...]]  # a kernel's own arguments for the part that begins at this value
 
 
@@ -313,7 +344,7 @@ def write_in_parts(name: str, values: Vector, memory: Memory | None, own: Own) -
         held, r, sign = require_kernel(f"{name}_held"), memory.vector.ctypes.data, memory.sign
         done = each(0, values.size, lambda a, b: held(x + 4 * a, r + 4 * a, sign, b - a, *own(a)))
     if not all(done):
-        raise not_finite()
+        raise NonFiniteUpdate
 
 
 def add_in_parts(

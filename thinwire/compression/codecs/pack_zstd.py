@@ -1,25 +1,18 @@
-"""`pack`: bit-packing of symbols, each in as many bits as it needs.
-
-`encode_in_parts` encodes a vector with error feedback, part by part, into its packed symbols.
-"""
+"""The coders of bytes: `pack` packs symbols in as many bits as each needs, `zstd` compresses whole streams."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+import zstandard
 from numpy.typing import NDArray
 
-from thinwire.compression.base import Coder, FusedQuantizer, Quantizer, Scales, Symbols, packed_bytes
+from thinwire.compression.base import Coder, Compressor, Symbols, packed_bytes
 from thinwire.compression.native import each, kernel
 from thinwire.compression.vector_ops import blocks
 from thinwire.core.errors import BadPayload
-
-if TYPE_CHECKING:
-    from thinwire.compression.feedback import Memory
-    from thinwire.core.types import Vector
 
 
 class Pack(Coder):
@@ -149,30 +142,33 @@ def _unpacked(data: NDArray[np.uint8], items: int, bits: int) -> NDArray[np.int8
     return signed
 
 
-CACHED = 1 << 18  # elements: of three passes over these, the last two find them in the second- or third-level cache
-WritePart = Callable[["Vector", NDArray[np.uint8], Scales, int], Symbols]
+ZSTD_FROM = 64  # bytes: below this, zstd's header costs more than it saves
+ZSTD_LEVEL = 3
 
 
-def encode_in_parts(
-    quantizer: Quantizer, write: WritePart, values: Vector, memory: Memory, symbols: NDArray[np.uint8], scales: Scales
-) -> None:
-    """Encode `values` compensated by `memory` in parts that stay in cache, and overwrite them with the updated memory.
+@dataclass(frozen=True)
+class Zstd(Compressor):
+    """Compresses each stream with Zstandard (RFC 8878) if that makes it shorter; the last stage of a chain."""
 
-    `write(part, packed, scales, first)` runs a kernel that has no form with memory; it returns the symbols for
-    `FusedQuantizer.add`. `first` is the index of the part's first value.
-    """
-    assert isinstance(quantizer, FusedQuantizer)
+    examples: ClassVar[tuple[str, ...]] = ("identity > zstd", "topk(0.1) > int8 > zstd")
+    paper: ClassVar[str] = "RFC 8878"
+    spec: ClassVar[str] = "zstd"
 
-    def encode(start: int, stop: int) -> None:
-        for a in range(start, stop, CACHED):
-            b = min(a + CACHED, stop)
-            here = slice(a, b)
-            memory.compensate(values, here)
-            packed = symbols[packed_bytes(a, quantizer.bits) : packed_bytes(b, quantizer.bits)]
-            own = scales[quantizer.scales_count(a) : quantizer.scales_count(b)]
-            found = write(values[here], packed, own, a)
-            memory.restart(values, here)
-            quantizer.add(found, own, slice(0, b - a), 0, np.float32(memory.weight), True, values[here])
-            memory.require_finite(values, here)
+    def compress(self, data: bytes | memoryview) -> bytes:
+        """Return the compressed bytes, or the data as it is below 64 bytes."""
+        if len(data) < ZSTD_FROM:
+            return bytes(data)
+        return zstandard.ZstdCompressor(level=ZSTD_LEVEL, write_content_size=True).compress(data)
 
-    each(0, values.size, encode)
+    def decompress(self, data: bytes | memoryview, most: int) -> bytes:
+        """Return the decompressed bytes; the size that the data claims is checked before any allocation."""
+        try:
+            size = zstandard.frame_content_size(data)
+            if not 0 < size <= most:
+                raise BadPayload(f"a compressed stream of {size} bytes", why=f"at most {most} can be right")
+            grown = zstandard.ZstdDecompressor().decompress(data, max_output_size=size, allow_extra_data=False)
+        except zstandard.ZstdError as error:
+            raise BadPayload("a stream that zstd cannot read", why=str(error)) from error
+        if len(grown) != size:
+            raise BadPayload("a compressed stream that is not as long as it says")
+        return grown

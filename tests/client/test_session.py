@@ -207,7 +207,7 @@ def test_training_says_its_steps_and_its_deadline(tmp_path):
 
 
 def test_data_without_a_test_part_is_trained_on_and_not_measured(tmp_path):
-    aggregator = Aggregator(tmp_path, task_of(data=lambda site: Split(examples())), plan_of())
+    aggregator = Aggregator(tmp_path, task_of(data=lambda client: Split(examples())), plan_of())
     header, _ = aggregator.answer(aggregator.session(), aggregator.assign())
     assert list(header.metrics) == ["train/loss"]
 

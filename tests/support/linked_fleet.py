@@ -15,7 +15,7 @@ from thinwire.core.events import DeviceOffline, DeviceOnline
 from thinwire.core.fleet import Arrival, ClientConnected, ClientDisconnected, Delivered, Envelope
 from thinwire.core.types import Failure, ReplyHeader, UpdateId
 from thinwire.flower.link_state import FlowerLinkState
-from thinwire.flower.superlink import SuperLink
+from thinwire.flower.link_state import SuperLink
 from thinwire.store import Store
 from thinwire.transport.server.mailbox import Mailbox
 

@@ -27,7 +27,7 @@ from thinwire.client.train.runtime import use_threads
 from thinwire.client.train.schedule import Clock
 from thinwire.core.clock import VirtualClock
 from thinwire.core.fleet import Delivery, Hello
-from thinwire.core.types import Reply
+from thinwire.core.types import GIB, Reply
 from thinwire.simulation.client_folders import CachedRunFolder, shared_folder
 from thinwire.simulation.local_fleet import LocalFleet, LocalLink
 
@@ -219,7 +219,7 @@ class LeastRecentlyUsed:
 
 AWAKE_BYTES = 256 << 20  # residuals and other state that may stay in memory; the rest is on disk
 SESSION_BYTES = 16 << 10  # of a session without state
-DATA_BYTES = 1 << 30  # of clients' data in memory; a task reads other clients' data again
+DATA_BYTES = int(GIB)  # of clients' data in memory; a task reads other clients' data again
 
 
 class Answered(NamedTuple):

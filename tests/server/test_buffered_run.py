@@ -143,7 +143,7 @@ def test_a_buffer_that_is_larger_than_the_fleet_closes_with_all_of_it_and_is_war
     assert made.reasons() == ["enough"] * 3
     assert [len(event.aggregated) for event in made.events(RoundClosed)] == [2, 2, 2]
     assert [event.text for event in made.events(RunNoted)] == [
-        "[cohort] buffer = 5 is more than the 2 devices that are there: each buffer closes with what all of them sent"
+        "[cohort] buffer = 5 is more than the 2 devices that are online: each buffer closes with what all of them sent"
     ]
 
 
@@ -201,7 +201,7 @@ def test_what_came_too_soon_fills_the_place_of_what_is_not_valid(tmp_path: Path)
 
 
 def test_what_came_after_its_own_time_is_late_in_the_buffer_that_takes_it(tmp_path: Path) -> None:
-    dawdles = scripted("a", lambda assignment: Turn(compute_s=35.0 if assignment.further else 1.0))
+    dawdles = scripted("a", lambda assignment: Turn(compute_s=35.0 if assignment.is_follow_up else 1.0))
     made = bench(tmp_path, dawdles, scripted("b", 29.0), rounds=2)
     made.fleet.die("b")
     made.fleet.come("b", 20.0)
@@ -349,7 +349,7 @@ def test_after_a_restart_an_overdue_assignment_of_the_open_buffer_goes_out_again
     assert [assignment.assignment_id for assignment in made.assignments("c")][:1] == ["toy-1.1.c"]
     (closed,) = made.events(RoundClosed)
     left = [(event.device, event.kind) for event in made.events(ClientFailed)]
-    assert (len(closed.aggregated), left) == ((3, []) if back else (2, [("c", "left")]))
+    assert (len(closed.aggregated), left) == ((3, []) if back else (2, [("c", "offline")]))
 
 
 def test_a_version_that_hardly_anybody_measured_is_no_best_and_meets_no_target(tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ def test_an_assignment_that_was_handed_out_twice_in_a_moment_was_delivered_once(
 
 def test_without_an_aggregator_nobody_gets_an_assignment_again():
     stages = along(BACK, [[105.0, 110.0]])
-    assert (stages["again"], stages["away"]) == pytest.approx((12.0, 5.0))
+    assert (stages["again"], stages["downtime"]) == pytest.approx((12.0, 5.0))
 
 
 BUFFER = replace(
@@ -177,7 +177,7 @@ def cut(
     """
     lost_s = back_at - 101.0
     moved: dict[str, Any] = {name: getattr(assignment, name) + lost_s for name in ("began_at", "arrived_at")}
-    closed: dict[str, Any] = {"closed_at": 141.0 + lost_s, "seconds": 41.0 + lost_s, "away": [[101.0, back_at]]}
+    closed: dict[str, Any] = {"closed_at": 141.0 + lost_s, "seconds": 41.0 + lost_s, "downtimes": [[101.0, back_at]]}
     return replace(ROUND, **closed), replace(assignment, **{**moved, **more})
 
 
@@ -185,12 +185,12 @@ def test_an_aggregator_that_was_away_for_most_of_a_round_is_blamed_and_no_device
     found, assignment = cut(back_at=221.0)
     said = why(found, [QUICK, assignment])
     assert said.sentence == (
-        "Round 12 took 2 min 41 s: the aggregator was away for 2 min; waited 41 s for pi-3, which uploaded "
+        "Round 12 took 2 min 41 s: the aggregator was offline for 2 min; waited 41 s for pi-3, which uploaded "
         "9.1 MB at 2 Mb/s in 36 s."
     )
-    assert said.stages["away"] == pytest.approx(120.0)
+    assert said.stages["downtime"] == pytest.approx(120.0)
     assert sum(said.stages.values()) == pytest.approx(161.0)
-    assert why(found).sentence.startswith("Round 12 took 2 min 41 s: the aggregator was away for 2 min; waited")
+    assert why(found).sentence.startswith("Round 12 took 2 min 41 s: the aggregator was offline for 2 min; waited")
 
 
 def test_an_aggregator_that_was_away_while_a_device_worked_is_told_and_not_blamed():
@@ -198,34 +198,38 @@ def test_an_aggregator_that_was_away_while_a_device_worked_is_told_and_not_blame
     found = replace(found, closed_at=202.5, seconds=102.7)
     said = why(found, [QUICK, assignment])
     assert said.sentence == (
-        "Round 12 took 1 min 43 s: waited 1 min 40 s for pi-3, which trained 50 steps in 63 s; the aggregator was away "
-        "for 60 s meanwhile."
+        "Round 12 took 1 min 43 s: waited 1 min 40 s for pi-3, which trained 50 steps in 63 s; the aggregator was "
+        "offline for 60 s meanwhile."
     )
     assert said.stages["delivery"] == 0.0, "it worked on the assignment when the aggregator ended"
     assert sum(said.stages.values()) == pytest.approx(102.7)
 
 
 def test_an_absence_after_the_last_answer_is_no_devices_either():
-    found = replace(ROUND, closed_at=201.0, seconds=101.0, away=[[140.8, 200.8]])
+    found = replace(ROUND, closed_at=201.0, seconds=101.0, downtimes=[[140.8, 200.8]])
     said = why(found, [QUICK, ASK])
-    assert said.sentence.startswith("Round 12 took 1 min 41 s: the aggregator was away for 60 s; waited 41 s for pi-3")
-    assert (said.stages["away"], said.stages["waiting"]) == pytest.approx((60.0, 0.0), abs=0.1)
+    assert said.sentence.startswith(
+        "Round 12 took 1 min 41 s: the aggregator was offline for 60 s; waited 41 s for pi-3"
+    )
+    assert (said.stages["downtime"], said.stages["waiting"]) == pytest.approx((60.0, 0.0), abs=0.1)
     assert sum(said.stages.values()) == pytest.approx(101.0)
 
 
 def test_an_absence_before_a_device_was_selected_is_not_the_time_until_it_was():
-    found = replace(ROUND, closed_at=201.0, seconds=101.0, away=[[102.0, 162.0]])
+    found = replace(ROUND, closed_at=201.0, seconds=101.0, downtimes=[[102.0, 162.0]])
     replacement = replace(
         ASK, assigned_at=164.0, pulled_at=164.5, began_at=168.3, arrived_at=200.7, selection_reason="one left"
     )
     said = why(found, [QUICK, replacement])
-    assert (said.stages["before"], said.stages["away"]) == (4.0, 60.0)
+    assert (said.stages["before"], said.stages["downtime"]) == (4.0, 60.0)
     assert sum(said.stages.values()) == pytest.approx(101.0, abs=0.01)
 
 
 def test_a_deadline_does_not_count_an_absence_and_neither_does_what_is_said_of_who_missed_it():
     late = replace(ASK, pulled_at=None, began_at=164.3, arrived_at=200.7, outcome="late")
-    found = replace(ROUND, reason="deadline", deadline_s=25.0, seconds=85.0, closed_at=185.0, away=[[101.0, 161.0]])
+    found = replace(
+        ROUND, reason="deadline", deadline_s=25.0, seconds=85.0, closed_at=185.0, downtimes=[[101.0, 161.0]]
+    )
     assert "; pi-3 took 41 s and uploaded 9.1 MB" in why(found, [QUICK, late]).sentence
 
 

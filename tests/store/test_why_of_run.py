@@ -27,7 +27,7 @@ def test_requests_are_told_with_the_round_trip_that_was_measured():
     assert "which spent 30 s between its stages (40 requests x 480 ms = 19 s)" in found.sentence
     assert (found.requests, found.rtt_s) == (40, 0.48)
     assert found.trips_s == pytest.approx(19.2), "and no stage: the 30 s are more than that"
-    assert set(found.stages) == set(STAGES) - {"before", "away", "again", "receive"}
+    assert set(found.stages) == set(STAGES) - {"before", "downtime", "again", "receive"}
     unmeasured = why(ROUND, [QUICK, CHATTY])
     assert "which spent 30 s between its stages (40 requests)." in unmeasured.sentence
     assert unmeasured.trips_s is None

@@ -201,7 +201,7 @@ def test_a_run_and_a_round_say_where_the_time_went_and_whom_was_waited_for(store
     run.open()
     for device in run.devices[:-1]:
         run.answer(device, 0.5)
-    run.fail(run.devices[-1], 6.0, "left", "not heard of for 6 s")
+    run.fail(run.devices[-1], 6.0, "offline", "no request for 6 s")
     run.close("enough", 6.05)
     store.record(
         run.run_id,

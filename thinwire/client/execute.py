@@ -97,7 +97,7 @@ class AssignmentContext:
         gives the same bits under every name.
         """
         key = derive(Key(self.plan.run.seed), purpose, self.device, self.assignment.round)
-        return derive(key, "further") if self.assignment.further else key
+        return derive(key, "further") if self.assignment.is_follow_up else key
 
     @property
     def train_key(self) -> keys.Key:
@@ -327,7 +327,7 @@ def _is_measured(assignment: Assignment, plan: RunPlan) -> bool:
         return True
     return (
         plan.run.evaluate == "clients"
-        and not assignment.further
+        and not assignment.is_follow_up
         and (assignment.round - 1) % plan.run.evaluate_every == 0
     )
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from thinwire.core.clock import downtime_s
 from thinwire.core.formatting import CAPPED, counted, duration, size, speed
-from thinwire.core.types import is_further
+from thinwire.core.types import is_follow_up
 from thinwire.reports.round_timing import ALONG, OWN, STAGES, along, clock_was_set, within, within_s
 from thinwire.store.read_models import MeasureRow, RoundRow, RunRow, UpdateRow
 
@@ -64,17 +64,17 @@ def why(
     uncounted = {name: stages.pop(name) for name in OWN if name in stages} if simulated else {}
     begin = found.opened_at if turn_at is None else turn_at
     if slowest is not None and slowest.arrived_at is not None:
-        stages |= within(slowest, begin, found.away)
+        stages |= within(slowest, begin, found.downtimes)
         begin = max(begin, slowest.arrived_at)
     held = _held_up_by(found, assignments, begin)
     if (assignments or earlier) and found.closed_at is not None:
-        if after := within_s(found.away, begin, found.closed_at):  # after the last reply that counted
-            stages["away"] = stages.get("away", 0.0) + after
+        if after := within_s(found.downtimes, begin, found.closed_at):  # after the last reply that counted
+            stages["downtime"] = stages.get("downtime", 0.0) + after
         known = sum(stages.get(name, 0.0) for name in STAGES if name != "waiting")
         stages["waiting"] = max(0.0, took - known)
-    elif found.away:
+    elif found.downtimes:
         known = sum(stages.get(name, 0.0) for name in STAGES)
-        stages["away"] = min(max(0.0, took - known), down_s(found))
+        stages["downtime"] = min(max(0.0, took - known), down_s(found))
     said = {name: stages[name] for name in STAGES if name in stages}
     device, requests = (slowest.device, slowest.requests) if slowest else (found.slowest, 0)
     rtt_s = (rtts or {}).get(device) if requests else None
@@ -94,7 +94,7 @@ def why(
 def _unknown(found: RoundRow) -> RoundExplanation:
     """Return the explanation of a round in which the wall clock was set: no stage between two moments is known."""
     took = found.seconds or 0.0
-    told = f"Round {found.round} took {duration(took)}; {gone(found, ' meanwhile')}."
+    told = f"Round {found.round} took {duration(took)}; {downtime_text(found, ' meanwhile')}."
     return RoundExplanation(found.round, took, told)
 
 
@@ -109,15 +109,17 @@ def _capped(found: RoundRow, assignments: Sequence[UpdateRow]) -> str:
 
 def _blamed(found: RoundRow, stages: Mapping[str, float], reason: str) -> str:
     """Return the reason with the aggregator's downtime in the round, which comes first if no stage took longer."""
-    if not gone(found):
+    if not downtime_text(found):
         return reason
-    first = down_s(found) > 0.0 and stages.get("away", 0.0) >= max(stages.values(), default=0.0)
-    return f"{gone(found)}; {reason}" if first else f"{reason}; {gone(found, ' meanwhile')}"
+    first = down_s(found) > 0.0 and stages.get("downtime", 0.0) >= max(stages.values(), default=0.0)
+    return f"{downtime_text(found)}; {reason}" if first else f"{reason}; {downtime_text(found, ' meanwhile')}"
 
 
 def _slowest(found: RoundRow, assignments: Sequence[UpdateRow], earlier: Sequence[UpdateRow]) -> UpdateRow | None:
     """Return the assignment that the round waited for last; one that filled a buffer may be older than the round."""
-    own = next((one for one in assignments if one.device == found.slowest and not is_further(one.assignment_id)), None)
+    own = next(
+        (one for one in assignments if one.device == found.slowest and not is_follow_up(one.assignment_id)), None
+    )
     if own is not None and found.reason != "buffer":
         return own
     came = [one for one in (*assignments, *earlier) if one.update_id in found.aggregated and one.arrived_at is not None]
@@ -132,7 +134,7 @@ def _held_up_by(found: RoundRow, assignments: Sequence[UpdateRow], since: float)
     """
     if found.reason == "buffer":
         return []
-    over = [(one, _over_at(one, found)) for one in assignments if not is_further(one.assignment_id)]
+    over = [(one, _over_at(one, found)) for one in assignments if not is_follow_up(one.assignment_id)]
     out = [one for one, at in over if at is None]
     if found.reason == "deadline":
         return out
@@ -213,7 +215,7 @@ def _missed(found: RoundRow, assignments: Sequence[UpdateRow], waited_for: Seque
     late = [one for one in assignments if one.device in waited_for and one.arrived_at is not None]
     if late:
         first = min(late, key=lambda one: one.arrived_at or 0.0)
-        stages = {name: took for name, took in along(first, found.away).items() if name in ALONG}
+        stages = {name: took for name, took in along(first, found.downtimes).items() if name in ALONG}
         return f"{said}; {first.device} took {duration(sum(stages.values()))} and {did(stages, first)}"
     here = {one.device: one for one in assignments if one.device in waited_for}
     if not here:
@@ -273,7 +275,7 @@ def noun(name: str) -> str:
         "evaluate": "measuring", "train": "training", "encode": "encoding", "upload": "uploads",
         "load": "loading models on the devices", "commit": "writing updates to the devices' disks",
         "receive": "until the last reply was handled", "aggregate": "aggregation",
-        "step": "the step", "away": "without an aggregator", "before": "before the last one to answer was selected",
+        "step": "the step", "downtime": "without an aggregator", "before": "before the last one to answer was selected",
         "between": "between the stages on the devices",
     }[name]  # fmt: skip
 
@@ -295,7 +297,9 @@ def became(assignment: UpdateRow, lost: bool) -> str:
     """
     kind = assignment.reason.partition(":")[0]
     if lost:
-        return "which was lost" if kind in ("left", "") or assignment.outcome != "failed" else f"which failed ({kind})"
+        return (
+            "which was lost" if kind in ("offline", "") or assignment.outcome != "failed" else f"which failed ({kind})"
+        )
     if assignment.outcome == "dropped":
         return f"whose answer was dropped ({kind})" if kind else "whose answer was dropped"
     return "which had not answered"
@@ -319,14 +323,14 @@ def own_part(took: float, stages: Mapping[str, float], uncounted: Mapping[str, f
 
 def down_s(found: RoundRow) -> float:
     """Return for how many seconds no aggregator was running while the round was open, as far as that is known."""
-    return sum(downtime_s(*one) or 0.0 for one in found.away)
+    return sum(downtime_s(*one) or 0.0 for one in found.downtimes)
 
 
-def gone(found: RoundRow, meanwhile: str = "") -> str:
+def downtime_text(found: RoundRow, meanwhile: str = "") -> str:
     """Return the downtime in words, "" if it was short; `meanwhile` is appended."""
     if clock_was_set(found):
-        return f"the aggregator was away{meanwhile} for an unknown time: the clock was set"
-    return f"the aggregator was away for {duration(took)}{meanwhile}" if (took := down_s(found)) >= TOLD_S else ""
+        return f"the aggregator was offline{meanwhile} for an unknown time: the clock was set"
+    return f"the aggregator was offline for {duration(took)}{meanwhile}" if (took := down_s(found)) >= TOLD_S else ""
 
 
 def unanswered(found: RoundRow) -> int:

@@ -22,33 +22,33 @@ ON_DEVICE = ("download", "queue", "load", "evaluate", "train", "encode", "commit
 ALONG = ("delivery", "again", *ON_DEVICE, "between", "upload")
 # receive: from the arrival of the last reply that counted until the aggregator handles it.
 OWN = ("receive", "aggregate", "step", "store")
-# before: from the round's opening until the selection. away: no aggregator was running and no device was at work.
-STAGES = ("before", *ALONG, "away", "waiting", *OWN)
+# before: from the round's opening until the selection. downtime: no aggregator was running and no device was at work.
+STAGES = ("before", *ALONG, "downtime", "waiting", *OWN)
 REDELIVERY_S = 1.0  # two deliveries of an assignment within this time count as one
-Away = Sequence[Sequence[float]]  # [from, to] without an aggregator, by the wall clock
+Downtimes = Sequence[Sequence[float]]  # [from, to] without an aggregator, by the wall clock
 
 
-def along(assignment: UpdateRow, away: Away = ()) -> dict[str, float]:
+def along(assignment: UpdateRow, downtimes: Downtimes = ()) -> dict[str, float]:
     """Return the seconds by stage of one assignment with a reply.
 
-    The device's own stages leave a part of its time: without an aggregator this part is `away`, else `between`. Round
-    trips are no stage: they are a part of downloads, uploads and `between`. A device that was at work when the
+    The device's own stages leave a part of its time: without an aggregator this part is `downtime`, else `between`.
+    Round trips are no stage: they are a part of downloads, uploads and `between`. A device that was at work when the
     aggregator stopped had received the assignment before: it is not delivered again.
     """
     assert assignment.arrived_at is not None
     selected = _assigned_at(assignment)
     began = min(max(selected, assignment.began_at or assignment.arrived_at), assignment.arrived_at)
     on_device = {name: getattr(assignment, f"{name}_s") or 0.0 for name in ON_DEVICE}
-    untold = selected if within_s(away, selected, began) else began - sum(on_device.values())
+    untold = selected if within_s(downtimes, selected, began) else began - sum(on_device.values())
     pulled = min(max(selected, assignment.pulled_at or untold), began)
     left = max(0.0, began - pulled - sum(on_device.values()))
-    before, after = within_s(away, selected, pulled), min(left, within_s(away, pulled, began))
+    before, after = within_s(downtimes, selected, pulled), min(left, within_s(downtimes, pulled, began))
     first = max(selected, first_delivered(assignment, pulled))
-    found = {"delivery": first - selected - within_s(away, selected, first)}
+    found = {"delivery": first - selected - within_s(downtimes, selected, first)}
     if first < pulled:
-        found["again"] = pulled - first - within_s(away, first, pulled)
+        found["again"] = pulled - first - within_s(downtimes, first, pulled)
     found |= {**on_device, "between": left - after, "upload": assignment.arrived_at - began}
-    return {**found, "away": before + after} if before + after else found
+    return {**found, "downtime": before + after} if before + after else found
 
 
 def first_delivered(assignment: UpdateRow, pulled_at: float) -> float:
@@ -60,9 +60,9 @@ def first_delivered(assignment: UpdateRow, pulled_at: float) -> float:
     )
 
 
-def within_s(away: Away, begin: float, end: float) -> float:
+def within_s(downtimes: Downtimes, begin: float, end: float) -> float:
     """Return for how many seconds between two moments no aggregator was running."""
-    return sum(max(0.0, min(until, end) - max(since, begin)) for since, until, *_ in away)
+    return sum(max(0.0, min(until, end) - max(since, begin)) for since, until, *_ in downtimes)
 
 
 def turns(rounds: Sequence[RoundRow], taken: RoundBecameCurrent | None = None) -> dict[int, float | None]:
@@ -93,17 +93,17 @@ def _turn_at(one: RoundRow, before: float | None, taken: RoundBecameCurrent | No
     return max(one.opened_at, one.closed_at - max(0.0, since))
 
 
-def within(assignment: UpdateRow, opened_at: float, away: Away = ()) -> dict[str, float]:
+def within(assignment: UpdateRow, opened_at: float, downtimes: Downtimes = ()) -> dict[str, float]:
     """Return `along` for the part of an assignment that lies in a round that opened at `opened_at`.
 
     An assignment made in the middle of the round starts with the stage `before`. An assignment made before the round
     counts only with the stages that were still to be done when the round opened.
     """
-    away = [(max(since, opened_at), until) for since, until, *_ in away if until > opened_at]
-    stages, before = along(assignment, away), _assigned_at(assignment) - opened_at
+    downtimes = [(max(since, opened_at), until) for since, until, *_ in downtimes if until > opened_at]
+    stages, before = along(assignment, downtimes), _assigned_at(assignment) - opened_at
     if before > 0.0:
-        gone = within_s(away, opened_at, _assigned_at(assignment))
-        return {"before": before - gone, **stages, **({"away": stages.get("away", 0.0) + gone} if gone else {})}
+        gone = within_s(downtimes, opened_at, _assigned_at(assignment))
+        return {"before": before - gone, **stages, **({"downtime": stages.get("downtime", 0.0) + gone} if gone else {})}
     done = -before
     for name in (name for name in ALONG if name in stages):
         part = min(stages[name], done)
@@ -118,4 +118,4 @@ def _assigned_at(assignment: UpdateRow) -> float:
 
 def clock_was_set(found: RoundRow) -> bool:
     """Return True if the wall clock was set during a downtime of the round: the downtime's length is unknown."""
-    return any(downtime_s(*one) is None for one in found.away)
+    return any(downtime_s(*one) is None for one in found.downtimes)

@@ -105,7 +105,7 @@ class BufferedRound(RoundMachine):
 
     def _leave(self, device: str, why: str) -> list[Action]:
         working = self.at_work.get(device) or self.overdue.get(device)
-        return self._lose(device, working.assignment_id, "left", why) if working else []
+        return self._lose(device, working.assignment_id, "offline", why) if working else []
 
     def _stop(self) -> None:
         self.shut = "stopped"
@@ -186,7 +186,7 @@ class BufferedRound(RoundMachine):
         """Give devices with an update in the buffer a follow-up assignment, one each, as many as slots are free."""
         actions = list[Action]()
         for device in sorted(self.devices - self.going_on - self.at_work.keys()):
-            if self._place_is_free() and (assignment_id := self.terms.further(device)):
+            if self._place_is_free() and (assignment_id := self.terms.follow_up(device)):
                 actions.append(self._assign(device, assignment_id, "the buffer has its update"))
                 self._begin(device, assignment_id, now)
         return actions
@@ -249,13 +249,13 @@ class BufferedMode(RoundMode):
             if assigned.round != opened.round
         }
         further = partial(self._follow_up, running, opened.round)
-        return BufferedRound(replace(self.terms(opened), earlier=earlier, further=further))
+        return BufferedRound(replace(self.terms(opened), earlier=earlier, follow_up=further))
 
     def _follow_up(self, running: RunContext, number: int, device: str) -> str:
         """Return the `assignment_id` of a follow-up assignment for the next buffer; "" if the device cannot get one."""
         if running.past.steps_made + 1 >= self.plan.run.rounds or not running.is_free(device):
             return ""
-        return assignment_id_of(running.run_id, number, device, further=True)
+        return assignment_id_of(running.run_id, number, device, follow_up=True)
 
     def summed_together(self, running: RunContext, number: int) -> int:
         """Return how many updates fill the buffer."""
@@ -284,7 +284,7 @@ def notes(plan: RunPlan, able: int) -> list[str]:
 
     >>> plan = RunPlan.parse('[run]\\ntask="t"\\n[local]\\nlr=1\\n[cohort]\\nmode="buffered"\\nbuffer=4')
     >>> notes(plan, 3)
-    ['[cohort] buffer = 4 is more than the 3 devices that are there: each buffer closes with what all of them sent']
+    ['[cohort] buffer = 4 is more than the 3 devices that are online: each buffer closes with what all of them sent']
     >>> notes(plan, 9)
     []
     """
@@ -292,8 +292,8 @@ def notes(plan: RunPlan, able: int) -> list[str]:
     at_work = min(able, cohort.max_concurrency or able)
     behind = at_work // cohort.buffer  # buffers that fill while one device works, if all are equally fast
     if able < cohort.buffer:
-        there = "device that is" if able == 1 else f"{able} devices that are"
-        said = f"is more than the {there} there: each buffer closes with what all of them sent"
+        able_text = "device that is" if able == 1 else f"{able} devices that are"
+        said = f"is more than the {able_text} online: each buffer closes with what all of them sent"
         return [f"[cohort] buffer = {cohort.buffer} {said}"]
     if behind > cohort.max_staleness:
         said = f"with {at_work} devices at work and [cohort] buffer = {cohort.buffer} most answers are about {behind} "

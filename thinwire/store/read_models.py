@@ -107,7 +107,7 @@ class RoundRow(Traffic, Outcomes, Measured):
     `secure_sum` is {} or, once a round with secure aggregation has removed the masks, holds `survivors` (the clients in
     the sum), `weight`, `norm` of the mean update, `clip`, `next_clip`, `elapsed_s` and `unmask_s`.
 
-    `away` lists the aggregator's downtimes during the round as [from, to] by the wall clock. `missed_s` is the
+    `downtimes` lists the aggregator's downtimes during the round as [from, to] by the wall clock. `missed_s` is the
     time for which the run's clock stood still because of them. It includes the time between the journal's last event
     and the aggregator's end.
     """
@@ -136,7 +136,7 @@ class RoundRow(Traffic, Outcomes, Measured):
     codecs: dict[str, str] = field(default_factory=dict)  # device -> its codec, if the plan has a codec ladder
     codec_reasons: dict[str, str] = field(default_factory=dict)
     sampling: str = ""  # selection reason, if the weights were not uniform
-    away: list[list[float]] = field(default_factory=list)
+    downtimes: list[list[float]] = field(default_factory=list)
     missed_s: float = 0.0
     ignored: int = 0  # number of metrics not recorded, since fewer than half of its updates carried them
     secure_sum: dict[str, Any] = field(default_factory=dict)

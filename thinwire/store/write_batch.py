@@ -304,7 +304,7 @@ class Rows:
             **row,
             "update_id": "",
             "outcome": "selected",
-            "late_answer": False,
+            "late_reply": False,
             "assigned_at": None,
             **ANSWER,
             **values,
@@ -373,7 +373,7 @@ _KNOWN = (
     Update.device,
     Update.update_id,
     Update.outcome,
-    Update.late_answer,
+    Update.late_reply,
     Update.pulled_at,
     Update.metrics,
 )

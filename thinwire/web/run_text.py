@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from thinwire.core.formatting import duration
-from thinwire.reports.round_explanation import gone, unanswered
-from thinwire.reports.round_timing import ON_DEVICE, Away, along, first_delivered, within_s
+from thinwire.reports.round_explanation import downtime_text, unanswered
+from thinwire.reports.round_timing import ON_DEVICE, Downtimes, along, first_delivered, within_s
 from thinwire.store import RoundRow, RunRow, UpdateRow
 
 
@@ -91,17 +91,17 @@ def open_round(
             if round_.failed
             else f"{came}, {round_.target_updates} are enough"
         )
-        return f"Round {round_.round} is open: {said}{_away(round_)}."
+        return f"Round {round_.round} is open: {said}{_downtime(round_)}."
     holds = sum(one.outcome == "accepted" or one.aggregated_round == round_.round for one in (*own, *earlier))
     work = sum(one.outcome == "selected" for one in (*own, *earlier))
     at_work = f"{work} {'device is' if work == 1 else 'devices are'} at work"
     holding = f"its buffer holds {holds} of {round_.target_updates} updates, and {at_work}"
-    return f"Round {round_.round} is open: {holding}{_away(round_)}."
+    return f"Round {round_.round} is open: {holding}{_downtime(round_)}."
 
 
-def _away(round_: RoundRow) -> str:
+def _downtime(round_: RoundRow) -> str:
     """Return the clause on the time without an aggregator, or ""."""
-    return f"; {said}" if (said := gone(round_)) else ""
+    return f"; {said}" if (said := downtime_text(round_)) else ""
 
 
 def _failed(round_: RoundRow) -> str:
@@ -194,11 +194,11 @@ class Stretch:
     end_s: float
 
 
-def stretches(update: UpdateRow, opened_at: float, away: Away = ()) -> list[Stretch]:
+def stretches(update: UpdateRow, opened_at: float, downtimes: Downtimes = ()) -> list[Stretch]:
     """Return the stages of an assignment in order, without overlap; empty without a reply.
 
-    `away` are the times without an aggregator, wall clock. An assignment on which a device worked during such a time
-    had been delivered before it.
+    `downtimes` are the times without an aggregator, wall clock. An assignment on which a device worked during such a
+    time had been delivered before it.
     """
     if update.arrived_at is None:
         return []
@@ -206,12 +206,14 @@ def stretches(update: UpdateRow, opened_at: float, away: Away = ()) -> list[Stre
     end = update.arrived_at - opened_at
     began = min(end, (update.began_at or update.arrived_at) - opened_at)
     device_s = sum(getattr(update, f"{stage}_s") or 0.0 for stage in ON_DEVICE)
-    untold = selected if within_s(away, selected + opened_at, began + opened_at) else max(selected, began - device_s)
+    untold = (
+        selected if within_s(downtimes, selected + opened_at, began + opened_at) else max(selected, began - device_s)
+    )
     pulled = update.pulled_at - opened_at if update.pulled_at else untold
     first = max(selected, first_delivered(update, pulled + opened_at) - opened_at)
     found = [Stretch("delivery", selected, first), Stretch("again", first, max(first, pulled))]
-    gone = [(since - opened_at, until - opened_at) for since, until, *_ in away]
-    between_s, restarted, at = along(update, away)["between"], first < pulled, found[-1].end_s
+    gone = [(since - opened_at, until - opened_at) for since, until, *_ in downtimes]
+    between_s, restarted, at = along(update, downtimes)["between"], first < pulled, found[-1].end_s
     for stage in ON_DEVICE:
         if restarted and stage not in FETCHED:
             work = began - sum(getattr(update, f"{name}_s") or 0.0 for name in ON_DEVICE if name not in FETCHED)

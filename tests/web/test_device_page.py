@@ -172,7 +172,7 @@ def test_hundreds_of_devices_are_searched_and_the_search_survives_a_reload(store
     page.get_by_role("radio", name="Offline 3").check(force=True)
     expect(rows).to_have_count(3)
     assert "q=meter-17" in page.url
-    assert "show=away" in page.url
+    assert "show=offline" in page.url
     page.reload()
     expect(rows).to_have_count(3)
     expect(page.get_by_label("Search devices")).to_have_value("meter-17")

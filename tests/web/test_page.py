@@ -176,7 +176,7 @@ def test_a_round_shows_who_is_at_work_and_when_no_aggregator_was_there(store: St
     expect(lane.locator(".stage.work")).to_have_count(1)
     expect(page.locator(".gantt-row", has_text="pi-07").locator(".stage.work")).to_have_count(0)
     expect(page.locator(".legend")).to_contain_text("delivered, at work")
-    expect(page.locator(".legend")).to_contain_text("no aggregator was there")
+    expect(page.locator(".legend")).to_contain_text("no aggregator was running")
     expect(page.locator(".legend")).not_to_contain_text("not delivered")
     expect(lane.locator(".away")).to_have_count(1)
 

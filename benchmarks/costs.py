@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.noop_client import Shape
 from benchmarks.ours import Ours
 from benchmarks.processes import Processes
-from thinwire.client import Site
+from thinwire.client import ClientInfo
 from thinwire.client.task import load_task
 from thinwire.core import RunPlan
 from thinwire.core.events import Event, UpdateAccepted
@@ -80,7 +80,7 @@ def _work(task: str, plan: RunPlan) -> tuple[float, float]:
     with tempfile.TemporaryDirectory(prefix="thinwire-bench-") as folder:
         home = AggregatorHome.under(Path(folder), durable=False)
         with Store.open(home.database, durable=False) as store:
-            run_sim(alone, load_task(task), store=store, home=home, clients=1, site=Site(), on_event=on_event)
+            run_sim(alone, load_task(task), store=store, home=home, clients=1, client=ClientInfo(), on_event=on_event)
     step_s, encode_s = (min(header[name] for header in headers) for name in ("step_s", "encode_s"))
     return step_s, encode_s
 

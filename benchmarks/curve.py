@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from thinwire.client import Site
+from thinwire.client import ClientInfo
 from thinwire.client.task import LoadedTask, initial_model
 from thinwire.client.train.evaluate import evaluate
 from thinwire.core import RunPlan, VirtualClock
@@ -66,10 +66,10 @@ def curve(plan: RunPlan, task: LoadedTask, split: str, clients: int, devices: De
 
     Nobody's absence changes what a version is worth here, and measuring takes no virtual time.
     """
-    site = Site(split=split, seed=plan.run.seed)
+    client = ClientInfo(split=split, seed=plan.run.seed)
     with tempfile.TemporaryDirectory(prefix="thinwire-bench-") as name:
         home = AggregatorHome.under(Path(name), durable=False)
-        crowd = ClientPopulation(Path(name) / "clients", site, clients, debug=True)
+        crowd = ClientPopulation(Path(name) / "clients", client, clients, debug=True)
         crowd.folder.mkdir()
         training, first = Training(task, crowd), initial_model(task, plan.run.seed)
         report = reported(plan, first.layout)

@@ -23,7 +23,7 @@ from thinwire.core.fleet import Envelope
 from thinwire.core.link_state import LinkState
 from thinwire.core.serialization import reply_to_bytes
 from thinwire.core.types import Assignment, Part, ReplyHeader, UpdateId
-from thinwire.flower.superlink import SuperLink
+from thinwire.flower.link_state import SuperLink
 from thinwire.transport.server.mailbox import Mailbox
 
 RUN = "bench-1"

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from thinwire.client import Site, Split
+from thinwire.client import ClientInfo, Split
 
 NOTHING = TensorDataset(torch.zeros(1, 1), torch.zeros(1))
 
@@ -17,7 +17,7 @@ def model() -> nn.Module:
     return nn.Linear(100, 100, bias=False)
 
 
-def data(_site: Site) -> Split:
+def data(_client: ClientInfo) -> Split:
     return Split(NOTHING)
 
 

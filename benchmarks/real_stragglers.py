@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.curve import Curve, points_of
 from benchmarks.processes import Processes, free_port
-from thinwire.client import Site
+from thinwire.client import ClientInfo
 from thinwire.client.task import initial_model, load_task, report
 from thinwire.core import RunPlan
 from thinwire.core.statedir import AggregatorHome, holder
@@ -67,5 +67,5 @@ def _driven(
     row, events = store.run(run_id), tuple(event for _, event in store.events(run_id))
     if row.status != "done":
         raise RuntimeError(f"{run_id} is {row.status}: {row.status_text}")
-    training = Training(task, ClientPopulation(home.root, Site(split=split, seed=plan.run.seed), CLIENTS))
+    training = Training(task, ClientPopulation(home.root, ClientInfo(split=split, seed=plan.run.seed), CLIENTS))
     return Curve(points_of(events, Versions(home.run(run_id), first.layout), training), events)

@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from thinwire.client import Site
+from thinwire.client import ClientInfo
 from thinwire.client.task import load_task
 from thinwire.core import RunPlan
 from thinwire.core.events import Event, RoundClosed
@@ -52,7 +52,7 @@ def rounds(work: str, clients: int, selected: int, count: int, processes: int) -
         with Store.open(home.database, durable=False) as store:
             run_sim(
                 plan_of(work, selected, count), load_task(TASKS[work]), store=store, home=home, clients=clients,
-                site=Site(), on_event=on_event, processes=processes, spec=TASKS[work],
+                client=ClientInfo(), on_event=on_event, processes=processes, spec=TASKS[work],
             )  # fmt: skip
     return [after - before for before, after in itertools.pairwise(moments)]
 

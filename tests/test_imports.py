@@ -67,7 +67,7 @@ def test_a_service_and_a_handover_need_no_torch_to_refuse(tmp_path):
 
 
 def test_a_command_that_needs_torch_says_how_it_is_had(tmp_path):
-    (tmp_path / "task.py").write_text("import torch\ndef model(): ...\ndef data(site): ...\ndef loss(m, b): ...\n")
+    (tmp_path / "task.py").write_text("import torch\ndef model(): ...\ndef data(client): ...\ndef loss(m, b): ...\n")
     done = without_torch(CLI, "task", "check", str(tmp_path / "task.py"))
     assert done.returncode in (1, 3)
     for kind in ("CPU", "CUDA", "Jetson"):

@@ -7,7 +7,7 @@ from torch import nn
 
 from benchmarks.accuracy_bytes.tasks.pooled import with_all_tests
 from examples.digits import task
-from thinwire.client import Site, Split
+from thinwire.client import ClientInfo, Split
 
 WIDE = 1024
 
@@ -18,8 +18,8 @@ def model() -> nn.Module:
     return nn.Sequential(nn.Linear(64, WIDE), nn.ReLU(), nn.Linear(WIDE, WIDE), nn.ReLU(), nn.Linear(WIDE, 10))
 
 
-def data(site: Site) -> Split:
-    return with_all_tests(task.data, site)
+def data(client: ClientInfo) -> Split:
+    return with_all_tests(task.data, client)
 
 
 def metrics(module: nn.Module, batch: list[torch.Tensor]) -> dict[str, tuple[float, float]]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from docs.generate.accuracy import accuracy_page, plots
-from docs.generate.cli import cli_page
+from docs.generate.cli import cli_page, environment_page
 from docs.generate.codecs import codecs_page
 from docs.generate.device_api import device_api_page
 from docs.generate.drift import drift_part
@@ -15,7 +15,7 @@ from docs.generate.meanings import closing_page, exit_codes_page, failures_page
 from docs.generate.plan import plan_page
 from docs.generate.policy import policy_page
 from docs.generate.readme import PARTS as QUOTED
-from docs.generate.readme import readme_table
+from docs.generate.readme import evidence_index, readme_table
 from docs.generate.rounds import PARTS as ROUNDS
 from docs.generate.simulated import PARTS as SIMULATED
 from docs.generate.speed import PARTS as SPEED
@@ -30,6 +30,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "plan.md": plan_page,
     "policy.md": policy_page,
     "cli.md": cli_page,
+    "environment.md": environment_page,
     "codecs.md": codecs_page,
     "device-api.md": device_api_page,
     "exit-codes.md": exit_codes_page,
@@ -55,6 +56,7 @@ def written() -> dict[str, str]:
     evidence = {"accuracy-bytes.md": f"{NOTE}\n\n{accuracy_page().strip()}\n", **plots()}
     return {
         "../README.md": filled(DOCS.parent / "README.md", readme_table()),
+        "README.md": filled(DOCS / "README.md", evidence_index()),
         **{f"reference/{name}": page(name) for name in PAGES},
         **{f"evidence/{name}": text for name, text in evidence.items()},
         **{f"evidence/{name}.md": filled(DOCS / "evidence" / f"{name}.md", part()) for name, part in parts.items()},

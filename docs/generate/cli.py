@@ -1,4 +1,4 @@
-"""docs/reference/cli.md: every command with its arguments and options, as typer has them."""
+"""docs/reference/cli.md and environment.md: commands, options and environment variables, as typer has them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,22 @@ import typer
 from docs.generate.table import table
 from thinwire.cli.main import program
 
+# Variables that no option declares; those of tests are in CONTRIBUTING.md.
+READ_BY_CODE = {
+    "THINWIRE_HOME": "state directory, if `--home` is not given",
+    "XDG_STATE_HOME": "parent of the state directory, if `--home` and `THINWIRE_HOME` are not given; "
+    "default: `~/.local/state`",
+    "XDG_CONFIG_HOME": "parent of `systemd/user`, where `service install` writes a unit; default: `~/.config`",
+    "THINWIRE_INVITE": "invitation that `thinwire client join URL -` reads before standard input",
+    "THINWIRE_KERNELS": "instruction set of the kernels (`numpy`: no kernels); default: the best one of the machine, "
+    "and all give the same bytes",
+    "THINWIRE_THREADS": "threads of codecs and aggregation, instead of `[local] codec_threads` and `[server] threads`; "
+    "0: all cores",
+    "THINWIRE_OPTIMIZED": "compiler's option when the kernels are built from source; default: `-O3`",
+    "HTTPS_PROXY": "proxy through which a client reaches the aggregator; also `https_proxy`",
+    "NO_PROXY": "hosts that a client reaches without the proxy; also `no_proxy`",
+}
+
 
 def cli_page() -> str:
     root = typer.main.get_command(program())
@@ -19,6 +35,28 @@ def cli_page() -> str:
     with click.Context(root, info_name="thinwire") as context:
         text += list(_command(root, context, 2))
     return "\n\n".join(text)
+
+
+def environment_page() -> str:
+    """Return one row a variable: those that options declare with `envvar`, then those that the code reads."""
+    root = typer.main.get_command(program())
+    with click.Context(root, info_name="thinwire") as context:
+        rows = [*_variables(root, context), *READ_BY_CODE.items()]
+    cells = [(f"`{name}`", meaning) for name, meaning in rows]
+    return "\n\n".join([
+        "# Environment variables", "An option or an argument of the command line wins over its variable.",
+        table(("variable", "meaning"), cells),
+    ])  # fmt: skip
+
+
+def _variables(command: Any, context: click.Context) -> Iterator[tuple[str, str]]:
+    for parameter in command.get_params(context):
+        if parameter.envvar:
+            yield parameter.envvar, f"`{parameter.opts[0]}` of `{context.command_path}`: {parameter.help}"
+    for name in command.list_commands(context) if hasattr(command, "list_commands") else ():
+        inner = command.get_command(context, name)
+        with click.Context(inner, info_name=name, parent=context) as below:
+            yield from _variables(inner, below)
 
 
 def _command(command: Any, context: click.Context, depth: int) -> Iterator[str]:
@@ -51,4 +89,7 @@ def _option(parameter: Any) -> tuple[str, str, str] | None:
         names += f" {parameter.metavar or parameter.type.name.upper().removesuffix(' RANGE')}"
     default = "needed" if parameter.required else parameter.default
     empty = default in (None, "", False, ()) or callable(default) or "Sentinel" in repr(default)
-    return f"`{names}`", "" if empty else str(default), " ".join((parameter.help or "").split())
+    meaning = " ".join((parameter.help or "").split())
+    if parameter.envvar:
+        meaning += f" (environment: {parameter.envvar})"
+    return f"`{names}`", "" if empty else str(default), meaning

@@ -77,7 +77,7 @@ FAILURES = {
     "`max_staleness` + `max_delay`. Where no other device is left to select, for `max_staleness` + 1 deadlines. "
     "The device "
     "is selected again. For a first model ([run] init): its time is over",
-    "left": "the aggregator reports: the device is offline, or a person stopped its client",
+    "offline": "the aggregator reports: the device is offline, or a person stopped its client",
     "over": "the aggregator reports: the run ended before a reply to this assignment. It is no failure of the device: "
     "`failed` does not count it, and the assignment's outcome is `over`",
 }

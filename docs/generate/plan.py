@@ -46,7 +46,7 @@ def _own_functions() -> str:
         "*The function* means that your code carries the key out. *Refused* means that `task check`, `sim`, `run` and "
         "the device refuse any value but the default: nobody could say that it was carried out. A task that has an "
         '`optimizer()` and no `train()` needs `optimizer = "task"`. A `batch` that is not the default must be the '
-        "batch size of a `DataLoader` that `data(site)` gives."
+        "batch size of a `DataLoader` that `data(client)` gives."
     )
     rows = [
         (

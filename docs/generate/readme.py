@@ -1,4 +1,4 @@
-"""The figures of the README and of the four pages that it quotes, from docs/evidence/*.json alone."""
+"""Figures of the README, of the four pages that it quotes and of the index of evidence, from docs/evidence/*.json."""
 
 from __future__ import annotations
 
@@ -16,6 +16,24 @@ DEMO, ACCURACY = "`thinwire demo --json`", "`python -m benchmarks.accuracy_bytes
 ROUND, API = "`python -m benchmarks.round_overhead --json`", "`python -m benchmarks.device_api --json`"
 STEP = ("all", "enough", "deadline")  # closing reasons of rounds that changed the model
 DEVICE = "`python -m benchmarks.device_footprint --json`"
+PAGE = {"drift": "how/different-data.md", "mailbox": "evidence/device-api.md"}  # of documents without their own
+CLAIMS = (  # document, claim, its figure, the figure's form
+    ("demo", "update in the demo, compared with dense fp32", "uplink_ratio", "{:.0f} times smaller"),
+    ("codecs", "encoding with `int8`, compared with a copy in memory", "encode_ratio int8", "{:.2f} times as long"),
+    ("peers", "`int8`, compared with the fastest other package", "ratio int8", "{:.0f} times as fast"),
+    ("round-overhead", "round without training, compared with stock Flower", "noop_ratio", "{:.0f} times as fast"),
+    ("device-api", "processor for an assignment and its reply", "cpu_ms_per_client_round", "{:.1f} ms"),
+    ("mailbox", "the same in mailbox and LinkState", "mailbox_us", "{:.0f} us"),
+    ("device-load", "poll of a device while another one floods", "honest_pull_ratio", "{:.1f} times as long"),
+    ("device-footprint", "memory of a client that waits", "idle_rss_bare_mb", "{:.0f} MB"),
+    ("fold", "aggregation of `topk(0.01) > int8 > rice`", "topk_updates_per_s", "{:.0f} updates/s"),
+    ("simulation", "simulated round, compared with Flower's simulation", "sim_overhead_ratio", "{:.0f} times as fast"),
+    ("stragglers", "time to the target with a deadline, one client slow", "speedup", "{:.1f} times as fast"),
+    ("links", "time to the target with a codec ladder", "speedup", "{:.2f} times as fast"),
+    ("overlap", "round with overlap", "speedup", "{:.2f} times as fast"),
+    ("faults", "updates lost under 13 kinds of faults", "lost_updates", "{}"),
+    ("drift", "accuracy with SCAFFOLD on unequal data", "gain scaffold identity", "{:+.1f} points"),
+)
 Line = tuple[str, str, str]  # the figure's names, its value, its meaning
 
 
@@ -46,9 +64,34 @@ def readme_table() -> str:
         ("memory of a client that waits", f"{device['idle_rss_bare_mb']:.0f} MB", DEVICE),
         ("memory of a client with torch, between two rounds", f"{device['idle_rss_mb']:.0f} MB", DEVICE),
         ("processor of a client that waits", f"{device['idle_cpu_bare_percent']:.2f} % of a core", DEVICE),
-        ("packages of a client, without torch and numpy",
-         f"{device['installed_mb']:.0f} MB ({device['distributions']:.0f} packages)", DEVICE),
+        ("disk of a client, without torch and numpy", f"{device['installed_mb']:.0f} MB", DEVICE),
+        ("packages of a client, without torch and numpy", f"{device['distributions']:.0f}", DEVICE),
     ))  # fmt: skip
+
+
+def evidence_index() -> str:
+    """Return one row a committed document: a claim with its page, one figure, the machine, the date, the command."""
+    rows = [
+        (
+            f"[{claim}]({PAGE.get(name, f'evidence/{name}.md')})",
+            form.format(figures(name)[figure]),
+            *_measured(read(name)),
+        )
+        for name, claim, figure, form in CLAIMS
+    ]
+    digits = read("accuracy-bytes")["models"]["digits"]
+    fewer = f"{floor(least_ratio('eden(1), none'))} times fewer"
+    first = ("[uplink bytes of `eden(1)`, compared with fp32](evidence/accuracy-bytes.md)", fewer, *_measured(digits))
+    return table(("claim", "figure", "machine", "date", "command"), [first, *rows])
+
+
+def _measured(document: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Return machine, date and command of a committed document."""
+    machine, benchmark = document["machine"], document.get("benchmark")
+    command = f"python -m benchmarks.{benchmark} --preset {document['preset']}" if benchmark else document["command"]
+    if benchmark == "demo":
+        command = "thinwire demo"
+    return f"{machine['cpu']}, {machine['cores']} cores", document["at"][:10], f"`{command} --json`"
 
 
 def demo_part() -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch.utils.data import TensorDataset
 
-from thinwire.client import Site
+from thinwire.client import ClientInfo
 from thinwire.client.task import load_task
 from thinwire.client.train.evaluate import evaluate
 from thinwire.client.train.layout import Key, derive
@@ -27,8 +27,8 @@ HERE = Path(__file__).parent
 def centralised(plan: RunPlan, clients: int, split: str) -> dict[str, float]:
     """Accuracy and loss on the clients' pooled test windows, after training on their pooled train windows."""
     task = load_task(f"code_lm={HERE / 'task.py'}")
-    sites = [Site(partition=i, partitions=clients, split=split, seed=plan.run.seed) for i in range(clients)]
-    splits = [task.module.data(site) for site in sites]
+    infos = [ClientInfo(partition=i, partitions=clients, split=split, seed=plan.run.seed) for i in range(clients)]
+    splits = [task.module.data(info) for info in infos]
     train, test = (
         TensorDataset(torch.cat([getattr(one, name).tensors[0] for one in splits])) for name in ("train", "test")
     )

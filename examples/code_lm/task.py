@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from thinwire.client import Site, Split, held_out, own_part
+from thinwire.client import ClientInfo, Split, held_out, own_part
 
 PACKAGES = 64  # the largest ones: as many clients can have one each
 LONGEST = 1 << 13  # characters of one package: as little as one device may hold
@@ -65,11 +65,11 @@ def model() -> nn.Module:
     return LanguageModel()
 
 
-def data(site: Site) -> Split:
-    """This site's packages in windows; up to a fifth of these is kept for measuring."""
+def data(client: ClientInfo) -> Split:
+    """This client's packages in windows; up to a fifth of these is kept for measuring."""
     windows, names = library()
-    mine = own_part({"package": names}, site)
-    train, test = held_out(mine, min(0.2, MEASURED / len(mine)), site)
+    mine = own_part({"package": names}, client)
+    train, test = held_out(mine, min(0.2, MEASURED / len(mine)), client)
     return Split(TensorDataset(windows[torch.from_numpy(train)]), TensorDataset(windows[torch.from_numpy(test)]))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch.utils.data import TensorDataset
 
-from thinwire.client import Site
+from thinwire.client import ClientInfo
 from thinwire.client.task import load_task
 from thinwire.client.train.evaluate import evaluate
 from thinwire.client.train.layout import Key, derive
@@ -25,8 +25,8 @@ HERE = Path(__file__).parent
 def centralised(plan: RunPlan, clients: int, split: str) -> dict[str, float]:
     """Accuracy and loss on the clients' pooled test splits, after training on their pooled train splits."""
     task = load_task(f"digits={HERE / 'task.py'}")
-    sites = [Site(partition=i, partitions=clients, split=split, seed=plan.run.seed) for i in range(clients)]
-    splits = [task.module.data(site) for site in sites]
+    infos = [ClientInfo(partition=i, partitions=clients, split=split, seed=plan.run.seed) for i in range(clients)]
+    splits = [task.module.data(info) for info in infos]
     train, test = (pooled([getattr(one, name) for one in splits]) for name in ("train", "test"))
     module = build(task, derive(Key(plan.run.seed), "init"))
     steps = plan.run.rounds * (plan.local.steps if isinstance(plan.local.steps, int) else 1)

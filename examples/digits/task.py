@@ -10,7 +10,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from thinwire.client import Site, Split, held_out, own_part
+from thinwire.client import ClientInfo, Split, held_out, own_part
 
 STEP_S = float(os.environ.get("DIGITS_STEP_S", "0"))  # added to each training step: the demo has a slow client
 
@@ -19,11 +19,11 @@ def model() -> nn.Module:
     return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
 
 
-def data(site: Site) -> Split:
-    """This site's part of the common set; a fifth of it is kept for measuring."""
+def data(client: ClientInfo) -> Split:
+    """This client's part of the common set; a fifth of it is kept for measuring."""
     images, labels = load_digits(return_X_y=True)
     pixels, digits = torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels)
-    train, test = held_out(own_part(labels, site), 0.2, site)
+    train, test = held_out(own_part(labels, client), 0.2, client)
     return Split(TensorDataset(pixels[train], digits[train]), TensorDataset(pixels[test], digits[test]))
 
 

@@ -139,7 +139,7 @@ def test_a_clock_that_is_wrong_is_shown_and_lived_with(thinwire, home, tmp_path)
 
 def test_a_task_that_is_not_usable_is_found_by_its_place(thinwire, home, api, joined, tmp_path):
     broken = tmp_path / "broken.py"
-    broken.write_text("def model():\n    raise ValueError\ndef data(site): ...\ndef loss(model, batch): ...\n")
+    broken.write_text("def model():\n    raise ValueError\ndef data(client): ...\ndef loss(model, batch): ...\n")
     code, found = looked(thinwire, home, "--task", f"mine={broken}")
     assert (code, "broken.py:2" in found["task"]["said"]) == (1, True)
     code, found = looked(thinwire, home, "--task", f"mine={tmp_path / 'none.py'}")

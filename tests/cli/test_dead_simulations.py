@@ -32,7 +32,7 @@ import torch
 def model():
     return torch.nn.Linear(2, 1)
 
-def data(site):
+def data(client):
     x = torch.ones(4, 2)
     return torch.utils.data.TensorDataset(x, x[:, :1])
 

@@ -7,14 +7,14 @@ import sys
 from pathlib import Path
 
 from tests.cli.test_aggregator import background, until
-from thinwire.cli.aggregator.dashboard import FILE, MAX_LOG_BYTES
+from thinwire.cli.aggregator.serve import MAX_LOG_BYTES, SERVICE_LOG
 
 __all__ = ["background"]
 MOST, LINE, LINES = 20_000, 100, 1000
 PRINTING = f"""
 import os, sys
 from pathlib import Path
-from thinwire.cli.aggregator.dashboard import turn_over
+from thinwire.cli.aggregator.serve import turn_over
 log = Path(sys.argv[1])
 for number in range({LINES}):
     os.write(1 + number % 2, f"{{number:0{LINE - 1}}}\\n".encode())
@@ -32,27 +32,27 @@ def printed_into(file: Path, log: Path) -> None:
 
 
 def test_the_log_keeps_the_last_lines_of_both_outputs_within_two_bounds(tmp_path: Path) -> None:
-    log = tmp_path / FILE
+    log = tmp_path / SERVICE_LOG
     printed_into(log, log)
-    assert sizes(log).keys() == {FILE, f"{FILE}.1"}
+    assert sizes(log).keys() == {SERVICE_LOG, f"{SERVICE_LOG}.1"}
     assert max(sizes(log).values()) <= MOST + LINE
-    lines = ((tmp_path / f"{FILE}.1").read_text() + log.read_text()).splitlines()
+    lines = ((tmp_path / f"{SERVICE_LOG}.1").read_text() + log.read_text()).splitlines()
     assert [int(line) for line in lines] == list(range(LINES - len(lines), LINES))
     assert len(lines) > MOST / LINE
 
 
 def test_output_that_goes_elsewhere_is_left_alone(tmp_path: Path) -> None:
-    log, elsewhere = tmp_path / FILE, tmp_path / "journal"
+    log, elsewhere = tmp_path / SERVICE_LOG, tmp_path / "journal"
     log.write_text("of another start")
     printed_into(elsewhere, log)
     assert (log.read_text(), elsewhere.stat().st_size) == ("of another start", LINES * LINE)
-    assert sizes(log).keys() == {FILE}
+    assert sizes(log).keys() == {SERVICE_LOG}
 
 
 def test_an_aggregator_in_the_background_begins_its_log_again_when_it_is_full(home: Path, background: str) -> None:
-    log = home / "aggregator" / FILE
+    log = home / "aggregator" / SERVICE_LOG
     assert background.splitlines()[0] in log.read_text()
     with open(log, "ab") as file:
         file.write(b"x" * (MAX_LOG_BYTES + 1))
-    until(lambda: sizes(log).keys() == {FILE, f"{FILE}.1"}, "the log is begun again")
-    assert sizes(log)[FILE] < MAX_LOG_BYTES < sizes(log)[f"{FILE}.1"]
+    until(lambda: sizes(log).keys() == {SERVICE_LOG, f"{SERVICE_LOG}.1"}, "the log is begun again")
+    assert sizes(log)[SERVICE_LOG] < MAX_LOG_BYTES < sizes(log)[f"{SERVICE_LOG}.1"]

@@ -81,8 +81,8 @@ def test_check_says_what_a_round_costs(thinwire, mine):
         ("def loss(model, batch): return torch.zeros(())", "does not depend on the model's parameters"),
         ("def model(): return 3", "gave an int"),
         ("def model(): raise KeyError('x')", "KeyError at broken.py:2"),
-        ("def data(site): return open('/nowhere')", "FileNotFoundError at broken.py:2"),
-        ("def data(site): return 5", "data(site) gave an int"),
+        ("def data(client): return open('/nowhere')", "FileNotFoundError at broken.py:2"),
+        ("def data(client): return 5", "data(client) gave an int"),
         ("def metrics(model, batch): return 5", "gave an int"),
         (OTHER_EACH_TIME, "model() gives other tensors each time"),
         (CHANGES_WHAT_IS_FROZEN, "frozen tensor 0.weight was changed by training"),
@@ -152,12 +152,12 @@ import sys, torch
 from safetensors.torch import load_file
 sys.path.insert(0, sys.argv[1])
 from task import data, model
-from thinwire.client import Site  # the data's two parts, as the simulation cut them
+from thinwire.client import ClientInfo  # the data's two parts, as the simulation cut them
 net = model()
 net.load_state_dict(load_file(sys.argv[2]))
 right = count = 0
 for part in range(2):
-    inputs, targets = data(Site(partition=part, partitions=2)).test.tensors
+    inputs, targets = data(ClientInfo(partition=part, partitions=2)).test.tensors
     right += int((net(inputs).argmax(1) == targets).sum())
     count += len(targets)
 print(right / count)

@@ -260,7 +260,7 @@ def test_the_requests_of_a_run_stand_beside_their_round_trip(thinwire, home):
         assigned = [ClientSelected(T + 3, 3, device, f"{run_id}.3.{device}", 42) for device in ("pi-01", "pi-02")]
         (accepted,) = (event for event in events if isinstance(event, UpdateAccepted))
         moments = {"pulled_at": T + 3, "began_at": T + 5, "arrived_at": T + 5.5, "requests": 4}
-        lost = ClientFailed(T + 9, 3, "pi-02", f"{run_id}.3.pi-02", "left", "not heard of for 3 s", 2.0)
+        lost = ClientFailed(T + 9, 3, "pi-02", f"{run_id}.3.pi-02", "offline", "no request for 3 s", 2.0)
         store.record(
             run_id,
             [*(one for one in events if one is not accepted), *assigned,

@@ -104,10 +104,10 @@ def test_who_was_at_work_when_the_run_ended_is_not_said_to_have_failed():
 
 
 def test_a_device_that_left_and_came_back_was_away():
-    left = ClientFailed(T, 1, "pi-02", "assignment", "left", "its connection is closed", 1.0)
+    left = ClientFailed(T, 1, "pi-02", "assignment", "offline", "its connection is closed", 1.0)
     events = round_events("toy-1", 1)
     _, lines = told(*events[:-1], left, ClientReconnected(T, 1, "pi-02", "assignment", 1.2), events[-1], evaluated(1))
-    assert lines[0].endswith("pi-02 was away")
+    assert lines[0].endswith("pi-02 was offline")
 
 
 def test_a_device_that_began_again_stands_beside_its_round():

@@ -17,7 +17,7 @@ from thinwire.client import load_task
 from thinwire.client.task import LoadedTask
 from thinwire.client.task_check import rehearse
 from thinwire.client.train.errors import Exited
-from thinwire.client.train.protocol import Site
+from thinwire.client.train.protocol import ClientInfo
 from thinwire.core.errors import TaskError
 from thinwire.simulation import simulate
 
@@ -104,7 +104,7 @@ def test_a_task_that_would_end_the_process_is_a_task_error_with_its_place_in_che
     plan = plan_of('optimizer = "task"' if function == "optimizer" else "", run="rounds = 1")
     said = rf"{by} at test_ending.py:\d+"
     with pytest.raises(TaskError, match=said):
-        rehearse(task, Site(), plan)
+        rehearse(task, ClientInfo(), plan)
     if function == "model":
         with pytest.raises(TaskError, match=said):
             simulate(task, plan, clients=2)

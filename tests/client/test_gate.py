@@ -129,7 +129,7 @@ def test_an_assignment_whose_work_failed_is_counted_again(tmp_path):
     """It cost its owner as much as one that succeeds: else an aggregator repeats what fails after hours, for free."""
 
     class Failing(Device):
-        def data(self, site: object) -> Split:
+        def data(self, client: object) -> Split:
             self.read += 1
             raise RuntimeError("no such file")
 
@@ -212,7 +212,7 @@ def test_counts_are_on_disk_before_the_data_are_read_and_survive_a_kill(tmp_path
         "import sys, os, signal, pathlib\n"
         "from tests.support import gated_client as t\n"
         "class Dying(t.Device):\n"
-        "    def data(self, site): os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    def data(self, client): os.kill(os.getpid(), signal.SIGKILL)\n"
         "Dying(pathlib.Path(sys.argv[1]), t.Policy(rounds_a_day=1)).assign(1)\n"
     )
     root = Path(__file__).parents[2]

@@ -14,10 +14,10 @@ from torch import nn
 from tests.support.small_task import cross_entropy, local_of, plan_of, task_of
 from thinwire.client.train.errors import BadTask, Cancelled
 from thinwire.client.train.layout import Key
-from thinwire.client.train.protocol import Site, TrainRequest, TrainResult, Work
+from thinwire.client.train.protocol import ClientInfo, TrainRequest, TrainResult, Work
 from thinwire.client.train.runtime import TaskRuntime
 
-A, B = Site("a"), Site("b")
+A, B = ClientInfo("a"), ClientInfo("b")
 
 
 class Net(nn.Module):
@@ -58,8 +58,8 @@ def order(**changed: Any) -> TrainRequest:
     return TrainRequest(**{**usual, **changed})
 
 
-def do(bench: TaskRuntime, site: Site) -> TrainResult:
-    return bench.do(order(), site, np.full(bench.places.size, 0.1, np.float32), None)
+def do(bench: TaskRuntime, client: ClientInfo) -> TrainResult:
+    return bench.do(order(), client, np.full(bench.places.size, 0.1, np.float32), None)
 
 
 def bits(done: TrainResult) -> tuple[Any, ...]:

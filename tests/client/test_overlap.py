@@ -38,10 +38,10 @@ def seen_starts(session):
     bench, starts = session.bench, []
     do = bench.do
 
-    def watched(order, site, params, *rest):
+    def watched(order, client, params, *rest):
         if order.train:
             starts.append(params.copy())
-        return do(order, site, params, *rest)
+        return do(order, client, params, *rest)
 
     bench.do = watched
     return starts

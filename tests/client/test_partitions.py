@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from thinwire.client.task import held_out, own_part, parse_split, partition
 from thinwire.client.train.partitions import FEWEST
-from thinwire.client.train.protocol import Site
+from thinwire.client.train.protocol import ClientInfo
 from thinwire.core.errors import TaskError, UsageError
 
 splits = st.sampled_from(["iid", "dirichlet(0.05)", "dirichlet(0.3)", "dirichlet( 100 )", "shards(1)"])
@@ -37,7 +37,7 @@ def test_every_client_works_out_the_same_cut(split: str, seed: int) -> None:
     labels = np.arange(100) % 10
     parts = partition(labels, 4, split, seed)
     for index in range(4):
-        own = own_part(labels, Site(partition=index, partitions=4, split=split, seed=seed))
+        own = own_part(labels, ClientInfo(partition=index, partitions=4, split=split, seed=seed))
         assert own.tolist() == parts[index].tolist()
 
 
@@ -54,7 +54,7 @@ def test_a_small_alpha_gives_each_client_few_labels() -> None:
 @given(size=st.integers(2, 100), share=st.floats(0.01, 0.99), seed=st.integers(0, 9))
 def test_what_is_held_out_is_never_trained_on(size: int, share: float, seed: int) -> None:
     indices = np.arange(size) * 3
-    train, test = held_out(indices, share, Site(seed=seed))
+    train, test = held_out(indices, share, ClientInfo(seed=seed))
     assert sorted([*train, *test]) == indices.tolist()
     assert len(train) >= 1
     assert len(test) >= 1

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 from tests.support.small_task import Aggregator, cross_entropy, examples, plan_of, task_of
 from thinwire.cli.task import lines
 from thinwire.client.task_check import STEPS, rehearse
-from thinwire.client.train.protocol import Site, Split
+from thinwire.client.train.protocol import ClientInfo, Split
 from thinwire.core.errors import TaskError
 from thinwire.core.types import ReplyHeader
 
@@ -65,9 +65,9 @@ def test_a_trainer_that_indexes_its_data_passes_the_check_as_it_trains_on_a_devi
         assert Trainer(model, data, local.lr, local.batch, local.steps).train() == local.steps
         return len(data)
 
-    task = task_of(train=train, data=lambda site: Split(Texts(24), Texts(6)), loss=by_name)
+    task = task_of(train=train, data=lambda client: Split(Texts(24), Texts(6)), loss=by_name)
     plan = plan_of("steps = 40")
-    found = rehearse(task, Site(), plan)
+    found = rehearse(task, ClientInfo(), plan)
     assert assigned == [1, STEPS]  # limited by its assignment
     assert found.own_train
     assert found.loss_after != found.loss_before
@@ -85,7 +85,7 @@ def test_a_plan_in_epochs_assignments_train_for_one_at_most(text: str) -> None:
         assigned.append(local.epochs)
         return len(data)
 
-    rehearse(task_of(train=train), Site(), plan_of(text))
+    rehearse(task_of(train=train), ClientInfo(), plan_of(text))
     assert assigned == [{"": None, "epochs = 3": 1.0, "epochs = 0.5": 0.5}[text]] * 2
 
 
@@ -109,7 +109,7 @@ def test_a_loader_reaches_the_tasks_functions_as_it_is(own: bool) -> None:
         return 24
 
     functions: dict[str, Any] = {"train": train} if own else {}
-    rehearse(task_of(loss=loss, data=lambda site: Split(loader, loader), **functions), Site(), plan_of())
+    rehearse(task_of(loss=loss, data=lambda client: Split(loader, loader), **functions), ClientInfo(), plan_of())
     assert seen == {np.ndarray}
 
 
@@ -120,7 +120,7 @@ def test_metrics_get_a_batch_as_large_as_a_device_measures_with() -> None:
         sizes.append(len(batch[0]))
         return {"loss": (float(cross_entropy(model, batch)) * len(batch[0]), len(batch[0]))}
 
-    rehearse(task_of(metrics=metrics, data=lambda site: Split(examples(), examples(700))), Site(), plan_of())
+    rehearse(task_of(metrics=metrics, data=lambda client: Split(examples(), examples(700))), ClientInfo(), plan_of())
     assert sizes == [512]
 
 
@@ -149,18 +149,23 @@ def ce(model: nn.Module, batch: Any) -> torch.Tensor:
         ("model", lambda: {"weight": INPUTS}, "gave a dict", "make the module, and load these weights"),
         ("model", lambda: (nn.Linear(4, 3), "tok"), "gave a tuple of 2 (Linear, str)", "return the module alone"),
         ("model", lambda: INPUTS, "gave a tensor of shape (24, 4) (float32)", "def model(): return nn.Linear(2, 1)"),
-        ("data", lambda site: None, "data(site) gave None", "return Split(train, test) at the end of data(site)"),
-        ("data", lambda site: (INPUTS, TARGETS), "data(site) gave a tuple of 2 (Tensor, Tensor)", TENSORS),
-        ("data", lambda site: [INPUTS, TARGETS], "data(site) gave a list of 2 (Tensor, Tensor)", TENSORS),
-        ("data", lambda site: INPUTS, "data(site) gave a tensor of shape (24, 4) (float32)", TENSORS),
-        ("data", lambda site: INPUTS.numpy(), "data(site) gave an array of shape (24, 4) (float32)", TENSORS),
-        ("data", lambda site: (EXAMPLES, EXAMPLES), "gave a tuple of 2 (TensorDataset, ", "return Split(train, test)"),
-        ("data", lambda site: {"train": EXAMPLES}, "gave a dict", 'return Split(parts["train"], parts["test"])'),
-        ("data", lambda site: Split(EXAMPLES, (INPUTS, TARGETS)), "(Tensor, Tensor) as test", TENSORS),
-        ("data", lambda site: (Split(EXAMPLES), 3), "gave a tuple of 2 (Split, int)", "return the Split alone"),
-        ("data", lambda site: (EXAMPLES[i] for i in range(24)), "gave a generator", "a list or a Dataset"),
-        ("data", lambda site: "train.csv", "gave a str", "read the file in data(site)"),
-        ("data", lambda site: Texts, "gave the class Texts", "return Texts(...), an object of the class"),
+        ("data", lambda client: None, "data(client) gave None", "return Split(train, test) at the end of data(client)"),
+        ("data", lambda client: (INPUTS, TARGETS), "data(client) gave a tuple of 2 (Tensor, Tensor)", TENSORS),
+        ("data", lambda client: [INPUTS, TARGETS], "data(client) gave a list of 2 (Tensor, Tensor)", TENSORS),
+        ("data", lambda client: INPUTS, "data(client) gave a tensor of shape (24, 4) (float32)", TENSORS),
+        ("data", lambda client: INPUTS.numpy(), "data(client) gave an array of shape (24, 4) (float32)", TENSORS),
+        (
+            "data",
+            lambda client: (EXAMPLES, EXAMPLES),
+            "gave a tuple of 2 (TensorDataset, ",
+            "return Split(train, test)",
+        ),
+        ("data", lambda client: {"train": EXAMPLES}, "gave a dict", 'return Split(parts["train"], parts["test"])'),
+        ("data", lambda client: Split(EXAMPLES, (INPUTS, TARGETS)), "(Tensor, Tensor) as test", TENSORS),
+        ("data", lambda client: (Split(EXAMPLES), 3), "gave a tuple of 2 (Split, int)", "return the Split alone"),
+        ("data", lambda client: (EXAMPLES[i] for i in range(24)), "gave a generator", "a list or a Dataset"),
+        ("data", lambda client: "train.csv", "gave a str", "read the file in data(client)"),
+        ("data", lambda client: Texts, "gave the class Texts", "return Texts(...), an object of the class"),
         ("loss", lambda m, b: 0.5, "loss(model, batch) gave a float", UNWRAPPED),
         ("loss", lambda m, b: ce(m, b).item(), "loss(model, batch) gave a float", UNWRAPPED),
         ("loss", lambda m, b: np.float32(0.5), "loss(model, batch) gave a float32", UNWRAPPED),
@@ -200,7 +205,7 @@ def test_a_function_that_gives_something_else_is_told_what_it_gave_and_what_to_w
     task = task_of(**{function: gives})
     plan = plan_of('optimizer = "task"' if function == "optimizer" else "")
     with pytest.raises(TaskError) as refused:
-        rehearse(task, Site(), plan)
+        rehearse(task, ClientInfo(), plan)
     assert what in refused.value.what
     assert refused.value.why
     assert refused.value.hint.startswith(instead)
@@ -214,11 +219,14 @@ def test_a_function_that_gives_something_else_is_told_what_it_gave_and_what_to_w
 
 @pytest.mark.parametrize("count", [np.int64(24), torch.tensor(24)])
 def test_a_count_may_be_numpys_or_torchs(count: Any) -> None:
-    assert rehearse(task_of(train=lambda model, data, local: count), Site(), plan_of()).own_train
+    assert rehearse(task_of(train=lambda model, data, local: count), ClientInfo(), plan_of()).own_train
 
 
 def test_a_list_of_examples_is_data() -> None:
-    assert rehearse(task_of(data=lambda site: [EXAMPLES[i] for i in range(24)]), Site(), plan_of()).train_examples == 24
+    assert (
+        rehearse(task_of(data=lambda client: [EXAMPLES[i] for i in range(24)]), ClientInfo(), plan_of()).train_examples
+        == 24
+    )
 
 
 @pytest.mark.parametrize(("count", "examples_there", "told"), [(1, 24, ["spread"]), (24, 24, []), (1, 1, [])])
@@ -229,7 +237,7 @@ def test_a_mean_with_a_count_of_one_is_told_where_the_batch_has_more_examples(
         return {"loss": (float(cross_entropy(model, batch)) * 24, 24), "spread": (0.5, count)}
 
     split = Split(examples(), examples(examples_there))
-    found = rehearse(task_of(metrics=metrics, data=lambda site: split), Site(), plan_of())
+    found = rehearse(task_of(metrics=metrics, data=lambda client: split), ClientInfo(), plan_of())
     assert found.counted_once == told
     if told:
         shown = dataclasses.asdict(found) | {"task": "t", "upload_s_at_mbit": {"1": 1.0}}

@@ -16,7 +16,7 @@ from tests.support.trained_elsewhere import TASK, Elsewhere
 from thinwire.client.admission import AdmissionController
 from thinwire.client.agent import serve
 from thinwire.client.policy import FILE, load_policy
-from thinwire.client.train.protocol import Site
+from thinwire.client.train.protocol import ClientInfo
 from thinwire.core.fleet import ClientConnected, Envelope
 from thinwire.core.types import Failure, Reply, ReplyHeader
 from thinwire.simulation.local_fleet import LocalFleet, LocalLink
@@ -42,8 +42,9 @@ class Reloadable:
     def _run(self, downloads: Path) -> None:
         worker, folder = self.elsewhere.worker, self.elsewhere.folder
         serve(
-            LocalLink(self.fleet, DEVICE, downloads=downloads), worker.benches(), folder, DEVICE, site=Site(DEVICE),
-            say=self.said.append, stop=self.stop, gate=AdmissionController(folder=folder), worker=worker,
+            LocalLink(self.fleet, DEVICE, downloads=downloads), worker.benches(), folder, DEVICE,
+            client=ClientInfo(DEVICE), say=self.said.append, stop=self.stop,
+            gate=AdmissionController(folder=folder), worker=worker,
             reload=self.wished,
             reread=lambda: load_policy(self.rules),
         )  # fmt: skip

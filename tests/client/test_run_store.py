@@ -151,8 +151,8 @@ def test_nothing_stays_in_memory_of_runs_that_were_refused_or_given_up(tmp_path)
 def test_a_run_whose_vectors_do_not_fit_on_the_disk_is_refused_before_the_data_are_read(tmp_path, monkeypatch):
     read = []
 
-    def data(site):
-        read.append(site)
+    def data(client):
+        read.append(client)
         return Split(examples(), examples(6, 4))
 
     aggregator = Aggregator(tmp_path, task_of(data=data), plan_of(**SPARSE))

@@ -66,7 +66,7 @@ def test_who_is_selected_once_more_in_a_round_trains_over_other_batches_and_meas
     session = aggregator.session()
     assignments = (
         aggregator.assign(assignment_id=f"{RUN}.1.pi-01"),
-        aggregator.assign(assignment_id=f"{RUN}.1+.pi-01", further=True),
+        aggregator.assign(assignment_id=f"{RUN}.1+.pi-01", follow_up=True),
     )
     answers = [aggregator.answer(session, assignment) for assignment in assignments]
     first, second = (decoded(aggregator, *answer) for answer in answers)
@@ -208,7 +208,7 @@ def test_training_says_its_steps_and_its_deadline(tmp_path):
 
 
 def test_data_without_a_test_part_is_trained_on_and_not_measured(tmp_path):
-    aggregator = Aggregator(tmp_path, task_of(data=lambda site: Split(examples())), plan_of())
+    aggregator = Aggregator(tmp_path, task_of(data=lambda client: Split(examples())), plan_of())
     header, _ = aggregator.answer(aggregator.session(), aggregator.assign())
     assert list(header.metrics) == ["train/loss"]
 

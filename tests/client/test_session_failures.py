@@ -32,7 +32,7 @@ def test_a_failure_tells_the_class_and_the_place_and_nothing_of_the_data(tmp_pat
         def forward(self, inputs):
             raise KeyError(SECRET)
 
-    def data(site):
+    def data(client):
         raise OSError(SECRET)
 
     broken = {
@@ -72,7 +72,7 @@ def test_a_loss_that_is_nan_is_a_failure_and_leaves_the_state_as_it_was(tmp_path
     session = aggregator.session()
     aggregator.answer(session, aggregator.assign())
     before = session.kept[RUN][1]
-    broken = AssignmentHandler("pi-01", task_of(loss=nan_loss), tmp_path / "device", session.site)
+    broken = AssignmentHandler("pi-01", task_of(loss=nan_loss), tmp_path / "device", session.client)
     failure, _ = aggregator.answer(broken, aggregator.assign(2))
     assert failure.kind == "non-finite"
     assert broken.unsent() == [(e.header, session.kept[RUN][0].path(e)) for e in before.outbox]

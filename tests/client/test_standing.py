@@ -71,7 +71,7 @@ def test_the_file_follows_a_device_through_its_day(tmp_path, assignments):
     assert (now().at, now().connected_at) == (clock.wall(), clock.wall() - 60)
     with pytest.raises(Unreachable):
         link.pull(1)
-    assert (now().state, now().connected_at, now().last_error) == ("away", None, "nobody there (cut)")
+    assert (now().state, now().connected_at, now().last_error) == ("offline", None, "nobody there (cut)")
     link.pull(1)
     assert (now().state, now().last_error, now().connected_at) == ("working", "nobody there (cut)", clock.wall())
     inside.withdrawn = {assignments[1].assignment.assignment_id}

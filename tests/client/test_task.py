@@ -17,7 +17,7 @@ from thinwire.client.task import as_task, initial_model
 from thinwire.client.task import report as described
 from thinwire.core.errors import TaskError, UsageError
 
-WHOLE = "__version__ = '7'\ndef model(): ...\ndef data(site): ...\ndef loss(model, batch): ...\n"
+WHOLE = "__version__ = '7'\ndef model(): ...\ndef data(client): ...\ndef loss(model, batch): ...\n"
 
 
 def written(folder: Path, text: str, name: str = "task.py") -> Path:
@@ -44,7 +44,7 @@ def test_a_file_is_loaded_with_version_and_source_digest(tmp_path: Path) -> None
 
 def test_what_stands_beside_a_file_can_be_imported(tmp_path: Path) -> None:
     written(tmp_path, "def loss(model, batch): ...\n", "beside_the_task.py")
-    path = written(tmp_path, "from beside_the_task import loss\ndef model(): ...\ndef data(site): ...\n")
+    path = written(tmp_path, "from beside_the_task import loss\ndef model(): ...\ndef data(client): ...\n")
     assert load_task(f"mine={path}").module.loss.__module__ == "beside_the_task"
 
 
@@ -91,7 +91,7 @@ def test_a_module_that_lacks_functions_is_told_which(tmp_path: Path) -> None:
     path = written(tmp_path, "def model(): ...\nloss = 3\n")
     error = refused(f"x={path}")
     assert "it has no data, loss" in error.what
-    assert "data(site)" in error.why
+    assert "data(client)" in error.why
 
 
 def test_a_report_says_what_is_installed() -> None:

@@ -19,7 +19,7 @@ from thinwire.client.train import data as batches
 from thinwire.client.train import module as tensors
 from thinwire.client.train.errors import BadTask, NotFinite
 from thinwire.client.train.layout import Key, derive, seed63
-from thinwire.client.train.protocol import Local, Site, Split, Work
+from thinwire.client.train.protocol import ClientInfo, Local, Split, Work
 from thinwire.client.train.schedule import Normaliser, Schedule
 from thinwire.client.train.trainer import LossMeter, TorchTrainer
 from thinwire.core.errors import TaskError
@@ -213,16 +213,16 @@ class Endless(IterableDataset):
 @pytest.mark.parametrize("data", [Endless(), DataLoader(Endless(), 8)], ids=["data set", "loader"])
 @pytest.mark.parametrize("epochs", [0.5, 1.5])
 def test_a_part_of_a_pass_over_data_without_a_length_is_refused(data, epochs):
-    with pytest.raises(BadTask, match=f"epochs = {epochs}, and data.site. gave data without a length"):
+    with pytest.raises(BadTask, match=f"epochs = {epochs}, and data.client. gave data without a length"):
         trained(f"epochs = {epochs}", Work(0, 8), data=data)
     plan = plan_of(f"epochs = {epochs}")
     with pytest.raises(TaskError, match="without a length"):
-        rehearse(task_of(data=lambda site: Split(data, examples())), Site(), plan)
+        rehearse(task_of(data=lambda client: Split(data, examples())), ClientInfo(), plan)
     assert trained("epochs = 2.0", Work(0, 8), data=data)[1].steps == 6
 
 
 def test_a_batch_that_the_plan_requests_and_the_loader_of_the_task_does_not_have_is_refused():
-    with pytest.raises(BadTask, match=r"batch = 8, and data\(site\) gave a DataLoader with batch_size 6"):
+    with pytest.raises(BadTask, match=r"batch = 8, and data\(client\) gave a DataLoader with batch_size 6"):
         trained("", Work(6, 8), data=DataLoader(examples(), batch_size=6))
     trained("", Work(6, 8), data=DataLoader(examples(), batch_size=8))
 

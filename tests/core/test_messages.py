@@ -68,10 +68,10 @@ headers = st.builds(
 @pytest.mark.parametrize("said", [1, "true", "", None, []])
 def test_a_follow_up_is_true_or_false_and_only_said_where_it_is_one(said: object) -> None:
     raw = json.loads(assignment_to_bytes(Assignment("a", "r", "t", "train", "digest")))
-    assert "further" not in raw
+    assert "is_follow_up" not in raw
     with pytest.raises(BadPayload):
-        assignment_from_bytes(json.dumps({**raw, "further": said}).encode())
-    assert assignment_from_bytes(json.dumps({**raw, "further": True}).encode()).further
+        assignment_from_bytes(json.dumps({**raw, "is_follow_up": said}).encode())
+    assert assignment_from_bytes(json.dumps({**raw, "is_follow_up": True}).encode()).is_follow_up
 
 
 @given(assignments)

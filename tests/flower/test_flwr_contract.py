@@ -16,15 +16,19 @@ import pytest
 import thinwire.flower
 from tests.support.fleet_words import envelope
 from thinwire.core.link_state import Outstanding
-from thinwire.flower import link_state, superlink
-from thinwire.flower.link_state import ASSIGNMENT, ATTRIBUTES, RECORD, REPLY, FlowerLinkState
-from thinwire.flower.superlink import SuperLink
+from thinwire.flower.link_state import (
+    ASSIGNMENT,
+    ATTRIBUTES,
+    PRIVATE_NAMES,
+    RECORD,
+    REPLY,
+    FlowerLinkState,
+    SuperLink,
+)  # fmt: skip
 from thinwire.transport.protocol import signing
 
 from flwr.app import Message  # isort: skip
 from flwr.server.superlink.linkstate import InMemoryLinkState  # isort: skip
-
-PRIVATE_NAMES = {**superlink.PRIVATE_NAMES, **link_state.PRIVATE_NAMES}
 
 # What flwr documents; all else that we import must stand in PRIVATE_NAMES or be a plain constant.
 PUBLIC = {"flwr.app:ConfigRecord", "flwr.app:Message", "flwr.app:RecordDict"}
@@ -88,7 +92,7 @@ def test_nothing_else_of_flwr_is_imported() -> None:
                 used |= {(path.name, f"{node.module}:{alias.name}") for alias in node.names}
             assert not (isinstance(node, ast.Import) and any(a.name.split(".")[0] == "flwr" for a in node.names)), path
     assert {name for _, name in used} <= PUBLIC | set(PRIVATE_NAMES) | set(CONSTANTS) | set(CLASSES)
-    assert {file for file, _ in used} == {"superlink.py", "link_state.py"}
+    assert {file for file, _ in used} == {"link_state.py"}
 
 
 def test_an_attribute_of_flowers_state_is_there() -> None:

@@ -42,7 +42,7 @@ def test_the_terms_follow_from_plan_and_work():
         {"references_from": 0}, {"deadline_s": 61.0}, {"protocol": 2}, {"work": Work(6, 32, 0.5)},
         {"work": Work(5, 16, 0.5)}, {"work": Work(5, 32, 1e-30)}, {"secure": replace(WORK, selected=11)},
         {"secure": replace(WORK, window=1)}, {"secure": replace(WORK, clip=2.5)},
-        {"task": "other"}, {"codec": "topk"}, {"further": True},
+        {"task": "other"}, {"codec": "topk"}, {"is_follow_up": True},
     ],
 )  # fmt: skip
 def test_a_client_that_was_told_something_else_has_another_context(changed: dict[str, Any]):

@@ -58,11 +58,11 @@ def test_the_time_before_a_kill_and_that_without_an_aggregator_are_of_the_round(
     assert found.seconds == pytest.approx(bench.events(RoundClosed)[0].at - began, abs=0.1)
     assert found.seconds is not None
     assert found.seconds > 100.0
-    ((down_since, back_at),) = found.away
+    ((down_since, back_at),) = found.downtimes
     assert (down_since - began, back_at - down_since) == pytest.approx((10.0, 100.0), abs=0.5)
     assert sum(told.stages.values()) == pytest.approx(found.seconds, abs=REAL_S)
-    assert told.stages["away"] > 80.0
-    assert ": the aggregator was away for 1 min 40 s; waited" in told.sentence
+    assert told.stages["downtime"] > 80.0
+    assert ": the aggregator was offline for 1 min 40 s; waited" in told.sentence
     assert found.missed_s == pytest.approx(100.0 + 8.0, abs=0.5), "it goes on from the last event before"
 
 
@@ -73,12 +73,12 @@ def test_each_of_two_absences_is_counted(tmp_path: Path) -> None:
     dies(bench, 12.0, away_s=4.0)
     bench.drive()
     found, told = first_round(bench)
-    assert [until - since for since, until in found.away] == pytest.approx([3.0, 4.0], abs=0.5)
+    assert [until - since for since, until in found.downtimes] == pytest.approx([3.0, 4.0], abs=0.5)
     assert found.seconds is not None
     assert found.seconds - found.missed_s == pytest.approx(bench.events(RoundClosed)[0].elapsed_s, abs=0.1)
     assert found.seconds == pytest.approx(bench.events(RoundClosed)[0].at - began, abs=0.1)
     assert sum(told.stages.values()) == pytest.approx(found.seconds, abs=REAL_S)
-    assert told.sentence.endswith("; the aggregator was away for 7.0 s meanwhile.")
+    assert told.sentence.endswith("; the aggregator was offline for 7.0 s meanwhile.")
 
 
 def test_where_nobody_noted_when_the_aggregator_ended_its_last_event_tells(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_round_that_nobody_interrupted_was_never_without_an_aggregator(tmp_pat
     bench = bench_of(tmp_path, "rounds", scripted("a", 2.0))
     bench.drive()
     found, told = first_round(bench)
-    assert (found.away, "away" in told.stages, bench.events(RoundResumed)) == ([], False, [])
+    assert (found.downtimes, "downtime" in told.stages, bench.events(RoundResumed)) == ([], False, [])
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -108,7 +108,8 @@ def test_a_wall_clock_that_was_set_meanwhile_gives_no_downtime_and_no_stage(
     assert found.seconds == pytest.approx(20.0 - 4.0, abs=0.5)
     assert found.missed_s == pytest.approx(8.0, abs=0.5), "from the last event before on"
     assert (
-        told.sentence == "Round 1 took 16 s; the aggregator was away meanwhile for an unknown time: the clock was set."
+        told.sentence
+        == "Round 1 took 16 s; the aggregator was offline meanwhile for an unknown time: the clock was set."
     )
     assert (told.stages, told.device, told.waited_for) == ({}, "", ())
 
@@ -119,9 +120,9 @@ def test_an_absence_after_the_clock_was_set_back_is_found_by_the_order_of_the_jo
     dies(bench, 12.0, away_s=4.0)
     bench.drive()
     found, told = first_round(bench)
-    assert [until - since for since, until in found.away] == pytest.approx([3.0 - DAY_S, 4.0], abs=0.5)
+    assert [until - since for since, until in found.downtimes] == pytest.approx([3.0 - DAY_S, 4.0], abs=0.5)
     assert found.missed_s == pytest.approx(3.0 + 4.0 + 4.0, abs=0.5), "of the first what was before it"
-    assert told.sentence.endswith("; the aggregator was away meanwhile for an unknown time: the clock was set.")
+    assert told.sentence.endswith("; the aggregator was offline meanwhile for an unknown time: the clock was set.")
 
 
 def test_where_the_clocks_contradict_each_other_the_heartbeat_tells_what_the_run_s_clock_missed() -> None:
@@ -137,4 +138,4 @@ def test_an_absence_of_less_than_a_second_is_not_worth_a_word(tmp_path: Path) ->
     bench = bench_of(tmp_path, "rounds", scripted("a", 2.0), scripted("b", 20.0))
     dies(bench, 10.0, away_s=0.4)
     bench.drive()
-    assert "away" not in first_round(bench)[1].sentence
+    assert "downtime" not in first_round(bench)[1].sentence

@@ -125,7 +125,7 @@ def test_nothing_goes_into_a_closed_buffer() -> None:
 
 events = st.one_of(
     st.builds(lambda d, s: ("header", d, s), st.sampled_from("abcdefg"), st.integers(0, 8)),
-    st.builds(lambda d: ("left", d), st.sampled_from("abcdefg")),
+    st.builds(lambda d: ("offline", d), st.sampled_from("abcdefg")),
     st.builds(lambda d: ("joined", d), st.sampled_from("abcdefg")),
     st.builds(lambda d: ("failed", d), st.sampled_from("abcdefg")),
     st.builds(lambda bad: ("fold", bad), st.booleans()),
@@ -143,7 +143,7 @@ def test_a_device_has_one_update_in_a_buffer_and_it_always_closes(
     b = new_buffer(
         opening, target, min_updates=min_updates, max_concurrency=limit, earlier={"g": SlotLease("assignment-old-g",
             104.0)},
-        further=lambda device: "" if device in working else f"more-{device}",
+        follow_up=lambda device: "" if device in working else f"more-{device}",
     )  # fmt: skip
     if limit:
         b.at_work.pop("g", None)  # it would be one more than the limit at the opening
@@ -175,11 +175,11 @@ def test_a_device_has_one_update_in_a_buffer_and_it_always_closes(
         match step:
             case ("header", str(d), int(behind)) if d in working:
                 feed(UpdateArrived(update(d, number), working.pop(d), d, max(0, 6 - behind)))
-            case ("left", str(d)):
+            case ("offline", str(d)):
                 working.pop(d, None)
                 feed(DeviceDisconnected(d, "gone"))
             case ("joined", str(d)):
-                if b.lost.get(d) == "left":
+                if b.lost.get(d) == "offline":
                     working[d], back = f"assignment-{d}", back + 1
                 feed(DeviceConnected(d))
             case ("failed", str(d)) if d in working:

@@ -53,7 +53,7 @@ def test_who_stands_in_the_buffer_trains_on_for_the_next_once() -> None:
 
 
 def test_who_is_idle_comes_before_who_trains_on() -> None:
-    b = new_buffer("ab", target_updates=9, max_concurrency=2, further=more)
+    b = new_buffer("ab", target_updates=9, max_concurrency=2, follow_up=more)
     assert assigned(play(b, (1, header("a")), idle="c")) == ["c"]
     (action,) = [a for a in play(b, (2, header("b"))) if isinstance(a, SelectReplacement)]
     assert (action.assignment_id, sentence(action.why)) == (
@@ -64,20 +64,20 @@ def test_who_is_idle_comes_before_who_trains_on() -> None:
 
 def test_nobody_is_selected_on_when_the_buffer_closes() -> None:
     for target, reason in ((2, "buffer"), (5, "enough")):
-        b = new_buffer("ab", target_updates=target, further=more)
+        b = new_buffer("ab", target_updates=target, follow_up=more)
         assert assigned(play(b, (1, header("a")))) == ["a"]
         actions = play(b, (2, header("b")))
         assert (assigned(actions), closed(actions).reason) == ([], reason)
 
 
 def test_who_trains_on_holds_no_buffer_open() -> None:
-    b = new_buffer("ab", target_updates=5, further=more)
+    b = new_buffer("ab", target_updates=5, follow_up=more)
     actions = play(b, (1, header("a")), (2, AssignmentFailed("b", "assignment-b", "task-error", "x")))
     assert (closed(actions).reason, closed(actions).outstanding) == ("enough", ())
 
 
 def test_a_device_whose_first_answer_could_not_be_aggregated_fills_its_place_with_the_second() -> None:
-    b = new_buffer("ab", target_updates=5, further=more)
+    b = new_buffer("ab", target_updates=5, follow_up=more)
     b.on(header("a"), 101.0)
     assert b.on(AggregationRejected(update("a"), "bad-payload"), 101.0) == [DropUpdate(update("a"), "bad-payload")]
     assert b.on(header("a", "more-a", sequence=2), 102.0) == [AggregateUpdate(update("a", 2), 0, 1.0, late=False)]
@@ -130,7 +130,7 @@ def test_a_device_whose_earlier_assignment_was_lost_is_selected_again() -> None:
 
 def test_a_device_that_left_and_came_back_is_waited_for_again() -> None:
     b = new_buffer("ab", target_updates=3)
-    assert play(b, (1, DeviceDisconnected("a", "gone"))) == [MarkLost("a", "assignment-a", "left", "gone")]
+    assert play(b, (1, DeviceDisconnected("a", "gone"))) == [MarkLost("a", "assignment-a", "offline", "gone")]
     play(b, (2, DeviceConnected("a")), (3, header("b")))
     assert not b.closed
     assert closed(play(b, (4, header("a")))).reason == "enough"

@@ -200,7 +200,7 @@ def test_what_came_too_soon_fills_the_place_of_what_is_not_valid(tmp_path: Path)
 
 
 def test_what_came_after_its_own_time_is_late_in_the_buffer_that_takes_it(tmp_path: Path) -> None:
-    dawdles = scripted("a", lambda assignment: Turn(compute_s=35.0 if assignment.further else 1.0))
+    dawdles = scripted("a", lambda assignment: Turn(compute_s=35.0 if assignment.is_follow_up else 1.0))
     made = bench(tmp_path, dawdles, scripted("b", 29.0), rounds=2)
     made.fleet.die("b")
     made.fleet.come("b", 20.0)
@@ -348,7 +348,7 @@ def test_after_a_restart_an_overdue_assignment_of_the_open_buffer_goes_out_again
     assert [assignment.assignment_id for assignment in made.assignments("c")][:1] == ["toy-1.1.c"]
     (closed,) = made.events(RoundClosed)
     left = [(event.device, event.kind) for event in made.events(ClientFailed)]
-    assert (len(closed.aggregated), left) == ((3, []) if back else (2, [("c", "left")]))
+    assert (len(closed.aggregated), left) == ((3, []) if back else (2, [("c", "offline")]))
 
 
 def test_a_version_that_hardly_anybody_measured_is_no_best_and_meets_no_target(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.support.crashes import Killed
 from tests.support.server_bench import LAYOUT, REPORT, Bench, killing, scripted
 from tests.support.small_task import plan_of, task_of
-from thinwire.client import Site
+from thinwire.client import ClientInfo
 from thinwire.core import RunPlan
 from thinwire.core.errors import PlanError
 from thinwire.core.events import DeviceOnline, UpdateAccepted
@@ -167,7 +167,7 @@ def test_simulated_devices_teach_nothing_about_real_ones(tmp_path: Path) -> None
     home = AggregatorHome.under(tmp_path)
     with Store.open(home.database) as store:
         plan = plan_of("steps = 2", run="rounds = 1")
-        run_sim(plan, task_of(), store=store, home=home, clients=2, site=Site())
+        run_sim(plan, task_of(), store=store, home=home, clients=2, client=ClientInfo())
         assert store.measures() == []
 
 

@@ -101,7 +101,10 @@ def test_nobody_is_selected_once_the_deadline_has_passed() -> None:
 
 def test_what_was_decided_before_a_restart_is_not_decided_again() -> None:
     r = new_round("ab")
-    for event in (ReplacementSelected("c", "assignment-c", "a"), AssignmentFailed("a", "assignment-a", "left", "gone")):
+    for event in (
+        ReplacementSelected("c", "assignment-c", "a"),
+        AssignmentFailed("a", "assignment-a", "offline", "gone"),
+    ):
         assert assigned(r.on(event, 100.0)) == []
     assert r.outstanding == ("b", "c")
     assert [type(action) for action in play(r, (1, header("c")))] == [AggregateUpdate]

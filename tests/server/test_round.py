@@ -179,7 +179,7 @@ def test_a_late_answer_of_a_device_that_left_says_not_that_it_is_back() -> None:
 def test_it_is_shut_after_a_restart_by_what_shut_it_before() -> None:
     r = new_round("abc")
     r.replay(
-        [(AssignmentFailed("c", "assignment-c", "left", "gone"), 102.0), (header("a"), 104.0), (header("b"), 105.0)]
+        [(AssignmentFailed("c", "assignment-c", "offline", "gone"), 102.0), (header("a"), 104.0), (header("b"), 105.0)]
     )
     assert r.on(DeviceConnected("c"), 105.0) == [] and r.on(AggregationDone(update("a")), 105.0) == []
     end = closed(r.on(AggregationDone(update("b")), 105.0))
@@ -188,7 +188,7 @@ def test_it_is_shut_after_a_restart_by_what_shut_it_before() -> None:
 
 def test_who_was_back_before_a_restart_is_waited_for_after_it() -> None:
     r = new_round("abc")
-    left, back = (AssignmentFailed("c", "assignment-c", "left", "gone"), 102.0), (DeviceConnected("c"), 103.0)
+    left, back = (AssignmentFailed("c", "assignment-c", "offline", "gone"), 102.0), (DeviceConnected("c"), 103.0)
     r.replay([left, back, (header("a"), 104.0), (header("b"), 105.0)])
     assert (r.outstanding, r.shut) == (("c",), None)
 
@@ -211,7 +211,7 @@ events = st.one_of(
     st.builds(
         lambda d, s, base: ("header", d, s, base), st.sampled_from("abcdef"), st.integers(1, 3), st.integers(0, 6)
     ),
-    st.builds(lambda d: ("left", d), st.sampled_from("abcdef")),
+    st.builds(lambda d: ("offline", d), st.sampled_from("abcdef")),
     st.builds(lambda d: ("joined", d), st.sampled_from("abcdef")),
     st.builds(lambda d: ("failed", d), st.sampled_from("abcdef")),
     st.builds(lambda bad: ("fold", bad), st.booleans()),
@@ -264,7 +264,7 @@ def test_every_answer_has_one_outcome_and_a_round_closes_as_soon_as_nobody_can_a
             case ("header", str(d), int(s), int(base)):
                 if (u := update(d, s)) not in outcomes:  # the driver acks what it has decided
                     feed(UpdateArrived(u, f"assignment-{d}" if d in r.assignments else f"old-{d}", d, base))
-            case ("left", str(d)):
+            case ("offline", str(d)):
                 feed(DeviceDisconnected(d, "gone"))
             case ("joined", str(d)):
                 feed(DeviceConnected(d))

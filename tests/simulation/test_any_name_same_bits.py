@@ -15,7 +15,7 @@ import pytest
 from torch import nn
 
 from tests.support.small_task import plan_of, task_of
-from thinwire.client.train.protocol import Site
+from thinwire.client.train.protocol import ClientInfo
 from thinwire.core.statedir import AggregatorHome
 from thinwire.simulation.run import run_sim
 from thinwire.store import Store
@@ -40,7 +40,7 @@ def digests(folder: Path, text: str, run: str, codec: str, count: int) -> list[t
     with Store.open(home.database, durable=False) as store:
         for _ in range(count):
             run_id = run_sim(
-                plan, task_of(hidden), store=store, home=home, clients=5, site=Site(seed=7), step_s=[0.1] * 5
+                plan, task_of(hidden), store=store, home=home, clients=5, client=ClientInfo(seed=7), step_s=[0.1] * 5
             )
             made.append((run_id, store.run(run_id).model_digest))
     return made

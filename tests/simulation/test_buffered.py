@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.support.small_task import plan_of, task_of
-from thinwire.client import Site
+from thinwire.client import ClientInfo
 from thinwire.client.task import initial_model, report
 from thinwire.core import RunPlan, VirtualClock
 from thinwire.core.events import RoundClosed, UpdateAccepted
@@ -30,7 +30,7 @@ def scripted(folder: Path, plan: RunPlan) -> tuple[float, float, dict[str, int]]
     """(loss, seconds on the virtual clock, updates of each device) of a run of unequal devices."""
     task, home, clock = task_of(), AggregatorHome.under(folder, durable=False), VirtualClock()
     (folder / "clients").mkdir(parents=True)
-    crowd = ClientPopulation(folder / "clients", Site(), len(SPEEDS))
+    crowd = ClientPopulation(folder / "clients", ClientInfo(), len(SPEEDS))
     training = Training(task, crowd)
 
     def device(index: int, seconds: float) -> ScriptedDevice:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from thinwire.client import Site
+from thinwire.client import ClientInfo
 from thinwire.client.task import LoadedTask, load_task
 from thinwire.core import RunPlan
 from thinwire.simulation import simulate
@@ -34,7 +34,7 @@ def test_each_of_sixty_four_clients_has_one_module_or_package(task: LoadedTask) 
     assert set(names) <= sys.stdlib_module_names
     assert windows.shape[1] == 65
     assert int(windows.max()) < 96
-    splits = [task.module.data(Site(partition=i, partitions=64, split="by(package)")) for i in range(64)]
+    splits = [task.module.data(ClientInfo(partition=i, partitions=64, split="by(package)")) for i in range(64)]
     assert sum(len(split.train) + len(split.test) for split in splits) == len(windows)
     assert all(1 <= len(split.test) <= 64 for split in splits)
 
@@ -73,7 +73,7 @@ def test_a_few_steps_of_a_few_clients_teach_it_something() -> None:
 
 @pytest.mark.parametrize("split", ["iid", "shards(2)"])
 def test_it_is_cut_in_other_ways_too(task: LoadedTask, split: str) -> None:
-    split_ = task.module.data(Site(partition=3, partitions=40, split=split))
+    split_ = task.module.data(ClientInfo(partition=3, partitions=40, split=split))
     assert len(split_.train) > 100
 
 

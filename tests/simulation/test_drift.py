@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 from tests.support.small_task import task_of
 from thinwire.cli.runs.export import stored_model
 from thinwire.client.task_check import rehearse
-from thinwire.client.train.protocol import Site, Split
+from thinwire.client.train.protocol import ClientInfo, Split
 from thinwire.core import RunPlan
 from thinwire.core.statedir import AggregatorHome
 from thinwire.simulation import History, run_sim, simulate
@@ -32,8 +32,8 @@ class Point(nn.Module):
         self.at = nn.Parameter(torch.zeros(3))
 
 
-def data(site: Site) -> Split:
-    i = site.partition
+def data(client: ClientInfo) -> Split:
+    i = client.partition
     rows = torch.tensor([*CURVES[i], *PLACES[i]]).repeat(SIZES[i], 1)
     return Split(TensorDataset(rows), TensorDataset(rows))
 
@@ -93,7 +93,7 @@ def test_it_is_reached_through_codecs_both_ways_whoever_is_selected(algorithm: s
 def test_where_all_devices_are_alike_those_that_are_selected_first_go_no_further_than_fedavg() -> None:
     """They are in no mean yet: by the others' mean gradient beside their own they would go twice as far."""
 
-    def alike(site: Site) -> Split:
+    def alike(client: ClientInfo) -> Split:
         rows = torch.tensor([*CURVES[0], *PLACES[0]]).repeat(8, 1)
         return Split(TensorDataset(rows), TensorDataset(rows))
 
@@ -115,7 +115,7 @@ def test_the_control_variate_alone_costs_bytes_and_only_the_model_is_measured() 
 
 def test_a_rehearsal_counts_the_bytes_of_what_travels_beside_the_model() -> None:
     task = task_of(Point, data=data, loss=loss)
-    plain, doubled = (rehearse(task, Site(), plan_of(algorithm)) for algorithm in ("fedavg", "scaffold"))
+    plain, doubled = (rehearse(task, ClientInfo(), plan_of(algorithm)) for algorithm in ("fedavg", "scaffold"))
     assert (doubled.up_bytes, doubled.down_bytes) == (2 * plain.up_bytes, 2 * plain.down_bytes)
     assert doubled.dense_bytes == plain.dense_bytes
 
@@ -123,7 +123,7 @@ def test_a_rehearsal_counts_the_bytes_of_what_travels_beside_the_model() -> None
 def test_what_is_read_of_a_run_is_the_model_alone(tmp_path: Path) -> None:
     task, plan, home = task_of(Point, data=data, loss=loss), plan_of("scaffold", 2), AggregatorHome.under(tmp_path)
     with Store.open(home.database) as store:
-        run_id = run_sim(plan, task, store=store, home=home, clients=3, site=Site())
+        run_id = run_sim(plan, task, store=store, home=home, clients=3, client=ClientInfo())
         whole, model = store.run(run_id), stored_model(store, tmp_path, run_id, "last")
     assert model.params.shape == (3,)
     assert model.row.digest == whole.model_digest

@@ -17,7 +17,7 @@ from tests.support.small_task import task_of
 from tests.support.store_agreement import empty_database
 from thinwire.aggregation.control_variates import algorithm_of, carried
 from thinwire.client.task import initial_model, report
-from thinwire.client.train.protocol import Site
+from thinwire.client.train.protocol import ClientInfo
 from thinwire.core import VirtualClock
 from thinwire.core.events import ModelStored, UpdateDropped
 from thinwire.core.statedir import AggregatorHome
@@ -42,7 +42,7 @@ def lived(folder: Path, algorithm: str, fate: Fate) -> tuple[dict[str, Any], lis
         algorithm, 5, cohort={"deadline_s": 30, "min_updates": 1, "wait_for": 3}, local={"steps": 3},
         uplink={"codec": "topk(0.67) > int8"}, downlink={"codec": "int8"}, run={"keep": "all"},
     )  # fmt: skip
-    training = Training(task, ClientPopulation(folder / "clients", Site(), 3))
+    training = Training(task, ClientPopulation(folder / "clients", ClientInfo(), 3))
 
     def step_s(index: int, assignment: Assignment) -> float:
         return 11.0 if (index, assignment.round) == (2, 2) else 0.5 + index

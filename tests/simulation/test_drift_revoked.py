@@ -17,7 +17,7 @@ from tests.support.small_task import task_of
 from tests.support.store_agreement import empty_database
 from thinwire.aggregation.control_variates import algorithm_of, carried
 from thinwire.client.task import initial_model, report
-from thinwire.client.train.protocol import Site
+from thinwire.client.train.protocol import ClientInfo
 from thinwire.core import VirtualClock
 from thinwire.core.events import ModelStored, RoundClosed, RoundOpened, UpdateDropped
 from thinwire.core.statedir import AggregatorHome
@@ -55,7 +55,7 @@ def lived(folder: Path, algorithm: str, rounds: int, slow: Slow = PROMPT, fate: 
     home.database.write_bytes(empty_database())
     cohort = {"deadline_s": 60, "min_updates": 1, "wait_for": 2}
     plan = plan_of(algorithm, rounds, cohort=cohort, local={"steps": STEPS, "lr": LR}, run={"keep": "all"})
-    training = Training(task, ClientPopulation(folder / "clients", Site(), 3))
+    training = Training(task, ClientPopulation(folder / "clients", ClientInfo(), 3))
 
     def step_s(index: int, assignment: Assignment) -> float:
         return slow.get((index, assignment.round), 0.5 + index)

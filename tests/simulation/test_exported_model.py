@@ -45,8 +45,8 @@ def sensed(part):
     return values  # K, Pa, a year, a ratio
 
 
-def data(site):
-    values = sensed(site.partition)
+def data(client):
+    values = sensed(client.partition)
     labels = (values[:, 3] > 0).long()
     return Split(TensorDataset(values, labels), TensorDataset(values, labels))
 
@@ -79,8 +79,8 @@ def model():
     return Model()
 
 
-def data(site):
-    tokens = torch.randint(0, 16, (20, 6), generator=torch.Generator().manual_seed(site.partition))
+def data(client):
+    tokens = torch.randint(0, 16, (20, 6), generator=torch.Generator().manual_seed(client.partition))
     return Split(TensorDataset(tokens), TensorDataset(tokens))
 
 

@@ -77,7 +77,7 @@ def test_who_dies_of_it_is_not_selected_without_bound_though_it_comes_again_each
     row = made.store.run(made.run_id)
     assert (row.status, row.exit_code) == ("failed", 6)
     assert sorted(made.assigned()) == sorted(4 * NAMES)
-    assert all(f"{name}: left: the link was closed (assignments: 4)" in row.status_text for name in NAMES)
+    assert all(f"{name}: offline: the link was closed (assignments: 4)" in row.status_text for name in NAMES)
 
 
 LAST_ASSIGNMENT_S = 480.0  # eight times a minute, as the last assignment of one that is there and silent has
@@ -93,13 +93,13 @@ def test_who_left_is_waited_for_as_long_as_one_that_is_silent_unless_it_was_revo
     """The others have said no for good, and `[cohort] wait_s` is 0."""
     one, two, three = drawn(tmp_path)
     first = {one: lambda assignment: Turn(download_s=5.0), two: fails(REFUSES), three: fails(REFUSES)}
-    made = Started(tmp_path / "left", first, {one: [(3.0, 1e9)]})
+    made = Started(tmp_path / "offline", first, {one: [(3.0, 1e9)]})
     monkeypatch.setattr(RunContext, "revoked", lambda running: {one} if revoked and running.elapsed > 10 else set())
     made.drive(until=until)
     assert made.assigned() == [one, two, three]
     row = made.store.run(made.run_id)
     assert row.status == status
-    assert (f"{one}: left: the link was closed" in row.status_text) is not revoked
+    assert (f"{one}: offline: the link was closed" in row.status_text) is not revoked
 
 
 def test_a_task_that_is_broken_everywhere_is_not_tried_on_every_device(tmp_path: Path) -> None:

@@ -72,11 +72,11 @@ def test_who_declines_for_now_is_selected_again_when_that_has_passed(tmp_path: P
 def test_who_left_for_a_moment_is_selected_again_after_the_others(tmp_path: Path) -> None:
     one, two, three = drawn(tmp_path)
     slow = {one: lambda assignment: Turn(download_s=5.0), two: fails(REFUSES), three: fails(REFUSES)}
-    made = Started(tmp_path / "left", slow, {one: [(3.0, 40.0)]})
+    made = Started(tmp_path / "offline", slow, {one: [(3.0, 40.0)]})
     made.drive()
     assert made.store.run(made.run_id).status == "done"
     assert made.assigned() == [one, two, three, one] and made.giver() == one
-    assert [event.kind for event in made.of(FirstModelFailed)] == ["left", "task-error", "task-error"]
+    assert [event.kind for event in made.of(FirstModelFailed)] == ["offline", "task-error", "task-error"]
 
 
 def test_who_still_makes_one_when_a_person_stops_the_run_has_not_failed(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_of_two_devices_that_have_made_one_the_first_that_was_taken_counts(tmp_p
     made.fleet = made.fleet.restart()
     made.drive()
     assert made.assigned() == [one, two] and made.giver() == two
-    assert [(event.kind, event.reason) for event in made.of(FirstModelFailed)] == [("left", "did not come back")]
+    assert [(event.kind, event.reason) for event in made.of(FirstModelFailed)] == [("offline", "did not come back")]
     assert made.store.run(made.run_id).status == "done"
     assert made.of(ClientFailed) == []
     assert made.fleet.spool.headers() == []

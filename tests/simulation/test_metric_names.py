@@ -10,7 +10,7 @@ from torch.utils.data import TensorDataset
 
 from tests.support.small_task import examples, task_of
 from thinwire import simulate
-from thinwire.client import Site, Split
+from thinwire.client import ClientInfo, Split
 from thinwire.client.task_check import rehearse
 from thinwire.core import RunPlan
 from thinwire.core.errors import PlanError
@@ -24,13 +24,13 @@ def plan_of(run: dict[str, Any]) -> RunPlan:
 
 @pytest.mark.parametrize("run", UNKNOWN)
 def test_a_simulation_and_a_check_name_the_metrics_that_there_are(run: dict[str, Any]) -> None:
-    task = task_of(data=lambda site: Split(examples(), examples()))
+    task = task_of(data=lambda client: Split(examples(), examples()))
     with pytest.raises(PlanError, match="is no metric of the task small") as refused:
         simulate(task, plan_of(run), clients=2)
     assert refused.value.why == "its clients report: accuracy, loss; one that is no number is left out"
     assert refused.value.exit_code == 3
     with pytest.raises(PlanError, match="is no metric of the task small"):
-        rehearse(task, Site(), plan_of(run))
+        rehearse(task, ClientInfo(), plan_of(run))
 
 
 @pytest.mark.parametrize("run", [{"metric": "accuracy"}, {"target": {"metric": "accuracy", "value": 0.9}}])
@@ -38,10 +38,10 @@ def test_who_goes_by_an_accuracy_that_is_not_counted_reads_what_to_write(run: di
     inputs, targets = examples().tensors
     data = TensorDataset(inputs, targets, targets)
     task = task_of(
-        data=lambda site: Split(data, data),
+        data=lambda client: Split(data, data),
         loss=lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]),
     )
-    for way in (lambda: simulate(task, plan_of(run), clients=2), lambda: rehearse(task, Site(), plan_of(run))):
+    for way in (lambda: simulate(task, plan_of(run), clients=2), lambda: rehearse(task, ClientInfo(), plan_of(run))):
         with pytest.raises(PlanError, match="is no metric of the task small") as refused:
             way()
         assert "calls the model once and the batch is (inputs, targets)" in refused.value.why
@@ -51,10 +51,10 @@ def test_who_goes_by_an_accuracy_that_is_not_counted_reads_what_to_write(run: di
 
 def test_a_metric_that_is_no_number_on_the_first_batch_is_one() -> None:
     task = task_of(
-        data=lambda site: Split(examples(), examples()),
+        data=lambda client: Split(examples(), examples()),
         metrics=lambda model, batch: {"f1": (float("nan"), len(batch[1]))},
     )
-    rehearse(task, Site(), plan_of({"metric": "f1"}))
+    rehearse(task, ClientInfo(), plan_of({"metric": "f1"}))
 
 
 def test_a_target_that_nobody_measures_is_refused() -> None:

@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 
 from tests.support.small_task import cross_entropy, examples, plan_of, task_of
 from thinwire.client.executor import InProcessExecutor
-from thinwire.client.train.protocol import Site, Split
+from thinwire.client.train.protocol import ClientInfo, Split
 from thinwire.simulation import simulate
 from thinwire.simulation.client_pool import SessionCache
 
@@ -42,8 +42,8 @@ class Remembering(nn.Module):
         return found
 
 
-def data(site: Site) -> Split:
-    return Split(examples(seed=site.partition), examples(6, 4))
+def data(client: ClientInfo) -> Split:
+    return Split(examples(seed=client.partition), examples(6, 4))
 
 
 def bits(task: Any) -> tuple[str, dict[str, float], list[dict[str, Any]]]:
@@ -87,8 +87,8 @@ def test_a_client_whose_training_changes_a_buffer_fails_and_leaves_the_others_as
     assert spoiled == run(raises)
 
 
-def marked(site: Site) -> Split:
+def marked(client: ClientInfo) -> Split:
     """The second client's inputs are far away."""
-    split = data(site)
+    split = data(client)
     inputs, targets = split.train.tensors
-    return Split(TensorDataset(inputs + 2 * FAR * (site.partition == 1), targets), split.test)
+    return Split(TensorDataset(inputs + 2 * FAR * (client.partition == 1), targets), split.test)

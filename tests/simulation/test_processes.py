@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.small_task import plan_of, task_of
-from thinwire.client import Site
+from thinwire.client import ClientInfo
 from thinwire.core.errors import UsageError
 from thinwire.core.fleet import Delivery
 from thinwire.core.types import Assignment, Failure
@@ -34,8 +34,8 @@ HERE = Path(__file__).parent
 def model():
     return linear()
 
-def data(site):
-    return Split(examples(seed=site.partition), examples(6, 4))
+def data(client):
+    return Split(examples(seed=client.partition), examples(6, 4))
 
 def loss(model, batch):
     {extra}
@@ -72,7 +72,7 @@ def test_two_processes_give_the_bits_of_one_even_when_a_worker_is_killed(
 
 def test_a_worker_that_was_started_since_needs_no_plan(tmp_path: Path) -> None:
     assignment = Assignment("small-1.1.sim-0", "small-1", "small", "train", PLAN.to_json())
-    workers = ProcessExecutor(task(tmp_path, ""), ClientPopulation(tmp_path / "clients", Site(), 1), 1)
+    workers = ProcessExecutor(task(tmp_path, ""), ClientPopulation(tmp_path / "clients", ClientInfo(), 1), 1)
     try:
         first = workers.answer(0, Delivery(assignment, None)).reply
         workers._workers[0].process.kill()

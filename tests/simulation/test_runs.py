@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from tests.support.small_task import cross_entropy, local_of, normed, plan_of, task_of
-from thinwire.client import Site
+from thinwire.client import ClientInfo
 from thinwire.client.train import module as tensors
 from thinwire.client.train.layout import Key, derive
 from thinwire.client.train.module import build
@@ -37,7 +37,7 @@ ROUNDS = "rounds = 1"
 def run(folder: Path, task: Any, plan: RunPlan, clients: int = 2, **options: Any) -> tuple[RunRow, list[RoundRow]]:
     home = AggregatorHome.under(folder)
     with Store.open(home.database) as store:
-        run_id = run_sim(plan, task, store=store, home=home, clients=clients, site=Site(), **options)
+        run_id = run_sim(plan, task, store=store, home=home, clients=clients, client=ClientInfo(), **options)
         return store.run(run_id), store.rounds(run_id)
 
 
@@ -49,7 +49,7 @@ def test_one_round_of_one_client_is_plain_torch(tmp_path: Path) -> None:
         made = [event for _, event in store.events(row.run_id) if isinstance(event, ModelStored)][-1]
     ours, _ = Versions(home.run(row.run_id), Layout.from_json(places.to_json())).read(made)
     module = build(task, derive(Key(plan.run.seed), "init"))
-    split = task.module.data(Site())
+    split = task.module.data(ClientInfo())
     key = derive(Key(plan.run.seed), "train", "sim-0", 1)
     TorchTrainer(task, local_of(plan)).train(module, split.train, Work(7, 8), key)
     np.testing.assert_allclose(ours, tensors.read(module, places), rtol=1e-5, atol=1e-6)
@@ -101,13 +101,13 @@ def test_work_that_is_longer_than_the_deadline_is_late(tmp_path: Path, monkeypat
 
 
 def failing(partition: int, how: Callable[[], torch.Tensor]) -> Any:
-    """A task that goes wrong at one site."""
+    """A task that goes wrong at one client."""
     data = task_of().module.data
     here = [0]
 
-    def data_of(site: Site) -> Any:
-        here[0] = site.partition
-        return data(site)
+    def data_of(client: ClientInfo) -> Any:
+        here[0] = client.partition
+        return data(client)
 
     def loss(model: nn.Module, batch: Any) -> torch.Tensor:
         if here[0] == partition:
@@ -182,7 +182,7 @@ from thinwire.core.errors import ThinwireError
 class Mine:
     def model(self):
         return nn.Linear(4, 2)
-    def data(self, site):
+    def data(self, client):
         return TensorDataset(torch.zeros(8, 4), torch.zeros(8, dtype=torch.int64))
     def loss(self, model, batch):
         return nn.functional.cross_entropy(model(batch[0]), batch[1])
@@ -206,7 +206,7 @@ def test_an_object_of_a_class_without_a_file_is_simulated_as_in_a_notebook() -> 
     assert done.stdout.splitlines() == [
         "done",
         "error: the class Mine is no task: its functions need an object",
-        "why:   they are called as model(), data(site) and loss(model, batch)",
+        "why:   they are called as model(), data(client) and loss(model, batch)",
         "try:   Mine(), an object of it",
         "error: model() of the task mine raised ValueError at <string>:18",
         "why:   no",

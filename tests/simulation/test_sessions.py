@@ -8,7 +8,7 @@ import pytest
 from torch import nn
 
 from tests.support.small_task import linear, plan_of, task_of
-from thinwire.client import Site
+from thinwire.client import ClientInfo
 from thinwire.core.statedir import AggregatorHome
 from thinwire.simulation import client_pool, simulate
 from thinwire.simulation.run import run_sim
@@ -56,7 +56,7 @@ def test_a_watched_simulation_shows_a_round_as_soon_as_it_closes(tmp_path: Path)
                 seen.append(len(reader.rounds(begun[0])))
 
         run_sim(
-            plan_of(run="rounds = 2"), task_of(), store=store, home=home, clients=2, site=Site(),
+            plan_of(run="rounds = 2"), task_of(), store=store, home=home, clients=2, client=ClientInfo(),
             on_event=on_event, on_begin=begun.append,
         )  # fmt: skip
     assert seen == [1, 2]

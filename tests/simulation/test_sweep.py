@@ -25,12 +25,12 @@ from thinwire.client import Split
 def model():
     return nn.Linear(4, 2)
 
-def data(site):
-    if site.seed == 98:
+def data(client):
+    if client.seed == 98:
         os.kill(os.getpid(), signal.SIGKILL)  # as a system short of memory ends a process
-    if site.seed == 99:
+    if client.seed == 99:
         raise KeyError("no such seed")
-    draw = torch.Generator().manual_seed(site.partition)
+    draw = torch.Generator().manual_seed(client.partition)
     inputs = torch.randn(12, 4, generator=draw)
     whole = TensorDataset(inputs, (inputs.sum(1) > 0).long())
     return Split(whole, whole)

@@ -24,7 +24,7 @@ from thinwire.store import Store
 def test_a_device_that_had_left_and_is_back_is_at_work_again(store: Store) -> None:
     run_id = new_run(store)
     assignment_id = f"{run_id}.1.pi-02"
-    left = ClientFailed(12.0, 1, "pi-02", assignment_id, "left", "its connection is closed", 2.0)
+    left = ClientFailed(12.0, 1, "pi-02", assignment_id, "offline", "its connection is closed", 2.0)
     store.record(run_id, [*opened(run_id, 1), left])
     assert [u.outcome for u in store.updates(run_id, round=1) if u.device == "pi-02"] == ["failed"]
     store.record(run_id, [ClientReconnected(13.0, 1, "pi-02", assignment_id, 3.0)])

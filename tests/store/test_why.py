@@ -137,7 +137,7 @@ def test_an_assignment_that_was_handed_out_twice_in_a_moment_was_delivered_once(
 
 def test_without_an_aggregator_nobody_gets_an_assignment_again():
     stages = along(BACK, [[105.0, 110.0]])
-    assert (stages["again"], stages["away"]) == pytest.approx((12.0, 5.0))
+    assert (stages["again"], stages["downtime"]) == pytest.approx((12.0, 5.0))
 
 
 BUFFER = replace(
@@ -178,7 +178,7 @@ def cut(
     """
     lost_s = back_at - 101.0
     moved: dict[str, Any] = {name: getattr(assignment, name) + lost_s for name in ("began_at", "arrived_at")}
-    closed: dict[str, Any] = {"closed_at": 141.0 + lost_s, "seconds": 41.0 + lost_s, "away": [[101.0, back_at]]}
+    closed: dict[str, Any] = {"closed_at": 141.0 + lost_s, "seconds": 41.0 + lost_s, "downtimes": [[101.0, back_at]]}
     return replace(ROUND, **closed), replace(assignment, **{**moved, **more})
 
 
@@ -191,7 +191,7 @@ def test_an_aggregator_that_was_away_for_most_of_a_round_is_blamed_and_no_device
     )
     assert said.stages["away"] == pytest.approx(221.0 - 100.5 - 3.4), "the device worked when the downtime began"
     assert sum(said.stages.values()) == pytest.approx(161.0)
-    assert why(found).sentence.startswith("Round 12 took 2 min 41 s: the aggregator was away for 2 min; waited")
+    assert why(found).sentence.startswith("Round 12 took 2 min 41 s: the aggregator was offline for 2 min; waited")
 
 
 def test_an_aggregator_that_was_away_while_a_device_worked_is_told_and_not_blamed():
@@ -207,7 +207,7 @@ def test_an_aggregator_that_was_away_while_a_device_worked_is_told_and_not_blame
 
 
 def test_an_absence_after_the_last_answer_is_no_devices_either():
-    found = replace(ROUND, closed_at=201.0, seconds=101.0, away=[[140.8, 200.8]])
+    found = replace(ROUND, closed_at=201.0, seconds=101.0, downtimes=[[140.8, 200.8]])
     said = why(found, [QUICK, ASK])
     assert said.sentence.startswith("Round 12 took 1 min 41 s: the aggregator was away for 60 s; waited 41 s for pi-3")
     assert said.stages["away"] == pytest.approx(60.0, abs=0.1)
@@ -216,12 +216,12 @@ def test_an_absence_after_the_last_answer_is_no_devices_either():
 
 
 def test_an_absence_before_a_device_was_selected_is_not_the_time_until_it_was():
-    found = replace(ROUND, closed_at=201.0, seconds=101.0, away=[[102.0, 162.0]])
+    found = replace(ROUND, closed_at=201.0, seconds=101.0, downtimes=[[102.0, 162.0]])
     replacement = replace(
         ASK, assigned_at=164.0, pulled_at=164.5, began_at=168.3, arrived_at=200.7, selection_reason=noted("one left")
     )
     said = why(found, [QUICK, replacement])
-    assert (said.stages["before"], said.stages["away"]) == (4.0, 60.0)
+    assert (said.stages["before"], said.stages["downtime"]) == (4.0, 60.0)
     assert sum(said.stages.values()) == pytest.approx(101.0, abs=0.01)
 
 

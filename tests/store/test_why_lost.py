@@ -10,7 +10,7 @@ from tests.store.test_why import ASK, QUICK, ROUND
 from thinwire.reports.round_explanation import in_all, why
 
 FAILED = replace(
-    ASK, outcome="failed", reason="left: not heard of for 30 s", aggregated_round=None, failed_at=138.0,
+    ASK, outcome="failed", reason="offline: no request for 30 s", aggregated_round=None, failed_at=138.0,
     pulled_at=100.5,
     began_at=None, arrived_at=None, download_s=None, train_s=None, encode_s=None, requests=0,
 )  # fmt: skip

@@ -46,7 +46,7 @@ def laddered(store: Store) -> Told:
     codecs = dict.fromkeys(DEVICES, "fp16") | {"pi-07": "topk(0.01) > int8"}
     reasons = dict.fromkeys(DEVICES, QUICK) | {"pi-07": SLOW}
     run.open(9.0, deadline_reason=DEADLINE, codecs=codecs, codec_reasons=reasons, sampling=DRAWN)
-    run.fail("pi-03", 0.8, "left", "connection lost")
+    run.fail("pi-03", 0.8, "offline", "connection lost")
     said = {"codec": "topk(0.01) > int8", "codec_reason": SLOW, "steps": 31, "batch": 32, "work_reason": WORK}
     run.assign("pi-09", 0.9, REPLACES, instead_of="pi-03", deadline_s=8.1, **said)
     run.devices.append("pi-09")

@@ -58,7 +58,7 @@ def a_fleet(store: Store, at: float) -> None:
     other = replace(REPORT, version="2", source_digest="c4" * 32)
     there(store, hello("cam-01", tasks=(other,), link={"rtt_s": 0.212, "skew_s": -94.0}), at)
     there(store, hello("cam-02", link={"rtt_s": 1.4, "skew_s": 3.1}), at - 4000)
-    store.record_device(DeviceOffline(at - 1260, "cam-02", "not heard of for 360 s"))
+    store.record_device(DeviceOffline(at - 1260, "cam-02", "no request for 360 s"))
     broken = replace(REPORT, error="ModuleNotFoundError at task.py:3", layout_digest="")
     there(store, hello("jetson-1", versions={**VERSIONS, "policy": "5e" * 32}, tasks=(broken,)), at)
     there(store, hello("old-box"), at - 90_000)
@@ -81,7 +81,7 @@ def many(store: Store, count: int, at: float) -> None:
         link = {"rtt_s": draw.uniform(0.01, 0.9), "skew_s": draw.gauss(0, 1.5)}
         there(store, hello(name, link=link), at - draw.uniform(0, 9000))
         if number % 3 == 0:
-            store.record_device(DeviceOffline(at - draw.uniform(0, 900), name, "not heard of for 360 s"))
+            store.record_device(DeviceOffline(at - draw.uniform(0, 900), name, "no request for 360 s"))
 
 
 def main() -> None:

@@ -86,7 +86,7 @@ def _too_few_round(run: Told) -> None:
     for device in ("pi-01", "pi-02", "pi-05"):
         run.answer(device, run.draw.uniform(1.3, 2.4))
     for device in ("pi-03", "pi-04", "pi-06", "pi-07"):
-        run.fail(device, run.draw.uniform(0.8, 2.2), "left", "not heard of for 60 s")
+        run.fail(device, run.draw.uniform(0.8, 2.2), "offline", "no request for 60 s")
     run.store.record_device(DeviceOffline(run.now + 1, "pi-04", "connection lost"))
     run.close("too-few", 2.6)
 

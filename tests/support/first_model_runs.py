@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tests.support.small_task import plan_of, task_of
-from thinwire.client import Site
+from thinwire.client import ClientInfo
 from thinwire.client.task import initial_model, report
 from thinwire.core import RunPlan, VirtualClock
 from thinwire.core.events import Event, FirstModelAssigned, ModelStored, RunNoted
@@ -54,7 +54,7 @@ class Started:
         **sections: Mapping[str, object],
     ) -> None:
         self.home, task = AggregatorHome.under(folder), task_of()
-        crowd = ClientPopulation(folder / "clients", Site(), len(names), debug=True)
+        crowd = ClientPopulation(folder / "clients", ClientInfo(), len(names), debug=True)
         crowd.folder.mkdir()
         training = Training(task, crowd)
 

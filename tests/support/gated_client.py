@@ -27,7 +27,7 @@ class Device:
         self.gate_options = gate
         self.start()
 
-    def data(self, site: object) -> Split:
+    def data(self, client: object) -> Split:
         self.read += 1
         return Split(examples(), examples(6, 4))
 

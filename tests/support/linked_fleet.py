@@ -14,8 +14,7 @@ from typing import Any
 from thinwire.core.events import DeviceOffline, DeviceOnline
 from thinwire.core.fleet import Arrival, ClientConnected, ClientDisconnected, Delivered, Envelope
 from thinwire.core.types import Failure, ReplyHeader, UpdateId
-from thinwire.flower.link_state import FlowerLinkState
-from thinwire.flower.superlink import SuperLink
+from thinwire.flower.link_state import FlowerLinkState, SuperLink
 from thinwire.store import Store
 from thinwire.transport.server.mailbox import Mailbox
 
@@ -95,10 +94,9 @@ class LinkedFleet:
         ended = outstanding - in_flight - self._withdrawn
         if ended:  # a reply to a pipelined round waits in the spool
             assert ended <= {header.assignment_id for header in self._fleet.spool.headers()}
-        for row in (
-            rows[assignment_id] for assignment_id in in_flight - outstanding
-        ):  # it is delivered if the device reconnects
-            assert row.outcome == "failed" and row.reason.startswith("left") and row.device not in self.state.online()
+        for row in (rows[one] for one in in_flight - outstanding):  # it is delivered if the device reconnects
+            assert row.outcome == "failed" and row.reason.startswith("offline")
+            assert row.device not in self.state.online()
 
     def trained(self) -> set[str]:
         """Return the ids of the assignments to train that are in flight."""

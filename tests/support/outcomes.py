@@ -56,7 +56,7 @@ def said_of(events: Sequence[Event]) -> tuple[dict[str, str], dict[str, str]]:
                         "an assignment has one answer, and what comes after it is dropped"
                     )
             case ClientFailed():
-                said[e.assignment_id] += {"left": GIVEN_UP, "stale": GIVEN_UP, OVER: UNTAKEN}.get(e.kind, FAILED)
+                said[e.assignment_id] += {"offline": GIVEN_UP, "stale": GIVEN_UP, OVER: UNTAKEN}.get(e.kind, FAILED)
             case ClientReconnected():
                 said[e.assignment_id] += BACK
     return said, answers

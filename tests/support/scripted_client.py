@@ -18,21 +18,23 @@ from thinwire.client.execute import AssignmentContext, Result
 from thinwire.client.execute import work as honest
 from thinwire.client.executor import Executor
 from thinwire.client.run_state import ClientRunState
-from thinwire.client.train.protocol import Site
+from thinwire.client.train.protocol import ClientInfo
 from thinwire.core.types import ReplyHeader
 
-Work = Callable[[AssignmentContext, ReplyHeader, ClientRunState, Executor, Site], Result]
+Work = Callable[[AssignmentContext, ReplyHeader, ClientRunState, Executor, ClientInfo], Result]
 
 
 def working(absent: Collection[int], restarted: Collection[int]) -> Work:
     """`work` that does so."""
 
-    def work(job: AssignmentContext, header: ReplyHeader, state: ClientRunState, bench: Executor, site: Site) -> Result:
+    def work(
+        job: AssignmentContext, header: ReplyHeader, state: ClientRunState, bench: Executor, client: ClientInfo
+    ) -> Result:
         if job.assignment.kind == "train" and job.assignment.round in absent:
             raise CannotReply("worker", "absent, as this round was wanted")
         if job.assignment.kind == "train" and job.assignment.round in restarted:
             state = replace(state, residual=None, momentum=None, memory={}, encoded_at=0)
-        return honest(job, header, state, bench, site)
+        return honest(job, header, state, bench, client)
 
     return work
 

@@ -45,7 +45,7 @@ metrics = { accuracy = 1.0, loss = 10.0 }
 """
 BYTES = {"advertise": 412, "share": 3_310, "masked": 122_000, "agree": 71, "unmask": 340}  # of one message
 SECONDS = {"advertise": 0.4, "share": 0.7, "masked": 5.2, "agree": 0.2, "unmask": 0.3}
-REASONS = {"advertise": "left: not heard of for 60 s", "share": "withdrew: policy", "masked": "worker: was killed"}
+REASONS = {"advertise": "offline: no request for 60 s", "share": "withdrew: policy", "masked": "worker: was killed"}
 
 
 @dataclass
@@ -102,7 +102,7 @@ class SecureStory:
         return [opened, *(ClientSelected(self.at, self.round, device, sent[device], 1000) for device in DEVICES)]
 
     def _failed(self, device: str, phase: str, elapsed_s: float) -> ClientFailed:
-        kind, _, text = REASONS.get(phase, "left: not heard of for 60 s").partition(": ")
+        kind, _, text = REASONS.get(phase, "offline: no request for 60 s").partition(": ")
         assignment_id = f"{self.run_id}.{self.round}.{device}"
         return ClientFailed(self.at + elapsed_s, self.round, device, assignment_id, kind, text, elapsed_s)
 

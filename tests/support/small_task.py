@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 from thinwire.aggregation import write_model
 from thinwire.client.handler import AssignmentHandler
 from thinwire.client.task import Initial, LoadedTask, as_task, initial_model
-from thinwire.client.train.protocol import Local, Site, Split
+from thinwire.client.train.protocol import ClientInfo, Local, Split
 from thinwire.core import RunPlan
 from thinwire.core.fleet import Delivery
 from thinwire.core.statedir import private_folder
@@ -45,7 +45,7 @@ def normed() -> nn.Module:
 
 def task_of(model: Callable[[], Any] = linear, **functions: Any) -> LoadedTask:
     """A task whose data are 24 examples to train on and 6 to be measured on."""
-    usual = {"model": model, "data": lambda site: Split(examples(), examples(6, 4)), "loss": cross_entropy}
+    usual = {"model": model, "data": lambda client: Split(examples(), examples(6, 4)), "loss": cross_entropy}
     return as_task("small", SimpleNamespace(**{**usual, **functions}))
 
 
@@ -69,7 +69,7 @@ class Aggregator:
     def session(self, home: Path | None = None, **options: Any) -> AssignmentHandler:
         """The device as a new process would find it."""
         folder = private_folder(home or self.folder / "device")
-        return AssignmentHandler("pi-01", self.task, folder, Site("pi-01"), **options)
+        return AssignmentHandler("pi-01", self.task, folder, ClientInfo("pi-01"), **options)
 
     def assign(
         self,

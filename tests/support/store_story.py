@@ -135,7 +135,7 @@ def merged(draw: st.DrawFn, batches: list[list[Event]]) -> list[list[Event]]:
 
 def _fate(run_id: str, number: int, device: str, fate: str, aggregated: list[str]) -> list[list[Event]]:
     reply = header(run_id, number, device, wire=device != "pi-03")
-    failed = ClientFailed(13.0, number, device, reply.assignment_id, "left", "went away", 3.0)
+    failed = ClientFailed(13.0, number, device, reply.assignment_id, "offline", "went away", 3.0)
     if fate.startswith("back"):
         back: list[list[Event]] = [[failed], [ClientReconnected(13.5, number, device, reply.assignment_id, 3.5)]]
         return back + _fate(run_id, number, device, fate.removeprefix("back").removeprefix("-"), aggregated)

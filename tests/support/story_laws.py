@@ -25,7 +25,7 @@ from thinwire.core.events import (
     UpdateDropped,
 )
 from thinwire.core.serialization import to_json
-from thinwire.core.types import UpdateId, assignment_round, is_further
+from thinwire.core.types import UpdateId, assignment_round, is_follow_up
 from thinwire.server.state.model_history import EvaluationLog, ModelHistory
 from thinwire.server.state.run_state import OpenRounds, RoundProgress, RunState
 
@@ -67,7 +67,7 @@ def a_buffer_never_waits_for_nobody(made: Told) -> None:
     for closed in made.of(RoundClosed):
         covered = opened[closed.round]
         for since, until, device, assignment_id in at_work:
-            for_next = is_further(assignment_id) and assignment_round(assignment_id) == closed.round
+            for_next = is_follow_up(assignment_id) and assignment_round(assignment_id) == closed.round
             if since <= covered + 1e-6 and not (
                 for_next and stands.get((closed.round, device), assignment_id) != assignment_id
             ):

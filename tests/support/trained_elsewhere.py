@@ -9,7 +9,7 @@ from tests.support.small_task import Aggregator, plan_of
 from thinwire.client import load_task
 from thinwire.client.executor import Worker
 from thinwire.client.handler import AssignmentHandler
-from thinwire.client.train.protocol import Site
+from thinwire.client.train.protocol import ClientInfo
 from thinwire.client.worker_process import Interpreter
 from thinwire.core.statedir import private_folder
 
@@ -35,8 +35,8 @@ def model():
     return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Dropout(0.5), nn.Linear(5, 3))
 
 
-def data(site):
-    draw = torch.Generator().manual_seed(3 + site.partition)
+def data(client):
+    draw = torch.Generator().manual_seed(3 + client.partition)
     inputs = torch.randn(24, 4, generator=draw)
     both = TensorDataset(inputs, (inputs.sum(1) > 0).long())
     return Split(both, both)
@@ -66,7 +66,7 @@ class Elsewhere:
 
     def session(self, home: Path | None = None) -> AssignmentHandler:
         (bench,) = self.worker.benches()
-        return AssignmentHandler("pi-01", bench, home or self.folder, Site("pi-01"))
+        return AssignmentHandler("pi-01", bench, home or self.folder, ClientInfo("pi-01"))
 
     def answer(self, session: AssignmentHandler, number: int, cancelled: Any = lambda: False, **changed: Any) -> Any:
         return session.answer(self.aggregator.assign(number, **changed), cancelled, self.said.append)[0]

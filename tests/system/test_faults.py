@@ -58,7 +58,7 @@ def test_a_frozen_device_costs_its_deadline_and_what_it_sends_when_it_wakes_coun
     site.until_event(run_id, UpdateAccepted, assignment_id=assigned.assignment_id, late=True)
     stopped(site, run_id)
     events = site.events(run_id)
-    assert "left" not in [e.kind for e in events if isinstance(e, ClientFailed)]
+    assert "offline" not in [e.kind for e in events if isinstance(e, ClientFailed)]
     late = next(e for e in events if isinstance(e, UpdateAccepted) and e.assignment_id == assigned.assignment_id)
     between = [e for e in events[: events.index(late)] if isinstance(e, RoundOpened) and e.round > assigned.round]
     assert len(between) >= 3

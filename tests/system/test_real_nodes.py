@@ -77,7 +77,7 @@ def test_a_client_that_is_killed_costs_no_round_and_comes_back(site: Site) -> No
     run_id = site.begin("run.rounds=5", *SMALL)
     site.until_event(run_id, RoundOpened, round=2)
     kill(dying)
-    site.until_event(run_id, ClientFailed, device="pi-b", kind="left")
+    site.until_event(run_id, ClientFailed, device="pi-b", kind="offline")
     site.start_client("pi-b", 1, 2)
     row = site.until_done(run_id)
     assert (row.status, row.version) == ("done", 5), site.said()

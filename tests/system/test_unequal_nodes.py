@@ -71,7 +71,7 @@ def another_instead(site: Site, run_id: str, lost: str) -> None:
     """The round makes its step by the other one, whose work follows its speed as soon as that is measured."""
     assert site.until_done(run_id).status == "done", site.said()
     (other,) = {"pi-a", "pi-b"} - {lost}
-    assert [(e.device, e.kind) for e in of(site, run_id, ClientFailed)] == [(lost, "left")]
+    assert [(e.device, e.kind) for e in of(site, run_id, ClientFailed)] == [(lost, "offline")]
     gone, instead, again = of(site, run_id, ClientSelected)
     assert [e.device for e in (gone, instead, again)] == [lost, other, other]
     assert (instead.round, instead.instead_of, instead.deadline_s < 60) == (1, lost, True), "it has what is left"

@@ -41,7 +41,7 @@ def test_who_answers_anothers_assignment_does_not_take_it_away(here: Place) -> N
     here.fleet.send([envelope("pi-2", "assignment-2")])
     assert liar.push(answer("pi-1", "assignment-2", 1, b"stolen"), b"stolen")[0] == 200
     assert liar.push(answer("pi-1", "assignment-2", 1, b"stolen"), b"stolen")[0] == 200
-    assert liar.push(Failure("left", "gone", "assignment-2"))[0] == 200
+    assert liar.push(Failure("offline", "gone", "assignment-2"))[0] == 200
     assert pulled(link).assignment.assignment_id == "assignment-2"
     assert {getattr(a, "device", "pi-1") for a in answers_now(here.fleet)} == {"pi-1"}
     here.fleet.cancel(["assignment-2"])

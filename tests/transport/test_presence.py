@@ -59,7 +59,7 @@ def test_flowers_registry_knows_who_is_online(here: Place) -> None:
 def test_an_assignment_to_nobody_fails_at_once(here: Place) -> None:
     here.fleet.send([envelope("nobody", "assignment-1")])
     failure = polled(here.fleet, Failure)
-    assert (failure.kind, failure.assignment_id, failure.device) == ("left", "assignment-1", "nobody")
+    assert (failure.kind, failure.assignment_id, failure.device) == ("offline", "assignment-1", "nobody")
 
 
 def test_hundreds_wait_and_all_are_woken(here: Place) -> None:

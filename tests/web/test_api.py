@@ -66,7 +66,7 @@ def test_who_has_answered_counts_before_it_is_written_that_it_was_aggregated(pag
 
 def test_who_failed_has_not_answered_and_who_is_back_is_at_work(page: TestClient, store: Store):
     run = twelve_rounds(store)
-    run.fail("pi-06", 1.4, "left", "its connection is closed")
+    run.fail("pi-06", 1.4, "offline", "its connection is closed")
     assert "5 of 8 devices have answered, 1 failed; " in get(page, f"runs/{run.run_id}")["sentence"]
     assert get(page, f"runs/{run.run_id}/rounds/12")["why"].endswith("5 of 8 have answered, 1 failed; 8 are enough.")
     run.say(ClientReconnected(run.opened_at + 1.6, 12, "pi-06", run.assignments["pi-06"], run.elapsed))
@@ -94,8 +94,8 @@ def test_an_absence_of_the_aggregator_stands_beside_its_round(page: TestClient, 
     run.say(RoundResumed(run.opened_at + 50.0, 12, run.opened_at + 50.0, run.elapsed, 41.5))
     shown = get(page, f"runs/{run.run_id}/rounds/12")
     assert shown["missed_s"] == 41.5
-    assert shown["away"][0] == {"begin_s": 2.0, "end_s": 42.0}
-    assert shown["why"].endswith("8 are enough; the aggregator was away for 40 s.")
+    assert shown["downtimes"][0] == {"begin_s": 2.0, "end_s": 42.0}
+    assert shown["why"].endswith("8 are enough; the aggregator was offline for 40 s.")
 
 
 @pytest.mark.parametrize("set_by_s", [1e8, -1e6])
@@ -105,9 +105,9 @@ def test_an_open_round_over_which_the_wall_clock_was_set_reports_that_and_draws_
     run = twelve_rounds(store)
     run.say(RoundResumed(run.opened_at + 8.0 + set_by_s, 12, run.opened_at + 8.0, run.elapsed, 2.0))
     shown = get(page, f"runs/{run.run_id}/rounds/12")
-    assert (shown["away"], shown["missed_s"]) == ([], 2.0)
+    assert (shown["downtimes"], shown["missed_s"]) == ([], 2.0)
     assert not any(update["stretches"] for update in shown["updates"])
-    assert shown["why"].endswith("8 are enough; the aggregator was away for an unknown time: the clock was set.")
+    assert shown["why"].endswith("8 are enough; the aggregator was offline for an unknown time: the clock was set.")
 
 
 def test_each_round_says_why_it_closed_and_why_it_took_so_long(page: TestClient, told: Told):

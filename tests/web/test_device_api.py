@@ -71,15 +71,15 @@ def test_who_came_over_loopback_waits_once_the_device_api_is_open_to_others(visi
         assert by_name(client)["bench"]["standing"] == "approved"
 
 
-def test_since_when_and_why_a_device_is_unreachable(page: TestClient, store: Store):
+def test_since_when_and_why_a_device_is_offline(page: TestClient, store: Store):
     a_fleet(store, AT)
     device = by_name(page)["cam-02"]
-    assert (device["online"], device["left_at"]) == (False, AT - 1260)
-    assert device["left_why"] == "not heard of for 360 s"
+    assert (device["online"], device["disconnected_at"]) == (False, AT - 1260)
+    assert device["disconnect_reason"] == "no request for 360 s"
     store.record_device(DeviceOnline(AT, "cam-02"))
-    assert by_name(page)["cam-02"]["left_at"] is None
+    assert by_name(page)["cam-02"]["disconnected_at"] is None
     store.record_device(DeviceOffline(AT + 1, "cam-02", "connection lost"))
-    assert by_name(page)["cam-02"]["left_why"] == "connection lost"
+    assert by_name(page)["cam-02"]["disconnect_reason"] == "connection lost"
 
 
 def test_digests_that_are_not_the_newest_runs_are_said_to_differ(page: TestClient, fleet: Store):

@@ -115,7 +115,7 @@ def test_each_row_says_who_how_since_when_with_what_and_how_far(store: Store, op
     expect(cam).to_contain_text("its code is not that of digits-1")
     expect(cam).to_contain_text("clock 94 s ahead")
     expect(cam.locator("code").first).to_have_attribute("title", "c4" * 32)
-    expect(page.locator("#known").get_by_role("row", name="cam-02")).to_contain_text("unreachable since")
+    expect(page.locator("#known").get_by_role("row", name="cam-02")).to_contain_text("offline since")
     expect(page.locator("#known").get_by_role("row", name="jetson-1")).to_contain_text("ModuleNotFoundError")
 
 
@@ -134,8 +134,8 @@ def test_what_happens_to_devices_is_shown_without_a_reload(store: Store, open_ap
     store.roster.approve("attic")
     there(store, hello("attic"), time.time())
     expect(page.get_by_role("row", name="attic")).to_contain_text("online since")
-    store.record_device(DeviceOffline(time.time(), "attic", "not heard of for 360 s"))
-    expect(page.get_by_role("row", name="attic")).to_contain_text("unreachable since")
+    store.record_device(DeviceOffline(time.time(), "attic", "no request for 360 s"))
+    expect(page.get_by_role("row", name="attic")).to_contain_text("offline since")
     store.roster.revoke("attic")
     expect(page.locator("#out")).to_contain_text("1 device")
     expect(page.locator("#known")).to_have_count(0)
@@ -169,10 +169,10 @@ def test_hundreds_of_devices_are_searched_and_the_search_survives_a_reload(store
     expect(rows).to_have_count(303)
     page.get_by_label("Search devices").fill("meter-17")
     expect(rows).to_have_count(10)
-    page.get_by_role("radio", name="Unreachable 3").check(force=True)
+    page.get_by_role("radio", name="Offline 3").check(force=True)
     expect(rows).to_have_count(3)
     assert "q=meter-17" in page.url
-    assert "show=away" in page.url
+    assert "show=offline" in page.url
     page.reload()
     expect(rows).to_have_count(3)
     expect(page.get_by_label("Search devices")).to_have_value("meter-17")

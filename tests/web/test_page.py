@@ -177,7 +177,7 @@ def test_a_round_shows_who_is_at_work_and_when_no_aggregator_was_there(store: St
     expect(lane.locator(".stage.work")).to_have_count(1)
     expect(page.locator(".gantt-row", has_text="pi-07").locator(".stage.work")).to_have_count(0)
     expect(page.locator(".legend")).to_contain_text("delivered, at work")
-    expect(page.locator(".legend")).to_contain_text("no aggregator was there")
+    expect(page.locator(".legend")).to_contain_text("no aggregator was running")
     expect(page.locator(".legend")).not_to_contain_text("not delivered")
     expect(lane.locator(".away")).to_have_count(1)
 
@@ -202,7 +202,7 @@ def test_a_run_and_a_round_say_where_the_time_went_and_whom_was_waited_for(store
     run.open()
     for device in run.devices[:-1]:
         run.answer(device, 0.5)
-    run.fail(run.devices[-1], 6.0, "left", "not heard of for 6 s")
+    run.fail(run.devices[-1], 6.0, "offline", "no request for 6 s")
     run.close("enough", 6.05)
     store.record(
         run.run_id,

@@ -14,6 +14,7 @@ written in one pass from the vector itself and read straight into one, so a mode
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ from thinwire.compression.feedback import inside
 from thinwire.compression.spec import chains, parse
 from thinwire.core.errors import BadPayload, CodecError, DataLost
 from thinwire.core.layout import Layout, Tensor
+from thinwire.core.part_file import damaged_part
 from thinwire.core.prng import Key, derive
 from thinwire.core.statedir import disk_error, private_opener, sync_path
 from thinwire.core.types import Fixed, Part, Payload, Vector
@@ -261,7 +263,7 @@ def _typed(t: Tensor, values: NDArray[Any]) -> NDArray[Any]:
 
 def _read_buffers(file: BinaryIO, path: Path, layout: Layout, part: Part) -> Vector:
     payload = file.read(part.length)
-    if hashlib.sha256(payload).hexdigest() != part.sha256:
+    if damaged_part(io.BytesIO(payload), [part]) is not None:
         raise _damaged(path, BUFFERS)
     try:
         return buffer_codec(layout).decode(payload)

@@ -170,8 +170,8 @@ class StartOptions:
     def words(self) -> tuple[str, ...]:
         """Return the options as command-line words.
 
-        >>> StartOptions({"task": ["a=x.py", "b=y.py"], "slow_step": 0.5, "no_dashboard": True}).words()
-        ('--task', 'a=x.py', '--task', 'b=y.py', '--slow-step', '0.5', '--no-dashboard')
+        >>> StartOptions({"task": ["a=x.py", "b=y.py"], "threads": 2, "no_dashboard": True}).words()
+        ('--task', 'a=x.py', '--task', 'b=y.py', '--threads', '2', '--no-dashboard')
         """
         found: list[str] = []
         for name, value in self.options.items():

@@ -36,7 +36,9 @@ Task: TypeAlias = Annotated[
 Sets: TypeAlias = Annotated[
     list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="change one key of the plan; repeatable")
 ]
-Data: TypeAlias = Annotated[Path | None, typer.Option("--data", help="path of the data; the task gets it as site.data")]
+Data: TypeAlias = Annotated[
+    Path | None, typer.Option("--data", help="path of the data; the task gets it as client.data")
+]
 PlanFile: TypeAlias = Annotated[Path, typer.Argument(metavar="PLAN", help="plan in TOML; thinwire init writes one")]
 RunId: TypeAlias = Annotated[str, typer.Argument(metavar="ID", help='id of a run, its unique beginning, or "latest"')]
 

@@ -139,7 +139,7 @@ def simulated(
     from thinwire.cli.run import first_model
     from thinwire.cli.runs.render import run_document
     from thinwire.cli.task import task_spec
-    from thinwire.client import Site
+    from thinwire.client import ClientInfo
     from thinwire.client.task import Initial, initial_model, load_task
     from thinwire.simulation import run_sim
     from thinwire.simulation.run import require_processes
@@ -150,7 +150,7 @@ def simulated(
     made = initial_model(code, plan.run.seed)
     if made.left_out:
         console.note(f"warning: {made.left_out}")
-    site = Site(data=data.absolute() if data else None, split=split, seed=plan.run.seed)
+    client = ClientInfo(data=data.absolute() if data else None, split=split, seed=plan.run.seed)
     teller, begun = Teller(), list[str]()
     with opened(home, read_only=False, create=True) as store, screen() as (tell, show), remembered() as look:
         params, buffers, counters = first_model(store, home, plan, file, made)
@@ -163,7 +163,7 @@ def simulated(
 
         try:
             run_sim(
-                plan, code, store=store, home=aggregator_home(home), clients=clients, site=site, debug=debug,
+                plan, code, store=store, home=aggregator_home(home), clients=clients, client=client, debug=debug,
                 first=Initial(made.layout, params, buffers, dict(counters), made.fixed), on_event=on_event,
                 on_begin=begun.append, processes=processes, spec=spec,
             )  # fmt: skip

@@ -28,7 +28,7 @@ app = typer.Typer(name="task", help="Tasks: the model and the data of a run.", n
 
 @app.callback()
 def top() -> None:
-    """A task is a module with model(), data(site) and loss(model, batch)."""
+    """A task is a module with model(), data(client) and loss(model, batch)."""
 
 
 @app.command()
@@ -97,7 +97,7 @@ def checked(module: str, data: Path | None, plan: Path | None) -> dict[str, Any]
     The check follows `plan`, or a plan of defaults without one.
     """
     from thinwire.aggregation import codecs
-    from thinwire.client import Site, load_task
+    from thinwire.client import ClientInfo, load_task
     from thinwire.client.task_check import rehearse
     from thinwire.core import RunPlan
 
@@ -105,7 +105,7 @@ def checked(module: str, data: Path | None, plan: Path | None) -> dict[str, Any]
     if refused := read.check(codecs):
         raise refused[0].error()
     task = load_task(module if "=" in module else f"{read.run.task}={module}")
-    found = dataclasses.asdict(rehearse(task, Site(data=data.absolute() if data else None), read))
+    found = dataclasses.asdict(rehearse(task, ClientInfo(data=data.absolute() if data else None), read))
     uploads = {f"{rate}": found["up_bytes"] * 8 / (rate * 1e6) for rate in LINKS_MBIT}
     return {"task": task.name, "plan": str(plan) if plan else None, **found, "upload_s_at_mbit": uploads}
 

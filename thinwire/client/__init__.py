@@ -34,14 +34,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from thinwire.client.task import load_task
     from thinwire.client.train.partitions import held_out, own_part
-    from thinwire.client.train.protocol import Site, Split
+    from thinwire.client.train.protocol import ClientInfo, Split
     from thinwire.client.train.task import LoadedTask
 
-__all__ = ["LoadedTask", "Site", "Split", "held_out", "load_task", "own_part"]
+__all__ = ["ClientInfo", "LoadedTask", "Split", "held_out", "load_task", "own_part"]
 
 _WHERE = {
     "LoadedTask": "thinwire.client.train.task",
-    "Site": "thinwire.client.train.protocol",
+    "ClientInfo": "thinwire.client.train.protocol",
     "Split": "thinwire.client.train.protocol",
     "held_out": "thinwire.client.train.partitions",
     "load_task": "thinwire.client.task",

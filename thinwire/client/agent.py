@@ -23,7 +23,7 @@ from thinwire.client.executor import Executor, Worker
 from thinwire.client.handler import AssignmentHandler
 from thinwire.client.loop import Loop, Reloader
 from thinwire.client.policy import Policy
-from thinwire.client.train.protocol import Site
+from thinwire.client.train.protocol import ClientInfo
 from thinwire.client.train.task import LoadedTask
 from thinwire.client.worker_process import installed
 from thinwire.core.errors import Refused, ThinwireError, Unreachable
@@ -39,7 +39,7 @@ def serve(
     folder: Path,
     name: str,
     *,
-    site: Site | None = None,
+    client: ClientInfo | None = None,
     say: Say = print,
     once: bool = False,
     stop: threading.Event | None = None,
@@ -59,7 +59,7 @@ def serve(
     worker starts again between two assignments, and the policy becomes what `reread` returns. `has` returns what the
     aggregator learns of this device's equipment.
     """
-    where = replace(site or Site(), name=name)
+    where = replace(client or ClientInfo(), name=name)
     gate = gate or AdmissionController(folder=folder)
     sessions = {task.name: AssignmentHandler(name, task, folder, where, gate=gate) for task in tasks}
     with ended_by_signals(stop or threading.Event()) as ending, _always_said(say) as tell:

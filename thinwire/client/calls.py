@@ -216,11 +216,11 @@ class ClientStatus:
     """The status of a client.
 
     Times are this machine's, in seconds since 1970. `skew_s` is how far its clock is behind the aggregator's. In the
-    state `away`, the aggregator does not respond, or has the client come later. `last_error` has the reason, and stays
-    when that is over.
+    state `offline`, the aggregator does not respond, or has the client come later. `last_error` has the reason, and
+    stays when that is over.
     """
 
-    state: Literal["connecting", "idle", "working", "away"] = "connecting"
+    state: Literal["connecting", "idle", "working", "offline"] = "connecting"
     at: float = 0.0
     connected_at: float | None = None  # since this time every call succeeded
     run: str = ""
@@ -310,7 +310,7 @@ class StatusReporter:
                 self._open.pop(assignment_id, None)
             at = replace(self._at, at=self._wall(), answered=self._answered, **changed)
             if at.connected_at is None:
-                at = replace(at, state="connecting" if at.last_error_at is None else "away")
+                at = replace(at, state="connecting" if at.last_error_at is None else "offline")
             elif self._open:
                 run, number = next(reversed(self._open.values()))
                 at = replace(at, state="working", run=run, round=number)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from thinwire.client.admission import Limit
     from thinwire.client.executor import Executor
     from thinwire.client.run_state import ClientRunState
-    from thinwire.client.train.protocol import Site
+    from thinwire.client.train.protocol import ClientInfo
     from thinwire.core.fleet import Delivery
     from thinwire.core.layout import Layout
     from thinwire.core.plan import RunPlan
@@ -97,7 +97,7 @@ class AssignmentContext:
         gives the same bits under every name.
         """
         key = derive(Key(self.plan.run.seed), purpose, self.device, self.assignment.round)
-        return derive(key, "further") if self.assignment.further else key
+        return derive(key, "further") if self.assignment.is_follow_up else key
 
     @property
     def train_key(self) -> keys.Key:
@@ -138,11 +138,11 @@ class AssignmentContext:
         return min(limit_s, left_s - MARGIN * deadline_s - after_s)
 
     def do(
-        self, bench: Executor, order: TrainRequest, site: Site, params: Vector, buffers: Vector | None
+        self, bench: Executor, order: TrainRequest, client: ClientInfo, params: Vector, buffers: Vector | None
     ) -> TrainResult:
         """Execute an order on the bench; `CannotReply` ("declined") if the owner's limit ends it."""
         try:
-            return bench.do(order, site, params, buffers, self.tell, self._is_over, self.left_s)
+            return bench.do(order, client, params, buffers, self.tell, self._is_over, self.left_s)
         except Cancelled:
             if self.limit is None or self.cancelled() or (ended := self.limit.over()) is None:
                 raise
@@ -205,13 +205,17 @@ def least_kept_bytes(plan: RunPlan, model: Layout) -> int:
     return 4 * vectors * carried(algorithm_of(plan), model).size
 
 
-def work(job: AssignmentContext, header: ReplyHeader, state: ClientRunState, bench: Executor, site: Site) -> Result:
+def work(
+    job: AssignmentContext, header: ReplyHeader, state: ClientRunState, bench: Executor, client: ClientInfo
+) -> Result:
     """Train or evaluate, and encode the update."""
-    found = trained(job, header, state, bench, site)
+    found = trained(job, header, state, bench, client)
     return encoded(job, found, found.carried, bench.layout)
 
 
-def trained(job: AssignmentContext, header: ReplyHeader, state: ClientRunState, bench: Executor, site: Site) -> Trained:
+def trained(
+    job: AssignmentContext, header: ReplyHeader, state: ClientRunState, bench: Executor, client: ClientInfo
+) -> Trained:
     """Evaluate and train. Nothing is encoded, and of the state only what training needs is read."""
     assignment, local, algorithm = job.assignment, job.plan.local, algorithm_of(job.plan)
     layout = carried(algorithm, bench.layout)  # of everything that is sent: the model, then a control variate
@@ -245,8 +249,8 @@ def trained(job: AssignmentContext, header: ReplyHeader, state: ClientRunState, 
         start = outbox.start(base, state.pending)
         if order.measure:  # evaluate the model version itself, not the point from which training continues
             alone, order = replace(order, train=False), replace(order, measure=False)
-            measured = job.do(bench, alone, site, base, buffers)
-    done = job.do(bench, order, site, start, buffers)
+            measured = job.do(bench, alone, client, base, buffers)
+    done = job.do(bench, order, client, start, buffers)
     metrics = {f"eval/{name}": value for name, value in {**measured.sums, **done.sums}.items()}
     evaluate_s = measured.measure_s + done.measure_s
     load_s = prepare_s + measured.load_s + done.load_s
@@ -323,13 +327,13 @@ def _is_measured(assignment: Assignment, plan: RunPlan) -> bool:
         return True
     return (
         plan.run.evaluate == "clients"
-        and not assignment.further
+        and not assignment.is_follow_up
         and (assignment.round - 1) % plan.run.evaluate_every == 0
     )
 
 
 def first_model(
-    job: AssignmentContext, header: ReplyHeader, state: ClientRunState, bench: Executor, site: Site
+    job: AssignmentContext, header: ReplyHeader, state: ClientRunState, bench: Executor, client: ClientInfo
 ) -> Result:
     """Return the first model of a run as a reply; the state does not change.
 
@@ -342,7 +346,7 @@ def first_model(
         measure=False, train=False, local=Local.of(job.plan.local.model_dump(mode="json")), work=Work(),
         key=keys.Key(job.plan.run.seed), first=True,
     )  # fmt: skip
-    done = job.do(bench, order, site, np.zeros(layout.size, np.float32), None)
+    done = job.do(bench, order, client, np.zeros(layout.size, np.float32), None)
     if done.params is None or not np.isfinite(done.params).all():
         raise NonFiniteUpdate("the first model holds NaN or infinity", why="model() makes it so")
     codec = parse("identity").bind(layout)

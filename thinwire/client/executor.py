@@ -16,7 +16,7 @@ from thinwire.aggregation import float_buffers
 from thinwire.client.errors import CannotReply, named
 from thinwire.client.task import TaskManifest
 from thinwire.client.train.errors import BadTask, BadUsage, Cancelled, Wrong
-from thinwire.client.train.protocol import Site, TrainRequest, TrainResult
+from thinwire.client.train.protocol import ClientInfo, TrainRequest, TrainResult
 from thinwire.client.train.schedule import REAL, Clock
 from thinwire.client.train.task import LoadedTask
 from thinwire.client.worker_process import HUNG_S, LOG, Interpreter, Until, Watchdog, WorkerDied, WorkerProcess
@@ -51,7 +51,7 @@ class Executor(Protocol):
     def do(
         self,
         order: TrainRequest,
-        site: Site,
+        client: ClientInfo,
         params: Vector,
         buffers: Vector | None,
         tell: Tell,
@@ -109,7 +109,7 @@ class InProcessExecutor:
     def do(
         self,
         order: TrainRequest,
-        site: Site,
+        client: ClientInfo,
         params: Vector,
         buffers: Vector | None,
         tell: Tell,
@@ -117,7 +117,7 @@ class InProcessExecutor:
         left_s: float | None = None,
     ) -> TrainResult:
         """Execute an order in this process; see `Executor.do`."""
-        return self.inner.do(order, site, params, buffers, self.progress(tell), cancelled, self.clock)
+        return self.inner.do(order, client, params, buffers, self.progress(tell), cancelled, self.clock)
 
     def progress(self, tell: Tell) -> Tell:
         """Return the callback that receives the progress; a subclass may let each step take its time."""
@@ -210,7 +210,7 @@ class Worker:
         self,
         task: str,
         order: TrainRequest,
-        site: Site,
+        client: ClientInfo,
         params: Vector,
         buffers: Vector | None,
         tell: Tell,
@@ -232,7 +232,7 @@ class Worker:
             header = {
                 "do": "work", "id": self._number, "task": task, "order": order.to_json(),
                 "buffers": buffers is not None, "shift": order.shift is not None,
-                "site": {**vars(site), "data": str(site.data) if site.data else None},
+                "client": {**vars(client), "data": str(client.data) if client.data else None},
             }  # fmt: skip
             child.send(header, *(vector for vector in (params, buffers, order.shift) if vector is not None))
             found = self.patience.heard(child, tell, cancelled, until, self._number)

@@ -38,7 +38,7 @@ from thinwire.client.outbox import OutcomeHandler
 from thinwire.client.run_state import ClientRunState, Entry, RunFolder, Write, waiting_folder
 from thinwire.client.run_store import RunStore
 from thinwire.client.train.errors import Cancelled, in_full
-from thinwire.client.train.protocol import Site
+from thinwire.client.train.protocol import ClientInfo
 from thinwire.client.train.schedule import REAL, Clock
 from thinwire.client.train.task import LoadedTask
 from thinwire.core.errors import NonFiniteUpdate
@@ -54,7 +54,7 @@ class AssignmentHandler:
     """The handler of one task's assignments, over all runs of that task.
 
     `gate` admits assignments, `kept` holds the state of every run, `bench` executes the task. `folder` is the client's
-    directory and `site` names the client's data. Simulations and tests replace `write`, `folders`, `take_base`,
+    directory and `client` names its data. Simulations and tests replace `write`, `folders`, `take_base`,
     `clock` and `may_stop`.
 
     Invariant: the same assignment, received again, gets the same bytes again. A failure leaves the last commit as it
@@ -66,7 +66,7 @@ class AssignmentHandler:
         name: str,
         task: LoadedTask | Executor,
         folder: Path,
-        site: Site,
+        client: ClientInfo,
         *,
         write: Write = write_atomically,
         debug: bool = False,
@@ -77,8 +77,8 @@ class AssignmentHandler:
         may_stop: bool = True,
     ) -> None:
         self.gate = gate or AdmissionController()
-        self.name, self.folder, self.site = name, folder, site
-        self.bench: Executor = InProcessExecutor(task, site.device) if isinstance(task, LoadedTask) else task
+        self.name, self.folder, self.client = name, folder, client
+        self.bench: Executor = InProcessExecutor(task, client.device) if isinstance(task, LoadedTask) else task
         self.debug = debug
         self.clock, self.may_stop = clock, may_stop  # may_stop: a deadline may end training if the plan allows it
         self.kept = RunStore(
@@ -239,7 +239,7 @@ class AssignmentHandler:
         if assignment.kind == "train" and job.plan.remembered:
             settling.require_memory(state)
         make = first_model if assignment.kind == "init" else work
-        return self._commit(assignment, folder, make(job, header, state, self.bench, self.site))
+        return self._commit(assignment, folder, make(job, header, state, self.bench, self.client))
 
     def _begin_ahead(
         self, job: AssignmentContext, header: ReplyHeader, state: ClientRunState, folder: RunFolder
@@ -256,7 +256,7 @@ class AssignmentHandler:
         pending = outbox.still_pending(going_on, told, assignment.base_version, job.plan.local.delay)
         ahead.state = state = replace(state, pending=pending)
         try:
-            found = trained(job, header, state, self.bench, self.site)
+            found = trained(job, header, state, self.bench, self.client)
             if not math.isfinite(found.header.norm):
                 raise NonFiniteUpdate("a change holds NaN or infinity", why="training diverged", hint=SMALLER_LR)
         except Cancelled:

@@ -31,6 +31,7 @@ from thinwire.compression import parse
 from thinwire.compression.feedback import MOMENTUM, REFERENCE, RESIDUAL, BoundFeedback, inside
 from thinwire.core.errors import BadPayload, NonFiniteUpdate
 from thinwire.core.layout import Layout, Segment
+from thinwire.core.part_file import damaged_part
 from thinwire.core.plan import RunPlan
 from thinwire.core.plan_schema import UplinkSection
 from thinwire.core.prng import Key
@@ -175,7 +176,7 @@ def parts_of(bundle: Path | bytes | None, parts: Sequence[Part]) -> Iterator[tup
     with io.BytesIO(bundle) if isinstance(bundle, bytes) else open(bundle, "rb") as file:
         for part in parts:
             data = file.read(part.length)
-            if len(data) != part.length or hashlib.sha256(data).hexdigest() != part.sha256:
+            if damaged_part(io.BytesIO(data), [part]) is not None:
                 raise BadPayload(f"the part {part.name} arrived damaged", why="its digest differs")
             yield part.name, data
 

@@ -2,7 +2,7 @@
 
 `thinwire task check` calls `rehearse`.
 
-Invariant: the task's functions get what a device gives them: the data of `data(site)`, in batches drawn as there. The
+Invariant: the task's functions get what a device gives them: the data of `data(client)`, in batches drawn as there. The
 check is short because it assigns few steps.
 """
 
@@ -43,7 +43,7 @@ from thinwire.core import prng
 from thinwire.core.errors import PlanError, TaskError, ThinwireError
 
 if TYPE_CHECKING:
-    from thinwire.client.train.protocol import Site, Split
+    from thinwire.client.train.protocol import ClientInfo, Split
     from thinwire.client.train.task import LoadedTask
     from thinwire.core.layout import Layout
     from thinwire.core.plan import RunPlan
@@ -86,19 +86,19 @@ class TaskCheck:
     dense_bytes: int
 
 
-def metrics_of(task: LoadedTask, site: Site, plan: RunPlan) -> list[str] | None:
+def metrics_of(task: LoadedTask, client: ClientInfo, plan: RunPlan) -> list[str] | None:
     """Return the names of the metrics of this client's first batch; None if the task's code raises."""
     try:
         with task_code():
             initial, bench = initial_model(task, plan.run.seed), TaskRuntime(task)
-            test = bench.split(site).test
+            test = bench.split(client).test
             batch = next(iter(data.in_order(test, plan.local.batch)))
             return names(bench.set_up(initial.vector, initial.buffers, initial.counters), task, batch)
     except Exception:  # any error of the task's code: the client that runs it reports it
         return None
 
 
-def rehearse(task: LoadedTask, site: Site, plan: RunPlan) -> TaskCheck:
+def rehearse(task: LoadedTask, client: ClientInfo, plan: RunPlan) -> TaskCheck:
     """Check the task; `TaskError` names the fault and its line in the task's code."""
     require_own_loop(plan, task)
     initial = initial_model(task, plan.run.seed)
@@ -107,7 +107,7 @@ def rehearse(task: LoadedTask, site: Site, plan: RunPlan) -> TaskCheck:
         bench = TaskRuntime(task)
         require_alike(bench.places, tensors.places_of(build(task)))
         with task_code():
-            return _rehearse(bench, bench.split(site), plan, initial)
+            return _rehearse(bench, bench.split(client), plan, initial)
     except (ThinwireError, Wrong) as error:
         raise (
             error if isinstance(error, (TaskError, PlanError)) else TaskError(error.what, error.why, error.hint)

@@ -83,7 +83,9 @@ def _scaled(count: float, units: tuple[tuple[str, float], ...], smallest: str) -
     return f"{count:.0f} {smallest}"
 
 
-SHARE = 0.9
+def p90_rank(count: int) -> int:
+    """Return the nearest rank, from 1, of the value that 9 of 10 of `count` sorted values do not exceed."""
+    return math.ceil(0.9 * count)
 
 
 def p90(values: Iterable[float]) -> float:
@@ -93,7 +95,7 @@ def p90(values: Iterable[float]) -> float:
     (9.0, 9)
     """
     ordered = sorted(values)
-    return ordered[math.ceil(SHARE * len(ordered)) - 1]
+    return ordered[p90_rank(len(ordered)) - 1]
 
 
 class Reason(NamedTuple):

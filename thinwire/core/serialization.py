@@ -75,7 +75,7 @@ def assignment_to_bytes(assignment: Assignment) -> bytes:
     """Return the assignment's JSON; rare fields are left out at their default value."""
     raw = plainly(assignment)
     raw["outcomes"] = [{**plainly(v), "update_id": str(v.update_id)} for v in assignment.outcomes]
-    for rare in ("references_from", "further", "identity", "secure"):
+    for rare in ("references_from", "is_follow_up", "identity", "secure"):
         if not raw[rare]:
             del raw[rare]
     if not assignment.work.clip:

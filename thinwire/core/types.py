@@ -149,7 +149,7 @@ class Assignment:
     parts: tuple[Part, ...] = ()
     outcomes: tuple[UpdateOutcome, ...] = ()
     references_from: int = 0  # first round whose state of ef21 or the algorithm counts; older state is reset
-    further: bool = False  # follow-up: other random draws, no evaluation
+    is_follow_up: bool = False  # second assignment in a buffered round: other random draws, no evaluation
     protocol: int = PROTOCOL
     identity: str = ""  # of the run: separates it from an earlier run with the same id
     secure: SecureWork | None = None  # of a training assignment whose update is sent under masks
@@ -244,7 +244,7 @@ class PhaseReply:
     identity: str = ""  # of the run, copied from the assignment
 
 
-AGGREGATOR_KINDS = ("refused", "stale", "left", "over")  # kinds of failures that only the aggregator reports
+AGGREGATOR_KINDS = ("refused", "stale", "offline", "over")  # kinds of failures that only the aggregator reports
 
 
 @dataclass(frozen=True)
@@ -275,20 +275,20 @@ def finite(value: float, what: str) -> float:
     return float(value)
 
 
-FURTHER = "+"
+FOLLOW_UP = "+"
 PHASE = "~"
 
 
-def assignment_id_of(run_id: str, number: int, device: str, further: bool = False) -> str:
-    """Return the id of the assignment of a device in a round; `further` marks the follow-up of a buffered round.
+def assignment_id_of(run_id: str, number: int, device: str, follow_up: bool = False) -> str:
+    """Return the id of the assignment of a device in a round; `follow_up` marks the follow-up of a buffered round.
 
     A follow-up is a device's second assignment in the same round: the round's buffer already holds an update of the
     device.
 
-    >>> assignment_id_of("digits-3", 12, "pi-01", further=True)
+    >>> assignment_id_of("digits-3", 12, "pi-01", follow_up=True)
     'digits-3.12+.pi-01'
     """
-    return f"{run_id}.{number}{FURTHER if further else ''}.{device}"
+    return f"{run_id}.{number}{FOLLOW_UP if follow_up else ''}.{device}"
 
 
 def assignment_round(assignment_id: str) -> int:
@@ -298,14 +298,14 @@ def assignment_round(assignment_id: str) -> int:
     (12, 12)
     """
     try:
-        return int(_named(assignment_id).partition(PHASE)[0].removesuffix(FURTHER))
+        return int(_named(assignment_id).partition(PHASE)[0].removesuffix(FOLLOW_UP))
     except ValueError:
         return 0
 
 
-def is_further(assignment_id: str) -> bool:
+def is_follow_up(assignment_id: str) -> bool:
     """Return True if the assignment is a follow-up: its device already has an update in the round's buffer."""
-    return _named(assignment_id).endswith(FURTHER)
+    return _named(assignment_id).endswith(FOLLOW_UP)
 
 
 def first_of(assignment_id: str) -> str:
@@ -359,7 +359,7 @@ def _named(assignment_id: str) -> str:
     return assignment_id.rsplit(".", 2)[-2] if assignment_id.count(".") >= 2 else ""
 
 
-def measuring_id_of(run_id: str, version: int, device: str) -> str:
+def evaluation_id_of(run_id: str, version: int, device: str) -> str:
     """Return the id of the assignment that evaluates the last model version; it belongs to no round."""
     return f"{run_id}.eval{version}.{device}"
 

@@ -26,8 +26,8 @@ from thinwire.core.fleet import (
 from thinwire.core.protocol import SPEAKS, Range
 from thinwire.core.serialization import ReplyLimit
 from thinwire.core.statedir import write_atomically
-from thinwire.core.types import Arrived, UpdateId
-from thinwire.flower.superlink import SuperLink
+from thinwire.core.types import GIB, Arrived, UpdateId
+from thinwire.flower.link_state import SuperLink
 from thinwire.transport.protocol.http import Found
 from thinwire.transport.server.app import DeviceApi, Request, Serve
 from thinwire.transport.server.assignments import BundleRoute, PullRoute
@@ -43,7 +43,7 @@ from thinwire.transport.server.uploads import PushRoute, Uploads, push_bytes
 
 GRACE_S = 4.0  # time to reconnect for a device whose connection closed
 POLL_S = 120.0  # of a pull, which is the heartbeat. 60 s would cost 1.5 MB a day (benchmarks/device_api.py)
-MOST = ReplyLimit(4 * 2**30)  # of one reply, if the aggregator sets no limit
+MOST = ReplyLimit(int(4 * GIB))  # of one reply, if the aggregator sets no limit
 ADDRESSES = "addresses.json"  # addresses from which devices have signed
 RENEW_S = 20.0  # between two checks of the certificate and of the CAs that devices trust
 HEARD_S = 5.0  # between two records of the last message from each device

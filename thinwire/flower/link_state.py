@@ -1,8 +1,13 @@
-"""This module adds to Flower's in-memory LinkState what flwr 1.41 lacks: an index by node, a wake, and delivery again.
+"""This module runs Flower's SuperLink inside this process, on a LinkState of ours.
+
+The LinkState adds to Flower's in-memory one what flwr 1.41 lacks: an index by node, a wake, and delivery again.
 
 `FlowerLinkState` inherits the registry (node id by public key), the online state of nodes, and a message's life from
 its assignment to its collected reply. It is the table of the embedded SuperLink, and it implements the Protocol
-`LinkState` of core/link_state.py. A message's id is its assignment's id.
+`LinkState` of core/link_state.py. A message's id is its assignment's id. The SuperLink
+listens on no address.
+
+Invariant: frames never enter Flower's object store.
 
 Flower documents none of the names that are used here. `PRIVATE_NAMES` and `ATTRIBUTES` list them, and
 tests/flower/test_flwr_contract.py fails with the names that another release of flwr has moved.
@@ -11,8 +16,10 @@ tests/flower/test_flwr_contract.py fails with the names that another release of 
 from __future__ import annotations
 
 import itertools
+import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -21,14 +28,31 @@ from flwr.app.message import make_message
 from flwr.app.metadata import Metadata
 from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, SUPERLINK_NODE_ID
 from flwr.server.superlink.linkstate import InMemoryLinkState
-from flwr.supercore.constant import NOOP_FEDERATION_ID, NodeStatus, TaskType
+from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, NOOP_FEDERATION_ID, NodeStatus, TaskType
 from flwr.supercore.object_store.object_store import ObjectStore
+from flwr.superlink.cli.flower_superlink import SuperLinkLifespan
+from flwr.superlink.config_loader import SuperLinkLifespanConfig, load_control_authn_plugin
 from flwr.superlink.federation import FederationManager
+from flwr.superlink.main import create_app
 
 from thinwire.core.link_state import Outstanding
 
+logging.getLogger("flwr").setLevel(logging.ERROR)  # its messages about start and stop would confuse our users
+
 # Where each undocumented name of flwr is, and the parameters that we pass.
 PRIVATE_NAMES: Mapping[str, tuple[str, ...]] = {
+    "flwr.superlink.main:create_app": ("config", "superlink_lifespan_class"),
+    "flwr.superlink.config_loader:SuperLinkLifespanConfig": (
+        "control_address", "health_server_address", "host", "port", "insecure", "certificates",
+        "superexec_auth_secret", "authn_plugin", "event_log_plugin", "fleet_event_log_plugin", "enable_event_log",
+        "artifact_provider", "enable_supernode_auth", "fleet_api_type", "fleet_api_address", "simulation",
+        "ssl_ca_certfile", "ssl_certfile", "ssl_keyfile", "database", "isolation", "runtime_dependency_install",
+    ),
+    "flwr.superlink.config_loader:load_control_authn_plugin": (),
+    "flwr.superlink.cli.flower_superlink:SuperLinkLifespan": ("config", "state_factory"),
+    "flwr.server.superlink.linkstate:LinkStateFactory.state": ("self",),
+    "flwr.supercore.object_store:ObjectStoreFactory.store": ("self",),
+    "flwr.superlink.routers.fleet.router:get_enable_supernode_auth": ("request",),
     "flwr.server.superlink.linkstate:InMemoryLinkState": ("federation_manager", "object_store"),
     "flwr.server.superlink.linkstate:InMemoryLinkState.create_run": (
         "self", "fab_id", "fab_version", "fab_hash", "override_config", "federation_id", "federation_config",
@@ -291,3 +315,50 @@ class FlowerLinkState(InMemoryLinkState):
         )
         metadata.delivered_at = ""
         return make_message(metadata, RecordDict({RECORD: ConfigRecord({kind: data})}))
+
+
+class SuperLink:
+    """Holds the app of Flower's SuperLink and its state, which is ours.
+
+    The state is disposable: the device registry, the spool and the journal fill it at each start.
+    """
+
+    def __init__(self) -> None:
+        self.app = create_app(config(), SuperLinkLifespan)
+        factory = self.app.state.linkstate_factory
+        self.state = FlowerLinkState(factory.federation_manager, factory.objectstore_factory.store())
+        factory.state_instance = self.state
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Enter the app's lifespan, as a server would."""
+        async with self.app.router.lifespan_context(self.app):
+            yield
+
+
+def config() -> SuperLinkLifespanConfig:
+    """Return the configuration of a SuperLink that starts no SuperExec (isolation "process") and listens nowhere."""
+    return SuperLinkLifespanConfig(
+        control_address="",
+        health_server_address=None,
+        host="127.0.0.1",
+        port=0,
+        insecure=True,
+        certificates=None,
+        superexec_auth_secret=None,
+        authn_plugin=load_control_authn_plugin(),
+        event_log_plugin=None,
+        fleet_event_log_plugin=None,
+        enable_event_log=False,
+        artifact_provider=None,
+        enable_supernode_auth=True,
+        fleet_api_type="grpc-rere",
+        fleet_api_address=None,
+        simulation=False,
+        ssl_ca_certfile=None,
+        ssl_certfile=None,
+        ssl_keyfile=None,
+        database=FLWR_IN_MEMORY_DB_NAME,
+        isolation="process",
+        runtime_dependency_install=False,
+    )

@@ -314,7 +314,7 @@ def described(assigned: Carried, context: Context) -> Carried:
 
 def trained(assigned: Carried, context: Context) -> Carried:
     """Carry out one assignment as our own client would; residuals are kept in the node's directory between rounds."""
-    from thinwire.client import Site, load_task
+    from thinwire.client import ClientInfo, load_task
     from thinwire.client.handler import AssignmentHandler
 
     assignment, name = assignment_from_bytes(assigned.header), f"node-{context.node_id}"
@@ -322,8 +322,8 @@ def trained(assigned: Carried, context: Context) -> Carried:
     part, _, parts = str(context.node_config.get("partition", "0/1")).partition("/")
     data = context.node_config.get("data")
     split = str(context.node_config.get("split", "iid"))
-    site = Site(name, Path(str(data)) if data else None, int(part), int(parts or 1), split)
-    session = AssignmentHandler(name, load_task(_spec(assignment.task, context)), folder, site)
+    client = ClientInfo(name, Path(str(data)) if data else None, int(part), int(parts or 1), split)
+    session = AssignmentHandler(name, load_task(_spec(assignment.task, context)), folder, client)
     with tempfile.NamedTemporaryFile(dir=folder) as bundle:
         bundle.write(assigned.parts)
         bundle.flush()

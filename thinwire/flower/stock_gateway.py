@@ -41,7 +41,7 @@ from thinwire.core.clock import Clock, RealClock
 from thinwire.core.fleet import Roster
 from thinwire.core.log_file import append_all
 from thinwire.flower import QUIET
-from thinwire.flower.superlink import config
+from thinwire.flower.link_state import config
 from thinwire.transport.protocol.http import ApiError
 from thinwire.transport.protocol.signing import (
     EARLIEST_S,

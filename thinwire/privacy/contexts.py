@@ -107,7 +107,7 @@ def context_of_assignment(assignment: Assignment, plan: RunPlan, model: bytes, t
         SUITE_PQ if terms.post_quantum else SUITE,
         {
             "protocol": assignment.protocol, "plan": plan.digest, "run": assignment.run, "task": assignment.task,
-            "codec": assignment.codec, "further": assignment.further,
+            "codec": assignment.codec, "further": assignment.is_follow_up,
             "identity": assignment.identity, "round": assignment.round, "layout": assignment.layout_digest,
             "version": assignment.base_version, "model": model, "references": assignment.references_from,
             "steps": work.steps, "batch": work.batch, "step clip": struct.pack("<d", work.clip),

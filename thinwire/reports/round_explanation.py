@@ -102,7 +102,7 @@ def _of_device(
 def _unknown(found: RoundRow) -> RoundExplanation:
     """Return the explanation of a round in which the wall clock was set: no stage between two moments is known."""
     took = found.seconds or 0.0
-    told = f"Round {found.round} took {duration(took)}; {gone(found, ' meanwhile')}."
+    told = f"Round {found.round} took {duration(took)}; {downtime_text(found, ' meanwhile')}."
     return RoundExplanation(found.round, took, told)
 
 
@@ -117,15 +117,17 @@ def _capped(found: RoundRow, assignments: Sequence[UpdateRow]) -> str:
 
 def _blamed(found: RoundRow, stages: Mapping[str, float], reason: str) -> str:
     """Return the reason with the aggregator's downtime in the round, which comes first if no stage took longer."""
-    if not gone(found):
+    if not downtime_text(found):
         return reason
-    first = down_s(found) > 0.0 and stages.get("away", 0.0) >= max(stages.values(), default=0.0)
-    return f"{gone(found)}; {reason}" if first else f"{reason}; {gone(found, ' meanwhile')}"
+    first = down_s(found) > 0.0 and stages.get("downtime", 0.0) >= max(stages.values(), default=0.0)
+    return f"{downtime_text(found)}; {reason}" if first else f"{reason}; {downtime_text(found, ' meanwhile')}"
 
 
 def _slowest(found: RoundRow, assignments: Sequence[UpdateRow], earlier: Sequence[UpdateRow]) -> UpdateRow | None:
     """Return the assignment that the round waited for last; one that filled a buffer may be older than the round."""
-    own = next((one for one in assignments if one.device == found.slowest and not is_further(one.assignment_id)), None)
+    own = next(
+        (one for one in assignments if one.device == found.slowest and not is_follow_up(one.assignment_id)), None
+    )
     if own is not None and found.reason != "buffer":
         return own
     came = [one for one in (*assignments, *earlier) if one.update_id in found.aggregated and one.arrived_at is not None]
@@ -293,7 +295,9 @@ def became(assignment: UpdateRow, lost: bool) -> str:
     """
     kind = assignment.reason.partition(":")[0]
     if lost:
-        return "which was lost" if kind in ("left", "") or assignment.outcome != "failed" else f"which failed ({kind})"
+        return (
+            "which was lost" if kind in ("offline", "") or assignment.outcome != "failed" else f"which failed ({kind})"
+        )
     if assignment.outcome == "dropped":
         return f"whose answer was dropped ({kind})" if kind else "whose answer was dropped"
     return "which had not answered"
@@ -318,8 +322,8 @@ def own_part(took: float, stages: Mapping[str, float], uncounted: Mapping[str, f
 def gone(found: RoundRow, meanwhile: str = "") -> str:
     """Return the downtime in words, "" if it was short; `meanwhile` is appended."""
     if clock_was_set(found):
-        return f"the aggregator was away{meanwhile} for an unknown time: the clock was set"
-    return f"the aggregator was away for {duration(took)}{meanwhile}" if (took := down_s(found)) >= TOLD_S else ""
+        return f"the aggregator was offline{meanwhile} for an unknown time: the clock was set"
+    return f"the aggregator was offline for {duration(took)}{meanwhile}" if (took := down_s(found)) >= TOLD_S else ""
 
 
 def unanswered(found: RoundRow) -> int:

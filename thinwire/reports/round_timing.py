@@ -32,7 +32,7 @@ UNACCOUNTED = "unaccounted"  # the time that no stage has
 # waiting: from the last update in the sum until the round closed, if a device was outstanding.
 STAGES = ("before", *ALONG, "away", "waiting", *OWN, UNACCOUNTED)
 REDELIVERY_S = 1.0  # two deliveries of an assignment within this time count as one
-Away = Sequence[Sequence[float]]  # [from, to] without an aggregator, by the wall clock
+Downtimes = Sequence[Sequence[float]]  # [from, to] without an aggregator, by the wall clock
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,7 @@ class BufferedRound(RoundMachine):
 
     def _leave(self, device: str, why: str) -> list[Action]:
         working = self.at_work.get(device) or self.overdue.get(device)
-        return self._lose(device, working.assignment_id, "left", why) if working else []
+        return self._lose(device, working.assignment_id, "offline", why) if working else []
 
     def _stop(self) -> None:
         self.shut = "stopped"
@@ -251,13 +251,13 @@ class BufferedMode(RoundMode):
             if assigned.round != opened.round
         }
         further = partial(self._follow_up, running, opened.round)
-        return BufferedRound(replace(self.terms(opened), earlier=earlier, further=further))
+        return BufferedRound(replace(self.terms(opened), earlier=earlier, follow_up=further))
 
     def _follow_up(self, running: RunContext, number: int, device: str) -> str:
         """Return the `assignment_id` of a follow-up assignment for the next buffer; "" if the device cannot get one."""
         if running.past.steps_made + 1 >= self.plan.run.rounds or not running.is_free(device):
             return ""
-        return assignment_id_of(running.run_id, number, device, further=True)
+        return assignment_id_of(running.run_id, number, device, follow_up=True)
 
     def summed_together(self, running: RunContext, number: int) -> int:
         """Return how many updates fill the buffer."""

@@ -38,7 +38,7 @@ from thinwire.core.types import (
     ReplyHeader,
     assignment_id_of,
     assignment_round,
-    is_further,
+    is_follow_up,
 )
 from thinwire.server.aggregator import Model
 from thinwire.server.model_store import ModelDistributor, PlanCache, SentAssignments, Versions
@@ -226,7 +226,7 @@ class RunContext:
             parts=parcel.parts,
             references_from=past.references_from,
             outcomes=past.ledger.outcomes.of(device, past.kept, assigned if past.ledger.pipelined else None),
-            further=past.ledger.is_follow_up(assignment_id),
+            is_follow_up=past.ledger.is_follow_up(assignment_id),
             identity=self.identity,
         )
         return Envelope(device, assignment, self.sending.bundle(parcel))
@@ -314,7 +314,7 @@ class RunContext:
             self.run_id,
             assignment_round(header.assignment_id),
             header.update_id.device,
-            is_further(header.assignment_id),
+            is_follow_up(header.assignment_id),
         )
         return header.assignment_id == name and self.past.ledger.is_forgotten(name)
 
@@ -364,14 +364,14 @@ class RunContext:
         """Return the devices that were connected before a restart, may reconnect, and still have time to."""
         if self.elapsed >= self.return_by:
             return set()
-        away = self.past.here - set(self.presence.hellos)
+        away = self.past.connected - set(self.presence.hellos)
         return away - self.revoked() if away else away
 
     def waits_for(self) -> str | None:
         """Return the reason why the run waits for devices, or None if it does not."""
         begun = self.past.rounds_opened > 0
         if begun and (away := self.returning()):
-            return said_away(away)
+            return reconnect_text(away)
         return missing(self.plan, self.presence.devices, self.eligibility.reasons(), begun)
 
     def is_free(self, device: str) -> bool:
@@ -393,6 +393,6 @@ def _length(envelope: Envelope) -> int:
     return sum(part.length for part in envelope.assignment.parts)
 
 
-def said_away(away: Collection[str]) -> str:
+def reconnect_text(away: Collection[str]) -> str:
     """Return the status text of a run that waits for these devices to reconnect."""
-    return f"waiting for {counted(len(away), 'device')} to come back ({', '.join(sorted(away)[:5])})"
+    return f"waiting for {counted(len(away), 'device')} to reconnect ({', '.join(sorted(away)[:5])})"

@@ -174,11 +174,11 @@ def _answer(running: RunContext, assigned: FirstModelAssigned) -> ReplyHeader | 
                 case Failure(kind, text, assignment_id, _) if assignment_id == assigned.assignment_id:
                     return kind, text
                 case ClientDisconnected(left, why) if left == device:
-                    return "refused" if why == "revoked" else "left", why
+                    return "refused" if why == "revoked" else "offline", why
         if running.elapsed >= until:
             return "stale", f"no answer within {assigned.deadline_s:g} s"
         if not sent and running.elapsed >= back_by:
-            return "left", "did not come back"
+            return "offline", "did not come back"
         if not sent and device in running.presence.hellos:
             running.assign([_envelope(running, assigned)])
             sent = True

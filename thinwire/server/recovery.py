@@ -89,7 +89,7 @@ def downtime_of(now: RoundProgress) -> dict[str, list[str]]:
     """Return device -> assignments of the devices that disconnected and have not reconnected."""
     gone = dict[str, list[str]]()
     for event in now.since:
-        if isinstance(event, ClientFailed) and event.kind == "left":
+        if isinstance(event, ClientFailed) and event.kind == "offline":
             gone[event.device] = [event.assignment_id]
         elif isinstance(event, (ClientReconnected, UpdateAccepted)) and event.assignment_id in gone.get(
             event.device, ()

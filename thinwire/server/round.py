@@ -119,7 +119,7 @@ class Round(RoundMachine):
 
     def _leave(self, device: str, why: str) -> list[Action]:
         self.places.free(device)
-        return self._lose(device, self.assignments.get(device, ""), "left", why)
+        return self._lose(device, self.assignments.get(device, ""), "offline", why)
 
     def _stop(self) -> None:
         self.shut = self.shut or "stopped"

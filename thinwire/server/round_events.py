@@ -39,7 +39,7 @@ class RoundConfig:
     assignment of an earlier round. `slowest_s` gives the seconds of a device's slowest recent reply.
 
     In a buffered round (`buffered_round.py`) three fields mean something else. The round is full when it holds `target`
-    updates. `deadline_s` applies to each assignment, counted from when it was made. `further` returns the
+    updates. `deadline_s` applies to each assignment, counted from when it was made. `follow_up` returns the
     `assignment_id` of a device's follow-up assignment, or "" if the device cannot get one now.
     """
 
@@ -56,7 +56,7 @@ class RoundConfig:
     max_concurrency: int = 0  # devices that may be at work at once; 0: no limit
     earlier: Mapping[str, SlotLease] = field(default_factory=dict)
     slowest_s: Callable[[str], float] = lambda device: 0.0  # no device has replied yet
-    further: Callable[[str], str] = lambda device: ""  # no device is selected twice in a round
+    follow_up: Callable[[str], str] = lambda device: ""  # no device is selected twice in a round
 
 
 @dataclass(frozen=True)

@@ -114,7 +114,7 @@ class RoundMachine:
             case DeviceDisconnected(device, why):
                 return self._leave(device, why)
             case DeviceConnected(device):
-                if self.lost.get(device) == "left" and not self.shut:
+                if self.lost.get(device) == "offline" and not self.shut:
                     del self.lost[device]  # it is online again in time
                     self._begin(device, self.assignments[device], now)
                     return [Reinstate(device, self.assignments[device])]

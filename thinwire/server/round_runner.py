@@ -129,7 +129,7 @@ class RoundRunner:
                 case ClientDisconnected(device, why):
                     if why == "revoked":
                         self._withdraw(device)
-                    self._earlier(device, "left", why)
+                    self._earlier(device, "offline", why)
                     self.on(round_events.DeviceDisconnected(device, why))
         if self.accepted:
             self.record()

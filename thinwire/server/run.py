@@ -16,9 +16,9 @@ from thinwire.core.events import ENDED, Event
 from thinwire.core.fleet import ClientDisconnected, Fleet
 from thinwire.core.plan import RunPlan
 from thinwire.core.statedir import AggregatorHome
-from thinwire.core.types import Failure, ReplyHeader, measuring_id_of
+from thinwire.core.types import Failure, ReplyHeader, evaluation_id_of
 from thinwire.server.buffered_round import BufferedMode
-from thinwire.server.context import POLL_S, RunContext, StopOrder, said_away
+from thinwire.server.context import POLL_S, RunContext, StopOrder, reconnect_text
 from thinwire.server.evaluation import require_metrics
 from thinwire.server.initial_model import take_first_model
 from thinwire.server.pipelining import PipelinedMode
@@ -131,7 +131,7 @@ def _leave(running: RunContext) -> None:
         return
     running.mode.let_go(running)
     if away := running.returning():
-        running.status("waiting", said_away(away))
+        running.status("waiting", reconnect_text(away))
     while running.returning() and not running.stop_ordered():
         listen(running, POLL_S)
 
@@ -195,7 +195,7 @@ def _keep(running: RunContext, header: ReplyHeader) -> None:
     past, device = running.past, header.update_id.device
     if header.update_id.run != running.run_id or past.ledger.is_decided(header.update_id):
         running.fleet.ack([header.update_id])  # its outcome is recorded already, or it belongs to another run
-    elif header.assignment_id == measuring_id_of(running.run_id, past.version, device):
+    elif header.assignment_id == evaluation_id_of(running.run_id, past.version, device):
         running.defer(header)  # an evaluation that came before a restart and is not recorded yet
     elif wrong := running.invalid_reply(header):
         _fail(running, device, *wrong, header.assignment_id)
@@ -219,4 +219,4 @@ def _gone(running: RunContext, device: str, why: str) -> None:
     late = running.kept_late()
     for assigned in running.past.ledger.in_flight(device):
         if not running.past.line.of(assigned.round) and assigned.assignment_id not in late:
-            running.lose(device, "left", why, assigned.assignment_id)
+            running.lose(device, "offline", why, assigned.assignment_id)

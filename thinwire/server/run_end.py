@@ -14,7 +14,7 @@ from thinwire.core.events import ENDED, RunStatus, RunStatusChanged
 from thinwire.core.fleet import Envelope, Fleet
 from thinwire.core.plan import digest_of
 from thinwire.core.statedir import AggregatorHome, dead_owner
-from thinwire.core.types import Assignment, Failure, ReplyHeader, UpdateOutcome, measuring_id_of
+from thinwire.core.types import Assignment, Failure, ReplyHeader, UpdateOutcome, evaluation_id_of
 from thinwire.server.context import POLL_S, RunContext
 from thinwire.server.evaluation import evaluation, require_metrics
 from thinwire.server.policy.assignment_terms import evaluation_deadline
@@ -98,7 +98,7 @@ def _evaluate_last(running: RunContext) -> None:
     headers = _measured_before(running)
     answered = {header.update_id.device for header in headers}
     able = [device for device in running.eligibility.able() if device not in answered]
-    assignments = {device: measuring_id_of(running.run_id, version, device) for device in able}
+    assignments = {device: evaluation_id_of(running.run_id, version, device) for device in able}
     running.status("running", f"measuring the last model on {len(assignments) + len(headers)} devices")
     running.assign([running.evaluating(d, a, deadline) for d, a in assignments.items()])
     until, open_assignments, assigned = running.elapsed + deadline, dict(assignments), len(assignments) + len(headers)
@@ -128,7 +128,7 @@ def _measured_before(running: RunContext) -> list[ReplyHeader]:
     found, revoked = list[ReplyHeader](), running.revoked()
     for assignment_id, header in list(running.deferred.items()):
         device = header.update_id.device
-        if assignment_id == measuring_id_of(running.run_id, running.past.version, device) and device not in revoked:
+        if assignment_id == evaluation_id_of(running.run_id, running.past.version, device) and device not in revoked:
             found.append(running.deferred.pop(assignment_id))
             running.measuring[assignment_id] = running.sending.parcel(device).size
     return found

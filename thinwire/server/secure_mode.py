@@ -185,7 +185,7 @@ class SecureRoundMachine(RoundMachine):
         return [RemoveVector(update_id), DropUpdate(update_id, "revoked")]
 
     def _leave(self, device: str, why: str) -> list[Action]:
-        return self._mark(device, "left", why) if device in self.secure.outstanding else []
+        return self._mark(device, "offline", why) if device in self.secure.outstanding else []
 
     def _lose(self, device: str, assignment_id: str, kind: str, text: str) -> list[Action]:
         is_due = self.assignments.get(device) == assignment_id and device in self.secure.outstanding
@@ -201,7 +201,7 @@ class SecureRoundMachine(RoundMachine):
 
     def _return(self, device: str) -> list[Action]:
         """Wait again for a device that reconnected before its phase was closed."""
-        if self.lost.get(device) != "left" or not self.secure.readmit(device):
+        if self.lost.get(device) != "offline" or not self.secure.readmit(device):
             return []
         del self.lost[device]
         return [] if self.assignments[device] in self.answered else [Reinstate(device, self.assignments[device])]

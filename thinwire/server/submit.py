@@ -19,7 +19,7 @@ from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
 from thinwire.core.plan_rules import DeviceTimes
 from thinwire.core.statedir import AggregatorHome, own
-from thinwire.core.types import Fixed, Vector
+from thinwire.core.types import GIB, Fixed, Vector
 from thinwire.server.aggregator import require_values
 from thinwire.server.model_store import Versions
 from thinwire.server.policy.device_profiles import DeviceProfiles, best_times
@@ -58,7 +58,7 @@ def submit(
     if travels.size > LARGEST:
         raise PlanError(
             f"a model of {layout.size / 1e6:.0f} M trained parameters is more than this aggregator takes",
-            why=f"a round needs about {travels.size * 16 / 2**30:.0f} GiB; the stated limit is {LARGEST / 1e6:.0f} M"
+            why=f"a round needs about {travels.size * 16 / GIB:.0f} GiB; the stated limit is {LARGEST / 1e6:.0f} M"
             + (", control variates included" if travels.control_from else ""),
             hint="train fewer of them (LoRA: freeze the base)",
         )

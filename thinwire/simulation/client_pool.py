@@ -22,12 +22,12 @@ from thinwire.client.handler import AssignmentHandler
 from thinwire.client.payload import BaseModelCache
 from thinwire.client.run_state import RunFolder
 from thinwire.client.task import LoadedTask, report
-from thinwire.client.train.protocol import Site
+from thinwire.client.train.protocol import ClientInfo
 from thinwire.client.train.runtime import use_threads
 from thinwire.client.train.schedule import Clock
 from thinwire.core.clock import VirtualClock
 from thinwire.core.fleet import Delivery, Hello
-from thinwire.core.types import Reply
+from thinwire.core.types import GIB, Reply
 from thinwire.simulation.client_folders import CachedRunFolder, shared_folder
 from thinwire.simulation.local_fleet import LocalFleet, LocalLink
 
@@ -219,7 +219,7 @@ class LeastRecentlyUsed:
 
 AWAKE_BYTES = 256 << 20  # residuals and other state that may stay in memory; the rest is on disk
 SESSION_BYTES = 16 << 10  # of a session without state
-DATA_BYTES = 1 << 30  # of clients' data in memory; a task reads other clients' data again
+DATA_BYTES = int(GIB)  # of clients' data in memory; a task reads other clients' data again
 
 
 class Answered(NamedTuple):
@@ -241,7 +241,7 @@ class ClientPopulation:
     """
 
     folder: Path
-    site: Site
+    client: ClientInfo
     count: int
     debug: bool = False
     step_s: tuple[float, ...] = ()
@@ -250,9 +250,9 @@ class ClientPopulation:
         """Return the device name of client `index`."""
         return f"sim-{index:0{len(str(self.count - 1))}}"
 
-    def place(self, index: int) -> Site:
+    def place(self, index: int) -> ClientInfo:
         """Return the data, split and compute device of client `index`."""
-        return replace(self.site, name=self.name(index), partition=index, partitions=self.count)
+        return replace(self.client, name=self.name(index), partition=index, partitions=self.count)
 
 
 class SessionCache:
@@ -287,7 +287,7 @@ class SessionCache:
         self._states.use(index, SESSION_BYTES + session.held_bytes + held_bytes)
         for other in self._states.excess(AWAKE_BYTES):
             self.sleep(other)
-        self._data.use(index, SESSION_BYTES + self.bench.inner.split_bytes(session.site))
+        self._data.use(index, SESSION_BYTES + self.bench.inner.split_bytes(session.client))
         for other in self._data.excess(DATA_BYTES):
             self.bench.inner.forget(self.crowd.place(other))
         return Answered(reply, bundle, took_s)

@@ -197,7 +197,7 @@ def main(connection: Connection, lifeline: int) -> None:
     from thinwire.client.train.runtime import use_threads
     from thinwire.simulation.client_pool import SessionCache
 
-    bench = InProcessExecutor(load_task(spec), crowd.site.device)
+    bench = InProcessExecutor(load_task(spec), crowd.client.device)
     use_threads(0, bench.layout.size)
     sessions = SessionCache(crowd, bench, shared=True)
     with keep_generators():

@@ -32,7 +32,7 @@ from thinwire.client.task import (
 )
 from thinwire.client.task_check import metrics_of
 from thinwire.client.train.module import keep_generators
-from thinwire.client.train.protocol import Site
+from thinwire.client.train.protocol import ClientInfo
 from thinwire.core.clock import VirtualClock
 from thinwire.core.errors import PlanError, TaskError, ThinwireError, TooFewClients, UsageError
 from thinwire.core.events import ClientFailed, Event
@@ -144,13 +144,13 @@ def simulate(
     try:
         home = AggregatorHome.under(folder, durable=False)
         with Store.open(home.database, durable=False) as store:
-            site = Site(data=data, split=split, seed=read.run.seed)
+            client = ClientInfo(data=data, split=split, seed=read.run.seed)
             code = loaded(task, read)
             first = initial_model(code, read.run.seed)
             if first.left_out:
                 warnings.warn(first.left_out, stacklevel=2)
             run_id = run_sim(
-                read, code, store=store, home=home, clients=clients, site=site, debug=debug,
+                read, code, store=store, home=home, clients=clients, client=client, debug=debug,
                 processes=processes, spec=task if isinstance(task, str) else "", step_s=step_s, first=first,
             )  # fmt: skip
             return History(store.run(run_id), store.rounds(run_id), tuple(_failures(store, run_id)))
@@ -196,7 +196,7 @@ def run_sim(
     store: Store,
     home: AggregatorHome,
     clients: int,
-    site: Site,
+    client: ClientInfo,
     debug: bool = False,
     first: Initial | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
@@ -207,12 +207,12 @@ def run_sim(
 ) -> str:
     """Submit a plan as a simulated run, execute it to its end, and return the run's id.
 
-    `site` holds data, split, seed and compute device of all clients. With `debug`, an exception of the task is raised
+    `client` holds data, split, seed and compute device of all clients. With `debug`, an exception of the task is raised
     where it happens. Without, it is a failure of the client, as on a device. With several `processes`, each of them
     loads the task from `spec`.
     """
     require_processes(processes, spec, debug)
-    parse_split(site.split)
+    parse_split(client.split)
     if step_s and (len(step_s) != clients or min(step_s) < 0):
         raise UsageError(
             f"step_s gives {len(step_s)} clients their seconds a step",
@@ -222,7 +222,7 @@ def run_sim(
     require_same(plan, task)
     require_own_loop(plan, task)
     with _work_folder() as folder, contextlib.ExitStack() as stack:
-        crowd = ClientPopulation(folder, site, clients, debug, tuple(step_s))
+        crowd = ClientPopulation(folder, client, clients, debug, tuple(step_s))
         require_enough(plan, crowd)
         require_metrics(plan, task, crowd)
         made = first or initial_model(task, plan.run.seed)
@@ -300,7 +300,7 @@ def answering(task: LoadedTask, crowd: ClientPopulation, processes: int, spec: s
     """Yield the executor of the clients' work; none of its processes remains afterwards."""
     if processes == 1:
         with keep_generators():
-            yield SerialExecutor(crowd, InProcessExecutor(task, crowd.site.device))
+            yield SerialExecutor(crowd, InProcessExecutor(task, crowd.client.device))
         return
     workers = ProcessExecutor(spec, crowd, processes)
     try:

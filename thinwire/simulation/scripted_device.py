@@ -237,7 +237,7 @@ class SyntheticUpdates:
         assignment = delivery.assignment
         self.sequence += 1
         update_id = UpdateId(assignment.run, self.name, self.sequence)
-        metrics: Metrics = {} if assignment.further else {"eval/loss": (self.loss(assignment), 1.0)}
+        metrics: Metrics = {} if assignment.is_follow_up else {"eval/loss": (self.loss(assignment), 1.0)}
         if assignment.kind != "train":
             header = ReplyHeader(
                 assignment.assignment_id, update_id, assignment.base_version, self.examples, metrics=metrics

@@ -91,7 +91,7 @@ class Training:
     """
 
     def __init__(self, task: LoadedTask, crowd: ClientPopulation) -> None:
-        self.crowd, self.bench = crowd, InProcessExecutor(task, crowd.site.device)
+        self.crowd, self.bench = crowd, InProcessExecutor(task, crowd.client.device)
         use_threads(0, self.bench.layout.size)
         self._gate, self._bases = AdmissionController(), BaseModelCache()
 

@@ -148,11 +148,11 @@ class Projection:
 
     def _delivered(self, event: RoundResumed) -> None:
         """Add a downtime of the aggregator to the open round."""
-        known = self.sums.told_of(event.round).get("away")
+        known = self.sums.told_of(event.round).get("downtimes")
         if known is None:
             where = (Round.run_id == self.facts.run_id, Round.round == event.round)
-            known = self.connection.scalar(select(Round.away).where(*where)) or []
-        self._round(event.round, away=[*known, [event.down_since, event.at]], missed_s=event.missed_s)
+            known = self.connection.scalar(select(Round.downtimes).where(*where)) or []
+        self._round(event.round, downtimes=[*known, [event.down_since, event.at]], missed_s=event.missed_s)
 
     def _phase(self, event: PhaseClosed) -> None:
         """Add a closed phase of a round; a phase that is closed again after a restart replaces the first one."""
@@ -225,7 +225,7 @@ class UpdateProjector:
             case FullModelSent():
                 self._sent_in_full(event)
             case UpdateAccepted():
-                self._answered(event, "accepted", late_answer=event.late, staleness=event.staleness)
+                self._answered(event, "accepted", late_reply=event.late, staleness=event.staleness)
             case UpdateAggregated():
                 self.settle([event.update_id], "aggregated", event)
             case UpdateDropped():
@@ -322,7 +322,7 @@ class UpdateProjector:
         """Set the outcome of updates to aggregated or dropped; an aggregated late update gets the outcome `late`."""
         for row in self.rows.by_update(update_ids):
             if outcome == "aggregated":
-                self._turn(row, "late" if row["late_answer"] else "aggregated", event.at, aggregated_round=event.round)
+                self._turn(row, "late" if row["late_reply"] else "aggregated", event.at, aggregated_round=event.round)
             elif row["outcome"] != "dropped":
                 self._turn(row, "dropped", event.at, reason=reason, aggregated_round=None)
 

@@ -108,7 +108,7 @@ class RoundRow(Traffic, Outcomes, Measured):
     `secure_sum` is {} or, once a round with secure aggregation has removed the masks, holds `survivors` (the clients in
     the sum), `weight`, `norm` of the mean update, `clip`, `next_clip`, `elapsed_s` and `unmask_s`.
 
-    `away` lists the aggregator's downtimes during the round as [from, to] by the wall clock. `missed_s` is the
+    `downtimes` lists the aggregator's downtimes during the round as [from, to] by the wall clock. `missed_s` is the
     time for which the run's clock stood still because of them. It includes the time between the journal's last event
     and the aggregator's end.
     """

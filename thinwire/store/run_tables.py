@@ -112,7 +112,7 @@ class Round(Traffic, Outcomes, Base):
     train_metrics: Mapped[dict[str, Any]] = mapped_column(default=dict)
     ignored: Mapped[int] = mapped_column(default=0, server_default="0")  # metrics that too few updates carried
     spent: Mapped[dict[str, Any]] = mapped_column(default=dict)
-    away: Mapped[list[Any]] = mapped_column(default=list, server_default="[]")  # the aggregator's downtimes: [from, to]
+    downtimes: Mapped[list[Any]] = mapped_column(default=list, server_default="[]")  # of the aggregator: [from, to]
     missed_s: Mapped[float] = mapped_column(default=0.0, server_default="0")  # not counted by the run's clock
     slowest: Mapped[str] = mapped_column(default="")
     secure_sum: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default="{}")  # what the masks covered
@@ -160,7 +160,7 @@ class Update(Traffic, Base):
     update_id: Mapped[str] = mapped_column(default="")
     outcome: Mapped[str] = mapped_column(String(16), default="selected")
     reason: Mapped[str] = mapped_column(default="")
-    late_answer: Mapped[bool] = mapped_column(default=False)
+    late_reply: Mapped[bool] = mapped_column(default=False)
     aggregated_round: Mapped[int | None] = mapped_column(Integer)
     staleness: Mapped[int] = mapped_column(default=0)
     selection_reason: Mapped[list[Any]] = mapped_column(

@@ -321,7 +321,7 @@ class Rows:
             **row,
             "update_id": "",
             "outcome": "selected",
-            "late_answer": False,
+            "late_reply": False,
             "assigned_at": None,
             **ANSWER,
             **values,

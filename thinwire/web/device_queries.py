@@ -118,7 +118,7 @@ def _device(info: DeviceInfo, beside: Beside) -> dict[str, Any]:
         "came": CAME.get(row.how, row.how), "fingerprint": row.fingerprint, "created_at": row.created_at,
         "online": info.online, "seen_at": info.seen_at,
         "last_seen_at": max(info.last_seen_at or 0.0, beside.heard.get(row.name, 0.0) if info.online else 0.0) or None,
-        "left_at": gone.at if gone else None, "left_why": gone.why if gone else "",
+        "disconnected_at": gone.at if gone else None, "disconnect_reason": gone.why if gone else "",
         "tasks": [_task(said, beside.runs) for said in info.tasks],
         "versions": {str(k): str(v) for k, v in dict(info.hello.get("versions", {})).items() if k != "policy"},
         "link": models.Link(**seen, rtt_s=link.get("rtt_s"), skew_s=link.get("skew_s")),

@@ -62,8 +62,8 @@ class Device(Answer):
     """A device that is, may be, or was allowed to reach the aggregator.
 
     `standing` is the state in which the device API treats it: pending, approved or revoked. If the device API has TLS,
-    the row's own `state` may differ from it. `sentence` gives the reason. `last_seen_at` is the last contact. `left_at`
-    is the moment of the disconnect, if known.
+    the row's own `state` may differ from it. `sentence` gives the reason. `last_seen_at` is the last contact.
+    `disconnected_at` is the moment of the disconnect, if known.
     """
 
     device: str
@@ -77,8 +77,8 @@ class Device(Answer):
     online: bool
     seen_at: float | None
     last_seen_at: float | None
-    left_at: float | None
-    left_why: str
+    disconnected_at: float | None
+    disconnect_reason: str
     tasks: list[Task]
     versions: dict[str, str]
     link: Link

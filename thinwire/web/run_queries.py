@@ -98,7 +98,7 @@ class Reader:
             codecs=Counter(found.codecs.values()).most_common(),
             updates=[update(one, of.get(one.round), turn_at) for one in own],
             late_aggregated=[update(one, of.get(one.round), turn_at) for one in before],
-            away=_absences(found, found.opened_at if turn_at is None else turn_at),
+            downtimes=_downtimes(found, found.opened_at if turn_at is None else turn_at),
         )  # fmt: skip
 
     def updates(self, name: str, number: int | None) -> list[schemas.Update]:
@@ -131,7 +131,7 @@ def update(row: UpdateRow, selected: RoundRow | None, opened_at: float | None = 
     if opened_at is None:
         opened_at = selected.opened_at if selected else row.assigned_at or 0.0
     shown = schemas.Update.model_validate(row)
-    away = selected.away if selected else ()
+    downtimes = selected.downtimes if selected else ()
     known = selected is None or not clock_was_set(selected)  # else a moment before it has no place beside one after it
     stages = [
         schemas.Stretch(stage=one.stage, begin_s=one.begin_s - opened_at, end_s=one.end_s - opened_at)
@@ -152,14 +152,14 @@ def _went(took: RoundExplanation | None) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _absences(found: RoundRow, begin: float) -> list[schemas.Absence]:
+def _downtimes(found: RoundRow, begin: float) -> list[schemas.Downtime]:
     """Return the times without an aggregator, in seconds since `begin`; none if the wall clock was set."""
     return (
         []
         if clock_was_set(found)
         else [
-            schemas.Absence(begin_s=max(0.0, since - begin), end_s=until - begin)
-            for since, until in found.away
+            schemas.Downtime(begin_s=max(0.0, since - begin), end_s=until - begin)
+            for since, until in found.downtimes
             if until > begin
         ]
     )
@@ -346,7 +346,7 @@ def _now(
 ) -> dict[str, object]:
     """Return a client's `state` as one word, with `state_text` for reading."""
     if info is not None and not info.online:
-        return {"state": "away", "state_text": "away", "since": info.last_seen_at}
+        return {"state": "offline", "state_text": "offline", "since": info.last_seen_at}
     if run.status in ENDED:
         return {"state": "idle", "state_text": "simulated" if run.source == "sim" else "idle"}
     if assignment is not None and assignment.outcome == "accepted":

@@ -77,17 +77,17 @@ def open_round(
             if round_.failed
             else f"{came}, {round_.target_updates} are enough"
         )
-        return f"Round {round_.round} is open: {said}{_away(round_)}."
+        return f"Round {round_.round} is open: {said}{_downtime(round_)}."
     holds = sum(one.outcome == "accepted" or one.aggregated_round == round_.round for one in (*own, *earlier))
     work = sum(one.outcome == "selected" for one in (*own, *earlier))
     at_work = f"{work} {'device is' if work == 1 else 'devices are'} at work"
     holding = f"its buffer holds {holds} of {round_.target_updates} updates, and {at_work}"
-    return f"Round {round_.round} is open: {holding}{_away(round_)}."
+    return f"Round {round_.round} is open: {holding}{_downtime(round_)}."
 
 
-def _away(round_: RoundRow) -> str:
+def _downtime(round_: RoundRow) -> str:
     """Return the clause on the time without an aggregator, or ""."""
-    return f"; {said}" if (said := gone(round_)) else ""
+    return f"; {said}" if (said := downtime_text(round_)) else ""
 
 
 def _failed(round_: RoundRow) -> str:

@@ -163,7 +163,7 @@ class Stretch(Answer):
     end_s: float
 
 
-class Absence(Answer):
+class Downtime(Answer):
     """A time without an aggregator; seconds since the round began to take replies."""
 
     begin_s: float
@@ -223,8 +223,8 @@ class RoundPage(Went, Round):
     - `turn_at` is the moment from which the round takes replies, and its seconds and stages count from there. With
       pipelined rounds it is later than `opened_at`, and null until then.
     - `sampling` describes the selection if the clients did not all have the same probability.
-    - `away` are the times without an aggregator. `missed_s` is how long the run's clock stood still for them, and by
-      how much the deadline moved.
+    - `downtimes` are the times without an aggregator. `missed_s` is how long the run's clock stood still for them, and
+      by how much the deadline moved.
     """
 
     turn_at: float | None
@@ -234,7 +234,7 @@ class RoundPage(Went, Round):
     waited_for: list[str]
     updates: list[Update]
     late_aggregated: list[Update]
-    away: list[Absence]
+    downtimes: list[Downtime]
     missed_s: float
     now: float
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from benchmarks.accuracy_bytes.tasks.pooled import with_all_tests
 from examples.digits import task
-from thinwire.client import Site, Split
+from thinwire.client import ClientInfo, Split
 
 SIDE, CLASSES = 8, 10
 NARROW, WIDE, GROUPS = 16, 32, 8
@@ -28,5 +28,5 @@ def model() -> nn.Module:
     )
 
 
-def data(site: Site) -> Split:
-    return with_all_tests(task.data, site)
+def data(client: ClientInfo) -> Split:
+    return with_all_tests(task.data, client)

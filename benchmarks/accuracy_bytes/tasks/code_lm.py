@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benchmarks.accuracy_bytes.tasks.pooled import once, with_all_tests
 from examples.code_lm import task
-from thinwire.client import Site, Split
+from thinwire.client import ClientInfo, Split
 
 MEASURED = 16  # windows of each client: 20 480 symbols of 20 clients
 
@@ -13,5 +13,5 @@ loss = task.loss
 metrics = once(task.metrics)
 
 
-def data(site: Site) -> Split:
-    return with_all_tests(task.data, site, MEASURED)
+def data(client: ClientInfo) -> Split:
+    return with_all_tests(task.data, client, MEASURED)

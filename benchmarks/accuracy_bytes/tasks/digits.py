@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from benchmarks.accuracy_bytes.tasks.pooled import with_all_tests
 from examples.digits import task
-from thinwire.client import Site, Split
+from thinwire.client import ClientInfo, Split
 
 model = task.model
 loss = task.loss
 
 
-def data(site: Site) -> Split:
-    return with_all_tests(task.data, site)
+def data(client: ClientInfo) -> Split:
+    return with_all_tests(task.data, client)

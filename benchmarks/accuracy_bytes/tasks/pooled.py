@@ -14,20 +14,20 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from thinwire.client import Site, Split
+from thinwire.client import ClientInfo, Split
 
 Metrics = dict[str, tuple[float, float]]
 FOUND: dict[tuple[str, int, int, int | None], TensorDataset] = {}
 
 
-def with_all_tests(data: Callable[[Site], Split], site: Site, most: int | None = None) -> Split:
-    """This site's training data beside the test data of all sites, of each at most `most` examples."""
-    key = (site.split, site.partitions, site.seed, most)
+def with_all_tests(data: Callable[[ClientInfo], Split], client: ClientInfo, most: int | None = None) -> Split:
+    """This client's training data beside the test data of all sites, of each at most `most` examples."""
+    key = (client.split, client.partitions, client.seed, most)
     if key not in FOUND:
         FOUND.clear()  # one run at a time
-        parts = [data(replace(site, partition=number)).test.tensors for number in range(site.partitions)]
+        parts = [data(replace(client, partition=number)).test.tensors for number in range(client.partitions)]
         FOUND[key] = TensorDataset(*(torch.cat([part[:most] for part in same]) for same in zip(*parts, strict=True)))
-    return Split(data(site).train, FOUND[key])
+    return Split(data(client).train, FOUND[key])
 
 
 def once(metrics: Callable[[nn.Module, list[torch.Tensor]], Metrics]) -> Callable[..., Metrics]:

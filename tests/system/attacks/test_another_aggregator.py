@@ -23,7 +23,7 @@ from tests.system.attacks.places import attacked
 from thinwire.client.agent import serve
 from thinwire.client.executor import InProcessExecutor
 from thinwire.client.handler import AssignmentHandler
-from thinwire.client.train.protocol import Site
+from thinwire.client.train.protocol import ClientInfo
 from thinwire.core.errors import NotOffered, Unreachable
 from thinwire.core.fleet import ClientConnected, Delivery, Envelope
 from thinwire.core.statedir import AggregatorHome, private_folder
@@ -98,7 +98,7 @@ class Device:
         return link, delivery, header, body
 
     def session(self) -> AssignmentHandler:
-        return AssignmentHandler(DEVICE, self.task, self.folder, Site(DEVICE))
+        return AssignmentHandler(DEVICE, self.task, self.folder, ClientInfo(DEVICE))
 
     @contextlib.contextmanager
     def running(self, here: Place) -> Iterator[None]:

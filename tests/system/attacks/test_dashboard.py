@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from tests.support.serving import Served, serving
-from thinwire.cli.aggregator.dashboard import Page
+from thinwire.cli.aggregator.serve import Page
 from thinwire.cli.params import Address
 from thinwire.store import Store
 from thinwire.web.security import MAX_HEADER_BYTES

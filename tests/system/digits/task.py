@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from thinwire.client import Site, Split, held_out, own_part
+from thinwire.client import ClientInfo, Split, held_out, own_part
 
 IMAGES, CLASSES, PIXELS = 1797, 10, 64  # as many as in the example
 NOISE = 0.3
@@ -21,14 +21,14 @@ def model() -> nn.Module:
     return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
 
 
-def data(site: Site) -> Split:
-    """This site's part of a common set: each image is its class's one with noise."""
+def data(client: ClientInfo) -> Split:
+    """This client's part of a common set: each image is its class's one with noise."""
     drawn = np.random.default_rng(1)
     labels = drawn.integers(0, CLASSES, IMAGES)
     classes = drawn.random((CLASSES, PIXELS), np.float32)
     images = classes[labels] + NOISE * drawn.standard_normal((IMAGES, PIXELS), np.float32)
     pixels, digits = torch.from_numpy(images), torch.from_numpy(labels)
-    train, test = held_out(own_part(labels, site), 0.2, site)
+    train, test = held_out(own_part(labels, client), 0.2, client)
     return Split(TensorDataset(pixels[train], digits[train]), TensorDataset(pixels[test], digits[test]))
 
 

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.system.mixed.task import data, model
-from thinwire.client import Site  # the data's parts, as the run cut them
+from thinwire.client import ClientInfo  # the data's parts, as the run cut them
 
 
 def accuracy(file: Path, clients: int) -> float:
@@ -20,7 +20,7 @@ def accuracy(file: Path, clients: int) -> float:
     right = count = 0
     with torch.no_grad():
         for part in range(clients):
-            inputs, targets = data(Site(partition=part, partitions=clients)).test.tensors
+            inputs, targets = data(ClientInfo(partition=part, partitions=clients)).test.tensors
             right += int((net(inputs).argmax(1) == targets).sum())
             count += len(targets)
     return right / count

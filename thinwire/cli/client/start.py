@@ -47,7 +47,7 @@ def begin(device: Device) -> int:
 
     Invariant: every error that this machine can find is raised before the first request to the aggregator.
     """
-    from thinwire.client import Site
+    from thinwire.client import ClientInfo
     from thinwire.client.admission import AdmissionController
     from thinwire.client.agent import reloads, serve, wanted
     from thinwire.client.calls import StatusReporter
@@ -90,7 +90,7 @@ def begin(device: Device) -> int:
             if task.left_out:
                 console.note(f"warning: the task {task.name}: {task.left_out}")
         data = device.data.absolute() if device.data else None
-        site = Site(device.name, data, part, parts, device.split, device.seed, device.device)
+        client = ClientInfo(device.name, data, part, parts, device.split, device.seed, device.device)
         StartOptions.of_this_command().save(folder)
         clock = ServerClock()
         gate = AdmissionController(first, folder, skew_s=lambda: clock.skew_s)
@@ -104,7 +104,7 @@ def begin(device: Device) -> int:
             benches,
             folder,
             device.name,
-            site=site,
+            client=client,
             say=Logbook(folder, console.line),
             once=device.once,
             gate=gate,

@@ -145,7 +145,7 @@ class Round:
             case events.ClientFailed() if event.kind != events.OVER:
                 self.failed.append(f"{device} {event.kind}")
             case events.ClientReconnected():
-                self.failed = [f"{device} was away" if said == f"{device} left" else said for said in self.failed]
+                self.failed = [f"{device} was offline" if said == f"{device} offline" else said for said in self.failed]
 
     def line(self, metrics: dict[str, float]) -> str:
         """Return the line of a closed round with the metrics of the model that it made."""
@@ -255,7 +255,7 @@ class Teller:
     def _fault(self, event: ClientFailed) -> list[str]:
         """Return the full text of a failure, the first time only; the lines of rounds show its kind alone."""
         fault = (event.kind, event.text)
-        if event.kind in ("left", "over") or not event.text or fault in self.faults:
+        if event.kind in ("offline", "over") or not event.text or fault in self.faults:
             return []
         self.faults.add(fault)
         return [f"{event.device} {event.kind}: {event.text}"]

@@ -21,7 +21,7 @@ DRAWN = 4096  # indices drawn at once at most, unless one pass has more
 
 
 def as_split(data: Any) -> Split:
-    """Return the result of `data(site)` as train and test; raise `BadTask` if it is no data."""
+    """Return the result of `data(client)` as train and test; raise `BadTask` if it is no data."""
     split = data if isinstance(data, Split) else Split(data)
     for name, part in (("train", split.train), ("test", split.test)):
         if part is None and name == "test":
@@ -29,12 +29,12 @@ def as_split(data: Any) -> Split:
         if not _is_data(part):
             where = f" as {name}" if isinstance(data, Split) else ""
             raise BadTask(
-                f"data(site) gave {given(part)}{where}",
+                f"data(client) gave {given(part)}{where}",
                 why="it must give a Dataset, a DataLoader, or Split(train, test) of them",
                 hint=_instead(part),
             )
     if count(split.train) == 0:
-        raise BadTask("data(site) gave no examples to train on", hint="another --partition or --split")
+        raise BadTask("data(client) gave no examples to train on", hint="another --partition or --split")
     return split
 
 
@@ -59,9 +59,9 @@ def _are_columns(parts: Sequence[Any]) -> bool:
 
 
 def _instead(part: Any) -> str:
-    """Return the code to write in data(site) in place of this value."""
+    """Return the code to write in data(client) in place of this value."""
     if part is None:
-        return "return Split(train, test) at the end of data(site)"
+        return "return Split(train, test) at the end of data(client)"
     if isinstance(part, (tuple, list)) and any(isinstance(one, Split) for one in part):
         return "return the Split alone"
     if isinstance(part, (tuple, list)) and _holds_data(part):
@@ -69,7 +69,7 @@ def _instead(part: Any) -> str:
     if isinstance(part, Mapping):
         return 'return Split(parts["train"], parts["test"])'
     if isinstance(part, str):
-        return "read the file in data(site), and return its examples as a Dataset"
+        return "read the file in data(client), and return its examples as a Dataset"
     if isinstance(part, Iterator):
         return "a list or a Dataset: each round goes through the data again"
     if isinstance(part, type):
@@ -154,7 +154,7 @@ def require_countable(data: Any, epochs: float, batch: int) -> None:
     """Raise `BadTask` for a fraction of an epoch over data of unknown length."""
     if epochs != int(epochs) and passes(data, epochs, batch) is None:
         raise BadTask(
-            f"[local] epochs = {epochs:g}, and data(site) gave data without a length",
+            f"[local] epochs = {epochs:g}, and data(client) gave data without a length",
             why="nobody knows where half a pass over an IterableDataset ends",
             hint=f"[local] epochs = {max(1, round(epochs))}, or steps; or give the IterableDataset a __len__()",
         )
@@ -210,7 +210,7 @@ def _never_empty(batches: Iterator[Any]) -> Iterator[Any]:
         empty = False
         yield batch
     if empty:
-        raise BadTask("data(site) gave a DataLoader without a batch", hint="drop_last=False, or a smaller batch")
+        raise BadTask("data(client) gave a DataLoader without a batch", hint="drop_last=False, or a smaller batch")
 
 
 def held_bytes(data: Any) -> int:

@@ -25,7 +25,7 @@ import numpy as np
 
 from .errors import BadTask, BadUsage
 from .layout import Key, derive, seed63
-from .protocol import Site
+from .protocol import ClientInfo
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -186,18 +186,18 @@ def _first(keyed: Keyed) -> NDArray[Any]:
     return next(iter(keyed.values()))
 
 
-def own_part(labels: Labels | Mapping[str, Labels], site: Site) -> Indices:
-    """Return the indices of this site's examples, for `data(site)` of a task whose clients share one data set."""
-    return partition(labels, site.partitions, site.split, site.seed)[site.partition]
+def own_part(labels: Labels | Mapping[str, Labels], client: ClientInfo) -> Indices:
+    """Return the indices of this client's examples, for `data(client)` of a task whose clients share one data set."""
+    return partition(labels, client.partitions, client.split, client.seed)[client.partition]
 
 
-def held_out(indices: Indices, share: float, site: Site) -> tuple[Indices, Indices]:
-    """Split indices into (train, test): `share` of the examples, drawn by the site's seed, are held out for evaluation.
+def held_out(indices: Indices, share: float, client: ClientInfo) -> tuple[Indices, Indices]:
+    """Split indices into (train, test): `share` of the examples is held out for evaluation.
 
-    Each side has at least one example.
+    The client's seed decides which. Each side has at least one example.
     """
     count = min(max(1, round(share * len(indices))), len(indices) - 1)
-    order = _draw(site.seed, "held-out", site.partition).permutation(len(indices))
+    order = _draw(client.seed, "held-out", client.partition).permutation(len(indices))
     return np.sort(indices[order[count:]]), np.sort(indices[order[:count]])
 
 

@@ -186,8 +186,8 @@ class FramedSocket:
 
 
 @dataclass(frozen=True)
-class Site:
-    """Names a place with data: a device (part 0 of 1 unless `--partition` is given) or a simulated client.
+class ClientInfo:
+    """Describes a client to its task: a device (part 0 of 1 unless `--partition` is given) or a simulated client.
 
     The two differ in nothing else. `data` is the path of `--data`, `split` the name of the partitioner, `seed` the seed
     of the split.

@@ -25,7 +25,7 @@ from .errors import BadTask, BadUsage, task_code
 from .evaluate import evaluate, never
 from .layout import FLOATS, Places
 from .module import build, first_model
-from .protocol import Site, Split, TrainRequest, TrainResult
+from .protocol import ClientInfo, Split, TrainRequest, TrainResult
 from .schedule import REAL, Clock, TimeBudget
 from .task import LoadedTask
 from .trainer import TorchTrainer
@@ -162,15 +162,15 @@ def silent(what: str, done: int, total: int) -> None:
 class TaskRuntime:
     """Executes requests for one task.
 
-    The module is built at its first use, and a site's data are read then. Each request begins with the module as it was
-    built.
+    The module is built at its first use, and a client's data are read then. Each request begins with the module as it
+    was built.
 
-    Invariant: a result depends on the request, the site and the vectors alone, not on earlier requests.
+    Invariant: a result depends on the request, the client and the vectors alone, not on earlier requests.
     """
 
     task: LoadedTask
     device: str = "cpu"
-    _splits: dict[Site, Split] = field(default_factory=dict)
+    _splits: dict[ClientInfo, Split] = field(default_factory=dict)
     _built: AsBuilt | None = field(init=False, default=None)
     _in_use: bool = field(init=False, default=False)  # task code has had the module since the last check
 
@@ -195,20 +195,20 @@ class TaskRuntime:
         """Describe the module's state that is not sent; "" if there is none."""
         return tensors.left_out(self.built.module)
 
-    def split(self, site: Site) -> Split:
-        """Return a site's data, read once."""
-        if site not in self._splits:
-            self._splits[site] = data.as_split(self.task.module.data(site))
-        return self._splits[site]
+    def split(self, client: ClientInfo) -> Split:
+        """Return a client's data, read once."""
+        if client not in self._splits:
+            self._splits[client] = data.as_split(self.task.module.data(client))
+        return self._splits[client]
 
-    def split_bytes(self, site: Site) -> int:
-        """Return the bytes of the tensors and arrays in a site's data, 0 if they were not read."""
-        split = self._splits.get(site)
+    def split_bytes(self, client: ClientInfo) -> int:
+        """Return the bytes of the tensors and arrays in a client's data, 0 if they were not read."""
+        split = self._splits.get(client)
         return 0 if split is None else data.held_bytes(split.train) + data.held_bytes(split.test)
 
-    def forget(self, site: Site) -> None:
-        """Forget a site's data, which are read again when they are needed."""
-        self._splits.pop(site, None)
+    def forget(self, client: ClientInfo) -> None:
+        """Forget a client's data, which are read again when they are needed."""
+        self._splits.pop(client, None)
 
     @cached_property
     def fresh(self) -> tuple[Vector, dict[str, int]]:
@@ -255,7 +255,7 @@ class TaskRuntime:
     def do(
         self,
         order: TrainRequest,
-        site: Site,
+        client: ClientInfo,
         params: Vector,
         buffers: Vector | None,
         tell: Tell = silent,
@@ -278,7 +278,7 @@ class TaskRuntime:
             if order.train
             else None
         )  # made before any data are read: it refuses keys that nothing carries out
-        split, done = self.split(site), TrainResult()
+        split, done = self.split(client), TrainResult()
         module = self.set_up(params, buffers, order.counters)
         begun = clock.now()
         done.load_s = begun - received

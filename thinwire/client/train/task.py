@@ -25,7 +25,7 @@ from .errors import BadTask, BadUsage, Wrong, place, task_code
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 NEEDED = {
     "model": "model() gives a torch.nn.Module",
-    "data": "data(site) gives a Dataset, a DataLoader or Split(train, test)",
+    "data": "data(client) gives a Dataset, a DataLoader or Split(train, test)",
     "loss": "loss(model, batch) gives one number",
 }
 OPTIONAL = ("metrics", "optimizer", "train")
@@ -77,7 +77,7 @@ def as_task(name: str, module: Any) -> LoadedTask:
     if _needs_an_object(module):
         raise BadTask(
             f"the class {module.__name__} is no task: its functions need an object",
-            why="they are called as model(), data(site) and loss(model, batch)",
+            why="they are called as model(), data(client) and loss(model, batch)",
             hint=f"{module.__name__}(), an object of it",
         )
     file = _source(module)

@@ -182,10 +182,10 @@ class TorchTrainer:
         size, accumulate = work.batch, self.local.accumulate
         if isinstance(data, DataLoader) and self.local.batch not in (Local.batch, data.batch_size):
             raise BadTask(
-                f"[local] batch = {self.local.batch}, and data(site) gave a DataLoader with "
+                f"[local] batch = {self.local.batch}, and data(client) gave a DataLoader with "
                 f"batch_size {data.batch_size}",
                 why="a DataLoader's own batches are trained on",
-                hint="leave [local] batch out, or let data(site) give the Dataset",
+                hint="leave [local] batch out, or let data(client) give the Dataset",
             )
         if work.steps:
             return itertools.islice(batches.shuffled(data, size, key), work.steps * accumulate), work.steps

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import Cancelled, FastExit, Wrong, in_full, kind, place
-from .protocol import FramedSocket, Site, TrainRequest
+from .protocol import ClientInfo, FramedSocket, TrainRequest
 from .task import LoadedTask, load_task
 
 if TYPE_CHECKING:
@@ -113,7 +113,10 @@ class WorkerLoop:
     def work(self, header: Mapping[str, Any]) -> None:
         """Execute one request and send its result, its failure or its cancellation."""
         bench, number = self.benches[header["task"]], header["id"]
-        order, site = TrainRequest.from_json(header["order"]), replace(_site(header["site"]), device=self.device)
+        order, client = (
+            TrainRequest.from_json(header["order"]),
+            replace(_client_info(header["client"]), device=self.device),
+        )
         places, began = bench.places, time.monotonic()
         given = ["params", *(name for name in ("buffers", "shift") if header[name])]
         sizes = [places.buffer_size if name == "buffers" else places.size for name in given]
@@ -130,7 +133,7 @@ class WorkerLoop:
 
         try:
             done = bench.do(
-                order, site, vectors["params"], vectors.get("buffers"), tell, lambda: self._cancelled(number)
+                order, client, vectors["params"], vectors.get("buffers"), tell, lambda: self._cancelled(number)
             )
         except Cancelled:
             self.wire.send({"cancelled": number})
@@ -192,8 +195,8 @@ def _wrong(wrong: Wrong) -> list[str]:
     return [type(wrong).__name__, wrong.what, wrong.why, wrong.hint]
 
 
-def _site(raw: Mapping[str, Any]) -> Site:
-    return Site(**{**raw, "data": Path(raw["data"]) if raw["data"] else None})
+def _client_info(raw: Mapping[str, Any]) -> ClientInfo:
+    return ClientInfo(**{**raw, "data": Path(raw["data"]) if raw["data"] else None})
 
 
 @contextlib.contextmanager

@@ -39,20 +39,20 @@ class Cohort:
     sampling: Reasons = ()
 
 
-def wanted_count(plan: RunPlan, there: int) -> int:
-    """Return from how many of `there` devices a round wants replies."""
+def wanted_count(plan: RunPlan, online: int) -> int:
+    """Return from how many of `online` devices a round wants replies."""
     clients = plan.cohort.clients
     if clients == "all":
-        return there
+        return online
     if isinstance(clients, float):
-        return max(1, math.ceil(clients * there - 1e-9))
-    return min(clients, there)
+        return max(1, math.ceil(clients * online - 1e-9))
+    return min(clients, online)
 
 
-def with_excess(plan: RunPlan, wanted: int, there: int) -> int:
-    """Return how many of `there` devices a round selects to get `wanted` replies, with over-selection."""
+def with_excess(plan: RunPlan, wanted: int, online: int) -> int:
+    """Return how many of `online` devices a round selects to get `wanted` replies, with over-selection."""
     excess = 0.0 if plan.cohort.clients == "all" else plan.cohort.over_select
-    return min(there, math.ceil(wanted * (1 + excess)))
+    return min(online, math.ceil(wanted * (1 + excess)))
 
 
 def choose(

@@ -15,6 +15,7 @@ from itertools import combinations
 
 from thinwire.aggregation.plan_codecs import rungs
 from thinwire.compression.catalog import bits
+from thinwire.core.formatting import p90_rank
 from thinwire.core.layout import FLOAT_BYTES, Layout
 from thinwire.core.plan import RunPlan
 from thinwire.core.plan_rules import DeviceTimes
@@ -218,7 +219,7 @@ def spread(values: Iterable[float]) -> Quantiles | None:
     if not ordered:
         return None
     count = len(ordered)
-    rank = math.ceil(0.9 * count)
+    rank = p90_rank(count)
     middle = statistics.median(ordered)
     seen = ordered[(min(rank, count - 1) if count >= 3 else rank) - 1]
     return Quantiles(middle, max(seen, middle * (1 + 0.5 / count)))

@@ -50,7 +50,7 @@ from thinwire.core.events import (
     UpdateAccepted,
     UpdateDropped,
 )
-from thinwire.core.types import UpdateId, UpdateOutcome, assignment_round, first_of, is_further
+from thinwire.core.types import UpdateId, UpdateOutcome, assignment_round, first_of, is_follow_up
 
 KEPT = 1024  # rounds, and outcomes of one device: far more than a plan waits for a reply
 UNTAKEN = "no answer was taken before the run's end"
@@ -202,7 +202,7 @@ class AssignmentLedger:
 
         Only the first one evaluates the model.
         """
-        return is_further(assignment_id) and first_of(assignment_id) in self._records
+        return is_follow_up(assignment_id) and first_of(assignment_id) in self._records
 
     def is_forgotten(self, assignment_id: str) -> bool:
         """Return True if the id names a round that is so old that the ledger has forgotten it."""

@@ -13,7 +13,7 @@ from thinwire.server.policy.assignment_terms import FIRST_S, Deadline
 from thinwire.server.policy.cohort import in_drawn_order
 from thinwire.server.policy.eligibility import barred_s
 
-TRIED = ("left", "stale")  # may succeed another time: the device was offline, slow or busy
+TRIED = ("offline", "stale")  # may succeed another time: the device was offline, slow or busy
 OWN = ("declined", "refused")  # the device's own decision, which says nothing about the task
 ENOUGH = 10  # failed devices: then the task is at fault, and trying thousands in turn would take days
 MOST_TIMES = 8  # times the first deadline, as the last attempt has by default: all other devices wait meanwhile

@@ -140,8 +140,8 @@ class RunState:
     ledger: AssignmentLedger = field(default_factory=AssignmentLedger)  # every assignment, and the outcome of it
     took: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # device -> s of last replies
     paces: DeviceSpeeds = field(default_factory=DeviceSpeeds)
-    here: set[str] = field(default_factory=set)  # devices that got an assignment and were not seen to disconnect
-    there: set[str] = field(default_factory=set)  # online when the last round opened, selected or not
+    connected: set[str] = field(default_factory=set)  # devices that got an assignment and were not seen to disconnect
+    online: set[str] = field(default_factory=set)  # online when the last round opened, selected or not
     barred: DeviceBackoff = field(default_factory=DeviceBackoff)
     codecs: CodecHistory = field(default_factory=CodecHistory)
     weights: dict[str, int] = field(default_factory=dict)  # device -> its examples in the first round that counted them
@@ -200,7 +200,7 @@ class RunState:
                 self._fail(event)
             case ClientReconnected():
                 self.line.now.since.append(event)
-                self.here.add(event.device)
+                self.connected.add(event.device)
             case RoundClosed():
                 self._close(event)
             case Evaluated():
@@ -226,8 +226,8 @@ class RunState:
     def _open(self, event: RoundOpened) -> None:
         self.rounds_opened = event.round
         self.line.open(event)
-        self.here |= event.assignments.keys()
-        self.there = {*event.candidates, *event.assignments, *event.later, *event.reasons}
+        self.connected |= event.assignments.keys()
+        self.online = {*event.candidates, *event.assignments, *event.later, *event.reasons}
         if event.references_from != self.references_from:
             self.references_from, self.weights = event.references_from, {}
         self.codecs.opened(event)
@@ -236,7 +236,7 @@ class RunState:
         """Record an assignment that was made after its round opened."""
         if self.line.current and self.ledger.find(event.assignment_id) is None:
             self.line.now.since.append(event)
-            self.here.add(event.device)
+            self.connected.add(event.device)
 
     def _accept(self, event: UpdateAccepted) -> None:
         self.line.accept(event)
@@ -260,8 +260,8 @@ class RunState:
     def _fail(self, event: ClientFailed) -> None:
         assigned = self.ledger.find(event.assignment_id, event.device)
         self.line.lose(event, assigned.round if assigned else 0)
-        if event.kind in ("left", "refused"):
-            self.here.discard(event.device)
+        if event.kind in ("offline", "refused"):
+            self.connected.discard(event.device)
         self.barred.failed(event)
 
     def _close(self, event: RoundClosed) -> None:

@@ -61,7 +61,7 @@ class Mailbox:
             for envelope in envelopes:
                 device, assignment = envelope.device, envelope.assignment
                 if not self._state.knows(device):
-                    self._arrived(Failure("left", "no such device", assignment.assignment_id, device))
+                    self._arrived(Failure("offline", "no such device", assignment.assignment_id, device))
                     continue
                 self._withdrawn.pop(assignment.assignment_id, None)
                 self._state.store(Outstanding(envelope, assignment_to_bytes(assignment)))

@@ -9,13 +9,13 @@ const STATES = {
   working: ["is-working", "play"],
   arrived: ["is-working", "dots"],
   idle: ["is-idle", "check"],
-  away: ["is-failed", "cross"],
+  offline: ["is-failed", "cross"],
   "not-selected": ["is-away", "dash"],
 };
 
 const State = ({ client }) => {
   const [tone, icon] = STATES[client.state] || STATES.idle;
-  const since = client.state === "away" && client.since ? `, heard of ${ago(client.since, serverNow())}` : "";
+  const since = client.state === "offline" && client.since ? `, last seen ${ago(client.since, serverNow())}` : "";
   return html`<span class=${`outcome ${tone}`}><${Icon} name=${icon} /><span>${client.state_text}${since}</span></span>`;
 };
 

@@ -30,7 +30,7 @@ export const DevicePage = ({ name, news }) => {
         ${data.standing !== "approved" && html`<button type="button" class="tool go" onClick=${() => decide("approve")}><${Icon} name="check" />${data.standing === "pending" ? "Approve…" : "Approve again…"}</button>`}
         ${data.standing !== "revoked" && html`<button type="button" class="tool" onClick=${() => decide("revoke")}>Revoke…</button>`}
       </span></div>
-    <p class="sentence">${data.sentence}${data.left_at && data.standing === "approved" && !gone ? ` Unreachable since ${moment(data.left_at)}: ${data.left_why}.` : ""}</p>
+    <p class="sentence">${data.sentence}${data.disconnected_at && data.standing === "approved" && !gone ? ` Offline since ${moment(data.disconnected_at)}: ${data.disconnect_reason}.` : ""}</p>
     ${error && html`<${Refusal} error=${error} />`}
     ${data.declined && html`<${Declined} said=${data.declined} />`}
     <div class="pair">

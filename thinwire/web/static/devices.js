@@ -19,7 +19,7 @@ export const address = (service) => {
 
 const PRESENCE = {
   online: ["is-aggregated", "check", "online"],
-  away: ["is-away", "away", "unreachable"],
+  offline: ["is-away", "away", "offline"],
   never: ["is-away", "dash", "not seen yet"],
   pending: ["is-late", "wait", "to be approved"],
   revoked: ["is-failed", "cross", "revoked"],
@@ -31,24 +31,24 @@ export const presence = (device, gone) => {
   if (device.standing !== "approved") return device.standing;
   if (gone) return "unknown";
   if (device.online) return "online";
-  return device.seen_at ? "away" : "never";
+  return device.seen_at ? "offline" : "never";
 };
 
-/** How long ago a device was heard last, counted on. */
+/** How long ago a device was last seen, counted on. */
 const Heard = ({ device }) => {
   const now = useNow(true);
-  return device.last_seen_at ? `heard ${ago(device.last_seen_at, now)}` : "";
+  return device.last_seen_at ? `last seen ${ago(device.last_seen_at, now)}` : "";
 };
 
-/** As icon and words: "online since 12:04:10, heard 4 s ago", "unreachable since 11:58:02". */
+/** As icon and words: "online since 12:04:10, last seen 4 s ago", "offline since 11:58:02". */
 export const Seen = ({ device, gone }) => {
   const is = presence(device, gone);
   const [tone, icon, word] = PRESENCE[is];
   const now = serverNow();
-  const since = is === "online" ? device.seen_at : is === "away" ? device.left_at : null;
-  const came = device.seen_at && (is === "away" || is === "unknown") ? `, came ${when(device.seen_at, now)}` : "";
+  const since = is === "online" ? device.seen_at : is === "offline" ? device.disconnected_at : null;
+  const came = device.seen_at && (is === "offline" || is === "unknown") ? `, came ${when(device.seen_at, now)}` : "";
   const said = since ? ` since ${when(since, now)}` : came;
-  return html`<span class=${`outcome ${tone}`} title=${is === "away" ? device.left_why : ""}><${Icon} name=${icon} /><span>${word}${said}${is === "online" && device.last_seen_at ? html`, <${Heard} device=${device} />` : ""}</span></span>`;
+  return html`<span class=${`outcome ${tone}`} title=${is === "offline" ? device.disconnect_reason : ""}><${Icon} name=${icon} /><span>${word}${said}${is === "online" && device.last_seen_at ? html`, <${Heard} device=${device} />` : ""}</span></span>`;
 };
 
 const Presence = ({ device, gone }) => {
@@ -118,5 +118,5 @@ export const DeviceTable = ({ devices, task, gone }) => html`
     { title: "Updates", right: true, cell: (d) => count(d.updates) },
     { title: "Sent", right: true, cell: (d) => bytes(d.payload_up) },
     { title: "Last outcome", cell: (d) => html`<${LastOutcome} said=${d.last_outcome} />` },
-    { title: "Seen", right: true, cell: (d) => (d.online && !gone ? html`<${Heard} device=${d} />` : ago(d.left_at ?? d.last_seen_at, serverNow())) },
+    { title: "Seen", right: true, cell: (d) => (d.online && !gone ? html`<${Heard} device=${d} />` : ago(d.disconnected_at ?? d.last_seen_at, serverNow())) },
   ]} />`;

@@ -78,7 +78,7 @@ const Pending = ({ devices, decide }) => {
     <//>`;
 };
 
-const SHOWS = [["all", "All"], ["online", "Online"], ["away", "Unreachable"], ["trouble", "Trouble"]];
+const SHOWS = [["all", "All"], ["online", "Online"], ["offline", "Offline"], ["trouble", "Trouble"]];
 
 const Known = ({ devices, gone, service, decide }) => {
   const [words, setWords] = useQuery("q", "");
@@ -86,7 +86,7 @@ const Known = ({ devices, gone, service, decide }) => {
   const [all, setAll] = useState(false);
   const selected = devices.filter((d) => matches(d, words));
   const kinds = { all: selected, online: selected.filter((d) => presence(d, gone) === "online"),
-    away: selected.filter((d) => ["away", "never"].includes(presence(d, gone))), trouble: selected.filter(troubled) };
+    offline: selected.filter((d) => ["offline", "never"].includes(presence(d, gone))), trouble: selected.filter(troubled) };
   const found = kinds[show] ?? selected;
   const shown = all ? found : found.slice(0, AT_ONCE);
   return html`
@@ -95,7 +95,7 @@ const Known = ({ devices, gone, service, decide }) => {
         <label class="search"><${Icon} name="find" /><span class="unseen">Search devices</span>
           <input type="search" placeholder="name, version, task, reason" value=${words} onInput=${(e) => setWords(e.target.value)} /></label>
         <${Switch} label="Which devices" name="show" value=${kinds[show] ? show : "all"} choose=${setShow}
-          options=${SHOWS.map(([key, word]) => [key, `${word} ${gone && (key === "online" || key === "away") ? "" : count(kinds[key].length)}`])} />
+          options=${SHOWS.map(([key, word]) => [key, `${word} ${gone && (key === "online" || key === "offline") ? "" : count(kinds[key].length)}`])} />
       </div>
       <${Table} label="Approved devices" rows=${shown} stacks keyOf=${(d) => d.device}
         empty=${words || show !== "all" ? "none of them is like that" : ""} columns=${[
@@ -115,7 +115,7 @@ const Known = ({ devices, gone, service, decide }) => {
 /** Every word must stand somewhere in what is shown of the device. */
 const matches = (device, words) => {
   if (!words.trim()) return true;
-  const said = [device.device, device.how, device.sentence, device.last_outcome, device.left_why, device.fingerprint, device.has.sentence,
+  const said = [device.device, device.how, device.sentence, device.last_outcome, device.disconnect_reason, device.fingerprint, device.has.sentence,
     ...Object.entries(device.versions).flat(), ...device.tasks.flatMap((t) => [t.name, t.version, t.error, t.source_digest, t.layout_digest, ...t.differs])]
     .join(" ").toLowerCase();
   return words.toLowerCase().split(/\s+/).every((word) => said.includes(word));

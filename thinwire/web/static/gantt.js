@@ -23,7 +23,7 @@ export const Gantt = ({ round, buffered, still }) => {
   const at = (s) => Math.max(0, Math.min(100, (100 * s) / span));
   const drawn = new Set([...round.updates, ...round.late_aggregated].flatMap((u) => u.stretches.map((s) => s.stage)));
   const lines = html`
-    ${round.away.map((a) => html`<i class="away" style=${{ left: `${at(a.begin_s)}%`, width: `${at(a.end_s) - at(a.begin_s)}%` }}></i>`)}
+    ${round.downtimes.map((a) => html`<i class="away" style=${{ left: `${at(a.begin_s)}%`, width: `${at(a.end_s) - at(a.begin_s)}%` }}></i>`)}
     ${near ? html`<i class="line deadline" style=${{ left: `${at(deadline)}%` }}></i>` : null}
     ${open ? html`<i class="line now" style=${{ left: `${at(length)}%` }}></i>` : html`<i class="line closed" style=${{ left: `${at(round.seconds)}%` }}></i>`}`;
   return html`
@@ -42,7 +42,7 @@ export const Gantt = ({ round, buffered, still }) => {
       <ul class="legend" aria-label="Colours">
         ${STAGES.filter(([stage]) => !["again", "unaccounted"].includes(stage) || drawn.has(stage)).map(([stage, word]) => html`<li><i class=${`swatch ${stage}`}></i>${word}</li>`)}
         ${round.updates.some((u) => unanswered(u) && u.pulled_at) && html`<li><i class="swatch work"></i>delivered, at work</li>`}
-        ${round.away.length > 0 && html`<li><i class="swatch away"></i>no aggregator was there</li>`}
+        ${round.downtimes.length > 0 && html`<li><i class="swatch away"></i>no aggregator was running</li>`}
         ${!buffered && html`<li><i class="rule deadline"></i>deadline</li>`}
         <li><i class=${`rule ${open ? "now" : "closed"}`}></i>${!open ? "round closed" : still === null ? "now" : "nothing goes on since then"}</li>
       </ul>

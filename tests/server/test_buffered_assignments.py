@@ -45,7 +45,7 @@ def more(device: str) -> str:
 
 
 def test_who_stands_in_the_buffer_trains_on_for_the_next_once() -> None:
-    b = new_buffer("ab", target_updates=3, further=more)
+    b = new_buffer("ab", target_updates=3, follow_up=more)
     why = [Reason("buffered", {}), Reason("at-work", {"at_work": 1})]
     assert SelectReplacement("a", "more-a", 6, 10.0, why) in play(b, (1, header("a")))
     assert play(b, (2, header("a", "more-a", sequence=2))) == [DeferUpdate(update("a", 2))]

@@ -186,10 +186,10 @@ def test_an_aggregator_that_was_away_for_most_of_a_round_is_blamed_and_no_device
     found, assignment = cut(back_at=221.0)
     said = why(found, [QUICK, assignment])
     assert said.sentence == (
-        "Round 12 took 2 min 41 s: the aggregator was away for 2 min; waited 44 s for pi-3, which uploaded "
+        "Round 12 took 2 min 41 s: the aggregator was offline for 2 min; waited 44 s for pi-3, which uploaded "
         "9.1 MB at 2 Mb/s in 36 s."
     )
-    assert said.stages["away"] == pytest.approx(221.0 - 100.5 - 3.4), "the device worked when the downtime began"
+    assert said.stages["downtime"] == pytest.approx(221.0 - 100.5 - 3.4), "the device worked when the downtime began"
     assert sum(said.stages.values()) == pytest.approx(161.0)
     assert why(found).sentence.startswith("Round 12 took 2 min 41 s: the aggregator was offline for 2 min; waited")
 
@@ -199,7 +199,7 @@ def test_an_aggregator_that_was_away_while_a_device_worked_is_told_and_not_blame
     found = replace(found, closed_at=202.5, seconds=102.7)
     said = why(found, [QUICK, assignment])
     assert said.sentence == (
-        "Round 12 took 1 min 43 s: waited 1 min 42 s for pi-3, which trained 50 steps in 63 s; the aggregator was away "
+        "Round 12 took 1 min 43 s: waited 1 min 42 s for pi-3, which trained 50 steps in 63 s; the aggregator was offline "
         "for 60 s meanwhile."
     )
     assert "delivery" not in said.stages, "when it was delivered is not known"
@@ -209,8 +209,10 @@ def test_an_aggregator_that_was_away_while_a_device_worked_is_told_and_not_blame
 def test_an_absence_after_the_last_answer_is_no_devices_either():
     found = replace(ROUND, closed_at=201.0, seconds=101.0, downtimes=[[140.8, 200.8]])
     said = why(found, [QUICK, ASK])
-    assert said.sentence.startswith("Round 12 took 1 min 41 s: the aggregator was away for 60 s; waited 41 s for pi-3")
-    assert said.stages["away"] == pytest.approx(60.0, abs=0.1)
+    assert said.sentence.startswith(
+        "Round 12 took 1 min 41 s: the aggregator was offline for 60 s; waited 41 s for pi-3"
+    )
+    assert said.stages["downtime"] == pytest.approx(60.0, abs=0.1)
     assert "waiting" not in said.stages
     assert sum(said.stages.values()) == pytest.approx(101.0)
 
@@ -227,7 +229,9 @@ def test_an_absence_before_a_device_was_selected_is_not_the_time_until_it_was():
 
 def test_a_deadline_does_not_count_an_absence_and_neither_does_what_is_said_of_who_missed_it():
     late = replace(ASK, pulled_at=None, began_at=164.3, arrived_at=200.7, outcome="late")
-    found = replace(ROUND, reason="deadline", deadline_s=25.0, seconds=85.0, closed_at=185.0, away=[[101.0, 161.0]])
+    found = replace(
+        ROUND, reason="deadline", deadline_s=25.0, seconds=85.0, closed_at=185.0, downtimes=[[101.0, 161.0]]
+    )
     assert "; pi-3 took 43 s and uploaded 9.1 MB" in why(found, [QUICK, late]).sentence
 
 
@@ -258,7 +262,7 @@ def test_the_stages_and_what_is_unaccounted_are_a_rounds_seconds_and_none_is_neg
     )
     found = replace(
         ROUND, opened_at=opened_at, closed_at=opened_at + 0.9 * seconds, seconds=seconds, slowest="pi-3",
-        reason="stopped" if is_stopped else "all", away=[[first, until], [since, last]],
+        reason="stopped" if is_stopped else "all", downtimes=[[first, until], [since, last]],
     )  # fmt: skip
     silent = replace(ASK, device="pi-9", assignment_id="ecg-1.12.pi-9", outcome="selected", arrived_at=None)
     said = why(found, [assignment, silent] if is_stopped else [assignment])

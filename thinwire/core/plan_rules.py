@@ -29,8 +29,8 @@ from thinwire.core.plan_codec_rules import (
     secure_rule,
     together,
 )
-from thinwire.core.plan_schema import IDENTITY, UNBUILT, Refusal, Sections, unbuilt
-from thinwire.core.plan_secure_rules import secure_rules, without_secure
+from thinwire.core.plan_schema import IDENTITY, UNBUILT, Refusal, Sections, UplinkSection, unbuilt
+from thinwire.core.secure_numbers import check_numbers
 
 
 @dataclass(frozen=True)

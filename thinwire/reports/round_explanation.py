@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from thinwire.core.formatting import counted, duration, size, speed
-from thinwire.core.types import is_further
+from thinwire.core.types import is_follow_up
 from thinwire.reports.round_timing import (
     ALONG,
     OWN,
@@ -94,7 +94,7 @@ def _of_device(
     found: RoundRow, slowest: UpdateRow | None, begin: float, stages: Mapping[str, float]
 ) -> dict[str, float]:
     """Return the stages of the slowest device in the round, with the time between them that is unaccounted."""
-    known = stages if slowest is None or slowest.arrived_at is None else along(slowest, found.away, begin)
+    known = stages if slowest is None or slowest.arrived_at is None else along(slowest, found.downtimes, begin)
     own = ALONG if known is stages else (*ALONG, UNACCOUNTED)
     return {name: known[name] for name in own if name in known}
 
@@ -142,7 +142,7 @@ def _held_up_by(found: RoundRow, assignments: Sequence[UpdateRow], since: float)
     """
     if found.reason == "buffer":
         return []
-    over = [(one, over_at(one, found)) for one in assignments if not is_further(one.assignment_id)]
+    over = [(one, over_at(one, found)) for one in assignments if not is_follow_up(one.assignment_id)]
     out = [one for one, at in over if at is None]
     if found.reason == "deadline":
         return out
@@ -213,7 +213,7 @@ def _missed(found: RoundRow, assignments: Sequence[UpdateRow], waited_for: Seque
     late = [one for one in assignments if one.device in waited_for and one.arrived_at is not None]
     if late:
         first = min(late, key=lambda one: one.arrived_at or 0.0)
-        stages = {name: took for name, took in along(first, found.away).items() if name != "away"}
+        stages = {name: took for name, took in along(first, found.downtimes).items() if name != "downtime"}
         return f"{said}; {first.device} took {duration(sum(stages.values()))} and {did(stages, first)}"
     here = {one.device: one for one in assignments if one.device in waited_for}
     if not here:
@@ -273,7 +273,7 @@ def noun(name: str) -> str:
         "evaluate": "measuring", "train": "training", "encode": "encoding", "upload": "uploads",
         "load": "loading models on the devices", "commit": "writing updates to the devices' disks",
         "receive": "until the last reply was handled", "aggregate": "aggregation",
-        "step": "the step", "away": "without an aggregator", "before": "before the last one to answer was selected",
+        "step": "the step", "downtime": "without an aggregator", "before": "before the last one to answer was selected",
         UNACCOUNTED: "in no measured stage",
     }[name]  # fmt: skip
 
@@ -319,7 +319,7 @@ def own_part(took: float, stages: Mapping[str, float], uncounted: Mapping[str, f
     return said + (", which a simulation's clock does not count" if uncounted else "")
 
 
-def gone(found: RoundRow, meanwhile: str = "") -> str:
+def downtime_text(found: RoundRow, meanwhile: str = "") -> str:
     """Return the downtime in words, "" if it was short; `meanwhile` is appended."""
     if clock_was_set(found):
         return f"the aggregator was offline{meanwhile} for an unknown time: the clock was set"

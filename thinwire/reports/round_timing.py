@@ -28,9 +28,9 @@ ALONG = ("delivery", "again", *ON_DEVICE, "upload")
 # its update is in the sum. step: the optimizer's. store: making the model version durable.
 OWN = ("receive", "aggregate", "step", "store")
 UNACCOUNTED = "unaccounted"  # the time that no stage has
-# before: from the round's opening until the selection. away: no aggregator was running and no device was at work.
+# before: from the round's opening until the selection. downtime: no aggregator was running and no device was at work.
 # waiting: from the last update in the sum until the round closed, if a device was outstanding.
-STAGES = ("before", *ALONG, "away", "waiting", *OWN, UNACCOUNTED)
+STAGES = ("before", *ALONG, "downtime", "waiting", *OWN, UNACCOUNTED)
 REDELIVERY_S = 1.0  # two deliveries of an assignment within this time count as one
 Downtimes = Sequence[Sequence[float]]  # [from, to] without an aggregator, by the wall clock
 
@@ -44,7 +44,7 @@ class Stretch:
     end_s: float
 
 
-def stretches(assignment: UpdateRow, away: Away = ()) -> list[Stretch]:
+def stretches(assignment: UpdateRow, downtimes: Downtimes = ()) -> list[Stretch]:
     """Return the stages of an assignment in order, from its selection until its reply arrived; empty without a reply.
 
     The device's stages are laid end to end from the delivery, and from the selection if no delivery is recorded.
@@ -58,10 +58,10 @@ def stretches(assignment: UpdateRow, away: Away = ()) -> list[Stretch]:
     began = min(max(selected, assignment.began_at or assignment.arrived_at), assignment.arrived_at)
     pulled = min(max(selected, assignment.pulled_at or selected), began)
     first = max(selected, first_delivered(assignment, pulled))
-    found = [*around("delivery", selected, first, away), *around("again", first, pulled, away)]
+    found = [*around("delivery", selected, first, downtimes), *around("again", first, pulled, downtimes)]
     found += end_to_end(pulled, began, {name: getattr(assignment, f"{name}_s") or 0.0 for name in ON_DEVICE})
     worked = max([pulled, *(one.end_s for one in found)])
-    found += [*around(UNACCOUNTED, worked, began, away), Stretch("upload", began, assignment.arrived_at)]
+    found += [*around(UNACCOUNTED, worked, began, downtimes), Stretch("upload", began, assignment.arrived_at)]
     return [one for one in found if one.end_s > one.begin_s]
 
 
@@ -77,16 +77,16 @@ def end_to_end(begin_s: float, end_s: float, took: Mapping[str, float]) -> list[
     return found
 
 
-def around(stage: str, begin_s: float, end_s: float, away: Away) -> Iterator[Stretch]:
-    """Yield a stage in which no device worked, with each time without an aggregator in it as the stage `away`.
+def around(stage: str, begin_s: float, end_s: float, downtimes: Downtimes) -> Iterator[Stretch]:
+    """Yield a stage in which no device worked, with each time without an aggregator in it as the stage `downtime`.
 
     >>> [one.stage for one in around("waiting", 0.0, 10.0, [(4.0, 6.0)])]
-    ['waiting', 'away', 'waiting']
+    ['waiting', 'downtime', 'waiting']
     """
-    for since, until, *_ in away:
+    for since, until, *_ in downtimes:
         if max(since, begin_s) < min(until, end_s):
             yield Stretch(stage, begin_s, max(since, begin_s))
-            yield Stretch("away", max(since, begin_s), min(until, end_s))
+            yield Stretch("downtime", max(since, begin_s), min(until, end_s))
             begin_s = min(until, end_s)
     yield Stretch(stage, begin_s, end_s)
 
@@ -106,11 +106,11 @@ def by_stage(found: Iterable[Stretch], begin_s: float, end_s: float) -> dict[str
     return {stage: seconds for stage, seconds in took.items() if seconds > 0.0}
 
 
-def along(assignment: UpdateRow, away: Away = (), since_s: float = 0.0) -> dict[str, float]:
+def along(assignment: UpdateRow, downtimes: Downtimes = (), since_s: float = 0.0) -> dict[str, float]:
     """Return the seconds by stage of one assignment with a reply, from its selection on, and not before `since_s`."""
     assert assignment.arrived_at is not None
     begin_s = max(since_s, _assigned_at(assignment))
-    return by_stage(stretches(assignment, away), begin_s, max(begin_s, assignment.arrived_at))
+    return by_stage(stretches(assignment, downtimes), begin_s, max(begin_s, assignment.arrived_at))
 
 
 def of_round(
@@ -125,7 +125,10 @@ def of_round(
     after = {stage: own.get(stage, 0.0) for stage in ("step", "store")}
     closed_s = min(end_s - sum(after.values()), end_s if found.closed_at is None else found.closed_at)
     if slowest is not None and slowest.arrived_at is not None:
-        parts = [*around("before", begin_s, _assigned_at(slowest), found.away), *stretches(slowest, found.away)]
+        parts = [
+            *around("before", begin_s, _assigned_at(slowest), found.downtimes),
+            *stretches(slowest, found.downtimes),
+        ]
         at = max(begin_s, slowest.arrived_at)
     else:
         spent = {"delivery": found.spent.get("wait_s", 0.0)}
@@ -135,7 +138,7 @@ def of_round(
     handled = end_to_end(at, end_s, {stage: own.get(stage, 0.0) for stage in ("receive", "aggregate")})
     at = handled[-1].end_s
     closed_s = max(at, closed_s)
-    outstanding = around("waiting" if waits else UNACCOUNTED, at, closed_s, found.away)
+    outstanding = around("waiting" if waits else UNACCOUNTED, at, closed_s, found.downtimes)
     return by_stage([*parts, *handled, *outstanding, *end_to_end(closed_s, end_s, after)], begin_s, end_s)
 
 
@@ -191,12 +194,12 @@ def over_at(assignment: UpdateRow, found: RoundRow) -> float | None:
 
 def clock_was_set(found: RoundRow) -> bool:
     """Return True if the wall clock was set during a downtime of the round: the downtime's length is unknown."""
-    return any(downtime_s(*one) is None for one in found.away)
+    return any(downtime_s(*one) is None for one in found.downtimes)
 
 
 def down_s(found: RoundRow) -> float:
     """Return for how many seconds no aggregator was running while the round was open, as far as that is known."""
-    return sum(downtime_s(*one) or 0.0 for one in found.away)
+    return sum(downtime_s(*one) or 0.0 for one in found.downtimes)
 
 
 def round_trips(measures: Iterable[MeasureRow]) -> dict[str, float]:

@@ -187,7 +187,7 @@ class BufferedRound(RoundMachine):
         """Give devices with an update in the buffer a follow-up assignment, one each, as many as slots are free."""
         actions = list[Action]()
         for device in sorted(self.devices - self.going_on - self.at_work.keys()):
-            if self._place_is_free() and (assignment_id := self.terms.further(device)):
+            if self._place_is_free() and (assignment_id := self.terms.follow_up(device)):
                 actions.append(self._assign(device, assignment_id, Reason("buffered", {})))
                 self._begin(device, assignment_id, now)
         return actions

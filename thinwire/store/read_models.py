@@ -137,7 +137,7 @@ class RoundRow(Traffic, Outcomes, Measured):
     codecs: dict[str, str] = field(default_factory=dict)  # device -> its codec, if the plan has a codec ladder
     codec_reasons: dict[str, Reasons] = field(default_factory=dict)
     sampling: Reasons = ()  # selection reason, if the weights were not uniform
-    away: list[list[float]] = field(default_factory=list)
+    downtimes: list[list[float]] = field(default_factory=list)
     missed_s: float = 0.0
     ignored: int = 0  # number of metrics not recorded, since fewer than half of its updates carried them
     secure_sum: dict[str, Any] = field(default_factory=dict)

@@ -386,7 +386,7 @@ def alike(rows: Iterable[Mapping[str, Any]]) -> Iterable[list[Mapping[str, Any]]
 
 _SELECTION = (Round.selected, Round.not_selected, Round.codecs, Round.codec_reasons)
 _KNOWN = (
-    Update.assignment_id, Update.round, Update.device, Update.update_id, Update.outcome, Update.late_answer,
+    Update.assignment_id, Update.round, Update.device, Update.update_id, Update.outcome, Update.late_reply,
     Update.pulled_at, Update.metrics,
 )  # fmt: skip
 _NEW = insert(Update)

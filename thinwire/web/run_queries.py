@@ -135,8 +135,8 @@ def update(row: UpdateRow, selected: RoundRow | None, opened_at: float | None = 
     known = selected is None or not clock_was_set(selected)  # else a moment before it has no place beside one after it
     stages = [
         schemas.Stretch(stage=one.stage, begin_s=one.begin_s - opened_at, end_s=one.end_s - opened_at)
-        for one in (stretches(row, away) if known else [])
-        if one.stage != "away"  # drawn once, behind all devices
+        for one in (stretches(row, downtimes) if known else [])
+        if one.stage != "downtime"  # drawn once, behind all devices
     ]
     codec = {"codec": selected.codecs.get(row.device, selected.codec) if selected else ""}
     codec["codec_reason"] = sentence(selected.codec_reasons.get(row.device, ())) if selected else ""

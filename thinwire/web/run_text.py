@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from thinwire.core.formatting import duration
-from thinwire.reports.round_explanation import gone, unanswered
+from thinwire.reports.round_explanation import downtime_text, unanswered
 from thinwire.store import RoundRow, RunRow, UpdateRow
 
 

@@ -16,7 +16,7 @@ from thinwire.store import RoundRow, UpdateRow
 
 ROUND = RoundRow(
     run_id="ecg-1", round=12, opened_at=100.0, closed_at=141.0, reason="all", base_version=11, version=12,
-    deadline_s=60.0, codec="fp16", target_updates=2, min_updates=1, candidates=["pi-2", "pi-3"], selected=["pi-2",
+    deadline_s=60.0, codec="fp16", target_updates=2, min_updates=1, considered=2, selected=["pi-2",
         "pi-3"], not_selected={},
     aggregated=["ecg-1/pi-2/12", "ecg-1/pi-3/12"], aggregated_count=2, late=0, dropped=0, failed=0, seconds=41.0,
     payload_up=0,

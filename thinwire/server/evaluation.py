@@ -83,7 +83,7 @@ def require_metrics(running: RunContext, over: bool = False) -> None:
     """
     scores = running.past.scores
     known = [name.removeprefix(MEASURED) for name in scores.names if name.startswith(MEASURED)]
-    enough = len(scores.measurers) >= FEWEST or running.past.there <= scores.measurers
+    enough = len(scores.measurers) >= FEWEST or running.past.considered <= scores.measurers
     if known and (over or enough):
         running.plan.require_metrics(known)
 

@@ -211,13 +211,14 @@ def open_round(running: RunContext) -> RoundOpened | None:
     # Sums of EF21, SCAFFOLD and FedDyn hold all that a device has sent, and no part can be taken out. After a device
     # is revoked, all devices therefore start again from zero.
     start_again = plan.remembered and running.revoked() & past.weights.keys()
+    considered = {*cohort.candidates, *cohort.reasons}
     opened = RoundOpened(
         at=running.clock.wall(),
         round=number,
         elapsed_s=running.elapsed,
         base_version=base.version,
         base_digest=base.digest,
-        candidates=list(cohort.candidates),
+        added=sorted(considered - past.considered),
         assignments={device: assignment_id_of(running.run_id, number, device) for device in cohort.selected},
         codec=most_common(chosen, codecs),
         deadline_s=deadline.seconds,
@@ -230,6 +231,8 @@ def open_round(running: RunContext) -> RoundOpened | None:
         codec_reasons={device: choice.reason for device, choice in chosen.items()},
         later=list(cohort.later),
         sampling=cohort.sampling,
+        removed=sorted(past.considered - considered),
+        considered=len(considered),
         standings={
             device: (choice.standing.less_compressed, choice.standing.rounds) for device, choice in chosen.items()
         },

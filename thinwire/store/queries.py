@@ -72,7 +72,7 @@ class RunQueries:
         there = (Update.run_id == Round.run_id) & (Update.round == Round.round) & (Update.outcome == "accepted")
         arrived = case((Round.reason == "", select(func.count()).where(there).scalar_subquery()), else_=0)
         wanted = _columns(Round, RoundRow, arrived=arrived).where(Round.run_id == run_id).order_by(Round.round)
-        return [RoundRow(**{**found, "not_selected": _not_selected(found)}) for found in _all(self._database, wanted)]
+        return [RoundRow(**found) for found in _all(self._database, wanted)]
 
     def updates(self, run_id: str, round: int | None = None) -> list[UpdateRow]:  # noqa: A002
         """Return one row for each assignment of the run, or of one of its rounds."""
@@ -190,13 +190,6 @@ def _all(database: Database, wanted: Select[Any]) -> list[dict[str, Any]]:
 def _run(found: Mapping[str, Any] | RowMapping) -> RunRow:
     report = dict(found["task_report"])
     return RunRow(**{**found, "task_report": TaskReport(**{**report, "codecs": tuple(report["codecs"])})})
-
-
-def _not_selected(found: Mapping[str, Any]) -> dict[str, str]:
-    """Return the reason of each device that a round did not select; the journal leaves out that of sampling alone."""
-    known: dict[str, str] = found["not_selected"]
-    sampled_out = set(found["candidates"]).difference(found["selected"], known)
-    return {**known, **dict.fromkeys(sorted(sampled_out), "not sampled")}
 
 
 def _named(name: str, ids: list[str]) -> str:

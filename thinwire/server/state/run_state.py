@@ -141,7 +141,7 @@ class RunState:
     took: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # device -> s of last replies
     paces: DeviceSpeeds = field(default_factory=DeviceSpeeds)
     here: set[str] = field(default_factory=set)  # devices that got an assignment and were not seen to disconnect
-    there: set[str] = field(default_factory=set)  # online when the last round opened, selected or not
+    considered: set[str] = field(default_factory=set)  # online or busy when the last round opened, selected or not
     barred: DeviceBackoff = field(default_factory=DeviceBackoff)
     codecs: CodecHistory = field(default_factory=CodecHistory)
     weights: dict[str, int] = field(default_factory=dict)  # device -> its examples in the first round that counted them
@@ -227,7 +227,7 @@ class RunState:
         self.rounds_opened = event.round
         self.line.open(event)
         self.here |= event.assignments.keys()
-        self.there = {*event.candidates, *event.assignments, *event.later, *event.reasons}
+        self.considered = (self.considered - set(event.removed)) | set(event.added)
         if event.references_from != self.references_from:
             self.references_from, self.weights = event.references_from, {}
         self.codecs.opened(event)

@@ -93,11 +93,9 @@ class RunContext:
         self.sent = SentAssignments(self.mode.delay + 1, self.holders)
         self.codec = rungs(self.plan.uplink)[0]
         self.versions = Versions(home.run(run_id), self.layout, home.durable)
-        after, text = (0, "") if self.simulated else store.snapshot(run_id)
-        found = snapshot.read(text) if text else None
-        self.past, after = (found, after) if found else (empty_state(self.plan), 0)
+        self.past, later = snapshot.restore(store, run_id, empty_state(self.plan))
         self._since_snapshot = 0  # events
-        for seq, event in store.stream(run_id, after):
+        for seq, event in later:
             self.past.apply(event)
             self._since_snapshot += 1
             self._last_found = seq, event.at

@@ -116,11 +116,8 @@ def _one(running: RunContext, one: RoundRunner) -> None:
         newest,
         *(assigned.base_version for device in past.ledger.busy for assigned in past.ledger.in_flight(device)),
     }
-    keep = {0, newest, newest - 1, past.scores.best.version if past.scores.best else 0, met or 0, *past.scores.measured}
-    if "all" in running.plan.run.keep:
-        if not running.plan.downlink.compressed:
-            return
-        keep |= set(range(newest))
+    best = past.scores.best.version if past.scores.best else 0
+    keep = None if "all" in running.plan.run.keep else {0, newest, newest - 1, best, met or 0, *past.scores.measured}
     running.versions.prune(keep, sent, range(newest - running.plan.downlink.log_rounds + 1, newest + 1))
 
 

@@ -48,7 +48,7 @@ from thinwire.server.policy.device_profiles import DeviceProfiles
 from thinwire.server.policy.eligibility import BARRING, ConnectedDevices, Eligibility, mismatch
 from thinwire.server.state import snapshot
 from thinwire.server.state.assignment_ledger import AssignmentRecord
-from thinwire.server.state.run_state import RunState
+from thinwire.server.state.run_state import empty_state
 from thinwire.store import MeasureRow, Store
 
 if TYPE_CHECKING:
@@ -340,6 +340,15 @@ class RunContext:
         if self.deferred.setdefault(header.assignment_id, header).update_id != header.update_id:
             self.fleet.ack([header.update_id])
 
+    def take_deferred(self) -> Collection[ReplyHeader]:
+        """Return the deferred replies, in the order of their arrival, for a round that handles each of them.
+
+        A reply that the round defers again stays late or in time, as it was when it arrived.
+        """
+        deferred, self.deferred = self.deferred, {}
+        self.came_late = {assignment_id: self.came_late[assignment_id] for assignment_id in deferred}
+        return deferred.values()
+
     def still_due(self) -> dict[str, list[AssignmentRecord]]:
         """Return device -> unanswered assignments, in the order of selection.
 
@@ -378,12 +387,6 @@ class RunContext:
 
     def _excluded(self, device: str) -> str:
         return self.past.barred.reason(device, self.elapsed, self.presence.said)
-
-
-def empty_state(plan: RunPlan) -> RunState:
-    """Return the state of a run of this plan before its first event."""
-    delay = plan.local.delay
-    return RunState(delay, plan.cohort.max_staleness + delay + 2, plan.downlink.log_rounds)
 
 
 def _length(envelope: Envelope) -> int:

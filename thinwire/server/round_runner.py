@@ -93,9 +93,8 @@ class RoundRunner:
 
     def _take_deferred(self) -> None:
         """Handle the deferred replies, in the order of their arrival."""
-        deferred, self.running.deferred = self.running.deferred, {}
         self.missed = False  # a deferred reply may make a disconnected device outstanding again: check once more
-        self._take(deferred.values())
+        self._take(self.running.take_deferred())
 
     def _miss(self, assigned: Iterable[str]) -> None:
         """Count the devices that did not reconnect after a restart as lost, once `return_by` has passed.
@@ -323,7 +322,6 @@ class RoundRunner:
         self.running.record(*later, *facts, *events, measured=measured)
         self.record_s = time.perf_counter() - began if accepted else self.record_s
         for header, action in accepted:
-            self.running.came_late.pop(header.assignment_id, None)
             self.begin(header, action.discount)
 
     def frames(self, update_id: UpdateId) -> Frames:

@@ -29,6 +29,7 @@ from thinwire.core.events import (
     UpdateAggregated,
     UpdateDropped,
 )
+from thinwire.core.plan import RunPlan
 from thinwire.server.policy.assignment_terms import ROUNDS, CodecHistory, DeviceSpeeds
 from thinwire.server.policy.eligibility import DeviceBackoff
 from thinwire.server.state.assignment_ledger import KEPT, AssignmentLedger
@@ -280,3 +281,9 @@ class RunState:
             self.slowest = [*self.slowest, self.line.now.slowest_s][-ROUNDS:]
         self.line.close(event)
         self.scores.close(event)
+
+
+def empty_state(plan: RunPlan) -> RunState:
+    """Return the state of a run of this plan before its first event."""
+    delay = plan.local.delay
+    return RunState(delay, plan.cohort.max_staleness + delay + 2, plan.downlink.log_rounds)

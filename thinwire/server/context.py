@@ -187,9 +187,7 @@ class RunContext:
         return self._envelope(assigned.device, assignment_id, "train", assigned.round, assigned.deadline_s)
 
     def training_again(self, assignment_id: str) -> Envelope:
-        """Rebuild an unanswered assignment on its own model version, for a fleet that does not know it after a
-        restart.
-        """
+        """Return an outstanding assignment on the version with which its round opened, though newer ones exist."""
         made, assigned = self.training(assignment_id), self.past.ledger.find(assignment_id)
         assert assigned is not None
         base = self.past.bases.of(assigned.base_version)
@@ -349,16 +347,17 @@ class RunContext:
         self.came_late = {assignment_id: self.came_late[assignment_id] for assignment_id in deferred}
         return deferred.values()
 
-    def still_due(self) -> dict[str, list[AssignmentRecord]]:
-        """Return device -> unanswered assignments, in the order of selection.
+    def outstanding(self) -> dict[str, list[AssignmentRecord]]:
+        """Return device -> outstanding assignments, in the order of selection.
 
         An assignment of a closed round counts as answered if its late reply is deferred to the next round. An
-        assignment of a pipelined round counts as unanswered until that round is current, even if its reply arrived
+        assignment of a pipelined round counts as outstanding until that round is current, even if its reply arrived
         early. Otherwise a device could have more assignments at once than the delay allows.
         """
         late, ledger = self.kept_late(), self.past.ledger
         return {
-            device: [one for one in ledger.in_flight(device) if one.assignment_id not in late] for device in ledger.busy
+            device: [one for one in ledger.outstanding(device) if one.assignment_id not in late]
+            for device in ledger.busy
         }
 
     def kept_late(self) -> set[str]:
@@ -382,7 +381,7 @@ class RunContext:
         return missing(self.plan, self.presence.devices, self.eligibility.reasons(), begun)
 
     def is_free(self, device: str) -> bool:
-        """Return True if the device can be selected now and has no assignment in flight."""
+        """Return True if the device can be selected now and has no outstanding assignment."""
         return device not in self.past.ledger.busy and not self.eligibility.reason(device)
 
     def _excluded(self, device: str) -> str:

@@ -367,7 +367,7 @@ class ModelDistributor:
         self._lost.add(device)
         if assignment.base_version == self.past.version:
             parcel = self.parcel(device)
-        elif self.past.ledger.pipelined and self.past.ledger.is_in_flight(device, assignment.assignment_id):
+        elif self.past.ledger.pipelined and self.past.ledger.is_outstanding(device, assignment.assignment_id):
             parcel = self.whole(self.past.bases.of(assignment.base_version))  # pipelined: its round is still open
         else:
             return None  # its round is closed, and its version replaced: the next assignment carries the whole model

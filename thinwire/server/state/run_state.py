@@ -167,12 +167,12 @@ class RunState:
         """Return the model version that a device holds when its next assignment (`but`) is delivered; None if it is not
         known.
 
-        In a pipelined run it is the version of the last other assignment in flight. Otherwise, and without one, it is
+        In a pipelined run it is the version of the last other outstanding assignment. Otherwise, and without one, it is
         the version of the last reply.
         """
         if not self.ledger.pipelined:
             return self.bases.held.get(device)
-        due = [assigned.base_version for assigned in self.ledger.in_flight(device) if assigned.assignment_id != but]
+        due = [assigned.base_version for assigned in self.ledger.outstanding(device) if assigned.assignment_id != but]
         return due[-1] if due else self.bases.held.get(device)
 
     def apply(self, event: Event) -> None:

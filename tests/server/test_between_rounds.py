@@ -17,7 +17,7 @@ ASK = "toy-1.3.c"
 def stub(lost: list[str], deferred: dict[str, Any], *arrivals: Failure) -> RunContext:
     """What `listen` looks at of a run with delayed averaging, whose device c owes round 3 an answer."""
     ledger = SimpleNamespace(
-        is_in_flight=lambda device, assignment_id: (device, assignment_id) == ("c", ASK), busy=set()
+        is_outstanding=lambda device, assignment_id: (device, assignment_id) == ("c", ASK), busy=set()
     )
     return cast(
         RunContext,

@@ -12,12 +12,12 @@ from unittest.mock import patch
 import pytest
 
 from tests.support.crashes import LAYOUT, Fate, Whole, World, change, killed, undisturbed_once
-from tests.support.faulty_fleet import FaultyTurn
+from tests.support.faulty_fleet import AttentiveDevice, FaultyTurn
 from thinwire.core import RunPlan
 from thinwire.core.events import ClientFailed, RoundClosed, RoundOpened, UpdateAccepted, UpdateDropped
 from thinwire.core.fleet import Envelope
 from thinwire.core.types import Assignment
-from thinwire.simulation import ScriptedDevice, ScriptedFleet, SyntheticUpdates, Turn
+from thinwire.simulation import ScriptedFleet, SyntheticUpdates, Turn
 from thinwire.store import FileSpool
 
 SHARES = 4  # of all places: one test each
@@ -62,7 +62,7 @@ def ahead(
 ) -> World:
     """Three devices that work while they send; `away`: from and until when each is gone."""
     works = {n: SyntheticUpdates(n, LAYOUT, partial(change, n, LAYOUT.size)) for n in "abc"}
-    devices = [ScriptedDevice(n, w, partial(turn, n), away.get(n, ()), overlaps=True) for n, w in works.items()]
+    devices = [AttentiveDevice(n, w, partial(turn, n), away.get(n, ()), overlaps=True) for n, w in works.items()]
     return World(folder, fate, plan, devices)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support import crashes
 from tests.support.crashes import LAYOUT, Fate, Whole, change, killed, undisturbed_once
-from tests.support.faulty_fleet import FaultyTurn
+from tests.support.faulty_fleet import AttentiveDevice, FaultyTurn
 from thinwire.aggregation.control_variates import algorithm_of, carried
 from thinwire.core import RunPlan
 from thinwire.core.events import (
@@ -22,7 +22,7 @@ from thinwire.core.events import (
     UpdateDropped,
 )
 from thinwire.core.types import Assignment
-from thinwire.simulation import ScriptedDevice, SyntheticUpdates, Turn
+from thinwire.simulation import SyntheticUpdates, Turn
 
 SHARES = 8  # of all places: one test each
 PLAN = RunPlan.parse("""
@@ -60,7 +60,7 @@ class World(crashes.World):
         self.roles: dict[int, list[str]] = {}  # round -> assignment_ids in the order in which they were delivered
         travels = carried(algorithm_of(plan), LAYOUT)
         works = [SyntheticUpdates(name, travels, partial(change, name, travels.size)) for name in "abcde"]
-        super().__init__(folder, fate, plan, [ScriptedDevice(work.name, work, self.turn) for work in works])
+        super().__init__(folder, fate, plan, [AttentiveDevice(work.name, work, self.turn) for work in works])
 
     def turn(self, assignment: Assignment) -> Turn:
         """The script of a round's first, second, third assignment; the third device of rounds 1 and 5 dies of it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -214,3 +215,23 @@ def test_files_that_nobody_needs_any_more_are_removed(tmp_path: Path) -> None:
     names = {path.name for path in bench.home.run(bench.run_id).glob("v*")}
     assert {name for name in names if name.endswith(".change")} == {"v000005.change", "v000006.change"}
     assert {name for name in names if name.endswith(".replica")} == {"v000006.replica"}
+
+
+def test_a_run_that_keeps_all_models_lists_its_folder_once_and_removes_the_replicas(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed, glob = list[str](), Path.glob
+
+    def noted(path: Path, pattern: str) -> Iterator[Path]:
+        listed.append(pattern)
+        return glob(path, pattern)
+
+    monkeypatch.setattr(Path, "glob", noted)
+    bench = new(tmp_path, downlink=DOWN | {"log_rounds": 2}, run={"keep": "all", "rounds": 9})
+    bench.drive()
+    assert sorted(pattern for pattern in listed if pattern.startswith("v")) == ["v*.change", "v*.from*", "v*.replica"]
+    monkeypatch.undo()
+    names = {path.name for path in bench.home.run(bench.run_id).glob("v*")}
+    assert {name for name in names if name.endswith(".model")} == {f"v{version:06d}.model" for version in range(10)}
+    assert {name for name in names if name.endswith(".replica")} == {"v000009.replica"}
+    assert {name for name in names if name.endswith(".change")} == {"v000008.change", "v000009.change"}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from tests.support.crashes import Killed
+from tests.support.faulty_fleet import told_of
 from tests.support.server_bench import (
     LAYOUT,
     SILENT,
@@ -199,7 +200,7 @@ def test_an_update_that_makes_the_sum_infinite_is_dropped_and_the_others_count(t
     assert [len(e.aggregated) for e in bench.events(RoundClosed)] == [1, 1, 1]
     alone = Bench(tmp_path / "alone", [scripted("b")], run={"rounds": 3})
     assert bench.store.run(bench.run_id).model_digest == alone.drive().model_digest
-    assert {outcome.outcome for outcome in bench.fleet.devices["a"].told.values()} == {"dropped"}
+    assert {outcome.outcome for outcome in told_of([bench.fleet.devices["a"]]).values()} == {"dropped"}
 
 
 def test_a_kill_at_any_commit_changes_nothing_where_a_sum_is_infinite(tmp_path: Path) -> None:

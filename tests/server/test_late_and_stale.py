@@ -14,7 +14,8 @@ from tests.support.stories import NAMES, Story, Told, told
 from tests.support.story_laws import the_model_is_the_sum_of_what_was_aggregated
 from thinwire.core import RunPlan
 from thinwire.core.events import ClientFailed, RoundClosed, RoundOpened, UpdateAccepted, UpdateDropped
-from thinwire.core.types import Failure, UpdateId
+from thinwire.core.types import Failure, ReplyHeader, UpdateId
+from thinwire.server.context import RunContext
 from thinwire.simulation import Turn
 
 
@@ -64,6 +65,23 @@ def test_an_answer_that_comes_while_a_round_is_folding_or_none_is_open_is_the_ne
     (late,) = [e for e in made.of(UpdateAccepted) if e.late]
     assert (late.device, late.round, late.staleness, late.discount) == ("a", second.round, 0, 1.0)
     assert 59.0 < late.elapsed_s < 61.0, "it came at 30 s"
+
+
+def test_a_deferred_answer_that_is_dropped_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deferring, defer = list[RunContext](), RunContext.defer
+
+    def noted(running: RunContext, header: ReplyHeader) -> None:
+        deferring.append(running)
+        defer(running, header)
+
+    monkeypatch.setattr(RunContext, "defer", noted)
+    slow = story({("a", 1): Turn(compute_s=30.0)}, deadline_s=20.0, min_updates=0.9, late="drop")
+    slow.away = {name: [(1.5, 60.0)] if name in "cde" else [] for name in NAMES}
+    made = told(slow, tmp_path)
+    assert [(e.device, e.reason) for e in made.of(UpdateDropped)] == [("a", "late")]
+    assert not deferring[0].deferred and not deferring[0].came_late
 
 
 def test_after_too_few_what_was_aggregated_goes_back(tmp_path: Path) -> None:

@@ -111,6 +111,17 @@ def test_a_device_that_leaves_does_not_hold_up_the_round(tmp_path: Path) -> None
     assert bench.clock.now() < 20
 
 
+def test_a_round_is_recorded_with_the_devices_that_came_and_went_since_the_last_one(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, three(), run={"rounds": 4}, cohort={"clients": 2})
+    bench.fleet.die("c", after_s=1.5)
+    bench.drive()
+    opened = bench.events(RoundOpened)
+    assert [e.added for e in opened] == [["a", "b", "c"], [], [], []], "a round that considers the same names nobody"
+    assert [name for e in opened for name in e.removed] == ["c"]
+    rows = bench.store.rounds(bench.run_id)
+    assert (rows[0].considered, rows[0].not_sampled, rows[-1].considered, rows[-1].not_sampled) == (3, 1, 2, 0)
+
+
 def test_a_failing_task_is_recorded_and_selected_again(tmp_path: Path) -> None:
     bench = Bench(tmp_path, three(lambda assignment: FAILS), run={"rounds": 2})
     bench.drive()

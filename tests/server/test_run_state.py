@@ -14,7 +14,7 @@ from tests.support.server_bench import Bench, every, work
 from thinwire.core.events import RoundClosed
 from thinwire.core.plan import RunPlan
 from thinwire.core.types import Assignment
-from thinwire.server.context import empty_state
+from thinwire.server.state.run_state import empty_state
 from thinwire.simulation import ScriptedDevice, Turn
 
 EARLY = 50

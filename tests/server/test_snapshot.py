@@ -18,9 +18,11 @@ from tests.server.test_scripted_rounds import stories
 from tests.support.crashes import Killed
 from tests.support.server_bench import Bench, killing, outcome, three
 from tests.support.stories import Story, told, whole_runs
-from thinwire.core.events import Event, RoundOpened
+from thinwire.core.events import ClientFailed, Event, RoundOpened, RunStatusChanged
+from thinwire.server.run_end import close_undriven
 from thinwire.server.state import snapshot
 from thinwire.server.state.run_state import RunState
+from thinwire.store import Store
 
 
 def state_of(events: list[Event], delay: int) -> RunState:
@@ -97,16 +99,18 @@ class Shared:
 ROUNDS = 7
 
 
-def restarted(folder: Path, text: str | None = None) -> tuple[object, int]:
-    """What a run comes to that dies as its sixth round opens, and how many events the restart reads.
-
-    With a `text`, that is what the restart finds in place of the snapshot.
-    """
+def killed_in_round_6(folder: Path) -> Bench:
     bench = Bench(folder, three(), run={"rounds": ROUNDS})
     with contextlib.suppress(Killed):
         bench.drive(on_event=killing(lambda event: isinstance(event, RoundOpened) and event.round == 6))
     bench.restart()
-    read, stream, kept = list[int](), bench.store.stream, bench.store.snapshot
+    return bench
+
+
+@contextlib.contextmanager
+def reading(store: Store, text: str | None = None) -> Iterator[list[int]]:
+    """Give the events that are read of a journal; with a `text`, it is found in place of the snapshot."""
+    read, stream, kept = list[int](), store.stream, store.snapshot
 
     def streamed(run_id: str, after: int = 0) -> Iterator[tuple[int, Event]]:
         for found in stream(run_id, after):
@@ -114,9 +118,16 @@ def restarted(folder: Path, text: str | None = None) -> tuple[object, int]:
             yield found
 
     with (
-        patch.object(bench.store, "stream", streamed),
-        patch.object(bench.store, "snapshot", lambda run_id: (kept(run_id)[0], text or kept(run_id)[1])),
+        patch.object(store, "stream", streamed),
+        patch.object(store, "snapshot", lambda run_id: (kept(run_id)[0], text or kept(run_id)[1])),
     ):
+        yield read
+
+
+def restarted(folder: Path, text: str | None = None) -> tuple[object, int]:
+    """What a run comes to that dies as its sixth round opens, and how many events the restart reads."""
+    bench = killed_in_round_6(folder)
+    with reading(bench.store, text) as read:
         bench.drive()
     assert bench.store.snapshot(bench.run_id) == (0, ""), "a run that is over needs none"
     found = outcome(bench)
@@ -131,6 +142,18 @@ def test_a_restart_reads_the_snapshot_and_the_events_after_it(tmp_path: Path) ->
     assert found == outcome(undisturbed)
     assert read <= 5, "the opening of round 6, and its assignments"
     undisturbed.store.close()
+
+
+def test_a_run_that_nobody_drives_is_closed_from_the_snapshot_and_the_events_after_it(tmp_path: Path) -> None:
+    failures = []
+    for name, text in (("snapshot", None), ("journal", "of another version")):
+        bench = killed_in_round_6(tmp_path / name)
+        with reading(bench.store, text) as read:
+            close_undriven(bench.store, bench.run_id, RunStatusChanged(99.0, "stopped", "stopped by a person", 10))
+        failures.append([(e.assignment_id, e.kind, e.elapsed_s) for e in bench.events(ClientFailed)])
+        assert (len(read) <= 5) == (text is None)
+        bench.store.close()
+    assert failures[0] == failures[1] != []
 
 
 def test_a_snapshot_that_is_not_readable_leaves_the_whole_journal(tmp_path: Path) -> None:

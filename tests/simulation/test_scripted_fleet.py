@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +16,8 @@ from tests.support.fleet_laws import FleetLaws
 from tests.support.fleet_words import envelope
 from thinwire.core import Layout, VirtualClock
 from thinwire.core.fleet import Arrival, ClientConnected, ClientDisconnected, Link
-from thinwire.core.types import Failure, ReplyHeader
+from thinwire.core.plan_schema import MOST_DELAY
+from thinwire.core.types import Assignment, Failure, ReplyHeader, UpdateId, UpdateOutcome
 from thinwire.simulation import LogNormal, Paced, ScriptedDevice, ScriptedFleet, SyntheticUpdates, Turn
 from thinwire.simulation.local_fleet import HeldSpool, LocalLink
 from thinwire.store import FileSpool, Store
@@ -179,3 +181,14 @@ def test_the_example_of_the_docs_runs(tmp_path: Path, monkeypatch: pytest.Monkey
     (rounds,) = said
     assert {reason for reason, _ in rounds} == {"all"}
     assert len(rounds) == 20 and all(5 < seconds < 200 for _, seconds in rounds)
+
+
+def test_a_device_keeps_as_much_after_many_assignments_as_after_a_few() -> None:
+    one = device(Turn(lost="assignment"))
+    for number in range(1, 101):
+        outcomes = (UpdateOutcome(UpdateId("toy-1", "pi-1", number), "dropped"),)
+        made = Assignment(f"toy-1.{number}.pi-1", "toy-1", "toy", "train", "", outcomes=outcomes)
+        assert (one.turn(made).lost, one.turn(made).lost) == ("assignment", ""), "a message is lost once"
+        one.hear(made)
+    kept = [value for value in vars(one).values() if isinstance(value, (dict, set, deque))]
+    assert max(map(len, kept)) == 1 + MOST_DELAY, "as many assignments as it may have at once"

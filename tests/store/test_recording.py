@@ -20,6 +20,7 @@ from thinwire.core.events import (
     RunNoted,
     UpdateAggregated,
 )
+from thinwire.core.formatting import Reasons
 from thinwire.core.serialization import to_json
 from thinwire.reports.reason_text import sentence
 from thinwire.store import Store
@@ -60,13 +61,14 @@ def test_events_come_back_as_they_were_recorded(store: Store) -> None:
     assert [type(event) for _, event in back] == [type(event) for event in events]
 
 
-def test_a_candidate_without_another_reason_was_not_sampled(store: Store) -> None:
+def test_a_device_that_was_considered_without_another_reason_was_not_sampled(store: Store) -> None:
     run_id = new_run(store)
     first, *sent = opened(run_id, 1)
     assert isinstance(first, RoundOpened)
-    candidates = [*first.candidates, "zz-1", "zz-2"]
-    store.record(run_id, [replace(first, candidates=candidates, reasons={"zz-2": noted("busy")}), *sent])
-    assert sentences(store.rounds(run_id)[0].not_selected) == {"zz-1": "not sampled", "zz-2": "busy"}
+    busy: dict[str, Reasons] = {"zz-2": noted("busy")}
+    store.record(run_id, [replace(first, considered=len(first.assignments) + 2, reasons=busy), *sent])
+    (found,) = store.rounds(run_id)
+    assert (sentences(found.not_selected), found.not_sampled) == ({"zz-2": "busy"}, 1)
 
 
 def test_sequence_numbers_rise_over_all_runs_and_a_reader_goes_on_where_it_was(store: Store) -> None:

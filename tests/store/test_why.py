@@ -17,7 +17,7 @@ from thinwire.store import RoundRow, UpdateRow
 
 ROUND = RoundRow(
     run_id="ecg-1", round=12, opened_at=100.0, closed_at=141.0, reason="all", base_version=11, version=12,
-    deadline_s=60.0, codec="fp16", target_updates=2, min_updates=1, candidates=["pi-2", "pi-3"], selected=["pi-2",
+    deadline_s=60.0, codec="fp16", target_updates=2, min_updates=1, considered=2, selected=["pi-2",
         "pi-3"], not_selected={},
     aggregated=["ecg-1/pi-2/12", "ecg-1/pi-3/12"], aggregated_count=2, late=0, dropped=0, failed=0, seconds=41.0,
     payload_up=0,
@@ -199,8 +199,8 @@ def test_an_aggregator_that_was_away_while_a_device_worked_is_told_and_not_blame
     found = replace(found, closed_at=202.5, seconds=102.7)
     said = why(found, [QUICK, assignment])
     assert said.sentence == (
-        "Round 12 took 1 min 43 s: waited 1 min 42 s for pi-3, which trained 50 steps in 63 s; the aggregator was offline "
-        "for 60 s meanwhile."
+        "Round 12 took 1 min 43 s: waited 1 min 42 s for pi-3, which trained 50 steps in 63 s; the aggregator was "
+        "offline for 60 s meanwhile."
     )
     assert "delivery" not in said.stages, "when it was delivered is not known"
     assert sum(said.stages.values()) == pytest.approx(102.7)

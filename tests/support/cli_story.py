@@ -83,7 +83,7 @@ def round_events(run_id: str, number: int) -> list[Event]:
     return [
         RunStatusChanged(T, "running", f"round {number} of 2"),
         RoundOpened(at=T + number, round=number, elapsed_s=0.0, base_version=number - 1, base_digest="",
-                    candidates=list(assignments), assignments=assignments, codec="int8", deadline_s=60.0,
+                    added=list(assignments), assignments=assignments, codec="int8", deadline_s=60.0,
                     target_updates=2, min_updates=1),
         UpdateAccepted(T + number, number, number, "pi-01", header.assignment_id, str(update), 0, 1.0, False, 1.0,
                        reply_to_json(header)),

@@ -18,7 +18,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from tests.support.faulty_fleet import FaultyFleet
+from tests.support.faulty_fleet import FaultyFleet, told_of
 from tests.support.linked_fleet import LinkedFleet
 from tests.support.outcomes import every_assignment_has_one_outcome
 from tests.support.store_agreement import assert_sums_agree, empty_database
@@ -149,7 +149,7 @@ class Outcome:
         for event in self.events:
             self.past.apply(event)
         self.devices = list(fleet.devices)
-        self.told = {update_id: v for device in fleet.devices.values() for update_id, v in device.told.items()}
+        self.told = told_of(fleet.devices.values())
 
     def of(self, *kinds: type[Event]) -> list[Any]:
         return [event for event in self.events if isinstance(event, kinds)]

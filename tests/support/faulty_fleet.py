@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
 
 from thinwire.core.fleet import Envelope, Spool
-from thinwire.core.types import Part, ReplyHeader
+from thinwire.core.types import Assignment, Part, ReplyHeader, UpdateId, UpdateOutcome
 from thinwire.simulation import ScriptedDevice, ScriptedFleet, Turn
 from thinwire.simulation.local_fleet import LocalLink
 from thinwire.simulation.scripted_device import Kept, parts_of
@@ -29,6 +29,26 @@ class FaultyTurn(Turn):
     garbage: bool = False
     held: int = 0
     again: tuple[Again, ...] = ()
+
+
+@dataclass
+class AttentiveDevice(ScriptedDevice):
+    """A scripted device that remembers all outcomes of which it was told."""
+
+    told: dict[UpdateId, UpdateOutcome] = field(default_factory=dict)
+
+    def hear(self, assignment: Assignment) -> bool:
+        self.told |= {outcome.update_id: outcome for outcome in assignment.outcomes}
+        return super().hear(assignment)
+
+
+def told_of(devices: Iterable[ScriptedDevice]) -> dict[UpdateId, UpdateOutcome]:
+    """All outcomes of which these devices were told."""
+    told: dict[UpdateId, UpdateOutcome] = {}
+    for device in devices:
+        assert isinstance(device, AttentiveDevice)
+        told |= device.told
+    return told
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from tests.support.crashes import Fate, Killed, around_commits
-from tests.support.faulty_fleet import FaultyFleet
+from tests.support.faulty_fleet import AttentiveDevice, FaultyFleet
 from tests.support.store_agreement import empty_database
 from thinwire.aggregation import BufferMean
 from thinwire.core import Layout, RunPlan, VirtualClock
@@ -56,7 +56,7 @@ def work(name: str, kind: type[SyntheticUpdates] = SyntheticUpdates, **more: Any
 
 def scripted(name: str, script: Script | float = 1.0, does: Work | None = None) -> ScriptedDevice:
     """One that does as the script says, or takes so many seconds for each assignment."""
-    return ScriptedDevice(name, does or work(name), every(script) if isinstance(script, float) else script)
+    return AttentiveDevice(name, does or work(name), every(script) if isinstance(script, float) else script)
 
 
 def three(script: Script | float = 1.0) -> list[ScriptedDevice]:

@@ -14,7 +14,7 @@ from unittest.mock import patch
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
-from tests.support.faulty_fleet import FaultyFleet, FaultyTurn
+from tests.support.faulty_fleet import AttentiveDevice, FaultyFleet, FaultyTurn
 from tests.support.outcomes import every_assignment_has_one_outcome
 from tests.support.store_agreement import assert_sums_agree, empty_database
 from thinwire.core import Layout, RunPlan
@@ -25,7 +25,7 @@ from thinwire.core.types import Assignment
 from thinwire.server import run as server_run
 from thinwire.server.context import RunContext, StopOrder
 from thinwire.server.state.run_state import RunState
-from thinwire.simulation import HeldSpool, ScriptedDevice, SyntheticUpdates, Turn, reported, run_scripted
+from thinwire.simulation import HeldSpool, SyntheticUpdates, Turn, reported, run_scripted
 from thinwire.simulation.scripted_device import over
 from thinwire.store import Store
 
@@ -87,7 +87,7 @@ class Told:
     events: list[Event]
     status: str
     params: list[float]
-    devices: list[ScriptedDevice]
+    devices: list[AttentiveDevice]
     there: list[str]  # at the end
     told_at_most: int  # outcomes, in one assignment
     live: RunState
@@ -115,7 +115,7 @@ def told(story: Story, folder: Path) -> Told:
     home = AggregatorHome.under(folder, durable=False)
     home.database.write_bytes(empty_database())
     devices = [
-        ScriptedDevice(
+        AttentiveDevice(
             name,
             story.work(name, LAYOUT, float(i + 1), examples=i + 1),
             story.script,

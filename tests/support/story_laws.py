@@ -125,6 +125,16 @@ def the_model_is_the_sum_of_what_was_aggregated(made: Told) -> None:
     assert np.isfinite(total)
 
 
+def a_round_says_how_the_devices_that_it_considers_differ_from_the_last_ones(made: Told) -> None:
+    considered = set[str]()
+    for e in made.of(RoundOpened):
+        assert considered.isdisjoint(e.added) and considered.issuperset(e.removed)
+        considered = (considered - set(e.removed)) | set(e.added)
+        assert len(considered) == e.considered
+        assert {*e.assignments, *e.later, *e.reasons} <= considered
+    assert considered == made.live.considered
+
+
 def the_journal_replays_to_the_same_past(made: Told) -> None:
     again = RunState(made.live.delay, made.live.kept, made.live.logged)
     for event in made.events:
@@ -153,5 +163,6 @@ def tell(story: Story) -> Told:
     what_is_accepted_is_aggregated_or_dropped_once_and_so_is_said(made)
     what_is_no_garbage_can_be_aggregated(made, story)
     the_model_is_the_sum_of_what_was_aggregated(made)
+    a_round_says_how_the_devices_that_it_considers_differ_from_the_last_ones(made)
     the_journal_replays_to_the_same_past(made)
     return made

@@ -12,9 +12,16 @@ import pytest
 from starlette.testclient import TestClient
 
 from tests.support.api_answers import DENSE, DEVICES, LAYOUT, Told
-from tests.support.filled_store import finish, new_run, twelve_rounds
+from tests.support.filled_store import add_devices, finish, new_run, twelve_rounds
 from tests.support.reasons import noted
-from thinwire.core.events import AssignmentDelivered, ClientReconnected, Evaluated, RoundResumed, RunNoted
+from thinwire.core.events import (
+    AssignmentDelivered,
+    ClientReconnected,
+    DeviceOffline,
+    Evaluated,
+    RoundResumed,
+    RunNoted,
+)
 from thinwire.store import MeasureRow, Store
 from thinwire.web.run_queries import Reader
 
@@ -212,6 +219,17 @@ def test_who_is_busy_with_an_earlier_round_is_at_work_in_it(page: TestClient, st
     run.open(without={"pi-07": "busy with round 1"})
     clients = {c["device"]: c["state_text"] for c in get(page, f"runs/{run.run_id}")["clients"]}
     assert (clients["pi-07"], clients["pi-01"]) == ("in round 1", "in round 2")
+
+
+def test_a_device_that_was_online_and_not_sampled_is_shown_with_that_reason(page: TestClient, store: Store):
+    run = new_run(store)
+    add_devices(store, ["pi-21", "pi-22"], run.now - 5)
+    store.record_device(DeviceOffline(run.now - 4, "pi-22", "connection lost"))
+    run.open(considered=len(run.devices) + 1)
+    clients = {c["device"]: c["state_text"] for c in get(page, f"runs/{run.run_id}")["clients"]}
+    assert clients["pi-21"] == "not selected: not sampled"
+    assert "pi-22" not in clients, "it is offline"
+    assert get(page, f"runs/{run.run_id}/rounds/1")["not_sampled"] == 1
 
 
 def test_dense_bytes_stand_beside_payload_and_wire(page: TestClient, told: Told):

@@ -125,19 +125,22 @@ class RoundOpened(Event):
 
     `codec` is the codec of most assignments. With a codec ladder each device has its own in `codecs`, and `standings`
     hold its progress towards a less compressed rung (server/policy/assignment_terms.py).
+
+    A round considers each device that is online or busy: it selects the device, or `reasons` say why not, or it was not
+    sampled. The event holds how this set differs from that of the round opened before, and its size `considered`.
     """
 
     round: int
     elapsed_s: float
     base_version: int
     base_digest: str
-    candidates: list[str]
+    added: list[str]  # considered now, and not when the round before opened
     assignments: dict[str, str]  # device -> assignment_id, in the order of selection
     codec: str
     deadline_s: float
     target_updates: int
     min_updates: int
-    reasons: dict[str, Reasons] = field(default_factory=dict)  # not selected -> why; other candidates: not sampled
+    reasons: dict[str, Reasons] = field(default_factory=dict)  # not selected -> why; others were not sampled
     references_from: int = 0  # first round whose state at both ends counts: ef21, scaffold, feddyn
     deadline_reason: Reasons = ()
     codecs: dict[str, str] = field(default_factory=dict)  # device -> its own, if the plan has a ladder
@@ -145,6 +148,8 @@ class RoundOpened(Event):
     standings: dict[str, tuple[str, int]] = field(default_factory=dict)  # device -> (rung above, rounds it fitted)
     later: list[str] = field(default_factory=list)  # selected too, for concurrency slots that become free
     sampling: Reasons = ()  # how clients were sampled, if not uniformly
+    removed: list[str] = field(default_factory=list)  # considered when the round before opened, and not now
+    considered: int = 0  # number of devices
 
 
 @dataclass(frozen=True)
@@ -185,9 +190,7 @@ class ClientSelected(Event):
 
 @dataclass(frozen=True)
 class AssignmentDelivered(Event):
-    """Reports that an assignment was delivered to its device, or that the device confirmed that it has it; it
-    decides nothing.
-    """
+    """Reports that an assignment was delivered, or that its device confirmed it; it decides nothing."""
 
     round: int
     device: str
@@ -284,9 +287,7 @@ class ClientFailed(Event):
 
 @dataclass(frozen=True)
 class ClientReconnected(Event):
-    """Reports that a device reconnected while its round is open: the round waits again for the reply that had
-    failed.
-    """
+    """Reports that a device reconnected in an open round, which waits again for the reply that had failed."""
 
     round: int
     device: str
@@ -393,8 +394,6 @@ class DeviceOffline(Event):
 
 @dataclass(frozen=True)
 class AggregatorStarted(Event):
-    """Reports a start of the aggregator; the process before it was last known to be alive at `down_since`, by its own
-    clock.
-    """
+    """Reports a start of the aggregator; the process before it was last alive at `down_since`, by its own clock."""
 
     down_since: float

@@ -200,6 +200,7 @@ class Fleet(Protocol):
       that were not polled yet are deleted, and `ClientDisconnected` follows.
     - `ClientDisconnected` also follows if the aggregator has received nothing from a device for `grace` seconds.
     - An assignment that failed may be sent again under its id, to the same process too.
+    - To send an id that is in flight replaces that assignment.
     """
 
     def send(self, assignments: Sequence[Envelope]) -> None:

@@ -190,7 +190,7 @@ class FlowerLinkState(InMemoryLinkState):
     # Messages
 
     def store(self, outstanding: Outstanding) -> None:
-        """Put an assignment in flight."""
+        """Put an assignment in flight; it replaces one of the same id, which may carry another form of the model."""
         one, envelope = outstanding.assignment_id, outstanding.envelope
         with self.lock:
             if one in self.message_ins_store:

@@ -48,7 +48,7 @@ from thinwire.server.policy.device_profiles import DeviceProfiles
 from thinwire.server.policy.eligibility import BARRING, ConnectedDevices, Eligibility, mismatch
 from thinwire.server.state import snapshot
 from thinwire.server.state.assignment_ledger import AssignmentRecord
-from thinwire.server.state.run_state import RunState
+from thinwire.server.state.run_state import empty_state
 from thinwire.store import MeasureRow, Store
 
 if TYPE_CHECKING:
@@ -93,11 +93,9 @@ class RunContext:
         self.sent = SentAssignments(self.mode.delay + 1, self.holders)
         self.codec = rungs(self.plan.uplink)[0]
         self.versions = Versions(home.run(run_id), self.layout, home.durable)
-        after, text = (0, "") if self.simulated else store.snapshot(run_id)
-        found = snapshot.read(text) if text else None
-        self.past, after = (found, after) if found else (empty_state(self.plan), 0)
+        self.past, later = snapshot.restore(store, run_id, empty_state(self.plan))
         self._since_snapshot = 0  # events
-        for seq, event in store.stream(run_id, after):
+        for seq, event in later:
             self.past.apply(event)
             self._since_snapshot += 1
             self._last_found = seq, event.at
@@ -189,9 +187,7 @@ class RunContext:
         return self._envelope(assigned.device, assignment_id, "train", assigned.round, assigned.deadline_s)
 
     def training_again(self, assignment_id: str) -> Envelope:
-        """Rebuild an unanswered assignment on its own model version, for a fleet that does not know it after a
-        restart.
-        """
+        """Return an outstanding assignment on the version with which its round opened, though newer ones exist."""
         made, assigned = self.training(assignment_id), self.past.ledger.find(assignment_id)
         assert assigned is not None
         base = self.past.bases.of(assigned.base_version)
@@ -342,16 +338,26 @@ class RunContext:
         if self.deferred.setdefault(header.assignment_id, header).update_id != header.update_id:
             self.fleet.ack([header.update_id])
 
-    def still_due(self) -> dict[str, list[AssignmentRecord]]:
-        """Return device -> unanswered assignments, in the order of selection.
+    def take_deferred(self) -> Collection[ReplyHeader]:
+        """Return the deferred replies, in the order of their arrival, for a round that handles each of them.
+
+        A reply that the round defers again stays late or in time, as it was when it arrived.
+        """
+        deferred, self.deferred = self.deferred, {}
+        self.came_late = {assignment_id: self.came_late[assignment_id] for assignment_id in deferred}
+        return deferred.values()
+
+    def outstanding(self) -> dict[str, list[AssignmentRecord]]:
+        """Return device -> outstanding assignments, in the order of selection.
 
         An assignment of a closed round counts as answered if its late reply is deferred to the next round. An
-        assignment of a pipelined round counts as unanswered until that round is current, even if its reply arrived
+        assignment of a pipelined round counts as outstanding until that round is current, even if its reply arrived
         early. Otherwise a device could have more assignments at once than the delay allows.
         """
         late, ledger = self.kept_late(), self.past.ledger
         return {
-            device: [one for one in ledger.in_flight(device) if one.assignment_id not in late] for device in ledger.busy
+            device: [one for one in ledger.outstanding(device) if one.assignment_id not in late]
+            for device in ledger.busy
         }
 
     def kept_late(self) -> set[str]:
@@ -375,17 +381,11 @@ class RunContext:
         return missing(self.plan, self.presence.devices, self.eligibility.reasons(), begun)
 
     def is_free(self, device: str) -> bool:
-        """Return True if the device can be selected now and has no assignment in flight."""
+        """Return True if the device can be selected now and has no outstanding assignment."""
         return device not in self.past.ledger.busy and not self.eligibility.reason(device)
 
     def _excluded(self, device: str) -> str:
         return self.past.barred.reason(device, self.elapsed, self.presence.said)
-
-
-def empty_state(plan: RunPlan) -> RunState:
-    """Return the state of a run of this plan before its first event."""
-    delay = plan.local.delay
-    return RunState(delay, plan.cohort.max_staleness + delay + 2, plan.downlink.log_rounds)
 
 
 def _length(envelope: Envelope) -> int:

@@ -59,8 +59,8 @@ def settled(running: RunContext, now: float, over: bool = False) -> list[Evaluat
     or not.
     """
     past, best, most = running.past, running.past.scores.best, running.past.scores.most
-    owing = [assigned for assigned in past.ledger.oldest() if running.elapsed < assigned.due_s]
-    due = [assigned.base_version for assigned in owing if not past.ledger.is_follow_up(assigned.assignment_id)]
+    waiting = [assigned for assigned in past.ledger.oldest() if running.elapsed < assigned.due_s]
+    due = [assigned.base_version for assigned in waiting if not past.ledger.is_follow_up(assigned.assignment_id)]
     found = list[Evaluated]()
     for version in sorted(past.scores.measured):
         if not over and version >= min(due, default=version + 1):
@@ -83,7 +83,7 @@ def require_metrics(running: RunContext, over: bool = False) -> None:
     """
     scores = running.past.scores
     known = [name.removeprefix(MEASURED) for name in scores.names if name.startswith(MEASURED)]
-    enough = len(scores.measurers) >= FEWEST or running.past.online <= scores.measurers
+    enough = len(scores.measurers) >= FEWEST or running.past.considered <= scores.measurers
     if known and (over or enough):
         running.plan.require_metrics(known)
 

@@ -21,10 +21,9 @@ because the form of an assignment does not change the reply. After a restart the
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +53,8 @@ class Versions:
     folder: Path
     layout: Layout
     durable: bool = True  # False if nothing of the run outlives its process
+    bundles: set[Path] = field(default_factory=set, compare=False)  # files with changes up to a version, for devices
+    _left: dict[str, set[str]] = field(default_factory=dict, compare=False)  # suffix -> stems after the last `prune`
 
     def path(self, version: int) -> Path:
         """Return the path of a version's file."""
@@ -138,14 +139,28 @@ class Versions:
                 hint='restore a backup, or start again from this model: [run] init = "run:ID"',
             ) from error
 
-    def prune(self, keep: Collection[int], sent: Collection[int] = (), changes: Collection[int] = ()) -> None:
-        """Delete the files of all versions except models to `keep`, versions still `sent`, and logged `changes`."""
-        kept, going, logged = ({self.path(v).stem for v in versions} for versions in (keep, sent, changes))
-        wanted = {".model": kept | going, ".state": kept, ".replica": going, ".change": going | logged}
-        for path in self.folder.glob("v*.*"):
-            if path.stem not in wanted.get(path.suffix, going):
-                with contextlib.suppress(FileNotFoundError):
-                    path.unlink()
+    def prune(self, keep: Collection[int] | None, sent: Collection[int] = (), changes: Collection[int] = ()) -> None:
+        """Delete the files of all versions except models to `keep`, versions still `sent`, and logged `changes`.
+
+        With `keep=None` all models stay. The first call of a process lists the folder; a later one deletes what the
+        call before it left. So its time does not grow with the number of versions.
+
+        Invariant: the first call after a version was written leaves its files.
+        """
+        kept, going, logged = ({self.path(v).stem for v in versions} for versions in (keep or (), sent, changes))
+        wanted = {".replica": going, ".change": going | logged}
+        if keep is not None:
+            wanted |= {".model": kept | going, ".state": kept}
+        if not self._left:
+            self.bundles.update(self.folder.glob("v*.from*"))
+        for path in [path for path in self.bundles if path.stem not in going]:
+            path.unlink(missing_ok=True)
+            self.bundles.remove(path)
+        for suffix, stems in wanted.items():
+            left = self._left[suffix] if self._left else {path.stem for path in self.folder.glob(f"v*{suffix}")}
+            for stem in left - stems:
+                (self.folder / f"{stem}{suffix}").unlink(missing_ok=True)
+        self._left.update(wanted)
 
 
 def parts_of(stored: ModelStored | ReplicaStored) -> tuple[Part, ...]:
@@ -332,6 +347,7 @@ class ModelDistributor:
         path = self.versions.folder / parcel.name
         made = len(parcel.pieces) == 1 and parcel.pieces[0][0] == parcel.name
         if not made and not (path.exists() and path.stat().st_size == parcel.size):
+            self.versions.bundles.add(path)
             write_atomically(path, b"".join(self._read(*piece) for piece in parcel.pieces))
         return path
 
@@ -351,7 +367,7 @@ class ModelDistributor:
         self._lost.add(device)
         if assignment.base_version == self.past.version:
             parcel = self.parcel(device)
-        elif self.past.ledger.pipelined and self.past.ledger.is_in_flight(device, assignment.assignment_id):
+        elif self.past.ledger.pipelined and self.past.ledger.is_outstanding(device, assignment.assignment_id):
             parcel = self.whole(self.past.bases.of(assignment.base_version))  # pipelined: its round is still open
         else:
             return None  # its round is closed, and its version replaced: the next assignment carries the whole model

@@ -21,7 +21,7 @@ from thinwire.core.fleet import Envelope
 from thinwire.core.plan import RunPlan
 from thinwire.core.types import ReplyHeader
 from thinwire.server.context import RunContext
-from thinwire.server.recovery import downtime_of
+from thinwire.server.recovery import disconnected_assignments
 from thinwire.server.round_mode import RoundMode, open_round
 
 
@@ -57,10 +57,10 @@ class PipelinedMode(RoundMode):
 
     def busy(self, running: RunContext) -> dict[str, int]:
         """Return device -> its oldest open round, of the devices that have as many assignments as the delay allows."""
-        due = running.still_due().items()
+        due = running.outstanding().items()
         return {device: min(one.round for one in assigned) for device, assigned in due if len(assigned) > self.delay}
 
-    def unanswered(self, running: RunContext, assignment_ids: Sequence[str]) -> list[Envelope]:
+    def sent_at_start(self, running: RunContext, assignment_ids: Sequence[str]) -> list[Envelope]:
         """Return no assignments: they were sent when the round opened, before it became current."""
         return []
 
@@ -81,25 +81,25 @@ class PipelinedMode(RoundMode):
         opened = running.past.line.current
         if opened is None:
             return False
-        owed, here = running.past.ledger.is_in_flight, running.deferred.keys() & set(opened.assignments.values())
+        waited, here = running.past.ledger.is_outstanding, running.deferred.keys() & set(opened.assignments.values())
         there = opened.assignments.keys() if running.elapsed < running.return_by else running.presence.hellos.keys()
         still = [
             assignment_id
             for device, assignment_id in opened.assignments.items()
-            if device in there and owed(device, assignment_id)
+            if device in there and waited(device, assignment_id)
         ]
         return len(here) >= opened.min_updates and here.issuperset(still)
 
     def sent_again(self, running: RunContext) -> list[Envelope]:
-        """Return the unanswered assignments of all rounds, the oldest of each device first.
+        """Return the outstanding assignments of all rounds, the oldest of each device first.
 
         This includes the assignments of disconnected devices, which may reconnect.
         """
-        ledger, gone = running.past.ledger, downtime_of(running.past.line.now)
+        ledger, lost = running.past.ledger, disconnected_assignments(running.past.line.now)
         return [
             running.training_again(assignment_id)
-            for device in dict.fromkeys((*ledger.busy, *gone))
-            for assignment_id in (*gone.get(device, ()), *(one.assignment_id for one in ledger.in_flight(device)))
+            for device in dict.fromkeys((*ledger.busy, *lost))
+            for assignment_id in (*lost.get(device, ()), *(one.assignment_id for one in ledger.outstanding(device)))
         ]
 
     def abort(self, running: RunContext) -> None:
@@ -111,7 +111,7 @@ class PipelinedMode(RoundMode):
             waited = [
                 device
                 for device, assignment_id in opened.assignments.items()
-                if past.ledger.is_in_flight(device, assignment_id)
+                if past.ledger.is_outstanding(device, assignment_id)
             ]
             running.fleet.cancel([opened.assignments[device] for device in waited])
             running.record(

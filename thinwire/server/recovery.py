@@ -1,8 +1,11 @@
 """After a restart the open round is rebuilt: its state machine replays the events that the journal holds.
 
 The replayed round continues as if the aggregator had never stopped. It aggregates the accepted updates again, in the
-order of the journal, so the model is the same to the bit. Nothing is sent here: `RoundRunner.run` sends the unanswered
-assignments again.
+order of the journal, so the model is the same to the bit.
+
+Recovery rebuilds, and sends nothing. `RoundMode.sent_again` gives the outstanding assignments of other rounds that the
+run sends again, in a pipelined run those of all rounds; `RoundRunner.run` sends those of the open round, in a pipelined
+run none. The whole way of a failure: docs/explain/a-round.md, "When a part fails".
 """
 
 from __future__ import annotations
@@ -85,8 +88,8 @@ def header_of(event: UpdateAccepted) -> ReplyHeader:
     return header
 
 
-def downtime_of(now: RoundProgress) -> dict[str, list[str]]:
-    """Return device -> assignments of the devices that disconnected and have not reconnected."""
+def disconnected_assignments(now: RoundProgress) -> dict[str, list[str]]:
+    """Return device -> its assignment in the current round, of the devices that have not reconnected."""
     gone = dict[str, list[str]]()
     for event in now.since:
         if isinstance(event, ClientFailed) and event.kind == "offline":

@@ -128,8 +128,12 @@ class RoundMode:
             max_concurrency=cohort.max_concurrency,
         )
 
-    def unanswered(self, running: RunContext, assignment_ids: Sequence[str]) -> list[Envelope]:
-        """Return the assignments that are sent when a round begins to accept replies, or is resumed after a restart."""
+    def sent_at_start(self, running: RunContext, assignment_ids: Sequence[str]) -> list[Envelope]:
+        """Return which outstanding assignments of a round are sent when it begins to accept replies, or is resumed.
+
+        Invariant: only the open round makes a version, so the newest one is that with which the round opened. A resumed
+        round therefore trains from the version that the journal names.
+        """
         return [running.training(assignment_id) for assignment_id in assignment_ids]
 
     def assignment(self, running: RunContext, assignment_id: str) -> Envelope:
@@ -174,11 +178,11 @@ class RoundMode:
         return False
 
     def sent_again(self, running: RunContext) -> list[Envelope]:
-        """Return the unanswered assignments that a restart sends again, but for those that `RoundRunner.run` sends."""
+        """Return the outstanding assignments that a restart sends again, but for those that `RoundRunner.run` sends."""
         past = running.past
         number = past.line.current.round if past.line.current else 0
-        owed = [assigned.assignment_id for assigned in past.ledger.oldest() if assigned.round != number]
-        return [running.training_again(assignment_id) for assignment_id in owed]
+        others = [assigned.assignment_id for assigned in past.ledger.oldest() if assigned.round != number]
+        return [running.training_again(assignment_id) for assignment_id in others]
 
     def abort(self, running: RunContext) -> None:
         """Close the rounds that are open although the run ends."""
@@ -195,7 +199,7 @@ def open_round(running: RunContext) -> RoundOpened | None:
     """
     past, plan, mode = running.past, running.plan, running.mode
     number, base = past.rounds_opened + 1, past.bases.newest
-    for device, assignments in running.still_due().items():
+    for device, assignments in running.outstanding().items():
         for selected in assignments:
             if (rounds := number - selected.round) > plan.cohort.max_staleness + mode.delay:
                 running.lose(device, "stale", f"no answer for {rounds} rounds", selected.assignment_id)
@@ -212,13 +216,14 @@ def open_round(running: RunContext) -> RoundOpened | None:
     # Sums of EF21, SCAFFOLD and FedDyn hold all that a device has sent, and no part can be taken out. After a device
     # is revoked, all devices therefore start again from zero.
     start_again = plan.remembered and running.revoked() & past.weights.keys()
+    considered = {*cohort.candidates, *cohort.reasons}
     opened = RoundOpened(
         at=running.clock.wall(),
         round=number,
         elapsed_s=running.elapsed,
         base_version=base.version,
         base_digest=base.digest,
-        candidates=list(cohort.candidates),
+        added=sorted(considered - past.considered),
         assignments={device: assignment_id_of(running.run_id, number, device) for device in cohort.selected},
         codec=most_common(chosen, codecs),
         deadline_s=deadline.seconds,
@@ -231,6 +236,8 @@ def open_round(running: RunContext) -> RoundOpened | None:
         codec_reasons={device: choice.reasons for device, choice in chosen.items()},
         later=list(cohort.later),
         sampling=cohort.sampling,
+        removed=sorted(past.considered - considered),
+        considered=len(considered),
         standings={
             device: (choice.standing.less_compressed, choice.standing.rounds) for device, choice in chosen.items()
         },

@@ -1,8 +1,9 @@
 """Driver of one round: arrivals become events, and actions go to the journal, the aggregation and the fleet.
 
-Invariant: a reply is journalled before its update is aggregated, and acknowledged only after its round is closed. After
-a crash each update is therefore either in the journal, or still in the spool or on its device. Updates in the journal
-are aggregated again from the spool, in the same order.
+Invariant: an assignment is journalled before it is sent. A reply is journalled before its update is aggregated, and
+acknowledged only after its round is closed. After a crash each assignment that left is therefore in the journal. Each
+update is in the journal, in the spool or on its device; updates in the journal are aggregated again from the spool, in
+the same order.
 """
 
 from __future__ import annotations
@@ -62,13 +63,13 @@ class RoundRunner:
         self.accepted: list[tuple[ReplyHeader, AggregateUpdate]] = []
 
     def run(self) -> None:
-        """Send the unanswered assignments, then handle arrivals until the round closes.
+        """Send the outstanding assignments, then handle arrivals until the round closes.
 
         `round_close.finish` ends a closed round. The round stays open if the service closes meanwhile.
         """
-        running, owing = self.running, self._in_flight()
-        waited_for = {*self.machine.outstanding, *(device for device, _ in owing)}
-        running.assign(running.mode.unanswered(running, [assignment_id for _, assignment_id in owing]))
+        running, outstanding = self.running, self._outstanding()
+        waited_for = {*self.machine.outstanding, *(device for device, _ in outstanding)}
+        running.assign(running.mode.sent_at_start(running, [assignment_id for _, assignment_id in outstanding]))
         self._take_deferred()
         try:
             while not self.machine.closed:
@@ -83,21 +84,20 @@ class RoundRunner:
         finally:
             self.folds.close()
 
-    def _in_flight(self) -> list[tuple[str, str]]:
-        """Return (device, `assignment_id`) of this round's unanswered assignments, in the order of selection.
+    def _outstanding(self) -> list[tuple[str, str]]:
+        """Return (device, `assignment_id`) of this round's outstanding assignments, in the order of selection.
 
         After a restart these include assignments that were committed and never sent; in a buffered round also overdue
         ones.
         """
         ledger, number = self.running.past.ledger, self.opened.round
-        owed = (assigned for device in ledger.busy for assigned in ledger.in_flight(device))
-        return [(assigned.device, assigned.assignment_id) for assigned in owed if assigned.round == number]
+        every = (assigned for device in ledger.busy for assigned in ledger.outstanding(device))
+        return [(assigned.device, assigned.assignment_id) for assigned in every if assigned.round == number]
 
     def _take_deferred(self) -> None:
         """Handle the deferred replies, in the order of their arrival."""
-        deferred, self.running.deferred = self.running.deferred, {}
         self.missed = False  # a deferred reply may make a disconnected device outstanding again: check once more
-        self._take(deferred.values())
+        self._take(self.running.take_deferred())
 
     def _miss(self, assigned: Iterable[str]) -> None:
         """Count the devices that did not reconnect after a restart as lost, once `return_by` has passed.
@@ -156,7 +156,7 @@ class RoundRunner:
         if self.accepted:
             self.record()
         here = {self.machine.assignments.get(device), *self.running.deferred}
-        for assigned in self.running.past.ledger.in_flight(device):
+        for assigned in self.running.past.ledger.outstanding(device):
             named = assignment_id == assigned.assignment_id or (
                 not assignment_id and assigned.round <= self.opened.round
             )
@@ -326,7 +326,6 @@ class RoundRunner:
         facts = [event for header, action in accepted for event in self._accepted(header, action)]
         self.running.record(*later, *facts, *events, measured=measured)
         for header, action in accepted:
-            self.running.came_late.pop(header.assignment_id, None)
             self.begin(header, action.discount)
 
     def frames(self, update_id: UpdateId) -> Frames:

@@ -2,7 +2,7 @@
 
 A run waits until enough devices are online, opens a round, drives it and closes it. It repeats this until the plan's
 rounds are done, a target metric is reached, or a person stops the run. Between rounds it notes which devices connect
-and disconnect, and keeps replies. After a restart it first sends again the unanswered assignments of other rounds
+and disconnect, and keeps replies. After a restart it first sends again the outstanding assignments of other rounds
 (pipelined: of all rounds), then resumes the open round, which sends its own.
 """
 
@@ -114,13 +114,10 @@ def _one(running: RunContext, one: RoundRunner) -> None:
     past, newest, met = running.past, running.past.version, running.past.scores.reached
     sent = {
         newest,
-        *(assigned.base_version for device in past.ledger.busy for assigned in past.ledger.in_flight(device)),
+        *(assigned.base_version for device in past.ledger.busy for assigned in past.ledger.outstanding(device)),
     }
-    keep = {0, newest, newest - 1, past.scores.best.version if past.scores.best else 0, met or 0, *past.scores.measured}
-    if "all" in running.plan.run.keep:
-        if not running.plan.downlink.compressed:
-            return
-        keep |= set(range(newest))
+    best = past.scores.best.version if past.scores.best else 0
+    keep = None if "all" in running.plan.run.keep else {0, newest, newest - 1, best, met or 0, *past.scores.measured}
     running.versions.prune(keep, sent, range(newest - running.plan.downlink.log_rounds + 1, newest + 1))
 
 
@@ -169,7 +166,7 @@ def _wait_for_busy(running: RunContext) -> None:
     listen(running, POLL_S)
     waited = running.elapsed - past.elapsed_s
     if waited > past.ledger.deadline_s * (running.plan.cohort.max_staleness + 1):
-        for device, assignments in running.still_due().items():
+        for device, assignments in running.outstanding().items():
             for assigned in assignments[:1]:
                 running.lose(device, "stale", f"no answer for {waited:.0f} s after its round", assigned.assignment_id)
 
@@ -206,7 +203,7 @@ def _keep(running: RunContext, header: ReplyHeader) -> None:
 
 def _fail(running: RunContext, device: str, kind: str, text: str, assignment_id: str) -> None:
     """Record that an assignment failed, unless a reply to it is deferred: then the reply is its outcome."""
-    if running.past.ledger.is_in_flight(device, assignment_id) and assignment_id not in running.deferred:
+    if running.past.ledger.is_outstanding(device, assignment_id) and assignment_id not in running.deferred:
         running.lose(device, kind, text, assignment_id)
 
 
@@ -217,6 +214,6 @@ def _gone(running: RunContext, device: str, why: str) -> None:
     current.
     """
     late = running.kept_late()
-    for assigned in running.past.ledger.in_flight(device):
+    for assigned in running.past.ledger.outstanding(device):
         if not running.past.line.of(assigned.round) and assigned.assignment_id not in late:
             running.lose(device, "offline", why, assigned.assignment_id)

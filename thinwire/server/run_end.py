@@ -18,8 +18,8 @@ from thinwire.core.types import Assignment, Failure, ReplyHeader, UpdateOutcome,
 from thinwire.server.context import POLL_S, RunContext
 from thinwire.server.evaluation import evaluation, require_metrics
 from thinwire.server.policy.assignment_terms import evaluation_deadline
-from thinwire.server.state.assignment_ledger import AssignmentLedger
-from thinwire.server.state.initial_requests import InitialModelRequests
+from thinwire.server.state import snapshot
+from thinwire.server.state.run_state import RunState
 from thinwire.store import RunRow, Store
 
 UNOWNED_S = 60.0  # a run has its owner file within milliseconds of its row; runs of early versions have none
@@ -56,15 +56,13 @@ def close(running: RunContext, status: RunStatus, text: str, exit_code: int = 0)
 
 def close_undriven(store: Store, run_id: str, end: RunStatusChanged) -> None:
     """Record the end of a run, and the outcomes of its assignments, when its driver could not start or raised."""
-    ledger, first, elapsed_s = AssignmentLedger(), InitialModelRequests(), 0.0
     try:
-        for _, event in store.stream(run_id):
-            ledger.apply(event)
-            first.apply(event)
-            elapsed_s = max(elapsed_s, getattr(event, "elapsed_s", 0.0))
+        past, later = snapshot.restore(store, run_id, RunState())
+        for _, event in later:
+            past.apply(event)
     except Exception:  # the journal itself may be unreadable: then only the end of the run is recorded
-        ledger, first = AssignmentLedger(), InitialModelRequests()
-    store.record(run_id, ledger.with_end(end, elapsed_s, first.open))
+        past = RunState()
+    store.record(run_id, past.ledger.with_end(end, past.elapsed_s, past.first.open))
 
 
 def end_abandoned(store: Store, home: AggregatorHome) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import random
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
@@ -20,6 +21,7 @@ from thinwire.compression import parse
 from thinwire.core.fleet import Delivery
 from thinwire.core.layout import Layout
 from thinwire.core.plan import digest_of
+from thinwire.core.plan_schema import MOST_DELAY
 from thinwire.core.prng import Key, derive, seed63
 from thinwire.core.types import (
     Assignment,
@@ -28,7 +30,6 @@ from thinwire.core.types import (
     Reply,
     ReplyHeader,
     UpdateId,
-    UpdateOutcome,
     Vector,
     within_run,
 )
@@ -61,9 +62,8 @@ class ScriptedDevice:
     """Simulates a device that does `work` as its `script` says, one assignment after the other.
 
     The device connects at the first poll, or later if it is `away` from time 0. `away` lists (from, until) in seconds.
-    Its outbox survives a crash, but work in progress begins again. `told` holds all outcomes that the device was
-    informed of. With `overlaps`, the device works on its next assignment while it uploads; replies leave one after the
-    other.
+    Its outbox survives a crash, but work in progress begins again. With `overlaps`, the device works on its next
+    assignment while it uploads; replies leave one after the other.
     """
 
     name: str
@@ -71,31 +71,29 @@ class ScriptedDevice:
     script: Script = field(default=lambda assignment: Turn())
     away: Sequence[tuple[float, float]] = ()
     overlaps: bool = False
-    told: dict[UpdateId, UpdateOutcome] = field(default_factory=dict)
     outbox: dict[str, Kept] = field(default_factory=dict)  # by id of the assignment
     plans: set[str] = field(default_factory=set)  # digests of the plans that it has
     life: int = 0  # number of restarts: events scheduled before the last one do not happen
     link: LocalLink | None = None  # while it is connected
     busy: bool = False
     sent_by: float = 0.0  # when all its uploads will have ended
-    _delivered: set[str] = field(default_factory=set)
+    _delivered: deque[str] = field(default_factory=lambda: deque(maxlen=1 + MOST_DELAY))  # ids of the last assignments
 
     def turn(self, assignment: Assignment) -> Turn:
         """Return what the script says. A loss happens once, since a lost message arrives when the device has
         reconnected.
         """
-        again = assignment.assignment_id in self._delivered
-        self._delivered.add(assignment.assignment_id)
         turn = self.script(assignment)
-        return replace(turn, lost="") if again else turn
+        if assignment.assignment_id in self._delivered:
+            return replace(turn, lost="")
+        self._delivered.append(assignment.assignment_id)
+        return turn
 
     def hear(self, assignment: Assignment) -> bool:
         """Take in an assignment's outcomes and plan; return False if only the plan's digest is given and the plan is
         not known.
         """
-        for outcome in assignment.outcomes:
-            self.told[outcome.update_id] = outcome
-        settled = {update_id for update_id, outcome in self.told.items() if outcome.outcome != "unknown"}
+        settled = {one.update_id for one in assignment.outcomes if one.outcome != "unknown"}
         self.outbox = {a: kept for a, kept in self.outbox.items() if kept.header.update_id not in settled}
         if isinstance(assignment.plan, str):
             return assignment.plan in self.plans

@@ -138,7 +138,7 @@ class Projection:
             for name in (
                 "round", "base_version", "deadline_s", "deadline_reason", "sampling", "codec", "target_updates",
                 "min_updates",
-                "candidates",
+                "considered",
             )
         }  # fmt: skip
         selection = {"selected": list(event.assignments), "not_selected": dict(event.reasons)}

@@ -11,7 +11,6 @@ from sqlalchemy import ColumnElement, Connection, RowMapping, Select, case, func
 
 from thinwire.core.errors import NotFound
 from thinwire.core.fleet import DeviceRow, TaskReport
-from thinwire.core.formatting import Reason, Reasons
 from thinwire.core.secure_events import PHASES
 from thinwire.store.database import Base, Database, upsert
 from thinwire.store.device_tables import Device
@@ -82,7 +81,7 @@ class RunQueries:
         if last is not None:
             wanted = wanted.where(Round.round <= last)
         found = sorted(_all(self._database, wanted), key=lambda row: int(row["round"]))  # each by its own index
-        return [RoundRow(**{**row, "not_selected": _not_selected(row)}) for row in found]
+        return [RoundRow(**row) for row in found]
 
     def updates(self, run_id: str, round: int | None = None, last: int | None = None) -> list[UpdateRow]:  # noqa: A002
         """Return one row for each assignment of the run, of one of its rounds, or of those from `round` to `last`."""
@@ -200,13 +199,6 @@ def _all(database: Database, wanted: Select[Any]) -> list[dict[str, Any]]:
 def _run(found: Mapping[str, Any] | RowMapping) -> RunRow:
     report = dict(found["task_report"])
     return RunRow(**{**found, "task_report": TaskReport(**{**report, "codecs": tuple(report["codecs"])})})
-
-
-def _not_selected(found: Mapping[str, Any]) -> dict[str, Reasons]:
-    """Return the reasons of each device that a round did not select; the journal leaves out that of sampling alone."""
-    known: dict[str, Reasons] = found["not_selected"]
-    sampled_out = set(found["candidates"]).difference(found["selected"], known)
-    return known | {device: [Reason("not-sampled", {})] for device in sorted(sampled_out)}
 
 
 def _named(name: str, ids: list[str]) -> str:

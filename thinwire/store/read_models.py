@@ -124,9 +124,9 @@ class RoundRow(Traffic, Outcomes, Measured):
     codec: str
     target_updates: int
     min_updates: int
-    candidates: list[str]
+    considered: int  # devices that were online or busy when it opened
     selected: list[str]
-    not_selected: dict[str, Reasons]  # by device
+    not_selected: dict[str, Reasons]  # device -> reasons, but for those that were not sampled
     aggregated: list[str]
     seconds: float | None
     spread: dict[str, list[float]]
@@ -143,6 +143,11 @@ class RoundRow(Traffic, Outcomes, Measured):
     secure_sum: dict[str, Any] = field(default_factory=dict)
     changed: int = field(default=0, compare=False)  # number of the transaction that changed the row last
     arrived: int = 0  # of an open round: own assignments with a recorded reply that is not aggregated yet
+
+    @property
+    def not_sampled(self) -> int:
+        """Return how many of the considered devices are not selected, and have no other reason."""
+        return max(0, self.considered - len({*self.selected, *self.not_selected}))
 
     @property
     def answered(self) -> int:

@@ -101,7 +101,7 @@ class Round(Traffic, Outcomes, Base):
     codec_reasons: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default="{}")
     target_updates: Mapped[int]
     min_updates: Mapped[int]
-    candidates: Mapped[list[Any]]
+    considered: Mapped[int]
     selected: Mapped[list[Any]]
     not_selected: Mapped[dict[str, Any]]
     aggregated: Mapped[list[Any]] = mapped_column(default=list)

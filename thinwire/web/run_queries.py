@@ -6,6 +6,7 @@ only the rounds that changed. Invariant: what an event costs does not depend on 
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import Counter
@@ -312,8 +313,7 @@ def client_states(
     working = open_assignments if newest is not None and not newest.reason and run.status not in ENDED else {}
     examples = {u.device: u.examples for rows in reversed(latest) for u in rows if u.examples}
     ratios = {u.device: u.residual_ratio for rows in reversed(latest) for u in rows if u.residual_ratio is not None}
-    reasons = newest.not_selected if newest is not None and run.status not in ENDED else {}
-    not_selected = {device: sentence(why) for device, why in reasons.items()}
+    not_selected = {} if newest is None or run.status in ENDED else _not_selected(run, newest, clients, devices)
     shown = [
         schemas.Client(
             **{name: getattr(row, name) for name in _COUNTS}, examples=examples.get(row.device, 0),
@@ -324,6 +324,21 @@ def client_states(
     ]  # fmt: skip
     absent = sorted(not_selected.keys() - {row.device for row in clients})
     return shown + [_never_selected(name, run, known.get(name), not_selected) for name in absent]
+
+
+def _not_selected(
+    run: RunRow, newest: RoundRow, clients: Sequence[ClientRow], devices: Sequence[DeviceInfo]
+) -> dict[str, str]:
+    """Return the reason of each device that the latest round considered and did not select.
+
+    The round names no device that was not sampled: these are the others that were online when it opened.
+    """
+    reasons = {device: sentence(why) for device, why in newest.not_selected.items()}
+    if not newest.not_sampled:
+        return reasons
+    online = [info.row.name for info in devices if info.online and (info.seen_at or math.inf) <= newest.opened_at]
+    others = {row.device for row in clients} if run.source == "sim" else set(online)
+    return {**dict.fromkeys(sorted(others.difference(newest.selected)), "not sampled"), **reasons}
 
 
 _COUNTS = (

@@ -141,6 +141,7 @@ class Round(Traffic, Outcomes):
     min_updates: int
     selected: list[str]
     not_selected: dict[str, ReasonText]
+    not_sampled: int
     arrived: int = 0
     seconds: float | None
     until_s: float = 0.0

@@ -106,7 +106,7 @@ def _cells(ids: list[str], group: str | None, home: Path | None) -> tuple[list[s
 
 def _clients(row: RunRow, rounds: Sequence[RoundRow]) -> int:
     """Return the number of clients of a simulated run; 0 for devices, whose number changes."""
-    return len({name for each in rounds for name in each.candidates}) if row.source == "sim" else 0
+    return max((each.considered for each in rounds), default=0) if row.source == "sim" else 0
 
 
 def _show(rows: Sequence[Row], metric: str, target: float | None) -> None:

@@ -2,9 +2,9 @@
 
 `AssignmentRecord` is the record. It says to which device and in which round the assignment was made, from which model
 version, in which codec and with which work, when, how many bytes of the model went with it, and its outcome.
-`AssignmentLedger` holds the records and answers questions about them: what a device has in flight, what has no outcome
-yet, whether an update is decided. `OutcomeLog` holds the latest outcomes of each device's updates, which assignments
-report to the device.
+`AssignmentLedger` holds the records and answers questions about them: what is outstanding at a device, what has no
+outcome yet, whether an update is decided. `OutcomeLog` holds the latest outcomes of each device's updates, which
+assignments report to the device.
 
 Invariant: once a run is over, each of its assignments has exactly one outcome. The last event about an assignment gives
 its outcome:
@@ -141,8 +141,8 @@ class AssignmentLedger:
     """Holds the assignments of a run.
 
     A reply counts only if its model version is at most `kept` versions old. Without `pipelined`, a device has at most
-    one assignment in flight; with it, a device gets its assignment of the next round before it has answered the one of
-    this round. An assignment is in flight until the run stops waiting for its reply.
+    one outstanding assignment; with it, a device gets its assignment of the next round before it has answered the one
+    of this round. An assignment is outstanding until the run stops waiting for its reply.
     """
 
     kept: int = KEPT
@@ -152,7 +152,7 @@ class AssignmentLedger:
     outcomes: OutcomeLog = field(default_factory=OutcomeLog)
     _records: dict[str, AssignmentRecord] = field(default_factory=dict)  # id -> all that `rounds` holds
     _unresolved: dict[str, bool] = field(default_factory=dict)  # ids of those without an outcome, oldest first
-    _in_flight: dict[str, list[str]] = field(default_factory=dict)  # device -> ids, oldest first
+    _outstanding: dict[str, list[str]] = field(default_factory=dict)  # device -> ids, oldest first
     _last: dict[str, str] = field(default_factory=dict)  # device -> id of its last one
     _decided: dict[str, Status] = field(default_factory=dict)  # update id -> accepted or dropped
     _decided_in: dict[int, list[str]] = field(default_factory=dict)  # round -> the updates that it decided about
@@ -165,20 +165,20 @@ class AssignmentLedger:
 
     @property
     def busy(self) -> KeysView[str]:
-        """Return the devices that have an assignment in flight."""
-        return self._in_flight.keys()
+        """Return the devices that have an outstanding assignment."""
+        return self._outstanding.keys()
 
-    def in_flight(self, device: str) -> list[AssignmentRecord]:
-        """Return the assignments that a device has in flight, oldest first."""
-        return [self._records[assignment_id] for assignment_id in self._in_flight.get(device, ())]
+    def outstanding(self, device: str) -> list[AssignmentRecord]:
+        """Return the outstanding assignments of a device, oldest first."""
+        return [self._records[assignment_id] for assignment_id in self._outstanding.get(device, ())]
 
-    def is_in_flight(self, device: str, assignment_id: str) -> bool:
+    def is_outstanding(self, device: str, assignment_id: str) -> bool:
         """Return True if the run waits for the reply of this device to this assignment."""
-        return assignment_id in self._in_flight.get(device, ())
+        return assignment_id in self._outstanding.get(device, ())
 
     def oldest(self) -> Iterator[AssignmentRecord]:
-        """Yield the oldest assignment that each busy device has in flight."""
-        for assignment_ids in self._in_flight.values():
+        """Yield the oldest outstanding assignment of each busy device."""
+        for assignment_ids in self._outstanding.values():
             yield self._records[assignment_ids[0]]
 
     @property
@@ -245,15 +245,15 @@ class AssignmentLedger:
                 self._close_round(event)
 
     def release(self, device: str, assignment_id: str) -> None:
-        """Stop waiting for an assignment; the device's next one in flight, if any, becomes its oldest."""
-        assignment_ids = self._in_flight.get(device, [])
+        """Stop waiting for an assignment; the device's next outstanding one, if any, becomes its oldest."""
+        assignment_ids = self._outstanding.get(device, [])
         if assignment_id in assignment_ids:
             was_oldest = assignment_ids[0] == assignment_id
             assignment_ids.remove(assignment_id)
             if was_oldest:
-                del self._in_flight[device]
+                del self._outstanding[device]
                 if assignment_ids:
-                    self._in_flight[device] = assignment_ids
+                    self._outstanding[device] = assignment_ids
 
     def with_end(self, end: RunStatusChanged, elapsed_s: float, first: FirstModelAssigned | None) -> list[Event]:
         """Return the event that ends the run, after the failures of all assignments that have no outcome yet.
@@ -298,9 +298,9 @@ class AssignmentLedger:
         made.reported = self.outcomes.count[device]
         assigned.assignments.append(made)
         self._records[assignment_id], self._last[device], self._unresolved[assignment_id] = made, assignment_id, True
-        self._in_flight.setdefault(device, []).append(assignment_id)
+        self._outstanding.setdefault(device, []).append(assignment_id)
         if not self.pipelined:
-            self._in_flight[device] = [assignment_id]
+            self._outstanding[device] = [assignment_id]
         return made
 
     def _decide(self, event: UpdateAccepted | UpdateDropped, status: Status) -> None:
@@ -324,15 +324,15 @@ class AssignmentLedger:
             found.status = status
 
     def _wait_again(self, event: ClientReconnected) -> None:
-        """Record that an assignment is in flight again, as the oldest one of its device."""
+        """Record that an assignment is outstanding again, as the oldest one of its device."""
         if found := self._records.get(event.assignment_id):
             found.status, self._unresolved[event.assignment_id] = "open", True
             since = [
                 assignment_id
-                for assignment_id in self._in_flight.get(event.device, ())
+                for assignment_id in self._outstanding.get(event.device, ())
                 if assignment_id != event.assignment_id
             ]
-            self._in_flight[event.device] = [event.assignment_id, *since]
+            self._outstanding[event.device] = [event.assignment_id, *since]
 
     def _close_round(self, event: RoundClosed) -> None:
         """Record the outcomes of a round's updates; a pipelined round that is stopped waits for no reply any more."""

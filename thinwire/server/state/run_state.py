@@ -29,6 +29,7 @@ from thinwire.core.events import (
     UpdateAggregated,
     UpdateDropped,
 )
+from thinwire.core.plan import RunPlan
 from thinwire.server.policy.assignment_terms import ROUNDS, CodecHistory, DeviceSpeeds
 from thinwire.server.policy.eligibility import DeviceBackoff
 from thinwire.server.state.assignment_ledger import KEPT, AssignmentLedger
@@ -141,7 +142,7 @@ class RunState:
     took: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # device -> s of last replies
     paces: DeviceSpeeds = field(default_factory=DeviceSpeeds)
     connected: set[str] = field(default_factory=set)  # devices that got an assignment and were not seen to disconnect
-    online: set[str] = field(default_factory=set)  # online when the last round opened, selected or not
+    considered: set[str] = field(default_factory=set)  # online or busy when the last round opened, selected or not
     barred: DeviceBackoff = field(default_factory=DeviceBackoff)
     codecs: CodecHistory = field(default_factory=CodecHistory)
     weights: dict[str, int] = field(default_factory=dict)  # device -> its examples in the first round that counted them
@@ -166,12 +167,12 @@ class RunState:
         """Return the model version that a device holds when its next assignment (`but`) is delivered; None if it is not
         known.
 
-        In a pipelined run it is the version of the last other assignment in flight. Otherwise, and without one, it is
+        In a pipelined run it is the version of the last other outstanding assignment. Otherwise, and without one, it is
         the version of the last reply.
         """
         if not self.ledger.pipelined:
             return self.bases.held.get(device)
-        due = [assigned.base_version for assigned in self.ledger.in_flight(device) if assigned.assignment_id != but]
+        due = [assigned.base_version for assigned in self.ledger.outstanding(device) if assigned.assignment_id != but]
         return due[-1] if due else self.bases.held.get(device)
 
     def apply(self, event: Event) -> None:
@@ -227,7 +228,7 @@ class RunState:
         self.rounds_opened = event.round
         self.line.open(event)
         self.connected |= event.assignments.keys()
-        self.online = {*event.candidates, *event.assignments, *event.later, *event.reasons}
+        self.considered = (self.considered - set(event.removed)) | set(event.added)
         if event.references_from != self.references_from:
             self.references_from, self.weights = event.references_from, {}
         self.codecs.opened(event)
@@ -280,3 +281,9 @@ class RunState:
             self.slowest = [*self.slowest, self.line.now.slowest_s][-ROUNDS:]
         self.line.close(event)
         self.scores.close(event)
+
+
+def empty_state(plan: RunPlan) -> RunState:
+    """Return the state of a run of this plan before its first event."""
+    delay = plan.local.delay
+    return RunState(delay, plan.cohort.max_staleness + delay + 2, plan.downlink.log_rounds)

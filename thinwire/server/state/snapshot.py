@@ -17,7 +17,7 @@ import hashlib
 import json
 import types
 from collections import deque
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
 from typing import Any, Union, cast, get_args, get_origin, get_type_hints
@@ -26,6 +26,7 @@ from thinwire.core.events import Event
 from thinwire.core.serialization import from_json, to_json
 from thinwire.core.types import UpdateId
 from thinwire.server.state.run_state import RunState
+from thinwire.store import Store
 
 FORMAT = 1  # to be raised when a field changes its meaning, but neither its name nor its type
 SNAPSHOT_ROUNDS = 100
@@ -51,6 +52,16 @@ def read(text: str) -> RunState | None:
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
         return None
     return found
+
+
+def restore(store: Store, run_id: str, empty: RunState) -> tuple[RunState, Iterator[tuple[int, Event]]]:
+    """Return the state of a run's snapshot, and the events after it, which are not applied yet.
+
+    Without a snapshot that this version can read, return the `empty` state and the whole journal.
+    """
+    after, text = store.snapshot(run_id)
+    found = read(text) if text else None
+    return (found, store.stream(run_id, after)) if found else (empty, store.stream(run_id))
 
 
 @cache

@@ -84,14 +84,15 @@ const mark = (r) => {
 const describe = (r) => (r.reason ? `Round ${r.round}, ${seconds(r.seconds)}: ${r.closing}` : `Round ${r.round}, open`);
 
 const Said = ({ round, buffered }) => {
-  const notSelected = Object.entries(round.not_selected);
+  const notSelected = Object.entries(round.not_selected).map(([name, why]) => html`<b>${name}</b> (${why})`);
+  if (round.not_sampled) notSelected.push(`${round.not_sampled} not sampled`);
   const deadline = `${buffered ? "Deadline of each assignment" : "Deadline"} ${round.deadline_reason || seconds(round.deadline_s)}`;
   const least = buffered ? `At least ${round.min_updates} of its updates must be right` : `At least ${round.min_updates} of ${round.selected.length} must answer`;
   const drawn = round.sampling && ` ${round.sampling[0].toUpperCase()}${round.sampling.slice(1)}.`;
   return html`
     <p class="why">${round.why}</p>
     ${round.reason && html`<${Went} went=${round} along=${round.slowest} waited=${round.waited_for} />`}
-    <p class="closing faint">${round.reason && html`Closed because ${round.closing}. `}<${Codecs} round=${round} /> ${deadline}. ${least}.${drawn}${notSelected.length ? html` Not selected: ${notSelected.map(([name, why], i) => html`${i ? "; " : ""}<b>${name}</b> (${why})`)}.` : ""}</p>`;
+    <p class="closing faint">${round.reason && html`Closed because ${round.closing}. `}<${Codecs} round=${round} /> ${deadline}. ${least}.${drawn}${notSelected.length ? html` Not selected: ${notSelected.map((said, i) => html`${i ? "; " : ""}${said}`)}.` : ""}</p>`;
 };
 
 /** The codec of a round; of a ladder the number of clients with each codec. */

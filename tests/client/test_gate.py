@@ -173,7 +173,7 @@ def test_an_attempt_that_a_restart_cut_off_is_free_three_times_and_then_counts(t
     for _ in range(1 + FREE):
         device.gate.admit(assignment)
         device.start()
-    kept = json.loads(device.counts.read_text())["admitted"]["train"]
+    kept = json.loads(device.counts.read_text())["open"]["train"]
     assert [key[32:] for key in kept] == ["", *["+"] * FREE]
     assert device.rule(1) == "", "it counts, and is the second"
     assert [device.rule(number) for number in (2, 1)] == ["rounds_a_day", ""], "the reply is there, and is sent again"
@@ -187,9 +187,20 @@ def test_an_overlapping_assignment_that_comes_again_while_its_answer_is_made_doe
     with pytest.raises(Cancelled):
         device.session.begin(delivery, lambda: False, print)
     device.session.withdrawn(delivery.assignment)
-    assert not any(key.endswith("-") for key in json.loads(device.counts.read_text())["admitted"]["train"])
+    kept = json.loads(device.counts.read_text())
+    assert (kept["open"], kept["ended"]) == ({"train": [key_of(delivery.assignment)]}, {})
     assert isinstance(device.session.finish(begun)[0], ReplyHeader)
-    assert json.loads(device.counts.read_text())["admitted"]["train"] == [key_of(delivery.assignment) + "-"]
+    kept = json.loads(device.counts.read_text())
+    assert (kept["open"], kept["ended"]) == ({"train": []}, {"train": 1})
+
+
+def test_the_counts_of_a_day_do_not_grow_with_its_assignments(tmp_path):
+    device = Device(tmp_path, Policy(hours="00:00-23:59"))
+    sizes = set[int]()
+    for number in range(1, 9):
+        assert device.rule(number) == ""
+        sizes.add(len(device.counts.read_bytes()))
+    assert len(sizes) == 1
 
 
 def test_a_disk_that_refuses_the_end_of_an_attempt_does_not_cost_its_reply(tmp_path):
@@ -220,7 +231,7 @@ def test_counts_are_on_disk_before_the_data_are_read_and_survive_a_kill(tmp_path
     died = subprocess.run([sys.executable, "-c", script, str(tmp_path)], cwd=root, env=environment, timeout=60)
     assert died.returncode == -signal.SIGKILL
     kept = json.loads((tmp_path / "device" / "policy.json").read_text())
-    assert [len(keys) for keys in kept["admitted"].values()] == [1]
+    assert [len(keys) for keys in kept["open"].values()] == [1]
     device = Device(tmp_path, Policy(rounds_a_day=1))
     assert device.rule(2) == "rounds_a_day"
     assert device.rule(1) == "", "the one that was killed comes again, and is not counted twice"
@@ -269,8 +280,9 @@ def test_a_clock_that_is_hours_from_the_aggregators_is_not_believed(tmp_path, sk
 
 @pytest.mark.parametrize(
     "damage",
-    [b"", b"[]", b'{"format":1}', b'{"format":2,"date":"2026-11-21","at":"2026-11-21T12:00:00","admitted":{}}',
-     b'{"format":2,"date":"2026-11-21","at":"2026-11-21T12:00:00+01:00","admitted":{"train":"abc"}}'],
+    [b"", b"[]", b'{"format":1}', b'{"format":3,"date":"2026-11-21","at":"2026-11-21T12:00:00","open":{},"ended":{}}',
+     b'{"format":3,"date":"2026-11-21","at":"2026-11-21T12:00:00+01:00","open":{"train":"abc"},"ended":{}}',
+     b'{"format":3,"date":"2026-11-21","at":"2026-11-21T12:00:00+01:00","open":{},"ended":{"train":"abc"}}'],
 )  # fmt: skip
 def test_no_damage_of_the_counts_begins_the_day_again(tmp_path, damage):
     device = Device(tmp_path, Policy(rounds_a_day=1))

@@ -4,13 +4,13 @@
 stop needs no admission. `DailyQuota` and `QuotaFile` count what was admitted today. `Limit` ends the work on one
 assignment by the owner's `max_assignment_minutes`, and by `hours` if `hours_end_work` is true.
 
-The count is on disk before the work begins, so that a kill does not undo it. One file, `policy.json`, holds the day and
-a key for each attempt at an assignment:
+The count is on disk before the work begins, so that a kill does not undo it. One file, `policy.json`, holds the day,
+the number of attempts that have ended (with a reply, with a failure, or withdrawn), and the open ones:
 
 - `KEY` is open: its work may continue.
-- `KEY-` has ended: with a reply, with a failure, or withdrawn. The same assignment after that is a new attempt and
-  counts.
 - `KEY+` is an open attempt that began again after a restart of this process. That is free, `FREE` times.
+
+An assignment that comes again after its end is a new attempt and counts.
 
 Invariant: of each kind at most `rounds_a_day` attempts begin on one day, whatever the aggregator repeats or renames.
 Only a restart of the client repeats an attempt for free, and at most `FREE` times. A file that is unreadable admits
@@ -160,32 +160,33 @@ class AdmissionController:
 
 
 FILE = "policy.json"
-FORMAT = 2
+FORMAT = 3
 RELEASED = datetime(2026, 1, 1).astimezone()  # before the first release: a clock that shows less was never set
 FREE = 3  # free restarts of one attempt: a device with a bad battery finishes its round, a loop of crashes ends
-ENDED, RESUMED = "-", "+"  # after a key
+RESUMED = "+"  # after a key
 SLACK = timedelta(hours=1)  # a clock that is corrected steps back by less; a day must not come twice
 
 
 @dataclass(frozen=True)
 class DailyQuota:
-    """The attempts admitted on one day: kind -> keys with their marks.
+    """The attempts admitted on one day: kind -> keys of the open ones with their marks, and number of the ended ones.
 
     `at` is when this was written: the latest time ever seen.
     """
 
     date: date
     at: datetime
-    admitted: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    open: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    ended: Mapping[str, int] = field(default_factory=dict)
 
     def is_free(self, kind: str, key: str) -> bool:
         """Return True if this key is open and may begin again without being counted."""
-        keys = self.admitted.get(kind, ())
+        keys = self.open.get(kind, ())
         return key in keys and keys.count(key + RESUMED) < FREE
 
     def count(self, kind: str) -> int:
         """Return how many attempts of this kind were counted."""
-        return sum(not key.endswith(RESUMED) for key in self.admitted.get(kind, ()))
+        return self.ended.get(kind, 0) + sum(not key.endswith(RESUMED) for key in self.open.get(kind, ()))
 
     def on(self, now: datetime) -> DailyQuota:
         """Return this day, or a new one if one has begun; time never goes back."""
@@ -196,20 +197,20 @@ class DailyQuota:
     def with_one(self, kind: str, key: str) -> DailyQuota:
         """Return the day with one more attempt; an open one begins again for free as long as `is_free`."""
         if self.is_free(kind, key):
-            return self._with(kind, (*self.admitted[kind], key + RESUMED))
+            return self._with(kind, (*self.open[kind], key + RESUMED))
         ended = self.with_end(kind, key)
-        return ended._with(kind, (*ended.admitted.get(kind, ()), key))
+        return ended._with(kind, (*ended.open.get(kind, ()), key))
 
     def with_end(self, kind: str, key: str) -> DailyQuota:
         """Return the day in which this key's attempt has ended; a key that is not open changes nothing."""
-        keys = self.admitted.get(kind, ())
+        keys = self.open.get(kind, ())
         if key not in keys:
             return self
-        left = (other for other in keys if other != key + RESUMED)
-        return self._with(kind, tuple(other + ENDED if other == key else other for other in left))
+        counted = replace(self, ended={**self.ended, kind: self.ended.get(kind, 0) + 1})
+        return counted._with(kind, tuple(other for other in keys if other not in (key, key + RESUMED)))
 
     def _with(self, kind: str, keys: tuple[str, ...]) -> DailyQuota:
-        return replace(self, admitted={**self.admitted, kind: keys})
+        return replace(self, open={**self.open, kind: keys})
 
 
 class QuotaFile:
@@ -227,11 +228,12 @@ class QuotaFile:
             raw = json.loads(self.path.read_bytes())
             if raw["format"] != FORMAT:
                 raise ValueError(f"format {raw['format']!r}")
-            kept = {str(kind): tuple(map(str, keys)) for kind, keys in raw["admitted"].items()}
+            kept = {str(kind): tuple(map(str, keys)) for kind, keys in raw["open"].items()}
+            ended = {str(kind): int(count) for kind, count in raw["ended"].items()}
             at = datetime.fromisoformat(raw["at"])
-            if at.tzinfo is None or not all(isinstance(keys, list) for keys in raw["admitted"].values()):
+            if at.tzinfo is None or not all(isinstance(keys, list) for keys in raw["open"].values()):
                 raise ValueError("it is not what was written")
-            return DailyQuota(date.fromisoformat(raw["date"]), at, kept)
+            return DailyQuota(date.fromisoformat(raw["date"]), at, kept, ended)
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -243,7 +245,8 @@ class QuotaFile:
 
     def keep(self, day: DailyQuota) -> None:
         """Write a day."""
-        raw = {"format": FORMAT, "date": day.date.isoformat(), "at": day.at.isoformat(), "admitted": dict(day.admitted)}
+        attempts = {"open": dict(day.open), "ended": dict(day.ended)}
+        raw = {"format": FORMAT, "date": day.date.isoformat(), "at": day.at.isoformat(), **attempts}
         self._write(self.path, json.dumps(raw, separators=(",", ":")).encode())
 
 

@@ -71,7 +71,7 @@ def means(metrics: Mapping[str, tuple[float, float]]) -> dict[str, float]:
 
 
 TRAFFIC = ("payload_up", "payload_down", "wire_up", "wire_down")
-OUTCOMES = {"aggregated": "aggregated_count", "late": "late", "dropped": "dropped", "failed": "failed"}
+OUTCOMES = {"aggregated": "aggregated_count", "aggregated-late": "late", "dropped": "dropped", "failed": "failed"}
 EVERYWHERE = (*TRAFFIC, *OUTCOMES.values())
 OF_RUNS = (*EVERYWHERE, "dense_up", "dense_down", "rounds_closed")
 OF_CLIENTS = (*EVERYWHERE, "selected", "arrived")
@@ -285,7 +285,7 @@ class KnownRows:
 
 
 RECENT = 3  # rounds: in which a failed assignment may be pending again
-FINAL = ("aggregated", "late", "dropped", "over")
+FINAL = ("aggregated", "aggregated-late", "dropped", "over")
 
 
 class Rows:

@@ -74,7 +74,7 @@ def lost(why: str) -> Callable[[Sequence[Event]], int]:
 def dropped(reason: str) -> Callable[[Sequence[Event]], int]:
     """How many answers of the device were dropped for it."""
     return lambda events: sum(
-        isinstance(e, UpdateDropped) and e.device == DEVICE and e.reason.partition(":")[0] == reason for e in events
+        isinstance(e, UpdateDropped) and e.device == DEVICE and e.reason == reason for e in events
     )
 
 

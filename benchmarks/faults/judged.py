@@ -26,7 +26,7 @@ from thinwire.core.events import Event, RoundOpened, UpdateAccepted, UpdateDropp
 def unanswered(events: Sequence[Event]) -> int:
     """Assignments of which no answer counted."""
     came = {e.assignment_id for e in events if isinstance(e, UpdateAccepted)} - {
-        e.assignment_id for e in events if isinstance(e, UpdateDropped) and e.reason.partition(":")[0] == "bad-payload"
+        e.assignment_id for e in events if isinstance(e, UpdateDropped) and e.reason == "bad-payload"
     }
     return sum(
         assignment not in came for e in events if isinstance(e, RoundOpened) for assignment in e.assignments.values()

@@ -125,7 +125,9 @@ def failures_page() -> str:
     )
     dropped = (
         "Why the aggregator dropped an update that arrived. Its device puts the update back into its residual. `stale` "
-        "and `revoked` are also told of assignments above: there nothing had arrived."
+        "and `revoked` are also told of assignments above: there nothing had arrived. A reply that is not valid, for "
+        "instance one without frames, is no drop: its assignment fails, with a kind above. The third reply to one "
+        "assignment, and each later one, is acknowledged without a record."
     )
     rows = [(f"`{kind}`", meaning) for kind, meaning in FAILURES.items()]
     drops = [(f"`{reason}`", meaning) for reason, meaning in DROPS.items()]
@@ -151,7 +153,7 @@ def _raised() -> set[str]:
 
 def _dropping() -> set[str]:
     """The reasons that stand as words where an answer is dropped: what they say after a colon is more than the name."""
-    made = re.compile(r'(?:drop|round_events\.AggregationRejected)\([^"\n]*"([a-z-]+)|refused=f?"([a-z-]+)')
+    made = re.compile(r'(?:_drop|_unseen|round_events\.AggregationRejected)\([^"\n]*"([a-z-]+)|rejected=f?"([a-z-]+)')
     texts = [path.read_text() for path in (Path(thinwire.__file__).parent / "server").glob("*.py")]
     return {one or other for text in texts for one, other in made.findall(text)}
 

@@ -69,7 +69,7 @@ def test_each_fault_strikes_as_often_as_its_preset_says_at_moments_of_its_kinds(
 
 def test_an_answer_whose_bytes_are_not_what_it_says_is_left_out_of_what_is_compared() -> None:
     wrong = UpdateAccepted(0.5, 1, 1, "c", "1.c", "r/c/1", 0, 1.0, False, 1.0, {})
-    dropped = UpdateDropped(0.6, 1, 1, "c", "1.c", "r/c/1", "bad-payload: damaged", 1.0)
+    dropped = UpdateDropped(0.6, 1, 1, "c", "1.c", "r/c/1", "bad-payload", 1.0, detail="damaged")
     assert identical_share([wrong, dropped, *changed(4, dropped=["r/c/1"])], TWO_VERSIONS) == 1.0
 
 

@@ -45,7 +45,9 @@ def test_a_fold_that_is_repeated_after_a_restart_changes_nothing(batches: list, 
         for batch in batches:
             store.record(run_id, batch)
         before = shown(store, run_id)
-        done = [u for u in store.updates(run_id) if u.outcome in ("aggregated", "late") and u.aggregated_round]
+        done = [
+            u for u in store.updates(run_id) if u.outcome in ("aggregated", "aggregated-late") and u.aggregated_round
+        ]
         for n in repeats[: len(done)]:
             update = done[n % len(done)]
             store.record(run_id, [UpdateAggregated(99.0, update.aggregated_round or 0, update.update_id, 0.1)])
@@ -122,7 +124,7 @@ def test_an_answer_after_its_round_is_late_there_and_aggregated_where_it_came(st
     assert store.updates(run_id, 1)[0].outcome == "accepted"
     store.record(run_id, [UpdateAggregated(15.0, 2, str(late.update_id), 0.1)])
     row = store.updates(run_id, 1)[0]
-    assert (row.outcome, row.aggregated_round, row.staleness) == ("late", 2, 1)
+    assert (row.outcome, row.aggregated_round, row.staleness) == ("aggregated-late", 2, 1)
     assert [r.late for r in store.rounds(run_id)] == [1, 0]
 
 

@@ -48,7 +48,7 @@ def test_the_slowest_upload_is_told_with_its_bytes_and_its_speed():
 
 def test_a_deadline_says_whom_it_cut_off():
     closed = replace(ROUND, reason="deadline", deadline_s=25.0, seconds=25.0, closed_at=125.0, slowest="pi-2")
-    late = replace(ASK, outcome="late")
+    late = replace(ASK, outcome="aggregated-late")
     found = why(closed, [QUICK, late])
     assert found.waited_for == ("pi-3",)
     assert found.sentence == (
@@ -146,7 +146,8 @@ BUFFER = replace(
     spent={"aggregate_s": 0.1}, slowest="pi-2",
 )  # fmt: skip
 EARLIER = replace(
-    ASK, round=10, update_id="ecg-1/pi-3/11", outcome="late", aggregated_round=12, staleness=2, assigned_at=60.0,
+    ASK, round=10, update_id="ecg-1/pi-3/11", outcome="aggregated-late", aggregated_round=12, staleness=2,
+    assigned_at=60.0,
     pulled_at=60.5, began_at=101.5, arrived_at=104.5, train_s=40.0,
 )  # fmt: skip
 OWN = replace(QUICK, update_id="ecg-1/pi-2/12")
@@ -228,7 +229,7 @@ def test_an_absence_before_a_device_was_selected_is_not_the_time_until_it_was():
 
 
 def test_a_deadline_does_not_count_an_absence_and_neither_does_what_is_said_of_who_missed_it():
-    late = replace(ASK, pulled_at=None, began_at=164.3, arrived_at=200.7, outcome="late")
+    late = replace(ASK, pulled_at=None, began_at=164.3, arrived_at=200.7, outcome="aggregated-late")
     found = replace(
         ROUND, reason="deadline", deadline_s=25.0, seconds=85.0, closed_at=185.0, downtimes=[[101.0, 161.0]]
     )

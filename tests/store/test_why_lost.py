@@ -48,7 +48,7 @@ def test_who_failed_before_the_last_answer_held_nobody_up():
          "pi-3, whose answer was dropped (bad-payload)"),
         ({"outcome": "selected", "reason": "", "failed_at": None}, "pi-3, which had not answered"),
         ({"outcome": "selected", "reason": "", "failed_at": 190.0}, "pi-3, which had not answered"),
-        ({"outcome": "late", "reason": "", "arrived_at": 190.0}, "pi-3, which was lost"),
+        ({"outcome": "aggregated-late", "reason": "", "arrived_at": 190.0}, "pi-3, which was lost"),
     ],
 )  # fmt: skip
 def test_what_became_of_who_was_waited_for_is_said(changed, said):

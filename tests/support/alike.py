@@ -40,7 +40,7 @@ class Alike:
 
 def alike(events: Sequence[Event], devices: Sequence[str]) -> Alike:
     """What a run without a fault has to do to take in what this one did."""
-    wrong = {e.update_id for e in events if isinstance(e, UpdateDropped) and e.reason.partition(":")[0] in WRONG}
+    wrong = {e.update_id for e in events if isinstance(e, UpdateDropped) and e.reason in WRONG}
     taken = [e for e in events if isinstance(e, UpdateAccepted) and e.update_id not in wrong]
     came = {Answer(e.assignment_round, e.device) for e in taken}
     opened = [e.round for e in events if isinstance(e, RoundOpened)]

@@ -12,6 +12,7 @@ from thinwire.core.events import (
     ClientFailed,
     ClientSelected,
     CloseReason,
+    DropReason,
     Evaluated,
     Event,
     ModelStored,
@@ -153,7 +154,7 @@ class Told:
             )
         )  # fmt: skip
 
-    def drop(self, device: str, seconds: float, reason: str) -> None:
+    def drop(self, device: str, seconds: float, reason: DropReason) -> None:
         header = self.header(device, seconds)
         at = self.opened_at + seconds
         event = UpdateDropped(

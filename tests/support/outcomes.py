@@ -35,7 +35,7 @@ def every_assignment_has_one_outcome(store: Store, run_id: str) -> None:
     said, answers = said_of(events)
     assert said.keys() == set(assigned), "of each there is a fact, and of nothing else"
     aggregated = {update_id for e in events if isinstance(e, RoundClosed) for update_id in e.aggregated}
-    shown = {row.assignment_id: row.outcome.replace("late", "aggregated") for row in store.updates(run_id)}
+    shown = {row.assignment_id: row.outcome.removesuffix("-late") for row in store.updates(run_id)}
     assert shown.keys() == set(assigned)
     for assignment_id, letters in said.items():
         assert ORDERLY.fullmatch(letters), f"{assignment_id}: {letters}"

@@ -53,7 +53,7 @@ def identical_share(events: Sequence[Event], undisturbed: Sequence[Event]) -> fl
 
 
 def _by_version(events: Sequence[Event]) -> dict[int, tuple[object, ...]]:
-    wrong = {e.update_id for e in events if isinstance(e, UpdateDropped) and e.reason.partition(":")[0] in WRONG}
+    wrong = {e.update_id for e in events if isinstance(e, UpdateDropped) and e.reason in WRONG}
     made: dict[int, list[object]] = {version: [digests] for version, digests in versions(events).items()}
     for closed in (e for e in events if isinstance(e, RoundClosed)):
         taken = [one for one in accepted(events) if one[0] == closed.round and one[1] not in wrong]

@@ -97,8 +97,8 @@ def _kept(row: Any) -> dict[str, int | None]:
 def _added(updates: Iterable[UpdateRow]) -> dict[str, int | None]:
     rows = list(updates)
     outcomes = Counter(u.outcome for u in rows)
-    sums: dict[str, int | None] = {"aggregated_count": outcomes["aggregated"]}
-    sums |= {name: outcomes[name] for name in ("late", "dropped", "failed")}
+    sums: dict[str, int | None] = {"aggregated_count": outcomes["aggregated"], "late": outcomes["aggregated-late"]}
+    sums |= {name: outcomes[name] for name in ("dropped", "failed")}
     for name in TRAFFIC:
         seen = [getattr(u, name) for u in rows if getattr(u, name) is not None]
         sums[name] = sum(seen) if seen or name.startswith("payload") else None

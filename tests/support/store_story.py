@@ -8,6 +8,7 @@ from thinwire.core.events import (
     ClientFailed,
     ClientReconnected,
     ClientSelected,
+    DropReason,
     Evaluated,
     Event,
     ModelStored,
@@ -72,7 +73,7 @@ def accepted(reply: ReplyHeader, assignment_round: int, round_number: int = 0) -
     )  # fmt: skip
 
 
-def dropped(reply: ReplyHeader, assignment_round: int, reason: str, round_number: int = 0) -> UpdateDropped:
+def dropped(reply: ReplyHeader, assignment_round: int, reason: DropReason, round_number: int = 0) -> UpdateDropped:
     return UpdateDropped(
         15.0, round_number or assignment_round, assignment_round, reply.update_id.device, reply.assignment_id,
         str(reply.update_id),

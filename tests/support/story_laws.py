@@ -99,7 +99,7 @@ def what_is_accepted_is_aggregated_or_dropped_once_and_so_is_said(made: Told) ->
 
 def what_is_no_garbage_can_be_aggregated(made: Told, story: Story) -> None:
     """Each is read in the codec in which it was selected."""
-    refused = [e for e in made.of(UpdateDropped) if e.reason.startswith("bad-payload")]
+    refused = [e for e in made.of(UpdateDropped) if e.reason == "bad-payload"]
     turns = [story.table[e.device, e.assignment_round % story.rounds] for e in refused]
     assert all(isinstance(turn, FaultyTurn) and turn.garbage for turn in turns)
 

@@ -38,7 +38,8 @@ def test_a_device_fails_the_assignments_of_which_no_answer_counted_and_of_those_
     events = [
         opened(1, "a", "b"), accepted(1, "a"), closed(1, "enough"), opened(2, "a"), accepted(2, "a"), closed(2),
         opened(3, "a", "b"), accepted(3, "a"), garbage,
-        UpdateDropped(0.0, 3, 3, "b", "r.3.b", garbage.update_id, "bad-payload: damaged", 1.0), closed(3, "enough"),
+        UpdateDropped(0.0, 3, 3, "b", "r.3.b", garbage.update_id, "bad-payload", 1.0, detail="damaged"),
+        closed(3, "enough"),
     ]  # fmt: skip
     assert alike(events, DEVICES).absent == {"b": (1, 2, 3)}
 

@@ -181,7 +181,7 @@ def test_a_round_shows_what_each_client_did_when(page: TestClient, told: Told):
     assert list(clients) == DEVICES
     stages = [s["stage"] for s in clients["pi-01"]["stretches"]]
     assert stages == ["delivery", "download", "queue", "evaluate", "train", "encode", "unaccounted", "upload"]
-    assert clients["pi-07"]["outcome"] == "late"
+    assert clients["pi-07"]["outcome"] == "aggregated-late"
     assert clients["pi-07"]["aggregated_round"] == 5
     assert clients["pi-07"]["stretches"][-1]["end_s"] > found["seconds"]
 

@@ -256,16 +256,17 @@ class UpdateAggregated(Event):
 
 @dataclass(frozen=True)
 class UpdateDropped(Event):
-    """Reports that an update does not count; docs/reference/failures.md explains each reason."""
+    """Reports that an update does not count; docs/reference/failures.md explains each reason, `detail` the case."""
 
     round: int
     assignment_round: int
     device: str
     assignment_id: str
     update_id: str
-    reason: str  # a DropReason, but none of NO_STEP (RoundClosed.dropped); details may follow a colon
+    reason: DropReason  # none of NO_STEP: RoundClosed.dropped has these updates
     elapsed_s: float
     header: dict[str, Any] = field(default_factory=dict)
+    detail: str = ""
 
 
 @dataclass(frozen=True)

@@ -240,11 +240,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class AggregationResult:
-    """The result of one addition: done in `seconds`, or rejected for the reason `refused`."""
+    """The result of one addition: done in `seconds`, or the update is `rejected` for a reason."""
 
     update_id: UpdateId
     seconds: float
-    refused: str = ""
+    rejected: str = ""
 
 
 class InlineExecutor(Executor):
@@ -281,7 +281,7 @@ class AggregationQueue:
             try:
                 fold()
             except BadPayload as error:
-                return AggregationResult(update_id, time.perf_counter() - start, refused=f"bad-payload: {error}")
+                return AggregationResult(update_id, time.perf_counter() - start, rejected=f"bad-payload: {error}")
             return AggregationResult(update_id, time.perf_counter() - start)
 
         self._of[update_id] = self._worker.submit(timed)

@@ -134,7 +134,7 @@ def _stepped(one: RoundRunner, closed: RoundResult, events: list[Event]) -> tupl
     one.fold, spoilers = aggregated_without(new, aggregated)
     spoiled = [header.update_id for header in spoilers]
     for update_id in spoiled:
-        events += one.dropped(update_id, TOO_LARGE)
+        events += one.drop_events(update_id, TOO_LARGE)
     left = tuple(u for u in closed.aggregated if u not in spoiled)
     if len(left) < one.opened.min_updates:
         return RoundResult("too-few", (), (*closed.dropped, *closed.aggregated), closed.outstanding), {}

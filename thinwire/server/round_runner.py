@@ -12,11 +12,12 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from thinwire.core.events import (
     ClientReconnected,
     ClientSelected,
+    DropReason,
     Event,
     RoundOpened,
     StateLost,
@@ -190,13 +191,13 @@ class RoundRunner:
             self.receive_s[update_id] = max(0.0, running.clock.wall() - since)
         self.headers_of[header.assignment_id] += 1
         if running.past.ledger.is_answered(header.assignment_id) and header.assignment_id not in self.machine.answered:
-            self.drop(update_id, "duplicate")
+            self._drop_unseen(update_id, "duplicate")
             return
         if (
             running.past.ledger.is_forgotten(header.assignment_id)
             or assignment_round(header.assignment_id) < running.past.references_from
         ):
-            self.drop(
+            self._drop_unseen(
                 update_id, "stale"
             )  # its version is too old, or it is a difference to a state that no longer counts
             return
@@ -228,7 +229,7 @@ class RoundRunner:
                 case round_events.AggregateUpdate(update_id):
                     self.accepted.append((self.headers[update_id], action))
                 case round_events.DropUpdate(update_id, reason):
-                    facts += self.dropped(update_id, reason)
+                    facts += self.drop_events(update_id, reason)
                 case round_events.DeferUpdate(update_id):
                     deferred = self.headers.pop(update_id)
                     self.headers_of[deferred.assignment_id] -= 1
@@ -255,18 +256,19 @@ class RoundRunner:
         if assigned:
             running.assign([running.mode.assignment(running, assignment_id) for assignment_id in assigned])
 
-    def drop(self, update_id: UpdateId, reason: str) -> None:
+    def _drop_unseen(self, update_id: UpdateId, reason: str) -> None:
         """Drop an update without passing it to the state machine, and record the reason."""
         self.machine.dropped.append(update_id)
-        self.record(*self.dropped(update_id, reason))
+        self.record(*self.drop_events(update_id, reason))
 
-    def dropped(self, update_id: UpdateId, reason: str) -> list[UpdateDropped]:
+    def drop_events(self, update_id: UpdateId, reason: str) -> list[UpdateDropped]:
         """Return the event that an update is dropped; none if the journal has it already, as after a second
         aggregation.
         """
         if self.running.past.ledger.is_dropped(update_id):
             return []
-        return [UpdateDropped(**self._fields(self.headers[update_id]), reason=reason)]
+        code, _, detail = reason.partition(": ")
+        return [UpdateDropped(**self._fields(self.headers[update_id]), reason=cast(DropReason, code), detail=detail)]
 
     def _accepted(self, header: ReplyHeader, action: AggregateUpdate) -> list[Event]:
         """Return the event that an update counts for this round, and the loss of the device's state that it reports."""
@@ -305,8 +307,8 @@ class RoundRunner:
             self.folding_s += outcome.seconds
             if handled_at := self._handled_at.pop(outcome.update_id, 0.0):  # else by an earlier process
                 self.aggregate_s[outcome.update_id] = time.perf_counter() - handled_at
-            if outcome.refused:
-                self.on(round_events.AggregationRejected(outcome.update_id, outcome.refused))
+            if outcome.rejected:
+                self.on(round_events.AggregationRejected(outcome.update_id, outcome.rejected))
                 self._take_deferred()  # the round may accept replies again
             else:
                 self.later.append(

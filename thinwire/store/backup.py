@@ -266,7 +266,8 @@ def _missing(stage: Path) -> Iterator[str]:
         "SELECT updates.update_id FROM updates JOIN runs USING (run_id) LEFT JOIN rounds"  # noqa: S608
         " ON rounds.run_id = updates.run_id"
         " AND rounds.round = coalesce(updates.aggregated_round, updates.round + updates.staleness)"
-        f" WHERE updates.outcome IN ('accepted', 'aggregated', 'late') AND rounds.closed_at IS NULL AND {going}"
+        " WHERE updates.outcome IN ('accepted', 'aggregated', 'aggregated-late')"
+        f" AND rounds.closed_at IS NULL AND {going}"
     )
     with contextlib.closing(sqlite3.connect(stage / DATABASE)) as copy:
         needed = list[str]()

@@ -229,7 +229,7 @@ class UpdateProjector:
             case UpdateAggregated():
                 self.settle([event.update_id], "aggregated", event)
             case UpdateDropped():
-                self._answered(event, "dropped", reason=event.reason)
+                self._answered(event, "dropped", reason=": ".join(filter(None, (event.reason, event.detail))))
             case ClientFailed():
                 self._failed(event)
             case ClientReconnected():
@@ -319,10 +319,11 @@ class UpdateProjector:
     def settle(
         self, update_ids: Iterable[str], outcome: str, event: UpdateAggregated | RoundClosed, reason: str = ""
     ) -> None:
-        """Set the outcome of updates to aggregated or dropped; an aggregated late update gets the outcome `late`."""
+        """Set the outcome of updates to aggregated or dropped; a late one gets `aggregated-late`."""
         for row in self.rows.by_update(update_ids):
             if outcome == "aggregated":
-                self._turn(row, "late" if row["late_reply"] else "aggregated", event.at, aggregated_round=event.round)
+                how = "aggregated-late" if row["late_reply"] else "aggregated"
+                self._turn(row, how, event.at, aggregated_round=event.round)
             elif row["outcome"] != "dropped":
                 self._turn(row, "dropped", event.at, reason=reason, aggregated_round=None)
 

@@ -156,7 +156,7 @@ class RunQueries:
     def aggregated_rounds(self, device: str) -> list[tuple[str, list[int]]]:
         """Return (run, rounds) for a device's aggregated updates, which stay in the model when it is revoked."""
         aggregated = (
-            Update.outcome.in_(("aggregated", "late"))
+            Update.outcome.in_(("aggregated", "aggregated-late"))
             & Update.aggregated_round.is_not(None)
             & (Run.source == "devices")
         )

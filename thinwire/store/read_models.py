@@ -12,7 +12,7 @@ from thinwire.core.formatting import Reasons
 from thinwire.core.types import Equipment
 
 Source = Literal["devices", "sim"]
-AssignmentOutcome = Literal["selected", "accepted", "aggregated", "late", "dropped", "failed", "over"]
+AssignmentOutcome = Literal["selected", "accepted", "aggregated", "aggregated-late", "dropped", "failed", "over"]
 RATES = ("down", "up")  # kinds of measurements in bits/s
 AT_ONCE_BYTES = 14_600  # TCP's initial window (RFC 6928): fewer bytes take equally long at any bandwidth
 
@@ -29,7 +29,7 @@ class Traffic:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcomes:
-    """Counts of assignments by outcome; `aggregated_count` are those whose updates were aggregated in time."""
+    """Counts of assignments by outcome: `aggregated_count` of `aggregated`, and `late` of `aggregated-late`."""
 
     aggregated_count: int
     late: int

@@ -71,7 +71,7 @@ def means(metrics: Mapping[str, tuple[float, float]]) -> dict[str, float]:
 
 
 TRAFFIC = ("payload_up", "payload_down", "wire_up", "wire_down")
-OUTCOMES = {"aggregated": "aggregated_count", "late": "late", "dropped": "dropped", "failed": "failed"}
+OUTCOMES = {"aggregated": "aggregated_count", "aggregated-late": "late", "dropped": "dropped", "failed": "failed"}
 EVERYWHERE = (*TRAFFIC, *OUTCOMES.values())
 OF_RUNS = (*EVERYWHERE, "dense_up", "dense_down", "rounds_closed")
 OF_CLIENTS = (*EVERYWHERE, "selected", "arrived")
@@ -302,7 +302,7 @@ class KnownRows:
 
 MAX_OPEN = 17  # rounds of a run that are open at once: the largest `[local] max_delay`, and one
 RECENT = 3  # rounds: in which a failed assignment may be pending again
-FINAL = ("aggregated", "late", "dropped", "over")
+FINAL = ("aggregated", "aggregated-late", "dropped", "over")
 
 
 class Rows:

@@ -45,7 +45,7 @@ const OUTCOMES = {
   selected: ["dots", "selected"],
   accepted: ["dots", "arrived"],
   aggregated: ["check", "aggregated"],
-  late: ["clock", "late"],
+  "aggregated-late": ["clock", "aggregated late"],
   dropped: ["back", "dropped"],
   failed: ["cross", "failed"],
   over: ["dash", "run over"],

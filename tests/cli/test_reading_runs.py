@@ -15,6 +15,7 @@ from thinwire.cli.runs.render import on_the_wire
 from thinwire.core.events import (
     ClientFailed,
     ClientSelected,
+    DropReason,
     ModelStored,
     RoundClosed,
     RoundOpened,
@@ -95,7 +96,8 @@ def test_dropped_updates_and_failed_assignments_are_counted_by_client_with_the_l
 def test_drops_are_counted_for_each_reason(thinwire, home):
     run_id = told(home, status="running")
     with Store.open(AggregatorHome.under(home).database) as store:
-        for number, reason in ((3, "late"), (4, "stale"), (5, "late")):
+        reasons: tuple[DropReason, ...] = ("late", "stale", "late")
+        for number, reason in enumerate(reasons, 3):
             store.record(run_id, [*opened(run_id, number), dropped(header(run_id, number, "pi-01"), number, reason)])
     said = " ".join(thinwire("runs", "show", "--home", home).out.split())
     assert "pi-01: updates dropped: 3 (2 late, 1 stale), the last of round 5: late" in said

@@ -160,8 +160,7 @@ class Timings:
     """Holds the seconds that a client spent on each stage of one assignment, by its own clock.
 
     `load_s` is the time until evaluation or training begins: admission, reading the state and the model, starting the
-    worker, sending vectors to it, and making data and model there. `commit_s` is the time until the reply is durable on
-    the device.
+    worker, sending vectors to it, and making data and model there. `commit_s` is the time until the reply is durable.
     """
 
     download_s: float = 0.0

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thinwire.aggregation.support import MIN_VISITS, SupportWalk
+from thinwire.aggregation.lattice_window import MIN_VISITS, SupportWalk
 from thinwire.core import Key
 
 

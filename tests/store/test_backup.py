@@ -12,7 +12,7 @@ from tests.support.store_story import closed, header, status
 from thinwire.core.errors import DataLost
 from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import UpdateId
-from thinwire.store import FileSpool, Store, backup, restore
+from thinwire.store import FileSpool, Store, backup
 from thinwire.store.backup import back_up
 from thinwire.store.schema import copy_file
 
@@ -22,7 +22,7 @@ def test_a_backup_of_a_store_in_use_is_restored_elsewhere_as_it_was(
 ) -> None:
     before = contents(place.home)
     place.store.record(place.run_id, [closed(1, [f"{place.run_id}/pi-01/1"])])
-    restored = restore.restore(file, there, force=False)
+    restored = backup.restore(file, there, force=False)
     assert (restored.replaced, restored.manifest.thinwire) == (None, "1.2.3")
     assert contents(there) == before
     assert len(before) == 7
@@ -34,7 +34,7 @@ def test_a_backup_of_a_store_in_use_is_restored_elsewhere_as_it_was(
 
 
 def test_what_is_restored_is_private_and_the_backup_too(place: Place, file: Path, there: AggregatorHome) -> None:
-    restore.restore(file, there, force=False)
+    backup.restore(file, there, force=False)
     modes = {path.stat().st_mode & 0o777 for path in there.root.rglob("*") if path.is_file()}
     folders = {path.stat().st_mode & 0o777 for path in [there.root, *there.root.rglob("*")] if path.is_dir()}
     assert (modes, folders, file.stat().st_mode & 0o777) == ({0o600}, {0o700}, 0o600)
@@ -56,7 +56,7 @@ def test_answers_come_back_in_the_order_of_their_arrival(place: Place, tmp_path:
         path = place.home.spool / place.run_id / f"{device}-1.header"
         os.utime(path, ns=(number, 1_700_000_000_000_000_000 + number))
     back_up(place.home, tmp_path / "b.tar", "1")
-    restore.restore(tmp_path / "b.tar", there, force=False)
+    backup.restore(tmp_path / "b.tar", there, force=False)
     assert [h.update_id.device for h in FileSpool(there.spool).headers()] == ["pi-03", "pi-01", "pi-02"]
 
 
@@ -77,7 +77,7 @@ def test_a_model_that_came_and_went_while_the_database_was_copied_is_not_missing
 
     monkeypatch.setattr(backup, "copy_file", busy)
     back_up(place.home, tmp_path / "b.tar", "1")
-    restore.restore(tmp_path / "b.tar", there, force=False)
+    backup.restore(tmp_path / "b.tar", there, force=False)
     with Store.open(there.database) as store:
         assert (there.root / "runs" / place.run_id / store.run(place.run_id).model_file).exists()
     assert copied == 2
@@ -111,5 +111,5 @@ def test_what_strangers_named_does_not_stand_in_the_way(place: Place, tmp_path: 
     draft = spool.draft(odd)
     spool.commit(draft, type(reply)(**{**reply.__dict__, "update_id": odd, "parts": ()}))
     back_up(place.home, tmp_path / "b.tar", "1")
-    restore.restore(tmp_path / "b.tar", there, force=False)
+    backup.restore(tmp_path / "b.tar", there, force=False)
     assert [h.update_id.run for h in FileSpool(there.spool).headers()] == [place.run_id]

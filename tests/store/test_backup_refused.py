@@ -14,7 +14,7 @@ import pytest
 from tests.support.backups import Place, contents
 from thinwire.core.errors import DataLost, NotFound, UsageError
 from thinwire.core.statedir import AggregatorHome, Held, hold
-from thinwire.store import restore, schema
+from thinwire.store import backup, schema
 from thinwire.store.backup import DATABASE, MANIFEST, Entry, Manifest, back_up
 
 
@@ -37,7 +37,7 @@ def test_nothing_is_written_over(place: Place, file: Path) -> None:
     with pytest.raises(UsageError, match="there already"):
         back_up(place.home, file, "1")
     with pytest.raises(UsageError, match="state in") as refused:
-        restore.restore(file, place.home, force=False)
+        backup.restore(file, place.home, force=False)
     assert "--force" in refused.value.hint
     assert (contents(place.home), file.read_bytes()) == (before, data)
 
@@ -47,7 +47,7 @@ def test_force_moves_what_was_there_aside(place: Place, file: Path) -> None:
     place.next(1)
     after = contents(place.home)
     place.store.close()
-    restored = restore.restore(file, place.home, force=True)
+    restored = backup.restore(file, place.home, force=True)
     assert restored.replaced is not None
     assert contents(place.home) == before
     assert contents(AggregatorHome(restored.replaced)) == after
@@ -55,7 +55,7 @@ def test_force_moves_what_was_there_aside(place: Place, file: Path) -> None:
 
 def test_nothing_is_restored_under_a_running_aggregator(place: Place, file: Path) -> None:
     with hold(place.home.lock, {}), pytest.raises(Held):
-        restore.restore(file, place.home, force=True)
+        backup.restore(file, place.home, force=True)
     assert place.store.run(place.run_id).status == "running"
 
 
@@ -64,12 +64,12 @@ def test_a_backup_that_is_not_whole_changes_nothing(file: Path, there: Aggregato
     for cut in (0, 100, 513, len(data) // 2, data.rindex(b'"format"')):
         (tmp_path / "cut.tar").write_bytes(data[:cut])
         with pytest.raises(DataLost, match="no whole backup"):
-            restore.restore(tmp_path / "cut.tar", there, force=False)
+            backup.restore(tmp_path / "cut.tar", there, force=False)
     for at in range(600, len(data), len(data) // 40):
         flipped = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
         (tmp_path / "cut.tar").write_bytes(flipped)
         try:
-            restored = restore.restore(tmp_path / "cut.tar", there, force=True)
+            restored = backup.restore(tmp_path / "cut.tar", there, force=True)
         except DataLost:
             continue
         assert restored.manifest.files, "only padding differs"
@@ -88,7 +88,7 @@ def test_a_file_that_does_not_belong_there_is_refused(file: Path, there: Aggrega
         members[MANIFEST] = json.dumps(listed).encode()
 
     with pytest.raises(DataLost, match="no whole backup"):
-        restore.restore(rewritten(file, add), there, force=False)
+        backup.restore(rewritten(file, add), there, force=False)
     assert list(there.root.glob("*")) in ([], [there.lock])
 
 
@@ -98,7 +98,7 @@ def test_a_link_in_a_backup_is_refused(file: Path, there: AggregatorHome) -> Non
         info.type, info.linkname = tarfile.SYMTYPE, "/etc/passwd"
         tar.addfile(info)
     with pytest.raises(DataLost, match="does not belong"):
-        restore.restore(file, there, force=False)
+        backup.restore(file, there, force=False)
 
 
 def test_a_backup_of_a_newer_version_is_refused(place: Place, tmp_path: Path, there: AggregatorHome) -> None:
@@ -106,7 +106,7 @@ def test_a_backup_of_a_newer_version_is_refused(place: Place, tmp_path: Path, th
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
     back_up(place.home, tmp_path / "b.tar", "9.9")
     with pytest.raises(DataLost, match="newer than this program") as refused:
-        restore.restore(tmp_path / "b.tar", there, force=False)
+        backup.restore(tmp_path / "b.tar", there, force=False)
     assert "thinwire 9.9" in refused.value.hint
     assert schema.revisions()[-1] in refused.value.why
 
@@ -115,7 +115,7 @@ def test_where_nothing_is_nothing_is_backed_up_or_restored(tmp_path: Path, there
     with pytest.raises(NotFound):
         back_up(there, tmp_path / "b.tar", "1")
     with pytest.raises(NotFound):
-        restore.restore(tmp_path / "b.tar", there, force=False)
+        backup.restore(tmp_path / "b.tar", there, force=False)
     assert not there.root.exists()
 
 

@@ -22,8 +22,7 @@ from thinwire.server.run import drive
 from thinwire.simulation import ScriptedDevice, ScriptedFleet, Turn
 from thinwire.simulation.scripted_device import Kept
 from thinwire.store import FileSpool, Store
-from thinwire.store.backup import back_up
-from thinwire.store.restore import restore
+from thinwire.store.backup import back_up, restore
 
 EXPECTED = json.loads((GOLDEN / "expected.json").read_text())
 RUN = EXPECTED["run_id"]

@@ -19,13 +19,13 @@ from tests.store.write_golden_store import GOLDEN
 from tests.support.store_agreement import assert_sums_agree
 from tests.support.store_story import accepted, header, new_run, opened
 from thinwire.core.errors import DataLost, UsageError
-from thinwire.store import Store, database, run_tables, schema
+from thinwire.store import Store, database, schema, tables
 
 
 def differences(store: Store) -> list[object]:
     with store._database.reading() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True})
-        return list(compare_metadata(context, run_tables.Run.metadata))
+        return list(compare_metadata(context, tables.Run.metadata))
 
 
 def test_a_new_database_has_the_tables_that_the_program_uses(store: Store) -> None:

@@ -15,15 +15,15 @@ from thinwire.core.events import DeviceOnline, RoundBecameCurrent, RunNoted
 from thinwire.core.fleet import TaskReport
 from thinwire.core.serialization import to_json
 from thinwire.reports.reason_text import sentence
-from thinwire.store import Store, segments
-from thinwire.store.run_tables import Journal, Segment
+from thinwire.store import Store, journal
+from thinwire.store.tables import Journal, Segment
 
 KEPT, EVENTS = 5, 43
 
 
 @pytest.fixture(autouse=True)
 def small() -> Iterator[None]:
-    with patch.object(segments, "KEPT", KEPT):
+    with patch.object(journal, "KEPT", KEPT):
         yield
 
 

@@ -42,8 +42,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.aggregation.lattice_window import Lanes, Window, padded_size, rotated_blocks, working_memory
-from thinwire.aggregation.support import SupportWalk
+from thinwire.aggregation.lattice_window import Lanes, SupportWalk, Window, padded_size, rotated_blocks, working_memory
 from thinwire.compression.base import BLOCK
 from thinwire.compression.codecs.drive_eden import LARGEST, SMALLEST
 from thinwire.compression.native import each_of, require_writable, threads

@@ -11,8 +11,8 @@ from sqlalchemy import Connection, delete, func, insert, select
 
 from thinwire.core.clock import Clock
 from thinwire.store.database import Database
-from thinwire.store.device_tables import Action, Note
 from thinwire.store.read_models import DeviceAction, RefusalNote
+from thinwire.store.tables import Action, Note
 
 NOTES = 1000  # kept at most: a year of refused requests must not fill the disk
 WAS = "was "  # before the old name, in the detail of a rename

@@ -24,12 +24,11 @@ from thinwire.core.events import ENDED
 from thinwire.core.fleet import DeviceRow, DeviceState, Hello, How, Joining
 from thinwire.core.formatting import grouped
 from thinwire.core.types import require_device_name
-from thinwire.store import invitations
+from thinwire.store import one_time_secrets
 from thinwire.store.audit import WAS, AuditLog, act
 from thinwire.store.database import Database
-from thinwire.store.device_tables import Command, Device, Invitation
 from thinwire.store.queries import device_row
-from thinwire.store.run_tables import Client, Measure, Run, Update
+from thinwire.store.tables import Client, Command, Device, Invitation, Measure, Run, Update
 
 LOOK_S = 1.0  # longest time for which a change by another process may be missing
 
@@ -232,7 +231,7 @@ def join(connection: Connection, joining: Joining, now: float) -> DeviceRow:
 
     `NotInvited` is raised first, so that only the holder of a valid invitation learns which names are taken.
     """
-    invitation = invitations.find(connection, joining.secret, joining.fingerprint, now)
+    invitation = one_time_secrets.find(connection, joining.secret, joining.fingerprint, now)
     if invitation["used_key"]:
         same = connection.execute(select(*ROW).where(Device.fingerprint == joining.fingerprint)).mappings().one()
         return device_row(same)
@@ -257,7 +256,7 @@ def join(connection: Connection, joining: Joining, now: float) -> DeviceRow:
         connection.execute(update(Device).where(Device.name == name), values)
     else:
         _insert(connection, row)
-    invitations.use_up(connection, invitation["id"], name, joining.fingerprint, now)
+    one_time_secrets.use_up(connection, invitation["id"], name, joining.fingerprint, now)
     act(connection, now, name, name, "join", f"invitation {invitation['id']}, from {joining.address}, {state}")
     return row
 

@@ -2,16 +2,24 @@
 
 `Recorder` is the only way in which a run's facts become durable. Invariant: journal, read tables and measurements are
 written in one transaction.
+
+The newest `KEPT` events of a run are rows, which every process may follow. When twice as many have come, the oldest
+ones become a segment, in the transaction that appends the next events: compressed together they take a tenth of their
+space, because a row repeats the ids and field names of its neighbours. Invariants: each event is in one segment or one
+row. All events in segments are older than those in rows. Their numbers and bodies are those that they had as rows.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import time
+import zlib
 from collections.abc import Iterator, Sequence
+from typing import Any
 
-from sqlalchemy import func, insert, select, update
+from sqlalchemy import Connection, Text, cast, delete, func, insert, select, update
 
 from thinwire.core.errors import NotFound
 from thinwire.core.events import (
@@ -25,12 +33,11 @@ from thinwire.core.events import (
     RunStatusChanged,
 )
 from thinwire.core.serialization import from_json, to_json
-from thinwire.store import queries, segments
+from thinwire.store import queries
 from thinwire.store.database import Database, upsert
-from thinwire.store.device_tables import Device
 from thinwire.store.projection import Facts, Projection
 from thinwire.store.read_models import MeasureRow
-from thinwire.store.run_tables import Journal, Run, Snapshot
+from thinwire.store.tables import Device, Journal, Run, Segment, Snapshot
 from thinwire.store.write_batch import KnownRows
 
 _LAST = select(func.coalesce(func.max(Journal.seq), 0))
@@ -50,7 +57,7 @@ class JournalReader:
         """
         wanted = select(Journal.seq, Journal.kind, Journal.body).where(Journal.run_id == run_id, Journal.seq > after)
         with self._database.reading() as connection:
-            packed = segments.after(connection, run_id, after) if run_id is not None else iter(())
+            packed = packed_after(connection, run_id, after) if run_id is not None else iter(())
             rows = list(packed if limit is None else itertools.islice(packed, limit))
             more = None if limit is None else limit - len(rows)
             rows += [
@@ -75,7 +82,7 @@ class JournalReader:
         wanted = select(Journal.body).where(Journal.run_id == run_id, Journal.kind == RoundBecameCurrent.__name__)
         with self._database.reading() as connection:
             body = connection.scalar(wanted.order_by(Journal.seq.desc()).limit(1))
-            body = body or segments.latest(connection, run_id, RoundBecameCurrent.__name__)
+            body = body or packed_latest(connection, run_id, RoundBecameCurrent.__name__)
         return None if body is None else RoundBecameCurrent(**body)
 
     def down_since(self, seq: int, at: float) -> float:
@@ -156,9 +163,9 @@ class Recorder:
             if snapshot:
                 seq = connection.scalar(_LAST.where(Journal.run_id == run_id))
                 upsert(connection, Snapshot, [{"run_id": run_id, "seq": seq, "body": snapshot}])
-            loose = segments.loose(connection, run_id) if loose is None else loose
-            while loose >= 2 * segments.KEPT:
-                loose -= segments.pack(connection, run_id)
+            loose = unpacked_count(connection, run_id) if loose is None else loose
+            while loose >= 2 * KEPT:
+                loose -= pack_segment(connection, run_id)
             connection.execute(_JOURNAL, [_row(run_id, event) for event in events])
             projection = Projection(connection, facts, known or KnownRows.read(connection, run_id))
             for event in events:
@@ -216,3 +223,50 @@ def _row(run_id: str | None, event: Event) -> dict[str, object]:
 
 
 _JOURNAL = insert(Journal)
+
+
+KEPT = 1000  # events, so the size of a segment too
+LEVEL = 6  # of compression: 20 % smaller than level 1, for 12 us more an update
+
+Packed = tuple[int, str, dict[str, Any]]  # seq, kind, body
+
+
+def unpacked_count(connection: Connection, run_id: str) -> int:
+    """Return the number of a run's events that are rows."""
+    return int(connection.scalar(select(func.count()).where(Journal.run_id == run_id)) or 0)
+
+
+def pack_segment(connection: Connection, run_id: str) -> int:
+    """Move the oldest `KEPT` rows of a run into a segment; return how many rows that were."""
+    columns = (Journal.seq, Journal.kind, cast(Journal.body, Text))  # the text as it is: nothing is parsed
+    rows = connection.execute(select(*columns).where(Journal.run_id == run_id).order_by(Journal.seq).limit(KEPT)).all()
+    if not rows:
+        return 0
+    text = ",".join(f'[{seq},"{kind}",{body}]' for seq, kind, body in rows)
+    row = {"run_id": run_id, "first_seq": rows[0][0], "last_seq": rows[-1][0]}
+    connection.execute(insert(Segment), {**row, "body": zlib.compress(f"[{text}]".encode(), LEVEL)})
+    connection.execute(delete(Journal).where(Journal.run_id == run_id, Journal.seq <= row["last_seq"]))
+    return len(rows)
+
+
+def packed_after(connection: Connection, run_id: str, seq: int) -> Iterator[Packed]:
+    """Yield the events of a run's segments above `seq`, oldest first; one segment is unpacked at a time."""
+    mine = (Segment.run_id == run_id, Segment.last_seq > seq)
+    for last in connection.scalars(select(Segment.last_seq).where(*mine).order_by(Segment.last_seq)).all():
+        yield from (found for found in _unpack(connection, run_id, last) if found[0] > seq)
+
+
+def packed_latest(connection: Connection, run_id: str, kind: str) -> dict[str, Any] | None:
+    """Return the body of the latest event of a kind in a run's segments; None if there is none."""
+    mine = select(Segment.last_seq).where(Segment.run_id == run_id).order_by(Segment.last_seq.desc())
+    for last in connection.scalars(mine).all():
+        for _, one, body in reversed(_unpack(connection, run_id, last)):
+            if one == kind:
+                return body
+    return None
+
+
+def _unpack(connection: Connection, run_id: str, last_seq: int) -> list[Packed]:
+    wanted = select(Segment.body).where(Segment.run_id == run_id, Segment.last_seq == last_seq)
+    found: list[Packed] = json.loads(zlib.decompress(connection.scalars(wanted).one()))
+    return found

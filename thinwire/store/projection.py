@@ -39,7 +39,7 @@ from thinwire.core.layout import FLOAT_BYTES
 from thinwire.core.secure_events import PhaseClosed, SumUnmasked
 from thinwire.core.types import UpdateId
 from thinwire.store.database import upsert
-from thinwire.store.run_tables import Checkpoint, Round, RoundPhase, Run, Snapshot, Update
+from thinwire.store.tables import Checkpoint, Round, RoundPhase, Run, Snapshot, Update
 from thinwire.store.write_batch import CounterDeltas, KnownRows, Row, Rows, columns
 
 SUM = ("survivors", "weight", "norm", "clip", "next_clip", "elapsed_s", "unmask_s")  # of a `SumUnmasked`

@@ -13,7 +13,6 @@ from thinwire.core.errors import NotFound
 from thinwire.core.fleet import DeviceRow, TaskReport
 from thinwire.core.secure_events import PHASES
 from thinwire.store.database import Base, Database, upsert
-from thinwire.store.device_tables import Device
 from thinwire.store.read_models import (
     ClientRow,
     DeviceInfo,
@@ -24,7 +23,7 @@ from thinwire.store.read_models import (
     RunRow,
     UpdateRow,
 )
-from thinwire.store.run_tables import Checkpoint, Client, Measure, Round, RoundPhase, Run, Update
+from thinwire.store.tables import Checkpoint, Client, Device, Measure, Round, RoundPhase, Run, Update
 
 Row = TypeVar("Row", RoundRow, UpdateRow, ClientRow)
 

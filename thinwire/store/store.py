@@ -17,16 +17,14 @@ from thinwire.store import schema
 from thinwire.store.audit import AuditLog
 from thinwire.store.database import Database, database_url
 from thinwire.store.device_registry import StoredRoster
-from thinwire.store.device_tables import Command
-from thinwire.store.invitations import Invitations
 from thinwire.store.journal import JournalReader, Recorder
-from thinwire.store.logins import Logins
+from thinwire.store.one_time_secrets import Invitations, Logins
 from thinwire.store.queries import RunQueries
 from thinwire.store.read_models import (
     Order,
     Source,
 )
-from thinwire.store.run_tables import Run
+from thinwire.store.tables import Command, Run
 
 if TYPE_CHECKING:
     from thinwire.core.layout import Layout

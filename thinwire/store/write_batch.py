@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Double, bindparam, case, func, insert, select
 from sqlalchemy import Update as UpdateStatement
 
 from thinwire.store.database import Whole, Words
-from thinwire.store.run_tables import Client, Round, Run, Update
+from thinwire.store.tables import Client, Round, Run, Update
 
 ANSWER: Mapping[str, Any] = {
     "pulled_at": None, "began_at": None, "arrived_at": None, "download_s": None, "queue_s": None, "evaluate_s": None,

@@ -197,7 +197,7 @@ def restore(
     """Replace an aggregator's state by a backup, after checking every byte of it."""
     from thinwire.cli.local_state import again
     from thinwire.core.statedir import AggregatorHome, find_home
-    from thinwire.store.restore import restore as put_back
+    from thinwire.store.backup import restore as put_back
 
     place = AggregatorHome(find_home(home) / "aggregator")
     restored = put_back(file.absolute(), place, force)

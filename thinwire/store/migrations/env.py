@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from alembic import context
 
-from thinwire.store import run_tables
+from thinwire.store import tables
 
 context.configure(
     connection=context.config.attributes["connection"],
-    target_metadata=run_tables.Run.metadata,
+    target_metadata=tables.Run.metadata,
     transactional_ddl=True,  # SQLite supports it, since the driver does not commit by itself here
 )
 context.run_migrations()

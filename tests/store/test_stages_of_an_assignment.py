@@ -52,7 +52,7 @@ def test_who_worked_while_no_aggregator_was_there_is_not_away_meanwhile():
     row = replace(ROW, train_s=20.0, began_at=165.0, arrived_at=166.0)
     assert drawn(stretches(row)) == [("train", 0.0, 20.0), ("unaccounted", 20.0, 65.0), ("upload", 65.0, 66.0)]
     assert drawn(stretches(row, [[105.0, 160.0]])) == [
-        ("train", 0.0, 20.0), ("away", 20.0, 60.0), ("unaccounted", 60.0, 65.0), ("upload", 65.0, 66.0),
+        ("train", 0.0, 20.0), ("downtime", 20.0, 60.0), ("unaccounted", 60.0, 65.0), ("upload", 65.0, 66.0),
     ]  # fmt: skip
 
 
@@ -64,7 +64,7 @@ def test_an_assignment_whose_delivery_is_not_recorded_has_no_such_stage():
 
 def test_an_assignment_is_delivered_around_a_downtime():
     row = replace(ROW, pulled_at=110.0, train_s=5.0, began_at=115.0, arrived_at=116.0)
-    assert along(row, [[102.0, 108.0]]) == {"delivery": 4.0, "train": 5.0, "upload": 1.0, "away": 6.0}
+    assert along(row, [[102.0, 108.0]]) == {"delivery": 4.0, "train": 5.0, "upload": 1.0, "downtime": 6.0}
 
 
 def test_who_got_its_assignment_again_is_drawn_at_work_from_then_on():

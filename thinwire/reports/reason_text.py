@@ -50,7 +50,6 @@ SENTENCES: Mapping[str, str] = {
     "slots": "at most {most} devices work at once",
     "no-slot": "no concurrency slot is free: {at_work} devices work on earlier rounds, and at most {most} work at once",
     "when-free": "selected when a concurrency slot is free: at most {most} devices work at once",
-    "not-sampled": "not sampled",
     "sampled-out": "not sampled: its weight is {weight:.2f} of the fastest's, with {seconds:.2f} s for each {of}",
     "sampled-out-unmeasured": "not sampled: it is not measured yet, and has the weight of the fastest",
     # selected during a round

@@ -66,7 +66,7 @@ def test_who_is_selected_once_more_in_a_round_trains_over_other_batches_and_meas
     session = aggregator.session()
     assignments = (
         aggregator.assign(assignment_id=f"{RUN}.1.pi-01"),
-        aggregator.assign(assignment_id=f"{RUN}.1+.pi-01", follow_up=True),
+        aggregator.assign(assignment_id=f"{RUN}.1+.pi-01", is_follow_up=True),
     )
     answers = [aggregator.answer(session, assignment) for assignment in assignments]
     first, second = (decoded(aggregator, *answer) for answer in answers)

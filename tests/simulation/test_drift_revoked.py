@@ -13,6 +13,7 @@ from safetensors.numpy import load_file
 
 from tests.simulation.test_drift import CURVES, PLACES, SIZES, Point, data, loss, plan_of
 from tests.support.crashes import Fate, Killed, Outcome, deadly
+from tests.support.faulty_fleet import AttentiveDevice
 from tests.support.small_task import task_of
 from tests.support.store_agreement import empty_database
 from thinwire.aggregation.control_variates import algorithm_of, carried
@@ -25,7 +26,7 @@ from thinwire.core.types import Assignment, Vector
 from thinwire.server.model_store import Versions
 from thinwire.server.run import drive
 from thinwire.server.submit import submit
-from thinwire.simulation import ScriptedDevice, ScriptedFleet, Training
+from thinwire.simulation import ScriptedFleet, Training
 from thinwire.simulation.client_pool import ClientPopulation
 from thinwire.store import FileSpool, Store
 
@@ -61,7 +62,7 @@ def lived(folder: Path, algorithm: str, rounds: int, slow: Slow = PROMPT, fate: 
         return slow.get((index, assignment.round), 0.5 + index)
 
     works = [training.client(i, lambda assignment, i=i: step_s(i, assignment)) for i in range(3)]  # type: ignore[misc]  # bound now
-    devices = [ScriptedDevice(f"sim-{i}", work) for i, work in enumerate(works)]
+    devices = [AttentiveDevice(f"sim-{i}", work) for i, work in enumerate(works)]
     fleet, made = ScriptedFleet(FileSpool(home.spool), clock, report(task), devices), initial_model(task, 0)
     with Store.open(home.database, durable=False) as store:
         for device in devices:

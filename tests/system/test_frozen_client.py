@@ -48,12 +48,12 @@ def test_a_client_that_is_stopped_is_shown_offline_after_two_polls_and_online_wh
             row, seen = listed(site), shown()
             assert row["last_seen_at"] < stopped_at + 0.1, "an answer that nobody read is no word of the device"
             assert abs(seen["last_seen_at"] - row["last_seen_at"]) < 0.1
-            assert seen["left_at"] >= seen["last_seen_at"] + 2 * POLL_S - 0.1
-            silent_s = float(seen["left_why"].removeprefix("it has not called for ").removesuffix(" s"))
+            assert seen["disconnected_at"] >= seen["last_seen_at"] + 2 * POLL_S - 0.1
+            silent_s = float(seen["disconnect_reason"].removeprefix("it has not called for ").removesuffix(" s"))
             assert silent_s >= 2 * POLL_S
             line = next(line for line in site.typed("devices", "list").stdout.splitlines() if line.startswith("pi-a"))
             assert " no " in line
             assert " s ago" in line
         site.until(lambda: listed(site)["online"] and shown()["online"], "the device is online again")
-        assert shown()["left_at"] is None
+        assert shown()["disconnected_at"] is None
         assert listed(site)["last_seen_at"] > stopped_at

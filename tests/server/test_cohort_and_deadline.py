@@ -123,7 +123,7 @@ def test_to_measure_a_model_takes_as_long_as_the_slowest_reply_of_three_rounds_s
     ("expected", "wanted", "seconds", "reason"),
     [
         ({"a": None, "b": None}, 2, 60.0, "60 s: no time of these devices is known yet"),
-        ({"a": 0.1, "b": 0.2}, 2, 10.0, "10 s: the shortest deadline; 2 of 2 replies are expected in 0.2 s"),
+        ({"a": 0.1, "b": 0.2}, 2, 10.0, "10 s: the shortest allowed deadline; 2 of 2 replies are expected in 0.2 s"),
         ({"a": 10.0, "b": 20.0}, 2, 60.0, "60 s: 3 times the 20.0 s in which 2 of 2 replies are expected"),
         ({"a": 10.0, "b": 20.0, "c": 200.0}, 2, 60.0,
          "60 s: 3 times the 20.0 s in which 2 of 3 replies are expected; slower devices: 1 (c), up to 200.0 s"),
@@ -131,7 +131,7 @@ def test_to_measure_a_model_takes_as_long_as_the_slowest_reply_of_three_rounds_s
          ("60 s: 3 times the 20.0 s in which 2 of 3 replies are expected; "
           "not measured yet: 1, each counted as 20.0 s")),
         ({"a": 2.0} | dict.fromkeys("bcdefgh", 100.0), 1, 10.0,
-         ("10 s: the shortest deadline; 1 of 8 replies are expected in 2.0 s; "
+         ("10 s: the shortest allowed deadline; 1 of 8 replies are expected in 2.0 s; "
           "slower devices: 7 (b, c, d, e, f, ...), up to 100.0 s")),
         ({"a": 5.0, "b": 400.0}, 2, 150.0,
          ("150 s: at most 10 times the deadline of the fastest 1 of the 2 wanted devices; "

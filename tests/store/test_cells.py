@@ -102,6 +102,14 @@ def test_runs_that_differ_in_the_seed_are_one_row():
     assert [point[0] for point in curve(thin, "accuracy")] == [100, 200, 300]
 
 
+def test_the_number_of_clients_of_a_run_on_devices_varies():
+    one = cell()
+    on_devices = dataclasses.replace(one, made=dataclasses.replace(one.made, clients=0))
+    assert [row.settings for row in compare([one, on_devices], "accuracy", None)] == [
+        {"clients": "4"}, {"clients": "varies"},
+    ]  # fmt: skip
+
+
 def test_a_target_that_is_never_reached_has_no_figures():
     (row,) = compare([cell()], "accuracy", 0.95)
     assert (row.reached, row.up_to, row.seconds_to, figures(row)["rounds_to"]) == (0, None, None, None)

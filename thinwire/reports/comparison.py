@@ -204,4 +204,4 @@ def _flat(cell: Trial) -> Iterator[tuple[str, str]]:
             for key, value in keys.items():
                 yield f"{section}.{key}", value if isinstance(value, str) else json.dumps(value)
     for name in ("clients", "split", "data", "task_digest"):
-        yield name, str(getattr(cell.made, name))
+        yield name, str(getattr(cell.made, name) or ("varies" if name == "clients" else ""))

@@ -18,7 +18,7 @@ SENTENCES: Mapping[str, str] = {
     "planned": "set by the plan",
     "unmeasured": "no time of these devices is known yet",
     "expected": "{margin:g} times the {expected_s:.1f} s in which {wanted} of {devices} replies are expected",
-    "least": "the shortest deadline; {wanted} of {devices} replies are expected in {expected_s:.1f} s",
+    "least": "the shortest allowed deadline; {wanted} of {devices} replies are expected in {expected_s:.1f} s",
     "outlying": "at most {factor:g} times the deadline of the fastest {fastest} of the {wanted} wanted devices",
     "slower": "slower devices: {count} ({devices}), up to {slowest_s:.1f} s",
     "unknown": "not measured yet: {count}, each counted as {assumed_s:.1f} s",
@@ -147,7 +147,7 @@ def noun(name: str) -> str:
         "waiting": "waiting for who did not answer", "store": "making it durable", "download": "downloads",
         "evaluate": "measuring", "train": "training", "encode": "encoding", "upload": "uploads",
         "load": "loading models on the devices", "commit": "writing updates to the devices' disks",
-        "receive": "until the last reply was handled", "aggregate": "aggregation",
+        "receive": "handling the last reply", "aggregate": "aggregation",
         "step": "the step", "downtime": "without an aggregator", "before": "before the last one to answer was selected",
         UNACCOUNTED: "in no measured stage",
     }[name]  # fmt: skip

@@ -18,11 +18,13 @@ from tests.support.cli_story import KEY, T, told
 from tests.support.reasons import noted
 from thinwire.cli.console import moment
 from thinwire.cli.local_state import operator
+from thinwire.core.clock import DOWN_SINCE
 from thinwire.core.events import DeviceOffline, DeviceOnline, RunNoted
 from thinwire.core.fleet import Hello
 from thinwire.core.statedir import AggregatorHome, hold
 from thinwire.core.types import Equipment
 from thinwire.store import MeasureRow
+from thinwire.web.settings import may_serve
 
 PIN = "ab" * 32
 
@@ -109,6 +111,18 @@ def test_an_aggregator_that_does_not_confirm_is_said(thinwire, home, store, devi
         said = thinwire("devices", "revoke", "pi-01", "--home", home)
     assert (said.code, "has not confirmed" in said.err) == (124, True)
     assert store.roster.rows()[0].state == "revoked"
+
+
+def test_an_aggregator_that_is_starting_gets_the_command_too(thinwire, home, store, device, monkeypatch):
+    """It may listen already."""
+    monkeypatch.setattr("thinwire.cli.devices.commands.CONFIRMED_S", 0.0)
+    lock = AggregatorHome.under(home).lock
+    with hold(lock, {"pid": os.getpid(), DOWN_SINCE: 0.0}):
+        assert may_serve(lock)
+        said = thinwire("devices", "revoke", "pi-01", "--home", home)
+    assert (said.code, "has not confirmed" in said.err) == (124, True)
+    assert [order.args for order in store.commands.pending()] == [{"device": "pi-01"}]
+    assert not may_serve(lock)
 
 
 # Another name; the list; the log.

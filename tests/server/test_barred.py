@@ -14,7 +14,7 @@ from thinwire.core.events import ClientFailed, Event, RoundClosed, RoundOpened
 from thinwire.core.fleet import ClientConnected, Hello
 from thinwire.core.serialization import from_json, to_json
 from thinwire.core.types import Assignment, Equipment
-from thinwire.server.policy.eligibility import ConnectedDevices, DeviceBackoff
+from thinwire.server.policy.eligibility import MAX_REASON, ConnectedDevices, DeviceBackoff
 from thinwire.simulation import Turn
 
 HELLO = Hello("c", "c-0", (REPORT,), {"python": "3.13", "thinwire": "0.1"}, has=Equipment(4, 2**32, 2**31))
@@ -115,3 +115,11 @@ def test_why_a_device_is_barred_is_said_in_words():
         "c": "said that it has no such task",
         "d": "declined: tasks: not this one",
     }
+
+
+def test_the_reason_for_a_failure_is_one_short_line_since_the_journal_repeats_it():
+    barred = DeviceBackoff()
+    barred.failed(ClientFailed(1.0, 1, "c", "run.1.c", "protocol", "\n\x1b[2J" + "\U0001f600" * 2000, 0.0, said="x"))
+    reason = barred.reason("c", 1.0, lambda device: "x")
+    assert len(reason) == MAX_REASON
+    assert reason.startswith("protocol: ??[2J")

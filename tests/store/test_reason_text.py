@@ -7,7 +7,8 @@ from pathlib import Path
 from string import Formatter
 
 import thinwire
-from thinwire.reports.reason_text import SENTENCES
+from thinwire.core.formatting import Reason
+from thinwire.reports.reason_text import SENTENCES, sentence
 
 
 def made() -> list[tuple[ast.expr, ast.expr]]:
@@ -39,3 +40,9 @@ def test_a_sentence_has_exactly_the_numbers_of_its_reason() -> None:
         names = {ast.literal_eval(key) for key in numbers.keys if key is not None}
         fields = {field for _, field, _, _ in Formatter().parse(SENTENCES[ast.literal_eval(code)]) if field is not None}
         assert fields == names, ast.unparse(code)
+
+
+def test_a_code_of_a_later_version_stands_for_itself() -> None:
+    assert sentence([Reason("planned", {}), Reason("of-a-later-version", {"seconds": 2.0})]) == (
+        "set by the plan; of-a-later-version"
+    )

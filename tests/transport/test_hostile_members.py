@@ -265,3 +265,14 @@ def test_of_two_that_wait_for_a_writer_only_one_goes_on_at_once(tmp_path: Path) 
         await asyncio.gather(*waiting)
 
     asyncio.run(both())
+
+
+def test_a_revocation_that_cannot_be_carried_out_is_not_confirmed(
+    here: TlsPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreadable() -> None:
+        raise OSError("the database cannot be read")
+
+    monkeypatch.setattr(here.store.roster, "rows", unreadable)
+    with pytest.raises(OSError, match="cannot be read"):
+        here.fleet.revoke_access(["pi-1"])

@@ -88,10 +88,12 @@ SENTENCES: Mapping[str, str] = {
 def sentence(reasons: Reasons) -> str:
     """Return the reasons of one decision as one sentence; "" if there are none.
 
+    A code of a later version of this program stands for itself.
+
     >>> sentence([["fits", {"expected_s": 25.0, "left_s": 27.0}], ["next-rung", {"codec": "fp16"}]])
     '25.0 s fit into 27.0 s; fp16 may be next'
     """
-    return "; ".join(SENTENCES[code].format(**numbers) for code, numbers in reasons)
+    return "; ".join(SENTENCES[code].format(**numbers) if code in SENTENCES else code for code, numbers in reasons)
 
 
 def deadline_sentence(seconds: float, reasons: Reasons) -> str:

@@ -288,7 +288,7 @@ def revoke_access(name: str, aggregator: str, confirmed: bool | None) -> str:
         return f"{name} was approved again before the aggregator had carried that out."
     if aggregator == "gone":
         return f"{name} is revoked. No aggregator is running: the next one applies it before its device API opens."
-    return f"{name} is revoked: the device API refuses it from now on. The aggregator is clearing what was open."
+    return f"{name} is revoked: the device API refuses it within a second. The aggregator is clearing what was open."
 
 
 def withdrawn(number: int) -> str:

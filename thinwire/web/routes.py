@@ -34,7 +34,7 @@ from thinwire.web.device_schemas import Device
 from thinwire.web.run_queries import Reader
 from thinwire.web.schemas import Refusal
 from thinwire.web.security import session_token
-from thinwire.web.settings import Settings, aggregator
+from thinwire.web.settings import Settings, aggregator, may_serve
 
 TICK_S = 0.25
 HEARTBEAT_S = 15.0
@@ -213,7 +213,7 @@ def device_routes(settings: Settings, store: Store, devices: Devices) -> APIRout
     @router.post("/devices/{name}/revoke")
     def revoke(name: DeviceName, compared: models.Compared) -> models.Decided:
         """Revoke the device at once; the aggregator gets a command to clear what is open, unless none is running."""
-        order = store.revoke_device(name, WHO, compared.fingerprint, lambda: aggregator(settings.lock)[0] != "gone")
+        order = store.revoke_device(name, WHO, compared.fingerprint, lambda: may_serve(settings.lock))
         return _revoke_access(name, order)
 
     @router.get("/devices/{name}/revocations/{number}")

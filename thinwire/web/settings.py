@@ -71,6 +71,11 @@ def lock_beside(url: str) -> Path | None:
     return home.lock if url == f"sqlite:///{home.database}" and home.lock.exists() else None
 
 
+def may_serve(lock: Path | None) -> bool:
+    """Return True unless no aggregator holds the lock; one that is starting may listen already."""
+    return lock is None or living_holder(lock) is not None
+
+
 def aggregator(lock: Path | None) -> tuple[State, dict[str, Any]]:
     """Return the aggregator's state and its description of itself (pid, addresses).
 

@@ -13,7 +13,7 @@ import typer
 
 from thinwire.cli import console
 from thinwire.cli.devices import roster
-from thinwire.cli.local_state import alive
+from thinwire.cli.local_state import alive, starting
 from thinwire.cli.params import Home, Json
 from thinwire.core import formatting
 from thinwire.core.signals import until
@@ -215,11 +215,11 @@ CONFIRMED_S = 5.0
 def revoke_access(store: Store, home: Path | None, name: str, who: str) -> tuple[bool | None, dict[str, list[int]]]:
     """Revoke a device and return (confirmed, aggregated rounds by run).
 
-    `confirmed` is None if no aggregator is running, else True if the running one has carried the revocation out: it
+    `confirmed` is None if no aggregator is running or starting, else True if it has carried the revocation out: it
     answered the device's waiting requests, deleted its uploads, refused its open assignments, and dropped updates that
     were not aggregated. Without an aggregator the next one does so before its device API listens.
     """
-    order = store.revoke_device(name, who, "", lambda: alive(home) is not None)
+    order = store.revoke_device(name, who, "", lambda: bool(alive(home) or starting(home)))
     if order is None:
         return None, dict(store.aggregated_rounds(name))
     answered = until(lambda: store.commands.result(order) is not None, CONFIRMED_S)

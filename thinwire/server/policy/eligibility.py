@@ -189,7 +189,8 @@ class DeviceBackoff:
         event, until_s = self._failed[device]
         if elapsed_s >= until_s or event.said != said(device):
             return ""
-        return "said that it has no such task" if event.kind == MISSING else f"{event.kind}: {event.text}"
+        failed = plain(f"{event.kind}: {event.text}")[:MAX_REASON]
+        return "said that it has no such task" if event.kind == MISSING else failed
 
     def same_until(self, elapsed_s: float) -> float:
         """Return when the next exclusion ends by time alone, in seconds of the run's clock; infinite if none does."""

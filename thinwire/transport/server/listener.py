@@ -87,15 +87,17 @@ class Listener:
                 raise
 
     def now(self, call: Callable[[], None], within_s: float = 5.0) -> None:
-        """Call a function in the event loop, and wait until it returned.
+        """Call a function in the event loop, and wait until it returned; raise the exception that it raised.
 
         After the loop has ended, and from its own thread, the function is called directly.
         """
-        done = threading.Event()
+        done, raised = threading.Event(), list[Exception]()
 
         def called() -> None:
             try:
                 call()
+            except Exception as error:
+                raised.append(error)
             finally:
                 done.set()
 
@@ -105,6 +107,8 @@ class Listener:
                 log.warning("the device API has been busy for %g s", within_s)
         else:
             called()
+        if raised:
+            raise raised[0]
 
     def stop(self) -> None:
         """End the thread, and close the socket; requests in progress get `CLOSING_S`."""

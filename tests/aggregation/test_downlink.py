@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.codec_examples import made
 from thinwire.aggregation import Downlink, ModelReplica, digest, read_model, write_model
-from thinwire.aggregation.downlink import Announcement, require_downlink, way
+from thinwire.aggregation.downlink import Announcement, named_tensors, require_downlink, way
 from thinwire.compression import Contractive, parse
 from thinwire.core import Key, Layout, Part, Tensor
 from thinwire.core.errors import BadPayload, CodecError, DataLost
@@ -227,3 +227,10 @@ def test_writing_and_reading_a_model_takes_no_second_copy(tmp_path: Path, monkey
     tracemalloc.stop()
     assert written < 2**20
     assert read < params.nbytes + 2**20
+
+
+def test_a_models_tensors_have_the_values_shapes_and_names_of_the_state_dict() -> None:
+    layout = Layout.of({"w": (2, 3), "b": (3,)})
+    params = np.arange(layout.size, dtype=np.float32)
+    found = named_tensors(layout, params, np.zeros(0, np.float32), {}, {})
+    assert {name: values.tolist() for name, values in found.items()} == {"w": [[0, 1, 2], [3, 4, 5]], "b": [6, 7, 8]}

@@ -63,9 +63,9 @@ def measure(case: Case, threshold: int) -> dict[str, Any]:
         grid.measured = step in steps[2:]
         if grid.measured:
             with grid.server:
-                done = step(grid, context, state)  # type: ignore[arg-type]
+                done = step(grid, context, state)  # type: ignore[arg-type]  # Flower types its grid
         else:
-            done = step(grid, context, state)  # type: ignore[arg-type]
+            done = step(grid, context, state)  # type: ignore[arg-type]  # Flower types its grid
         if not done:
             raise RuntimeError(f"SecAgg+ stopped in {step.__name__}")
     if grid.whole:

@@ -183,7 +183,7 @@ def test_what_encoding_and_sending_took_before_is_taken_off(tmp_path):
 
 def test_a_first_guess_goes_by_the_download_and_is_replaced_by_what_is_known():
     after = UplinkTimeEstimator()
-    header = ReplyHeader("a", None, 0, 1, codec="int8", timings=Timings(encode_s=0.5))  # type: ignore[arg-type]
+    header = ReplyHeader("a", None, 0, 1, codec="int8", timings=Timings(encode_s=0.5))  # type: ignore[arg-type]  # no update is read
     assert after.lasts_s("int8", 4000, 2000, 3.0) == pytest.approx(4000 / ENCODES + SLOWER * 6.0)
     after.encoded(header, commit_s=0.25)
     after.sent(header, 2.0)

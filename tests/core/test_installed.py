@@ -21,7 +21,7 @@ GROUP = "thinwire.things"
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """A module `elsewhere` whose `mine`, `square` and `broken` are entry points of the group."""
     module = ModuleType("elsewhere")
-    module.mine = "theirs"  # type: ignore[attr-defined]
+    module.mine = "theirs"  # type: ignore[attr-defined]  # a made module
     monkeypatch.setitem(sys.modules, "elsewhere", module)
     found = [EntryPoint(name, f"elsewhere:{name}", GROUP) for name in ("mine", "square", "broken")]
     monkeypatch.setattr("thinwire.core.registry.entry_points", lambda group: found if group == GROUP else [])
@@ -67,12 +67,12 @@ def test_a_registry_without_a_group_knows_its_own_only() -> None:
 def test_what_is_no_step_of_a_chain_is_refused(
     elsewhere: ModuleType, base: type, parts: dict[str, object], said: str
 ) -> None:
-    elsewhere.mine = type("Mine", (base,), parts)  # type: ignore[attr-defined]
+    elsewhere.mine = type("Mine", (base,), parts)  # type: ignore[attr-defined]  # a made module
     with pytest.raises(CodecError) as caught:
         Registry("codec", GROUP, admit).find("mine")
     assert said in caught.value.why
 
 
 def test_an_installed_step_is_one_like_ours(elsewhere: ModuleType) -> None:
-    elsewhere.mine = type("Mine", (Identity,), {"examples": ("mine",)})  # type: ignore[attr-defined]
+    elsewhere.mine = type("Mine", (Identity,), {"examples": ("mine",)})  # type: ignore[attr-defined]  # a made module
     assert Registry("codec", GROUP, admit).find("mine").role == "quantizer"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 
 import numpy as np
 import pytest
@@ -365,24 +364,3 @@ def test_a_packed_vector_of_another_length_or_with_bits_behind_it_is_refused() -
             check_packed(wrong, 3, 13)
     with pytest.raises(ValueError, match="behind the last"):
         check_packed(sent[:-1] + bytes([sent[-1] | 0x80]), 3, 13)
-
-
-def test_the_speed_of_masks_and_packing_is_printed() -> None:
-    """ResNet-50 has 25.56 M parameters; `pytest -s` shows the figures. Nothing is asserted: tests share the machine."""
-    count, width = 25_557_032, 12
-    lanes, copied = np.ones(count, np.uint16), np.ones(count, np.uint16)
-    out = np.zeros(packed_size(count, width), np.uint8)
-    keyed = [(mask_key(KEY, bytes([i]), "update"), 1 if i % 2 else -1) for i in range(10)]
-    for name, work in [
-        ("copy", lambda: np.copyto(copied, lanes)),
-        ("10 masks", lambda: add_masks(lanes, keyed)),
-        (f"pack, {width} bits", lambda: pack(lanes, width, out)),
-        (f"add_packed, {width} bits", lambda: add_packed(out, width, copied)),
-        ("centered", lambda: centered(lanes[:1_000_000], width)),
-    ]:
-        best = 9e9
-        for _ in range(3):
-            began = time.perf_counter()
-            work()
-            best = min(best, time.perf_counter() - began)
-        print(f"{name}: {best * 1000:.1f} ms")

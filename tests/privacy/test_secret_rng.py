@@ -35,7 +35,7 @@ def test_a_forked_child_draws_other_bits_than_its_parent() -> None:
     drawn(rng)  # the child inherits a stream that is in use
     read, write = os.pipe()
     child = os.fork()
-    if child == 0:  # pragma: no cover
+    if child == 0:
         os.write(write, drawn(rng))
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
@@ -48,7 +48,7 @@ def test_the_test_of_the_fork_sees_a_stream_that_is_not_renewed(monkeypatch) -> 
     monkeypatch.setattr(rng, "_stream", lambda made=rng._stream(): made)
     read, write = os.pipe()
     child = os.fork()
-    if child == 0:  # pragma: no cover
+    if child == 0:
         os.write(write, drawn(rng))
         os._exit(0)
     os.waitpid(child, 0)
@@ -58,7 +58,7 @@ def test_the_test_of_the_fork_sees_a_stream_that_is_not_renewed(monkeypatch) -> 
 def test_a_grandchild_draws_under_a_key_of_its_own() -> None:
     before = secret_rng._forks
     child = os.fork()
-    if child == 0:  # pragma: no cover
+    if child == 0:
         grandchild = os.fork()
         if grandchild == 0:
             os._exit(secret_rng._forks - before)

@@ -42,7 +42,7 @@ def at(phase: str, **more: Any) -> Cohort:
     """A cohort of 5 in which this phase's requests are ready."""
     before = {"share": "advertise", "masked": "share", "agree": "masked", "unmask": "agree"}
     cohort = Cohort(terms_of(5, 3, **more), 5)
-    cohort.run(until=before[phase])  # type: ignore[arg-type]
+    cohort.run(until=before[phase])  # type: ignore[arg-type]  # a literal by phase
     return cohort
 
 

@@ -160,6 +160,6 @@ def test_scalars_are_whole_numbers_of_any_type_and_a_fraction_masks_nothing():
     one, lanes = cohort.participants[name_of(0)], np.zeros(cohort.terms.lanes, np.uint16)
     one.prepare(cohort.requests[name_of(0)])
     with pytest.raises(TypeError):
-        one.mask(lanes, [1, 0.5])  # type: ignore[list-item]
+        one.mask(lanes, [1, 0.5])  # type: ignore[list-item]  # on purpose
     assert one.state == "ready" and not lanes.any()
-    assert len(one.mask(lanes, [np.int64(-1), np.int64(5)]).scalars) == 24  # type: ignore[list-item]
+    assert len(one.mask(lanes, [np.int64(-1), np.int64(5)]).scalars) == 24  # type: ignore[list-item]  # on purpose

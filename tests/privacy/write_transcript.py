@@ -28,7 +28,7 @@ def recorded() -> tuple[Cohort, dict[str, Any]]:
         requests[phase] = {name: raw.hex() for name, raw in found.items()}
         return found
 
-    cohort.server.close = close  # type: ignore[method-assign]
+    cohort.server.close = close  # type: ignore[method-assign]  # to record
     cohort.run(LOST)
     server = cohort.server
     disclosed = [

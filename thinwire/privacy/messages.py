@@ -119,7 +119,7 @@ class Roster:
 
 @dataclass(frozen=True)
 class HolderShares:
-    """What one dealer gives to one holder: the sealed shares, commitments to them, and ciphertexts of ML-KEM.
+    """Holds a dealer's part for one holder: the sealed shares, commitments to them, and ciphertexts of ML-KEM.
 
     A dealer is its own holder too: that entry has commitments and no sealed shares. The ciphertexts are b"" in a
     classical suite and in the own entry.

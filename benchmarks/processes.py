@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -157,10 +159,21 @@ def _end(pid: int, began: str, number: int) -> None:
             os.kill(pid, number)
 
 
+PORTS = range(12_000, 32_768)  # below those that Linux gives to outgoing connections and to port 0
+_candidates = itertools.count(secrets.randbelow(len(PORTS)))
+
+
 def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+    """Return a port that no process listens on, and that this process has not returned before.
+
+    A port that was bound to 0 and let go could go to another process's connection before the caller listens on it.
+    """
+    for nth in itertools.islice(_candidates, len(PORTS)):
+        port = PORTS[nth % len(PORTS)]
+        with socket.socket() as sock, contextlib.suppress(OSError):
+            sock.bind(("0.0.0.0", port))  # a caller may listen on any address
+            return port
+    raise OSError(f"no free port between {PORTS.start} and {PORTS.stop - 1}")
 
 
 def status_bytes(pid: int, key: str) -> int:

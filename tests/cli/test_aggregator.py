@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.ports import free_port, free_ports
+from benchmarks.processes import free_port
 
 PATIENCE_S = 60.0
 COMMAND = [sys.executable, "-m", "thinwire.cli"]
@@ -42,7 +42,7 @@ def until(true, what: str) -> None:
 @pytest.fixture
 def background(home):
     """An aggregator in the background with its page; ended by its own command."""
-    api, page = free_ports(2)
+    api, page = free_port(), free_port()
     listen = ["--listen", f"127.0.0.1:{api}", "--dashboard", f"127.0.0.1:{page}", "--home", str(home)]
     start = [*COMMAND, "aggregator", "start", "--background", *listen]
     done = subprocess.run(start, capture_output=True, text=True, timeout=PATIENCE_S)

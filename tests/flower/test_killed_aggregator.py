@@ -12,8 +12,8 @@ from typing import IO
 
 import pytest
 
+from benchmarks.processes import free_port
 from tests.support.fleet_words import PATIENCE_S, hello
-from tests.support.ports import free_port
 from tests.support.processes import environment
 from tests.support.proxy import Proxy, proxy
 from tests.transport.test_cuts import BESIDE, SENT_TWICE, SIZE, assignment_of, file_of, header_of, pulled, pushed

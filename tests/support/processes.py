@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.support.ports import free_ports
+from benchmarks.processes import free_port
 from thinwire.aggregation import codecs
 from thinwire.cli.local_state import alive
 from thinwire.cli.main import main
@@ -34,7 +34,7 @@ class Site:
 
     def __init__(self, home: Path, inside: tuple[str, ...] = ()) -> None:
         self.home, self.inside = home, inside
-        self.listen, self.dashboard_at = (f"127.0.0.1:{port}" for port in free_ports(2))
+        self.listen, self.dashboard_at = (f"127.0.0.1:{port}" for port in (free_port(), free_port()))
         self.example = EXAMPLE  # the folder of the task and its plan
         self.page: tuple[str, ...] = ("--no-dashboard",)
         self.aggregator_program: Sequence[str] = THINWIRE

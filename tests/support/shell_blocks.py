@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.support.ports import free_ports
+from benchmarks.processes import free_port
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -111,7 +111,7 @@ class Reader:
         self.cwd = self.folder / "here"
         self.cwd.mkdir()
         (self.cwd / "examples").symlink_to(ROOT / "examples")  # blocks are typed at the root of a checkout
-        api, page = (f"127.0.0.1:{port}" for port in free_ports(2))
+        api, page = (f"127.0.0.1:{port}" for port in (free_port(), free_port()))
         self.addresses = {
             "127.0.0.1:9090": api,
             "0.0.0.0:9090": api,  # of a page with --san it has TLS all the same

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.ports import free_port
+from benchmarks.processes import free_port
 from tests.support.processes import EXAMPLE, Site, environment
 from thinwire.client.run_state import RunFolder
 from thinwire.core import RunPlan

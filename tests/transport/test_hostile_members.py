@@ -25,6 +25,7 @@ from thinwire.transport.protocol.http import HELLO, PULL, PUSH, packed
 from thinwire.transport.server.app import Gone, Request
 from thinwire.transport.server.auth import FAILED_JOINS
 from thinwire.transport.server.connections import Connection
+from thinwire.transport.server.presence import Presence
 from thinwire.transport.server.registration import MOST_HELLOS, HelloRoute
 from thinwire.transport.server.uploads import OFFERS, Upload, Uploads
 
@@ -109,7 +110,11 @@ def test_what_a_device_says_of_itself_moves_no_cursor_and_breaks_no_list(
 # Revoked
 
 
-def test_who_was_renamed_is_revoked_under_the_name_that_he_came_with_too(here: TlsPlace, liar: Caller) -> None:
+def test_who_was_renamed_is_revoked_under_the_name_that_he_came_with_too(
+    here: TlsPlace, liar: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sweep is switched off: between the two calls it would find the new name and ask for a hello instead."""
+    monkeypatch.setattr(Presence, "renamed", lambda *_: None)
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(liar.pull, 200.0)
         until(lambda: here.fleet.stats()["requests"]["pull"] == 1, PATIENCE_S)

@@ -29,7 +29,7 @@ from thinwire.core.plan_codec_rules import (
     secure_rule,
     together,
 )
-from thinwire.core.plan_schema import IDENTITY, UNBUILT, Refusal, Sections, UplinkSection, unbuilt
+from thinwire.core.plan_schema import IDENTITY, Refusal, Sections, UplinkSection, unbuilt
 from thinwire.core.secure_numbers import check_numbers
 
 
@@ -58,7 +58,7 @@ def refusals(plan: Sections, codecs: CodecBook, measured: Mapping[str, DeviceTim
         *algorithm_rules(plan, codecs),
         *_overlap(plan),
         *without_secure(plan),
-        *(() if "secure" in UNBUILT else secure_rules(plan)),  # one sentence is enough while no round does it
+        *secure_rules(plan),
         *_unused(plan),
         *_deadline(plan, measured),
     ]

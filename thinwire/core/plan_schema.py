@@ -354,7 +354,6 @@ class Sections(Section):
 UNBUILT = {
     "run": ("eval_cohort",),
     "server": ("reduce",),
-    "secure": ("enabled",),  # a key of it alone has no effect, and without_secure refuses it
     "privacy": ("mode", "clip", "adaptive", "noise_multiplier", "target_epsilon", "delta", "budget"),
 }  # fmt: skip
 UNBUILT_VALUES = {

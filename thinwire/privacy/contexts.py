@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import load_der_public_key
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_der_public_key
 
 from thinwire.core.types import SecureWork
 from thinwire.privacy.graph import Graph, find_graph, neighbours
@@ -180,6 +180,17 @@ def signed_by(public_key: bytes, signature: bytes, data: bytes) -> bool:
     except (ValueError, UnsupportedAlgorithm, InvalidSignature):
         return False
     return True
+
+
+def simulated_key(device: str) -> ec.EllipticCurvePrivateKey:
+    """Return the identity key (P-256) of a simulated client. Its name decides it, so it protects nothing."""
+    number = int.from_bytes(digest("thinwire simulated identity", device.encode()), "big")
+    return ec.derive_private_key(1 + number % (2**255), ec.SECP256R1())
+
+
+def identity_of(key: ec.EllipticCurvePrivateKey) -> bytes:
+    """Return a device's identity: its public key in DER (SubjectPublicKeyInfo)."""
+    return key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
 
 
 def agreed_bytes(context2: bytes, survivors: Sequence[int]) -> bytes:

@@ -40,6 +40,7 @@ from thinwire.core.types import (
     assignment_round,
     is_follow_up,
 )
+from thinwire.privacy.contexts import identity_of, simulated_key
 from thinwire.server.aggregator import Model
 from thinwire.server.model_store import ModelDistributor, PlanCache, SentAssignments, Versions
 from thinwire.server.policy.assignment_terms import work_of
@@ -224,6 +225,7 @@ class RunContext:
             outcomes=past.ledger.outcomes.of(device, past.kept, assigned if past.ledger.pipelined else None),
             is_follow_up=past.ledger.is_follow_up(assignment_id),
             identity=self.identity,
+            secure=self.mode.secure_work(self, number) if kind == "train" else None,
         )
         return Envelope(device, assignment, self.sending.bundle(parcel))
 
@@ -325,6 +327,12 @@ class RunContext:
     def revoked(self) -> frozenset[str]:
         """Return the revoked devices; of their updates only those that are aggregated already count."""
         return frozenset() if self.simulated else self.store.roster.revoked()
+
+    def identities(self) -> dict[str, bytes]:
+        """Return device -> its identity key (DER); the key of a simulated device follows from its name."""
+        if self.simulated:
+            return {device: identity_of(simulated_key(device)) for device in self.presence.devices}
+        return {row.name: row.public_key for row in self.store.roster.rows()}
 
     def forget(self, device: str) -> None:
         """Drop the deferred replies of a revoked device."""

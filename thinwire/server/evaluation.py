@@ -48,6 +48,19 @@ def evaluation(
     return replace(event, **_bytes(running, headers)) if event else None
 
 
+def summed_evaluation(running: RunContext, version: int, metrics: Metrics, clients: int, now: float) -> Evaluated:
+    """Return the evaluation of a version by the sums of a secure round's metrics, of so many clients.
+
+    No single client's value is known, so the event has no spread, and its means are not robust.
+    """
+    found, target = pooled([metrics], MEASURED), running.plan.run.target
+    metric, best_yet = running.plan.run.metric, running.past.scores.best
+    best = metric in found and better(metric, found[metric], best_yet.decisive.get(metric) if best_yet else None)
+    total = int(max(count for _, count in metrics.values()))
+    made_by, reached = running.past.bases.made_by.get(version, 0), target is not None and target.is_met(found)
+    return Evaluated(now, made_by, version, found, {}, total, clients, best=best, reached=reached)
+
+
 def settled(running: RunContext, now: float, over: bool = False) -> list[Evaluated]:
     """Return the final evaluations of versions that no device evaluates any more, in the order of versions.
 

@@ -10,13 +10,27 @@ run none. The whole way of a failure: docs/explain/a-round.md, "When a part fail
 
 from __future__ import annotations
 
-from thinwire.core.events import ClientFailed, ClientReconnected, ClientSelected, UpdateAccepted, UpdateDropped
+from thinwire.core.events import (
+    ClientFailed,
+    ClientReconnected,
+    ClientSelected,
+    RoundOpened,
+    UpdateAccepted,
+    UpdateDropped,
+)
+from thinwire.core.secure_events import PhaseClosed
 from thinwire.core.serialization import reply_from_json
 from thinwire.core.types import ReplyHeader, UpdateId
 from thinwire.server import round_events
 from thinwire.server.context import RunContext
 from thinwire.server.round_runner import RoundRunner
+from thinwire.server.secure_round_runner import SecureRoundRunner
 from thinwire.server.state.run_state import RoundProgress
+
+
+def runner_of(running: RunContext, opened: RoundOpened) -> RoundRunner:
+    """Return the driver of a round of this run."""
+    return (SecureRoundRunner if running.plan.secure.enabled else RoundRunner)(running, opened)
 
 
 def rebuild_round(running: RunContext) -> RoundRunner:
@@ -26,11 +40,11 @@ def rebuild_round(running: RunContext) -> RoundRunner:
     """
     opened, now = running.past.line.current, running.past.line.now
     assert opened is not None
-    one = RoundRunner(running, opened)
+    one = runner_of(running, opened)
     one.headers |= {header.update_id: header for header in map(header_of, now.accepted)}
     one.headers_of.update(event.assignment_id for event in now.accepted)
     one.machine.dropped += not_accepted(now)
-    one.machine.replay(replayed(now))
+    one.machine.replay(replayed(now, one))
     _refold(one, now)
     for device in sorted(running.presence.hellos.keys() & one.machine.lost.keys()):
         one.on(round_events.DeviceConnected(device))  # it reconnected before its round was rebuilt
@@ -53,7 +67,7 @@ def _refold(one: RoundRunner, now: RoundProgress) -> None:
             one.begin(one.headers[update_id], event.discount)
 
 
-def replayed(now: RoundProgress) -> round_events.Told:
+def replayed(now: RoundProgress, one: RoundRunner) -> round_events.Told:
     """Yield the events of the current round since its opening, each with its time, in the order of the journal."""
     accepted = {event.update_id for event in now.accepted}
     for event in now.since:
@@ -72,6 +86,8 @@ def replayed(now: RoundProgress) -> round_events.Told:
                 yield round_events.AssignmentFailed(device, assignment_id, event.kind, event.text), event.elapsed_s
             case ClientReconnected(device=device):
                 yield round_events.DeviceConnected(device), event.elapsed_s
+            case PhaseClosed() if isinstance(one, SecureRoundRunner):
+                yield from one.replayed(event)
 
 
 def not_accepted(now: RoundProgress) -> list[UpdateId]:

@@ -49,8 +49,7 @@ def finish(one: RoundRunner) -> None:
         step_s, store_s = stepped - start, time.perf_counter() - stepped
     else:
         step_s = store_s = 0.0
-    in_time = [header for update_id, header in one.headers.items() if update_id in one.machine.in_time]
-    events += running.mode.evaluate(running, one.opened, in_time, now)
+    events += [*one.summed(), *one.evaluated(now)]
     counted = [one.headers[update_id] for update_id in closed.aggregated]
     slowest, spent = where_time_went(one, closed, counted)
     spent |= {"step_s": step_s, "store_s": store_s}
@@ -95,6 +94,8 @@ def _measured(one: RoundRunner, now: float) -> list[MeasureRow]:
     Replies are read in the order of the journal, so a resumed round learns the same.
     """
     running = one.running
+    if running.plan.secure.enabled:
+        return []  # a masked update tells no times
     work = work_key(running.plan, running.layout)
     for event in running.past.line.now.accepted:
         header = one.headers[UpdateId.parse(event.update_id)]

@@ -22,7 +22,7 @@ from thinwire.core.events import ClientSelected, Evaluated, RoundOpened, RunNote
 from thinwire.core.fleet import Envelope
 from thinwire.core.formatting import Reason
 from thinwire.core.plan import RunPlan
-from thinwire.core.types import ReplyHeader, assignment_id_of
+from thinwire.core.types import ReplyHeader, SecureWork, assignment_id_of
 from thinwire.server.aggregator import RoundAggregator, WeightCaps
 from thinwire.server.context import RunContext
 from thinwire.server.evaluation import evaluation
@@ -58,6 +58,7 @@ class RoundMode:
     """
 
     replaces = True  # False: no device is selected after the opening
+    evaluates_alone = True  # False: no client tells a metric outside of a round
     counts_alike = False  # True: each update counts as a whole, however many examples it was made from
 
     def __init__(self, plan: RunPlan) -> None:
@@ -143,6 +144,10 @@ class RoundMode:
     def summed_together(self, running: RunContext, number: int) -> int:
         """Return how many updates of the round are aggregated together."""
         return running.past.ledger.selected(number)
+
+    def secure_work(self, running: RunContext, number: int) -> SecureWork | None:
+        """Return what all clients of a secure round are told alike; None in other rounds."""
+        return None
 
     def aggregator(self, running: RunContext, opened: RoundOpened, caps: WeightCaps | None = None) -> RoundAggregator:
         """Return an empty sum for the updates of a round, with these caps on weights."""

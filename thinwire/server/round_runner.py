@@ -18,6 +18,7 @@ from thinwire.core.events import (
     ClientReconnected,
     ClientSelected,
     DropReason,
+    Evaluated,
     Event,
     RoundOpened,
     StateLost,
@@ -27,7 +28,7 @@ from thinwire.core.events import (
 )
 from thinwire.core.fleet import Arrival, ClientConnected, ClientDisconnected
 from thinwire.core.serialization import reply_to_json
-from thinwire.core.types import Failure, ReplyHeader, UpdateId, assignment_id_of, assignment_round
+from thinwire.core.types import Failure, PhaseReply, ReplyHeader, UpdateId, assignment_id_of, assignment_round
 from thinwire.server import round_events
 from thinwire.server.aggregator import AggregationQueue, Frames
 from thinwire.server.context import POLL_S, RunContext
@@ -122,6 +123,8 @@ class RoundRunner:
             match arrival:
                 case ReplyHeader():
                     self._on_reply(arrival)
+                case PhaseReply():
+                    self.on_message(arrival)
                 case Failure(kind, text, assignment_id, device):
                     self._earlier(device, kind, text, assignment_id)
                     self.on(round_events.AssignmentFailed(device, assignment_id, kind, text))
@@ -134,6 +137,9 @@ class RoundRunner:
                     self.on(round_events.DeviceDisconnected(device, why))
         if self.accepted:
             self.record()
+
+    def on_message(self, reply: PhaseReply) -> None:
+        """Ignore a message of a phase: only a secure round asks for one."""
 
     def _withdraw(self, device: str) -> None:
         """Drop the updates of a revoked device that are not aggregated yet; aggregated ones stay, and the
@@ -216,15 +222,18 @@ class RoundRunner:
             self._act(event)
 
     def _act(self, event: round_events.Input) -> None:
-        """Pass an event to the state machine and carry out its actions.
+        """Pass an event to the state machine and carry out its actions."""
+        self._carry_out(self.machine.on(event, self.running.elapsed, self.replacements))
 
-        All that one event causes is recorded together. Accepted updates are collected instead, so that one poll makes
-        one commit.
+    def _carry_out(self, actions: Sequence[round_events.Action]) -> None:
+        """Carry out the actions that one event causes; all of them are recorded together.
+
+        Accepted updates are collected instead, so that one poll makes one commit.
         """
         running, number = self.running, self.opened.round
         now, elapsed = running.clock.wall(), running.elapsed
         facts, assigned = list[Event](), list[str]()
-        for action in self.machine.on(event, elapsed, self.replacements):
+        for action in actions:
             match action:
                 case round_events.AggregateUpdate(update_id):
                     self.accepted.append((self.headers[update_id], action))
@@ -329,6 +338,15 @@ class RoundRunner:
         self.running.record(*later, *facts, *events, measured=measured)
         for header, action in accepted:
             self.begin(header, action.discount)
+
+    def summed(self) -> list[Event]:
+        """Return the event about the sum of a secure round; other rounds have none."""
+        return []
+
+    def evaluated(self, now: float) -> list[Evaluated]:
+        """Return the evaluations that are final when the round closes."""
+        in_time = [header for update_id, header in self.headers.items() if update_id in self.machine.in_time]
+        return self.running.mode.evaluate(self.running, self.opened, in_time, now)
 
     def frames(self, update_id: UpdateId) -> Frames:
         """Return a function that opens the payload of an update in the spool."""

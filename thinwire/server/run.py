@@ -24,15 +24,16 @@ from thinwire.server.initial_model import take_first_model
 from thinwire.server.pipelining import PipelinedMode
 from thinwire.server.policy.cohort import way_out
 from thinwire.server.policy.eligibility import ConnectedDevices
-from thinwire.server.recovery import rebuild_round
+from thinwire.server.recovery import rebuild_round, runner_of
 from thinwire.server.round_close import finish
 from thinwire.server.round_mode import RoundMode
 from thinwire.server.round_runner import RoundRunner
 from thinwire.server.run_end import close, dismiss, end
+from thinwire.server.secure_mode import SecureMode
 from thinwire.store import RunRow, Store
 
 PATIENCE_S = 60.0  # a run without `wait_s` then adds to its status what a person can do
-MODES = (PipelinedMode, BufferedMode, RoundMode)
+MODES = (SecureMode, PipelinedMode, BufferedMode, RoundMode)
 
 
 def mode_of(plan: RunPlan) -> RoundMode:
@@ -102,7 +103,7 @@ def _rounds(running: RunContext) -> None:
         if (opened := running.mode.open_next(running)) is None:
             _wait_for_busy(running)
             continue
-        _one(running, rebuild_round(running) if past.line.now.since else RoundRunner(running, opened))
+        _one(running, rebuild_round(running) if past.line.now.since else runner_of(running, opened))
 
 
 def _one(running: RunContext, one: RoundRunner) -> None:

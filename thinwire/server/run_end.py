@@ -31,7 +31,8 @@ def end(running: RunContext) -> None:
     if running.stopped == "run":
         close(running, "stopped", f"stopped by a person after {past.steps_made} of {plan.run.rounds} rounds", 10)
         return
-    if running.stopped != "service" and plan.run.evaluate == "clients" and past.version not in past.scores.evaluated:
+    last = past.version not in past.scores.evaluated and running.mode.evaluates_alone
+    if running.stopped != "service" and plan.run.evaluate == "clients" and last:
         _evaluate_last(running)
     if running.stopped == "service":
         return

@@ -14,10 +14,15 @@ Invariant: no vector leaves the sum after the survivors were shown. A reply that
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
+from thinwire.aggregation.plan_codecs import lattice_of
+from thinwire.core.errors import PlanError
 from thinwire.core.events import CloseReason
-from thinwire.core.types import UpdateId
+from thinwire.core.secure_numbers import check_numbers
+from thinwire.core.types import SecureWork, UpdateId
+from thinwire.privacy.contexts import context_of_assignment, model_digest
 from thinwire.privacy.messages import BadMessage, Phase
 from thinwire.privacy.secure_round import Aborted, SecureRound, TooFew
 from thinwire.server.round_events import (
@@ -40,11 +45,63 @@ from thinwire.server.round_events import (
     UpdateArrived,
 )
 from thinwire.server.round_machine import RoundMachine
+from thinwire.server.round_mode import RoundMode
+from thinwire.server.secure_sum import FIRST_CLIP, SecureAggregator
+
+if TYPE_CHECKING:
+    from thinwire.core.events import RoundOpened
+    from thinwire.core.plan import RunPlan
+    from thinwire.server.aggregator import WeightCaps
+    from thinwire.server.context import RunContext
+    from thinwire.server.policy.cohort import Cohort
 
 RESERVE = 0.2  # share of the deadline that is kept for agree and unmask: two small messages each way
 # Until which share of the time before the reserve a phase may last, and of the reserve.
 LASTS: Mapping[Phase, float] = {"advertise": 0.5, "share": 0.75, "masked": 1.0, "agree": 0.5, "unmask": 1.0}
 LATE = "it came after its phase"
+
+
+class SecureMode(RoundMode):
+    """Rounds with secure aggregation: one round is open, and its roster is fixed when it opens.
+
+    All clients of a round are told the same (`SecureWork`), which follows from the journal alone.
+    """
+
+    replaces = False  # a client that is selected later has no share of the others
+    evaluates_alone = False
+
+    @classmethod
+    def is_for(cls, plan: RunPlan) -> bool:
+        return plan.secure.enabled
+
+    def may_open(self, running: RunContext, cohort: Cohort, min_updates: int) -> bool:
+        """Return False if no threshold exists for so many clients, until more of them are online."""
+        try:
+            check_numbers(self.plan.secure, len(cohort.selected), cohort.target_updates)
+        except PlanError as error:
+            running.status("waiting", f"waiting for more devices: {error.what} ({error.why})")
+            return False
+        return super().may_open(running, cohort, min_updates)
+
+    def secure_work(self, running: RunContext, number: int) -> SecureWork:
+        past, secure = running.past, self.plan.secure
+        clip = secure.clip if secure.clip != "auto" else past.clip or FIRST_CLIP
+        work = SecureWork(past.ledger.selected(number), 0, clip)
+        windows = lattice_of(self.plan, running.layout.model_size, work, running.identity).walk.windows
+        return replace(work, window=past.steps_made % windows)  # a round without a step repeats its window
+
+    def aggregator(self, running: RunContext, opened: RoundOpened, caps: WeightCaps | None = None) -> SecureAggregator:
+        del caps
+        return SecureAggregator(self.plan, running.layout, self.secure_work(running, opened.round), running.identity)
+
+    def machine(self, opened: RoundOpened, running: RunContext) -> SecureRoundMachine:
+        fold = self.aggregator(running, opened)
+        assignment = running.training(next(iter(opened.assignments.values()))).assignment  # ctx0 covers what all share
+        model = model_digest(assignment.base_digest, running.model.buffers)
+        context0 = context_of_assignment(assignment, self.plan, model, fold.terms)
+        keys = running.identities()
+        selected = {device: keys[device] for device in opened.assignments}
+        return SecureRoundMachine(self.terms(opened), secure=SecureRound(fold.terms, context0, selected))
 
 
 @dataclass

@@ -30,13 +30,14 @@ from thinwire.core.events import (
     UpdateDropped,
 )
 from thinwire.core.plan import RunPlan
+from thinwire.core.secure_events import PhaseClosed, SumUnmasked
 from thinwire.server.policy.assignment_terms import ROUNDS, CodecHistory, DeviceSpeeds
 from thinwire.server.policy.eligibility import DeviceBackoff
 from thinwire.server.state.assignment_ledger import KEPT, AssignmentLedger
 from thinwire.server.state.initial_requests import InitialModelRequests
 from thinwire.server.state.model_history import EvaluationLog, ModelHistory, made_step
 
-Since = ClientSelected | UpdateAccepted | UpdateDropped | ClientFailed | ClientReconnected
+Since = ClientSelected | UpdateAccepted | UpdateDropped | ClientFailed | ClientReconnected | PhaseClosed
 
 
 @dataclass
@@ -147,6 +148,7 @@ class RunState:
     codecs: CodecHistory = field(default_factory=CodecHistory)
     weights: dict[str, int] = field(default_factory=dict)  # device -> its examples in the first round that counted them
     references_from: int = 0  # the round from which `weights` are collected
+    clip: float = 0.0  # of the next secure round with an automatic clip; 0 before the first one
     slowest: list[float] = field(default_factory=list)  # of the last rounds: seconds of the slowest reply in time
     elapsed_s: float = 0.0
     elapsed_at: float = 0.0  # the wall clock at that time
@@ -195,10 +197,12 @@ class RunState:
                 self._accept(event)
             case UpdateAggregated():
                 self.line.now.aggregated.add(event.update_id)
-            case UpdateDropped():
+            case UpdateDropped() | PhaseClosed():
                 self.line.now.since.append(event)
             case ClientFailed():
                 self._fail(event)
+            case SumUnmasked():
+                self.clip = event.next_clip
             case ClientReconnected():
                 self.line.now.since.append(event)
                 self.connected.add(event.device)

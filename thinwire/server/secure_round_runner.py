@@ -1,0 +1,247 @@
+"""Driver of a secure round: messages of its phases become events, and its actions become requests and one sum.
+
+The messages of `advertise`, `share` and `agree` are kept in files until the round ends, and the journal has their
+digests, so a restart replays the phases that were closed. Messages of an open phase are not kept: after a restart the
+clients are asked again, and send the same bytes. The messages of `unmask` are never stored, because together they are
+the secrets of the round.
+
+Invariant: a closed phase is journalled before a request of the next one leaves. So the survivors of a round are durable
+before a client is shown them, and after a crash they are the same.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import cast
+
+from thinwire.aggregation.lattice import BadSum
+from thinwire.core.errors import DataLost
+from thinwire.core.events import Evaluated, Event, RoundOpened
+from thinwire.core.fleet import Envelope
+from thinwire.core.secure_events import PhaseClosed
+from thinwire.core.statedir import private_folder, private_opener, write_atomically
+from thinwire.core.types import Assignment, Part, PhaseReply, ReplyHeader, UpdateId, phase_id, phase_of, training_id
+from thinwire.privacy.messages import Phase, max_bytes
+from thinwire.privacy.secure_round import Aborted, Removal
+from thinwire.server import round_events
+from thinwire.server.context import RunContext
+from thinwire.server.evaluation import summed_evaluation
+from thinwire.server.round_runner import RoundRunner
+from thinwire.server.secure_mode import SecureRoundMachine
+from thinwire.server.secure_sum import SecureAggregator
+
+STORED: tuple[Phase, ...] = ("advertise", "share", "agree")  # phases whose messages are kept until the round ends
+
+
+class SecureRoundRunner(RoundRunner):
+    """Runs one secure round from its opening, or after a restart, until it closes."""
+
+    machine: SecureRoundMachine
+    fold: SecureAggregator
+
+    def __init__(self, running: RunContext, opened: RoundOpened) -> None:
+        super().__init__(running, opened)
+        self._files = PhaseFiles(running.versions.folder, opened.round, running.simulated)
+        self._messages: dict[str, bytes] = {}  # device -> its message of the open phase, in the order of arrival
+
+    def replayed(self, event: PhaseClosed) -> Iterator[tuple[round_events.Input, float]]:
+        """Yield the inputs that a closed phase stands for: its messages in their order, and its end.
+
+        Raise `DataLost` if the file of its messages is missing or damaged.
+        """
+        now = self.machine.terms.opened_s + event.elapsed_s
+        if event.messages:
+            for device, message in self._files.read(event).items():
+                yield round_events.PhaseMessage(device, event.phase, message), now
+        if event.phase != "unmask":  # its messages were not stored, and are asked for again
+            yield round_events.PhaseEnded(), now
+
+    def summed(self) -> list[Event]:
+        """Return the event about the sum, if the round has one."""
+        return [self.fold.summed] if self.fold.summed is not None else []
+
+    def evaluated(self, now: float) -> list[Evaluated]:
+        """Return the evaluation of the base model by the summed metrics, if it was not evaluated before."""
+        base, running = self.opened.base_version, self.running
+        if not self.fold.metrics or base in running.past.scores.evaluated:
+            return []
+        return [summed_evaluation(running, base, self.fold.metrics, self.fold.total.clients, now)]
+
+    def _outstanding(self) -> list[tuple[str, str]]:
+        """Return the training assignments to send: in later phases every device has its own already."""
+        if self.machine.secure.phase != "advertise":
+            return []
+        due = self.machine.secure.outstanding
+        return [(device, assignment_id) for device, assignment_id in super()._outstanding() if device in due]
+
+    def run(self) -> None:
+        """Send the requests of the open phase, which a restart may have lost, then run the round."""
+        self._request(self.machine.requests)
+        super().run()
+        if self.machine.closed:
+            self._files.delete()
+
+    def on_message(self, reply: PhaseReply) -> None:
+        """Pass a device's message of a phase to the state machine; one that is no message fails its assignment."""
+        device, phase = reply.device, phase_of(reply.assignment_id) or "advertise"
+        assignment_id = training_id(reply.assignment_id)
+        if self.machine.closed or self.machine.assignments.get(device) != assignment_id:
+            return
+        try:
+            message = _decoded(reply.message, self.machine.secure.terms.selected, phase, self.fold.terms.post_quantum)
+        except ValueError as error:
+            self.on(round_events.AssignmentFailed(device, assignment_id, "protocol", str(error)))
+            return
+        if phase == self.machine.secure.phase and device in self.machine.secure.outstanding:
+            self._messages[device] = message
+        self.on(round_events.PhaseMessage(device, phase, message))
+
+    def _on_reply(self, header: ReplyHeader) -> None:
+        """Refuse a reply that tells more than a masked update may, then handle it like every reply."""
+        if header != bare(header):
+            said = "a masked update with facts about its client"
+            self.on(round_events.AssignmentFailed(header.update_id.device, header.assignment_id, "protocol", said))
+            self.running.fleet.ack([header.update_id])
+            return
+        super()._on_reply(header)
+
+    def _carry_out(self, actions: Sequence[round_events.Action]) -> None:
+        super()._carry_out(actions)
+        for action in actions:
+            match action:
+                case round_events.ClosePhase(phase, requests):
+                    self._close_phase(phase)
+                    if requests is self.machine.requests:  # else the next phase was closed at once
+                        self._request(requests)
+                case round_events.RemoveVector(update_id):
+                    self._add_again(update_id)
+                case round_events.RemoveMasks(removal):
+                    self._close_phase("unmask")
+                    self.on(round_events.MasksRemoved(self._unmask(removal)))
+
+    def _close_phase(self, phase: str) -> None:
+        """Make a closed phase durable: its messages, then its event."""
+        running, machine = self.running, self.machine
+        messages, self._messages = self._messages, {}
+        if phase == "masked":
+            received = {device: self.headers[update].payload_bytes for device, update in machine.vectors.items()}
+        else:
+            messages = {device: message for device, message in messages.items() if device not in machine.lost}
+            received = {device: len(message) for device, message in messages.items()}
+        digest = self._files.write(phase, messages) if phase in STORED else ""
+        dropped = sorted(device for device, at in machine.secure.dropped.items() if at == phase)
+        elapsed_s = running.elapsed - machine.terms.opened_s
+        self.record(PhaseClosed(running.clock.wall(), self.opened.round, phase, elapsed_s, received, dropped, digest))
+
+    def _request(self, requests: Mapping[str, bytes]) -> None:
+        """Send the requests of the open phase to the devices that have not answered it."""
+        due = self.machine.secure.outstanding
+        self.running.fleet.send(
+            [self._envelope(device, request) for device, request in requests.items() if device in due]
+        )
+
+    def _envelope(self, device: str, request: bytes) -> Envelope:
+        running, phase = self.running, self.machine.secure.phase
+        part = Part("request", len(request), hashlib.sha256(request).hexdigest())
+        assignment = Assignment(
+            assignment_id=phase_id(self.machine.assignments[device], phase),
+            run=running.run_id,
+            task=running.plan.run.task,
+            kind="secure",
+            plan=running.plan.digest,
+            round=self.opened.round,
+            base_version=self.opened.base_version,
+            deadline_s=max(0.0, self.machine.deadline_at - running.elapsed),
+            parts=(part,),
+            identity=running.identity,
+        )
+        return Envelope(device, assignment, self._files.request(phase, part.sha256, request))
+
+    def _add_again(self, without: UpdateId) -> None:
+        """Build the sum again from all aggregated updates but one, before the survivors are shown."""
+        self.fold = cast(SecureAggregator, self.running.mode.aggregator(self.running, self.opened))
+        for update_id in self.machine.aggregated:
+            if update_id != without:
+                self.fold.add(self.headers[update_id], self.frames(update_id), 1.0)
+
+    def _unmask(self, removal: Removal) -> str:
+        """Remove the masks from the sum; return "" or why that is not possible."""
+        running, seed = self.running, self.machine.secure.rotation_seed
+        elapsed_s = running.elapsed - self.machine.terms.opened_s
+        try:
+            self.fold.unmask(removal, seed, self.opened.round, running.clock.wall(), elapsed_s)
+        except (Aborted, BadSum) as error:
+            return str(error)
+        return ""
+
+
+def bare(header: ReplyHeader) -> ReplyHeader:
+    """Return the header of a masked update with nothing but what a secure round may know of a client."""
+    return ReplyHeader(
+        header.assignment_id, header.update_id, header.base_version, 0, parts=header.parts, codec=header.codec,
+        protocol=header.protocol, transfer=header.transfer, identity=header.identity,
+    )  # fmt: skip
+
+
+def _decoded(text: str, clients: int, phase: str, post_quantum: bool) -> bytes:
+    """Return the bytes of a message in base64; raise ValueError for a message that is too long or none."""
+    most = max_bytes(phase, clients, post_quantum)  # type: ignore[arg-type]  # another phase has no messages: 0
+    if len(text) > 4 * (most + 3) // 3:
+        raise ValueError(f"a message of {len(text)} letters in the phase {phase[:20]!r}")
+    try:
+        return base64.b64decode(text, validate=True)
+    except binascii.Error as error:
+        raise ValueError("a message that is no base64") from error
+
+
+class PhaseFiles:
+    """The files of one secure round: the messages of its closed phases, and the requests on their way to devices.
+
+    They lie in `secure/ROUND` of the run's folder until the round ends, and are no part of a backup. Those of a
+    simulation, which nothing resumes, hold requests only.
+    """
+
+    def __init__(self, run: Path, number: int, simulated: bool) -> None:
+        self._all = run / "secure"
+        self._folder, self._simulated = self._all / str(number), simulated
+        self._written = set[Path]()
+
+    def write(self, phase: str, messages: Mapping[str, bytes]) -> str:
+        """Make the messages of a phase durable, and return the SHA-256 (hex) of their file."""
+        if self._simulated:
+            return ""
+        data = json.dumps({name: base64.b64encode(message).decode() for name, message in messages.items()}).encode()
+        write_atomically(private_folder(self._folder) / phase, data)
+        return hashlib.sha256(data).hexdigest()
+
+    def read(self, event: PhaseClosed) -> dict[str, bytes]:
+        """Return the messages of a closed phase, in the order in which they arrived; raise `DataLost`."""
+        path = self._folder / event.phase
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise DataLost(
+                f"the messages of the phase {event.phase} are not readable", str(error), "restore a backup"
+            ) from error
+        if hashlib.sha256(data).hexdigest() != event.messages:
+            raise DataLost(f"the messages of the phase {event.phase} are damaged", f"{path} has another digest")
+        return {device: base64.b64decode(message) for device, message in json.loads(data).items()}
+
+    def request(self, phase: str, digest: str, request: bytes) -> Path:
+        """Return the file of a request; devices with the same request share one."""
+        path = private_folder(self._folder) / f"{phase}-{digest[:32]}"
+        if path not in self._written:  # a restart writes it again: it is not synced
+            with open(path, "wb", opener=private_opener) as file:
+                file.write(request)
+            self._written.add(path)
+        return path
+
+    def delete(self) -> None:
+        """Delete the files of this round, and of earlier ones that a crash has left."""
+        shutil.rmtree(self._all, ignore_errors=True)

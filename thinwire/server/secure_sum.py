@@ -1,0 +1,117 @@
+"""The masked sum of a secure round, in the place of the `RoundAggregator` of other rounds.
+
+Masked updates are added as they arrive: whole numbers modulo 2^w, whose sum does not depend on their order. After the
+last phase the masks are removed once, and the sum becomes the weighted mean of the survivors' updates.
+
+The clip of a round is public and the same for all clients. With `[secure] clip = "auto"` it follows the share of the
+survivors whose update fitted the grid, by the rule of Andrew et al. 2021 ("Differentially Private Learning with
+Adaptive Clipping", section 2), here without noise: C' = C exp(RATE (QUANTILE - share)). What does not fit stays in a
+client's residual, so a clip that is too small delays an update and loses nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING
+
+from thinwire.aggregation.lattice import Lattice
+from thinwire.aggregation.plan_codecs import lattice_of, rotation_key
+from thinwire.compression.vector_ops import bucket_sums, in_order
+from thinwire.core.errors import BadPayload
+from thinwire.core.secure_events import SumUnmasked
+from thinwire.core.secure_numbers import METRIC_BITS
+from thinwire.core.types import Metrics, ReplyHeader, SecureWork, State, Vector
+from thinwire.privacy.contexts import SecureTerms, terms_of
+from thinwire.privacy.messages import BadMessage
+from thinwire.privacy.secure_round import MaskedSum, Removal
+from thinwire.server.aggregator import Frames, Model, RoundAggregator
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from thinwire.core.formatting import Capped
+    from thinwire.core.layout import Layout
+    from thinwire.core.plan import RunPlan
+    from thinwire.server.aggregator import WeightCaps
+
+PARTS = ("masked", "scalars")  # of a masked update
+QUANTILE, RATE = 0.9, math.log(2) / 0.9  # no update fits: the clip doubles; all fit: it shrinks by 7 percent
+FIRST_CLIP = 1.0  # of a run with clip = "auto": ten rounds in which nothing fits make it a thousand times larger
+
+
+def next_clip(clip: float, fits: int, survivors: int) -> float:
+    """Return the clip of the next round, by how many of the survivors' updates fitted the grid of this one.
+
+    >>> [round(next_clip(1.0, fits, 10), 3) for fits in (0, 9, 10)]
+    [2.0, 1.0, 0.926]
+    """
+    return min(max(clip * math.exp(RATE * (QUANTILE - fits / survivors)), 2.0**-60), 2.0**60)
+
+
+class SecureAggregator(RoundAggregator):
+    """The sum of the masked updates of one round.
+
+    `lattice` and `terms` are those that every client of the round computes too. `mean`, `metrics` and `summed` are
+    known after `unmask`: the weighted mean of the survivors' updates, the sums of their metrics, and the event of the
+    journal.
+
+    Invariant: no update is taken out of the sum. To leave one out, the driver adds the others again.
+    """
+
+    def __init__(self, plan: RunPlan, layout: Layout, work: SecureWork, identity: str) -> None:
+        self.plan, self.layout, self.work = plan, layout, work
+        self.algorithm, self.weights = None, None
+        self.lattice: Lattice = lattice_of(plan, layout.model_size, work, identity)
+        self.terms: SecureTerms = terms_of(plan, work, self.lattice.lanes, self.lattice.width)
+        self.total = MaskedSum(self.terms)
+        self.mean: Vector | None = None
+        self.metrics: Metrics = {}
+        self.summed: SumUnmasked | None = None
+
+    def add(self, header: ReplyHeader, frames: Frames, discount: float) -> None:
+        """Add the two masked vectors of an update; raise `BadPayload` if they do not fit the terms of the round."""
+        del discount
+        if (names := tuple(part.name for part in header.parts)) != PARTS:
+            raise BadPayload(f"a masked update with the parts {', '.join(names)[:80]}", why="expected masked, scalars")
+        update, scalars = frames()
+        try:
+            self.total.add(update, bytes(scalars))
+        except BadMessage as error:
+            raise BadPayload(error.what, error.why) from None
+
+    def unmask(self, removal: Removal, rotation_seed: bytes, number: int, at: float, elapsed_s: float) -> None:
+        """Remove the masks, and decode the mean; raise `Aborted` or `BadSum` if the sum is not one of such updates."""
+        start, survivors, clip = time.perf_counter(), self.total.clients, self.work.clip
+        lanes, scalars = self.total.unmasked(removal)
+        weight = scalars["weight"]
+        self.mean = self.lattice.decode_sum(lanes, survivors, weight, self.work.window, rotation_key(rotation_seed))
+        self.metrics = {
+            f"eval/{name}": (scalars[name] * bound / 2**METRIC_BITS, float(scalars[f"{name}/count"]))
+            for name, bound in self.plan.secure.metrics.items()
+            if scalars[f"{name}/count"] > 0
+        }
+        follows = next_clip(clip, scalars["fits"], survivors) if "fits" in scalars else clip
+        norm = math.sqrt(in_order(bucket_sums(self.mean, 2)))
+        self.summed = SumUnmasked(
+            at,
+            number,
+            survivors,
+            weight,
+            norm,
+            clip,
+            follows,
+            elapsed_s,
+            time.perf_counter() - start,
+        )
+
+    def fits(self) -> bool:
+        """Return True: the mean of the survivors is bounded by the clip."""
+        return True
+
+    def capped(self, caps: WeightCaps, headers: Iterable[ReplyHeader]) -> dict[str, Capped]:
+        """Return {}: the grid bounds each client, and nothing is known of a single one."""
+        return {}
+
+    def _change(self, model: Model) -> tuple[Vector | None, State]:
+        return self.mean, {}

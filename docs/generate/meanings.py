@@ -75,7 +75,7 @@ FAILURES = {
     "updates that were not aggregated are dropped",
     "stale": "the aggregator reports: no reply for more than `[cohort] max_staleness` rounds, with `[local] overlap` "
     "`max_staleness` + `max_delay`. Where no other device is left to select, for `max_staleness` + 1 deadlines. "
-    "The device "
+    "In a round with secure aggregation: no message in time for a phase. The device "
     "is selected again. For a first model ([run] init): its time is over",
     "offline": "the aggregator reports: the device is offline, or a person stopped its client",
     "over": "the aggregator reports: the run ended before a reply to this assignment. It is no failure of the device: "

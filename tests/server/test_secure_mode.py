@@ -154,19 +154,22 @@ def test_a_silent_device_is_waited_for_until_its_phase_ends():
     story.phase("advertise", [silent])
     assert story.machine.deadline_at == 0.5 * 0.8 * DEADLINE_S
     assert story.on(Tick(), 39.9) == []
-    assert [type(action) for action in story.on(Tick(), 40.0)] == [ClosePhase]
+    assert [type(action) for action in story.on(Tick(), 40.0)] == [MarkLost, ClosePhase]
     assert silent not in story.machine.requests
     for phase in ("share", "masked", "agree", "unmask"):
         story.phase(phase)
     story.on(MasksRemoved())
-    assert story.result.outstanding == (silent,)
+    assert story.machine.lost == {silent: "stale"}
+    assert story.result.outstanding == ()
 
 
 def test_the_masked_phase_closes_at_its_time_and_a_late_vector_is_dropped_unread():
     story, slow = Story(), name_of(4)
     story.until("masked")
     story.phase("masked", [slow])
-    assert isinstance(story.on(Tick(), 80.0)[0], ClosePhase)
+    lost, closed = story.on(Tick(), 80.0)
+    assert lost == MarkLost(slow, f"run.1.{slow}", "stale", "no message in time for the phase masked")
+    assert isinstance(closed, ClosePhase)
     assert story.on(UpdateArrived(update_of(slow), f"run.1.{slow}", slow, 0)) == [DropUpdate(update_of(slow), "late")]
     story.phase("agree")
     story.phase("unmask")
@@ -183,7 +186,7 @@ def test_the_masked_phase_closes_with_as_many_vectors_as_the_round_wants():
     story.phase("unmask")
     story.on(MasksRemoved())
     assert (story.result.reason, len(story.result.aggregated)) == ("enough", 4)
-    assert story.result.outstanding == (name_of(0),)
+    assert story.machine.lost == {name_of(0): "stale"}
 
 
 @pytest.mark.parametrize("phase", PHASES)

@@ -99,11 +99,13 @@ def around_commits(fate: Fate, store: Store) -> None:
 class World:
     """Devices, their clock, and the disk: all that outlives an aggregator."""
 
+    kind: type[FaultyFleet] = FaultyFleet
+
     def __init__(self, folder: Path, fate: Fate, plan: RunPlan, devices: Sequence[ScriptedDevice]) -> None:
         self.fate, self.home, self.clock, self.plan = fate, AggregatorHome.under(folder), VirtualClock(), plan
         self.home.database.write_bytes(empty_database())
         self.dies_at = math.inf  # on the clock, beside what the fate says
-        self.fleet = FaultyFleet(FileSpool(self.home.spool), self.clock, reported(plan, LAYOUT), devices)
+        self.fleet = self.kind(FileSpool(self.home.spool), self.clock, reported(plan, LAYOUT), devices)
 
     def live(self) -> Outcome:
         """The whole run, with one death at most."""
@@ -118,7 +120,7 @@ class World:
                     store = opened.enter_context(Store.open(self.home.database, durable=False))  # as it lies there
                     self.fleet = self.fleet.restart(FileSpool(self.home.spool))
                     self._drive(run_id, store)
-            return Outcome(store, run_id, self.fleet)
+            return Outcome(store, run_id, self.fleet, self.home)
 
     def _drive(self, run_id: str, store: Store, agreed: bool = False) -> None:
         """Drive the run. Until its death it goes as the undisturbed run, whose tables were compared."""
@@ -140,7 +142,7 @@ def change(name: str, size: int, assignment: Assignment) -> Vector:
 class Outcome:
     """What a run came to."""
 
-    def __init__(self, store: Store, run_id: str, fleet: ScriptedFleet) -> None:
+    def __init__(self, store: Store, run_id: str, fleet: ScriptedFleet, home: AggregatorHome | None = None) -> None:
         assert_sums_agree(store, run_id)
         every_assignment_has_one_outcome(store, run_id)
         self.status = store.run(run_id).status
@@ -148,7 +150,8 @@ class Outcome:
         self.past = RunState()
         for event in self.events:
             self.past.apply(event)
-        self.devices = list(fleet.devices)
+        self.devices, self.fleet = list(fleet.devices), fleet
+        self.folder = home.run(run_id) if home is not None else Path()
         self.told = told_of(fleet.devices.values())
 
     def of(self, *kinds: type[Event]) -> list[Any]:

@@ -29,6 +29,7 @@ class PhaseClosed(Event):
     - `elapsed_s`: seconds since the round began.
     - `received`: maps each device whose message counts to the bytes of the message, in the order of arrival.
     - `dropped`: the devices that dropped out in this phase.
+    - `reason`: why the phase `masked` ended: all, enough or deadline; it becomes the round's. "" for other phases.
     - `messages`: the SHA-256 of the file that holds the messages, which a resume reads again. It is "" for the masked
       vectors, which lie in the spool, and for `unmask`, whose messages are never stored.
     """
@@ -38,6 +39,7 @@ class PhaseClosed(Event):
     elapsed_s: float
     received: Mapping[str, int]
     dropped: list[str] = field(default_factory=list)
+    reason: str = ""
     messages: str = ""
 
 

@@ -170,7 +170,7 @@ class SecureRound:
 
         Clients whose message has not come are dropped. Raise `TooFew` or `Aborted` if the round cannot go on.
         """
-        for name in sorted(self.outstanding):
+        for name in sorted(self.outstanding) if not self.done else ():  # the others' shares are enough
             self.drop(name)
         requests: dict[str, bytes] = getattr(self, f"_close_{self.phase}")()
         if self.phase != PHASES[-1]:

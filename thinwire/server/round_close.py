@@ -75,6 +75,7 @@ def finish(one: RoundRunner) -> None:
     lost = [one.machine.assignments[device] for device, kind in one.machine.lost.items() if kind == "offline"]
     running.fleet.ack(list(one.headers))
     running.fleet.cancel(lost if closed.reason != "stopped" else list(one.machine.assignments.values()))
+    one.over()
 
 
 def _names(one: RoundRunner) -> dict[str, Any]:

@@ -162,7 +162,9 @@ class PhaseMessage:
 
 @dataclass(frozen=True)
 class PhaseEnded:
-    """A phase of a secure round was closed, before a restart; this replays its `ClosePhase`."""
+    """A phase of a secure round was closed, before a restart, for a reason; this replays its `ClosePhase`."""
+
+    reason: str = ""
 
 
 @dataclass(frozen=True)

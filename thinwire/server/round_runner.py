@@ -260,10 +260,19 @@ class RoundRunner:
                         )
                     )  # fmt: skip
                     assigned.append(assignment_id)
+                case _:
+                    facts += self.facts_of(action)
         if facts:
             self.record(*facts)
         if assigned:
             running.assign([running.mode.assignment(running, assignment_id) for assignment_id in assigned])
+
+    def facts_of(self, action: round_events.Action) -> list[Event]:
+        """Return the events of an action that only other modes of rounds have."""
+        return []
+
+    def over(self) -> None:
+        """Clean up after the round's end is recorded."""
 
     def _drop_unseen(self, update_id: UpdateId, reason: str) -> None:
         """Drop an update without passing it to the state machine, and record the reason."""

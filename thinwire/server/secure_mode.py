@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from thinwire.aggregation.plan_codecs import lattice_of
 from thinwire.core.errors import PlanError
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 RESERVE = 0.2  # share of the deadline that is kept for agree and unmask: two small messages each way
 # Until which share of the time before the reserve a phase may last, and of the reserve.
 LASTS: Mapping[Phase, float] = {"advertise": 0.5, "share": 0.75, "masked": 1.0, "agree": 0.5, "unmask": 1.0}
-LATE = "it came after its phase"
+SILENT = "no message in time for the phase"
 
 
 class SecureMode(RoundMode):
@@ -75,11 +75,10 @@ class SecureMode(RoundMode):
         return plan.secure.enabled
 
     def may_open(self, running: RunContext, cohort: Cohort, min_updates: int) -> bool:
-        """Return False if no threshold exists for so many clients, until more of them are online."""
+        """Return False if no threshold exists for so many clients, because others are busy."""
         try:
             check_numbers(self.plan.secure, len(cohort.selected), cohort.target_updates)
-        except PlanError as error:
-            running.status("waiting", f"waiting for more devices: {error.what} ({error.why})")
+        except PlanError:
             return False
         return super().may_open(running, cohort, min_updates)
 
@@ -165,23 +164,26 @@ class SecureRoundMachine(RoundMachine):
     def _close_phase(self) -> list[Action]:
         """Close the open phase, and remove the masks after the last one."""
         phase = self.secure.phase
+        silent = () if self.secure.done else self.outstanding
+        actions = [found for device in silent for found in self._mark(device, "stale", f"{SILENT} {phase}")]
         try:
             self.requests = self.secure.close()
             if phase != "unmask":
-                return [ClosePhase(phase, self.requests)]
+                return [*actions, ClosePhase(phase, self.requests)]
             self.unmasking = True
-            return [RemoveMasks(self.secure.removal())]
+            return [*actions, RemoveMasks(self.secure.removal())]
         except TooFew:
             self.shut = "too-few"
         except Aborted:
             self.shut = "aborted"
-        return []
+        return actions
 
     def _take(self, event: Input, now: float) -> list[Action]:
         match event:
             case PhaseMessage(device, phase, message):
                 return self._message(device, phase, message)
-            case PhaseEnded():
+            case PhaseEnded(reason):
+                self.closing = cast(CloseReason, reason) if reason else self.closing
                 self.requests = self.secure.close()
                 return []
             case MasksRemoved(error):

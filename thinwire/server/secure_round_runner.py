@@ -16,13 +16,13 @@ import binascii
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
 from thinwire.aggregation.lattice import BadSum
 from thinwire.core.errors import DataLost
-from thinwire.core.events import Evaluated, Event, RoundOpened
+from thinwire.core.events import NO_STEP, Evaluated, Event, RoundOpened
 from thinwire.core.fleet import Envelope
 from thinwire.core.secure_events import PhaseClosed
 from thinwire.core.statedir import private_folder, private_opener, write_atomically
@@ -60,7 +60,7 @@ class SecureRoundRunner(RoundRunner):
             for device, message in self._files.read(event).items():
                 yield round_events.PhaseMessage(device, event.phase, message), now
         if event.phase != "unmask":  # its messages were not stored, and are asked for again
-            yield round_events.PhaseEnded(), now
+            yield round_events.PhaseEnded(event.reason), now
 
     def summed(self) -> list[Event]:
         """Return the event about the sum, if the round has one."""
@@ -84,8 +84,13 @@ class SecureRoundRunner(RoundRunner):
         """Send the requests of the open phase, which a restart may have lost, then run the round."""
         self._request(self.machine.requests)
         super().run()
-        if self.machine.closed:
-            self._files.delete()
+
+    def over(self) -> None:
+        """Delete the files of the round, and withdraw what no client needs to answer any more."""
+        closed = self.machine.closed
+        no_sum = closed is not None and closed.reason in NO_STEP  # all clients forget the secrets of this round
+        self._cancel(self.machine.assignments if no_sum else self.machine.secure.outstanding)
+        self._files.delete()
 
     def on_message(self, reply: PhaseReply) -> None:
         """Pass a device's message of a phase to the state machine; one that is no message fails its assignment."""
@@ -115,18 +120,31 @@ class SecureRoundRunner(RoundRunner):
         super()._carry_out(actions)
         for action in actions:
             match action:
-                case round_events.ClosePhase(phase, requests):
-                    self._close_phase(phase)
-                    if requests is self.machine.requests:  # else the next phase was closed at once
-                        self._request(requests)
+                case round_events.MarkLost(device):
+                    self._cancel([device])
+                case round_events.ClosePhase(_, requests) if requests is self.machine.requests:
+                    self._request(requests)  # else the next phase was closed at once
                 case round_events.RemoveVector(update_id):
                     self._add_again(update_id)
                 case round_events.RemoveMasks(removal):
-                    self._close_phase("unmask")
                     self.on(round_events.MasksRemoved(self._unmask(removal)))
 
-    def _close_phase(self, phase: str) -> None:
-        """Make a closed phase durable: its messages, then its event."""
+    def _cancel(self, devices: Iterable[str]) -> None:
+        """Withdraw the assignments of these devices in this round: to train, and to answer the open phase."""
+        own = [self.machine.assignments[device] for device in devices]
+        phase = self.machine.secure.phase
+        self.running.fleet.cancel([*own, *(phase_id(assignment_id, phase) for assignment_id in own)])
+
+    def facts_of(self, action: round_events.Action) -> list[Event]:
+        match action:
+            case round_events.ClosePhase(phase):
+                return [self._closed(phase)]
+            case round_events.RemoveMasks():
+                return [self._closed("unmask")]
+        return []
+
+    def _closed(self, phase: str) -> PhaseClosed:
+        """Make the messages of a closed phase durable, and return its event."""
         running, machine = self.running, self.machine
         messages, self._messages = self._messages, {}
         if phase == "masked":
@@ -134,10 +152,12 @@ class SecureRoundRunner(RoundRunner):
         else:
             messages = {device: message for device, message in messages.items() if device not in machine.lost}
             received = {device: len(message) for device, message in messages.items()}
+        reason = machine.closing if phase == "masked" else ""
         digest = self._files.write(phase, messages) if phase in STORED else ""
         dropped = sorted(device for device, at in machine.secure.dropped.items() if at == phase)
         elapsed_s = running.elapsed - machine.terms.opened_s
-        self.record(PhaseClosed(running.clock.wall(), self.opened.round, phase, elapsed_s, received, dropped, digest))
+        now, number = running.clock.wall(), self.opened.round
+        return PhaseClosed(now, number, phase, elapsed_s, received, dropped, reason, digest)
 
     def _request(self, requests: Mapping[str, bytes]) -> None:
         """Send the requests of the open phase to the devices that have not answered it."""

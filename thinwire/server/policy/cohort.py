@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from functools import cache
 from statistics import median
 
+from thinwire.core.errors import PlanError
 from thinwire.core.formatting import Reason, Reasons, counted
 from thinwire.core.plan import RunPlan
 from thinwire.core.prng import Key, derive, seed63
+from thinwire.core.secure_numbers import check_numbers
 
 SHOWN = 5  # unable devices that a waiting sentence names
 
@@ -144,7 +146,8 @@ def missing(plan: RunPlan, present: Sequence[str], unable: Mapping[str, str], be
     else:
         absent = [device for device in wait_for if device not in present]
         have, want = sum(device in able for device in wait_for), len(wait_for)
-    assignments = with_excess(plan, min(wanted_count(plan, len(present)), len(able)), len(able))
+    target = min(wanted_count(plan, len(present)), len(able))
+    assignments = with_excess(plan, target, len(able))
     needs = min_updates_of(plan.cohort.min_updates, assignments)
     notes = [f"missing {', '.join(absent)}"] if absent else []
     notes += [f"{device} {unable[device]}" for device in sorted(unable)[:SHOWN]]
@@ -159,6 +162,11 @@ def missing(plan: RunPlan, present: Sequence[str], unable: Mapping[str, str], be
             "come or to be free"
         )
         return f"waiting: {lacks}{noted}"
+    if plan.secure.enabled:
+        try:
+            check_numbers(plan.secure, assignments, target)
+        except PlanError as error:
+            return f"waiting for more devices: {error}{noted}"
     return None
 
 

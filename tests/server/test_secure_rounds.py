@@ -1,0 +1,141 @@
+"""Runs with secure aggregation on a virtual clock: the model moves by the survivors' mean, whoever drops out."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import partial
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+from tests.support import crashes
+from tests.support.crashes import LAYOUT, Fate, Outcome, Whole, change, killed, undisturbed_once
+from tests.support.secure_fleet import SecureDevice, SecureFleet, SecureTurn
+from thinwire.core import RunPlan
+from thinwire.core.events import ClientFailed, ModelStored, RoundClosed
+from thinwire.core.secure_events import PHASES, PhaseClosed, SumUnmasked
+from thinwire.privacy.contexts import identity_of, simulated_key
+from thinwire.server.model_store import Versions
+from thinwire.server.run import drive
+from thinwire.store import Store
+
+SHARES = 6  # of all places: one test each
+PLAN = RunPlan.parse("""
+[run]
+task = "toy"
+rounds = 3
+evaluate = "off"
+[cohort]
+clients = 5
+wait_for = 5
+min_updates = 3
+deadline_s = 200
+late = "drop"
+[local]
+lr = 1.0
+steps = 1
+buffers = "local"
+[secure]
+enabled = true
+bits = 12
+clip = 20.0
+max_dropout = 0.4
+""")
+
+
+TURNS = {
+    (2, "b"): SecureTurn(silent="agree"),
+    (2, "d"): SecureTurn(silent="masked", compute_s=3.0),
+    (3, "a"): SecureTurn(silent="share"),
+    (3, "c"): SecureTurn(silent="unmask"),
+}
+
+
+class World(crashes.World):
+    """Five devices; `TURNS` says who leaves a round in which phase."""
+
+    kind = SecureFleet
+
+    def __init__(self, folder: Path, fate: Fate) -> None:
+        devices = [
+            SecureDevice(name, None, self.turn_of(name), plan=PLAN, layout=LAYOUT,  # type: ignore[arg-type]  # no Work
+                         change=partial(change, name, LAYOUT.size)) for name in "abcde"
+        ]  # fmt: skip
+        super().__init__(folder, fate, PLAN, devices)
+
+    def turn_of(self, name: str):  # a Script
+        return lambda assignment: TURNS.get((assignment.round, name), SecureTurn(compute_s=2.0))
+
+    def live(self) -> Outcome:
+        """The whole run, with one death at most; its identity, which decides the masks, is always the same."""
+        with patch("thinwire.store.store.secrets.token_hex", lambda count: "5e" * count):
+            return super().live()
+
+    def _drive(self, run_id: str, store: Store, agreed: bool = False) -> None:
+        for name in self.fleet.devices:
+            key = identity_of(simulated_key(name))
+            store.roster.enrol(name, hashlib.sha256(key).hexdigest(), key, "loopback")
+        drive(run_id, store=store, fleet=self.fleet, home=self.home, clock=self.clock, stop=self._alive)
+
+
+undisturbed = undisturbed_once(World)
+
+
+def survivors(made: Outcome, number: int) -> list[str]:
+    closed = made.of(RoundClosed)[number - 1]
+    return sorted(update_id.split("/")[1] for update_id in closed.aggregated)
+
+
+def _device(made: Outcome, name: str) -> SecureDevice:
+    found = made.fleet.devices[name]
+    assert isinstance(found, SecureDevice)
+    return found
+
+
+def test_each_round_moves_the_model_by_the_mean_of_its_survivors(undisturbed: Whole) -> None:
+    made, _ = undisturbed
+    assert made.status == "done"
+    assert [survivors(made, number) for number in (1, 2, 3)] == [list("abcde"), list("abce"), list("bcde")]
+    assert [e.survivors for e in made.of(SumUnmasked)] == [5, 4, 4]
+    assert [e.reason for e in made.of(RoundClosed)] == ["all", "deadline", "enough"]
+
+
+def test_the_model_moves_by_the_mean_of_what_the_survivors_sent(undisturbed: Whole) -> None:
+    made, _ = undisturbed
+    moved = np.zeros(LAYOUT.size, np.float32)
+    for number in (1, 2, 3):
+        sent = [_device(made, name).sent[f"toy-1.{number}.{name}"] for name in survivors(made, number)]
+        moved += np.mean(sent, axis=0)
+    params, _ = Versions(made.folder, LAYOUT, durable=False).read(made.of(ModelStored)[-1])
+    assert np.allclose(params, moved, atol=1e-4)
+
+
+def test_a_device_that_misses_a_phase_is_named_with_it(undisturbed: Whole) -> None:
+    made, _ = undisturbed
+    dropped = {(e.round, e.phase): e.dropped for e in made.of(PhaseClosed) if e.dropped}
+    assert dropped == {(2, "masked"): ["d"], (2, "agree"): ["b"], (3, "share"): ["a"]}
+    failed = {(e.round, e.device): (e.kind, e.text) for e in made.of(ClientFailed)}
+    assert failed == {
+        (2, "d"): ("stale", "no message in time for the phase masked"),
+        (3, "a"): ("stale", "no message in time for the phase share"),
+    }
+
+
+def test_each_round_closes_its_phases_once_and_in_order(undisturbed: Whole) -> None:
+    made, _ = undisturbed
+    for number in (1, 2, 3):
+        assert tuple(e.phase for e in made.of(PhaseClosed) if e.round == number) == PHASES
+
+
+def test_nothing_of_a_round_is_left_on_the_disk_when_it_is_over(undisturbed: Whole) -> None:
+    made, _ = undisturbed
+    assert not (made.folder / "secure").exists()
+
+
+@pytest.mark.parametrize("share", range(SHARES))
+def test_a_crash_anywhere_changes_nothing(undisturbed: Whole, tmp_path: Path, share: int) -> None:
+    made, places = undisturbed
+    for where, again in killed(World, tmp_path, places, slice(share, None, SHARES)):
+        assert again.same() == made.same(), where

@@ -1,0 +1,190 @@
+"""A scripted fleet whose devices take part in secure rounds, on a virtual clock and with keys that a seed decides."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from tests.support.faulty_fleet import AttentiveDevice, FaultyFleet
+from tests.support.scripted_rng import ScriptedRng
+from thinwire.aggregation.lattice import Lattice
+from thinwire.aggregation.plan_codecs import lattice_of, rotation_key
+from thinwire.core import Key, Layout, RunPlan
+from thinwire.core.fleet import Delivery
+from thinwire.core.types import (
+    Assignment,
+    PhaseReply,
+    ReplyHeader,
+    UpdateId,
+    Vector,
+    phase_of,
+    training_id,
+)
+from thinwire.privacy.contexts import (
+    context_of_assignment,
+    identity_of,
+    model_digest,
+    simulated_key,
+    terms_of,
+)
+from thinwire.privacy.messages import Phase
+from thinwire.privacy.participant import Participant, Withdraw
+from thinwire.server.secure_sum import PARTS
+from thinwire.simulation import ScriptedFleet, Turn
+from thinwire.simulation.scripted_device import Kept, parts_of
+
+_ECDSA = ec.ECDSA(hashes.SHA256(), deterministic_signing=True)
+
+
+@dataclass(frozen=True)
+class SecureTurn(Turn):
+    """A turn of a device that leaves a secure round: it stops to answer in the phase `silent`, or dies in `dies`."""
+
+    silent: Phase | None = None
+    dies: Phase | None = None
+
+
+@dataclass
+class Taking:
+    """One device in one round."""
+
+    delivery: Delivery
+    turn: SecureTurn
+    participant: Participant
+    lattice: Lattice
+    seed: bytes = b""
+    trained: bool = False
+
+
+@dataclass
+class SecureDevice(AttentiveDevice):
+    """A scripted device with the secrets of its open rounds in memory: they are gone when it dies."""
+
+    plan: RunPlan = field(kw_only=True)
+    layout: Layout = field(kw_only=True)
+    change: Callable[[Assignment], Vector] = field(kw_only=True)
+    sequence: int = 0
+    open: dict[str, Taking] = field(default_factory=dict)
+    sent: dict[str, Vector] = field(default_factory=dict)  # assignment -> what its points represent
+
+    def begin(self, delivery: Delivery, turn: SecureTurn) -> Taking:
+        """Make the participant of a training assignment; one that came again goes on as it is."""
+        assignment = delivery.assignment
+        if (known := self.open.get(assignment.assignment_id)) is not None:
+            return known
+        assert assignment.secure is not None
+        lattice = lattice_of(self.plan, self.layout.model_size, assignment.secure, assignment.identity)
+        terms = terms_of(self.plan, assignment.secure, lattice.lanes, lattice.width)
+        context0 = context_of_assignment(assignment, self.plan, model_digest(assignment.base_digest, None), terms)
+        key, number = simulated_key(self.name), assignment.round * 100 + self.life
+        rng = ScriptedRng(int.from_bytes(f"{self.name}-{number}".encode(), "big"))
+        participant = Participant(
+            self.name, identity_of(key), lambda data: key.sign(data, _ECDSA), number.to_bytes(16, "big"), terms,
+            context0, rng,
+        )  # fmt: skip
+        self.open = {assignment.assignment_id: Taking(delivery, turn, participant, lattice)}
+        return self.open[assignment.assignment_id]
+
+    def masked(self, taking: Taking) -> Kept:
+        """Encode and mask the update of a round; the reply lies in the outbox from now on."""
+        assignment, lattice = taking.delivery.assignment, taking.lattice
+        assert assignment.secure is not None
+        x = self.change(assignment).copy()
+        points = lattice.encode_public(
+            x, 1, assignment.secure.window, rotation_key(taking.seed), Key(assignment.round, len(self.name))
+        )
+        self.sent[assignment.assignment_id] = lattice.represented(points)
+        values = {"weight": 1, "fits": int(points.clipped == points.scaled == 1.0)}
+        vectors = taking.participant.mask(points.lanes, [values[name] for name in taking.participant.terms.scalars])
+        body = vectors.update.tobytes(), vectors.scalars
+        self.sequence += 1
+        header = ReplyHeader(
+            assignment.assignment_id, UpdateId(assignment.run, self.name, self.sequence), assignment.base_version, 0,
+            parts=tuple(replace(part, name=name) for part, name in zip(parts_of(list(body)), PARTS, strict=True)),
+            codec="lattice", identity=assignment.identity,
+        )  # fmt: skip
+        kept = self.outbox[assignment.assignment_id] = Kept(taking.delivery, taking.turn, header, b"".join(body))
+        return kept
+
+
+class SecureFleet(FaultyFleet):
+    """A scripted fleet of secure devices. A device answers requests of phases while it trains."""
+
+    def _after(self, seconds: float, step: Callable[..., None], device: Any, *given: Any) -> None:
+        own = {ScriptedFleet._look: SecureFleet._look, ScriptedFleet._die: SecureFleet._die}
+        super()._after(seconds, own.get(step, step), device, *given)
+
+    def _look(self, device: Any) -> None:
+        if device.link is None or (delivery := device.link.pull(0.0)) is None:
+            return
+        assignment = delivery.assignment
+        if assignment.kind == "stop":
+            device.hear(assignment)
+            device.outbox.clear()
+        elif assignment.kind == "secure":
+            self._answer(device, delivery)
+        elif assignment.assignment_id in device.outbox:
+            self._upload(device, device.outbox[assignment.assignment_id])
+        elif not device.hear(assignment):
+            self._fail(device, assignment, "need-plan", "")
+        else:
+            self._train(device, delivery)
+        self._after(0.0, ScriptedFleet._look, device)
+
+    def _die(self, device: Any) -> None:
+        super()._die(device)
+        device.open = {}
+
+    def _train(self, device: SecureDevice, delivery: Delivery) -> None:
+        turn = device.turn(delivery.assignment)
+        assert isinstance(turn, SecureTurn)
+        taking = device.begin(delivery, turn)
+        self._say(device, delivery.assignment, "advertise", taking.participant.advertise)
+        self._after(turn.compute_s, SecureFleet._trained, device, delivery.assignment.assignment_id)
+
+    def _trained(self, device: SecureDevice, assignment_id: str) -> None:
+        if (taking := device.open.get(assignment_id)) is not None:
+            taking.trained = True
+            self._send_masked(device, taking)
+
+    def _answer(self, device: SecureDevice, delivery: Delivery) -> None:
+        assignment = delivery.assignment
+        phase, taking = phase_of(assignment.assignment_id), device.open.get(training_id(assignment.assignment_id))
+        assert delivery.bundle is not None
+        request = delivery.bundle.read_bytes()
+        if taking is None:  # another process of this device began the round
+            self._fail(device, assignment, "failed", "withdrawn")
+        elif phase == "masked":
+            taking.seed = taking.participant.prepare(request)
+            self._send_masked(device, taking)
+        else:
+            self._say(device, assignment, phase, lambda: getattr(taking.participant, phase)(request))
+
+    def _say(self, device: SecureDevice, assignment: Assignment, phase: str, make: Callable[[], bytes]) -> None:
+        turn = device.open[training_id(assignment.assignment_id)].turn
+        if self._leaves(device, turn, phase):
+            return
+        assert device.link is not None
+        try:
+            message = base64.b64encode(make()).decode()
+        except Withdraw as withdrawn:
+            self._fail(device, replace(assignment, assignment_id=training_id(assignment.assignment_id)), "failed",
+                       withdrawn.reason)  # fmt: skip
+            return
+        self.take(device.link, PhaseReply(assignment.assignment_id, message, identity=assignment.identity), None)
+
+    def _send_masked(self, device: SecureDevice, taking: Taking) -> None:
+        if not (taking.seed and taking.trained) or taking.participant.state != "ready":
+            return
+        if not self._leaves(device, taking.turn, "masked"):
+            self._upload(device, device.masked(taking))
+
+    def _leaves(self, device: SecureDevice, turn: SecureTurn, phase: str) -> bool:
+        if turn.dies == phase:
+            self._after(0.0, ScriptedFleet._die, device)
+        return phase in (turn.dies, turn.silent)

@@ -18,7 +18,7 @@ import pytest
 from tests.support.gated_client import NOON, Device
 from tests.support.small_task import RUN
 from thinwire.client.admission import FREE, SLACK, key_of
-from thinwire.client.handler import Begun
+from thinwire.client.execute import Begun
 from thinwire.client.policy import Kind, Policy
 from thinwire.client.train.errors import Cancelled
 from thinwire.client.train.protocol import Split

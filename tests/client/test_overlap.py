@@ -9,7 +9,7 @@ import pytest
 
 from tests.client.test_session import decoded, residual
 from tests.support.small_task import RUN, Aggregator, cross_entropy, plan_of, task_of
-from thinwire.client.handler import Begun
+from thinwire.client.execute import Begun
 from thinwire.client.outbox import start, still_pending
 from thinwire.core.types import Failure, UpdateId, UpdateOutcome
 

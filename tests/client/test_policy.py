@@ -16,7 +16,8 @@ from thinwire.core import RunPlan
 from thinwire.core.errors import PlanError
 
 NOON = datetime(2026, 11, 21, 12, 0, tzinfo=timezone(timedelta(hours=1)))
-FACTS = PolicyContext(NOON, metered=False, carries=frozenset({"secure", "privacy"}))
+CARRIES = frozenset({"secure", "secure.post_quantum", "secure.malicious", "privacy"})
+FACTS = PolicyContext(NOON, metered=False, carries=CARRIES)
 PLAN: dict[str, Any] = RunPlan.parse('[run]\ntask = "ecg"\n[local]\nlr = 0.1').to_json()
 KINDS: tuple[Kind, ...] = get_args(Kind)
 MODES: tuple[Mode, ...] = get_args(Mode)
@@ -82,6 +83,34 @@ def test_masks_are_required_where_the_owner_says_so():
 def test_a_plan_with_masks_is_declined_by_a_version_that_has_none():
     """It would send in the clear what the plan promises to mask: declined with any policy."""
     assert rule_of(Policy(), plan(secure={"enabled": True}), replace(FACTS, carries=frozenset())) == "secure"
+
+
+@pytest.mark.parametrize(
+    ("secure", "needed"),
+    [({"post_quantum": True}, "secure.post_quantum"), ({"adversary": "malicious"}, "secure.malicious")],
+)
+def test_a_plan_is_declined_that_needs_what_this_device_does_not_have(secure, needed):
+    """ML-KEM in its package cryptography, or a roster that its owner pinned."""
+    assigned = plan(secure={"enabled": True, **secure})
+    assert rule_of(Policy(), assigned, replace(FACTS, carries=CARRIES - {needed})) == "secure"
+    assert rule_of(Policy(), assigned) == ""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_plan_with_masks_has_only_replies_under_masks(kind):
+    """A first model and the metrics of one client would leave in the clear what the plan promises to hide."""
+    for policy in (Policy(), Policy(secure="required")):
+        declined = "" if kind == "train" else "secure"
+        assert rule_of(policy, plan(secure={"enabled": True}), kind=kind) == declined
+
+
+@pytest.mark.parametrize(
+    ("clients", "selected", "declined"), [("all", 10, ""), (10, 12, "secure"), (0.5, 13, "secure")]
+)
+def test_over_selection_that_the_planned_drop_outs_do_not_cover_is_declined(clients, selected, declined):
+    cohort = {"clients": clients, "over_select": 0.0 if clients == "all" else 0.3}
+    facts = replace(FACTS, selected=selected)
+    assert rule_of(Policy(), plan(secure={"enabled": True}, cohort=cohort), facts) == declined
 
 
 MASKED: dict[str, Any] = {"adversary": "curious", "max_corrupt_assumed": 0.0, "min_cohort": 1, "min_survivors": 1}

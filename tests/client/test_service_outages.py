@@ -19,7 +19,7 @@ from thinwire.client.calls import ReconnectBackoff, Retrier
 from thinwire.core.clock import VirtualClock
 from thinwire.core.errors import DataLost, Refused, Unreachable
 from thinwire.core.fleet import Delivery, Hello, Welcome
-from thinwire.core.types import Reply
+from thinwire.core.types import Failure, PhaseReply, Reply
 
 DEVICE = "pi-01"
 
@@ -42,6 +42,9 @@ class BrokenLink:
         raise Refused("revoked", why="an operator revoked this device")
 
     def push(self, reply: Reply, bundle: Path | None = None) -> None: ...
+
+    def answer(self, reply: PhaseReply | Failure, wait_s: float) -> Delivery | None:
+        return self.pull(wait_s)
 
     def cancelled(self) -> frozenset[str]:
         return frozenset()

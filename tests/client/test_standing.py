@@ -14,7 +14,7 @@ from thinwire.core.clock import VirtualClock
 from thinwire.core.errors import Unreachable
 from thinwire.core.fleet import Delivery, Hello, Welcome
 from thinwire.core.log_file import LOG_FILE, Logbook, last_lines, new_lines
-from thinwire.core.types import Failure, Reply
+from thinwire.core.types import Failure, PhaseReply, Reply
 
 
 @dataclass
@@ -34,6 +34,9 @@ class ScriptedLink:
         return found
 
     def push(self, reply: Reply, bundle: Path | None = None) -> None: ...
+
+    def answer(self, reply: PhaseReply | Failure, wait_s: float) -> Delivery | None:
+        return self.pull(wait_s)
 
     def cancelled(self) -> frozenset[str]:
         return frozenset(self.withdrawn)

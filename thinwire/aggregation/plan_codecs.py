@@ -54,6 +54,15 @@ def feedback_of(uplink: UplinkSection) -> Feedback:
     return "none" if all(isinstance(chain.kind, Unbiased) for chain in found) else "classic"
 
 
+def keeps_residual(plan: RunPlan) -> bool:
+    """Return True if a device keeps what it did not send, and adds it to its next update.
+
+    A plan with secure aggregation has a lattice in place of a codec. It keeps a residual unless `feedback = "none"`: a
+    round sends one window of the coordinates, clipped and rounded.
+    """
+    return plan.uplink.feedback != "none" if plan.secure.enabled else feedback_of(plan.uplink) != "none"
+
+
 def encoder(spec: str, uplink: UplinkSection, layout: Layout) -> BoundCodec:
     """Return the codec `spec` with the plan's error feedback; raise CodecError if its feedback would diverge."""
     codec, kind = parse(spec), feedback_of(uplink)

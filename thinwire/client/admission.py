@@ -41,8 +41,6 @@ from thinwire.core.errors import DataLost
 from thinwire.core.statedir import MB, write_atomically
 from thinwire.core.types import Assignment
 
-CARRIES: frozenset[str] = frozenset()  # sections of a plan that this version implements; not secure or privacy yet
-
 
 def local_time() -> datetime:
     """Return the time of day on this device, with its time zone."""
@@ -53,6 +51,7 @@ class AdmissionController:
     """The admission control of a device, shared by its sessions.
 
     `now`, `link_is` and `write` are replaced by tests. `skew_s` returns how far this clock is behind the aggregator's.
+    `carries` is what the device can do of a plan's [secure] table (`SecureIdentity.carries`).
 
     Invariant: `admit` raises before the task's data or model are touched, and what it counts is on disk when it
     returns. An assignment that comes again is counted again, unless this process was restarted during the work on it.
@@ -68,7 +67,9 @@ class AdmissionController:
         link_is: Callable[..., bool | None] = device_info.metered,
         skew_s: Callable[[], float] = lambda: 0.0,
         write: Write = write_atomically,
+        carries: frozenset[str] = frozenset(),
     ) -> None:
+        self._carries = carries
         self._skew_s, self._lock = skew_s, threading.Lock()
         self._owned = policy is not None  # a simulated device has no owner, so no limit ends its work
         self.policy, self._now, self._link_is = policy or Policy(), now, link_is
@@ -142,7 +143,8 @@ class AdmissionController:
         counted = self._file is not None and (policy.rounds_a_day is not None or bool(policy.hours))
         day, facts = self._today(assignment) if counted else (None, PolicyContext(self._now(), None))
         price = self._link_is(policy.link) if policy.metered == "refuse" else None
-        return day, replace(facts, metered=price, carries=CARRIES)
+        selected = assignment.secure.selected if assignment.secure is not None else None
+        return day, replace(facts, metered=price, carries=self._carries, selected=selected)
 
     def _today(self, assignment: Assignment) -> tuple[DailyQuota | None, PolicyContext]:
         """Return the day and its facts, or the reason why the clock or the counts are not trusted."""

@@ -23,6 +23,7 @@ from thinwire.client.executor import Executor, Worker
 from thinwire.client.handler import AssignmentHandler
 from thinwire.client.loop import Loop, Reloader
 from thinwire.client.policy import Policy
+from thinwire.client.secure import MAX_REQUEST_BYTES, SecureIdentity
 from thinwire.client.train.protocol import ClientInfo
 from thinwire.client.train.task import LoadedTask
 from thinwire.client.worker_process import installed
@@ -48,6 +49,7 @@ def serve(
     reload: threading.Event | None = None,
     reread: Callable[[], Policy] | None = None,
     has: Callable[[], Equipment] = lambda: NOTHING_SAID,
+    secure: SecureIdentity | None = None,
 ) -> int:
     """Work on assignments until `stop` is set, SIGTERM or Ctrl-C arrives, and return the exit code.
 
@@ -57,11 +59,12 @@ def serve(
 
     `worker` executes the tasks in a process of its own; without it they run in this process. When `reload` is set, the
     worker starts again between two assignments, and the policy becomes what `reread` returns. `has` returns what the
-    aggregator learns of this device's equipment.
+    aggregator learns of this device's equipment. `secure` is what the device needs for secure rounds; its `gate` knows
+    what that carries.
     """
     where = replace(client or ClientInfo(), name=name)
-    gate = gate or AdmissionController(folder=folder)
-    sessions = {task.name: AssignmentHandler(name, task, folder, where, gate=gate) for task in tasks}
+    gate = gate or AdmissionController(folder=folder, carries=secure.carries if secure is not None else frozenset())
+    sessions = {task.name: AssignmentHandler(name, task, folder, where, gate=gate, secure=secure) for task in tasks}
     with ended_by_signals(stop or threading.Event()) as ending, _always_said(say) as tell:
         upkeep, here = Reloader(gate, worker, reload, reread), installed() if worker is None else {}
         calls = Retrier(ending, tell, give_up=once)
@@ -95,6 +98,8 @@ def wanted(gate: AdmissionController, benches: Sequence[Executor]) -> Callable[[
     tasks = {bench.name: bench for bench in benches}
 
     def is_wanted(assignment: Assignment) -> bool:
+        if assignment.kind == "secure":  # the handler's open round bounds it again before it is read
+            return sum(part.length for part in assignment.parts) <= MAX_REQUEST_BYTES
         bench, plan = tasks.get(assignment.task), gate.plans.known(assignment)
         if bench is None or plan is None or not gate.wanted(assignment):
             return False

@@ -24,7 +24,7 @@ from typing import Any, Literal, TypeVar
 from thinwire.core.errors import Refused, ThinwireError, Unreachable
 from thinwire.core.fleet import Delivery, Hello, Link, Welcome
 from thinwire.core.statedir import private_opener
-from thinwire.core.types import Reply
+from thinwire.core.types import Failure, PhaseReply, Reply
 
 T = TypeVar("T")
 Say = Callable[[str], None]
@@ -272,19 +272,20 @@ class StatusReporter:
     def pull(self, wait_s: float) -> Delivery | None:
         """Pull an assignment, and record its work as begun."""
         with self._watched():
-            delivery = self._link.pull(wait_s)
-            if delivery is not None and delivery.assignment.kind != "stop":
-                with self._lock:
-                    self._open[delivery.assignment.assignment_id] = delivery.assignment.run, delivery.assignment.round
-        return delivery
+            return self._pulled(self._link.pull(wait_s))
 
     def push(self, reply: Reply, bundle: Path | None = None) -> None:
         """Push a reply, and record its assignment as done."""
         with self._watched():
             self._link.push(reply, bundle)
-            with self._lock:
-                self._open.pop(reply.assignment_id, None)
-                self._answered += 1
+            self._replied(reply)
+
+    def answer(self, reply: PhaseReply | Failure, wait_s: float) -> Delivery | None:
+        """Send a message of a phase, and pull as `pull` does."""
+        with self._watched():
+            delivery = self._link.answer(reply, wait_s)
+            self._replied(reply)
+            return self._pulled(delivery)
 
     def cancelled(self) -> frozenset[str]:
         """Return the ids of withdrawn assignments."""
@@ -293,6 +294,19 @@ class StatusReporter:
     def close(self) -> None:
         """Close the link inside."""
         self._link.close()
+
+    def _pulled(self, delivery: Delivery | None) -> Delivery | None:
+        """Record the work on an assignment as begun; a phase of a secure round is part of its training assignment."""
+        if delivery is not None and delivery.assignment.kind not in ("stop", "secure"):
+            with self._lock:
+                self._open[delivery.assignment.assignment_id] = delivery.assignment.run, delivery.assignment.round
+        return delivery
+
+    def _replied(self, reply: Reply) -> None:
+        if not isinstance(reply, PhaseReply):
+            with self._lock:
+                self._open.pop(reply.assignment_id, None)
+                self._answered += 1
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:

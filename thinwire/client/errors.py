@@ -14,6 +14,7 @@ import os
 import time
 import traceback
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import thinwire
@@ -31,6 +32,9 @@ KINDS: tuple[tuple[type[Exception], str], ...] = (
     (BadPayload, "base-mismatch"),
     (DataLost, "disk"),
 )
+FAILED = "failed"  # the kind of a failure in a secure round; its text is one of a few fixed words
+TELLING = ("task-error", "non-finite", "worker", "disk")  # kinds that tell something of a device's data or work
+WORK = "work"  # the word for all of these
 NOT_WRONG = ("declined", "need-plan")  # nothing went wrong: the last error is still the last error
 OURS = os.path.dirname(os.path.abspath(thinwire.__file__)) + os.sep
 
@@ -56,6 +60,11 @@ def told(error: Exception, assignment: Assignment, device: str, file: str, folde
         with contextlib.suppress(DataLost):  # a full disk must not hide what went wrong
             remember(folder, error, f"{assignment.run}, round {assignment.round}: {kind}")
     return Failure(kind, text, assignment.assignment_id, device, identity=assignment.identity)
+
+
+def untelling(failure: Failure) -> Failure:
+    """Return a failure as a secure round tells it: without a kind or a text that would be a fact of a single client."""
+    return replace(failure, kind=FAILED, text=WORK) if failure.kind in TELLING else failure
 
 
 def place(error: BaseException, file: str) -> str:

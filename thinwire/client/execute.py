@@ -17,7 +17,7 @@ import numpy as np
 
 from thinwire.aggregation.control_variates import algorithm_of, carried
 from thinwire.aggregation.downlink import ModelReplica
-from thinwire.aggregation.plan_codecs import feedback_of
+from thinwire.aggregation.plan_codecs import keeps_residual
 from thinwire.client import outbox, payload
 from thinwire.client.calls import Say
 from thinwire.client.device_info import UplinkTimeEstimator
@@ -32,7 +32,7 @@ from thinwire.compression.native import cores, planned_threads
 from thinwire.core import types
 from thinwire.core.errors import NonFiniteUpdate
 from thinwire.core.prng import Key, derive
-from thinwire.core.types import Assignment, ReplyHeader, Timings, Vector
+from thinwire.core.types import Assignment, Failure, ReplyHeader, Timings, Vector
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -77,6 +77,7 @@ class AssignmentContext:
     clock: Clock = REAL
     limit: Limit | None = None  # the owner's
     began: float = 0.0  # when the work on the assignment began, by `clock`
+    loaded: Callable[[Vector | None], None] = lambda buffers: None  # called with the float buffers of the loaded model
 
     def __post_init__(self) -> None:
         # With overlap the assignment was sent ahead, so its deadline starts when the work does.
@@ -179,8 +180,8 @@ class Trained:
     """The result of a train or evaluate assignment before anything is encoded.
 
     `carried` is the state with which the next training continues: its replica, local buffers, counters and pending
-    updates count. `change` is the raw update divided by the normaliser `a`, None if nothing was trained. `buffers` are
-    the trained model's.
+    updates count. `change` is the raw update divided by the normaliser `a`, which is 1 in a secure round. It is None if
+    nothing was trained. `buffers` are the trained model's.
     """
 
     header: ReplyHeader
@@ -188,6 +189,19 @@ class Trained:
     change: Vector | None = None
     buffers: Vector | None = None
     following: ControlVariate | None = None
+
+
+@dataclass(frozen=True)
+class Begun:
+    """An assignment that was trained for, or that failed, and is not finished.
+
+    `finish` applies its outcomes, encodes and commits. `at` is the time on the handler's clock at which the wait for
+    `finish` began.
+    """
+
+    job: AssignmentContext
+    outcome: Trained | Failure
+    at: float
 
 
 @dataclass(frozen=True)
@@ -201,7 +215,7 @@ class Result:
 
 def least_kept_bytes(plan: RunPlan, model: Layout) -> int:
     """Return the bytes of the vectors that a run keeps at least on a device that trains in it: residual and replica."""
-    vectors = (feedback_of(plan.uplink) != "none") + plan.downlink.compressed
+    vectors = keeps_residual(plan) + plan.downlink.compressed
     return 4 * vectors * carried(algorithm_of(plan), model).size
 
 
@@ -226,6 +240,7 @@ def trained(
     replica = ModelReplica(layout, job.plan.downlink.codec, state.replica, state.replica_version)
     with planned_threads(local.codec_threads or cores()):
         shared = job.take_base(assignment, job.delivery.bundle, replica)
+    job.loaded(shared)
     if job.plan.downlink.compressed:
         own_base = replica.params  # later versions come as updates to it
         state = replace(
@@ -263,7 +278,8 @@ def trained(
     change -= start
     if done.loss[1]:
         metrics["train/loss"] = done.loss
-    a = 1.0 if algorithm and algorithm.whole else done.a
+    whole = job.plan.secure.enabled or (algorithm is not None and algorithm.whole)
+    a = 1.0 if whole else done.a
     header = replace(
         header, metrics=metrics, timings=spent, examples=done.examples, steps=done.steps, a=a, norm=payload.norm(change)
     )

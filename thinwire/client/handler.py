@@ -5,15 +5,15 @@ reply leaves the device. The rules of exactly-once delivery are in client/outbox
 the work itself in client/execute.py.
 
 Where the plan has overlap (`[local.overlap]`), `begin` trains for the next assignment while `finish` still encodes and
-commits an earlier one. `Begun` is an assignment between the two steps, and `PipelineState` is where the next training
-of a run starts.
+commits an earlier one. `Begun` is an assignment between the two steps. In a secure round the same two steps keep the
+phases apart: `begin` advertises and trains, `finish` masks, and `answer_phase` answers beside them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from thinwire.client.device_info import UplinkTimeEstimator
 from thinwire.client.errors import CannotReply
 from thinwire.client.execute import (
     AssignmentContext,
+    Begun,
     Result,
     TakeBase,
     Trained,
@@ -34,17 +35,19 @@ from thinwire.client.execute import (
     work,
 )
 from thinwire.client.executor import Executor, InProcessExecutor
-from thinwire.client.outbox import OutcomeHandler
+from thinwire.client.outbox import OutcomeHandler, PipelineState
 from thinwire.client.run_state import ClientRunState, Entry, RunFolder, Write, waiting_folder
 from thinwire.client.run_store import RunStore
+from thinwire.client.secure import SecureIdentity, SecureRounds, Send
 from thinwire.client.train.errors import Cancelled, in_full
 from thinwire.client.train.protocol import ClientInfo
 from thinwire.client.train.schedule import REAL, Clock
 from thinwire.client.train.task import LoadedTask
 from thinwire.core.errors import NonFiniteUpdate
 from thinwire.core.fleet import Delivery
+from thinwire.core.plan import RunPlan
 from thinwire.core.statedir import require_room, write_atomically
-from thinwire.core.types import PROTOCOL, Assignment, Failure, Reply, ReplyHeader
+from thinwire.core.types import PROTOCOL, Assignment, Failure, PhaseReply, Reply, ReplyHeader, training_id
 
 Answer = tuple[Reply, Path | None]  # a reply, and the file that holds its parts one after the other
 SMALLER_LR = "a smaller [local] lr"
@@ -55,7 +58,7 @@ class AssignmentHandler:
 
     `gate` admits assignments, `kept` holds the state of every run, `bench` executes the task. `folder` is the client's
     directory and `client` names its data. Simulations and tests replace `write`, `folders`, `take_base`,
-    `clock` and `may_stop`.
+    `clock` and `may_stop`. Without `secure` this client cannot sum under masks.
 
     Invariant: the same assignment, received again, gets the same bytes again. A failure leaves the last commit as it
     was.
@@ -75,8 +78,10 @@ class AssignmentHandler:
         take_base: TakeBase = payload.take_base,
         clock: Clock = REAL,
         may_stop: bool = True,
+        secure: SecureIdentity | None = None,
     ) -> None:
-        self.gate = gate or AdmissionController()
+        self.rounds = SecureRounds(secure)
+        self.gate = gate or AdmissionController(carries=secure.carries if secure is not None else frozenset())
         self.name, self.folder, self.client = name, folder, client
         self.bench: Executor = InProcessExecutor(task, client.device) if isinstance(task, LoadedTask) else task
         self.debug = debug
@@ -102,7 +107,7 @@ class AssignmentHandler:
         self.kept.identities = dict(identities or {})
 
     def answer(self, delivery: Delivery, cancelled: Callable[[], bool], say: Say, queue_s: float = 0.0) -> Answer:
-        """Return the committed reply to an assignment.
+        """Return the committed reply to an assignment, except one of a secure round, which has phases.
 
         Raises `Cancelled` if the aggregator withdrew the assignment during the work.
         """
@@ -110,15 +115,21 @@ class AssignmentHandler:
         return self.finish(begun) if isinstance(begun, Begun) else begun
 
     def begin(
-        self, delivery: Delivery, cancelled: Callable[[], bool], say: Say, queue_s: float = 0.0
+        self,
+        delivery: Delivery,
+        cancelled: Callable[[], bool],
+        say: Say,
+        queue_s: float = 0.0,
+        send: Send | None = None,
     ) -> Answer | Begun:
-        """Return the reply, or with overlap a `Begun` from which `finish` makes the reply.
+        """Return the reply, or with overlap or in a secure round a `Begun` from which `finish` makes the reply.
 
         With overlap, the next assignment may begin before `finish` is called. One thread calls `finish`, in the order
-        in which the assignments began. `queue_s` is the time that the assignment waited on this device.
+        in which the assignments began. `queue_s` is the time that the assignment waited on this device. `send` sends
+        the advertisement of a secure round as soon as the model is loaded; training waits until it returns.
         """
         try:
-            begun = self._begin(delivery, cancelled, say, queue_s)
+            begun = self._begin(delivery, cancelled, say, queue_s, send)
         except Cancelled:
             raise
         except Exception as error:  # an error in a task's code fails this assignment and does not end this program
@@ -130,11 +141,14 @@ class AssignmentHandler:
     def finish(self, begun: Begun) -> Answer:
         """Encode and commit what was trained, and return the reply.
 
-        An update that failed to encode is removed from the start of the next training.
+        An update that failed to encode is removed from the start of the next training. In a secure round this waits for
+        the phase `masked` (see `is_ready`), and raises `Cancelled` if the round is over before that.
         """
         assignment, ahead = begun.job.assignment, self._ahead_of(begun.job.assignment.run)
         try:
             answer = self._finish(begun)
+        except Cancelled:
+            raise
         except Exception as error:
             if isinstance(begun.outcome, Trained):
                 ahead.void |= {begun.outcome.header.update_id.sequence}
@@ -143,6 +157,19 @@ class AssignmentHandler:
             ahead.making.discard(assignment.assignment_id)
         self._ended(assignment, answer[0])
         return answer
+
+    def answer_phase(self, delivery: Delivery, say: Say) -> PhaseReply | Failure | None:
+        """Return the reply to a later phase of a secure round; None for `masked`, to which the update is the reply.
+
+        Any thread may call it, also while another one trains. If the client leaves the round, the reply is a failure of
+        the training assignment, and its training ends.
+        """
+        try:
+            return self.rounds.answer(delivery)
+        except Exception as error:
+            training = training_id(delivery.assignment.assignment_id)
+            self.rounds.forget(training)
+            return self._failed(error, replace(delivery.assignment, assignment_id=training), say)
 
     def withdrawn(self, assignment: Assignment) -> None:
         """Record that the aggregator withdrew an assignment that had begun: its work ended without a reply."""
@@ -163,6 +190,7 @@ class AssignmentHandler:
         if self.kept.over(assignment.run, say, assignment.identity):
             self._afterwards.pop(assignment.run, None)
             self._ahead.pop(assignment.run, None)
+            self.rounds.forget_run(assignment.run)
 
     def save(self, say: Say) -> None:
         """Make durable the state that plans allow to wait: at the exit, and from time to time before it."""
@@ -181,7 +209,9 @@ class AssignmentHandler:
             self._afterwards.setdefault(reply.update_id.run, UplinkTimeEstimator()).sent(reply, upload_s)
         self.kept.delivered(reply)
 
-    def _begin(self, delivery: Delivery, cancelled: Callable[[], bool], say: Say, queue_s: float) -> Answer | Begun:
+    def _begin(
+        self, delivery: Delivery, cancelled: Callable[[], bool], say: Say, queue_s: float, send: Send | None
+    ) -> Answer | Begun:
         assignment, ahead, began = delivery.assignment, self._ahead_of(delivery.assignment.run), self.clock.now()
         if (
             assignment.assignment_id in ahead.making
@@ -195,6 +225,39 @@ class AssignmentHandler:
         if (made := outbox.find(state, assignment.assignment_id)) is not None:
             say(f"round {assignment.round}: answered before, sent again")
             return made.header, folder.path(made)
+        if assignment.kind == "train":
+            self.rounds.forget_run(assignment.run)
+        delivery, resolved = self._admitted(delivery)
+        assignment = delivery.assignment
+        if assignment.kind == "train":  # check the disk before training, not when the trained state is written
+            more_bytes = max(0, least_kept_bytes(resolved, self.bench.layout) - state.nbytes)
+            require_room(self.folder, more_bytes, self.gate.min_free_bytes)
+        job = AssignmentContext(
+            delivery, resolved, self.name, cancelled, say, queue_s,
+            self.gate.allows("evaluate"), self._take_base, self.may_stop,
+            self._afterwards.setdefault(assignment.run, UplinkTimeEstimator()), self.clock, self.gate.limit(self.clock),
+            began,
+        )  # fmt: skip
+        seen = max(ahead.sequence, self.kept.seen.get(assignment.run, 0))
+        update_id = outbox.next_id(state, assignment.run, self.name, seen)
+        header = ReplyHeader(
+            assignment.assignment_id, update_id, assignment.base_version, 0, identity=assignment.identity
+        )
+        if self.overlaps(assignment):
+            return self._begin_ahead(job, header, ahead.state or state, folder)
+        self._ahead.pop(assignment.run, None)  # every assignment that began is finished and is part of the state
+        settling = self._settling(job, folder)
+        state = self._settle(settling, state)
+        if assignment.kind == "train" and job.plan.remembered:
+            settling.require_memory(state)
+        if assignment.secure is not None:
+            return self._begin_secure(job, header, state, send)
+        make = first_model if assignment.kind == "init" else work
+        return self._commit(assignment, folder, make(job, header, state, self.bench, self.client))
+
+    def _admitted(self, delivery: Delivery) -> tuple[Delivery, RunPlan]:
+        """Return an assignment with its resolved plan; raise `CannotReply` if it is not valid or not allowed here."""
+        assignment = delivery.assignment
         if assignment.protocol > PROTOCOL:
             raise CannotReply(
                 "protocol", f"the aggregator speaks protocol {assignment.protocol}, this client {PROTOCOL}"
@@ -217,29 +280,9 @@ class AssignmentHandler:
         if assignment.kind not in ("init", "train", "evaluate"):
             raise CannotReply("protocol", f"this client cannot {assignment.kind}")
         resolved = self.gate.plans.parsed(plan)
-        if assignment.kind == "train":  # check the disk before training, not when the trained state is written
-            more_bytes = max(0, least_kept_bytes(resolved, self.bench.layout) - state.nbytes)
-            require_room(self.folder, more_bytes, self.gate.min_free_bytes)
-        job = AssignmentContext(
-            delivery, resolved, self.name, cancelled, say, queue_s,
-            self.gate.allows("evaluate"), self._take_base, self.may_stop,
-            self._afterwards.setdefault(assignment.run, UplinkTimeEstimator()), self.clock, self.gate.limit(self.clock),
-            began,
-        )  # fmt: skip
-        seen = max(ahead.sequence, self.kept.seen.get(assignment.run, 0))
-        update_id = outbox.next_id(state, assignment.run, self.name, seen)
-        header = ReplyHeader(
-            assignment.assignment_id, update_id, assignment.base_version, 0, identity=assignment.identity
-        )
-        if self.overlaps(assignment):
-            return self._begin_ahead(job, header, ahead.state or state, folder)
-        self._ahead.pop(assignment.run, None)  # every assignment that began is finished and is part of the state
-        settling = self._settling(job, folder)
-        state = self._settle(settling, state)
-        if assignment.kind == "train" and job.plan.remembered:
-            settling.require_memory(state)
-        make = first_model if assignment.kind == "init" else work
-        return self._commit(assignment, folder, make(job, header, state, self.bench, self.client))
+        if (assignment.secure is not None) != (resolved.secure.enabled and assignment.kind == "train"):
+            raise CannotReply("protocol", "only an assignment to train under masks has terms of a secure round")
+        return delivery, resolved
 
     def _begin_ahead(
         self, job: AssignmentContext, header: ReplyHeader, state: ClientRunState, folder: RunFolder
@@ -256,9 +299,7 @@ class AssignmentHandler:
         pending = outbox.still_pending(going_on, told, assignment.base_version, job.plan.local.delay)
         ahead.state = state = replace(state, pending=pending)
         try:
-            found = trained(job, header, state, self.bench, self.client)
-            if not math.isfinite(found.header.norm):
-                raise NonFiniteUpdate("a change holds NaN or infinity", why="training diverged", hint=SMALLER_LR)
+            found = self._trained(job, header, state)
         except Cancelled:
             raise
         except Exception as error:
@@ -266,6 +307,23 @@ class AssignmentHandler:
         ahead.state = replace(found.carried, sequence=header.update_id.sequence)
         ahead.making.add(assignment.assignment_id)
         return Begun(job, found, self.clock.now())
+
+    def _begin_secure(
+        self, job: AssignmentContext, header: ReplyHeader, state: ClientRunState, send: Send | None
+    ) -> Begun:
+        """Send this client's advertisement once the model is loaded, and train; a client that leaves trains no more."""
+        size, policy, assignment = self.bench.layout.size, self.gate.policy, job.assignment
+        with self.rounds.during(job, size, policy, send):
+            found = self._trained(job, header, state)
+        self._ahead.setdefault(assignment.run, PipelineState()).making.add(assignment.assignment_id)
+        return Begun(job, found, self.clock.now())
+
+    def _trained(self, job: AssignmentContext, header: ReplyHeader, state: ClientRunState) -> Trained:
+        """Return what was trained; raise `NonFiniteUpdate` if it is no finite vector."""
+        found = trained(job, header, state, self.bench, self.client)
+        if not math.isfinite(found.header.norm):
+            raise NonFiniteUpdate("a change holds NaN or infinity", why="training diverged", hint=SMALLER_LR)
+        return found
 
     def _finish(self, begun: Begun) -> Answer:
         job, assignment, found = begun.job, begun.job.assignment, begun.outcome
@@ -281,6 +339,8 @@ class AssignmentHandler:
             state, layout_digest=new.layout_digest, counters=new.counters, buffers=new.buffers, replica=new.replica,
             replica_version=new.replica_version, pending=outbox.without(new.pending, void),
         )  # fmt: skip
+        if assignment.secure is not None:
+            return self._commit(assignment, folder, self.rounds.encode(job, found, onto))
         return self._commit(assignment, folder, encoded(job, found, onto, self.bench.layout))
 
     def _ahead_of(self, run: str) -> PipelineState:
@@ -318,8 +378,9 @@ class AssignmentHandler:
     def _commit(self, assignment: Assignment, folder: RunFolder, result: Result) -> Answer:
         """Commit a reply. From here on this reply exists, and these bytes are sent whatever happens."""
         header, state, begun = result.header, result.state, self.clock.now()
+        is_masked = assignment.secure is not None  # then the header tells nothing of this device
         if header.parts and state.lost:
-            header, state = replace(header, lost=state.lost), replace(state, lost="")
+            header, state = header if is_masked else replace(header, lost=state.lost), replace(state, lost="")
         entry = Entry(
             header,
             assignment.round,
@@ -329,6 +390,8 @@ class AssignmentHandler:
         state = outbox.append(state, entry)
         self.kept.keep(assignment, folder, state, {entry.file: result.body} if entry.file else {})
         commit_s = self.clock.now() - begun
+        if is_masked:
+            return header, folder.path(entry)
         if header.parts:
             self._afterwards.setdefault(assignment.run, UplinkTimeEstimator()).encoded(header, commit_s)
         return replace(header, timings=replace(header.timings, commit_s=commit_s)), folder.path(entry)
@@ -338,39 +401,8 @@ class AssignmentHandler:
         if self.debug:
             raise error
         failure = errors.told(error, assignment, self.name, self.bench.file, self.folder)
-        failed = "" if failure.kind in errors.NOT_WRONG else "failed, "
+        failed = "" if failure.kind in (*errors.NOT_WRONG, errors.FAILED) else "failed, "
         said = error.said if isinstance(error, CannotReply) else in_full(error)
         say(f"round {assignment.round}: {failed}{failure.kind}: {said}")
-        return failure
-
-
-@dataclass(frozen=True)
-class Begun:
-    """An assignment that was trained for, or that failed, and is not finished.
-
-    `finish` applies its outcomes, encodes and commits. `at` is the time on the session's clock at which the wait for
-    `finish` began.
-    """
-
-    job: AssignmentContext
-    outcome: Trained | Failure
-    at: float
-
-
-@dataclass
-class PipelineState:
-    """The start of a run's next training while earlier replies are still being encoded.
-
-    `state` is None if no reply is being encoded: the committed state counts then. `making` holds the ids of assignments
-    that began and are not finished. `void` holds the sequences of updates that failed to encode. The finishing thread
-    replaces that set, so the training thread can read it at the same time.
-    """
-
-    state: ClientRunState | None = None
-    making: set[str] = field(default_factory=set)
-    void: frozenset[int] = frozenset()
-
-    @property
-    def sequence(self) -> int:
-        """Return the highest sequence that was given out, 0 if there is none."""
-        return self.state.sequence if self.state is not None else 0
+        is_secure = assignment.secure is not None or assignment.kind == "secure"
+        return errors.untelling(failure) if is_secure else failure

@@ -23,14 +23,15 @@ from typing import TypeVar
 from thinwire.client.admission import AdmissionController
 from thinwire.client.calls import BackgroundSender, Retrier, Say, ShuttingDown
 from thinwire.client.errors import CannotReply
+from thinwire.client.execute import Begun
 from thinwire.client.executor import Worker
-from thinwire.client.handler import Answer, AssignmentHandler, Begun
+from thinwire.client.handler import Answer, AssignmentHandler
 from thinwire.client.policy import Policy
 from thinwire.client.train.errors import Cancelled
 from thinwire.core.errors import BadPayload, NotAccepted, NotOffered, ThinwireError
 from thinwire.core.fleet import MAX_TENSORS, Delivery, Hello, Link, TaskReport
 from thinwire.core.formatting import plain
-from thinwire.core.types import NOTHING_SAID, Assignment, Equipment, Failure, Reply, ReplyHeader
+from thinwire.core.types import NOTHING_SAID, Assignment, Equipment, Failure, PhaseReply, Reply, ReplyHeader
 
 T = TypeVar("T")
 LOOK_S = 0.2  # longest delay until a signal is noticed
@@ -38,6 +39,7 @@ SAVE_S = 600.0  # longest time that state stays unsaved with `durability = "exit
 MAX_WAITING, MAX_WAITING_BYTES = 32, 2**20  # assignments that were pulled and not begun: none is pulled beyond that
 # An honest aggregator returns a pull at once only with an assignment, or with a withdrawn one, of which there are few.
 QUICK_S, MAX_QUICK, PAUSE_S = 0.05, 16, 1.0
+NO_TASK = "no such task on this device"
 BACK_S = 1.0  # wait of the first pull after an outage: its return ends the outage, and a person may be waiting for it
 
 
@@ -157,12 +159,16 @@ class Loop:
     def _pull(self) -> None:
         """Pull assignments into the inbox. An error that ends this thread is raised in the working thread."""
         quick = 0  # pulls in a row that returned nothing at once
+        reply: PhaseReply | Failure | None = None  # the next call sends it
         try:
             while True:
-                self._wait_for_room()
+                if reply is None:
+                    self._wait_for_room()
                 began = time.monotonic()
-                delivery = self.calls.until_done(lambda: self._heard(lambda: self.link.pull(self._patience_s())))
-                if delivery is not None:
+                delivery, reply = self._pulled(reply), None
+                if delivery is not None and delivery.assignment.kind == "secure":
+                    reply = self._phase(delivery)
+                elif delivery is not None:
                     self.inbox.put((delivery, time.monotonic()))
                 quick = quick + 1 if delivery is None and time.monotonic() - began < QUICK_S else 0
                 if quick > MAX_QUICK:
@@ -171,6 +177,27 @@ class Loop:
             return
         except Exception as error:  # an internal error must end the program, not this thread alone
             self.inbox.put(error)
+
+    def _pulled(self, reply: PhaseReply | Failure | None) -> Delivery | None:
+        """Return the next assignment, after the message of a phase was sent if there is one."""
+        if reply is None:
+            return self.calls.until_done(lambda: self._heard(lambda: self.link.pull(self._patience_s())))
+        try:
+            return self.calls.until_done(lambda: self._heard(lambda: self.link.answer(reply, self._patience_s())))
+        except (NotOffered, NotAccepted) as error:  # the aggregator ends the round without this client
+            self.say(error.text())
+            return None
+
+    def _phase(self, delivery: Delivery) -> PhaseReply | Failure | None:
+        """Return the reply to a phase of a secure round, at once: the working thread may train for a long time."""
+        assignment = delivery.assignment
+        try:
+            if (session := self.sessions.get(assignment.task)) is not None:
+                return session.answer_phase(delivery, self.say)
+        finally:
+            if delivery.bundle is not None:
+                delivery.bundle.unlink(missing_ok=True)
+        return Failure("task-missing", NO_TASK, assignment.assignment_id, self.name, identity=assignment.identity)
 
     def _wait_for_room(self) -> None:
         """Wait until the inbox has room. A withdrawn assignment takes its place there until its turn comes."""
@@ -231,31 +258,49 @@ class Loop:
             self.say(
                 f"{assignment.run}: assignment for the task {assignment.task!r}; here is {', '.join(self.sessions)}"
             )
-            text, identity = "no such task on this device", assignment.identity
-            self._push(None, Failure("task-missing", text, assignment.assignment_id, self.name, identity=identity))
+            identity = assignment.identity
+            self._push(None, Failure("task-missing", NO_TASK, assignment.assignment_id, self.name, identity=identity))
             return
 
         def cancelled() -> bool:
             return self.ending.is_set() or assignment.assignment_id in self.link.cancelled()
 
+        def send(advertisement: PhaseReply) -> None:
+            self._behind.put(lambda: self._advertise(session, assignment, advertisement))
+
         delivered_at = time.monotonic()
         try:
-            begun = session.begin(delivery, cancelled, self.say, delivered_at - came_at)
+            begun = session.begin(delivery, cancelled, self.say, delivered_at - came_at, send)
         except Cancelled:
-            if self.ending.is_set():
-                self.say("stopping")
-            else:
-                session.withdrawn(assignment)
-                self.say(f"round {assignment.round}: withdrawn by the aggregator")
+            self._withdrawn(session, assignment)
             return
-        if overlaps:
-            self._behind.put(lambda: self._finish(session, begun, delivery, delivered_at))
+        since = delivered_at if overlaps else came_at
+        if overlaps or assignment.secure is not None:
+            self._behind.put(lambda: self._finish(session, begun, delivery, since))
         else:
-            self._finish(session, begun, delivery, came_at)
+            self._finish(session, begun, delivery, since)
+
+    def _withdrawn(self, session: AssignmentHandler, assignment: Assignment) -> None:
+        """End the work on an assignment without a reply."""
+        if self.ending.is_set():
+            self.say("stopping")
+            return
+        session.withdrawn(assignment)
+        if assignment.assignment_id in self.link.cancelled():
+            self.say(f"round {assignment.round}: withdrawn by the aggregator")
+
+    def _advertise(self, session: AssignmentHandler, assignment: Assignment, advertisement: PhaseReply) -> None:
+        """Push the advertisement of a secure round; a client whose advertisement is not taken leaves the round."""
+        if not self._push(session, advertisement):
+            session.rounds.forget(assignment.assignment_id)
 
     def _finish(self, session: AssignmentHandler, begun: Answer | Begun, delivery: Delivery, since: float) -> None:
         """Encode, commit and push what was trained; `since` is when the time of the deadline began."""
-        reply, bundle = session.finish(begun) if isinstance(begun, Begun) else begun
+        try:
+            reply, bundle = session.finish(begun) if isinstance(begun, Begun) else begun
+        except Cancelled:
+            self._withdrawn(session, delivery.assignment)
+            return
         began = time.monotonic()
         if not self._push(session, reply, bundle):
             self.say(f"round {delivery.assignment.round}: its answer was not taken")

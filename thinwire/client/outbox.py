@@ -36,7 +36,7 @@ model that was trained on, and no difference to a decoded update accumulates, so
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from thinwire.aggregation.control_variates import algorithm_of, carried, followed
@@ -183,7 +183,14 @@ class OutcomeHandler:
             )
 
     def _back(self, entry: Entry, state: ClientRunState) -> ClientRunState:
-        """Return the state as if a dropped update had not been sent."""
+        """Return the state as if a dropped update had not been sent.
+
+        A masked update is never restored: once it may have left, the other clients can unmask a sum that holds it, and
+        the aggregator's word that it was dropped proves nothing (`privacy.participant.may_refund`).
+        """
+        if self.plan.secure.enabled:
+            self.say(f"round {entry.round}: its update was not used; it left this device, so it is not sent again")
+            return state
         feedback, algorithm = feedback_of(self.plan.uplink), algorithm_of(self.plan)
         travels = carried(algorithm, self.layout)
         try:
@@ -266,3 +273,22 @@ def start(base: Vector, pending: Pending) -> Vector:
 def _in_order(pending: Pending) -> dict[str, Vector]:
     """Sort by sequence, which is the order of training; a file may give another order."""
     return dict(sorted(pending.items(), key=lambda item: int(item[0])))
+
+
+@dataclass
+class PipelineState:
+    """The start of a run's next training while earlier replies are still being encoded.
+
+    `state` is None if no reply is being encoded: the committed state counts then. `making` holds the ids of assignments
+    that began and are not finished. `void` holds the sequences of updates that failed to encode. The finishing thread
+    replaces that set, so the training thread can read it at the same time.
+    """
+
+    state: ClientRunState | None = None
+    making: set[str] = field(default_factory=set)
+    void: frozenset[int] = frozenset()
+
+    @property
+    def sequence(self) -> int:
+        """Return the highest sequence that was given out, 0 if there is none."""
+        return self.state.sequence if self.state is not None else 0

@@ -20,7 +20,7 @@ from thinwire.client.policy import Kind, Policy
 from thinwire.core.errors import PlanError
 from thinwire.core.formatting import plain
 from thinwire.core.plan import RunPlan
-from thinwire.core.secure_numbers import threshold
+from thinwire.core.secure_numbers import ROUNDING, check_numbers
 
 MASKED = ("adversary", "max_corrupt_assumed", "min_cohort", "min_survivors")  # keys that need masks
 MOST_LETTERS = 300  # of a reason: an unreadable plan may have long keys
@@ -51,7 +51,8 @@ class PolicyContext:
     `now` is local time, None if the clock is not trusted (`no_clock` has the reason). `admitted` is the number of
     assignments of the same kind that were admitted today, without this one. It is None if the counts are unreadable
     (`no_counts` has the reason). `metered` is None if not known. `carries` are the sections of a plan ("secure",
-    "privacy") that this client carries out. `selected` is the number of clients in the terms of a round under masks,
+    "privacy") that this client carries out, with what of [secure] not every device has: "secure.post_quantum" and
+    "secure.malicious". `selected` is the number of clients in the terms of a round under masks,
     None before the terms are known.
     """
 
@@ -116,8 +117,15 @@ def _kinds(assignment: _Assignment) -> Denied | None:
 
 
 def _secure(assignment: _Assignment) -> Denied | None:
-    if assignment.plan.secure.enabled and "secure" not in assignment.facts.carries:
-        return Denied("secure", "this version cannot sum under masks and would send in the clear")
+    secure, carries = assignment.plan.secure, assignment.facts.carries
+    if secure.enabled and "secure" not in carries:
+        return Denied("secure", "this device cannot sum under masks and would send in the clear")
+    if secure.enabled and assignment.kind != "train":
+        return Denied("secure", f"the plan sums under masks, and the reply to {assignment.kind} has none")
+    if secure.enabled and secure.post_quantum and "secure.post_quantum" not in carries:
+        return Denied("secure", "the plan needs ML-KEM, and the package cryptography of this device has none")
+    if secure.enabled and secure.adversary == "malicious" and "secure.malicious" not in carries:
+        return Denied("secure", "a malicious aggregator is withstood only with a pinned roster, and none is here")
     if assignment.policy.secure == "required" and not assignment.plan.secure.enabled:
         return Denied("secure", "the plan sums in the clear, and masks are required here")
     return None
@@ -165,12 +173,19 @@ def _min_survivors(assignment: _Assignment) -> Denied | None:
 
 
 def _threshold(assignment: _Assignment) -> Denied | None:
-    """Decline terms whose number of clients has no threshold: this device does not rely on the aggregator's check."""
-    secure, selected = assignment.plan.secure, assignment.facts.selected
+    """Decline terms whose number of clients does not fit the plan: this device does not rely on the aggregator's check.
+
+    A plan that selects all or a share of the clients closes a round with the selected ones less its over-selection.
+    """
+    secure, cohort, selected = assignment.plan.secure, assignment.plan.cohort, assignment.facts.selected
     if selected is None or not secure.enabled:
         return None
+    if isinstance(cohort.clients, int):
+        target = cohort.clients
+    else:
+        target = selected if cohort.clients == "all" else math.floor(selected / (1 + cohort.over_select) + ROUNDING)
     try:
-        threshold(selected, secure.max_corrupt, secure.max_dropout, secure.adversary)
+        check_numbers(secure, selected, target)
     except PlanError as error:
         return Denied("secure", error.what)
     return None

@@ -20,6 +20,8 @@ from thinwire.core.types import (
     Arrived,
     Assignment,
     Equipment,
+    Failure,
+    PhaseReply,
     Reply,
     ReplyHeader,
     UpdateId,
@@ -244,6 +246,12 @@ class Link(Protocol):
         """Send a reply with the parts in `bundle`; return when the aggregator has stored all of it durably.
 
         Invariant: pushing a reply again that the aggregator already has succeeds like the first time.
+        """
+
+    def answer(self, reply: PhaseReply | Failure, wait_s: float) -> Delivery | None:
+        """Send a message of a phase of secure aggregation, then wait for an assignment as `pull` does.
+
+        The pulling thread calls it, so the message travels beside an update that the other thread pushes.
         """
 
     def cancelled(self) -> frozenset[str]:

@@ -251,8 +251,8 @@ class Failure:
     """Holds the reason why a client did not carry out an assignment: a kind of docs/reference/failures.md, and a text.
 
     Invariant: the text holds no data of the device. Kinds: task-error, task-missing, task-mismatch, layout-mismatch,
-    base-mismatch, non-finite, need-plan, declined, state-lost, protocol, worker, disk. Only the aggregator uses the
-    kinds in `AGGREGATOR_KINDS`.
+    base-mismatch, non-finite, need-plan, declined, state-lost, protocol, worker, disk, failed. Only the aggregator uses
+    the kinds in `AGGREGATOR_KINDS`. In a secure round, `failed` replaces each kind that tells something of the device.
     """
 
     kind: str
@@ -342,6 +342,25 @@ def training_id(assignment_id: str) -> str:
 def phase_of(assignment_id: str) -> str:
     """Return the phase of a secure round that the assignment belongs to; "" for the training assignment and others."""
     return _named(assignment_id).partition(PHASE)[2]
+
+
+def ends(reply: Reply, assignment_id: str) -> bool:
+    """Return True if a reply ends this assignment of its device.
+
+    An advertisement does not end the training assignment that it replies to. The masked update ends it, and with it the
+    phase `masked`, which has no reply of its own. A failure ends all phases of its round.
+
+    >>> header = Failure("failed", "roster", "digits-3.12.pi-01")
+    >>> ends(header, "digits-3.12.pi-01"), ends(header, "digits-3.12~agree.pi-01"), ends(header, "digits-3.13.pi-01")
+    (True, True, False)
+    """
+    phase = phase_of(assignment_id)
+    if isinstance(reply, PhaseReply):
+        return bool(phase) and assignment_id == reply.assignment_id
+    if assignment_id == reply.assignment_id:
+        return True
+    is_over = phase == "masked" or (bool(phase) and isinstance(reply, Failure))
+    return is_over and training_id(assignment_id) == reply.assignment_id
 
 
 def within_run(assignment_id: str) -> str:

@@ -37,7 +37,7 @@ from thinwire.core.fleet import (
 )
 from thinwire.core.part_file import damaged_part
 from thinwire.core.statedir import private_opener
-from thinwire.core.types import Arrived, Failure, PhaseReply, Reply, ReplyHeader, Transfer, UpdateId
+from thinwire.core.types import Arrived, Failure, PhaseReply, Reply, ReplyHeader, Transfer, UpdateId, ends
 from thinwire.store import FileSpool
 
 REMEMBERED = 65_536  # digests of replies, and withdrawn assignments of a device
@@ -221,16 +221,24 @@ class LocalFleet:
 
     def _arrived(self, device: str, arrival: Reply) -> None:
         with self.changed:
-            self._settle(device, arrival.assignment_id)
+            self._remove(device, arrival.assignment_id)
+            link = self._live.get(device)
+            for other in {*self._assignments.get(device, ()), *(link.held if link is not None else ())}:
+                if ends(arrival, other):
+                    self._settle(device, other)
             self._inbox.append(arrival)
             self.changed.notify_all()
 
     def _settle(self, device: str, assignment_id: str) -> None:
         """Remove an assignment of this device, which may get it again as a new delivery; others' assignments stay."""
-        if self._assignments.get(device, {}).pop(assignment_id, None) is not None:
-            del self._device_of[assignment_id], self.sent_at[assignment_id]
+        self._remove(device, assignment_id)
         if (link := self._live.get(device)) is not None:
             link.held.pop(assignment_id, None)
+
+    def _remove(self, device: str, assignment_id: str) -> None:
+        """Remove an assignment that is not delivered again, although its device may still work on it."""
+        if self._assignments.get(device, {}).pop(assignment_id, None) is not None:
+            del self._device_of[assignment_id], self.sent_at[assignment_id]
 
     def _remember(self, header: ReplyHeader) -> None:
         update_id = header.update_id
@@ -279,6 +287,11 @@ class LocalLink:
     def push(self, reply: Reply, bundle: Path | bytes | None = None) -> None:
         """Send a reply with its parts; return once the spool holds it."""
         self.fleet.take(self, reply, bundle)
+
+    def answer(self, reply: PhaseReply | Failure, wait_s: float) -> Delivery | None:
+        """Send a message of a phase of secure aggregation, and pull."""
+        self.push(reply)
+        return self.pull(wait_s)
 
     def cancelled(self) -> frozenset[str]:
         """Return the ids of the latest withdrawn assignments."""

@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from thinwire.core.errors import BadPayload, NotOffered, NotWritten, Refused, Unreachable, UsageError
 from thinwire.core.fleet import Delivery, Hello, Welcome
 from thinwire.core.serialization import MAX_HEADER_BYTES, assignment_from_bytes, reply_to_bytes
-from thinwire.core.types import Assignment, Reply, ReplyHeader
+from thinwire.core.types import Assignment, Failure, PhaseReply, Reply, ReplyHeader
 from thinwire.transport.device.connect import Address, TlsConnection, moved
 from thinwire.transport.device.http_client import LOOK_S, Connection, HttpRequest, Moved, block_of, finish
 from thinwire.transport.device.identity import ServerClock, Trust
@@ -154,7 +154,18 @@ class HttpsLink:
             else:
                 body = packed(header) + (bundle.read_bytes() if bundle is not None and length else b"")
                 self._call(self._pushing, HttpRequest("POST", PUSH, body))
-        self._held.answered(reply.assignment_id)
+        self._held.answered(reply)
+
+    def answer(self, reply: PhaseReply | Failure, wait_s: float) -> Delivery | None:
+        """Send a message of a phase of secure aggregation on the connection that pulls, then pull."""
+        with self._in_words():
+            self._know_the_time(self._pulling)
+        if not self._held.is_of(reply):
+            raise self._not_offered(reply)
+        with self._in_words(answer=True):
+            self._call(self._pulling, HttpRequest("POST", PUSH, packed(reply_to_bytes(reply))))
+        self._held.answered(reply)
+        return self.pull(wait_s)
 
     def leave(self) -> None:
         """Revoke this device by its own wish. Its key is useless afterwards, and the caller deletes it."""

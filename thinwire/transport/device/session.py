@@ -27,7 +27,7 @@ from pathlib import Path
 from thinwire.core.errors import BadPayload, NotAccepted, Refused, ThinwireError, Unreachable
 from thinwire.core.fleet import Hello, Welcome
 from thinwire.core.formatting import grouped, plain
-from thinwire.core.types import Assignment, Reply
+from thinwire.core.types import Assignment, Reply, ends
 from thinwire.transport.device.http_client import Connection, HttpRequest, block_of, finish
 from thinwire.transport.device.identity import ServerClock, Trust
 from thinwire.transport.protocol import registration
@@ -187,10 +187,11 @@ class InFlightAssignments:
             if assignment.identity not in self._runs:  # the device registered with another aggregator meanwhile
                 self._withdraw([assignment.assignment_id])
 
-    def answered(self, assignment_id: str) -> None:
-        """Remove an assignment that was replied to."""
+    def answered(self, reply: Reply) -> None:
+        """Remove the assignments that a reply ends; an advertisement leaves its assignment in flight."""
         with self._lock:
-            self._held.pop(assignment_id, None)
+            for assignment_id in [one for one in self._held if ends(reply, one)]:
+                del self._held[assignment_id]
 
     def said(self, assignment_ids: Sequence[str]) -> None:
         """Remove the stops among the assignments that a pull named, because the aggregator answered that pull."""

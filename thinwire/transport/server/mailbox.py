@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from thinwire.core.fleet import Arrival, ClientDisconnected, Delivered, Envelope, reply_digest, withdrawn
 from thinwire.core.link_state import LinkState, Outstanding
 from thinwire.core.serialization import assignment_to_bytes, reply_to_bytes
-from thinwire.core.types import Failure, Reply, ReplyHeader, UpdateId
+from thinwire.core.types import Failure, Reply, ReplyHeader, UpdateId, ends
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -159,7 +159,11 @@ class Mailbox:
             if not self._state.knows(device):
                 return False
             outstanding = self._state.find(device, reply.assignment_id)
-            self._state.release(device, reply.assignment_id)
+            for held in [held for held in self._state.held(device) if ends(reply, held)]:
+                self._state.release(device, held)
+            for one in self._state.outstanding(device):
+                if one is not outstanding and ends(reply, one.assignment_id):
+                    self._state.remove(one)
             if isinstance(reply, ReplyHeader):
                 self._remember(reply)
             if outstanding is None:

@@ -1,0 +1,316 @@
+"""Secure aggregation on a device: the open rounds of one task's handler, between its transport and its training.
+
+`SecureIdentity` is what a device needs to sum under masks: its identity key, secret randomness, and the roster that its
+owner pinned. `SecureRounds` holds one `Participant` for each open round and is called by three threads:
+
+    thread      does                                                          calls
+    main        loads the model, then trains                                  `during`, `forget_run`
+    pull        answers the requests of later phases while training runs      `answer`
+    background  waits for the rotation's seed; encodes and masks the update   `encode`
+
+Secrets are in memory only. A round is dropped when the client withdraws from it, when the aggregator withdraws its
+assignment, and when the next assignment of its run begins. A new process answers no round of an earlier one.
+
+Invariant: an assignment has one `Participant`, which is never copied. After `encode` has masked a vector, the same
+participant masks no second one.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import math
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from thinwire.aggregation.lattice import Lattice, Points
+from thinwire.aggregation.plan_codecs import keeps_residual, lattice_of, rotation_key
+from thinwire.client import payload
+from thinwire.client.errors import FAILED, CannotReply
+from thinwire.client.execute import AssignmentContext, Result, Trained
+from thinwire.client.train.errors import Cancelled
+from thinwire.compression.native import cores, planned_threads
+from thinwire.core.errors import BadPayload
+from thinwire.core.secure_numbers import METRIC_BITS
+from thinwire.core.types import Part, PhaseReply, ReplyHeader, phase_of, training_id
+from thinwire.privacy.contexts import context_of_assignment, model_digest, terms_of
+from thinwire.privacy.keys import has_ml_kem
+from thinwire.privacy.messages import PROCESS_BYTES, SECRET_BYTES, max_bytes
+from thinwire.privacy.participant import MaskedVectors, Participant, Withdraw
+from thinwire.privacy.secret_rng import SystemRng
+
+if TYPE_CHECKING:
+    from thinwire.client.policy import Policy
+    from thinwire.client.run_state import ClientRunState
+    from thinwire.core.fleet import Delivery
+    from thinwire.core.plan import RunPlan
+    from thinwire.core.prng import SecretRng
+    from thinwire.core.types import Assignment, Metrics, Vector
+
+Send = Callable[[PhaseReply], None]
+LOOK_S = 0.2  # longest delay until a waiting thread notices that the assignment was withdrawn
+LATTICE = "lattice"  # the codec of a masked update
+REQUEST = "request"  # the part of a phase's assignment
+MAX_REQUEST_BYTES = 32 << 20  # of a phase's request that is fetched: 10 000 clients with ML-KEM have less
+MASKED, SCALARS = "masked", "scalars"  # the parts of a masked update
+
+
+@dataclass(frozen=True)
+class SecureIdentity:
+    """What a device needs for secure rounds.
+
+    `public_key` is its identity key in DER, and `sign` makes the key's ECDSA-SHA256 signature. `pinned` maps device
+    names to the identity keys that its owner trusts; None if no roster was pinned. Only tests replace `rng`.
+    """
+
+    public_key: bytes
+    sign: Callable[[bytes], bytes]
+    pinned: Mapping[str, bytes] | None = None
+    rng: Callable[[], SecretRng] = SystemRng
+    process: bytes = field(default_factory=lambda: os.urandom(PROCESS_BYTES))
+
+    @property
+    def carries(self) -> frozenset[str]:
+        """Return what this device can do of a plan's [secure] table, as the owner's policy is told it.
+
+        `secure.post_quantum` needs ML-KEM in the package cryptography, `secure.malicious` a pinned roster.
+        """
+        parts = {"secure": True, "secure.post_quantum": has_ml_kem(), "secure.malicious": self.pinned is not None}
+        return frozenset(name for name, is_here in parts.items() if is_here)
+
+
+@dataclass
+class _Round:
+    participant: Participant
+    lattice: Lattice
+    run: str
+    seed: bytes | None = None  # of the rotation, from `prepare` on
+
+
+class SecureRounds:
+    """The open secure rounds of one handler, by the id of their training assignment.
+
+    Without an identity no round is ever opened.
+    """
+
+    def __init__(self, identity: SecureIdentity | None) -> None:
+        self._identity = identity
+        self._changed = threading.Condition(threading.RLock())
+        self._open: dict[str, _Round] = {}
+        self._left: dict[str, str] = {}  # training id of a round that this client left -> its run
+
+    @contextlib.contextmanager
+    def during(self, job: AssignmentContext, size: int, policy: Policy, send: Send | None) -> Iterator[None]:
+        """Open a round when the block around the training has loaded the model, and drop it if the block fails.
+
+        `size` is the number of trained parameters. `send` gets the client's advertisement. `policy` is the owner's.
+        Training is cancelled if the client leaves the round. Raises `CannotReply` for terms that no round has.
+        """
+        withdrawn, training = job.cancelled, job.assignment.assignment_id
+        if self._identity is None or send is None:
+            raise CannotReply("declined", "secure: this client cannot sum under masks")
+
+        def loaded(buffers: Vector | None) -> None:
+            send(self._advertised(job, size, buffers, policy))
+
+        job.cancelled, job.loaded = lambda: withdrawn() or self.has_left(training), loaded
+        try:
+            yield
+        except BaseException:
+            self.forget(training)
+            raise
+
+    def _advertised(self, job: AssignmentContext, size: int, buffers: Vector | None, policy: Policy) -> PhaseReply:
+        """Begin a round with the model as it was loaded, and return the client's advertisement.
+
+        `buffers` are the float buffers that came with the model.
+        """
+        assignment, plan, device, me = job.assignment, job.plan, job.device, self.identity
+        work, training = assignment.secure, assignment.assignment_id
+        if work is None:
+            raise CannotReply("protocol", "the plan sums under masks, and the assignment has no terms for it")
+        try:
+            lattice = lattice_of(plan, size, work, assignment.identity)
+        except ValueError as error:  # numbers of the aggregator's that no lattice has
+            raise CannotReply("protocol", f"no secure round has these terms: {error}") from error
+        terms = terms_of(plan, work, lattice.lanes, lattice.width)
+        context = context_of_assignment(assignment, plan, model_digest(assignment.base_digest, buffers), terms)
+        with self._changed:
+            self._left.pop(training, None)
+            try:
+                made = Participant(
+                    device, me.public_key, me.sign, me.process, terms, context, me.rng(), me.pinned,
+                    policy.min_cohort or 0, policy.min_survivors or 0,
+                )  # fmt: skip
+                advertisement = made.advertise()
+            except Withdraw as error:
+                raise _failed(error) from error
+            self._open[training] = _Round(made, lattice, assignment.run)
+        return _reply(assignment, advertisement)
+
+    def answer(self, delivery: Delivery) -> PhaseReply | None:
+        """Return this client's message in a phase; None for `masked`, whose answer is the update itself.
+
+        Raises `CannotReply` ("failed") if the client leaves the round: its word is the reason of a `Withdraw`.
+        """
+        assignment_id = delivery.assignment.assignment_id
+        training = training_id(assignment_id)
+        with self._changed:
+            if (one := self._open.get(training)) is None:
+                raise CannotReply(FAILED, "order", "a phase of a secure round that is not open in this process")
+            try:
+                message = self._answered(one, phase_of(assignment_id), self._request(one, delivery))
+            except Withdraw as error:
+                self.forget(training)
+                raise _failed(error) from error
+        return None if message is None else _reply(delivery.assignment, message)
+
+    def _answered(self, one: _Round, phase: str, request: bytes) -> bytes | None:
+        match phase:
+            case "share":
+                return one.participant.share(request)
+            case "masked":
+                one.seed = one.participant.prepare(request)
+                self._changed.notify_all()
+                return None
+            case "agree":
+                return one.participant.agree(request)
+            case "unmask":
+                return one.participant.unmask(request)
+        raise Withdraw("order", f"no phase of a secure round is called {phase[:40]!r}")
+
+    def _request(self, one: _Round, delivery: Delivery) -> bytes:
+        """Read the request of a phase, after its length was checked."""
+        parts, terms = delivery.assignment.parts, one.participant.terms
+        most = most_bytes(terms.selected, terms.post_quantum)
+        if [part.name for part in parts] != [REQUEST] or parts[0].length > most:
+            raise Withdraw("message", f"a request that is not one part of at most {most:,} bytes")
+        try:
+            ((_, request),) = payload.parts_of(delivery.bundle, parts)
+        except (BadPayload, OSError) as error:
+            raise Withdraw("message", f"a request that cannot be read: {error}") from error
+        return request
+
+    @property
+    def identity(self) -> SecureIdentity:
+        """Return the identity of this device."""
+        assert self._identity is not None
+        return self._identity
+
+    def forget_run(self, run: str) -> None:
+        """Drop the rounds of a run, because its next assignment begins or the run is over."""
+        with self._changed:
+            for training in [training for training, one in self._open.items() if one.run == run]:
+                del self._open[training]
+            self._left = {training: of for training, of in self._left.items() if of != run}
+            self._changed.notify_all()
+
+    def forget(self, training: str) -> None:
+        """Drop a round, and end the wait of its `encode`."""
+        with self._changed:
+            if (one := self._open.pop(training, None)) is not None:
+                self._left[training] = one.run
+            self._changed.notify_all()
+
+    def has_left(self, training: str) -> bool:
+        """Return True if this client left a round that it had opened: its training can end."""
+        return training in self._left
+
+    def is_ready(self, training: str) -> bool:
+        """Return True if `encode` needs to wait for nothing: the seed of the rotation is here, or the round is over."""
+        with self._changed:
+            return (one := self._open.get(training)) is None or one.seed is not None
+
+    def encode(self, job: AssignmentContext, found: Trained, state: ClientRunState) -> Result:
+        """Encode an update on the lattice and mask it; return the reply, and the state with the new residual.
+
+        It waits until the seed of the rotation is here, and raises `Cancelled` if the round is over before that.
+        """
+        assignment, change = job.assignment, found.change
+        assert change is not None
+        assert assignment.secure is not None
+        one = self._prepared(assignment.assignment_id, job.cancelled)
+        assert one.seed is not None
+        keeps, age = keeps_residual(job.plan), max(1, assignment.round - state.encoded_at)
+        with planned_threads(job.plan.local.codec_threads or cores()):
+            if keeps and state.residual is not None:
+                decay = np.float32(job.plan.uplink.feedback_decay**age)
+                change += state.residual if decay == 1 else decay * state.residual
+            points = one.lattice.encode(
+                change, found.header.examples, assignment.secure.window, rotation_key(one.seed), self.identity.rng()
+            )
+            scalars = scalars_of(one.participant.terms.scalars, job.plan, points, found.header.metrics)
+            vectors = self._masked(assignment.assignment_id, points, scalars)
+        parts, body = packed(vectors)
+        header = found.header  # nothing else of it leaves: it would be a fact of a single client
+        bare = ReplyHeader(
+            header.assignment_id, header.update_id, header.base_version, 0, parts=parts, codec=LATTICE,
+            identity=header.identity,
+        )  # fmt: skip
+        return Result(bare, replace(state, residual=change if keeps else None, encoded_at=assignment.round), body)
+
+    def _prepared(self, training: str, cancelled: Callable[[], bool]) -> _Round:
+        """Return the round once its seed is here; raise `Cancelled` if it is over before that."""
+        with self._changed:
+            while (one := self._open.get(training)) is not None and one.seed is None and not cancelled():
+                self._changed.wait(LOOK_S)
+            if one is None or cancelled():
+                self.forget(training)
+                raise Cancelled
+            return one
+
+    def _masked(self, training: str, points: Points, scalars: list[int]) -> MaskedVectors:
+        with self._changed:
+            if (one := self._open.get(training)) is None:
+                raise Cancelled
+            try:
+                return one.participant.mask(points.lanes, scalars)
+            except Withdraw as error:
+                self.forget(training)
+                raise _failed(error) from error
+
+
+def scalars_of(names: Sequence[str], plan: RunPlan, points: Points, metrics: Metrics) -> list[int]:
+    """Return a client's scalars in the order of the round's terms (`terms_of`): integers that sum without a mask.
+
+    `weight` is the client's weight, and `fits` is 1 if nothing was scaled down. A metric NAME of `[secure] metrics`
+    counts with its mean in units of bound / 2^METRIC_BITS, clipped to the bound, times NAME/count: the examples of the
+    metric, at most `weight_max`. Both are 0 if the client has no such metric, or if it is NaN.
+    """
+    made, secure = {"weight": points.weight, "fits": int(points.clipped == 1.0 and points.scaled == 1.0)}, plan.secure
+    for name, bound in secure.metrics.items():
+        total, count = metrics.get(f"eval/{name}", (0.0, 0.0))
+        mean, counted = total / count if count else math.nan, min(int(count), secure.weight_max)
+        counted = 0 if math.isnan(mean) else counted
+        made[name] = round(min(max(mean / bound, -1.0), 1.0) * 2**METRIC_BITS) * counted if counted else 0
+        made[f"{name}/count"] = counted
+    return [made[name] for name in names]
+
+
+def packed(vectors: MaskedVectors) -> tuple[tuple[Part, ...], bytes]:
+    """Return the parts of a masked update, and its body."""
+    bodies = {MASKED: vectors.update.data, SCALARS: memoryview(vectors.scalars)}
+    parts = tuple(Part(name, body.nbytes, hashlib.sha256(body).hexdigest()) for name, body in bodies.items())
+    return parts, b"".join(bodies.values())
+
+
+def most_bytes(selected: int, post_quantum: bool) -> int:
+    """Return the largest request of any phase of a round of so many clients, in bytes."""
+    roster = selected * max_bytes("advertise", selected, post_quantum)
+    delivery = max_bytes("share", selected, post_quantum) + selected * (4 + SECRET_BYTES)
+    return 4 + max(roster, delivery)
+
+
+def _reply(assignment: Assignment, message: bytes) -> PhaseReply:
+    return PhaseReply(assignment.assignment_id, base64.b64encode(message).decode(), identity=assignment.identity)
+
+
+def _failed(error: Withdraw) -> CannotReply:
+    """Return the failure of a client that leaves a round; the text of the error is for its owner alone."""
+    return CannotReply(FAILED, error.reason, f"left the round: {error}")

@@ -37,7 +37,7 @@ def test_the_sum_is_exact_when_everybody_stays(width, post_quantum):
 def test_one_client_may_be_lost_in_any_phase(phase, post_quantum):
     cohort = Cohort(terms_of(6, 4, post_quantum=post_quantum), 6)
     cohort.run({phase: [name_of(2)]})
-    assert cohort.server.dropped == {name_of(2): phase}
+    assert cohort.server.dropped == ({} if phase == "unmask" else {name_of(2): phase}), "the others' shares are enough"
     assert (name_of(2) in cohort.server.survivors) == (phase in ("agree", "unmask"))
     same(cohort)
 

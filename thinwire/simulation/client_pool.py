@@ -7,6 +7,7 @@ memory and the state of all others on disk (client_folders.py).
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 import platform
 import time
@@ -16,18 +17,26 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+
 from thinwire.client.admission import AdmissionController
+from thinwire.client.execute import Begun
 from thinwire.client.executor import InProcessExecutor
 from thinwire.client.handler import AssignmentHandler
 from thinwire.client.payload import BaseModelCache
 from thinwire.client.run_state import RunFolder
+from thinwire.client.secure import SecureIdentity, Send
 from thinwire.client.task import LoadedTask, report
 from thinwire.client.train.protocol import ClientInfo
 from thinwire.client.train.runtime import use_threads
 from thinwire.client.train.schedule import Clock
 from thinwire.core.clock import VirtualClock
 from thinwire.core.fleet import Delivery, Hello
-from thinwire.core.types import GIB, Reply
+from thinwire.core.types import GIB, PhaseReply, Reply
+from thinwire.privacy.contexts import identity_of, simulated_key
+from thinwire.privacy.messages import PROCESS_BYTES
+from thinwire.privacy.secret_rng import SystemRng
 from thinwire.simulation.client_folders import CachedRunFolder, shared_folder
 from thinwire.simulation.local_fleet import LocalFleet, LocalLink
 
@@ -97,6 +106,7 @@ class SimulatedClients:
         self._fleet, self._clock = fleet, clock
         self._links: dict[str, tuple[int, LocalLink, VirtualClock]] = {}
         self._begun: dict[str, Delivery] = {}  # client -> its assignment, begun before its turn
+        self._trains_until: dict[str, float] = {}  # client in a secure round -> when its training ends, by its clock
         self._turns, fleet.on_send = Turns(), self._assignments_sent
         for index in range(crowd.count):
             name = crowd.name(index)
@@ -122,15 +132,27 @@ class SimulatedClients:
             if self._fleet.is_assigned(link.name):
                 self._turns.add(index, link.name)
             return True
-        reply, bundle, took_s = self._answering.answer(index, delivery)
+        answered = self._answering.answer(index, delivery)
+        took_s = answered.took_s
         if self._patient and delivery.assignment.deadline_s:
             took_s = min(took_s, IN_TIME * delivery.assignment.deadline_s)
-        own_clock.advance(took_s)
-        self._clock.advance(max(0.0, own_clock.now() - self._clock.now()))
-        link.push(reply, bundle)
+        for message in answered.before:
+            self._push(link, own_clock, message)
+        if answered.reply is None:  # it answers phases of its secure round while it trains
+            self._trains_until[names[0]] = own_clock.now() + took_s
+        else:
+            if not isinstance(answered.reply, PhaseReply):
+                took_s += max(0.0, self._trains_until.pop(names[0], 0.0) - own_clock.now())
+            own_clock.advance(took_s)
+            self._push(link, own_clock, answered.reply, answered.bundle)
         if self._fleet.is_assigned(link.name):  # it has another assignment
             self._turns.add(index, link.name)
         return True
+
+    def _push(self, link: LocalLink, own_clock: VirtualClock, reply: Reply, bundle: Path | bytes | None = None) -> None:
+        """Push a reply at the time of its client's clock."""
+        self._clock.advance(max(0.0, own_clock.now() - self._clock.now()))
+        link.push(reply, bundle)
 
     def _look_ahead(self, name: str) -> None:
         if name in self._begun:
@@ -223,11 +245,16 @@ DATA_BYTES = int(GIB)  # of clients' data in memory; a task reads other clients'
 
 
 class Answered(NamedTuple):
-    """Holds a client's reply, and how long it worked for it."""
+    """Holds a client's reply, and how long it worked for it.
 
-    reply: Reply
+    In a secure round the reply to a training assignment is None: the masked update is the reply to the phase `masked`.
+    `before` is what the client sent before it began to train.
+    """
+
+    reply: Reply | None
     bundle: Path | bytes | None
     took_s: float
+    before: tuple[PhaseReply, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -268,21 +295,25 @@ class SessionCache:
 
     def __init__(self, crowd: ClientPopulation, bench: InProcessExecutor, shared: bool = False) -> None:
         self.crowd, self.bench, self.shared = crowd, bench, shared
-        self._gate, self._bases = AdmissionController(), BaseModelCache()  # all clients have the same plan and model
+        self._gate, self._bases = AdmissionController(carries=CARRIES), BaseModelCache()  # one plan, one model
         self._awake: dict[int, tuple[AssignmentHandler, list[RunFolder]]] = {}
         self._evicted = set[int]()  # clients with a state on disk
+        self._trained: dict[int, Begun] = {}  # clients that have trained for a secure round
         self._states, self._data = LeastRecentlyUsed(), LeastRecentlyUsed()
 
     def answer(self, index: int, delivery: Delivery) -> Answered:
         """Return the reply of client `index` to an assignment."""
         began = time.perf_counter()
-        session, folders = self._awake.get(index) or self._wake(index)
-        script_at = session.clock.now()
-        reply, file = session.answer(delivery, lambda: False, _nothing)
+        session, folders = self._awake.get(index) or self._wake(index, delivery.assignment.secure is not None)
+        script_at, before = session.clock.now(), list[PhaseReply]()
+        reply, file = self._answered(index, session, delivery, before.append)
         took_s = session.clock.now() - script_at if self.crowd.step_s else time.perf_counter() - began
         bundle = folders[-1].body(file) if file else None
-        if bundle is None:  # no reply is lost in transit; one with parts is read later
+        if bundle is None and reply is not None:  # no reply is lost in transit; one with parts is read later
             session.delivered(reply)
+        if reply is None:  # the secrets of its round are in memory only: it cannot be evicted
+            self._states.drop(index)
+            return Answered(None, None, took_s, tuple(before))
         held_bytes = sum(folder.held_bytes for folder in folders if isinstance(folder, CachedRunFolder))
         self._states.use(index, SESSION_BYTES + session.held_bytes + held_bytes)
         for other in self._states.excess(AWAKE_BYTES):
@@ -290,7 +321,24 @@ class SessionCache:
         self._data.use(index, SESSION_BYTES + self.bench.inner.split_bytes(session.client))
         for other in self._data.excess(DATA_BYTES):
             self.bench.inner.forget(self.crowd.place(other))
-        return Answered(reply, bundle, took_s)
+        return Answered(reply, bundle, took_s, tuple(before))
+
+    def _answered(
+        self, index: int, session: AssignmentHandler, delivery: Delivery, send: Send
+    ) -> tuple[Reply | None, Path | None]:
+        """Return a client's reply and its file; no reply if its update follows in the phase `masked`."""
+        if delivery.assignment.kind == "secure":
+            reply = session.answer_phase(delivery, _nothing)
+            if reply is None:
+                return session.finish(self._trained.pop(index))
+            return reply, None
+        found = session.begin(delivery, lambda: False, _nothing, send=send)
+        if not isinstance(found, Begun):
+            return found
+        if delivery.assignment.secure is None:
+            return session.finish(found)
+        self._trained[index] = found
+        return None, None
 
     def sleep(self, index: int) -> None:
         """Evict a client: write its state to disk, so that nothing of it stays in memory."""
@@ -301,7 +349,7 @@ class SessionCache:
             if isinstance(folder, CachedRunFolder):
                 folder.put_down()
 
-    def _wake(self, index: int) -> tuple[AssignmentHandler, list[RunFolder]]:
+    def _wake(self, index: int, secure: bool) -> tuple[AssignmentHandler, list[RunFolder]]:
         name, made, is_new = self.crowd.name(index), list[RunFolder](), index not in self._evicted
 
         def folder_of(own: Path, run: str) -> RunFolder:
@@ -313,6 +361,7 @@ class SessionCache:
         session = AssignmentHandler(
             name, bench, self.crowd.folder / name, self.crowd.place(index), debug=self.crowd.debug,
             gate=self._gate, folders=folder_of, take_base=self._bases.take, clock=bench.clock, may_stop=scripted,
+            secure=simulated_identity(name) if secure else None,
         )  # fmt: skip
         self._awake[index] = session, made
         return self._awake[index]
@@ -338,6 +387,17 @@ class PacedExecutor(InProcessExecutor):
                 self.clock.sleep(self.step_s)
 
         return paced
+
+
+CARRIES = frozenset({"secure", "secure.post_quantum"})  # of a plan; a simulation pins no roster
+_ECDSA = ec.ECDSA(hashes.SHA256(), deterministic_signing=True)
+
+
+def simulated_identity(name: str) -> SecureIdentity:
+    """Return what a simulated client needs for secure rounds. Its identity follows from its name, its masks do not."""
+    key = simulated_key(name)
+    process = hashlib.sha256(name.encode()).digest()[:PROCESS_BYTES]
+    return SecureIdentity(identity_of(key), lambda data: key.sign(data, _ECDSA), process=process, rng=SystemRng)
 
 
 def _nothing(line: str) -> None: ...

@@ -212,6 +212,12 @@ def run_sim(
     loads the task from `spec`.
     """
     require_processes(processes, spec, debug)
+    if plan.secure.enabled and processes > 1:
+        raise UsageError(
+            f"secure rounds in {processes} processes",
+            why="the secrets of a client stay in the memory of one process",
+            hint="leave --processes out",
+        )
     parse_split(client.split)
     if step_s and (len(step_s) != clients or min(step_s) < 0):
         raise UsageError(

@@ -61,7 +61,9 @@ def test_a_run_of_the_queue_says_behind_which_run_it_waits(page: TestClient, sto
 def test_an_open_round_says_how_many_have_answered(page: TestClient, store: Store):
     run = twelve_rounds(store)
     sentence = get(page, f"runs/{run.run_id}")["sentence"]
-    assert sentence.startswith("Round 12 of 13 (1 round made no step): 5 of 8 devices have answered; accuracy 0.9")
+    accuracy = f"{store.run(run.run_id).decisive['accuracy']:.4f}"  # as in each table of the command line
+    said = f"Round 12 of 13 (1 round made no step): 5 of 8 devices have answered; accuracy {accuracy} so far."
+    assert sentence == said
 
 
 def test_who_has_answered_counts_before_it_is_written_that_it_was_aggregated(page: TestClient, store: Store):

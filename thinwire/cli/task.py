@@ -45,8 +45,9 @@ def check(
         return
     for line in lines(found):
         console.line(line)
-    where = plan or "PLAN"
-    console.note(f"next: thinwire sim {where} --clients 4 --task {found['task']}={module}")
+    its_own = plan is not None and Path(module).absolute() == plan.absolute().parent / "task.py"
+    task = "" if its_own else f" --task {found['task']}={module}"
+    console.note(f"next: thinwire sim {plan or 'PLAN'} --clients 4{task}")
 
 
 def task_spec(name: str, plan: Path, given: str | None) -> str:

@@ -135,7 +135,7 @@ def test_each_round_says_why_it_closed_and_why_it_took_so_long(page: TestClient,
 def test_a_run_says_in_all_where_its_time_went(page: TestClient, told: Told, store: Store):
     run = get(page, f"runs/{told.run_id}")
     assert run["why"].startswith("12 rounds took ")
-    assert "% of it training; pi-07 was the slowest in " in run["why"]
+    assert "% of it in the stage train; pi-07 was the slowest in " in run["why"]
     assert run["stages"]["train"] > run["stages"]["upload"] > 0
     assert (run["requests"], run["rtt_s"], run["trips_s"], run["uncounted"]) == (24, None, None, {})
     store.record(

@@ -125,7 +125,7 @@ def did(stages: Mapping[str, float], assignment: UpdateRow | None, rtt_s: float 
             of_it = ": it was offline or busy"
         return f"spent {took} in no measured stage ({exchange(assignment.requests, rtt_s)}){of_it}"
     return {
-        "delivery": f"got the assignment after {took}", "again": again(stages[name]),
+        "delivery": f"got the assignment after {took}", "redelivery": again(stages[name]),
         "queue": f"did other work first for {took}",
         "evaluate": f"measured the model for {took}", "encode": f"encoded for {took}",
         "load": f"loaded the model for {took}", "commit": f"wrote its update to its disk for {took}",
@@ -139,20 +139,6 @@ def again(took_s: float) -> str:
     work.
     """
     return f"got the assignment again after {duration(took_s)}: what it had begun was lost"
-
-
-def noun(name: str) -> str:
-    """Return a stage as a noun phrase."""
-    return {
-        "delivery": "until an assignment was delivered", "again": "until an assignment was delivered again",
-        "queue": "behind other work",
-        "waiting": "waiting for who did not answer", "store": "making it durable", "download": "downloads",
-        "evaluate": "measuring", "train": "training", "encode": "encoding", "upload": "uploads",
-        "load": "loading models on the devices", "commit": "writing updates to the devices' disks",
-        "receive": "handling the last reply", "aggregate": "aggregation",
-        "step": "the step", "downtime": "without an aggregator", "before": "before the last one to answer was selected",
-        UNACCOUNTED: "in no measured stage",
-    }[name]  # fmt: skip
 
 
 def exchange(requests: int, rtt_s: float | None) -> str:

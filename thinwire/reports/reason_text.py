@@ -7,11 +7,11 @@ program makes, and its fields are the numbers of that code.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from thinwire.core.formatting import Reasons, counted, duration, size, speed
 from thinwire.reports.round_timing import UNACCOUNTED
-from thinwire.store.read_models import UpdateRow
+from thinwire.store.read_models import RunRow, UpdateRow
 
 SENTENCES: Mapping[str, str] = {
     # deadline
@@ -150,3 +150,20 @@ def exchange(requests: int, rtt_s: float | None) -> str:
     if not requests:
         return ""
     return counted(requests, "request") + (f" x {duration(rtt_s)} = {duration(requests * rtt_s)}" if rtt_s else "")
+
+
+def behind(row: RunRow, line: Sequence[RunRow]) -> str:
+    """Describe which runs a queued run waits for; `line` is the result of `Store.line()`.
+
+    Return "" for a run that is served now, has ended, or is simulated and so waits for no other.
+    """
+    ids = [one.run_id for one in line]
+    if row.status != "queued" or row.run_id not in ids[1:]:
+        return ""
+    first = line[0]
+    does = first.status_text if first.status == "waiting" else first.status
+    between = ids[1 : ids.index(row.run_id)]
+    if not between:
+        return f"waiting in the queue behind {first.run_id}, which is {does}"
+    others = between[0] if len(between) == 1 else f"{len(between)} more"
+    return f"waiting in the queue behind {first.run_id} and {others}; {first.run_id} is {does}"

@@ -124,8 +124,7 @@ def _ahead(row: RunRow, rounds: Sequence[RoundRow]) -> str:
 
 def _header(store: Store, row: RunRow, rounds: Sequence[RoundRow]) -> None:
     """Print the id, status and notes of a run."""
-    from thinwire.reports.reason_text import sentence
-    from thinwire.store.queries import behind
+    from thinwire.reports.reason_text import behind, sentence
 
     console.sentence(behind(row, store.line()) or _ahead(row, rounds) or standing(row), begin=f"{row.run_id}  ")
     for note in row.notes:
@@ -139,7 +138,7 @@ def _show(store: Store, row: RunRow) -> None:
     rounds = store.rounds(row.run_id)
     _header(store, row, rounds)
     console.line(f"model   {row.size} parameters, version {row.version}, digest {row.model_digest[:16]}")
-    figures = ", ".join(f"{name} {formatting.figure(value)}" for name, value in row.decisive.items())
+    figures = formatting.figures(row.decisive)
     console.line(
         f"metrics {figures} of version {measured_version(row, rounds)}" if figures else "metrics not measured yet"
     )
@@ -229,7 +228,7 @@ def model(
         document |= {"metrics": dict(found.metrics), "file": str(out), "tensors": names}
         console.document(document | {"buffers": found.statistics, "frozen": found.frozen})
     else:
-        figures = ", ".join(f"{name} {formatting.figure(value)}" for name, value in found.metrics.items()) or "not measured"
+        figures = formatting.figures(found.metrics) or "not measured"
         console.line(f"{out}: {found.run.run_id} version {found.row.version}, {len(names)} tensors, {figures}")
         if found.statistics:
             console.line(f"its buffers (BatchNorm statistics and the like) are {found.statistics}")

@@ -45,7 +45,7 @@ def follow(store: Store, run_id: str, home: Path | None = None, watch_aggregator
     With `watch_aggregator` the run needs the aggregator, and its absence is reported. Without it the run's own process
     may die, and the run is then closed.
     """
-    from thinwire.store.queries import behind
+    from thinwire.reports.reason_text import behind
 
     teller, seen, looked, gone = Teller(), 0, float("-inf"), ""
     with screen() as (tell, show), remembered() as look:

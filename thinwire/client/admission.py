@@ -153,7 +153,7 @@ class AdmissionController:
         try:
             last = self._file.read()
         except DataLost as error:
-            why = f"{error.what}; its owner can look at it and delete it"
+            why = f"{error.what}; thinwire client doctor shows its owner what to do"
             return None, PolicyContext(None, None, no_clock=why, no_counts=why)
         if doubt := believed(now, last, self._skew_s()):
             return None, PolicyContext(None, None, no_clock=doubt, no_counts=doubt)
@@ -228,8 +228,12 @@ class QuotaFile:
         """Return the last day that was written; None before the first."""
         try:
             raw = json.loads(self.path.read_bytes())
-            if raw["format"] != FORMAT:
-                raise ValueError(f"format {raw['format']!r}")
+            if (form := raw["format"]) != FORMAT:
+                raise DataLost(
+                    f"{FILE} on this device has another format than its client reads",
+                    why=f"{self.path} has format {str(form)[:20]}, and this program reads {FORMAT}; it stays as it is",
+                    hint=f"install the thinwire that wrote it, or delete it, and counting begins again: {self.path}",
+                )
             kept = {str(kind): tuple(map(str, keys)) for kind, keys in raw["open"].items()}
             ended = {str(kind): int(count) for kind, count in raw["ended"].items()}
             at = datetime.fromisoformat(raw["at"])

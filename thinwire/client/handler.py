@@ -132,7 +132,7 @@ class AssignmentHandler:
         except Exception as error:  # an error in a task's code fails this assignment and does not end this program
             begun = self._failed(error, delivery.assignment, say), None
         if not isinstance(begun, Begun):
-            self._ended(delivery.assignment, begun[0])
+            self.gate.ended(delivery.assignment)
         return begun
 
     def finish(self, begun: Begun) -> Answer:
@@ -152,7 +152,7 @@ class AssignmentHandler:
             answer = self._failed(error, assignment, begun.job.say), None
         finally:
             ahead.making.discard(assignment.assignment_id)
-        self._ended(assignment, answer[0])
+        self.gate.ended(assignment)
         return answer
 
     def answer_phase(self, delivery: Delivery, say: Say) -> PhaseReply | Failure | None:
@@ -343,14 +343,6 @@ class AssignmentHandler:
             if run not in self.kept and not self._ahead_of(run).making:
                 self._afterwards.pop(run, None)
                 self._ahead.pop(run, None)
-
-    def _ended(self, assignment: Assignment, reply: Reply) -> None:
-        """Count the assignment as ended.
-
-        After `base-mismatch` it has not ended: the aggregator sends the same assignment again with the full model.
-        """
-        if not (isinstance(reply, Failure) and reply.kind == "base-mismatch"):
-            self.gate.ended(assignment)
 
     def _settling(self, job: AssignmentContext, folder: RunFolder) -> OutcomeHandler:
         return OutcomeHandler(job.assignment, job.plan, self.bench.layout, self.name, folder, job.say)

@@ -13,7 +13,7 @@ Invariant: no vector leaves the sum after the survivors were shown. A reply that
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, cast
 
@@ -22,7 +22,7 @@ from thinwire.core.errors import PlanError
 from thinwire.core.events import CloseReason
 from thinwire.core.secure_numbers import check_numbers
 from thinwire.core.types import SecureWork, UpdateId
-from thinwire.privacy.contexts import context_of_assignment, model_digest
+from thinwire.privacy.contexts import context_of_assignment, identity_of, model_digest, simulated_key
 from thinwire.privacy.messages import BadMessage, Phase
 from thinwire.privacy.secure_round import Aborted, SecureRound, TooFew
 from thinwire.server.round_events import (
@@ -98,9 +98,16 @@ class SecureMode(RoundMode):
         assignment = running.training(next(iter(opened.assignments.values()))).assignment  # ctx0 covers what all share
         model = model_digest(assignment.base_digest, running.model.buffers)
         context0 = context_of_assignment(assignment, self.plan, model, fold.terms)
-        keys = running.identities()
-        selected = {device: keys[device] for device in opened.assignments}
+        selected = identities(running, opened.assignments)
         return SecureRoundMachine(self.terms(opened), secure=SecureRound(fold.terms, context0, selected))
+
+
+def identities(running: RunContext, devices: Iterable[str]) -> dict[str, bytes]:
+    """Return device -> its identity key (DER), of the registry; that of a simulated device follows from its name."""
+    if running.simulated:
+        return {device: identity_of(simulated_key(device)) for device in devices}
+    keys = {row.name: row.public_key for row in running.store.roster.rows()}
+    return {device: keys[device] for device in devices}
 
 
 @dataclass

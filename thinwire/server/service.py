@@ -14,7 +14,7 @@ import math
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -123,12 +123,17 @@ class RecordingFleet:
     def _revoke(self) -> None:
         """Answer the commands to revoke of the last poll, then carry out new ones."""
         for order in self._told:
-            device = str(order.args["device"])
-            self._orders.done(order, {"rounds": dict(self._store.aggregated_rounds(device))})
+            rounds = [self._store.aggregated_rounds(device) for device in self._devices([order])]
+            self._orders.done(order, {"rounds": dict(*rounds)})
         self._told = self._orders.revoked()
         if self._told:
             self._store.roster.refresh()  # another process revoked them; no request may pass after `revoke_access`
-        self._fleet.revoke_access([str(order.args["device"]) for order in self._told])
+        self._fleet.revoke_access(self._devices(self._told))
+
+    def _devices(self, orders: Sequence[Order]) -> list[str]:
+        """Return the present names of the devices that these commands are about by their keys."""
+        found = (self._store.roster.by_fingerprint(str(order.args["fingerprint"])) for order in orders)
+        return [row.name for row in found if row is not None]
 
 
 def serve(

@@ -211,7 +211,7 @@ class SecureRounds:
         try:
             ((_, request),) = payload.parts_of(delivery.bundle, parts)
         except (BadPayload, OSError) as error:
-            raise Withdraw("message", f"a request that cannot be read: {error}") from error
+            raise Withdraw("message", f"a request that is not readable: {error}") from error
         return request
 
     @property

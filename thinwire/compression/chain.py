@@ -41,13 +41,12 @@ from thinwire.compression.base import (
 )
 from thinwire.compression.frame import WORD, DecodedStreams, Stream, StreamCoders, read_word
 from thinwire.compression.native import require_vector, require_writable
-from thinwire.compression.vector_ops import require_finite, spanned
+from thinwire.compression.vector_ops import AddDecoded, Memory, require_finite, spanned
 from thinwire.core.errors import BadPayload
 from thinwire.core.prng import word32
 
 if TYPE_CHECKING:
     from thinwire.compression.codecs.powersgd import LowRank
-    from thinwire.compression.feedback import AddDecoded, Memory
     from thinwire.core.layout import Layout, Slice
     from thinwire.core.prng import Key
     from thinwire.core.types import Arrived, State, Vector

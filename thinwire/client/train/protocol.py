@@ -27,11 +27,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from .evaluate import Sums
-
-
-if TYPE_CHECKING:
     Vector = NDArray[np.float32]
+    Sums = dict[str, tuple[float, float]]  # of a metric: its sum and its count
     Tell = Callable[[str, int, int], None]  # "measure" or "train", steps done, all steps (0: unknown)
 
 

@@ -116,7 +116,8 @@ class ClientRunState:
     @property
     def nbytes(self) -> int:
         """Return the bytes of all arrays in memory."""
-        return sum(array.nbytes for arrays in _arrays(self).values() for array in arrays.values())
+        vectors = (getattr(self, name) for name in VECTORS)
+        return sum(a.nbytes for a in (*vectors, *self.memory.values(), *self.pending.values()) if a is not None)
 
 
 class RunFolder:

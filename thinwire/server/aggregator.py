@@ -297,7 +297,7 @@ class AggregationQueue:
 
     def finished(self, wait_s: float = 0.0) -> list[AggregationResult]:
         """Return the results of finished additions in their order, after waiting up to `wait_s` for the first."""
-        if self._begun and wait_s:
+        if self._begun and wait_s and not self._begun[0].done():
             wait(self._begun[:1], timeout=wait_s)
         done = []
         while self._begun and self._begun[0].done():

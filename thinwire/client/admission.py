@@ -139,11 +139,10 @@ class AdmissionController:
     def _facts(self, assignment: Assignment) -> tuple[DailyQuota | None, PolicyContext]:
         """Return the day, if it is counted, and the facts that the policy needs; no more is looked up."""
         policy = self.policy
-        if policy.rounds_a_day is None and not policy.hours:
-            day, facts = None, PolicyContext(None)
-        else:
-            day, facts = self._today(assignment) if self._file else (None, PolicyContext(self._now(), None))
         price = self._link_is(policy.link) if policy.metered == "refuse" else None
+        if policy.rounds_a_day is None and not policy.hours:
+            return None, PolicyContext(None, metered=price, carries=CARRIES)
+        day, facts = self._today(assignment) if self._file else (None, PolicyContext(self._now(), None))
         return day, replace(facts, metered=price, carries=CARRIES)
 
     def _today(self, assignment: Assignment) -> tuple[DailyQuota | None, PolicyContext]:

@@ -12,6 +12,7 @@ of a run starts.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -85,7 +86,8 @@ class AssignmentHandler:
             folder, folders or partial(waiting_folder, write=write, min_free=lambda: self.gate.min_free_bytes)
         )
         self._take_base = take_base
-        self._afterwards: dict[str, UplinkTimeEstimator] = {}  # by run, for the runs in `kept`
+        # By run, for the runs in `kept`.
+        self._afterwards = defaultdict[str, UplinkTimeEstimator](UplinkTimeEstimator)
         self._ahead: dict[str, PipelineState] = {}
 
     @property
@@ -178,7 +180,7 @@ class AssignmentHandler:
         `upload_s` is the time of its upload, given only if the first attempt succeeded.
         """
         if isinstance(reply, ReplyHeader) and reply.parts and upload_s is not None and reply.update_id.run in self.kept:
-            self._afterwards.setdefault(reply.update_id.run, UplinkTimeEstimator()).sent(reply, upload_s)
+            self._afterwards[reply.update_id.run].sent(reply, upload_s)
         self.kept.delivered(reply)
 
     def _begin(self, delivery: Delivery, cancelled: Callable[[], bool], say: Say, queue_s: float) -> Answer | Begun:
@@ -223,8 +225,7 @@ class AssignmentHandler:
         job = AssignmentContext(
             delivery, resolved, self.name, cancelled, say, queue_s,
             self.gate.allows("evaluate"), self._take_base, self.may_stop,
-            self._afterwards.setdefault(assignment.run, UplinkTimeEstimator()), self.clock, self.gate.limit(self.clock),
-            began,
+            self._afterwards[assignment.run], self.clock, self.gate.limit(self.clock), began,
         )  # fmt: skip
         seen = max(ahead.sequence, self.kept.seen.get(assignment.run, 0))
         update_id = outbox.next_id(state, assignment.run, self.name, seen)
@@ -322,7 +323,7 @@ class AssignmentHandler:
         self.kept.keep(assignment, folder, state, {entry.file: result.body} if entry.file else {})
         commit_s = self.clock.now() - begun
         if header.parts:
-            self._afterwards.setdefault(assignment.run, UplinkTimeEstimator()).encoded(header, commit_s)
+            self._afterwards[assignment.run].encoded(header, commit_s)
         return replace(header, timings=replace(header.timings, commit_s=commit_s)), folder.path(entry)
 
     def _failed(self, error: Exception, assignment: Assignment, say: Say) -> Failure:

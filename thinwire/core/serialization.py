@@ -348,7 +348,9 @@ def plainly(thing: Any) -> dict[str, Any]:
     >>> plainly(Work(5, 32))
     {'steps': 5, 'batch': 32, 'clip': 0.0}
     """
-    return {name: _plain(getattr(thing, name)) for name in _names(type(thing))}
+    return {
+        name: value if type(value := getattr(thing, name)) in LEAVES else _plain(value) for name in _names(type(thing))
+    }
 
 
 def _plain(value: Any) -> Any:
@@ -356,9 +358,9 @@ def _plain(value: Any) -> Any:
     if kind in LEAVES:
         return value
     if kind is list or kind is tuple:
-        return kind([_plain(each) for each in value])
+        return kind([each if type(each) in LEAVES else _plain(each) for each in value])
     if kind is dict:
-        return {_plain(key): _plain(each) for key, each in value.items()}
+        return {key: each if type(each) in LEAVES else _plain(each) for key, each in value.items()}
     if _names(kind):
         return plainly(value)
     if isinstance(value, (list, tuple, dict)):  # named tuples and the like, as asdict treats them

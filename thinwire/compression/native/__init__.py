@@ -283,11 +283,9 @@ def using_threads(count: int) -> Iterator[None]:
         _said.reset(before)
 
 
-@contextlib.contextmanager
-def planned_threads(count: int) -> Iterator[None]:
-    """Use the plan's number of threads, at most `MOST`, unless the environment sets another."""
-    with using_threads(of_environment() or min(count, MOST)):
-        yield
+def planned_threads(count: int) -> contextlib.AbstractContextManager[None]:
+    """Return a context that uses the plan's number of threads, at most `MOST`, unless the environment sets another."""
+    return using_threads(of_environment() or min(count, MOST))
 
 
 if hasattr(os, "register_at_fork"):

@@ -64,7 +64,7 @@ def test_what_passes_the_socket_is_what_is_counted(here: Place) -> None:
     body = packed(said)
     request = f"POST {HELLO} HTTP/1.1\r\nhost: x\r\n{lines}content-length: {len(body)}\r\n\r\n".encode() + body
     host, port = caller.address.split(":")
-    with socket.create_connection((host, int(port)), timeout=10) as raw:
+    with socket.create_connection((host, int(port)), timeout=60) as raw:
         raw.sendall(request)
         got = raw.recv(65_536)
     assert got.startswith(b"HTTP/1.1 200")

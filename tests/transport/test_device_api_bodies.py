@@ -20,7 +20,8 @@ from thinwire.transport.protocol.http import HELLO, PULL, PUSH, packed
 
 @pytest.fixture
 def here(tmp_path: Path) -> Iterator[Place]:
-    with place(tmp_path, limits=FixedLimits(ReplyLimit(100_000))) as made:
+    limits = FixedLimits(ReplyLimit(100_000))
+    with place(tmp_path, limits=limits, grace_s=60.0) as made:  # a caller between two connections has not left
         yield made
 
 

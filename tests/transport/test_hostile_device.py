@@ -29,7 +29,10 @@ ENDED = 0  # no status: the connection was ended
 
 @pytest.fixture
 def here(tmp_path: Path) -> Iterator[Place]:
-    with place(tmp_path, spool=lambda: FileSpool(tmp_path / "spool"), limits=FixedLimits(ReplyLimit(100_000))) as made:
+    limits = FixedLimits(ReplyLimit(100_000))
+    with place(
+        tmp_path, spool=lambda: FileSpool(tmp_path / "spool"), limits=limits, grace_s=60.0
+    ) as made:  # a caller may pause
         yield made
 
 

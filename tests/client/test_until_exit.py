@@ -144,7 +144,7 @@ def test_a_service_saves_when_it_ends_and_from_time_to_time(tmp_path, monkeypatc
     polled(running.fleet, ReplyHeader)
     if how == "exit":
         running.stop.set()
-    assert saved.wait(30)
+    assert saved.wait(60)
     assert not (tmp_path / "device" / "runs" / RUN / MARK).exists()
     running.stop.set()
-    thread.join(10)
+    thread.join(60)

@@ -236,7 +236,7 @@ def test_ctrl_c_while_following_is_130_and_leaves_the_run(home):
     assert watching.stderr is not None
     assert "round" in watching.stderr.readline()
     watching.send_signal(2)
-    assert watching.wait(20) == 130
+    assert watching.wait(60) == 130
     watching.stderr.close()
 
 

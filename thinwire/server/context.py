@@ -139,8 +139,8 @@ class RunContext:
 
     def _snapshot(self, events: Sequence[Event]) -> str:
         """Return a snapshot if these events open a round, and it is time for one; "" otherwise."""
-        opened = next((event for event in events if isinstance(event, RoundOpened)), None)
-        if self.simulated or opened is None:
+        opened = None if self.simulated else next((e for e in events if isinstance(e, RoundOpened)), None)
+        if opened is None:
             return ""
         if opened.round % snapshot.SNAPSHOT_ROUNDS and self._since_snapshot < snapshot.SNAPSHOT_EVENTS:
             return ""

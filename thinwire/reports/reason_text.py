@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from thinwire.core.formatting import Reasons, counted, duration, size, speed
+from thinwire.core.secure_events import PHASES
 from thinwire.reports.round_timing import UNACCOUNTED
 from thinwire.store.read_models import UpdateRow
 
@@ -143,6 +144,8 @@ def again(took_s: float) -> str:
 
 def noun(name: str) -> str:
     """Return a stage as a noun phrase."""
+    if name in PHASES:
+        return f"in the phase {name}"
     return {
         "delivery": "until an assignment was delivered", "again": "until an assignment was delivered again",
         "queue": "behind other work",
@@ -150,6 +153,7 @@ def noun(name: str) -> str:
         "evaluate": "measuring", "train": "training", "encode": "encoding", "upload": "uploads",
         "load": "loading models on the devices", "commit": "writing updates to the devices' disks",
         "receive": "handling the last reply", "aggregate": "aggregation",
+        "masks": "removing the masks",
         "step": "the step", "downtime": "without an aggregator", "before": "before the last one to answer was selected",
         UNACCOUNTED: "in no measured stage",
     }[name]  # fmt: skip

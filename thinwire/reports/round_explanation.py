@@ -119,7 +119,7 @@ def _secure(found: RoundRow, phases: Sequence[Phase], *, simulated: bool) -> Rou
     most = secure_rounds.longest(phases)
     reason = "no phase of it was closed" if most is None else secure_rounds.waited_text(found, most)
     reason += own_part(took, own, uncounted)
-    silent = secure_rounds.silent_in(most) if most else ()
+    silent = secure_rounds.waited_for(found, most) if most else ()
     device = most.last if most and not silent else ""
     said = f"Round {found.round} took {duration(took)}: {_blamed(found, stages, reason)}."
     return RoundExplanation(found.round, took, said, device, stages, silent, uncounted=uncounted)

@@ -33,9 +33,13 @@ WAITS_FOR: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True)
 class Protection:
-    """Holds what secure aggregation protects in a run, under which assumptions, and what it does not, as sentences."""
+    """Holds what secure aggregation protects in a run, under which assumptions, and what it does not, as sentences.
+
+    `least` is the fewest clients in a sum, 0 if no sum is possible.
+    """
 
     sentence: str
+    least: int
     assumes: tuple[str, ...]
     not_protected: str = NOT_PROTECTED
 
@@ -59,6 +63,11 @@ class Phase:
     last: str = ""
     dropped: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def waits_for(self) -> str:
+        """Return what the clients send in this phase."""
+        return WAITS_FOR[self.phase]
+
 
 def secure_section(run: RunRow) -> SecureSection:
     """Return the table [secure] of the run's plan."""
@@ -81,7 +90,7 @@ def protection(run: RunRow, selected: int) -> Protection | None:
             selected, selected, secure.max_corrupt, secure.max_dropout, secure.adversary, secure.graph, rounds
         )
     except PlanError as error:  # the plan asks for a k-regular graph, and this round selected too few clients
-        return Protection(f"A round of {selected} clients has no sum: {error.what}.", ())
+        return Protection(f"A round of {selected} clients has no sum: {error.what}.", 0, ())
     corrupt = share_of(secure.max_corrupt, selected)
     aggregator = "a malicious aggregator" if secure.adversary == "malicious" else "an honest-but-curious aggregator"
     colluding = f"up to {corrupt} of {selected} clients" if corrupt else f"none of {selected} clients"
@@ -100,7 +109,7 @@ def protection(run: RunRow, selected: int) -> Protection | None:
             f"this graph; then it exposes a client in a run with a probability of at most 2^-{EVENT_BITS - 1}."
         )
         assumes = (*assumes, graph_text)
-    return Protection(f"{begin} {said}.", assumes)
+    return Protection(f"{begin} {said}.", least, assumes)
 
 
 def _assumptions(secure: SecureSection, corrupt: int) -> tuple[str, ...]:
@@ -158,20 +167,25 @@ def longest(phases: Sequence[Phase]) -> Phase | None:
     return max((one for one in phases if one.seconds is not None), key=lambda one: one.seconds or 0.0, default=None)
 
 
-def silent_in(one: Phase) -> tuple[str, ...]:
-    """Return the clients whose message of the phase was due when the phase ended."""
+def waited_for(found: RoundRow, one: Phase) -> tuple[str, ...]:
+    """Return the clients for whose message the phase waited until its deadline; none if enough vectors came before."""
+    if one.phase == "masked" and found.reason == "enough":
+        return ()
     return tuple(device for device, reason in one.dropped.items() if reason.startswith("stale"))
 
 
 def waited_text(found: RoundRow, one: Phase) -> str:
     """Return what a phase waited for as a clause, with the clients that dropped out in it, or the last one to send."""
-    silent = silent_in(one)
-    said = f"the phase {one.phase} lasted {duration(one.seconds)}, waiting for {WAITS_FOR[one.phase]}"
-    if silent and (one.phase != "masked" or found.reason != "enough"):
+    silent = waited_for(found, one)
+    said = f"the phase {one.phase} lasted {duration(one.seconds)}, waiting for {one.waits_for}"
+    if silent:
         said += f" of {_names(silent)} until its deadline"
     elif one.last:
         said += f"; the last came from {one.last}"
-    if others := [device for device in one.dropped if device not in silent]:
+    late = [device for device, reason in one.dropped.items() if reason.startswith("stale") and device not in silent]
+    if late:
+        said += f"; {_names(late)} {'were' if late[1:] else 'was'} not waited for"
+    if others := [device for device in one.dropped if device not in (*silent, *late)]:
         kind = one.dropped[others[0]].partition(":")[0]
         said += f"; {_names(others)} dropped out" + (f" ({kind})" if kind and not others[1:] else "")
     return said
@@ -182,7 +196,7 @@ def open_text(found: RoundRow, phases: Sequence[Phase]) -> str:
     lost = sum(len(one.dropped) for one in phases)
     left = f"{len(found.selected) - lost} of {len(found.selected)} clients are in it"
     at = phases[-1]
-    waits = f"the phase {at.phase} waits for {WAITS_FOR[at.phase]}" if not at.is_closed else "the sum is being made"
+    waits = f"the phase {at.phase} waits for {at.waits_for}" if not at.is_closed else "the sum is being made"
     return f"Round {found.round} is open: {waits}; {left}."
 
 

@@ -198,7 +198,10 @@ def _round(row: RoundRow, history: RunHistory) -> schemas.Round:
     """Return a round with its explanation; the sums include all rounds before."""
     until, told = history.until(row.round), history.explained.get(row.round)
     sums = {"until_s": until.seconds, "until_payload": until.payload, "until_wire": until.wire}
-    said = {"closing": closing(row), "why": told.sentence if told else ""}
+    found = (
+        secure_rounds.protection(history.run, len(row.selected)) if history.run and row.reason == "too-few" else None
+    )
+    said = {"closing": closing(row, found.least if found else 0), "why": told.sentence if told else ""}
     return schemas.Round.model_validate(row).model_copy(update={**sums, **said})
 
 
@@ -230,6 +233,7 @@ class RunHistory:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self.run: RunRow | None = None  # as of the last call of `follow`
         self._change, self._status = 0, ""  # as of the last call of `follow`
         self._changed: dict[int, RoundRow] = {}  # rounds that changed since they were explained
         self._closed_at: dict[int, float | None] = {}
@@ -249,6 +253,7 @@ class RunHistory:
 
     def follow(self, row: RunRow) -> None:
         """Read the rounds that changed since the last call."""
+        self.run = row
         changed = self._store.rounds(row.run_id, changed_after=self._change)
         for one in changed:
             self._change, self._changed[one.round] = max(self._change, one.changed), one
@@ -326,7 +331,7 @@ def client_states(
     `latest` are the assignments of the latest rounds, newest first. A client's state follows from its latest assignment
     and from its device's connection.
     """
-    known = {info.row.name: info for info in devices}
+    known, masked = {info.row.name: info for info in devices}, secure_rounds.is_secure(run)
     # a client that is busy with an earlier round is not selected for the latest one
     open_assignments = {u.device: u for rows in reversed(latest[1:]) for u in rows if u.outcome == "selected"}
     open_assignments |= {u.device: u for u in (latest[0] if latest else ()) if u.outcome in ("selected", "accepted")}
@@ -337,7 +342,7 @@ def client_states(
     shown = [
         schemas.Client(
             **{name: getattr(row, name) for name in _COUNTS}, examples=examples.get(row.device, 0),
-            residual_ratio=ratios.get(row.device),
+            residual_ratio=ratios.get(row.device), not_known=secure_rounds.MASKED if masked else "",
             **_now(run, working.get(row.device), known.get(row.device), not_selected.get(row.device)),
         )
         for row in clients

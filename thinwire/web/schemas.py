@@ -81,7 +81,8 @@ class Run(Traffic, Outcomes):
 class Client(Traffic, Outcomes):
     """A client's part in one run, and its present state.
 
-    `examples` and `residual_ratio` are those of its latest reply that tells them.
+    `examples` and `residual_ratio` are those of its latest reply that tells them. `not_known` is the reason if no
+    reply does.
     """
 
     device: str
@@ -92,6 +93,7 @@ class Client(Traffic, Outcomes):
     arrived: int
     examples: ToldCount
     residual_ratio: float | None = None
+    not_known: str = ""
     last_outcome: str
     last_at: float | None
 
@@ -112,9 +114,10 @@ class Went(Answer):
 
 
 class Protection(Answer):
-    """What secure aggregation protects in the latest round, under which assumptions, and what it does not."""
+    """What secure aggregation protects in the latest round, and what it does not; `least` are the clients of a sum."""
 
     sentence: str
+    least: int
     assumes: list[str]
     not_protected: str
 
@@ -244,6 +247,7 @@ class Phase(Answer):
     """
 
     phase: str
+    waits_for: str
     begin_s: float
     seconds: float | None
     is_closed: bool

@@ -2,7 +2,7 @@
 import { html } from "./dom.js";
 import { plural, seconds } from "./format.js";
 
-const WORDS = { before: "before it was selected", unaccounted: "in no measured stage", delivery: "until it was delivered", again: "until it was delivered again", downtime: "no aggregator" };
+const WORDS = { before: "before it was selected", unaccounted: "in no measured stage", delivery: "until it was delivered", again: "until it was delivered again", downtime: "no aggregator", masks: "removing the masks" };
 
 export const Went = ({ went, along, waited }) => {
   const uncounted = listed(went.uncounted, {});

@@ -98,7 +98,8 @@ def test_the_phase_in_which_a_round_ended_or_that_is_open_has_its_drop_outs_too(
     run_id = four_rounds(store).run_id
     _, second, third, fourth = store.rounds(run_id)
     ended = phases_of(third, store.phases(run_id, 3), store.updates(run_id, 3))[-1]
-    assert (ended.phase, ended.is_closed, ended.received, ended.seconds) == ("masked", False, None, pytest.approx(5.2))
+    assert (ended.phase, ended.is_closed, ended.received) == ("masked", False, None)
+    assert ended.seconds == pytest.approx(5.2)
     assert list(ended.dropped) == list(DEVICES[:5]), "and not the five whose vectors the round dropped"
     left = phases_of(second, store.phases(run_id, 2), store.updates(run_id, 2))
     assert left[1].dropped == {"pi-03": "withdrew: policy"}

@@ -89,7 +89,7 @@ def protection(run: RunRow, selected: int) -> Protection | None:
         graph = find_graph(
             selected, selected, secure.max_corrupt, secure.max_dropout, secure.adversary, secure.graph, rounds
         )
-    except PlanError as error:  # the plan asks for a k-regular graph, and this round selected too few clients
+    except PlanError as error:  # no k-regular graph, which the plan demands, has so few clients
         return Protection(f"A round of {selected} clients has no sum: {error.what}.", 0, ())
     corrupt = share_of(secure.max_corrupt, selected)
     aggregator = "a malicious aggregator" if secure.adversary == "malicious" else "an honest-but-curious aggregator"

@@ -16,7 +16,10 @@ from tests.support.secure_fleet import SecureDevice, SecureFleet, SecureTurn
 from thinwire.core import RunPlan
 from thinwire.core.events import ClientFailed, ModelStored, RoundClosed
 from thinwire.core.secure_events import PHASES, PhaseClosed, SumUnmasked
+from thinwire.core.statedir import AggregatorHome
 from thinwire.privacy.contexts import identity_of, simulated_key
+from thinwire.reports.round_explanation import whys
+from thinwire.reports.round_timing import turns
 from thinwire.server.model_store import Versions
 from thinwire.server.run import drive
 from thinwire.store import Store
@@ -127,6 +130,25 @@ def test_each_round_closes_its_phases_once_and_in_order(undisturbed: Whole) -> N
     made, _ = undisturbed
     for number in (1, 2, 3):
         assert tuple(e.phase for e in made.of(PhaseClosed) if e.round == number) == PHASES
+
+
+def test_a_round_is_explained_by_the_client_that_its_longest_phase_waited_for(undisturbed: Whole) -> None:
+    made, _ = undisturbed
+    with Store.open(AggregatorHome(made.folder.parents[1]).database) as store:
+        run, rounds = store.run("toy-1"), store.rounds("toy-1")
+        told = whys(run, rounds, store.updates("toy-1"), turns(rounds), {}, store.phases("toy-1"))
+    assert "the phase masked lasted" in told[1].sentence
+    assert "waiting for masked vectors of d until its deadline" in told[1].sentence
+    assert told[1].waited_for == ("d",)
+    for one in told:
+        assert sum(one.stages.values()) == pytest.approx(one.seconds, abs=0.1)
+        assert one.stages.get("unaccounted", 0.0) < 0.1
+
+
+def test_the_record_of_a_round_has_no_time_of_what_a_client_does(undisturbed: Whole) -> None:
+    made, _ = undisturbed
+    spent = {"wait_s", "upload_s", "receive_s", "aggregate_s", "step_s", "store_s"}
+    assert [set(e.spent) for e in made.of(RoundClosed)] == [spent] * 3
 
 
 def test_nothing_of_a_round_is_left_on_the_disk_when_it_is_over(undisturbed: Whole) -> None:

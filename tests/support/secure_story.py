@@ -45,7 +45,11 @@ metrics = { accuracy = 1.0, loss = 10.0 }
 """
 BYTES = {"advertise": 412, "share": 3_310, "masked": 122_000, "agree": 71, "unmask": 340}  # of one message
 SECONDS = {"advertise": 0.4, "share": 0.7, "masked": 5.2, "agree": 0.2, "unmask": 0.3}
-REASONS = {"advertise": "offline: no request for 60 s", "share": "withdrew: policy", "masked": "worker: was killed"}
+REASONS = {
+    "advertise": "offline: no request for 60 s",
+    "share": "withdrew: policy",
+    "masked": "stale: no message in time for the phase masked",
+}
 
 
 @dataclass
@@ -85,12 +89,12 @@ class SecureStory:
             there = [device for device in there if device not in lost]
             replies = [self._accepted(device, elapsed_s) for device in there] if phase == "masked" else []
             yield [*(self._failed(device, phase, elapsed_s) for device in lost), *replies]
-            messages = "" if phase in ("masked", "unmask") else hashlib.sha256(phase.encode()).hexdigest()
-            received = {device: BYTES[phase] + place for place, device in enumerate(there)}
-            yield [PhaseClosed(self.at + elapsed_s, self.round, phase, elapsed_s, received, lost, messages)]
             if phase == "masked" and len(there) < least:
                 yield [self._closed([], "too-few", elapsed_s, there)]
                 return
+            messages = "" if phase in ("masked", "unmask") else hashlib.sha256(phase.encode()).hexdigest()
+            received = {device: BYTES[phase] + place for place, device in enumerate(there)}
+            yield [PhaseClosed(self.at + elapsed_s, self.round, phase, elapsed_s, received, lost, messages=messages)]
         if until == "unmask":
             yield from self._ended([d for d in DEVICES if gone.get(d) not in PHASES[:3]], reason, elapsed_s)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from thinwire.core.formatting import counted, duration
 from thinwire.core.types import is_follow_up
+from thinwire.reports import secure_rounds
 from thinwire.reports.reason_text import again, did
 from thinwire.reports.round_timing import (
     ALONG,
@@ -24,7 +25,8 @@ from thinwire.reports.round_timing import (
     of_round,
     over_at,
 )
-from thinwire.store.read_models import RoundRow, RunRow, UpdateRow
+from thinwire.reports.secure_rounds import Phase
+from thinwire.store.read_models import PhaseRow, RoundRow, RunRow, UpdateRow
 
 
 @dataclass(frozen=True)
@@ -58,14 +60,18 @@ class RoundExplanation:
 def why(
     found: RoundRow, assignments: Sequence[UpdateRow] = (), earlier: Sequence[UpdateRow] = (),
     turn_at: float | None = None, *, simulated: bool = False, rtts: Mapping[str, float] | None = None,
+    phases: Sequence[PhaseRow] | None = None,
 ) -> RoundExplanation:  # fmt: skip
     """Return the explanation of a closed round.
 
     `assignments` are the round's own rows. `earlier` are rows of earlier rounds whose updates were aggregated into this
     one. Without them the explanation has fewer facts. `turn_at` is when the round
-    began to accept replies (`turns`), None if it did so when it opened. `rtts` are seconds by device.
+    began to accept replies (`turns`), None if it did so when it opened. `rtts` are seconds by device. `phases` are the
+    closed phases of a round with secure aggregation, None for other rounds.
     """
     took = found.seconds or 0.0
+    if phases is not None:
+        return _secure(found, secure_rounds.phases_of(found, phases, assignments), simulated=simulated)
     if clock_was_set(found):
         return _unknown(found)
     slowest = _slowest(found, assignments, earlier)
@@ -98,6 +104,25 @@ def _of_device(
     known = stages if slowest is None or slowest.arrived_at is None else along(slowest, found.downtimes, begin)
     own = ALONG if known is stages else (*ALONG, UNACCOUNTED)
     return {name: known[name] for name in own if name in known}
+
+
+def _secure(found: RoundRow, phases: Sequence[Phase], *, simulated: bool) -> RoundExplanation:
+    """Return the explanation of a secure round by its phases, which the run's clock measured, and its longest one."""
+    took = found.seconds or 0.0
+    own = {name: found.spent[f"{name}_s"] for name in ("step", "store") if f"{name}_s" in found.spent}
+    own = {"masks": found.secure_sum.get("unmask_s", 0.0), **own}
+    own, uncounted = ({}, own) if simulated else (own, {})
+    stages = {one.phase: one.seconds for one in phases if one.seconds}
+    stages |= {name: seconds for name, seconds in {"downtime": found.missed_s, **own}.items() if seconds}
+    if (left := took - sum(stages.values())) > 0.0:
+        stages[UNACCOUNTED] = left
+    most = secure_rounds.longest(phases)
+    reason = "no phase of it was closed" if most is None else secure_rounds.waited_text(found, most)
+    reason += own_part(took, own, uncounted)
+    silent = secure_rounds.waited_for(found, most) if most else ()
+    device = most.last if most and not silent else ""
+    said = f"Round {found.round} took {duration(took)}: {_blamed(found, stages, reason)}."
+    return RoundExplanation(found.round, took, said, device, stages, silent, uncounted=uncounted)
 
 
 def _unknown(found: RoundRow) -> RoundExplanation:
@@ -278,21 +303,27 @@ def names(devices: Sequence[str]) -> str:
 
 def whys(
     run: RunRow, rounds: Sequence[RoundRow], updates: Iterable[UpdateRow], since: Mapping[int, float | None],
-    rtts: Mapping[str, float] | None = None,
+    rtts: Mapping[str, float] | None = None, phases: Iterable[PhaseRow] = (),
 ) -> list[RoundExplanation]:  # fmt: skip
     """Return the explanations of the closed rounds among these, in order.
 
     `updates` are all rows that were assigned or aggregated in the rounds. `since` is when each round began to accept
-    replies (`turns`). `rtts` are seconds by device (`round_trips`).
+    replies (`turns`). `rtts` are seconds by device (`round_trips`). `phases` are the closed phases of secure rounds.
     """
     assignments, earlier = defaultdict[int, list[UpdateRow]](list), defaultdict[int, list[UpdateRow]](list)
     for one in updates:
         assignments[one.round].append(one)
         if one.aggregated_round not in (None, one.round):
             earlier[one.aggregated_round or 0].append(one)
-    simulated = run.source == "sim"
+    simulated, secure = run.source == "sim", secure_rounds.is_secure(run)
+    closed_phases = defaultdict[int, list[PhaseRow]](list)
+    for row in phases:
+        closed_phases[row.round].append(row)
     return [
-        why(one, assignments[one.round], earlier[one.round], since[one.round], simulated=simulated, rtts=rtts)
+        why(
+            one, assignments[one.round], earlier[one.round], since[one.round], simulated=simulated, rtts=rtts,
+            phases=closed_phases[one.round] if secure else None,
+        )
         for one in rounds if one.reason
     ]  # fmt: skip
 

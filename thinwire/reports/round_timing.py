@@ -18,6 +18,7 @@ from itertools import pairwise
 
 from thinwire.core.clock import downtime_s
 from thinwire.core.events import RoundBecameCurrent
+from thinwire.core.secure_events import PHASES
 from thinwire.store.read_models import MeasureRow, RoundRow, UpdateRow
 
 ON_DEVICE = ("download", "queue", "load", "evaluate", "train", "encode", "commit")
@@ -25,12 +26,14 @@ ON_DEVICE = ("download", "queue", "load", "evaluate", "train", "encode", "commit
 # device that was offline in between. upload: from the first byte of the reply until all of it is durable.
 ALONG = ("delivery", "redelivery", *ON_DEVICE, "upload")
 # receive: from the arrival of the last reply that counted until the aggregator handles it. aggregate: from there until
-# its update is in the sum. step: the optimizer's. store: making the model version durable.
-OWN = ("receive", "aggregate", "step", "store")
+# its update is in the sum. masks: removing them from the sum. step: the optimizer's. store: making the model version
+# durable.
+OWN = ("receive", "aggregate", "masks", "step", "store")
 UNACCOUNTED = "unaccounted"  # the time that no stage has
 # selection: from the round's opening until the selection. downtime: no aggregator was running, no device was at work.
-# waiting: from the last update in the sum until the round closed, if a device was outstanding.
-STAGES = ("selection", *ALONG, "downtime", "waiting", *OWN, UNACCOUNTED)
+# waiting: from the last update in the sum until the round closed, if a device was outstanding. A round with secure
+# aggregation has its phases in place of the stages of a device.
+STAGES = ("selection", *ALONG, *PHASES, "downtime", "waiting", *OWN, UNACCOUNTED)
 REDELIVERY_S = 1.0  # two deliveries of an assignment within this time count as one
 Downtimes = Sequence[Sequence[float]]  # [from, to] without an aggregator, by the wall clock
 

@@ -195,7 +195,7 @@ def where_time_went(
     assert last.transfer is not None
     return last.update_id.device, {
         "wait_s": max(0.0, last.transfer.pulled_at - one.opened.at),
-        **asdict(last.timings),
+        **({} if one.plan.secure.enabled else asdict(last.timings)),  # a masked update tells no times
         "upload_s": max(0.0, last.transfer.arrived_at - last.transfer.began_at),
         "receive_s": one.receive_s.get(last.update_id, 0.0),
         "aggregate_s": one.folding_s if one.running.simulated else one.aggregate_s.get(last.update_id, 0.0),

@@ -226,7 +226,8 @@ class Recorder:
             found = connection.execute(select(Run.size, Run.plan).where(Run.run_id == run_id)).first()
         if found is None:
             raise NotFound(f"no run {run_id!r}")
-        return self._facts.setdefault(run_id, Facts(run_id, found.size, found.plan["run"]["metric"]))
+        secure = bool((found.plan.get("secure") or {}).get("enabled"))
+        return self._facts.setdefault(run_id, Facts(run_id, found.size, found.plan["run"]["metric"], secure))
 
 
 def _ends(events: Sequence[Event]) -> bool:

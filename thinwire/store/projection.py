@@ -43,6 +43,7 @@ from thinwire.store.tables import Checkpoint, Round, RoundPhase, Run, Snapshot, 
 from thinwire.store.write_batch import CounterDeltas, KnownRows, Row, Rows, columns
 
 SUM = ("survivors", "weight", "norm", "clip", "next_clip", "elapsed_s", "unmask_s")  # of a `SumUnmasked`
+OF_MASKED = ("parts", "transfer")  # what the header of a masked update tells; its other fields are zeros
 MOMENTS = {"running": "started_at", "done": "finished_at", "failed": "finished_at", "stopped": "finished_at"}
 
 
@@ -53,6 +54,7 @@ class Facts:
     run_id: str
     size: int
     metric: str
+    secure: bool = False  # updates are summed under masks
 
 
 @dataclass
@@ -69,7 +71,7 @@ class Projection:
     def __post_init__(self) -> None:
         self.known.changes += 1
         self.sums = CounterDeltas(self.connection, self.facts.run_id, self.known.devices, self.known.changes)
-        self.assignments = UpdateProjector(self.connection, self.facts.run_id, self.facts.size, self.sums, self.known)
+        self.assignments = UpdateProjector(self.connection, self.facts, self.sums, self.known)
 
     def apply(self, event: Event) -> None:
         """Apply one event."""
@@ -202,18 +204,17 @@ _NO_SNAPSHOT = delete(Snapshot).where(Snapshot.run_id == bindparam("the_run"))
 class UpdateProjector:
     """Applies the events of assignments to `updates`, and counts each change in the sums of its round, client and run.
 
-    `size` is the number of the model's values. `rows` writes the rows.
+    `rows` writes the rows.
     """
 
     connection: Connection
-    run_id: str
-    size: int
+    facts: Facts
     sums: CounterDeltas
     known: KnownRows
     rows: Rows = field(init=False)
 
     def __post_init__(self) -> None:
-        self.rows = Rows(self.connection, self.run_id, self.known)
+        self.rows = Rows(self.connection, self.facts.run_id, self.known)
 
     def apply(self, event: Event) -> None:
         """Apply an event if it belongs to an assignment."""
@@ -247,7 +248,7 @@ class UpdateProjector:
         )
         if event.why:
             self._assigned_since(event)
-        dense = self.size * FLOAT_BYTES
+        dense = self.facts.size * FLOAT_BYTES
         self.sums.add(event.round, event.device, payload_down=event.payload_bytes)
         self.sums.run["dense_down"] += dense
 
@@ -263,7 +264,7 @@ class UpdateProjector:
 
     def _sent_in_full(self, event: FullModelSent) -> None:
         self.sums.add(event.round, event.device, payload_down=event.payload_bytes)
-        where = (Update.run_id == self.run_id, Update.assignment_id == event.assignment_id)
+        where = (Update.run_id == self.facts.run_id, Update.assignment_id == event.assignment_id)
         self.rows.write()  # the row may have been added in this transaction
         # the device could not use the first delivery
         more = {"payload_down": Update.payload_down + event.payload_bytes, "delivered_at": None}
@@ -291,14 +292,15 @@ class UpdateProjector:
         self.sums.saw(event.device, sequence)
         if row["update_id"] not in ("", event.update_id):
             return  # a second reply to the same assignment: it stays in the journal only
-        fresh = {} if row["update_id"] else {**columns(event.header), "update_id": event.update_id}
+        header = {name: said for name, said in event.header.items() if not self.facts.secure or name in OF_MASKED}
+        fresh = {} if row["update_id"] else {**columns(header), "update_id": event.update_id}
         if fresh and fresh["pulled_at"] is None:
             del fresh["pulled_at"]  # an earlier aggregator process delivered it, and its event has the time
         if fresh:
             self.sums.add(row["round"], row["device"], wire_down=fresh["wire_down"])
             came = {name: fresh[name] for name in ("payload_up", "wire_up")}
             self.sums.add(event.round, row["device"], arrived=1, **came)
-            self.sums.run["dense_up"] += self.size * FLOAT_BYTES if event.header.get("parts") else 0
+            self.sums.run["dense_up"] += self.facts.size * FLOAT_BYTES if event.header.get("parts") else 0
         self._turn(row, outcome, event.at, **fresh, **values)
 
     def _failed(self, event: ClientFailed) -> None:

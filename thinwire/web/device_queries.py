@@ -13,9 +13,18 @@ from thinwire.core.clock import heard_by
 from thinwire.core.errors import NotFound
 from thinwire.core.events import DeviceOffline, DeviceOnline
 from thinwire.core.formatting import duration
-from thinwire.store import DeviceAction, DeviceInfo, InvitationRow, RefusalNote, RunRow, Store, by_todays_name
+from thinwire.reports.secure_rounds import MASKED, is_secure
+from thinwire.store import (
+    DeviceAction,
+    DeviceInfo,
+    InvitationRow,
+    RefusalNote,
+    RunRow,
+    Store,
+    UpdateRow,
+    by_todays_name,
+)
 from thinwire.web import device_schemas as models
-from thinwire.web.run_queries import upload_rate
 from thinwire.web.settings import aggregator
 
 ACTIONS = 1000  # latest entries of the audit log, in which the deciding ones are searched
@@ -59,11 +68,14 @@ class Devices:
         actions, selected = self._store.audit.actions(name), self._store.device_updates(name, LAST_ASSIGNMENTS)
         declined = next((u for u in selected if u.outcome == "failed" and u.reason.startswith("declined")), None)
         rounds = self.stays(name)
+        masked = {run_id: is_secure(self._store.run(run_id)) for run_id in {u.run_id for u in selected}}
         return models.DevicePage(
             **_device(info, self._beside(actions)),
             actions=[models.Action(at=a.at, who=a.who, what=a.what, sentence=action(a)) for a in actions],
             assignments=[
-                models.DeviceAssignment.model_validate(u).model_copy(update={"up_bytes_s": upload_rate(u)})
+                models.DeviceAssignment.model_validate(u).model_copy(
+                    update={"up_bytes_s": upload_rate(u), "not_known": MASKED if masked[u.run_id] else ""}
+                )
                 for u in selected
             ],
             stays=rounds, stays_text=stays({one.run_id: one.rounds for one in rounds}),
@@ -294,3 +306,11 @@ def revoke_access(name: str, aggregator: str, confirmed: bool | None) -> str:
 def withdrawn(number: int) -> str:
     """Return the sentence on an invitation that was just withdrawn."""
     return f"Invitation {number} is withdrawn: nobody can join with it."
+
+
+def upload_rate(one: UpdateRow) -> float | None:
+    """Return the upload rate of a reply in bytes a second, from its first byte to its last; None if unknown."""
+    size = one.payload_up if one.wire_up is None else one.wire_up
+    if one.arrived_at is None or one.began_at is None or one.arrived_at <= one.began_at or not size:
+        return None
+    return size / (one.arrived_at - one.began_at)

@@ -18,9 +18,10 @@ from thinwire.core.errors import NotFound
 from thinwire.core.events import ENDED
 from thinwire.core.formatting import with_home
 from thinwire.core.layout import Layout
+from thinwire.reports import secure_rounds
 from thinwire.reports.reason_text import behind, deadline_sentence, sentence
 from thinwire.reports.round_explanation import RoundExplanation, RunTotals, why, whys
-from thinwire.reports.round_timing import clock_was_set, down_s, round_trips, stretches, turn_at, turns
+from thinwire.reports.round_timing import UNACCOUNTED, clock_was_set, down_s, round_trips, stretches, turn_at, turns
 from thinwire.store import ClientRow, DeviceInfo, RoundRow, RunRow, Store, UpdateRow
 from thinwire.web import schemas
 from thinwire.web.run_text import buffered, closing, open_round, overlaps, run_sentence
@@ -54,6 +55,7 @@ class Reader:
         rounds = store.rounds(row.run_id, row.rounds_closed + 1 - LATEST_ROUNDS)
         latest = [store.updates(row.run_id, found.round) for found in rounds[: -LATEST_ROUNDS - 1 : -1]]
         newest = rounds[-1] if rounds else None
+        protection = secure_rounds.protection(row, len(newest.selected) if newest else 0)
         clients = client_states(row, newest, latest, store.clients(row.run_id), store.devices())
         history = self._history(row)
         return _run(
@@ -61,7 +63,9 @@ class Reader:
             plan=row.plan, model_digest=row.model_digest, layout_digest=Layout.from_json(row.layout).digest,
             task_version=row.task_report.version, seconds=history.until(history.opened).seconds,
             notes=[with_home(sentence(note), self._home) for note in row.notes], clients=clients, seq=seq,
-            now=time.time(), **_went(history.totals.explanation() if history.totals.rounds else None),
+            protection=protection and schemas.Protection.model_validate(protection),
+            not_evaluated=secure_rounds.not_evaluated(row, rounds), now=time.time(),
+            **_went(history.totals.explanation() if history.totals.rounds else None),
         )  # fmt: skip
 
     def rounds(self, name: str, first: int = 1) -> list[schemas.Round]:
@@ -83,11 +87,16 @@ class Reader:
         before = earlier(row, found, own, lambda one: self._store.updates(row.run_id, one))
         turn_at = turns(rounds, self._store.current_round(row.run_id) if overlaps(row) else None)[number]
         ahead = [one.round for one in rounds if not one.reason and one.round < number]
-        took = RoundExplanation(
-            number, 0.0, open_round(found, own, before, buffered(row), ahead, taken=turn_at is not None)
-        )
+        closed = self._store.phases(row.run_id, number) if secure_rounds.is_secure(row) else None
+        phases = [] if closed is None else secure_rounds.phases_of(found, closed, own)
         if found.reason:
-            took = why(found, own, before, turn_at, simulated=row.source == "sim", rtts=rtts(self._store, row))
+            simulated = row.source == "sim"
+            took = why(found, own, before, turn_at, simulated=simulated, rtts=rtts(self._store, row), phases=closed)
+        elif phases:
+            took = RoundExplanation(number, 0.0, secure_rounds.open_text(found, phases))
+        else:
+            said = open_round(found, own, before, buffered(row), ahead, taken=turn_at is not None)
+            took = RoundExplanation(number, 0.0, said)
         shown = _round(found, history).model_copy(update={"slowest": took.device})
         of = {one.round: one for one in rounds}
         return schemas.RoundPage(
@@ -96,16 +105,18 @@ class Reader:
             turn_at=turn_at,
             missed_s=max(found.missed_s, down_s(found)),
             codecs=Counter(found.codecs.values()).most_common(),
-            updates=[update(one, of.get(one.round), turn_at) for one in own],
+            phases=[schemas.Phase.model_validate(one) for one in phases],
+            updates=[update(one, of.get(one.round), turn_at, masked=closed is not None) for one in own],
             late_aggregated=[update(one, of.get(one.round), turn_at) for one in before],
             downtimes=_downtimes(found, found.opened_at if turn_at is None else turn_at),
         )  # fmt: skip
 
     def updates(self, name: str, number: int | None) -> list[schemas.Update]:
         """Return every assignment of the run, or of one round."""
-        run_id = self._store.run(name).run_id
-        of = {found.round: found for found in self._store.rounds(run_id, number or 1, number)}
-        return [update(one, of.get(one.round)) for one in self._store.updates(run_id, number)]
+        row = self._store.run(name)
+        masked = secure_rounds.is_secure(row)
+        of = {found.round: found for found in self._store.rounds(row.run_id, number or 1, number)}
+        return [update(one, of.get(one.round), masked=masked) for one in self._store.updates(row.run_id, number)]
 
     def _history(self, row: RunRow) -> RunHistory:
         """Return what is kept of a run, with all changes until now."""
@@ -123,10 +134,13 @@ class Reader:
         return next((found for found in newest if not found.reason), None)
 
 
-def update(row: UpdateRow, selected: RoundRow | None, opened_at: float | None = None) -> schemas.Update:
+def update(
+    row: UpdateRow, selected: RoundRow | None, opened_at: float | None = None, *, masked: bool = False
+) -> schemas.Update:
     """Return an assignment of the round `selected`, with its stages in seconds since `opened_at`.
 
-    The default of `opened_at` is the opening of its own round.
+    The default of `opened_at` is the opening of its own round. `masked` is True in a run with secure aggregation: what
+    the client did between two recorded moments is the stage `work`.
     """
     if opened_at is None:
         opened_at = selected.opened_at if selected else row.assigned_at or 0.0
@@ -134,13 +148,17 @@ def update(row: UpdateRow, selected: RoundRow | None, opened_at: float | None = 
     downtimes = selected.downtimes if selected else ()
     known = selected is None or not clock_was_set(selected)  # else a moment before it has no place beside one after it
     stages = [
-        schemas.Stretch(stage=one.stage, begin_s=one.begin_s - opened_at, end_s=one.end_s - opened_at)
+        schemas.Stretch(
+            stage="work" if masked and one.stage == UNACCOUNTED else one.stage,
+            begin_s=one.begin_s - opened_at,
+            end_s=one.end_s - opened_at,
+        )
         for one in (stretches(row, downtimes) if known else [])
         if one.stage != "downtime"  # drawn once, behind all devices
     ]
     codec = {"codec": selected.codecs.get(row.device, selected.codec) if selected else ""}
     codec["codec_reason"] = sentence(selected.codec_reasons.get(row.device, ())) if selected else ""
-    return shown.model_copy(update={"stretches": stages, **codec})
+    return shown.model_copy(update={"stretches": stages, "not_known": secure_rounds.MASKED if masked else "", **codec})
 
 
 def _went(took: RoundExplanation | None) -> dict[str, Any]:
@@ -179,7 +197,10 @@ def _round(row: RoundRow, history: RunHistory) -> schemas.Round:
     """Return a round with its explanation; the sums include all rounds before."""
     until, told = history.until(row.round), history.explained.get(row.round)
     sums = {"until_s": until.seconds, "until_payload": until.payload, "until_wire": until.wire}
-    said = {"closing": closing(row), "why": told.sentence if told else ""}
+    found = (
+        secure_rounds.protection(history.run, len(row.selected)) if history.run and row.reason == "too-few" else None
+    )
+    said = {"closing": closing(row, found.least if found else 0), "why": told.sentence if told else ""}
     return schemas.Round.model_validate(row).model_copy(update={**sums, **said})
 
 
@@ -211,6 +232,7 @@ class RunHistory:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self.run: RunRow | None = None  # as of the last call of `follow`
         self._change, self._status = 0, ""  # as of the last call of `follow`
         self._changed: dict[int, RoundRow] = {}  # rounds that changed since they were explained
         self._closed_at: dict[int, float | None] = {}
@@ -230,6 +252,7 @@ class RunHistory:
 
     def follow(self, row: RunRow) -> None:
         """Read the rounds that changed since the last call."""
+        self.run = row
         changed = self._store.rounds(row.run_id, changed_after=self._change)
         for one in changed:
             self._change, self._changed[one.round] = max(self._change, one.changed), one
@@ -250,7 +273,9 @@ class RunHistory:
             part = closed[start : start + AT_ONCE]
             since = {one.round: turn_at(one, self._closed_at.get(one.round - 1, 0.0)) for one in part}
             assignments = self._assignments(row, part)
-            for told in whys(row, part, assignments, since, trips):
+            numbers = [one.round for one in part] if secure_rounds.is_secure(row) else []
+            phases = [found for number in numbers for found in self._store.phases(row.run_id, number)]
+            for told in whys(row, part, assignments, since, trips, phases):
                 if earlier_told := self.explained.get(told.round):
                     self.totals.add(earlier_told, -1)
                 self.totals.add(told)
@@ -305,7 +330,7 @@ def client_states(
     `latest` are the assignments of the latest rounds, newest first. A client's state follows from its latest assignment
     and from its device's connection.
     """
-    known = {info.row.name: info for info in devices}
+    known, masked = {info.row.name: info for info in devices}, secure_rounds.is_secure(run)
     # a client that is busy with an earlier round is not selected for the latest one
     open_assignments = {u.device: u for rows in reversed(latest[1:]) for u in rows if u.outcome == "selected"}
     open_assignments |= {u.device: u for u in (latest[0] if latest else ()) if u.outcome in ("selected", "accepted")}
@@ -316,7 +341,7 @@ def client_states(
     shown = [
         schemas.Client(
             **{name: getattr(row, name) for name in _COUNTS}, examples=examples.get(row.device, 0),
-            residual_ratio=ratios.get(row.device),
+            residual_ratio=ratios.get(row.device), not_known=secure_rounds.MASKED if masked else "",
             **_now(run, working.get(row.device), known.get(row.device), not_selected.get(row.device)),
         )
         for row in clients
@@ -370,11 +395,3 @@ def _now(
     if not_selected:
         return {"state": "not-selected", "state_text": f"not selected: {not_selected}"}
     return {"state": "idle", "state_text": "idle"}
-
-
-def upload_rate(one: UpdateRow) -> float | None:
-    """Return the upload rate of a reply in bytes a second, from its first byte to its last; None if unknown."""
-    size = one.payload_up if one.wire_up is None else one.wire_up
-    if one.arrived_at is None or one.began_at is None or one.arrived_at <= one.began_at or not size:
-        return None
-    return size / (one.arrived_at - one.began_at)

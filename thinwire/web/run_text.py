@@ -95,20 +95,30 @@ def _failed(round_: RoundRow) -> str:
     return f", {round_.failed} failed" if round_.failed else ""
 
 
-def closing(round_: RoundRow) -> str:
-    """Return the reason why the round closed as a sentence; "" while it is open."""
+def closing(round_: RoundRow, least: int = 0) -> str:
+    """Return the reason why the round closed as a sentence; "" while it is open.
+
+    `least` is the fewest clients in a sum under masks, 0 without secure aggregation.
+    """
     selected, silent = len(round_.selected), unanswered(round_)
     said = {
         "": "",
         "all": "everybody selected has answered",
         "enough": _enough(round_, silent),
         "deadline": f"the deadline passed: {silent} of {selected} devices had not answered",
-        "too-few": f"too few answered: {_came(round_)} of at least {round_.min_updates}; the model stays as it was",
+        "too-few": f"{_too_few(round_, least)}; the model stays as it was",
         "buffer": f"the buffer was full: {len(round_.aggregated)} updates",
         "stopped": "a person stopped the run",
         "aborted": "the masks did not cancel; the model stays as it was",
     }
     return said.get(round_.reason, round_.reason)
+
+
+def _too_few(round_: RoundRow, least: int) -> str:
+    """Return how many replies were missing."""
+    if least:
+        return f"too few clients were left for a sum, which needs {max(least, round_.min_updates)}"
+    return f"too few answered: {_came(round_)} of at least {round_.min_updates}"
 
 
 def _enough(round_: RoundRow, silent: int) -> str:

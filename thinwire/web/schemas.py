@@ -13,6 +13,8 @@ from thinwire.reports.reason_text import sentence
 
 ReasonText = Annotated[str, BeforeValidator(lambda given: given if isinstance(given, str) else sentence(given))]
 """The reasons of a decision, as a sentence."""
+ToldCount = Annotated[int | None, BeforeValidator(lambda count: count or None)]
+"""A count that a reply tells; the tables hold 0 where no reply told it, and the API null."""
 
 
 class Answer(BaseModel):
@@ -77,7 +79,11 @@ class Run(Traffic, Outcomes):
 
 
 class Client(Traffic, Outcomes):
-    """A client's part in one run, and its present state. `residual_ratio` is that of its latest reply that has one."""
+    """A client's part in one run, and its present state.
+
+    `examples` and `residual_ratio` are those of its latest reply that tells them. `not_known` is the reason if no
+    reply does.
+    """
 
     device: str
     state: str
@@ -85,8 +91,9 @@ class Client(Traffic, Outcomes):
     since: float | None = None
     selected: int
     arrived: int
-    examples: int
+    examples: ToldCount
     residual_ratio: float | None = None
+    not_known: str = ""
     last_outcome: str
     last_at: float | None
 
@@ -106,8 +113,20 @@ class Went(Answer):
     trips_s: float | None
 
 
+class Protection(Answer):
+    """What secure aggregation protects in the latest round, and what it does not; `least` are the clients of a sum."""
+
+    sentence: str
+    least: int
+    assumes: list[str]
+    not_protected: str
+
+
 class RunPage(Went, Run):
-    """A run with everything that its page shows besides the rounds. `notes` are sentences on its plan."""
+    """A run with everything that its page shows besides the rounds. `notes` are sentences on its plan.
+
+    `protection` is null without secure aggregation. `not_evaluated` is the reason why its latest version has no metric.
+    """
 
     notes: list[str]
     plan: dict[str, Any]
@@ -115,6 +134,8 @@ class RunPage(Went, Run):
     layout_digest: str
     task_version: str
     clients: list[Client]
+    protection: Protection | None = None
+    not_evaluated: str = ""
     seconds: float
     seq: int
     now: float
@@ -124,7 +145,7 @@ class Round(Traffic, Outcomes):
     """A round. `closing` and `why` are sentences; `until_*` are sums from the run's start to this round's end.
 
     `clipped` holds the clipped metrics of `clients`, and the `means` that `best` and `target` use then. `ignored`
-    counts metrics that were not recorded.
+    counts metrics that were not recorded. `secure_sum` has the facts of a sum whose masks were removed.
     """
 
     round: int
@@ -153,6 +174,7 @@ class Round(Traffic, Outcomes):
     train_metrics: dict[str, float]
     ignored: int = 0
     spent: dict[str, float]
+    secure_sum: dict[str, float] = {}
     slowest: str
 
 
@@ -183,6 +205,7 @@ class Update(Traffic):
     - `state_lost` describes the state that the device found if it started the run again with this reply.
     - `pulled_at` is the delivery of the assignment, as far as the aggregator knows.
     - `failed_at` is the moment from which no reply can come.
+    - `not_known` is the reason why the facts of the client are null, "" if its reply tells them.
     """
 
     round: int
@@ -203,8 +226,8 @@ class Update(Traffic):
     pulled_at: float | None
     arrived_at: float | None
     failed_at: float | None
-    examples: int
-    steps: int
+    examples: ToldCount
+    steps: ToldCount
     norm: float | None
     residual_norm: float | None
     residual_ratio: float | None
@@ -212,7 +235,25 @@ class Update(Traffic):
     requests: int
     metrics: dict[str, float]
     clipped: list[str] = []
+    not_known: str = ""
     stretches: list[Stretch] = []
+
+
+class Phase(Answer):
+    """A phase of a round with secure aggregation: `begin_s` counts from the round's begin, without downtimes.
+
+    `seconds` is null while it is open, and `received` and `received_bytes` for a phase that was not closed. `dropped`
+    maps each client that dropped out in it to the reason.
+    """
+
+    phase: str
+    waits_for: str
+    begin_s: float
+    seconds: float | None
+    is_closed: bool
+    received: int | None
+    received_bytes: int | None
+    dropped: dict[str, str]
 
 
 class RoundPage(Went, Round):
@@ -226,6 +267,7 @@ class RoundPage(Went, Round):
     - `sampling` describes the selection if the clients did not all have the same probability.
     - `downtimes` are the times without an aggregator. `missed_s` is how long the run's clock stood still for them, and
       by how much the deadline moved.
+    - `phases` are those of a round with secure aggregation, the open one too.
     """
 
     turn_at: float | None
@@ -233,6 +275,7 @@ class RoundPage(Went, Round):
     sampling: ReasonText
     codecs: list[tuple[str, int]]
     waited_for: list[str]
+    phases: list[Phase] = []
     updates: list[Update]
     late_aggregated: list[Update]
     downtimes: list[Downtime]

@@ -77,26 +77,33 @@ def _row(row: RunRow) -> tuple[str, ...]:
 @app.command()
 def show(
     run_id: RunId = "latest",
+    number: Annotated[int | None, typer.Option("--round", metavar="N", min=1, help="only this round")] = None,
     why: Annotated[bool, typer.Option("--why", help="explain the time of each round")] = False,
     json: Json = False,
     home: Home = None,
 ) -> None:
-    """Show one run, round by round."""
+    """Show one run, round by round; with secure aggregation also the phases of its last round."""
     from thinwire.cli.local_state import end_abandoned, opened
     from thinwire.cli.runs.render import run_document
+    from thinwire.core.errors import NotFound
 
     end_abandoned(home)
     with opened(home) as store:
+        row = store.run(run_id)
+        rounds = store.rounds(row.run_id)
+        shown = [one for one in rounds if number in (None, one.round)]
+        if number is not None and not shown:
+            raise NotFound(f"{row.run_id} has no round {number}", why=f"it has opened {len(rounds)}")
         if json:
-            more = explanations_document(whys(store, store.run(run_id))) if why else {}
-            console.document(run_document(store, run_id) | more)
+            more = explanations_document(whys(store, row, shown)) if why else {}
+            console.document(run_document(store, row.run_id, number) | more)
         elif why:
-            _header(store, store.run(run_id), store.rounds(run_id))
-            print_explanations(whys(store, store.run(run_id)))
+            _header(store, row, rounds)
+            print_explanations(whys(store, row, shown))
         else:
-            _show(store, store.run(run_id))
+            _show(store, row, rounds, shown)
         if not json:
-            _note_halted([store.run(run_id)], home)
+            _note_halted([row], home)
 
 
 def _note_halted(rows: Sequence[RunRow], home: Path | None) -> None:
@@ -131,17 +138,24 @@ def _header(store: Store, row: RunRow, rounds: Sequence[RoundRow]) -> None:
         console.sentence(sentence(note), begin="note    ")
 
 
-def _show(store: Store, row: RunRow) -> None:
-    """Print a run and its rounds."""
+def _show(store: Store, row: RunRow, rounds: Sequence[RoundRow], shown: Sequence[RoundRow]) -> None:
+    """Print a run and these of its rounds."""
     from thinwire.cli.runs.render import capping, clipping, losses, measured_version, on_the_wire
+    from thinwire.reports.secure_rounds import is_secure, not_evaluated, protection
 
-    rounds = store.rounds(row.run_id)
     _header(store, row, rounds)
+    if found := protection(row, len(rounds[-1].selected) if rounds else 0):
+        console.sentence(found.sentence, begin="secure  ")
+        for assumed in found.assumes:
+            console.sentence(f"Assumption: {assumed}", begin="        ")
+        console.sentence(found.not_protected, begin="        ")
     console.line(f"model   {row.size} parameters, version {row.version}, digest {row.model_digest[:16]}")
     figures = formatting.figures(row.decisive)
     console.line(
         f"metrics {figures} of version {measured_version(row, rounds)}" if figures else "metrics not measured yet"
     )
+    if said := not_evaluated(row, rounds):
+        console.sentence(said, begin="        ")
     updates = store.updates(row.run_id)
     for sentence in (*clipping(row, rounds), *capping(updates, rounds), *losses(updates)):
         console.sentence(sentence, begin="        ")
@@ -155,10 +169,38 @@ def _show(store: Store, row: RunRow) -> None:
         return
     console.line()
     header = ("round", "closed", "replies", "late", "failed", "accuracy", "loss", "up", "down", "seconds", "slowest")
-    console.table(header, [_round(r) for r in rounds], right=header[:1] + header[2:10])
-    last = next((r for r in rounds if r.closed_at is None), rounds[-1])
+    console.table(header, [_round(r) for r in shown], right=header[:1] + header[2:10])
+    last = next((r for r in shown if r.closed_at is None), shown[-1])
     for line in _decided(last, goes_on=row.status not in ENDED and last.closed_at is None):
         console.sentence(line)
+    if is_secure(row):
+        _print_phases(store, last)
+
+
+def _print_phases(store: Store, found: RoundRow) -> None:
+    """Print the phases of a secure round, and the numbers of its sum."""
+    from thinwire.reports.secure_rounds import phases_of
+
+    phases = phases_of(found, store.phases(found.run_id, found.round), store.updates(found.run_id, found.round))
+    console.line()
+    console.line(f"phases of round {found.round}")
+    header = ("phase", "clients", "dropped out", "bytes", "seconds")
+    rows = [
+        (
+            one.phase,
+            formatting.NOTHING if one.received is None else str(one.received),
+            ", ".join(f"{device} ({why})" if why else device for device, why in one.dropped.items()),
+            formatting.size(one.received_bytes),
+            "open" if one.seconds is None else f"{one.seconds:.2f}",
+        )
+        for one in phases
+    ]
+    console.table(header, rows, right=("clients", "bytes", "seconds"))
+    if total := found.secure_sum:
+        clips = f"clip {total['clip']:.3g}, {total['next_clip']:.3g} in the next round"
+        console.line(
+            f"sum of {total['survivors']} clients, weight {total['weight']}, norm {total['norm']:.3g}; {clips}"
+        )
 
 
 def _decided(r: RoundRow, goes_on: bool) -> Iterator[str]:
@@ -276,14 +318,15 @@ def _stop_here(store: Store, run_id: str) -> None:
     CommandQueue(store.commands).stop_run(run_id)
 
 
-def whys(store: Store, row: RunRow) -> list[RoundExplanation]:
-    """Return the explanations of all closed rounds in their order."""
+def whys(store: Store, row: RunRow, shown: Sequence[RoundRow] | None = None) -> list[RoundExplanation]:
+    """Return the explanations of the closed rounds among those shown, by default of all, in their order."""
     from thinwire.reports.round_explanation import whys as of_all
     from thinwire.reports.round_timing import round_trips, turns
 
     rounds = store.rounds(row.run_id)
     rtts = round_trips(store.measures("rtt")) if row.source == "devices" else {}
-    return of_all(row, rounds, store.updates(row.run_id), turns(rounds), rtts)
+    updates, phases = store.updates(row.run_id), store.phases(row.run_id)
+    return of_all(row, rounds if shown is None else shown, updates, turns(rounds), rtts, phases)
 
 
 def explanations_document(found: list[RoundExplanation]) -> dict[str, Any]:

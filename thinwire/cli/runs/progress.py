@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from thinwire.cli.local_state import absent, alive, end_abandoned, way_back
-from thinwire.core.events import ENDED
+from thinwire.core.events import ENDED, NO_STEP
 from thinwire.core.formatting import capped_text, duration, figure, size
 from thinwire.core.signals import remembered
 
@@ -117,6 +117,7 @@ class Round:
     payload_up: int = 0
     closed: RoundClosed | None = None
     target_updates: int = 0
+    phase: str = ""  # the open phase of a round with secure aggregation
 
     @property
     def of(self) -> int:
@@ -146,13 +147,20 @@ class Round:
             case events.ClientReconnected():
                 self.failed = [f"{device} was offline" if said == f"{device} offline" else said for said in self.failed]
 
-    def line(self, metrics: dict[str, float]) -> str:
-        """Return the line of a closed round with the metrics of the model that it made."""
+    def line(self, metrics: dict[str, float], evaluates: bool = False) -> str:
+        """Return the line of a closed round with the metrics of the model that it made.
+
+        `evaluates` is True if the run's models are evaluated at all.
+        """
         closed = self.closed
         assert closed is not None
         notes = [f"late {self.late}"] if self.late else []
         notes += [f"waits for {', '.join(closed.outstanding)}"] if closed.outstanding else []
         notes += [*self.failed, *self.instead, *self.restarted]
+        if self.phase and evaluates and not metrics and closed.reason not in NO_STEP:
+            from thinwire.reports.secure_rounds import BY_NEXT_SUM
+
+            notes.append(BY_NEXT_SUM)
         notes += [f"{update_id.split('/')[1]}: {capped_text(one)}" for update_id, one in closed.capped.items()]
         cells = (
             f"{self.number:>5}",
@@ -183,6 +191,7 @@ class Teller:
     text: str = ""
     exit_code: int = 0
     headed: bool = False
+    evaluates: bool = False  # a model of the run was evaluated
 
     @property
     def over(self) -> bool:
@@ -195,7 +204,8 @@ class Teller:
         one = next((r for r in self.rounds.values() if r.closed is None), None)
         if one is None or self.status != "running":
             return self.text or self.status
-        return f"round {one.number}: {one.accepted} of {one.of} replies" + self._before()
+        phase = f", phase {one.phase}" if one.phase else ""
+        return f"round {one.number}: {one.accepted} of {one.of} replies{phase}" + self._before()
 
     @property
     def _ahead(self) -> int:
@@ -223,9 +233,13 @@ class Teller:
     def hear(self, event: Event) -> list[str]:
         """Handle one event and return the lines that are now ready."""
         from thinwire.core import events
+        from thinwire.core.secure_events import PHASES, PhaseClosed
         from thinwire.reports import reason_text
 
         match event:
+            case PhaseClosed() if event.round in self.rounds:
+                follows = PHASES.index(event.phase) + 1
+                self.rounds[event.round].phase = PHASES[min(follows, len(PHASES) - 1)]
             case events.RunStatusChanged():
                 return self._status(event)
             case events.RunNoted() | events.FirstModelAssigned() | events.FirstModelFailed():
@@ -242,6 +256,7 @@ class Teller:
                 self.waiting.append(event.round)
                 return lines
             case events.Evaluated():
+                self.evaluates = True
                 return self._flush(event.decisive, before=event.round + 1, measured=event.round)
             case events.ClientSelected() | events.StateLost() | events.ClientFailed() | events.ClientReconnected():
                 if event.round in self.rounds:
@@ -276,5 +291,6 @@ class Teller:
         lines = [HEADER] if ready and not self.headed else []
         self.headed = self.headed or bool(ready)
         for number in ready:
-            lines += [self.rounds[number].line(metrics if number == measured else {}), *self.behind.pop(number, ())]
+            line = self.rounds[number].line(metrics if number == measured else {}, self.evaluates)
+            lines += [line, *self.behind.pop(number, ())]
         return lines

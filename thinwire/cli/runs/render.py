@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from thinwire.core import formatting
@@ -17,12 +18,31 @@ def total(up: int | None, down: int | None) -> int | None:
     return None if up is None or down is None else up + down
 
 
-def run_document(store: Store, run_id: str) -> dict[str, Any]:
-    """Return a run with its rounds as JSON types."""
+def run_document(store: Store, run_id: str, number: int | None = None) -> dict[str, Any]:
+    """Return a run with its rounds, or with the round of this number, as JSON types."""
     row = store.run(run_id)
     rounds = store.rounds(row.run_id)
-    measured = measured_version(row, rounds)
-    return run_summary(row) | {"measured_version": measured, "rounds": [_round(r) for r in rounds]}
+    found = [_round(r) for r in rounds if number in (None, r.round)]
+    document = run_summary(row) | {"measured_version": measured_version(row, rounds), "rounds": found}
+    return document | _secure(store, row, rounds, found)
+
+
+def _secure(store: Store, row: RunRow, rounds: Sequence[RoundRow], found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return what a run with secure aggregation has besides, and add the phases to its rounds; {} for other runs."""
+    from thinwire.reports.secure_rounds import is_secure, not_evaluated, phases_of, protection
+
+    if not is_secure(row):
+        return {}
+    closed, updates = store.phases(row.run_id), store.updates(row.run_id)
+    by_number = {one.round: one for one in rounds}
+    for document in found:
+        number = document["round"]
+        of_round = [one for one in closed if one.round == number]
+        own = [one for one in updates if one.round == number]
+        phases = phases_of(by_number[number], of_round, own)
+        document |= {"phases": [asdict(one) for one in phases], "secure_sum": by_number[number].secure_sum}
+    protected = protection(row, len(rounds[-1].selected) if rounds else 0)
+    return {"protection": protected and asdict(protected), "not_evaluated": not_evaluated(row, rounds)}
 
 
 def measured_version(row: RunRow, rounds: Sequence[RoundRow]) -> int | None:

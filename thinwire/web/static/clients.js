@@ -4,6 +4,7 @@ import { html, link } from "./dom.js";
 import { ago, bytes, count, share, wired } from "./format.js";
 import { serverNow } from "./live.js";
 import { Icon, Section, Table } from "./parts.js";
+import { NotKnown } from "./secure.js";
 
 const STATES = {
   working: ["is-working", "play"],
@@ -41,6 +42,7 @@ export const Clients = ({ run }) => {
         { title: "Payload down", right: true, cell: (c) => bytes(c.payload_down) },
         ...(simulated ? [] : [{ title: "Wire down", right: true, cell: (c) => wired(c.wire_down, c.payload_down) }]),
       ]} />
+      <${NotKnown} rows=${run.clients} columns="Examples" />
     <//>`;
 };
 

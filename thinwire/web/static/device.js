@@ -8,6 +8,7 @@ import { bytes, count, moment, plural, seconds, share, speed } from "./format.js
 import { Gone } from "./frame.js";
 import { useReading } from "./live.js";
 import { Icon, Outcome, Refusal, Section, Table, reasonOf, restarted } from "./parts.js";
+import { NotKnown } from "./secure.js";
 
 const NAMES = { thinwire: "thinwire", python: "Python", torch: "torch", machine: "machine", system: "system" };
 
@@ -117,7 +118,7 @@ const Assignments = ({ device }) => html`
     { title: "Payload up", right: true, cell: (a) => bytes(a.payload_up) },
     { title: "Wire up", right: true, cell: (a) => bytes(a.wire_up) },
     { title: "Rate", right: true, cell: (a) => (a.up_bytes_s === null ? "–" : speed(8 * a.up_bytes_s)) },
-  ]} />` : html`<p class="faint">It has had no assignment yet.${device.last_outcome ? html` Last: <${LastOutcome} said=${device.last_outcome} />` : ""}</p>`}
+  ]} /><${NotKnown} rows=${device.assignments} columns="Examples and Steps" />` : html`<p class="faint">It has had no assignment yet.${device.last_outcome ? html` Last: <${LastOutcome} said=${device.last_outcome} />` : ""}</p>`}
   <//>`;
 
 const Deeds = ({ actions }) => html`

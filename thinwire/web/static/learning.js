@@ -23,6 +23,7 @@ export const Learning = ({ run, rounds }) => {
       csv=${link(`api/runs/${run.run_id}/rounds.csv`)} json=${link(`api/runs/${run.run_id}/rounds`)}>
       ${table ? html`<${Numbers} run=${run} rounds=${rounds} names=${names} />`
         : html`<div class="curves">${names.map((name) => html`<${OneCurve} key=${name} name=${name} run=${run} rounds=${rounds} by=${by} />`)}</div>`}
+      ${run.not_evaluated && html`<p class="note">${run.not_evaluated[0].toUpperCase()}${run.not_evaluated.slice(1)}.</p>`}
     <//>`;
 };
 

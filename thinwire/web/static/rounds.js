@@ -7,6 +7,7 @@ import { Gantt, STAGES } from "./gantt.js";
 import { stoodStill, useReading } from "./live.js";
 import { Icon, Outcome, Refusal, Section, Table, reasonOf, restarted } from "./parts.js";
 import { useQuery, useTable } from "./query.js";
+import { NotKnown, Phases } from "./secure.js";
 import { Went } from "./went.js";
 
 const SHOWN = 60; // rounds in the strip at once
@@ -30,7 +31,7 @@ export const Rounds = ({ run, rounds, news }) => {
       csv=${link(`api/runs/${run.run_id}/updates.csv?round=${number}`)} json=${link(`api/runs/${run.run_id}/rounds/${number}`)}>
       <${Strip} rounds=${rounds} number=${number} pick=${pick} />
       ${error && !shown ? html`<${Refusal} error=${error} />` : null}
-      ${shown ? html`<${Said} round=${shown} buffered=${buffered} />${table ? html`<${Assignments} round=${shown} />` : html`<${Gantt} round=${shown} buffered=${buffered} still=${stoodStill(news)} />`}<${AssignedFor} round=${shown} />`
+      ${shown ? html`<${Said} run=${run} round=${shown} buffered=${buffered} />${shown.phases.length > 0 && html`<${Phases} round=${shown} still=${stoodStill(news)} />`}${table ? html`<${Assignments} round=${shown} />` : html`<${Gantt} round=${shown} buffered=${buffered} still=${stoodStill(news)} />`}<${AssignedFor} round=${shown} />`
         : html`<p class="loading">Reading…</p>`}
     <//>`;
 };
@@ -83,20 +84,20 @@ const mark = (r) => {
 
 const describe = (r) => (r.reason ? `Round ${r.round}, ${seconds(r.seconds)}: ${r.closing}` : `Round ${r.round}, open`);
 
-const Said = ({ round, buffered }) => {
+const Said = ({ run, round, buffered }) => {
   const notSelected = Object.entries(round.not_selected).map(([name, why]) => html`<b>${name}</b> (${why})`);
   if (round.not_sampled) notSelected.push(`${round.not_sampled} not sampled`);
   const deadline = `${buffered ? "Deadline of each assignment" : "Deadline"} ${round.deadline_reason || seconds(round.deadline_s)}`;
-  const least = buffered ? `At least ${round.min_updates} of its updates must be right` : `At least ${round.min_updates} of ${round.selected.length} must answer`;
+  const least = buffered ? `At least ${round.min_updates} of its updates must be right` : `At least ${Math.max(round.min_updates, run.protection?.least ?? 0)} of ${round.selected.length} must answer`;
   const drawn = round.sampling && ` ${round.sampling[0].toUpperCase()}${round.sampling.slice(1)}.`;
   return html`
     <p class="why">${round.why}</p>
-    ${round.reason && html`<${Went} went=${round} along=${round.slowest} waited=${round.waited_for} />`}
-    <p class="closing faint">${round.reason && html`Closed because ${round.closing}. `}<${Codecs} round=${round} /> ${deadline}. ${least}.${drawn}${notSelected.length ? html` Not selected: ${notSelected.map((said, i) => html`${i ? "; " : ""}${said}`)}.` : ""}</p>`;
+    ${round.reason && html`<${Went} went=${round} along=${round.phases.length ? "" : round.slowest} waited=${round.waited_for} />`}
+    <p class="closing faint">${round.reason && html`Closed because ${round.closing}. `}<${Codecs} round=${round} secure=${run.plan.secure} /> ${deadline}. ${least}.${drawn}${notSelected.length ? html` Not selected: ${notSelected.map((said, i) => html`${i ? "; " : ""}${said}`)}.` : ""}</p>`;
 };
 
-/** The codec of a round; of a ladder the number of clients with each codec. */
-const Codecs = ({ round }) => (round.codecs.length
+/** The codec of a round; of a ladder the number of clients with each codec, and of a secure round the lattice. */
+const Codecs = ({ round, secure }) => (secure?.enabled ? `Lattice of ${secure.bits} bits, support ${secure.support}.` : round.codecs.length
   ? html`Codecs ${round.codecs.map(([codec, count], i) => html`${i ? ", " : ""}<code>${codec}</code> (${count})`)}.`
   : html`Codec <code>${round.codec}</code>.`);
 
@@ -104,14 +105,15 @@ const Assignments = ({ round }) => html`
   <${Table} label=${`Assignments of round ${round.round}`} rows=${[...round.updates, ...round.late_aggregated]} columns=${[
     { title: "Client", cell: (u) => (u.round === round.round ? u.device : `${u.device} (round ${u.round})`) },
     { title: "Outcome", cell: (u) => html`<${Outcome} outcome=${u.outcome}>${reasonOf(u) ? `: ${reasonOf(u)}` : ""}${restarted(u)}<//>` },
-    ...STAGES.filter((stage) => stage !== "redelivery").map((stage) => ({ title: stage, right: true, cell: (u) => took(u, stage) })),
+    ...STAGES.filter((stage) => stage !== "redelivery").map((stage) => (stage === "unaccounted" && round.phases.length ? "work" : stage)).map((stage) => ({ title: stage, right: true, cell: (u) => took(u, stage) })),
     { title: "Examples", right: true, cell: (u) => u.examples || "–" },
     { title: "Steps", right: true, cell: (u) => u.steps || "–" },
     { title: "Norm", right: true, cell: (u) => (u.norm === null ? "–" : u.norm.toPrecision(3)) },
     { title: "Residual ÷ change", right: true, cell: (u) => share(u.residual_ratio) },
     { title: "Payload up", right: true, cell: (u) => `${u.payload_up} B` },
     { title: "Requests", right: true, cell: (u) => u.requests || "–" },
-  ]} />`;
+  ]} />
+  <${NotKnown} rows=${round.updates} columns="download to commit, Examples, Steps, Norm and Residual" />`;
 
 const took = (update, stage) => {
   const found = update.stretches.filter((s) => s.stage === stage);

@@ -10,6 +10,7 @@ import { Learning } from "./learning.js";
 import { stoodStill, useReading, useTime } from "./live.js";
 import { Command, Icon, Refusal, Section, Status } from "./parts.js";
 import { Rounds } from "./rounds.js";
+import { Protection } from "./secure.js";
 import { Went } from "./went.js";
 
 const LOOK_BACK = 8; // rounds read again: late answers and measurements change those before the newest
@@ -41,11 +42,12 @@ export const RunPage = ({ id, news }) => {
         <${Bytes} run=${run} rounds=${rounds} />
       </div>
       ${run.why && html`
-        <${Section} id="time" title="Where the time went" aside="along the slowest of each round">
+        <${Section} id="time" title="Where the time went" aside=${run.protection ? "by phase" : "along the slowest of each round"}>
           <p class="why">${run.why}</p>
           <${Went} went=${run} />
         <//>`}
-      <${Rounds} run=${run} rounds=${rounds} news=${news} />` : null}
+      <${Rounds} run=${run} rounds=${rounds} news=${news} />
+      ${run.protection && html`<${Protection} said=${run.protection} />`}` : null}
     ${run.clients.length ? html`<${Clients} run=${run} />` : null}
     <${Plan} run=${run} />`;
 };

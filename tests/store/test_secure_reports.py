@@ -82,7 +82,7 @@ def test_a_round_is_explained_by_its_longest_phase_and_whom_that_waited_for(stor
     assert (third.device, third.waited_for) == ("", DEVICES[:5])
     in_phases = {"advertise": 0.4, "share": 0.7, "masked": 5.2, "agree": 0.2, "unmask": 0.3}
     assert {stage: took for stage, took in first.stages.items() if stage in in_phases} == pytest.approx(in_phases)
-    assert "in the phase masked" in in_all([first, second, third]).sentence
+    assert "in the stage masked" in in_all([first, second, third]).sentence
 
 
 def test_the_stages_of_a_secure_round_are_measured_and_make_up_its_time(store: Store) -> None:

@@ -344,25 +344,6 @@ def phase_of(assignment_id: str) -> str:
     return _named(assignment_id).partition(PHASE)[2]
 
 
-def ends(reply: Reply, assignment_id: str) -> bool:
-    """Return True if a reply ends this assignment of its device.
-
-    An advertisement does not end the training assignment that it replies to. The masked update ends it, and with it the
-    phase `masked`, which has no reply of its own. A failure ends all phases of its round.
-
-    >>> left = Failure("failed", "roster", "digits-3.12.pi-01")
-    >>> ends(left, "digits-3.12.pi-01"), ends(left, "digits-3.12~agree.pi-01"), ends(left, "digits-3.13.pi-01")
-    (True, True, False)
-    """
-    phase = phase_of(assignment_id)
-    if isinstance(reply, PhaseReply):
-        return bool(phase) and assignment_id == reply.assignment_id
-    if assignment_id == reply.assignment_id:
-        return True
-    is_over = phase == "masked" or (bool(phase) and isinstance(reply, Failure))
-    return is_over and training_id(assignment_id) == reply.assignment_id
-
-
 def within_run(assignment_id: str) -> str:
     """Return an id without the name of its run, for draws that must not depend on that name.
 

@@ -2,8 +2,8 @@
 
 The messages of `advertise`, `share` and `agree` are kept in files until the round ends, and the journal has their
 digests, so a restart replays the phases that were closed. Messages of an open phase are not kept: after a restart the
-clients get the requests again, and send the same bytes. The messages of `unmask` are never stored, because together they are
-the secrets of the round.
+clients get the requests again, and send the same bytes. The messages of `unmask` are never stored, because together
+they are the secrets of the round.
 
 Invariant: a closed phase is journalled before a request of the next one leaves. So the survivors of a round are durable
 before a client is shown them, and after a crash they are the same.

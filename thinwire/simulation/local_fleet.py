@@ -31,7 +31,8 @@ from thinwire.core.fleet import (
     same_reply,
     withdrawn,
 )
-from thinwire.core.types import Arrived, Failure, PhaseReply, Reply, ReplyHeader, Transfer, UpdateId, ends
+from thinwire.core.secure_events import ends
+from thinwire.core.types import Arrived, Failure, PhaseReply, Reply, ReplyHeader, Transfer, UpdateId
 from thinwire.simulation.held_spool import spooled
 
 REMEMBERED = 65_536  # digests of replies, and withdrawn assignments of a device

@@ -15,8 +15,9 @@ from typing import Any, TypeVar
 
 from thinwire.core.fleet import Arrival, ClientDisconnected, Delivered, Envelope, reply_digest, withdrawn
 from thinwire.core.link_state import LinkState, Outstanding
+from thinwire.core.secure_events import ends
 from thinwire.core.serialization import assignment_to_bytes, reply_to_bytes
-from thinwire.core.types import Failure, Reply, ReplyHeader, UpdateId, ends
+from thinwire.core.types import Failure, Reply, ReplyHeader, UpdateId
 
 K = TypeVar("K")
 V = TypeVar("V")

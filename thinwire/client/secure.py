@@ -137,6 +137,7 @@ class SecureRounds:
             raise CannotReply("protocol", "the plan sums under masks, and the assignment has no terms for it")
         try:
             lattice = lattice_of(plan, size, work, assignment.identity)
+            lattice.walk.coordinates(work.window)
         except ValueError as error:  # numbers of the aggregator's that no lattice has
             raise CannotReply("protocol", f"no secure round has these terms: {error}") from error
         terms = terms_of(plan, work, lattice.lanes, lattice.width)
@@ -247,6 +248,7 @@ class SecureRounds:
             )
             scalars = scalars_of(one.participant.terms.scalars, job.plan, points, found.header.metrics)
             vectors = self._masked(assignment.assignment_id, points, scalars)
+        del points  # a model of lanes
         parts, body = packed(vectors)
         header = found.header  # nothing else of it leaves: it would be a fact of a single client
         bare = ReplyHeader(

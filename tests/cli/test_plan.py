@@ -31,6 +31,16 @@ def test_two_plans_are_compared_by_their_keys_also_where_one_names_a_default(thi
     assert "the plans are equal" in thinwire("plan", "diff", one, one).err
 
 
+def test_a_run_in_place_of_a_plan_is_told_where_its_plan_is(thinwire):
+    said = thinwire("plan", "explain", "digits-1")
+    assert said.code == 3
+    assert said.err.splitlines() == [
+        "error: cannot read the plan digits-1",
+        "why:   a plan is a TOML file, and there is no such file",
+        "try:   thinwire init DIR writes one; the plan of a run: thinwire runs show ID --json",
+    ]
+
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits" / "secure.toml"
 
 

@@ -176,7 +176,8 @@ def _baselines(plan: RunPlan, count: int) -> dict[str, Any]:
             update(f"for comparison: {name} ({'simulated in this process' if name == 'uncompressed' else 'one place'})")
             began = time.monotonic()
             accuracy = train(plan, count)["accuracy"]
-            tell(f"for comparison: {name} accuracy {accuracy:.4f} after {time.monotonic() - began:.1f} s")
+            said = f"accuracy {formatting.figure(accuracy)} after {time.monotonic() - began:.1f} s"
+            tell(f"for comparison: {name} {said}")
             found[f"accuracy_{name}"] = accuracy
     return found
 

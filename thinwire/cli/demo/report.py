@@ -75,7 +75,7 @@ def tell_table(found: dict[str, Any]) -> None:
     own = "under masks, before the last round" if "secure" in found else "over thin wires"
     for name in ("accuracy", "accuracy_uncompressed", "accuracy_centralised"):
         label = own if name == "accuracy" else name.removeprefix("accuracy_")
-        console.line(f"accuracy   {console.figure(found[name])}  {label}")
+        console.line(f"accuracy   {formatting.figure(found[name])}  {label}")
     console.line()
     ways = ("up", "down")
     rows = [(way, *(formatting.size(found[f"{kind}_{way}_bytes"]) for kind in KINDS)) for way in ways]

@@ -140,7 +140,7 @@ class RoundRunner:
             self.record()
 
     def on_message(self, reply: PhaseReply) -> None:
-        """Ignore a message of a phase: only a secure round asks for one."""
+        """Ignore a message of a phase: only a secure round requests one."""
 
     def _withdraw(self, device: str) -> None:
         """Drop the updates of a revoked device that are not aggregated yet; aggregated ones stay, and the

@@ -2,8 +2,8 @@
 
 The messages of `advertise`, `share` and `agree` are kept in files until the round ends, and the journal has their
 digests, so a restart replays the phases that were closed. Messages of an open phase are not kept: after a restart the
-clients are asked again, and send the same bytes. The messages of `unmask` are never stored, because together they are
-the secrets of the round.
+aggregator sends the requests again, and the clients send the same bytes. The messages of `unmask` are never stored,
+because together they are the secrets of the round.
 
 Invariant: a closed phase is journalled before a request of the next one leaves. So the survivors of a round are durable
 before a client is shown them, and after a crash they are the same.
@@ -59,7 +59,7 @@ class SecureRoundRunner(RoundRunner):
         if event.messages:
             for device, message in self._files.read(event).items():
                 yield round_events.PhaseMessage(device, event.phase, message), now
-        if event.phase != "unmask":  # its messages were not stored, and are asked for again
+        if event.phase != "unmask":  # its messages were not stored: the requests are sent again
             yield round_events.PhaseEnded(event.reason), now
 
     def summed(self) -> list[Event]:
@@ -83,7 +83,7 @@ class SecureRoundRunner(RoundRunner):
     def run(self) -> None:
         """Send the requests of the open phase, which a restart may have lost, then run the round.
 
-        A device whose advertisement was lost has its training assignment, so it is asked for the advertisement alone.
+        A device whose advertisement was lost has its training assignment, so the request is for the advertisement.
         """
         if self.resumed and self.machine.secure.phase == "advertise":
             self._request(dict.fromkeys(self.machine.secure.outstanding, b""))

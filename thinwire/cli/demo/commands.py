@@ -29,6 +29,7 @@ from thinwire.cli.demo.report import document, protected, tell_table
 from thinwire.cli.local_state import again, opened
 from thinwire.cli.params import Json
 from thinwire.cli.runs.progress import Teller, screen
+from thinwire.core import formatting
 from thinwire.core.signals import ENDS, remembered, undisturbed
 from thinwire.core.types import GIB
 

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_aggregator import COMMAND, PATIENCE_S, processes_that_name, until
-from thinwire.cli.demo.commands import folder, has_desktop
+from thinwire.cli.demo.commands import folder, has_desktop, plan_of
 from thinwire.cli.demo.processes import roles
-from thinwire.core.errors import ThinwireError
+from thinwire.cli.demo.report import sentences
+from thinwire.core.errors import ThinwireError, UsageError
 
 KEYS = {
     "run_id", "clients", "rounds", "closed_reasons", "accuracy", "accuracy_uncompressed", "accuracy_centralised",
@@ -64,6 +65,43 @@ def test_it_runs_by_itself_and_prints_one_document(place):
     assert "thinwire aggregator status --login --home" in done.stderr.splitlines()[0]
     assert processes_that_name(found["home"]) == set()
     assert f"to remove them: rm -r {found['home']}" in done.stderr
+
+
+def test_under_masks_it_says_what_was_protected_and_at_which_price(place):
+    command = [*COMMAND, "demo", "--secure", "--clients", "4", "--rounds", "4", "--seed", "2", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["rounds"], found["status"]) == (4, "done")
+    assert 0.3 < found["accuracy"] < found["accuracy_centralised"] + 0.1
+    secure = found["secure"]
+    assert secure["least_survivors"] in (3, 4), "one of the four is killed in round 2"
+    assert secure["protection"].startswith("protects against an honest-but-curious aggregator")
+    assert secure["client_up_bytes"] < secure["dense_update_bytes"] / 2
+    assert "is killed (kill -9) in round 2" in done.stderr
+    assert "client-2 failed" not in done.stderr, "a client that was killed is offline, and leaves no round by itself"
+
+
+def test_the_table_of_a_secure_demo_ends_in_the_protection_and_its_price():
+    found = {
+        "secure": {
+            "protection": "protects against an honest-but-curious aggregator with up to 1 of 4 clients colluding",
+            "least_survivors": 3, "client_up_bytes": 14_000.4, "dense_update_bytes": 38_440,
+        }
+    }  # fmt: skip
+    said = " ".join(line.strip() for line in sentences(found))
+    assert "sums of 3 or more updates and no single one, for 14 kB a client and round" in said
+    assert "where dense fp32 takes 38.4 kB" in said
+    assert "1 of 4 clients colluding, and neither against poisoned updates nor" in said
+    found["secure"]["client_up_bytes"] = None
+    assert list(sentences(found)) == ["secure     No round had a sum, so the aggregator saw no update at all."]
+
+
+def test_two_clients_are_no_secure_demo():
+    with pytest.raises(UsageError) as refused:
+        plan_of(4, 1, 2, secure=True)
+    assert refused.value.hint == "--clients 3, or more"
+    assert plan_of(4, 1, 3, secure=True).secure.enabled
 
 
 def heard():

@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from statistics import mean
+
+import pytest
+
+from thinwire.core.secure_events import PhaseClosed
+from thinwire.core.statedir import AggregatorHome
+from thinwire.store import Store
+
 
 def test_a_plan_that_was_written_is_valid_and_is_not_overwritten(thinwire, tmp_path):
     file = tmp_path / "plan.toml"
@@ -30,3 +39,63 @@ def test_a_run_in_place_of_a_plan_is_told_where_its_plan_is(thinwire):
         "why:   a plan is a TOML file, and there is no such file",
         "try:   thinwire init DIR writes one; the plan of a run: thinwire runs show ID --json",
     ]
+
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "digits" / "secure.toml"
+
+
+def test_the_announced_bytes_of_a_secure_round_are_those_that_a_simulated_one_counts(thinwire, tmp_path, monkeypatch):
+    monkeypatch.setenv("THINWIRE_HOME", str(tmp_path))
+    sets = ["--set", "run.rounds=2", "--set", "secure.support=0.5"]
+    told = thinwire("plan", "explain", EXAMPLE, *sets, "--clients", "6", "--json").document["secure_round"]
+    run_id = thinwire("sim", EXAMPLE, *sets, "--clients", "6", "--split", "iid").out.split()[-1]
+    with Store.open(AggregatorHome.under(tmp_path).database) as store:
+        events = [event for _, event in store.events(run_id)]
+    closed = [event for event in events if isinstance(event, PhaseClosed) and event.round == 2]
+    counted = {event.phase: mean(event.received.values()) for event in closed}  # t answers to `unmask` are enough
+    assert counted == {phase: pytest.approx(both["up"], rel=0.02) for phase, both in told["phases"].items()}
+    assert told["up_bytes"] == pytest.approx(sum(counted.values()), rel=0.02)
+    assert told["dense_bytes"] == 9610 * 4
+    assert told["uplink_ratio"] == told["dense_bytes"] / told["up_bytes"]
+    assert told["upload_s_at_mbit"]["1"] == told["up_bytes"] * 8 / 1e6
+
+
+def test_the_explanation_of_a_secure_plan_names_phases_numbers_and_protection(thinwire):
+    said = thinwire("plan", "explain", EXAMPLE, "--clients", "8")
+    assert "a secure round of 8 clients, 9610 parameters" in said.out
+    assert all(phase in said.out for phase in ("advertise", "share", "masked", "agree", "unmask"))
+    assert "n = 8 clients, A = 2 may be corrupt and D = 2 may leave; t = 5 reveal a secret" in said.out
+    assert "protects against an honest-but-curious aggregator with up to 2 of 8 clients colluding" in said.out
+    assert "warning" not in said.err
+    assert "secure round" not in thinwire("plan", "explain", EXAMPLE.with_name("plan.toml")).out
+
+
+def test_rare_visits_and_coarse_rounding_are_warned_about(thinwire):
+    sets = ["--set", "secure.support=0.1", "--set", "secure.rotate=false", "--set", "secure.bits=2"]
+    said = thinwire("plan", "explain", EXAMPLE, *sets, "--clients", "8").err
+    assert "each coordinate is sent 2 times in 20 rounds, fewer than 10: [run] rounds = 100" in said
+    assert "times the squared norm of an update: [secure] rotate = true, or more bits" in said
+    assert "each coordinate is sent 2 times" in thinwire("plan", "check", EXAMPLE, *sets).err
+
+
+def test_a_check_says_who_is_protected_where_the_number_of_clients_is_known(thinwire):
+    assert "8 bits a value under masks" in thinwire("plan", "check", EXAMPLE).out
+    assert "colluding" not in thinwire("plan", "check", EXAMPLE).out, "the devices online decide, and none is here"
+    counted = thinwire("plan", "check", EXAMPLE, "--set", "cohort.clients=20", "--set", "cohort.over_select=0.2")
+    assert "up to 6 of 24 clients colluding" in counted.out
+    assert thinwire("plan", "check", EXAMPLE, "--clients", "8", "--json").document["secure_round"]["threshold"] == 5
+
+
+def test_a_cohort_that_is_too_small_is_refused(thinwire):
+    for words in (["--clients", "2"], ["--set", "cohort.clients=2"]):
+        said = thinwire("plan", "check", EXAMPLE, *words)
+        assert said.code == 3
+        assert "secure aggregation of 2 clients" in said.err
+        assert "[cohort] clients = 3, or more" in said.err
+
+
+def test_a_task_is_checked_with_the_bytes_of_its_secure_plan(thinwire):
+    found = thinwire("task", "check", EXAMPLE.with_name("task.py"), "--plan", EXAMPLE, "--json").document
+    assert found["codec"] == "8 bits a value under masks (10 clients)"
+    told = thinwire("plan", "explain", EXAMPLE, "--json").document["secure_round"]
+    assert (found["up_bytes"], told["selected"]) == (told["up_bytes"], 10)

@@ -50,7 +50,8 @@ class Threads:
 
         self.thread = threading.Thread(target=run)
         self.thread.start()
-        polled(self.fleet, ClientConnected)
+        connected = polled(self.fleet, ClientConnected)
+        assert set(connected.hello.secure) == identity.carries, "else no secure plan selects it"
 
     def send(self, delivery: Any) -> None:
         self.fleet.send([Envelope(LAST, delivery.assignment, delivery.bundle)])

@@ -125,7 +125,13 @@ def test_stock_nodes_are_selected_in_the_warm_ups_codec_and_with_their_share_of_
 
 
 @pytest.mark.parametrize(
-    "override", [("downlink.codec", "int8"), ("run.algorithm", "scaffold"), ("run.target", "{ value = 0.9 }")]
+    "override",
+    [
+        ("downlink.codec", "int8"),
+        ("run.algorithm", "scaffold"),
+        ("run.target", "{ value = 0.9 }"),
+        ("secure.enabled", "true"),
+    ],
 )
 def test_what_needs_to_know_what_each_node_holds_is_refused_over_stock_nodes(override: tuple[str, str]) -> None:
     with pytest.raises(PlanError, match="over stock nodes"):

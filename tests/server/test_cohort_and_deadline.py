@@ -7,14 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thinwire.core import RunPlan
-from thinwire.core.fleet import Hello, TaskReport
+from thinwire.core.fleet import ClientConnected, Hello, TaskReport
 from thinwire.core.layout import Layout
 from thinwire.core.plan_schema import Target
 from thinwire.reports.reason_text import deadline_sentence, sentence
 from thinwire.server.evaluation import better, pooled, spread
 from thinwire.server.policy.assignment_terms import auto_deadline, evaluation_deadline
 from thinwire.server.policy.cohort import choose, missing
-from thinwire.server.policy.eligibility import mismatch
+from thinwire.server.policy.eligibility import ConnectedDevices, Eligibility, mismatch
 
 
 def plan(**cohort: object) -> RunPlan:
@@ -111,6 +111,29 @@ def test_a_device_is_matched_by_layout_version_or_digest() -> None:
         "has no task 'digits' (type on it: thinwire client start --task digits=MODULE)"
     )
     assert "ImportError" in why("layout", broken)
+
+
+@pytest.mark.parametrize(
+    ("secure", "has", "why"),
+    [
+        ({"enabled": False}, (), ""),
+        ({"enabled": True}, (), "cannot sum under masks: it is no Thinwire client of this version"),
+        ({"enabled": True}, ("secure",), ""),
+        ({"enabled": True, "post_quantum": True}, ("secure", "secure.malicious"), "has no ML-KEM for [secure] post_"),
+        ({"enabled": True, "post_quantum": True}, ("secure", "secure.post_quantum"), ""),
+        ({"enabled": True, "adversary": "malicious"}, ("secure", "secure.post_quantum"), "has pinned no roster"),
+        ({"enabled": True, "adversary": "malicious"}, ("secure", "secure.malicious"), ""),
+    ],
+)
+def test_a_device_is_selected_under_masks_only_if_it_has_what_the_plan_needs(secure, has, why) -> None:
+    presence, report = ConnectedDevices(), TaskReport("digits", layout_digest="L")
+    presence.take(ClientConnected("a", Hello("a", "p", (report,), secure=has)))
+    given = RunPlan.from_json({"run": {"task": "digits"}, "local": {"lr": 1}, "secure": secure})
+    for simulated in (False, True):
+        one = Eligibility(given, report, Layout(()), simulated, presence, lambda device: "")
+        assert one.reason("a")[: len(why)] == why
+        assert bool(one.reason("a")) == bool(why)
+        assert one.able() == ([] if why else ["a"])
 
 
 def test_to_measure_a_model_takes_as_long_as_the_slowest_reply_of_three_rounds_says() -> None:

@@ -41,6 +41,18 @@ def test_the_codec_of_the_example_and_the_default_keep_the_accuracy(
     assert all(history.run.dense_up / history.payload_up >= times for history in small)
 
 
+@pytest.mark.slow
+def test_the_secure_example_keeps_the_accuracy_of_the_same_rounds_in_the_clear() -> None:
+    def last(secure: str) -> float:
+        plan = RunPlan.load(EXAMPLE / "secure.toml").to_json()
+        plan |= {} if secure == "masked" else {"secure": {}, "uplink": {"codec": "identity", "feedback": "none"}}
+        history = simulate(f"digits={EXAMPLE / 'task.py'}", plan, clients=8, split="dirichlet(0.3)")
+        assert [row.reason for row in history.rounds] == ["all"] * 20
+        return history.metrics["accuracy"]
+
+    assert abs(last("masked") - last("clear")) <= 0.01
+
+
 def test_the_same_seed_gives_the_same_bits() -> None:
     first, second = (digits("stc(0.04)", 5, **{"run.rounds": "2"}) for _ in range(2))
     assert first.run.model_digest == second.run.model_digest

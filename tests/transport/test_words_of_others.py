@@ -159,6 +159,24 @@ def test_a_hello_says_what_a_device_has_and_else_nothing(has: dict[str, Any]) ->
     assert registration.hello_from_bytes(registration.to_bytes(read)) == read
 
 
+@pytest.mark.parametrize(
+    ("said", "read"),
+    [
+        (["secure.malicious", "secure"], ("secure", "secure.malicious")),
+        (["a part of a later version", "secure"], ("secure",)),
+        ([["secure"], 3, None], ()),
+        ("secure", ()),
+        ([], ()),
+    ],
+)
+def test_a_hello_says_which_parts_of_secure_aggregation_a_device_has(said: Any, read: tuple[str, ...]) -> None:
+    raw = json.loads(registration.to_bytes(Hello("pi-1", "p")))
+    assert "secure" not in raw
+    hello = registration.hello_from_bytes(json.dumps({**raw, "secure": said}).encode())
+    assert hello.secure == read
+    assert registration.hello_from_bytes(registration.to_bytes(hello)) == hello
+
+
 @pytest.mark.parametrize("has", [{"cores": -1}, {"free_bytes": 1e300}, {"mains": "yes"}, {"metered": 1}, [], "x"])
 def test_a_hello_with_what_does_not_belong_is_refused(has: Any) -> None:
     raw = json.loads(registration.to_bytes(Hello("pi-1", "p")))

@@ -6,17 +6,22 @@ import re
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
 from thinwire.cli import console
-from thinwire.cli.params import Json, PlanFile, Sets, overrides
+from thinwire.cli.params import Json, PlanFile, Sets, Task, overrides
 from thinwire.core import formatting
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
+    from thinwire.core import RunPlan
+
+Clients: TypeAlias = Annotated[
+    int | None, typer.Option("--clients", min=1, metavar="N", help="devices online; default: the plan's, or 10")
+]
 
 app = typer.Typer(name="plan", help="Plans: all rules of a run.", no_args_is_help=True)
 
@@ -44,17 +49,21 @@ def new(
 
 
 @app.command()
-def check(plan: PlanFile, sets: Sets = None, json: Json = False) -> None:
+def check(plan: PlanFile, sets: Sets = None, clients: Clients = None, json: Json = False) -> None:
     """Check whether a plan can run; if not, print everything that is wrong with it."""
     from thinwire.aggregation import codecs
+    from thinwire.cli import secure_cost
     from thinwire.core import RunPlan
     from thinwire.core.errors import PlanError
 
     read = RunPlan.load(plan, overrides(sets))
     refused = read.check(codecs)
+    is_known = clients is not None or isinstance(read.cohort.clients, int)  # else devices that are online decide
+    masked = secure_cost.thresholds(read, clients) if read.secure.enabled and is_known and not refused else None
     if json:
         rows = [{"what": r.what, "why": r.why, "try": r.hint} for r in refused]
-        console.document({"plan": str(plan), "ok": not refused, "digest": read.digest, "refusals": rows})
+        found = {"plan": str(plan), "ok": not refused, "digest": read.digest, "refusals": rows}
+        console.document(found | ({"secure_round": masked} if masked else {}))
     if len(refused) == 1:
         raise refused[0].error()
     if refused:
@@ -64,20 +73,29 @@ def check(plan: PlanFile, sets: Sets = None, json: Json = False) -> None:
             hint="\n".join(r.hint for r in refused),
         )
     if not json:
-        console.line(
-            f"{plan}: ok ({read.run.rounds} rounds of {read.run.task}, uplink {' | '.join(read.uplink.codecs)})"
-        )
+        uplink = secure_cost.uplink(read) if read.secure.enabled else " | ".join(read.uplink.codecs)
+        console.line(f"{plan}: ok ({read.run.rounds} rounds of {read.run.task}, uplink {uplink})")
+        if masked:
+            console.line(f"{masked['protection']}:")
+            console.line(secure_cost.numbers(masked))
+    if read.secure.enabled:
+        _warn([secure_cost.few_visits(read)])
 
 
 @app.command()
-def explain(plan: PlanFile, sets: Sets = None, json: Json = False) -> None:
-    """Show each key of a plan with its value, whether it is the default, and its meaning."""
+def explain(plan: PlanFile, sets: Sets = None, clients: Clients = None, task: Task = None, json: Json = False) -> None:
+    """Show each key of a plan with its value and meaning, and what a round costs with secure aggregation."""
+    from thinwire.cli import secure_cost
     from thinwire.core import RunPlan
 
     read = RunPlan.load(plan, overrides(sets))
     values = read.to_json()
+
+    def cost() -> dict[str, Any]:
+        return secure_cost.round_cost(read, _parameters(read, plan, task), clients)
+
     if json:
-        console.document(values)
+        console.document(values | ({"secure_round": cost()} if read.secure.enabled else {}))
         return
     rows = [
         (f"[{section}] {name}", _toml(value), "" if _is_default(field, value) else "set", field.description or "")
@@ -85,6 +103,23 @@ def explain(plan: PlanFile, sets: Sets = None, json: Json = False) -> None:
         for value in (values[section][name],)
     ]
     console.table(("key", "value", "set", "meaning"), rows)
+    if read.secure.enabled:
+        console.line()
+        secure_cost.tell(found := cost())
+        _warn(found["warnings"])
+
+
+def _parameters(plan: RunPlan, file: Path, task: str | None) -> int:
+    """Return the number of trained parameters of the plan's task, whose code is imported here."""
+    from thinwire.cli.task import load
+    from thinwire.client.task import initial_model
+
+    return initial_model(load(plan.run.task, file, task), plan.run.seed).layout.model_size
+
+
+def _warn(warnings: list[str]) -> None:
+    for warning in filter(None, warnings):
+        console.note(f"warning: {warning}")
 
 
 @app.command()

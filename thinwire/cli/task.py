@@ -89,15 +89,13 @@ def load(name: str, plan: Path, given: str | None) -> LoadedTask:
     return load_task(task_spec(name, plan, given))
 
 
-LINKS_MBIT = (1, 10, 100)
-
-
 def checked(module: str, data: Path | None, plan: Path | None) -> dict[str, Any]:
     """Run the check of a task and return the document of `task check --json`.
 
     The check follows `plan`, or a plan of defaults without one.
     """
     from thinwire.aggregation import codecs
+    from thinwire.cli import secure_cost
     from thinwire.client import ClientInfo, load_task
     from thinwire.client.task_check import rehearse
     from thinwire.core import RunPlan
@@ -107,7 +105,10 @@ def checked(module: str, data: Path | None, plan: Path | None) -> dict[str, Any]
         raise refused[0].error()
     task = load_task(module if "=" in module else f"{read.run.task}={module}")
     found = dataclasses.asdict(rehearse(task, ClientInfo(data=data.absolute() if data else None), read))
-    uploads = {f"{rate}": found["up_bytes"] * 8 / (rate * 1e6) for rate in LINKS_MBIT}
+    if read.secure.enabled:  # the check itself trains and aggregates in the clear
+        cost = secure_cost.round_cost(read, found["parameters"], None)
+        found |= {"codec": f"{secure_cost.uplink(read)} ({cost['selected']} clients)", "up_bytes": cost["up_bytes"]}
+    uploads = secure_cost.upload_s(found["up_bytes"])
     return {"task": task.name, "plan": str(plan) if plan else None, **found, "upload_s_at_mbit": uploads}
 
 

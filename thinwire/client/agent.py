@@ -72,7 +72,8 @@ def serve(
         def said() -> Mapping[str, str]:
             return versions(gate.policy, worker.versions if worker is not None else here)
 
-        loop = Loop(link, sessions, name, said, tell, once, ending, calls, gate.plans.digests, upkeep, has)
+        carries = tuple(sorted(secure.carries)) if secure is not None else ()
+        loop = Loop(link, sessions, name, said, tell, once, ending, calls, gate.plans.digests, upkeep, has, carries)
         if worker is not None:
             worker.stopping = ending.is_set
         try:

@@ -63,6 +63,7 @@ class Loop:
         plans: tuple[str, ...] = (),
         upkeep: Reloader | None = None,
         has: Callable[[], Equipment] = lambda: NOTHING_SAID,
+        secure: tuple[str, ...] = (),
     ) -> None:
         self.link, self.sessions, self.name, self.once, self.ending = link, sessions, name, once, ending
         self.say, self.calls, self._versions, self._upkeep, self._has = say, calls, versions, upkeep, has
@@ -70,7 +71,9 @@ class Loop:
         self.poll_s, self._saved_at = 25.0, time.monotonic()
         self._assignments_sent: set[str] = set()  # runs of which this process received an assignment
         kept = {run: identity for task, one in sessions.items() for run, identity in one.kept.open_runs(task).items()}
-        self.hello = Hello(name, uuid.uuid4().hex, self._reports(), versions(), plans=plans, has=has(), open_runs=kept)
+        self.hello = Hello(
+            name, uuid.uuid4().hex, self._reports(), versions(), plans=plans, has=has(), open_runs=kept, secure=secure
+        )
         self._puller = threading.Thread(target=self._pull, name="pull", daemon=True)
         self._behind = BackgroundSender(self.inbox.put, ending)
 

@@ -47,6 +47,10 @@ class TaskReport:
     tensors: str = ""
 
 
+# Parts of secure aggregation that not every device has: masks at all, keys from ML-KEM, and a pinned roster.
+SECURE_PARTS = ("secure", "secure.post_quantum", "secure.malicious")
+
+
 @dataclass(frozen=True)
 class Hello:
     """Holds the message by which a client introduces itself when it connects.
@@ -55,7 +59,8 @@ class Hello:
     holds what the client measured on its connection: `rtt_s` (one round trip) and `skew_s` (how far its clock is
     behind). `holds` are the pins of the CAs that the client trusts. `plans` are the digests of the resolved plans that
     it has stored. `has` is the device's equipment. `open_runs` maps the runs whose state the device keeps, and of whose
-    end it does not know, to their identities.
+    end it does not know, to their identities. `secure` is what the device can do of a plan's [secure] table, of
+    `SECURE_PARTS`.
     """
 
     name: str
@@ -69,6 +74,7 @@ class Hello:
     plans: tuple[str, ...] = ()
     has: Equipment = NOTHING_SAID
     open_runs: Mapping[str, str] = field(default_factory=dict)
+    secure: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

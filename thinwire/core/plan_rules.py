@@ -251,8 +251,9 @@ STEPS = "[local] steps = 20"
 
 def secure_rules(plan: Sections) -> list[Rule]:
     """Return the rules of plans with secure aggregation."""
-    parts = (_secure_rounds, _secure_work, _secure_lattice, _secure_evaluation, _secure_numbers)
-    return together(plan.secure.enabled, FORM, [rule for part in parts for rule in part(plan)])
+    parts = (_secure_rounds, _secure_work, _secure_lattice, _secure_evaluation)
+    rules = together(plan.secure.enabled, FORM, [rule for part in parts for rule in part(plan)])
+    return [*rules, *together(plan.secure.enabled, "{}", _secure_numbers(plan))]  # their texts are whole
 
 
 def _secure_rounds(plan: Sections) -> list[Rule]:

@@ -102,6 +102,12 @@ def _possible(plan: RunPlan) -> RunPlan:
             why="this app measures no links, and assigns all nodes one codec",
             hint="[uplink] codec = one of them, or our own client: thinwire run",
         )
+    if plan.secure.enabled:
+        raise PlanError(
+            "[secure] enabled = true over stock nodes",
+            why="a stock node makes no masks and answers no phase, so this app would see each update alone",
+            hint="[secure] enabled = false, or our own client: thinwire run",
+        )
     return plan
 
 

@@ -105,7 +105,7 @@ class SimulatedClients:
             name = crowd.name(index)
             own_clock = VirtualClock(origin=clock.origin)
             link = LocalLink(fleet, name, own_clock)
-            link.hello(Hello(name, name, reports, about))
+            link.hello(Hello(name, name, reports, about, secure=tuple(sorted(SIMULATED))))
             self._links[name] = index, link, own_clock
 
     def _assignments_sent(self, name: str) -> None:

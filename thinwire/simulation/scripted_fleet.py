@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Self, TypeVar
 
 from thinwire.core.clock import VirtualClock
-from thinwire.core.fleet import Arrival, Delivery, Envelope, Hello, Spool, TaskReport
+from thinwire.core.fleet import SECURE_PARTS, Arrival, Delivery, Envelope, Hello, Spool, TaskReport
 from thinwire.core.types import Assignment, Failure, PhaseReply, Timings
 from thinwire.simulation.local_fleet import LocalFleet, LocalLink
 from thinwire.simulation.scripted_device import Kept, ScriptedDevice, Turn
@@ -117,7 +117,8 @@ class ScriptedFleet(LocalFleet):
 
     def _hello(self, device: ScriptedDevice) -> Hello:
         tasks = () if self.report is None else (self.report,)
-        return Hello(device.name, f"{device.name}-{device.life}", tasks, plans=tuple(sorted(device.plans)))
+        plans, process = tuple(sorted(device.plans)), f"{device.name}-{device.life}"
+        return Hello(device.name, process, tasks, plans=plans, secure=SECURE_PARTS[:2])  # without a pinned roster
 
     def _come(self, device: ScriptedDevice) -> None:
         if device.link is not None:

@@ -16,7 +16,6 @@ import sys
 import tempfile
 import time
 import webbrowser
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,17 +25,16 @@ import typer
 
 from thinwire.cli import console
 from thinwire.cli.demo.processes import SLOW_STEP_S, Crowd, Disturbance, names_of, roles
+from thinwire.cli.demo.report import document, protected, tell_table
 from thinwire.cli.local_state import again, opened
 from thinwire.cli.params import Json
 from thinwire.cli.runs.progress import Teller, screen
-from thinwire.cli.runs.render import total
 from thinwire.core import formatting
 from thinwire.core.signals import ENDS, remembered, undisturbed
 from thinwire.core.types import GIB
 
 if TYPE_CHECKING:
     from thinwire.core import RunPlan
-    from thinwire.store import Store
 
 
 def demo(
@@ -45,20 +43,22 @@ def demo(
     seed: Annotated[int, typer.Option("--seed", min=0, help="seed of data, model and rounds")] = 1,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="do not open the dashboard")] = False,
     exit_: Annotated[bool, typer.Option("--exit", help="end after printing the table")] = False,
+    secure: Annotated[bool, typer.Option("--secure", help="sum the updates under masks")] = False,
     json: Json = False,
 ) -> None:
     """Run a live federated run of several processes: one client is slow, one is killed and returns."""
-    raise typer.Exit(show(clients, rounds, seed, browse=not (no_browser or json), stay=not (exit_ or json), json=json))
+    browse, stay = not (no_browser or json), not (exit_ or json)
+    raise typer.Exit(show(clients, rounds, seed, browse=browse, stay=stay, json=json, secure=secure))
 
 
 LOOK_S = 0.1
 Tell = Callable[[str], None]
 
 
-def show(clients: int, rounds: int, seed: int, *, browse: bool, stay: bool, json: bool) -> int:
+def show(clients: int, rounds: int, seed: int, *, browse: bool, stay: bool, json: bool, secure: bool = False) -> int:
     """Run the demo and return the exit code of its run. Invariant: no process is left behind."""
     count = clients or client_count(free_bytes())
-    plan, began = plan_of(rounds, seed, count), time.monotonic()
+    plan, began = plan_of(rounds, seed, count, secure=secure), time.monotonic()
     with folder() as home, remembered(*ENDS) as look, Crowd(home) as crowd:
         dashboard = _open(crowd, home, browse)
         run_id, code = _run(crowd, home, plan, count, look)
@@ -71,6 +71,8 @@ def show(clients: int, rounds: int, seed: int, *, browse: bool, stay: bool, json
             found |= _baselines(plan, count)
         with opened(home) as store:
             found = document(store, run_id) | found
+            if secure:
+                found["secure"] = protected(store, run_id, plan)
         found |= {"wall_s": time.monotonic() - began, "versions": versions()}
         if json:
             console.document(found)
@@ -138,7 +140,7 @@ def _run(crowd: Crowd, home: Path, plan: RunPlan, count: int, look: Callable[[],
         start(name)
     console.note(f"clients  {count} processes, {threads} torch thread{'s' if threads > 1 else ''} each; {slow} is slow")
     with opened(home, read_only=False) as store:
-        run_id = hand_over(store, home, plan, file / "plan.toml", None)
+        run_id = hand_over(store, home, plan, plan_file(plan.secure.enabled), None)
         disturbance = Disturbance(victim, max(1, plan.run.rounds // 2), crowd.kill, start)
         teller, seen = Teller(), 0
         with screen() as (tell, update):
@@ -191,66 +193,6 @@ def _stay() -> None:
         console.note("")
 
 
-KINDS = ("payload", "wire", "dense")
-
-
-def document(store: Store, run_id: str) -> dict[str, Any]:
-    """Return the run's part of `thinwire demo --json`; bytes are given for both directions and for each."""
-    row = store.run(run_id)
-    rounds = store.rounds(run_id)
-    spent: Counter[str] = Counter()
-    for one in rounds:
-        spent.update(one.spent)
-    return {
-        "run_id": run_id,
-        "status": row.status,
-        "rounds": row.rounds_closed,
-        "closed_reasons": [one.reason for one in rounds if one.closed_at],
-        "accuracy": row.metrics.get("accuracy"),
-        "accuracy_uncompressed": None,
-        "accuracy_centralised": None,
-        **{f"{kind}_{way}_bytes": getattr(row, f"{kind}_{way}") for kind in KINDS for way in ("up", "down")},
-        **{f"{kind}_bytes": total(getattr(row, f"{kind}_up"), getattr(row, f"{kind}_down")) for kind in KINDS},
-        "uplink_ratio": row.dense_up / row.payload_up if row.payload_up else None,
-        "late": row.late,
-        "dropped": row.dropped,
-        "failed": row.failed,
-        "rounds_s": sum(one.seconds or 0.0 for one in rounds),
-        "spent_s": dict(spent),
-    }
-
-
-def tell_table(found: dict[str, Any]) -> None:
-    """Print the table on stdout and the next commands on stderr."""
-    console.line()
-    for name in ("accuracy", "accuracy_uncompressed", "accuracy_centralised"):
-        label = {"accuracy": "over thin wires"}.get(name, name.removeprefix("accuracy_"))
-        console.line(f"accuracy   {formatting.figure(found[name])}  {label}")
-    console.line()
-    ways = ("up", "down")
-    rows = [(way, *(formatting.size(found[f"{kind}_{way}_bytes"]) for kind in KINDS)) for way in ways]
-    console.table(("bytes", "payload", "wire", "dense fp32"), rows, right=("payload", "wire", "dense fp32"))
-    console.line(f"uplink     {found['uplink_ratio'] or 0:.0f} times fewer payload bytes than dense fp32")
-    console.line()
-    reasons = ", ".join(f"{count} {reason}" for reason, count in Counter(found["closed_reasons"]).items())
-    console.line(f"rounds     {found['rounds']} of {found['clients']} clients, closed for: {reasons}")
-    console.line(f"updates    late {found['late']}, dropped {found['dropped']}, failed {found['failed']}")
-    console.line(
-        f"seconds    {found['wall_s']:.0f} in all, {found['rounds_s']:.0f} of them in rounds; along the slowest:"
-    )
-    stages = sorted(found["spent_s"].items(), key=lambda item: -item[1])
-    console.line(
-        "           " + ", ".join(f"{name.removesuffix('_s')} {value:.1f}" for name, value in stages if value > 0.05)
-    )
-    console.note("")
-    home = found["home"]
-    console.note("next")
-    console.note(f"  every round of it       {again('runs show latest', home)}")
-    console.note(f"  take the model          {again('runs model latest --out model.safetensors', home)}")
-    console.note("  a model of your own     thinwire init mine")
-    console.note(f"  remove all of this      rm -r {home}")
-
-
 SPLIT = "dirichlet(0.3)"
 
 
@@ -267,21 +209,38 @@ def digits() -> Path:
     raise NotFound("examples/digits is not here", why=f"neither {checkout} nor {installed}", hint="make demo")
 
 
-def plan_of(rounds: int, seed: int, clients: int) -> RunPlan:
-    """Return the example's plan with the demo's options; each round waits for all clients."""
-    from thinwire.core import RunPlan
+def plan_file(secure: bool) -> Path:
+    """Return the file of the example's plan, with secure aggregation or without."""
+    return digits() / ("secure.toml" if secure else "plan.toml")
 
+
+def plan_of(rounds: int, seed: int, clients: int, *, secure: bool = False) -> RunPlan:
+    """Return the example's plan with the demo's options; each round waits for all clients.
+
+    `UsageError` for a secure plan and fewer clients than a sum under masks needs.
+    """
+    from thinwire.core import RunPlan
+    from thinwire.core.errors import UsageError
+    from thinwire.core.secure_numbers import LEAST_CLIENTS
+
+    if secure and clients < LEAST_CLIENTS:
+        raise UsageError(
+            f"--clients {clients} with --secure",
+            why="each of two clients could subtract its own update from the sum, and the sum of one is its update",
+            hint=f"--clients {LEAST_CLIENTS}, or more",
+        )
     sets = {"run.rounds": rounds, "run.seed": seed, "cohort.wait_for": clients}
-    return RunPlan.load(digits() / "plan.toml", {key: str(value) for key, value in sets.items()})
+    return RunPlan.load(plan_file(secure), {key: str(value) for key, value in sets.items()})
 
 
 def uncompressed(plan: RunPlan, clients: int) -> Mapping[str, float]:
-    """Simulate the same run with dense updates and return the last model's metrics."""
+    """Simulate the same run with dense updates in the clear and return the last model's metrics."""
     from thinwire.core import RunPlan
     from thinwire.simulation import simulate
 
     raw: dict[str, Any] = plan.to_json()
     raw["uplink"] |= {"codec": "identity", "feedback": "none"}
+    raw["secure"] = {}
     task = f"{plan.run.task}={digits() / 'task.py'}"
     return simulate(task, RunPlan.from_json(raw), clients=clients, split=SPLIT).metrics
 

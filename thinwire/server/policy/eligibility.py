@@ -20,7 +20,7 @@ from thinwire.core.fleet import Arrival, ClientConnected, ClientDisconnected, He
 from thinwire.core.formatting import counted, plain
 from thinwire.core.layout import Layout, differences
 from thinwire.core.plan import RunPlan
-from thinwire.core.plan_schema import Requires
+from thinwire.core.plan_schema import Requires, SecureSection
 from thinwire.core.types import GIB, Equipment
 
 MAX_REASON = 500  # letters from a device's own report: every round's journal repeats the reason
@@ -123,6 +123,28 @@ def mismatch(plan: RunPlan, wanted: TaskReport, hello: Hello, layout: Layout | N
     return ""
 
 
+def unmasked(secure: SecureSection, has: Container[str]) -> str:
+    """Return what a plan needs of secure aggregation and a device does not have, as a phrase; "" if it has all.
+
+    `has` are the parts that the device reports (`Hello.secure`).
+
+    >>> unmasked(SecureSection(enabled=True, post_quantum=True), ("secure",))
+    'has no ML-KEM for [secure] post_quantum (a later release of the package cryptography has it)'
+    """
+    if not secure.enabled:
+        return ""
+    if "secure" not in has:
+        return "cannot sum under masks: it is no Thinwire client of this version (install the latest on it)"
+    if secure.post_quantum and "secure.post_quantum" not in has:
+        return "has no ML-KEM for [secure] post_quantum (a later release of the package cryptography has it)"
+    if secure.adversary == "malicious" and "secure.malicious" not in has:
+        return (
+            'has pinned no roster for [secure] adversary = "malicious" (type on it: thinwire client start --roster '
+            "SIGNED.json --roster-key KEY.pem.pub)"
+        )
+    return ""
+
+
 @functools.lru_cache(maxsize=256)
 def differing(own: TaskReport, layout: Layout) -> str:
     """Return the tensors by which a device's model differs from the run's; "" if the device has not reported them."""
@@ -219,7 +241,8 @@ class Eligibility:
             return "is offline"
         if why := self.excluded(device):
             return why
-        if (why := mismatch(self.plan, self.report, hello, self.layout)) or self.simulated:
+        why = mismatch(self.plan, self.report, hello, self.layout) or unmasked(self.plan.secure, hello.secure)
+        if why or self.simulated:
             return why
         return lacking(self.plan.cohort.requires, hello.has)
 

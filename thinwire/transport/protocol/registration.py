@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from thinwire.core.errors import BadPayload, UsageError
-from thinwire.core.fleet import MAX_TENSORS, Hello, TaskReport, Welcome
+from thinwire.core.fleet import MAX_TENSORS, SECURE_PARTS, Hello, TaskReport, Welcome
 from thinwire.core.formatting import plain
 from thinwire.core.protocol import read_json
 from thinwire.core.types import DEVICE_NAME, Equipment
@@ -40,8 +40,9 @@ def to_bytes(said: Hello | Welcome) -> bytes:
         raw["has"] = {name: value for name, value in raw["has"].items() if value is not None}
         if not raw["has"]:
             del raw["has"]
-        if not raw["open_runs"]:
-            del raw["open_runs"]
+        for name in ("open_runs", "secure"):
+            if not raw[name]:
+                del raw[name]
         for task in [task for task in raw["tasks"] if not task["tensors"]]:
             del task["tensors"]
     elif not raw["ended"]:
@@ -70,9 +71,10 @@ def hello_from_bytes(data: bytes) -> Hello:
         plans = tuple(_text(digest, 64) for digest in raw.get("plans", ())[:MAX_PLANS])
         has = _equipment(raw.get("has", {}))
         open_runs = {_text(k, 128): _text(v, 64) for k, v in list(raw.get("open_runs", {}).items())[:MAX_RUNS]}
+        secure = tuple(part for part in SECURE_PARTS if part in list(raw.get("secure", ()))[:16])
     except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError) as error:
         raise BadPayload("cannot read the hello", why=f"{type(error).__name__}: {error}") from error
-    return Hello(name, process, tasks, versions, protocol, oldest, link, holds, plans, has, open_runs)
+    return Hello(name, process, tasks, versions, protocol, oldest, link, holds, plans, has, open_runs, secure)
 
 
 def welcome_from_bytes(data: bytes) -> Welcome:

@@ -1,0 +1,117 @@
+"""What the demo reports at its end: its document, its table, and what secure aggregation protected at which price."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from thinwire.cli import console
+from thinwire.cli.local_state import again
+from thinwire.cli.runs.render import total
+from thinwire.core import formatting
+
+if TYPE_CHECKING:
+    from thinwire.core import RunPlan
+    from thinwire.store import Store
+
+
+def protected(store: Store, run_id: str, plan: RunPlan) -> dict[str, Any]:
+    """Return what secure aggregation protected in a run, and what it cost.
+
+    `client_up_bytes` are all masked vectors, keys and shares that clients sent, for each update in a sum; None if the
+    run has no sum. `dense_update_bytes` is the size of one update in float32.
+    """
+    from thinwire.core.events import RoundOpened
+    from thinwire.core.layout import Layout
+    from thinwire.core.secure_events import PhaseClosed, SumUnmasked
+    from thinwire.core.secure_numbers import protection
+
+    told = [event for _, event in store.events(run_id)]
+    received = sum(sum(one.received.values()) for one in told if isinstance(one, PhaseClosed))
+    survivors = [one.survivors for one in told if isinstance(one, SumUnmasked)]
+    selected = min((len(one.assignments) for one in told if isinstance(one, RoundOpened)), default=0)
+    return {
+        "protection": protection(plan.secure, selected),
+        "least_survivors": min(survivors, default=0),
+        "client_up_bytes": received / sum(survivors) if survivors else None,
+        "dense_update_bytes": 4 * Layout.from_json(store.run(run_id).layout).model_size,
+    }
+
+
+KINDS = ("payload", "wire", "dense")
+
+
+def document(store: Store, run_id: str) -> dict[str, Any]:
+    """Return the run's part of `thinwire demo --json`; bytes are given for both directions and for each."""
+    row = store.run(run_id)
+    rounds = store.rounds(run_id)
+    spent: Counter[str] = Counter()
+    for one in rounds:
+        spent.update(one.spent)
+    return {
+        "run_id": run_id,
+        "status": row.status,
+        "rounds": row.rounds_closed,
+        "closed_reasons": [one.reason for one in rounds if one.closed_at],
+        "accuracy": row.metrics.get("accuracy"),
+        "accuracy_uncompressed": None,
+        "accuracy_centralised": None,
+        **{f"{kind}_{way}_bytes": getattr(row, f"{kind}_{way}") for kind in KINDS for way in ("up", "down")},
+        **{f"{kind}_bytes": total(getattr(row, f"{kind}_up"), getattr(row, f"{kind}_down")) for kind in KINDS},
+        "uplink_ratio": row.dense_up / row.payload_up if row.payload_up else None,
+        "late": row.late,
+        "dropped": row.dropped,
+        "failed": row.failed,
+        "rounds_s": sum(one.seconds or 0.0 for one in rounds),
+        "spent_s": dict(spent),
+    }
+
+
+def tell_table(found: dict[str, Any]) -> None:
+    """Print the table on stdout and the next commands on stderr."""
+    console.line()
+    # the clients of a secure round evaluate the model that they get, so its last version has no accuracy
+    own = "under masks, before the last round" if "secure" in found else "over thin wires"
+    for name in ("accuracy", "accuracy_uncompressed", "accuracy_centralised"):
+        label = own if name == "accuracy" else name.removeprefix("accuracy_")
+        console.line(f"accuracy   {formatting.figure(found[name])}  {label}")
+    console.line()
+    ways = ("up", "down")
+    rows = [(way, *(formatting.size(found[f"{kind}_{way}_bytes"]) for kind in KINDS)) for way in ways]
+    console.table(("bytes", "payload", "wire", "dense fp32"), rows, right=("payload", "wire", "dense fp32"))
+    console.line(f"uplink     {found['uplink_ratio'] or 0:.0f} times fewer payload bytes than dense fp32")
+    console.line()
+    reasons = ", ".join(f"{count} {reason}" for reason, count in Counter(found["closed_reasons"]).items())
+    console.line(f"rounds     {found['rounds']} of {found['clients']} clients, closed for: {reasons}")
+    console.line(f"updates    late {found['late']}, dropped {found['dropped']}, failed {found['failed']}")
+    console.line(
+        f"seconds    {found['wall_s']:.0f} in all, {found['rounds_s']:.0f} of them in rounds; along the slowest:"
+    )
+    stages = sorted(found["spent_s"].items(), key=lambda item: -item[1])
+    console.line(
+        "           " + ", ".join(f"{name.removesuffix('_s')} {value:.1f}" for name, value in stages if value > 0.05)
+    )
+    if "secure" in found:
+        for text in sentences(found):
+            console.line(text)
+    console.note("")
+    home = found["home"]
+    console.note("next")
+    console.note(f"  every round of it       {again('runs show latest', home)}")
+    console.note(f"  take the model          {again('runs model latest --out model.safetensors', home)}")
+    console.note("  a model of your own     thinwire init mine")
+    console.note(f"  remove all of this      rm -r {home}")
+
+
+def sentences(found: dict[str, Any]) -> Iterator[str]:
+    """Yield what a secure run protected, at which price, and what it did not protect."""
+    secure = found["secure"]
+    if secure["client_up_bytes"] is None:
+        yield "secure     No round had a sum, so the aggregator saw no update at all."
+        return
+    dense, took = formatting.size(secure["dense_update_bytes"]), formatting.size(round(secure["client_up_bytes"]))
+    yield f"secure     The aggregator saw sums of {secure['least_survivors']} or more updates and no single one,"
+    yield f"           for {took} a client and round with keys and shares, where dense fp32 takes {dense}."
+    yield f"           That {secure['protection']},"
+    yield "           and neither against poisoned updates nor against a model that was made to leak."

@@ -1,0 +1,152 @@
+"""What a secure round of a plan costs a client, in words and numbers: for `plan explain`, `plan check`, `task check`.
+
+The number of selected clients decides the thresholds and most of the bytes. It follows from the plan if `[cohort]
+clients` is a count, else from the number of devices that are online.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from thinwire.cli import console
+from thinwire.core.formatting import duration, size
+from thinwire.core.secure_numbers import LEAST_CLIENTS, check_numbers, protection, share_of
+
+if TYPE_CHECKING:
+    from thinwire.core import RunPlan
+
+ONLINE = 10  # devices, where neither the plan nor --clients names a number
+LINKS_MBIT = (1, 10, 100)
+
+
+def selected_of(plan: RunPlan, online: int | None) -> tuple[int, int]:
+    """Return how many clients a round selects, and with how many updates it closes.
+
+    `online` is the number of devices; None for as many as the plan selects or waits for, or else `ONLINE`.
+    """
+    from thinwire.server.policy.cohort import wanted_count, with_excess
+
+    clients = plan.cohort.clients
+    if online is None and isinstance(clients, int):
+        return with_excess(plan, clients, 1 << 30), clients
+    waits = plan.cohort.wait_for if isinstance(plan.cohort.wait_for, int) else len(plan.cohort.wait_for)
+    there = online if online is not None else waits if waits >= LEAST_CLIENTS else ONLINE
+    wanted = wanted_count(plan, there)
+    return with_excess(plan, wanted, there), wanted
+
+
+def uplink(plan: RunPlan) -> str:
+    """Return what a client sends of its update, in words."""
+    return f"{plan.secure.bits} bits a value under masks"
+
+
+def thresholds(plan: RunPlan, online: int | None) -> dict[str, Any]:
+    """Return the numbers of clients of a secure round, and its protection in words.
+
+    `PlanError` if the plan's shares do not fit so many clients.
+    """
+    from thinwire.privacy.graph import find_graph
+
+    secure = plan.secure
+    selected, target = selected_of(plan, online)
+    check_numbers(secure, selected, target)
+    graph = find_graph(
+        selected, selected, secure.max_corrupt, secure.max_dropout, secure.adversary, secure.graph, plan.run.rounds
+    )
+    return {
+        "selected": selected,
+        "corrupt": share_of(secure.max_corrupt, selected),
+        "dropout": share_of(secure.max_dropout, selected),
+        "threshold": graph.t,
+        "neighbours": graph.k,
+        "least": max(graph.least, secure.min_survivors),
+        "protection": protection(secure, selected),
+    }
+
+
+def few_visits(plan: RunPlan) -> str:
+    """Return a warning if the run visits a coordinate too rarely; "" if it does not."""
+    from thinwire.aggregation.lattice_window import LARGEST_SIZE, MIN_VISITS, SupportWalk
+    from thinwire.core.prng import Key
+
+    walk = SupportWalk(LARGEST_SIZE, plan.secure.support, Key(0))  # how many windows there are depends on no model
+    visits = walk.visits(plan.run.rounds)
+    if visits >= MIN_VISITS or walk.windows == 1:
+        return ""
+    return (
+        f"each coordinate is sent {visits} times in {plan.run.rounds} rounds, fewer than {MIN_VISITS}: "
+        f"[run] rounds = {MIN_VISITS * walk.windows}, or more [secure] support"
+    )
+
+
+def round_cost(plan: RunPlan, parameters: int, online: int | None) -> dict[str, Any]:
+    """Return what a secure round costs one client of a model with so many trained parameters.
+
+    Bytes are those of `privacy.round_cost`; times are in seconds for all bytes up, by the link's rate in Mb/s. `noise`
+    is the squared error that one client's rounding adds, in units of clip^2.
+    """
+    from thinwire.aggregation.plan_codecs import lattice_of
+    from thinwire.core.types import SecureWork
+    from thinwire.privacy.contexts import terms_of
+    from thinwire.privacy.round_cost import phase_bytes
+
+    found = thresholds(plan, online)
+    work = SecureWork(found["selected"], 0, 1.0)  # with clip = 1, so that the noise is in units of clip^2
+    lattice = lattice_of(plan, parameters, work, "")
+    phases = phase_bytes(terms_of(plan, work, lattice.lanes, lattice.width))
+    up, dense = sum(one.up for one in phases), 4 * parameters
+    noise = lattice.coordinates * lattice.mean_squared_error(1, plan.secure.weight_max)
+    warnings = [few_visits(plan)]
+    if noise > 1:
+        warnings.append(
+            f"rounding adds {noise:.1f} times the squared norm of an update: "
+            + ("more [secure] bits" if plan.secure.rotate else "[secure] rotate = true, or more bits")
+        )
+    return found | {
+        "parameters": parameters,
+        "width": lattice.width,
+        "phases": {one.phase: {"up": one.up, "down": one.down} for one in phases},
+        "up_bytes": up,
+        "down_bytes": sum(one.down for one in phases),
+        "dense_bytes": dense,
+        "uplink_ratio": dense / up,
+        "upload_s_at_mbit": upload_s(up),
+        "noise": noise,
+        "warnings": [warning for warning in warnings if warning],
+    }
+
+
+def upload_s(count: int) -> dict[str, float]:
+    """Return in how many seconds so many bytes are sent, by the link's rate in Mb/s."""
+    return {f"{rate}": count * 8 / (rate * 1e6) for rate in LINKS_MBIT}
+
+
+def tell(found: dict[str, Any]) -> None:
+    """Print what `round_cost` found."""
+    console.line(f"a secure round of {found['selected']} clients, {found['parameters']} parameters; bytes of a client:")
+    rows = [
+        (phase, size(both["up"]), size(both["down"]) if both["down"] else "the model")
+        for phase, both in found["phases"].items()
+    ]
+    console.table(("phase", "up", "down"), [*rows, ("all", size(found["up_bytes"]), size(found["down_bytes"]))])
+    for line in lines(found):
+        console.line(line)
+
+
+def lines(found: dict[str, Any]) -> Iterator[str]:
+    """Yield the ratio, the times, the thresholds and the protection as lines for a person."""
+    times = ", ".join(f"{duration(value)} at {rate} Mb/s" for rate, value in found["upload_s_at_mbit"].items())
+    yield f"uplink      {found['uplink_ratio']:.1f} times fewer bytes than dense float32 ({size(found['dense_bytes'])})"
+    yield f"upload      {times}"
+    yield f"numbers     {numbers(found)}"
+    yield f"protection  {found['protection']}"
+    yield f"rounding    adds {found['noise']:.2g} times the squared norm of an update; {found['width']} bits a value"
+
+
+def numbers(found: dict[str, Any]) -> str:
+    """Return the thresholds in words, with the letters of docs/explain/secure-aggregation.md."""
+    return (
+        f"of n = {found['selected']} clients, A = {found['corrupt']} may be corrupt and D = {found['dropout']} may "
+        f"leave; t = {found['threshold']} reveal a secret; a sum has at least {found['least']}"
+    )

@@ -7,7 +7,7 @@ process. One conformance suite tests every implementation against the invariants
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
@@ -159,39 +159,6 @@ class Delivered:
 
 
 Arrival = Reply | ClientConnected | ClientDisconnected
-
-
-def reply_digest(header: ReplyHeader) -> bytes:
-    """Return the digest by which a fleet recognises a reply that arrives again under its update id.
-
-    It covers the assignment's id and everything that the aggregator aggregates or records as a result. It leaves out
-    the times, the transfer and the protocol version, which may differ between two transmissions of one reply.
-    """
-    metrics = sorted((name, float(total), float(count)) for name, (total, count) in header.metrics.items())
-    said = (
-        header.assignment_id, header.parts, header.base_version, header.examples, header.steps, header.planned,
-        float(header.a),
-        float(header.norm), header.codec, header.lost, metrics, sorted(header.counters.items()),
-    )  # fmt: skip
-    return hashlib.sha256(repr(said).encode()).digest()
-
-
-def same_reply(known: bytes, header: ReplyHeader) -> bool:
-    """Return True if a reply has the digest `known`; another one under its update id is a `state-lost` failure.
-
-    Invariant: a reply to another assignment is never the same, even with equal contents. The device has used a sequence
-    number twice, and without a failure the aggregator would wait for the second assignment.
-    """
-    return reply_digest(header) == known
-
-
-def withdrawn(held: Iterable[str], cancelled: Container[str]) -> list[str]:
-    """Return the ids of the assignments that a device must give up: those that it holds and that were cancelled.
-
-    Invariant: an id counts as cancelled also if this fleet never sent the assignment, because the device may hold it
-    from before a restart of the aggregator. It counts until the assignment is sent again.
-    """
-    return [assignment_id for assignment_id in held if assignment_id in cancelled]
 
 
 class Fleet(Protocol):

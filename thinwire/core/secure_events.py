@@ -5,7 +5,7 @@ Nothing else of a single device is in the journal of a secure run.
 
 A round of a secure run has five phases: `advertise`, `share`, `masked`, `agree` and `unmask`. Each is closed once, by
 a `PhaseClosed`, and a round that succeeds has one `SumUnmasked` behind the last. They stand apart from
-`core/events.py`, whose events every run has. `ends` says which assignments of a device a reply ends, phases included.
+`core/events.py`, whose events every run has.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from thinwire.core.events import Event
-from thinwire.core.types import Failure, PhaseReply, Reply, phase_of, training_id
 
 Phase = Literal["advertise", "share", "masked", "agree", "unmask"]
 PHASES: Final[tuple[Phase, ...]] = ("advertise", "share", "masked", "agree", "unmask")
@@ -66,22 +65,3 @@ class SumUnmasked(Event):
     next_clip: float
     elapsed_s: float
     unmask_s: float = 0.0
-
-
-def ends(reply: Reply, assignment_id: str) -> bool:
-    """Return True if a reply ends this assignment of its device.
-
-    An advertisement does not end the training assignment that it replies to. The masked update ends it, and with it the
-    phase `masked`, which has no reply of its own. A failure ends all phases of its round.
-
-    >>> left = Failure("failed", "roster", "digits-3.12.pi-01")
-    >>> ends(left, "digits-3.12.pi-01"), ends(left, "digits-3.12~agree.pi-01"), ends(left, "digits-3.13.pi-01")
-    (True, True, False)
-    """
-    phase = phase_of(assignment_id)
-    if isinstance(reply, PhaseReply):
-        return bool(phase) and assignment_id == reply.assignment_id
-    if assignment_id == reply.assignment_id:
-        return True
-    is_over = phase == "masked" or (bool(phase) and isinstance(reply, Failure))
-    return is_over and training_id(assignment_id) == reply.assignment_id

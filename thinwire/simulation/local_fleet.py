@@ -27,11 +27,8 @@ from thinwire.core.fleet import (
     Hello,
     Spool,
     Welcome,
-    reply_digest,
-    same_reply,
-    withdrawn,
 )
-from thinwire.core.secure_events import ends
+from thinwire.core.link_state import ends, reply_digest, same_reply, withdrawn
 from thinwire.core.types import Arrived, Failure, PhaseReply, Reply, ReplyHeader, Transfer, UpdateId
 from thinwire.simulation.held_spool import spooled
 

@@ -2,23 +2,345 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
+import pytest
 
-from tests.support.secure_clients import SecureClients
+from tests.support.secure_clients import (
+    SecureClients,
+    changed_of,
+    name_of,
+    secure_identity,
+    secure_plan,
+    trained_of,
+)
+from tests.support.secure_cohort import identity
+from tests.support.small_task import RUN, cross_entropy
+from thinwire.client.admission import AdmissionController
+from thinwire.client.policy import Policy
+from thinwire.client.train.errors import Cancelled
+from thinwire.core.secure_numbers import METRIC_BITS
+from thinwire.core.types import Failure, ReplyHeader, SecureWork, Timings, UpdateId, UpdateOutcome, phase_id
+
+ONE, LAST = name_of(0), name_of(3)
 
 
-def trained(clients: SecureClients) -> dict[str, np.ndarray]:
-    """What each client has learned in this round, before anything is encoded."""
-    return {name: begun.outcome.change.copy() for name, begun in clients.begun.items()}
+def failure_of(clients: SecureClients, name: str) -> tuple[str, str]:
+    """The kind and the text with which a client's training assignment ended."""
+    found = clients.replies[name]
+    assert isinstance(found, Failure), found
+    assert found.assignment_id.endswith(f".{name}")
+    return found.kind, found.text
 
 
 def test_the_sum_is_that_of_the_points_and_the_rest_stays_in_the_residuals(tmp_path):
     clients = SecureClients(tmp_path)
+    for number in (1, 2):
+        kept = {name: clients.residual(name) if number > 1 else 0 for name in clients.handlers}
+        clients.open()
+        held = {name: changed_of(begun) + kept[name] for name, begun in clients.begun.items()}
+        clients.run()
+        mean, scalars = clients.sum()
+        sent = [held[name] - clients.residual(name) for name in held]
+        np.testing.assert_allclose(mean, np.mean(sent, axis=0), atol=1e-6)
+        assert scalars == {"weight": 4}
+        assert np.abs(mean).max() > 0
+
+
+def test_a_small_support_sends_one_window_and_keeps_all_others(tmp_path):
+    clients = SecureClients(tmp_path, secure_plan("support = 0.5\nrotate = 64"))
     clients.open()
-    changes = trained(clients)
+    held = {name: changed_of(begun) for name, begun in clients.begun.items()}
     clients.run()
+    mean, _ = clients.sum()
+    sent = [held[name] - clients.residual(name) for name in held]
+    np.testing.assert_allclose(mean, np.mean(sent, axis=0), atol=1e-6)
+
+
+def test_without_feedback_nothing_is_kept(tmp_path):
+    clients = SecureClients(tmp_path, secure_plan(uplink='feedback = "none"'))
+    clients.open()
+    clients.run()
+    assert clients.residual(ONE) is None
+
+
+@pytest.mark.parametrize("secure", ["weight_max = 20", "weight_max = 1000"])
+def test_the_weight_is_the_number_of_examples_up_to_the_largest(tmp_path, secure):
+    clients = SecureClients(tmp_path, secure_plan(secure))
+    clients.open()
+    clients.run()
+    assert clients.sum()[1]["weight"] == 4 * min(24, clients.plan.secure.weight_max)
+
+
+def test_metrics_are_summed_with_their_counts_in_units_of_their_bounds(tmp_path):
+    """A mean above its bound counts as the bound, and the examples of a client as at most weight_max."""
+    plan = secure_plan("weight_max = 8\nmetrics = { loss = 0.25, accuracy = 2.0 }", run='evaluate = "clients"')
+    clients = SecureClients(tmp_path, plan)
+    clients.open()
+    metrics = [trained_of(begun).header.metrics for begun in clients.begun.values()]
+    clients.run()
+    found = clients.sum()[1]
+    counts = [min(6 + number, 8) for number in range(4)]
+    accuracies = [total / count / 2.0 for total, count in (one["eval/accuracy"] for one in metrics)]
+    assert min(one["eval/loss"][0] / one["eval/loss"][1] for one in metrics) > 0.25
+    assert found["loss"] == sum(counts) << METRIC_BITS
+    assert (found["loss/count"], found["accuracy/count"]) == (sum(counts), sum(counts))
+    wanted = [round(mean * 2**METRIC_BITS) * count for mean, count in zip(accuracies, counts, strict=True)]
+    assert found["accuracy"] == sum(wanted)
+
+
+@pytest.mark.parametrize(("steps", "fits"), [(1, 4), (40, 0)])
+def test_the_clients_tell_in_the_sum_alone_how_many_updates_fitted_the_clip(tmp_path, steps, fits):
+    clients = SecureClients(tmp_path, secure_plan('clip = "auto"', local="momentum = 0.9").model_copy())
+    clients.aggregator.steps = steps
+    clients.clip = 0.5
+    clients.open()
+    clients.run()
+    assert clients.sum()[1]["fits"] == fits
+
+
+def test_a_masked_reply_tells_nothing_of_a_single_client(tmp_path):
+    clients = SecureClients(tmp_path)
+    clients.handlers[ONE].welcomed({RUN: 7})  # its state is lost, which no other client's reply would tell
+    clients.open()
+    clients.run()
+    header = clients.replies[ONE]
+    bare = ReplyHeader(
+        f"{RUN}.1.{ONE}", UpdateId(RUN, ONE, 8), 0, 0, parts=header.parts, codec="lattice", identity="run-identity"
+    )
+    assert (header, header.timings.commit_s) == (bare, Timings().commit_s)
+    assert [part.name for part in header.parts] == ["masked", "scalars"]
+
+
+def test_a_client_that_is_lost_before_its_vector_left_is_not_in_the_sum(tmp_path):
+    clients = SecureClients(tmp_path)
+    clients.open()
+    held = {name: changed_of(begun) for name, begun in clients.begun.items()}
+    clients.run({"masked": [LAST]})
     mean, scalars = clients.sum()
-    sent = {name: changes[name] - clients.residual(name) for name in changes}
-    np.testing.assert_allclose(mean, np.mean(list(sent.values()), axis=0), atol=1e-6)
-    assert scalars == {"weight": 4}
-    assert np.abs(mean).max() > 0
+    assert (clients.server.dropped, scalars["weight"]) == ({LAST: "masked"}, 3)
+    sent = [held[name] - clients.residual(name) for name in held if name != LAST]
+    np.testing.assert_allclose(mean, np.mean(sent, axis=0), atol=1e-6)
+
+
+def test_a_client_that_was_killed_after_its_vector_left_is_in_the_sum_and_answers_no_phase(tmp_path):
+    clients = SecureClients(tmp_path)
+    clients.open()
+    clients.run(until="masked")
+    sent = clients.replies[LAST]
+    assert isinstance(sent, ReplyHeader)
+    again = clients.handlers[LAST] = clients.handler(3)  # a new process: its secrets are gone
+    assert [header for header, _ in again.unsent()] == [sent]
+    clients.resume("agree")
+    assert failure_of(clients, LAST) == ("failed", "order")
+    assert clients.sum()[1] == {"weight": 4}
+
+
+@pytest.mark.parametrize("phase", ["share", "masked", "agree", "unmask"])
+def test_another_request_for_the_same_phase_ends_the_clients_part(tmp_path, phase):
+    clients = SecureClients(tmp_path)
+    clients.open()
+    clients.run(until=phase)
+    asked = clients.requested[phase][ONE]
+    assert clients.phase(ONE, phase, asked) == clients.answered[phase][ONE], "the same request has the same answer"
+    reply = clients.phase(ONE, phase, asked[:-1] + bytes([asked[-1] ^ 1]))
+    assert isinstance(reply, Failure)
+    assert (reply.kind, reply.text, reply.assignment_id) == ("failed", "another-request", f"{RUN}.1.{ONE}")
+    later = clients.phase(ONE, phase, asked)
+    assert isinstance(later, Failure)
+    assert later.text == "order", "its secrets are gone"
+
+
+def test_a_client_that_was_told_another_model_is_found(tmp_path):
+    clients = SecureClients(tmp_path)
+    clients.open(away=[ONE])
+    clients.params = clients.params + np.float32(0.5)
+    with pytest.raises(Exception, match="is not signed for this round"):
+        clients.begin(ONE)
+
+
+@pytest.mark.parametrize("parts", ["two", "name", "length", "damaged", "missing"])
+def test_a_request_that_is_not_one_bounded_part_ends_the_clients_part(tmp_path, parts):
+    clients = SecureClients(tmp_path)
+    clients.open()
+    ((name, request), *_) = clients.server.close().items()
+    delivery = clients.request(name, "share", request)
+    part = delivery.assignment.parts[0]
+    wrong: dict[str, Any] = {
+        "two": (part, replace(part, name="more")), "name": (replace(part, name="frame/0"),),
+        "length": (replace(part, length=1 << 24),), "damaged": (replace(part, sha256="00" * 32),), "missing": (),
+    }  # fmt: skip
+    delivery = replace(delivery, assignment=replace(delivery.assignment, parts=wrong[parts]))
+    reply = clients.handlers[name].answer_phase(delivery, clients.said.append)
+    assert isinstance(reply, Failure)
+    assert (reply.kind, reply.text) == ("failed", "message")
+
+
+def test_an_assignment_that_is_withdrawn_before_the_mask_leaves_the_state_as_it_was(tmp_path):
+    clients = SecureClients(tmp_path)
+    clients.open()
+    clients.run()
+    before = clients.handlers[ONE].kept[RUN][1]
+    clients.open()
+    clients.begun[ONE].job.cancelled = lambda: True
+    with pytest.raises(Cancelled):
+        clients.handlers[ONE].finish(clients.begun[ONE])
+    after = clients.handlers[ONE].kept[RUN][1]
+    assert (after.residual is before.residual, after.sequence, after.outbox) == (True, 1, before.outbox)
+    assert clients.phase(ONE, "share", b"") == Failure(
+        "failed", "order", f"{RUN}.2.{ONE}", ONE, identity="run-identity"
+    )
+
+
+@pytest.mark.parametrize("outcome", ["dropped", "aggregated"])
+def test_a_masked_update_never_returns_to_the_residual(tmp_path, outcome):
+    """It may have left the device, and the aggregator's word proves nothing: the others can unmask a sum with it."""
+    clients = SecureClients(tmp_path)
+    clients.open()
+    clients.run()
+    before = clients.residual(ONE).copy()
+    clients.open(outcomes=(UpdateOutcome(UpdateId(RUN, ONE, 1), outcome, 1),))
+    assert clients.residual(ONE).tobytes() == before.tobytes()
+    assert clients.handlers[ONE].kept[RUN][1].outbox == ()
+    told = "round 1: its update was not used; it left this device, so it is not sent again"
+    assert (told in clients.said) == (outcome == "dropped")
+
+
+def test_what_fails_on_a_device_is_told_in_one_word(tmp_path):
+    """A diverging loss or an error in the data's code would be a fact of a single client."""
+
+    def loss(model: Any, batch: Any) -> Any:
+        raise ValueError("row 17 of the ward's table")
+
+    clients = SecureClients(tmp_path, functions={"loss": loss})
+    clients.open()
+    assert {failure_of(clients, name) for name in clients.handlers} == {("failed", "work")}
+    diverging = SecureClients(tmp_path / "nan", functions={"loss": lambda m, b: cross_entropy(m, b) * float("nan")})
+    diverging.open()
+    assert {failure_of(diverging, name) for name in diverging.handlers} == {("failed", "work")}
+    assert clients.handlers[ONE].rounds.is_ready(f"{RUN}.1.{ONE}")
+
+
+@pytest.mark.parametrize(
+    "changed", [{"secure": None}, {"kind": "evaluate"}, {"kind": "init"}, {"plan": "0" * 64}, {"layout_digest": "00"}]
+)
+def test_kinds_that_say_what_to_send_stay_as_they_are(tmp_path, changed):
+    clients = SecureClients(tmp_path)
+    clients.open(**changed)
+    kind = "declined" if "kind" in changed else "need-plan" if "plan" in changed else "protocol"
+    kind = "layout-mismatch" if "layout_digest" in changed else kind
+    assert {failure_of(clients, name)[0] for name in clients.handlers} == {kind}
+
+
+@pytest.mark.parametrize(
+    "terms", [SecureWork(4, 1, 1.0), SecureWork(4, -1, 1.0), SecureWork(4, 0, 0.0), SecureWork(1 << 62, 0, 1.0)]
+)
+def test_terms_that_no_round_has_are_refused_before_training(tmp_path, terms):
+    clients = SecureClients(tmp_path)
+    clients.open(secure=terms)
+    assert {failure_of(clients, name)[0] for name in clients.handlers} <= {"protocol", "declined"}
+    assert not [line for line in clients.said if "steps" in line]
+
+
+MALICIOUS = 'adversary = "malicious"\nmax_corrupt = 0.0\nmax_dropout = 0.25'
+POLICIES = {
+    "secure": (Policy(secure="required"), {"enabled": False}),
+    "adversary": (Policy(adversary="malicious"), {}),
+    "max_corrupt_assumed": (Policy(max_corrupt_assumed=0.3), {}),
+    "min_cohort": (Policy(min_cohort=5), {}),
+    "min_survivors": (Policy(min_survivors=3), {}),
+}
+
+
+@pytest.mark.parametrize("key", POLICIES)
+def test_a_round_that_the_owner_does_not_allow_is_declined_before_anything_leaves(tmp_path, key):
+    """Of each key: the same assignment is worked on without it."""
+    policy, table = POLICIES[key]
+    clients = SecureClients(tmp_path, owner=policy)
+    plan = clients.plan.to_json()
+    plan["secure"] = {**plan["secure"], **table}
+    changed: dict[str, Any] = {"plan": plan} | ({"secure": None} if "enabled" in table else {})
+    clients.open(**changed)  # an advertisement would be refused by the aggregator's side, because the plan differs
+    assert {failure_of(clients, name)[0] for name in clients.handlers} == {"declined"}
+    assert all(clients.replies[name].text.startswith(f"{key}: ") for name in clients.handlers)
+
+
+def test_the_owner_limits_the_clients_of_the_roster_and_not_the_word_of_the_aggregator(tmp_path):
+    """Five are said to be selected, and four are on the roster."""
+    clients = SecureClients(tmp_path, secure_plan("max_dropout = 0.4"), owner=Policy(min_cohort=5), clients=5)
+    clients.open(away=[name_of(4)])
+    clients.run()
+    assert {failure_of(clients, name_of(number)) for number in range(4)} == {("failed", "too-few")}
+
+
+def test_the_owner_limits_the_survivors(tmp_path):
+    plan = secure_plan("min_survivors = 3\nmax_dropout = 0.25")
+    clients = SecureClients(tmp_path, plan, owner=Policy(min_survivors=3))
+    clients.handlers[ONE].gate.renew(Policy(min_survivors=4, secure="required"))
+    clients.open(away=[LAST])
+    assert failure_of(clients, ONE)[0] == "declined"
+
+
+def test_rounds_a_day_counts_rounds_and_not_their_phases(tmp_path):
+    clients = SecureClients(tmp_path, owner=Policy(rounds_a_day=2))
+    for _ in range(2):
+        clients.open()
+        clients.run()
+        assert clients.sum()[1] == {"weight": 4}
+    clients.open()
+    assert {failure_of(clients, name)[1][:13] for name in clients.handlers} == {"rounds_a_day:"}
+
+
+def test_a_malicious_aggregator_is_withstood_with_a_pinned_roster_alone(tmp_path):
+    pinned = {name_of(number): identity(number) for number in range(4)}
+    plan = secure_plan(MALICIOUS)
+    with_one = {number: secure_identity(number, pinned=pinned) for number in range(4)}
+    clients = SecureClients(tmp_path / "pinned", plan, identities=with_one)
+    clients.open()
+    clients.run()
+    assert clients.sum()[1] == {"weight": 4}
+    clients = SecureClients(tmp_path / "none", plan)
+    clients.open()
+    assert {failure_of(clients, name)[0] for name in clients.handlers} == {"declined"}
+    stranger = {**pinned, LAST: identity(9)}
+    clients = SecureClients(
+        tmp_path / "other", plan, identities={n: secure_identity(n, pinned=stranger) for n in range(4)}
+    )
+    clients.open()
+    request = clients.server.close()[ONE]
+    reply = clients.phase(ONE, "share", request)
+    assert isinstance(reply, Failure)
+    assert reply.text == "roster"
+
+
+def test_a_client_without_an_identity_declines(tmp_path):
+    clients = SecureClients(tmp_path)
+    clients.handlers = {ONE: clients.handler(0, secure=None)}
+    clients.open()
+    assert failure_of(clients, ONE)[0] == "declined"
+    clients.handlers = {ONE: clients.handler(0, secure=None, gate=AdmissionController(carries=frozenset({"secure"})))}
+    clients.open()
+    assert failure_of(clients, ONE) == ("declined", "secure: this client cannot sum under masks")
+
+
+@pytest.mark.parametrize("phase", ["", "advertise", "describe"])
+def test_a_phase_that_no_round_has_ends_the_clients_part(tmp_path, phase):
+    clients = SecureClients(tmp_path)
+    clients.open()
+    reply = clients.phase(ONE, phase, b"")
+    assert isinstance(reply, Failure)
+    assert reply.text == "order"
+
+
+def test_the_next_assignment_of_the_run_drops_the_round_before(tmp_path):
+    clients = SecureClients(tmp_path)
+    clients.open()
+    clients.run(until="masked")
+    first = clients.request(ONE, "agree", clients.requests[ONE])
+    clients.open()
+    reply = clients.handlers[ONE].answer_phase(first, clients.said.append)
+    assert isinstance(reply, Failure)
+    assert (reply.text, reply.assignment_id) == ("order", f"{RUN}.1.{ONE}")
+    assert phase_id(reply.assignment_id, "agree") == first.assignment.assignment_id

@@ -15,8 +15,10 @@ from tests.support.secure_cohort import _ECDSA, identity, identity_key
 from tests.support.small_task import RUN, Aggregator, cross_entropy, examples, linear, task_of
 from thinwire.aggregation.lattice import Lattice
 from thinwire.aggregation.plan_codecs import lattice_of, rotation_key
-from thinwire.client.execute import Begun
+from thinwire.client.admission import AdmissionController
+from thinwire.client.execute import Begun, Trained
 from thinwire.client.handler import AssignmentHandler
+from thinwire.client.policy import Policy
 from thinwire.client.secure import SecureIdentity
 from thinwire.client.train.protocol import ClientInfo, Split
 from thinwire.core.fleet import Delivery
@@ -40,11 +42,13 @@ PHASES = ("share", "masked", "agree", "unmask")
 
 
 def secure_plan(secure: str = "", run: str = 'evaluate = "off"', local: str = "", uplink: str = "") -> RunPlan:
-    """A plan of four clients under masks."""
+    """A plan of four clients under masks; a line of `secure` replaces the usual one of its key."""
+    usual = "max_corrupt = 0.25\nmax_dropout = 0.25\nclip = 1.0"
+    table = {line.partition(" = ")[0]: line for line in f"{usual}\n{secure}".splitlines() if line}
     return RunPlan.parse(
         f'[run]\ntask = "small"\nrounds = 4\n{run}\n[cohort]\nclients = 4\ndeadline_s = 60\n'
         f"[local]\nlr = 0.1\nbatch = 8\nsteps = 3\n{local}\n[uplink]\n{uplink}\n"
-        f"[secure]\nenabled = true\nmax_corrupt = 0.25\nmax_dropout = 0.25\nclip = 1.0\n{secure}"
+        "[secure]\nenabled = true\n" + "\n".join(table.values())
     )
 
 
@@ -55,6 +59,18 @@ def secure_identity(number: int, **more: Any) -> SecureIdentity:
 
 def name_of(number: int) -> str:
     return f"pi-{number:02}"
+
+
+def trained_of(begun: Begun) -> Trained:
+    assert isinstance(begun.outcome, Trained)
+    return begun.outcome
+
+
+def changed_of(begun: Begun) -> np.ndarray[Any, Any]:
+    """What a client has learned, before anything is encoded."""
+    change = trained_of(begun).change
+    assert change is not None
+    return change.copy()
 
 
 def message_of(reply: Reply | None) -> bytes:
@@ -74,9 +90,16 @@ class SecureClients:
     said: list[str] = field(default_factory=list)
     replies: dict[str, Any] = field(default_factory=dict)  # device -> what ended its training assignment
     begun: dict[str, Begun] = field(default_factory=dict)
+    headers: dict[str, ReplyHeader] = field(default_factory=dict)  # of masked updates
     bodies: dict[str, bytes] = field(default_factory=dict)
     number: int = 0
     identities: Mapping[int, SecureIdentity] = field(default_factory=dict)
+    owner: Policy | None = None
+    windows: int = 1
+    clip: float = 1.0
+    requests: dict[str, bytes] = field(default_factory=dict)  # of the open phase
+    requested: dict[str, dict[str, bytes]] = field(default_factory=dict)  # phase -> requests
+    answered: dict[str, dict[str, Reply | None]] = field(default_factory=dict)  # phase -> what the clients said
 
     def __post_init__(self) -> None:
         self.aggregator = Aggregator(self.folder / "aggregator", self.task(0), self.plan)
@@ -95,19 +118,18 @@ class SecureClients:
         name = name_of(number)
         folder = private_folder(self.folder / name)
         identity = self.identities.get(number) or secure_identity(number)
-        return AssignmentHandler(name, self.task(number), folder, ClientInfo(name), **{"secure": identity, **options})
+        gate = AdmissionController(self.owner, folder, carries=identity.carries)
+        return AssignmentHandler(
+            name, self.task(number), folder, ClientInfo(name), **{"secure": identity, "gate": gate, **options}
+        )
 
     def assignment(self, name: str, **changed: Any) -> Delivery:
+        work = SecureWork(self.clients, (self.number - 1) % self.windows, self.clip)
         made = self.aggregator.assign(
             self.number, params=self.params, assignment_id=assignment_id_of(RUN, self.number, name), codec="lattice",
-            secure=SecureWork(self.clients, window=self.number - 1, clip=self.clip), identity="run-identity",
-            deadline_s=60.0,
+            secure=work, identity="run-identity", deadline_s=60.0,
         )  # fmt: skip
         return replace(made, assignment=replace(made.assignment, **changed))
-
-    @property
-    def clip(self) -> float:
-        return 1.0 if self.plan.secure.clip == "auto" else self.plan.secure.clip
 
     def open(self, away: Collection[str] = (), **changed: Any) -> None:
         """Send the assignments of the next round, and have all clients advertise and train."""
@@ -130,14 +152,16 @@ class SecureClients:
     def begin(self, name: str, **changed: Any) -> Any:
         """Have one client advertise and train; its advertisement is given to the aggregator."""
 
-        def send(reply: PhaseReply) -> None:
-            self.server.receive(name, message_of(reply))
-
-        begun = self.handlers[name].begin(self.assignment(name, **changed), lambda: False, self.said.append, send=send)
+        sent = list[PhaseReply]()
+        begun = self.handlers[name].begin(
+            self.assignment(name, **changed), lambda: False, self.said.append, send=sent.append
+        )
         if isinstance(begun, Begun):
             self.begun[name] = begun
         else:
             self.replies[name] = begun[0]
+        for reply in sent:
+            self.server.receive(name, message_of(reply))
         return begun
 
     def request(self, name: str, phase: str, request: bytes) -> Delivery:
@@ -161,33 +185,41 @@ class SecureClients:
         """Have a client encode and mask its update; its vectors are kept for `sum`."""
         assert self.handlers[name].rounds.is_ready(self.begun[name].job.assignment.assignment_id)
         header, body = self.handlers[name].finish(self.begun[name])
-        assert isinstance(header, ReplyHeader), header
+        assert isinstance(header, ReplyHeader), self.said
         assert body is not None
-        self.replies[name], self.bodies[name] = header, body.read_bytes()
+        self.replies[name] = self.headers[name] = header
+        self.bodies[name] = body.read_bytes()
         return header
 
     def run(self, lost: Mapping[str, Collection[str]] | None = None, until: str = "unmask") -> None:
         """Pass the messages of all phases; clients in `lost` send no message from their phase on."""
+        self.requests = self.server.close()
+        self.resume("share", lost, until)
+
+    def resume(self, phase: str, lost: Mapping[str, Collection[str]] | None = None, until: str = "unmask") -> None:
+        """Go on with the requests of a phase."""
         away = set[str]()
-        requests = self.server.close()
-        for phase in PHASES:
-            away |= set((lost or {}).get(phase, ()))
-            for name, request in requests.items():
-                if name in away:
-                    continue
-                reply = self.phase(name, phase, request)
-                if isinstance(reply, Failure):
-                    self.replies[name] = reply
-                    self.server.drop(name)
-                elif phase == "masked":
-                    assert reply is None
-                    self.finish(name)
-                    self.server.receive(name)
-                else:
-                    self.server.receive(name, message_of(reply))
-            requests = self.server.close()
-            if phase == until:
+        for step in PHASES[PHASES.index(phase) : PHASES.index(until) + 1]:
+            away |= set((lost or {}).get(step, ()))
+            self.requested[step], self.answered[step] = self.requests, {}
+            for name, request in self.requests.items():
+                if name not in away:
+                    self._pass(step, name, request)
+            if not self.server.outstanding and len(self.server.dropped) == self.clients:
                 return
+            self.requests = self.server.close()
+
+    def _pass(self, phase: str, name: str, request: bytes) -> None:
+        reply = self.answered[phase][name] = self.phase(name, phase, request)
+        if isinstance(reply, Failure):
+            self.replies[name] = reply
+            self.server.drop(name)
+        elif phase == "masked":
+            assert reply is None
+            self.finish(name)
+            self.server.receive(name)
+        else:
+            self.server.receive(name, message_of(reply))
 
     def sum(self) -> tuple[np.ndarray[Any, Any], dict[str, int]]:
         """The mean update that the aggregator decodes, and the sums of the scalars."""
@@ -202,8 +234,8 @@ class SecureClients:
 
     def vectors(self, name: str) -> tuple[bytes, bytes]:
         """The masked update and the scalars of a client, as they left it."""
-        length = self.replies[name].parts[0].length
+        length = self.headers[name].parts[0].length
         return self.bodies[name][:length], self.bodies[name][length:]
 
-    def residual(self, name: str) -> np.ndarray[Any, Any] | None:
+    def residual(self, name: str) -> Any:
         return self.handlers[name].kept[RUN][1].residual

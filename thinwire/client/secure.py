@@ -137,6 +137,7 @@ class SecureRounds:
             raise CannotReply("protocol", "the plan sums under masks, and the assignment has no terms for it")
         try:
             lattice = lattice_of(plan, size, work, assignment.identity)
+            lattice.walk.coordinates(work.window)
         except ValueError as error:  # numbers of the aggregator's that no lattice has
             raise CannotReply("protocol", f"no secure round has these terms: {error}") from error
         terms = terms_of(plan, work, lattice.lanes, lattice.width)

@@ -94,7 +94,7 @@ class FlowerFleet:
         self._uploads = Uploads(answers, self._sessions, spool, clock)
         self._gate.room = self._room
         self._pull = PullRoute(self._gate, self._exchange, self._sessions, clock, poll_s)
-        push = PushRoute(answers, self._uploads, self._sessions, spool, clock, limits)
+        push = PushRoute(answers, self._uploads, self._sessions, spool, clock, limits, self._pull)
         hello = HelloRoute(
             roster, spool, self._exchange, self._sessions, clock, poll_s, self._cas, self._called,
             self._holds.__setitem__, self._gate.still, speaks,

@@ -51,6 +51,12 @@ def start(
         Path | None,
         typer.Option(metavar="FILE", help="the owner's policy; default: client.toml of the client"),
     ] = None,
+    roster: Annotated[
+        Path | None, typer.Option(metavar="SIGNED.json", help="signed devices to trust in secure rounds")
+    ] = None,
+    roster_key: Annotated[
+        Path | None, typer.Option(metavar="KEY.pem.pub", help="public key that signed the roster")
+    ] = None,
     home: Home = None,
 ) -> None:
     """Train for an aggregator on this machine's data until told to stop."""
@@ -71,6 +77,8 @@ def start(
         home,
         policy,
         python,
+        roster,
+        roster_key,
     )
     raise typer.Exit(begin(wanted))
 
@@ -246,7 +254,46 @@ def look(home: Path, name: str) -> dict[str, Any]:
     if about is None:
         standing |= {"state": "stopped", "connected_at": None}
     found = {"name": name, "running": about is not None, **standing, "pending": pending(folder)}
-    return found | {"aggregator": joined_url(folder)} | (about or {})
+    return found | {"aggregator": joined_url(folder), "secure": demands(folder)} | (about or {})
+
+
+SECURE_KEYS = ("secure", "adversary", "max_corrupt_assumed", "min_cohort", "min_survivors")
+
+
+def demands(folder: Path) -> dict[str, Any]:
+    """Return what the owner's policy demands of secure rounds, by key, and the number of devices of a pinned roster.
+
+    The policy and the roster are those of the last start. `policy` or `roster` holds the error if one is not valid.
+    """
+    from thinwire.cli.client.start import pinned_roster
+    from thinwire.cli.local_state import StartOptions
+    from thinwire.client.policy import FILE, Policy, load_policy
+    from thinwire.core.errors import ThinwireError
+
+    options, found = StartOptions.load(folder) or StartOptions(), dict[str, Any]()
+    try:
+        given, usual = load_policy(options.path("policy") or folder / FILE), Policy()
+        values = {key: getattr(given, key) for key in SECURE_KEYS}
+        found |= {key: value for key, value in values.items() if value != getattr(usual, key)}
+    except ThinwireError as error:
+        found["policy"] = str(error)
+    try:
+        pinned = pinned_roster(options.path("roster"), options.path("roster_key"))
+        found |= {} if pinned is None else {"pinned": len(pinned)}
+    except ThinwireError as error:
+        found["roster"] = str(error)
+    return found
+
+
+def demanded(found: dict[str, Any]) -> str:
+    """Return in words what `demands` found.
+
+    >>> demanded({"secure": "required", "min_cohort": 10, "pinned": 12})
+    'secure = required, min_cohort = 10, a pinned roster of 12 devices'
+    """
+    words = [f"{key} = {value}" for key, value in found.items() if key in SECURE_KEYS]
+    words += [f"{key} not valid: {found[key]}" for key in ("policy", "roster") if key in found]
+    return ", ".join([*words, *([f"a pinned roster of {found['pinned']} devices"] if "pinned" in found else [])])
 
 
 def pending(folder: Path) -> int:
@@ -276,6 +323,8 @@ def show(rows: list[dict[str, Any]]) -> None:
     ]
     console.table(header, cells, right=("process", "round", "pending"))
     for row in rows:
+        if row["secure"]:
+            console.line(f"{row['name']}: its owner demands of secure rounds: {demanded(row['secure'])}")
         if row["last_error"]:
             console.line(f"{row['name']}: {console.ago(row['last_error_at'])}: {row['last_error']}")
         if abs(row["skew_s"] or 0.0) >= SHOWN_SKEW_S:

@@ -20,6 +20,9 @@ from thinwire.cli import console
 from thinwire.cli.local_state import StartOptions
 
 if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+
+    from thinwire.client.secure import SecureIdentity
     from thinwire.transport.device.identity import Trust
 
 
@@ -40,6 +43,8 @@ class Device:
     home: Path | None
     policy: Path | None = None
     python: Path | None = None
+    roster: Path | None = None
+    roster_key: Path | None = None
 
 
 def begin(device: Device) -> int:
@@ -72,7 +77,7 @@ def begin(device: Device) -> int:
     def policy() -> Policy:
         return load_policy(rules, must_exist=device.policy is not None)
 
-    first = policy()
+    first, pinned = policy(), pinned_roster(device.roster, device.roster_key)
     specs = device.tasks or tuple(f"{name}={module}" for name, module in installed_tasks().items())
     if not specs:
         raise UsageError(
@@ -93,10 +98,12 @@ def begin(device: Device) -> int:
         client = ClientInfo(device.name, data, part, parts, device.split, device.seed, device.device)
         StartOptions.of_this_command().save(folder)
         clock = ServerClock()
-        gate = AdmissionController(first, folder, skew_s=lambda: clock.skew_s)
+        key = device_key(folder)
+        secure = secure_identity(key, pinned)
+        gate = AdmissionController(first, folder, skew_s=lambda: clock.skew_s, carries=secure.carries)
         benches = worker.benches()
         link = HttpsLink(
-            url, device_key(folder), device.name, folder, trust, clock=clock, is_wanted=wanted(gate, benches),
+            url, key, device.name, folder, trust, clock=clock, is_wanted=wanted(gate, benches),
             min_free=lambda: gate.min_free_bytes,
         )  # fmt: skip
         return serve(
@@ -114,7 +121,39 @@ def begin(device: Device) -> int:
             has=DeviceInfoProbe(
                 lambda: gate.policy, lambda: [pid for pid in (os.getpid(), worker.pid) if pid is not None]
             ),
+            secure=secure,
         )
+
+
+def pinned_roster(roster: Path | None, key: Path | None) -> dict[str, bytes] | None:
+    """Return the devices that the owner trusts in secure rounds: name to public key; None without a roster.
+
+    `UsageError` if one of the two files is missing, `DataLost` if the key did not sign the roster.
+    """
+    from thinwire.cli.devices.roster import signed_devices
+    from thinwire.core.errors import UsageError
+
+    if roster is not None and key is not None:
+        return signed_devices(roster, key)
+    if roster is None and key is None:
+        return None
+    raise UsageError(
+        "a pinned roster takes two options",
+        why="--roster names the devices, and --roster-key shows who signed them",
+        hint="--roster SIGNED.json --roster-key KEY.pem.pub",
+    )
+
+
+def secure_identity(key: EllipticCurvePrivateKey, pinned: dict[str, bytes] | None) -> SecureIdentity:
+    """Return what this device needs for secure rounds: its key signs their messages."""
+    from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    from thinwire.client.secure import SecureIdentity
+
+    public = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return SecureIdentity(public, lambda data: key.sign(data, ECDSA(SHA256())), pinned)
 
 
 def part_of(text: str | None) -> tuple[int, int]:

@@ -78,17 +78,25 @@ def verify(
     json: Json = False,
 ) -> None:
     """Check who signed a roster, and print the fingerprints of its devices."""
+    devices = signed_devices(roster, key)
+    if json:
+        console.document({"devices": {name: _fingerprint(der) for name, der in devices.items()}})
+        return
+    _say(devices, console.line)
+
+
+def signed_devices(roster: Path, key: Path) -> dict[str, bytes]:
+    """Return the devices of a signed roster: name to public key in DER.
+
+    `UsageError` if a file is not readable or `key` is no public key, `DataLost` if the key did not sign the roster.
+    """
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
     from thinwire.privacy.pinned_roster import LARGEST, SIGN, verify_roster
 
     public = _loaded(key, load_pem_public_key, Ed25519PublicKey, "public")
-    devices = verify_roster(_read(roster, LARGEST, SIGN), public)
-    if json:
-        console.document({"devices": {name: _fingerprint(der) for name, der in devices.items()}})
-        return
-    _say(devices, console.line)
+    return verify_roster(_read(roster, LARGEST, SIGN), public)
 
 
 def _say(devices: dict[str, bytes], say: Any) -> None:

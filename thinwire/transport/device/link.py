@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import math
 import random
 import threading
 import time
@@ -25,7 +26,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from thinwire.core.errors import BadPayload, NotOffered, NotWritten, Refused, Unreachable, UsageError
 from thinwire.core.fleet import Delivery, Hello, Welcome
 from thinwire.core.serialization import MAX_HEADER_BYTES, assignment_from_bytes, reply_to_bytes
-from thinwire.core.types import Assignment, Failure, PhaseReply, Reply, ReplyHeader
+from thinwire.core.types import Assignment, Failure, PhaseReply, Reply, ReplyHeader, ends
 from thinwire.transport.device.connect import Address, TlsConnection, moved
 from thinwire.transport.device.http_client import LOOK_S, Connection, HttpRequest, Moved, block_of, finish
 from thinwire.transport.device.identity import ServerClock, Trust
@@ -123,16 +124,7 @@ class HttpsLink:
         wait_s *= random.uniform(1 - POLL_JITTER, 1 + POLL_JITTER)
         with self._in_words():
             self._know_the_time(self._pulling)
-            try:
-                return self._pull(wait_s)
-            except Moved:
-                return self._pull(wait_s)
-            except ApiError as refusal:
-                if refusal.kind != "hello":
-                    raise
-            with self._one_hello:  # the aggregator restarted, took this device offline, or has new CAs
-                self._greet(self._said(), self._pulling)
-            return self._ended.popleft() if self._ended else self._pull(wait_s)
+            return self._pull_again(wait_s)
 
     def push(self, reply: Reply, bundle: Path | None = None) -> None:
         """Send a reply, with its parts from the file `bundle`; return once the aggregator has committed it.
@@ -157,15 +149,20 @@ class HttpsLink:
         self._held.answered(reply)
 
     def answer(self, reply: PhaseReply | Failure, wait_s: float) -> Delivery | None:
-        """Send a message of a phase of secure aggregation on the connection that pulls, then pull."""
+        """Send a message of a phase of secure aggregation on the connection that pulls, and wait as `pull` does.
+
+        One request does both. Sending the message again is harmless.
+        """
+        wait_s *= random.uniform(1 - POLL_JITTER, 1 + POLL_JITTER)
         with self._in_words():
             self._know_the_time(self._pulling)
+            if not self._pulling.is_known():
+                with self._one_hello:
+                    self._greet(self._said(), self._pulling)
         if not self._held.is_of(reply):
             raise self._not_offered(reply)
         with self._in_words(answer=True):
-            self._call(self._pulling, HttpRequest("POST", PUSH, packed(reply_to_bytes(reply))))
-        self._held.answered(reply)
-        return self.pull(wait_s)
+            return self._pull_again(wait_s, reply)
 
     def leave(self) -> None:
         """Revoke this device by its own wish. Its key is useless afterwards, and the caller deletes it."""
@@ -217,11 +214,36 @@ class HttpsLink:
             raise Unreachable("this link has not said hello yet", why="a hello comes before a pull")
         return self._hello
 
-    def _pull(self, wait_s: float) -> Delivery | None:
+    def _pull_again(self, wait_s: float, reply: PhaseReply | Failure | None = None) -> Delivery | None:
+        """Pull; again if this machine's address changed, and after a registration if the aggregator demands it."""
+        try:
+            return self._pull(wait_s, reply)
+        except Moved:
+            return self._pull(wait_s, reply)
+        except ApiError as refusal:
+            if refusal.kind != "hello":
+                raise
+        with self._one_hello:  # the aggregator restarted, took this device offline, or has new CAs
+            self._greet(self._said(), self._pulling)
+        if reply is None:
+            return self._ended.popleft() if self._ended else self._pull(wait_s)
+        if not self._held.is_of(reply):
+            raise self._not_offered(reply)
+        return self._pull(wait_s, reply)
+
+    def _pull(self, wait_s: float, reply: PhaseReply | Failure | None = None) -> Delivery | None:
+        """Pull once; `reply` is sent in the same request, and leaves the assignments in flight with its response."""
         held, greetings = self._held.now(), self._held.greetings
+        held = held if reply is None else [one for one in held if not ends(reply, one)]
         said = {"process": self._said().process, "wait_s": wait_s, "in_flight": held}
-        wanted = json.dumps(said, separators=(",", ":"))
-        with self._pulling.made(HttpRequest("POST", PULL, packed(wanted.encode()), wait_s=wait_s)) as answer:
+        wanted = packed(json.dumps(said, separators=(",", ":")).encode())
+        call = HttpRequest("POST", PULL, wanted, wait_s=wait_s)
+        if reply is not None:
+            prefer = {"prefer": f"wait={math.ceil(wait_s)}"}  # RFC 7240
+            call = HttpRequest("POST", PUSH, packed(reply_to_bytes(reply)) + wanted, prefer, wait_s)
+        with self._pulling.made(call) as answer:
+            if reply is not None:
+                self._held.answered(reply)
             self._held.withdraw(block_of(answer, MAX_CONTROL_BYTES))
             began = time.monotonic()
             data = block_of(answer, MAX_HEADER_BYTES)

@@ -4,7 +4,7 @@ A body is a sequence of blocks: a 4-byte little-endian length, and that many byt
 
 - register and join: [JSON];
 - pull: [JSON] up; [control JSON] [assignment, possibly empty] parts.. down;
-- push: [header] parts.. up.
+- push: [header] parts.. up; a message of secure aggregation may be followed by the JSON of a pull: then down as pull.
 
 Parts of more than `INLINE_BYTES` together travel apart, so that a cut transfer can be continued
 (`server/assignments.py`, `server/uploads.py`). A block of JSON is deflated (RFC 1951) with a dictionary that both ends

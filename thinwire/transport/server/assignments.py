@@ -67,8 +67,11 @@ class PullRoute:
 
     async def __call__(self, request: Request) -> None:
         """Serve a pull."""
-        row = request.row
-        wanted = Wanted.read((await request.header(MOST_BYTES))[0])
+        await self.serve(request, (await request.header(MOST_BYTES))[0])
+
+    async def serve(self, request: Request, data: bytes) -> None:
+        """Serve a pull whose JSON is `data`, also one that came behind a message of a phase."""
+        row, wanted = request.row, Wanted.read(data)
         session = self._sessions.of(row.name)
         if session is None or session.must_greet or session.hello.process != wanted.process:
             raise ApiError(401, "hello", "this process has not said hello here")

@@ -15,6 +15,7 @@ import hashlib
 import io
 import json
 import os
+import re
 from dataclasses import dataclass, field, replace
 
 from thinwire.core.clock import Clock
@@ -24,12 +25,23 @@ from thinwire.core.part_file import DamagedPart, PartFile, damaged_part
 from thinwire.core.serialization import FREE_HEADER_BYTES, reply_from_bytes
 from thinwire.core.statedir import private_opener, sync_path
 from thinwire.core.types import AGGREGATOR_KINDS, Failure, Reply, ReplyHeader, UpdateId
-from thinwire.transport.protocol.http import INLINE_BYTES, LENGTH, STREAM_BYTES, UPLOAD_OFFSET, ApiError, Found
+from thinwire.transport.protocol.http import (
+    INLINE_BYTES,
+    LENGTH,
+    STREAM_BYTES,
+    UPLOAD_OFFSET,
+    ApiError,
+    Found,
+    inflated,
+    unblock,
+)
 from thinwire.transport.server.app import Gone, Request
+from thinwire.transport.server.assignments import MOST_BYTES, PullRoute
 from thinwire.transport.server.connections import Connection
 from thinwire.transport.server.presence import Presence
 from thinwire.transport.server.replies import ReplyReceiver, revoke_access
 
+_WAITS = re.compile(rb"(^|[,; ])wait=\d+")  # of Prefer
 AT_ONCE = 2  # headers larger than FREE_HEADER_BYTES that are parsed at one time, each of another device
 DEFLATED_BYTES = 64  # growth of an incompressible block, for each 16 KiB of its JSON
 
@@ -42,7 +54,9 @@ def push_bytes(header_bytes: int) -> int:
 class PushRoute:
     """Serves pushes: `[header] parts..` in one request, or `[header]` alone.
 
-    A header alone is answered with how many bytes of each part are here already.
+    A header alone is answered with how many bytes of each part are here already. A message of a phase of secure
+    aggregation may have the JSON of a pull behind it and `Prefer: wait=SECONDS` (RFC 7240): then the response is that
+    of the pull.
     """
 
     def __init__(
@@ -53,8 +67,9 @@ class PushRoute:
         spool: Spool,
         clock: Clock,
         limits: ReplyLimits,
+        pull: PullRoute,
     ) -> None:
-        self._answers, self._uploads, self._sessions = answers, uploads, sessions
+        self._answers, self._uploads, self._sessions, self._pull = answers, uploads, sessions, pull
         self._spool, self._clock, self._limits = spool, clock, limits
         self._storing: set[UpdateId] = set()
         self._parsing: set[str] = set()  # devices whose large header is being parsed
@@ -67,16 +82,18 @@ class PushRoute:
             header, parts = await request.header(self._limits.max_header_bytes())
             reply = await self._read(device, header)
             self._answers.require_run(reply)
-            if not isinstance(reply, ReplyHeader):
-                if parts:
-                    raise ApiError(409, "protocol", "only an update has parts")
-                if isinstance(reply, Failure):
-                    self._answers.failed(device, _of_a_device(reply), began_at)
-                else:
-                    self._answers.messaged(device, reply, began_at)
+            if isinstance(reply, ReplyHeader):
+                await self._updated(request, reply, header, bytes(parts), began_at)
+                return
+            pulls = _pull_behind(request, parts)
+            if isinstance(reply, Failure):
+                self._answers.failed(device, _of_a_device(reply), began_at)
+            else:
+                self._answers.messaged(device, reply, began_at)
+            if pulls is None:
                 await request.answer(200)
                 return
-            await self._updated(request, reply, header, bytes(parts), began_at)
+        await self._pull.serve(request, pulls)  # not in the call above: a device that waits is no sign of life
 
     async def _read(self, device: str, header: bytes) -> Reply:
         """Parse a header: a small one here, a large one in a thread, one of each device at a time."""
@@ -128,6 +145,21 @@ class PushRoute:
             await self._answers.keep(draft, header, received, began_at)
         finally:
             self._storing.discard(update)
+
+
+def _pull_behind(request: Request, rest: memoryview) -> bytes | None:
+    """Return the JSON of the pull behind a message; None if the device does not wait for an assignment."""
+    if not rest:
+        return None
+    if not _WAITS.search(request.headers.get(b"prefer", b"")):
+        raise ApiError(409, "protocol", "only an update has parts")
+    try:
+        data, more = unblock(bytes(rest))
+        if more:
+            raise ValueError("more follows behind the pull")
+        return inflated(data, MOST_BYTES)
+    except ValueError as error:
+        raise ApiError(409, "protocol", str(error)) from error
 
 
 def _of_a_device(failure: Failure) -> Failure:

@@ -5,8 +5,13 @@ from __future__ import annotations
 import json
 import time
 
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from thinwire.cli.local_state import StartOptions
 from thinwire.client.calls import ClientStatus
 from thinwire.core.statedir import client_home, hold
+from thinwire.privacy.pinned_roster import write_roster
 
 
 def test_a_client_that_runs_says_since_when_and_what_it_keeps(thinwire, home):
@@ -26,6 +31,40 @@ def test_a_client_that_runs_says_since_when_and_what_it_keeps(thinwire, home):
     )
     for word in ("2 h", "digits-7", "cannot reach it", "24 h behind the aggregator's"):
         assert word in said
+
+
+def test_the_owner_sees_what_the_policy_and_the_pinned_roster_demand_of_secure_rounds(thinwire, home, tmp_path):
+    folder, key, roster, signed = (
+        client_home(home, "pi-03"),
+        *(tmp_path / name for name in ("k.pem", "r.json", "s.json")),
+    )
+    ClientStatus().save(folder)
+    with hold(folder / "lock", {}):
+        pass
+    assert thinwire("client", "status", "--json", "--home", home).document[0]["secure"] == {}
+    (folder / "client.toml").write_text('[policy]\nsecure = "required"\nmin_cohort = 10\n')
+    assert thinwire("devices", "roster", "key", key).code == 0
+    devices = {f"pi-{number}": ec.derive_private_key(number, ec.SECP256R1()).public_key() for number in (1, 2)}
+    der = {name: key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo) for name, key in devices.items()}
+    roster.write_bytes(write_roster(der))
+    assert thinwire("devices", "roster", "sign", roster, "--key", key, "--out", signed).code == 0
+    StartOptions({"roster": str(signed), "roster_key": f"{key}.pub"}).save(folder)
+    (row,) = thinwire("client", "status", "--json", "--home", home).document
+    assert row["secure"] == {"secure": "required", "min_cohort": 10, "pinned": 2}
+    said = "pi-03: its owner demands of secure rounds: secure = required, min_cohort = 10, a pinned roster of 2 devices"
+    assert said in thinwire("client", "status", "--home", home).out
+    signed.write_bytes(signed.read_bytes().replace(b"pi-2", b"pi-3"))
+    (folder / "client.toml").write_text("[policy]\nmin_cohort = -1\n")
+    (row,) = thinwire("client", "status", "--json", "--home", home).document
+    assert {name: text.partition(" (")[0] for name, text in row["secure"].items()}.keys() == {"policy", "roster"}
+
+
+def test_a_client_starts_with_a_roster_and_the_key_of_its_owner_alone(thinwire, home, tmp_path):
+    start = ("client", "start", "--aggregator", "http://127.0.0.1:9", "--task", "t=t.py", "--home", home)
+    said = thinwire(*start, "--roster", tmp_path / "signed.json")
+    assert (said.code, "--roster SIGNED.json --roster-key KEY.pem.pub" in said.err) == (2, True)
+    said = thinwire(*start, "--roster", tmp_path / "signed.json", "--roster-key", tmp_path / "none.pub")
+    assert (said.code, "cannot read" in said.err) == (2, True)
 
 
 def test_what_a_client_was_doing_when_it_was_killed_is_not_taken_for_now(thinwire, home):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from torch import nn
 
 from tests.support.secure_clients import (
     SecureClients,
@@ -17,10 +19,12 @@ from tests.support.secure_clients import (
     trained_of,
 )
 from tests.support.secure_cohort import identity
-from tests.support.small_task import RUN, cross_entropy
+from tests.support.small_task import RUN, cross_entropy, plan_of
 from thinwire.client.admission import AdmissionController
+from thinwire.client.execute import least_kept_bytes
 from thinwire.client.policy import Policy
 from thinwire.client.train.errors import Cancelled
+from thinwire.core.layout import Layout
 from thinwire.core.secure_numbers import METRIC_BITS
 from thinwire.core.types import Failure, ReplyHeader, SecureWork, Timings, UpdateId, UpdateOutcome, phase_id
 
@@ -344,3 +348,26 @@ def test_the_next_assignment_of_the_run_drops_the_round_before(tmp_path):
     assert isinstance(reply, Failure)
     assert (reply.text, reply.assignment_id) == ("order", f"{RUN}.1.{ONE}")
     assert phase_id(reply.assignment_id, "agree") == first.assignment.assignment_id
+
+
+def test_the_room_for_a_residual_is_needed_before_training_unless_nothing_is_kept():
+    layout = Layout.of({"w": (1000,)})
+    assert least_kept_bytes(secure_plan(), layout) == 4 * 1000
+    assert least_kept_bytes(secure_plan(uplink='feedback = "none"'), layout) == 0
+    assert least_kept_bytes(secure_plan(), layout) > least_kept_bytes(plan_of(codec="eden(1)", feedback="auto"), layout)
+
+
+@pytest.mark.parametrize("bits", [4, 16])
+def test_no_step_of_a_masked_update_holds_more_than_four_models(tmp_path, bits):
+    """The update that becomes the residual, the residual before it, lanes or a file's bytes, and the masked bytes."""
+    clients = SecureClients(tmp_path, secure_plan(f"bits = {bits}"), functions={"model": lambda: nn.Linear(4, 200_000)})
+    for measured in (False, True):
+        clients.open()
+        clients.run(until="share")
+        clients.phase(ONE, "masked", clients.requests[ONE])
+        if measured:
+            tracemalloc.start()  # from here on: the update and the old residual are here, two models
+        clients.finish(ONE)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert 2 + peak / (4 * clients.aggregator.first.layout.size) <= 4.05

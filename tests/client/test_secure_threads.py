@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,12 @@ import pytest
 from tests.support.fleet_words import polled
 from tests.support.secure_clients import SecureClients, message_of, name_of, secure_identity
 from tests.support.small_task import cross_entropy
+from tests.support.transport_doubles import place
 from thinwire.client.admission import AdmissionController
 from thinwire.client.agent import serve
-from thinwire.core.fleet import ClientConnected, Envelope
+from thinwire.core.fleet import ClientConnected, Envelope, Fleet, Link
 from thinwire.core.statedir import private_folder
-from thinwire.core.types import PhaseReply, ReplyHeader
+from thinwire.core.types import Failure, PhaseReply, ReplyHeader
 from thinwire.simulation.local_fleet import LocalFleet, LocalLink
 from thinwire.store import FileSpool
 
@@ -26,18 +29,17 @@ LAST = name_of(3)  # the client that runs in threads of its own; the others are 
 class Threads:
     """Three handlers and one whole client in one round; `go` lets the client's training continue."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, fleet: Fleet, link: Link) -> None:
         self.go, self.trains, self.stop = threading.Event(), threading.Event(), threading.Event()
-        self.fleet, self.said, self.code = LocalFleet(FileSpool(folder / "spool")), list[str](), list[int]()
-        self.clients = SecureClients(folder)
-        downloads, identity = private_folder(folder / "downloads"), secure_identity(3)
+        self.fleet, self.said, self.code = fleet, list[str](), list[int]()
+        self.replies = list[PhaseReply | ReplyHeader]()
+        self.clients, identity = SecureClients(folder), secure_identity(3)
 
         def loss(model: Any, batch: Any) -> Any:
             self.trains.set()
             assert self.go.wait(60)
             return cross_entropy(model, batch)
 
-        link = LocalLink(self.fleet, LAST, downloads=downloads)
         gate, home = AdmissionController(carries=identity.carries), private_folder(folder / "threads")
         task = self.clients.task(3, loss=loss)
 
@@ -59,47 +61,105 @@ class Threads:
         self.thread.join(30)
         assert self.code == [0]
 
+    def advertised(self) -> dict[str, bytes]:
+        """Open a round, and return the requests of the phase share."""
+        self.clients.open(away=[LAST])
+        self.send(self.clients.assignment(LAST))
+        return self.received(polled(self.fleet, PhaseReply))
+
+    def received(self, reply: Any) -> dict[str, bytes]:
+        """Give the client's message to the aggregator's side, close the phase, and return the next requests."""
+        clients = self.clients
+        if isinstance(reply, ReplyHeader):
+            clients.headers[LAST] = reply
+            clients.bodies[LAST] = b"".join(map(bytes, self.fleet.open(reply.update_id)))
+            clients.server.receive(LAST)
+        else:
+            clients.server.receive(LAST, message_of(reply))
+        self.replies.append(reply)
+        return clients.server.close()
+
+    def round(self) -> None:
+        """Play a whole round; training continues when the phase share is answered."""
+        clients, self.replies = self.clients, []
+        requests = self.advertised()
+        assert self.trains.wait(60)
+        for phase in ("share", "masked", "agree", "unmask"):
+            for name, request in requests.items():
+                if name == LAST:
+                    self.send(clients.request(name, phase, request))
+                elif phase == "masked":
+                    assert clients.phase(name, phase, request) is None
+                    clients.finish(name)
+                    clients.server.receive(name)
+                else:
+                    clients.server.receive(name, message_of(clients.phase(name, phase, request)))
+            if phase == "masked":
+                self.go.set()  # not before: what share was answered by had to be sent while training waited
+            requests = self.received(polled(self.fleet, ReplyHeader if phase == "masked" else PhaseReply))
+
 
 @pytest.fixture
-def threads(tmp_path):
-    made = Threads(tmp_path)
+def threads(tmp_path: Path) -> Iterator[Threads]:
+    fleet = LocalFleet(FileSpool(tmp_path / "spool"))
+    made = Threads(tmp_path, fleet, LocalLink(fleet, LAST, downloads=private_folder(tmp_path / "downloads")))
     yield made
     made.end()
 
 
-def advertised(threads: Threads) -> dict[str, bytes]:
-    """Open a round, and return the requests of the phase share."""
-    clients = threads.clients
-    clients.open(away=[LAST])
-    threads.send(clients.assignment(LAST))
-    clients.server.receive(LAST, message_of(polled(threads.fleet, PhaseReply)))
-    return clients.server.close()
-
-
-def test_a_phase_is_answered_while_training_runs_and_the_update_is_in_the_sum(threads):
-    clients, fleet = threads.clients, threads.fleet
-    requests = advertised(threads)
-    assert threads.trains.wait(60)
-    for phase in ("share", "masked", "agree", "unmask"):
-        for name, request in requests.items():
-            if name == LAST:
-                threads.send(clients.request(name, phase, request))
-            elif phase == "masked":
-                assert clients.phase(name, phase, request) is None
-                clients.finish(name)
-                clients.server.receive(name)
-            else:
-                clients.server.receive(name, message_of(clients.phase(name, phase, request)))
-        if phase == "masked":
-            threads.go.set()  # not before: what share was answered by had to be sent while training waited
-            header = polled(fleet, ReplyHeader)
-            clients.replies[LAST], clients.bodies[LAST] = (
-                header,
-                b"".join(bytes(p) for p in fleet.open(header.update_id)),
-            )
-            clients.server.receive(LAST)
-        else:
-            clients.server.receive(LAST, message_of(polled(fleet, PhaseReply)))
-        requests = clients.server.close()
-    mean, scalars = clients.sum()
+def test_a_phase_is_answered_while_training_runs_and_the_update_is_in_the_sum(threads: Threads) -> None:
+    threads.round()
+    mean, scalars = threads.clients.sum()
     assert (scalars, bool(np.abs(mean).max() > 0)) == ({"weight": 4}, True)
+
+
+def test_over_the_device_api_a_round_takes_seven_requests_of_a_client(tmp_path: Path) -> None:
+    with place(tmp_path) as here:
+        threads = Threads(tmp_path, here.fleet, here.link(LAST))
+        for _ in range(2):
+            threads.round()
+            assert threads.clients.sum()[1] == {"weight": 4}
+        transfers = [reply.transfer for reply in threads.replies]
+        threads.end()
+    requests = [transfer.requests for transfer in transfers if transfer is not None]
+    assert len(requests) == 5
+    assert sum(requests) <= 7, requests
+
+
+def test_a_round_that_is_withdrawn_ends_the_wait_for_its_seed(threads: Threads) -> None:
+    threads.go.set()
+    requests = threads.advertised()
+    threads.send(threads.clients.request(LAST, "share", requests[LAST]))
+    polled(threads.fleet, PhaseReply)
+    threads.fleet.cancel([threads.clients.assignment(LAST).assignment.assignment_id])
+    threads.round()
+    assert threads.clients.sum()[1] == {"weight": 4}
+    assert "round 1: withdrawn by the aggregator" in threads.said
+
+
+def test_a_client_that_leaves_says_why_while_it_trains_and_trains_no_more(threads: Threads) -> None:
+    requests = threads.advertised()
+    assert threads.trains.wait(60)
+    threads.send(threads.clients.request(LAST, "share", requests[LAST][:-1]))
+    failure = polled(threads.fleet, Failure)
+    assert (failure.kind, failure.text) == ("failed", "message")
+    assert failure.assignment_id == threads.clients.assignment(LAST).assignment.assignment_id
+    threads.go.set()
+    threads.round()
+    assert threads.clients.sum()[1] == {"weight": 4}
+    assert not [line for line in threads.said if line.startswith("round 1: sent")]
+
+
+def test_a_client_whose_process_ends_while_it_waits_for_the_seed_ends_at_once(threads: Threads) -> None:
+    threads.go.set()
+    requests = threads.advertised()
+    threads.send(threads.clients.request(LAST, "share", requests[LAST]))
+    polled(threads.fleet, PhaseReply)  # `end` of the fixture joins the thread
+
+
+def test_a_phase_of_a_task_that_is_not_here_fails(threads: Threads) -> None:
+    threads.clients.number = 1
+    delivery = threads.clients.request(LAST, "share", b"")
+    threads.send(replace(delivery, assignment=replace(delivery.assignment, task="other")))
+    failure = polled(threads.fleet, Failure)
+    assert (failure.kind, failure.assignment_id) == ("task-missing", delivery.assignment.assignment_id)

@@ -295,6 +295,16 @@ def trained(
     return Trained(header, state, change, done.buffers, following)
 
 
+def trained_finite(
+    job: AssignmentContext, header: ReplyHeader, state: ClientRunState, bench: Executor, client: ClientInfo
+) -> Trained:
+    """Train as `trained` does; raise `NonFiniteUpdate` if training diverged, as nothing is encoded yet."""
+    found = trained(job, header, state, bench, client)
+    if not math.isfinite(found.header.norm):
+        raise NonFiniteUpdate("a change holds NaN or infinity", why="training diverged", hint="a smaller [local] lr")
+    return found
+
+
 def encoded(job: AssignmentContext, found: Trained, state: ClientRunState, model: Layout) -> Result:
     """Encode an update and return the reply with the state after it: its residual, and the codec's own arrays."""
     header, change, buffers = found.header, found.change, found.buffers

@@ -11,7 +11,6 @@ phases apart: `begin` advertises and trains, `finish` masks, and `answer_phase` 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -31,7 +30,7 @@ from thinwire.client.execute import (
     encoded,
     first_model,
     least_kept_bytes,
-    trained,
+    trained_finite,
     work,
 )
 from thinwire.client.executor import Executor, InProcessExecutor
@@ -43,14 +42,12 @@ from thinwire.client.train.errors import Cancelled, in_full
 from thinwire.client.train.protocol import ClientInfo
 from thinwire.client.train.schedule import REAL, Clock
 from thinwire.client.train.task import LoadedTask
-from thinwire.core.errors import NonFiniteUpdate
 from thinwire.core.fleet import Delivery
 from thinwire.core.plan import RunPlan
 from thinwire.core.statedir import require_room, write_atomically
 from thinwire.core.types import PROTOCOL, Assignment, Failure, PhaseReply, Reply, ReplyHeader, training_id
 
 Answer = tuple[Reply, Path | None]  # a reply, and the file that holds its parts one after the other
-SMALLER_LR = "a smaller [local] lr"
 
 
 class AssignmentHandler:
@@ -299,7 +296,7 @@ class AssignmentHandler:
         pending = outbox.still_pending(going_on, told, assignment.base_version, job.plan.local.delay)
         ahead.state = state = replace(state, pending=pending)
         try:
-            found = self._trained(job, header, state)
+            found = trained_finite(job, header, state, self.bench, self.client)
         except Cancelled:
             raise
         except Exception as error:
@@ -314,16 +311,9 @@ class AssignmentHandler:
         """Send this client's advertisement once the model is loaded, and train; a client that leaves trains no more."""
         size, policy, assignment = self.bench.layout.size, self.gate.policy, job.assignment
         with self.rounds.during(job, size, policy, send):
-            found = self._trained(job, header, state)
+            found = trained_finite(job, header, state, self.bench, self.client)
         self._ahead.setdefault(assignment.run, PipelineState()).making.add(assignment.assignment_id)
         return Begun(job, found, self.clock.now())
-
-    def _trained(self, job: AssignmentContext, header: ReplyHeader, state: ClientRunState) -> Trained:
-        """Return what was trained; raise `NonFiniteUpdate` if it is no finite vector."""
-        found = trained(job, header, state, self.bench, self.client)
-        if not math.isfinite(found.header.norm):
-            raise NonFiniteUpdate("a change holds NaN or infinity", why="training diverged", hint=SMALLER_LR)
-        return found
 
     def _finish(self, begun: Begun) -> Answer:
         job, assignment, found = begun.job, begun.job.assignment, begun.outcome

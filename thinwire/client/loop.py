@@ -1,7 +1,7 @@
 """Run the assignments that a client receives: one after the other, each reply pushed before the next assignment begins.
 
-`Loop` works in the calling thread and pulls in a second one. If the plan has overlap, a third thread finishes and
-pushes replies during the next training (`BackgroundSender` in client/calls.py).
+`Loop` works in the calling thread and pulls in a second one, which answers the phases of secure rounds at once. If the
+plan has overlap or secure aggregation, a third thread finishes and pushes replies (`BackgroundSender` in calls.py).
 
 Between two assignments `Reloader` gives memory back and reloads the tasks' code and the owner's policy if the owner
 requested it.
@@ -121,10 +121,7 @@ class Loop:
             session.save(self.say)
 
     def _keep_up(self) -> None:
-        """Do what is due between two assignments: save, reload, and report changes of this device in a new hello.
-
-        A pull may be open during that hello.
-        """
+        """Do what is due between two assignments: save, reload, and report changes of this device in a new hello."""
         if time.monotonic() - self._saved_at >= SAVE_S:
             self._saved_at = time.monotonic()
             self._in_turn(self.save)
@@ -138,10 +135,7 @@ class Loop:
             self._in_turn(lambda: self.calls.until_done(lambda: self._heard(lambda: self.link.hello(hello))))
 
     def _in_turn(self, job: Callable[[], object]) -> None:
-        """Run a job now, or after the replies that are still being finished.
-
-        With overlap, replies may be in progress at every moment, so there may be no idle one to wait for.
-        """
+        """Run a job now, or after the replies that are still being finished: with overlap there may always be some."""
         if self._behind.idle:
             job()
         else:
@@ -180,10 +174,13 @@ class Loop:
 
     def _pulled(self, reply: PhaseReply | Failure | None) -> Delivery | None:
         """Return the next assignment, after the message of a phase was sent if there is one."""
-        if reply is None:
-            return self.calls.until_done(lambda: self._heard(lambda: self.link.pull(self._patience_s())))
+
+        def call() -> Delivery | None:
+            wait_s = self._patience_s()
+            return self.link.pull(wait_s) if reply is None else self.link.answer(reply, wait_s)
+
         try:
-            return self.calls.until_done(lambda: self._heard(lambda: self.link.answer(reply, self._patience_s())))
+            return self.calls.until_done(lambda: self._heard(call))
         except (NotOffered, NotAccepted) as error:  # the aggregator ends the round without this client
             self.say(error.text())
             return None
@@ -266,7 +263,11 @@ class Loop:
             return self.ending.is_set() or assignment.assignment_id in self.link.cancelled()
 
         def send(advertisement: PhaseReply) -> None:
-            self._behind.put(lambda: self._advertise(session, assignment, advertisement))
+            def push() -> None:
+                if not self._push(session, advertisement):  # nobody waits for this client in the round
+                    session.rounds.forget(assignment.assignment_id)
+
+            self._behind.put(push)
 
         delivered_at = time.monotonic()
         try:
@@ -288,11 +289,6 @@ class Loop:
         session.withdrawn(assignment)
         if assignment.assignment_id in self.link.cancelled():
             self.say(f"round {assignment.round}: withdrawn by the aggregator")
-
-    def _advertise(self, session: AssignmentHandler, assignment: Assignment, advertisement: PhaseReply) -> None:
-        """Push the advertisement of a secure round; a client whose advertisement is not taken leaves the round."""
-        if not self._push(session, advertisement):
-            session.rounds.forget(assignment.assignment_id)
 
     def _finish(self, session: AssignmentHandler, begun: Answer | Begun, delivery: Delivery, since: float) -> None:
         """Encode, commit and push what was trained; `since` is when the time of the deadline began."""
@@ -368,10 +364,7 @@ class Reloader:
         self._wished, self._reread = wished or threading.Event(), reread
 
     def look(self, say: Say) -> None:
-        """Reload if that was requested, and give the worker's memory back if it is idle.
-
-        The working thread calls this between two assignments.
-        """
+        """Reload if that was requested, and give the worker's memory back if it is idle."""
         if self._wished.is_set():
             self._wished.clear()
             self._reload_policy(say)

@@ -195,7 +195,7 @@ class SecureRounds:
         try:
             ((_, request),) = payload.parts_of(delivery.bundle, parts)
         except (BadPayload, OSError) as error:
-            raise Withdraw("message", f"a request that cannot be read: {error}") from error
+            raise Withdraw("message", f"a request that is not readable: {error}") from error
         return request
 
     @property
@@ -248,6 +248,7 @@ class SecureRounds:
             )
             scalars = scalars_of(one.participant.terms.scalars, job.plan, points, found.header.metrics)
             vectors = self._masked(assignment.assignment_id, points, scalars)
+        del points  # a model of lanes
         parts, body = packed(vectors)
         header = found.header  # nothing else of it leaves: it would be a fact of a single client
         bare = ReplyHeader(

@@ -249,10 +249,7 @@ class Link(Protocol):
         """
 
     def answer(self, reply: PhaseReply | Failure, wait_s: float) -> Delivery | None:
-        """Send a message of a phase of secure aggregation, then wait for an assignment as `pull` does.
-
-        The pulling thread calls it, so the message travels beside an update that the other thread pushes.
-        """
+        """Send a message of a secure round's phase, then wait as `pull` does: the pulling thread calls it."""
 
     def cancelled(self) -> frozenset[str]:
         """Return the ids of assignments that the aggregator has withdrawn."""
@@ -285,18 +282,13 @@ class DeviceRow:
         return hashlib.sha256(self.public_key).hexdigest() == self.fingerprint
 
     def standing(self, tls: bool) -> DeviceState:
-        """Return the state in which the device API treats the device.
-
-        With `tls` it is open to other machines, and enrollment over loopback alone approves no device.
-        """
+        """Return the state by which the device API treats the device; with `tls`, loopback alone approves none."""
         return "pending" if tls and self.how == "loopback" and self.state == "approved" else self.state
 
 
 @dataclass(frozen=True)
 class Joining:
-    """Holds a device's request to enroll: an invitation's secret, and a key that the device has proved to own by its
-    signature.
-    """
+    """Holds a device's request to enroll: an invitation's secret, and a key that its signature has proved."""
 
     secret: str  # 32 hex digits, 128 bits
     name: str

@@ -350,8 +350,8 @@ def ends(reply: Reply, assignment_id: str) -> bool:
     An advertisement does not end the training assignment that it replies to. The masked update ends it, and with it the
     phase `masked`, which has no reply of its own. A failure ends all phases of its round.
 
-    >>> header = Failure("failed", "roster", "digits-3.12.pi-01")
-    >>> ends(header, "digits-3.12.pi-01"), ends(header, "digits-3.12~agree.pi-01"), ends(header, "digits-3.13.pi-01")
+    >>> left = Failure("failed", "roster", "digits-3.12.pi-01")
+    >>> ends(left, "digits-3.12.pi-01"), ends(left, "digits-3.12~agree.pi-01"), ends(left, "digits-3.13.pi-01")
     (True, True, False)
     """
     phase = phase_of(assignment_id)

@@ -3,7 +3,8 @@ clients.
 """
 
 from thinwire.client.task import own_part
-from thinwire.simulation.local_fleet import HeldSpool, LocalFleet, LocalLink
+from thinwire.simulation.held_spool import HeldSpool
+from thinwire.simulation.local_fleet import LocalFleet, LocalLink
 from thinwire.simulation.run import History, reported, run_scripted, run_sim, simulate
 from thinwire.simulation.scripted_device import LogNormal, Paced, Script, ScriptedDevice, SyntheticUpdates, Turn, Work
 from thinwire.simulation.scripted_fleet import ScriptedFleet

@@ -47,7 +47,8 @@ from thinwire.server.run import drive
 from thinwire.server.service import CommandQueue
 from thinwire.server.submit import submit
 from thinwire.simulation.client_pool import ClientExecutor, ClientPopulation, SerialExecutor, SimulatedClients
-from thinwire.simulation.local_fleet import HeldSpool, LocalFleet
+from thinwire.simulation.held_spool import HeldSpool
+from thinwire.simulation.local_fleet import LocalFleet
 from thinwire.simulation.process_pool import ProcessExecutor
 from thinwire.simulation.scripted_fleet import ScriptedFleet
 from thinwire.store import RoundRow, RunRow, Store

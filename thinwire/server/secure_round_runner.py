@@ -85,6 +85,11 @@ class SecureRoundRunner(RoundRunner):
         self._request(self.machine.requests)
         super().run()
 
+    def _miss(self, assigned: Iterable[str]) -> None:
+        """Count the devices as lost that are outstanding in a phase and were not online when it opened."""
+        del assigned
+        super()._miss(self.machine.outstanding)
+
     def over(self) -> None:
         """Delete the files of the round, and withdraw what no client needs to answer any more."""
         closed = self.machine.closed
@@ -124,6 +129,7 @@ class SecureRoundRunner(RoundRunner):
                     self._cancel([device])
                 case round_events.ClosePhase(_, requests) if requests is self.machine.requests:
                     self._request(requests)  # else the next phase was closed at once
+                    self.missed = False  # a device may have disconnected after its message of the closed phase
                 case round_events.RemoveVector(update_id):
                     self._add_again(update_id)
                 case round_events.RemoveMasks(removal):

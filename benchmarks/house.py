@@ -56,7 +56,7 @@ from benchmarks.words import IN_CODE, banned
 ROOT = Path(__file__).parents[1]
 OURS = ROOT / "thinwire"
 SMALL_LINES, LARGE_LINES = 60, 400
-NOT_SMALL = {"migrations", "versions", "codecs"}  # folders
+NOT_SMALL = {"migrations", "codecs"}  # folders
 RIDDLES = re.compile(r"(As|For|How|Of|That|The same|Those|Until|What|When|Where|Whether|Which|Who|Whom|Whose|Why)\b")
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 ENCODE = """

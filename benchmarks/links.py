@@ -83,10 +83,16 @@ def devices_of(costs: Costs, seed: int) -> Devices:
 def measure(preset: Preset, costs: Costs, workers: int) -> list[dict[str, Any]]:
     """One row a codec and seed; seeds side by side, to the same figures."""
     cells, rows = [(preset.rounds, costs, seed) for seed in range(1, preset.seeds + 1)], list[dict[str, Any]]()
+    if preset.seeds == 1:  # sooner here than other processes have imported torch
+        return [row for cell in cells for row in told(measure_seed(*cell))]
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
         for found in pool.map(measure_seed, *zip(*cells, strict=True)):
-            note("; ".join(f"{row['uplink']} {row['seconds'] or NEVER_S:.0f} s" for row in found))
-            rows += found
+            rows += told(found)
+    return rows
+
+
+def told(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    note("; ".join(f"{row['uplink']} {row['seconds'] or NEVER_S:.0f} s" for row in rows))
     return rows
 
 

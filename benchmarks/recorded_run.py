@@ -27,13 +27,13 @@ from thinwire.core.events import AssignmentDelivered, ClientSelected, Event, Rou
 from thinwire.core.fleet import Fleet
 from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
-from thinwire.core.serialization import from_json, to_json
 from thinwire.core.statedir import AggregatorHome
 from thinwire.server.context import RunContext
 from thinwire.server.policy.eligibility import ConnectedDevices
 from thinwire.server.run import mode_of
 from thinwire.server.submit import submit
 from thinwire.store import Store
+from thinwire.store.journal import from_json, to_json
 
 SHARE = 0.25  # of the rounds after which the memory is read for the first time: windows are full by then
 NUMBERS = re.compile(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from pathlib import Path
 
@@ -23,6 +24,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return LONGEST.index(part) if part in LONGEST else len(LONGEST)
 
     items.sort(key=place)
+    gc.freeze()  # all tests of the suite: the collector of each test would walk them again and again
 
 
 @pytest.fixture(autouse=True)

@@ -98,6 +98,33 @@ def test_the_whole_agent_is_imported_without_flower():
     assert done.returncode == 0, done.stderr
 
 
+NEVER_RUN_ON_A_DEVICE = {
+    "asyncio", "multiprocessing", "sqlite3", "torch", "rich", "pygments", "zstandard", "numpy.random", "numpy.ma",
+    "thinwire.core.events", "thinwire.core.secure_events", "thinwire.privacy", "thinwire.reports", "thinwire.server",
+    "thinwire.store", "thinwire.simulation", "thinwire.conformance", "thinwire.transport.server",
+}  # fmt: skip
+
+
+def test_a_client_that_waits_has_not_loaded_what_it_never_runs(tmp_path):
+    """All parts of a client are imported before it looks at its tasks, and this task is not there."""
+    code = CLI.replace("raise SystemExit(main(sys.argv[1:]))", "main(sys.argv[1:]); print(*sys.modules)")
+    words = [
+        "client",
+        "start",
+        "--aggregator",
+        "http://127.0.0.1:1",
+        "--task",
+        "t=/nowhere.py",
+        "--home",
+        str(tmp_path),
+    ]
+    command = [sys.executable, "-c", f"import sys; {code}", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    loaded = set(done.stdout.split())
+    assert {"thinwire.client.agent", "thinwire.transport.device.link"} <= loaded, done.stderr
+    assert not NEVER_RUN_ON_A_DEVICE & loaded
+
+
 def test_an_aggregator_on_a_device_says_what_to_install(tmp_path):
     done = on_a_device(tmp_path, "aggregator", "start")
     assert done.returncode == 1

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 CONFIDENCE = 0.95
 MARGIN = 0.5  # points
@@ -46,4 +46,4 @@ def paired(codec: Sequence[float], fp32: Sequence[float]) -> Paired:
 
 def quantile(freedom: int) -> float:
     """Of Student's t."""
-    return float(student.ppf(CONFIDENCE, freedom))
+    return float(stdtrit(freedom, CONFIDENCE))

@@ -39,9 +39,12 @@ def plan_of(codec: str, delay: int, rounds: int, seed: int) -> RunPlan:
 def measure(seeds: int, rounds: int) -> list[dict[str, Any]]:
     """A row for each run: accuracy, the mean over the models of the last quarter of the rounds."""
     cells = list(product(range(1, seeds + 1), CODECS, DELAYS))
-    workers = len(os.sched_getaffinity(0))
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        rows = list(pool.map(measure_one, *zip(*((*cell, rounds) for cell in cells), strict=True)))
+    if seeds == 1:  # sooner here than other processes have imported torch
+        rows = [measure_one(*cell, rounds) for cell in cells]
+    else:
+        workers = len(os.sched_getaffinity(0))
+        with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+            rows = list(pool.map(measure_one, *zip(*((*cell, rounds) for cell in cells), strict=True)))
     note(f"accuracy over {seeds} seeds: {gaps(rows)}")
     return rows
 

@@ -116,6 +116,6 @@ def test_a_step_that_gives_no_model_is_refused(
 def test_it_gets_the_keys_of_the_plan_that_its_constructor_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(optimizers._named, "lion", lion("lr: float", "lr: float"))
     given = server_optimizer(ServerSection(optimizer="lion", lr=0.5, momentum=0.25))
-    assert (given.lr, given.momentum, given.beta2) == (0.5, 0.25, 0.99)  # type: ignore[attr-defined]
+    assert (given.lr, given.momentum, given.beta2) == (0.5, 0.25, 0.99)  # type: ignore[attr-defined]  # of lion
     with pytest.raises(CodecError, match="tau with optimizer = 'lion'"):
         server_optimizer(ServerSection(optimizer="lion", tau=0.1))

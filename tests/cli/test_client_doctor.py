@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.transport_doubles import place
-from thinwire.cli.doctor.client import _disk
+from thinwire.cli.doctor.client import _disk, _policy
 from thinwire.cli.local_state import StartOptions
 from thinwire.core.clock import RealClock
 from thinwire.core.statedir import client_home, hold
@@ -106,6 +106,13 @@ def test_a_full_disk_is_shown_with_the_reserve_of_the_policy(tmp_path, monkeypat
     tmp_path.chmod(0o700)
     found = _disk(tmp_path, 1, 500)
     assert (found.ok, "min_free_disk_mb = 500 MB stay free" in found.said) == (False, True), found.said
+
+
+def test_counts_of_another_format_are_found_with_what_to_do(tmp_path):
+    (tmp_path / "policy.json").write_text('{"format": 4}')
+    found, _ = _policy(tmp_path / "client.toml", tmp_path)
+    assert (found.ok, "has format 4, and this program reads 3" in found.said) == (False, True), found.said
+    assert found.try_.startswith("install the thinwire that wrote it")
 
 
 def test_a_name_that_nobody_knows_is_found(thinwire, home, api, joined, monkeypatch):

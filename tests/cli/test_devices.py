@@ -100,7 +100,7 @@ def test_a_running_aggregator_confirms_that_a_device_is_revoked(thinwire, home, 
     with hold(AggregatorHome.under(home).lock, {"pid": os.getpid()}), ThreadPoolExecutor(1) as threads:
         order = threads.submit(serve)
         said = thinwire("devices", "revoke", "pi-01", "--json", "--home", home)
-        assert order.result() == {"kind": "revoke", "who": operator(), "device": "pi-01"}
+        assert order.result() == {"kind": "revoke", "who": operator(), "device": "pi-01", "fingerprint": KEY}
     assert said.document == {"name": "pi-01", "state": "revoked", "confirmed": True, "rounds": {"digits-1": [3]}}
     assert said.err == ""
 
@@ -121,7 +121,7 @@ def test_an_aggregator_that_is_starting_gets_the_command_too(thinwire, home, sto
         assert may_serve(lock)
         said = thinwire("devices", "revoke", "pi-01", "--home", home)
     assert (said.code, "has not confirmed" in said.err) == (124, True)
-    assert [order.args for order in store.commands.pending()] == [{"device": "pi-01"}]
+    assert [order.args for order in store.commands.pending()] == [{"device": "pi-01", "fingerprint": KEY}]
     assert not may_serve(lock)
 
 

@@ -36,7 +36,7 @@ def test_an_old_store_is_upgraded_by_the_aggregator_alone(thinwire, home, place,
     Store.open(place.database).close()
     newer = tmp_path / "migrations"
     shutil.copytree(schema.MIGRATIONS, newer, ignore=shutil.ignore_patterns("__pycache__"))
-    (newer / "versions/9000_next.py").write_text(NEXT)
+    (newer / "9000_next.py").write_text(NEXT)
     monkeypatch.setattr(schema, "MIGRATIONS", newer)
     for words in (("runs", "list"), ("devices", "revoke", "pi-01")):
         said = thinwire(*words, "--home", home)

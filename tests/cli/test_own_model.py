@@ -10,6 +10,7 @@ import textwrap
 import numpy as np
 import pytest
 
+from tests.support.shell_blocks import ROOT
 from thinwire.cli.runs.export import read_model_file
 from thinwire.client import load_task
 from thinwire.core.errors import TaskError
@@ -67,9 +68,21 @@ def test_check_says_what_a_round_costs(thinwire, mine):
     assert found["upload_s_at_mbit"]["1"] == pytest.approx(found["up_bytes"] * 8 / 1e6)
     said = thinwire("task", "check", mine / "task.py", "--plan", mine / "plan.toml")
     plan, module = mine / "plan.toml", mine / "task.py"
-    assert f"next: thinwire sim {plan} --clients 4 --task mine={module}" in said.err.replace("\n", " ")
+    assert said.err.endswith(f"next: thinwire sim {plan} --clients 4\n")
     assert "4482 trained parameters" in said.out
-    assert "next: thinwire sim PLAN --clients 4" in thinwire("task", "check", module).err
+    assert f"next: thinwire sim PLAN --clients 4 --task task={module}" in thinwire("task", "check", module).err
+    elsewhere = module.rename(mine / "elsewhere.py")
+    said = thinwire("task", "check", elsewhere, "--plan", plan)
+    assert said.err.endswith(f"next: thinwire sim {plan} --clients 4 --task mine={elsewhere}\n")
+
+
+def test_the_next_step_is_one_command_in_the_readme_in_init_and_in_check(thinwire, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    next_step = "thinwire sim mine/plan.toml --clients 4"
+    assert f"  {next_step}\n" in thinwire("init", "mine").err
+    assert f"next: {next_step}\n" in thinwire("task", "check", "mine/task.py", "--plan", "mine/plan.toml").err
+    assert f"\n{next_step}\n" in (ROOT / "README.md").read_text()
+    assert f"\n{next_step}\n" in (ROOT / "docs/start/your-own-model.md").read_text()
 
 
 @pytest.mark.parametrize(

@@ -20,3 +20,13 @@ def test_two_plans_are_compared_by_their_keys_also_where_one_names_a_default(thi
     assert thinwire("plan", "diff", one, other, "--json").document == {"[run] rounds": [20, 7]}
     assert "[run] rounds" in thinwire("plan", "diff", one, other).out
     assert "the plans are equal" in thinwire("plan", "diff", one, one).err
+
+
+def test_a_run_in_place_of_a_plan_is_told_where_its_plan_is(thinwire):
+    said = thinwire("plan", "explain", "digits-1")
+    assert said.code == 3
+    assert said.err.splitlines() == [
+        "error: cannot read the plan digits-1",
+        "why:   a plan is a TOML file, and there is no such file",
+        "try:   thinwire init DIR writes one; the plan of a run: thinwire runs show ID --json",
+    ]

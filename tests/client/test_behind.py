@@ -12,7 +12,7 @@ import pytest
 
 from tests.client.test_service import DEVICE, Running
 from tests.support.small_task import Aggregator, plan_of
-from thinwire.client import handler
+from thinwire.client import execute
 from thinwire.client.calls import BackgroundSender
 from thinwire.client.execute import AssignmentContext, Trained, trained
 from thinwire.core.errors import Refused
@@ -63,7 +63,7 @@ def test_the_next_training_begins_while_an_answer_is_being_sent(
         push(link, reply, bundle)
 
     monkeypatch.setattr(LocalLink, "push", slow)
-    monkeypatch.setattr(handler, "trained", train)
+    monkeypatch.setattr(execute, "trained", train)
     running = Running(tmp_path)
     overlapped(running)
     thread = running.start()

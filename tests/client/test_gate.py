@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.gated_client import NOON, Device
 from tests.support.small_task import RUN
-from thinwire.client.admission import FREE, SLACK, key_of
+from thinwire.client.admission import FREE, SLACK, QuotaFile, key_of
 from thinwire.client.execute import Begun
 from thinwire.client.policy import Kind, Policy
 from thinwire.client.train.errors import Cancelled
@@ -69,11 +69,26 @@ def test_a_damaged_count_declines_every_kind_and_reads_no_data(tmp_path, kind):
     assert isinstance(answer, Failure)
     assert (
         answer.text
-        == "rounds_a_day: policy.json on this device is not readable; its owner can look at it and delete it"
+        == "rounds_a_day: policy.json on this device is not readable; thinwire client doctor shows its owner what to do"
     )
     assert (device.read, device.counts.read_bytes()) == (0, DAMAGED)
     device.counts.unlink()
     assert device.rule(2) == ""
+
+
+def test_a_count_of_another_format_is_named_and_stays_as_it_is(tmp_path):
+    device = Device(tmp_path, Policy(rounds_a_day=1))
+    assert device.rule(1) == ""
+    later = json.dumps({**json.loads(device.counts.read_bytes()), "format": 4}).encode()
+    device.counts.write_bytes(later)
+    answer = device.assign(2)
+    assert isinstance(answer, Failure)
+    assert answer.text.startswith("rounds_a_day: policy.json on this device has another format than its client reads")
+    assert device.counts.read_bytes() == later
+    with pytest.raises(DataLost) as refused:
+        QuotaFile(device.counts.parent).read()
+    assert "has format 4, and this program reads 3" in refused.value.why
+    assert "install the thinwire that wrote it" in refused.value.hint
 
 
 def test_with_the_rules_kept_the_data_are_read(tmp_path):
@@ -149,15 +164,11 @@ def test_an_assignment_that_was_withdrawn_is_counted_again(tmp_path):
     assert device.rule(1) == "rounds_a_day"
 
 
-def test_an_assignment_whose_model_led_nowhere_is_not_counted_again_when_it_comes_in_full(tmp_path):
-    """The aggregator sends it again at once, and nothing was read for it; three times at most."""
-    device = Device(tmp_path, Policy(rounds_a_day=1))
-    for _ in range(1 + FREE):
-        assert device.kind(1, base_digest="0" * 64) == "base-mismatch"
-    assert device.rule(1) == "rounds_a_day"
-    other = Device(tmp_path / "other", Policy(rounds_a_day=1))
-    assert other.kind(1, base_digest="0" * 64) == "base-mismatch"
-    assert (other.rule(1), other.rule(2)) == ("", "rounds_a_day")
+def test_an_assignment_whose_model_led_nowhere_counts_and_counts_again_when_it_comes_in_full(tmp_path):
+    """The aggregator decides what it sends, so an attempt that it caused to fail is not free."""
+    device = Device(tmp_path, Policy(rounds_a_day=2))
+    assert device.kind(1, base_digest="0" * 64) == "base-mismatch"
+    assert (device.rule(1), device.rule(2)) == ("", "rounds_a_day")
 
 
 def test_a_run_that_changes_its_identity_does_not_buy_attempts(tmp_path):
@@ -197,8 +208,9 @@ def test_an_overlapping_assignment_that_comes_again_while_its_answer_is_made_doe
 def test_the_counts_of_a_day_do_not_grow_with_its_assignments(tmp_path):
     device = Device(tmp_path, Policy(hours="00:00-23:59"))
     sizes = set[int]()
-    for number in range(1, 9):
+    for number in range(1, 5):
         assert device.rule(number) == ""
+        assert device.kind(100 + number, base_digest="0" * 64) == "base-mismatch"
         sizes.add(len(device.counts.read_bytes()))
     assert len(sizes) == 1
 

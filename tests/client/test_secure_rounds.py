@@ -13,6 +13,7 @@ from torch import nn
 from tests.support.secure_clients import (
     SecureClients,
     changed_of,
+    message_of,
     name_of,
     secure_identity,
     secure_plan,
@@ -329,7 +330,16 @@ def test_a_client_without_an_identity_declines(tmp_path):
     assert failure_of(clients, ONE) == ("declined", "secure: this client cannot sum under masks")
 
 
-@pytest.mark.parametrize("phase", ["", "advertise", "describe"])
+def test_an_advertisement_that_is_asked_for_again_is_the_same(tmp_path):
+    clients = SecureClients(tmp_path)
+    clients.open()
+    again = message_of(clients.phase(ONE, "advertise", b""))
+    assert again == message_of(clients.phase(ONE, "advertise", b""))
+    clients.handlers[ONE].rounds.forget_run(RUN)
+    assert clients.phase(ONE, "advertise", b"") is None, "it comes with the training assignment"
+
+
+@pytest.mark.parametrize("phase", ["", "describe"])
 def test_a_phase_that_no_round_has_ends_the_clients_part(tmp_path, phase):
     clients = SecureClients(tmp_path)
     clients.open()

@@ -75,7 +75,7 @@ def test_assignments_are_answered_in_order_until_the_stop(running: Running) -> N
     assert first.bundle is not None
     assert first.bundle.exists()  # the aggregator's own file
     running.stop.set()
-    thread.join(10)
+    thread.join(60)
     assert running.code == [0]
     assert not list((running.folder / "downloads").iterdir())
     assert polled(running.fleet, ClientDisconnected).device == DEVICE
@@ -96,7 +96,7 @@ def test_who_is_stopped_in_the_middle_of_training_says_so_last(tmp_path: Path) -
     service.aggregator.steps = 10_000
     thread = service.start()
     service.send(service.aggregator.assign(1))
-    thread.join(10)
+    thread.join(60)
     assert (service.code, service.said[-1]) == ([0], "stopping")
 
 
@@ -120,7 +120,7 @@ def test_a_device_that_is_renamed_while_it_waits_answers_by_its_new_name(tmp_pat
         here.fleet.send([Envelope("lab-1", new.assignment, new.bundle)])
         assert polled(here.fleet, ReplyHeader).update_id == UpdateId(RUN, "lab-1", 1)
         stop.set()
-        thread.join(10)
+        thread.join(60)
     assert code == [0]
 
 
@@ -144,7 +144,7 @@ def test_an_answer_that_was_refused_is_not_said_to_have_been_sent(running: Runni
     running.send(running.aggregator.assign(1), running.aggregator.assign(2))
     assert polled(running.fleet, ReplyHeader).update_id.sequence == 2
     running.stop.set()
-    thread.join(10)
+    thread.join(60)
     told = [line for line in running.said if "sent" in line or "taken" in line or line.startswith("error")]
     assert told[:2] == [refused.text(), "round 1: its answer was not taken"]
     assert [line[:13] for line in told[2:]] == ["round 2: sent"]
@@ -156,7 +156,7 @@ def test_once_ends_with_the_run(running: Running) -> None:
     running.send(running.aggregator.assign(1))
     polled(running.fleet, ReplyHeader)
     running.send(running.aggregator.assign(2, "stop", parts=()))
-    thread.join(10)
+    thread.join(60)
     assert running.code == [0]
     assert f"{RUN} is over" in running.said
 
@@ -177,7 +177,7 @@ def test_the_end_of_a_run_before_its_time_does_not_end_a_once_process(
     running.send(running.aggregator.assign(9, "stop", parts=(), run="small-0"), running.aggregator.assign(1))
     polled(running.fleet, ReplyHeader)
     running.send(running.aggregator.assign(2, "stop", parts=()))
-    thread.join(10)
+    thread.join(60)
     assert running.code == [0], "the end of the run that it took part in ends it"
 
 
@@ -194,7 +194,7 @@ def test_a_hello_names_the_runs_that_the_device_keeps_until_it_knows_that_they_a
 def test_once_ends_at_the_stop_of_a_run_that_it_saw_and_was_never_drawn_in(running: Running) -> None:
     thread = running.start(once=True)
     running.send(running.aggregator.assign(1, "stop", parts=()))
-    thread.join(10)
+    thread.join(60)
     assert running.code == [0]
 
 
@@ -229,13 +229,13 @@ def test_a_withdrawn_assignment_is_given_up_and_the_next_one_is_answered(tmp_pat
 
     def loss(model: Any, batch: Any) -> torch.Tensor:
         begun.set()
-        assert withdrawn.wait(20)
+        assert withdrawn.wait(60)
         return torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
 
     running = Running(tmp_path, loss=loss, metrics=lambda model, batch: {"loss": (1.0, 1.0)})
     running.start()
     running.send(running.aggregator.assign(1))
-    assert begun.wait(20)
+    assert begun.wait(60)
     running.fleet.cancel(["a-1"])
     running.send(running.aggregator.assign(2))
     withdrawn.set()
@@ -275,7 +275,7 @@ def test_the_hello_says_which_plans_are_held(running: Running) -> None:
     running.send(running.aggregator.assign(1))
     polled(running.fleet, ReplyHeader)
     running.stop.set()
-    thread.join(10)
+    thread.join(60)
     running.stop.clear()
     running.start()
     assert running.joined.hello.plans == (running.aggregator.plan.digest,)

@@ -248,7 +248,7 @@ sys.exit(serve(link, [task_of()], folder, "pi-01", say=lambda line: print(line, 
         lines = iter(process.stdout.readline, "")
         assert next(line for line in lines if "trying again" in line).startswith("nobody")
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
         process.wait()

@@ -13,6 +13,7 @@ from tests.client.test_service import Running
 from tests.support.fleet_words import polled
 from tests.support.small_task import RUN, Aggregator, plan_of, task_of
 from thinwire.client import loop
+from thinwire.client.calls import Say
 from thinwire.client.handler import AssignmentHandler
 from thinwire.client.run_state import AHEAD, MARK
 from thinwire.core.errors import DataLost
@@ -130,8 +131,8 @@ def test_a_service_saves_when_it_ends_and_from_time_to_time(tmp_path, monkeypatc
     running.aggregator.plan = plan_of(EXIT, **SPARSE)
     saved, save = threading.Event(), AssignmentHandler.save
 
-    def noted(session: AssignmentHandler, say: object) -> None:
-        save(session, say)  # type: ignore[arg-type]
+    def noted(session: AssignmentHandler, say: Say) -> None:
+        save(session, say)
         if (tmp_path / "device" / "runs" / RUN / "state.json").exists():
             saved.set()
 
@@ -143,7 +144,7 @@ def test_a_service_saves_when_it_ends_and_from_time_to_time(tmp_path, monkeypatc
     polled(running.fleet, ReplyHeader)
     if how == "exit":
         running.stop.set()
-    assert saved.wait(30)
+    assert saved.wait(60)
     assert not (tmp_path / "device" / "runs" / RUN / MARK).exists()
     running.stop.set()
-    thread.join(10)
+    thread.join(60)

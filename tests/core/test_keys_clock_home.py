@@ -14,9 +14,7 @@ from hypothesis import strategies as st
 
 from thinwire.core import Key, Registry, VirtualClock, derive
 from thinwire.core.errors import CodecError, DataLost
-from thinwire.core.events import RoundClosed, UpdateDropped
 from thinwire.core.prng import word32
-from thinwire.core.serialization import KINDS, from_json, to_json
 from thinwire.core.statedir import Held, disk_error, find_home, hold, holder, keep_private, write_atomically
 
 labels = st.lists(st.text(max_size=5) | st.integers(-(2**70), 2**70), max_size=4)
@@ -51,15 +49,6 @@ def test_a_wrong_name_is_answered_with_the_nearest() -> None:
     with pytest.raises(CodecError) as error:
         shapes.find("ternery")
     assert error.value.hint == "ternary"
-
-
-def test_events_come_back_from_json() -> None:
-    closed = RoundClosed(
-        1.0, 3, "deadline", 4, ["r/a/1"], [], ["b"], 9.0, 2.5, {"loss": 0.5}, {"aggregate_s": 0.1}, "a"
-    )
-    assert from_json(to_json(closed)) == closed
-    assert from_json({**to_json(closed), "added_later": 1}) == closed
-    assert KINDS["UpdateDropped"] is UpdateDropped
 
 
 def test_an_atomic_write_leaves_the_old_file_when_it_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

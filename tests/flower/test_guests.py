@@ -47,7 +47,7 @@ class Passing:
 
 def test_guests_pass_at_their_paths_alone(tmp_path: Path) -> None:
     with place(tmp_path, guests=Passing()) as here:
-        caller = http.client.HTTPConnection(here.fleet.address, timeout=10)
+        caller = http.client.HTTPConnection(here.fleet.address, timeout=60)
         for path, headers, status in (
             ("/v1/fleet/pull-messages", {"flwr-signature": "x"}, 200),
             ("/v1/fleet/pull-messages", {}, 412),

@@ -12,10 +12,10 @@ from tests.support.crashes import Killed
 from tests.support.server_bench import REPORT, Bench, killing, three
 from thinwire.core.events import ClientFailed, Event, RoundClosed, RoundOpened
 from thinwire.core.fleet import ClientConnected, Hello
-from thinwire.core.serialization import from_json, to_json
 from thinwire.core.types import Assignment, Equipment
 from thinwire.server.policy.eligibility import MAX_REASON, ConnectedDevices, DeviceBackoff
 from thinwire.simulation import Turn
+from thinwire.store.journal import from_json, to_json
 
 HELLO = Hello("c", "c-0", (REPORT,), {"python": "3.13", "thinwire": "0.1"}, has=Equipment(4, 2**32, 2**31))
 DECLINED = Turn(compute_s=0.0, failure=("declined", "tasks: not this one"))

@@ -18,6 +18,7 @@ from thinwire.server.round_events import (
     DeviceConnected,
     DeviceDisconnected,
     DropUpdate,
+    Input,
     ReplacementSelected,
     RoundResult,
     SelectReplacement,
@@ -150,8 +151,8 @@ def test_a_device_has_one_update_in_a_buffer_and_it_always_closes(
     now, folding, outcomes = 100.0, list[UpdateId](), dict[UpdateId, str]()
     assignments, back = [f"assignment-{device}" for device in opening], 0
 
-    def feed(event: object) -> None:
-        for action in b.on(event, now, Idle("".join(d for d in "abcdef" if d not in working))):  # type: ignore[arg-type]
+    def feed(event: Input) -> None:
+        for action in b.on(event, now, Idle("".join(d for d in "abcdef" if d not in working))):
             match action:
                 case AggregateUpdate(update_id, staleness, discount):
                     assert outcomes.get(update_id) is None

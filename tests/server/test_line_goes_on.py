@@ -52,7 +52,7 @@ def test_a_bad_answer_that_comes_while_the_header_waits_fails_its_assignment(tmp
             reply = replace(reply, base_version=7)
         return take(link, reply, *more)
 
-    world.fleet.take = foreign  # type: ignore[method-assign, assignment]
+    world.fleet.take = foreign  # type: ignore[method-assign, assignment]  # changes one reply
     made = world.live()
     assert made.status == "done"
     assert [(e.assignment_id, e.kind) for e in made.of(ClientFailed)] == [("toy-1.2.c", "base-mismatch")]
@@ -74,10 +74,10 @@ def restarted(world: World, stop: Callable[[], Any], unsaid: type[Event] | None 
             def without(run_id: str, events: Iterable[Event], *more: Any) -> Any:
                 return record(run_id, [e for e in events if not isinstance(e, unsaid)], *more)
 
-            store.record = without  # type: ignore[method-assign, assignment]
+            store.record = without  # type: ignore[method-assign, assignment]  # leaves events out
         with suppress(Killed):
             drive(run_id, store=store, fleet=world.fleet, home=world.home, clock=world.clock, stop=stop)
-        store.record = record  # type: ignore[method-assign]
+        store.record = record  # type: ignore[method-assign]  # as it was
         world.fleet = world.fleet.restart(FileSpool(world.home.spool))
         drive(run_id, store=store, fleet=world.fleet, home=world.home, clock=world.clock)
         return [event for _, event in store.events(run_id)], store.run(run_id).status

@@ -61,7 +61,7 @@ def test_it_is_told_that_nobody_waits(tmp_path: Path) -> None:
         cancelled.extend(assignment_ids)
         cancel(assignment_ids)
 
-    bench.fleet.cancel = noted  # type: ignore[method-assign]
+    bench.fleet.cancel = noted  # type: ignore[method-assign]  # a spy
     bench.drive()
     assert cancelled[-1:] == [f"{bench.run_id}.1.c"]
 

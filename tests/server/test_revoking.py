@@ -54,8 +54,7 @@ class Revoking(Bench):
         self.order = 0
 
     def revoke(self, device: str) -> None:
-        self.store.roster.revoke(device)
-        self.order = self.store.commands.add("revoke", args={"device": device})
+        self.order = self.store.revoke_device(device, "ann", "", lambda: True) or 0
 
     def go(self, on_event: Callable[[Event], None] = lambda event: None) -> RunRow:
         orders = CommandQueue(self.store.commands)
@@ -88,6 +87,21 @@ def test_the_open_assignment_ends_refused_and_the_run_goes_on_without_it(tmp_pat
     assert lost == [(2, "c", "refused", "revoked")]
     assert bench.store.commands.result(bench.order) == {"done": True, "rounds": {bench.run_id: [1]}}
     assert bench.clock.now() < 30, "nobody waited for the deadline"
+
+
+def test_a_command_revokes_the_key_that_it_is_about_also_where_its_name_has_gone_to_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Revoking(tmp_path)
+    fleet = RecordingFleet(bench.fleet, bench.store, bench.clock, CommandQueue(bench.store.commands))
+    bench.revoke("c")
+    bench.store.roster.rename("c", "old-c")
+    bench.store.roster.enrol("c", "d" * 64, b"d", "loopback")
+    revoked = list[str]()
+    monkeypatch.setattr(bench.fleet, "revoke_access", revoked.extend)
+    fleet.poll(0.0)
+    fleet.poll(0.0)
+    assert (revoked, bench.store.commands.result(bench.order)) == (["old-c"], {"done": True, "rounds": {}})
 
 
 def test_what_is_aggregated_stays_and_the_order_says_in_which_rounds(tmp_path: Path) -> None:

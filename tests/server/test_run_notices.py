@@ -35,7 +35,7 @@ def serves(bench: Bench, seconds: float, kill: Callable[[Event], bool] = lambda 
         if kill(event):
             raise Killed
 
-    bench.fleet.poll = polled  # type: ignore[method-assign, assignment]
+    bench.fleet.poll = polled  # type: ignore[method-assign, assignment]  # ends the run
     with contextlib.suppress(Killed):
         serve(bench.fleet, bench.store, bench.home, clock=bench.clock, ending=ending, on_event=on_event)
     bench.restart()

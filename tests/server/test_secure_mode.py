@@ -149,6 +149,20 @@ def test_a_device_that_fails_in_a_phase_drops_out_and_the_round_goes_on(phase):
     story.sum_is_exact()
 
 
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_a_device_that_leaves_after_its_message_is_not_waited_for_in_the_next_phase(comes_back):
+    story, gone, last = Story(), name_of(1), name_of(4)
+    for name in (gone, *(name_of(i) for i in (0, 2, 3))):
+        story.on(PhaseMessage(name, "advertise", story.cohort.answer("advertise", name, b"")))
+    assert story.on(DeviceDisconnected(gone, "its connection is closed")) == []
+    if comes_back:
+        story.on(DeviceConnected(gone))
+    closed, *lost = story.on(PhaseMessage(last, "advertise", story.cohort.answer("advertise", last, b"")))
+    assert isinstance(closed, ClosePhase)
+    assert lost == ([] if comes_back else [MarkLost(gone, f"run.1.{gone}", "offline", "its connection is closed")])
+    assert (gone in story.machine.outstanding) is comes_back
+
+
 def test_a_silent_device_is_waited_for_until_its_phase_ends():
     story, silent = Story(), name_of(4)
     story.phase("advertise", [silent])

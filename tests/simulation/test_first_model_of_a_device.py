@@ -141,7 +141,7 @@ def test_what_came_before_a_restart_is_looked_for_before_anybody_is_selected_aga
             raise Killed
         return arrivals
 
-    made.fleet.poll = dies  # type: ignore[method-assign]
+    made.fleet.poll = dies  # type: ignore[method-assign]  # a crash
     with pytest.raises(Killed):
         made.drive()
     assert made.of(RunNoted) == [] and len(made.fleet.spool.headers()) == 1, "it is here, and nobody has taken it"
@@ -152,7 +152,7 @@ def test_what_came_before_a_restart_is_looked_for_before_anybody_is_selected_aga
         assigned.extend(envelope.assignment.kind for envelope in assignments)
         send(assignments)
 
-    made.fleet.send = noted  # type: ignore[method-assign]
+    made.fleet.send = noted  # type: ignore[method-assign]  # a spy
     made.drive()
     assert made.store.run(made.run_id).status == "done"
     assert "init" not in assigned and made.assigned() == [made.giver()]
@@ -161,7 +161,7 @@ def test_what_came_before_a_restart_is_looked_for_before_anybody_is_selected_aga
 def test_an_answer_that_comes_again_after_the_model_is_stored_is_thrown_away(tmp_path: Path) -> None:
     made = Started(tmp_path)
     acked = made.fleet.ack
-    made.fleet.ack = lambda update_ids: die() if update_ids else acked(update_ids)  # type: ignore[method-assign]
+    made.fleet.ack = lambda update_ids: die() if update_ids else acked(update_ids)  # type: ignore[method-assign]  # a crash
     with pytest.raises(Killed):
         made.drive()
     assert made.giver() and len(made.fleet.spool.headers()) == 1

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
 from tests.support.small_task import plan_of, task_of
 from thinwire.core import RunPlan
 from thinwire.core.errors import UsageError
+from thinwire.core.events import Event, UpdateAccepted
 from thinwire.core.serialization import reply_from_json
 from thinwire.core.types import ReplyHeader
 from thinwire.simulation import History, simulate
@@ -19,20 +23,20 @@ def plan(text: str = PARTIAL) -> RunPlan:
     return plan_of(text, run="rounds = 3\nseed = 5")
 
 
-def steps_made(monkeypatch: pytest.MonkeyPatch, **given: object) -> tuple[History, list[set[int]]]:
+def steps_made(monkeypatch: pytest.MonkeyPatch, **given: Any) -> tuple[History, list[set[int]]]:
     """A simulation of three clients, and of each the steps that it made in its rounds."""
     headers, keep = list[ReplyHeader](), Store.record
 
-    def record(store: Store, run_id: str, events: list[object], *measured: object) -> None:
+    def record(store: Store, run_id: str, events: Sequence[Event], *measured: Any) -> None:
         for event in events:
-            if type(event).__name__ == "UpdateAccepted":
-                header = reply_from_json(event.header)  # type: ignore[attr-defined]
+            if isinstance(event, UpdateAccepted):
+                header = reply_from_json(event.header)
                 assert isinstance(header, ReplyHeader)
                 headers.append(header)
-        keep(store, run_id, events, *measured)  # type: ignore[arg-type]
+        keep(store, run_id, events, *measured)
 
     monkeypatch.setattr(Store, "record", record)
-    history = simulate(task_of(), plan(), clients=3, **given)  # type: ignore[arg-type]
+    history = simulate(task_of(), plan(), clients=3, **given)
     names = sorted({header.update_id.device for header in headers})
     return history, [{header.steps for header in headers if header.update_id.device == name} for name in names]
 

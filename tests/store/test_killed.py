@@ -28,7 +28,7 @@ def test_killed_at_any_step_journal_and_tables_agree_and_the_run_goes_on(tmp_pat
                 journalled = [e.round for _, e in store.events(run_id) if isinstance(e, RoundOpened)]
                 assert journalled == [row.round for row in store.rounds(run_id)]
         writer.stdin.close()
-        assert writer.wait(timeout=30) == 0
+        assert writer.wait(60) == 0
     with Store.open(path) as store:
         assert len(store.rounds(run_id)) > 3
         assert_is_replayed(store, run_id)

@@ -49,6 +49,6 @@ def test_an_update_says_how_large_its_residual_is_beside_its_change(
     store: Store, numbers: dict[str, float], ratio: float | None
 ) -> None:
     run_id = new_run(store)
-    reply = replace(header(run_id, 1, "pi-01"), **numbers)  # type: ignore[arg-type]
+    reply = replace(header(run_id, 1, "pi-01"), **numbers)  # type: ignore[arg-type]  # floats of three fields
     store.record(run_id, [*opened(run_id, 1), accepted(reply, 1)])
     assert {row.device: row.residual_ratio for row in store.updates(run_id, 1)}["pi-01"] == ratio

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from alembic.autogenerate import compare_metadata
-from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import event, text
@@ -50,9 +49,8 @@ def test_a_statement_is_put_into_words_once_for_all_databases(tmp_path: Path) ->
 
 
 def test_each_migration_is_known_by_its_number_and_follows_the_one_before() -> None:
-    config = Config()
-    config.set_main_option("script_location", str(schema.MIGRATIONS))
-    steps = list(reversed(list(ScriptDirectory.from_config(config).walk_revisions())))
+    scripts = ScriptDirectory(schema.MIGRATIONS, version_locations=[schema.MIGRATIONS])
+    steps = list(reversed(list(scripts.walk_revisions())))
     assert [step.revision for step in steps] == schema.revisions()
     assert [step.down_revision for step in steps] == [None, *schema.revisions()[:-1]]
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -16,14 +16,16 @@ from thinwire.core.events import (
     ClientFailed,
     Evaluated,
     ModelStored,
+    RoundClosed,
     RoundOpened,
     RunNoted,
     UpdateAggregated,
+    UpdateDropped,
 )
 from thinwire.core.formatting import Reasons
-from thinwire.core.serialization import to_json
 from thinwire.reports.reason_text import sentence
 from thinwire.store import Store
+from thinwire.store.journal import KINDS, from_json, to_json
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -52,6 +54,16 @@ def test_a_fold_that_is_repeated_after_a_restart_changes_nothing(batches: list, 
             update = done[n % len(done)]
             store.record(run_id, [UpdateAggregated(99.0, update.aggregated_round or 0, update.update_id, 0.1)])
         assert shown(store, run_id) == before
+
+
+def test_an_event_comes_back_from_its_json() -> None:
+    closed = RoundClosed(
+        1.0, 3, "deadline", 4, ["r/a/1"], [], ["b"], 9.0, 2.5, {"loss": 0.5}, {"aggregate_s": 0.1}, "a"
+    )
+    assert to_json(closed) == {"event": "RoundClosed", **asdict(closed)}
+    assert from_json(to_json(closed)) == closed
+    assert from_json({**to_json(closed), "added_later": 1}) == closed
+    assert KINDS["UpdateDropped"] is UpdateDropped
 
 
 def test_events_come_back_as_they_were_recorded(store: Store) -> None:

@@ -120,10 +120,10 @@ def test_a_decision_about_one_key_does_not_fall_on_another_of_its_name(known: St
 
 
 def test_an_approval_takes_back_an_order_that_nobody_has_carried_out(known: Store) -> None:
-    for name in ("pi-01", "pi-02"):
-        known.roster.revoke(name)
-    first, second = (known.commands.add("revoke", args={"device": name}) for name in ("pi-01", "pi-02"))
-    known.roster.approve("pi-01")
+    first, second = (known.revoke_device(name, "ann", "", lambda: True) for name in ("pi-01", "pi-02"))
+    assert first is not None
+    known.roster.rename("pi-01", "pi-11")  # the command is about the key
+    known.roster.approve("pi-11")
     assert known.commands.result(first) == {"done": False, "why": "approved again"}
     assert [order.id for order in known.commands.pending()] == [second]
 

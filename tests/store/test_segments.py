@@ -13,9 +13,9 @@ from tests.support.reasons import noted
 from tests.support.store_story import LAYOUT, PLAN
 from thinwire.core.events import DeviceOnline, RoundBecameCurrent, RunNoted
 from thinwire.core.fleet import TaskReport
-from thinwire.core.serialization import to_json
 from thinwire.reports.reason_text import sentence
 from thinwire.store import Store, journal
+from thinwire.store.journal import to_json
 from thinwire.store.tables import Journal, Segment
 
 KEPT, EVENTS = 5, 43

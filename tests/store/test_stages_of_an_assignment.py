@@ -73,7 +73,7 @@ def test_who_got_its_assignment_again_is_drawn_at_work_from_then_on():
         arrived_at=136.0,
     )  # fmt: skip
     assert drawn(stretches(row)) == [
-        ("delivery", 0.0, 0.5), ("again", 0.5, 17.5), ("download", 17.5, 18.0), ("load", 18.0, 25.0),
+        ("delivery", 0.0, 0.5), ("redelivery", 0.5, 17.5), ("download", 17.5, 18.0), ("load", 18.0, 25.0),
         ("train", 25.0, 35.0), ("upload", 35.0, 36.0),
     ]  # fmt: skip
 

@@ -38,7 +38,7 @@ def old(address: str) -> str:
 def with_one_more(monkeypatch: pytest.MonkeyPatch, folder: Path, revision: str, does: str) -> None:
     """Give the program one more migration."""
     shutil.copytree(schema.MIGRATIONS, folder, ignore=shutil.ignore_patterns("__pycache__"))
-    (folder / "versions" / f"{revision}.py").write_text(
+    (folder / f"{revision}.py").write_text(
         f"from alembic import op\nrevision, down_revision = {revision!r}, {FIRST!r}\ndef upgrade():\n    {does}\n"
     )
     monkeypatch.setattr(schema, "MIGRATIONS", folder)

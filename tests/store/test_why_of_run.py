@@ -46,14 +46,14 @@ def test_of_a_run_the_requests_are_summed_and_the_round_trips_weighed_by_them():
     assert found.requests == 50
     assert found.rtt_s == pytest.approx(0.4)
     assert found.trips_s == pytest.approx(20.0)
-    assert "of it in no measured stage" in in_all([one]).sentence
+    assert "of it in the stage unaccounted" in in_all([one]).sentence
 
 
 def test_a_simulation_has_no_requests_and_its_clock_does_not_count_the_aggregator():
     found = why(SIM, [IN_PROCESS], simulated=True, rtts={"pi-3": 0.4})
     assert found.sentence == (
         "Round 12 took 100 ms: waited 100 ms for pi-3, which spent 70 ms in no measured stage; the aggregator took "
-        "220 ms (making it durable 200 ms), which a simulation's clock does not count."
+        "220 ms (store 200 ms), which a simulation's clock does not count."
     )
     assert (found.requests, found.rtt_s) == (0, None)
     assert found.uncounted == {"aggregate": 0.02, "step": 0.0, "store": 0.2}
@@ -63,7 +63,7 @@ def test_a_simulation_has_no_requests_and_its_clock_does_not_count_the_aggregato
 def test_of_a_simulation_no_share_is_of_what_its_clock_did_not_count():
     found = in_all([why(SIM, [IN_PROCESS], simulated=True)] * 2)
     assert found.sentence == (
-        "2 rounds took 200 ms, 70 % of it in no measured stage; pi-3 was the slowest in 2 of 2; the "
-        "aggregator took 440 ms (making it durable 400 ms), which a simulation's clock does not count."
+        "2 rounds took 200 ms, 70 % of it in the stage unaccounted; pi-3 was the slowest in 2 of 2; the "
+        "aggregator took 440 ms (store 400 ms), which a simulation's clock does not count."
     )
     assert sum(found.stages.values()) == pytest.approx(found.seconds)

@@ -78,7 +78,7 @@ def go(store: Store, home: AggregatorHome, run_id: str, *, killed: bool) -> None
                 os.kill(os.getpid(), signal.SIGKILL)
         record(to, events, *more)
 
-    store.record = dying  # type: ignore[assignment, method-assign]
+    store.record = dying  # type: ignore[assignment, method-assign]  # a crash
     drive(run_id, store=store, fleet=fleet, home=home, clock=clock)
 
 

@@ -14,6 +14,7 @@ from thinwire.core.events import (
     Event,
     RoundClosed,
     RoundOpened,
+    RunStatus,
     RunStatusChanged,
     UpdateAccepted,
     UpdateAggregated,
@@ -45,7 +46,7 @@ T = 1_700_000_000.0
 
 def told(
     home: Path,
-    status: str = "done",
+    status: RunStatus = "done",
     exit_code: int = 0,
     plan: str = PLAN,
     source: Literal["devices", "sim"] = "devices",
@@ -69,7 +70,7 @@ def told(
                 number, PARAMS + number, BUFFERS, {"norm.num_batches_tracked": 7 * number}, T + number
             )
             store.record(run_id, [*round_events(run_id, number), made, evaluated(number)])
-        store.record(run_id, [RunStatusChanged(T + 9, status, "2 rounds", exit_code)])  # type: ignore[arg-type]
+        store.record(run_id, [RunStatusChanged(T + 9, status, "2 rounds", exit_code)])
     return run_id
 
 

@@ -34,7 +34,7 @@ class Caller:
         self, path: str, header: bytes, rest: bytes = b"", headers: dict[str, str] | None = None, method: str = "POST"
     ) -> Answer:
         """Status and kind of refusal."""
-        connection = http.client.HTTPConnection(self.address, timeout=10)
+        connection = http.client.HTTPConnection(self.address, timeout=60)
         try:
             given = self.signed(path, header, rest, method) if headers is None else headers
             connection.request(method, path, packed(header) + rest, given)

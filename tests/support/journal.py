@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.support.passing import Answer
 from thinwire.core.events import Event, RunStatusChanged
-from thinwire.core.serialization import from_json
+from thinwire.store.journal import from_json
 
 
 class Journal:

@@ -68,4 +68,4 @@ def recorded_api_of(transcript: Transcript, tls: ssl.SSLContext | None = None) -
             yield api
         finally:
             listening.shutdown(socket.SHUT_RDWR)
-            accepting.join(20.0)
+            accepting.join(60)

@@ -157,7 +157,10 @@ class SecureFleet(FaultyFleet):
         phase, taking = phase_of(assignment.assignment_id), device.open.get(training_id(assignment.assignment_id))
         assert delivery.bundle is not None
         request = delivery.bundle.read_bytes()
-        if taking is None:  # another process of this device began the round
+        if phase == "advertise":
+            if taking is not None:
+                self._say(device, assignment, phase, taking.participant.advertise)
+        elif taking is None:  # another process of this device began the round
             self._fail(device, assignment, "failed", "withdrawn")
         elif phase == "masked":
             taking.seed = taking.participant.prepare(request)

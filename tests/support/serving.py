@@ -43,7 +43,7 @@ def showing(database: str, lock: Path | None = None) -> Iterator[Shown]:
             yield Shown(f"127.0.0.1:{port}")
         finally:
             server.should_exit = True
-            thread.join(20)
+            thread.join(60)
 
 
 def command(database: str, listen: str = "127.0.0.1:0", *more: str) -> list[str]:

@@ -24,10 +24,10 @@ from thinwire.core.events import (
     UpdateAccepted,
     UpdateDropped,
 )
-from thinwire.core.serialization import to_json
 from thinwire.core.types import UpdateId, assignment_round, is_follow_up
 from thinwire.server.state.model_history import EvaluationLog, ModelHistory
 from thinwire.server.state.run_state import OpenRounds, RoundProgress, RunState
+from thinwire.store.journal import to_json
 
 
 def who_is_assigned_in_the_middle_of_a_round_has_its_rest(made: Told) -> None:

@@ -19,7 +19,7 @@ from tests.support.short_poll import POLL_S
 def dashboard(site: Site) -> Iterator[httpx.Client]:
     """Somebody who has logged in."""
     login = json.loads(site.typed("aggregator", "status", "--login", "--json").stdout)["login"]
-    with httpx.Client(base_url=f"http://{site.dashboard_at}", timeout=20, trust_env=False) as client:
+    with httpx.Client(base_url=f"http://{site.dashboard_at}", timeout=60, trust_env=False) as client:
         assert client.get(login).status_code < 400
         yield client
 
@@ -46,7 +46,7 @@ def test_a_client_that_is_stopped_is_shown_offline_after_two_polls_and_online_wh
             stopped_at = time.time()
             site.until(lambda: not listed(site)["online"] and not shown()["online"], "the device is offline")
             row, seen = listed(site), shown()
-            assert row["last_seen_at"] < stopped_at + 0.1, "an answer that nobody read is no word of the device"
+            assert row["last_seen_at"] < stopped_at + POLL_S / 2, "an answer that nobody read is no word of the device"
             assert abs(seen["last_seen_at"] - row["last_seen_at"]) < 0.1
             assert seen["disconnected_at"] >= seen["last_seen_at"] + 2 * POLL_S - 0.1
             silent_s = float(seen["disconnect_reason"].removeprefix("it has not called for ").removesuffix(" s"))
@@ -54,6 +54,8 @@ def test_a_client_that_is_stopped_is_shown_offline_after_two_polls_and_online_wh
             line = next(line for line in site.typed("devices", "list").stdout.splitlines() if line.startswith("pi-a"))
             assert " no " in line
             assert " s ago" in line
-        site.until(lambda: listed(site)["online"] and shown()["online"], "the device is online again")
-        assert shown()["disconnected_at"] is None
+        site.until(
+            lambda: listed(site)["online"] and (back := shown())["online"] and back["disconnected_at"] is None,
+            "the device is online again",
+        )
         assert listed(site)["last_seen_at"] > stopped_at

@@ -38,7 +38,7 @@ def echo() -> Iterator[str]:
 
 def dialled(address: str) -> socket.socket:
     host, port = address.split(":")
-    return socket.create_connection((host, int(port)), timeout=20)
+    return socket.create_connection((host, int(port)), timeout=60)
 
 
 def echoed(line: socket.socket, data: bytes) -> bytes:

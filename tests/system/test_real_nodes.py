@@ -155,5 +155,5 @@ def test_an_aggregator_ends_when_told_and_its_run_waits(site: Site, order: str) 
     run_id = site.begin("run.rounds=500", "local.steps=5")
     site.until_event(run_id, RoundClosed, count=2)
     assert site.typed("aggregator", order).returncode == 0
-    assert running.wait(30) == 0
+    assert running.wait(60) == 0
     assert site.run(run_id).status == "running"

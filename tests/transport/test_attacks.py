@@ -50,7 +50,7 @@ def test_a_file_of_trust_holds_each_certificate_once_and_nothing_beside_it(tmp_p
 
 @pytest.fixture
 def here(tmp_path: Path) -> Iterator[TlsPlace]:
-    with tls_place(tmp_path) as made:
+    with tls_place(tmp_path, grace_s=PATIENCE_S) as made:  # a caller between two connections has not left
         yield made
 
 

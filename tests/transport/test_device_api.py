@@ -25,7 +25,8 @@ from thinwire.transport.protocol.http import HELLO, PULL, PUSH, packed
 
 @pytest.fixture
 def here(tmp_path: Path) -> Iterator[Place]:
-    with place(tmp_path, limits=FixedLimits(ReplyLimit(100_000))) as made:
+    limits = FixedLimits(ReplyLimit(100_000))
+    with place(tmp_path, limits=limits, grace_s=60.0) as made:  # a caller between two connections has not left
         yield made
 
 
@@ -36,7 +37,7 @@ def test_every_route_of_the_superlink_is_unknown_outside(here: Place) -> None:
     routes |= {("GET", p) for p in ("/", "/docs", "/openapi.json", "/health", "/v1/fleet/pull-messages", f"/{HELLO}")}
     routes |= {("POST", p) for p in (HELLO + "/", "/" + HELLO, "/tw/v1/../v1/hello", "/tw%2fv1/hello", "/TW/v1/hello")}
     routes |= {(method, HELLO) for method in ("GET", "PUT", "OPTIONS", "DELETE", "HEAD")}
-    connection = http.client.HTTPConnection(here.fleet.address, timeout=10)
+    connection = http.client.HTTPConnection(here.fleet.address, timeout=60)
     for method, path in sorted(routes):
         connection.request(method, path.replace("{", "").replace("}", ""), b"")
         got = connection.getresponse()
@@ -148,7 +149,7 @@ def test_an_answer_in_anothers_name_is_refused(here: Place) -> None:
 def test_a_waiting_pull_is_answered_when_the_device_api_closes(here: Place) -> None:
     link = here.link("pi-1")
     link.hello(hello("pi-1"))
-    socket_pull = http.client.HTTPConnection(here.fleet.address, timeout=20)
+    socket_pull = http.client.HTTPConnection(here.fleet.address, timeout=60)
     caller = Caller(here, "pi-2")
     caller.hello()
     header = json.dumps({"process": caller.process, "wait_s": 20.0, "in_flight": []}).encode()

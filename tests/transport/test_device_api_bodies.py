@@ -20,7 +20,8 @@ from thinwire.transport.protocol.http import HELLO, PULL, PUSH, packed
 
 @pytest.fixture
 def here(tmp_path: Path) -> Iterator[Place]:
-    with place(tmp_path, limits=FixedLimits(ReplyLimit(100_000))) as made:
+    limits = FixedLimits(ReplyLimit(100_000))
+    with place(tmp_path, limits=limits, grace_s=60.0) as made:  # a caller between two connections has not left
         yield made
 
 
@@ -47,7 +48,7 @@ def test_a_body_beyond_its_limit_is_refused_before_it_is_read(here: Place, path:
     caller = Caller(here)
     caller.hello()
     headers = caller.signer.headers("POST", path, length=4 + length) | {"content-length": str(4 + length)}
-    connection = http.client.HTTPConnection(caller.address, timeout=10)
+    connection = http.client.HTTPConnection(caller.address, timeout=60)
     connection.putrequest("POST", path)
     for name, value in headers.items():
         connection.putheader(name, value)
@@ -72,7 +73,7 @@ def test_a_hello_with_an_impossible_name_or_protocol_is_refused(here: Place) -> 
 
 def test_a_body_of_unknown_length_is_refused(here: Place) -> None:
     caller = Caller(here)
-    connection = http.client.HTTPConnection(caller.address, timeout=10)
+    connection = http.client.HTTPConnection(caller.address, timeout=60)
     headers = caller.signed(HELLO, b"{}") | {"transfer-encoding": "chunked"}
     connection.request("POST", HELLO, iter([packed(b"{}")]), headers, encode_chunked=True)
     assert connection.getresponse().status == 413

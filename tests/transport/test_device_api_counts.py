@@ -22,7 +22,8 @@ from thinwire.transport.server.connections import TrafficCounter
 
 @pytest.fixture
 def here(tmp_path: Path) -> Iterator[Place]:
-    with place(tmp_path, limits=FixedLimits(ReplyLimit(100_000))) as made:
+    limits = FixedLimits(ReplyLimit(100_000))
+    with place(tmp_path, limits=limits, grace_s=60.0) as made:  # a caller between two connections has not left
         yield made
 
 
@@ -64,7 +65,7 @@ def test_what_passes_the_socket_is_what_is_counted(here: Place) -> None:
     body = packed(said)
     request = f"POST {HELLO} HTTP/1.1\r\nhost: x\r\n{lines}content-length: {len(body)}\r\n\r\n".encode() + body
     host, port = caller.address.split(":")
-    with socket.create_connection((host, int(port)), timeout=10) as raw:
+    with socket.create_connection((host, int(port)), timeout=60) as raw:
         raw.sendall(request)
         got = raw.recv(65_536)
     assert got.startswith(b"HTTP/1.1 200")

@@ -29,7 +29,10 @@ ENDED = 0  # no status: the connection was ended
 
 @pytest.fixture
 def here(tmp_path: Path) -> Iterator[Place]:
-    with place(tmp_path, spool=lambda: FileSpool(tmp_path / "spool"), limits=FixedLimits(ReplyLimit(100_000))) as made:
+    limits = FixedLimits(ReplyLimit(100_000))
+    with place(
+        tmp_path, spool=lambda: FileSpool(tmp_path / "spool"), limits=limits, grace_s=60.0
+    ) as made:  # a caller may pause
         yield made
 
 
@@ -136,7 +139,7 @@ def test_a_device_cannot_fill_the_spool(here: Place) -> None:
 def test_headers_without_end_are_cut_off(here: Place, line: bytes) -> None:
     """From anybody who reaches the device API: nothing is signed yet."""
     host, port = here.fleet.address.rsplit(":", 1)
-    with socket.create_connection((host, int(port)), timeout=10) as stranger:
+    with socket.create_connection((host, int(port)), timeout=60) as stranger:
         stranger.sendall(line)
         with pytest.raises(OSError):
             for nth in range(64):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from tests.support.callers import Caller, Said, TlsPlace, joined, tls_place
+from tests.support.callers import PATIENCE_S, Caller, Said, TlsPlace, joined, tls_place
 from thinwire.core.clock import RealClock
 from thinwire.transport.protocol.http import JOIN, packed
 
@@ -35,7 +35,7 @@ def clock() -> Aside:
 
 @pytest.fixture
 def here(tmp_path: Path, clock: Aside) -> Iterator[TlsPlace]:
-    with tls_place(tmp_path, clock=clock) as made:
+    with tls_place(tmp_path, clock=clock, grace_s=PATIENCE_S) as made:  # a caller between two connections has not left
         yield made
 
 

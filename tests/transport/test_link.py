@@ -84,7 +84,7 @@ def test_a_closed_link_ends_a_pull_that_waits(here: Place) -> None:
     thread.start()
     until(lambda: here.fleet.stats()["requests"]["pull"] > 0)
     link.close()
-    thread.join(5)
+    thread.join(60)
     assert len(ended) == 1
     assert polled(here.fleet, ClientDisconnected).why == "its connection is closed"
 

@@ -33,7 +33,7 @@ DEVICES_ROUTES = (("POST", HELLO), ("POST", PULL), ("POST", PUSH), ("POST", LEAV
 
 @pytest.fixture
 def here(tmp_path: Path) -> Iterator[TlsPlace]:
-    with tls_place(tmp_path) as made:
+    with tls_place(tmp_path, grace_s=PATIENCE_S) as made:  # a caller between two connections has not left
         yield made
 
 

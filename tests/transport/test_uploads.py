@@ -42,7 +42,7 @@ class Uploader(Caller):
 
     def assign(self, method: str, path: str, body: bytes = b"", digest: bytes | None = None, length: int = -1) -> Any:
         """(status, JSON, headers)."""
-        connection = http.client.HTTPConnection(self.here.fleet.address, timeout=20)
+        connection = http.client.HTTPConnection(self.here.fleet.address, timeout=60)
         try:
             said = len(body) if length < 0 else length
             signed = self.signer.headers(method, path, digest or hashlib.sha256(body).digest(), said)
@@ -75,7 +75,7 @@ class Uploader(Caller):
 
     def cut(self, index: int, offset: int, after: int) -> None:
         """A PUT whose connection ends after some bytes."""
-        connection = http.client.HTTPConnection(self.here.fleet.address, timeout=20)
+        connection = http.client.HTTPConnection(self.here.fleet.address, timeout=60)
         body, path = BODIES[index][offset:], self.path(index, offset)
         signed = self.signer.headers("PUT", path, hashlib.sha256(BODIES[index]).digest(), len(body))
         connection.putrequest("PUT", path)
@@ -162,7 +162,7 @@ def test_a_new_writer_ends_the_one_before(here: Place) -> None:
     """The old connection may look alive for a minute after its device lost it."""
     device = Uploader(here)
     device.offer()
-    hanging = http.client.HTTPConnection(here.fleet.address, timeout=20)
+    hanging = http.client.HTTPConnection(here.fleet.address, timeout=60)
     path = device.path(0, 0)
     signed = device.signer.headers("PUT", path, hashlib.sha256(BODIES[0]).digest(), 700_000)
     hanging.putrequest("PUT", path)

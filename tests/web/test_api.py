@@ -61,7 +61,9 @@ def test_a_run_of_the_queue_says_behind_which_run_it_waits(page: TestClient, sto
 def test_an_open_round_says_how_many_have_answered(page: TestClient, store: Store):
     run = twelve_rounds(store)
     sentence = get(page, f"runs/{run.run_id}")["sentence"]
-    assert sentence.startswith("Round 12 of 13 (1 round made no step): 5 of 8 devices have answered; accuracy 0.9")
+    accuracy = f"{store.run(run.run_id).decisive['accuracy']:.4f}"  # as in each table of the command line
+    said = f"Round 12 of 13 (1 round made no step): 5 of 8 devices have answered; accuracy {accuracy} so far."
+    assert sentence == said
 
 
 def test_who_has_answered_counts_before_it_is_written_that_it_was_aggregated(page: TestClient, store: Store):
@@ -133,7 +135,7 @@ def test_each_round_says_why_it_closed_and_why_it_took_so_long(page: TestClient,
 def test_a_run_says_in_all_where_its_time_went(page: TestClient, told: Told, store: Store):
     run = get(page, f"runs/{told.run_id}")
     assert run["why"].startswith("12 rounds took ")
-    assert "% of it training; pi-07 was the slowest in " in run["why"]
+    assert "% of it in the stage train; pi-07 was the slowest in " in run["why"]
     assert run["stages"]["train"] > run["stages"]["upload"] > 0
     assert (run["requests"], run["rtt_s"], run["trips_s"], run["uncounted"]) == (24, None, None, {})
     store.record(

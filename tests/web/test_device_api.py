@@ -148,7 +148,8 @@ def test_a_revocation_counts_at_once_and_the_aggregator_says_when_all_is_cleared
     assert said["stays_text"] == "digits-1 rounds 1–6, 8, 10–12"
     assert [row.state for row in store.roster.rows() if row.name == "pi-02"] == ["revoked"]
     (order,) = store.commands.pending()
-    assert (order.id, order.kind, order.args, order.who) == (said["order"], "revoke", {"device": "pi-02"}, "dashboard")
+    assert (order.id, order.kind, order.who) == (said["order"], "revoke", "dashboard")
+    assert order.args == {"device": "pi-02", "fingerprint": row.fingerprint}
     assert get(page, f"devices/pi-02/revocations/{order.id}")["confirmed"] is None
     store.commands.answer(order.id, {"done": True, "rounds": {"digits-1": [1, 2]}})
     later = get(page, f"devices/pi-02/revocations/{order.id}")

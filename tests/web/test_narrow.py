@@ -58,3 +58,15 @@ def test_a_table_that_fits_has_no_shade(store: Store, served: Shown, look: Open)
     expect(region.get_by_role("rowheader", name="pi-08")).to_be_visible()
     width = region.evaluate("(e) => e.clientWidth")
     assert colour(page, region, 1) == colour(page, region, width / 2) == colour(page, region, width - 2)
+
+
+@pytest.mark.parametrize("width", [420, 360])
+def test_one_can_log_out_on_a_phone(store: Store, served: Shown, look: Open, width: int):
+    store.roster.enrol("cam-01", "0" * 64, b"key", "manual")  # the badge of a pending device needs room too
+    page = look(served.url, "devices", viewport={"width": width, "height": 844})
+    expect(page.locator(".badge")).to_be_visible()
+    leave = page.get_by_role("button", name="Log out")
+    expect(leave).to_be_in_viewport(ratio=1.0)
+    assert (axe(page), overflow(page)) == ([], 0)
+    leave.click()
+    expect(page.get_by_label("Code")).to_be_visible()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable
@@ -19,8 +20,10 @@ from tests.support.reasons import noted
 from tests.support.serving import Shown, serving, showing
 from thinwire.core.events import AssignmentDelivered, Evaluated, RoundClosed, RoundResumed, RunNoted
 from thinwire.core.statedir import hold
+from thinwire.reports.round_timing import ALONG, UNACCOUNTED
 from thinwire.reports.sweep_results import TrialStore
 from thinwire.store import MeasureRow, Store
+from thinwire.web.security import STATIC
 
 
 def test_the_status_stands_there_in_one_sentence_and_moves_with_the_run(store: Store, served: Shown, look: Open):
@@ -177,7 +180,7 @@ def test_a_round_shows_who_is_at_work_and_when_no_aggregator_was_there(store: St
     expect(lane.locator(".stage.work")).to_have_count(1)
     expect(page.locator(".gantt-row", has_text="pi-07").locator(".stage.work")).to_have_count(0)
     expect(page.locator(".legend")).to_contain_text("delivered, at work")
-    expect(page.locator(".legend")).to_contain_text("no aggregator was running")
+    expect(page.locator(".legend")).to_contain_text("downtime")
     expect(page.locator(".legend")).not_to_contain_text("not delivered")
     expect(lane.locator(".away")).to_have_count(1)
 
@@ -213,9 +216,9 @@ def test_a_run_and_a_round_say_where_the_time_went_and_whom_was_waited_for(store
     expect(page.locator("#rounds .why")).to_have_text("Round 1 took 6.0 s: waited 5.5 s for pi-08, which was lost.")
     expect(page.locator("#rounds .went")).to_contain_text("Round trips within these: 2 requests × 50 ms = 100 ms.")
     expect(page.locator("#rounds .went")).to_contain_text("waiting 5.5 s (for pi-08)")
-    expect(page.locator("#time .why")).to_contain_text("1 round took 6.0 s, 91 % of it waiting for who did not answer")
+    expect(page.locator("#time .why")).to_contain_text("1 round took 6.0 s, 91 % of it in the stage waiting")
     expect(page.locator("#time .went")).to_contain_text("waiting 5.5 s")
-    expect(page.locator(".legend")).to_contain_text("in no measured stage")
+    expect(page.locator(".legend")).to_contain_text("unaccounted")
     expect(page.locator(".gantt-row.is-aggregated .stage.unaccounted")).to_have_count(7)
     assert axe(page) == []
 
@@ -276,3 +279,9 @@ def test_a_run_that_is_not_there_says_so(store: Store, told: Told, browser: Brow
         page.goto(f"{served.url}/login?next=runs/digits-9&code={store.logins.new_code()}")
         expect(page.get_by_role("alert")).to_contain_text("no run 'digits-9'")
         expect(page.get_by_role("alert")).to_contain_text(told.run_id)
+
+
+def test_the_dashboard_names_the_stages_as_the_command_line_does():
+    drawn = re.search(r"STAGES = (\[.*?\])", (STATIC / "gantt.js").read_text())
+    assert drawn is not None
+    assert set(json.loads(drawn[1])) == {*ALONG, UNACCOUNTED}

@@ -16,7 +16,7 @@ from thinwire.store import Store
 def logged_in(url: str, store: Store) -> httpx.Client:
     answer = httpx.post(f"{url}/login", data={"code": store.logins.new_code()}, trust_env=False)
     assert answer.status_code == 303
-    return httpx.Client(base_url=url, timeout=20, trust_env=False, cookies=answer.cookies)
+    return httpx.Client(base_url=url, timeout=60, trust_env=False, cookies=answer.cookies)
 
 
 def test_it_says_when_it_listens_and_ends_with_open_streams(store: Store):
@@ -26,7 +26,7 @@ def test_it_says_when_it_listens_and_ends_with_open_streams(store: Store):
             assert "id: 0" in [next(lines) for _ in range(3)]
             served.process.terminate()
             list(lines)  # the stream is ended, not broken off
-        assert served.process.wait(20) == 0
+        assert served.process.wait(60) == 0
 
 
 def test_it_ends_with_its_parent(store: Store):

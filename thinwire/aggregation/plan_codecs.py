@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from decimal import Decimal
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -65,12 +66,17 @@ def keeps_residual(plan: RunPlan) -> bool:
 
 def encoder(spec: str, uplink: UplinkSection, layout: Layout) -> BoundCodec:
     """Return the codec `spec` with the plan's error feedback; raise CodecError if its feedback would diverge."""
-    codec, kind = parse(spec), feedback_of(uplink)
+    return _encoder(spec, feedback_of(uplink), uplink.velocity, uplink.dgc, layout)
+
+
+@lru_cache(maxsize=64)  # a bound codec is immutable, and all clients of a simulation have the same one
+def _encoder(spec: str, kind: Feedback, velocity: float, masked: bool, layout: Layout) -> BoundCodec:
+    codec = parse(spec)
     if kind == "none":
         return codec.bind(layout)
     if kind == "ef21":
         return ef21(codec).bind(layout)
-    return feedback(codec, uplink.velocity, masked=uplink.dgc).bind(layout)
+    return feedback(codec, velocity, masked=masked).bind(layout)
 
 
 def lattice_of(plan: RunPlan, size: int, work: SecureWork, identity: str) -> Lattice:

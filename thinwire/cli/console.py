@@ -189,8 +189,3 @@ def ago(wall: float | None, now: float | None = None) -> str:
 def moment(wall: float | None) -> str:
     """Format a wall-clock moment (seconds since 1970) as local time, to the second."""
     return "" if wall is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(wall))
-
-
-def figure(value: float | None) -> str:
-    """Format a metric with four digits after the point."""
-    return NOTHING if value is None else f"{value:.4f}"

@@ -262,7 +262,7 @@ class Told:
         cell, plan = progress.cell, progress.cell.made.plan
         settings = [f"{key}={reduce(getitem, key.split('.'), plan)}" for key in self.keys]
         metric, seed = cell.plan.run.metric, f"run.seed={cell.plan.run.seed}"
-        text = f"{metric} {console.figure(cell.metrics.get(metric))}" if cell.status == "done" else cell.status_text
+        text = f"{metric} {formatting.figure(cell.metrics.get(metric))}" if cell.status == "done" else cell.status_text
         took = f"{' '.join([*settings, seed])}: {text}, {formatting.duration(cell.took_s)}"
         console.note(f"{progress.done}/{progress.missing}  {took}{rest}")
         if cell.failures:

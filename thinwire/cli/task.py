@@ -17,7 +17,7 @@ import typer
 
 from thinwire.cli import console
 from thinwire.cli.params import Data, Json
-from thinwire.core.formatting import duration, size
+from thinwire.core.formatting import duration, figure, figures, size
 
 if TYPE_CHECKING:
     from thinwire.client.task import LoadedTask
@@ -45,8 +45,9 @@ def check(
         return
     for line in lines(found):
         console.line(line)
-    where = plan or "PLAN"
-    console.note(f"next: thinwire sim {where} --clients 4 --task {found['task']}={module}")
+    its_own = plan is not None and Path(module).absolute() == plan.absolute().parent / "task.py"
+    task = "" if its_own else f" --task {found['task']}={module}"
+    console.note(f"next: thinwire sim {plan or 'PLAN'} --clients 4{task}")
 
 
 def task_spec(name: str, plan: Path, given: str | None) -> str:
@@ -121,8 +122,8 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
         tested = f"{found['test_examples']} to be measured on"
     yield f"data       {_count(found['train_examples'])} examples to train on, {tested}"
     yield f"batch      {', '.join(found['batch'])}"
-    yield f"loss       {found['loss_before']:.4f} before one step, {found['loss_after']:.4f} after it"
-    yield "metrics    " + ", ".join(f"{name} {value:.4f}" for name, value in found["metrics"].items())
+    yield f"loss       {figure(found['loss_before'])} before one step, {figure(found['loss_after'])} after it"
+    yield f"metrics    {figures(found['metrics'])}"
     for name in found["counted_once"]:
         yield f"           {name} has a count of 1 over {found['measured']} examples, as a mean has: small batches and"
         yield "           small clients then count as much as large ones; return the sum and the number of examples"

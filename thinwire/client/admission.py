@@ -120,7 +120,7 @@ class AdmissionController:
         key stays open, which gives the aggregator at most the free attempts of a restart.
         """
         with self._lock:
-            kind = self._open.pop(key_of(assignment), "")
+            kind = self._open.pop(key_of(assignment), "") if self._open else ""
             if kind and self._file is not None:
                 with contextlib.suppress(DataLost):
                     if (day := self._file.read()) is not None:
@@ -140,10 +140,11 @@ class AdmissionController:
     def _facts(self, assignment: Assignment) -> tuple[DailyQuota | None, PolicyContext]:
         """Return the day, if it is counted, and the facts that the policy needs; no more is looked up."""
         policy = self.policy
-        counted = self._file is not None and (policy.rounds_a_day is not None or bool(policy.hours))
-        day, facts = self._today(assignment) if counted else (None, PolicyContext(self._now(), None))
         price = self._link_is(policy.link) if policy.metered == "refuse" else None
         selected = assignment.secure.selected if assignment.secure is not None else None
+        if policy.rounds_a_day is None and not policy.hours:
+            return None, PolicyContext(None, metered=price, carries=self._carries, selected=selected)
+        day, facts = self._today(assignment) if self._file else (None, PolicyContext(self._now(), None))
         return day, replace(facts, metered=price, carries=self._carries, selected=selected)
 
     def _today(self, assignment: Assignment) -> tuple[DailyQuota | None, PolicyContext]:
@@ -153,7 +154,7 @@ class AdmissionController:
         try:
             last = self._file.read()
         except DataLost as error:
-            why = f"{error.what}; its owner can look at it and delete it"
+            why = f"{error.what}; thinwire client doctor shows its owner what to do"
             return None, PolicyContext(None, None, no_clock=why, no_counts=why)
         if doubt := believed(now, last, self._skew_s()):
             return None, PolicyContext(None, None, no_clock=doubt, no_counts=doubt)
@@ -228,8 +229,12 @@ class QuotaFile:
         """Return the last day that was written; None before the first."""
         try:
             raw = json.loads(self.path.read_bytes())
-            if raw["format"] != FORMAT:
-                raise ValueError(f"format {raw['format']!r}")
+            if (form := raw["format"]) != FORMAT:
+                raise DataLost(
+                    f"{FILE} on this device has another format than its client reads",
+                    why=f"{self.path} has format {str(form)[:20]}, and this program reads {FORMAT}; it stays as it is",
+                    hint=f"install the thinwire that wrote it, or delete it, and counting begins again: {self.path}",
+                )
             kept = {str(kind): tuple(map(str, keys)) for kind, keys in raw["open"].items()}
             ended = {str(kind): int(count) for kind, count in raw["ended"].items()}
             at = datetime.fromisoformat(raw["at"])

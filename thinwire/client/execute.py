@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from thinwire.core.fleet import Delivery
     from thinwire.core.layout import Layout
     from thinwire.core.plan import RunPlan
+    from thinwire.core.plan_schema import LocalSection
     from thinwire.core.types import Payload
 
 
@@ -343,9 +345,14 @@ def _require_work(assigned: types.Work, batch: int) -> None:
 
 def _local(assignment: Assignment, plan: RunPlan, algorithm: Algorithm | None) -> Local:
     """Return the plan's [local], with what the round and the algorithm set in its place."""
-    instead = {"clip_grad": assignment.work.clip} if assignment.work.clip else {}
-    instead |= {"prox": algorithm.prox} if algorithm and algorithm.prox else {}
-    return Local.of(plan.local.model_dump(mode="json") | instead)
+    return _local_of(plan.local, assignment.work.clip, algorithm.prox if algorithm else 0.0)
+
+
+@lru_cache(maxsize=8)  # one for each run, whatever the number of its rounds, and of the clients of a simulation
+def _local_of(section: LocalSection, clip: float = 0.0, prox: float = 0.0) -> Local:
+    instead = {"clip_grad": clip} if clip else {}
+    instead |= {"prox": prox} if prox else {}
+    return Local.of(section.model_dump(mode="json") | instead)
 
 
 def _is_measured(assignment: Assignment, plan: RunPlan) -> bool:
@@ -369,7 +376,7 @@ def first_model(
     if assignment.layout_digest != layout.digest:
         raise CannotReply("layout-mismatch", payload.OTHER_TENSORS)
     order = TrainRequest(
-        measure=False, train=False, local=Local.of(job.plan.local.model_dump(mode="json")), work=Work(),
+        measure=False, train=False, local=_local_of(job.plan.local), work=Work(),
         key=keys.Key(job.plan.run.seed), first=True,
     )  # fmt: skip
     done = job.do(bench, order, client, np.zeros(layout.size, np.float32), None)

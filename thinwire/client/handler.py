@@ -11,6 +11,7 @@ phases apart: `begin` advertises and trains, `finish` masks, and `answer_phase` 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -87,7 +88,8 @@ class AssignmentHandler:
             folder, folders or partial(waiting_folder, write=write, min_free=lambda: self.gate.min_free_bytes)
         )
         self._take_base = take_base
-        self._afterwards: dict[str, UplinkTimeEstimator] = {}  # by run, for the runs in `kept`
+        # By run, for the runs in `kept`.
+        self._afterwards = defaultdict[str, UplinkTimeEstimator](UplinkTimeEstimator)
         self._ahead: dict[str, PipelineState] = {}
 
     @property
@@ -132,7 +134,7 @@ class AssignmentHandler:
         except Exception as error:  # an error in a task's code fails this assignment and does not end this program
             begun = self._failed(error, delivery.assignment, say), None
         if not isinstance(begun, Begun):
-            self._ended(delivery.assignment, begun[0])
+            self.gate.ended(delivery.assignment)
         return begun
 
     def finish(self, begun: Begun) -> Answer:
@@ -152,7 +154,7 @@ class AssignmentHandler:
             answer = self._failed(error, assignment, begun.job.say), None
         finally:
             ahead.making.discard(assignment.assignment_id)
-        self._ended(assignment, answer[0])
+        self.gate.ended(assignment)
         return answer
 
     def answer_phase(self, delivery: Delivery, say: Say) -> PhaseReply | Failure | None:
@@ -203,7 +205,7 @@ class AssignmentHandler:
         `upload_s` is the time of its upload, given only if the first attempt succeeded.
         """
         if isinstance(reply, ReplyHeader) and reply.parts and upload_s is not None and reply.update_id.run in self.kept:
-            self._afterwards.setdefault(reply.update_id.run, UplinkTimeEstimator()).sent(reply, upload_s)
+            self._afterwards[reply.update_id.run].sent(reply, upload_s)
         self.kept.delivered(reply)
 
     def _begin(
@@ -232,7 +234,7 @@ class AssignmentHandler:
         job = AssignmentContext(
             delivery, resolved, self.name, cancelled, say, queue_s,
             self.gate.allows("evaluate"), self._take_base, self.may_stop,
-            self._afterwards.setdefault(assignment.run, UplinkTimeEstimator()), self.clock, self.gate.limit(self.clock),
+            self._afterwards[assignment.run], self.clock, self.gate.limit(self.clock),
             began,
         )  # fmt: skip
         seen = max(ahead.sequence, self.kept.seen.get(assignment.run, 0))
@@ -344,14 +346,6 @@ class AssignmentHandler:
                 self._afterwards.pop(run, None)
                 self._ahead.pop(run, None)
 
-    def _ended(self, assignment: Assignment, reply: Reply) -> None:
-        """Count the assignment as ended.
-
-        After `base-mismatch` it has not ended: the aggregator sends the same assignment again with the full model.
-        """
-        if not (isinstance(reply, Failure) and reply.kind == "base-mismatch"):
-            self.gate.ended(assignment)
-
     def _settling(self, job: AssignmentContext, folder: RunFolder) -> OutcomeHandler:
         return OutcomeHandler(job.assignment, job.plan, self.bench.layout, self.name, folder, job.say)
 
@@ -383,7 +377,7 @@ class AssignmentHandler:
         if is_masked:
             return header, folder.path(entry)
         if header.parts:
-            self._afterwards.setdefault(assignment.run, UplinkTimeEstimator()).encoded(header, commit_s)
+            self._afterwards[assignment.run].encoded(header, commit_s)
         return replace(header, timings=replace(header.timings, commit_s=commit_s)), folder.path(entry)
 
     def _failed(self, error: Exception, assignment: Assignment, say: Say) -> Failure:

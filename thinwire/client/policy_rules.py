@@ -22,6 +22,7 @@ from thinwire.core.formatting import plain
 from thinwire.core.plan import RunPlan
 from thinwire.core.secure_numbers import ROUNDING, check_numbers
 
+KINDS = get_args(Kind)
 MASKED = ("adversary", "max_corrupt_assumed", "min_cohort", "min_survivors")  # keys that need masks
 MOST_LETTERS = 300  # of a reason: an unreadable plan may have long keys
 
@@ -109,7 +110,7 @@ def _tasks(assignment: _Assignment) -> Denied | None:
 
 
 def _kinds(assignment: _Assignment) -> Denied | None:
-    if assignment.kind not in get_args(Kind):
+    if assignment.kind not in KINDS:
         return Denied("kinds", "this version does not know this kind of assignment")
     if assignment.policy.kinds is not None and assignment.kind not in assignment.policy.kinds:
         return Denied("kinds", f"{assignment.kind} is not allowed here")

@@ -116,7 +116,8 @@ class ClientRunState:
     @property
     def nbytes(self) -> int:
         """Return the bytes of all arrays in memory."""
-        return sum(array.nbytes for arrays in _arrays(self).values() for array in arrays.values())
+        vectors = (getattr(self, name) for name in VECTORS)
+        return sum(a.nbytes for a in (*vectors, *self.memory.values(), *self.pending.values()) if a is not None)
 
 
 class RunFolder:
@@ -304,11 +305,11 @@ def write_unsynced(path: Path, data: bytes) -> None:
         raise disk_error(error, path) from error
 
 
-def run_folder(folder: Path, run: str, write: Write = write_atomically) -> RunFolder:
+def run_path(folder: Path, run: str) -> Path:
     """Return the folder of a run whose id came from outside; `DataLost` for an id that no run can have."""
     if not RUN_ID.fullmatch(run) or ".." in run:
         raise DataLost(f"no run can be called {run[:80]!r}")
-    return RunFolder(folder / "runs" / run, write)
+    return folder.joinpath("runs", run)
 
 
 MARK = "held.json"
@@ -384,7 +385,7 @@ def waiting_folder(
     folder: Path, run: str, write: Write = write_atomically, min_free: Callable[[], int] = no_bytes
 ) -> WriteBehindRunFolder:
     """Return the write-behind folder of a run whose id came from outside."""
-    return WriteBehindRunFolder(run_folder(folder, run).folder, write, min_free)
+    return WriteBehindRunFolder(run_path(folder, run), write, min_free)
 
 
 def _files(outbox: tuple[Entry, ...]) -> set[str]:

@@ -185,7 +185,10 @@ class RunStore:
         """Return the folders of the task's other runs, the one that was written longest ago first."""
         task = run.rpartition("-")[0]
         runs = self._folder / "runs"
-        names = os.listdir(runs) if os.path.isdir(runs) else []
+        try:
+            names = os.listdir(runs)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
         folders = [runs / name for name in names if name.rpartition("-")[0] == task]
         return sorted((path for path in folders if path.name != run), key=lambda path: path.stat().st_mtime_ns)
 
@@ -252,7 +255,7 @@ class PlanStore:
 
     def __init__(self, folder: Path | None = None, write: Write = write_atomically) -> None:
         self.folder, self._write = folder, write
-        self._held: dict[str, dict[str, Any]] = {}  # by digest, least recently used first
+        self._held: dict[str, Mapping[str, Any]] = {}  # by digest, least recently used first
         self._parsed: tuple[Mapping[str, Any], RunPlan] | None = None
         self._hashed: tuple[Mapping[str, Any], str] | None = None  # the whole plan that came last, and its digest
         self._named: dict[str, str] = {}  # assignment id -> the digest that it named and that was not here
@@ -312,7 +315,7 @@ class PlanStore:
         data = canonical(plan)
         if not _is_small(data):
             return
-        self._held[digest] = dict(plan)
+        self._held[digest] = plan
         if self.folder is not None:
             with contextlib.suppress(ThinwireError):
                 self._write(private_folder(self.folder) / f"{digest}.json", data)

@@ -28,6 +28,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from thinwire.aggregation.lattice import Lattice, Points
 from thinwire.aggregation.plan_codecs import keeps_residual, lattice_of, rotation_key
@@ -39,7 +41,7 @@ from thinwire.compression.native import cores, planned_threads
 from thinwire.core.errors import BadPayload
 from thinwire.core.secure_numbers import METRIC_BITS
 from thinwire.core.types import Part, PhaseReply, ReplyHeader, phase_of, training_id
-from thinwire.privacy.contexts import context_of_assignment, model_digest, terms_of
+from thinwire.privacy.contexts import context_of_assignment, identity_of, model_digest, simulated_key, terms_of
 from thinwire.privacy.keys import has_ml_kem
 from thinwire.privacy.messages import PROCESS_BYTES, SECRET_BYTES, max_bytes
 from thinwire.privacy.participant import MaskedVectors, Participant, Withdraw
@@ -83,6 +85,16 @@ class SecureIdentity:
         """
         parts = {"secure": True, "secure.post_quantum": has_ml_kem(), "secure.malicious": self.pinned is not None}
         return frozenset(name for name, is_here in parts.items() if is_here)
+
+
+SIMULATED = frozenset({"secure", "secure.post_quantum"})  # what simulated clients carry: they pin no roster
+_ECDSA = ec.ECDSA(hashes.SHA256(), deterministic_signing=True)
+
+
+def simulated(name: str) -> SecureIdentity:
+    """Return the identity of a simulated client: its key follows from its name, and its masks are secret as ever."""
+    key, process = simulated_key(name), hashlib.sha256(name.encode()).digest()[:PROCESS_BYTES]
+    return SecureIdentity(identity_of(key), lambda data: key.sign(data, _ECDSA), rng=SystemRng, process=process)
 
 
 @dataclass
@@ -164,6 +176,8 @@ class SecureRounds:
         training = training_id(assignment_id)
         with self._changed:
             if (one := self._open.get(training)) is None:
+                if phase_of(assignment_id) == "advertise":
+                    return None  # the advertisement comes with the training assignment
                 raise CannotReply(FAILED, "order", "a phase of a secure round that is not open in this process")
             try:
                 message = self._answered(one, phase_of(assignment_id), self._request(one, delivery))
@@ -174,6 +188,8 @@ class SecureRounds:
 
     def _answered(self, one: _Round, phase: str, request: bytes) -> bytes | None:
         match phase:
+            case "advertise":  # again, for an aggregator that was restarted
+                return one.participant.advertise()
             case "share":
                 return one.participant.share(request)
             case "masked":

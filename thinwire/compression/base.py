@@ -25,7 +25,7 @@ from thinwire.compression.native import NUMPY, chosen
 if TYPE_CHECKING:
     from decimal import Decimal
 
-    from thinwire.compression.feedback import Memory
+    from thinwire.compression.vector_ops import Memory
     from thinwire.core.layout import Layout
     from thinwire.core.prng import Key
     from thinwire.core.types import Arrived, Payload, State, Vector

@@ -41,13 +41,12 @@ from thinwire.compression.base import (
 )
 from thinwire.compression.frame import WORD, DecodedStreams, Stream, StreamCoders, read_word
 from thinwire.compression.native import require_vector, require_writable
-from thinwire.compression.vector_ops import require_finite, spanned
+from thinwire.compression.vector_ops import AddDecoded, Memory, require_finite, spanned
 from thinwire.core.errors import BadPayload
 from thinwire.core.prng import word32
 
 if TYPE_CHECKING:
     from thinwire.compression.codecs.powersgd import LowRank
-    from thinwire.compression.feedback import AddDecoded, Memory
     from thinwire.core.layout import Layout, Slice
     from thinwire.core.prng import Key
     from thinwire.core.types import Arrived, State, Vector
@@ -244,6 +243,15 @@ class SegmentedCodec:
     def _hashes(self) -> list[bytes]:
         return [frame.codec_hash(self.spec, self.layout.digest, s.index) for s in self.layout.segments]
 
+    @cached_property
+    def _most_bytes(self) -> list[int]:
+        found = []
+        for segment, groups in zip(self.layout.segments, self.groups, strict=True):
+            parts = [(group.chain, group.size(segment.size)) for group in groups]
+            further = sum(chain.streams(n) for chain, n in parts) - 1
+            found.append(frame.MAX_OVERHEAD + 4 * further + sum(chain.max_bytes(n) for chain, n in parts))
+        return found
+
     def _size(self, segment: int) -> int:
         return self.layout.segments[segment].size
 
@@ -351,10 +359,7 @@ class SegmentedCodec:
 
     def max_bytes(self, segment: int = 0) -> int:
         """Return the largest size of a legal frame, in bytes."""
-        size = self._size(segment)
-        groups = [(group.chain, group.size(size)) for group in self.groups[segment]]
-        further = sum(chain.streams(n) for chain, n in groups) - 1
-        return frame.MAX_OVERHEAD + 4 * further + sum(chain.max_bytes(n) for chain, n in groups)
+        return self._most_bytes[segment]
 
 
 def _joined(supports: list[Support]) -> Support:

@@ -33,7 +33,6 @@ layout only, so they survive a switch of codec between two rounds.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -49,70 +48,19 @@ from thinwire.compression.base import (
     ErrorBound,
     Everything,
     NoGuarantee,
-    Support,
     contraction,
     shrinkage,
     shrunk,
 )
 from thinwire.compression.chain import SegmentedCodec
 from thinwire.compression.native import require_vector, require_writable
-from thinwire.compression.vector_ops import add_finite, require_finite
+from thinwire.compression.vector_ops import AddDecoded, Memory
 from thinwire.core.errors import CodecError
 
 if TYPE_CHECKING:
     from thinwire.core.layout import Layout
     from thinwire.core.prng import Key
     from thinwire.core.types import Arrived, Payload, State, Vector
-
-AddDecoded = Callable[[float, "Vector"], None]
-
-
-@dataclass(frozen=True)
-class Memory:
-    """The memory of an encoder, which is only read. `sign` is 1 for a residual and -1 for a reference.
-
-    The memory goes into an encode, and the updated memory replaces the vector that was given.
-    """
-
-    vector: Vector
-    sign: float
-
-    @property
-    def weight(self) -> float:
-        """Return the weight with which the decoded values are added to the updated memory."""
-        return -self.sign
-
-    def compensate(self, x: Vector, span: slice = ALL) -> None:
-        """Replace `x` by p, the vector that is encoded; raise NonFiniteUpdate if p holds NaN or infinity."""
-        add_finite(x[span], self.vector[span], self.sign)
-
-    def restart(self, x: Vector, span: slice = ALL) -> None:
-        """Replace p by the vector to which the decoded values are added."""
-        if self.sign < 0:
-            x[span] = self.vector[span]
-
-    def require_finite(self, x: Vector, span: slice | Support = ALL) -> None:
-        """Raise NonFiniteUpdate if the updated memory overflowed, which can happen near float32's largest value.
-
-        A device that kept such a memory could never encode again.
-        """
-        require_finite(x if isinstance(span, Everything) else x[span])
-
-    def update(self, x: Vector, add: AddDecoded, span: slice | Support = ALL) -> None:
-        """Replace p by the updated memory; `add(weight, into)` adds the decoded values, which lie in `span`."""
-        self.restart(x)
-        add(self.weight, x)
-        self.require_finite(x, span)
-
-    def encode_in_steps(self, x: Vector, encode: Callable[[Vector], tuple[Encoded, AddDecoded]]) -> Encoded:
-        """Encode `x` compensated by the memory, and overwrite `x` with the updated memory.
-
-        This is the oracle of every fused path.
-        """
-        self.compensate(x)
-        encoded, add = encode(x)
-        self.update(x, add, encoded.support)
-        return encoded
 
 
 @dataclass(frozen=True)

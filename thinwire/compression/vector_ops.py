@@ -1,4 +1,4 @@
-"""Vector operations that codecs share: blocks, buckets, sums, thresholds, and encoding in parts.
+"""Vector operations that codecs share: blocks, buckets, sums, thresholds, an encoder's memory, and encoding in parts.
 
 Each runs its kernel, or numpy if that is the path; both give the same bits.
 
@@ -13,18 +13,29 @@ is summed separately, and the buckets one after the other. A kernel on any instr
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.compression.base import BLOCK, BUCKET, Scales, Symbols, buckets, packed_bytes
-from thinwire.compression.native import address, each, kernel, require_vector
+from thinwire.compression.base import (
+    ALL,
+    BLOCK,
+    BUCKET,
+    Encoded,
+    Everything,
+    Scales,
+    Support,
+    Symbols,
+    buckets,
+    packed_bytes,
+)
+from thinwire.compression.native import address, each, kernel, require_kernel, require_vector
 from thinwire.core.errors import NonFiniteUpdate
 
 if TYPE_CHECKING:
     from thinwire.compression.base import FusedQuantizer, Indices
-    from thinwire.compression.feedback import Memory
     from thinwire.core.types import Vector
 
 
@@ -226,6 +237,76 @@ def write_scaled(values: Vector, factor: np.float32, adds: bool, into: Vector, p
         into[places] += scaled
     else:
         into[places] = scaled
+
+
+AddDecoded = Callable[[float, "Vector"], None]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The memory of an encoder, which is only read. `sign` is 1 for a residual and -1 for a reference.
+
+    The memory goes into an encode, and the updated memory replaces the vector that was given.
+    """
+
+    vector: Vector
+    sign: float
+
+    @property
+    def weight(self) -> float:
+        """Return the weight with which the decoded values are added to the updated memory."""
+        return -self.sign
+
+    def compensate(self, x: Vector, span: slice = ALL) -> None:
+        """Replace `x` by p, the vector that is encoded; raise NonFiniteUpdate if p holds NaN or infinity."""
+        add_finite(x[span], self.vector[span], self.sign)
+
+    def restart(self, x: Vector, span: slice = ALL) -> None:
+        """Replace p by the vector to which the decoded values are added."""
+        if self.sign < 0:
+            x[span] = self.vector[span]
+
+    def require_finite(self, x: Vector, span: slice | Support = ALL) -> None:
+        """Raise NonFiniteUpdate if the updated memory overflowed, which can happen near float32's largest value.
+
+        A device that kept such a memory could never encode again.
+        """
+        require_finite(x if isinstance(span, Everything) else x[span])
+
+    def update(self, x: Vector, add: AddDecoded, span: slice | Support = ALL) -> None:
+        """Replace p by the updated memory; `add(weight, into)` adds the decoded values, which lie in `span`."""
+        self.restart(x)
+        add(self.weight, x)
+        self.require_finite(x, span)
+
+    def encode_in_steps(self, x: Vector, encode: Callable[[Vector], tuple[Encoded, AddDecoded]]) -> Encoded:
+        """Encode `x` compensated by the memory, and overwrite `x` with the updated memory.
+
+        This is the oracle of every fused path.
+        """
+        self.compensate(x)
+        encoded, add = encode(x)
+        self.update(x, add, encoded.support)
+        return encoded
+
+
+Own = Callable[[int], tuple[Any, ...]]  # a kernel's own arguments for the part that begins at this value
+
+
+def write_in_parts(name: str, values: Vector, memory: Memory | None, own: Own) -> None:
+    """Run encode kernel `name` on each thread's part; raise NonFiniteUpdate for NaN and infinity.
+
+    With a memory, the kernel encodes the values compensated by it, and overwrites them with the updated memory.
+    """
+    x = values.ctypes.data
+    if memory is None:
+        run = require_kernel(f"{name}_encode")
+        done = each(0, values.size, lambda a, b: run(x + 4 * a, b - a, *own(a)))
+    else:
+        held, r, sign = require_kernel(f"{name}_held"), memory.vector.ctypes.data, memory.sign
+        done = each(0, values.size, lambda a, b: held(x + 4 * a, r + 4 * a, sign, b - a, *own(a)))
+    if not all(done):
+        raise NonFiniteUpdate
 
 
 CACHED = 1 << 18  # elements: of three passes over these, the last two find them in the second- or third-level cache

@@ -76,6 +76,24 @@ def speed(bits_per_s: float) -> str:
     return _scaled(bits_per_s, (("Gb/s", 1e9), ("Mb/s", 1e6), ("kb/s", 1e3)), "b/s")
 
 
+def figure(value: float | None) -> str:
+    """Return a metric with four digits after the point, as every table and sentence shows it; "-" for None.
+
+    >>> figure(0.8875), figure(None)
+    ('0.8875', '-')
+    """
+    return NOTHING if value is None else f"{value:.4f}"
+
+
+def figures(metrics: Mapping[str, float]) -> str:
+    """Return metrics with their names.
+
+    >>> figures({"accuracy": 0.8875, "loss": 0.2})
+    'accuracy 0.8875, loss 0.2000'
+    """
+    return ", ".join(f"{name} {figure(value)}" for name, value in metrics.items())
+
+
 def _scaled(count: float, units: tuple[tuple[str, float], ...], smallest: str) -> str:
     for unit, factor in units:
         if count >= factor:

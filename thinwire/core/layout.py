@@ -201,6 +201,10 @@ class Layout:
         """Return the SHA-256 in hex over names, shapes, dtypes, roles, aliases and the frozen tensors' digest."""
         return hashlib.sha256(json.dumps(self._hashed, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
+    def __hash__(self) -> int:
+        """Return the hash of the digest: the tensors of a large model are hashed once."""
+        return hash(self.digest)
+
     @property
     def _hashed(self) -> dict[str, Any]:
         rows = [[t.name, list(t.shape), t.dtype, t.role] for t in self.tensors]

@@ -54,11 +54,11 @@ class RunPlan(Sections):
         try:
             text = Path(path).read_text()
         except (OSError, UnicodeDecodeError) as error:
-            raise PlanError(
-                f"cannot read the plan {path}",
-                why=getattr(error, "strerror", None) or str(error),
-                hint="thinwire init DIR writes one",
-            ) from error
+            why, hint = getattr(error, "strerror", None) or str(error), "thinwire init DIR writes one"
+            if isinstance(error, FileNotFoundError):
+                why = "a plan is a TOML file, and there is no such file"
+                hint += "; the plan of a run: thinwire runs show ID --json"
+            raise PlanError(f"cannot read the plan {path}", why=why, hint=hint) from error
         return cls.parse(text, str(path), overrides, option)
 
     @classmethod
@@ -156,11 +156,17 @@ def _explained(error: ValidationError, source: str, overrides: Overrides) -> Pla
     """Return pydantic's errors as one PlanError: each wrong key once, with every way in which it could be valid."""
     found: dict[str, tuple[list[str], str]] = {}
     origins: dict[str, dict[str, None]] = {}
+    unknown = [place_of(details) for details in error.errors() if details["type"] == "extra_forbidden"]
     for details in error.errors():
         what, why, hint = explain(RunPlan, details)
+        place = place_of(details)
+        if details["type"] == "missing":
+            there = [key for *table, key in unknown if tuple(table) == place[:-1] and len(key) <= MAX_COMPARED]
+            if near := _nearest(place[-1], there):
+                hint = f"{_shown(place)} instead of {_shown((*place[:-1], near))}"
         whys, _ = found.setdefault(what, ([], hint))
         whys += [why] if why not in whys else []
-        origins.setdefault(overrides.origin(place_of(details), source), {})[what] = None
+        origins.setdefault(overrides.origin(place, source), {})[what] = None
     reasons = dict.fromkeys(either(whys) for whys, _ in found.values())
     hint = next(hint for _, hint in found.values())
     wrong = "; ".join(f"{origin}: {'; '.join(whats)}" for origin, whats in origins.items())
@@ -239,9 +245,9 @@ def explain(
     kind = details["type"]
     if kind == "extra_forbidden":
         known = _keys(plan, place[:-1])
-        near = difflib.get_close_matches(place[-1][:MAX_COMPARED], known, n=1, cutoff=0.5)
+        near = _nearest(place[-1], known)
         where = f"[{place[0]}]" if len(place) > 1 else f"a {noun}"
-        hint = f"{_shown((*place[:-1], near[0]))}" if near else keys.format(place[0])
+        hint = _shown((*place[:-1], near)) if near else keys.format(place[0])
         return f"unknown key {name}", f"{where} has the keys {', '.join(known)}", hint
     if kind == "missing":
         return f"{name} is missing", f"every {noun} needs it", _example(place)
@@ -249,6 +255,11 @@ def explain(
     if kind in TABLE and len(place) > 1 and (model := _model_at(plan, place)) is not None:
         hint = f"{name} = {_table_of(model)}"
     return f"{name} = {details.get('input')!r} is not valid", _wanted(details), hint
+
+
+def _nearest(key: str, known: Sequence[str]) -> str | None:
+    """Return the known key that is most like `key`, or None if none is alike."""
+    return next(iter(difflib.get_close_matches(key[:MAX_COMPARED], known, n=1, cutoff=0.5)), None)
 
 
 def either(whys: Sequence[str]) -> str:

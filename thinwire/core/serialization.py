@@ -1,10 +1,9 @@
-"""Assignments, replies and events as JSON bytes, the only form in which they travel or are stored.
+"""Assignments and replies as JSON bytes, the only form in which they travel or are stored.
 
 Invariant: a received message is bounded before it is parsed, and any mistake in it raises BadPayload. Nothing uses
 pickle.
 
-The journal stores an event as JSON with the name of its class. `plainly` makes dictionaries like `dataclasses.asdict`,
-at a third of its cost.
+`plainly` makes dictionaries like `dataclasses.asdict`, at a third of its cost.
 """
 
 from __future__ import annotations
@@ -15,9 +14,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from thinwire.core import secure_events  # noqa: F401  # a journal may have its events
 from thinwire.core.errors import BadPayload
-from thinwire.core.events import Event
 from thinwire.core.formatting import plain
 from thinwire.core.protocol import BYTES_A_TOKEN, read_json, require_small
 from thinwire.core.types import (
@@ -341,21 +338,6 @@ _KEYS = {name: _keys(kind, "type") for kind, name in _TYPES.items()}
 _TRANSFER, _PART, _TIMINGS = _keys(Transfer), _keys(Part), _keys(Timings)
 
 
-KINDS: Mapping[str, type[Event]] = {kind.__name__: kind for kind in Event.__subclasses__()}
-
-
-def to_json(event: Event) -> dict[str, Any]:
-    """Return the event's fields as JSON values, and its class under `event` (ClientFailed has a `kind` of its own)."""
-    return {"event": type(event).__name__, **plainly(event)}
-
-
-def from_json(raw: Mapping[str, Any]) -> Event:
-    """Return the event of these JSON values; keys that a newer version wrote are ignored."""
-    kind = KINDS[raw["event"]]
-    names = {f.name for f in dataclasses.fields(kind)}
-    return kind(**{name: value for name, value in raw.items() if name in names})
-
-
 LEAVES = frozenset({str, int, float, bool, type(None)})
 
 
@@ -366,7 +348,9 @@ def plainly(thing: Any) -> dict[str, Any]:
     >>> plainly(Work(5, 32))
     {'steps': 5, 'batch': 32, 'clip': 0.0}
     """
-    return {name: _plain(getattr(thing, name)) for name in _names(type(thing))}
+    return {
+        name: value if type(value := getattr(thing, name)) in LEAVES else _plain(value) for name in _names(type(thing))
+    }
 
 
 def _plain(value: Any) -> Any:
@@ -374,9 +358,9 @@ def _plain(value: Any) -> Any:
     if kind in LEAVES:
         return value
     if kind is list or kind is tuple:
-        return kind([_plain(each) for each in value])
+        return kind([each if type(each) in LEAVES else _plain(each) for each in value])
     if kind is dict:
-        return {_plain(key): _plain(each) for key, each in value.items()}
+        return {key: each if type(each) in LEAVES else _plain(each) for key, each in value.items()}
     if _names(kind):
         return plainly(value)
     if isinstance(value, (list, tuple, dict)):  # named tuples and the like, as asdict treats them

@@ -7,11 +7,11 @@ program makes, and its fields are the numbers of that code.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from thinwire.core.formatting import Reasons, counted, duration, size, speed
 from thinwire.reports.round_timing import UNACCOUNTED
-from thinwire.store.read_models import UpdateRow
+from thinwire.store.read_models import RunRow, UpdateRow
 
 SENTENCES: Mapping[str, str] = {
     # deadline
@@ -125,7 +125,7 @@ def did(stages: Mapping[str, float], assignment: UpdateRow | None, rtt_s: float 
             of_it = ": it was offline or busy"
         return f"spent {took} in no measured stage ({exchange(assignment.requests, rtt_s)}){of_it}"
     return {
-        "delivery": f"got the assignment after {took}", "again": again(stages[name]),
+        "delivery": f"got the assignment after {took}", "redelivery": again(stages[name]),
         "queue": f"did other work first for {took}",
         "evaluate": f"measured the model for {took}", "encode": f"encoded for {took}",
         "load": f"loaded the model for {took}", "commit": f"wrote its update to its disk for {took}",
@@ -141,20 +141,6 @@ def again(took_s: float) -> str:
     return f"got the assignment again after {duration(took_s)}: what it had begun was lost"
 
 
-def noun(name: str) -> str:
-    """Return a stage as a noun phrase."""
-    return {
-        "delivery": "until an assignment was delivered", "again": "until an assignment was delivered again",
-        "queue": "behind other work",
-        "waiting": "waiting for who did not answer", "store": "making it durable", "download": "downloads",
-        "evaluate": "measuring", "train": "training", "encode": "encoding", "upload": "uploads",
-        "load": "loading models on the devices", "commit": "writing updates to the devices' disks",
-        "receive": "handling the last reply", "aggregate": "aggregation",
-        "step": "the step", "downtime": "without an aggregator", "before": "before the last one to answer was selected",
-        UNACCOUNTED: "in no measured stage",
-    }[name]  # fmt: skip
-
-
 def exchange(requests: int, rtt_s: float | None) -> str:
     """Return the requests times the round trip, and the product if it is known; "" without a request.
 
@@ -164,3 +150,20 @@ def exchange(requests: int, rtt_s: float | None) -> str:
     if not requests:
         return ""
     return counted(requests, "request") + (f" x {duration(rtt_s)} = {duration(requests * rtt_s)}" if rtt_s else "")
+
+
+def behind(row: RunRow, line: Sequence[RunRow]) -> str:
+    """Describe which runs a queued run waits for; `line` is the result of `Store.line()`.
+
+    Return "" for a run that is served now, has ended, or is simulated and so waits for no other.
+    """
+    ids = [one.run_id for one in line]
+    if row.status != "queued" or row.run_id not in ids[1:]:
+        return ""
+    first = line[0]
+    does = first.status_text if first.status == "waiting" else first.status
+    between = ids[1 : ids.index(row.run_id)]
+    if not between:
+        return f"waiting in the queue behind {first.run_id}, which is {does}"
+    others = between[0] if len(between) == 1 else f"{len(between)} more"
+    return f"waiting in the queue behind {first.run_id} and {others}; {first.run_id} is {does}"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from thinwire.core.formatting import counted, duration
 from thinwire.core.types import is_follow_up
-from thinwire.reports.reason_text import again, did, noun
+from thinwire.reports.reason_text import again, did
 from thinwire.reports.round_timing import (
     ALONG,
     OWN,
@@ -175,7 +175,7 @@ def _waited(
 
 def _again(device: Mapping[str, float]) -> str:
     """Return the second delivery of the assignment in parentheses, if another stage took longer; else ""."""
-    took_s = device.get("again", 0.0)
+    took_s = device.get("redelivery", 0.0)
     return f" (it {again(took_s)})" if 0.0 < took_s < max(device.values()) else ""
 
 
@@ -184,7 +184,7 @@ def _assignments_sent(stages: Mapping[str, float], slowest: UpdateRow | None) ->
     if slowest is None or not slowest.selection_reason:
         return ""
     place = f" instead of {slowest.instead_of}" if slowest.instead_of else ""
-    return f" (selected after {duration(stages.get('before', 0.0))}{place})"
+    return f" (selected after {duration(stages.get('selection', 0.0))}{place})"
 
 
 def _filled(
@@ -255,7 +255,7 @@ def own_part(took: float, stages: Mapping[str, float], uncounted: Mapping[str, f
     if not mine or sum(mine.values()) < OWN_SHARE * took:
         return ""
     most = max(mine, key=lambda stage: mine[stage])
-    said = f"; the aggregator took {duration(sum(mine.values()))} ({noun(most)} {duration(mine[most])})"
+    said = f"; the aggregator took {duration(sum(mine.values()))} ({most} {duration(mine[most])})"
     return said + (", which a simulation's clock does not count" if uncounted else "")
 
 
@@ -331,7 +331,7 @@ class RunTotals:
         said = f"{counted(self.rounds, 'round')} took {duration(self.seconds)}"
         if spent and self.seconds:
             most = max(spent, key=lambda name: spent[name])
-            said += f", {100 * spent[most] / self.seconds:.0f} % of it {noun(most)}"
+            said += f", {100 * spent[most] / self.seconds:.0f} % of it in the stage {most}"
         (device, count), (silent, times) = ((*each.most_common(1), ("", 0))[0] for each in (self.slowest, self.missed))
         said += f"; {device} was the slowest in {count} of {self.rounds}" if count else ""
         said += f"; {silent} had not answered in time in {times}" if times else ""

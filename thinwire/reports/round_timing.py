@@ -21,16 +21,16 @@ from thinwire.core.events import RoundBecameCurrent
 from thinwire.store.read_models import MeasureRow, RoundRow, UpdateRow
 
 ON_DEVICE = ("download", "queue", "load", "evaluate", "train", "encode", "commit")
-# In order. delivery: from the selection until the first delivery. again: from there to the last delivery, to a device
-# that was offline in between. upload: from the first byte of the reply until all of it is durable.
-ALONG = ("delivery", "again", *ON_DEVICE, "upload")
+# In order. delivery: from the selection until the first delivery. redelivery: from there to the last delivery, to a
+# device that was offline in between. upload: from the first byte of the reply until all of it is durable.
+ALONG = ("delivery", "redelivery", *ON_DEVICE, "upload")
 # receive: from the arrival of the last reply that counted until the aggregator handles it. aggregate: from there until
 # its update is in the sum. step: the optimizer's. store: making the model version durable.
 OWN = ("receive", "aggregate", "step", "store")
 UNACCOUNTED = "unaccounted"  # the time that no stage has
-# before: from the round's opening until the selection. downtime: no aggregator was running and no device was at work.
+# selection: from the round's opening until the selection. downtime: no aggregator was running, no device was at work.
 # waiting: from the last update in the sum until the round closed, if a device was outstanding.
-STAGES = ("before", *ALONG, "downtime", "waiting", *OWN, UNACCOUNTED)
+STAGES = ("selection", *ALONG, "downtime", "waiting", *OWN, UNACCOUNTED)
 REDELIVERY_S = 1.0  # two deliveries of an assignment within this time count as one
 Downtimes = Sequence[Sequence[float]]  # [from, to] without an aggregator, by the wall clock
 
@@ -58,7 +58,7 @@ def stretches(assignment: UpdateRow, downtimes: Downtimes = ()) -> list[Stretch]
     began = min(max(selected, assignment.began_at or assignment.arrived_at), assignment.arrived_at)
     pulled = min(max(selected, assignment.pulled_at or selected), began)
     first = max(selected, first_delivered(assignment, pulled))
-    found = [*around("delivery", selected, first, downtimes), *around("again", first, pulled, downtimes)]
+    found = [*around("delivery", selected, first, downtimes), *around("redelivery", first, pulled, downtimes)]
     found += end_to_end(pulled, began, {name: getattr(assignment, f"{name}_s") or 0.0 for name in ON_DEVICE})
     worked = max([pulled, *(one.end_s for one in found)])
     found += [*around(UNACCOUNTED, worked, began, downtimes), Stretch("upload", began, assignment.arrived_at)]
@@ -126,7 +126,7 @@ def of_round(
     closed_s = min(end_s - sum(after.values()), end_s if found.closed_at is None else found.closed_at)
     if slowest is not None and slowest.arrived_at is not None:
         parts = [
-            *around("before", begin_s, _assigned_at(slowest), found.downtimes),
+            *around("selection", begin_s, _assigned_at(slowest), found.downtimes),
             *stretches(slowest, found.downtimes),
         ]
         at = max(begin_s, slowest.arrived_at)

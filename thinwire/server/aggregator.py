@@ -19,12 +19,11 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from copy import copy, deepcopy
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from statistics import median
-from typing import Any, TypeVar
 
 import numpy as np
 
@@ -235,9 +234,6 @@ class RoundAggregator:
         return self.algorithm.step(change[: self.layout.model_size], common), {COMMON: common}
 
 
-T = TypeVar("T")
-
-
 @dataclass(frozen=True)
 class AggregationResult:
     """The result of one addition: done in `seconds`, or the update is `rejected` for a reason."""
@@ -247,29 +243,17 @@ class AggregationResult:
     rejected: str = ""
 
 
-class InlineExecutor(Executor):
-    """An executor that runs each function inside `submit`, in the calling thread."""
-
-    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """Call the function now, and return a future that is done."""
-        future: Future[T] = Future()
-        try:
-            future.set_result(fn(*args, **kwargs))
-        except Exception as error:
-            future.set_exception(error)
-        return future
-
-
 class AggregationQueue:
     """Additions that were started and are not reported yet, on one worker thread, first in, first out.
 
     One worker keeps the order of the journal. With `at_once` additions run in the calling thread, since a thread costs
     more than a small addition if nothing else waits. `BadPayload` rejects the update; any other exception is a defect
-    of Thinwire and is raised by `finished`.
+    of Thinwire and is raised by `finished`, or with `at_once` by `begin`.
     """
 
     def __init__(self, at_once: bool = False) -> None:
-        self._worker = InlineExecutor() if at_once else ThreadPoolExecutor(max_workers=1, thread_name_prefix="fold")
+        self._worker = None if at_once else ThreadPoolExecutor(max_workers=1, thread_name_prefix="fold")
+        self._done: list[AggregationResult] = []
         self._begun: list[Future[AggregationResult]] = []
         self._of: dict[UpdateId, Future[AggregationResult]] = {}
 
@@ -284,6 +268,9 @@ class AggregationQueue:
                 return AggregationResult(update_id, time.perf_counter() - start, rejected=f"bad-payload: {error}")
             return AggregationResult(update_id, time.perf_counter() - start)
 
+        if self._worker is None:
+            self._done.append(timed())
+            return
         self._of[update_id] = self._worker.submit(timed)
         self._begun.append(self._of[update_id])
 
@@ -299,7 +286,7 @@ class AggregationQueue:
         """Return the results of finished additions in their order, after waiting up to `wait_s` for the first."""
         if self._begun and wait_s:
             wait(self._begun[:1], timeout=wait_s)
-        done = []
+        done, self._done = self._done, []
         while self._begun and self._begun[0].done():
             done.append(self._begun.pop(0).result())
         return done
@@ -307,11 +294,12 @@ class AggregationQueue:
     @property
     def running(self) -> bool:
         """Return True if an addition is not reported yet."""
-        return bool(self._begun)
+        return bool(self._begun or self._done)
 
     def close(self) -> None:
         """Cancel the additions that have not begun, and wait for the running one."""
-        self._worker.shutdown(wait=True, cancel_futures=True)
+        if self._worker is not None:
+            self._worker.shutdown(wait=True, cancel_futures=True)
 
 
 ROUNDING = 1e-6  # devices add up a normaliser step by step, here it is one formula

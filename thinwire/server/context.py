@@ -40,7 +40,6 @@ from thinwire.core.types import (
     assignment_round,
     is_follow_up,
 )
-from thinwire.privacy.contexts import identity_of, simulated_key
 from thinwire.server.aggregator import Model
 from thinwire.server.model_store import ModelDistributor, PlanCache, SentAssignments, Versions
 from thinwire.server.policy.assignment_terms import work_of
@@ -140,8 +139,8 @@ class RunContext:
 
     def _snapshot(self, events: Sequence[Event]) -> str:
         """Return a snapshot if these events open a round, and it is time for one; "" otherwise."""
-        opened = next((event for event in events if isinstance(event, RoundOpened)), None)
-        if self.simulated or opened is None:
+        opened = None if self.simulated else next((e for e in events if isinstance(e, RoundOpened)), None)
+        if opened is None:
             return ""
         if opened.round % snapshot.SNAPSHOT_ROUNDS and self._since_snapshot < snapshot.SNAPSHOT_EVENTS:
             return ""
@@ -327,12 +326,6 @@ class RunContext:
     def revoked(self) -> frozenset[str]:
         """Return the revoked devices; of their updates only those that are aggregated already count."""
         return frozenset() if self.simulated else self.store.roster.revoked()
-
-    def identities(self) -> dict[str, bytes]:
-        """Return device -> its identity key (DER); the key of a simulated device follows from its name."""
-        if self.simulated:
-            return {device: identity_of(simulated_key(device)) for device in self.presence.devices}
-        return {row.name: row.public_key for row in self.store.roster.rows()}
 
     def forget(self, device: str) -> None:
         """Drop the deferred replies of a revoked device."""

@@ -41,6 +41,7 @@ def rebuild_round(running: RunContext) -> RoundRunner:
     opened, now = running.past.line.current, running.past.line.now
     assert opened is not None
     one = runner_of(running, opened)
+    one.resumed = True
     one.headers |= {header.update_id: header for header in map(header_of, now.accepted)}
     one.headers_of.update(event.assignment_id for event in now.accepted)
     one.machine.dropped += not_accepted(now)

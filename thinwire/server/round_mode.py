@@ -215,7 +215,8 @@ def open_round(running: RunContext) -> RoundOpened | None:
     timed, wanted = mode.timed(running, cohort, min_updates)
     sizes = {device: running.sending.parcel(device).size for device in timed}
     codecs = codecs_of(running)
-    times = expected(running, number, sizes, codecs)
+    decides = plan.cohort.deadline_s == "auto" or len(codecs) > 1
+    times = expected(running, number, sizes, codecs) if decides else {}
     deadline = deadline_of(running, times, wanted, min_updates)
     chosen = rungs_of(running, times, codecs, deadline.fits_s)
     # Sums of EF21, SCAFFOLD and FedDyn hold all that a device has sent, and no part can be taken out. After a device

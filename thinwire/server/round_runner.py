@@ -51,6 +51,7 @@ class RoundRunner:
         self.headers_of: Counter[str] = Counter()  # assignment_id -> replies to it that were not deferred
         others = Replacements(running, opened, self.machine.assignments)
         self.replacements = others.in_time if running.mode.replaces else nobody
+        self.resumed = False  # True if the round opened earlier, perhaps in a process that was killed
         self.missed = False  # True once devices that did not reconnect count as lost
         self.fold = running.mode.aggregator(running, opened)
         self.folds = AggregationQueue(at_once=running.simulated)

@@ -13,7 +13,7 @@ Invariant: no vector leaves the sum after the survivors were shown. A reply that
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, cast
 
@@ -22,7 +22,7 @@ from thinwire.core.errors import PlanError
 from thinwire.core.events import CloseReason
 from thinwire.core.secure_numbers import check_numbers
 from thinwire.core.types import SecureWork, UpdateId
-from thinwire.privacy.contexts import context_of_assignment, model_digest
+from thinwire.privacy.contexts import context_of_assignment, identity_of, model_digest, simulated_key
 from thinwire.privacy.messages import BadMessage, Phase
 from thinwire.privacy.secure_round import Aborted, SecureRound, TooFew
 from thinwire.server.round_events import (
@@ -98,9 +98,16 @@ class SecureMode(RoundMode):
         assignment = running.training(next(iter(opened.assignments.values()))).assignment  # ctx0 covers what all share
         model = model_digest(assignment.base_digest, running.model.buffers)
         context0 = context_of_assignment(assignment, self.plan, model, fold.terms)
-        keys = running.identities()
-        selected = {device: keys[device] for device in opened.assignments}
+        selected = identities(running, opened.assignments)
         return SecureRoundMachine(self.terms(opened), secure=SecureRound(fold.terms, context0, selected))
+
+
+def identities(running: RunContext, devices: Iterable[str]) -> dict[str, bytes]:
+    """Return device -> its identity key (DER), of the registry; that of a simulated device follows from its name."""
+    if running.simulated:
+        return {device: identity_of(simulated_key(device)) for device in devices}
+    keys = {row.name: row.public_key for row in running.store.roster.rows()}
+    return {device: keys[device] for device in devices}
 
 
 @dataclass
@@ -114,6 +121,7 @@ class SecureRoundMachine(RoundMachine):
     secure: SecureRound = field(kw_only=True)
     requests: Mapping[str, bytes] = field(default_factory=dict)
     vectors: dict[str, UpdateId] = field(default_factory=dict)
+    absent: dict[str, tuple[str, str]] = field(default_factory=dict)  # device that left after its message -> kind, text
     unmasking: bool = False  # the masks are being removed
     closing: CloseReason = "all"  # why the phase masked was closed
 
@@ -135,6 +143,8 @@ class SecureRoundMachine(RoundMachine):
         actions = list[Action]()
         while not self.shut and self._may_close(now):
             actions += self._close_phase()
+            for device in self.absent.keys() & self.secure.outstanding:
+                actions += self._mark(device, *self.absent[device])
         return actions
 
     def _may_close(self, now: float) -> bool:
@@ -206,7 +216,8 @@ class SecureRoundMachine(RoundMachine):
                 raise BadMessage("a small message in place of masked vectors")
             self.secure.receive(device, message)
         except BadMessage as error:
-            return self._mark(device, "protocol", str(error))
+            self.secure.drop(device)
+            return self._note(device, "protocol", str(error))
         return []
 
     def _on_reply(self, header: UpdateArrived, now: float) -> list[Action]:
@@ -244,15 +255,22 @@ class SecureRoundMachine(RoundMachine):
         return [RemoveVector(update_id), DropUpdate(update_id, "revoked")]
 
     def _leave(self, device: str, why: str) -> list[Action]:
-        return self._mark(device, "offline", why) if device in self.secure.outstanding else []
+        return self._lose(device, self.assignments.get(device, ""), "offline", why)
 
     def _lose(self, device: str, assignment_id: str, kind: str, text: str) -> list[Action]:
-        is_due = self.assignments.get(device) == assignment_id and device in self.secure.outstanding
-        return self._mark(device, kind, text) if is_due else []
+        is_known = assignment_id != "" and self.assignments.get(device) == assignment_id
+        return self._mark(device, kind, text) if is_known and device not in self.lost else []
 
     def _mark(self, device: str, kind: str, text: str) -> list[Action]:
-        """Note that a device drops out; its assignment fails, unless its masked vector is in the sum."""
+        """Note that a device drops out of the open phase, or of the next one if its message of this one is here."""
+        if device not in self.secure.outstanding:
+            self.absent[device] = kind, text
+            return []
         self.secure.drop(device)
+        return self._note(device, kind, text)
+
+    def _note(self, device: str, kind: str, text: str) -> list[Action]:
+        """Note that a device dropped out; its assignment fails, unless its masked vector is in the sum."""
         self.lost[device] = kind
         if self.assignments[device] in self.answered:
             return []
@@ -260,6 +278,8 @@ class SecureRoundMachine(RoundMachine):
 
     def _return(self, device: str) -> list[Action]:
         """Wait again for a device that reconnected before its phase was closed."""
+        if self.absent.get(device, ("",))[0] == "offline":
+            del self.absent[device]
         if self.lost.get(device) != "offline" or not self.secure.readmit(device):
             return []
         del self.lost[device]

@@ -81,7 +81,12 @@ class SecureRoundRunner(RoundRunner):
         return [(device, assignment_id) for device, assignment_id in super()._outstanding() if device in due]
 
     def run(self) -> None:
-        """Send the requests of the open phase, which a restart may have lost, then run the round."""
+        """Send the requests of the open phase, which a restart may have lost, then run the round.
+
+        A device whose advertisement was lost has its training assignment, so it is asked for the advertisement alone.
+        """
+        if self.resumed and self.machine.secure.phase == "advertise":
+            self._request(dict.fromkeys(self.machine.secure.outstanding, b""))
         self._request(self.machine.requests)
         super().run()
 
@@ -127,6 +132,10 @@ class SecureRoundRunner(RoundRunner):
             match action:
                 case round_events.MarkLost(device):
                     self._cancel([device])
+                case round_events.ClosePhase("advertise", requests) if self.resumed:
+                    own = self.machine.assignments.values()
+                    self.running.fleet.cancel([phase_id(assignment_id, "advertise") for assignment_id in own])
+                    self._request(requests)
                 case round_events.ClosePhase(_, requests) if requests is self.machine.requests:
                     self._request(requests)  # else the next phase was closed at once
                     self.missed = False  # a device may have disconnected after its message of the closed phase

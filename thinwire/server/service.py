@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,6 +32,7 @@ from thinwire.core.registry import blamed
 from thinwire.core.serialization import FREE_HEADER_BYTES, MAX_HEADER_BYTES, ReplyLimit
 from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import ReplyHeader
+from thinwire.privacy.messages import max_bytes
 from thinwire.server.context import POLL_S, StopOrder
 from thinwire.server.policy.eligibility import ConnectedDevices
 from thinwire.server.run import drive
@@ -121,12 +123,17 @@ class RecordingFleet:
     def _revoke(self) -> None:
         """Answer the commands to revoke of the last poll, then carry out new ones."""
         for order in self._told:
-            device = str(order.args["device"])
-            self._orders.done(order, {"rounds": dict(self._store.aggregated_rounds(device))})
+            rounds = [self._store.aggregated_rounds(device) for device in self._devices([order])]
+            self._orders.done(order, {"rounds": dict(*rounds)})
         self._told = self._orders.revoked()
         if self._told:
             self._store.roster.refresh()  # another process revoked them; no request may pass after `revoke_access`
-        self._fleet.revoke_access([str(order.args["device"]) for order in self._told])
+        self._fleet.revoke_access(self._devices(self._told))
+
+    def _devices(self, orders: Sequence[Order]) -> list[str]:
+        """Return the present names of the devices that these commands are about by their keys."""
+        found = (self._store.roster.by_fingerprint(str(order.args["fingerprint"])) for order in orders)
+        return [row.name for row in found if row is not None]
 
 
 def serve(
@@ -250,15 +257,24 @@ BASE_BYTES = 64 * 2**20  # for a reply to an unknown assignment
 BYTES_A_PARAMETER = 8  # no codec sends more: an index of four bytes and a float32
 BYTES_A_PART = 160  # of a header: its name, its length, 64 hex digits
 BYTES_A_COUNTER = 32  # without its name: 20 digits and the JSON around them
+MANY = 100  # clients whose shares a header may hold in every secure run
 UNKNOWN = ReplyLimit(BASE_BYTES, identity=None)  # for assignments of unknown runs
 
 
-def limit_of(plan: RunPlan, layout: Layout) -> ReplyLimit:
-    """Return the size limit of a reply: a part for each segment, one for buffers, and every counter."""
+def limit_of(plan: RunPlan, layout: Layout, enrolled: int = 0) -> ReplyLimit:
+    """Return the size limit of a reply: a part for each segment, one for buffers, and every counter.
+
+    In a secure run a header may hold a client's shares for every other client: so many as the plan selects, or twice
+    as many as are `enrolled`, because devices may join.
+    """
     travels = carried(algorithm_of(plan), layout)
     parts, counted = len(travels.segments) + 1, counters(layout)
     header = FREE_HEADER_BYTES + BYTES_A_PART * parts
     header += sum(BYTES_A_COUNTER + len(json.dumps(tensor.name)) for tensor in counted)
+    if (secure := plan.secure).enabled:
+        clients = plan.cohort.clients
+        selected = math.ceil(clients * (1 + plan.cohort.over_select)) if isinstance(clients, int) else 2 * enrolled
+        header += 4 * max_bytes("share", max(selected, MANY), secure.post_quantum) // 3
     payload = BASE_BYTES + BYTES_A_PARAMETER * layout.size
     payload += FLOAT_BYTES * sum(tensor.size for tensor in float_buffers(layout))
     return ReplyLimit(payload, parts, len(counted), min(header, MAX_HEADER_BYTES))
@@ -286,7 +302,8 @@ class RunLimits:
                 row = None
             if row is None or row.run_id != run_id:
                 return UNKNOWN
-            limit = limit_of(RunPlan.from_json(row.plan), Layout.from_json(row.layout))
+            enrolled = len(self._store.roster.rows())
+            limit = limit_of(RunPlan.from_json(row.plan), Layout.from_json(row.layout), enrolled)
             self._of[run_id] = replace(limit, identity=row.identity or None)  # a simulation has no identity
         return self._of[run_id]
 

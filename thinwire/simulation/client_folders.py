@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from thinwire.client.run_state import STATE, ClientRunState, RunFolder, run_folder, write_unsynced
+from thinwire.client.run_state import STATE, ClientRunState, RunFolder, run_path, write_unsynced
 from thinwire.core.statedir import disk_error
 
 
@@ -19,7 +19,7 @@ class CachedRunFolder(RunFolder):
     """
 
     def __init__(self, own: Path, run: str, is_new: bool = False) -> None:
-        super().__init__(run_folder(own, run).folder, write_unsynced)
+        super().__init__(run_path(own, run), write_unsynced)
         self._is_new = is_new
         self._bodies: dict[str, bytes] = {}  # file -> an encoded update that is not on disk yet
         self._held: ClientRunState | None = None  # committed, but not on disk yet
@@ -93,4 +93,4 @@ def draft_of(path: Path) -> Path:
 
 def shared_folder(folder: Path, run: str) -> SharedFolder:
     """Return the shared folder of a run in a client's own folder."""
-    return SharedFolder(run_folder(folder, run).folder)
+    return SharedFolder(run_path(folder, run))

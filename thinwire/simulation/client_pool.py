@@ -7,7 +7,6 @@ memory and the state of all others on disk (client_folders.py).
 
 from __future__ import annotations
 
-import hashlib
 import heapq
 import platform
 import time
@@ -17,16 +16,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-
 from thinwire.client.admission import AdmissionController
 from thinwire.client.execute import Begun
 from thinwire.client.executor import InProcessExecutor
 from thinwire.client.handler import AssignmentHandler
 from thinwire.client.payload import BaseModelCache
 from thinwire.client.run_state import RunFolder
-from thinwire.client.secure import SecureIdentity, Send
+from thinwire.client.secure import SIMULATED, Send, simulated
 from thinwire.client.task import LoadedTask, report
 from thinwire.client.train.protocol import ClientInfo
 from thinwire.client.train.runtime import use_threads
@@ -34,9 +30,6 @@ from thinwire.client.train.schedule import Clock
 from thinwire.core.clock import VirtualClock
 from thinwire.core.fleet import Delivery, Hello
 from thinwire.core.types import GIB, PhaseReply, Reply
-from thinwire.privacy.contexts import identity_of, simulated_key
-from thinwire.privacy.messages import PROCESS_BYTES
-from thinwire.privacy.secret_rng import SystemRng
 from thinwire.simulation.client_folders import CachedRunFolder, shared_folder
 from thinwire.simulation.local_fleet import LocalFleet, LocalLink
 
@@ -295,7 +288,7 @@ class SessionCache:
 
     def __init__(self, crowd: ClientPopulation, bench: InProcessExecutor, shared: bool = False) -> None:
         self.crowd, self.bench, self.shared = crowd, bench, shared
-        self._gate, self._bases = AdmissionController(carries=CARRIES), BaseModelCache()  # one plan, one model
+        self._gate, self._bases = AdmissionController(carries=SIMULATED), BaseModelCache()  # one plan, one model
         self._awake: dict[int, tuple[AssignmentHandler, list[RunFolder]]] = {}
         self._evicted = set[int]()  # clients with a state on disk
         self._trained: dict[int, Begun] = {}  # clients that have trained for a secure round
@@ -361,7 +354,7 @@ class SessionCache:
         session = AssignmentHandler(
             name, bench, self.crowd.folder / name, self.crowd.place(index), debug=self.crowd.debug,
             gate=self._gate, folders=folder_of, take_base=self._bases.take, clock=bench.clock, may_stop=scripted,
-            secure=simulated_identity(name) if secure else None,
+            secure=simulated(name) if secure else None,
         )  # fmt: skip
         self._awake[index] = session, made
         return self._awake[index]
@@ -387,17 +380,6 @@ class PacedExecutor(InProcessExecutor):
                 self.clock.sleep(self.step_s)
 
         return paced
-
-
-CARRIES = frozenset({"secure", "secure.post_quantum"})  # of a plan; a simulation pins no roster
-_ECDSA = ec.ECDSA(hashes.SHA256(), deterministic_signing=True)
-
-
-def simulated_identity(name: str) -> SecureIdentity:
-    """Return what a simulated client needs for secure rounds. Its identity follows from its name, its masks do not."""
-    key = simulated_key(name)
-    process = hashlib.sha256(name.encode()).digest()[:PROCESS_BYTES]
-    return SecureIdentity(identity_of(key), lambda data: key.sign(data, _ECDSA), process=process, rng=SystemRng)
 
 
 def _nothing(line: str) -> None: ...

@@ -100,18 +100,18 @@ class StoredRoster:
         An operator's approval also counts on a device API with TLS: a row enrolled over loopback becomes a manual one.
         """
         with self._changing() as connection:
-            self._set(connection, name, "approved", "approve", who, fingerprint)
+            key = self._set(connection, name, "approved", "approve", who, fingerprint)
             by_loopback = update(Device).where(Device.name == name, Device.how == "loopback")
             connection.execute(by_loopback, {"how": "manual"})
-            take_back(connection, "revoke", name, "approved again", self._clock.wall())
+            take_back(connection, "revoke", key, "approved again", self._clock.wall())
 
-    def revoke(self, name: str, who: str = "operator", fingerprint: str = "") -> None:
-        """Revoke a device; its name and key stay bound. Raises like `approve`.
+    def revoke(self, name: str, who: str = "operator", fingerprint: str = "") -> str:
+        """Revoke a device, and return its key's fingerprint; its name and key stay bound. Raises like `approve`.
 
         This process refuses the device's next request; another process does so within `LOOK_S`.
         """
         with self._changing() as connection:
-            self._set(connection, name, "revoked", "revoke", who, fingerprint)
+            return self._set(connection, name, "revoked", "revoke", who, fingerprint)
 
     def leave(self, name: str) -> None:
         """Revoke a device at its own request, before it deletes its key."""
@@ -188,8 +188,8 @@ class StoredRoster:
 
     def _set(
         self, connection: Connection, name: str, state: DeviceState, what: str, who: str, fingerprint: str = ""
-    ) -> None:
-        """Set a device's state.
+    ) -> str:
+        """Set a device's state, and return its key's fingerprint.
 
         A name can move to another key, so an operator who has compared a key passes its fingerprint.
         """
@@ -207,8 +207,9 @@ class StoredRoster:
             raise NotFound(
                 f"no device {name!r}", why=f"known: {', '.join(names) or 'none'}", hint="thinwire devices list"
             )
-        key = connection.scalar(select(Device.fingerprint).where(Device.name == name)) if what == "approve" else None
-        act(connection, self._clock.wall(), who, name, what, f"key {grouped(key)}" if key else "")
+        key = connection.scalars(select(Device.fingerprint).where(Device.name == name)).one()
+        act(connection, self._clock.wall(), who, name, what, f"key {grouped(key)}" if what == "approve" else "")
+        return key
 
 
 AT_ONCE: Mapping[How, DeviceState] = {"loopback": "approved", "invitation": "approved"}  # others wait for approval
@@ -346,10 +347,10 @@ def rename(connection: Connection, old: str, new: str, who: str, at: float) -> N
     act(connection, at, who, new, "rename", f"{WAS}{old}")
 
 
-def take_back(connection: Connection, kind: str, device: str, why: str, at: float) -> None:
-    """Answer the pending commands of a kind about a device as no longer needed."""
+def take_back(connection: Connection, kind: str, fingerprint: str, why: str, at: float) -> None:
+    """Answer the pending commands of a kind about a device's key as no longer needed."""
     open_ones = select(Command.id, Command.args).where(Command.kind == kind, Command.answered_at.is_(None))
     for row in connection.execute(open_ones).all():
-        if row.args.get("device") == device:
+        if row.args.get("fingerprint") == fingerprint:
             answered = {"result": {"done": False, "why": why}, "answered_at": at}
             connection.execute(update(Command).where(Command.id == row.id), answered)

@@ -7,20 +7,24 @@ The newest `KEPT` events of a run are rows, which every process may follow. When
 ones become a segment, in the transaction that appends the next events: compressed together they take a tenth of their
 space, because a row repeats the ids and field names of its neighbours. Invariants: each event is in one segment or one
 row. All events in segments are older than those in rows. Their numbers and bodies are those that they had as rows.
+
+An event is stored as JSON with the name of its class (`to_json`, `from_json`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import json
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Text, cast, delete, func, insert, select, update
 
+from thinwire.core import secure_events  # noqa: F401  # a journal may have its events
 from thinwire.core.errors import NotFound
 from thinwire.core.events import (
     ENDED,
@@ -32,7 +36,7 @@ from thinwire.core.events import (
     RoundClosed,
     RunStatusChanged,
 )
-from thinwire.core.serialization import from_json, to_json
+from thinwire.core.serialization import plainly
 from thinwire.store import queries
 from thinwire.store.database import Database, upsert
 from thinwire.store.projection import Facts, Projection
@@ -42,6 +46,21 @@ from thinwire.store.write_batch import KnownRows
 
 _LAST = select(func.coalesce(func.max(Journal.seq), 0))
 CHUNK = 2000  # events of a run that are read at once
+
+
+KINDS: Mapping[str, type[Event]] = {kind.__name__: kind for kind in Event.__subclasses__()}
+
+
+def to_json(event: Event) -> dict[str, Any]:
+    """Return the event's fields as JSON values, and its class under `event` (ClientFailed has a `kind` of its own)."""
+    return {"event": type(event).__name__, **plainly(event)}
+
+
+def from_json(raw: Mapping[str, Any]) -> Event:
+    """Return the event of these JSON values; keys that a newer version wrote are ignored."""
+    kind = KINDS[raw["event"]]
+    names = {f.name for f in dataclasses.fields(kind)}
+    return kind(**{name: value for name, value in raw.items() if name in names})
 
 
 class JournalReader:

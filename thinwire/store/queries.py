@@ -220,20 +220,3 @@ def keep(connection: Connection, rows: Sequence[MeasureRow]) -> None:
     They replace those of the same device, kind and work.
     """
     upsert(connection, Measure, [dataclasses.asdict(row) for row in rows])
-
-
-def behind(row: RunRow, line: Sequence[RunRow]) -> str:
-    """Describe which runs a queued run waits for; `line` is the result of `Store.line()`.
-
-    Return "" for a run that is served now, has ended, or is simulated and so waits for no other.
-    """
-    ids = [one.run_id for one in line]
-    if row.status != "queued" or row.run_id not in ids[1:]:
-        return ""
-    first = line[0]
-    does = first.status_text if first.status == "waiting" else first.status
-    between = ids[1 : ids.index(row.run_id)]
-    if not between:
-        return f"waiting in the queue behind {first.run_id}, which is {does}"
-    others = between[0] if len(between) == 1 else f"{len(between)} more"
-    return f"waiting in the queue behind {first.run_id} and {others}; {first.run_id} is {does}"

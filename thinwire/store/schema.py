@@ -12,6 +12,7 @@ import sqlite3
 import threading
 from functools import cache
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from sqlalchemy import Connection, inspect, text
@@ -30,7 +31,7 @@ _UPGRADING = threading.Lock()  # Alembic keeps its context in a global
 
 def revisions() -> list[str]:
     """Return all revisions that this program knows, oldest first: the names of the migrations' files."""
-    return sorted(path.stem for path in (MIGRATIONS / "versions").glob("[0-9]*.py"))
+    return sorted(path.stem for path in MIGRATIONS.glob("[0-9]*.py"))
 
 
 def prepare(database: Database, upgrade: bool) -> None:
@@ -101,14 +102,20 @@ def _upgrade(database: Database, connection: Connection, found: str) -> None:
 
 def migrate(connection: Connection) -> None:
     """Run the migrations in the transaction of `connection`."""
-    from alembic import command
     from alembic.config import Config
+    from alembic.runtime.environment import EnvironmentContext
+    from alembic.runtime.migration import MigrationStep, RevisionStep
+    from alembic.script import ScriptDirectory
 
-    config = Config()
-    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
-    config.attributes["connection"] = connection
-    with _UPGRADING:
-        command.upgrade(config, "head")
+    scripts = ScriptDirectory(MIGRATIONS, version_locations=[MIGRATIONS])
+
+    def steps(found: Any, _: object) -> list[RevisionStep]:
+        newest_first = scripts.iterate_revisions("head", found, implicit_base=True)
+        return [MigrationStep.upgrade_from_script(scripts.revision_map, one) for one in reversed([*newest_first])]
+
+    with _UPGRADING, EnvironmentContext(Config(), scripts, fn=steps) as environment:
+        environment.configure(connection, transactional_ddl=True)  # SQLite too: its driver does not commit by itself
+        environment.run_migrations()
 
 
 def revision(database: Database, connection: Connection) -> str | None:

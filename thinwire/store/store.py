@@ -108,10 +108,11 @@ class Store(RunQueries, JournalReader, Recorder):
         """Revoke a device, and leave a command for a running aggregator, which clears what is open.
 
         Return the command's number; None if no aggregator is running, since the next one clears it at its start. Raise
-        like `StoredRoster.revoke`.
+        like `StoredRoster.revoke`. The command is about the key: its name may go to another device before the
+        aggregator reads the command.
         """
-        self.roster.revoke(name, who, fingerprint)
-        return self.commands.add("revoke", args={"device": name}, who=who) if is_running() else None
+        args = {"device": name, "fingerprint": self.roster.revoke(name, who, fingerprint)}
+        return self.commands.add("revoke", args=args, who=who) if is_running() else None
 
 
 _ORDER = select(Command.id, Command.kind, Command.run_id, Command.args, Command.who, Command.at)

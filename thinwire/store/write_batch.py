@@ -104,8 +104,11 @@ class CounterDeltas:
 
     def add(self, round_number: int, device: str, *, arrived: int = 0, **amounts: int | None) -> None:
         """Add the bytes of one assignment or reply; None means not measured."""
-        for counter in (self.run, self.rounds[round_number], self.clients[device]):
-            counter.update({name: amount for name, amount in amounts.items() if amount is not None})
+        counters = self.run, self.rounds[round_number], self.clients[device]
+        for name, amount in amounts.items():
+            if amount is not None:
+                for counter in counters:
+                    counter[name] += amount
         self.clients[device]["arrived"] += arrived
 
     def assign(self, device: str) -> None:

@@ -18,11 +18,10 @@ from thinwire.core.errors import NotFound
 from thinwire.core.events import ENDED
 from thinwire.core.formatting import with_home
 from thinwire.core.layout import Layout
-from thinwire.reports.reason_text import deadline_sentence, sentence
+from thinwire.reports.reason_text import behind, deadline_sentence, sentence
 from thinwire.reports.round_explanation import RoundExplanation, RunTotals, why, whys
 from thinwire.reports.round_timing import clock_was_set, down_s, round_trips, stretches, turn_at, turns
 from thinwire.store import ClientRow, DeviceInfo, RoundRow, RunRow, Store, UpdateRow
-from thinwire.store.queries import behind
 from thinwire.web import schemas
 from thinwire.web.run_text import buffered, closing, open_round, overlaps, run_sentence
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from thinwire.core.formatting import duration
+from thinwire.core.formatting import duration, figure
 from thinwire.reports.round_explanation import downtime_text, unanswered
 from thinwire.store import RoundRow, RunRow, UpdateRow
 
@@ -149,7 +149,7 @@ def _quality(run: RunRow) -> list[str]:
     """Return the accuracy if there is one, else the first metric."""
     for name in ("accuracy", "loss", *run.metrics):
         if run.decisive.get(name) is not None:
-            return [f"{name} {run.decisive[name]:.3f}"]
+            return [f"{name} {figure(run.decisive[name])}"]
     return []
 
 

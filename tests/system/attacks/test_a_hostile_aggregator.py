@@ -149,7 +149,7 @@ class Attacked:
 
     def close(self) -> None:
         self.stop.set()
-        self.thread.join(20)
+        self.thread.join(60)
         assert not self.thread.is_alive()
 
 

@@ -17,10 +17,10 @@ from tests.system.attacks.places import attacked, device_of
 from thinwire.cli.runs.render import clipping
 from thinwire.core.events import Evaluated, RoundClosed, RoundOpened, UpdateAccepted
 from thinwire.core.fleet import Delivery
-from thinwire.core.serialization import to_json
 from thinwire.core.types import Assignment, Metrics, Reply, ReplyHeader
 from thinwire.simulation import SyntheticUpdates, Turn
 from thinwire.store import Store
+from thinwire.store.journal import to_json
 
 HONEST = 7
 FIRST_SEED = 12  # of a run of one client a round: it draws the liar first

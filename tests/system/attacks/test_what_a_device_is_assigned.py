@@ -78,7 +78,7 @@ class Attacked:
 
     def close(self) -> None:
         self.stop.set()
-        self.thread.join(20)
+        self.thread.join(60)
         assert not self.thread.is_alive()
 
 
@@ -144,7 +144,7 @@ def test_one_assignment_that_is_withdrawn_each_time_is_worked_on_as_often_as_its
             here.fleet.send([Envelope("pi-1", endless.assignment, endless.bundle)])
             until(lambda begun=begun: sum(" steps" in line for line in said) > begun)  # type: ignore[misc]  # a default
             here.fleet.cancel([endless.assignment.assignment_id])
-            until(lambda times=times: sum("withdrawn" in line for line in said) == times)  # type: ignore[misc]
+            until(lambda times=times: sum("withdrawn" in line for line in said) == times)  # type: ignore[misc]  # a default
         told = device.assign(endless)
         assert isinstance(told, Failure)
         assert told.text.startswith("rounds_a_day: ")

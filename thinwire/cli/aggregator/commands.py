@@ -78,7 +78,7 @@ def status(
     from thinwire.cli.local_state import again, aggregator_home, end_abandoned, opened, require_alive
     from thinwire.cli.runs.commands import standing
     from thinwire.core.clock import heard_by
-    from thinwire.store.queries import behind
+    from thinwire.reports.reason_text import behind
 
     about = require_alive(home)
     end_abandoned(home)

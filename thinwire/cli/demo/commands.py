@@ -175,7 +175,8 @@ def _baselines(plan: RunPlan, count: int) -> dict[str, Any]:
             update(f"for comparison: {name} ({'simulated in this process' if name == 'uncompressed' else 'one place'})")
             began = time.monotonic()
             accuracy = train(plan, count)["accuracy"]
-            tell(f"for comparison: {name} accuracy {accuracy:.4f} after {time.monotonic() - began:.1f} s")
+            said = f"accuracy {formatting.figure(accuracy)} after {time.monotonic() - began:.1f} s"
+            tell(f"for comparison: {name} {said}")
             found[f"accuracy_{name}"] = accuracy
     return found
 
@@ -224,7 +225,7 @@ def tell_table(found: dict[str, Any]) -> None:
     console.line()
     for name in ("accuracy", "accuracy_uncompressed", "accuracy_centralised"):
         label = {"accuracy": "over thin wires"}.get(name, name.removeprefix("accuracy_"))
-        console.line(f"accuracy   {console.figure(found[name])}  {label}")
+        console.line(f"accuracy   {formatting.figure(found[name])}  {label}")
     console.line()
     ways = ("up", "down")
     rows = [(way, *(formatting.size(found[f"{kind}_{way}_bytes"]) for kind in KINDS)) for way in ways]

@@ -67,20 +67,26 @@ def examine(folder: Path, aggregator: str | None, tasks: Sequence[str]) -> list[
         looked = [Finding("task", None, f"process {begins.get('pid', '?')} is still starting", "try again in a moment")]
     elif not looked:
         looked = [Finding("task", False, "no task is known here", "give one: --task NAME=path/to/task.py")]
-    rules, policy = _policy(last.path("policy") or folder / FILE)
+    rules, policy = _policy(last.path("policy") or folder / FILE, folder)
     disk = _disk(folder, max(LEAST_BYTES, BYTES_A_PARAMETER * size), policy.min_free_disk_mb)
     return [*way, *looked, found("kernels", kernels), rules, disk]
 
 
-def _policy(file: Path) -> tuple[Finding, Policy]:
-    """Return the finding on the policy file and the policy itself, which is the default one if the file is invalid."""
-    from thinwire.client.policy import Policy, load_policy
-    from thinwire.core.errors import PlanError
+def _policy(file: Path, folder: Path) -> tuple[Finding, Policy]:
+    """Return the finding on the policy file and on the counts in `folder`, and the policy itself.
 
+    The policy is the default one if the file is invalid.
+    """
+    from thinwire.client.admission import QuotaFile
+    from thinwire.client.policy import Policy, load_policy
+    from thinwire.core.errors import ThinwireError
+
+    policy = Policy()
     try:
         policy = load_policy(file)
-    except PlanError as error:
-        return Finding("policy", False, str(error), error.hint), Policy()
+        QuotaFile(folder).read()
+    except ThinwireError as error:
+        return Finding("policy", False, str(error), error.hint), policy
     said = f"max_assignment_minutes = {policy.max_assignment_minutes:g}, min_free_disk_mb = {policy.min_free_disk_mb}"
     if policy.hours:
         said += f', hours = "{policy.hours}", hours_end_work = {str(policy.hours_end_work).lower()}'

@@ -70,7 +70,7 @@ def _group(group: Group) -> dict[str, Any]:
 def _row(row: RunRow) -> tuple[str, ...]:
     """Return the cells of a run in the list."""
     done = f"{row.rounds_closed}/{row.rounds_total}"
-    accuracy, loss = console.figure(row.decisive.get("accuracy")), console.figure(row.decisive.get("loss"))
+    accuracy, loss = formatting.figure(row.decisive.get("accuracy")), formatting.figure(row.decisive.get("loss"))
     return row.run_id, row.status, done, accuracy, loss, formatting.size(row.payload_up), console.ago(row.created_at)
 
 
@@ -124,8 +124,7 @@ def _ahead(row: RunRow, rounds: Sequence[RoundRow]) -> str:
 
 def _header(store: Store, row: RunRow, rounds: Sequence[RoundRow]) -> None:
     """Print the id, status and notes of a run."""
-    from thinwire.reports.reason_text import sentence
-    from thinwire.store.queries import behind
+    from thinwire.reports.reason_text import behind, sentence
 
     console.sentence(behind(row, store.line()) or _ahead(row, rounds) or standing(row), begin=f"{row.run_id}  ")
     for note in row.notes:
@@ -139,7 +138,7 @@ def _show(store: Store, row: RunRow) -> None:
     rounds = store.rounds(row.run_id)
     _header(store, row, rounds)
     console.line(f"model   {row.size} parameters, version {row.version}, digest {row.model_digest[:16]}")
-    figures = ", ".join(f"{name} {value:.4f}" for name, value in row.decisive.items())
+    figures = formatting.figures(row.decisive)
     console.line(
         f"metrics {figures} of version {measured_version(row, rounds)}" if figures else "metrics not measured yet"
     )
@@ -182,7 +181,7 @@ def _round(r: RoundRow) -> tuple[str, ...]:
     )
     return (
         str(r.round), r.reason or "open", f"{came}/{of}", str(r.late), str(r.failed),
-        console.figure(r.decisive.get("accuracy")), console.figure(r.decisive.get("loss")),
+        formatting.figure(r.decisive.get("accuracy")), formatting.figure(r.decisive.get("loss")),
         formatting.size(r.payload_up), formatting.size(r.payload_down),
         formatting.NOTHING if r.seconds is None else f"{r.seconds:.2f}", r.slowest,
     )  # fmt: skip
@@ -229,7 +228,7 @@ def model(
         document |= {"metrics": dict(found.metrics), "file": str(out), "tensors": names}
         console.document(document | {"buffers": found.statistics, "frozen": found.frozen})
     else:
-        figures = ", ".join(f"{name} {value:.4f}" for name, value in found.metrics.items()) or "not measured"
+        figures = formatting.figures(found.metrics) or "not measured"
         console.line(f"{out}: {found.run.run_id} version {found.row.version}, {len(names)} tensors, {figures}")
         if found.statistics:
             console.line(f"its buffers (BatchNorm statistics and the like) are {found.statistics}")

@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from thinwire.cli.console import figure
 from thinwire.cli.local_state import absent, alive, end_abandoned, way_back
 from thinwire.core.events import ENDED
-from thinwire.core.formatting import duration, size
+from thinwire.core.formatting import capped_text, duration, figure, size
 from thinwire.core.signals import remembered
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ def follow(store: Store, run_id: str, home: Path | None = None, watch_aggregator
     With `watch_aggregator` the run needs the aggregator, and its absence is reported. Without it the run's own process
     may die, and the run is then closed.
     """
-    from thinwire.store.queries import behind
+    from thinwire.reports.reason_text import behind
 
     teller, seen, looked, gone = Teller(), 0, float("-inf"), ""
     with screen() as (tell, show), remembered() as look:
@@ -149,8 +148,6 @@ class Round:
 
     def line(self, metrics: dict[str, float]) -> str:
         """Return the line of a closed round with the metrics of the model that it made."""
-        from thinwire.core.formatting import capped_text
-
         closed = self.closed
         assert closed is not None
         notes = [f"late {self.late}"] if self.late else []

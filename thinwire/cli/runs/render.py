@@ -59,7 +59,7 @@ def run_summary(row: RunRow) -> dict[str, Any]:
 def clipping(row: RunRow, rounds: Sequence[RoundRow]) -> Iterator[str]:
     """Yield sentences on clipped metrics by client, and on metrics that were not recorded."""
     if means := row.clipped.get("means"):
-        said = ", ".join(f"{name} {row.metrics[name]:g}" for name in means)
+        said = formatting.figures({name: row.metrics[name] for name in means})
         yield f"values of clients were clipped, as for best and target; the plain mean is {said}"
     if row.best_version is None and row.plan["run"]["metric"] in row.metrics:
         yield "no version is best or meets a target: fewer than half of those who answer measure, and fewer than three"

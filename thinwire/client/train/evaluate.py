@@ -19,9 +19,8 @@ from .layout import Key
 from .module import seeded
 
 if TYPE_CHECKING:
+    from .protocol import Sums
     from .task import LoadedTask
-
-    Sums = dict[str, tuple[float, float]]
 
 BATCH = 512
 MAX_METRICS, MAX_METRIC_LETTERS = 64, 64  # an aggregator's limits for one task (core/serialization.py)

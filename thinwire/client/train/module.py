@@ -249,11 +249,11 @@ def read(module: nn.Module, places: Places) -> Vector:
 
 def write(module: nn.Module, places: Places, vector: Vector) -> None:
     """Set the trained parameters and clear their gradients."""
-    named = dict(module.named_parameters())
     with torch.no_grad():
         for t, span in placed(places.trained):
-            named[t.name].copy_(torch.from_numpy(vector[span]).view(t.shape))
-            named[t.name].grad = None
+            parameter = _there(module, t)
+            parameter.copy_(torch.from_numpy(vector[span]).view(t.shape))
+            parameter.grad = None
 
 
 def read_buffers(module: nn.Module, places: Places) -> Vector:
@@ -264,10 +264,9 @@ def read_buffers(module: nn.Module, places: Places) -> Vector:
 
 def write_buffers(module: nn.Module, places: Places, vector: Vector) -> None:
     """Set the float buffers."""
-    named = dict(module.named_buffers())
     with torch.no_grad():
         for t, span in placed(places.buffers):
-            named[t.name].copy_(torch.from_numpy(vector[span]).view(t.shape))
+            _there(module, t).copy_(torch.from_numpy(vector[span]).view(t.shape))
 
 
 def read_counters(module: nn.Module, places: Places) -> dict[str, int]:
@@ -294,11 +293,10 @@ def _array(tensor: torch.Tensor) -> NDArray[Any]:
 
 def write_counters(module: nn.Module, places: Places, values: Mapping[str, int]) -> None:
     """Set those integer buffers that `values` names."""
-    named = dict(module.named_buffers())
     with torch.no_grad():
         for t in places.counters:
             if t.name in values:
-                named[t.name].fill_(values[t.name])
+                _there(module, t).fill_(values[t.name])
 
 
 def _there(module: nn.Module, t: Tensor) -> torch.Tensor:

@@ -27,11 +27,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from .evaluate import Sums
-
-
-if TYPE_CHECKING:
     Vector = NDArray[np.float32]
+    Sums = dict[str, tuple[float, float]]  # of a metric: its sum and its count
     Tell = Callable[[str, int, int], None]  # "measure" or "train", steps done, all steps (0: unknown)
 
 
@@ -304,16 +301,15 @@ def ignored(local: Local, defines: Collection[str]) -> Iterator[tuple[str, str, 
         value, carried = getattr(local, key.name), CARRIED[key.name]
         if value == key.default:
             continue
-        said = f"[local] {key.name} = {_toml(value)}"
         if whole and (carried.train == REFUSED or value in carried.values):
             yield (
-                f"{said} with a task that has its own train()",
+                f"[local] {key.name} = {_toml(value)} with a task that has its own train()",
                 OWN_LOOP,
                 f"leave {key.name} out of the plan, or train() out of the task",
             )
         elif not whole and local.optimizer == "task" and carried.optimizer == REFUSED:
             yield (
-                f'{said} with optimizer = "task"',
+                f'[local] {key.name} = {_toml(value)} with optimizer = "task"',
                 "optimizer() makes the whole optimizer",
                 f"leave {key.name} out of the plan",
             )

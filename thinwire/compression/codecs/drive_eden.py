@@ -37,13 +37,12 @@ from thinwire.compression.base import (
 )
 from thinwire.compression.codecs import read_whole
 from thinwire.compression.codecs.identity_fp16_bf16 import Fp16
-from thinwire.compression.native import GRAIN, each, kernel, require_kernel, stored, write_in_parts
-from thinwire.compression.vector_ops import in_order, partial_sums
+from thinwire.compression.native import GRAIN, each, kernel, require_kernel, stored
+from thinwire.compression.vector_ops import Memory, in_order, partial_sums, write_in_parts
 from thinwire.core.errors import BadPayload
 from thinwire.core.prng import lowbias32
 
 if TYPE_CHECKING:
-    from thinwire.compression.feedback import Memory
     from thinwire.core.types import Vector
 
 # Lloyd-Max levels of the standard normal distribution (Lloyd 1982; Max 1960), the positive half, as float32, and their

@@ -19,12 +19,11 @@ from thinwire.compression.base import (
     Unbiased,
     buckets,
 )
-from thinwire.compression.native import add_in_parts, each, kernel, write_in_parts
-from thinwire.compression.vector_ops import blocks, finite, maxima, scaled
+from thinwire.compression.native import add_in_parts, each, kernel
+from thinwire.compression.vector_ops import Memory, blocks, finite, maxima, scaled, write_in_parts
 from thinwire.core.errors import BadPayload
 
 if TYPE_CHECKING:
-    from thinwire.compression.feedback import Memory
     from thinwire.core.types import Vector
 
 

@@ -27,14 +27,12 @@ from thinwire.compression.native import (
     kernel,
     require_kernel,
     stored,
-    write_in_parts,
 )
-from thinwire.compression.vector_ops import blocks, bucket_sums, encode_in_parts, maxima, scaled
+from thinwire.compression.vector_ops import Memory, blocks, bucket_sums, encode_in_parts, maxima, scaled, write_in_parts
 from thinwire.core.errors import BadPayload, CodecError, NonFiniteUpdate
 from thinwire.core.prng import uniform
 
 if TYPE_CHECKING:
-    from thinwire.compression.feedback import Memory
     from thinwire.core.types import Vector
 
 

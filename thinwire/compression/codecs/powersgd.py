@@ -24,13 +24,12 @@ from thinwire.compression.codecs import read_whole
 from thinwire.compression.codecs.identity_fp16_bf16 import Identity
 from thinwire.compression.frame import DecodedStreams, Stream
 from thinwire.compression.native import add_in_parts
-from thinwire.compression.vector_ops import maxima, require_finite, write_scaled
+from thinwire.compression.vector_ops import Memory, maxima, require_finite, write_scaled
 from thinwire.core.errors import BadPayload, NonFiniteUpdate
 from thinwire.core.prng import Key, lowbias32
 from thinwire.core.types import Vector
 
 if TYPE_CHECKING:
-    from thinwire.compression.feedback import Memory
     from thinwire.core.layout import Layout, Slice
     from thinwire.core.types import State
 

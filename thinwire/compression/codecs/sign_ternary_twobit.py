@@ -30,13 +30,21 @@ from thinwire.compression.native import (
     parts_between,
     require_kernel,
     stored,
+)
+from thinwire.compression.vector_ops import (
+    Memory,
+    blocks,
+    bucket_sums,
+    encode_in_parts,
+    maxima,
+    rms,
+    root_of,
+    scaled,
     write_in_parts,
 )
-from thinwire.compression.vector_ops import blocks, bucket_sums, encode_in_parts, maxima, rms, root_of, scaled
 from thinwire.core.errors import BadPayload, CodecError, NonFiniteUpdate
 
 if TYPE_CHECKING:
-    from thinwire.compression.feedback import Memory
     from thinwire.core.types import Vector
 
 

@@ -25,17 +25,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.core.errors import NonFiniteUpdate, UsageError
+from thinwire.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from thinwire.compression.base import Indices, Symbols
-    from thinwire.compression.codecs.pack_zstd import Packed
-    from thinwire.compression.feedback import Memory
     from thinwire.core.types import Vector
 
 # Pointers are c_void_p: callers pass addresses of arrays as integers, after they checked dtype, order and size.
@@ -286,11 +283,9 @@ def using_threads(count: int) -> Iterator[None]:
         _said.reset(before)
 
 
-@contextlib.contextmanager
-def planned_threads(count: int) -> Iterator[None]:
-    """Use the plan's number of threads, at most `MOST`, unless the environment sets another."""
-    with using_threads(of_environment() or min(count, MOST)):
-        yield
+def planned_threads(count: int) -> contextlib.AbstractContextManager[None]:
+    """Return a context that uses the plan's number of threads, at most `MOST`, unless the environment sets another."""
+    return using_threads(of_environment() or min(count, MOST))
 
 
 if hasattr(os, "register_at_fork"):
@@ -321,30 +316,11 @@ def require_writable(x: Vector, size: int) -> None:
         raise ValueError("expected a float32 vector that may be written, got one that is read-only")
 
 
-def address(indices: Indices) -> int:
+def address(indices: NDArray[np.int64]) -> int:
     """Return the address of indices for a kernel; raise ValueError unless they are contiguous int64."""
     if indices.dtype != np.int64 or not indices.flags.c_contiguous:
         raise ValueError(f"indices are contiguous int64, not {indices.dtype}")
     return int(indices.ctypes.data)
-
-
-Own = Callable[[int], tuple[Any, ...]]  # a kernel's own arguments for the part that begins at this value
-
-
-def write_in_parts(name: str, values: Vector, memory: Memory | None, own: Own) -> None:
-    """Run encode kernel `name` on each thread's part; raise NonFiniteUpdate for NaN and infinity.
-
-    With a memory, the kernel encodes the values compensated by it, and overwrites them with the updated memory.
-    """
-    x = values.ctypes.data
-    if memory is None:
-        run = require_kernel(f"{name}_encode")
-        done = each(0, values.size, lambda a, b: run(x + 4 * a, b - a, *own(a)))
-    else:
-        held, r, sign = require_kernel(f"{name}_held"), memory.vector.ctypes.data, memory.sign
-        done = each(0, values.size, lambda a, b: held(x + 4 * a, r + 4 * a, sign, b - a, *own(a)))
-    if not all(done):
-        raise NonFiniteUpdate
 
 
 def add_in_parts(
@@ -364,7 +340,16 @@ def add_in_parts(
     return True
 
 
-def stored(symbols: Symbols | Packed) -> tuple[int, int]:
+class PackedSymbols(Protocol):
+    """Symbols of fewer than 8 bits that stay packed until they are used (`Packed` in codecs/pack_zstd.py)."""
+
+    @property
+    def data(self) -> NDArray[np.uint8]: ...
+    @property
+    def bits(self) -> int: ...
+
+
+def stored(symbols: NDArray[Any] | PackedSymbols) -> tuple[int, int]:
     """Return the address at which a kernel finds symbols, in an array or packed, and the bits that each has there."""
     if isinstance(symbols, np.ndarray):
         return symbols.ctypes.data, 8 * symbols.itemsize

@@ -229,8 +229,7 @@ class Eligibility:
 
     def reasons(self) -> dict[str, str]:
         """Return device -> reason for the connected devices that may not be selected now."""
-        found = {device: self.reason(device) for device in self.presence.hellos}
-        return {device: why for device, why in found.items() if why}
+        return {device: why for device in self.presence.hellos if (why := self.reason(device))}
 
 
 class AbleDevices:

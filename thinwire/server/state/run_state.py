@@ -270,9 +270,9 @@ class RunState:
         self.barred.failed(event)
 
     def _close(self, event: RoundClosed) -> None:
-        stepped = made_step(event)
+        stepped, aggregated = made_step(event), set(event.aggregated)
         for accepted in self.line.now.accepted:
-            if stepped and accepted.update_id in event.aggregated:
+            if stepped and accepted.update_id in aggregated:
                 capped = event.capped.get(accepted.update_id, {})
                 counted = capped.get("counted", int(accepted.header.get("examples", 0)))
                 self.weights.setdefault(accepted.device, counted)

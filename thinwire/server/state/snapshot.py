@@ -23,10 +23,10 @@ from functools import cache
 from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
 from thinwire.core.events import Event
-from thinwire.core.serialization import from_json, to_json
 from thinwire.core.types import UpdateId
 from thinwire.server.state.run_state import RunState
 from thinwire.store import Store
+from thinwire.store.journal import from_json, to_json
 
 FORMAT = 1  # to be raised when a field changes its meaning, but neither its name nor its type
 SNAPSHOT_ROUNDS = 100

@@ -4,8 +4,7 @@ import { seconds } from "./format.js";
 import { useTime } from "./live.js";
 import { Outcome, reasonOf, restarted } from "./parts.js";
 
-const STAGES = [["delivery", "selected, nothing received yet"], ["again", "delivered, and later again"], ["download", "download"], ["queue", "queue"], ["load", "load"], ["evaluate", "evaluate"],
-  ["train", "train"], ["encode", "encode"], ["commit", "write to disk"], ["unaccounted", "in no measured stage"], ["upload", "upload"]];
+export const STAGES = ["delivery", "redelivery", "download", "queue", "load", "evaluate", "train", "encode", "commit", "unaccounted", "upload"]; // as thinwire/reports/round_timing.py names them
 const FAR = 2; // an answer that came later than so many times the round's length runs out of the picture
 const NEAR = 1.6; // a deadline farther away than so many times the round's length is not drawn to scale
 
@@ -40,9 +39,9 @@ export const Gantt = ({ round, buffered, still }) => {
       <div class="gantt-row axis" aria-hidden="true"><span></span>
         <span class="track">${ticks(span).map((t) => html`<b class="tick" style=${{ left: `${at(t)}%` }}>${+t.toFixed(3)}${t ? "" : " s"}</b>`)}</span><span></span></div>
       <ul class="legend" aria-label="Colours">
-        ${STAGES.filter(([stage]) => !["again", "unaccounted"].includes(stage) || drawn.has(stage)).map(([stage, word]) => html`<li><i class=${`swatch ${stage}`}></i>${word}</li>`)}
+        ${STAGES.filter((stage) => !["redelivery", "unaccounted"].includes(stage) || drawn.has(stage)).map((stage) => html`<li><i class=${`swatch ${stage}`}></i>${stage}</li>`)}
         ${round.updates.some((u) => unanswered(u) && u.pulled_at) && html`<li><i class="swatch work"></i>delivered, at work</li>`}
-        ${round.downtimes.length > 0 && html`<li><i class="swatch away"></i>no aggregator was running</li>`}
+        ${round.downtimes.length > 0 && html`<li><i class="swatch away"></i>downtime</li>`}
         ${!buffered && html`<li><i class="rule deadline"></i>deadline</li>`}
         <li><i class=${`rule ${open ? "now" : "closed"}`}></i>${!open ? "round closed" : still === null ? "now" : "nothing goes on since then"}</li>
       </ul>
@@ -83,12 +82,10 @@ const detail = (update, open) => {
   return last ? html`${restarted(update)} <span class="faint">${seconds(last.end_s)}</span>` : "";
 };
 
-const WORDS = { delivery: "waited", again: "took it up again after", unaccounted: "in no measured stage" };
-
 const tell = (update) => {
-  const did = update.stretches.map((s) => `${WORDS[s.stage] ?? s.stage} ${seconds(s.end_s - s.begin_s)}`);
+  const did = update.stretches.map((s) => `${s.stage} ${seconds(s.end_s - s.begin_s)}`);
   const selected = [update.codec_reason && `assigned in ${update.codec}: ${update.codec_reason}`, update.work_reason, update.selection_reason && `selected in mid-round: ${update.selection_reason}`];
-  if (!did.length && update.pulled_at) did.push(`took it up after ${seconds(Math.max(0, update.pulled_at - update.assigned_at))}, no answer yet`);
+  if (!did.length && update.pulled_at) did.push(`delivery ${seconds(Math.max(0, update.pulled_at - update.assigned_at))}, no reply yet`);
   const said = `${update.device}, ${update.outcome}${reasonOf(update) ? ` (${reasonOf(update)})` : ""}${did.length ? `: ${did.join(", ")}` : ""}`;
   return [said, ...selected.filter(Boolean)].join("; ");
 };

@@ -3,7 +3,7 @@ import { get } from "./api.js";
 import { AssignedFor } from "./assignments.js";
 import { html, link, useEffect, useRef } from "./dom.js";
 import { seconds, share } from "./format.js";
-import { Gantt } from "./gantt.js";
+import { Gantt, STAGES } from "./gantt.js";
 import { stoodStill, useReading } from "./live.js";
 import { Icon, Outcome, Refusal, Section, Table, reasonOf, restarted } from "./parts.js";
 import { useQuery, useTable } from "./query.js";
@@ -104,8 +104,7 @@ const Assignments = ({ round }) => html`
   <${Table} label=${`Assignments of round ${round.round}`} rows=${[...round.updates, ...round.late_aggregated]} columns=${[
     { title: "Client", cell: (u) => (u.round === round.round ? u.device : `${u.device} (round ${u.round})`) },
     { title: "Outcome", cell: (u) => html`<${Outcome} outcome=${u.outcome}>${reasonOf(u) ? `: ${reasonOf(u)}` : ""}${restarted(u)}<//>` },
-    ...["delivery", "download", "queue", "load", "evaluate", "train", "encode", "commit", "unaccounted", "upload"].map((stage) => ({
-      title: stage === "delivery" ? "waited" : stage, right: true, cell: (u) => took(u, stage) })),
+    ...STAGES.filter((stage) => stage !== "redelivery").map((stage) => ({ title: stage, right: true, cell: (u) => took(u, stage) })),
     { title: "Examples", right: true, cell: (u) => u.examples || "–" },
     { title: "Steps", right: true, cell: (u) => u.steps || "–" },
     { title: "Norm", right: true, cell: (u) => (u.norm === null ? "–" : u.norm.toPrecision(3)) },

@@ -2,8 +2,6 @@
 import { html } from "./dom.js";
 import { plural, seconds } from "./format.js";
 
-const WORDS = { before: "before it was selected", unaccounted: "in no measured stage", delivery: "until it was delivered", again: "until it was delivered again", downtime: "no aggregator" };
-
 export const Went = ({ went, along, waited }) => {
   const uncounted = listed(went.uncounted, {});
   const more = { waiting: waited?.length ? `for ${few(waited)}` : "" };
@@ -13,7 +11,7 @@ export const Went = ({ went, along, waited }) => {
 
 /** What took no time is left out; `more`: what stands behind a stage. */
 const listed = (stages, more) => Object.entries(stages).filter(([, took]) => took >= 0.005)
-  .map(([name, took]) => `${WORDS[name] ?? name} ${seconds(took)}${more[name] ? ` (${more[name]})` : ""}`).join(" · ");
+  .map(([name, took]) => `${name} ${seconds(took)}${more[name] ? ` (${more[name]})` : ""}`).join(" · ");
 
 /** Round trips are no stage of their own: they lie in downloads, uploads and the rest. */
 const exchange = ({ requests, rtt_s, trips_s }) => (rtt_s ? ` Round trips within these: ${plural(requests, "request")} × ${seconds(rtt_s)} = ${seconds(trips_s)}.` : requests ? ` ${plural(requests, "request")}.` : "");

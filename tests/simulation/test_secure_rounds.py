@@ -1,0 +1,105 @@
+"""Simulated runs with secure aggregation: the clients' own code, their masks, and the sum that comes out."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any
+
+import pytest
+
+from tests.support.scripted_rng import ScriptedRng
+from tests.support.small_task import examples, task_of
+from thinwire.client import secure
+from thinwire.client.train.protocol import ClientInfo, Split
+from thinwire.core import RunPlan
+from thinwire.core.errors import UsageError
+from thinwire.simulation import History, simulate
+
+PLAN = """
+[run]
+task = "small"
+rounds = 4
+metric = "loss"
+[cohort]
+clients = 5
+deadline_s = 100
+late = "drop"
+min_updates = 3
+[local]
+lr = 0.1
+batch = 8
+steps = 3
+buffers = "local"
+"""
+SECURE = """
+[secure]
+enabled = true
+bits = 14
+clip = 2.0
+metrics = { loss = 10.0 }
+"""
+
+
+def run(more: str = "", text: str = PLAN, **named: Any) -> History:
+    made = simulate(task_of(**named), RunPlan.parse(text + more), clients=5)
+    assert made.failures == ()
+    return made
+
+
+def test_a_secure_run_learns_what_the_same_run_in_the_clear_learns() -> None:
+    hidden, clear = run(SECURE), run('[uplink]\ncodec = "identity"\n')
+    assert [row.reason for row in hidden.rounds] == ["all"] * 4
+    found, wanted = hidden.series("loss")[:3], clear.series("loss")[:3]
+    assert found == pytest.approx(wanted, abs=2e-3), "means of the same models, up to the grid's rounding"
+
+
+def test_the_last_version_is_evaluated_by_no_client() -> None:
+    assert run(SECURE).series("loss")[3] is None
+
+
+def test_no_fact_of_a_single_client_is_stored() -> None:
+    made = run(SECURE)
+    assert made.run.clipped == {}
+    assert [(row.spread, row.train_metrics) for row in made.rounds] == [({}, {})] * 4
+
+
+def test_the_same_secrets_give_the_same_bits_and_others_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    def bits(seed: int) -> str:
+        numbers = count(1000 * seed)
+        monkeypatch.setattr(secure, "SystemRng", lambda: ScriptedRng(next(numbers)))
+        return run(SECURE).run.model_digest
+
+    assert bits(1) == bits(1)
+    assert bits(1) != bits(2), "rounding and rotation follow from the secrets"
+
+
+def test_the_automatic_clip_follows_the_share_of_updates_that_fit() -> None:
+    made = run(SECURE.replace("clip = 2.0\n", ""))
+    clips = [row.secure_sum["clip"] for row in made.rounds]
+    assert clips[0] == 1.0
+    assert [row.secure_sum["next_clip"] for row in made.rounds][:3] == clips[1:]
+    assert clips[1] == pytest.approx(clips[0] * 2 ** (-1 / 9)), "all updates of this task fit"
+
+
+def test_a_client_that_cannot_train_drops_out_and_says_no_more_than_that() -> None:
+    def data(client: ClientInfo) -> Split:
+        if client.partition == 2:
+            raise RuntimeError("the record of patient 7 is damaged")
+        return Split(examples(), examples(6, 4))
+
+    plan = RunPlan.parse(PLAN + SECURE + "max_dropout = 0.3\n")
+    made = simulate(task_of(data=data), plan, clients=5)
+    assert [(row.reason, row.secure_sum["survivors"]) for row in made.rounds] == [("enough", 4)] * 4
+    assert set(made.failures) == {f"round {number}: sim-2 failed: work" for number in (1, 2, 3, 4)}
+
+
+def test_part_of_the_coordinates_travels_in_each_round() -> None:
+    made, whole = run(SECURE + "support = 0.5\nrotate = false\n"), run(SECURE + "rotate = false\n")
+    assert made.payload_up < whole.payload_up
+    assert made.rounds[-1].reason == "all"
+
+
+def test_a_secure_simulation_runs_in_one_process() -> None:
+    with pytest.raises(UsageError, match="secure rounds in 2 processes"):
+        simulate("digits=examples/digits/task.py", RunPlan.parse(PLAN.replace("small", "digits") + SECURE),
+                 clients=5, processes=2)  # fmt: skip

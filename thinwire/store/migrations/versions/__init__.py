@@ -1,1 +1,0 @@
-"""One file a revision, named by its number: 0001 comes first."""

@@ -7,9 +7,9 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.support.processes import Site
+from tests.support.processes import THINWIRE, Site
 from thinwire.core.events import RoundOpened, UpdateAccepted
-from thinwire.core.secure_events import PhaseClosed
+from thinwire.core.secure_events import PHASES, PhaseClosed
 
 MASKED = Path(__file__).parents[1] / "system" / "masked"
 SECURE = (
@@ -25,6 +25,7 @@ class SecureSite(Site):
         super().__init__(home)
         self.example, self.devices, self.counted = MASKED, devices, home.parent / "counted.txt"
         self.aggregator_program = ("tests.support.counted_api",)
+        self.client_program: Sequence[str] = THINWIRE
         self.more = {"COUNTED": str(self.counted)}
         self.clients: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -45,7 +46,8 @@ class SecureSite(Site):
         part = f"{self.devices.index(name)}/{len(self.devices)}"
         task = f"digits={self.example / 'task.py'}"
         self.more = {**self.more, "HOLD": str(self.hold_of(name))}
-        self.clients[name] = self.start("client", "start", "--name", name, "--task", task, "--partition", part)
+        words = ("client", "start", "--name", name, "--task", task, "--partition", part)
+        self.clients[name] = self.start(*words, program=self.client_program)
 
     def hold_of(self, name: str) -> Path:
         """The file that holds a client's training while it exists."""
@@ -58,7 +60,10 @@ class SecureSite(Site):
         self.hold_of(name).unlink()
 
     def until_waiting_for(self, run_id: str, *held: str) -> int:
-        """Wait until a round has the masked vectors of all its clients but the held ones; return its number."""
+        """Wait until a round has the updates of all its clients but the held ones; return its number.
+
+        In a secure round the phase `masked` is open then.
+        """
         number = 0
 
         def waits() -> bool:
@@ -69,8 +74,8 @@ class SecureSite(Site):
                 return False
             number = opened[-1].round
             arrived = {e.device for e in events if isinstance(e, UpdateAccepted) and e.round == number}
-            shared = any(isinstance(e, PhaseClosed) and (e.round, e.phase) == (number, "share") for e in events)
-            return shared and arrived == set(opened[-1].assignments) - set(held)
+            phases = [e.phase for e in events if isinstance(e, PhaseClosed) and e.round == number]
+            return phases in ([], list(PHASES[:2])) and arrived == set(opened[-1].assignments) - set(held)
 
         self.until(waits, f"a round waits for {', '.join(held)}")
         return number

@@ -21,6 +21,7 @@ from tests.system.masked.task import digits, model
 from thinwire.core.events import Event, RoundClosed
 from thinwire.core.secure_events import PHASES, PhaseClosed, SumUnmasked
 
+pytestmark = pytest.mark.slow
 DEVICES = tuple(f"pi-{number}" for number in range(8))
 IN_MASKED, IN_AGREE, HELD = "pi-1", "pi-2", "pi-3"
 ROUNDS = 16

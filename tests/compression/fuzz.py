@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from tests.support.codec_examples import SPECS
 from tests.support.hostile_frames import bombs, refused, target
 from tests.support.hostile_lanes import LANES, fuzz_lanes
+from tests.support.phase_messages import MESSAGES, fuzz_messages
 from thinwire.compression import native
 
 SIZES = (300, 300, 300, 300, 300, 300, 1, 64, 2000, 5000)  # of the vector: most are small, since that is quick
@@ -39,6 +40,8 @@ def fuzz(spec: str, frames: int, seed: int = SEED) -> int:
     """
     if spec == LANES:
         return fuzz_lanes(frames, seed)
+    if spec == MESSAGES:
+        return fuzz_messages(frames, seed)
     rng, found = random.Random(zlib.crc32(spec.encode()) ^ seed), 0
     *kernels, oracle = native.available()
     for number in range(frames):
@@ -93,7 +96,7 @@ def main() -> int:
     assigned = read.parse_args()
     if assigned.one:
         return one(assigned.one, assigned.frames, assigned.seed)
-    specs, began = [spec for spec in (*SPECS, LANES) if assigned.only in spec], time.monotonic()
+    specs, began = [spec for spec in (*SPECS, LANES, MESSAGES) if assigned.only in spec], time.monotonic()
     print(f"{len(specs)} decoders, {assigned.frames} frames each, on {', '.join(native.available())}", flush=True)
     with ThreadPoolExecutor(assigned.workers) as pool:
         stood = sum(pool.map(lambda spec: apart(spec, assigned.frames, assigned.seed), specs))

@@ -17,6 +17,7 @@ from tests.compression.fuzz import fuzz
 from tests.support.codec_examples import SPECS, made
 from tests.support.hostile_frames import ONE, WHOLE, bombs, target
 from tests.support.hostile_lanes import LANES
+from tests.support.phase_messages import MESSAGES
 from thinwire.aggregation import ModelReplica, digest, read_model, write_model
 from thinwire.compression import parse
 from thinwire.compression.chain import Chain
@@ -36,7 +37,7 @@ print("went on")
 """
 
 
-@pytest.mark.parametrize("spec", [*SPECS, LANES])
+@pytest.mark.parametrize("spec", [*SPECS, LANES, MESSAGES])
 def test_a_thousand_hostile_frames_are_refused_or_decode_alike_on_two_paths(spec: str) -> None:
     assert FRAMES // 4 < fuzz(spec, FRAMES) < FRAMES
 

@@ -2,74 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.phase_messages import CLIENTS, advertised, messages
 from thinwire.privacy.contexts import context_of_round, digest
-from thinwire.privacy.keys import ML_KEM_CIPHERTEXT_BYTES, PublicKeys
 from thinwire.privacy.messages import (
-    SEALED_BYTES,
-    Advertisement,
     Agreements,
     BadMessage,
-    Delivery,
     Disclosure,
-    HolderShares,
     Roster,
-    Shares,
     Survivors,
     max_bytes,
 )
-
-CLIENTS = 4
-
-
-def keys(post_quantum: bool, byte: int) -> PublicKeys:
-    return PublicKeys(bytes([byte]) * 32, bytes([byte]) * 1184 if post_quantum else b"")
-
-
-def advertised(name: str, post_quantum: bool) -> Advertisement:
-    return Advertisement(
-        name, b"identity of " + name.encode(), b"p" * 16, keys(post_quantum, 1), keys(post_quantum, 2), b"n" * 32,
-        b"s" * 32, b"signature",
-    )  # fmt: skip
-
-
-def entry(holder: int, post_quantum: bool, own: bool = False) -> HolderShares:
-    kem = b"" if own or not post_quantum else b"c" * ML_KEM_CIPHERTEXT_BYTES
-    return HolderShares(holder, b"r" * 32, b"s" * 32, b"" if own else b"x" * SEALED_BYTES, kem, kem)
-
-
-def messages(post_quantum: bool) -> dict[str, tuple[Any, Callable[[bytes], Any]]]:
-    """A message of each type, and how it is read."""
-    escrow = b"e" * (32 * 3 + 16) if post_quantum else b""
-    dealt = tuple((dealer, entry(2, post_quantum)) for dealer in (1, 4))
-    return {
-        "advertisement": (advertised("pi-1", post_quantum), lambda raw: Advertisement.read(raw, post_quantum)),
-        "roster": (
-            Roster(tuple(advertised(f"pi-{i}", post_quantum) for i in range(CLIENTS))),
-            lambda raw: Roster.read(raw, post_quantum),
-        ),
-        "shares": (
-            Shares(b"n" * 32, tuple(entry(i, post_quantum, own=i == 2) for i in (1, 2, 3, 4)), escrow),
-            lambda raw: Shares.read(raw, 2, [1, 2, 3, 4], post_quantum),
-        ),
-        "delivery": (
-            Delivery((1, 2, 4), (b"1" * 32, b"2" * 32, b"4" * 32), dealt),
-            lambda raw: Delivery.read(raw, 2, CLIENTS, post_quantum),
-        ),
-        "survivors": (Survivors((1, 4)), lambda raw: Survivors.read(raw, CLIENTS)),
-        "agreements": (Agreements(((1, b"a"), (3, b""))), lambda raw: Agreements.read(raw, CLIENTS)),
-        "disclosure": (
-            Disclosure(((1, False, b"s" * 33), (3, True, b"t" * 33))),
-            lambda raw: Disclosure.read(raw, CLIENTS),
-        ),
-    }
-
 
 TYPES = list(messages(post_quantum=False))
 SUITES = pytest.mark.parametrize("post_quantum", [False, True], ids=["classical", "post-quantum"])

@@ -37,6 +37,7 @@ class Site:
         self.listen, self.dashboard_at = (f"127.0.0.1:{port}" for port in (free_port(), free_port()))
         self.example = EXAMPLE  # the folder of the task and its plan
         self.page: tuple[str, ...] = ("--no-dashboard",)
+        self.more: dict[str, str] = {}  # environment of the processes that are started
         self.aggregator_program: Sequence[str] = THINWIRE
         self.processes: list[subprocess.Popen[bytes]] = []
         self.aggregator: subprocess.Popen[bytes] | None = None
@@ -87,7 +88,7 @@ class Site:
         process = subprocess.Popen(
             [*inside, sys.executable, "-m", *program, *arguments, "--home", str(home or self.home)],
             stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-            env={**environment(), "DIGITS_STEP_S": str(step_s)},
+            env={**environment(), "DIGITS_STEP_S": str(step_s), **self.more},
         )  # fmt: skip
         log.close()
         self.processes.append(process)

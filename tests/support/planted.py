@@ -1,0 +1,156 @@
+"""Values that a test plants in a client's reply, and the search for them in bytes, also deflated or zstd'ed ones."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import zstandard
+from numpy.typing import NDArray
+
+from thinwire.aggregation.lattice import Lattice
+from thinwire.privacy.masks import pack, packed_size
+
+SIZE, BUFFERS, TESTED = 64, 4, 4  # parameters, values of a buffer, examples that a model is evaluated on
+CLIP, WEIGHT_MAX, MOST = 1.0, 2_000_000, 15  # the largest integer that is planted on the lattice
+BITS = 8
+SECURE = (
+    "secure.enabled=true", "secure.max_corrupt=0.25", "secure.max_dropout=0.25", "secure.metrics={ loss = 10.0 }",
+    f"secure.weight_max={WEIGHT_MAX}", f"secure.clip={CLIP}", "secure.rotate=false", "local.buffers='local'",
+    "cohort.max_weight='none'",
+)  # fmt: skip
+PLAIN = ("uplink.codec='identity'",)
+RUN = slice(8, 16)  # eight coordinates in a row: no other bytes are equal to them by chance
+FLOATS = ("<f4", "<f8")
+WHOLE = ("<i1", "<i2", "<i4", "<i8")
+MAGIC = {b"\x28\xb5\x2f\xfd": "zstd", b"\x78\x9c": "zlib", b"\x78\x01": "zlib", b"\x78\xda": "zlib"}
+PAGE = 4096
+INFLATED = 1 << 20  # bytes that are inflated of one stream
+
+
+@dataclass(frozen=True)
+class Planted:
+    """What is planted for the client with this number."""
+
+    number: int
+
+    @property
+    def weight(self) -> int:
+        """The number of examples."""
+        return 1_273_849 + 111_757 * self.number
+
+    @property
+    def loss(self) -> float:
+        """The loss of each example that a model is evaluated on: a float32."""
+        return float(np.float32(2.718281828 + 0.31415926 * self.number))
+
+    @property
+    def buffer(self) -> NDArray[np.float32]:
+        return np.random.default_rng(180_000 + self.number).normal(size=BUFFERS).astype(np.float32)
+
+    @cached_property
+    def integers(self) -> NDArray[np.int64]:
+        """The lattice points of a secure round whose grid is not rotated."""
+        drawn = np.random.default_rng(170_000 + self.number).integers(1, MOST + 1, SIZE)
+        signs: NDArray[np.int64] = np.random.default_rng(160_000 + self.number).choice((-1, 1), SIZE)
+        return drawn * signs
+
+    @cached_property
+    def update(self) -> NDArray[np.float32]:
+        """The update that comes to `integers`: the lattice weighs it by weight / WEIGHT_MAX."""
+        step = CLIP / ((1 << (BITS - 1)) - 1) * WEIGHT_MAX / self.weight
+        return (self.integers * step).astype(np.float32)
+
+    def forms(self, lattice: Lattice | None) -> dict[str, tuple[bytes, ...]]:
+        """The bytes by which each planted value would be found; with a lattice also those of its points."""
+        total, norm = self.loss * TESTED, float(np.linalg.norm(self.update.astype(np.float64)))
+        found = {
+            "weight": (str(self.weight).encode(),),
+            "metric": (*_of(self.loss), *_of(total)),
+            "norm": (f"{norm:.17g}"[:9].encode(),),
+            "buffer": (*(self.buffer.astype(dtype).tobytes() for dtype in FLOATS), _text(float(self.buffer[0]))),
+            "update": tuple(self.update[RUN].astype(dtype).tobytes() for dtype in FLOATS),
+        }
+        if lattice is not None:
+            found["lattice"] = (*(self.integers[RUN].astype(dtype).tobytes() for dtype in WHOLE), *self._lanes(lattice))
+        return found
+
+    def _lanes(self, lattice: Lattice) -> tuple[bytes, ...]:
+        lanes = np.zeros(lattice.lanes, lattice.dtype)
+        lanes[:SIZE] = self.integers & ((1 << lattice.width) - 1)
+        packed = np.empty(packed_size(lattice.lanes, lattice.width), np.uint8)
+        pack(lanes, lattice.width, packed)
+        return lanes[RUN].tobytes(), packed[lattice.width : 2 * lattice.width].tobytes()
+
+
+def _text(value: float) -> bytes:
+    return repr(value)[:12].encode()
+
+
+def _of(value: float) -> tuple[bytes, ...]:
+    return _text(value), np.float64(value).tobytes()
+
+
+@dataclass(frozen=True)
+class Search:
+    """Looks for the planted values of some clients. `found` gives for each place what was found there."""
+
+    forms: Mapping[str, tuple[bytes, ...]]  # "client 2 metric" -> its forms
+
+    @classmethod
+    def of(cls, clients: int, lattice: Lattice | None = None) -> Search:
+        return cls({f"client {n} {name}": f for n in range(clients) for name, f in Planted(n).forms(lattice).items()})
+
+    def found(self, places: Mapping[str, Iterable[bytes]]) -> dict[str, set[str]]:
+        return {place: {name for blob in blobs for name in self.in_blob(blob)} for place, blobs in places.items()}
+
+    def in_blob(self, blob: bytes) -> set[str]:
+        """The names of what is in these bytes, or in a stream within them that is deflated or zstd'ed."""
+        every = [blob, *_streams(blob)]
+        return {name for name, forms in self.forms.items() if any(f in data for data in every for f in forms)}
+
+
+def _streams(blob: bytes) -> Iterator[bytes]:
+    for magic, kind in MAGIC.items():
+        at = blob.find(magic)
+        while at >= 0:
+            part = blob[at : at + INFLATED]
+            try:
+                if kind == "zstd":
+                    yield zstandard.ZstdDecompressor().decompressobj().decompress(part)
+                else:
+                    yield zlib.decompressobj().decompress(part, INFLATED)
+            except (zstandard.ZstdError, zlib.error, MemoryError):
+                pass
+            at = blob.find(magic, at + 1)
+
+
+def files_of(folder: Path) -> Iterator[bytes]:
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            yield path.read_bytes()
+
+
+def memory_of(pid: int) -> Iterator[bytes]:
+    """The writable memory of a process of this user, a mapping at a time (proc(5))."""
+    with open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/mem", "rb", 0) as memory:
+        for line in maps.read().splitlines():
+            span, access, *_ = line.split()
+            if not access.startswith("rw") or "[v" in line:
+                continue
+            begin, end = (int(edge, 16) for edge in span.split("-"))
+            try:
+                memory.seek(begin)
+                yield _used(memory.read(end - begin))
+            except OSError:
+                continue  # it was given back meanwhile
+
+
+def _used(data: bytes) -> bytes:
+    """The pages that hold anything: most of a stack or of an arena was never written."""
+    pages = np.frombuffer(data, np.uint64).reshape(-1, PAGE // 8)
+    return pages[pages.any(axis=1)].tobytes()

@@ -1,0 +1,145 @@
+"""What is known of a single client of a secure run: nothing but its presence, phases, bytes and times.
+
+Values are planted in the replies of real clients, and searched for in all that the aggregator and the dashboard keep,
+print, answer and hold in memory. The same search must find every one of them where the run is not secure, and the
+points of the lattice where the masks are 0.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import httpx
+import pytest
+import zstandard
+
+from tests.support.frozen import children
+from tests.support.planted import CLIP, PLAIN, SECURE, SIZE, Planted, Search, files_of, memory_of
+from tests.support.processes import THINWIRE
+from tests.support.secure_site import SecureSite
+from thinwire.aggregation import codecs
+from thinwire.aggregation.lattice import Lattice
+from thinwire.aggregation.plan_codecs import lattice_of
+from thinwire.cli.params import overrides
+from thinwire.core import RunPlan
+from thinwire.core.types import SecureWork
+
+pytestmark = pytest.mark.slow
+DEVICES = ("pi-0", "pi-1", "pi-2", "pi-3")
+HELD = DEVICES[-1]  # its training is held: what it plants is searched for at the end of the run only
+PLANTED = Path(__file__).parent / "planted"
+Found = Mapping[str, set[str]]
+PAGES = (
+    "/api/runs", "/api/runs/{run}", "/api/runs/{run}/rounds", "/api/runs/{run}/rounds/1", "/api/runs/{run}/updates",
+    "/api/runs/{run}/rounds.csv", "/api/runs/{run}/updates.csv", "/api/runs/{run}/clients.csv", "/api/devices",
+    *(f"/api/devices/{name}" for name in DEVICES), "/api/devices.csv",
+)  # fmt: skip
+VALUES = ("weight", "metric", "norm", "buffer", "update")
+SEEN = {  # what a plain run shows of a client, by place
+    "store": ("weight", "metric", "norm"), "spool": ("update", "buffer"),
+    "memory of the aggregator": ("weight", "update"),
+    "memory of the dashboard": ("weight",), "dashboard": ("weight",),
+}  # fmt: skip
+UNMASKED = ("tests.support.unmasked",)
+
+
+def asked(site: SecureSite, run_id: str) -> bytes:
+    """What the dashboard answers to somebody who looks at all of it."""
+    login = json.loads(site.typed("aggregator", "status", "--login", "--json").stdout)["login"]
+    with httpx.Client(base_url=f"http://{site.dashboard_at}", timeout=20, trust_env=False) as client:
+        assert client.get(login).status_code < 400
+        return b"\n".join(client.get(page.format(run=run_id)).raise_for_status().content for page in PAGES)
+
+
+def places(site: SecureSite, run_id: str) -> dict[str, Iterable[bytes]]:
+    """All that a run leaves on the aggregator's machine, by its place; the clients' own folders are theirs."""
+    assert site.aggregator is not None
+    home, answers = site.home / "aggregator", asked(site, run_id)
+    shown = [site.typed("runs", "show", run_id, *more).stdout.encode() for more in ((), ("--json",), ("--why",))]
+    (dashboard,) = children(site.aggregator.pid)
+    return {
+        "store": [path.read_bytes() for path in home.glob("store.sqlite3*")],
+        "spool": files_of(home / "spool"),
+        "runs": files_of(home / "runs"),
+        "log": [site.log_of(site.aggregator).encode(), *(path.read_bytes() for path in home.rglob("*.log"))],
+        "dashboard": [answers],
+        "runs show": shown,
+        "memory of the aggregator": memory_of(site.aggregator.pid),
+        "memory of the dashboard": memory_of(dashboard),
+    }
+
+
+def searched(folder: Path, sets: Sequence[str], program: Sequence[str] = THINWIRE) -> tuple[Found, Found]:
+    """What is found while a round waits for its last update, and after the run."""
+    site = SecureSite(folder / "home", DEVICES)
+    site.example, site.page = PLANTED, ("--dashboard", site.dashboard_at)
+    site.aggregator_program = site.client_program = program
+    search = Search.of(len(DEVICES), lattice())
+    try:
+        site.serve()
+        site.hold(HELD)
+        site.join()
+        run_id = site.begin(*sets)
+        site.until_waiting_for(run_id, HELD)
+        during = search.found(places(site, run_id))
+        site.release(HELD)
+        row = site.until_done(run_id)
+        assert (row.status, row.version) == ("done", 1), site.said()
+        return during, search.found(places(site, run_id))
+    finally:
+        site.close()
+
+
+def lattice() -> Lattice:
+    """The lattice of the secure run: all its coordinates, in the order of the model."""
+    plan = RunPlan.load(PLANTED / "plan.toml", overrides(list(SECURE)))
+    assert plan.check(codecs) == []
+    return lattice_of(plan, SIZE, SecureWork(len(DEVICES), 0, CLIP), "")
+
+
+def names(found: Found) -> set[str]:
+    """What was found anywhere."""
+    return {name for some in found.values() for name in some}
+
+
+@pytest.fixture(scope="module")
+def control(tmp_path_factory: pytest.TempPathFactory) -> tuple[Found, Found]:
+    return searched(tmp_path_factory.mktemp("control"), PLAIN)
+
+
+@pytest.fixture(scope="module")
+def secure(tmp_path_factory: pytest.TempPathFactory) -> tuple[Found, Found]:
+    return searched(tmp_path_factory.mktemp("secure"), SECURE)
+
+
+def of_client(number: int, *values: str) -> set[str]:
+    return {f"client {number} {value}" for value in values}
+
+
+def test_the_search_finds_every_value_of_a_run_that_is_not_secure(control: tuple[Found, Found]) -> None:
+    """In each place at least what it keeps of the clients that are not held: else the search is blind there."""
+    during, after = control
+    for number in range(len(DEVICES)):
+        assert names(during) | names(after) >= of_client(number, *VALUES)
+    for place, values in SEEN.items():
+        assert during[place] | after[place] >= of_client(1, *values), (place, during[place], after[place])
+
+
+def test_the_search_finds_the_points_of_a_lattice_without_masks(tmp_path: Path) -> None:
+    during, after = searched(tmp_path, SECURE, UNMASKED)
+    for number in range(len(DEVICES) - 1):
+        assert during["spool"] >= of_client(number, "lattice")
+        assert during["memory of the aggregator"] | after["memory of the aggregator"] >= of_client(number, "lattice")
+
+
+def test_nothing_of_a_client_is_found_in_a_secure_run(secure: tuple[Found, Found]) -> None:
+    during, after = secure
+    assert names(during) | names(after) == set(), (during, after)
+
+
+def test_the_search_sees_into_compressed_bytes() -> None:
+    forms = Planted(1).forms(None)
+    hidden = b"xx" + zstandard.compress(b"a" * 99 + forms["update"][0]) + b"yy"
+    assert Search.of(2).in_blob(hidden) == {"client 1 update"}

@@ -1,0 +1,129 @@
+"""Eight client processes over TLS sum under masks, while two of them and the aggregator are killed.
+
+One run, which all tests look at. The moments of the kills are decided by what the aggregator's store shows: a held
+client keeps the phase `masked` open for as long as the test wants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.support.counted_api import requests_of_rounds
+from tests.support.processes import kill
+from tests.support.secure_site import PLAIN, SECURE, SecureSite
+from tests.system.masked.task import digits, model
+from thinwire.core.events import Event, RoundClosed
+from thinwire.core.secure_events import PHASES, PhaseClosed, SumUnmasked
+
+pytestmark = pytest.mark.slow
+DEVICES = tuple(f"pi-{number}" for number in range(8))
+IN_MASKED, IN_AGREE, HELD = "pi-1", "pi-2", "pi-3"
+ROUNDS = 16
+REQUESTS = 7  # of a client in a round, at most
+T = TypeVar("T", bound=Event)
+
+
+@dataclass
+class Run:
+    events: list[Event]
+    accuracy: float
+    without: float  # the accuracy of the same plan without secure aggregation
+    killed_in: int  # the round in whose phase masked the aggregator was killed
+    counted: str  # what the device API noted
+
+    def of(self, kind: type[T]) -> list[T]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def closed(self, number: int) -> dict[str, PhaseClosed]:
+        return {event.phase: event for event in self.of(PhaseClosed) if event.round == number}
+
+
+def accuracy_of(site: SecureSite, run_id: str) -> float:
+    """The accuracy of a run's last model over all images: half a point are nine of them."""
+    row = site.until_done(run_id)
+    assert (row.status, row.version) == ("done", ROUNDS), site.said()
+    file = site.home.parent / f"{run_id}.safetensors"
+    assert site.typed("runs", "model", run_id, "--out", str(file)).returncode == 0
+    net = model()
+    net.load_state_dict(load_file(file))
+    pixels, classes = digits().tensors
+    with torch.no_grad():
+        return float((net(pixels).argmax(1) == classes).double().mean())
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    folder = tmp_path_factory.mktemp("secure")
+    site = SecureSite(folder / "home", DEVICES)
+    try:
+        site.serve()
+        site.hold(IN_MASKED)
+        site.hold(HELD)
+        site.join()
+        run_id = site.begin(f"run.rounds={ROUNDS}", *SECURE)
+        assert site.until_waiting_for(run_id, IN_MASKED, HELD) == 1
+        kill(site.clients[IN_MASKED])  # it has no vector in the sum
+        kill(site.clients[IN_AGREE])  # its vector is stored
+        site.release(IN_MASKED)
+        site.release(HELD)
+        site.until_event(run_id, RoundClosed, round=1)
+        for name in (IN_MASKED, IN_AGREE):
+            site.start_device(name)
+        site.hold(HELD)
+        killed_in = site.until_waiting_for(run_id, HELD)
+        assert site.aggregator is not None
+        kill(site.aggregator)
+        site.serve()
+        site.release(HELD)
+        accuracy = accuracy_of(site, run_id)
+        counted = site.counted.read_text()
+        without = accuracy_of(site, site.begin(f"run.rounds={ROUNDS}", *PLAIN))
+        yield Run(site.events(run_id), accuracy, without, killed_in, counted)
+    finally:
+        site.close()
+
+
+def test_each_round_ends_with_a_sum(run: Run) -> None:
+    assert [event.round for event in run.of(SumUnmasked)] == list(range(1, ROUNDS + 1))
+    assert [event.version for event in run.of(RoundClosed)] == list(range(1, ROUNDS + 1))
+
+
+def test_the_killed_clients_drop_out_in_two_phases(run: Run) -> None:
+    dropped = {phase: event.dropped for phase, event in run.closed(1).items()}
+    assert dropped == {**{phase: [] for phase in PHASES}, "masked": [IN_MASKED], "agree": [IN_AGREE]}
+    assert run.of(SumUnmasked)[0].survivors == len(DEVICES) - 1, "the vector of the second one is in the sum"
+
+
+def test_a_killed_client_takes_part_again(run: Run) -> None:
+    assert set(run.of(PhaseClosed)[-1].received) <= set(DEVICES)
+    assert run.of(SumUnmasked)[-1].survivors == len(DEVICES)
+
+
+def test_a_killed_aggregator_goes_on_with_the_round_in_its_phase(run: Run) -> None:
+    closed = [event.phase for event in run.of(PhaseClosed) if event.round == run.killed_in]
+    assert closed == list(PHASES), "no phase was closed twice, and none was left out"
+    assert run.closed(run.killed_in)["masked"].received.keys() >= {HELD}
+    assert all(event.dropped == [] for event in run.closed(run.killed_in).values())
+
+
+def test_a_client_makes_at_most_seven_requests_in_a_round(run: Run) -> None:
+    disturbed = {0, 1, run.killed_in, ROUNDS}  # before the first one, with kills, and with the pull after the last one
+    looked_at = 0
+    for device in DEVICES:
+        for number, routes in requests_of_rounds(run.counted, device):
+            if number in disturbed or "hello" in routes:
+                continue
+            assert len(routes) <= REQUESTS, (device, number, routes)
+            looked_at += 1
+    assert looked_at >= len(DEVICES) * (ROUNDS - 6)
+
+
+def test_the_accuracy_is_within_half_a_point_of_that_without_secure_aggregation(run: Run) -> None:
+    assert run.without > 0.95
+    assert run.accuracy == pytest.approx(run.without, abs=0.005)

@@ -234,7 +234,7 @@ class SecureClients:
 
     def vectors(self, name: str) -> tuple[bytes, bytes]:
         """The masked update and the scalars of a client, as they left it."""
-        length = self.headers[name].parts[0].length
+        length = len(self.bodies[name]) - 8 * (1 + len(self.server.terms.scalars))
         return self.bodies[name][:length], self.bodies[name][length:]
 
     def residual(self, name: str) -> Any:

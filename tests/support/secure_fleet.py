@@ -101,14 +101,14 @@ class SecureDevice(AttentiveDevice):
         self.sent[assignment.assignment_id] = lattice.represented(points)
         values = {"weight": 1, "fits": int(points.clipped == points.scaled == 1.0)}
         vectors = taking.participant.mask(points.lanes, [values[name] for name in taking.participant.terms.scalars])
-        body = vectors.update.tobytes(), vectors.scalars
+        body = vectors.update.tobytes() + vectors.scalars
         self.sequence += 1
         header = ReplyHeader(
             assignment.assignment_id, UpdateId(assignment.run, self.name, self.sequence), assignment.base_version, 0,
-            parts=tuple(replace(part, name=name) for part, name in zip(parts_of(list(body)), PARTS, strict=True)),
+            parts=tuple(replace(part, name=name) for part, name in zip(parts_of([body]), PARTS, strict=True)),
             codec="lattice", identity=assignment.identity,
         )  # fmt: skip
-        kept = self.outbox[assignment.assignment_id] = Kept(taking.delivery, taking.turn, header, b"".join(body))
+        kept = self.outbox[assignment.assignment_id] = Kept(taking.delivery, taking.turn, header, body)
         return kept
 
 

@@ -60,7 +60,7 @@ LOOK_S = 0.2  # longest delay until a waiting thread notices that the assignment
 LATTICE = "lattice"  # the codec of a masked update
 REQUEST = "request"  # the part of a phase's assignment
 MAX_REQUEST_BYTES = 32 << 20  # of a phase's request that is fetched: 10 000 clients with ML-KEM have less
-MASKED, SCALARS = "masked", "scalars"  # the parts of a masked update
+MASKED = "masked"  # the part of a masked update: it takes one upload
 
 
 @dataclass(frozen=True)
@@ -312,10 +312,9 @@ def scalars_of(names: Sequence[str], plan: RunPlan, points: Points, metrics: Met
 
 
 def packed(vectors: MaskedVectors) -> tuple[tuple[Part, ...], bytes]:
-    """Return the parts of a masked update, and its body."""
-    bodies = {MASKED: vectors.update.data, SCALARS: memoryview(vectors.scalars)}
-    parts = tuple(Part(name, body.nbytes, hashlib.sha256(body).hexdigest()) for name, body in bodies.items())
-    return parts, b"".join(bodies.values())
+    """Return the part of a masked update, and its body: the packed update, then the scalars."""
+    body = b"".join((vectors.update.data, vectors.scalars))
+    return (Part(MASKED, len(body), hashlib.sha256(body).hexdigest()),), body
 
 
 def most_bytes(selected: int, post_quantum: bool) -> int:

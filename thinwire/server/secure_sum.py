@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from thinwire.core.plan import RunPlan
     from thinwire.server.aggregator import WeightCaps
 
-PARTS = ("masked", "scalars")  # of a masked update
+PARTS = ("masked",)  # of a masked update: the packed update, then the scalars
 QUANTILE, RATE = 0.9, math.log(2) / 0.9  # no update fits: the clip doubles; all fit: it shrinks by 7 percent
 FIRST_CLIP = 1.0  # of a run with clip = "auto": ten rounds in which nothing fits make it a thousand times larger
 
@@ -73,10 +73,11 @@ class SecureAggregator(RoundAggregator):
         """Add the two masked vectors of an update; raise `BadPayload` if they do not fit the terms of the round."""
         del discount
         if (names := tuple(part.name for part in header.parts)) != PARTS:
-            raise BadPayload(f"a masked update with the parts {', '.join(names)[:80]}", why="expected masked, scalars")
-        update, scalars = frames()
+            raise BadPayload(f"a masked update with the parts {', '.join(names)[:80]}", why="expected masked")
+        (body,) = frames()
+        split = max(0, len(body) - self.total.scalars.nbytes)
         try:
-            self.total.add(update, bytes(scalars))
+            self.total.add(body[:split], bytes(body[split:]))
         except BadMessage as error:
             raise BadPayload(error.what, error.why) from None
 

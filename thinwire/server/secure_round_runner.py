@@ -48,7 +48,6 @@ class SecureRoundRunner(RoundRunner):
     def __init__(self, running: RunContext, opened: RoundOpened) -> None:
         super().__init__(running, opened)
         self._files = PhaseFiles(running.versions.folder, opened.round, running.simulated)
-        self._offline = set[str]()  # devices of the round that disconnected
         self._messages: dict[str, bytes] = {}  # device -> its message of the open phase, in the order of arrival
 
     def replayed(self, event: PhaseClosed) -> Iterator[tuple[round_events.Input, float]]:
@@ -90,18 +89,6 @@ class SecureRoundRunner(RoundRunner):
             self._request(dict.fromkeys(self.machine.secure.outstanding, b""))
         self._request(self.machine.requests)
         super().run()
-
-    def on(self, event: round_events.Input) -> None:
-        """Pass an event to the state machine, and note which devices are offline.
-
-        A device that disconnects after its message of the open phase is lost when the next phase opens.
-        """
-        match event:
-            case round_events.DeviceDisconnected(device):
-                self._offline.add(device)
-            case round_events.DeviceConnected(device):
-                self._offline.discard(device)
-        super().on(event)
 
     def _miss(self, assigned: Iterable[str]) -> None:
         """Count all devices of the round as disconnected that did not reconnect after a restart."""
@@ -151,8 +138,6 @@ class SecureRoundRunner(RoundRunner):
                     self._request(requests)
                 case round_events.ClosePhase(_, requests) if requests is self.machine.requests:
                     self._request(requests)  # else the next phase was closed at once
-                    for device in sorted(self._offline & set(self.machine.outstanding)):
-                        self.on(round_events.DeviceDisconnected(device, "disconnected after an earlier phase"))
                 case round_events.RemoveVector(update_id):
                     self._add_again(update_id)
                 case round_events.RemoveMasks(removal):

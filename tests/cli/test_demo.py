@@ -76,7 +76,7 @@ def test_under_masks_it_says_what_was_protected_and_at_which_price(place):
     assert 0.3 < found["accuracy"] < found["accuracy_centralised"] + 0.1
     secure = found["secure"]
     assert secure["least_survivors"] in (3, 4), "one of the four is killed in round 2"
-    assert secure["protection"].startswith("protects against an honest-but-curious aggregator")
+    assert secure["protection"].startswith("protects single updates against an honest-but-curious aggregator")
     assert secure["client_up_bytes"] < secure["dense_update_bytes"] / 2
     assert "is killed (kill -9) in round 2" in done.stderr
     assert "client-2 failed" not in done.stderr, "a client that was killed is offline, and leaves no round by itself"
@@ -85,7 +85,7 @@ def test_under_masks_it_says_what_was_protected_and_at_which_price(place):
 def test_the_table_of_a_secure_demo_ends_in_the_protection_and_its_price():
     found = {
         "secure": {
-            "protection": "protects against an honest-but-curious aggregator with up to 1 of 4 clients colluding",
+            "protection": "protects single updates against an honest-but-curious aggregator with up to 1 of 4 clients colluding",
             "least_survivors": 3, "client_up_bytes": 14_000.4, "dense_update_bytes": 38_440,
         }
     }  # fmt: skip

@@ -65,7 +65,10 @@ def test_the_explanation_of_a_secure_plan_names_phases_numbers_and_protection(th
     assert "a secure round of 8 clients, 9610 parameters" in said.out
     assert all(phase in said.out for phase in ("advertise", "share", "masked", "agree", "unmask"))
     assert "n = 8 clients, A = 2 may be corrupt and D = 2 may leave; t = 5 reveal a secret" in said.out
-    assert "protects against an honest-but-curious aggregator with up to 2 of 8 clients colluding" in said.out
+    assert (
+        "protects single updates against an honest-but-curious aggregator with up to 2 of 8 clients colluding"
+        in said.out
+    )
     assert "warning" not in said.err
     assert "secure round" not in thinwire("plan", "explain", EXAMPLE.with_name("plan.toml")).out
 

@@ -27,7 +27,7 @@ def test_the_protection_names_the_aggregator_the_colluding_clients_and_the_fewes
 
 
 def test_with_few_clients_no_collusion_is_withstood_and_that_is_said(store: Store) -> None:
-    assert "with none of 3 clients colluding; a sum holds at least 3" in said(store, selected=3)
+    assert "with which no client colludes; a sum holds at least 3" in said(store, selected=3)
 
 
 def test_a_malicious_aggregator_is_withstood_by_clients_that_pin_the_roster(store: Store) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from thinwire.cli import console
 from thinwire.core.formatting import duration, size
-from thinwire.core.secure_numbers import LEAST_CLIENTS, check_numbers, protection, share_of
+from thinwire.core.secure_numbers import LEAST_CLIENTS, check_numbers, protects, share_of
 
 if TYPE_CHECKING:
     from thinwire.core import RunPlan
@@ -61,7 +61,7 @@ def thresholds(plan: RunPlan, online: int | None) -> dict[str, Any]:
         "threshold": graph.t,
         "neighbours": graph.k,
         "least": max(graph.least, secure.min_survivors),
-        "protection": protection(secure, selected),
+        "protection": protects(secure, selected),
     }
 
 

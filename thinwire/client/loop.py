@@ -139,10 +139,7 @@ class Loop:
 
     def _in_turn(self, job: Callable[[], object]) -> None:
         """Run a job now, or after the replies that are still being finished: with overlap there may always be some."""
-        if self._behind.idle:
-            job()
-        else:
-            self._behind.put(job)
+        (job if self._behind.idle else lambda: self._behind.put(job))()
 
     def end_behind(self) -> None:
         """Stop the background thread: nothing is committed after this."""

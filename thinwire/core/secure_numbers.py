@@ -80,17 +80,19 @@ def threshold(selected: int, max_corrupt: float, max_dropout: float, adversary: 
     return found
 
 
-def protection(secure: SecureSection, selected: int) -> str:
+def protects(secure: SecureSection, selected: int) -> str:
     """Return in words what a secure round of so many clients protects against, and what that assumes.
 
-    >>> protection(SecureSection(max_corrupt=0.3), 10)
-    'protects against an honest-but-curious aggregator with up to 3 of 10 clients colluding'
+    >>> protects(SecureSection(max_corrupt=0.3), 10)
+    'protects single updates against an honest-but-curious aggregator with up to 3 of 10 clients colluding'
     """
     corrupt = share_of(secure.max_corrupt, selected)
     colluding = f"with up to {corrupt} of {selected} clients colluding" if corrupt else "with which no client colludes"
     if secure.adversary == "malicious":
-        return f"protects against a malicious aggregator {colluding}, if each client has pinned the roster"
-    return f"protects against an honest-but-curious aggregator {colluding}"
+        return (
+            f"protects single updates against a malicious aggregator {colluding}, if each client has pinned the roster"
+        )
+    return f"protects single updates against an honest-but-curious aggregator {colluding}"
 
 
 def lattice_width(selected: int, bits: int) -> int:

@@ -15,7 +15,7 @@ from thinwire.core.events import NO_STEP
 from thinwire.core.formatting import counted, duration
 from thinwire.core.plan_schema import SecureSection
 from thinwire.core.secure_events import PHASES
-from thinwire.core.secure_numbers import share_of
+from thinwire.core.secure_numbers import protects, share_of
 from thinwire.privacy.graph import EVENT_BITS, find_graph
 from thinwire.store.read_models import PhaseRow, RoundRow, RunRow, UpdateRow
 
@@ -91,18 +91,13 @@ def protection(run: RunRow, selected: int) -> Protection | None:
         )
     except PlanError as error:  # no k-regular graph, which the plan demands, has so few clients
         return Protection(f"A round of {selected} clients has no sum: {error.what}.", 0, ())
-    corrupt = share_of(secure.max_corrupt, selected)
-    aggregator = "a malicious aggregator" if secure.adversary == "malicious" else "an honest-but-curious aggregator"
-    colluding = f"up to {corrupt} of {selected} clients" if corrupt else f"none of {selected} clients"
     least = max(graph.least, secure.min_survivors)
-    said = (
-        f"protects single updates against {aggregator} with {colluding} colluding; a sum holds at least {least} clients"
-    )
+    said = f"{protects(secure, selected)}; a sum holds at least {least} clients"
     if run.source == "sim":
         begin = "A simulation protects nothing, because one process has the data of all clients; on devices this plan"
     else:
         begin = "Secure aggregation"
-    assumes = _assumptions(secure, corrupt)
+    assumes = _assumptions(secure, share_of(secure.max_corrupt, selected))
     if not graph.is_complete:
         graph_text = (
             f"Each client shares its secrets with {graph.k} others. Corrupt clients and drop-outs do not depend on "

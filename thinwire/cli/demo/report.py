@@ -25,14 +25,14 @@ def protected(store: Store, run_id: str, plan: RunPlan) -> dict[str, Any]:
     from thinwire.core.events import RoundOpened
     from thinwire.core.layout import Layout
     from thinwire.core.secure_events import PhaseClosed, SumUnmasked
-    from thinwire.core.secure_numbers import protection
+    from thinwire.core.secure_numbers import protects
 
     told = [event for _, event in store.events(run_id)]
     received = sum(sum(one.received.values()) for one in told if isinstance(one, PhaseClosed))
     survivors = [one.survivors for one in told if isinstance(one, SumUnmasked)]
     selected = min((len(one.assignments) for one in told if isinstance(one, RoundOpened)), default=0)
     return {
-        "protection": protection(plan.secure, selected),
+        "protection": protects(plan.secure, selected),
         "least_survivors": min(survivors, default=0),
         "client_up_bytes": received / sum(survivors) if survivors else None,
         "dense_update_bytes": 4 * Layout.from_json(store.run(run_id).layout).model_size,

@@ -85,7 +85,7 @@ def test_under_masks_it_says_what_was_protected_and_at_which_price(place):
 def test_the_table_of_a_secure_demo_ends_in_the_protection_and_its_price():
     found = {
         "secure": {
-            "protection": "protects single updates against an honest-but-curious aggregator with up to 1 of 4 clients colluding",
+            "protection": protects(SecureSection(max_corrupt=0.25), 4),
             "least_survivors": 3, "client_up_bytes": 14_000.4, "dense_update_bytes": 38_440,
         }
     }  # fmt: skip

@@ -16,6 +16,8 @@ from thinwire.cli.demo.commands import folder, has_desktop, plan_of
 from thinwire.cli.demo.processes import roles
 from thinwire.cli.demo.report import sentences
 from thinwire.core.errors import ThinwireError, UsageError
+from thinwire.core.plan_schema import SecureSection
+from thinwire.core.secure_numbers import protects
 
 KEYS = {
     "run_id", "clients", "rounds", "closed_reasons", "accuracy", "accuracy_uncompressed", "accuracy_centralised",

@@ -33,10 +33,8 @@ def test_with_few_clients_no_collusion_is_withstood_and_that_is_said(store: Stor
 def test_a_malicious_aggregator_is_withstood_by_clients_that_pin_the_roster(store: Store) -> None:
     plan = SECURE.replace("max_corrupt = 0.3", 'max_corrupt = 0.2\nadversary = "malicious"')
     text = said(store, plan)
-    assert (
-        "against a malicious aggregator with up to 2 of 10 clients colluding, if each client has pinned the roster; a sum holds at least 7"
-        in text
-    )
+    assert "against a malicious aggregator with up to 2 of 10 clients colluding, if each client" in text
+    assert "has pinned the roster; a sum holds at least 7" in text
     assert "pinned the roster of identity keys, which an offline key has signed, and at most 2 devices" in text
     assert "follows the protocol" not in text
     assert "min_cohort" in text

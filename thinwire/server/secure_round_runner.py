@@ -107,6 +107,9 @@ class SecureRoundRunner(RoundRunner):
         closed = self.machine.closed
         no_sum = closed is not None and closed.reason in NO_STEP  # all clients forget the secrets of this round
         self._cancel(self.machine.assignments if no_sum else self.machine.secure.outstanding)
+        dropped = self.machine.secure.dropped.items()  # a device that is away may still have to get its request
+        unread = [phase_id(self.machine.assignments[device], phase) for device, phase in dropped if phase != "advertise"]
+        self.running.fleet.cancel(unread)
         self._files.delete()
 
     def on_message(self, reply: PhaseReply) -> None:
@@ -137,7 +140,7 @@ class SecureRoundRunner(RoundRunner):
         super()._carry_out(actions)
         for action in actions:
             match action:
-                case round_events.MarkLost(device):
+                case round_events.MarkLost(device, _, kind) if kind != "offline":  # else it may be back in time
                     self._cancel([device])
                 case round_events.ClosePhase("advertise", requests) if self.resumed:
                     own = self.machine.assignments.values()

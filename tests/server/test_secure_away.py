@@ -11,7 +11,7 @@ import pytest
 from tests.server import test_secure_rounds as honest
 from tests.support.crashes import Fate, Outcome
 from tests.support.secure_fleet import SecureDevice, SecureFleet, SecureTurn
-from thinwire.core.events import RoundClosed
+from thinwire.core.events import ClientFailed, RoundClosed, RoundOpened
 from thinwire.core.secure_events import PhaseClosed, SumUnmasked
 from thinwire.core.types import Assignment, phase_id
 from thinwire.simulation.local_fleet import LocalLink
@@ -48,6 +48,13 @@ class BreakingFleet(SecureFleet):
         super().cancel(assignment_ids)
 
 
+class Failing(honest.World):
+    """Three of five devices send no shares in round 1, which ends as too-few while the others train."""
+
+    def turn_of(self, name: str) -> Callable[[Assignment], SecureTurn]:
+        return lambda assignment: SecureTurn(silent="share" if assignment.round == 1 and name in "abc" else None)
+
+
 class World(honest.World):
     kind = BreakingFleet
 
@@ -82,3 +89,14 @@ def test_a_device_that_stays_away_drops_out_and_nothing_of_its_round_waits_for_i
     assert [e.survivors for e in made.of(SumUnmasked)][1] == (4 if phase == "masked" else 5)
     waiting = made.fleet._assignments.get(AWAY, {})
     assert not [one for one in waiting if f".{ROUND}" in one], "its files are gone"
+
+
+def test_devices_of_a_round_that_ended_early_are_free_for_the_next_one(tmp_path: Path) -> None:
+    """Nothing more comes of them, so a run that waited for them would stand still for several deadlines."""
+    made = Failing(tmp_path, Fate()).live()
+    first, closed = made.of(RoundOpened)[1], made.of(RoundClosed)[0]
+    assert (closed.reason, closed.outstanding) == ("too-few", [])
+    assert first.elapsed_s - closed.elapsed_s < 1.0
+    failed = {e.device: (e.kind, e.text) for e in made.of(ClientFailed) if e.round == 1}
+    assert {failed[name] for name in "de"} == {("stale", "its round ended before its update was there")}
+    assert [e.survivors for e in made.of(SumUnmasked)] == [5, 5, 5]

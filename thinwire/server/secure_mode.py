@@ -63,6 +63,7 @@ RESERVE = 0.2  # share of the deadline that is kept for agree and unmask: two sm
 # Until which share of the time before the reserve a phase may last, and of the reserve.
 LASTS: Mapping[Phase, float] = {"advertise": 0.5, "share": 0.75, "masked": 1.0, "agree": 0.5, "unmask": 1.0}
 SILENT = "no message in time for the phase"
+OVER = "its round ended before its update was there"
 
 
 class SecureMode(RoundMode):
@@ -200,6 +201,8 @@ class SecureRoundMachine(RoundMachine):
             actions += self._close_phase()
             for device in self.absent.keys() & self.secure.outstanding:
                 actions += self._mark(device, *self.absent[device])
+        if self.shut and self.shut != "stopped":  # no client goes on, so each of them is free for the next round
+            actions += [found for device in self._silent for found in self._note(device, "stale", OVER)]
         return actions
 
     def _may_close(self, now: float) -> bool:

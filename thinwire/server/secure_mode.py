@@ -144,9 +144,9 @@ class InstalledRoster:
             if self._read != (now := (found.st_ino, found.st_mtime_ns, found.st_size)):
                 self._read, self._wrong, self._devices = now, "", fingerprints(path)
         except FileNotFoundError:
-            return f"cannot be selected before a roster is installed on the aggregator (type there: {INSTALL})"
+            return f"is not selected before a roster is installed on the aggregator (type there: {INSTALL})"
         except (OSError, DataLost) as error:
-            self._wrong, self._devices = f"cannot be selected: {path} is not readable: {error}", {}
+            self._wrong, self._devices = f"is not selected: {path} is not readable: {error}", {}
         row = registered(self._devices.get(device, ""))
         if row is not None and row.name == device:
             return ""

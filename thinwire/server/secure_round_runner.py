@@ -108,7 +108,9 @@ class SecureRoundRunner(RoundRunner):
         no_sum = closed is not None and closed.reason in NO_STEP  # all clients forget the secrets of this round
         self._cancel(self.machine.assignments if no_sum else self.machine.secure.outstanding)
         dropped = self.machine.secure.dropped.items()  # a device that is away may still have to get its request
-        unread = [phase_id(self.machine.assignments[device], phase) for device, phase in dropped if phase != "advertise"]
+        unread = [
+            phase_id(self.machine.assignments[device], phase) for device, phase in dropped if phase != "advertise"
+        ]
         self.running.fleet.cancel(unread)
         self._files.delete()
 

@@ -76,7 +76,7 @@ ON_IT = {name: KEYS[name] for name in "abcd"}
 
 
 def waited(made: Outcome) -> str:
-    return next(event.text for event in made.of(RunStatusChanged) if event.status == "waiting")
+    return next(str(event.text) for event in made.of(RunStatusChanged) if event.status == "waiting")
 
 
 def test_a_device_outside_the_roster_is_not_selected_and_the_others_get_their_sum(tmp_path: Path) -> None:

@@ -27,11 +27,7 @@ class BreakingFleet(SecureFleet):
 
     def _answer(self, device: SecureDevice, delivery: Any) -> None:
         assignment = delivery.assignment
-        training = f"{assignment.run}.{assignment.round}.{device.name}"
-        if (device.name, assignment.assignment_id) == (
-            AWAY,
-            phase_id(training, self.phase),
-        ) and assignment.round == ROUND:
+        if assignment.assignment_id == phase_id(f"{assignment.run}.{ROUND}.{AWAY}", self.phase):
             link = device.link
             assert link is not None
             self.leave(link)

@@ -1,4 +1,4 @@
-"""A secure run in a backup: nothing of an open round is in it, and a restored run uses no round of an identity twice."""
+"""A secure run in a backup: no open round is in it, and a restored run uses no round of an identity twice."""
 
 from __future__ import annotations
 

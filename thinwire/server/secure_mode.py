@@ -53,11 +53,11 @@ from thinwire.server.secure_sum import FIRST_CLIP, SecureAggregator
 
 if TYPE_CHECKING:
     from thinwire.core.events import RoundOpened
+    from thinwire.core.fleet import DeviceRow
     from thinwire.core.plan import RunPlan
     from thinwire.server.aggregator import WeightCaps
     from thinwire.server.context import RunContext
     from thinwire.server.policy.cohort import Cohort
-    from thinwire.store import DeviceRow
 
 RESERVE = 0.2  # share of the deadline that is kept for agree and unmask: two small messages each way
 # Until which share of the time before the reserve a phase may last, and of the reserve.
@@ -135,7 +135,7 @@ class InstalledRoster:
         self._wrong = ""
 
     def lacks(self, path: Path, device: str, registered: Callable[[str], DeviceRow | None]) -> str:
-        """Return why a device cannot be selected, as a phrase about it; "" if its name and key are on the roster.
+        """Return why a device may not be selected, as a phrase about it; "" if its name and key are on the roster.
 
         `registered` returns the device with a fingerprint.
         """

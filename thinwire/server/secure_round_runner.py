@@ -107,11 +107,8 @@ class SecureRoundRunner(RoundRunner):
         closed = self.machine.closed
         no_sum = closed is not None and closed.reason in NO_STEP  # all clients forget the secrets of this round
         self._cancel(self.machine.assignments if no_sum else self.machine.secure.outstanding)
-        dropped = self.machine.secure.dropped.items()  # a device that is away may still have to get its request
-        unread = [
-            phase_id(self.machine.assignments[device], phase) for device, phase in dropped if phase != "advertise"
-        ]
-        self.running.fleet.cancel(unread)
+        own, dropped = self.machine.assignments, self.machine.secure.dropped  # one that is away has not got its request
+        self.running.fleet.cancel([phase_id(own[device], at) for device, at in dropped.items() if at != "advertise"])
         self._files.delete()
 
     def on_message(self, reply: PhaseReply) -> None:

@@ -108,9 +108,7 @@ class SecureAggregator(RoundAggregator):
         )
 
     def _require_possible(self, scalars: Mapping[str, int], survivors: int) -> None:
-        """Raise `BadSum` for scalars that no clients of the round have: one that lies must not end the run, or tell more
-        than the bound of a metric.
-        """
+        """Raise `BadSum` for scalars that no clients of the round have: one that lies must not end the run."""
         if not 0 <= scalars.get("fits", 0) <= survivors:
             raise BadSum(f"{scalars['fits']} of {survivors} updates fitted the grid")
         for name in self.plan.secure.metrics:

@@ -38,10 +38,9 @@ class ReplyReceiver:
             device, Failure(failure.kind[:64], text, failure.assignment_id, device, transfer=transfer)
         )
 
-    def messaged(self, device: str, reply: PhaseReply, began_at: float) -> None:
-        """Queue a device's message of a phase of secure aggregation."""
-        transfer = self._transfer(device, reply.assignment_id, began_at)
-        self._exchange.answered(device, replace(reply, device=device, transfer=transfer))
+    def messaged(self, device: str, reply: PhaseReply) -> None:
+        """Queue a device's message of a phase of secure aggregation; its bytes are counted with the next update."""
+        self._exchange.answered(device, replace(reply, device=device))
 
     def require_run(self, reply: Reply) -> None:
         """Raise `ApiError` 409 for a reply to an assignment of no run here.

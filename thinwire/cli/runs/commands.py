@@ -144,7 +144,7 @@ def _show(store: Store, row: RunRow, rounds: Sequence[RoundRow], shown: Sequence
     from thinwire.reports.secure_rounds import is_secure, not_evaluated, protection
 
     _header(store, row, rounds)
-    if found := protection(row, len(rounds[-1].selected) if rounds else 0):
+    if found := protection(row, {len(one.selected) for one in rounds}):
         console.sentence(found.sentence, begin="secure  ")
         for assumed in found.assumes:
             console.sentence(f"Assumption: {assumed}", begin="        ")

@@ -13,6 +13,7 @@ def test_the_phases_of_the_open_round_and_the_protection_are_shown(thinwire, hom
     said = thinwire("runs", "show", "--home", home).out
     assert "up to 3 of 10 clients colluding; a sum holds at least 6 clients" in said
     assert "Not protected: " in said
+    assert "149 kB of keys, shares and signatures beside this payload" in said
     assert "version 2 has no metrics yet: evaluated by the next round's sum" in said
     lines = [line.split() for line in said.partition("phases of round 4\n")[2].splitlines()]
     assert lines[0] == ["PHASE", "CLIENTS", "DROPPED", "OUT", "BYTES", "SECONDS"]

@@ -80,6 +80,9 @@ def test_under_masks_it_says_what_was_protected_and_at_which_price(place):
     assert secure["least_survivors"] in (3, 4), "one of the four is killed in round 2"
     assert secure["protection"].startswith("protects single updates against an honest-but-curious aggregator")
     assert secure["client_up_bytes"] < secure["dense_update_bytes"] / 2
+    assert found["wire_up_bytes"] > 4 * 3 * secure["client_up_bytes"], "the wire carries keys and shares too"
+    assert found["wire_down_bytes"] > 3 * 3 * secure["dense_update_bytes"], "and the model"
+    assert 0 < sum(secure["phases_s"].values()) <= found["rounds_s"]
     assert "is killed (kill -9) in round 2" in done.stderr
     assert "client-2 failed" not in done.stderr, "a client that was killed is offline, and leaves no round by itself"
 

@@ -83,7 +83,10 @@ def test_rare_visits_and_coarse_rounding_are_warned_about(thinwire):
 
 def test_a_check_says_who_is_protected_where_the_number_of_clients_is_known(thinwire):
     assert "8 bits a value under masks" in thinwire("plan", "check", EXAMPLE).out
-    assert "colluding" not in thinwire("plan", "check", EXAMPLE).out, "the devices online decide, and none is here"
+    unknown = thinwire("plan", "check", EXAMPLE)
+    assert "colluding" not in unknown.out, "the devices online decide, and none is here"
+    assert "whom it protects depends on the number of devices: thinwire plan check" in unknown.err
+    assert "depends" not in thinwire("plan", "check", EXAMPLE, "--clients", "8").err
     counted = thinwire("plan", "check", EXAMPLE, "--set", "cohort.clients=20", "--set", "cohort.over_select=0.2")
     assert "up to 6 of 24 clients colluding" in counted.out
     assert thinwire("plan", "check", EXAMPLE, "--clients", "8", "--json").document["secure_round"]["threshold"] == 5
@@ -94,7 +97,7 @@ def test_a_cohort_that_is_too_small_is_refused(thinwire):
         said = thinwire("plan", "check", EXAMPLE, *words)
         assert said.code == 3
         assert "secure aggregation of 2 clients" in said.err
-        assert "[cohort] clients = 3, or more" in said.err
+        assert "3 devices or more, and no [cohort] clients below 3" in said.err
 
 
 def test_a_task_is_checked_with_the_bytes_of_its_secure_plan(thinwire):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.secure_story import SecureStory, four_rounds
+from tests.support.secure_story import DEVICES, SecureStory, four_rounds
 from thinwire.cli.runs.progress import Teller
 from thinwire.core.events import RoundOpened, RunStatusChanged
 from thinwire.core.secure_events import PhaseClosed
@@ -13,6 +13,7 @@ def test_the_phases_of_the_open_round_and_the_protection_are_shown(thinwire, hom
     said = thinwire("runs", "show", "--home", home).out
     assert "up to 3 of 10 clients colluding; a sum holds at least 6 clients" in said
     assert "Not protected: " in said
+    assert "149 kB of keys, shares and signatures beside this payload" in said
     assert "version 2 has no metrics yet: evaluated by the next round's sum" in said
     lines = [line.split() for line in said.partition("phases of round 4\n")[2].splitlines()]
     assert lines[0] == ["PHASE", "CLIENTS", "DROPPED", "OUT", "BYTES", "SECONDS"]
@@ -55,6 +56,15 @@ def test_the_document_has_phases_sums_and_the_protection_and_no_time_of_a_device
     assert second["secure_sum"]["survivors"] == 8
     (only,) = thinwire("runs", "show", "--round", 1, "--json", "--home", home).document["rounds"]
     assert only["round"] == 1
+
+
+def test_the_smallest_round_decides_the_protection_that_is_shown(thinwire, home, store):
+    story = SecureStory(store, devices=DEVICES[:6])
+    story.play(least=4)
+    story.devices = DEVICES
+    story.play()
+    assert "up to 1 of 6 clients colluding" in thinwire("runs", "show", "--home", home).out
+    assert thinwire("runs", "show", "--json", "--home", home).document["protection"]["least"] == 4
 
 
 def test_the_progress_names_the_open_phase_and_why_the_last_line_has_no_metrics(store):

@@ -203,7 +203,7 @@ def test_statistics_that_are_not_averaged_stay_here(tmp_path, buffers):
 def test_training_says_its_steps_and_its_deadline(tmp_path):
     aggregator = Aggregator(tmp_path, task_of(), plan_of(), steps=5)
     aggregator.answer(aggregator.session(), aggregator.assign(7, deadline_s=40.0))
-    assert "round 7: measure" in aggregator.said
+    assert "round 7: evaluate" in aggregator.said
     assert any(line.startswith("round 7: train 5/5 steps, deadline in ") for line in aggregator.said)
 
 

@@ -94,7 +94,7 @@ def test_numbers_that_fit_are_not_refused():
 def test_a_sum_of_fewer_than_three_is_refused(selected, word):
     error = refused(selected)
     assert error.what == f"secure aggregation of {word}"
-    assert error.hint == "[cohort] clients = 3, or more"
+    assert error.hint == "3 devices or more, and no [cohort] clients below 3"
 
 
 def test_what_over_selection_cuts_counts_as_drop_outs():

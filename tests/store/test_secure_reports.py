@@ -13,7 +13,7 @@ from thinwire.store import Store
 
 
 def said(store: Store, plan: str = SECURE, selected: int = 10) -> str:
-    found = protection(store.run(SecureStory(store, plan=plan).run_id), selected)
+    found = protection(store.run(SecureStory(store, plan=plan).run_id), [selected])
     assert found is not None
     return " ".join((found.sentence, *found.assumes, found.not_protected))
 
@@ -28,6 +28,14 @@ def test_the_protection_names_the_aggregator_the_colluding_clients_and_the_fewes
 
 def test_with_few_clients_no_collusion_is_withstood_and_that_is_said(store: Store) -> None:
     assert "with which no client colludes; a sum holds at least 3" in said(store, selected=3)
+
+
+def test_the_round_with_the_fewest_clients_decides_what_a_run_protects(store: Store) -> None:
+    found = protection(store.run(SecureStory(store).run_id), [10, 6, 8])
+    assert found is not None
+    assert found.sentence.endswith(
+        "with up to 1 of 6 clients colluding; a sum holds at least 4 clients; the rounds selected 6 to 10 clients."
+    )
 
 
 def test_a_malicious_aggregator_is_withstood_by_clients_that_pin_the_roster(store: Store) -> None:
@@ -59,15 +67,15 @@ def test_a_round_with_too_few_clients_for_its_graph_has_no_sum_to_protect(store:
 def test_a_simulation_is_said_to_protect_nothing(store: Store) -> None:
     row = store.run(SecureStory(store).run_id)
     row = type(row)(**{**{name: getattr(row, name) for name in row.__dataclass_fields__}, "source": "sim"})
-    found = protection(row, 10)
+    found = protection(row, [10])
     assert found is not None
     assert found.sentence.startswith("A simulation protects nothing, because one process has the data of all clients")
 
 
 def test_a_run_in_the_clear_and_a_run_without_a_round_have_no_protection(store: Store) -> None:
     plain = SecureStory(store, plan=SECURE.replace("enabled = true", "enabled = false"))
-    assert protection(store.run(plain.run_id), 10) is None
-    assert protection(store.run(SecureStory(store).run_id), 0) is None
+    assert protection(store.run(plain.run_id), [10]) is None
+    assert protection(store.run(SecureStory(store).run_id), []) is None
 
 
 def test_a_round_is_explained_by_its_longest_phase_and_whom_that_waited_for(store: Store) -> None:

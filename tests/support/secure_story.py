@@ -62,6 +62,7 @@ class SecureStory:
     run_id: str = ""
     round: int = 0
     version: int = 0
+    devices: tuple[str, ...] = DEVICES  # those of the next round
     sequences: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -82,7 +83,7 @@ class SecureStory:
     def _round(self, gone: dict[str, str], until: str, reason: str, least: int) -> Iterator[list[Event]]:
         self.round += 1
         yield self._opened()
-        elapsed_s, there = 0.0, list(DEVICES)
+        elapsed_s, there = 0.0, list(self.devices)
         for phase in PHASES[: PHASES.index(until) + 1]:
             elapsed_s += SECONDS[phase]
             lost = [device for device in there if gone.get(device) == phase]
@@ -96,14 +97,15 @@ class SecureStory:
             received = {device: BYTES[phase] + place for place, device in enumerate(there)}
             yield [PhaseClosed(self.at + elapsed_s, self.round, phase, elapsed_s, received, lost, messages=messages)]
         if until == "unmask":
-            yield from self._ended([d for d in DEVICES if gone.get(d) not in PHASES[:3]], reason, elapsed_s)
+            yield from self._ended([d for d in self.devices if gone.get(d) not in PHASES[:3]], reason, elapsed_s)
 
     def _opened(self) -> list[Event]:
-        sent = {device: f"{self.run_id}.{self.round}.{device}" for device in DEVICES}
+        sent = {device: f"{self.run_id}.{self.round}.{device}" for device in self.devices}
+        devices, selected = list(self.devices), len(self.devices)
         opened = RoundOpened(
-            self.at, self.round, 0.0, self.version, "aa", list(DEVICES), sent, "lattice(8)", 60.0, len(DEVICES), 6
+            self.at, self.round, 0.0, self.version, "aa", devices, sent, "lattice(8)", 60.0, selected, 5
         )
-        return [opened, *(ClientSelected(self.at, self.round, device, sent[device], 1000) for device in DEVICES)]
+        return [opened, *(ClientSelected(self.at, self.round, device, sent[device], 1000) for device in self.devices)]
 
     def _failed(self, device: str, phase: str, elapsed_s: float) -> ClientFailed:
         kind, _, text = REASONS.get(phase, "offline: no request for 60 s").partition(": ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import socket
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from tests.support.fleet_words import answer, envelope, hello, polled, pulled
 from tests.support.transport_doubles import Place, place
 from thinwire.core.fleet import ClientConnected, FixedLimits
 from thinwire.core.serialization import ReplyLimit
-from thinwire.core.types import ReplyHeader
+from thinwire.core.types import PhaseReply, ReplyHeader, phase_id
 from thinwire.transport.protocol import registration
 from thinwire.transport.protocol.http import HELLO, packed
 from thinwire.transport.server.connections import TrafficCounter
@@ -47,6 +48,34 @@ def test_bytes_and_requests_of_a_device_are_counted(here: Place, tmp_path: Path)
     stats = here.fleet.stats()
     assert stats["requests"] == {"hello": 1, "pull": 2, "push": 2}
     assert stats["sent_bytes"] > 100_000
+
+
+def message(letters: int) -> str:
+    """A message of a phase, which no compression makes smaller than three quarters."""
+    return base64.b64encode(hashlib.shake_128(b"share").digest(letters * 3 // 4)).decode()
+
+
+def test_the_bytes_of_a_secure_round_are_counted_with_its_masked_update(here: Place, tmp_path: Path) -> None:
+    """The model comes before the advertisement, and no phase of the round has an update of its own."""
+    link, training = here.link("pi-1"), "digits-1.3.pi-1"
+    link.hello(hello("pi-1"))
+    polled(here.fleet, ClientConnected)
+    here.fleet.send([envelope("pi-1", training, tmp_path, bytes(50_000))])
+    pulled(link)
+    link.push(PhaseReply(training, message(4_000)))
+    polled(here.fleet, PhaseReply)
+    here.fleet.send([envelope("pi-1", phase_id(training, "share"), tmp_path, bytes(6_000))])
+    pulled(link)
+    link.push(PhaseReply(phase_id(training, "share"), message(8_000)))
+    polled(here.fleet, PhaseReply)
+    body = tmp_path / "answer"
+    body.write_bytes(bytes(20_000))
+    link.push(answer("pi-1", training, 3, bytes(20_000)), body)
+    transfer = polled(here.fleet, ReplyHeader).transfer
+    assert transfer is not None
+    assert transfer.requests == 6
+    assert 56_000 < (transfer.sent_bytes or 0) < 60_000
+    assert 29_000 < (transfer.received_bytes or 0) < 36_000
 
 
 def test_each_byte_is_counted_once_with_the_reply_after_it() -> None:

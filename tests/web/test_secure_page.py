@@ -69,6 +69,7 @@ def test_a_secure_run_is_usable_by_all_and_at_every_width(
     expect(page.locator("#protection")).to_contain_text(
         "protects single updates against an honest-but-curious aggregator with up to 3 of 10 clients colluding"
     )
+    expect(page.locator("#bytes .note")).to_contain_text("Payload: the masked updates, without keys and shares.")
     expect(page.locator("#protection")).to_contain_text("docs/explain/secure-aggregation.md")
     expect(page.locator("#learning")).to_contain_text(
         "Version 2 has no metrics yet: evaluated by the next round's sum."
@@ -106,6 +107,18 @@ def test_documents_and_files_have_null_and_empty_cells_in_place_of_zeros(story: 
     assert {row[name] for row in rows for name in unknown} == {""}
     assert page.get(f"{run}/rounds").json()[0]["secure_sum"]["survivors"] == 10
     assert page.get("/api/devices/pi-01").json()["assignments"][0]["not_known"] == MASKED
+
+
+def test_the_smallest_round_decides_the_protection_of_a_run_and_each_round_its_own_sum(store: Store, page: Any):
+    story = SecureStory(store)
+    story.play()
+    story.devices = DEVICES[:6]
+    story.play(least=4)
+    story.devices = DEVICES
+    story.play()
+    run = f"/api/runs/{story.run_id}"
+    assert "up to 1 of 6 clients colluding; a sum holds at least 4" in page.get(run).json()["protection"]["sentence"]
+    assert [one["min_updates"] for one in page.get(f"{run}/rounds").json()] == [6, 5, 6]
 
 
 def test_a_run_in_the_clear_shows_neither_phases_nor_a_protection(store: Store, page: Any):

@@ -80,6 +80,8 @@ def check(plan: PlanFile, sets: Sets = None, clients: Clients = None, json: Json
             console.line(secure_cost.numbers(masked))
     if read.secure.enabled:
         _warn([secure_cost.few_visits(read)])
+        if not is_known:
+            console.note(f"whom it protects depends on the number of devices: thinwire plan check {plan} --clients N")
 
 
 @app.command()

@@ -158,7 +158,7 @@ class AssignmentContext:
         """Print the progress of evaluation or training, once a second at first and once a minute after ten minutes."""
         if what == "measure":
             self.say(
-                f"round {self.assignment.round}: measure"
+                f"round {self.assignment.round}: evaluate"
                 if self.assignment.kind == "train"
                 else "measure the last model"
             )

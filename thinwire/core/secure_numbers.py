@@ -150,5 +150,5 @@ def _too_few(selected: int) -> PlanError:
     return PlanError(
         f"secure aggregation of {selected} {'client' if selected == 1 else 'clients'}",
         "each of two clients could subtract its own update from the sum, and the sum of one is its update",
-        f"[cohort] clients = {LEAST_CLIENTS}, or more",
+        f"{LEAST_CLIENTS} devices or more, and no [cohort] clients below {LEAST_CLIENTS}",
     )

@@ -166,7 +166,8 @@ def arrived_from_bytes(data: bytes) -> Reply:
     with _Reading("transfer"):
         raw = json.loads(transfer)
         seen = Transfer(**_scalars(Transfer, raw)) if raw else None
-    return dataclasses.replace(reply_from_bytes(received), transfer=seen)
+    reply = reply_from_bytes(received)
+    return reply if isinstance(reply, PhaseReply) else dataclasses.replace(reply, transfer=seen)
 
 
 def reply_from_json(raw: Mapping[str, Any]) -> Reply:
@@ -178,7 +179,7 @@ def reply_from_json(raw: Mapping[str, Any]) -> Reply:
             _name(failure.assignment_id), _name(failure.kind), _name(failure.device), _name(failure.identity)
             return dataclasses.replace(failure, text=plain(failure.text))
         if raw["type"] == "phase":
-            reply = PhaseReply(**_scalars(PhaseReply, raw, exclude=("transfer",)), transfer=transfer)
+            reply = PhaseReply(**_scalars(PhaseReply, raw))
             _name(reply.assignment_id), _name(reply.device), _name(reply.identity)
             if not reply.message.isascii():
                 raise ValueError("a message that is not base64")

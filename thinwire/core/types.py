@@ -239,7 +239,6 @@ class PhaseReply:
     message: str
     device: str = ""
     protocol: int = PROTOCOL
-    transfer: Transfer | None = None
     identity: str = ""  # of the run, copied from the assignment
 
 

@@ -6,7 +6,7 @@ clients, and from the journalled phases. The threat model is in docs/explain/sec
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -79,25 +79,32 @@ def is_secure(run: RunRow) -> bool:
     return secure_section(run).enabled
 
 
-def protection(run: RunRow, selected: int) -> Protection | None:
-    """Return what the run protects in a round of `selected` clients; None without secure aggregation or a round."""
+def protection(run: RunRow, selected: Collection[int]) -> Protection | None:
+    """Return what the run protects in each of its rounds; None without secure aggregation or without a round.
+
+    `selected` are the numbers of clients that its rounds selected. The smallest one decides: a round with more clients
+    withstands at least as many corrupt ones.
+    """
     secure = secure_section(run)
     if not secure.enabled or not selected:
         return None
+    fewest, most = min(selected), max(selected)
     rounds = run.plan["run"]["rounds"]
     try:
         graph = find_graph(
-            selected, selected, secure.max_corrupt, secure.max_dropout, secure.adversary, secure.graph, rounds
+            fewest, fewest, secure.max_corrupt, secure.max_dropout, secure.adversary, secure.graph, rounds
         )
     except PlanError as error:  # no k-regular graph, which the plan demands, has so few clients
-        return Protection(f"A round of {selected} clients has no sum: {error.what}.", 0, ())
+        return Protection(f"A round of {fewest} clients has no sum: {error.what}.", 0, ())
     least = max(graph.least, secure.min_survivors)
-    said = f"{protects(secure, selected)}; a sum holds at least {least} clients"
+    said = f"{protects(secure, fewest)}; a sum holds at least {least} clients"
+    if fewest < most:
+        said += f"; the rounds selected {fewest} to {most} clients"
     if run.source == "sim":
         begin = "A simulation protects nothing, because one process has the data of all clients; on devices this plan"
     else:
         begin = "Secure aggregation"
-    assumes = _assumptions(secure, share_of(secure.max_corrupt, selected))
+    assumes = _assumptions(secure, share_of(secure.max_corrupt, fewest))
     if not graph.is_complete:
         graph_text = (
             f"Each client shares its secrets with {graph.k} others. Corrupt clients and drop-outs do not depend on "

@@ -55,9 +55,9 @@ class Reader:
         rounds = store.rounds(row.run_id, row.rounds_closed + 1 - LATEST_ROUNDS)
         latest = [store.updates(row.run_id, found.round) for found in rounds[: -LATEST_ROUNDS - 1 : -1]]
         newest = rounds[-1] if rounds else None
-        protection = secure_rounds.protection(row, len(newest.selected) if newest else 0)
         clients = client_states(row, newest, latest, store.clients(row.run_id), store.devices())
         history = self._history(row)
+        protection = secure_rounds.protection(row, history.selected)
         return _run(
             schemas.RunPage, row, self._open_round(row), store.line() if row.status == "queued" else (), self._home,
             plan=row.plan, model_digest=row.model_digest, layout_digest=Layout.from_json(row.layout).digest,
@@ -197,11 +197,12 @@ def _round(row: RoundRow, history: RunHistory) -> schemas.Round:
     """Return a round with its explanation; the sums include all rounds before."""
     until, told = history.until(row.round), history.explained.get(row.round)
     sums = {"until_s": until.seconds, "until_payload": until.payload, "until_wire": until.wire}
-    found = (
-        secure_rounds.protection(history.run, len(row.selected)) if history.run and row.reason == "too-few" else None
+    found = secure_rounds.protection(history.run, [len(row.selected)]) if history.run else None
+    least = found.least if found else 0
+    said = {"closing": closing(row, least), "why": told.sentence if told else ""}
+    return schemas.Round.model_validate(row).model_copy(
+        update={**sums, **said, "min_updates": max(row.min_updates, least)}
     )
-    said = {"closing": closing(row, found.least if found else 0), "why": told.sentence if told else ""}
-    return schemas.Round.model_validate(row).model_copy(update={**sums, **said})
 
 
 EARLIER_ROUNDS = 20  # rounds in which earlier assignments are searched
@@ -237,6 +238,7 @@ class RunHistory:
         self._changed: dict[int, RoundRow] = {}  # rounds that changed since they were explained
         self._closed_at: dict[int, float | None] = {}
         self._own: dict[int, RoundSums] = {}
+        self.selected = set[int]()  # the numbers of clients that its rounds selected
         self._until = {0: RoundSums()}  # number of a round -> the sums of all rounds until its end
         self.explained: dict[int, RoundExplanation] = {}
         self.totals = RunTotals()
@@ -257,6 +259,7 @@ class RunHistory:
         for one in changed:
             self._change, self._changed[one.round] = max(self._change, one.changed), one
             self._closed_at[one.round] = one.closed_at
+            self.selected.add(len(one.selected))
             up, down = RoundSums(0.0, one.payload_up, one.wire_up), RoundSums(0.0, one.payload_down, one.wire_down)
             self._own[one.round] = up + down + RoundSums(one.seconds or 0.0)
         for number in range(changed[0].round if changed else self.opened + 1, self.opened + 1):

@@ -114,7 +114,7 @@ class Went(Answer):
 
 
 class Protection(Answer):
-    """What secure aggregation protects in the latest round, and what it does not; `least` are the clients of a sum."""
+    """What secure aggregation protects in every round, and what not; `least` are the fewest clients in a sum."""
 
     sentence: str
     least: int
@@ -145,7 +145,8 @@ class Round(Traffic, Outcomes):
     """A round. `closing` and `why` are sentences; `until_*` are sums from the run's start to this round's end.
 
     `clipped` holds the clipped metrics of `clients`, and the `means` that `best` and `target` use then. `ignored`
-    counts metrics that were not recorded. `secure_sum` has the facts of a sum whose masks were removed.
+    counts metrics that were not recorded. `min_updates` are the fewest that make a step. `secure_sum` has the facts of
+    a sum whose masks were removed.
     """
 
     round: int

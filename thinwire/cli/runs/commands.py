@@ -144,7 +144,7 @@ def _show(store: Store, row: RunRow, rounds: Sequence[RoundRow], shown: Sequence
     from thinwire.reports.secure_rounds import is_secure, not_evaluated, protection
 
     _header(store, row, rounds)
-    if found := protection(row, len(rounds[-1].selected) if rounds else 0):
+    if found := protection(row, {len(one.selected) for one in rounds}):
         console.sentence(found.sentence, begin="secure  ")
         for assumed in found.assumes:
             console.sentence(f"Assumption: {assumed}", begin="        ")
@@ -163,8 +163,12 @@ def _show(store: Store, row: RunRow, rounds: Sequence[RoundRow], shown: Sequence
         ("up", row.payload_up, row.wire_up, row.dense_up),
         ("down", row.payload_down, row.wire_down, row.dense_down),
     ):
-        ratio = f", {dense / payload:.1f} times less than dense float32" if 0 < payload < dense else ""
-        console.line(f"{way:<7} {formatting.size(payload)} payload, {on_the_wire(wire, payload)}{ratio}")
+        said = f"{formatting.size(payload)} payload, {on_the_wire(wire, payload)}"
+        console.line(f"{way:<7} {said}{_ratio(dense, payload)}")
+        if way == "up" and is_secure(row):
+            keys = sum(one.received_bytes for one in store.phases(row.run_id) if one.phase != "masked")
+            said = f"{formatting.size(keys)} of keys, shares and signatures beside this payload"
+            console.line(f"        {said}{_ratio(dense, payload + keys, 'together ')}")
     if not rounds:
         return
     console.line()
@@ -175,6 +179,11 @@ def _show(store: Store, row: RunRow, rounds: Sequence[RoundRow], shown: Sequence
         console.sentence(line)
     if is_secure(row):
         _print_phases(store, last)
+
+
+def _ratio(dense: int, sent: int, all_of_it: str = "") -> str:
+    """Return how many times fewer bytes were sent than in float32, "" if not fewer."""
+    return f", {all_of_it}{dense / sent:.1f} times less than dense float32" if 0 < sent < dense else ""
 
 
 def _print_phases(store: Store, found: RoundRow) -> None:

@@ -41,7 +41,7 @@ def _secure(store: Store, row: RunRow, rounds: Sequence[RoundRow], found: Sequen
         own = [one for one in updates if one.round == number]
         phases = phases_of(by_number[number], of_round, own)
         document |= {"phases": [asdict(one) for one in phases], "secure_sum": by_number[number].secure_sum}
-    protected = protection(row, len(rounds[-1].selected) if rounds else 0)
+    protected = protection(row, {len(one.selected) for one in rounds})
     return {"protection": protected and asdict(protected), "not_evaluated": not_evaluated(row, rounds)}
 
 

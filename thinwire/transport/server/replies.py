@@ -39,16 +39,15 @@ class ReplyReceiver:
             device, Failure(failure.kind[:64], text, failure.assignment_id, device, transfer=transfer)
         )
 
-    def messaged(self, device: str, reply: PhaseReply, began_at: float) -> None:
-        """Queue a device's message of a phase of secure aggregation.
+    def messaged(self, device: str, reply: PhaseReply) -> None:
+        """Queue a device's message of a phase of secure aggregation; its bytes are counted with the next update.
 
         Raise `ApiError` 503 if several of the device's messages are still in memory: a round has one at a time.
         """
         if self._exchange.messages(device) >= MAX_MESSAGES:
             text = f"{MAX_MESSAGES} messages of {device} are not read yet"
             raise ApiError(503, "busy", text, retry_after_s=1.0)
-        transfer = self._transfer(device, reply.assignment_id, began_at)
-        self._exchange.answered(device, replace(reply, device=device, transfer=transfer))
+        self._exchange.answered(device, replace(reply, device=device))
 
     def require_run(self, reply: Reply) -> None:
         """Raise `ApiError` 409 for a reply to an assignment of no run here.

@@ -90,7 +90,7 @@ class PushRoute:
             if isinstance(reply, Failure):
                 self._answers.failed(device, _of_a_device(reply), began_at)
             else:
-                self._answers.messaged(device, reply, began_at)
+                self._answers.messaged(device, reply)
             if pulls is None:
                 await request.answer(200)
                 return

@@ -88,7 +88,7 @@ const Said = ({ run, round, buffered }) => {
   const notSelected = Object.entries(round.not_selected).map(([name, why]) => html`<b>${name}</b> (${why})`);
   if (round.not_sampled) notSelected.push(`${round.not_sampled} not sampled`);
   const deadline = `${buffered ? "Deadline of each assignment" : "Deadline"} ${round.deadline_reason || seconds(round.deadline_s)}`;
-  const least = buffered ? `At least ${round.min_updates} of its updates must be right` : `At least ${Math.max(round.min_updates, run.protection?.least ?? 0)} of ${round.selected.length} must answer`;
+  const least = buffered ? `At least ${round.min_updates} of its updates must be right` : `At least ${round.min_updates} of ${round.selected.length} must answer`;
   const drawn = round.sampling && ` ${round.sampling[0].toUpperCase()}${round.sampling.slice(1)}.`;
   return html`
     <p class="why">${round.why}</p>

@@ -3,21 +3,16 @@
 `LinkState` is Flower's word for the table of a SuperLink: which nodes are registered, which are online, and which
 messages are in flight. `thinwire/flower` implements it as a subclass of Flower's own class; `transport/` knows this
 Protocol only. It is memory: at a start the device registry and the journal fill it again.
-
-The functions below it decide for every fleet, with a network or without: which replies are the same, what a reply ends,
-and what a device must give up.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Collection, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from thinwire.core.fleet import Envelope
 from thinwire.core.serialization import assignment_to_bytes
-from thinwire.core.types import Failure, PhaseReply, Reply, ReplyHeader, phase_of, training_id
 
 
 @dataclass(eq=False)
@@ -136,55 +131,3 @@ class LinkState(Protocol):
 
     def in_flight(self) -> set[str]:
         """Return the ids of all assignments whose reply was not collected."""
-
-
-def reply_digest(header: ReplyHeader) -> bytes:
-    """Return the digest by which a fleet recognises a reply that arrives again under its update id.
-
-    It covers the assignment's id and everything that the aggregator aggregates or records as a result. It leaves out
-    the times, the transfer and the protocol version, which may differ between two transmissions of one reply.
-    """
-    metrics = sorted((name, float(total), float(count)) for name, (total, count) in header.metrics.items())
-    said = (
-        header.assignment_id, header.parts, header.base_version, header.examples, header.steps, header.planned,
-        float(header.a),
-        float(header.norm), header.codec, header.lost, metrics, sorted(header.counters.items()),
-    )  # fmt: skip
-    return hashlib.sha256(repr(said).encode()).digest()
-
-
-def same_reply(known: bytes, header: ReplyHeader) -> bool:
-    """Return True if a reply has the digest `known`; another one under its update id is a `state-lost` failure.
-
-    Invariant: a reply to another assignment is never the same, even with equal contents. The device has used a sequence
-    number twice, and without a failure the aggregator would wait for the second assignment.
-    """
-    return reply_digest(header) == known
-
-
-def withdrawn(held: Iterable[str], cancelled: Container[str]) -> list[str]:
-    """Return the ids of the assignments that a device must give up: those that it holds and that were cancelled.
-
-    Invariant: an id counts as cancelled also if this fleet never sent the assignment, because the device may hold it
-    from before a restart of the aggregator. It counts until the assignment is sent again.
-    """
-    return [assignment_id for assignment_id in held if assignment_id in cancelled]
-
-
-def ends(reply: Reply, assignment_id: str) -> bool:
-    """Return True if a reply ends this assignment of its device.
-
-    An advertisement does not end the training assignment that it replies to. The masked update ends it, and with it the
-    phase `masked`, which has no reply of its own. A failure ends all phases of its round.
-
-    >>> left = Failure("failed", "roster", "digits-3.12.pi-01")
-    >>> ends(left, "digits-3.12.pi-01"), ends(left, "digits-3.12~agree.pi-01"), ends(left, "digits-3.13.pi-01")
-    (True, True, False)
-    """
-    phase = phase_of(assignment_id)
-    if isinstance(reply, PhaseReply):
-        return bool(phase) and assignment_id == reply.assignment_id
-    if assignment_id == reply.assignment_id:
-        return True
-    is_over = phase == "masked" or (bool(phase) and isinstance(reply, Failure))
-    return is_over and training_id(assignment_id) == reply.assignment_id

@@ -5,17 +5,21 @@ the aggregator, then the devices. `Range.agreed` finds the version that both end
 version (tests/golden/transcripts) is replayed for as long as the version is in `SPOKEN`.
 
 JSON is bounded before it is parsed, because a text that is small on the wire can be large in memory.
+
+The rules at the end hold for every fleet, with a network or without: which replies are the same, what a reply ends, and
+what a device must give up.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from thinwire.core.errors import Refused
-from thinwire.core.types import PROTOCOL
+from thinwire.core.types import PROTOCOL, Failure, PhaseReply, Reply, ReplyHeader, phase_of, training_id
 
 SPOKEN: Mapping[int, str] = {
     1: "signed heads, long polls, uploads and downloads that go on where they were cut",
@@ -102,3 +106,55 @@ def require_small(data: bytes, max_tokens: int, max_depth: int = MAX_DEPTH) -> N
 
 def _refuse(constant: str) -> float:
     raise ValueError(f"{constant} is no number")
+
+
+def reply_digest(header: ReplyHeader) -> bytes:
+    """Return the digest by which a fleet recognises a reply that arrives again under its update id.
+
+    It covers the assignment's id and everything that the aggregator aggregates or records as a result. It leaves out
+    the times, the transfer and the protocol version, which may differ between two transmissions of one reply.
+    """
+    metrics = sorted((name, float(total), float(count)) for name, (total, count) in header.metrics.items())
+    said = (
+        header.assignment_id, header.parts, header.base_version, header.examples, header.steps, header.planned,
+        float(header.a),
+        float(header.norm), header.codec, header.lost, metrics, sorted(header.counters.items()),
+    )  # fmt: skip
+    return hashlib.sha256(repr(said).encode()).digest()
+
+
+def same_reply(known: bytes, header: ReplyHeader) -> bool:
+    """Return True if a reply has the digest `known`; another one under its update id is a `state-lost` failure.
+
+    Invariant: a reply to another assignment is never the same, even with equal contents. The device has used a sequence
+    number twice, and without a failure the aggregator would wait for the second assignment.
+    """
+    return reply_digest(header) == known
+
+
+def withdrawn(held: Iterable[str], cancelled: Container[str]) -> list[str]:
+    """Return the ids of the assignments that a device must give up: those that it holds and that were cancelled.
+
+    Invariant: an id counts as cancelled also if this fleet never sent the assignment, because the device may hold it
+    from before a restart of the aggregator. It counts until the assignment is sent again.
+    """
+    return [assignment_id for assignment_id in held if assignment_id in cancelled]
+
+
+def ends(reply: Reply, assignment_id: str) -> bool:
+    """Return True if a reply ends this assignment of its device.
+
+    An advertisement does not end the training assignment that it replies to. The masked update ends it, and with it the
+    phase `masked`, which has no reply of its own. A failure ends all phases of its round.
+
+    >>> left = Failure("failed", "roster", "digits-3.12.pi-01")
+    >>> ends(left, "digits-3.12.pi-01"), ends(left, "digits-3.12~agree.pi-01"), ends(left, "digits-3.13.pi-01")
+    (True, True, False)
+    """
+    phase = phase_of(assignment_id)
+    if isinstance(reply, PhaseReply):
+        return bool(phase) and assignment_id == reply.assignment_id
+    if assignment_id == reply.assignment_id:
+        return True
+    is_over = phase == "masked" or (bool(phase) and isinstance(reply, Failure))
+    return is_over and training_id(assignment_id) == reply.assignment_id

@@ -28,7 +28,7 @@ from thinwire.core.fleet import (
     Spool,
     Welcome,
 )
-from thinwire.core.link_state import ends, reply_digest, same_reply, withdrawn
+from thinwire.core.protocol import ends, reply_digest, same_reply, withdrawn
 from thinwire.core.types import Arrived, Failure, PhaseReply, Reply, ReplyHeader, Transfer, UpdateId
 from thinwire.simulation.held_spool import spooled
 

@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from thinwire.core.errors import BadPayload, NotOffered, NotWritten, Refused, Unreachable, UsageError
 from thinwire.core.fleet import Delivery, Hello, Welcome
-from thinwire.core.link_state import ends
+from thinwire.core.protocol import ends
 from thinwire.core.serialization import MAX_HEADER_BYTES, assignment_from_bytes, reply_to_bytes
 from thinwire.core.types import Assignment, Failure, PhaseReply, Reply, ReplyHeader
 from thinwire.transport.device.connect import Address, TlsConnection, moved

@@ -27,7 +27,7 @@ from pathlib import Path
 from thinwire.core.errors import BadPayload, NotAccepted, Refused, ThinwireError, Unreachable
 from thinwire.core.fleet import Hello, Welcome
 from thinwire.core.formatting import grouped, plain
-from thinwire.core.link_state import ends
+from thinwire.core.protocol import ends
 from thinwire.core.types import Assignment, Reply
 from thinwire.transport.device.http_client import Connection, HttpRequest, block_of, finish
 from thinwire.transport.device.identity import ServerClock, Trust

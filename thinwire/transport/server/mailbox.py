@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from thinwire.core.fleet import Arrival, ClientDisconnected, Delivered, Envelope
-from thinwire.core.link_state import LinkState, Outstanding, ends, reply_digest, withdrawn
+from thinwire.core.link_state import LinkState, Outstanding
+from thinwire.core.protocol import ends, reply_digest, withdrawn
 from thinwire.core.serialization import assignment_to_bytes, reply_to_bytes
 from thinwire.core.types import Failure, PhaseReply, Reply, ReplyHeader, UpdateId
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from thinwire.core.clock import Clock
 from thinwire.core.errors import ThinwireError
 from thinwire.core.fleet import ReplyLimits, Spool
-from thinwire.core.link_state import same_reply
+from thinwire.core.protocol import same_reply
 from thinwire.core.types import Failure, PhaseReply, Reply, ReplyHeader, Transfer
 from thinwire.transport.protocol.http import RUN, ApiError
 from thinwire.transport.server.mailbox import Mailbox

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field, replace
 from thinwire.core.clock import Clock
 from thinwire.core.errors import BadPayload
 from thinwire.core.fleet import DeviceRow, ReplyLimits, Spool
-from thinwire.core.link_state import reply_digest, same_reply
 from thinwire.core.part_file import DamagedPart, PartFile, damaged_part
+from thinwire.core.protocol import reply_digest, same_reply
 from thinwire.core.serialization import FREE_HEADER_BYTES, reply_from_bytes
 from thinwire.core.statedir import private_opener, sync_path
 from thinwire.core.types import AGGREGATOR_KINDS, Failure, Reply, ReplyHeader, UpdateId

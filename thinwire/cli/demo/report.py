@@ -31,16 +31,16 @@ def protected(store: Store, run_id: str, plan: RunPlan) -> dict[str, Any]:
     told = [event for _, event in store.events(run_id)]
     received = sum(sum(one.received.values()) for one in told if isinstance(one, PhaseClosed))
     survivors = [one.survivors for one in told if isinstance(one, SumUnmasked)]
-    phases_s: Counter[str] = Counter()
+    phases_s = dict[str, float]()
     for row in store.phases(run_id):
-        phases_s[row.phase] += row.seconds
+        phases_s[row.phase] = phases_s.get(row.phase, 0.0) + row.seconds
     selected = min((len(one.assignments) for one in told if isinstance(one, RoundOpened)), default=0)
     return {
         "protection": protects(plan.secure, selected),
         "least_survivors": min(survivors, default=0),
         "client_up_bytes": received / sum(survivors) if survivors else None,
         "dense_update_bytes": 4 * Layout.from_json(store.run(run_id).layout).model_size,
-        "phases_s": dict(phases_s),
+        "phases_s": phases_s,
     }
 
 

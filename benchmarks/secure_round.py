@@ -89,8 +89,8 @@ class Clients:
         processes.until(lambda: "listen" in (holder(self.home.lock) or {}), WITHIN_S, "the aggregator serves")
         for number in range(preset.clients):
             name, task = f"client-{number}", ("--task", f"wait={TASK}", "--threads", "1")
-            words = ("client", "start", *where, "--aggregator", f"http://{listen}", "--name", name, *task)
-            self.pids.append(processes.start(name, _thinwire(*words), env))
+            command = _thinwire("client", "start", *where, "--aggregator", f"http://{listen}", "--name", name, *task)
+            self.pids.append(processes.start(name, command, env))
         self.store = Store.open(self.home.database)
         processes.until(lambda: self._online() == preset.clients, WITHIN_S, "all clients are there")
 

@@ -17,6 +17,7 @@ from docs.generate.policy import policy_page
 from docs.generate.readme import PARTS as QUOTED
 from docs.generate.readme import evidence_index, readme_table
 from docs.generate.rounds import PARTS as ROUNDS
+from docs.generate.secure import PARTS as SECURE
 from docs.generate.simulated import PARTS as SIMULATED
 from docs.generate.speed import PARTS as SPEED
 from docs.generate.which_codec import which_codec
@@ -52,7 +53,7 @@ BEGIN, END = "<!-- Written by docs/generate: do not edit this part. -->", "<!-- 
 
 def written() -> dict[str, str]:
     """Everything that the script writes, by its place under docs/."""
-    parts = SPEED | ROUNDS | SIMULATED | QUOTED | {"codec-choice": which_codec}
+    parts = SPEED | ROUNDS | SIMULATED | SECURE | QUOTED | {"codec-choice": which_codec}
     evidence = {"accuracy-bytes.md": f"{NOTE}\n\n{accuracy_page().strip()}\n", **plots()}
     return {
         "../README.md": filled(DOCS.parent / "README.md", readme_table()),

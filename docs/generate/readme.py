@@ -16,7 +16,10 @@ DEMO, ACCURACY = "`thinwire demo --json`", "`python -m benchmarks.accuracy_bytes
 ROUND, API = "`python -m benchmarks.round_overhead --json`", "`python -m benchmarks.device_api --json`"
 STEP = ("all", "enough", "deadline")  # closing reasons of rounds that changed the model
 DEVICE = "`python -m benchmarks.device_footprint --json`"
-PAGE = {"drift": "how/different-data.md", "mailbox": "evidence/device-api.md"}  # of documents without their own
+PAGE = {
+    "drift": "how/different-data.md", "mailbox": "evidence/device-api.md", "secure-round": "evidence/secure-sum.md",
+    "secure-support": "evidence/secure-sum.md",
+}  # fmt: skip  # of documents without their own
 CLAIMS = (  # document, claim, its figure, the figure's form
     ("demo", "update in the demo, compared with dense fp32", "uplink_ratio", "{:.0f} times smaller"),
     ("codecs", "encoding with `int8`, compared with a copy in memory", "encode_ratio int8", "{:.2f} times as long"),
@@ -32,6 +35,14 @@ CLAIMS = (  # document, claim, its figure, the figure's form
     ("links", "time to the target with a codec ladder", "speedup", "{:.2f} times as fast"),
     ("overlap", "round with overlap", "speedup", "{:.2f} times as fast"),
     ("faults", "updates lost under 13 kinds of faults", "lost_updates", "{}"),
+    (
+        "secure-sum",
+        "uplink of a client with secure aggregation, compared with Flower's SecAgg+",
+        "bytes_ratio_dense",
+        "{:.1f} times smaller",
+    ),
+    ("secure-round", "round with secure aggregation", "round_slowdown", "{:.2f} times as long"),
+    ("secure-support", "accuracy with a tenth of the coordinates in a masked sum", "support_gap", "{:.3f} less"),
     ("drift", "accuracy with SCAFFOLD on unequal data", "gain scaffold identity", "{:+.1f} points"),
 )
 Line = tuple[str, str, str]  # the figure's names, its value, its meaning

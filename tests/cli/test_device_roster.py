@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_public_key,
 )
 
-from thinwire.privacy.pinned_roster import verify_roster
+from thinwire.privacy.pinned_roster import read_roster, verify_roster
 
 
 def identity(number: int) -> bytes:
@@ -63,6 +63,18 @@ def test_a_device_reads_the_approved_devices_of_a_signed_roster(signed, key):
     public = load_pem_public_key(Path(f"{key}.pub").read_bytes())
     assert isinstance(public, Ed25519PublicKey)
     assert verify_roster(signed.read_bytes(), public) == {f"pi-0{number}": identity(number) for number in (1, 2, 3)}
+
+
+def test_the_aggregator_gets_a_roster_that_the_key_signed_and_no_other(thinwire, home, signed, key, tmp_path):
+    installed = home / "roster.json"
+    signed.write_text(signed.read_text().replace("pi-01", "pi-09"))
+    refused(thinwire("devices", "roster", "install", signed, "--key", f"{key}.pub", "--home", home), 8, "not signed")
+    assert not installed.exists()
+    signed.write_text(signed.read_text().replace("pi-09", "pi-01"))
+    for _ in (1, 2):
+        said = thinwire("devices", "roster", "install", signed, "--key", f"{key}.pub", "--home", home)
+        assert said.code == 0, said.err
+        assert read_roster(installed.read_bytes()) == {f"pi-0{number}": identity(number) for number in (1, 2, 3)}
 
 
 def test_export_prints_names_and_keys_of_approved_devices(thinwire, home, fleet):

@@ -298,6 +298,22 @@ def test_rounds_a_day_counts_rounds_and_not_their_phases(tmp_path):
     assert {failure_of(clients, name)[1][:13] for name in clients.handlers} == {"rounds_a_day:"}
 
 
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_round_is_summed_once_whatever_it_is_called(tmp_path, number):
+    """An aggregator that lost what it did since a backup, or pretends to, gets no second sum with this client."""
+    clients = SecureClients(tmp_path)
+    for _ in (1, 2):
+        clients.open()
+        clients.run()
+    clients.handlers[ONE] = clients.handler(0)
+    clients.begin(ONE, round=number, assignment_id=f"{RUN}.{number}+.{ONE}")
+    found = clients.replies[ONE]
+    assert isinstance(found, Failure)
+    assert (found.kind, found.text) == ("failed", "order")
+    clients.open(away=[name for name in clients.handlers if name != ONE])
+    assert ONE in clients.begun, "the next round is one"
+
+
 def test_a_malicious_aggregator_is_withstood_with_a_pinned_roster_alone(tmp_path):
     pinned = {name_of(number): identity(number) for number in range(4)}
     plan = secure_plan(MALICIOUS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -69,6 +69,7 @@ class SecureDevice(AttentiveDevice):
     layout: Layout = field(kw_only=True)
     change: Callable[[Assignment], Vector] = field(kw_only=True)
     sequence: int = 0
+    pinned: Mapping[str, bytes] | None = None
     open: dict[str, Taking] = field(default_factory=dict)
     sent: dict[str, Vector] = field(default_factory=dict)  # assignment -> what its points represent
 
@@ -85,7 +86,7 @@ class SecureDevice(AttentiveDevice):
         rng = ScriptedRng(int.from_bytes(f"{self.name}-{number}".encode(), "big"))
         participant = Participant(
             self.name, identity_of(key), lambda data: key.sign(data, _ECDSA), number.to_bytes(16, "big"), terms,
-            context0, rng,
+            context0, rng, self.pinned,
         )  # fmt: skip
         self.open = {assignment.assignment_id: Taking(delivery, turn, participant, lattice)}
         return self.open[assignment.assignment_id]

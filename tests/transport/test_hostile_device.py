@@ -18,11 +18,11 @@ from tests.support.fleet_words import answer, answers_now, envelope, hello, poll
 from tests.support.transport_doubles import Place, place
 from thinwire.core.fleet import ClientConnected, FixedLimits
 from thinwire.core.serialization import ReplyLimit, reply_to_json
-from thinwire.core.types import Failure, ReplyHeader
+from thinwire.core.types import Failure, PhaseReply, ReplyHeader
 from thinwire.store import FileSpool
 from thinwire.transport.protocol.http import PUSH
 from thinwire.transport.server.connections import CONNECTIONS_OF_ONE
-from thinwire.transport.server.replies import MAX_WAITING
+from thinwire.transport.server.replies import MAX_MESSAGES, MAX_WAITING
 
 ENDED = 0  # no status: the connection was ended
 
@@ -146,3 +146,14 @@ def test_headers_without_end_are_cut_off(here: Place, line: bytes) -> None:
                 stranger.sendall(b"a" * 2**20 if not line.endswith(b"\n") else f"h{nth}: {'b' * 2**20}\r\n".encode())
     caller = Caller(here)
     assert caller.hello() == (200, "")
+
+
+def test_a_device_cannot_fill_the_memory_with_messages_of_phases(here: Place) -> None:
+    """Nobody polls for minutes while a large sum is made."""
+    liar = Caller(here)
+    liar.hello()
+    message = PhaseReply("digits-1.3~share.pi-1", "A" * 60_000)
+    got = [liar.push(message) for _ in range(MAX_MESSAGES + 2)]
+    assert got == [(200, "")] * MAX_MESSAGES + [(503, "busy")] * 2
+    assert sum(isinstance(a, PhaseReply) for a in here.fleet.poll(0.0)) == MAX_MESSAGES
+    assert liar.push(message)[0] == 200

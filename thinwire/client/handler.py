@@ -21,7 +21,7 @@ from thinwire.client import errors, outbox, payload
 from thinwire.client.admission import AdmissionController
 from thinwire.client.calls import Say
 from thinwire.client.device_info import UplinkTimeEstimator
-from thinwire.client.errors import CannotReply
+from thinwire.client.errors import FAILED, CannotReply
 from thinwire.client.execute import (
     AssignmentContext,
     Begun,
@@ -312,6 +312,8 @@ class AssignmentHandler:
     ) -> Begun:
         """Send this client's advertisement once the model is loaded, and train; a client that leaves trains no more."""
         size, policy, assignment = self.bench.layout.size, self.gate.policy, job.assignment
+        if assignment.round <= state.encoded_at:  # one masked vector a round, whatever an aggregator has forgotten
+            raise CannotReply(FAILED, "order", f"round {state.encoded_at} of this run was summed here before")
         with self.rounds.during(job, size, policy, send):
             found = trained_finite(job, header, state, self.bench, self.client)
         self._ahead.setdefault(assignment.run, PipelineState()).making.add(assignment.assignment_id)

@@ -80,6 +80,11 @@ class AggregatorHome:
         return private_folder(self.root / "tls")
 
     @property
+    def roster(self) -> Path:
+        """Return the file `HOME/roster.json`: devices that an offline key approved for `adversary = "malicious"`."""
+        return self.root.parent / "roster.json"
+
+    @property
     def sweeps(self) -> Path:
         """Return the directory of sweeps: it has one directory for each group of simulated runs."""
         return self.root / SWEEPS

@@ -10,8 +10,8 @@
     any         another request         raises `Withdraw`                withdrawn
 
 The same request again gets the same bytes; only `mask` works once, because the client keeps the masked vectors in its
-outbox. The caller makes (run, round, phase, digest of the answer) durable before an answer leaves the device. A
-withdrawn participant has erased its secrets, and raises `Withdraw` for every call.
+outbox. Answers and secrets are in memory together, so a new process has neither and sends no second answer. A withdrawn
+participant has erased its secrets, and raises `Withdraw` for every call.
 
 Invariant: of each peer at most one of the two shares leaves, and no share of the client's own root ever does.
 

@@ -80,7 +80,7 @@ class RunContext:
         mode_of: Callable[[RunPlan], RoundMode],
     ) -> None:
         self.run_id, self.store, self.fleet, self.clock, self.presence = run_id, store, fleet, clock, presence
-        self.on_event, self._stop = on_event, stop
+        self.home, self.on_event, self._stop = home, on_event, stop
         self.stopped: StopOrder = None
         row = store.run(run_id)
         self.identity = row.identity
@@ -386,7 +386,7 @@ class RunContext:
         return device not in self.past.ledger.busy and not self.eligibility.reason(device)
 
     def _excluded(self, device: str) -> str:
-        return self.past.barred.reason(device, self.elapsed, self.presence.said)
+        return self.past.barred.reason(device, self.elapsed, self.presence.said) or self.mode.excluded(self, device)
 
 
 def _length(envelope: Envelope) -> int:

@@ -189,7 +189,7 @@ class RoundMachine:
         """
         assert self.shut is not None
         reason, aggregated, dropped = self.shut, tuple(self.aggregated), tuple(self.dropped)
-        if reason != "stopped" and len(aggregated) < self.terms.min_updates:
+        if reason not in NO_STEP and len(aggregated) < self.terms.min_updates:
             reason = "too-few"
         if reason in NO_STEP:
             aggregated, dropped = (), (*dropped, *aggregated)

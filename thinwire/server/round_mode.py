@@ -88,6 +88,10 @@ class RoundMode:
         weights = partial(weights_of, running, number)
         return choose(self.plan, number, present, unable, self.busy(running), weights, holding)
 
+    def excluded(self, running: RunContext, device: str) -> str:
+        """Return why no round of this mode may select a device, as a phrase about the device; "" if it may."""
+        return ""
+
     def may_open(self, running: RunContext, cohort: Cohort, min_updates: int) -> bool:
         """Return False if a round of these devices could make no step, because the others are busy."""
         return bool(cohort.selected) and min_updates <= cohort.wanted

@@ -13,17 +13,20 @@ Invariant: no vector leaves the sum after the survivors were shown. A reply that
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from thinwire.aggregation.plan_codecs import lattice_of
-from thinwire.core.errors import PlanError
+from thinwire.core.errors import DataLost, PlanError
 from thinwire.core.events import CloseReason
 from thinwire.core.secure_numbers import check_numbers
 from thinwire.core.types import SecureWork, UpdateId
 from thinwire.privacy.contexts import context_of_assignment, identity_of, model_digest, simulated_key
 from thinwire.privacy.messages import BadMessage, Phase
+from thinwire.privacy.pinned_roster import read_roster
 from thinwire.privacy.secure_round import Aborted, SecureRound, TooFew
 from thinwire.server.round_events import (
     Action,
@@ -50,6 +53,7 @@ from thinwire.server.secure_sum import FIRST_CLIP, SecureAggregator
 
 if TYPE_CHECKING:
     from thinwire.core.events import RoundOpened
+    from thinwire.core.fleet import DeviceRow
     from thinwire.core.plan import RunPlan
     from thinwire.server.aggregator import WeightCaps
     from thinwire.server.context import RunContext
@@ -59,6 +63,7 @@ RESERVE = 0.2  # share of the deadline that is kept for agree and unmask: two sm
 # The latest end of each phase: for agree and unmask as a share of the reserve, else of the time before the reserve.
 PHASE_ENDS: Mapping[Phase, float] = {"advertise": 0.5, "share": 0.75, "masked": 1.0, "agree": 0.5, "unmask": 1.0}
 NO_MESSAGE = "no message in time for the phase"
+OVER = "its round ended before its update was there"
 
 
 class SecureMode(RoundMode):
@@ -73,6 +78,19 @@ class SecureMode(RoundMode):
     @classmethod
     def is_for(cls, plan: RunPlan) -> bool:
         return plan.secure.enabled
+
+    def __init__(self, plan: RunPlan) -> None:
+        super().__init__(plan)
+        self._roster = InstalledRoster()
+
+    def excluded(self, running: RunContext, device: str) -> str:
+        """Return why a device is not on the roster that `adversary = "malicious"` needs.
+
+        One device outside of it would make every client of its round withdraw.
+        """
+        if self.plan.secure.adversary != "malicious" or running.simulated:
+            return ""
+        return self._roster.lacks(running.home.roster, device, running.store.roster.by_fingerprint)
 
     def may_open(self, running: RunContext, cohort: Cohort, min_updates: int) -> bool:
         """Return False if no threshold exists for so many clients, because others are busy."""
@@ -100,6 +118,44 @@ class SecureMode(RoundMode):
         context0 = context_of_assignment(assignment, self.plan, model, fold.terms)
         selected = identities(running, opened.assignments)
         return SecureRoundMachine(self.terms(opened), secure=SecureRound(fold.terms, context0, selected))
+
+
+INSTALL = "thinwire devices roster install SIGNED.json --key KEY.pem.pub"
+
+
+class InstalledRoster:
+    """The roster that the operator installed (`AggregatorHome.roster`), read again whenever its file changes.
+
+    It decides who is selected, and protects nobody: each client checks the round against its own pinned roster.
+    """
+
+    def __init__(self) -> None:
+        self._read: tuple[int, int, int] | None = None  # inode, time and size of the file
+        self._devices: Mapping[str, str] = {}  # name -> fingerprint
+        self._wrong = ""
+
+    def lacks(self, path: Path, device: str, registered: Callable[[str], DeviceRow | None]) -> str:
+        """Return why a device may not be selected, as a phrase about it; "" if its name and key are on the roster.
+
+        `registered` returns the device with a fingerprint.
+        """
+        try:
+            found = path.stat()
+            if self._read != (now := (found.st_ino, found.st_mtime_ns, found.st_size)):
+                self._read, self._wrong, self._devices = now, "", fingerprints(path)
+        except FileNotFoundError:
+            return f"is not selected before a roster is installed on the aggregator (type there: {INSTALL})"
+        except (OSError, DataLost) as error:
+            self._wrong, self._devices = f"is not selected: {path} is not readable: {error}", {}
+        row = registered(self._devices.get(device, ""))
+        if row is not None and row.name == device:
+            return ""
+        return self._wrong or f"is not on the installed roster with its key (sign one with it, then: {INSTALL})"
+
+
+def fingerprints(path: Path) -> dict[str, str]:
+    """Return name -> fingerprint of the devices on an installed roster; raise `DataLost` if it is none."""
+    return {name: hashlib.sha256(key).hexdigest() for name, key in read_roster(path.read_bytes()).items()}
 
 
 def identities(running: RunContext, devices: Iterable[str]) -> dict[str, bytes]:
@@ -145,6 +201,8 @@ class SecureRoundMachine(RoundMachine):
             actions += self._close_phase()
             for device in self.absent.keys() & self.secure.outstanding:
                 actions += self._mark(device, *self.absent[device])
+        if self.shut and self.shut != "stopped":  # no client goes on, so each of them is free for the next round
+            actions += [found for device in self._silent for found in self._note(device, "stale", OVER)]
         return actions
 
     def _may_close(self, now: float) -> bool:

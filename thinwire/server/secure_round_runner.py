@@ -48,17 +48,24 @@ class SecureRoundRunner(RoundRunner):
     def __init__(self, running: RunContext, opened: RoundOpened) -> None:
         super().__init__(running, opened)
         self._files = PhaseFiles(running.versions.folder, opened.round, running.simulated)
+        self._unreadable = ""  # why the messages of a closed phase are lost: the round is aborted
         self._messages: dict[str, bytes] = {}  # device -> its message of the open phase, in the order of arrival
 
     def replayed(self, event: PhaseClosed) -> Iterator[tuple[round_events.Input, float]]:
         """Yield the inputs that a closed phase stands for: its messages in their order, and its end.
 
-        Raise `DataLost` if the file of its messages is missing or damaged.
+        If the file of its messages is damaged, or missing because the store is a restored backup, the round is aborted.
         """
-        now = self.machine.terms.opened_s + event.elapsed_s
-        if event.messages:
-            for device, message in self._files.read(event).items():
-                yield round_events.PhaseMessage(device, event.phase, message), now
+        now, messages = self.machine.terms.opened_s + event.elapsed_s, dict[str, bytes]()
+        try:
+            messages = self._files.read(event) if event.messages and not self._unreadable else {}
+        except DataLost as error:
+            self._unreadable = error.what
+        if self._unreadable:
+            yield round_events.MasksRemoved(self._unreadable), now
+            return
+        for device, message in messages.items():
+            yield round_events.PhaseMessage(device, event.phase, message), now
         if event.phase != "unmask":  # its messages were not stored, and are requested again
             yield round_events.PhaseEnded(event.reason), now
 
@@ -75,7 +82,7 @@ class SecureRoundRunner(RoundRunner):
 
     def _outstanding(self) -> list[tuple[str, str]]:
         """Return the training assignments to send: in later phases every device has its own already."""
-        if self.machine.secure.phase != "advertise":
+        if self.machine.shut or self.machine.secure.phase != "advertise":
             return []
         due = self.machine.secure.outstanding
         return [(device, assignment_id) for device, assignment_id in super()._outstanding() if device in due]
@@ -85,9 +92,9 @@ class SecureRoundRunner(RoundRunner):
 
         A device whose advertisement was lost has its training assignment, so only the advertisement is requested.
         """
-        if self.resumed and self.machine.secure.phase == "advertise":
+        if self.resumed and not self.machine.shut and self.machine.secure.phase == "advertise":
             self._request(dict.fromkeys(self.machine.secure.outstanding, b""))
-        self._request(self.machine.requests)
+        self._request(self.machine.requests if not self.machine.shut else {})
         super().run()
 
     def _miss(self, assigned: Iterable[str]) -> None:
@@ -100,6 +107,8 @@ class SecureRoundRunner(RoundRunner):
         closed = self.machine.closed
         no_sum = closed is not None and closed.reason in NO_STEP  # all clients forget the secrets of this round
         self._cancel(self.machine.assignments if no_sum else self.machine.secure.outstanding)
+        own, dropped = self.machine.assignments, self.machine.secure.dropped  # one that is away has not got its request
+        self.running.fleet.cancel([phase_id(own[device], at) for device, at in dropped.items() if at != "advertise"])
         self._files.delete()
 
     def on_message(self, reply: PhaseReply) -> None:
@@ -130,7 +139,7 @@ class SecureRoundRunner(RoundRunner):
         super()._carry_out(actions)
         for action in actions:
             match action:
-                case round_events.MarkLost(device):
+                case round_events.MarkLost(device, _, kind) if kind != "offline":  # else it may be back in time
                     self._cancel([device])
                 case round_events.ClosePhase("advertise", requests) if self.resumed:
                     own = self.machine.assignments.values()

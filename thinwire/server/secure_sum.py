@@ -15,7 +15,7 @@ import math
 import time
 from typing import TYPE_CHECKING
 
-from thinwire.aggregation.lattice import Lattice
+from thinwire.aggregation.lattice import BadSum, Lattice
 from thinwire.aggregation.plan_codecs import lattice_of, rotation_key
 from thinwire.compression.vector_ops import bucket_sums, in_order
 from thinwire.core.errors import BadPayload
@@ -28,7 +28,7 @@ from thinwire.privacy.secure_round import MaskedSum, Removal
 from thinwire.server.aggregator import Frames, Model, RoundAggregator
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from thinwire.core.formatting import Capped
     from thinwire.core.layout import Layout
@@ -86,6 +86,7 @@ class SecureAggregator(RoundAggregator):
         start, survivors, clip = time.perf_counter(), self.total.clients, self.work.clip
         lanes, scalars = self.total.unmasked(removal)
         weight = scalars["weight"]
+        self._require_possible(scalars, survivors)
         self.mean = self.lattice.decode_sum(lanes, survivors, weight, self.work.window, rotation_key(rotation_seed))
         self.metrics = {
             f"eval/{name}": (scalars[name] * bound / 2**METRIC_BITS, float(scalars[f"{name}/count"]))
@@ -105,6 +106,15 @@ class SecureAggregator(RoundAggregator):
             elapsed_s,
             time.perf_counter() - start,
         )
+
+    def _require_possible(self, scalars: Mapping[str, int], survivors: int) -> None:
+        """Raise `BadSum` for scalars that no clients of the round have: one that lies must not end the run."""
+        if not 0 <= scalars.get("fits", 0) <= survivors:
+            raise BadSum(f"{scalars['fits']} of {survivors} updates fitted the grid")
+        for name in self.plan.secure.metrics:
+            total, count = scalars[name], scalars[f"{name}/count"]
+            if not 0 <= count <= survivors * self.plan.secure.weight_max or abs(total) > count << METRIC_BITS:
+                raise BadSum(f"the sum of {name} is above its bound, or is not of {survivors} clients")
 
     def fits(self) -> bool:
         """Return True: the mean of the survivors is bounded by the clip."""

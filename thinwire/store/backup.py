@@ -1,7 +1,8 @@
 """Backups of an aggregator's state directory, also while it runs, and restoring one, completely or not at all.
 
 A backup is one tar: the database first, then plain files, and last a manifest with the digests of all of them.
-Restoring extracts only regular files whose names match `fits` and whose digests agree.
+Restoring extracts only regular files whose names match `fits` and whose digests agree. Of secure runs it leaves some
+out, and a restore gives them a new identity (`backup_content.py`).
 
 Invariant: a backup holds every model and every reply that the copied database refers to and that an unfinished run
 needs. Model files and replies are written once, before the database refers to them, and removed when it no longer needs
@@ -39,7 +40,7 @@ from thinwire.core.statedir import (
     require_its_database,
     sync_path,
 )
-from thinwire.core.types import UpdateId
+from thinwire.store.backup_content import leave_out, missing_files, renew
 from thinwire.store.schema import check_file, copy_file, require_known
 from thinwire.store.store import Store
 
@@ -217,7 +218,8 @@ def _collect(home: AggregatorHome, stage: Path) -> float:
         delivered_at = time.time()
         copy_file(home.database, stage / DATABASE)
         _link(home.root, stage)
-        missing = list(_missing(stage))
+        leave_out(stage, stage / DATABASE)
+        missing = list(missing_files(stage, stage / DATABASE))
         if not missing:
             _certificates(home.root / "tls", private_folder(stage / "tls"))
             return delivered_at
@@ -244,43 +246,6 @@ def _link(root: Path, stage: Path) -> None:
                 if isinstance(error, (FileExistsError, FileNotFoundError)):
                     raise
                 shutil.copy2(source, place)  # a file system without links
-
-
-def _missing(stage: Path) -> Iterator[str]:
-    """Yield the missing files that runs need to resume.
-
-    A run that has not ended needs its last model with the server optimizer's state, and the devices' replica of it. It
-    also needs the replies of an open round.
-    """
-    going = "runs.status NOT IN ('preparing', 'done', 'failed', 'stopped')"
-    models = f"SELECT run_id, model_file FROM runs WHERE model_file <> '' AND {going}"  # noqa: S608  # no outside text
-    state = (
-        "SELECT json_extract(body, '$.state') FROM journal"
-        " WHERE run_id = ? AND kind = 'ModelStored' AND json_extract(body, '$.file') = ? ORDER BY seq DESC"
-    )
-    replica = (
-        "SELECT json_extract(body, '$.file') FROM journal JOIN runs USING (run_id)"
-        " WHERE run_id = ? AND journal.kind = 'ReplicaStored' AND json_extract(body, '$.version') = runs.version"
-    )
-    answers = (
-        "SELECT updates.update_id FROM updates JOIN runs USING (run_id) LEFT JOIN rounds"  # noqa: S608
-        " ON rounds.run_id = updates.run_id"
-        " AND rounds.round = coalesce(updates.aggregated_round, updates.round + updates.staleness)"
-        " WHERE updates.outcome IN ('accepted', 'aggregated', 'aggregated-late')"
-        f" AND rounds.closed_at IS NULL AND {going}"
-    )
-    with contextlib.closing(sqlite3.connect(stage / DATABASE)) as copy:
-        needed = list[str]()
-        for run, file in copy.execute(models).fetchall():
-            needed.append(f"runs/{run}/{file}")
-            if (copy.execute(state, (run, file)).fetchone() or ("",))[0]:
-                needed.append(str(Path(needed[-1]).with_suffix(".state")))
-            needed += [f"runs/{run}/{name}" for (name,) in copy.execute(replica, (run,))]
-        for (text,) in copy.execute(answers):
-            update = UpdateId.parse(text)
-            place = f"spool/{update.run}/{update.device}-{update.sequence}"
-            needed += [f"{place}.parts", f"{place}.header"]
-    return (name for name in needed if not (stage / name).exists())
 
 
 def _certificates(folder: Path, stage: Path) -> None:
@@ -395,6 +360,7 @@ def _unpack(source: Path, folder: Path) -> Manifest:
         found = [row[0] for row in opened.execute("SELECT version_num FROM alembic_version")]
     for revision in found:
         require_known(revision, str(source), f"restore it with thinwire {manifest.thinwire}, which wrote it")
-    for path in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
+    renew(folder / DATABASE)
+    for path in [folder, folder / DATABASE, *(path for path in folder.rglob("*") if path.is_dir())]:
         sync_path(path)
     return manifest

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -31,9 +31,9 @@ def protected(store: Store, run_id: str, plan: RunPlan) -> dict[str, Any]:
     told = [event for _, event in store.events(run_id)]
     received = sum(sum(one.received.values()) for one in told if isinstance(one, PhaseClosed))
     survivors = [one.survivors for one in told if isinstance(one, SumUnmasked)]
-    phases_s = dict[str, float]()
+    phases_s = defaultdict[str, float](float)
     for row in store.phases(run_id):
-        phases_s[row.phase] = phases_s.get(row.phase, 0.0) + row.seconds
+        phases_s[row.phase] += row.seconds
     selected = min((len(one.assignments) for one in told if isinstance(one, RoundOpened)), default=0)
     return {
         "protection": protects(plan.secure, selected),

@@ -1,4 +1,4 @@
-"""The commands of `thinwire devices roster`: make the offline key, export the approved devices, sign them, verify.
+"""The commands of `thinwire devices roster`: make the offline key, export devices, sign, verify, and install them.
 
 `key` and `sign` belong on a machine that is not the aggregator's: who has the key decides who takes part.
 """
@@ -83,6 +83,22 @@ def verify(
         console.document({"devices": {name: _fingerprint(der) for name, der in devices.items()}})
         return
     _say(devices, console.line)
+
+
+@app.command()
+def install(
+    roster: Annotated[Path, typer.Argument(metavar="SIGNED.json", help="signed roster")],
+    key: Annotated[Path, typer.Option("--key", metavar="KEY.pem.pub", help="Ed25519 public key in PEM")],
+    home: Home = None,
+) -> None:
+    """Have the aggregator select only these devices in runs with [secure] adversary = "malicious"."""
+    from thinwire.core.statedir import AggregatorHome, find_home, write_atomically
+    from thinwire.privacy.pinned_roster import write_roster
+
+    devices, place = signed_devices(roster, key), AggregatorHome.under(find_home(home))
+    write_atomically(place.roster, write_roster(devices))
+    _say(devices, console.note)
+    console.note(f"wrote {place.roster}; install a new roster in place of it when devices join")
 
 
 def signed_devices(roster: Path, key: Path) -> dict[str, bytes]:

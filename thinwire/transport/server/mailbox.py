@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from thinwire.core.fleet import Arrival, ClientDisconnected, Delivered, Envelope
 from thinwire.core.link_state import LinkState, Outstanding, ends, reply_digest, withdrawn
 from thinwire.core.serialization import assignment_to_bytes, reply_to_bytes
-from thinwire.core.types import Failure, Reply, ReplyHeader, UpdateId
+from thinwire.core.types import Failure, PhaseReply, Reply, ReplyHeader, UpdateId
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -210,6 +210,12 @@ class Mailbox:
         """Return how many replies of a device lie in the spool without an ack."""
         with self._changed:
             return len(self._waiting.get(device, ()))
+
+    def messages(self, device: str) -> int:
+        """Return how many messages of phases of the device wait for the next poll."""
+        with self._changed:
+            came = (entry.reply if isinstance(entry, ArrivedReply) else entry for entry in self._arrivals)
+            return sum(isinstance(reply, PhaseReply) and reply.device == device for reply in came)
 
     def seen(self, update_id: UpdateId) -> bytes | None:
         """Return the digest of the reply that arrived under this id, also after its ack; None if none arrived."""

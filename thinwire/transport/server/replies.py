@@ -18,6 +18,7 @@ from thinwire.transport.server.presence import Presence
 
 RUN_ID = re.compile(RUN)  # a run's id names a folder of the spool
 MAX_TEXT = 2000
+MAX_MESSAGES = 4  # of phases, of one device, in memory until the next poll
 MAX_WAITING = 64  # replies of one device in the spool: a round has one, and possibly a late one
 
 
@@ -39,7 +40,13 @@ class ReplyReceiver:
         )
 
     def messaged(self, device: str, reply: PhaseReply) -> None:
-        """Queue a device's message of a phase of secure aggregation; its bytes are counted with the next update."""
+        """Queue a device's message of a phase of secure aggregation; its bytes are counted with the next update.
+
+        Raise `ApiError` 503 if several of the device's messages are still in memory: a round has one at a time.
+        """
+        if self._exchange.messages(device) >= MAX_MESSAGES:
+            text = f"{MAX_MESSAGES} messages of {device} are not read yet"
+            raise ApiError(503, "busy", text, retry_after_s=1.0)
         self._exchange.answered(device, replace(reply, device=device))
 
     def require_run(self, reply: Reply) -> None:

@@ -1,0 +1,153 @@
+"""Tables of what secure aggregation costs, from docs/evidence/secure-{sum,round,support}.json alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from docs.generate.evidence import Row, measured, read
+from docs.generate.table import table
+
+SHARED = "with other work on the same two cores"
+RATIOS = {  # figure -> its goal, its meaning
+    "client_cpu_ratio": (10, "processor time of a client, theirs over ours"),
+    "server_cpu_ratio": (10, "processor time of the aggregator, theirs over ours"),
+    "server_cpu_ratio_drop": (None, "the same with 30 % drop-outs"),
+    "bytes_ratio_dense": (5, "uplink bytes of a client, theirs (int64) over ours (8 bits, with rotation)"),
+    "bytes_ratio_modulus": (None, "the same, if theirs were the 4 bytes that their modulus needs"),
+    "bytes_ratio_support": (40, "the same with a support of 0.1 and int64"),
+}
+PEAKS = {
+    "server_peak_models": (4, "most memory of a phase on the aggregator, in models of float32"),
+    "client_peak_models": (4, "the same on a client"),
+}
+PHASES = {
+    "advertise": "until the advertisements of all clients: the model is downloaded and loaded meanwhile",
+    "share": "until all shares; clients train meanwhile",
+    "masked": "until all masked vectors, without the wait",
+    "agree": "until all signatures",
+    "unmask": "until all disclosed shares",
+    "sum": "until the masks are removed",
+}
+
+
+def secure_sum_part() -> str:
+    """Return the figures of one round's work, beside those of Flower's SecAgg+."""
+    document = read("secure-sum")
+    figures, first = document["figures"], document["rows"][0]
+    size = f"{first['params'] / 1e6:.2f} M parameters, {first['clients']} clients"
+    lines = [
+        *_lines(figures, RATIOS, "at least"),
+        *_lines(figures, PEAKS, "at most"),
+    ]
+    header = ("figure", "measured", "goal", "what it is")
+    about = measured(document, SHARED, f"figures at {size}")
+    return "\n\n".join((about, table(header, lines), _cases(document["rows"])))
+
+
+def _lines(figures: Mapping[str, float], told: Mapping[str, Any], bound: str) -> list[tuple[str, ...]]:
+    return [
+        (f"`{name}`", f"{figures[name]:.3g}", "" if goal is None else f"{bound} {goal}", meaning)
+        for name, (goal, meaning) in told.items()
+        if name in figures
+    ]
+
+
+def _cases(rows: Sequence[Row]) -> str:
+    header = ("who", "parameters", "case", "client ms", "aggregator ms", "uplink MB", "client models", "server models")
+    lines = [
+        (
+            "**Thinwire**" if row["system"] == "thinwire" else "Flower", f"{row['params'] / 1e6:.2f} M", _case(row),
+            *(f"{1000 * row[name]:.0f}" for name in ("client_cpu_s", "server_cpu_s")),
+            f"{row['uplink_bytes'] / 1e6:.2f}",
+            *(f"{row[name]:.2f}" for name in ("client_peak_models", "server_peak_models")),
+        )
+        for row in rows
+    ]  # fmt: skip
+    return table(header, lines)
+
+
+def _case(row: Row) -> str:
+    told = [f"{row['bits']} bits"] if row["system"] == "thinwire" else []
+    told += [f"support {row['support']:g}"] * (row["support"] != 1)
+    told += ["rotation"] * bool(row["rotate"]) + ["ML-KEM"] * bool(row["post_quantum"])
+    return ", ".join([*told, *[f"{row['dropout']:.0%} drop-outs"] * bool(row["dropout"])]) or "plain"
+
+
+def secure_round_part() -> str:
+    """Return the seconds of rounds with and without secure aggregation, and those of the phases."""
+    document = read("secure-round")
+    figures, rows = document["figures"], document["rows"]
+    plain, secure = ([row for row in rows if row["secure"] is one] for one in (False, True))
+    counted = f"{len(plain)} rounds without and {len(secure)} with secure aggregation, by turns"
+    margins = sorted(row["share_margin_s"] for row in secure)
+    told = [
+        ("`round_slowdown`", f"{figures['round_slowdown']:.3f}", "at most 1.15", "`secure_s` over `plain_s`"),
+        ("`plain_s`", _around(plain), "", "the median plain round (the shortest to the longest)"),
+        ("`secure_s`", _around(secure), "", "the same with secure aggregation"),
+        ("`share_margin_s`", f"{margins[0]:.2f} s", "above 0",
+         f"by how much `share` ended before the wait could, in the worst round (median {median(margins):.2f} s)"),
+        ("`requests_secure`", f"{figures['requests_secure']:.3g}", "7 without the model's download",
+         f"requests of a client in a round: {_routes(secure)}"),
+        ("`requests_plain`", f"{figures['requests_plain']:.3g}", "", f"the same without: {_routes(plain)}"),
+    ]  # fmt: skip
+    phases = [
+        (f"`{name}`" if name != "sum" else "the sum", f"{1000 * figures[f'{name}_s']:.0f}", meaning)
+        for name, meaning in PHASES.items()
+    ]
+    return "\n\n".join((
+        measured(document, SHARED, counted),
+        table(("figure", "measured", "goal", "what it is"), told),
+        table(("phase", "ms", "what the time is, from the close of the phase before"), phases),
+    ))  # fmt: skip
+
+
+def _around(rows: Sequence[Row]) -> str:
+    seconds = [row["seconds"] for row in rows]
+    return f"{median(seconds):.2f} s ({min(seconds):.2f} to {max(seconds):.2f})"
+
+
+def _routes(rows: Sequence[Row]) -> str:
+    """Return the requests of the median round by route."""
+    names = sorted({name for row in rows for name in row["routes"]})
+    return ", ".join(f"{median(row['routes'].get(name, 0.0) for row in rows):g} `{name}`" for name in names)
+
+
+def secure_support_part() -> str:
+    """Return what a support of 0.1 costs in accuracy."""
+    document = read("secure-support")
+    figures, rows = document["figures"], document["rows"]
+    lines = []
+    for task in dict.fromkeys(row["task"] for row in rows):
+        own = [row for row in rows if row["task"] == task]
+        for arm in dict.fromkeys(row["arm"] for row in own):
+            values = [row["accuracy"] for row in own if row["arm"] == arm]
+            gap = f"{figures[f'{arm}_gap {task}']:+.4f}" if f"{arm}_gap {task}" in figures else ""
+            error = figures.get(f"{arm}_gap_error {task}")
+            cells = f"{sum(values) / len(values):.4f}", gap + (f" ± {error:.4f}" if error is not None else "")
+            lines.append((f"`{task}`, {own[0]['rounds']} rounds", ARMS[arm], str(len(values)), *cells))
+    header = ("task", "run", "seeds", "accuracy", "gap to dense (goal: at most 0.01)")
+    return "\n\n".join((measured(document, "simulated"), table(header, lines)))
+
+
+ARMS = {
+    "dense": "support 1",
+    "support": "support 0.1",
+    "no_residual": 'support 0.1, `feedback = "none"`',
+}
+
+
+SECTIONS = {
+    "The work of a round": secure_sum_part,
+    "The time of a round": secure_round_part,
+    "Accuracy with a support": secure_support_part,
+}
+
+
+def secure_part() -> str:
+    """Return all tables of the page."""
+    return "\n\n".join(f"## {title}\n\n{part()}" for title, part in SECTIONS.items())
+
+
+PARTS: dict[str, Callable[[], str]] = {"secure-sum": secure_part}

@@ -1,0 +1,101 @@
+"""A device of a secure round whose link breaks: it goes on if the same process is back before its phase is closed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.server import test_secure_rounds as honest
+from tests.support.crashes import Fate, Outcome
+from tests.support.secure_fleet import SecureDevice, SecureFleet, SecureTurn
+from thinwire.core.events import ClientFailed, RoundClosed, RoundOpened
+from thinwire.core.secure_events import PhaseClosed, SumUnmasked
+from thinwire.core.types import Assignment, phase_id
+from thinwire.simulation.local_fleet import LocalLink
+
+AWAY, ROUND = "e", 2
+
+
+class BreakingFleet(SecureFleet):
+    """A fleet in which the link of `AWAY` breaks in round 2 as it gets the request of `phase`."""
+
+    phase, back_s = "masked", 1.0
+    was_away, withdrawn = False, list[str]()  # what is withdrawn before `AWAY` is back, which it is told then
+
+    def _answer(self, device: SecureDevice, delivery: Any) -> None:
+        assignment = delivery.assignment
+        if assignment.assignment_id == phase_id(f"{assignment.run}.{ROUND}.{AWAY}", self.phase):
+            link = device.link
+            assert link is not None
+            self.leave(link)
+            self.was_away, self.withdrawn = True, []
+            self._after(self.back_s, BreakingFleet._back, device, link)
+            self._after(self.back_s + 0.5, SecureFleet._answer, device, delivery)
+            return
+        super()._answer(device, delivery)
+
+    def _back(self, device: SecureDevice, link: LocalLink) -> None:
+        self.join(link, self._hello(device))
+        self.was_away = False
+
+    def cancel(self, assignment_ids: Sequence[str]) -> None:
+        if self.was_away:
+            self.withdrawn += assignment_ids
+        super().cancel(assignment_ids)
+
+
+class Failing(honest.World):
+    """Three of five devices send no shares in round 1, which ends as too-few while the others train."""
+
+    def turn_of(self, name: str) -> Callable[[Assignment], SecureTurn]:
+        return lambda assignment: SecureTurn(silent="share" if assignment.round == 1 and name in "abc" else None)
+
+
+class World(honest.World):
+    kind = BreakingFleet
+
+    def turn_of(self, name: str) -> Callable[[Assignment], SecureTurn]:
+        return lambda assignment: SecureTurn(compute_s=4.0 if name == "a" else 2.0)
+
+
+def lived(folder: Path, **how: Any) -> Outcome:
+    world = World(folder, Fate())
+    for name, value in how.items():
+        setattr(world.fleet, name, value)
+    return world.live()
+
+
+def dropped(made: Outcome) -> dict[str, list[str]]:
+    return {e.phase: e.dropped for e in made.of(PhaseClosed) if e.round == ROUND and e.dropped}
+
+
+def test_a_device_that_is_back_in_time_is_in_the_sum_and_was_told_to_give_up_nothing(tmp_path: Path) -> None:
+    made = lived(tmp_path)
+    assert dropped(made) == {}
+    assert [e.survivors for e in made.of(SumUnmasked)] == [5, 5, 5]
+    assert made.fleet.withdrawn == []  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("phase", ["masked", "agree", "unmask"])
+def test_a_device_that_stays_away_drops_out_and_nothing_of_its_round_waits_for_it(tmp_path: Path, phase: str) -> None:
+    made = lived(tmp_path, phase=phase, back_s=100.0)
+    closed = [e for e in made.of(RoundClosed) if e.round == ROUND]
+    assert [e.reason for e in closed] == ["enough" if phase == "masked" else "all"]
+    assert phase == "unmask" or dropped(made) == {phase: [AWAY]}
+    assert [e.survivors for e in made.of(SumUnmasked)][1] == (4 if phase == "masked" else 5)
+    waiting = made.fleet._assignments.get(AWAY, {})
+    assert not [one for one in waiting if f".{ROUND}" in one], "its files are gone"
+
+
+def test_devices_of_a_round_that_ended_early_are_free_for_the_next_one(tmp_path: Path) -> None:
+    """Nothing more comes of them, so a run that waited for them would stand still for several deadlines."""
+    made = Failing(tmp_path, Fate()).live()
+    first, closed = made.of(RoundOpened)[1], made.of(RoundClosed)[0]
+    assert (closed.reason, closed.outstanding) == ("too-few", [])
+    assert first.elapsed_s - closed.elapsed_s < 1.0
+    failed = {e.device: (e.kind, e.text) for e in made.of(ClientFailed) if e.round == 1}
+    assert {failed[name] for name in "de"} == {("stale", "its round ended before its update was there")}
+    assert [e.survivors for e in made.of(SumUnmasked)] == [5, 5, 5]

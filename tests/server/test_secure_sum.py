@@ -1,0 +1,77 @@
+"""The scalars of a secure sum: what no honest clients can have ends the round as aborted, and not the run."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.support.crashes import LAYOUT
+from thinwire.aggregation.lattice import BadSum
+from thinwire.core import Key, RunPlan
+from thinwire.core.secure_numbers import METRIC_BITS
+from thinwire.core.types import SecureWork
+from thinwire.privacy.masks import pack, packed_size
+from thinwire.privacy.secure_round import Removal
+from thinwire.server.secure_sum import SecureAggregator, next_clip
+
+ONE = 1 << METRIC_BITS
+PLAN = RunPlan.parse("""
+[run]
+task = "toy"
+evaluate = "clients"
+[cohort]
+clients = 4
+wait_for = 4
+min_updates = 3
+late = "drop"
+[local]
+lr = 1.0
+steps = 1
+buffers = "local"
+[secure]
+enabled = true
+clip = "auto"
+weight_max = 8
+metrics = { loss = 10.0 }
+""")
+HONEST = {"weight": 2, "fits": 1, "loss": ONE, "loss/count": 2}
+
+
+def summed(*clients: dict[str, int]) -> SecureAggregator:
+    """The sum of clients whose update is 0, with these scalars and without masks."""
+    made = SecureAggregator(PLAN, LAYOUT, SecureWork(4, 0, 1.0), "5e" * 16)
+    for number, scalars in enumerate(clients):
+        points = made.lattice.encode_public(np.zeros(LAYOUT.size, np.float32), 1, 0, Key(0), Key(number, 1))
+        packed = np.empty(packed_size(made.terms.lanes, made.terms.width), np.uint8)
+        pack(points.lanes, made.terms.width, packed)
+        lanes = [1, *(scalars[name] % 2**64 for name in made.terms.scalars)]
+        made.total.add(packed, np.array(lanes, np.uint64).tobytes())
+    made.unmask(Removal((), ()), bytes(32), 1, 0.0, 1.0)
+    return made
+
+
+def test_the_metrics_and_the_next_clip_are_those_of_the_sum() -> None:
+    made = summed(HONEST, HONEST, {**HONEST, "fits": 0})
+    assert made.metrics == {"eval/loss": (30.0, 6.0)}
+    assert made.summed is not None
+    assert made.summed.next_clip == next_clip(1.0, 2, 3)
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"fits": -(2**40)}, {"fits": 3}, {"loss": 9 * ONE}, {"loss": -9 * ONE}, {"loss/count": -5, "loss": 0},
+        {"loss/count": 21}, {"weight": 21}, {"weight": -9},
+    ],
+)  # fmt: skip
+def test_a_client_whose_scalars_are_impossible_ends_its_round_and_not_the_run(lie: dict[str, int]) -> None:
+    with pytest.raises(BadSum):
+        summed(HONEST, HONEST, {**HONEST, **lie})
+
+
+def test_one_client_can_claim_the_whole_weight_within_the_bounds() -> None:
+    """What is not protected: a lie that honest clients could have told together is not found."""
+    made = summed(HONEST, HONEST, {**HONEST, "weight": 20, "fits": -2, "loss/count": 20, "loss": 4 * ONE})
+    assert made.summed is not None
+    assert made.summed.next_clip == 2.0
+    assert made.metrics == {"eval/loss": (60.0, 24.0)}

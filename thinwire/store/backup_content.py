@@ -1,0 +1,90 @@
+"""What a backup holds of runs: the files that they need, and what differs for secure runs.
+
+A backup has no masked update and no message of an open secure round (ADR 10). A restored aggregator therefore ends such
+a round as aborted, and begins the next one with the number that it has in the restored journal. The lost aggregator may
+have used that number already. A client has one masked vector and one unmask answer for each round of a run's identity,
+so `renew` gives each secure run that is not over a new identity: its devices take it for another run of the same name.
+
+Invariant: no round of a run's identity is made twice, also if one backup is restored several times.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+from thinwire.core.types import UpdateId
+from thinwire.store.store import IDENTITY_BYTES
+
+# No outside text; a plan of an older version has no [secure].
+IS_SECURE = "coalesce(json_extract(runs.plan, '$.secure.enabled'), 0)"
+OVER = "('done', 'failed', 'stopped')"
+
+
+def missing_files(stage: Path, database: Path) -> Iterator[str]:
+    """Yield the missing files that runs need to resume.
+
+    A run that has not ended needs its last model with the server optimizer's state, and the devices' replica of it. It
+    also needs the replies of an open round.
+    """
+    going = "runs.status NOT IN ('preparing', 'done', 'failed', 'stopped')"
+    models = f"SELECT run_id, model_file FROM runs WHERE model_file <> '' AND {going}"  # noqa: S608  # no outside text
+    state = (
+        "SELECT json_extract(body, '$.state') FROM journal"
+        " WHERE run_id = ? AND kind = 'ModelStored' AND json_extract(body, '$.file') = ? ORDER BY seq DESC"
+    )
+    replica = (
+        "SELECT json_extract(body, '$.file') FROM journal JOIN runs USING (run_id)"
+        " WHERE run_id = ? AND journal.kind = 'ReplicaStored' AND json_extract(body, '$.version') = runs.version"
+    )
+    answers = (
+        "SELECT updates.update_id FROM updates JOIN runs USING (run_id) LEFT JOIN rounds"  # noqa: S608
+        " ON rounds.run_id = updates.run_id"
+        " AND rounds.round = coalesce(updates.aggregated_round, updates.round + updates.staleness)"
+        " WHERE updates.outcome IN ('accepted', 'aggregated', 'aggregated-late')"
+        f" AND rounds.closed_at IS NULL AND {going} AND NOT {IS_SECURE}"
+    )
+    with contextlib.closing(sqlite3.connect(database)) as copy:
+        needed = list[str]()
+        for run, file in copy.execute(models).fetchall():
+            needed.append(f"runs/{run}/{file}")
+            if (copy.execute(state, (run, file)).fetchone() or ("",))[0]:
+                needed.append(str(Path(needed[-1]).with_suffix(".state")))
+            needed += [f"runs/{run}/{name}" for (name,) in copy.execute(replica, (run,))]
+        for (text,) in copy.execute(answers):
+            update = UpdateId.parse(text)
+            place = f"spool/{update.run}/{update.device}-{update.sequence}"
+            needed += [f"{place}.parts", f"{place}.header"]
+    return (name for name in needed if not (stage / name).exists())
+
+
+def secure_runs(database: Path) -> list[str]:
+    """Return the ids of all secure runs in the copy of a store."""
+    with contextlib.closing(sqlite3.connect(database)) as copy:
+        return [run_id for (run_id,) in copy.execute(f"SELECT run_id FROM runs WHERE {IS_SECURE}")]  # noqa: S608
+
+
+def leave_out(stage: Path, database: Path) -> None:
+    """Remove from a staging folder the masked updates and the messages of secure rounds."""
+    for run_id in secure_runs(database):
+        shutil.rmtree(stage / "spool" / run_id, ignore_errors=True)
+        shutil.rmtree(stage / "runs" / run_id / "secure", ignore_errors=True)
+
+
+def renew(database: Path) -> None:
+    """Give each secure run on devices that is not over a new identity, in a restored store that nobody uses yet."""
+    with contextlib.closing(sqlite3.connect(database)) as restored:
+        columns = {row[1] for row in restored.execute("PRAGMA table_info(runs)")}
+        if "identity" not in columns:  # a store of an older version, which had no secure runs
+            return
+        found = restored.execute(
+            f"SELECT run_id FROM runs WHERE {IS_SECURE} AND identity <> '' AND status NOT IN {OVER}"  # noqa: S608
+        ).fetchall()
+        for (run_id,) in found:
+            new = secrets.token_hex(IDENTITY_BYTES), run_id
+            restored.execute("UPDATE runs SET identity = ? WHERE run_id = ?", new)
+        restored.commit()

@@ -31,7 +31,7 @@ def test_pulls_draw_their_wait_again_from_within_a_tenth(here: Place, monkeypatc
     link = here.link("pi-1")
     link.hello(hello("pi-1"))
     waited: list[float] = []
-    monkeypatch.setattr(link, "_pull", waited.append)
+    monkeypatch.setattr(link, "_pull", lambda wait_s, reply: waited.append(wait_s))
     for _ in range(200):
         link.pull(240.0)
     assert 216 <= min(waited) < 222

@@ -73,11 +73,11 @@ def check(plan: PlanFile, sets: Sets = None, clients: Clients = None, json: Json
             hint="\n".join(r.hint for r in refused),
         )
     if not json:
-        uplink = secure_cost.uplink(read) if read.secure.enabled else " | ".join(read.uplink.codecs)
+        uplink = secure_cost.uplink_text(read) if read.secure.enabled else " | ".join(read.uplink.codecs)
         console.line(f"{plan}: ok ({read.run.rounds} rounds of {read.run.task}, uplink {uplink})")
         if masked:
             console.line(f"{masked['protection']}:")
-            console.line(secure_cost.numbers(masked))
+            console.line(secure_cost.numbers_text(masked))
     if read.secure.enabled:
         _warn([secure_cost.few_visits(read)])
         if not is_known:
@@ -107,7 +107,7 @@ def explain(plan: PlanFile, sets: Sets = None, clients: Clients = None, task: Ta
     console.table(("key", "value", "set", "meaning"), rows)
     if read.secure.enabled:
         console.line()
-        secure_cost.tell(found := cost())
+        secure_cost.print_cost(found := cost())
         _warn(found["warnings"])
 
 

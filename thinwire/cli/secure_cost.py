@@ -31,12 +31,13 @@ def selected_of(plan: RunPlan, online: int | None) -> tuple[int, int]:
     if online is None and isinstance(clients, int):
         return with_excess(plan, clients, 1 << 30), clients
     waits = plan.cohort.wait_for if isinstance(plan.cohort.wait_for, int) else len(plan.cohort.wait_for)
-    there = online if online is not None else waits if waits >= LEAST_CLIENTS else ONLINE
-    wanted = wanted_count(plan, there)
-    return with_excess(plan, wanted, there), wanted
+    if online is None:
+        online = waits if waits >= LEAST_CLIENTS else ONLINE
+    target = wanted_count(plan, online)
+    return with_excess(plan, target, online), target
 
 
-def uplink(plan: RunPlan) -> str:
+def uplink_text(plan: RunPlan) -> str:
     """Return what a client sends of its update, in words."""
     return f"{plan.secure.bits} bits a value under masks"
 
@@ -46,14 +47,12 @@ def thresholds(plan: RunPlan, online: int | None) -> dict[str, Any]:
 
     `PlanError` if the plan's shares do not fit so many clients.
     """
-    from thinwire.privacy.graph import find_graph
+    from thinwire.privacy.graph import graph_of_plan
 
     secure = plan.secure
     selected, target = selected_of(plan, online)
     check_numbers(secure, selected, target)
-    graph = find_graph(
-        selected, selected, secure.max_corrupt, secure.max_dropout, secure.adversary, secure.graph, plan.run.rounds
-    )
+    graph = graph_of_plan(secure, selected, plan.run.rounds)
     return {
         "selected": selected,
         "corrupt": share_of(secure.max_corrupt, selected),
@@ -122,7 +121,7 @@ def upload_s(count: int) -> dict[str, float]:
     return {f"{rate}": count * 8 / (rate * 1e6) for rate in LINKS_MBIT}
 
 
-def tell(found: dict[str, Any]) -> None:
+def print_cost(found: dict[str, Any]) -> None:
     """Print what `round_cost` found."""
     console.line(f"a secure round of {found['selected']} clients, {found['parameters']} parameters; bytes of a client:")
     rows = [
@@ -130,21 +129,21 @@ def tell(found: dict[str, Any]) -> None:
         for phase, both in found["phases"].items()
     ]
     console.table(("phase", "up", "down"), [*rows, ("all", size(found["up_bytes"]), size(found["down_bytes"]))])
-    for line in lines(found):
+    for line in _lines(found):
         console.line(line)
 
 
-def lines(found: dict[str, Any]) -> Iterator[str]:
+def _lines(found: dict[str, Any]) -> Iterator[str]:
     """Yield the ratio, the times, the thresholds and the protection as lines for a person."""
     times = ", ".join(f"{duration(value)} at {rate} Mb/s" for rate, value in found["upload_s_at_mbit"].items())
     yield f"uplink      {found['uplink_ratio']:.1f} times fewer bytes than dense float32 ({size(found['dense_bytes'])})"
     yield f"upload      {times}"
-    yield f"numbers     {numbers(found)}"
+    yield f"numbers     {numbers_text(found)}"
     yield f"protection  {found['protection']}"
     yield f"rounding    adds {found['noise']:.2g} times the squared norm of an update; {found['width']} bits a value"
 
 
-def numbers(found: dict[str, Any]) -> str:
+def numbers_text(found: dict[str, Any]) -> str:
     """Return the thresholds in words, with the letters of docs/explain/secure-aggregation.md."""
     return (
         f"of n = {found['selected']} clients, A = {found['corrupt']} may be corrupt and D = {found['dropout']} may "

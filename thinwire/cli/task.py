@@ -107,7 +107,8 @@ def checked(module: str, data: Path | None, plan: Path | None) -> dict[str, Any]
     found = dataclasses.asdict(rehearse(task, ClientInfo(data=data.absolute() if data else None), read))
     if read.secure.enabled:  # the check itself trains and aggregates in the clear
         cost = secure_cost.round_cost(read, found["parameters"], None)
-        found |= {"codec": f"{secure_cost.uplink(read)} ({cost['selected']} clients)", "up_bytes": cost["up_bytes"]}
+        codec = f"{secure_cost.uplink_text(read)} ({cost['selected']} clients)"
+        found |= {"codec": codec, "up_bytes": cost["up_bytes"]}
     uploads = secure_cost.upload_s(found["up_bytes"])
     return {"task": task.name, "plan": str(plan) if plan else None, **found, "upload_s_at_mbit": uploads}
 

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from thinwire.core.types import Assignment, Metrics, Vector
 
 Send = Callable[[PhaseReply], None]
-LOOK_S = 0.2  # longest delay until a waiting thread notices that the assignment was withdrawn
+RECHECK_S = 0.2  # longest delay until a waiting thread notices that the assignment was withdrawn
 LATTICE = "lattice"  # the codec of a masked update
 REQUEST = "request"  # the part of a phase's assignment
 MAX_REQUEST_BYTES = 32 << 20  # of a phase's request that is fetched: 10 000 clients with ML-KEM have less
@@ -79,7 +79,7 @@ class SecureIdentity:
 
     @property
     def carries(self) -> frozenset[str]:
-        """Return what this device can do of a plan's [secure] table, as the owner's policy is told it.
+        """Return which parts of a plan's [secure] table this device can carry out; the owner's policy reads it.
 
         `secure.post_quantum` needs ML-KEM in the package cryptography, `secure.malicious` a pinned roster.
         """
@@ -91,7 +91,7 @@ SIMULATED = frozenset({"secure", "secure.post_quantum"})  # what simulated clien
 _ECDSA = ec.ECDSA(hashes.SHA256(), deterministic_signing=True)
 
 
-def simulated(name: str) -> SecureIdentity:
+def simulated_identity(name: str) -> SecureIdentity:
     """Return the identity of a simulated client: its key follows from its name, and its masks are secret as ever."""
     key, process = simulated_key(name), hashlib.sha256(name.encode()).digest()[:PROCESS_BYTES]
     return SecureIdentity(identity_of(key), lambda data: key.sign(data, _ECDSA), rng=SystemRng, process=process)
@@ -129,7 +129,7 @@ class SecureRounds:
             raise CannotReply("declined", "secure: this client cannot sum under masks")
 
         def loaded(buffers: Vector | None) -> None:
-            send(self._advertised(job, size, buffers, policy))
+            send(self._advertise(job, size, buffers, policy))
 
         job.cancelled, job.loaded = lambda: withdrawn() or self.has_left(training), loaded
         try:
@@ -138,7 +138,7 @@ class SecureRounds:
             self.forget(training)
             raise
 
-    def _advertised(self, job: AssignmentContext, size: int, buffers: Vector | None, policy: Policy) -> PhaseReply:
+    def _advertise(self, job: AssignmentContext, size: int, buffers: Vector | None, policy: Policy) -> PhaseReply:
         """Begin a round with the model as it was loaded, and return the client's advertisement.
 
         `buffers` are the float buffers that came with the model.
@@ -170,7 +170,7 @@ class SecureRounds:
     def answer(self, delivery: Delivery) -> PhaseReply | None:
         """Return this client's message in a phase; None for `masked`, whose answer is the update itself.
 
-        Raises `CannotReply` ("failed") if the client leaves the round: its word is the reason of a `Withdraw`.
+        Raises `CannotReply` ("failed", with the reason of the `Withdraw` as its text) if the client leaves the round.
         """
         assignment_id = delivery.assignment.assignment_id
         training = training_id(assignment_id)
@@ -180,13 +180,13 @@ class SecureRounds:
                     return None  # the advertisement comes with the training assignment
                 raise CannotReply(FAILED, "order", "a phase of a secure round that is not open in this process")
             try:
-                message = self._answered(one, phase_of(assignment_id), self._request(one, delivery))
+                message = self._answer(one, phase_of(assignment_id), self._request(one, delivery))
             except Withdraw as error:
                 self.forget(training)
                 raise _failed(error) from error
         return None if message is None else _reply(delivery.assignment, message)
 
-    def _answered(self, one: _Round, phase: str, request: bytes) -> bytes | None:
+    def _answer(self, one: _Round, phase: str, request: bytes) -> bytes | None:
         match phase:
             case "advertise":  # again, for an aggregator that was restarted
                 return one.participant.advertise()
@@ -205,7 +205,7 @@ class SecureRounds:
     def _request(self, one: _Round, delivery: Delivery) -> bytes:
         """Read the request of a phase, after its length was checked."""
         parts, terms = delivery.assignment.parts, one.participant.terms
-        most = most_bytes(terms.selected, terms.post_quantum)
+        most = max_request_bytes(terms.selected, terms.post_quantum)
         if [part.name for part in parts] != [REQUEST] or parts[0].length > most:
             raise Withdraw("message", f"a request that is not one part of at most {most:,} bytes")
         try:
@@ -265,7 +265,7 @@ class SecureRounds:
             scalars = scalars_of(one.participant.terms.scalars, job.plan, points, found.header.metrics)
             vectors = self._masked(assignment.assignment_id, points, scalars)
         del points  # a model of lanes
-        parts, body = packed(vectors)
+        parts, body = pack_vectors(vectors)
         header = found.header  # nothing else of it leaves: it would be a fact of a single client
         bare = ReplyHeader(
             header.assignment_id, header.update_id, header.base_version, 0, parts=parts, codec=LATTICE,
@@ -277,7 +277,7 @@ class SecureRounds:
         """Return the round once its seed is here; raise `Cancelled` if it is over before that."""
         with self._changed:
             while (one := self._open.get(training)) is not None and one.seed is None and not cancelled():
-                self._changed.wait(LOOK_S)
+                self._changed.wait(RECHECK_S)
             if one is None or cancelled():
                 self.forget(training)
                 raise Cancelled
@@ -311,13 +311,13 @@ def scalars_of(names: Sequence[str], plan: RunPlan, points: Points, metrics: Met
     return [made[name] for name in names]
 
 
-def packed(vectors: MaskedVectors) -> tuple[tuple[Part, ...], bytes]:
+def pack_vectors(vectors: MaskedVectors) -> tuple[tuple[Part, ...], bytes]:
     """Return the part of a masked update, and its body: the packed update, then the scalars."""
     body = b"".join((vectors.update.data, vectors.scalars))
     return (Part(MASKED, len(body), hashlib.sha256(body).hexdigest()),), body
 
 
-def most_bytes(selected: int, post_quantum: bool) -> int:
+def max_request_bytes(selected: int, post_quantum: bool) -> int:
     """Return the largest request of any phase of a round of so many clients, in bytes."""
     roster = selected * max_bytes("advertise", selected, post_quantum)
     delivery = max_bytes("share", selected, post_quantum) + selected * (4 + SECRET_BYTES)

@@ -29,6 +29,7 @@ from math import comb, perm
 from typing import Literal, NamedTuple
 
 from thinwire.core.errors import PlanError
+from thinwire.core.plan_schema import SecureSection
 from thinwire.core.secure_numbers import share_of, threshold
 
 EVENT_BITS = 41  # exposed, disconnected: 2^-41 each, 2^-40 together
@@ -101,6 +102,16 @@ def find_graph(
     if found is not None:
         return Graph(members, found.k, found.t, least)
     raise _no_graph(members, max_corrupt, max_dropout)
+
+
+def graph_of_plan(secure: SecureSection, selected: int, rounds: int) -> Graph:
+    """Return the graph of a plan's round in which all `selected` clients are on the roster; `PlanError` if none fits.
+
+    `rounds` are those of the run.
+    """
+    return find_graph(
+        selected, selected, secure.max_corrupt, secure.max_dropout, secure.adversary, secure.graph, rounds
+    )
 
 
 def find_parameters(

@@ -3,8 +3,8 @@
 `phase_bytes` writes one message of each kind with the sizes that the round's terms give it, and counts. So a change of
 a message changes this too. HTTP and its headers are not counted, nor is the model that the training assignment brings.
 
-Each client sends the keys of its neighbours' shares, and gets as many back. In the complete graph of n clients that is
-about 200 n bytes each way in `share` and `masked` (2.4 kB n with ML-KEM), and 320 n bytes of advertisements (5 kB n).
+Each client sends sealed shares to each neighbour, and gets as many. In the complete graph of n clients that is about
+200 n bytes up in `share` and down before `masked` (2.4 kB n with ML-KEM), and 320 n bytes of advertisements (5 kB n).
 """
 
 from __future__ import annotations

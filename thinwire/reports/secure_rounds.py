@@ -16,7 +16,7 @@ from thinwire.core.formatting import counted, duration
 from thinwire.core.plan_schema import SecureSection
 from thinwire.core.secure_events import PHASES
 from thinwire.core.secure_numbers import protects, share_of
-from thinwire.privacy.graph import EVENT_BITS, find_graph
+from thinwire.privacy.graph import EVENT_BITS, graph_of_plan
 from thinwire.store.read_models import PhaseRow, RoundRow, RunRow, UpdateRow
 
 MASKED: Final = "not known: summed under masks"  # the reason of "-" where a table would show a fact of one client
@@ -89,11 +89,8 @@ def protection(run: RunRow, selected: Collection[int]) -> Protection | None:
     if not secure.enabled or not selected:
         return None
     fewest, most = min(selected), max(selected)
-    rounds = run.plan["run"]["rounds"]
     try:
-        graph = find_graph(
-            fewest, fewest, secure.max_corrupt, secure.max_dropout, secure.adversary, secure.graph, rounds
-        )
+        graph = graph_of_plan(secure, fewest, run.plan["run"]["rounds"])
     except PlanError as error:  # no k-regular graph, which the plan demands, has so few clients
         return Protection(f"A round of {fewest} clients has no sum: {error.what}.", 0, ())
     least = max(graph.least, secure.min_survivors)

@@ -4,9 +4,9 @@ A device's assignment to train begins its part in the round. Its first reply is 
 phase `share` while it trains, sends its masked vector as the round's update, and answers `agree` and `unmask`. A device
 that misses a phase drops out of the round, and is not waited for again.
 
-The round's deadline rules all phases. The last `RESERVE` of its time is for `agree` and `unmask`. What is before it is
-for training and the masked vectors. Within that time `advertise` may take at most half, because a device advertises
-when it has the whole model, and `share` may take a quarter more. A phase ends as soon as nobody is outstanding in it.
+The round's deadline rules all phases. The last `RESERVE` of its time is for `agree` and `unmask`. The time before it is
+for training and the masked vectors. `advertise` may take half of that time, because a device advertises when it has the
+whole model, and `share` may take a quarter more. A phase ends earlier as soon as no device is outstanding in it.
 
 Invariant: no vector leaves the sum after the survivors were shown. A reply that comes after its phase is never read.
 """
@@ -60,9 +60,9 @@ if TYPE_CHECKING:
     from thinwire.server.policy.cohort import Cohort
 
 RESERVE = 0.2  # share of the deadline that is kept for agree and unmask: two small messages each way
-# Until which share of the time before the reserve a phase may last, and of the reserve.
-LASTS: Mapping[Phase, float] = {"advertise": 0.5, "share": 0.75, "masked": 1.0, "agree": 0.5, "unmask": 1.0}
-SILENT = "no message in time for the phase"
+# The latest end of each phase: for agree and unmask as a share of the reserve, else of the time before the reserve.
+PHASE_ENDS: Mapping[Phase, float] = {"advertise": 0.5, "share": 0.75, "masked": 1.0, "agree": 0.5, "unmask": 1.0}
+NO_MESSAGE = "no message in time for the phase"
 OVER = "its round ended before its update was there"
 
 
@@ -179,7 +179,7 @@ class SecureRoundMachine(RoundMachine):
     vectors: dict[str, UpdateId] = field(default_factory=dict)
     absent: dict[str, tuple[str, str]] = field(default_factory=dict)  # device that left after its message -> kind, text
     unmasking: bool = False  # the masks are being removed
-    closing: CloseReason = "all"  # why the phase masked was closed
+    closing: CloseReason = "all"  # why the phase masked was closed; it becomes the reason of the round
 
     @property
     def deadline_at(self) -> float:
@@ -187,7 +187,7 @@ class SecureRoundMachine(RoundMachine):
         begins_s, lasts_s = self.terms.opened_s, self.terms.deadline_s * (1 - RESERVE)
         if self.secure.phase in ("agree", "unmask"):
             begins_s, lasts_s = begins_s + lasts_s, self.terms.deadline_s * RESERVE
-        return begins_s + LASTS[self.secure.phase] * lasts_s
+        return begins_s + PHASE_ENDS[self.secure.phase] * lasts_s
 
     @property
     def outstanding(self) -> tuple[str, ...]:
@@ -233,7 +233,7 @@ class SecureRoundMachine(RoundMachine):
         """Close the open phase, and remove the masks after the last one."""
         phase = self.secure.phase
         silent = () if self.secure.done else self.outstanding
-        actions = [found for device in silent for found in self._mark(device, "stale", f"{SILENT} {phase}")]
+        actions = [found for device in silent for found in self._mark(device, "stale", f"{NO_MESSAGE} {phase}")]
         try:
             self.requests = self.secure.close()
             if phase != "unmask":

@@ -112,13 +112,13 @@ class SecureRoundRunner(RoundRunner):
         self._files.delete()
 
     def on_message(self, reply: PhaseReply) -> None:
-        """Pass a device's message of a phase to the state machine; one that is no message fails its assignment."""
+        """Pass a device's message of a phase to the state machine; one that is not readable fails its assignment."""
         device, phase = reply.device, phase_of(reply.assignment_id) or "advertise"
         assignment_id = training_id(reply.assignment_id)
         if self.machine.closed or self.machine.assignments.get(device) != assignment_id:
             return
         try:
-            message = _decoded(reply.message, self.machine.secure.terms.selected, phase, self.fold.terms.post_quantum)
+            message = _decode(reply.message, self.machine.secure.terms.selected, phase, self.fold.terms.post_quantum)
         except ValueError as error:
             self.on(round_events.AssignmentFailed(device, assignment_id, "protocol", str(error)))
             return
@@ -128,8 +128,8 @@ class SecureRoundRunner(RoundRunner):
 
     def _on_reply(self, header: ReplyHeader) -> None:
         """Refuse a reply that tells more than a masked update may, then handle it like every reply."""
-        if header != bare(header):
-            said = "a masked update with facts about its client"
+        if header != without_facts(header):
+            said = "a masked update whose header has facts about its client"
             self.on(round_events.AssignmentFailed(header.update_id.device, header.assignment_id, "protocol", said))
             self.running.fleet.ack([header.update_id])
             return
@@ -161,12 +161,12 @@ class SecureRoundRunner(RoundRunner):
     def facts_of(self, action: round_events.Action) -> list[Event]:
         match action:
             case round_events.ClosePhase(phase):
-                return [self._closed(phase)]
+                return [self._record(phase)]
             case round_events.RemoveMasks():
-                return [self._closed("unmask")]
+                return [self._record("unmask")]
         return []
 
-    def _closed(self, phase: str) -> PhaseClosed:
+    def _record(self, phase: str) -> PhaseClosed:
         """Make the messages of a closed phase durable, and return its event."""
         running, machine = self.running, self.machine
         messages, self._messages = self._messages, {}
@@ -204,7 +204,7 @@ class SecureRoundRunner(RoundRunner):
             parts=(part,),
             identity=running.identity,
         )
-        return Envelope(device, assignment, self._files.request(phase, part.sha256, request))
+        return Envelope(device, assignment, self._files.write_request(phase, part.sha256, request))
 
     def _add_again(self, without: UpdateId) -> None:
         """Build the sum again from all aggregated updates but one, before the survivors are shown."""
@@ -224,7 +224,7 @@ class SecureRoundRunner(RoundRunner):
         return ""
 
 
-def bare(header: ReplyHeader) -> ReplyHeader:
+def without_facts(header: ReplyHeader) -> ReplyHeader:
     """Return the header of a masked update with nothing but what a secure round may know of a client."""
     return ReplyHeader(
         header.assignment_id, header.update_id, header.base_version, 0, parts=header.parts, codec=header.codec,
@@ -232,22 +232,22 @@ def bare(header: ReplyHeader) -> ReplyHeader:
     )  # fmt: skip
 
 
-def _decoded(text: str, clients: int, phase: str, post_quantum: bool) -> bytes:
-    """Return the bytes of a message in base64; raise ValueError for a message that is too long or none."""
+def _decode(text: str, clients: int, phase: str, post_quantum: bool) -> bytes:
+    """Return the bytes of a message in base64; raise ValueError if it is too long or no base64."""
     most = max_bytes(phase, clients, post_quantum)  # type: ignore[arg-type]  # another phase has no messages: 0
     if len(text) > 4 * (most + 3) // 3:
-        raise ValueError(f"a message of {len(text)} letters in the phase {phase[:20]!r}")
+        raise ValueError(f"a message of {len(text)} characters in the phase {phase[:20]!r}, of at most {most} bytes")
     try:
         return base64.b64decode(text, validate=True)
     except binascii.Error as error:
-        raise ValueError("a message that is no base64") from error
+        raise ValueError("a message that is not base64") from error
 
 
 class PhaseFiles:
     """The files of one secure round: the messages of its closed phases, and the requests on their way to devices.
 
-    They lie in `secure/ROUND` of the run's folder until the round ends, and are no part of a backup. Those of a
-    simulation, which nothing resumes, hold requests only.
+    They are in `secure/ROUND` of the run's folder until the round ends, and no backup has them. A simulation keeps no
+    messages, because it is never resumed.
     """
 
     def __init__(self, run: Path, number: int, simulated: bool) -> None:
@@ -276,8 +276,8 @@ class PhaseFiles:
             raise DataLost(f"the messages of the phase {event.phase} are damaged", f"{path} has another digest")
         return {device: base64.b64decode(message) for device, message in json.loads(data).items()}
 
-    def request(self, phase: str, digest: str, request: bytes) -> Path:
-        """Return the file of a request; devices with the same request share one."""
+    def write_request(self, phase: str, digest: str, request: bytes) -> Path:
+        """Write a request, and return its file; devices with the same request share one."""
         path = private_folder(self._folder) / f"{phase}-{digest[:32]}"
         if path not in self._written:  # a restart writes it again: it is not synced
             with open(path, "wb", opener=private_opener) as file:

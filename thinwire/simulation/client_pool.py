@@ -22,7 +22,7 @@ from thinwire.client.executor import InProcessExecutor
 from thinwire.client.handler import AssignmentHandler
 from thinwire.client.payload import BaseModelCache
 from thinwire.client.run_state import RunFolder
-from thinwire.client.secure import SIMULATED, Send, simulated
+from thinwire.client.secure import SIMULATED, Send, simulated_identity
 from thinwire.client.task import LoadedTask, report
 from thinwire.client.train.protocol import ClientInfo
 from thinwire.client.train.runtime import use_threads
@@ -354,7 +354,7 @@ class SessionCache:
         session = AssignmentHandler(
             name, bench, self.crowd.folder / name, self.crowd.place(index), debug=self.crowd.debug,
             gate=self._gate, folders=folder_of, take_base=self._bases.take, clock=bench.clock, may_stop=scripted,
-            secure=simulated(name) if secure else None,
+            secure=simulated_identity(name) if secure else None,
         )  # fmt: skip
         self._awake[index] = session, made
         return self._awake[index]

@@ -40,7 +40,7 @@ def protected(store: Store, run_id: str, plan: RunPlan) -> dict[str, Any]:
         "least_survivors": min(survivors, default=0),
         "client_up_bytes": received / sum(survivors) if survivors else None,
         "dense_update_bytes": 4 * Layout.from_json(store.run(run_id).layout).model_size,
-        "phases_s": dict(phases_s),
+        "phases_s": phases_s,
     }
 
 

@@ -224,7 +224,7 @@ class AssignmentHandler:
         if (made := outbox.find(state, assignment.assignment_id)) is not None:
             say(f"round {assignment.round}: answered before, sent again")
             return made.header, folder.path(made)
-        if assignment.kind == "train":
+        if assignment.secure is not None:
             self.rounds.forget_run(assignment.run)
         delivery, resolved = self._admitted(delivery)
         assignment = delivery.assignment

@@ -14,7 +14,6 @@ from thinwire.core.events import (
     ClientFailed,
     ClientReconnected,
     ClientSelected,
-    RoundOpened,
     UpdateAccepted,
     UpdateDropped,
 )
@@ -22,25 +21,17 @@ from thinwire.core.secure_events import PhaseClosed
 from thinwire.core.serialization import reply_from_json
 from thinwire.core.types import ReplyHeader, UpdateId
 from thinwire.server import round_events
-from thinwire.server.context import RunContext
 from thinwire.server.round_runner import RoundRunner
 from thinwire.server.secure_round_runner import SecureRoundRunner
 from thinwire.server.state.run_state import RoundProgress
 
 
-def runner_of(running: RunContext, opened: RoundOpened) -> RoundRunner:
-    """Return the driver of a round of this run."""
-    return (SecureRoundRunner if running.plan.secure.enabled else RoundRunner)(running, opened)
-
-
-def rebuild_round(running: RunContext) -> RoundRunner:
+def rebuild_round(one: RoundRunner) -> RoundRunner:
     """Rebuild the current round, after a restart or when it is the next pipelined round, and return its driver.
 
     Accepted updates are aggregated again in the order of the journal.
     """
-    opened, now = running.past.line.current, running.past.line.now
-    assert opened is not None
-    one = runner_of(running, opened)
+    running, now = one.running, one.running.past.line.now
     one.resumed = True
     one.headers |= {header.update_id: header for header in map(header_of, now.accepted)}
     one.headers_of.update(event.assignment_id for event in now.accepted)

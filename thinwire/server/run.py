@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from thinwire.core.clock import Clock, RealClock
 from thinwire.core.errors import NotWritten, ThinwireError, TooFewClients
-from thinwire.core.events import ENDED, Event
+from thinwire.core.events import ENDED, Event, RoundOpened
 from thinwire.core.fleet import ClientDisconnected, Fleet
 from thinwire.core.plan import RunPlan
 from thinwire.core.statedir import AggregatorHome
@@ -24,12 +24,13 @@ from thinwire.server.initial_model import take_first_model
 from thinwire.server.pipelining import PipelinedMode
 from thinwire.server.policy.cohort import way_out
 from thinwire.server.policy.eligibility import ConnectedDevices
-from thinwire.server.recovery import rebuild_round, runner_of
+from thinwire.server.recovery import rebuild_round
 from thinwire.server.round_close import finish
 from thinwire.server.round_mode import RoundMode
 from thinwire.server.round_runner import RoundRunner
 from thinwire.server.run_end import close, dismiss, end
 from thinwire.server.secure_mode import SecureMode
+from thinwire.server.secure_round_runner import SecureRoundRunner
 from thinwire.store import RunRow, Store
 
 PATIENCE_S = 60.0  # a run without `wait_s` then adds to its status what a person can do
@@ -88,7 +89,7 @@ def _rounds(running: RunContext) -> None:
     running.assign(running.mode.sent_again(running))
     if past.line.current and past.line.accepts_replies:
         running.record_resumed(past.line.current.round)
-        _one(running, rebuild_round(running))
+        _one(running, rebuild_round(_runner(running, past.line.current)))
     while past.steps_made < plan.run.rounds and past.scores.reached is None:
         if running.stop_ordered():
             return
@@ -103,7 +104,14 @@ def _rounds(running: RunContext) -> None:
         if (opened := running.mode.open_next(running)) is None:
             _wait_for_busy(running)
             continue
-        _one(running, rebuild_round(running) if past.line.now.since else runner_of(running, opened))
+        current = past.line.current or opened
+        one = _runner(running, current)
+        _one(running, rebuild_round(one) if past.line.now.since else one)
+
+
+def _runner(running: RunContext, opened: RoundOpened) -> RoundRunner:
+    """Return the driver of a round."""
+    return (SecureRoundRunner if running.plan.secure.enabled else RoundRunner)(running, opened)
 
 
 def _one(running: RunContext, one: RoundRunner) -> None:

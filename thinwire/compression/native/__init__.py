@@ -344,9 +344,12 @@ class PackedSymbols(Protocol):
     """Symbols of fewer than 8 bits that stay packed until they are used (`Packed` in codecs/pack_zstd.py)."""
 
     @property
-    def data(self) -> NDArray[np.uint8]: ...
+    def data(self) -> NDArray[np.uint8]:
+        """Return the packed bytes."""
+
     @property
-    def bits(self) -> int: ...
+    def bits(self) -> int:
+        """Return the bits of one symbol."""
 
 
 def stored(symbols: NDArray[Any] | PackedSymbols) -> tuple[int, int]:

@@ -14,7 +14,8 @@ the end.
 
 `support_gap` is the larger one of `support_gap TASK`: accuracy of the dense runs minus that of a support of 0.1, mean
 over the seeds. `support_gap_error TASK` is the standard error of that mean, and `support_gap_last TASK` is the same of
-the last versions. Likewise `no_residual_gap` is the gap of a support of 0.1 with `[uplink] feedback = "none"`.
+the last versions. Likewise `no_residual_gap` is the gap of a support of 0.1 with `[uplink] feedback = "none"`, and
+`momentum_gap` that of the same with server momentum 0.8, which moves a coordinate between two of its windows too.
 """
 
 from __future__ import annotations
@@ -47,12 +48,17 @@ from thinwire.simulation.client_pool import ClientPopulation
 from thinwire.simulation.run import run_sim
 from thinwire.store import Store
 
-DENSE, SPARSE, ALONE = "dense", "support", "no_residual"
+DENSE, SPARSE, ALONE, MOMENTUM = "dense", "support", "no_residual", "momentum"
 SUPPORT = 0.1
 ARMS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     DENSE: {},
     SPARSE: {"secure": {"support": SUPPORT}},
     ALONE: {"secure": {"support": SUPPORT}, "uplink": {"feedback": "none"}},
+    MOMENTUM: {
+        "secure": {"support": SUPPORT},
+        "uplink": {"feedback": "none"},
+        "server": {"optimizer": "fedavgm", "momentum": 0.8},
+    },
 }
 RATES = {"digits": 0.8, "code_lm": 2.0}  # of the fp32 cells
 EVERY = {"digits": 1, "code_lm": 5}  # of the versions of the last quarter, each so-manieth is measured
@@ -84,7 +90,7 @@ def plan_of(task: str, arm: str, rounds: int, seed: int) -> RunPlan:
             "lr": RATES[task], "steps": work.steps, "batch": work.batch, "clip_grad": work.clip, "buffers": "local",
         },
         "secure": {"enabled": True},
-        "uplink": {},
+        "uplink": {}, "server": {},
     }  # fmt: skip
     return RunPlan.from_json({name: {**table, **more.get(name, {})} for name, table in raw.items()})
 
@@ -139,7 +145,7 @@ def figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Return the gaps of each task, and the largest one of each arm."""
     of, found = {(row["task"], row["arm"], row["seed"]): row for row in rows}, dict[str, float]()
     seeds, tasks = sorted({row["seed"] for row in rows}), dict.fromkeys(row["task"] for row in rows)
-    for arm in (SPARSE, ALONE):
+    for arm in (SPARSE, ALONE, MOMENTUM):
         for task in tasks:
             each = [(of[task, DENSE, seed], of[task, arm, seed]) for seed in seeds]
             gaps = [dense["accuracy"] - sparse["accuracy"] for dense, sparse in each]

@@ -135,6 +135,7 @@ ARMS = {
     "dense": "support 1",
     "support": "support 0.1",
     "no_residual": 'support 0.1, `feedback = "none"`',
+    "momentum": 'the same with `[server] optimizer = "fedavgm"`, momentum 0.8',
 }
 
 

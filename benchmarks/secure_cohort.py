@@ -28,9 +28,9 @@ from numpy.typing import NDArray
 from benchmarks.secure_case import CORRUPT, DROPOUT, WEIGHT, WEIGHT_MAX, Case, Meter, row_of
 from thinwire.aggregation.lattice import Lattice, LatticeTerms, Points
 from thinwire.core import Key
+from thinwire.core.types import PHASES
 from thinwire.privacy.contexts import SecureTerms, context_of_round
 from thinwire.privacy.masks import add_masks, add_packed, lane_dtype, pack, packed_size
-from thinwire.privacy.messages import PHASES
 from thinwire.privacy.participant import MaskedVectors, Participant
 from thinwire.privacy.secret_rng import SystemRng
 from thinwire.privacy.secure_round import MaskedSum, Removal, SecureRound

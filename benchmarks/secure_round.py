@@ -43,8 +43,9 @@ from thinwire.cli.main import main
 from thinwire.core import Layout, RunPlan
 from thinwire.core.events import Event, RoundClosed
 from thinwire.core.fleet import TaskReport
-from thinwire.core.secure_events import PHASES, PhaseClosed, SumUnmasked
+from thinwire.core.secure_events import PhaseClosed, SumUnmasked
 from thinwire.core.statedir import AggregatorHome, holder
+from thinwire.core.types import PHASES
 from thinwire.server.submit import submit
 from thinwire.store import Store
 from thinwire.transport.server.app import DeviceApi, Request

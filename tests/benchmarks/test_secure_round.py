@@ -12,7 +12,8 @@ import pytest
 
 from benchmarks.secure_round import PRESETS, figures, plan_of, rounds_of
 from thinwire.core.events import Event, RoundClosed
-from thinwire.core.secure_events import PHASES, PhaseClosed, SumUnmasked
+from thinwire.core.secure_events import PhaseClosed, SumUnmasked
+from thinwire.core.types import PHASES
 
 ROOT = Path(__file__).parents[2]
 TIMES = {"plain_s", "secure_s", "advertise_s", "share_s", "masked_s", "agree_s", "unmask_s", "sum_s"}

@@ -8,9 +8,9 @@ import pytest
 
 from tests.support.secure_cohort import Cohort, name_of, terms_of
 from thinwire.core.errors import PlanError
+from thinwire.core.types import PHASES, Phase
 from thinwire.privacy.contexts import SecureTerms
 from thinwire.privacy.masks import packed_size
-from thinwire.privacy.messages import PHASES, Phase
 from thinwire.privacy.round_cost import phase_bytes
 
 

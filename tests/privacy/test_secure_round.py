@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.secure_cohort import Cohort, name_of, terms_of
+from thinwire.core.types import PHASES
 from thinwire.privacy.contexts import SecureTerms
-from thinwire.privacy.messages import PHASES, BadMessage
+from thinwire.privacy.messages import BadMessage
 from thinwire.privacy.secure_round import Aborted, TooFew
 
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from tests.privacy.write_transcript import FILE, recorded
 from tests.support.secure_cohort import Cohort, identity, name_of, terms_of
+from thinwire.core.types import PHASES
 from thinwire.privacy.masks import centered
-from thinwire.privacy.messages import PHASES
 from thinwire.privacy.secure_round import MaskedSum, SecureRound
 
 GOLDEN = json.loads(FILE.read_text())

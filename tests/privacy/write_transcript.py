@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.secure_cohort import Cohort, name_of, terms_of
-from thinwire.privacy.messages import PHASES, Disclosure, Phase
+from thinwire.core.types import PHASES, Phase
+from thinwire.privacy.messages import Disclosure
 
 FILE = Path(__file__).parents[1] / "golden" / "privacy" / "round.json"
 LOST: dict[Phase, list[str]] = {"masked": [name_of(1)]}

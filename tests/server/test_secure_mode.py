@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from tests.support.secure_cohort import Cohort, name_of, terms_of
-from thinwire.core.types import UpdateId
-from thinwire.privacy.messages import PHASES
+from thinwire.core.types import PHASES, UpdateId
 from thinwire.privacy.secure_round import MaskedSum
 from thinwire.server.round_events import (
     AggregationDone,

@@ -15,8 +15,9 @@ from tests.support.crashes import LAYOUT, Fate, Outcome, Whole, change, killed, 
 from tests.support.secure_fleet import SecureDevice, SecureFleet, SecureTurn
 from thinwire.core import RunPlan
 from thinwire.core.events import ClientFailed, ModelStored, RoundClosed
-from thinwire.core.secure_events import PHASES, PhaseClosed, SumUnmasked
+from thinwire.core.secure_events import PhaseClosed, SumUnmasked
 from thinwire.core.statedir import AggregatorHome
+from thinwire.core.types import PHASES
 from thinwire.privacy.contexts import identity_of, simulated_key
 from thinwire.reports.round_explanation import whys
 from thinwire.reports.round_timing import turns

@@ -13,9 +13,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from tests.support.scripted_rng import ScriptedRng
+from thinwire.core.types import PHASES, Phase
 from thinwire.privacy.contexts import SecureTerms, context_of_round
 from thinwire.privacy.masks import centered, lane_dtype
-from thinwire.privacy.messages import PHASES, Phase
 from thinwire.privacy.participant import MaskedVectors, Participant
 from thinwire.privacy.secure_round import MaskedSum, SecureRound
 

@@ -18,6 +18,7 @@ from thinwire.core import Key, Layout, RunPlan
 from thinwire.core.fleet import Delivery
 from thinwire.core.types import (
     Assignment,
+    Phase,
     PhaseReply,
     ReplyHeader,
     UpdateId,
@@ -32,7 +33,6 @@ from thinwire.privacy.contexts import (
     simulated_key,
     terms_of,
 )
-from thinwire.privacy.messages import Phase
 from thinwire.privacy.participant import Participant, Withdraw
 from thinwire.server.secure_sum import PARTS
 from thinwire.simulation import ScriptedFleet, Turn

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -16,7 +17,7 @@ from tests.support.store_agreement import empty_database
 from thinwire.aggregation import BufferMean
 from thinwire.core import Layout, RunPlan, VirtualClock
 from thinwire.core.events import Event, RoundClosed
-from thinwire.core.fleet import Envelope, Hello, Spool, TaskReport
+from thinwire.core.fleet import SECURE_PARTS, Envelope, Hello, Spool, TaskReport
 from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import Assignment, Vector
 from thinwire.server.run import drive
@@ -115,7 +116,8 @@ class Bench:
         """A device that is there says hello again, with something else in it."""
         device = self.fleet.devices[name]
         assert device.link is not None
-        self.fleet.join(device.link, Hello(name, f"{name}-{device.life}", (REPORT,), **said))
+        hello = Hello(name, f"{name}-{device.life}", (REPORT,), secure=SECURE_PARTS[:2])
+        self.fleet.join(device.link, replace(hello, **said))
 
     def events(self, kind: type[T]) -> list[T]:
         return [event for _, event in self.store.events(self.run_id) if isinstance(event, kind)]

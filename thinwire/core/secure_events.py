@@ -12,12 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal
 
 from thinwire.core.events import Event
-
-Phase = Literal["advertise", "share", "masked", "agree", "unmask"]
-PHASES: Final[tuple[Phase, ...]] = ("advertise", "share", "masked", "agree", "unmask")
 
 
 @dataclass(frozen=True)

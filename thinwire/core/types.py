@@ -41,6 +41,8 @@ Payload: TypeAlias = bytes  # one encoded frame (compression/frame.py)
 Arrived: TypeAlias = bytes | memoryview  # a payload; a view of the spool's file is not read into memory
 Metrics: TypeAlias = Mapping[str, tuple[float, float]]  # name -> (sum, count); sum / count is shown
 AssignmentKind = Literal["describe", "init", "train", "evaluate", "secure", "stop"]
+Phase = Literal["advertise", "share", "masked", "agree", "unmask"]  # of a round with secure aggregation, in order
+PHASES: tuple[Phase, ...] = ("advertise", "share", "masked", "agree", "unmask")
 
 DEVICE_NAME = re.compile(r"[a-z0-9-]{1,63}")
 
@@ -273,8 +275,7 @@ def finite(value: float, what: str) -> float:
     return float(value)
 
 
-FOLLOW_UP = "+"
-PHASE = "~"
+FOLLOW_UP, PHASE = "+", "~"
 
 
 def assignment_id_of(run_id: str, number: int, device: str, follow_up: bool = False) -> str:

@@ -21,15 +21,11 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from thinwire.core import secure_events
 from thinwire.core.errors import BadPayload
-from thinwire.core.types import DEVICE_NAME
+from thinwire.core.types import DEVICE_NAME, Phase
 from thinwire.privacy.contexts import digest, index_list
 from thinwire.privacy.keys import ML_KEM_CIPHERTEXT_BYTES, ML_KEM_PUBLIC_BYTES, PublicKeys
 from thinwire.privacy.shamir import SHARE_BYTES
-
-Phase = secure_events.Phase
-PHASES = secure_events.PHASES
 
 HASH_BYTES = 32
 PROCESS_BYTES = 16

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from thinwire.core.types import Phase
 from thinwire.privacy.contexts import SecureTerms, identity_of, simulated_key
 from thinwire.privacy.keys import ML_KEM_CIPHERTEXT_BYTES, ML_KEM_PUBLIC_BYTES, PublicKeys
 from thinwire.privacy.masks import packed_size
@@ -24,7 +25,6 @@ from thinwire.privacy.messages import (
     Delivery,
     Disclosure,
     HolderShares,
-    Phase,
     Roster,
     Shares,
     Survivors,

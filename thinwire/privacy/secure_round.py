@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thinwire.core.errors import PlanError, ThinwireError
+from thinwire.core.types import PHASES, Phase
 from thinwire.privacy.contexts import (
     SecureTerms,
     agreed_bytes,
@@ -41,14 +42,12 @@ from thinwire.privacy.keys import BadKey, BadSeal, PairKeys, hkdf, unseal
 from thinwire.privacy.masks import add_masks, add_packed, lane_dtype, mask_key, packed_size
 from thinwire.privacy.messages import (
     MAX_SIGNATURE_BYTES,
-    PHASES,
     SECRET_BYTES,
     Advertisement,
     Agreements,
     BadMessage,
     Delivery,
     Disclosure,
-    Phase,
     Roster,
     Shares,
     Survivors,

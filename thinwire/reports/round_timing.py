@@ -18,7 +18,7 @@ from itertools import pairwise
 
 from thinwire.core.clock import downtime_s
 from thinwire.core.events import RoundBecameCurrent
-from thinwire.core.secure_events import PHASES
+from thinwire.core.types import PHASES
 from thinwire.store.read_models import MeasureRow, RoundRow, UpdateRow
 
 ON_DEVICE = ("download", "queue", "load", "evaluate", "train", "encode", "commit")

@@ -14,8 +14,8 @@ from thinwire.core.errors import PlanError
 from thinwire.core.events import NO_STEP
 from thinwire.core.formatting import counted, duration
 from thinwire.core.plan_schema import SecureSection
-from thinwire.core.secure_events import PHASES
 from thinwire.core.secure_numbers import protects, share_of
+from thinwire.core.types import PHASES
 from thinwire.privacy.graph import EVENT_BITS, graph_of_plan
 from thinwire.store.read_models import PhaseRow, RoundRow, RunRow, UpdateRow
 

@@ -23,9 +23,9 @@ from thinwire.aggregation.plan_codecs import lattice_of
 from thinwire.core.errors import DataLost, PlanError
 from thinwire.core.events import CloseReason
 from thinwire.core.secure_numbers import check_numbers
-from thinwire.core.types import SecureWork, UpdateId
+from thinwire.core.types import Phase, SecureWork, UpdateId
 from thinwire.privacy.contexts import context_of_assignment, identity_of, model_digest, simulated_key
-from thinwire.privacy.messages import BadMessage, Phase
+from thinwire.privacy.messages import BadMessage
 from thinwire.privacy.pinned_roster import read_roster
 from thinwire.privacy.secure_round import Aborted, SecureRound, TooFew
 from thinwire.server.round_events import (

@@ -26,8 +26,18 @@ from thinwire.core.events import NO_STEP, Evaluated, Event, RoundOpened
 from thinwire.core.fleet import Envelope
 from thinwire.core.secure_events import PhaseClosed
 from thinwire.core.statedir import private_folder, private_opener, write_atomically
-from thinwire.core.types import Assignment, Part, PhaseReply, ReplyHeader, UpdateId, phase_id, phase_of, training_id
-from thinwire.privacy.messages import Phase, max_bytes
+from thinwire.core.types import (
+    Assignment,
+    Part,
+    Phase,
+    PhaseReply,
+    ReplyHeader,
+    UpdateId,
+    phase_id,
+    phase_of,
+    training_id,
+)
+from thinwire.privacy.messages import max_bytes
 from thinwire.privacy.secure_round import Aborted, Removal
 from thinwire.server import round_events
 from thinwire.server.context import RunContext

@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, Connection, RowMapping, Select, case, func
 
 from thinwire.core.errors import NotFound
 from thinwire.core.fleet import DeviceRow, TaskReport
-from thinwire.core.secure_events import PHASES
+from thinwire.core.types import PHASES
 from thinwire.store.database import Base, Database, upsert
 from thinwire.store.read_models import (
     ClientRow,

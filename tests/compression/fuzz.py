@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from tests.support.codec_examples import SPECS
 from tests.support.hostile_frames import bombs, refused, target
-from tests.support.hostile_lanes import LANES, fuzz_lanes
+from tests.support.hostile_lanes import LANES, LATTICE, fuzz_lanes, fuzz_lattice
 from tests.support.phase_messages import MESSAGES, fuzz_messages
 from thinwire.compression import native
 
@@ -40,6 +40,8 @@ def fuzz(spec: str, frames: int, seed: int = SEED) -> int:
     """
     if spec == LANES:
         return fuzz_lanes(frames, seed)
+    if spec == LATTICE:
+        return fuzz_lattice(frames, seed)
     if spec == MESSAGES:
         return fuzz_messages(frames, seed)
     rng, found = random.Random(zlib.crc32(spec.encode()) ^ seed), 0
@@ -96,7 +98,7 @@ def main() -> int:
     assigned = read.parse_args()
     if assigned.one:
         return one(assigned.one, assigned.frames, assigned.seed)
-    specs, began = [spec for spec in (*SPECS, LANES, MESSAGES) if assigned.only in spec], time.monotonic()
+    specs, began = [spec for spec in (*SPECS, LANES, LATTICE, MESSAGES) if assigned.only in spec], time.monotonic()
     print(f"{len(specs)} decoders, {assigned.frames} frames each, on {', '.join(native.available())}", flush=True)
     with ThreadPoolExecutor(assigned.workers) as pool:
         stood = sum(pool.map(lambda spec: apart(spec, assigned.frames, assigned.seed), specs))

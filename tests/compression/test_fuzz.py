@@ -16,7 +16,7 @@ import pytest
 from tests.compression.fuzz import fuzz
 from tests.support.codec_examples import SPECS, made
 from tests.support.hostile_frames import ONE, WHOLE, bombs, target
-from tests.support.hostile_lanes import LANES
+from tests.support.hostile_lanes import LANES, LATTICE
 from tests.support.phase_messages import MESSAGES
 from thinwire.aggregation import ModelReplica, digest, read_model, write_model
 from thinwire.compression import parse
@@ -37,7 +37,7 @@ print("went on")
 """
 
 
-@pytest.mark.parametrize("spec", [*SPECS, LANES, MESSAGES])
+@pytest.mark.parametrize("spec", [*SPECS, LANES, LATTICE, MESSAGES])
 def test_a_thousand_hostile_frames_are_refused_or_decode_alike_on_two_paths(spec: str) -> None:
     assert FRAMES // 4 < fuzz(spec, FRAMES) < FRAMES
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from unittest.mock import patch
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.support import crashes
-from tests.support.crashes import LAYOUT, Fate, Outcome, Whole, change, killed, undisturbed_once
+from tests.support.crashes import LAYOUT, Fate, Killed, Outcome, Whole, change, killed, undisturbed_once
 from tests.support.secure_fleet import SecureDevice, SecureFleet, SecureTurn
 from thinwire.core import RunPlan
 from thinwire.core.events import ClientFailed, ModelStored, RoundClosed
@@ -23,6 +24,7 @@ from thinwire.reports.round_explanation import whys
 from thinwire.reports.round_timing import turns
 from thinwire.server.model_store import Versions
 from thinwire.server.run import drive
+from thinwire.server.secure_round_runner import SecureRoundRunner
 from thinwire.store import Store
 
 SHARES = 6  # of all places: one test each
@@ -162,3 +164,28 @@ def test_a_crash_anywhere_changes_nothing(undisturbed: Whole, tmp_path: Path, sh
     made, places = undisturbed
     for where, again in killed(World, tmp_path, places, slice(share, None, SHARES)):
         assert again.same() == made.same(), where
+
+
+@pytest.mark.parametrize("phase", ["share", "masked", "agree", "unmask"])
+def test_a_device_that_is_revoked_while_the_aggregator_is_down_is_in_no_later_sum(tmp_path: Path, phase: str) -> None:
+    """Before the survivors are shown it drops out. Afterwards the round ends without a sum."""
+    request, killed_in = SecureRoundRunner._request, list[str]()
+
+    class Revoking(World):
+        def _drive(self, run_id: str, store: Store, agreed: bool = False) -> None:
+            if killed_in:
+                store.roster.revoke("e")
+                self.fleet.die("e")
+            super()._drive(run_id, store, agreed)
+
+    def killed_at(self: SecureRoundRunner, requests: Mapping[str, bytes]) -> None:
+        if self.machine.secure.phase == phase and not killed_in:
+            killed_in.append(phase)
+            raise Killed(phase)
+        request(self, requests)
+
+    with patch.object(SecureRoundRunner, "_request", killed_at):
+        made = Revoking(tmp_path, Fate()).live()
+    assert killed_in
+    assert made.of(RoundClosed)[0].reason == ("aborted" if phase in ("agree", "unmask") else "enough")
+    assert all("e" not in survivors(made, number) for number in range(1, len(made.of(RoundClosed)) + 1))

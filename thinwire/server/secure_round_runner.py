@@ -105,6 +105,9 @@ class SecureRoundRunner(RoundRunner):
         if self.resumed and not self.machine.shut and self.machine.secure.phase == "advertise":
             self._request(dict.fromkeys(self.machine.secure.outstanding, b""))
         self._request(self.machine.requests if not self.machine.shut else {})
+        if self.resumed:  # no event tells of a device that was revoked while no aggregator was running
+            for device in sorted(self.running.revoked() & self.machine.assignments.keys()):
+                self.on(round_events.DeviceDisconnected(device, "revoked"))
         super().run()
 
     def _miss(self, assigned: Iterable[str]) -> None:

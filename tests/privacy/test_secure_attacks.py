@@ -22,7 +22,7 @@ from thinwire.privacy.messages import (
     Shares,
     Survivors,
 )
-from thinwire.privacy.participant import Withdraw, may_refund
+from thinwire.privacy.participant import Withdraw
 from thinwire.privacy.secure_round import Aborted, TooFew
 
 LOW_ORDER = (
@@ -378,13 +378,6 @@ def test_a_withdrawn_client_keeps_no_secret():
     assert not one._held
 
 
-@pytest.mark.parametrize(
-    ("left", "signatures", "refunded"), [(False, 0, True), (True, 0, False), (True, 2, False), (True, 3, True)]
-)
-def test_the_word_of_the_aggregator_alone_refunds_nothing_after_masked(left, signatures, refunded):
-    assert may_refund(left, signatures, threshold=3) is refunded
-
-
 def test_the_sum_holds_a_client_that_answered_nothing_after_its_vector():
     cohort = at("agree")
     for name in map(name_of, range(1, 5)):
@@ -394,4 +387,3 @@ def test_the_sum_holds_a_client_that_answered_nothing_after_its_vector():
     lanes, _ = cohort.sum()
     assert np.array_equal(lanes, cohort.wanted(list(map(name_of, range(5))))[0])
     assert first(cohort).state == "masked"
-    assert not may_refund(True, 0, threshold=3), "the aggregator says that the round was aborted"

@@ -185,8 +185,9 @@ class OutcomeHandler:
     def _back(self, entry: Entry, state: ClientRunState) -> ClientRunState:
         """Return the state as if a dropped update had not been sent.
 
-        A masked update is never restored: once it may have left, the other clients can unmask a sum that holds it, and
-        the aggregator's word that it was dropped proves nothing (`privacy.participant.may_refund`).
+        A masked update is never restored. Once it may have left, the other clients can unmask a sum that holds it,
+        without an answer of this one, and the aggregator's word that it was dropped proves nothing. Restored, it could
+        be summed again in another cohort, and the two sums subtracted (Pasquini et al. 2022).
         """
         if self.plan.secure.enabled:
             self.say(f"round {entry.round}: its update was not used; it left this device, so it is not sent again")

@@ -349,13 +349,3 @@ def valid_agreements(
     return sum(
         index in among and signed_by(clients[index - 1].identity, signature, signed) for index, signature in agreed
     )
-
-
-def may_refund(vector_may_have_left: bool, excluded_by: int, threshold: int) -> bool:
-    """Return True if a client may add a masked update to its residual again after the aggregator reported it dropped.
-
-    `excluded_by` is the number of valid signatures (`valid_agreements`) over survivors without this client. The
-    aggregator's word alone refunds nothing once the masked vector may have left: the other clients can unmask a sum
-    that holds it, without an answer or a signature of this client.
-    """
-    return not vector_may_have_left or excluded_by >= threshold

@@ -84,7 +84,6 @@ def test_under_masks_it_says_what_was_protected_and_at_which_price(place):
     assert found["wire_down_bytes"] > 3 * 3 * secure["dense_update_bytes"], "and the model"
     assert 0 < sum(secure["phases_s"].values()) <= found["rounds_s"]
     assert "is killed (kill -9) in round 2" in done.stderr
-    assert "client-2 failed" not in done.stderr, "a client that was killed is offline, and leaves no round by itself"
 
 
 def test_the_table_of_a_secure_demo_ends_in_the_protection_and_its_price():

@@ -1,4 +1,4 @@
-"""What a secure round of a plan costs a client, in words and numbers: for `plan explain`, `plan check`, `task check`.
+"""Tell what a secure round of a plan costs a client, for `plan explain`, `plan check` and `task check`.
 
 The number of selected clients decides the thresholds and most of the bytes. It follows from the plan if `[cohort]
 clients` is a count, else from the number of devices that are online.

@@ -65,7 +65,7 @@ MASKED = "masked"  # the part of a masked update: it takes one upload
 
 @dataclass(frozen=True)
 class SecureIdentity:
-    """What a device needs for secure rounds.
+    """Holds what a device needs for secure rounds.
 
     `public_key` is its identity key in DER, and `sign` makes the key's ECDSA-SHA256 signature. `pinned` maps device
     names to the identity keys that its owner trusts; None if no roster was pinned. Only tests replace `rng`.

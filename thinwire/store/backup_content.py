@@ -1,4 +1,4 @@
-"""What a backup holds of runs: the files that they need, and what differs for secure runs.
+"""This module selects the files of runs that a backup holds, and decides what differs for secure runs.
 
 A backup has no masked update and no message of an open secure round (ADR 10). A restored aggregator therefore ends such
 a round as aborted, and begins the next one with the number that it has in the restored journal. The lost aggregator may

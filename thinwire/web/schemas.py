@@ -114,7 +114,7 @@ class Went(Answer):
 
 
 class Protection(Answer):
-    """What secure aggregation protects in every round, and what not; `least` are the fewest clients in a sum."""
+    """States what secure aggregation protects in every round, and what not; `least`: the fewest clients in a sum."""
 
     sentence: str
     least: int

@@ -1,4 +1,4 @@
-"""What the demo reports at its end: its document, its table, and what secure aggregation protected at which price."""
+"""This module reports the demo's result: document, table, and what secure aggregation protected at which price."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # One command a line of `make help`. TORCH_INDEX=URL takes torch from that index first (a CPU-only build, for instance).
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test fuzz lint lock bench chromium clean
+.PHONY: help setup demo test fuzz lint lock bench chromium postgresql clean
 .NOTPARALLEL:
 
 VENV := .venv
@@ -25,7 +25,7 @@ demo: $(VENV)/.ready  ## a live federated run of eight processes on this machine
 	@$(BIN)/thinwire demo $(DEMO_ARGS)
 
 # Hundreds of processes import what is compiled once.
-test: $(VENV)/.dev chromium  ## run every test (PYTEST_ARGS="-x tests/cli")
+test: $(VENV)/.dev chromium postgresql  ## run every test (PYTEST_ARGS="-x tests/cli")
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 # Then the service is restarted 100 times under hostile messages: FUZZ_SERVICE_ARGS="--restarts 6 --cases 100".
@@ -95,3 +95,13 @@ chromium:
 	  echo "error: chromium is not installed" >&2; \
 	  echo "why:   the tests of the dashboard look at it in a browser" >&2; \
 	  echo "try:   sudo apt-get install chromium" >&2; exit 1; fi
+
+# Not an error where it is missing: the tests of the store are skipped on PostgreSQL then, with the reason.
+postgresql:
+	@if command -v initdb >/dev/null 2>&1 || ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1; then exit 0; fi; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then \
+	  echo "installing PostgreSQL for the tests of the store" >&2; \
+	  apt-get update -qq >/dev/null && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq postgresql >/dev/null; \
+	else \
+	  echo "PostgreSQL is not installed, so the store is tested on SQLite only" >&2; \
+	  echo "try:   sudo apt-get install postgresql" >&2; fi

@@ -1,21 +1,25 @@
-"""A store in a folder of its own; THINWIRE_TEST_POSTGRES (a URL) runs the same tests on PostgreSQL too."""
+"""A store in a folder of its own, and one on PostgreSQL: each test of a store runs on both."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine, text
 
 from tests.support.backups import Place
+from tests.support.postgres import empty_database, execute
 from thinwire.core.clock import VirtualClock
 from thinwire.core.statedir import AggregatorHome
 from thinwire.store import Store
 from thinwire.store.backup import back_up
 
-POSTGRES = os.environ.get("THINWIRE_TEST_POSTGRES", "")
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[str]:
+    """The URL of a database of PostgreSQL that this process may empty."""
+    with empty_database() as url:
+        yield url
 
 
 @pytest.fixture
@@ -23,13 +27,14 @@ def clock() -> VirtualClock:
     return VirtualClock()
 
 
-@pytest.fixture(params=["sqlite", *(["postgres"] if POSTGRES else [])])
+@pytest.fixture(params=["sqlite", "postgres"])
 def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Of an empty database."""
+    """The address of an empty database."""
     if request.param == "sqlite":
         return str(tmp_path / "store.sqlite3")
-    empty_postgres()
-    return POSTGRES
+    url: str = request.getfixturevalue("postgres")
+    execute(url, "DROP SCHEMA public CASCADE", "CREATE SCHEMA public")
+    return url
 
 
 @pytest.fixture
@@ -52,11 +57,3 @@ def file(place: Place, tmp_path: Path) -> Path:
 @pytest.fixture
 def there(tmp_path: Path) -> AggregatorHome:
     return AggregatorHome(tmp_path / "there" / "aggregator")
-
-
-def empty_postgres() -> None:
-    engine = create_engine(POSTGRES.replace("postgresql://", "postgresql+psycopg://"))
-    with engine.begin() as connection:
-        connection.execute(text("DROP SCHEMA public CASCADE"))
-        connection.execute(text("CREATE SCHEMA public"))
-    engine.dispose()

@@ -38,7 +38,7 @@ class Stopping(SyntheticUpdates):
     def begin(self, delivery: Delivery, turn: Turn) -> Turn:
         assignment, step_s = delivery.assignment, turn.compute_s / STEPS
         left_s = 0.9 * assignment.deadline_s - turn.download_s - turn.sending_s(0)
-        fit = STEPS if step_s * STEPS <= left_s else int(left_s / step_s)
+        fit = STEPS if step_s * STEPS <= max(left_s, 0.0) else int(left_s / step_s)
         self.made[assignment.assignment_id] = steps = max(self.least, fit)
         return replace(turn, compute_s=steps * step_s)
 

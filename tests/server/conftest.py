@@ -10,7 +10,7 @@ import pytest
 from thinwire.server.state import snapshot
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def snapshots_often() -> Iterator[None]:
     with patch.object(snapshot, "SNAPSHOT_ROUNDS", 2):
         yield

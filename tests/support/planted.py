@@ -30,6 +30,7 @@ WHOLE = ("<i1", "<i2", "<i4", "<i8")
 MAGIC = {b"\x28\xb5\x2f\xfd": "zstd", b"\x78\x9c": "zlib", b"\x78\x01": "zlib", b"\x78\xda": "zlib"}
 PAGE = 4096
 INFLATED = 1 << 20  # bytes that are inflated of one stream
+WORD, LOOK = 4, 1 << 18
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,8 @@ class Planted:
 
     @property
     def loss(self) -> float:
-        """The loss of each example that a model is evaluated on: a float32."""
-        return float(np.float32(2.718281828 + 0.31415926 * self.number))
+        """The loss of each example that a model is evaluated on: a float32. No client's is the mean of all."""
+        return float(np.float32(2.718281828 + 0.31415926 * self.number**2))
 
     @property
     def buffer(self) -> NDArray[np.float32]:
@@ -110,15 +111,47 @@ class Search:
 
     def in_blob(self, blob: bytes) -> set[str]:
         """The names of what is in these bytes, or in a stream within them that is deflated or zstd'ed."""
-        every = [blob, *_streams(blob)]
-        return {name for name, forms in self.forms.items() if any(f in data for data in every for f in forms)}
+        return {name for data in (blob, *_streams(blob)) for name, form in self._likely(data) if form in data}
+
+    @cached_property
+    def _by_word(self) -> dict[int, list[tuple[str, bytes]]]:
+        """The forms by one of the words within: that with the most different bytes, which is the rarest by chance."""
+        found: dict[int, list[tuple[str, bytes]]] = {}
+        for name, forms in self.forms.items():
+            for form in forms:
+                words = [form[at : at + WORD] for at in range(len(form) - WORD + 1)]
+                rarest = max(words, key=lambda word: len(set(word)))
+                found.setdefault(int.from_bytes(rarest, "little"), []).append((name, form))
+        return found
+
+    @cached_property
+    def _table(self) -> NDArray[np.bool_]:
+        """Whether a word of this hash is one of `_by_word`."""
+        table = np.zeros(1 << 16, np.bool_)
+        table[_hashed(np.array(list(self._by_word), np.uint32))] = True
+        return table
+
+    def _likely(self, data: bytes) -> Iterator[tuple[str, bytes]]:
+        """All forms whose word is in these bytes: one look at memory of 100 MB for all forms, and not one for each."""
+        found = set[int]()
+        for begin in range(0, len(data), LOOK):  # what numpy makes of a look stays in the cache
+            for at in range(begin, min(begin + WORD, len(data) - WORD + 1)):
+                count = min(LOOK, len(data) - at) // WORD
+                words = np.frombuffer(data, "<u4", count, at)
+                found.update(np.unique(words[self._table[_hashed(words)]]).tolist())
+        for word in found & self._by_word.keys():
+            yield from self._by_word[word]
+
+
+def _hashed(words: NDArray[np.uint32]) -> NDArray[np.uint16]:
+    return ((words * np.uint32(0x9E3779B1)) >> np.uint32(16)).astype(np.uint16)
 
 
 def _streams(blob: bytes) -> Iterator[bytes]:
     for magic, kind in MAGIC.items():
         at = blob.find(magic)
         while at >= 0:
-            part = blob[at : at + INFLATED]
+            part = memoryview(blob)[at : at + INFLATED]
             try:
                 if kind == "zstd":
                     yield zstandard.ZstdDecompressor().decompressobj().decompress(part)

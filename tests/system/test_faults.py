@@ -8,8 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-
-import pytest
+from functools import partial
 
 from tests.support.frozen import children, frozen
 from tests.support.processes import EXAMPLE, Site, kill
@@ -81,33 +80,52 @@ def in_time_with_a_part_of_its_work(site: Site, run_id: str, device: str) -> Upd
     return seen()[-1]
 
 
-@pytest.mark.parametrize("what", ["missing", "older"])
-def test_a_device_that_comes_back_without_its_state_or_with_an_older_one_begins_at_zero_and_that_is_recorded(
-    site: Site, what: str
+def test_a_device_that_is_killed_loses_nothing_with_its_state_and_begins_at_zero_without_it_or_with_an_older_one(
+    site: Site,
 ) -> None:
+    """What it had lost is recorded, once."""
     site.start_aggregator()
     site.start_client("pi-a", 0, 2)
-    losing = site.start_client("pi-b", 1, 2)
+    killed = site.start_client("pi-b", 1, 2)
     run_id = site.begin(*LONG)
     mine = site.home / "clients" / "pi-b" / "runs"
     copy = site.home.parent / "copy"
+
+    def lost() -> list[StateLost]:
+        return [e for e in site.events(run_id) if isinstance(e, StateLost)]
+
     site.until_event(run_id, RoundClosed, count=2)
-    if what == "older":
-        with frozen(losing.pid):
-            shutil.copytree(mine, copy)
-    now = len([e for e in site.events(run_id) if isinstance(e, RoundClosed)])
-    site.until_event(run_id, RoundClosed, count=now + 2)
-    kill(losing)
-    shutil.rmtree(mine)
-    if what == "older":
-        shutil.copytree(copy, mine)
-    site.start_client("pi-b", 1, 2)
-    site.until_event(run_id, StateLost, device="pi-b", why=what)
-    (lost,) = [e for e in site.events(run_id) if isinstance(e, StateLost)]
-    (told,) = [e for e in site.events(run_id) if isinstance(e, UpdateAccepted) and e.update_id == lost.update_id]
-    site.until_event(run_id, RoundClosed, round=told.round + 1)
-    assert len([e for e in site.events(run_id) if isinstance(e, StateLost)]) == 1, "it is told once"
+    with frozen(killed.pid):
+        shutil.copytree(mine, copy)
+    for what in ("whole", "older", "missing"):
+        now = len([e for e in site.events(run_id) if isinstance(e, RoundClosed)])
+        site.until_event(run_id, RoundClosed, count=now + 2)
+        told_before = len(lost())
+        kill(killed)
+        if what != "whole":
+            shutil.rmtree(mine)
+        if what == "older":
+            shutil.copytree(copy, mine)
+        again = len([e for e in site.events(run_id) if isinstance(e, RoundOpened)])
+        killed = site.start_client("pi-b", 1, 2)
+        if what == "whole":
+            site.until(partial(accepted_after, site, run_id, "pi-b", again))
+            assert lost() == []
+        else:
+            site.until_event(run_id, StateLost, device="pi-b", why=what)
+            event = lost()[-1]
+            (told,) = [
+                e for e in site.events(run_id) if isinstance(e, UpdateAccepted) and e.update_id == event.update_id
+            ]
+            site.until_event(run_id, RoundClosed, round=told.round + 1)
+            assert len(lost()) == told_before + 1, "it is told once"
     stopped(site, run_id)
+
+
+def accepted_after(site: Site, run_id: str, device: str, round_: int) -> bool:
+    """Whether an update for a later round was accepted of this device."""
+    found = [e for e in site.events(run_id) if isinstance(e, UpdateAccepted) and e.device == device]
+    return any(e.assignment_round > round_ for e in found)
 
 
 def test_a_second_live_process_of_one_device_is_refused_and_the_first_goes_on(site: Site) -> None:
@@ -175,46 +193,20 @@ def test_an_upload_that_is_cut_half_way_is_gone_on_with(site: Site) -> None:
     assert set(reasons) <= {"all", "stopped"}, "no answer was given up"
 
 
-def test_an_assignment_that_is_answered_twice_counts_once(site: Site) -> None:
+def test_an_update_that_is_sent_twice_counts_once_and_garbage_is_dropped(site: Site) -> None:
     site.start_aggregator()
-    site.start_client("pi-a", 0, 2)
-    site.start_client("pi-b", 1, 2, program=("tests.support.liar", "twice"))
-    run_id = site.begin(*LONG)
+    site.start_client("pi-a", 0, 3)
+    site.start_client("pi-b", 1, 3, program=("tests.support.liar", "twice"))
+    site.start_client("pi-c", 2, 3, program=("tests.support.liar", "garbage"))
+    run_id = site.begin("run.rounds=500", "cohort.wait_for=3", "local.steps=20")
     site.until_event(run_id, UpdateDropped, device="pi-b", reason="duplicate")
-    stopped(site, run_id)
-    accepted = [e.assignment_id for e in site.events(run_id) if isinstance(e, UpdateAccepted)]
-    assert len(accepted) == len(set(accepted))
-
-
-def test_garbage_is_dropped_and_the_others_count(site: Site) -> None:
-    site.start_aggregator()
-    site.start_client("pi-a", 0, 2)
-    site.start_client("pi-b", 1, 2, program=("tests.support.liar", "garbage"))
-    run_id = site.begin(*LONG)
-    site.until_event(run_id, UpdateDropped, device="pi-b", count=2)
+    site.until_event(run_id, UpdateDropped, device="pi-c", count=2)
     site.until_event(run_id, RoundClosed, count=2)
     stopped(site, run_id)
     events = site.events(run_id)
-    dropped = {e.reason for e in events if isinstance(e, UpdateDropped) and e.device == "pi-b"}
+    accepted = [e.assignment_id for e in events if isinstance(e, UpdateAccepted)]
+    assert len(accepted) == len(set(accepted))
+    dropped = {e.reason for e in events if isinstance(e, UpdateDropped) and e.device == "pi-c"}
     assert "bad-payload" in dropped
-    assert {u.split("/")[1] for e in events if isinstance(e, RoundClosed) for u in e.aggregated} == {"pi-a"}
-
-
-def test_a_device_that_is_killed_and_comes_back_with_its_state_loses_nothing(site: Site) -> None:
-    site.start_aggregator()
-    site.start_client("pi-a", 0, 2)
-    dying = site.start_client("pi-b", 1, 2)
-    run_id = site.begin(*LONG)
-    site.until_event(run_id, RoundClosed, count=2)
-    kill(dying)
-    again = len([e for e in site.events(run_id) if isinstance(e, RoundOpened)])
-    site.start_client("pi-b", 1, 2)
-    site.until(
-        lambda: any(
-            e.device == "pi-b" and e.assignment_round > again
-            for e in site.events(run_id)
-            if isinstance(e, UpdateAccepted)
-        )
-    )
-    assert [e for e in site.events(run_id) if isinstance(e, StateLost)] == []
-    stopped(site, run_id)
+    aggregated = {u.split("/")[1] for e in events if isinstance(e, RoundClosed) for u in e.aggregated}
+    assert aggregated == {"pi-a", "pi-b"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 
@@ -106,35 +107,42 @@ def test_changes_of_the_model_outlive_a_kill_of_either_end_and_a_lost_disk(site:
     aggregated_once(site, run_id)
 
 
-def test_another_key_for_a_known_name_is_refused(site: Site) -> None:
-    site.start_aggregator()
-    mine = site.start_client("pi-a")
-    site.until(lambda: [d.row.name for d in site.store().devices()] == ["pi-a"])
-    kill(mine)
-    other = site.call(
-        "client", "start", "--aggregator", f"http://{site.listen}", "--task", f"digits={EXAMPLE / 'task.py'}",
-        "--name", "pi-a", "--once", home=site.home.parent / "another",
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """A site at whose aggregator pi-a has registered, for tests that change neither."""
+    made = Site(tmp_path_factory.mktemp("served") / "home")
+    try:
+        made.start_aggregator()
+        made.start_client("pi-a")
+        made.until(lambda: [d.row.name for d in made.store().devices()] == ["pi-a"])
+        yield made
+    finally:
+        made.close()
+
+
+def test_another_key_for_a_known_name_is_refused(served: Site) -> None:
+    other = served.call(
+        "client", "start", "--aggregator", f"http://{served.listen}", "--task", f"digits={EXAMPLE / 'task.py'}",
+        "--name", "pi-a", "--once", home=served.home.parent / "another",
     )  # fmt: skip
     assert other.returncode == 5, other.stderr
     assert "pi-a" in other.stdout + other.stderr
 
 
-def test_a_run_waits_for_its_devices_and_says_who_is_missing(site: Site) -> None:
-    site.start_aggregator()
-    site.start_client("pi-a")
-    run_id = site.begin("run.rounds=1", 'cohort.wait_for=["pi-a", "pi-b"]')
-    site.until(lambda: "missing pi-b" in site.run(run_id).status_text)
-    assert site.run(run_id).status_text == "waiting: 1 of 2 devices (missing pi-b)"
-    assert site.typed("runs", "stop", run_id).returncode == 0
-    row = site.until_done(run_id)
+def test_a_run_waits_for_its_devices_and_says_who_is_missing(served: Site) -> None:
+    run_id = served.begin("run.rounds=1", 'cohort.wait_for=["pi-a", "pi-b"]')
+    served.until(lambda: "missing pi-b" in served.run(run_id).status_text)
+    assert served.run(run_id).status_text == "waiting: 1 of 2 devices (missing pi-b)"
+    assert served.typed("runs", "stop", run_id).returncode == 0
+    row = served.until_done(run_id)
     assert (row.status, row.exit_code) == ("stopped", 10)
 
 
-def test_two_aggregators_in_one_folder_are_refused(site: Site) -> None:
-    first = site.start_aggregator()
-    second = site.call("aggregator", "start", "--no-dashboard", "--listen", "127.0.0.1:0")
+def test_two_aggregators_in_one_folder_are_refused(served: Site) -> None:
+    second = served.call("aggregator", "start", "--no-dashboard", "--listen", "127.0.0.1:0")
+    assert served.aggregator is not None
     assert second.returncode == 1
-    assert f"runs here already: process {first.pid}, its device API at {site.listen}" in second.stderr
+    assert f"runs here already: process {served.aggregator.pid}, its device API at {served.listen}" in second.stderr
 
 
 def test_without_an_aggregator_run_says_how_to_start_one_and_once_gives_up(site: Site) -> None:
@@ -148,12 +156,11 @@ def test_without_an_aggregator_run_says_how_to_start_one_and_once_gives_up(site:
     assert "error" in client.stdout + client.stderr
 
 
-@pytest.mark.parametrize("order", ["stop"])
-def test_an_aggregator_ends_when_told_and_its_run_waits(site: Site, order: str) -> None:
+def test_an_aggregator_ends_when_told_and_its_run_waits(site: Site) -> None:
     running = site.start_aggregator()
     site.start_client("pi-a")
     run_id = site.begin("run.rounds=500", "local.steps=5")
     site.until_event(run_id, RoundClosed, count=2)
-    assert site.typed("aggregator", order).returncode == 0
+    assert site.typed("aggregator", "stop").returncode == 0
     assert running.wait(60) == 0
     assert site.run(run_id).status == "running"

@@ -88,3 +88,12 @@ def test_the_full_preset_has_the_cases_of_the_design():
     assert {case.rotate for case in cases} == {0, 1 << 12, 1 << 14, 1 << 16}
     assert {case.post_quantum for case in cases} == {False, True}
     assert PRESETS["full"].cohorts[0] == PRESETS["small"].cohorts[0] == (10, RESNET_50)
+
+
+def test_the_committed_preset_lacks_of_the_full_one_only_rows_of_flower_that_take_long():
+    committed, full = ([*PRESETS[name].cases()] for name in ("committed", "full"))
+    missing = [case for case in full if case not in committed]
+    assert {(system, case.clients, case.params) for system, case in missing} == {
+        (THEIRS, 50, RESNET_50), (THEIRS, 100, RESNET_50)
+    }  # fmt: skip
+    assert [case for case in full if case not in missing] == committed

@@ -16,6 +16,7 @@ the end.
 over the seeds. `support_gap_error TASK` is the standard error of that mean, and `support_gap_last TASK` is the same of
 the last versions. Likewise `no_residual_gap` is the gap of a support of 0.1 with `[uplink] feedback = "none"`, and
 `momentum_gap` that of the same with server momentum 0.8, which moves a coordinate between two of its windows too.
+`adam_gap` is that of the same with FedAdam, whose learning rate and momentum were chosen on other seeds.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from thinwire.simulation.client_pool import ClientPopulation
 from thinwire.simulation.run import run_sim
 from thinwire.store import Store
 
-DENSE, SPARSE, ALONE, MOMENTUM = "dense", "support", "no_residual", "momentum"
+DENSE, SPARSE, ALONE, MOMENTUM, ADAM = "dense", "support", "no_residual", "momentum", "adam"
 SUPPORT = 0.1
 ARMS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     DENSE: {},
@@ -58,6 +59,11 @@ ARMS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "secure": {"support": SUPPORT},
         "uplink": {"feedback": "none"},
         "server": {"optimizer": "fedavgm", "momentum": 0.8},
+    },
+    ADAM: {
+        "secure": {"support": SUPPORT},
+        "uplink": {"feedback": "none"},
+        "server": {"optimizer": "fedadam", "lr": 0.03, "momentum": 0.8},
     },
 }
 RATES = {"digits": 0.8, "code_lm": 2.0}  # of the fp32 cells
@@ -145,7 +151,7 @@ def figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Return the gaps of each task, and the largest one of each arm."""
     of, found = {(row["task"], row["arm"], row["seed"]): row for row in rows}, dict[str, float]()
     seeds, tasks = sorted({row["seed"] for row in rows}), dict.fromkeys(row["task"] for row in rows)
-    for arm in (SPARSE, ALONE, MOMENTUM):
+    for arm in (SPARSE, ALONE, MOMENTUM, ADAM):
         for task in tasks:
             each = [(of[task, DENSE, seed], of[task, arm, seed]) for seed in seeds]
             gaps = [dense["accuracy"] - sparse["accuracy"] for dense, sparse in each]

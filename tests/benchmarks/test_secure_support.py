@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.secure_support import ALONE, ARMS, DENSE, MOMENTUM, PRESETS, RATES, SPARSE, figures, plan_of
+from benchmarks.secure_support import ADAM, ALONE, ARMS, DENSE, MOMENTUM, PRESETS, RATES, SPARSE, figures, plan_of
 from thinwire.aggregation import codecs
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +26,7 @@ def test_it_runs_and_the_document_has_its_shape() -> None:
     found = json.loads(done.stdout)
     assert (found["benchmark"], found["preset"]) == ("secure_support", "tiny")
     assert [(row["task"], row["arm"]) for row in found["rows"]] == [("digits", arm) for arm in ARMS]
-    dense, sparse, alone, _ = found["rows"]
+    dense, sparse, alone, *_ = found["rows"]
     assert sparse["payload_up"] == alone["payload_up"] < dense["payload_up"] / 8, "a tenth of the coordinates travels"
     assert all(0 < row[name] <= 1 for row in found["rows"] for name in ("accuracy", "last"))
     assert {"support_gap", "support_gap digits", "no_residual_gap"} <= found["figures"].keys()
@@ -35,7 +35,8 @@ def test_it_runs_and_the_document_has_its_shape() -> None:
 def test_the_gaps_are_means_over_the_seeds_and_the_larger_task_counts() -> None:
     accuracy = {("digits", DENSE): 0.9, ("digits", SPARSE): 0.875, ("digits", ALONE): 0.5, ("code_lm", DENSE): 0.75,
                 ("code_lm", SPARSE): 0.625, ("code_lm", ALONE): 0.5,
-                ("digits", MOMENTUM): 0.75, ("code_lm", MOMENTUM): 0.5}  # fmt: skip
+                ("digits", MOMENTUM): 0.75, ("code_lm", MOMENTUM): 0.5,
+                ("digits", ADAM): 0.75, ("code_lm", ADAM): 0.5}  # fmt: skip
     rows = [
         {"task": task, "arm": arm, "seed": seed, "accuracy": value + seed / 8 * (arm == DENSE), "last": value}
         for ((task, arm), value), seed in product(accuracy.items(), (0, 1))

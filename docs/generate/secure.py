@@ -43,7 +43,32 @@ def secure_sum_part() -> str:
     ]
     header = ("figure", "measured", "goal", "what it is")
     about = measured(document, SHARED, f"figures at {size}")
-    return "\n\n".join((about, table(header, lines), _cases(document["rows"])))
+    return "\n\n".join((about, table(header, lines), _ratios(document["rows"]), _cases(document["rows"])))
+
+
+def _ratios(rows: Sequence[Row]) -> str:
+    """Return their processor time over ours for each case that both have."""
+    ours, theirs = (
+        {
+            (row["params"], row["clients"], row["dropout"]): row
+            for row in rows
+            if row["system"] == system and _plain(row)
+        }
+        for system in ("thinwire", "flwr")
+    )
+    header = ("parameters", "clients", "drop-outs", "client, theirs over ours", "aggregator, theirs over ours")
+    lines = [
+        (
+            f"{params / 1e6:.2f} M", str(clients), f"{dropout:.0%}",
+            *(f"{row[name] / ours[params, clients, dropout][name]:.1f}" for name in ("client_cpu_s", "server_cpu_s")),
+        )
+        for (params, clients, dropout), row in theirs.items()
+    ]  # fmt: skip
+    return table(header, lines)
+
+
+def _plain(row: Row) -> bool:
+    return (row["bits"], row["support"], row["rotate"], row["post_quantum"]) == (8, 1, 0, False)
 
 
 def _lines(figures: Mapping[str, float], told: Mapping[str, Any], bound: str) -> list[tuple[str, ...]]:
@@ -55,10 +80,21 @@ def _lines(figures: Mapping[str, float], told: Mapping[str, Any], bound: str) ->
 
 
 def _cases(rows: Sequence[Row]) -> str:
-    header = ("who", "parameters", "case", "client ms", "aggregator ms", "uplink MB", "client models", "server models")
+    header = (
+        "who",
+        "parameters",
+        "clients",
+        "case",
+        "client ms",
+        "aggregator ms",
+        "uplink MB",
+        "client models",
+        "server models",
+    )
     lines = [
         (
-            "**Thinwire**" if row["system"] == "thinwire" else "Flower", f"{row['params'] / 1e6:.2f} M", _case(row),
+            "**Thinwire**" if row["system"] == "thinwire" else "Flower", f"{row['params'] / 1e6:.2f} M",
+            str(row["clients"]), _case(row),
             *(f"{1000 * row[name]:.0f}" for name in ("client_cpu_s", "server_cpu_s")),
             f"{row['uplink_bytes'] / 1e6:.2f}",
             *(f"{row[name]:.2f}" for name in ("client_peak_models", "server_peak_models")),
@@ -71,7 +107,7 @@ def _cases(rows: Sequence[Row]) -> str:
 def _case(row: Row) -> str:
     told = [f"{row['bits']} bits"] if row["system"] == "thinwire" else []
     told += [f"support {row['support']:g}"] * (row["support"] != 1)
-    told += ["rotation"] * bool(row["rotate"]) + ["ML-KEM"] * bool(row["post_quantum"])
+    told += [f"rotation {row['rotate']}"] * bool(row["rotate"]) + ["ML-KEM"] * bool(row["post_quantum"])
     return ", ".join([*told, *[f"{row['dropout']:.0%} drop-outs"] * bool(row["dropout"])]) or "plain"
 
 
@@ -136,6 +172,7 @@ ARMS = {
     "support": "support 0.1",
     "no_residual": 'support 0.1, `feedback = "none"`',
     "momentum": 'the same with `[server] optimizer = "fedavgm"`, momentum 0.8',
+    "adam": 'the same with `[server] optimizer = "fedadam"`, lr 0.03, momentum 0.8',
 }
 
 

@@ -36,3 +36,4 @@
 #include "eden.hpp"
 #include "eden_add.hpp"
 #include "lattice.hpp"
+#include "sampler.hpp"

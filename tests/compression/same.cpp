@@ -249,6 +249,24 @@ void of_size(int64_t size) {
         show("lanes_add_packed", size, lanes);
     }
     lattice(values, into);
+    // Thresholds of about equal distances, and many near 2^63, as in a tail; the first word equals one.
+    std::vector<uint64_t> thresholds, words(n);
+    std::memcpy(words.data(), stream.data(), stream.size());
+    for (uint64_t k = 1; k < 40; ++k) thresholds.push_back((k << 57) + k);
+    for (uint64_t k = 40; k > 0; --k) thresholds.push_back((uint64_t{1} << 63) - (k << 50));
+    thresholds.push_back(uint64_t{1} << 63);
+    std::vector<uint32_t> guide;
+    for (uint64_t part = 0, at = 0; part <= 16; ++part) {
+        while (thresholds[at] < part << 59) ++at;
+        guide.push_back(static_cast<uint32_t>(at));
+    }
+    for (const bool equal : {false, true}) {
+        std::vector<int32_t> drawn(n);
+        if (equal) words[n / 2] = 2 * thresholds[7];
+        const int64_t count = TW(sampler_draw)(words.data(), size, thresholds.data(), guide.data(), 4, drawn.data());
+        std::printf("sampler_draw %lld\n", static_cast<long long>(count));
+        show("its draws", size, drawn);
+    }
     std::vector<int32_t> places(n);
     std::vector<uint32_t> found(n);
     const int64_t reached = TW(reaching)(x, size, bits_of(0.5f), 0, size, places.data(), found.data());

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 # Pointers are c_void_p: callers pass addresses of arrays as integers, after they checked dtype, order and size.
 P, I64, I32, U32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_uint32
 F32, F64 = ctypes.c_float, ctypes.c_double
-ABI = 3  # the version of these signatures: change it here and in csrc/paths.cpp whenever one of them changes
+ABI = 4  # the version of these signatures: change it here and in csrc/paths.cpp whenever one of them changes
 SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "finite": (I32, [P, I64]),
     "add_finite": (I32, [P, P, I64, F32]),
@@ -87,6 +87,7 @@ SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "lattice_squares": (None, [P, P, I64, I64, P]),
     "lattice_round": (U32, [P, P, I64, I64, I64, I64, F32, F32, I32, U32, I32, P, P, I32, P]),
     "lattice_add": (U32, [P, I32, I32, P, I64, I64, I64, I64, I32, U32, F32, I32, P, P]),
+    "sampler_draw": (I64, [P, I64, P, P, I32, P]),
 }
 
 

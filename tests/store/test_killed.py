@@ -26,7 +26,12 @@ def test_killed_at_any_step_journal_and_tables_agree_and_the_run_goes_on(tmp_pat
             with Store.open(path) as store:
                 assert_sums_agree(store, run_id)
                 journalled = [e.round for _, e in store.events(run_id) if isinstance(e, RoundOpened)]
-                assert journalled == [row.round for row in store.rounds(run_id)]
+                rounds = store.rounds(run_id)
+                assert journalled == [row.round for row in rounds]
+                assert journalled == [entry.round for entry in store.privacy.rows("ward")]
+                ends = ["reserved" if row.closed_at is None else "committed" for row in rounds]
+                assert ends == [entry.state for entry in store.privacy.rows("ward")]
+                assert store.privacy.spent_by_device("ward", ["pi-01"])["pi-01"].get("{}", 0) == len(rounds)
         writer.stdin.close()
         assert writer.wait(60) == 0
     with Store.open(path) as store:

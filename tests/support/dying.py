@@ -17,6 +17,7 @@ from sqlalchemy import event
 
 from tests.support.store_story import DEVICES, accepted, closed, header, opened
 from thinwire.core.events import UpdateAggregated
+from thinwire.core.privacy_events import PrivacyCommitted, PrivacyReserved
 from thinwire.store import Store
 
 
@@ -46,11 +47,13 @@ def _work(path: str, steps: int) -> None:
 
 
 def _round(store: Store, run_id: str, number: int) -> None:
-    store.record(run_id, opened(run_id, number))
+    reserved = PrivacyReserved(10.0 * number, number, "ward", "{}", list(DEVICES))
+    store.record(run_id, [*opened(run_id, number), reserved])
     aggregated = [header(run_id, number, device) for device in DEVICES]
     for reply in aggregated:
         store.record(run_id, [accepted(reply, number), UpdateAggregated(15.0, number, str(reply.update_id), 0.1)])
-    store.record(run_id, [closed(number, [str(reply.update_id) for reply in aggregated])])
+    end = closed(number, [str(reply.update_id) for reply in aggregated])
+    store.record(run_id, [end, PrivacyCommitted(20.0, number, "ab" * 32)])
 
 
 if __name__ == "__main__":

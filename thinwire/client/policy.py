@@ -63,10 +63,17 @@ class Policy(Section):
         default=None, description="the values of [privacy] mode that are private enough; left out: all, off among them"
     )
     max_epsilon: Positive | None = Field(
-        default=None, description="largest epsilon of a whole run; a plan without it is declined"
+        default=None,
+        description="most epsilon that this device's data may have spent after an assignment, over all runs, by the "
+        "device's own ledger; a plan without privacy is declined",
     )
     max_delta: Annotated[float, Field(gt=0, lt=1)] = Field(
-        default=1e-5, description="largest delta that goes with `max_epsilon`"
+        default=1e-5, description="delta at which the device computes the epsilon of `max_epsilon`"
+    )
+    max_participations: Count | None = Field(
+        default=None,
+        description="most releases of one population in which this device's data may take part, over all runs, by the "
+        "device's own ledger; a plan without privacy is declined",
     )
     min_noise: NotNegative = Field(default=0.0, description="least [privacy] noise_multiplier; 0: any, also none")
     rounds_a_day: Count | None = Field(

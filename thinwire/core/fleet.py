@@ -51,6 +51,18 @@ class TaskReport:
 SECURE_PARTS = ("secure", "secure.post_quantum", "secure.malicious")
 
 
+KEY_LETTERS = 16  # of a population's key: two populations of one ledger share one with probability 2^-64
+
+
+def population_key(population: str) -> str:
+    """Return the letters by which a device reports a population: only an aggregator that knows its name has a use.
+
+    >>> population_key("ward")
+    '96b8f576c788b75e'
+    """
+    return hashlib.sha256(population.encode()).hexdigest()[:KEY_LETTERS]
+
+
 @dataclass(frozen=True)
 class Hello:
     """Holds the message by which a client introduces itself when it connects.
@@ -60,7 +72,8 @@ class Hello:
     behind). `holds` are the pins of the CAs that the client trusts. `plans` are the digests of the resolved plans that
     it has stored. `has` is the device's equipment. `open_runs` maps the runs whose state the device keeps, and of whose
     end it does not know, to their identities. `secure` is what the device can do of a plan's [secure] table, of
-    `SECURE_PARTS`.
+    `SECURE_PARTS`. `booked` are the releases in its own privacy ledger by the `population_key`, and `booked_head` is
+    the hash of the ledger's last line: an aggregator that knows of fewer has lost some.
     """
 
     name: str
@@ -75,6 +88,8 @@ class Hello:
     has: Equipment = NOTHING_SAID
     open_runs: Mapping[str, str] = field(default_factory=dict)
     secure: tuple[str, ...] = ()
+    booked: Mapping[str, int] = field(default_factory=dict)
+    booked_head: str = ""
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ from thinwire.core.statedir import (
     require_its_database,
     sync_path,
 )
-from thinwire.store.backup_content import leave_out, missing_files, renew
+from thinwire.store.backup_content import leave_out, lose_reservations, missing_files, renew
 from thinwire.store.schema import check_file, copy_file, require_known
 from thinwire.store.store import Store
 
@@ -284,10 +284,14 @@ def _write(stage: Path, target: Path, manifest: Manifest) -> Manifest:
 
 @dataclass(frozen=True)
 class Restored:
-    """The result of a restore; `replaced` is the new path of the previous state directory, if there was one."""
+    """The result of a restore; `replaced` is the new path of the previous state directory, if there was one.
+
+    `reservations` is the number of entries in the privacy ledger, which lacks those since the backup.
+    """
 
     manifest: Manifest
     replaced: Path | None
+    reservations: int = 0
 
 
 def restore(source: Path, home: AggregatorHome, force: bool) -> Restored:
@@ -312,14 +316,14 @@ def restore(source: Path, home: AggregatorHome, force: bool) -> Restored:
                 )  # fmt: skip
             shutil.rmtree(draft, ignore_errors=True)
             try:
-                manifest = _unpack(source, private_folder(draft))
+                manifest, reservations = _unpack(source, private_folder(draft))
                 aside = _aside(home.root)
                 _swap(draft, home.root, aside)
             finally:
                 shutil.rmtree(draft, ignore_errors=True)
         if not occupied:
             shutil.rmtree(aside, ignore_errors=True)
-        return Restored(manifest, aside if occupied else None)
+        return Restored(manifest, aside if occupied else None, reservations)
     except OSError as error:
         raise disk_error(error, home.root) from error
 
@@ -347,7 +351,7 @@ def _aside(root: Path) -> Path:
     return next(name for name in names if not name.exists())
 
 
-def _unpack(source: Path, folder: Path) -> Manifest:
+def _unpack(source: Path, folder: Path) -> tuple[Manifest, int]:
     try:
         with open(source, "rb") as file:
             manifest = take_out(file, folder)
@@ -361,6 +365,7 @@ def _unpack(source: Path, folder: Path) -> Manifest:
     for revision in found:
         require_known(revision, str(source), f"restore it with thinwire {manifest.thinwire}, which wrote it")
     renew(folder / DATABASE)
+    reservations = lose_reservations(folder / DATABASE, manifest.delivered_at)
     for path in [folder, folder / DATABASE, *(path for path in folder.rglob("*") if path.is_dir())]:
         sync_path(path)
-    return manifest
+    return manifest, reservations

@@ -4,6 +4,10 @@ A backup has no masked update and no message of an open secure round (ADR 10). A
 a round as aborted, and begins the next one with the number that it has in the restored journal. The lost aggregator may
 have used that number already. A client has one masked vector and one unmask answer for each round of a run's identity,
 so `renew` gives each secure run that is not over a new identity: its devices take it for another run of the same name.
+A private run gets one too, so that its devices book a round that is made again as another release.
+
+A backup has the privacy ledger. What was reserved after it is lost, and nobody knows how much that is: a restore marks
+open reservations as lost, and blocks private rounds until a person has settled (store/privacy_ledger.py).
 
 Invariant: no round of a run's identity is made twice, also if one backup is restored several times.
 """
@@ -22,6 +26,7 @@ from thinwire.store.store import IDENTITY_BYTES
 
 # No outside text; a plan of an older version has no [secure].
 IS_SECURE = "coalesce(json_extract(runs.plan, '$.secure.enabled'), 0)"
+IS_PRIVATE = "coalesce(json_extract(runs.plan, '$.privacy.mode'), 'off') <> 'off'"
 OVER = "('done', 'failed', 'stopped')"
 
 
@@ -46,7 +51,7 @@ def missing_files(stage: Path, database: Path) -> Iterator[str]:
         " ON rounds.run_id = updates.run_id"
         " AND rounds.round = coalesce(updates.aggregated_round, updates.round + updates.staleness)"
         " WHERE updates.outcome IN ('accepted', 'aggregated', 'aggregated-late')"
-        f" AND rounds.closed_at IS NULL AND {going} AND NOT {IS_SECURE}"
+        f" AND rounds.closed_at IS NULL AND {going} AND NOT ({IS_SECURE} OR {IS_PRIVATE})"
     )
     with contextlib.closing(sqlite3.connect(database)) as copy:
         needed = list[str]()
@@ -62,29 +67,50 @@ def missing_files(stage: Path, database: Path) -> Iterator[str]:
     return (name for name in needed if not (stage / name).exists())
 
 
-def secure_runs(database: Path) -> list[str]:
-    """Return the ids of all secure runs in the copy of a store."""
+def protected_runs(database: Path) -> list[str]:
+    """Return the ids of all secure and private runs in the copy of a store."""
     with contextlib.closing(sqlite3.connect(database)) as copy:
-        return [run_id for (run_id,) in copy.execute(f"SELECT run_id FROM runs WHERE {IS_SECURE}")]  # noqa: S608
+        return [run_id for (run_id,) in copy.execute(f"SELECT run_id FROM runs WHERE {IS_SECURE} OR {IS_PRIVATE}")]  # noqa: S608
 
 
 def leave_out(stage: Path, database: Path) -> None:
-    """Remove from a staging folder the masked updates and the messages of secure rounds."""
-    for run_id in secure_runs(database):
+    """Remove from a staging folder all updates and messages of secure and private rounds, and models with noise that
+    no commit names.
+    """
+    for run_id in protected_runs(database):
         shutil.rmtree(stage / "spool" / run_id, ignore_errors=True)
         shutil.rmtree(stage / "runs" / run_id / "secure", ignore_errors=True)
+        for hidden in (stage / "runs" / run_id).glob("*.hidden"):
+            hidden.unlink()
 
 
 def renew(database: Path) -> None:
-    """Give each secure run on devices that is not over a new identity, in a restored store that nobody uses yet."""
+    """Give each secure or private run that is not over a new identity, in a restored store that nobody uses yet."""
     with contextlib.closing(sqlite3.connect(database)) as restored:
         columns = {row[1] for row in restored.execute("PRAGMA table_info(runs)")}
         if "identity" not in columns:  # a store of an older version, which had no secure runs
             return
         found = restored.execute(
-            f"SELECT run_id FROM runs WHERE {IS_SECURE} AND identity <> '' AND status NOT IN {OVER}"  # noqa: S608
+            f"SELECT run_id FROM runs WHERE ({IS_SECURE} OR {IS_PRIVATE}) AND identity <> '' AND status NOT IN {OVER}"  # noqa: S608
         ).fetchall()
         for (run_id,) in found:
             new = secrets.token_hex(IDENTITY_BYTES), run_id
             restored.execute("UPDATE runs SET identity = ? WHERE run_id = ?", new)
         restored.commit()
+
+
+def lose_reservations(database: Path, backed_up_at: float) -> int:
+    """Write into a restored privacy ledger that what was reserved since its backup is unknown; return its entries.
+
+    An open reservation stays spent and is never committed: the lost aggregator may have released its round.
+    """
+    with contextlib.closing(sqlite3.connect(database)) as restored:
+        columns = [row[1] for row in restored.execute("PRAGMA table_info(privacy_ledger)")]
+        if not columns:  # a store of an older version, which had no private runs
+            return 0
+        restored.execute("UPDATE privacy_ledger SET state = 'lost' WHERE state = 'reserved'")
+        row = dict.fromkeys(columns, "") | {"id": None, "state": "unknown", "at": backed_up_at, "round": 0, "count": 0}
+        places = ", ".join(f":{name}" for name in row)
+        restored.execute(f"INSERT INTO privacy_ledger ({', '.join(row)}) VALUES ({places})", row)  # noqa: S608
+        restored.commit()
+        return int(restored.execute("SELECT count(*) FROM privacy_ledger WHERE count > 0").fetchone()[0])

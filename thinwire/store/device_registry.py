@@ -129,7 +129,10 @@ class StoredRoster:
     def seen(self, hello: Hello, at: float) -> None:
         """Store a device's registration message and its time."""
         with self._database.writing() as connection:
-            row = {"hello": asdict(hello), "seen_at": at}
+            row: dict[str, object] = {"hello": asdict(hello), "seen_at": at}
+            if hello.booked:  # the most ever reported, which the privacy ledger must not be below
+                before = connection.scalar(select(Device.booked).where(Device.name == hello.name)) or {}
+                row["booked"] = before | {key: max(n, before.get(key, 0)) for key, n in hello.booked.items()}
             connection.execute(update(Device).where(Device.name == hello.name), row)
 
     def sequences(self, name: str) -> Mapping[str, int]:

@@ -24,7 +24,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Text, cast, delete, func, insert, select, update
 
-from thinwire.core import secure_events  # noqa: F401  # a journal may have its events
+from thinwire.core import privacy_events, secure_events  # noqa: F401  # a journal may have their events
 from thinwire.core.errors import NotFound
 from thinwire.core.events import (
     ENDED,
@@ -36,6 +36,7 @@ from thinwire.core.events import (
     RoundClosed,
     RunStatusChanged,
 )
+from thinwire.core.privacy_events import PrivacyReserved
 from thinwire.core.serialization import plainly
 from thinwire.store import queries
 from thinwire.store.database import Database, upsert
@@ -231,9 +232,10 @@ class Recorder:
 
 
 def _ends(events: Sequence[Event]) -> bool:
-    """Return True if a round or a run has ended, which must be visible at once."""
+    """Return True if a round or a run has ended, which must be visible at once, or if privacy is spent."""
     return any(
-        isinstance(e, RoundClosed) or (isinstance(e, RunStatusChanged) and e.status != "running") for e in events
+        isinstance(e, RoundClosed | PrivacyReserved) or (isinstance(e, RunStatusChanged) and e.status != "running")
+        for e in events
     )
 
 

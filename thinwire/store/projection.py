@@ -36,8 +36,10 @@ from thinwire.core.events import (
 )
 from thinwire.core.formatting import Reasons, capped_text
 from thinwire.core.layout import FLOAT_BYTES
+from thinwire.core.privacy_events import PrivacyCommitted, PrivacyReserved
 from thinwire.core.secure_events import PhaseClosed, SumUnmasked
 from thinwire.core.types import UpdateId
+from thinwire.store import privacy_ledger
 from thinwire.store.database import upsert
 from thinwire.store.tables import Checkpoint, Round, RoundPhase, Run, Snapshot, Update
 from thinwire.store.write_batch import CounterDeltas, KnownRows, Row, Rows, columns
@@ -97,6 +99,10 @@ class Projection:
                 self._phase(event)
             case SumUnmasked():
                 self._round(event.round, secure_sum={name: getattr(event, name) for name in SUM})
+            case PrivacyReserved():
+                privacy_ledger.reserve(self.connection, self.facts.run_id, event)
+            case PrivacyCommitted():
+                privacy_ledger.commit(self.connection, self.facts.run_id, event)
             case _:
                 self.assignments.apply(event)
 
@@ -248,6 +254,7 @@ class UpdateProjector:
         )
         if event.why:
             self._assigned_since(event)
+            privacy_ledger.join(self.connection, self.facts.run_id, event)
         dense = self.facts.size * FLOAT_BYTES
         self.sums.add(event.round, event.device, payload_down=event.payload_bytes)
         self.sums.run["dense_down"] += dense

@@ -19,6 +19,7 @@ from thinwire.store.database import Database, database_url
 from thinwire.store.device_registry import StoredRoster
 from thinwire.store.journal import JournalReader, Recorder
 from thinwire.store.one_time_secrets import Invitations, Logins
+from thinwire.store.privacy_ledger import PrivacyLedger
 from thinwire.store.queries import RunQueries
 from thinwire.store.read_models import (
     Order,
@@ -46,7 +47,7 @@ class Store(RunQueries, JournalReader, Recorder):
         self._clock = clock
         self.roster, self.invitations = StoredRoster(database, clock), Invitations(database, clock)
         self.commands, self.logins = Commands(database, clock), Logins(database, clock)
-        self.audit = AuditLog(database, clock)
+        self.audit, self.privacy = AuditLog(database, clock), PrivacyLedger(database, clock)
 
     @classmethod
     def open(

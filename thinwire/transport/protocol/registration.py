@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from thinwire.core.errors import BadPayload, UsageError
-from thinwire.core.fleet import MAX_TENSORS, SECURE_PARTS, Hello, TaskReport, Welcome
+from thinwire.core.fleet import KEY_LETTERS, MAX_TENSORS, SECURE_PARTS, Hello, TaskReport, Welcome
 from thinwire.core.formatting import plain
 from thinwire.core.protocol import read_json
 from thinwire.core.types import DEVICE_NAME, Equipment
@@ -25,6 +25,7 @@ MAX_VERSION = 2**31
 MAX_TASKS = 256
 MAX_PLANS = 64
 MAX_RUNS = 64  # that a device names in a hello, and a welcome as ended
+MAX_BOOKED = 64  # populations of a device's privacy ledger
 MAX_TEXT = 4096
 MAX_POLL_S, MAX_SPREAD_S = 3600.0, 86_400.0
 LONGEST_SPREAD_S = 3600.0  # that a device stores: it waits as long at its next start and after each outage
@@ -40,7 +41,7 @@ def to_bytes(said: Hello | Welcome) -> bytes:
         raw["has"] = {name: value for name, value in raw["has"].items() if value is not None}
         if not raw["has"]:
             del raw["has"]
-        for name in ("open_runs", "secure"):
+        for name in ("open_runs", "secure", "booked", "booked_head"):
             if not raw[name]:
                 del raw[name]
         for task in [task for task in raw["tasks"] if not task["tensors"]]:
@@ -72,9 +73,14 @@ def hello_from_bytes(data: bytes) -> Hello:
         has = _equipment(raw.get("has", {}))
         open_runs = {_text(k, 128): _text(v, 64) for k, v in list(raw.get("open_runs", {}).items())[:MAX_RUNS]}
         secure = tuple(part for part in SECURE_PARTS if part in list(raw.get("secure", ()))[:16])
+        reported = list(raw.get("booked", {}).items())[:MAX_BOOKED]
+        booked = {_text(key, KEY_LETTERS): int(_within(count, MAX_SEQUENCE)) for key, count in reported}
+        head = _text(raw.get("booked_head", ""), 64)
     except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError) as error:
         raise BadPayload("cannot read the hello", why=f"{type(error).__name__}: {error}") from error
-    return Hello(name, process, tasks, versions, protocol, oldest, link, holds, plans, has, open_runs, secure)
+    return Hello(
+        name, process, tasks, versions, protocol, oldest, link, holds, plans, has, open_runs, secure, booked, head
+    )
 
 
 def welcome_from_bytes(data: bytes) -> Welcome:

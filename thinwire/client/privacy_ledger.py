@@ -1,0 +1,320 @@
+"""Keep a device's own privacy ledger: each noised release in which its data took part, as a line of one file.
+
+A line is JSON and holds two hashes: that of the line before it, and its own. It is on disk before anything of its
+assignment leaves the device, and is never removed, also not by `thinwire client leave`. An assignment that comes again
+has its line already, unless its reply was made and is gone: then it gets another reply, which is another line.
+
+A data set is what the owner calls it (`--dataset`), and the path of the data. A line counts for a data set if one of
+the two is the same. So two tasks on one folder share what was spent, and so do runs before and after the owner gave a
+folder a name, or moved a named one. Parts of a split (`--partition`) share it too, because another split overlaps.
+
+Invariant: a ledger that is damaged, or that the disk does not take, books nothing, and its device takes part in nothing
+private. Only the end of the file may be unfinished: a line that is cut short was never acknowledged, and the next line
+replaces it. A disk that loses the end of a synced file is not noticed here; the aggregator has the count of its hellos.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+
+from thinwire.core.errors import DataLost, PlanError, ThinwireError
+from thinwire.core.fleet import population_key
+from thinwire.core.plan import RunPlan
+from thinwire.core.statedir import disk_error, sync_path
+from thinwire.core.types import Assignment
+
+FILE = "privacy.jsonl"
+MAX_REPORTED = 64  # populations in a hello: those of the latest lines
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """Holds what identifies the data of an assignment: the owner's `name` ("" if it has none), and `data`.
+
+    `data` is the path with all links resolved. A task without a path has data of its own, and `data` is "task NAME".
+    """
+
+    name: str
+    data: str
+
+    @classmethod
+    def of(cls, name: str, path: Path | None, task: str) -> DataSet:
+        """Return the data set of a task that gets this path."""
+        return cls(name, f"task {task}" if path is None else os.path.realpath(path))
+
+    def is_same(self, other: DataSet) -> bool:
+        """Return True if releases of one count for the other."""
+        return self.data == other.data or (self.name != "" and self.name == other.name)
+
+
+@dataclass(frozen=True)
+class Booking:
+    """Holds a line of the ledger: a release of `population` in which a data set took part.
+
+    `release` is the JSON of the release. `run` and its `identity` are those of the assignment. `key` is the fingerprint
+    of the device's key, by which the aggregator counts its releases.
+    """
+
+    at: float
+    name: str
+    data: str
+    population: str
+    release: str
+    run: str
+    identity: str
+    round: int
+    assignment: str
+    sequence: int  # of the run's last reply before this one
+    key: str = ""
+
+    @property
+    def dataset(self) -> DataSet:
+        """Return the data set."""
+        return DataSet(self.name, self.data)
+
+    @property
+    def id(self) -> tuple[object, ...]:
+        """Return what two deliveries of one assignment have in common, and two replies to it have not."""
+        return (self.identity, self.assignment, self.sequence, self.dataset, self.population, self.release)
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            kinds: tuple[type, ...] = {"at": (int, float), "round": (int,), "sequence": (int,)}.get(one.name, (str,))
+            if not isinstance(getattr(self, one.name), kinds):
+                raise ValueError(f"{one.name} is not of its type")
+        if not (self.population and self.release and self.assignment and self.data):
+            raise ValueError("a booking names its population, release, assignment and data")
+
+
+class DeviceLedger:
+    """The ledger of one client, in its folder. Any thread may call it.
+
+    `key` is the fingerprint of the device's present key.
+
+    Invariant: when `book` returns, the line is durable; when it raises, it is not counted, and whatever the disk has of
+    it is replaced by the next line.
+    """
+
+    def __init__(self, folder: Path, key: str = "") -> None:
+        self.path, self.key = folder / FILE, key
+        self._lock = threading.RLock()
+        self._bookings: list[Booking] = []
+        self._ids: set[tuple[object, ...]] = set()
+        self._head, self.damage = "", ""
+        self._length, self._gap = 0, b""  # bytes of whole lines, and what stands between them and the next one
+        self._read()
+
+    @property
+    def bookings(self) -> tuple[Booking, ...]:
+        """Return all lines, oldest first; of a damaged ledger those before the damage."""
+        with self._lock:
+            return tuple(self._bookings)
+
+    @property
+    def head(self) -> str:
+        """Return the hash of the last line, which stands for all lines; "" for an empty ledger."""
+        return self._head
+
+    def has(self, booking: Booking) -> bool:
+        """Return True if this is booked, at whatever time and under whatever key."""
+        return booking.id in self._ids
+
+    def sequence_of(self, identity: str, assignment: str) -> int:
+        """Return the sequence of the last booking of an assignment; 0 if it has none."""
+        with self._lock:
+            of = (one for one in reversed(self._bookings) if (one.identity, one.assignment) == (identity, assignment))
+            return next((one.sequence for one in of), 0)
+
+    def spent(self, dataset: DataSet) -> dict[str, int]:
+        """Return how many of each release a data set took part in, in any population and run; raise if damaged."""
+        with self._lock:
+            self._require_whole()
+            return dict(Counter(one.release for one in self._bookings if dataset.is_same(one.dataset)))
+
+    def participations(self, dataset: DataSet, population: str) -> int:
+        """Return in how many releases of a population a data set took part; raise if damaged."""
+        with self._lock:
+            self._require_whole()
+            found = (one for one in self._bookings if one.population == population)
+            return sum(dataset.is_same(one.dataset) for one in found)
+
+    def reported(self) -> tuple[dict[str, int], str]:
+        """Return what a hello reports: releases under the present key by `population_key`, and the last line's hash.
+
+        Releases under an earlier key are not counted, because the aggregator has them under that key. A damaged ledger
+        reports nothing.
+        """
+        with self._lock:
+            if self.damage:
+                return {}, ""
+            latest = dict.fromkeys(one.population for one in reversed(self._bookings) if one.key == self.key)
+            counted = Counter(one.population for one in self._bookings if one.key == self.key)
+            return {population_key(name): counted[name] for name in list(latest)[:MAX_REPORTED]}, self._head
+
+    def book(self, booking: Booking) -> None:
+        """Add a line durably, once for each assignment; raise `DataLost` if the ledger is damaged or the disk full."""
+        with self._lock:
+            self._require_whole()
+            if self.has(booking):
+                return
+            booking = replace(booking, key=self.key)
+            line, head = _line(booking, len(self._bookings) + 1, self._head)
+            self._append(self._gap + line + b"\n")
+            self._length, self._gap = self._length + len(self._gap) + len(line) + 1, b""
+            self._take(booking, head)
+
+    def _append(self, data: bytes) -> None:
+        """Write behind the last acknowledged line, and sync."""
+        try:
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                if os.fstat(descriptor).st_size < self._length:
+                    self.damage = f"{self.path} is shorter than what was written into it"
+                    self._require_whole()
+                os.ftruncate(descriptor, self._length)
+                done = 0
+                while done < len(data):
+                    done += os.pwrite(descriptor, data[done:], self._length + done)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            if not self._length:
+                sync_path(self.path.parent)
+        except OSError as error:
+            raise disk_error(error, self.path) from error
+
+    def _take(self, booking: Booking, head: str) -> None:
+        self._bookings.append(booking)
+        self._ids.add(booking.id)
+        self._head = head
+
+    def _read(self) -> None:
+        """Read the file, and check its chain; it is synced first, because a killed process may not have done that."""
+        try:
+            sync_path(self.path)
+            *lines, rest = self.path.read_bytes().split(b"\n")
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            self.damage = f"{self.path} is not readable: {error.strerror or error}"
+            return
+        if _is_whole(rest):  # only its newline is missing; it counts, also if it was never acknowledged
+            lines.append(rest)
+            self._gap = b"\n"
+        for number, line in enumerate(lines, 1):
+            try:
+                booking = Booking(**{k: v for k, v in json.loads(line).items() if k not in ("n", "before", "hash")})
+                same, head = _line(booking, number, self._head)
+                if line != same:
+                    raise ValueError("it does not follow from the line before it")
+            except (ValueError, TypeError, AttributeError, RecursionError) as error:
+                self.damage = f"line {number} of {self.path} is damaged: {error}"
+                return
+            self._take(booking, head)
+        self._length = sum(map(len, lines)) + len(lines) - len(self._gap)
+
+    def _require_whole(self) -> None:
+        if self.damage:
+            raise DataLost(
+                self.damage,
+                why="what this device's data have spent is not known, so it takes part in nothing private",
+                hint="bring the file back from a copy; without one, this data set is best not used again",
+            )
+
+
+@dataclass(frozen=True)
+class Prospect:
+    """Holds what an assignment would spend: its `booking`, and the data set's epsilon after it.
+
+    `participations` are the data set's in this population without this one. All are None if the assignment spends
+    nothing. `unknown` is the reason if it is not known what it spends.
+    """
+
+    booking: Booking | None = None
+    epsilon: float | None = None
+    participations: int | None = None
+    unknown: str = ""
+
+
+def composed(spent: Mapping[str, int], delta: float) -> float:
+    """Return the epsilon at `delta` of releases, by their JSON."""
+    from thinwire.privacy.ledger import epsilon_of  # a device without private runs loads no accountant
+
+    return epsilon_of(spent, delta)
+
+
+def require_readable(release: str) -> None:
+    """Raise `DataLost` if this is not the JSON of a release: what is booked can be read again."""
+    from thinwire.privacy.ledger import releases_of
+
+    releases_of({release: 1})
+
+
+def no_release(assignment: Assignment, plan: RunPlan) -> tuple[str, str]:
+    """Raise `PlanError`: this version does not compute what a plan's releases are."""
+    del assignment
+    raise PlanError(f'this version cannot compute what mode = "{plan.privacy.mode}" spends')
+
+
+@dataclass(frozen=True)
+class Account:
+    """Judges and books private assignments by the device's own ledger, not by what a plan claims.
+
+    `dataset` returns the data set of a task. `release` returns population and release (JSON) of a training assignment,
+    and raises `ThinwireError` if the device cannot compute them. `epsilon` composes releases at a delta.
+    """
+
+    ledger: DeviceLedger
+    dataset: Callable[[str], DataSet]
+    release: Callable[[Assignment, RunPlan], tuple[str, str]] = no_release
+    epsilon: Callable[[Mapping[str, int], float], float] = composed
+
+    def prospect(
+        self, assignment: Assignment, plan: RunPlan, sequence: int, at: float, delta: float | None
+    ) -> Prospect:
+        """Return what the assignment would spend; epsilon only if a `delta` is given.
+
+        To make a first model reads no data, so it adds nothing. What an evaluation spends is not known here.
+        """
+        if plan.privacy.mode == "off" or assignment.kind not in ("init", "train"):
+            return Prospect()
+        try:
+            dataset, booking, took = self.dataset(assignment.task), None, None
+            spent = Counter(self.ledger.spent(dataset))
+            if assignment.kind == "train":
+                population, release = self.release(assignment, plan)
+                require_readable(release)
+                booking = Booking(
+                    at, dataset.name, dataset.data, population, release, assignment.run, assignment.identity,
+                    assignment.round, assignment.assignment_id, sequence,
+                )  # fmt: skip
+                took = self.ledger.participations(dataset, population) - self.ledger.has(booking)
+                spent[release] += not self.ledger.has(booking)
+            return Prospect(booking, None if delta is None else self.epsilon(spent, delta), took)
+        except ThinwireError as error:
+            return Prospect(unknown=error.what)
+        except ValueError as error:
+            return Prospect(unknown=f"what was spent here is not computable: {error}")
+
+
+def _is_whole(text: bytes) -> bool:
+    """Return True if the text begins with a JSON value that is not cut short."""
+    try:
+        json.JSONDecoder().raw_decode(text.decode("latin-1"))
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _line(booking: Booking, number: int, before: str) -> tuple[bytes, str]:
+    """Return a line without its newline, and its hash, which covers all lines before it."""
+    said = {"n": number, "before": before, **asdict(booking)}
+    head = hashlib.sha256(json.dumps(said, separators=(",", ":")).encode()).hexdigest()
+    return json.dumps({**said, "hash": head}, separators=(",", ":")).encode(), head

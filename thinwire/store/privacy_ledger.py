@@ -1,0 +1,272 @@
+"""The privacy ledger of the aggregator: which noised releases were spent, of which population, on which devices.
+
+The ledger's key is the population, not the run. A round reserves its releases in the transaction that opens it, and
+commits them in the one that closes it. A reservation that is never committed stays spent.
+
+A restored ledger has lost what was reserved after its backup. Nobody knows how much that was, so a restore adds
+an entry `unknown`, which blocks the private rounds of every population until a person settles that population with a
+number of releases. Devices have ledgers of their own, and report the number of their entries at each registration. A
+population is blocked too while an approved device reports more of its releases than are in this ledger, as after a
+copy of an older state directory. A settlement below what a device reports is refused.
+
+A device is stored as the fingerprint of its key, because its name may change or go to another device. A simulated
+device has no key and is stored by its name. To forget a device is one UPDATE of `privacy_participants` to a pseudonym,
+which keeps every count.
+
+Invariant: entries are only added, and only their state changes, from `reserved` to `committed` or `lost`. So what is
+spent never falls. Nothing is committed that is not reserved.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+
+from sqlalchemy import Connection, func, insert, select, update
+
+from thinwire.core.clock import Clock
+from thinwire.core.errors import DataLost, Refused, UsageError
+from thinwire.core.events import ClientSelected
+from thinwire.core.fleet import population_key
+from thinwire.core.privacy_events import PrivacyCommitted, PrivacyReserved
+from thinwire.store.database import Database
+from thinwire.store.read_models import PrivacyRow
+from thinwire.store.tables import Device, PrivacyEntry, PrivacyParticipant, Run
+
+# The round is open, or ended without a release; its release is made; it was open in a backup that was restored, and is
+# never committed; a backup of time `at` was restored, for all populations; a person's charge after that.
+STATES = ("reserved", "committed", "lost", "unknown", "settled")
+
+
+def reserve(connection: Connection, run_id: str, event: PrivacyReserved) -> None:
+    """Add a reservation; raise `DataLost` while it is not known what the population has spent."""
+    require_known(connection, event.population)
+    row = {
+        "state": "reserved", "at": event.at, "population": event.population, "run_id": run_id, "round": event.round,
+        "release": event.release,
+    }  # fmt: skip
+    entry = connection.execute(insert(PrivacyEntry).values(row).returning(PrivacyEntry.id)).scalar_one()
+    _add(connection, run_id, [entry], event.devices)
+
+
+def join(connection: Connection, run_id: str, event: ClientSelected) -> None:
+    """Add a device that was selected in the middle of a round to the participants of the round's releases."""
+    mine = select(PrivacyEntry.id).where(PrivacyEntry.run_id == run_id, PrivacyEntry.round == event.round)
+    entries = set(connection.scalars(mine))
+    if entries:
+        part, keys = PrivacyParticipant, _keys(connection, run_id, [event.device])
+        already = select(part.entry).where(part.entry.in_(entries), part.device.in_(keys))
+        _add(connection, run_id, sorted(entries - set(connection.scalars(already))), [event.device])
+
+
+def _add(connection: Connection, run_id: str, entries: Sequence[int], devices: Sequence[str]) -> None:
+    rows = [{"entry": e, "device": device} for e in entries for device in _keys(connection, run_id, devices)]
+    if rows:
+        connection.execute(insert(PrivacyParticipant), rows)
+
+
+def _keys(connection: Connection, run_id: str, devices: Sequence[str]) -> list[str]:
+    """Return each device as it is stored."""
+    enrolled = select(Device.name, Device.fingerprint).join(Run, Run.run_id == run_id)
+    rows = connection.execute(enrolled.where(Run.source == "devices", Device.name.in_(devices)))
+    keys = dict(rows.all())
+    return sorted({keys.get(name, name) for name in devices})
+
+
+def commit(connection: Connection, run_id: str, event: PrivacyCommitted) -> None:
+    """Commit the reservations of a round; raise `DataLost` if it has none, since then nothing may be released."""
+    own = (PrivacyEntry.run_id == run_id, PrivacyEntry.round == event.round, PrivacyEntry.state == "reserved")
+    values = {"state": "committed", "digest": event.digest}
+    if connection.execute(update(PrivacyEntry).where(*own).values(values)).rowcount == 0:
+        raise DataLost(
+            f"round {event.round} of {run_id} has no open reservation in the privacy ledger",
+            why="it was never reserved, or was open in a backup that was restored: another aggregator may have "
+            "released it with other noise",
+            hint="the next round reserves its own; nothing of this one is released",
+        )
+
+
+def require_known(connection: Connection, population: str) -> None:
+    """Raise `DataLost` if a restore or a device shows that the ledger lacks entries of this population."""
+    entry = PrivacyEntry
+    unknown = connection.execute(
+        select(entry.id, entry.at).where(entry.state == "unknown").order_by(entry.id.desc()).limit(1)
+    ).first()
+    settled = select(func.max(entry.id)).where(entry.state == "settled", entry.population == population)
+    if unknown is not None and (connection.scalar(settled) or 0) < unknown.id:
+        raise DataLost(
+            f"it is not known how much privacy the population {population!r} has spent",
+            why=f"the ledger was restored from a backup of {_moment(unknown.at)}, and later rounds are not in it",
+            hint=_settle(population, "N, the most rounds that can have begun since then; 0 if none can"),
+        )
+    for name, (reported, known) in _behind(connection, population).items():
+        raise DataLost(
+            f"it is not known how much privacy the population {population!r} has spent",
+            why=f"{name} has {reported} releases of it in its own ledger, and {known} in this one",
+            hint=_settle(population, f"{reported - known}, or more"),
+        )
+
+
+def _moment(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(at))
+
+
+def _settle(population: str, rounds: str) -> str:
+    return f"thinwire privacy ledger settle {shlex.quote(population)} --rounds {rounds}"
+
+
+def _behind(connection: Connection, population: str) -> dict[str, tuple[int, int]]:
+    """Return the approved devices whose own ledger has more releases: name -> (theirs, ours), most missing first."""
+    key, approved = population_key(population), select(Device.name, Device.fingerprint, Device.booked)
+    reported = {
+        row.fingerprint: (row.name, int(row.booked[key]))
+        for row in connection.execute(approved.where(Device.state == "approved"))
+        if row.booked.get(key)
+    }
+    if not reported:
+        return {}
+    took_part, settled = _participations(connection, population), _settled(connection, population).total()
+    found = {name: (n, took_part[device] + settled) for device, (name, n) in reported.items()}
+    behind = {name: (theirs, ours) for name, (theirs, ours) in found.items() if theirs > ours}
+    return dict(sorted(behind.items(), key=lambda one: one[1][1] - one[1][0]))
+
+
+def _participations(connection: Connection, population: str) -> Counter[str]:
+    took_part, mine = PrivacyParticipant, PrivacyEntry.id == PrivacyParticipant.entry
+    wanted = select(took_part.device, func.count()).join(PrivacyEntry, mine)
+    of = wanted.where(PrivacyEntry.population == population).group_by(took_part.device)
+    return Counter(dict(connection.execute(of).all()))
+
+
+def _settled(connection: Connection, population: str) -> Counter[str]:
+    """Return the releases that a person has charged to everyone in the population."""
+    of = select(PrivacyEntry.release, func.sum(PrivacyEntry.count)).where(
+        PrivacyEntry.population == population, PrivacyEntry.state == "settled", PrivacyEntry.count > 0
+    )
+    return Counter({release: int(n) for release, n in connection.execute(of.group_by(PrivacyEntry.release))})
+
+
+class PrivacyLedger:
+    """Reads the privacy ledger, and settles what a restore has lost. Reservations and commits come by the journal."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database, self._clock = database, clock
+
+    def spent(self, population: str) -> dict[str, int]:
+        """Return how many of each release the population has spent, by its JSON.
+
+        Raise `DataLost` while that is not known: nothing may be compared with a budget then.
+        """
+        of = select(PrivacyEntry.release, func.sum(PrivacyEntry.count)).where(
+            PrivacyEntry.population == population, PrivacyEntry.count > 0
+        )
+        with self._database.reading() as connection:
+            require_known(connection, population)
+            rows = connection.execute(of.group_by(PrivacyEntry.release))
+            return {release: int(n) for release, n in rows}
+
+    def spent_by_device(self, population: str, devices: Iterable[str] = ()) -> dict[str, dict[str, int]]:
+        """Return how many of each release each device took part in, by its name; raise like `spent`.
+
+        Settled releases count for every device: nobody knows who took part. `devices` are in the result also if they
+        have no entry.
+        """
+        entry, part = PrivacyEntry, PrivacyParticipant
+        of = select(part.device, entry.release, func.count()).join(entry, entry.id == part.entry)
+        with self._database.reading() as connection:
+            require_known(connection, population)
+            names, settled = _names(connection), _settled(connection, population)
+            found: dict[str, Counter[str]] = defaultdict(
+                lambda: Counter(settled), {d: Counter(settled) for d in devices}
+            )
+            for device, release, n in connection.execute(
+                of.where(entry.population == population).group_by(part.device, entry.release)
+            ):
+                found[names.get(device, device)][release] += n
+        return {device: dict(counted) for device, counted in sorted(found.items())}
+
+    def may_release(self, run_id: str, number: int) -> bool:
+        """Return True if a round has a reservation that can be committed.
+
+        An open round of a restored aggregator has none: it ends without a release.
+        """
+        own = (PrivacyEntry.run_id == run_id, PrivacyEntry.round == number, PrivacyEntry.state == "reserved")
+        with self._database.reading() as connection:
+            return connection.scalar(select(PrivacyEntry.id).where(*own).limit(1)) is not None
+
+    def rows(self, population: str | None = None, device: str | None = None) -> list[PrivacyRow]:
+        """Return the entries, oldest first: all, those of a population, or those in which a device took part.
+
+        Those without participants are among a device's, since they count for everyone.
+        """
+        columns = [getattr(PrivacyEntry, name) for name in PrivacyRow.__dataclass_fields__ if name != "devices"]
+        wanted = select(*columns).order_by(PrivacyEntry.id)
+        if population is not None:
+            wanted = wanted.where(PrivacyEntry.population.in_(("", population)))  # a restore is about all of them
+        with self._database.reading() as connection:
+            names, devices = _names(connection), defaultdict[int, list[str]](list)
+            for entry, one in connection.execute(select(PrivacyParticipant.entry, PrivacyParticipant.device)):
+                devices[entry].append(names.get(one, one))
+            found = [
+                PrivacyRow(**row, devices=tuple(sorted(devices[row["id"]])))
+                for row in connection.execute(wanted).mappings()
+            ]
+        return [row for row in found if device is None or device in row.devices or row.state in ("unknown", "settled")]
+
+    def unknown(self) -> dict[str, str]:
+        """Return the populations whose private rounds are blocked, with the reason.
+
+        The population "" stands for all those that are not in the ledger, which a restore blocks too.
+        """
+        found = dict[str, str]()
+        with self._database.reading() as connection:
+            known = set(connection.scalars(select(PrivacyEntry.population).distinct()))
+            for population in sorted(known | {""}):
+                try:
+                    require_known(connection, population)
+                except DataLost as error:
+                    found[population] = error.why
+        return found
+
+    def settle(self, population: str, rounds: int, release: str, who: str) -> None:
+        """Charge `rounds` more of `release` to everyone in the population, for what this ledger may have lost.
+
+        It unblocks the population. Raise `UsageError` if nothing of it is unknown, and `Refused` if a device's own
+        ledger shows that there were more.
+        """
+        if not population or rounds < 0 or (rounds and not release):
+            raise UsageError(
+                f"--rounds {rounds} of {release!r} is no valid charge to {population!r}",
+                why="a population, a number of rounds from 0 on, and a release that they are charged as",
+                hint=_settle(population or "POPULATION", "N"),
+            )
+        row = {
+            "state": "settled", "at": self._clock.wall(), "population": population, "count": rounds, "who": who,
+            "release": release if rounds else "",
+        }  # fmt: skip
+        with self._database.writing() as connection:
+            try:
+                require_known(connection, population)
+            except DataLost:
+                pass
+            else:
+                raise UsageError(
+                    f"nothing is to be settled for the population {population!r}",
+                    why="its ledger was not restored from a backup, and no device reports more than it has",
+                    hint="thinwire privacy ledger",
+                )
+            for name, (reported, known) in _behind(connection, population).items():
+                if rounds < reported - known:
+                    raise Refused(
+                        f"--rounds {rounds} is less than what devices have recorded",
+                        why=f"{name} has {reported} releases in its own ledger, and {known} in this one",
+                        hint=_settle(population, f"{reported - known}, or more"),
+                    )
+            connection.execute(insert(PrivacyEntry).values(row))
+
+
+def _names(connection: Connection) -> dict[str, str]:
+    """Return the names of all enrolled devices by the fingerprints of their keys."""
+    return dict(connection.execute(select(Device.fingerprint, Device.name)).all())

@@ -16,7 +16,9 @@ from thinwire.core import RunPlan
 from thinwire.core.errors import PlanError
 
 NOON = datetime(2026, 11, 21, 12, 0, tzinfo=timezone(timedelta(hours=1)))
-CARRIES = frozenset({"secure", "secure.post_quantum", "secure.malicious", "privacy"})
+CARRIES = frozenset({"secure", "secure.post_quantum", "secure.malicious"}) | {
+    f"privacy.{mode}" for mode in ("central", "distributed", "local", "example")
+}
 FACTS = PolicyContext(NOON, metered=False, carries=CARRIES)
 PLAN: dict[str, Any] = RunPlan.parse('[run]\ntask = "ecg"\n[local]\nlr = 0.1').to_json()
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -192,19 +194,41 @@ def test_a_private_plan_is_declined_by_a_version_that_cannot_keep_it(mode):
 
 
 @pytest.mark.parametrize(
-    ("privacy", "rule"),
+    ("privacy", "after", "rule"),
     [
-        ({"mode": "off"}, "max_epsilon"),
-        ({"mode": "off", "target_epsilon": 1.0}, "max_epsilon"),
-        ({"mode": "central", "noise_multiplier": 9.0}, "max_epsilon"),  # no accountant here: it cannot be established
-        ({"mode": "central", "target_epsilon": 4.5}, "max_epsilon"),
-        ({"mode": "central", "target_epsilon": 4.0}, ""),
-        ({"mode": "central", "budget": 3.0, "noise_multiplier": 0.1}, ""),
-        ({"mode": "central", "target_epsilon": 4.0, "delta": 1e-3}, "max_delta"),
+        ({"mode": "off"}, None, "max_epsilon"),
+        ({"mode": "off", "target_epsilon": 1.0}, 1.0, "max_epsilon"),
+        ({"mode": "central", "target_epsilon": 4.0}, None, "max_epsilon"),  # what a plan claims proves nothing
+        ({"mode": "central", "target_epsilon": 1.0}, 4.5, "max_epsilon"),
+        ({"mode": "central", "budget": 3.0}, float("nan"), "max_epsilon"),
+        ({"mode": "central"}, float("inf"), "max_epsilon"),
+        ({"mode": "central", "target_epsilon": 9.0, "delta": 1e-3}, 4.0, ""),  # the device has a delta of its own
     ],
 )
-def test_no_more_epsilon_is_spent_than_the_owner_allows(privacy, rule):
-    assert rule_of(Policy(max_epsilon=4.0), plan(privacy=privacy)) == rule
+def test_no_more_epsilon_is_spent_than_the_owner_allows(privacy, after, rule):
+    assert rule_of(Policy(max_epsilon=4.0), plan(privacy=privacy), replace(FACTS, epsilon_after=after)) == rule
+
+
+@pytest.mark.parametrize(
+    ("privacy", "took_part", "rule"),
+    [
+        ({"mode": "off"}, 0, "max_participations"),
+        ({"mode": "central"}, None, "max_participations"),
+        ({"mode": "central"}, 3, "max_participations"),
+        ({"mode": "central"}, 2, ""),
+    ],
+)
+def test_no_data_take_part_more_often_than_the_owner_allows(privacy, took_part, rule):
+    facts = replace(FACTS, participations=took_part)
+    assert rule_of(Policy(max_participations=3), plan(privacy=privacy), facts) == rule
+    assert rule_of(Policy(max_participations=3), plan(privacy=privacy), facts, kind="init") == ""
+
+
+@pytest.mark.parametrize("mode", ["central", "distributed", "example"])
+def test_a_private_plan_is_declined_while_it_is_not_known_what_this_device_has_spent(mode):
+    facts = replace(FACTS, no_ledger="privacy.jsonl is damaged")
+    assert said(Policy(), plan(privacy={"mode": mode}), facts) == "privacy: privacy.jsonl is damaged"
+    assert said(Policy(), facts=facts) == ""
 
 
 @pytest.mark.parametrize(
@@ -297,7 +321,7 @@ def test_a_plan_with_a_key_that_this_version_does_not_know_is_declined(section, 
         [],
         {"run": 1},
         PLAN | {"plan_version": 2},
-        plan(privacy={"mode": "local"}),
+        plan(privacy={"mode": "none"}),
         plan(secure={"adversary": "none"}),
         plan(privacy={"delta": float("nan")}),
     ],

@@ -10,7 +10,7 @@ import pytest
 from thinwire.aggregation import codecs
 from thinwire.core import RunPlan
 from thinwire.core.errors import PlanError
-from thinwire.core.plan_rules import FORM, secure_rules, without_secure
+from thinwire.core.plan_protection_rules import FORM, secure_rules, without_secure
 from thinwire.core.plan_schema import Refusal
 
 PLAN: dict[str, Any] = {

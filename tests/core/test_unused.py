@@ -61,7 +61,11 @@ UNUSED: dict[str, str] = {
     "secure.rotate": "[secure]\nrotate = 1024", "secure.clip": "[secure]\nclip = 1.0",
     "secure.weight_max": "[secure]\nweight_max = 100", "secure.metrics": "[secure]\nmetrics = { loss = 10.0 }",
     "secure.post_quantum": "[secure]\npost_quantum = true",
-    **{f"privacy.{key}": NOT_BUILT for key in Sections.model_fields["privacy"].annotation.model_fields},  # type: ignore[union-attr]  # it is a section
+    "privacy.mode": ALWAYS, "privacy.adaptive": NOT_BUILT,
+    "privacy.clip": "[privacy]\nclip = 1.0", "privacy.noise_multiplier": "[privacy]\nnoise_multiplier = 1.0",
+    "privacy.target_epsilon": "[privacy]\ntarget_epsilon = 8.0", "privacy.delta": "[privacy]\ndelta = 1e-6",
+    "privacy.budget": "[privacy]\nbudget = 8.0", "privacy.max_participations": "[privacy]\nmax_participations = 3",
+    "privacy.mechanism": '[privacy]\nmechanism = "skellam"', "privacy.population": '[privacy]\npopulation = "ward"',
 }  # fmt: skip
 """What each key needs: a plan in which it would do nothing."""
 

@@ -34,12 +34,15 @@ from thinwire.client import device_info
 from thinwire.client.errors import CannotReply
 from thinwire.client.policy import Kind, Policy
 from thinwire.client.policy_rules import Denied, PolicyContext, decide, until
+from thinwire.client.privacy_ledger import Account, Prospect
 from thinwire.client.run_state import Write
 from thinwire.client.run_store import PlanStore
 from thinwire.client.train.schedule import Clock
-from thinwire.core.errors import DataLost
+from thinwire.core.errors import DataLost, PlanError
 from thinwire.core.statedir import MB, write_atomically
 from thinwire.core.types import Assignment
+
+PRIVATE = frozenset({"privacy.central"})  # the modes of [privacy] that this version carries out on every device
 
 
 def local_time() -> datetime:
@@ -51,10 +54,12 @@ class AdmissionController:
     """The admission control of a device, shared by its sessions.
 
     `now`, `link_is` and `write` are replaced by tests. `skew_s` returns how far this clock is behind the aggregator's.
-    `carries` is what the device can do of a plan's [secure] table (`SecureIdentity.carries`).
+    `carries` is what the device can do of a plan's [secure] table (`SecureIdentity.carries`). `account` is the device's
+    privacy ledger; without one a device with an owner or a folder declines private plans.
 
     Invariant: `admit` raises before the task's data or model are touched, and what it counts is on disk when it
-    returns. An assignment that comes again is counted again, unless this process was restarted during the work on it.
+    returns, and so is what it spends of privacy. An assignment that comes again is counted again, unless this process
+    was restarted during the work on it.
     Three threads call this class: one fetches (`wanted`), one trains (`admit`), one finishes (`ended`).
     """
 
@@ -68,8 +73,10 @@ class AdmissionController:
         skew_s: Callable[[], float] = lambda: 0.0,
         write: Write = write_atomically,
         carries: frozenset[str] = frozenset(),
+        account: Account | None = None,
     ) -> None:
-        self._carries = carries
+        self._carries, self._account = carries | PRIVATE, account
+        self._books = account is not None or policy is not None or folder is not None  # else it is simulated
         self._skew_s, self._lock = skew_s, threading.Lock()
         self._owned = policy is not None  # a simulated device has no owner, so no limit ends its work
         self.policy, self._now, self._link_is = policy or Policy(), now, link_is
@@ -97,17 +104,23 @@ class AdmissionController:
         with self._lock:
             return self.policy.kinds is None or kind in self.policy.kinds
 
-    def admit(self, assignment: Assignment) -> Mapping[str, Any]:
-        """Return the assignment's resolved plan.
+    def admit(self, assignment: Assignment, sequence: int = 0) -> Mapping[str, Any]:
+        """Return the assignment's resolved plan; `sequence` is the number of the run's last reply.
 
         Raises `CannotReply`: `need-plan` if only its digest is known, `declined` if the policy forbids the work.
         """
         with self._lock:
             plan = self.plans.of(assignment)
-            day, facts = self._facts(assignment)
+            prospect = self._prospect(assignment, plan, sequence)
+            day, facts = self._facts(assignment, prospect)
             declined = decide(self.policy, assignment.task, assignment.kind, plan, facts, self.plans.parsed)
             if declined is not None:
                 raise CannotReply("declined", declined.text)
+            if prospect.booking is not None and self._account is not None:
+                try:
+                    self._account.ledger.book(prospect.booking)
+                except DataLost as error:
+                    raise CannotReply("declined", f"privacy: {error.what}") from error
             if day is not None and self._file is not None:
                 self._file.keep(day.with_one(assignment.kind, key_of(assignment)))
                 self._open[key_of(assignment)] = assignment.kind
@@ -134,11 +147,37 @@ class AdmissionController:
         with self._lock:
             if (plan := self.plans.known(assignment)) is None:
                 return False
-            _, facts = self._facts(assignment)
+            _, facts = self._facts(assignment, self._prospect(assignment, plan, None))
             return decide(self.policy, assignment.task, assignment.kind, plan, facts) is None
 
-    def _facts(self, assignment: Assignment) -> tuple[DailyQuota | None, PolicyContext]:
+    def _prospect(self, assignment: Assignment, plan: Mapping[str, Any], sequence: int | None) -> Prospect:
+        """Return what the assignment would spend of privacy; an unreadable plan spends nothing, and is declined.
+
+        Before the run's state is read, `sequence` is None: then an assignment that was booked counts as booked.
+        """
+        if not self._books:
+            return Prospect()
+        try:
+            known = self.plans.parsed(plan)
+        except PlanError:
+            return Prospect()
+        if known.privacy.mode == "off":
+            return Prospect()
+        if self._account is None:
+            return Prospect(unknown="this device keeps no privacy ledger")
+        if sequence is None:
+            sequence = self._account.ledger.sequence_of(assignment.identity, assignment.assignment_id)
+        delta = None if self.policy.max_epsilon is None else self.policy.max_delta
+        return self._account.prospect(assignment, known, sequence, self._now().timestamp(), delta)
+
+    def _facts(self, assignment: Assignment, prospect: Prospect) -> tuple[DailyQuota | None, PolicyContext]:
         """Return the day, if it is counted, and the facts that the policy needs; no more is looked up."""
+        day, facts = self._others(assignment)
+        return day, replace(
+            facts, epsilon_after=prospect.epsilon, participations=prospect.participations, no_ledger=prospect.unknown
+        )
+
+    def _others(self, assignment: Assignment) -> tuple[DailyQuota | None, PolicyContext]:
         policy = self.policy
         price = self._link_is(policy.link) if policy.metered == "refuse" else None
         selected = assignment.secure.selected if assignment.secure is not None else None

@@ -33,6 +33,7 @@ from thinwire.compression.native import cores, planned_threads
 from thinwire.core import types
 from thinwire.core.errors import NonFiniteUpdate
 from thinwire.core.prng import Key, derive
+from thinwire.core.protocol import without_facts
 from thinwire.core.types import Assignment, Failure, ReplyHeader, Timings, Vector
 
 if TYPE_CHECKING:
@@ -182,8 +183,8 @@ class Trained:
     """The result of a train or evaluate assignment before anything is encoded.
 
     `carried` is the state with which the next training continues: its replica, local buffers, counters and pending
-    updates count. `change` is the raw update divided by the normaliser `a`, which is 1 in a secure round. It is None if
-    nothing was trained. `buffers` are the trained model's.
+    updates count. `change` is the raw update divided by the normaliser `a`, which is 1 in a secure or private round.
+    It is None if nothing was trained. `buffers` are the trained model's.
     """
 
     header: ReplyHeader
@@ -280,7 +281,7 @@ def trained(
     change -= start
     if done.loss[1]:
         metrics["train/loss"] = done.loss
-    whole = job.plan.secure.enabled or (algorithm is not None and algorithm.whole)
+    whole = job.plan.is_protected or (algorithm is not None and algorithm.whole)
     a = 1.0 if whole else done.a
     header = replace(
         header, metrics=metrics, timings=spent, examples=done.examples, steps=done.steps, a=a, norm=payload.norm(change)
@@ -317,6 +318,8 @@ def encoded(job: AssignmentContext, found: Trained, state: ClientRunState, model
         payloads, state = _encoded(job, change, state, layout, found.following)
     averaged = local.buffers == "average"
     parts, body = payload.packed(payloads, layout, buffers if averaged else None)
+    if job.plan.is_protected:
+        return Result(without_facts(replace(header, parts=parts, codec=job.assignment.codec)), state, body)
     header = replace(
         header, parts=parts, codec=job.assignment.codec, residual_norm=payload.norm(state.residual),
         counters=found.carried.counters if averaged else {},

@@ -45,6 +45,7 @@ from thinwire.client.train.schedule import REAL, Clock
 from thinwire.client.train.task import LoadedTask
 from thinwire.core.fleet import Delivery
 from thinwire.core.plan import RunPlan
+from thinwire.core.protocol import is_protected
 from thinwire.core.statedir import require_room, write_atomically
 from thinwire.core.types import PROTOCOL, Assignment, Failure, PhaseReply, Reply, ReplyHeader, training_id
 
@@ -226,7 +227,7 @@ class AssignmentHandler:
             return made.header, folder.path(made)
         if assignment.secure is not None:
             self.rounds.forget_run(assignment.run)
-        delivery, resolved = self._admitted(delivery)
+        delivery, resolved = self._admitted(delivery, state.sequence)
         assignment = delivery.assignment
         if assignment.kind == "train":  # check the disk before training, not when the trained state is written
             more_bytes = max(0, least_kept_bytes(resolved, self.bench.layout) - state.nbytes)
@@ -254,7 +255,7 @@ class AssignmentHandler:
         make = first_model if assignment.kind == "init" else work
         return self._commit(assignment, folder, make(job, header, state, self.bench, self.client))
 
-    def _admitted(self, delivery: Delivery) -> tuple[Delivery, RunPlan]:
+    def _admitted(self, delivery: Delivery, sequence: int) -> tuple[Delivery, RunPlan]:
         """Return an assignment with its resolved plan; raise `CannotReply` if it is not valid or not allowed here."""
         assignment = delivery.assignment
         if assignment.protocol > PROTOCOL:
@@ -270,7 +271,7 @@ class AssignmentHandler:
         if delivery.error is not None:
             raise delivery.error
         require_room(self.folder, 0, self.gate.min_free_bytes)
-        plan = self.gate.admit(assignment)  # before anything is loaded
+        plan = self.gate.admit(assignment, sequence)  # before anything is loaded
         if assignment.plan is not plan:
             assignment = replace(assignment, plan=plan)
             delivery = replace(delivery, assignment=assignment)
@@ -364,9 +365,9 @@ class AssignmentHandler:
     def _commit(self, assignment: Assignment, folder: RunFolder, result: Result) -> Answer:
         """Commit a reply. From here on this reply exists, and these bytes are sent whatever happens."""
         header, state, begun = result.header, result.state, self.clock.now()
-        is_masked = assignment.secure is not None  # then the header tells nothing of this device
+        silent = is_protected(assignment)  # then the header tells nothing of this device
         if header.parts and state.lost:
-            header, state = header if is_masked else replace(header, lost=state.lost), replace(state, lost="")
+            header, state = header if silent else replace(header, lost=state.lost), replace(state, lost="")
         entry = Entry(
             header,
             assignment.round,
@@ -376,7 +377,7 @@ class AssignmentHandler:
         state = outbox.append(state, entry)
         self.kept.keep(assignment, folder, state, {entry.file: result.body} if entry.file else {})
         commit_s = self.clock.now() - begun
-        if is_masked:
+        if silent:
             return header, folder.path(entry)
         if header.parts:
             self._afterwards[assignment.run].encoded(header, commit_s)
@@ -390,5 +391,4 @@ class AssignmentHandler:
         failed = "" if failure.kind in (*errors.NOT_WRONG, errors.FAILED) else "failed, "
         said = error.said if isinstance(error, CannotReply) else in_full(error)
         say(f"round {assignment.round}: {failed}{failure.kind}: {said}")
-        is_secure = assignment.secure is not None or assignment.kind == "secure"
-        return errors.untelling(failure) if is_secure else failure
+        return errors.untelling(failure) if is_protected(assignment) else failure

@@ -51,10 +51,14 @@ class PolicyContext:
 
     `now` is local time, None if the clock is not trusted (`no_clock` has the reason). `admitted` is the number of
     assignments of the same kind that were admitted today, without this one. It is None if the counts are unreadable
-    (`no_counts` has the reason). `metered` is None if not known. `carries` are the sections of a plan ("secure",
-    "privacy") that this client carries out, with what of [secure] not every device has: "secure.post_quantum" and
-    "secure.malicious". `selected` is the number of clients in the terms of a round under masks,
-    None before the terms are known.
+    (`no_counts` has the reason). `metered` is None if not known. `carries` are the parts of a plan that this client
+    carries out: "secure", with what of [secure] not every device has ("secure.post_quantum" and "secure.malicious"),
+    and the values of [privacy] mode ("privacy.central"). `selected` is the number of clients in the terms of a round
+    under masks, None before the terms are known.
+
+    Of a private plan, by the device's own ledger: `epsilon_after` is what its data set would have spent after this
+    assignment, at the policy's `max_delta`. `participations` is the data set's number in this population, without this
+    assignment. None if not known; then `no_ledger` may have the reason.
     """
 
     now: datetime | None
@@ -64,6 +68,9 @@ class PolicyContext:
     no_clock: str = ""
     no_counts: str = ""
     selected: int | None = None
+    epsilon_after: float | None = None
+    participations: int | None = None
+    no_ledger: str = ""
 
 
 def decide(
@@ -194,28 +201,40 @@ def _threshold(assignment: _Assignment) -> Denied | None:
 
 def _privacy(assignment: _Assignment) -> Denied | None:
     mode = assignment.plan.privacy.mode
-    if mode != "off" and "privacy" not in assignment.facts.carries:
+    if mode != "off" and f"privacy.{mode}" not in assignment.facts.carries:
         return Denied("privacy", f'this version cannot keep mode = "{mode}" and would send without it')
     if assignment.policy.privacy is not None and mode not in assignment.policy.privacy:
         return Denied("privacy", f'mode = "{mode}" is not private enough here')
+    if mode != "off" and assignment.facts.no_ledger:
+        return Denied("privacy", assignment.facts.no_ledger)
     return None
 
 
 def _max_epsilon(assignment: _Assignment) -> Denied | None:
-    most, assigned = assignment.policy.max_epsilon, assignment.plan.privacy
+    """Decline what would spend too much by this device's own ledger: what a plan claims to spend proves nothing."""
+    most, after = assignment.policy.max_epsilon, assignment.facts.epsilon_after
     if most is None:
         return None
-    if assigned.mode == "off":
+    if assignment.plan.privacy.mode == "off":
         return Denied("max_epsilon", "the plan has no privacy, so its epsilon has no bound")
-    bounds = [bound for bound in (assigned.target_epsilon, assigned.budget) if bound is not None]
-    if not bounds:
-        return Denied("max_epsilon", "the plan says neither target_epsilon nor budget")
-    if min(bounds) > most:
-        return Denied("max_epsilon", f"the plan spends up to {min(bounds):g}, {most:g} is allowed here")
-    if assigned.delta > assignment.policy.max_delta:
-        return Denied(
-            "max_delta", f"the plan has delta = {assigned.delta:g}, {assignment.policy.max_delta:g} is allowed here"
-        )
+    if after is None:
+        return Denied("max_epsilon", "it is not known what this device's data would have spent after it")
+    if not after <= most:
+        said = f"this device's data would have spent {after:.4g} after it, {most:g} is allowed here"
+        return Denied("max_epsilon", said)
+    return None
+
+
+def _max_participations(assignment: _Assignment) -> Denied | None:
+    most, took_part = assignment.policy.max_participations, assignment.facts.participations
+    if most is None or assignment.kind != "train":
+        return None
+    if assignment.plan.privacy.mode == "off":
+        return Denied("max_participations", "the plan has no privacy, so this device's ledger does not count it")
+    if took_part is None:
+        return Denied("max_participations", "it is not known how often this device's data took part")
+    if took_part >= most:
+        return Denied("max_participations", f"this device's data took part {took_part} times, {most} are allowed here")
     return None
 
 
@@ -273,6 +292,6 @@ Rule = Callable[[_Assignment], Denied | None]
 RULES: tuple[Rule, ...] = (
     _tasks, _kinds,
     _secure, _unmasked, _adversary, _max_corrupt_assumed, _min_cohort, _min_survivors, _threshold,
-    _privacy, _max_epsilon, _min_noise,
+    _privacy, _max_epsilon, _max_participations, _min_noise,
     _hours, _rounds_a_day, _metered,
 )  # fmt: skip

@@ -39,8 +39,9 @@ from thinwire.client.execute import AssignmentContext, Result, Trained
 from thinwire.client.train.errors import Cancelled
 from thinwire.compression.native import cores, planned_threads
 from thinwire.core.errors import BadPayload
+from thinwire.core.protocol import without_facts
 from thinwire.core.secure_numbers import METRIC_BITS
-from thinwire.core.types import Part, PhaseReply, ReplyHeader, phase_of, training_id
+from thinwire.core.types import Part, PhaseReply, phase_of, training_id
 from thinwire.privacy.contexts import context_of_assignment, identity_of, model_digest, simulated_key, terms_of
 from thinwire.privacy.keys import has_ml_kem
 from thinwire.privacy.messages import PROCESS_BYTES, SECRET_BYTES, max_bytes
@@ -266,11 +267,7 @@ class SecureRounds:
             vectors = self._masked(assignment.assignment_id, points, scalars)
         del points  # a model of lanes
         parts, body = pack_vectors(vectors)
-        header = found.header  # nothing else of it leaves: it would be a fact of a single client
-        bare = ReplyHeader(
-            header.assignment_id, header.update_id, header.base_version, 0, parts=parts, codec=LATTICE,
-            identity=header.identity,
-        )  # fmt: skip
+        bare = without_facts(replace(found.header, parts=parts, codec=LATTICE))
         return Result(bare, replace(state, residual=change if keeps else None, encoded_at=assignment.round), body)
 
     def _prepared(self, training: str, cancelled: Callable[[], bool]) -> _Round:

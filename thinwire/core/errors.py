@@ -87,6 +87,12 @@ class TooFewClients(ThinwireError):
     exit_code = 6
 
 
+class BudgetSpent(ThinwireError):
+    """Another round would pass a privacy budget; nothing of it was released."""
+
+    exit_code = 7
+
+
 class DataLost(ThinwireError):
     """Data on disk is damaged, missing, or written by a newer version of Thinwire."""
 

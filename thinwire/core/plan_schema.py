@@ -4,13 +4,12 @@ The descriptions of the keys become docs/reference/plan.md. `Sections` holds all
 it. `Refusal` is one contradiction in a plan, with its reason.
 
 The plan's format has keys that this version does not support yet. Invariant: such a key is never ignored: it must keep
-its default, and `unbuilt` refuses any other value.
+its default, and `plan_rules.unbuilt` refuses any other value.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -326,15 +325,44 @@ class SecureSection(Section):
 
 
 class PrivacySection(Section):
-    """Sets differential privacy."""
+    """Sets differential privacy: how much a released model may depend on all data of one client."""
 
-    mode: Literal["off", "central", "distributed", "example"] = Field(default="off", description="who adds the noise")
-    clip: Positive | None = Field(default=None, description="largest L2 norm of a device's change")
+    mode: Literal["off", "central", "distributed", "local", "example"] = Field(
+        default="off",
+        description="where noise is added: by the aggregator to the sum (central), or by each client inside secure "
+        "aggregation (distributed)",
+    )
+    clip: Positive | None = Field(default=None, description="largest L2 norm of one client's update; larger are scaled")
     adaptive: bool = Field(default=False, description="clip follows a quantile of the norms")
-    noise_multiplier: Positive | None = Field(default=None, description="noise over clip")
-    target_epsilon: Positive | None = Field(default=None, description="epsilon of the whole run, instead of the noise")
-    delta: Positive = Field(default=1e-5, description="the probability outside epsilon")
-    budget: Positive | None = Field(default=None, description="epsilon at which the run stops")
+    noise_multiplier: Positive | None = Field(
+        default=None, description="standard deviation of the noise in the sum, in multiples of clip"
+    )
+    target_epsilon: Positive | None = Field(
+        default=None, description="epsilon of a client after its last round, from which the noise follows"
+    )
+    delta: Annotated[float, Field(gt=0, lt=1)] = Field(
+        default=1e-5, description="probability that is left outside epsilon; below 1 / clients"
+    )
+    budget: Positive | None = Field(
+        default=None,
+        description="largest epsilon of a client over all runs of its population; the run stops before it is passed",
+    )
+    max_participations: Count | None = Field(
+        default=None, description="most rounds of this run in which one client takes part; left out: all rounds"
+    )
+    mechanism: Literal["auto", "skellam", "discrete-gaussian"] = Field(
+        default="auto", description="distribution of the noise; auto: discrete-gaussian, and skellam where clients add"
+    )
+    population: str = Field(
+        default="", max_length=64, description="the clients whose spending is counted together; left out: the task"
+    )
+
+    @property
+    def noise(self) -> Literal["skellam", "discrete-gaussian"]:
+        """Return the distribution of the noise: sums of Skellam noise are Skellam noise, others are not."""
+        if self.mechanism != "auto":
+            return self.mechanism
+        return "skellam" if self.mode == "distributed" else "discrete-gaussian"
 
 
 class Sections(Section):
@@ -350,39 +378,10 @@ class Sections(Section):
     secure: SecureSection = SecureSection()
     privacy: PrivacySection = PrivacySection()
 
-
-UNBUILT = {
-    "run": ("eval_cohort",),
-    "server": ("reduce",),
-    "privacy": ("mode", "clip", "adaptive", "noise_multiplier", "target_epsilon", "delta", "budget"),
-}  # fmt: skip
-UNBUILT_VALUES = {
-    ("run", "evaluate"): "holdout",
-}
-
-
-def unbuilt(plan: Sections) -> Iterator[Refusal]:
-    """Yield a refusal for each key or value that this version does not support."""
-    for section, keys in UNBUILT.items():
-        given = getattr(plan, section)
-        for key in keys:
-            default = type(given).model_fields[key].get_default(call_default_factory=True)
-            if getattr(given, key) != default:
-                yield _refused(section, key, getattr(given, key), default)
-    for (section, key), value in UNBUILT_VALUES.items():
-        if getattr(getattr(plan, section), key) == value:
-            yield _refused(section, key, value, None)
-
-
-def _refused(section: str, key: str, value: object, default: object) -> Refusal:
-    plain = isinstance(default, (str, int, float)) and default != ""
-    shown = str(default).lower() if isinstance(default, bool) else json.dumps(default, default=str)
-    said = json.dumps(value) if isinstance(value, (str, bool, int, float)) else "..."
-    return Refusal(
-        f"[{section}] {key} = {said} is not supported",
-        "this version of Thinwire does not have it yet",
-        f"[{section}] {key} = {shown}" if plain else f"leave [{section}] {key} out, or give another value",
-    )
+    @property
+    def is_protected(self) -> bool:
+        """Return True if a reply may tell nothing of its client's data but the update: under masks, or with privacy."""
+        return self.secure.enabled or self.privacy.mode != "off"
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from thinwire.core.errors import Refused
-from thinwire.core.types import PROTOCOL, Failure, PhaseReply, Reply, ReplyHeader, phase_of, training_id
+from thinwire.core.types import PROTOCOL, Assignment, Failure, PhaseReply, Reply, ReplyHeader, phase_of, training_id
 
 SPOKEN: Mapping[int, str] = {
     1: "signed heads, long polls, uploads and downloads that go on where they were cut",
@@ -57,6 +57,14 @@ class Range:
 
 
 SPEAKS = Range(max(min(SPOKEN), PROTOCOL - 1), PROTOCOL)
+
+
+def without_facts(header: ReplyHeader) -> ReplyHeader:
+    """Return a reply's header without any fact of its client's data: the only form under masks and with privacy."""
+    return ReplyHeader(
+        header.assignment_id, header.update_id, header.base_version, 0, parts=header.parts, codec=header.codec,
+        protocol=header.protocol, transfer=header.transfer, identity=header.identity,
+    )  # fmt: skip
 
 
 MAX_DEPTH = 8  # the deepest message is a hello: its tasks' codecs are at depth 4
@@ -158,3 +166,11 @@ def ends(reply: Reply, assignment_id: str) -> bool:
         return True
     is_over = phase == "masked" or (bool(phase) and isinstance(reply, Failure))
     return is_over and training_id(assignment_id) == reply.assignment_id
+
+
+def is_protected(assignment: Assignment) -> bool:
+    """Return True if a reply may tell nothing of its client's data: under masks, or with differential privacy."""
+    if assignment.secure is not None or assignment.kind == "secure":
+        return True
+    plan = assignment.plan  # a digest until the client has resolved it, before which it touches no data
+    return not isinstance(plan, str) and plan.get("privacy", {}).get("mode", "off") != "off"

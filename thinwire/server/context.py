@@ -92,7 +92,7 @@ class RunContext:
         self.holders = PlanCache(self.plan.to_json(), self.plan.digest)
         self.sent = SentAssignments(self.mode.delay + 1, self.holders)
         self.codec = rungs(self.plan.uplink)[0]
-        self.versions = Versions(home.run(run_id), self.layout, home.durable)
+        self.versions = Versions(home.run(run_id), self.layout, home.durable, hides=self.plan.privacy.mode != "off")
         self.past, later = snapshot.restore(store, run_id, empty_state(self.plan))
         self._since_snapshot = 0  # events
         for seq, event in later:
@@ -101,6 +101,7 @@ class RunContext:
             self._last_found = seq, event.at
         if self.past.bases.model is None and self.plan.run.init != "device":  # a device may make it
             raise DataLost(f"run {run_id} has no model", why="it was not handed over whole", hint="thinwire run PLAN")
+        self.versions.reveal(self.past.version)
         self.begin()
         self.known = DeviceProfiles(() if self.simulated else store.measures())
         self.measuring: dict[str, int] = {}  # assignment_id -> bytes sent, of assignments that only evaluate

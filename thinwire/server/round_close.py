@@ -46,6 +46,7 @@ def finish(one: RoundRunner) -> None:
         model = running.model
         events.append(running.versions.write(version, model.params, model.buffers, model.counters, now, model.state))
         events += running.sending.publish(version, now)
+        events += running.mode.released(running, one.opened.round, events[-1])
         step_s, store_s = stepped - start, time.perf_counter() - stepped
     else:
         step_s = store_s = 0.0
@@ -72,6 +73,7 @@ def finish(one: RoundRunner) -> None:
         )
     )
     one.record(*events, measured=_measured(one, now))
+    running.versions.reveal()
     lost = [one.machine.assignments[device] for device, kind in one.machine.lost.items() if kind == "offline"]
     running.fleet.ack(list(one.headers))
     running.fleet.cancel(lost if closed.reason != "stopped" else list(one.machine.assignments.values()))
@@ -95,8 +97,8 @@ def _measured(one: RoundRunner, now: float) -> list[MeasureRow]:
     Replies are read in the order of the journal, so a resumed round learns the same.
     """
     running = one.running
-    if running.plan.secure.enabled:
-        return []  # a masked update tells no times
+    if running.plan.is_protected:
+        return []  # such an update tells no times
     work = work_key(running.plan, running.layout)
     for event in running.past.line.now.accepted:
         header = one.headers[UpdateId.parse(event.update_id)]
@@ -195,7 +197,7 @@ def where_time_went(
     assert last.transfer is not None
     return last.update_id.device, {
         "wait_s": max(0.0, last.transfer.pulled_at - one.opened.at),
-        **({} if one.plan.secure.enabled else asdict(last.timings)),  # a masked update tells no times
+        **({} if one.plan.is_protected else asdict(last.timings)),  # such an update tells no times
         "upload_s": max(0.0, last.transfer.arrived_at - last.transfer.began_at),
         "receive_s": one.receive_s.get(last.update_id, 0.0),
         "aggregate_s": one.folding_s if one.running.simulated else one.aggregate_s.get(last.update_id, 0.0),

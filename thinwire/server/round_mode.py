@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from thinwire.aggregation.plan_codecs import codec_of, rungs
-from thinwire.core.events import ClientSelected, Evaluated, RoundOpened, RunNoted, RunStatusChanged
+from thinwire.core.events import ClientSelected, Evaluated, Event, RoundOpened, RunNoted, RunStatusChanged
 from thinwire.core.fleet import Envelope
 from thinwire.core.formatting import Reason
 from thinwire.core.plan import RunPlan
@@ -153,6 +153,17 @@ class RoundMode:
         """Return what all clients of a secure round are told alike; None in other rounds."""
         return None
 
+    def require_budget(self, running: RunContext) -> None:
+        """Raise `BudgetSpent` if too few clients may spend another round of a private run."""
+
+    def reserved(self, running: RunContext, opened: RoundOpened) -> list[Event]:
+        """Return what a round of a private run spends of the privacy budget; recorded with its opening."""
+        return []
+
+    def released(self, running: RunContext, number: int, stored: Event) -> list[Event]:
+        """Return that the model of a round is released, in a private run; recorded with the round's end."""
+        return []
+
     def aggregator(self, running: RunContext, opened: RoundOpened, caps: WeightCaps | None = None) -> RoundAggregator:
         """Return an empty sum for the updates of a round, with these caps on weights."""
         weights, counters = running.past.weights, running.model.counters
@@ -260,7 +271,8 @@ def open_round(running: RunContext) -> RoundOpened | None:
     ]
     said = f"round {number}, step {past.steps_made + len(past.line.rounds) + 1} of {plan.run.rounds}"
     noted = [RunNoted(opened.at, [note]) for note in mode.notes(cohort.able)] if number == 1 else []
-    running.record(*noted, RunStatusChanged(opened.at, "running", said), opened, *sent)
+    reserved = mode.reserved(running, opened)
+    running.record(*noted, RunStatusChanged(opened.at, "running", said), opened, *sent, *reserved)
     return opened
 
 

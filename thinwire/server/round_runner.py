@@ -27,6 +27,7 @@ from thinwire.core.events import (
     UpdateDropped,
 )
 from thinwire.core.fleet import Arrival, ClientConnected, ClientDisconnected
+from thinwire.core.protocol import without_facts
 from thinwire.core.serialization import reply_to_json
 from thinwire.core.types import Failure, PhaseReply, ReplyHeader, UpdateId, assignment_id_of, assignment_round
 from thinwire.server import round_events
@@ -174,6 +175,11 @@ class RoundRunner:
     def _on_reply(self, header: ReplyHeader) -> None:
         """Handle one reply: acknowledge it, reject it, defer it, drop it, or pass it to the state machine."""
         running, update_id = self.running, header.update_id
+        if self.plan.is_protected and header != without_facts(header):
+            said = "an update whose header has facts about its client, in a run that may know none"
+            self.on(round_events.AssignmentFailed(update_id.device, header.assignment_id, "protocol", said))
+            running.fleet.ack([update_id])
+            return
         if update_id in self.headers:
             return  # the fleet repeats it after a restart; the round acknowledges it when it closes
         if update_id.run != running.run_id or running.past.ledger.is_decided(update_id):

@@ -31,7 +31,6 @@ from thinwire.core.types import (
     Part,
     Phase,
     PhaseReply,
-    ReplyHeader,
     UpdateId,
     phase_id,
     phase_of,
@@ -139,15 +138,6 @@ class SecureRoundRunner(RoundRunner):
             self._messages[device] = message
         self.on(round_events.PhaseMessage(device, phase, message))
 
-    def _on_reply(self, header: ReplyHeader) -> None:
-        """Refuse a reply that tells more than a masked update may, then handle it like every reply."""
-        if header != without_facts(header):
-            said = "a masked update whose header has facts about its client"
-            self.on(round_events.AssignmentFailed(header.update_id.device, header.assignment_id, "protocol", said))
-            self.running.fleet.ack([header.update_id])
-            return
-        super()._on_reply(header)
-
     def _carry_out(self, actions: Sequence[round_events.Action]) -> None:
         super()._carry_out(actions)
         for action in actions:
@@ -235,14 +225,6 @@ class SecureRoundRunner(RoundRunner):
         except (Aborted, BadSum) as error:
             return str(error)
         return ""
-
-
-def without_facts(header: ReplyHeader) -> ReplyHeader:
-    """Return the header of a masked update with nothing but what a secure round may know of a client."""
-    return ReplyHeader(
-        header.assignment_id, header.update_id, header.base_version, 0, parts=header.parts, codec=header.codec,
-        protocol=header.protocol, transfer=header.transfer, identity=header.identity,
-    )  # fmt: skip
 
 
 def _decode(text: str, clients: int, phase: str, post_quantum: bool) -> bytes:

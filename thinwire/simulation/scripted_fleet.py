@@ -16,6 +16,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from thinwire.core.clock import VirtualClock
 from thinwire.core.fleet import SECURE_PARTS, Arrival, Delivery, Envelope, Hello, Spool, TaskReport
+from thinwire.core.protocol import without_facts
 from thinwire.core.types import Assignment, Failure, PhaseReply, Timings
 from thinwire.simulation.local_fleet import LocalFleet, LocalLink
 from thinwire.simulation.scripted_device import Kept, ScriptedDevice, Turn
@@ -184,7 +185,9 @@ class ScriptedFleet(LocalFleet):
             self._fail(device, assignment, header.kind, header.text)
             return
         timings = Timings(turn.download_s, 0.0, 0.0, turn.compute_s, turn.encode_s)
-        kept = device.outbox[assignment.assignment_id] = Kept(delivery, turn, replace(header, timings=timings), body)
+        if header != without_facts(header):  # else it tells no times
+            header = replace(header, timings=timings)
+        kept = device.outbox[assignment.assignment_id] = Kept(delivery, turn, header, body)
         self._made(device, kept)
 
     def _made(self, device: ScriptedDevice, kept: Kept) -> None:

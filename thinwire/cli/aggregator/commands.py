@@ -204,11 +204,22 @@ def restore(
     delivered_at, replaced = restored.manifest.delivered_at, restored.replaced
     if json:
         moved = str(replaced) if replaced else None
-        console.document({"home": str(place.root.parent), "delivered_at": delivered_at, "replaced": moved})
+        console.document(
+            {
+                "home": str(place.root.parent),
+                "delivered_at": delivered_at,
+                "replaced": moved,
+                "privacy": restored.reservations,
+            }
+        )
         return
     console.line(f"{place.root} is as it was {console.ago(delivered_at)}; go on: {again('aggregator start', home)}")
     if replaced:
         console.line(f"what was there is now {replaced}")
+    if restored.reservations:
+        console.note(
+            f"private rounds wait until a person has settled what was spent since: {again('privacy ledger', home)}"
+        )
     console.note(
         f"devices that were approved or revoked since then are as they were, too: {again('devices list', home)}"
     )

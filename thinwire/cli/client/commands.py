@@ -1,4 +1,4 @@
-"""The commands of `thinwire client`: start, join, leave, status, logs, reload, doctor, and the group service.
+"""The commands of `thinwire client`: start, join, leave, status, privacy, logs, reload, doctor, and the group service.
 
 `status` reads the locks, status files and outboxes of all clients of this machine.
 """
@@ -33,6 +33,10 @@ def start(
         typer.Option("--task", metavar="NAME=MODULE", help="task to train; repeatable; default: all installed tasks"),
     ] = None,
     data: Data = None,
+    dataset: Annotated[
+        str,
+        typer.Option("--dataset", metavar="NAME", help="name of the data, for its privacy ledger; default: its path"),
+    ] = "",
     name: ClientName = None,
     partition: Annotated[str | None, typer.Option(metavar="I/N", help="part I of N of the data, from 0")] = None,
     split: Annotated[
@@ -79,6 +83,7 @@ def start(
         python,
         roster,
         roster_key,
+        dataset,
     )
     raise typer.Exit(begin(wanted))
 
@@ -108,7 +113,8 @@ def leave(
 ) -> None:
     """Revoke this device at its aggregator, then delete its key and what it learned from local data.
 
-    Updates, residuals, models, plans and logs in its state directory go. The local data themselves are never touched.
+    Updates, residuals, models, plans and logs in its state directory go. The privacy ledger stays: what was spent of
+    the local data stays spent. The data themselves are never touched.
     """
     from thinwire.cli.client import enrol
     from thinwire.core.statedir import find_home
@@ -139,6 +145,30 @@ def status(name: OneName = None, json: Json = False, home: Home = None) -> None:
         show(rows)
     else:
         console.note(f"no client was ever started in {clients}")
+
+
+@app.command()
+def privacy(name: ClientName = None, json: Json = False, home: Home = None) -> None:
+    """Show this device's own privacy ledger: the noised releases in which its data took part, and what they cost."""
+    from thinwire.cli.local_state import StartOptions
+    from thinwire.cli.privacy.render import own_document, show_own
+    from thinwire.client.policy import FILE, load_policy
+    from thinwire.client.privacy_ledger import DeviceLedger
+    from thinwire.core.errors import NotFound
+    from thinwire.core.statedir import find_home
+
+    at = find_home(home)
+    called = chosen(name, at)
+    folder = at / "clients" / called
+    if not folder.is_dir():
+        raise NotFound(f"no client {called!r} here", why=f"{folder} is not there", hint="thinwire client status")
+    options = StartOptions.load(folder)
+    rules = options.path("policy") if options else None
+    ledger, delta = DeviceLedger(folder), load_policy(rules or folder / FILE).max_delta
+    if json:
+        console.document(own_document(ledger, called, delta))
+    else:
+        show_own(ledger, called, delta)
 
 
 @app.command()

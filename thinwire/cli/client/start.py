@@ -7,6 +7,7 @@ have been joined; http is for loopback, on the aggregator's own machine.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import platform
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
     from thinwire.client.secure import SecureIdentity
+    from thinwire.core.plan import RunPlan
+    from thinwire.core.types import Assignment
     from thinwire.transport.device.identity import Trust
 
 
@@ -45,6 +48,7 @@ class Device:
     python: Path | None = None
     roster: Path | None = None
     roster_key: Path | None = None
+    dataset: str = ""
 
 
 def begin(device: Device) -> int:
@@ -59,11 +63,13 @@ def begin(device: Device) -> int:
     from thinwire.client.device_info import DeviceInfoProbe
     from thinwire.client.executor import Worker
     from thinwire.client.policy import FILE, Policy, load_policy
+    from thinwire.client.privacy_ledger import Account, DataSet, DeviceLedger
     from thinwire.client.task import installed_tasks, parse_split
     from thinwire.client.worker_process import Interpreter
     from thinwire.core.errors import UsageError
     from thinwire.core.log_file import Logbook
     from thinwire.core.statedir import client_home, find_home, hold
+    from thinwire.privacy.noise_plan import spending
     from thinwire.transport.device.identity import ServerClock, device_key
     from thinwire.transport.device.link import HttpsLink
 
@@ -100,11 +106,17 @@ def begin(device: Device) -> int:
         clock = ServerClock()
         key = device_key(folder)
         secure = secure_identity(key, pinned)
-        gate = AdmissionController(first, folder, skew_s=lambda: clock.skew_s, carries=secure.carries)
+        ledger = DeviceLedger(folder, hashlib.sha256(secure.public_key).hexdigest())
         benches = worker.benches()
+
+        def release(assignment: Assignment, plan: RunPlan) -> tuple[str, str]:
+            return spending(plan, next(b.layout.model_size for b in benches if b.name == assignment.task))
+
+        account = Account(ledger, lambda task: DataSet.of(device.dataset, data, task), release)
+        gate = AdmissionController(first, folder, skew_s=lambda: clock.skew_s, carries=secure.carries, account=account)
         link = HttpsLink(
             url, key, device.name, folder, trust, clock=clock, is_wanted=wanted(gate, benches),
-            min_free=lambda: gate.min_free_bytes,
+            min_free=lambda: gate.min_free_bytes, booked=ledger.reported,
         )  # fmt: skip
         return serve(
             StatusReporter(link, folder),

@@ -1,0 +1,168 @@
+"""`thinwire privacy ledger`, `settle` and `client privacy`: what was spent by whom on what, and what is not known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.store.test_privacy_ledger import enrol, release_it, reserve
+from tests.support.store_story import DEVICES, new_run, status
+from thinwire.client.privacy_ledger import Booking, DeviceLedger
+from thinwire.core.fleet import population_key
+from thinwire.core.statedir import client_home
+from thinwire.privacy.accounting import Release, epsilon
+from thinwire.store import Store
+
+CHEAP = Release("discrete-gaussian", sensitivity=10.0, variance=900.0, dimensions=64)
+DEAR = Release("skellam", sensitivity=10.0, variance=100.0, dimensions=64, parties=8)
+
+
+@pytest.fixture
+def spent(store: Store) -> str:
+    """Two rounds in the ward, of which one was released, and one in the clinic."""
+    enrol(store, *DEVICES)
+    run_id = new_run(store)
+    reserve(store, run_id, 1, release=CHEAP.to_json(), devices=DEVICES[:2])
+    release_it(store, run_id, 1)
+    reserve(store, run_id, 2, release=CHEAP.to_json(), devices=DEVICES[1:])
+    reserve(store, run_id, 3, population="clinic", release=DEAR.to_json(), devices=DEVICES[:1])
+    return run_id
+
+
+def test_the_ledger_is_a_table_by_population_and_run_with_what_it_cost(thinwire, home, spent):
+    said = thinwire("privacy", "ledger", "--home", home)
+    lines = [line.split() for line in said.out.splitlines()]
+    assert lines[0] == ["POPULATION", "RUN", "ROUNDS", "RELEASED", "MECHANISM", "DEVICES", "EPSILON", "DELTA"]
+    both, one = epsilon({CHEAP: 2}, 1e-5), epsilon({DEAR: 1}, 1e-5)
+    assert lines[1] == ["clinic", spent, "1", "0", "skellam", "1", f"{one:.4g}", "1e-05"]
+    assert lines[2] == ["ward", spent, "2", "1", "discrete-gaussian", "3", f"{both:.4g}", "1e-05"]
+    told = f"ward: 2 releases, epsilon {both:.4g} at delta 1e-05, for a device that was selected for all of them"
+    assert told in said.out
+    assert (said.code, said.err) == (0, "")
+
+
+def test_the_ledger_of_one_device_or_population_has_no_other(thinwire, home, spent):
+    said = thinwire("privacy", "ledger", "--device", "pi-01", "--population", "ward", "--home", home)
+    one = epsilon({CHEAP: 1}, 1e-5)
+    assert f"ward: 1 release, epsilon {one:.4g} at delta 1e-05, for pi-01" in said.out
+    assert "clinic" not in said.out
+    said = thinwire("privacy", "ledger", "--device", "nobody", "--home", home)
+    assert (said.out, said.err) == ("", "nobody was selected for no private round\n")
+
+
+def test_the_ledger_as_json_has_every_entry(thinwire, home, spent):
+    found = thinwire("privacy", "ledger", "--json", "--home", home).document
+    assert found["populations"]["ward"] == {
+        "releases": 2, "epsilon": epsilon({CHEAP: 2}, 1e-5), "delta": 1e-5, "mechanisms": ["discrete-gaussian"],
+    }  # fmt: skip
+    assert found["blocked"] == {}
+    assert [(one["state"], one["round"], one["devices"]) for one in found["entries"]] == [
+        ("committed", 1, ["pi-01", "pi-02"]), ("reserved", 2, ["pi-02", "pi-03"]), ("reserved", 3, ["pi-01"]),
+    ]  # fmt: skip
+    assert found["entries"][0]["release"] == json.loads(CHEAP.to_json())
+
+
+def test_an_empty_ledger_says_so(thinwire, home, store):
+    said = thinwire("privacy", "ledger", "--home", home)
+    assert (said.code, said.out, said.err) == (0, "", "no private round has begun\n")
+
+
+def test_a_release_that_is_not_readable_is_listed_without_an_epsilon(thinwire, home, store, spent):
+    reserve(store, spent, 4, release='{"of": "a newer version"}')
+    said = thinwire("privacy", "ledger", "--population", "ward", "--home", home)
+    assert "ward: 3 releases, no bound on epsilon at delta 1e-05" in said.out
+    assert thinwire("privacy", "ledger", "--json", "--home", home).document["populations"]["ward"]["epsilon"] is None
+
+
+def test_a_restored_ledger_is_blocked_until_it_is_settled_as_the_costliest_release(
+    thinwire, home, tmp_path, store, spent
+):
+    store.record(spent, [status("done")])
+    assert thinwire("aggregator", "backup", tmp_path / "b.tar", "--home", home).code == 0
+    said = thinwire("aggregator", "restore", tmp_path / "b.tar", "--force", "--home", home)
+    settle = f"thinwire privacy ledger settle --home {home}"
+    assert "private rounds wait until a person has settled what was spent since: thinwire privacy ledger" in said.err
+    said = thinwire("privacy", "ledger", "--home", home)
+    assert said.err.count("private rounds are blocked, because the ledger was restored from a backup of 20") == 3
+    assert settle in said.err
+    said = thinwire("privacy", "ledger", "settle", "ward", "--rounds", 5, "--home", home)
+    assert (said.code, said.out) == (
+        0, "ward is settled: 5 releases are charged to every device; private rounds may begin\n",
+    )  # fmt: skip
+    said = thinwire("privacy", "ledger", "settle", "new one", "--rounds", 2, "--json", "--home", home)
+    assert said.document == {"population": "new one", "rounds": 2, "release": DEAR.to_json()}
+    found = thinwire("privacy", "ledger", "--json", "--home", home).document
+    assert set(found["blocked"]) == {"", "clinic"}
+    assert found["populations"]["ward"]["epsilon"] == epsilon({CHEAP: 7}, 1e-5)
+    said = thinwire("privacy", "ledger", "--device", "pi-01", "--population", "ward", "--home", home)
+    assert f"ward: 6 releases, epsilon {epsilon({CHEAP: 6}, 1e-5):.4g}" in said.out
+    assert "settled by" in said.out
+    said = thinwire("privacy", "ledger", "settle", "ward", "--rounds", 5, "--home", home)
+    assert (said.code, "nothing is to be settled" in said.err) == (2, True)
+
+
+def test_what_cannot_be_priced_or_is_too_little_is_not_settled(thinwire, home, tmp_path, store):
+    enrol(store, "pi-01")
+    thinwire("aggregator", "backup", tmp_path / "b.tar", "--home", home)
+    thinwire("aggregator", "restore", tmp_path / "b.tar", "--force", "--home", home)
+    said = thinwire("privacy", "ledger", "settle", "ward", "--rounds", 5, "--home", home)
+    assert (said.code, "it is not known what one costs" in said.err) == (2, True)
+    settle = ("privacy", "ledger", "settle", "ward", "--home", home)
+    said = thinwire(*settle, "--rounds", 5, "--release", '{"of": "a newer version"}')
+    assert (said.code, "is not readable" in said.err) == (8, True)
+    said = thinwire(*settle, "--rounds", 5, "--release", json.dumps(json.loads(DEAR.to_json()), indent=1), "--json")
+    assert said.document == {"population": "ward", "rounds": 5, "release": DEAR.to_json()}
+
+
+def test_a_release_that_is_given_replaces_no_costlier_one(thinwire, home, tmp_path, store, spent):
+    store.record(spent, [status("done")])
+    thinwire("aggregator", "backup", tmp_path / "b.tar", "--home", home)
+    thinwire("aggregator", "restore", tmp_path / "b.tar", "--force", "--home", home)
+    for population, given, charged in (("ward", DEAR, DEAR), ("clinic", CHEAP, DEAR)):
+        words = ("--rounds", 1, "--release", given.to_json(), "--json", "--home", home)
+        said = thinwire("privacy", "ledger", "settle", population, *words)
+        assert said.document["release"] == charged.to_json()
+
+
+def test_a_population_that_had_no_private_round_is_settled_with_nothing(thinwire, home, tmp_path, store):
+    thinwire("aggregator", "backup", tmp_path / "b.tar", "--home", home)
+    thinwire("aggregator", "restore", tmp_path / "b.tar", "--force", "--home", home)
+    assert thinwire("privacy", "ledger", "settle", "ward", "--rounds", 0, "--home", home).code == 0
+
+
+def booked(folder: Path, number: int, data: str = "/data/ward", name: str = "") -> None:
+    DeviceLedger(folder).book(
+        Booking(1.0, name, data, "ward", CHEAP.to_json(), "ecg-1", "beef", number, f"ecg-1.{number}.pi", number)
+    )
+
+
+def test_a_device_shows_its_own_ledger(thinwire, home):
+    folder = client_home(home, "pi-01")
+    said = thinwire("client", "privacy", "--name", "pi-01", "--home", home)
+    assert (said.code, said.out, said.err) == (0, "", "pi-01 has taken part in no private round\n")
+    for number, data, name in ((1, "/data/ward", ""), (2, "/data/ward", ""), (3, "/data/x", "x")):
+        booked(folder, number, data, name)
+    (folder / "client.toml").write_text("[policy]\nmax_delta = 1e-6\n")
+    said = thinwire("client", "privacy", "--name", "pi-01", "--home", home)
+    two = f"{epsilon({CHEAP: 2}, 1e-6):.4g}"
+    assert ["/data/ward", "ward", "ecg-1", "2", "discrete-gaussian", two, "1e-06"] in [
+        line.split() for line in said.out.splitlines()
+    ]
+    assert f"/data/ward: 2 releases, epsilon {two} at delta 1e-06, in all populations and runs together" in said.out
+    found = thinwire("client", "privacy", "--name", "pi-01", "--json", "--home", home).document
+    assert [one["releases"] for one in found["datasets"]] == [2, 1]
+    assert len(found["entries"]) == 3
+    assert found["head"] == DeviceLedger(folder).head
+    assert population_key("ward") not in json.dumps(found)
+
+
+def test_a_damaged_ledger_of_a_device_is_shown_as_that(thinwire, home):
+    folder = client_home(home, "pi-01")
+    booked(folder, 1)
+    path = folder / "privacy.jsonl"
+    path.write_bytes(path.read_bytes().replace(b"ward", b"word"))
+    said = thinwire("client", "privacy", "--name", "pi-01", "--home", home)
+    assert said.err.startswith(f"pi-01 takes part in nothing private: line 1 of {path} is damaged")
+    assert thinwire("client", "privacy", "--name", "none", "--home", home).code == 9

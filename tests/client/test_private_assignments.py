@@ -1,0 +1,136 @@
+"""What an assignment spends of privacy is in the device's ledger before its data are read, or it is declined."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.gated_client import Device
+from thinwire.client.admission import AdmissionController
+from thinwire.client.policy import Policy
+from thinwire.client.privacy_ledger import FILE, Account, DataSet, DeviceLedger
+from thinwire.core import RunPlan
+from thinwire.core.errors import PlanError
+from thinwire.core.types import Assignment, Failure
+from thinwire.privacy.accounting import Release, epsilon
+
+RELEASE = Release("discrete-gaussian", sensitivity=10.0, variance=400.0, dimensions=64)
+CENTRAL = '[privacy]\nmode = "central"'
+
+
+class Private(Device):
+    """A device whose ledger is read again at each start."""
+
+    def __init__(self, folder: Path, policy: Policy | None = None, **changed: Any) -> None:
+        self.changed, self.dataset = changed, DataSet("", "/data/ward")
+        super().__init__(folder, policy or Policy(), CENTRAL, carries=frozenset({"privacy"}))
+
+    def start(self) -> None:
+        (self.folder / "device").mkdir(parents=True, exist_ok=True)
+        self.ledger = DeviceLedger(self.folder / "device", "key")
+        terms: dict[str, Any] = {"release": lambda assignment, plan: ("ward", RELEASE.to_json())} | self.changed
+        self.gate_options["account"] = Account(self.ledger, lambda task: self.dataset, **terms)
+        super().start()
+
+    def data(self, client: object) -> Any:
+        """The line is on disk before the data are read."""
+        self.lines_at_read = len(DeviceLedger(self.folder / "device").bookings)
+        return super().data(client)
+
+
+def test_a_release_is_booked_before_the_data_are_read(tmp_path):
+    device = Private(tmp_path)
+    assert device.rule(1) == ""
+    assert (device.read, device.lines_at_read) == (1, 1)
+    (line,) = DeviceLedger(tmp_path / "device").bookings
+    assert (line.population, line.release, line.round, line.key) == ("ward", RELEASE.to_json(), 1, "key")
+    assert (line.dataset, line.at) == (device.dataset, device.at.timestamp())
+
+
+def test_a_repeated_assignment_is_booked_once_and_another_reply_to_it_again(tmp_path):
+    device = Private(tmp_path)
+    first = device.assign(1, assignment_id="a-1")
+    assert device.assign(1, assignment_id="a-1") == first
+    device.start()
+    assert device.assign(1, assignment_id="a-1") == first
+    assert len(device.ledger.bookings) == 1
+    device.session.stop(device.aggregator.assign(2, "stop").assignment, print)  # its reply is forgotten
+    assert device.rule(1, assignment_id="a-1") == ""
+    assert len(device.ledger.bookings) == 2
+
+
+def test_a_crash_in_the_middle_of_the_work_books_nothing_twice(tmp_path):
+    device = Private(tmp_path, Policy(max_participations=1))
+    device.gate.admit(device.aggregator.assign(1).assignment)
+    device.start()
+    assert device.gate.wanted(device.aggregator.assign(1).assignment)
+    assert device.rule(1) == ""
+    assert len(device.ledger.bookings) == 1
+    assert not device.gate.wanted(device.aggregator.assign(2).assignment)
+    assert device.rule(2) == "max_participations"
+
+
+def test_what_the_ledger_has_with_the_next_release_decides_about_max_epsilon(tmp_path):
+    most = epsilon({RELEASE: 3}, 1e-6)
+    device = Private(tmp_path, Policy(max_epsilon=most, max_delta=1e-6))
+    assert [device.rule(number) for number in (1, 2)] == ["", ""]
+    device.start()
+    assert [device.rule(number) for number in (3, 4)] == ["", "max_epsilon"]
+    assert not device.gate.wanted(device.aggregator.assign(5).assignment)
+    assert (len(device.ledger.bookings), device.read) == (3, 2)  # each process reads once
+    device.dataset = DataSet("", "/data/other")
+    assert device.rule(6) == ""
+
+
+def test_another_run_and_another_task_spend_of_the_same_data_set(tmp_path):
+    device = Private(tmp_path, Policy(max_participations=2))
+    assert [device.rule(number, identity=run) for number, run in ((1, "aa"), (2, "bb"), (3, "cc"))] == [
+        "", "", "max_participations",
+    ]  # fmt: skip
+
+
+def test_a_damaged_ledger_declines_private_work_with_a_sentence(tmp_path):
+    device = Private(tmp_path)
+    assert device.rule(1) == ""
+    path = tmp_path / "device" / FILE
+    path.write_bytes(path.read_bytes().replace(b"ward", b"word", 1))
+    device.start()
+    answer = device.assign(2)
+    assert isinstance(answer, Failure)
+    assert answer.text.startswith(f"privacy: line 1 of {path} is damaged") or "privacy.jsonl" in answer.text
+    assert device.read == 1
+
+
+def test_a_ledger_that_is_not_writable_declines_and_nothing_is_read(tmp_path, monkeypatch):
+    device = Private(tmp_path)
+
+    def full(*_: Any) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.pwrite", full)
+    answer = device.assign(1)
+    assert isinstance(answer, Failure)
+    assert answer.text.startswith("privacy: cannot write")
+    assert device.read == 0
+
+
+@pytest.mark.parametrize("policy", [Policy(), Policy(max_epsilon=8.0)])
+def test_what_cannot_be_computed_is_declined(tmp_path, policy):
+    def release(assignment: Assignment, plan: RunPlan) -> tuple[str, str]:
+        raise PlanError("the width does not fit")
+
+    device = Private(tmp_path, policy, release=release)
+    assert device.assign(1).text == "privacy: the width does not fit"  # type: ignore[union-attr]
+    unread = Private(tmp_path / "unread", policy, release=lambda assignment, plan: ("ward", "{}"))
+    assert (unread.rule(1), unread.ledger.bookings) == ("privacy", ())
+    assert AdmissionController(policy, tmp_path / "none")._prospect(
+        device.aggregator.assign(1).assignment, device.aggregator.assign(1).assignment.plan, 0  # type: ignore[arg-type]
+    ).unknown == "this device keeps no privacy ledger"  # fmt: skip
+
+
+def test_a_first_model_spends_nothing_and_is_made_within_the_limit(tmp_path):
+    device = Private(tmp_path, Policy(max_epsilon=epsilon({RELEASE: 1}, 1e-5)))
+    assert [device.rule(1), device.rule(2, "init"), device.rule(3, "evaluate")] == ["", "", "max_epsilon"]
+    assert len(device.ledger.bookings) == 1

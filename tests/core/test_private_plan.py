@@ -1,0 +1,101 @@
+"""Plans with differential privacy: what would break the protection is refused, with the reason and what to try."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from thinwire.aggregation import codecs
+from thinwire.core import RunPlan
+from thinwire.core.errors import PlanError
+from thinwire.core.plan_schema import Refusal
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "digits" / "private.toml"
+TABLES = {
+    "run": {"evaluate": '"off"'},
+    "cohort": {"deadline_s": "60", "late": '"drop"', "clients": "10"},
+    "local": {"steps": "5", "buffers": '"local"'},
+    "privacy": {"mode": '"central"', "clip": "1.0", "noise_multiplier": "1.0"},
+}
+
+
+def plan(**changes: str | None) -> RunPlan:
+    """A private plan; `cohort__late='"aggregate"'` changes a key, and None leaves it out."""
+    tables: dict[str, dict[str, str | None]] = {name: dict(keys) for name, keys in TABLES.items()}
+    for place, value in changes.items():
+        table, key = place.split("__")
+        tables.setdefault(table, {})[key] = value
+    text = '[run]\ntask = "t"\n' + "\n".join(f"{k} = {v}" for k, v in tables.pop("run").items() if v)
+    text += "\n[local]\nlr = 0.1\n" + "\n".join(f"{k} = {v}" for k, v in tables.pop("local").items() if v)
+    for name, keys in tables.items():
+        text += f"\n[{name}]\n" + "\n".join(f"{k} = {v}" for k, v in keys.items() if v)
+    return RunPlan.parse(text)
+
+
+def refused(**changes: str | None) -> list[Refusal]:
+    try:
+        return plan(**changes).check(codecs)
+    except PlanError as error:
+        return [Refusal(error.what, error.why, error.hint)]
+
+
+def test_the_plan_that_the_others_differ_from_is_valid() -> None:
+    assert not refused()
+    assert not RunPlan.load(EXAMPLE).check(codecs)
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"privacy__clip": None}, "no [privacy] clip"),
+        ({"privacy__noise_multiplier": None}, "neither noise_multiplier nor target_epsilon"),
+        ({"privacy__target_epsilon": "8.0"}, "noise_multiplier and target_epsilon"),
+        ({"privacy__noise_multiplier": "1e6"}, "noise_multiplier = 1000000.0"),
+        ({"privacy__noise_multiplier": "1e-6"}, "noise_multiplier = 1e-06"),
+        ({"privacy__noise_multiplier": "-1.0"}, "noise_multiplier"),
+        ({"privacy__noise_multiplier": "nan"}, "noise_multiplier"),
+        ({"privacy__clip": "0.0"}, "clip"),
+        ({"privacy__delta": "0.1"}, "delta = 0.1"),
+        ({"privacy__delta": "1.5"}, "delta"),
+        (
+            {"privacy__noise_multiplier": None, "privacy__target_epsilon": "8.0", "privacy__budget": "4.0"},
+            "budget = 4.0",
+        ),
+        ({"privacy__max_participations": "30"}, "max_participations = 30"),
+        ({"privacy__adaptive": "true"}, "adaptive = true is not supported"),
+        ({"privacy__mode": '"distributed"'}, 'mode = "distributed" is not supported'),
+        ({"privacy__mode": '"local"'}, 'mode = "local" is not supported'),
+        ({"privacy__mode": '"example"'}, 'mode = "example" is not supported'),
+        ({"privacy__mechanism": '"skellam"'}, 'mechanism = "skellam"'),
+        ({"cohort__late": '"aggregate"'}, 'late = "aggregate"'),
+        ({"cohort__over_select": "0.3"}, "over_select = 0.3"),
+        ({"cohort__max_concurrency": "3"}, "max_concurrency = 3"),
+        ({"cohort__deadline_s": None}, 'deadline_s = "auto"'),
+        ({"cohort__max_weight": "3.0"}, "max_weight = 3.0"),
+        ({"cohort__selection": '"speed"'}, '[privacy] mode = "central"'),
+        ({"cohort__mode": '"buffered"', "cohort__clients": '"all"'}, '[privacy] mode = "central"'),
+        ({"downlink__codec": '"int8"'}, "[downlink] codec = 'int8'"),
+        ({"run__evaluate": '"clients"'}, 'evaluate = "clients"'),
+        ({"run__init": '"device"'}, 'init = "device"'),
+        ({"run__algorithm": '"scaffold"'}, "scaffold"),
+        ({"uplink__feedback": '"ef21"'}, "ef21"),
+        ({"local__steps": None}, "one epoch a round"),
+        ({"local__steps": '"auto"'}, 'steps = "auto"'),
+        ({"local__partial": "true"}, "partial = true"),
+        ({"local__buffers": '"average"'}, 'buffers = "average"'),
+        ({"local__durability": '"exit"'}, 'durability = "exit"'),
+        ({"secure__enabled": "true"}, "[secure] enabled = true"),
+        ({"server__reduce": '"median"'}, "reduce"),
+    ],
+)
+def test_what_would_break_the_protection_is_refused(changes: dict[str, str | None], what: str) -> None:
+    found = refused(**changes)
+    assert any(what in one.what for one in found), found
+    assert all(one.why and one.hint for one in found)
+
+
+@pytest.mark.parametrize("key", ["clip = 1.0", "budget = 8.0", "max_participations = 3", "delta = 1e-6"])
+def test_a_key_of_privacy_without_a_mode_is_refused(key: str) -> None:
+    found = RunPlan.parse(f'[run]\ntask = "t"\n[local]\nlr = 0.1\n[privacy]\n{key}').check(codecs)
+    assert any("without a mode" in one.what for one in found)

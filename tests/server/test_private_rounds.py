@@ -1,0 +1,200 @@
+"""Runs with central differential privacy on a virtual clock: what is spent stays spent, and a sum is noised once."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+from tests.support import crashes
+from tests.support.crashes import LAYOUT, Fate, Outcome, Whole, killed, undisturbed_once
+from tests.support.faulty_fleet import AttentiveDevice, FaultyTurn
+from thinwire.core import RunPlan
+from thinwire.core.events import ClientFailed, ModelStored, RoundClosed, RunStatusChanged, UpdateAccepted, UpdateDropped
+from thinwire.core.fleet import Delivery
+from thinwire.core.privacy_events import PrivacyCommitted, PrivacyReserved
+from thinwire.core.protocol import without_facts
+from thinwire.core.statedir import AggregatorHome
+from thinwire.core.types import Assignment, ReplyHeader, Vector
+from thinwire.privacy.accounting import Release
+from thinwire.privacy.accounting import epsilon as epsilon_of
+from thinwire.privacy.noise_plan import noise_plan
+from thinwire.server.model_store import Versions
+from thinwire.simulation import SyntheticUpdates
+from thinwire.simulation.scripted_device import Answer, Turn
+from thinwire.store import Store
+
+SHARES = 4  # of all places: one test each
+TEXT = """
+[run]
+task = "toy"
+rounds = 3
+evaluate = "off"
+[cohort]
+clients = 5
+wait_for = 5
+min_updates = 1
+deadline_s = 200
+late = "drop"
+[local]
+lr = 1.0
+steps = 1
+buffers = "local"
+[uplink]
+codec = "identity"
+[privacy]
+mode = "central"
+clip = 2.0
+delta = 1e-3
+"""
+PLAN = RunPlan.parse(TEXT + "noise_multiplier = 1.0")
+
+
+def change(name: str, assignment: Assignment) -> Vector:
+    drawn: Vector = np.random.default_rng([ord(name), assignment.round]).standard_normal(LAYOUT.size).astype(np.float32)
+    return drawn
+
+
+class Silent(SyntheticUpdates):
+    """Replies as a client of a private run does: without a fact of its data beside the update."""
+
+    def answer(self, delivery: Delivery, turn: Turn) -> Answer:
+        header, body = super().answer(delivery, turn)
+        assert isinstance(header, ReplyHeader)
+        return without_facts(header), body
+
+
+class World(crashes.World):
+    """Five devices; in round 2 one of them sends garbage, and one misses the deadline."""
+
+    def __init__(self, folder: Path, fate: Fate, plan: RunPlan = PLAN, kind: type[SyntheticUpdates] = Silent) -> None:
+        devices = [
+            AttentiveDevice(name, kind(name, LAYOUT, partial(change, name)), partial(self.turn, name))
+            for name in "abcde"
+        ]
+        super().__init__(folder, fate, plan, devices)
+
+    def turn(self, name: str, assignment: Assignment) -> Turn:
+        if (assignment.round, name) == (2, "b"):
+            return FaultyTurn(compute_s=2.0, garbage=True)
+        return Turn(compute_s=300.0 if (assignment.round, name) == (2, "d") else 2.0)
+
+
+undisturbed = undisturbed_once(World)
+
+
+def require_accounted(made: Outcome, plan: RunPlan = PLAN) -> None:
+    """Every round is reserved once, every released model is committed, and lies on the disk as it was released."""
+    reserved, committed, stored = made.of(PrivacyReserved), made.of(PrivacyCommitted), made.of(ModelStored)[1:]
+    rounds = [event.round for event in made.of(RoundClosed)]
+    assert [event.round for event in reserved] == rounds
+    assert [event.digest for event in committed] == [event.digest for event in stored]
+    versions = Versions(made.folder, LAYOUT, durable=False)
+    kept = [event for event in stored if versions.path(event.version).exists()]
+    assert stored[-1:] == kept[-1:]
+    for event in kept:
+        versions.read(event)  # raises if its digest is another
+    assert not list(made.folder.glob("*.hidden"))
+    assert not list(made.folder.glob(".*.hidden"))
+    with Store.open(AggregatorHome(made.folder.parents[1]).database) as store:
+        entries = store.privacy.rows("toy")
+        assert [(one.round, one.state, one.digest) for one in entries] == [
+            (number, "committed", event.digest) for number, event in zip(rounds, committed, strict=True)
+        ]
+        spent = store.privacy.spent_by_device("toy")
+        assert Counter({client: sum(of.values()) for client, of in spent.items()}) == Counter(
+            device for one in entries for device in one.devices
+        )
+        (release,) = {Release.from_json(text) for of in spent.values() for text in of}
+    assert release == noise_plan(plan, LAYOUT.model_size, 1).release
+
+
+def test_each_round_is_reserved_when_it_opens_and_committed_when_its_model_is_stored(undisturbed: Whole) -> None:
+    made, places = undisturbed
+    assert made.status == "done"
+    assert [e.reason for e in made.of(RoundClosed)] == ["all", "deadline", "all"]
+    assert [len(e.devices) for e in made.of(PrivacyReserved)] == [5, 5, 4], "one is still busy with round 2"
+    assert {e.reason.partition(":")[0] for e in made.of(UpdateDropped)} == {"bad-payload"}
+    assert {"append", "commit", "fsync"} == set(places)
+    require_accounted(made)
+
+
+def test_nothing_of_a_client_is_recorded_but_presence_bytes_and_time(undisturbed: Whole) -> None:
+    made, _ = undisturbed
+    for event in made.of(UpdateAccepted):
+        header = event.header
+        assert not any(
+            header[name] for name in ("examples", "steps", "a", "norm", "residual_norm", "metrics", "counters")
+        )
+        assert not any(header["timings"].values())
+    assert all(not event.metrics for event in made.of(RoundClosed))
+
+
+@pytest.mark.parametrize("share", range(SHARES))
+def test_a_crash_anywhere_spends_each_round_once_and_releases_the_same_bytes_again(
+    undisturbed: Whole, tmp_path: Path, share: int
+) -> None:
+    _, places = undisturbed
+    for where, again in killed(World, tmp_path, places, slice(share, None, SHARES)):
+        assert again.status == "done", where
+        assert [event.round for event in again.of(RoundClosed)] == [1, 2, 3], where
+        require_accounted(again)
+
+
+def test_a_run_stops_before_its_budget_is_passed(tmp_path: Path) -> None:
+    release = noise_plan(PLAN, LAYOUT.model_size, 1).release
+    two, three = (epsilon_of({release: rounds}, 1e-3) for rounds in (2, 3))
+    plan = RunPlan.parse(f"{TEXT}noise_multiplier = 1.0\nbudget = {(two + 3 * three) / 4}")
+    made = World(tmp_path, Fate(), plan).live()
+    assert made.status == "failed"
+    assert len(made.of(RoundClosed)) == 2
+    end = made.of(RunStatusChanged)[-1]
+    assert end.exit_code == 7
+    assert "budget" in end.text
+    assert "may still spend" in end.text
+    require_accounted(made, plan)
+
+
+def test_no_client_takes_part_in_more_rounds_than_the_plan_allows(tmp_path: Path) -> None:
+    made = World(tmp_path, Fate(), RunPlan.parse(f"{TEXT}noise_multiplier = 1.0\nmax_participations = 2")).live()
+    assert len(made.of(RoundClosed)) == 2
+    assert made.of(RunStatusChanged)[-1].exit_code == 7
+
+
+def test_a_reply_that_tells_more_than_the_update_is_refused(tmp_path: Path) -> None:
+    plan = RunPlan.parse(f"{TEXT}noise_multiplier = 1.0".replace("wait_for = 5", "wait_for = 5\nwait_s = 60"))
+    made = World(tmp_path, Fate(), plan, SyntheticUpdates).live()
+    assert not made.of(UpdateAccepted)
+    assert {event.kind for event in made.of(ClientFailed)} >= {"protocol"}
+
+
+def test_the_model_moves_by_the_clipped_mean_and_by_noise_of_the_plan(tmp_path: Path) -> None:
+    """With almost no noise the step is the sum of the clipped updates, divided by the five selected clients."""
+    plan = RunPlan.parse(f"{TEXT}noise_multiplier = 0.01".replace("rounds = 3", "rounds = 1"))
+    made = World(tmp_path, Fate(), plan).live()
+    params, _ = Versions(made.folder, LAYOUT, durable=False).read(made.of(ModelStored)[-1])
+    first = replace(made_assignment(), round=1)
+    updates = [change(name, first).astype(np.float64) for name in "abcde"]
+    mean = sum(one * min(1.0, 2.0 / float(np.linalg.norm(one))) for one in updates) / 5
+    noise = 0.01 * 2.0 / 5
+    assert np.abs(params - mean).max() < 6 * noise + 1e-3
+    assert math.isclose(float(np.linalg.norm(mean)), float(np.linalg.norm(params)), rel_tol=0.1)
+
+
+def test_a_source_of_randomness_that_fails_releases_nothing(tmp_path: Path) -> None:
+    with (
+        patch("thinwire.server.private_mode.SystemRng.fill", side_effect=OSError("no entropy")),
+        pytest.raises(OSError),
+    ):
+        World(tmp_path, Fate()).live()
+    assert not list(tmp_path.rglob("v000001*"))
+
+
+def made_assignment() -> Assignment:
+    return Assignment("toy-1.1.a", "toy-1", "toy", "train", "", 1)

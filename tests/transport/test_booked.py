@@ -1,0 +1,52 @@
+"""A device reports its own privacy ledger at each registration, so that an aggregator notices a lost ledger."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.support.fleet_words import hello, polled, pulled
+from tests.support.transport_doubles import place
+from thinwire.core.errors import BadPayload
+from thinwire.core.fleet import ClientConnected, Envelope
+from thinwire.core.types import Assignment
+from thinwire.transport.protocol import registration
+from thinwire.transport.protocol.registration import MAX_BOOKED
+
+WARD, HEAD = "ab" * 8, "cd" * 32
+
+
+def test_a_hello_carries_the_ledger_and_one_without_it_has_no_word_of_it() -> None:
+    said = replace(hello("pi-1"), booked={WARD: 7}, booked_head=HEAD)
+    assert registration.hello_from_bytes(registration.to_bytes(said)) == said
+    plain = registration.to_bytes(hello("pi-1"))
+    assert b"booked" not in plain  # an older aggregator gets the hello that it knows
+    assert registration.hello_from_bytes(plain).booked == {}
+
+
+def test_what_a_stranger_reports_of_its_ledger_is_bounded() -> None:
+    many = {f"{number:016x}": number for number in range(1000)}
+    raw = json.loads(registration.to_bytes(replace(hello("pi-1"), booked=many, booked_head="f" * 9999)))
+    said = registration.hello_from_bytes(json.dumps(raw).encode())
+    assert (len(said.booked), len(said.booked_head)) == (MAX_BOOKED, 64)
+    for wrong in ({WARD: -1}, {WARD: 1e300}, {WARD: "many"}, {WARD: None}, [WARD], {WARD: float("nan")}):
+        with pytest.raises(BadPayload):
+            registration.hello_from_bytes(json.dumps(raw | {"booked": wrong}).encode())
+
+
+def test_each_registration_reports_the_ledger_as_it_is_then(tmp_path: Path) -> None:
+    """Also one that the link makes by itself: the aggregator that restarted may be restored from a backup."""
+    booked = {WARD: 1}
+    with place(tmp_path) as here:
+        link = here.link("pi-1", booked=lambda: (dict(booked), HEAD))
+        link.hello(hello("pi-1"))
+        assert here.roster.hellos[-1].booked == {WARD: 1}
+        polled(here.fleet, ClientConnected)
+        booked[WARD] = 5
+        here.restart()
+        here.fleet.send([Envelope("pi-1", Assignment("toy-1.1.pi-1", "toy-1", "toy", "train", "", round=1))])
+        pulled(link)
+        assert (here.roster.hellos[-1].booked, here.roster.hellos[-1].booked_head) == ({WARD: 5}, HEAD)

@@ -1,0 +1,124 @@
+"""The noise of a private run, computed from its plan and public numbers alone: `NoisePlan`.
+
+The aggregator, each client and `thinwire privacy plan` compute it for themselves and get the same. A client that gets
+an assignment decides by its own result whether it takes part, not by what the aggregator says.
+
+All clients' updates are scaled down to an L2 norm of at most `clip`, and rounded to a grid with `scale` steps a clip.
+After that the squared norm of the integers is at most `squared_sensitivity(scale, dimensions)`: that is how much one
+client can move the sum. The noise in the sum has a standard deviation of `noise_multiplier` times the clip.
+
+- central: the aggregator adds the noise once, to the sum.
+- distributed: each client adds its part. The cost is that of the fewest honest clients whose noise is in a sum:
+  `honest` = the fewest survivors less the corrupt clients, who subtract their own noise. So each client adds 1 / honest
+  of the variance, and a sum of all clients has more noise than the cost says.
+
+Unit of privacy: all data of one client. `participations` is the largest number of rounds in which one client takes
+part, and the cost of a run is that of so many releases.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+from thinwire.core.plan import RunPlan
+from thinwire.core.plan_schema import PrivacySection, SecureSection
+from thinwire.core.privacy_numbers import squared_sensitivity, width_for
+from thinwire.core.secure_numbers import threshold
+from thinwire.privacy.accounting import Release, epsilon, noise_for
+from thinwire.privacy.samplers import TableSampler
+
+CENTRAL_STEPS = 4.0  # grid steps a clip, times the root of the dimensions: rounding adds 1 percent to the sensitivity
+LEAST_STEPS = 256.0
+DISTANCE = 2.0**-100  # of one draw of a `TableSampler`, at most
+MOST_DEVIATION = 2.0**16  # grid steps: a table of the sampler has 16 bytes a step
+
+
+@dataclass(frozen=True)
+class NoisePlan:
+    """Gives the grid and the noise of each round of a run, and what one round costs a client that takes part.
+
+    `scale` is the number of grid steps a clip, `variance` the noise of one source (the aggregator, or one client) in
+    squared steps, and `width` the bits of a lane of the masked sum, 0 in central mode.
+    """
+
+    release: Release
+    noise_multiplier: float
+    scale: float
+    variance: float
+    width: int
+    participations: int
+
+    def epsilon(self, delta: float, rounds: int | None = None) -> float:
+        """Return epsilon of a client after so many rounds in which it took part; by default after the most."""
+        return epsilon({self.release: self.participations if rounds is None else rounds}, delta)
+
+    @property
+    def sampler(self) -> TableSampler:
+        """Return the source of one draw of the noise; it is made once for each variance."""
+        return sampler_of(self.release.mechanism, self.variance)
+
+
+@lru_cache(maxsize=4)  # a table has a few megabytes, and the rounds of a run have the same
+def sampler_of(mechanism: str, variance: float) -> TableSampler:
+    """Return the sampler of a mechanism's noise with this variance."""
+    made = TableSampler.skellam(variance) if mechanism == "skellam" else TableSampler.discrete_gaussian(variance)
+    assert made.distance <= DISTANCE, "the cost of a release counts on it"
+    return made
+
+
+def participations_of(plan: RunPlan) -> int:
+    """Return the largest number of rounds of a run in which one client takes part."""
+    return min(plan.run.rounds, plan.privacy.max_participations or plan.run.rounds)
+
+
+def honest_survivors(secure: SecureSection, selected: int) -> int:
+    """Return the fewest honest clients in a sum of a round that selects so many clients."""
+    found = threshold(selected, secure.max_corrupt, secure.max_dropout, secure.adversary)
+    return max(found.least, secure.min_survivors) - found.corrupt
+
+
+def noise_plan(plan: RunPlan, dimensions: int, selected: int) -> NoisePlan:
+    """Return the noise of a plan with `[privacy] mode` central or distributed.
+
+    `dimensions` is the number of coordinates that get noise (distributed: padded ones), and `selected` the number of
+    clients of a round.
+    """
+    honest = honest_survivors(plan.secure, selected) if plan.privacy.mode == "distributed" else 1
+    return _noise_plan(plan.privacy, honest, plan.run.rounds, participations_of(plan), dimensions, selected)
+
+
+def spending(plan: RunPlan, size: int, selected: int = 1) -> tuple[str, str]:
+    """Return in which population a client spends in one round of a plan, and what: the JSON of the release.
+
+    `size` is the number of trained parameters.
+    """
+    return plan.privacy.population or plan.run.task, noise_plan(plan, size, selected).release.to_json()
+
+
+@lru_cache(maxsize=8)
+def _noise_plan(
+    privacy: PrivacySection, honest: int, rounds: int, participations: int, dimensions: int, selected: int
+) -> NoisePlan:
+    distributed = privacy.mode == "distributed"
+
+    def made(multiplier: float) -> NoisePlan:
+        if distributed:
+            width, scale = width_for(selected, dimensions, multiplier, rounds, honest)
+        else:
+            finest = MOST_DEVIATION / multiplier
+            width, scale = 0, min(max(LEAST_STEPS, CENTRAL_STEPS * math.sqrt(dimensions)), finest)
+        squared, variance = squared_sensitivity(scale, dimensions), (multiplier * scale) ** 2
+        is_sum = distributed and privacy.noise == "discrete-gaussian"
+        mechanism = "discrete-gaussian-sum" if is_sum else privacy.noise
+        release = Release(
+            mechanism, math.sqrt(squared), variance, dimensions, honest if distributed else 1, 1.0,
+            DISTANCE,
+        )  # fmt: skip
+        return NoisePlan(release, multiplier, scale, variance / honest, width, participations)
+
+    if privacy.noise_multiplier is not None:
+        return made(privacy.noise_multiplier)
+    assert privacy.target_epsilon is not None, "the plan check demands one of the two"
+    return made(noise_for(privacy.target_epsilon, privacy.delta, lambda z: made(z).release, participations))

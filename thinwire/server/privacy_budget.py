@@ -1,0 +1,95 @@
+"""What the clients of a private run have spent, and which of them may take part in another round: `PrivacyBudget`.
+
+The unit is one client with all its data. A client spends the cost of a round in which it is selected, whether or not it
+replies, and spending in all runs of one population adds up. The ledger is a table of the store, written in the
+transactions that open and close rounds.
+
+A client that has reached `[privacy] max_participations`, or for which one more round would pass `[privacy] budget`, is
+not selected again. If so few clients are left that no round can be opened, the run ends with `BudgetSpent`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from thinwire.core.errors import BudgetSpent
+from thinwire.core.privacy_events import PrivacyCommitted, PrivacyReserved
+from thinwire.privacy.accounting import Budget, Release, epsilon
+from thinwire.privacy.noise_plan import participations_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from thinwire.core.events import Event, RoundOpened
+    from thinwire.core.plan import RunPlan
+    from thinwire.server.context import RunContext
+
+MAX_PARTICIPATIONS = "has taken part in {} rounds of this run, the most of [privacy] max_participations"
+BUDGET = "would pass [privacy] budget = {:g} with one more round: {:.3g} at delta = {:g} are spent"
+
+
+class PrivacyBudget:
+    """Decides for the rounds of one run which clients may spend, and records what they spend."""
+
+    def __init__(self, plan: RunPlan) -> None:
+        self.plan = plan
+        self._spent: Mapping[str, Mapping[str, int]] | None = None  # as of the last opening
+        self._here: Counter[str] | None = None  # device -> rounds of this run in which it was selected
+
+    def population(self, running: RunContext) -> str:
+        """Return the clients whose spending counts together; each simulated run has its own."""
+        named = self.plan.privacy.population or self.plan.run.task
+        return f"simulation of {running.run_id}" if running.simulated else named
+
+    def excluded(self, running: RunContext, device: str, release: Release) -> str:
+        """Return why a device may not spend another round, as a phrase about it; "" if it may.
+
+        Raise `DataLost` while the ledger may lack entries, as after a restored backup.
+        """
+        privacy, (spent, here) = self.plan.privacy, self._read(running)
+        if here[device] >= (most := participations_of(self.plan)):
+            return MAX_PARTICIPATIONS.format(most)
+        if privacy.budget is None:
+            return ""
+        own = Counter({Release.from_json(text): count for text, count in spent.get(device, {}).items()})
+        if Budget(privacy.budget, privacy.delta).allows(own, release):
+            return ""
+        return BUDGET.format(privacy.budget, epsilon(own, privacy.delta), privacy.delta)
+
+    def reserved(self, running: RunContext, opened: RoundOpened, release: Release) -> list[Event]:
+        """Return what a round spends, before it is opened."""
+        devices = list(opened.assignments)
+        self._read(running)[1].update(devices)
+        self._spent = None  # read again: other runs of the population spend too
+        return [
+            PrivacyReserved(
+                opened.at, opened.round, self.population(running), release.to_json(), devices, opened.elapsed_s
+            )
+        ]
+
+    def released(self, running: RunContext, number: int, digest: str) -> list[Event]:
+        """Return that a round's model is released."""
+        return [PrivacyCommitted(running.clock.wall(), number, digest)]
+
+    def require_clients(self, running: RunContext, release: Release) -> None:
+        """Raise `BudgetSpent` if no round can be opened because of what the connected clients have spent."""
+        excluded = {device: self.excluded(running, device, release) for device in running.presence.devices}
+        left = sum(not why for why in excluded.values())
+        needed = self.plan.cohort.clients if isinstance(self.plan.cohort.clients, int) else 1
+        if excluded and left < needed <= len(excluded):
+            device, why = next((device, why) for device, why in excluded.items() if why)
+            raise BudgetSpent(
+                f"a round needs {needed} clients, and {left} of {len(excluded)} may still spend",
+                why=f"{device} {why}",
+                hint="more clients, more noise, or a larger [privacy] budget; what is spent stays spent",
+            )
+
+    def _read(self, running: RunContext) -> tuple[Mapping[str, Mapping[str, int]], Counter[str]]:
+        ledger, population = running.store.privacy, self.population(running)
+        if self._here is None:
+            mine = (row for row in ledger.rows(population) if row.run_id == running.run_id)
+            self._here = Counter(device for row in mine for device in row.devices)
+        if self._spent is None:
+            self._spent = ledger.spent_by_device(population, running.presence.devices)
+        return self._spent, self._here

@@ -1,0 +1,138 @@
+"""Rounds with central differential privacy: the aggregator clips each update, and adds noise to the sum once.
+
+`PrivateMode` reserves the cost of a round in the transaction that opens it, before an assignment leaves. A round that
+makes no step, or that a crash ends, stays reserved: what was spent is never given back. `PrivateAggregator` is the sum.
+
+Invariant: one sum is noised once. A model with noise is durable under a hidden name before the commit that names it,
+and gets its own name after that. After a crash before the commit the hidden file is deleted unread, and the round is
+noised again; after a crash behind it the same bytes are released.
+
+Invariant: a client counts once in a sum, by an update whose norm has the bound of the plan. Its reply has no fact of
+its data beside the update, and neither weight nor normaliser.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+from thinwire.aggregation.private_lattice import PrivateSum
+from thinwire.core.errors import BadPayload, DataLost, NonFiniteUpdate
+from thinwire.privacy.noise_plan import NoisePlan, noise_plan
+from thinwire.privacy.secret_rng import SystemRng
+from thinwire.server.aggregator import Frames, Model, RoundAggregator
+from thinwire.server.privacy_budget import PrivacyBudget
+from thinwire.server.round_mode import RoundMode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from thinwire.compression import BoundCodec
+    from thinwire.core.events import Event, ModelStored, RoundOpened
+    from thinwire.core.formatting import Capped
+    from thinwire.core.layout import Layout
+    from thinwire.core.plan import RunPlan
+    from thinwire.core.prng import SecretRng
+    from thinwire.core.types import ReplyHeader, State, Vector
+    from thinwire.server.aggregator import WeightCaps
+    from thinwire.server.context import RunContext
+
+
+class PrivateMode(RoundMode):
+    """Rounds with `[privacy] mode = "central"`: a round's clients are selected when it opens, and count alike."""
+
+    replaces = False  # a client that stands in for another would make the sum depend on who was quick
+    evaluates_alone = False
+
+    @classmethod
+    def is_for(cls, plan: RunPlan) -> bool:
+        return plan.privacy.mode == "central"
+
+    def __init__(self, plan: RunPlan) -> None:
+        super().__init__(plan)
+        self.budget = PrivacyBudget(plan)
+
+    def noise(self, running: RunContext) -> NoisePlan:
+        """Return the noise of each round; it does not depend on how many clients are selected."""
+        return noise_plan(self.plan, running.layout.model_size, 1)
+
+    def excluded(self, running: RunContext, device: str) -> str:
+        return self.budget.excluded(running, device, self.noise(running).release)
+
+    def require_budget(self, running: RunContext) -> None:
+        self.budget.require_clients(running, self.noise(running).release)
+
+    def abort(self, running: RunContext) -> None:
+        running.versions.reveal(running.past.version)  # deletes a model with noise that no event names
+
+    def reserved(self, running: RunContext, opened: RoundOpened) -> list[Event]:
+        return self.budget.reserved(running, opened, self.noise(running).release)
+
+    def released(self, running: RunContext, number: int, stored: Event) -> list[Event]:
+        return self.budget.released(running, number, cast("ModelStored", stored).digest)
+
+    def aggregator(self, running: RunContext, opened: RoundOpened, caps: WeightCaps | None = None) -> PrivateAggregator:
+        del caps
+        selected = running.past.ledger.selected(opened.round)
+        return PrivateAggregator(
+            self.plan, running.layout, opened.codec, running.codec_of, self.noise(running), selected
+        )
+
+
+class PrivateAggregator(RoundAggregator):
+    """The sum of one round's clipped updates, which is noised when the step is made.
+
+    The mean is the noised sum divided by `selected`, the number of clients that the round selected: how many replied
+    could tell of their data.
+    """
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        layout: Layout,
+        codec: str,
+        codec_of: Callable[[ReplyHeader], str],
+        noise: NoisePlan,
+        selected: int,
+        rng: SecretRng | None = None,
+    ) -> None:
+        super().__init__(plan, layout, codec, codec_of=codec_of)
+        assert plan.privacy.clip is not None, "the plan check demands it"
+        self.noise, self.rng = noise, rng or SystemRng()
+        self.sum = PrivateSum(layout.model_size, plan.privacy.clip, noise.scale, selected, self.rng)
+
+    def _add(self, header: ReplyHeader, frames: Frames, discount: float) -> None:
+        del discount
+        expected = [f"frame/{i}" for i in range(len(self.layout.segments))]
+        if (names := [part.name for part in header.parts]) != expected:
+            raise BadPayload(
+                f"an update with the parts {', '.join(names)[:80]}", why=f"expected {len(expected)} frames"
+            )
+        try:
+            self.sum.add(self._decoded(self._codec(header), frames))
+        except NonFiniteUpdate as error:
+            raise BadPayload("an update with NaN or infinity", why=error.what) from error
+        except DataLost as error:  # the spool is in no backup of a private run
+            raise BadPayload("an update that is not readable", why=error.what) from error
+
+    def _decoded(self, codec: BoundCodec, frames: Frames) -> Vector:
+        into, found = np.zeros(self.layout.size, np.float32), 0
+        for segment, payload in zip(self.layout.segments, frames(), strict=False):
+            codec.decode_add(payload, 1.0, into[segment.span], segment=segment.index)
+            found += 1
+        if found != len(self.layout.segments):
+            raise BadPayload(f"an update of {found} frames", why=f"the model has {len(self.layout.segments)} segments")
+        return into
+
+    def fits(self) -> bool:
+        """Return True: each update is bounded by the clip."""
+        return True
+
+    def capped(self, caps: WeightCaps, headers: Iterable[ReplyHeader]) -> dict[str, Capped]:
+        """Return {}: all clients count alike."""
+        return {}
+
+    def _change(self, model: Model) -> tuple[Vector | None, State]:
+        del model
+        return self.sum.release(lambda out: self.noise.sampler.fill(out, self.rng)), {}

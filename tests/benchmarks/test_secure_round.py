@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.secure_round import PRESETS, figures, plan_of, rounds_of
 from thinwire.core.events import Event, RoundClosed
-from thinwire.core.secure_events import PhaseClosed, SumUnmasked
+from thinwire.core.protection_events import PhaseClosed, SumUnmasked
 from thinwire.core.types import PHASES
 
 ROOT = Path(__file__).parents[2]

@@ -7,7 +7,7 @@ from statistics import mean
 
 import pytest
 
-from thinwire.core.secure_events import PhaseClosed
+from thinwire.core.protection_events import PhaseClosed
 from thinwire.core.statedir import AggregatorHome
 from thinwire.store import Store
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from thinwire.core.errors import DataLost
-from thinwire.privacy.accounting import Release, epsilon
-from thinwire.privacy.ledger import costliest, epsilon_of, releases_of
+from thinwire.privacy.accounting import Release, costliest, epsilon, epsilon_of, releases_of
 
 CHEAP = Release("discrete-gaussian", sensitivity=10.0, variance=900.0, dimensions=64)
 DEAR = Release("skellam", sensitivity=10.0, variance=100.0, dimensions=64)

@@ -18,7 +18,7 @@ from tests.support.faulty_fleet import AttentiveDevice, FaultyTurn
 from thinwire.core import RunPlan
 from thinwire.core.events import ClientFailed, ModelStored, RoundClosed, RunStatusChanged, UpdateAccepted, UpdateDropped
 from thinwire.core.fleet import Delivery
-from thinwire.core.privacy_events import PrivacyCommitted, PrivacyReserved
+from thinwire.core.protection_events import PrivacyCommitted, PrivacyReserved
 from thinwire.core.protocol import without_facts
 from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import Assignment, ReplyHeader, Vector

@@ -16,7 +16,7 @@ from tests.support.crashes import LAYOUT, Fate, Killed, Outcome, Whole, change, 
 from tests.support.secure_fleet import SecureDevice, SecureFleet, SecureTurn
 from thinwire.core import RunPlan
 from thinwire.core.events import ClientFailed, ModelStored, RoundClosed
-from thinwire.core.secure_events import PhaseClosed, SumUnmasked
+from thinwire.core.protection_events import PhaseClosed, SumUnmasked
 from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import PHASES
 from thinwire.privacy.contexts import identity_of, simulated_key

@@ -17,7 +17,7 @@ from thinwire.core.errors import DataLost, Refused, UsageError
 from thinwire.core.events import ClientSelected, RoundClosed, RoundOpened
 from thinwire.core.fleet import Hello, population_key
 from thinwire.core.formatting import Reason
-from thinwire.core.privacy_events import PrivacyCommitted, PrivacyReserved
+from thinwire.core.protection_events import PrivacyCommitted, PrivacyReserved
 from thinwire.store import Store
 
 CHEAP, DEAR = '{"variance": 4.0}', '{"variance": 1.0}'

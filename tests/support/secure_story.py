@@ -21,7 +21,7 @@ from thinwire.core.events import (
 )
 from thinwire.core.fleet import TaskReport
 from thinwire.core.plan import RunPlan
-from thinwire.core.secure_events import PhaseClosed, SumUnmasked
+from thinwire.core.protection_events import PhaseClosed, SumUnmasked
 from thinwire.core.serialization import reply_to_json
 from thinwire.core.types import PHASES, Part, ReplyHeader, Timings, Transfer, UpdateId
 from thinwire.store import Store

@@ -19,7 +19,7 @@ from tests.support.processes import kill
 from tests.support.secure_site import PLAIN, SECURE, SecureSite
 from tests.system.masked.task import digits, model
 from thinwire.core.events import Event, RoundClosed
-from thinwire.core.secure_events import PhaseClosed, SumUnmasked
+from thinwire.core.protection_events import PhaseClosed, SumUnmasked
 from thinwire.core.types import PHASES
 
 pytestmark = pytest.mark.slow

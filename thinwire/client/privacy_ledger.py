@@ -245,14 +245,14 @@ class Prospect:
 
 def composed(spent: Mapping[str, int], delta: float) -> float:
     """Return the epsilon at `delta` of releases, by their JSON."""
-    from thinwire.privacy.ledger import epsilon_of  # a device without private runs loads no accountant
+    from thinwire.privacy.accounting import epsilon_of  # a device without private runs loads no accountant
 
     return epsilon_of(spent, delta)
 
 
 def require_readable(release: str) -> None:
     """Raise `DataLost` if this is not the JSON of a release: what is booked can be read again."""
-    from thinwire.privacy.ledger import releases_of
+    from thinwire.privacy.accounting import releases_of
 
     releases_of({release: 1})
 

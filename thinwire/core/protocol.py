@@ -172,5 +172,6 @@ def is_protected(assignment: Assignment) -> bool:
     """Return True if a reply may tell nothing of its client's data: under masks, or with differential privacy."""
     if assignment.secure is not None or assignment.kind == "secure":
         return True
-    plan = assignment.plan  # a digest until the client has resolved it, before which it touches no data
-    return not isinstance(plan, str) and plan.get("privacy", {}).get("mode", "off") != "off"
+    plan: object = assignment.plan  # a digest until the client has resolved it; an aggregator may send anything
+    privacy = plan.get("privacy") if isinstance(plan, Mapping) else None
+    return isinstance(privacy, Mapping) and privacy.get("mode", "off") != "off"

@@ -21,7 +21,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from typing import Literal, get_args
@@ -29,7 +30,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.core.errors import UsageError
+from thinwire.core.errors import DataLost, UsageError
 
 ORDERS: tuple[int, ...] = (  # integers, because the bounds of Skellam and of sampling are for integers
     *range(2, 65), 72, 80, 96, 112, 128, 160, 192, 256, 320, 384, 512, 768, 1024, 1536, 2048,
@@ -327,3 +328,34 @@ def noise_for(target_epsilon: float, delta: float, release_of: Callable[[float],
         middle = math.sqrt(low * high)
         low, high = (low, middle) if fits(middle) else (middle, high)
     return high
+
+
+def releases_of(spent: Mapping[str, int]) -> dict[Release, int]:
+    """Return the counts by release; raise `DataLost` for a text that is no release, because its cost is not known."""
+    found = Counter[Release]()
+    for text, count in spent.items():
+        try:
+            found[Release.from_json(text)] += count
+        except (ValueError, TypeError) as error:
+            raise DataLost(
+                "a release in the privacy ledger is not readable",
+                why=str(error),
+                hint="install the version of thinwire that wrote it",
+            ) from error
+    return dict(found)
+
+
+def epsilon_of(spent: Mapping[str, int], delta: float) -> float:
+    """Return the epsilon at `delta` of all these releases together; 0 if there is none.
+
+    >>> epsilon_of({}, 1e-5)
+    0.0
+    """
+    releases = {release: count for release, count in releases_of(spent).items() if count}
+    return epsilon(releases, delta) if releases else 0.0
+
+
+def costliest(kinds: Iterable[str], spent: Mapping[str, int], count: int, delta: float) -> str:
+    """Return the release of which `count` more would cost the most behind what is `spent`; "" if there is no kind."""
+    more = {kind: epsilon_of(Counter(spent) + Counter({kind: count}), delta) for kind in sorted(set(kinds))}
+    return max(more, key=lambda kind: more[kind], default="")

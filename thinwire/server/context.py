@@ -101,7 +101,7 @@ class RunContext:
             self._last_found = seq, event.at
         if self.past.bases.model is None and self.plan.run.init != "device":  # a device may make it
             raise DataLost(f"run {run_id} has no model", why="it was not handed over whole", hint="thinwire run PLAN")
-        self.versions.reveal(self.past.version)
+        self.mode.reveal(self, starts=True)
         self.begin()
         self.known = DeviceProfiles(() if self.simulated else store.measures())
         self.measuring: dict[str, int] = {}  # assignment_id -> bytes sent, of assignments that only evaluate

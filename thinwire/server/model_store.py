@@ -7,9 +7,6 @@ the file `fixed`.
 
 Invariant: a file is durable before the event that names it is recorded, so the journal never names a missing file.
 
-In a private run a new version has a hidden name until the event that names it is recorded. A crash before that leaves a
-hidden file, which the next start deletes unread: its noise was never accounted for.
-
 The plan: an assignment names the plan by its digest if the device holds it. A device that has lost the plan fails with
 `need-plan`, and gets the same assignment again with the whole plan.
 
@@ -41,13 +38,12 @@ from thinwire.core.events import ModelStored, ReplicaStored
 from thinwire.core.fleet import Arrival, ClientConnected, Envelope, Hello
 from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
-from thinwire.core.statedir import sync_path, write_atomically
+from thinwire.core.statedir import write_atomically
 from thinwire.core.types import Failure, Fixed, Part, ReplyHeader, State, Vector
 from thinwire.server.aggregator import Model
 from thinwire.server.state.run_state import RunState
 
-FIXED = "fixed"
-HIDDEN = ".hidden"  # suffix of a version that no event names yet
+FIXED, HIDDEN = "fixed", ".hidden"  # HIDDEN: suffix of a version that no event names yet
 
 
 @dataclass(frozen=True)
@@ -57,7 +53,7 @@ class Versions:
     folder: Path
     layout: Layout
     durable: bool = True  # False if nothing of the run outlives its process
-    hides: bool = False  # True: a version is hidden until `reveal`
+    hides: bool = False  # True: a version is hidden until `RoundMode.reveal`
     bundles: set[Path] = field(default_factory=set, compare=False)  # files with changes up to a version, for devices
     _left: dict[str, set[str]] = field(default_factory=dict, compare=False)  # suffix -> stems after the last `prune`
 
@@ -93,23 +89,6 @@ class Versions:
             dict(counters),
             digest_of_state,
         )
-
-    def reveal(self, newest: int | None = None) -> None:
-        """Give hidden versions their names, after the event that names them was recorded.
-
-        With `newest`, at a start, delete hidden files of versions that no event names: those after it.
-        """
-        if not self.hides:
-            return
-        if newest is not None:
-            for path in self.folder.glob(f".v*{HIDDEN}"):  # a crash left it half written
-                path.unlink()
-        for path in sorted(self.folder.glob(f"v*{HIDDEN}")):
-            if newest is not None and path.name[: len("v000000")] > self.path(newest).stem:
-                path.unlink()
-            else:
-                path.replace(path.with_suffix(""))
-        sync_path(self.folder)
 
     def read(self, stored: ModelStored | ReplicaStored) -> tuple[Vector, Vector]:
         """Return (params, buffers) of a version; raise `DataLost` if its file is missing or differs from the record."""

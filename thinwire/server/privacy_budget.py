@@ -14,7 +14,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from thinwire.core.errors import BudgetSpent
-from thinwire.core.privacy_events import PrivacyCommitted, PrivacyReserved
+from thinwire.core.protection_events import PrivacyCommitted, PrivacyReserved
 from thinwire.privacy.accounting import Budget, Release, epsilon
 from thinwire.privacy.noise_plan import participations_of
 

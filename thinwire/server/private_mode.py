@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from thinwire.aggregation.private_lattice import PrivateSum
+from thinwire.aggregation.private_lattice import NotRounded, PrivateSum
 from thinwire.core.errors import BadPayload, DataLost, NonFiniteUpdate
+from thinwire.core.statedir import sync_path
 from thinwire.privacy.noise_plan import NoisePlan, noise_plan
 from thinwire.privacy.secret_rng import SystemRng
 from thinwire.server.aggregator import Frames, Model, RoundAggregator
+from thinwire.server.model_store import HIDDEN
 from thinwire.server.privacy_budget import PrivacyBudget
 from thinwire.server.round_mode import RoundMode
 
@@ -64,7 +66,17 @@ class PrivateMode(RoundMode):
         self.budget.require_clients(running, self.noise(running).release)
 
     def abort(self, running: RunContext) -> None:
-        running.versions.reveal(running.past.version)  # deletes a model with noise that no event names
+        self.reveal(running, starts=True)
+
+    def reveal(self, running: RunContext, starts: bool = False) -> None:
+        """Give hidden versions their names; at a start, delete those that no event names, and what is half written."""
+        folder, newest = running.versions.folder, running.versions.path(running.past.version).stem
+        for path in sorted([*folder.glob(f"v*{HIDDEN}"), *folder.glob(f".v*{HIDDEN}")]):
+            if starts and (path.name.startswith(".") or path.name[: len(newest)] > newest):
+                path.unlink()
+            else:
+                path.replace(path.with_suffix(""))
+        sync_path(folder)
 
     def reserved(self, running: RunContext, opened: RoundOpened) -> list[Event]:
         return self.budget.reserved(running, opened, self.noise(running).release)
@@ -111,6 +123,8 @@ class PrivateAggregator(RoundAggregator):
             )
         try:
             self.sum.add(self._decoded(self._codec(header), frames))
+        except NotRounded as error:
+            raise BadPayload("an update that is not in the sum", why=str(error)) from error
         except NonFiniteUpdate as error:
             raise BadPayload("an update with NaN or infinity", why=error.what) from error
         except DataLost as error:  # the spool is in no backup of a private run

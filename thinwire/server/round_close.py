@@ -73,7 +73,7 @@ def finish(one: RoundRunner) -> None:
         )
     )
     one.record(*events, measured=_measured(one, now))
-    running.versions.reveal()
+    running.mode.reveal(running)
     lost = [one.machine.assignments[device] for device, kind in one.machine.lost.items() if kind == "offline"]
     running.fleet.ack(list(one.headers))
     running.fleet.cancel(lost if closed.reason != "stopped" else list(one.machine.assignments.values()))

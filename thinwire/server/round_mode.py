@@ -153,6 +153,9 @@ class RoundMode:
         """Return what all clients of a secure round are told alike; None in other rounds."""
         return None
 
+    def reveal(self, running: RunContext, starts: bool = False) -> None:
+        """Give the models of a private run their names, after the event that names them was recorded."""
+
     def require_budget(self, running: RunContext) -> None:
         """Raise `BudgetSpent` if too few clients may spend another round of a private run."""
 

@@ -39,6 +39,7 @@ from thinwire.server.round_events import AggregateUpdate, Replacement, nobody
 from thinwire.server.round_mode import own_codec, own_work
 from thinwire.store import MeasureRow
 
+TELLS_FACTS = "an update whose header has facts about its client, in a run that may know none"
 AGGREGATION_WAIT_S = 0.01  # small updates are aggregated within this; longer ones must not block the poll
 
 
@@ -58,8 +59,7 @@ class RoundRunner:
         self.folds = AggregationQueue(at_once=running.simulated)
         self.folding_s = 0.0  # seconds in which updates were added to the sum
         self.began_at = running.clock.wall()
-        # Seconds from a reply's arrival, or the begin of its round, until it is handled.
-        self.receive_s: dict[UpdateId, float] = {}
+        self.receive_s: dict[UpdateId, float] = {}  # from a reply's arrival, or its round's begin, until it is handled
         self._handled_at: dict[UpdateId, float] = {}  # by the stopwatch, until the update is in the sum
         self.aggregate_s: dict[UpdateId, float] = {}  # from there until the update is in the sum
         self.later: list[Event] = []  # events that decide nothing: recorded with the next decision
@@ -176,8 +176,7 @@ class RoundRunner:
         """Handle one reply: acknowledge it, reject it, defer it, drop it, or pass it to the state machine."""
         running, update_id = self.running, header.update_id
         if self.plan.is_protected and header != without_facts(header):
-            said = "an update whose header has facts about its client, in a run that may know none"
-            self.on(round_events.AssignmentFailed(update_id.device, header.assignment_id, "protocol", said))
+            self.on(round_events.AssignmentFailed(update_id.device, header.assignment_id, "protocol", TELLS_FACTS))
             running.fleet.ack([update_id])
             return
         if update_id in self.headers:

@@ -19,7 +19,7 @@ from thinwire.aggregation.lattice import BadSum, Lattice
 from thinwire.aggregation.plan_codecs import lattice_of, rotation_key
 from thinwire.compression.vector_ops import bucket_sums, in_order
 from thinwire.core.errors import BadPayload
-from thinwire.core.secure_events import SumUnmasked
+from thinwire.core.protection_events import SumUnmasked
 from thinwire.core.secure_numbers import METRIC_BITS
 from thinwire.core.types import Metrics, ReplyHeader, SecureWork, State, Vector
 from thinwire.privacy.contexts import SecureTerms, terms_of

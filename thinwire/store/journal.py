@@ -24,7 +24,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Text, cast, delete, func, insert, select, update
 
-from thinwire.core import privacy_events, secure_events  # noqa: F401  # a journal may have their events
+from thinwire.core import protection_events  # noqa: F401  # a journal may have its events
 from thinwire.core.errors import NotFound
 from thinwire.core.events import (
     ENDED,
@@ -36,7 +36,7 @@ from thinwire.core.events import (
     RoundClosed,
     RunStatusChanged,
 )
-from thinwire.core.privacy_events import PrivacyReserved
+from thinwire.core.protection_events import PrivacyReserved
 from thinwire.core.serialization import plainly
 from thinwire.store import queries
 from thinwire.store.database import Database, upsert

@@ -30,7 +30,7 @@ from thinwire.core.clock import Clock
 from thinwire.core.errors import DataLost, Refused, UsageError
 from thinwire.core.events import ClientSelected
 from thinwire.core.fleet import population_key
-from thinwire.core.privacy_events import PrivacyCommitted, PrivacyReserved
+from thinwire.core.protection_events import PrivacyCommitted, PrivacyReserved
 from thinwire.store.database import Database
 from thinwire.store.read_models import PrivacyRow
 from thinwire.store.tables import Device, PrivacyEntry, PrivacyParticipant, Run

@@ -36,8 +36,7 @@ from thinwire.core.events import (
 )
 from thinwire.core.formatting import Reasons, capped_text
 from thinwire.core.layout import FLOAT_BYTES
-from thinwire.core.privacy_events import PrivacyCommitted, PrivacyReserved
-from thinwire.core.secure_events import PhaseClosed, SumUnmasked
+from thinwire.core.protection_events import PhaseClosed, PrivacyCommitted, PrivacyReserved, SumUnmasked
 from thinwire.core.types import UpdateId
 from thinwire.store import privacy_ledger
 from thinwire.store.database import upsert

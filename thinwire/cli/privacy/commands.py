@@ -72,7 +72,7 @@ def settle(
 
     from thinwire.cli.local_state import opened, operator
     from thinwire.core.errors import UsageError
-    from thinwire.privacy.ledger import costliest, releases_of
+    from thinwire.privacy.accounting import costliest, releases_of
 
     with opened(home, read_only=False) as store:
         rows, deltas = store.privacy.rows(), [_delta(row.plan) for row in store.runs()]

@@ -33,7 +33,7 @@ class Cost:
     @classmethod
     def of(cls, spent: Mapping[str, int], delta: float) -> Cost:
         """Return the cost of releases, by their JSON."""
-        from thinwire.privacy.ledger import epsilon_of, releases_of
+        from thinwire.privacy.accounting import epsilon_of, releases_of
 
         try:
             found, mechanisms = epsilon_of(spent, delta), sorted({one.mechanism for one in releases_of(spent)})

@@ -233,7 +233,7 @@ class Teller:
     def hear(self, event: Event) -> list[str]:
         """Handle one event and return the lines that are now ready."""
         from thinwire.core import events
-        from thinwire.core.secure_events import PhaseClosed
+        from thinwire.core.protection_events import PhaseClosed
         from thinwire.core.types import PHASES
         from thinwire.reports import reason_text
 

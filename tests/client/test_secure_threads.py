@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tests.support.fleet_words import polled
 from tests.support.secure_clients import SecureClients, message_of, name_of, secure_identity
-from tests.support.small_task import cross_entropy
+from tests.support.small_task import cross_entropy, linear
 from tests.support.transport_doubles import place
 from thinwire.client.admission import AdmissionController
 from thinwire.client.agent import serve
@@ -22,18 +23,20 @@ from thinwire.core.statedir import private_folder
 from thinwire.core.types import Failure, PhaseReply, ReplyHeader
 from thinwire.simulation.local_fleet import LocalFleet, LocalLink
 from thinwire.store import FileSpool
+from thinwire.transport.protocol.http import INLINE_BYTES
 
+WIDTH = 50_000  # of a model whose masked vector is larger than an inline part
 LAST = name_of(3)  # the client that runs in threads of its own; the others are handlers
 
 
 class Threads:
     """Three handlers and one whole client in one round; `go` lets the client's training continue."""
 
-    def __init__(self, folder: Path, fleet: Fleet, link: Link) -> None:
+    def __init__(self, folder: Path, fleet: Fleet, link: Link, model: Any = linear) -> None:
         self.go, self.trains, self.stop = threading.Event(), threading.Event(), threading.Event()
         self.fleet, self.said, self.code = fleet, list[str](), list[int]()
         self.replies = list[PhaseReply | ReplyHeader]()
-        self.clients, identity = SecureClients(folder), secure_identity(3)
+        self.clients, identity = SecureClients(folder, functions={"model": model}), secure_identity(3)
 
         def loss(model: Any, batch: Any) -> Any:
             self.trains.set()
@@ -114,17 +117,27 @@ def test_a_phase_is_answered_while_training_runs_and_the_update_is_in_the_sum(th
     assert (scalars, bool(np.abs(mean).max() > 0)) == ({"weight": 4}, True)
 
 
-def test_over_the_device_api_a_round_takes_seven_requests_of_a_client(tmp_path: Path) -> None:
+def wide() -> Any:
+    return torch.nn.Sequential(torch.nn.Linear(4, WIDTH), torch.nn.ReLU(), torch.nn.Linear(WIDTH, 3))
+
+
+@pytest.mark.parametrize(("model", "requests"), [(linear, 6), (wide, 8)])
+def test_over_the_device_api_the_phases_take_seven_requests_of_a_client(
+    tmp_path: Path, model: Any, requests: int
+) -> None:
+    """Five messages and a poll; then also one upload of a masked vector above 256 KiB, and one download of a model."""
     with place(tmp_path) as here:
-        threads, updates = Threads(tmp_path, here.fleet, here.link(LAST)), list[ReplyHeader]()
+        threads = Threads(tmp_path, here.fleet, here.link(LAST), model=model)
+        updates = list[ReplyHeader]()
         for _ in range(2):
             threads.round()
             assert threads.clients.sum()[1] == {"weight": 4}
             updates += [reply for reply in threads.replies if isinstance(reply, ReplyHeader)]
         threads.end()
     _, last = updates  # from one masked update to the next, all five phases are counted
+    assert (last.payload_bytes > INLINE_BYTES) == (model is wide)
     assert last.transfer is not None
-    assert 5 <= last.transfer.requests <= 7
+    assert 5 <= last.transfer.requests <= requests
 
 
 def test_a_round_that_is_withdrawn_ends_the_wait_for_its_seed(threads: Threads) -> None:

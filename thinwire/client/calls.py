@@ -24,7 +24,7 @@ from typing import Any, Literal, TypeVar
 from thinwire.core.errors import Refused, ThinwireError, Unreachable
 from thinwire.core.fleet import Delivery, Hello, Link, Welcome
 from thinwire.core.statedir import private_opener
-from thinwire.core.types import Failure, PhaseReply, Reply
+from thinwire.core.types import Assignment, Failure, PhaseReply, Reply, ReplyHeader
 
 T = TypeVar("T")
 Say = Callable[[str], None]
@@ -206,6 +206,21 @@ class BackgroundSender:
         except Exception as error:  # an internal error must end the program, not this thread alone
             self._broken = True
             self._failed(error)
+
+
+def sent(assignment: Assignment, header: ReplyHeader, upload_s: float, took_s: float) -> str:
+    """Return the log line of a reply that was sent; after its deadline, with the stage that took longest.
+
+    `upload_s` includes all tries. `took_s` counts from the start of the download.
+    """
+    line = f"round {assignment.round}: sent {header.payload_bytes:,} bytes"
+    if not assignment.deadline_s or took_s <= assignment.deadline_s:
+        return line
+    named = {"download": "download_s", "queue": "queue_s", "measuring": "evaluate_s", "training": "train_s"}
+    named |= {"loading": "load_s", "encoding": "encode_s", "saving": "commit_s"}
+    spent = {"upload": upload_s, **{name: getattr(header.timings, field) for name, field in named.items()}}
+    what = max(spent, key=lambda name: spent[name])
+    return f"{line}, {took_s - assignment.deadline_s:.1f} s late: {what} took {spent[what]:.1f} s"
 
 
 STATUS_FILE = "status.json"

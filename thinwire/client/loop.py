@@ -21,12 +21,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from thinwire.client.admission import AdmissionController
-from thinwire.client.calls import BackgroundSender, Retrier, Say, ShuttingDown
+from thinwire.client.calls import BackgroundSender, Retrier, Say, ShuttingDown, sent
 from thinwire.client.errors import CannotReply
 from thinwire.client.execute import Begun
 from thinwire.client.executor import Worker
 from thinwire.client.handler import Answer, AssignmentHandler
 from thinwire.client.policy import Policy
+from thinwire.client.secure import Handover
 from thinwire.client.train.errors import Cancelled
 from thinwire.core.errors import BadPayload, NotAccepted, NotOffered, ThinwireError
 from thinwire.core.fleet import MAX_TENSORS, Delivery, Hello, Link, TaskReport
@@ -39,6 +40,7 @@ SAVE_S = 600.0  # longest time that state stays unsaved with `durability = "exit
 MAX_WAITING, MAX_WAITING_BYTES = 32, 2**20  # assignments that were pulled and not begun: none is pulled beyond that
 # An honest aggregator returns a pull at once only with an assignment, or with a withdrawn one, of which there are few.
 QUICK_S, MAX_QUICK, PAUSE_S = 0.05, 16, 1.0
+ADVERTISE_S = 5.0  # longest delay of the next pull, until the model is loaded: no withdrawal is heard meanwhile
 NO_TASK = "no such task on this device"
 BACK_S = 1.0  # wait of the first pull after an outage: its return ends the outage, and a person may be waiting for it
 
@@ -68,7 +70,7 @@ class Loop:
         self.link, self.sessions, self.name, self.once, self.ending = link, sessions, name, once, ending
         self.say, self.calls, self._versions, self._upkeep, self._has = say, calls, versions, upkeep, has
         self.inbox: queue.Queue[tuple[Delivery, float] | Exception] = queue.Queue()
-        self.poll_s, self._saved_at = 25.0, time.monotonic()
+        self.poll_s, self._saved_at, self._works = 25.0, time.monotonic(), False
         self._assignments_sent: set[str] = set()  # runs of which this process received an assignment
         kept = {run: identity for task, one in sessions.items() for run, identity in one.kept.open_runs(task).items()}
         self.hello = Hello(
@@ -76,6 +78,7 @@ class Loop:
         )
         self._puller = threading.Thread(target=self._pull, name="pull", daemon=True)
         self._behind = BackgroundSender(self.inbox.put, ending)
+        self._advertisements = Handover(ending)
 
     def run(self) -> int:
         """Run until the end and return 0.
@@ -163,7 +166,7 @@ class Loop:
                 if delivery is not None and delivery.assignment.kind == "secure":
                     reply = self._phase(delivery)
                 elif delivery is not None:
-                    self.inbox.put((delivery, time.monotonic()))
+                    reply = self._begun(delivery)
                 quick = quick + 1 if delivery is None and time.monotonic() - began < QUICK_S else 0
                 if quick > MAX_QUICK:
                     self.ending.wait(PAUSE_S)
@@ -183,7 +186,16 @@ class Loop:
             return self.calls.until_done(lambda: self._heard(call))
         except (NotOffered, NotAccepted) as error:  # the aggregator ends the round without this client
             self.say(error.text())
+            for session in self.sessions.values() if isinstance(reply, PhaseReply) else ():
+                session.rounds.forget(reply.assignment_id)
             return None
+
+    def _begun(self, delivery: Delivery) -> PhaseReply | None:
+        """Put an assignment into the inbox; return the advertisement if a secure round begins at once."""
+        if delivery.assignment.secure is not None and not self._works and self.inbox.empty():
+            self._advertisements.begin()
+        self.inbox.put((delivery, time.monotonic()))
+        return self._advertisements.take(ADVERTISE_S)
 
     def _phase(self, delivery: Delivery) -> PhaseReply | Failure | None:
         """Return the reply to a phase of a secure round, at once: the working thread may train for a long time."""
@@ -227,9 +239,12 @@ class Loop:
 
     def _take(self, delivery: Delivery, came_at: float) -> bool:
         """Handle one assignment. Return True if it ended a run that was active during the lifetime of this process."""
+        self._works = True
         try:
             self._answer(delivery, came_at)
         finally:
+            self._works = False
+            self._advertisements.end()
             if delivery.bundle is not None:
                 delivery.bundle.unlink(missing_ok=True)
         if self.inbox.empty() and self._behind.idle and not self.ending.is_set():
@@ -267,7 +282,8 @@ class Loop:
                 if not self._push(session, advertisement):  # nobody waits for this client in the round
                     session.rounds.forget(assignment.assignment_id)
 
-            self._behind.put(push)
+            if not self._advertisements.offer(advertisement):
+                self._behind.put(push)
 
         delivered_at = time.monotonic()
         try:
@@ -327,21 +343,6 @@ class Loop:
         if session is not None:  # an interrupted or refused upload does not show how long one takes
             session.delivered(reply, time.monotonic() - begun[0] if taken and len(begun) == 1 else None)
         return taken
-
-
-def sent(assignment: Assignment, header: ReplyHeader, upload_s: float, took_s: float) -> str:
-    """Return the log line of a reply that was sent; after its deadline, with the stage that took longest.
-
-    `upload_s` includes all tries. `took_s` counts from the start of the download.
-    """
-    line = f"round {assignment.round}: sent {header.payload_bytes:,} bytes"
-    if not assignment.deadline_s or took_s <= assignment.deadline_s:
-        return line
-    named = {"download": "download_s", "queue": "queue_s", "measuring": "evaluate_s", "training": "train_s"}
-    named |= {"loading": "load_s", "encoding": "encode_s", "saving": "commit_s"}
-    spent = {"upload": upload_s, **{name: getattr(header.timings, field) for name, field in named.items()}}
-    what = max(spent, key=lambda name: spent[name])
-    return f"{line}, {took_s - assignment.deadline_s:.1f} s late: {what} took {spent[what]:.1f} s"
 
 
 class Reloader:

@@ -23,6 +23,7 @@ import hashlib
 import math
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -104,6 +105,51 @@ class _Round:
     lattice: Lattice
     run: str
     seed: bytes | None = None  # of the rotation, from `prepare` on
+
+
+class Handover:
+    """A message that one thread makes and another one sends, if that thread still waits for it.
+
+    Invariant: `take` returns each message for which `offer` returned True.
+    """
+
+    def __init__(self, ending: threading.Event) -> None:
+        self._changed, self._ending = threading.Condition(), ending
+        self._waits = False
+        self._message: PhaseReply | None = None
+
+    def begin(self) -> None:
+        """Record that `take` follows."""
+        with self._changed:
+            self._waits = True
+
+    def offer(self, message: PhaseReply) -> bool:
+        """Give a message to the thread that waits; return False if none does."""
+        with self._changed:
+            if not self._waits:
+                return False
+            self._message = message
+            self._end()
+            return True
+
+    def end(self) -> None:
+        """Record that no message follows."""
+        with self._changed:
+            self._end()
+
+    def _end(self) -> None:
+        self._waits = False
+        self._changed.notify_all()
+
+    def take(self, within_s: float) -> PhaseReply | None:
+        """Return the message, or None if `end` was called, the time is over or the program ends."""
+        until = time.monotonic() + within_s
+        with self._changed:
+            while self._waits and (left_s := until - time.monotonic()) > 0 and not self._ending.is_set():
+                self._changed.wait(min(RECHECK_S, left_s))
+            self._waits = False
+            message, self._message = self._message, None
+            return message
 
 
 class SecureRounds:
@@ -229,8 +275,9 @@ class SecureRounds:
             self._left = {training: of for training, of in self._left.items() if of != run}
             self._changed.notify_all()
 
-    def forget(self, training: str) -> None:
-        """Drop a round, and end the wait of its `encode`."""
+    def forget(self, assignment_id: str) -> None:
+        """Drop the round of an assignment to train, or of one of its phases, and end the wait of its `encode`."""
+        training = training_id(assignment_id)
         with self._changed:
             if (one := self._open.pop(training, None)) is not None:
                 self._left[training] = one.run

@@ -16,8 +16,8 @@ from tests.support.small_task import RUN, Aggregator, cross_entropy, plan_of, ta
 from tests.support.transport_doubles import place
 from thinwire.client.admission import AdmissionController
 from thinwire.client.agent import serve, versions
+from thinwire.client.calls import sent
 from thinwire.client.device_info import UplinkTimeEstimator
-from thinwire.client.loop import sent
 from thinwire.client.policy import Policy
 from thinwire.core.errors import NotAccepted
 from thinwire.core.fleet import ClientConnected, ClientDisconnected, Delivery, Envelope

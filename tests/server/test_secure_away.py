@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from tests.server import test_secure_rounds as honest
+from tests.server.test_secure_mode import Story, update_of
 from tests.support.crashes import Fate, Outcome
+from tests.support.secure_cohort import name_of
 from tests.support.secure_fleet import SecureDevice, SecureFleet, SecureTurn
-from thinwire.core.events import ClientFailed, RoundClosed, RoundOpened
+from thinwire.core.events import ClientFailed, RoundClosed, RoundOpened, UpdateDropped
 from thinwire.core.protection_events import PhaseClosed, SumUnmasked
 from thinwire.core.types import Assignment, phase_id
+from thinwire.server.round_events import AggregationDone, AggregationRejected, DropUpdate
 from thinwire.simulation.local_fleet import LocalLink
+from thinwire.store import FileSpool
 
 AWAY, ROUND = "e", 2
 
@@ -47,6 +52,25 @@ class BreakingFleet(SecureFleet):
         super().cancel(assignment_ids)
 
 
+class DamagingFleet(SecureFleet):
+    """A fleet in which `AWAY` is revoked in the phase masked of round 2, when stored vectors have been damaged."""
+
+    damaged, left = "d", 1.0  # share of a damaged file that is left, as zeros
+
+    def _answer(self, device: SecureDevice, delivery: Any) -> None:
+        assignment = delivery.assignment
+        if assignment.assignment_id == phase_id(f"{assignment.run}.{ROUND}.a", "masked"):
+            self._after(3.0, DamagingFleet._revoke, device)
+        super()._answer(device, delivery)
+
+    def _revoke(self, device: SecureDevice) -> None:
+        del device
+        assert isinstance(self.spool, FileSpool)
+        for file in self.spool.folder.glob(f"*/[{self.damaged}]-*.parts"):
+            file.write_bytes(bytes(int(file.stat().st_size * self.left)))
+        self.revoke_access([AWAY])
+
+
 class Failing(honest.World):
     """Three of five devices send no shares in round 1, which ends as too-few while the others train."""
 
@@ -55,14 +79,13 @@ class Failing(honest.World):
 
 
 class World(honest.World):
-    kind = BreakingFleet
-
     def turn_of(self, name: str) -> Callable[[Assignment], SecureTurn]:
         return lambda assignment: SecureTurn(compute_s=4.0 if name == "a" else 2.0)
 
 
-def lived(folder: Path, **how: Any) -> Outcome:
-    world = World(folder, Fate())
+def lived(folder: Path, fleet: type[SecureFleet] = BreakingFleet, **how: Any) -> Outcome:
+    with patch.object(World, "kind", fleet):
+        world = World(folder, Fate())
     for name, value in how.items():
         setattr(world.fleet, name, value)
     return world.live()
@@ -90,6 +113,22 @@ def test_a_device_that_stays_away_drops_out_and_nothing_of_its_round_waits_for_i
     assert not [one for one in waiting if f".{ROUND}" in one], "its files are gone"
 
 
+DAMAGE = [("d", 0.5, "enough", [5, 3, 4]), ("bcd", 0.5, "too-few", [5, 4, 4]), ("d", 1.0, "aborted", [5, 4, 4])]
+
+
+@pytest.mark.parametrize(("damaged", "left", "reason", "survivors"), DAMAGE)
+def test_a_damaged_file_of_a_vector_costs_its_round_and_not_the_run(
+    tmp_path: Path, damaged: str, left: float, reason: str, survivors: list[int]
+) -> None:
+    """The sum is built again without the revoked device, from the files of the others."""
+    made = lived(tmp_path, fleet=DamagingFleet, damaged=damaged, left=left)
+    closed = made.of(RoundClosed)[ROUND - 1]
+    assert (made.status, closed.reason) == ("done", reason)
+    assert [e.survivors for e in made.of(SumUnmasked)] == survivors
+    dropped = {e.device: e.reason for e in made.of(UpdateDropped) if e.round == ROUND}
+    assert dropped == {AWAY: "revoked"} | (dict.fromkeys(damaged, "bad-payload") if left < 1.0 else {})
+
+
 def test_devices_of_a_round_that_ended_early_are_free_for_the_next_one(tmp_path: Path) -> None:
     """Nothing more comes of them, so a run that waited for them would stand still for several deadlines."""
     made = Failing(tmp_path, Fate()).live()
@@ -99,3 +138,19 @@ def test_devices_of_a_round_that_ended_early_are_free_for_the_next_one(tmp_path:
     failed = {e.device: (e.kind, e.text) for e in made.of(ClientFailed) if e.round == 1}
     assert {failed[name] for name in "de"} == {("stale", "its round ended before its update was there")}
     assert [e.survivors for e in made.of(SumUnmasked)] == [5, 5, 5]
+
+
+def test_an_addition_that_ends_after_its_vector_was_dropped_changes_nothing() -> None:
+    story, update_id = Story(), update_of(name_of(1))
+    story.until("masked")
+    story.phase("masked", [name_of(4)], fold=False)
+    assert story.on(AggregationRejected(update_id, "bad-payload: cut")) == [DropUpdate(update_id, "bad-payload: cut")]
+    assert story.on(AggregationDone(update_id)) == []
+
+
+def test_a_vector_that_is_damaged_after_the_survivors_were_shown_ends_the_round() -> None:
+    story = Story()
+    story.until("agree")
+    story.on(AggregationRejected(update_of(name_of(1)), "bad-payload: cut"))
+    assert (story.result.reason, story.result.aggregated) == ("aborted", ())
+    assert sorted(story.result.dropped) == [update_of(name_of(i)) for i in range(5)]

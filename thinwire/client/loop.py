@@ -186,8 +186,9 @@ class Loop:
             return self.calls.until_done(lambda: self._heard(call))
         except (NotOffered, NotAccepted) as error:  # the aggregator ends the round without this client
             self.say(error.text())
-            for session in self.sessions.values() if isinstance(reply, PhaseReply) else ():
-                session.rounds.forget(reply.assignment_id)
+            if isinstance(reply, PhaseReply):
+                for session in self.sessions.values():
+                    session.rounds.forget(reply.assignment_id)
             return None
 
     def _begun(self, delivery: Delivery) -> PhaseReply | None:

@@ -291,6 +291,10 @@ class AggregationQueue:
             done.append(self._begun.pop(0).result())
         return done
 
+    def settle(self) -> None:
+        """Wait until all additions that were started have ended; `finished` reports them."""
+        wait(self._begun)
+
     @property
     def running(self) -> bool:
         """Return True if an addition is not reported yet."""

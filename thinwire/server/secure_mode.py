@@ -257,6 +257,9 @@ class SecureRoundMachine(RoundMachine):
             case MasksRemoved(error):
                 self.shut = self.shut or ("aborted" if error else self.closing)
                 return []
+            case AggregationDone(update_id) if update_id in self.dropped:
+                self.folding.discard(update_id)  # its file was damaged after it was added
+                return []
             case AggregationDone(update_id) if update_id.device not in self.vectors:
                 self.folding.discard(update_id)  # its device was revoked while it was added
                 return [RemoveVector(update_id), *self._drop(update_id, "revoked")]
@@ -294,6 +297,8 @@ class SecureRoundMachine(RoundMachine):
         del now
         if self.vectors.pop(update_id.device, None) is None:
             return
+        if update_id in self.aggregated:  # its file was damaged before the sum was built again
+            self.aggregated.remove(update_id)
         if self.secure.phase == "masked":
             self.secure.withdraw_vector(update_id.device)
         else:  # its spool file was damaged by a restart

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import cast
 
 from thinwire.aggregation.lattice import BadSum
-from thinwire.core.errors import DataLost
+from thinwire.core.errors import BadPayload, DataLost
 from thinwire.core.events import NO_STEP, Evaluated, Event, RoundOpened
 from thinwire.core.fleet import Envelope
 from thinwire.core.protection_events import PhaseClosed
@@ -148,8 +148,10 @@ class SecureRoundRunner(RoundRunner):
                     own = self.machine.assignments.values()
                     self.running.fleet.cancel([phase_id(assignment_id, "advertise") for assignment_id in own])
                     self._request(requests)
-                case round_events.ClosePhase(_, requests) if requests is self.machine.requests:
-                    self._request(requests)  # else the next phase was closed at once
+                case round_events.ClosePhase(_, requests) if (
+                    requests is self.machine.requests and not self.machine.shut
+                ):
+                    self._request(requests)  # else the next phase was closed at once, or a vector was damaged
                 case round_events.RemoveVector(update_id):
                     self._add_again(update_id)
                 case round_events.RemoveMasks(removal):
@@ -210,11 +212,21 @@ class SecureRoundRunner(RoundRunner):
         return Envelope(device, assignment, self._files.write_request(phase, part.sha256, request))
 
     def _add_again(self, without: UpdateId) -> None:
-        """Build the sum again from all aggregated updates but one, before the survivors are shown."""
+        """Build the sum again from all vectors in it but one, before the survivors are shown.
+
+        A vector whose file is damaged leaves the sum too.
+        """
+        self.folds.settle()  # no addition may go on: it would go into the old sum
+        added, damaged = self.fold.added, dict[UpdateId, BadPayload]()
         self.fold = cast(SecureAggregator, self.running.mode.aggregator(self.running, self.opened))
-        for update_id in self.machine.aggregated:
-            if update_id != without:
-                self.fold.add(self.headers[update_id], self.frames(update_id), 1.0)
+        for update_id in added:
+            try:
+                if update_id != without:
+                    self.fold.add(self.headers[update_id], self.frames(update_id), 1.0)
+            except BadPayload as error:
+                damaged[update_id] = error
+        for update_id, found in damaged.items():
+            self.on(round_events.AggregationRejected(update_id, f"bad-payload: {found}"))
 
     def _unmask(self, removal: Removal) -> str:
         """Remove the masks from the sum; return "" or why that is not possible."""

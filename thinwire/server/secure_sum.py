@@ -21,7 +21,7 @@ from thinwire.compression.vector_ops import bucket_sums, in_order
 from thinwire.core.errors import BadPayload
 from thinwire.core.protection_events import SumUnmasked
 from thinwire.core.secure_numbers import METRIC_BITS
-from thinwire.core.types import Metrics, ReplyHeader, SecureWork, State, Vector
+from thinwire.core.types import Metrics, ReplyHeader, SecureWork, State, UpdateId, Vector
 from thinwire.privacy.contexts import SecureTerms, terms_of
 from thinwire.privacy.messages import BadMessage
 from thinwire.privacy.secure_round import MaskedSum, Removal
@@ -65,6 +65,7 @@ class SecureAggregator(RoundAggregator):
         self.lattice: Lattice = lattice_of(plan, layout.model_size, work, identity)
         self.terms: SecureTerms = terms_of(plan, work, self.lattice.lanes, self.lattice.width)
         self.total = MaskedSum(self.terms)
+        self.added: list[UpdateId] = []  # in the order in which their vectors were added
         self.mean: Vector | None = None
         self.metrics: Metrics = {}
         self.summed: SumUnmasked | None = None
@@ -80,6 +81,7 @@ class SecureAggregator(RoundAggregator):
             self.total.add(body[:split], bytes(body[split:]))
         except BadMessage as error:
             raise BadPayload(error.what, error.why) from None
+        self.added.append(header.update_id)
 
     def unmask(self, removal: Removal, rotation_seed: bytes, number: int, at: float, elapsed_s: float) -> None:
         """Remove the masks, and decode the mean; raise `Aborted` or `BadSum` if the sum is not one of such updates."""

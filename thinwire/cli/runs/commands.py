@@ -141,6 +141,7 @@ def _header(store: Store, row: RunRow, rounds: Sequence[RoundRow]) -> None:
 def _show(store: Store, row: RunRow, rounds: Sequence[RoundRow], shown: Sequence[RoundRow]) -> None:
     """Print a run and these of its rounds."""
     from thinwire.cli.runs.render import capping, clipping, losses, measured_version, on_the_wire
+    from thinwire.reports.privacy import private_lines
     from thinwire.reports.secure_rounds import is_secure, not_evaluated, protection
 
     _header(store, row, rounds)
@@ -149,6 +150,8 @@ def _show(store: Store, row: RunRow, rounds: Sequence[RoundRow], shown: Sequence
         for assumed in found.assumes:
             console.sentence(f"Assumption: {assumed}", begin="        ")
         console.sentence(found.not_protected, begin="        ")
+    for place, said in enumerate(private_lines(store, row)):
+        console.sentence(said, begin=" " * 8 if place else "privacy ")
     console.line(f"model   {row.size} parameters, version {row.version}, digest {row.model_digest[:16]}")
     figures = formatting.figures(row.decisive)
     console.line(

@@ -24,7 +24,7 @@ def run_document(store: Store, run_id: str, number: int | None = None) -> dict[s
     rounds = store.rounds(row.run_id)
     found = [_round(r) for r in rounds if number in (None, r.round)]
     document = run_summary(row) | {"measured_version": measured_version(row, rounds), "rounds": found}
-    return document | _secure(store, row, rounds, found)
+    return document | _secure(store, row, rounds, found) | _private(store, row)
 
 
 def _secure(store: Store, row: RunRow, rounds: Sequence[RoundRow], found: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -43,6 +43,15 @@ def _secure(store: Store, row: RunRow, rounds: Sequence[RoundRow], found: Sequen
         document |= {"phases": [asdict(one) for one in phases], "secure_sum": by_number[number].secure_sum}
     protected = protection(row, {len(one.selected) for one in rounds})
     return {"protection": protected and asdict(protected), "not_evaluated": not_evaluated(row, rounds)}
+
+
+def _private(store: Store, row: RunRow) -> dict[str, Any]:
+    """Return what a private run has spent, with its unit and assumptions; {} for other runs."""
+    from thinwire.reports.privacy import UNIT, assumptions, spending_of_run
+
+    if (spent := spending_of_run(store, row)) is None:
+        return {}
+    return {"privacy": asdict(spent) | {"unit": UNIT, "assumptions": assumptions(spent, row.source == "sim")}}
 
 
 def measured_version(row: RunRow, rounds: Sequence[RoundRow]) -> int | None:

@@ -1,0 +1,204 @@
+"""Reports of differential privacy: what the clients of a run and of a population have spent, by the ledger.
+
+The figures come from the ledger's releases alone, at the delta of each run's plan. A round is spent by each client that
+it selected, whether or not a model was released, so a reservation counts as much as a release. An epsilon is an upper
+bound, and is rounded up where it is shown.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, Context
+from typing import TYPE_CHECKING, Final
+
+from thinwire.core.errors import DataLost
+from thinwire.core.formatting import counted
+from thinwire.core.plan_schema import PrivacySection
+from thinwire.privacy.ledger import epsilon_of, releases_of
+
+if TYPE_CHECKING:
+    from thinwire.store import PrivacyRow, RunRow, Store
+
+UNIT: Final = "one client with all its data"
+TRUSTED: Final[Mapping[str, str]] = {
+    "central": "The aggregator is trusted: it sees every update in the clear, and no device can check the epsilon.",
+    "distributed": "The aggregator sees sums that have the clients' noise; the epsilon counts on the fewest honest "
+    "clients that [secure] allows in a sum.",
+}
+SIMULATED: Final = (
+    "A simulation protects nothing, because one process has the data of all clients; this is what the plan would cost "
+    "on devices."
+)
+UNAMPLIFIED: Final = "No amplification by sampling is counted, and a client pays for each round that selects it."
+_THREE = Context(prec=3, rounding=ROUND_CEILING)
+
+
+@dataclass(frozen=True)
+class Spending:
+    """Holds what one run has spent of the privacy of its population.
+
+    `reserved` counts its rounds, and `released` those with a model. `sensitivity` is in grid steps, the largest of its
+    releases, and `noise_to_sensitivity` the least of theirs: the plan's noise multiplier less what rounding to the grid
+    adds to the sensitivity. `participations` is the most rounds of one client in this run. `epsilon_run` is what the
+    run cost its most expensive client, and `epsilon` the most that one of its clients has spent in all runs of the
+    population, settled rounds included. Both are at `delta`; None if they have no bound, or if a newer version wrote a
+    release.
+    """
+
+    run_id: str
+    population: str
+    mode: str
+    delta: float
+    reserved: int = 0
+    released: int = 0
+    clients: int = 0
+    participations: int = 0
+    epsilon_run: float | None = 0.0
+    epsilon: float | None = 0.0
+    mechanisms: tuple[str, ...] = ()
+    noise_to_sensitivity: float | None = None
+    sensitivity: float | None = None
+
+    @property
+    def unreleased(self) -> str:
+        """Return how many reserved rounds have no released model, as a sentence; "" if there is none."""
+        if not (count := self.reserved - self.released):
+            return ""
+        have = "has" if count == 1 else "have"
+        return (
+            f"{self.run_id}: {count} of {counted(self.reserved, 'reserved round')} {have} no released model (open, "
+            "ended without a step, or lost in a crash), and a reservation stays spent"
+        )
+
+
+def rounded_up(value: float | None) -> str:
+    """Format an epsilon or a noise multiplier with three digits, never below its value.
+
+    >>> rounded_up(4.7911), rounded_up(3.0), rounded_up(1234.5), rounded_up(math.inf)
+    ('4.8', '3', '1240', 'without a bound')
+    """
+    if value is None or math.isinf(value):
+        return "without a bound"
+    return f"{float(_THREE.create_decimal(repr(float(value)))):g}"
+
+
+def privacy_section(run: RunRow) -> PrivacySection:
+    """Return the table [privacy] of the run's plan."""
+    return PrivacySection.model_validate(run.plan.get("privacy") or {})
+
+
+def spending_of_run(store: Store, run: RunRow) -> Spending | None:
+    """Return what a private run has spent, also before its first round; None for a run without privacy."""
+    privacy = privacy_section(run)
+    if privacy.mode == "off":
+        return None
+    population = privacy.population or run.task
+    if run.source == "sim":  # as server/privacy_budget.py names it: each simulated run has its own
+        population = f"simulation of {run.run_id}"
+    found = ledger(store.privacy.rows(population), {run.run_id: run})
+    empty = Spending(run.run_id, population, privacy.mode, privacy.delta)
+    return next((one for one in found if one.run_id == run.run_id), empty)
+
+
+def ledger(rows: Sequence[PrivacyRow], runs: Mapping[str, RunRow]) -> list[Spending]:
+    """Return what each run has spent, by population and in the order of their first rounds.
+
+    `rows` are all entries of the populations of interest, and `runs` gives each run's plan. A run whose plan is not
+    known is counted at the default delta.
+    """
+    of_run, spent = defaultdict[tuple[str, str], list["PrivacyRow"]](list), _by_client(rows)
+    for row in rows:
+        if row.run_id and row.release:
+            of_run[row.population, row.run_id].append(row)
+    return [
+        _spending(entries, spent[population], privacy_section(runs[run_id]) if run_id in runs else PrivacySection())
+        for (population, run_id), entries in of_run.items()
+    ]
+
+
+def _by_client(rows: Iterable[PrivacyRow]) -> dict[str, dict[str, Counter[str]]]:
+    """Return how often each client of each population spent each release; settled ones count for all clients."""
+    settled, found = defaultdict[str, Counter[str]](Counter), defaultdict[str, dict[str, Counter[str]]](dict)
+    for row in rows:
+        if row.release and not row.run_id:
+            settled[row.population][row.release] += row.count
+        for client in row.devices:
+            found[row.population].setdefault(client, Counter())[row.release] += row.count
+    return {
+        name: {client: counts + settled[name] for client, counts in clients.items()} for name, clients in found.items()
+    }
+
+
+def _spending(rows: Sequence[PrivacyRow], spent: Mapping[str, Counter[str]], privacy: PrivacySection) -> Spending:
+    """Return what one run spent, by its entries and by what the clients of its population spent in all runs."""
+    own, rounds = defaultdict[str, Counter[str]](Counter), defaultdict[str, set[int]](set)
+    for row in rows:
+        for client in row.devices:
+            own[client][row.release] += row.count
+            rounds[client].add(row.round)
+    try:
+        releases = list(releases_of({row.release: 1 for row in rows}))
+    except DataLost:  # a newer version wrote it
+        releases = []
+    noises = [math.sqrt(one.variance) / one.sensitivity for one in releases if one.sensitivity]
+    return Spending(
+        rows[0].run_id, rows[0].population, privacy.mode, privacy.delta,
+        reserved=len({row.round for row in rows}),
+        released=len({row.round for row in rows if row.state == "committed"}),
+        clients=len(own),
+        participations=max(map(len, rounds.values()), default=0),
+        epsilon_run=_most(own.values(), privacy.delta),
+        epsilon=_most((spent[client] for client in own), privacy.delta),
+        mechanisms=tuple(sorted({one.mechanism for one in releases})),
+        noise_to_sensitivity=min(noises, default=None),
+        sensitivity=max((one.sensitivity for one in releases), default=None),
+    )  # fmt: skip
+
+
+def _most(spendings: Iterable[Mapping[str, int]], delta: float) -> float | None:
+    """Return the largest epsilon of several clients, None without a bound; equal spendings are counted once."""
+    distinct = {frozenset(one.items()) for one in spendings}
+    try:
+        found = max((epsilon_of(dict(one), delta) for one in distinct), default=0.0)
+    except DataLost:
+        return None
+    return found if math.isfinite(found) else None
+
+
+def spent_text(spending: Spending, budget: float | None = None) -> str:
+    """Return what a run has spent so far as one sentence."""
+    if not spending.reserved:
+        return f"epsilon 0 so far: no round is reserved; delta = {spending.delta:g}"
+    of_budget = "" if budget is None else f" of [privacy] budget = {budget:g}"
+    said = (
+        f"epsilon {rounded_up(spending.epsilon_run)} at delta = {spending.delta:g} is spent by the client that took "
+        f"part most, in {spending.participations} of {counted(spending.reserved, 'round')} ({spending.released} "
+        "released)"
+    )
+    if spending.epsilon != spending.epsilon_run or budget is not None:
+        all_runs = f"{rounded_up(spending.epsilon)}{of_budget}"
+        said += f"; in all runs of the population {spending.population}: {all_runs}"
+    return said
+
+
+def assumptions(spending: Spending, is_simulated: bool) -> tuple[str, ...]:
+    """Return the unit of privacy and what must hold for the epsilon of a run to be true, as sentences."""
+    trusted = SIMULATED if is_simulated else TRUSTED.get(spending.mode, "")
+    if not is_simulated and spending.mode == "central":
+        trusted = trusted.replace("sees", "saw")
+    return tuple(filter(None, (f"Unit of privacy: {UNIT}.", trusted, UNAMPLIFIED)))
+
+
+def private_lines(store: Store, run: RunRow) -> Iterator[str]:
+    """Yield what a private run has spent so far and what its epsilon assumes, as sentences; nothing for other runs."""
+    if (spent := spending_of_run(store, run)) is None:
+        return
+    yield spent_text(spent, privacy_section(run).budget)
+    if spent.unreleased:
+        yield spent.unreleased
+    if why := store.privacy.unknown().get(spent.population):
+        yield f"More may be spent in the population {spent.population}: {why}."
+    yield from assumptions(spent, run.source == "sim")

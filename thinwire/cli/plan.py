@@ -86,18 +86,23 @@ def check(plan: PlanFile, sets: Sets = None, clients: Clients = None, json: Json
 
 @app.command()
 def explain(plan: PlanFile, sets: Sets = None, clients: Clients = None, task: Task = None, json: Json = False) -> None:
-    """Show each key of a plan with its value and meaning, and what a round costs with secure aggregation."""
-    from thinwire.cli import secure_cost
+    """Show each key of a plan with its value and meaning, the cost of a secure round, and epsilon of a private run."""
+    from thinwire.aggregation import codecs
+    from thinwire.cli import privacy_cost, secure_cost
     from thinwire.core import RunPlan
 
     read = RunPlan.load(plan, overrides(sets))
     values = read.to_json()
+    is_private = read.privacy.mode != "off" and not read.check(codecs)  # what is refused has no epsilon
+    size = parameters_of(read, plan, task) if read.secure.enabled or is_private else 0
+    private = privacy_cost.private_run(read, size, clients) if is_private else None
 
     def cost() -> dict[str, Any]:
-        return secure_cost.round_cost(read, _parameters(read, plan, task), clients)
+        return secure_cost.round_cost(read, size, clients)
 
     if json:
-        console.document(values | ({"secure_round": cost()} if read.secure.enabled else {}))
+        masked = {"secure_round": cost()} if read.secure.enabled else {}
+        console.document(values | masked | ({"private_run": privacy_cost.to_json(private)} if private else {}))
         return
     rows = [
         (f"[{section}] {name}", _toml(value), "" if _is_default(field, value) else "set", field.description or "")
@@ -109,9 +114,14 @@ def explain(plan: PlanFile, sets: Sets = None, clients: Clients = None, task: Ta
         console.line()
         secure_cost.print_cost(found := cost())
         _warn(found["warnings"])
+    if private:
+        console.line()
+        console.sentence(privacy_cost.sentence(private), begin="privacy  ")
+    elif read.privacy.mode != "off":
+        _warn([f"this plan has no epsilon, because it is refused: thinwire plan check {plan}"])
 
 
-def _parameters(plan: RunPlan, file: Path, task: str | None) -> int:
+def parameters_of(plan: RunPlan, file: Path, task: str | None) -> int:
     """Return the number of trained parameters of the plan's task, whose code is imported here."""
     from thinwire.cli.task import load
     from thinwire.client.task import initial_model

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from thinwire.core.errors import DataLost
 from thinwire.core.formatting import counted
 from thinwire.core.plan_schema import PrivacySection
-from thinwire.privacy.ledger import epsilon_of, releases_of
+from thinwire.privacy.accounting import epsilon_of, releases_of
 
 if TYPE_CHECKING:
     from thinwire.store import PrivacyRow, RunRow, Store

@@ -1,23 +1,60 @@
-"""The commands of `thinwire privacy`: `ledger` shows what was spent by whom on what, `ledger settle` charges more.
+"""The commands of `thinwire privacy`: `plan` tells what a run would cost, `ledger` what was spent by whom on what.
 
-A restored aggregator does not know what was spent since its backup, and begins no private round of a population until
-a person has settled it (store/privacy_ledger.py).
+`ledger settle` charges more. A restored aggregator does not know what was spent since its backup, and begins no private
+round of a population until a person has settled it (store/privacy_ledger.py).
 """
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 
 from thinwire.cli import console
-from thinwire.cli.params import Home, Json
+from thinwire.cli.params import Home, Json, PlanFile, Sets, Task, checked_plan
+from thinwire.cli.plan import Clients, parameters_of
 
-app = typer.Typer(name="privacy", help="Privacy: what was spent by whom on what.", no_args_is_help=True)
+app = typer.Typer(
+    name="privacy", help="Privacy: what a run costs, what was spent by whom on what.", no_args_is_help=True
+)
 ledger_app = typer.Typer(
     name="ledger", help="The privacy ledger: show it, settle what a restore lost.", invoke_without_command=True
 )
 app.add_typer(ledger_app)
+
+
+@app.command()
+def plan(
+    plan: PlanFile,
+    sets: Sets = None,
+    clients: Clients = None,
+    size: Annotated[
+        int | None, typer.Option("--size", metavar="PARAMETERS", min=1, help="trained parameters; default: the task's")
+    ] = None,
+    task: Task = None,
+    json: Json = False,
+) -> None:
+    """Show what a private run would cost a client, and how noise, participations and clients trade."""
+    from thinwire.cli import privacy_cost
+    from thinwire.core.errors import UsageError
+
+    if size is not None and task is not None:
+        raise UsageError(
+            "--size and --task", why="each of them gives the number of parameters", hint="leave one of them out"
+        )
+    read = checked_plan(plan, sets)
+    if read.privacy.mode == "off":
+        raise UsageError(
+            f"{plan} has no differential privacy",
+            why='[privacy] mode = "off": nothing is noised, so no epsilon bounds what a model tells of a client',
+            hint='[privacy] mode = "central", with clip and target_epsilon (docs/how/private-rounds.md)',
+        )
+    run = privacy_cost.private_run(read, size if size is not None else parameters_of(read, plan, task), clients)
+    if json:
+        console.document({"plan": str(plan), **privacy_cost.to_json(run)})
+    else:
+        privacy_cost.print_plan(run)
 
 
 @ledger_app.callback()
@@ -36,18 +73,24 @@ def ledger(
     if context.invoked_subcommand is not None:
         return
     from thinwire.cli.local_state import opened
-    from thinwire.cli.privacy.render import document, show, summaries
+    from thinwire.cli.privacy.render import document, run_text, show, summaries
+    from thinwire.reports.privacy import ledger as spendings
 
     with opened(home) as store:
         rows, blocked = store.privacy.rows(population, device), store.privacy.unknown()
-        deltas = {row.run_id: _delta(row.plan) for row in store.runs()}
+        runs = {row.run_id: row for row in store.runs()}
+    deltas = {run_id: _delta(row.plan) for run_id, row in runs.items()}
     if population is not None:
         blocked = {name: why for name, why in blocked.items() if name == population or not name}
-    found = summaries(rows, deltas)
+    found, of_runs = summaries(rows, deltas), [] if device is not None else spendings(rows, runs)
     if json:
-        console.document(document(rows, found, blocked))
-    else:
-        show(rows, found, blocked, deltas, device)
+        console.document(document(rows, found, blocked) | {"runs": [asdict(one) for one in of_runs]})
+        return
+    show(rows, found, blocked, deltas, device)
+    for one in of_runs:
+        console.sentence(f"{one.run_id}: {run_text(one)}")
+        if one.unreleased:
+            console.sentence(one.unreleased)
 
 
 @ledger_app.command()

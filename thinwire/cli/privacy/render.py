@@ -15,6 +15,7 @@ from thinwire.core.errors import DataLost
 
 if TYPE_CHECKING:
     from thinwire.client.privacy_ledger import DeviceLedger
+    from thinwire.reports.privacy import Spending
     from thinwire.store import PrivacyRow
 
 DELTA = 1e-5  # of a run whose plan is not known any more
@@ -115,6 +116,19 @@ def show(
     for population, why in blocked.items():
         name = population or "populations that were not settled since"
         console.note(f"{name}: private rounds are blocked, because {why}; thinwire privacy ledger settle POPULATION")
+
+
+def run_text(spending: Spending) -> str:
+    """Return what a run spent as a sentence with its noise, and what its clients have spent in all runs."""
+    from thinwire.reports.privacy import spent_text
+
+    said = spent_text(spending)
+    if spending.noise_to_sensitivity is not None:
+        said += (
+            f"; the noise is {spending.noise_to_sensitivity:.3g} times the sensitivity of {spending.sensitivity:.1f} "
+            "grid steps"
+        )
+    return said
 
 
 def own_document(ledger: DeviceLedger, name: str, delta: float) -> dict[str, Any]:

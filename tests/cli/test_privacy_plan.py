@@ -1,0 +1,163 @@
+"""`thinwire privacy plan`: what a private run costs before it starts, which is what it has spent after it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from thinwire.cli.privacy_cost import private_run, to_json
+from thinwire.core import RunPlan
+from thinwire.privacy.accounting import Budget
+from thinwire.privacy.noise_plan import noise_plan
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "digits" / "private.toml"
+SIZE = 9610
+DISTRIBUTED = """
+[run]
+task = "digits"
+rounds = 20
+evaluate = "off"
+[cohort]
+clients = 20
+deadline_s = 60
+late = "drop"
+[local]
+lr = 0.5
+steps = 50
+buffers = "local"
+[secure]
+enabled = true
+max_corrupt = 0.25
+max_dropout = 0.25
+[privacy]
+mode = "distributed"
+clip = 0.5
+noise_multiplier = 2.0
+"""
+
+
+@pytest.fixture
+def given(tmp_path):
+    """The example with a noise multiplier in place of a target."""
+    file = tmp_path / "given.toml"
+    file.write_text(EXAMPLE.read_text().replace("target_epsilon = 8.0", "noise_multiplier = 2.0"))
+    return file
+
+
+@pytest.fixture
+def planned(thinwire):
+    def call(*sets, file=EXAMPLE, clients=8, size=SIZE):
+        words = [word for one in sets for word in ("--set", one)]
+        return thinwire("privacy", "plan", file, *words, "--clients", clients, "--size", size, "--json")
+
+    return call
+
+
+def test_what_a_plan_announces_is_what_its_simulated_run_spends(thinwire, tmp_path, monkeypatch):
+    monkeypatch.setenv("THINWIRE_HOME", str(tmp_path))
+    sets = ["--set", "run.rounds=2", "--set", "local.steps=2"]
+    told = thinwire("privacy", "plan", EXAMPLE, *sets, "--clients", "4", "--json").document
+    run_id = thinwire("sim", EXAMPLE, *sets, "--clients", "4", "--split", "iid").out.split()[-1]
+    (row,) = thinwire("privacy", "ledger", "--json").document["runs"]
+    assert (row["run_id"], row["reserved"], row["released"], row["participations"]) == (run_id, 2, 2, 2)
+    assert (told["parameters"], told["participations"]) == (SIZE, 2)
+    assert row["epsilon"] == row["epsilon_run"] == told["epsilon"]
+    assert 0.98 * told["noise_multiplier"] < row["noise_to_sensitivity"] < told["noise_multiplier"]
+    shown = thinwire("runs", "show").out
+    assert "privacy epsilon 8 at delta = 0.001 is spent by the client that took part most, in 2 of 2 rounds" in shown
+    assert "A simulation protects nothing" in shown
+    assert thinwire("runs", "show", "--json").document["privacy"]["epsilon"] == told["epsilon"]
+    listed = thinwire("privacy", "ledger", "--population", f"simulation of {run_id}").out
+    assert "times the sensitivity of 395.7 grid steps" in listed
+    assert f"{run_id}: epsilon 8 at delta = 0.001 is spent by the client that took part most" in listed
+
+
+def test_the_noise_of_a_target_costs_at_most_the_target_and_the_table_trades_it(planned):
+    found = planned().document
+    assert found["noise_found_for"] == 8.0
+    assert 7.99 < found["epsilon"] <= 8.0
+    plan = RunPlan.load(EXAMPLE)
+    assert found["epsilon_of_a_round"] == noise_plan(plan, SIZE, 8).epsilon(1e-3, 1)
+    rows = found["table"]
+    assert [row["noise_multiplier"] / found["noise_multiplier"] for row in rows] == pytest.approx(
+        [0.5, 0.75, 1, 1.5, 2]
+    )
+    for count in ("1", "10", "20"):
+        each = [row["epsilon"][count] for row in rows]
+        assert each == sorted(each, reverse=True)
+    assert rows[2]["epsilon"]["20"] == found["epsilon"]
+    assert [row["clients"] for row in rows] == [4, 6, 8, 12, 16]
+    assert rows[2]["noise_of_mean"] == found["noise_multiplier"]
+    assert rows[2]["noise_norm"] == pytest.approx(found["noise_multiplier"] * SIZE**0.5 / 8)
+
+
+def test_the_keys_that_are_named_for_a_smaller_epsilon_do_reach_it(planned, given):
+    less = planned(file=given).document["for_less"]
+    target = float(less.split()[2])
+    for key in ("noise_multiplier", "max_participations"):
+        value = less.partition(f"{key} = ")[2].split()[0]
+        said = planned(f"privacy.{key}={value}", file=given).document
+        assert said["epsilon"] <= target, key
+    assert planned(f"privacy.max_participations={int(value) + 1}", file=given).document["epsilon"] > target
+
+
+def test_a_budget_says_how_many_rounds_fit_and_that_the_run_would_stop(planned, given):
+    found = planned("privacy.budget=8.0", "run.rounds=30", 'privacy.mechanism="discrete-gaussian"').document
+    plan = RunPlan.load(EXAMPLE, {"privacy.budget": "8.0", "run.rounds": "30"})
+    release = noise_plan(plan, SIZE, 8).release
+    fits, budget = found["rounds_in_budget"], Budget(8.0, 1e-3)
+    assert 0 < fits <= 30
+    assert budget.allows({release: fits - 1}, release)
+    assert fits == 30 or not budget.allows({release: fits}, release)
+    short = planned("privacy.noise_multiplier=1.0", "privacy.budget=8.0", file=given).document
+    assert short["rounds_in_budget"] < 20
+    assert short["for_less"].startswith("For epsilon 8 in place of")
+    assert f"allows a client {short['rounds_in_budget']} of 20 participations" in short["warnings"][0]
+    assert f"enough for {short['rounds_in_budget']} of 20 rounds" in short["warnings"][1]
+
+
+def test_a_distributed_plan_has_a_grid_bits_and_the_honest_clients_that_its_cost_counts():
+    found = to_json(private_run(RunPlan.parse(DISTRIBUTED), SIZE, 20))
+    assert (found["mechanism"], found["honest"], found["clients"]) == ("skellam", 6, 20)
+    assert 8 <= found["bits"] <= 32
+    assert found["steps_of_clip"] > 0
+    assert found["table"][2]["noise_of_mean"] == pytest.approx(2.0 * (20 / 6) ** 0.5), "all 20 add their part"
+
+
+def test_a_person_reads_the_unit_the_trust_and_the_epsilon_also_in_the_explanation_of_the_plan(thinwire):
+    said = thinwire("privacy", "plan", EXAMPLE, "--clients", 8, "--size", SIZE).out
+    assert "one client with all its data" in said
+    assert "The aggregator is trusted: it sees every update in the clear" in said
+    assert "1.29 after 1 round, 8 after 20 rounds of one client" in said
+    explained = thinwire("plan", "explain", EXAMPLE).out
+    assert "privacy  epsilon 8 at delta = 0.001 for one client with all its data after 20 rounds, 1.29 after one" in (
+        explained
+    )
+    assert "epsilon" not in thinwire("plan", "explain", EXAMPLE.with_name("plan.toml")).out.splitlines()[-1]
+
+
+@pytest.mark.parametrize(("sets", "clients", "what"), [
+    (["privacy.noise_multiplier=-1.0"], 8, "noise_multiplier"),
+    (["privacy.noise_multiplier=1.0"], 8, "noise_multiplier and target_epsilon"),
+    (["privacy.delta=1.5"], 8, "delta"),
+    (["cohort.clients=2000"], 2000, "delta = 0.001"),
+    ([], 2000, "[privacy] delta = 0.001 with 2000 clients"),
+    (["privacy.target_epsilon=0.005"], 8, "target_epsilon = 0.005 needs noise_multiplier ="),
+    (["privacy.target_epsilon=1e-9"], 8, "target_epsilon = 1e-09 has no noise that fits"),
+    (["privacy.budget=1.0"], 8, "target_epsilon = 8.0 and budget = 1.0"),
+    (["cohort.over_select=0.5"], 8, "over_select"),
+])  # fmt: skip
+def test_a_plan_without_a_guarantee_is_refused_with_what_why_and_try(planned, sets, clients, what):
+    said = planned(*sets, clients=clients)
+    assert (said.code, said.out) == (3, "")
+    begins = [line.split()[0] for line in said.err.splitlines() if not line.startswith(" ")]
+    assert begins == ["error:", "why:", "try:"]
+    assert what in said.err
+
+
+def test_a_plan_without_privacy_is_told_what_to_set(thinwire):
+    said = thinwire("privacy", "plan", EXAMPLE.with_name("plan.toml"), "--size", 10)
+    assert said.code == 2
+    assert "has no differential privacy" in said.err
+    assert '[privacy] mode = "central"' in said.err

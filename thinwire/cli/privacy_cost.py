@@ -1,0 +1,274 @@
+"""Tell what a private run of a plan costs a client, for `thinwire privacy plan` and `plan explain`.
+
+The noise follows from the plan, the number of parameters and, in distributed mode, the number of selected clients
+(`privacy.noise_plan`). No store is read, so what earlier runs of the population have spent is not in these figures.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from thinwire.cli import console
+from thinwire.cli.secure_cost import selected_of, thresholds
+from thinwire.core.errors import PlanError
+from thinwire.core.formatting import counted
+from thinwire.core.plan_protection_rules import LEAST_NOISE, MOST_NOISE
+from thinwire.privacy.accounting import Budget
+from thinwire.privacy.noise_plan import NoisePlan, honest_survivors, noise_plan
+from thinwire.reports.privacy import TRUSTED, UNAMPLIFIED, UNIT, rounded_up
+
+if TYPE_CHECKING:
+    from thinwire.core import RunPlan
+
+FACTORS = (0.5, 0.75, 1.0, 1.5, 2.0)  # of the plan's noise multiplier, a row of the table each
+
+
+@dataclass(frozen=True)
+class PrivateRun:
+    """Holds a plan with its noise, the number of clients of a round, and how many parties' noise its cost counts."""
+
+    plan: RunPlan
+    parameters: int
+    dimensions: int
+    selected: int
+    honest: int
+    noise: NoisePlan
+    online: int | None = None
+
+    def epsilon(self, participations: int | None = None) -> float:
+        """Return epsilon of a client after so many rounds, by default after the most."""
+        return self.noise.epsilon(self.plan.privacy.delta, participations)
+
+    def with_noise(self, **keys: float) -> PrivateRun:
+        """Return this run with another noise_multiplier or target_epsilon."""
+        privacy = self.plan.privacy.model_copy(update={"noise_multiplier": None, "target_epsilon": None, **keys})
+        plan = self.plan.model_copy(update={"privacy": privacy})
+        noise = noise_plan(plan, self.dimensions, self.selected)
+        return PrivateRun(plan, self.parameters, self.dimensions, self.selected, self.honest, noise, self.online)
+
+    @property
+    def mean_noise(self) -> float:
+        """Return the noise of a coordinate of the mean of all selected clients, in multiples of clip / clients."""
+        parts = self.selected / self.honest if self.plan.privacy.mode == "distributed" else 1.0
+        return self.noise.noise_multiplier * math.sqrt(parts)
+
+    def most_rounds(self, fits: Callable[[int], bool]) -> int:
+        """Return the most participations, up to the planned ones, for which `fits` is true; it is false from there."""
+        low, high = 0, self.noise.participations
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle - 1)
+        return low
+
+    def rounds_in_budget(self) -> int | None:
+        """Return how many planned participations [privacy] budget allows a client; None without a budget."""
+        privacy, release = self.plan.privacy, self.noise.release
+        if privacy.budget is None:
+            return None
+        budget = Budget(privacy.budget, privacy.delta)
+        return self.most_rounds(lambda count: budget.allows({release: count - 1}, release))
+
+
+def private_run(plan: RunPlan, parameters: int, online: int | None) -> PrivateRun:
+    """Return the noise of a plan that `RunPlan.check` does not refuse, for a model with so many trained parameters.
+
+    `online` is the number of devices, as for `secure_cost.selected_of`. PlanError if no noise reaches the target, if
+    the sum does not fit, or if delta is not below 1 / clients.
+    """
+    selected, _ = selected_of(plan, online)
+    delta, is_distributed = plan.privacy.delta, plan.privacy.mode == "distributed"
+    if online is not None and delta >= 1 / selected:
+        raise PlanError(
+            f"[privacy] delta = {delta:g} with {counted(selected, 'client')}",
+            f"a release that publishes the data of one of {selected} clients would satisfy it",
+            f"[privacy] delta = {1 / (10 * selected):.2g}",
+        )
+    dimensions, honest = parameters, 1
+    if is_distributed:
+        thresholds(plan, online)  # refuses numbers of clients that have no sum
+        dimensions, honest = _padded(plan, parameters, selected), honest_survivors(plan.secure, selected)
+    try:
+        noise = noise_plan(plan, dimensions, selected)
+    except ValueError as error:
+        what = f"target_epsilon = {plan.privacy.target_epsilon:g}" if plan.privacy.target_epsilon else "this noise"
+        hint = "a larger [privacy] target_epsilon, fewer rounds, or a larger delta"
+        if plan.privacy.target_epsilon is None:
+            hint = "a smaller [privacy] noise_multiplier, or fewer clients a round"
+        raise PlanError(f"[privacy] {what} has no noise that fits", str(error), hint) from error
+    if noise.noise_multiplier > MOST_NOISE:
+        raise PlanError(
+            f"[privacy] target_epsilon = {plan.privacy.target_epsilon:g} needs noise_multiplier = "
+            f"{rounded_up(noise.noise_multiplier)}",
+            f"above {MOST_NOISE:g} nothing but noise is released",
+            "a larger [privacy] target_epsilon, or fewer rounds",
+        )
+    return PrivateRun(plan, parameters, dimensions, selected, honest, noise, online)
+
+
+def _padded(plan: RunPlan, parameters: int, selected: int) -> int:
+    """Return the number of coordinates that get noise inside secure aggregation."""
+    from thinwire.aggregation.plan_codecs import lattice_of
+    from thinwire.core.types import SecureWork
+
+    return lattice_of(plan, parameters, SecureWork(selected, 0, 1.0), "").padded
+
+
+def table(run: PrivateRun) -> list[dict[str, Any]]:
+    """Return how noise, participations and clients trade: a row for each noise multiplier around the plan's.
+
+    `noise_of_mean` is in multiples of clip / clients, and `noise_norm` is the norm of the noise of the whole mean in
+    multiples of the clip. `clients` is how many a round needs for the same noise of the mean as the plan's.
+    """
+    most, planned = run.noise.participations, run.noise.noise_multiplier
+    rows = list[dict[str, Any]]()
+    for factor in FACTORS:
+        if not LEAST_NOISE <= planned * factor <= MOST_NOISE:
+            continue
+        try:
+            other = run if factor == 1 else run.with_noise(noise_multiplier=planned * factor)
+        except ValueError:  # the sum and so much noise do not fit into 32 bits
+            continue
+        rows.append({
+            "noise_multiplier": other.noise.noise_multiplier,
+            "epsilon": {str(count): _finite(other.epsilon(count)) for count in sorted({1, -(-most // 2), most})},
+            "noise_of_mean": other.mean_noise,
+            "noise_norm": other.mean_noise * math.sqrt(run.dimensions) / run.selected,
+            "clients": math.ceil(run.selected * factor),
+        })  # fmt: skip
+    return rows
+
+
+def to_json(run: PrivateRun) -> dict[str, Any]:
+    """Return all figures as JSON types; an epsilon without a bound is null."""
+    privacy, noise = run.plan.privacy, run.noise
+    return {
+        "unit": UNIT,
+        "mode": privacy.mode,
+        "clip": privacy.clip,
+        "mechanism": noise.release.mechanism,
+        "noise_multiplier": noise.noise_multiplier,
+        "noise_found_for": privacy.target_epsilon,
+        "delta": privacy.delta,
+        "epsilon_of_a_round": _finite(run.epsilon(1)),
+        "epsilon": _finite(run.epsilon()),
+        "participations": noise.participations,
+        "budget": privacy.budget,
+        "rounds_in_budget": run.rounds_in_budget(),
+        "clients": run.selected,
+        "parameters": run.parameters,
+        "steps_of_clip": noise.scale,
+        "bits": noise.width or None,
+        "honest": run.honest if privacy.mode == "distributed" else None,
+        "trusted": TRUSTED[privacy.mode],
+        "table": table(run),
+        "for_less": for_less(run),
+        "warnings": list(warnings(run)),
+    }
+
+
+def sentence(run: PrivateRun) -> str:
+    """Return the epsilon of a private run in one sentence."""
+    rounds = counted(run.noise.participations, "round")
+    return (
+        f"epsilon {rounded_up(run.epsilon())} at delta = {run.plan.privacy.delta:g} for {UNIT} after {rounds}, "
+        f"{rounded_up(run.epsilon(1))} after one. {TRUSTED[run.plan.privacy.mode]}"
+    )
+
+
+def for_less(run: PrivateRun) -> str:
+    """Return which keys to change for a smaller epsilon: that of the budget if the plan passes it, else half."""
+    privacy = run.plan.privacy
+    now = run.epsilon()
+    wanted = privacy.budget if privacy.budget is not None and now > privacy.budget else now / 2
+    if math.isinf(now) or wanted <= 0:
+        return "For an epsilon with a bound: a larger [privacy] noise_multiplier."
+    target, ways = float(f"{wanted:.3g}"), list[str]()
+    try:
+        needed = run.with_noise(target_epsilon=target).noise.noise_multiplier
+    except ValueError:
+        needed = math.inf
+    if needed <= MOST_NOISE:
+        is_target = privacy.target_epsilon is not None
+        key = f"target_epsilon = {target:g}" if is_target else f"noise_multiplier = {rounded_up(needed)}"
+        clients = math.ceil(run.selected * needed / run.noise.noise_multiplier)
+        ways.append(f"[privacy] {key} (with {clients} clients a round the mean has as much noise as now)")
+    if count := run.most_rounds(lambda count: run.epsilon(count) <= target):
+        same = f"noise_multiplier = {rounded_up(run.noise.noise_multiplier)} and " if privacy.target_epsilon else ""
+        clients = math.ceil(run.plan.run.rounds * run.selected / count)
+        ways.append(f"[privacy] {same}max_participations = {count} (all rounds then take {clients} clients)")
+    if not ways:
+        return f"Neither noise nor fewer participations reach epsilon {target:g} at delta = {privacy.delta:g}."
+    return f"For epsilon {target:g} in place of {rounded_up(now)}, change {'; or '.join(ways)}."
+
+
+def warnings(run: PrivateRun) -> Iterator[str]:
+    """Yield why the run would end before its last round."""
+    fits, most, rounds = run.rounds_in_budget(), run.noise.participations, run.plan.run.rounds
+    if fits is not None and fits < most:
+        yield (
+            f"[privacy] budget = {run.plan.privacy.budget:g} allows a client {fits} of {most} participations; "
+            "a run whose clients may not spend more ends with exit code 7"
+        )
+    spendable = min(most, most if fits is None else fits)
+    if run.online is not None and run.online * spendable < rounds * run.selected:
+        yield (
+            f"{counted(run.online, 'client')} with {counted(spendable, 'participation')} each are enough for "
+            f"{run.online * spendable // run.selected} of {rounds} rounds of {run.selected}"
+        )
+
+
+def print_plan(run: PrivateRun) -> None:
+    """Print what a private run costs, the table of the trade, and which keys to change."""
+    for line in _lines(run):
+        console.sentence(line[1], begin=f"{line[0]:<9}")
+    console.line()
+    rows = table(run)
+    counts = list(rows[0]["epsilon"])
+    heads = [f"epsilon, {counted(int(count), 'round')}" for count in counts]
+    header = ("noise multiplier", *heads, "noise of the mean", "norm in clips", "clients for equal noise")
+    cells = [
+        (
+            f"{row['noise_multiplier']:.3g}",
+            *(rounded_up(math.inf if row["epsilon"][count] is None else row["epsilon"][count]) for count in counts),
+            f"{row['noise_of_mean']:.3g}",
+            f"{row['noise_norm']:.3g}",
+            str(row["clients"]),
+        )
+        for row in rows
+    ]
+    console.table(header, cells, right=header)
+    console.line("noise of the mean: standard deviation of one coordinate, in multiples of clip / clients")
+    console.line()
+    console.sentence(for_less(run))
+    for warning in warnings(run):
+        console.note(f"warning: {warning}")
+
+
+def _lines(run: PrivateRun) -> Iterator[tuple[str, str]]:
+    """Yield labels and texts of the figures of a plan."""
+    privacy, noise = run.plan.privacy, run.noise
+    found = "given" if privacy.target_epsilon is None else f"found for target_epsilon = {privacy.target_epsilon:g}"
+    yield "run", f"{run.plan.run.rounds} rounds of {counted(run.selected, 'client')}, {run.parameters} parameters"
+    yield "unit", UNIT
+    yield "mode", privacy.mode
+    yield "clip", f"{privacy.clip:g}, the largest L2 norm of one client's update"
+    multiplier = f"{noise.noise_multiplier:.4g} ({found})"
+    yield "noise", f"{noise.release.mechanism}, noise_multiplier = {multiplier}: in the sum, in multiples of clip"
+    last = f"{rounded_up(run.epsilon())} after {counted(noise.participations, 'round')} of one client"
+    yield "epsilon", f"{rounded_up(run.epsilon(1))} after 1 round, {last}"
+    yield "delta", f"{privacy.delta:g}"
+    if (fits := run.rounds_in_budget()) is not None:
+        yield "budget", f"{privacy.budget:g}, which {fits} of {noise.participations} rounds of one client fit"
+    grid = f"{noise.scale:.0f} steps a clip"
+    if privacy.mode == "distributed":
+        grid += f", {noise.width} bits a value; the cost counts the noise of {run.honest} of {run.selected} clients"
+    yield "grid", grid
+    yield "trusted", TRUSTED[privacy.mode]
+    yield "assumes", f"{UNAMPLIFIED} Earlier runs of the population are not counted here: thinwire privacy ledger"
+
+
+def _finite(value: float) -> float | None:
+    return None if math.isinf(value) else value

@@ -20,6 +20,7 @@ from thinwire.privacy.graph import EVENT_BITS, graph_of_plan
 from thinwire.store.read_models import PhaseRow, RoundRow, RunRow, UpdateRow
 
 MASKED: Final = "not known: summed under masks"  # the reason of "-" where a table would show a fact of one client
+PRIVATE: Final = "not told: the run has differential privacy"  # the same in a run with noise
 BY_NEXT_SUM: Final = "evaluated by the next round's sum"  # the reason of a missing metric of the latest version
 NOT_PROTECTED: Final = (
     "Not protected: poisoned updates, a model made to leak inputs, the difference of two sums of almost the same "
@@ -77,6 +78,12 @@ def secure_section(run: RunRow) -> SecureSection:
 def is_secure(run: RunRow) -> bool:
     """Return True if the run's updates are summed under masks."""
     return secure_section(run).enabled
+
+
+def why_not_known(run: RunRow) -> str:
+    """Return why the facts of single clients are not known; "" if their replies tell them."""
+    private = dict(run.plan.get("privacy") or {}).get("mode", "off") != "off"
+    return MASKED if is_secure(run) else PRIVATE if private else ""
 
 
 def protection(run: RunRow, selected: Collection[int]) -> Protection | None:

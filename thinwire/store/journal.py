@@ -227,8 +227,9 @@ class Recorder:
             found = connection.execute(select(Run.size, Run.plan).where(Run.run_id == run_id)).first()
         if found is None:
             raise NotFound(f"no run {run_id!r}")
-        secure = bool((found.plan.get("secure") or {}).get("enabled"))
-        return self._facts.setdefault(run_id, Facts(run_id, found.size, found.plan["run"]["metric"], secure))
+        masked = bool((found.plan.get("secure") or {}).get("enabled"))
+        protected = masked or (found.plan.get("privacy") or {}).get("mode", "off") != "off"
+        return self._facts.setdefault(run_id, Facts(run_id, found.size, found.plan["run"]["metric"], protected))
 
 
 def _ends(events: Sequence[Event]) -> bool:

@@ -44,7 +44,7 @@ from thinwire.store.tables import Checkpoint, Round, RoundPhase, Run, Snapshot, 
 from thinwire.store.write_batch import CounterDeltas, KnownRows, Row, Rows, columns
 
 SUM = ("survivors", "weight", "norm", "clip", "next_clip", "elapsed_s", "unmask_s")  # of a `SumUnmasked`
-OF_MASKED = ("parts", "transfer")  # what the header of a masked update tells; its other fields are zeros
+OF_PROTECTED = ("parts", "transfer")  # what the header of a protected update tells; its other fields are zeros
 MOMENTS = {"running": "started_at", "done": "finished_at", "failed": "finished_at", "stopped": "finished_at"}
 
 
@@ -55,7 +55,7 @@ class Facts:
     run_id: str
     size: int
     metric: str
-    secure: bool = False  # updates are summed under masks
+    protected: bool = False  # a reply tells nothing of its client: under masks, or with differential privacy
 
 
 @dataclass
@@ -298,7 +298,7 @@ class UpdateProjector:
         self.sums.saw(event.device, sequence)
         if row["update_id"] not in ("", event.update_id):
             return  # a second reply to the same assignment: it stays in the journal only
-        header = {name: said for name, said in event.header.items() if not self.facts.secure or name in OF_MASKED}
+        header = {name: said for name, said in event.header.items() if not self.facts.protected or name in OF_PROTECTED}
         fresh = {} if row["update_id"] else {**columns(header), "update_id": event.update_id}
         if fresh and fresh["pulled_at"] is None:
             del fresh["pulled_at"]  # an earlier aggregator process delivered it, and its event has the time

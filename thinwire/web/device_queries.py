@@ -13,7 +13,7 @@ from thinwire.core.clock import heard_by
 from thinwire.core.errors import NotFound
 from thinwire.core.events import DeviceOffline, DeviceOnline
 from thinwire.core.formatting import duration
-from thinwire.reports.secure_rounds import MASKED, is_secure
+from thinwire.reports.secure_rounds import why_not_known
 from thinwire.store import (
     DeviceAction,
     DeviceInfo,
@@ -68,13 +68,13 @@ class Devices:
         actions, selected = self._store.audit.actions(name), self._store.device_updates(name, LAST_ASSIGNMENTS)
         declined = next((u for u in selected if u.outcome == "failed" and u.reason.startswith("declined")), None)
         rounds = self.stays(name)
-        masked = {run_id: is_secure(self._store.run(run_id)) for run_id in {u.run_id for u in selected}}
+        hidden = {run_id: why_not_known(self._store.run(run_id)) for run_id in {u.run_id for u in selected}}
         return models.DevicePage(
             **_device(info, self._beside(actions)),
             actions=[models.Action(at=a.at, who=a.who, what=a.what, sentence=action(a)) for a in actions],
             assignments=[
                 models.DeviceAssignment.model_validate(u).model_copy(
-                    update={"up_bytes_s": upload_rate(u), "not_known": MASKED if masked[u.run_id] else ""}
+                    update={"up_bytes_s": upload_rate(u), "not_known": hidden[u.run_id]}
                 )
                 for u in selected
             ],

@@ -83,7 +83,7 @@ class Reader:
         if not rounds or rounds[-1].round != number:
             raise NotFound(f"{row.run_id} has no round {number}", why=f"it has opened {history.opened}")
         found = rounds[-1]
-        own = self._store.updates(row.run_id, number)
+        own, hidden = self._store.updates(row.run_id, number), secure_rounds.why_not_known(row)
         before = earlier(row, found, own, lambda one: self._store.updates(row.run_id, one))
         turn_at = turns(rounds, self._store.current_round(row.run_id) if overlaps(row) else None)[number]
         ahead = [one.round for one in rounds if not one.reason and one.round < number]
@@ -106,17 +106,17 @@ class Reader:
             missed_s=max(found.missed_s, down_s(found)),
             codecs=Counter(found.codecs.values()).most_common(),
             phases=[schemas.Phase.model_validate(one) for one in phases],
-            updates=[update(one, of.get(one.round), turn_at, masked=closed is not None) for one in own],
-            late_aggregated=[update(one, of.get(one.round), turn_at) for one in before],
+            updates=[update(one, of.get(one.round), turn_at, hidden) for one in own],
+            late_aggregated=[update(one, of.get(one.round), turn_at, hidden) for one in before],
             downtimes=_downtimes(found, found.opened_at if turn_at is None else turn_at),
         )  # fmt: skip
 
     def updates(self, name: str, number: int | None) -> list[schemas.Update]:
         """Return every assignment of the run, or of one round."""
         row = self._store.run(name)
-        masked = secure_rounds.is_secure(row)
+        hidden = secure_rounds.why_not_known(row)
         of = {found.round: found for found in self._store.rounds(row.run_id, number or 1, number)}
-        return [update(one, of.get(one.round), masked=masked) for one in self._store.updates(row.run_id, number)]
+        return [update(one, of.get(one.round), hidden=hidden) for one in self._store.updates(row.run_id, number)]
 
     def _history(self, row: RunRow) -> RunHistory:
         """Return what is kept of a run, with all changes until now."""
@@ -135,11 +135,11 @@ class Reader:
 
 
 def update(
-    row: UpdateRow, selected: RoundRow | None, opened_at: float | None = None, *, masked: bool = False
+    row: UpdateRow, selected: RoundRow | None, opened_at: float | None = None, hidden: str = ""
 ) -> schemas.Update:
     """Return an assignment of the round `selected`, with its stages in seconds since `opened_at`.
 
-    The default of `opened_at` is the opening of its own round. `masked` is True in a run with secure aggregation: what
+    The default of `opened_at` is the opening of its own round. `hidden` says why the client's facts are not known: what
     the client did between two recorded moments is the stage `work`.
     """
     if opened_at is None:
@@ -149,7 +149,7 @@ def update(
     known = selected is None or not clock_was_set(selected)  # else a moment before it has no place beside one after it
     stages = [
         schemas.Stretch(
-            stage="work" if masked and one.stage == UNACCOUNTED else one.stage,
+            stage="work" if hidden and one.stage == UNACCOUNTED else one.stage,
             begin_s=one.begin_s - opened_at,
             end_s=one.end_s - opened_at,
         )
@@ -158,7 +158,7 @@ def update(
     ]
     codec = {"codec": selected.codecs.get(row.device, selected.codec) if selected else ""}
     codec["codec_reason"] = sentence(selected.codec_reasons.get(row.device, ())) if selected else ""
-    return shown.model_copy(update={"stretches": stages, "not_known": secure_rounds.MASKED if masked else "", **codec})
+    return shown.model_copy(update={"stretches": stages, "not_known": hidden, **codec})
 
 
 def _went(took: RoundExplanation | None) -> dict[str, Any]:
@@ -333,7 +333,7 @@ def client_states(
     `latest` are the assignments of the latest rounds, newest first. A client's state follows from its latest assignment
     and from its device's connection.
     """
-    known, masked = {info.row.name: info for info in devices}, secure_rounds.is_secure(run)
+    known, hidden = {info.row.name: info for info in devices}, secure_rounds.why_not_known(run)
     # a client that is busy with an earlier round is not selected for the latest one
     open_assignments = {u.device: u for rows in reversed(latest[1:]) for u in rows if u.outcome == "selected"}
     open_assignments |= {u.device: u for u in (latest[0] if latest else ()) if u.outcome in ("selected", "accepted")}
@@ -344,7 +344,7 @@ def client_states(
     shown = [
         schemas.Client(
             **{name: getattr(row, name) for name in _COUNTS}, examples=examples.get(row.device, 0),
-            residual_ratio=ratios.get(row.device), not_known=secure_rounds.MASKED if masked else "",
+            residual_ratio=ratios.get(row.device), not_known=hidden,
             **_now(run, working.get(row.device), known.get(row.device), not_selected.get(row.device)),
         )
         for row in clients

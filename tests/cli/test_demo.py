@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_aggregator import COMMAND, PATIENCE_S, processes_that_name, until
-from thinwire.cli.demo.commands import folder, has_desktop, plan_of
+from thinwire.cli.demo.commands import folder, has_desktop, kind_of, plan_of
 from thinwire.cli.demo.processes import roles
-from thinwire.cli.demo.report import sentences
+from thinwire.cli.demo.report import sentences, spent_sentence
 from thinwire.core.errors import ThinwireError, UsageError
 from thinwire.core.plan_schema import SecureSection
 from thinwire.core.secure_numbers import protects
+from thinwire.privacy.noise_plan import noise_plan
 
 KEYS = {
     "run_id", "clients", "rounds", "closed_reasons", "accuracy", "accuracy_uncompressed", "accuracy_centralised",
@@ -106,6 +107,31 @@ def test_two_clients_are_no_secure_demo():
         plan_of(4, 1, 2, secure=True)
     assert refused.value.hint == "--clients 3, or more"
     assert plan_of(4, 1, 3, secure=True).secure.enabled
+
+
+def test_the_table_of_a_private_demo_ends_in_what_was_spent_for_whom_and_who_is_trusted():
+    found = {"epsilon": 7.9991, "delta": 1e-3, "rounds": 20, "unit": "one client with all its data"}
+    said = " ".join(line.strip() for line in spent_sentence(found))
+    assert "20 rounds spent epsilon 8.00 at delta 0.001 of one client with all its data, towards" in said
+    assert said.endswith("the aggregator saw every update in the clear and is trusted to add the noise.")
+    assert "no bound on epsilon" in " ".join(spent_sentence({**found, "epsilon": None}))
+    assert list(spent_sentence({**found, "rounds": 0})) == ["privacy    No round was opened, so nothing was spent."]
+
+
+def test_a_private_demo_plans_its_noise_for_its_own_rounds():
+    plan = plan_of(4, 1, 8, private=True)
+    assert (kind_of(plan), plan.privacy.mode, plan.run.rounds, plan.cohort.wait_for) == ("private", "central", 4, 8)
+    noise = {rounds: noise_plan(plan_of(rounds, 1, 8, private=True), 9610, 1) for rounds in (4, 20)}
+    assert noise[4].noise_multiplier < noise[20].noise_multiplier
+    for each in noise.values():
+        assert each.epsilon(plan.privacy.delta) == pytest.approx(plan.privacy.target_epsilon, rel=1e-3)
+
+
+def test_noise_under_masks_is_refused_until_it_exists():
+    with pytest.raises(UsageError) as refused:
+        plan_of(4, 1, 8, secure=True, private=True)
+    assert refused.value.what == "--private with --secure"
+    assert refused.value.why and refused.value.hint.startswith("--private alone")
 
 
 def heard():

@@ -25,7 +25,7 @@ import typer
 
 from thinwire.cli import console
 from thinwire.cli.demo.processes import SLOW_STEP_S, Crowd, Disturbance, names_of, roles
-from thinwire.cli.demo.report import document, protected, tell_table
+from thinwire.cli.demo.report import document, protected, spent, tell_table
 from thinwire.cli.local_state import again, opened
 from thinwire.cli.params import Json
 from thinwire.cli.runs.progress import Teller, screen
@@ -44,21 +44,32 @@ def demo(
     no_browser: Annotated[bool, typer.Option("--no-browser", help="do not open the dashboard")] = False,
     exit_: Annotated[bool, typer.Option("--exit", help="end after printing the table")] = False,
     secure: Annotated[bool, typer.Option("--secure", help="sum the updates under masks")] = False,
+    private: Annotated[bool, typer.Option("--private", help="clip the updates and add noise to their sum")] = False,
     json: Json = False,
 ) -> None:
     """Run a live federated run of several processes: one client is slow, one is killed and returns."""
     browse, stay = not (no_browser or json), not (exit_ or json)
-    raise typer.Exit(show(clients, rounds, seed, browse=browse, stay=stay, json=json, secure=secure))
+    raise typer.Exit(show(clients, rounds, seed, browse=browse, stay=stay, json=json, secure=secure, private=private))
 
 
 LOOK_S = 0.1
 Tell = Callable[[str], None]
 
 
-def show(clients: int, rounds: int, seed: int, *, browse: bool, stay: bool, json: bool, secure: bool = False) -> int:
+def show(
+    clients: int,
+    rounds: int,
+    seed: int,
+    *,
+    browse: bool,
+    stay: bool,
+    json: bool,
+    secure: bool = False,
+    private: bool = False,
+) -> int:
     """Run the demo and return the exit code of its run. Invariant: no process is left behind."""
-    count = clients or client_count(free_bytes())
-    plan, began = plan_of(rounds, seed, count, secure=secure), time.monotonic()
+    count = clients or client_count(free_bytes(), MOST_PRIVATE if private else MOST)
+    plan, began = plan_of(rounds, seed, count, secure=secure, private=private), time.monotonic()
     with folder() as home, remembered(*ENDS) as look, Crowd(home) as crowd:
         dashboard = _open(crowd, home, browse)
         run_id, code = _run(crowd, home, plan, count, look)
@@ -73,6 +84,10 @@ def show(clients: int, rounds: int, seed: int, *, browse: bool, stay: bool, json
             found = document(store, run_id) | found
             if secure:
                 found["secure"] = protected(store, run_id, plan)
+            if private:
+                found["privacy"] = spent(store, run_id, plan)
+        if private and code == 0:
+            found["accuracy"] = measured(home, run_id, plan, count)
         found |= {"wall_s": time.monotonic() - began, "versions": versions()}
         if json:
             console.document(found)
@@ -140,7 +155,7 @@ def _run(crowd: Crowd, home: Path, plan: RunPlan, count: int, look: Callable[[],
         start(name)
     console.note(f"clients  {count} processes, {threads} torch thread{'s' if threads > 1 else ''} each; {slow} is slow")
     with opened(home, read_only=False) as store:
-        run_id = hand_over(store, home, plan, plan_file(plan.secure.enabled), None)
+        run_id = hand_over(store, home, plan, plan_file(kind_of(plan)), None)
         disturbance = Disturbance(victim, max(1, plan.run.rounds // 2), crowd.kill, start)
         teller, seen = Teller(), 0
         with screen() as (tell, update):
@@ -209,20 +224,31 @@ def digits() -> Path:
     raise NotFound("examples/digits is not here", why=f"neither {checkout} nor {installed}", hint="make demo")
 
 
-def plan_file(secure: bool) -> Path:
-    """Return the file of the example's plan, with secure aggregation or without."""
-    return digits() / ("secure.toml" if secure else "plan.toml")
+def plan_file(kind: str) -> Path:
+    """Return the file of the example's plan: `plan`, `secure` or `private`."""
+    return digits() / f"{kind}.toml"
 
 
-def plan_of(rounds: int, seed: int, clients: int, *, secure: bool = False) -> RunPlan:
+def kind_of(plan: RunPlan) -> str:
+    """Return the name of the file that a plan of the demo was read from."""
+    return "secure" if plan.secure.enabled else "plan" if plan.privacy.mode == "off" else "private"
+
+
+def plan_of(rounds: int, seed: int, clients: int, *, secure: bool = False, private: bool = False) -> RunPlan:
     """Return the example's plan with the demo's options; each round waits for all clients.
 
-    `UsageError` for a secure plan and fewer clients than a sum under masks needs.
+    `UsageError` for a secure plan and fewer clients than a sum under masks needs, and for one that is private as well.
     """
     from thinwire.core import RunPlan
     from thinwire.core.errors import UsageError
     from thinwire.core.secure_numbers import LEAST_CLIENTS
 
+    if secure and private:
+        raise UsageError(
+            "--private with --secure",
+            why="clients that add their noise under masks (distributed differential privacy) do not exist yet",
+            hint="--private alone: the aggregator adds the noise; or --secure alone: masks without noise",
+        )
     if secure and clients < LEAST_CLIENTS:
         raise UsageError(
             f"--clients {clients} with --secure",
@@ -230,17 +256,19 @@ def plan_of(rounds: int, seed: int, clients: int, *, secure: bool = False) -> Ru
             hint=f"--clients {LEAST_CLIENTS}, or more",
         )
     sets = {"run.rounds": rounds, "run.seed": seed, "cohort.wait_for": clients}
-    return RunPlan.load(plan_file(secure), {key: str(value) for key, value in sets.items()})
+    kind = "secure" if secure else "private" if private else "plan"
+    return RunPlan.load(plan_file(kind), {key: str(value) for key, value in sets.items()})
 
 
 def uncompressed(plan: RunPlan, clients: int) -> Mapping[str, float]:
-    """Simulate the same run with dense updates in the clear and return the last model's metrics."""
+    """Simulate the same run with dense updates in the clear, without noise, and return the last model's metrics."""
     from thinwire.core import RunPlan
     from thinwire.simulation import simulate
 
     raw: dict[str, Any] = plan.to_json()
     raw["uplink"] |= {"codec": "identity", "feedback": "none"}
-    raw["secure"] = {}
+    raw["secure"], raw["privacy"] = {}, {}
+    raw["run"]["evaluate"] = "clients"
     task = f"{plan.run.task}={digits() / 'task.py'}"
     return simulate(task, RunPlan.from_json(raw), clients=clients, split=SPLIT).metrics
 
@@ -251,16 +279,31 @@ def centralised(plan: RunPlan, clients: int) -> Mapping[str, float]:
     return train(plan, clients, SPLIT)
 
 
-FEWEST, MOST = 4, 8
+def measured(home: Path, run_id: str, plan: RunPlan, clients: int) -> float:
+    """Return the accuracy of the last released model on the data that the clients kept for evaluation.
 
-
-def client_count(free_bytes: float) -> int:
-    """Return the number of clients for this memory: one for each half GiB, from four to eight.
-
-    >>> client_count(1 * GIB), client_count(3.2 * GIB), client_count(64 * GIB)
-    (4, 6, 8)
+    In a private run no client evaluates. This process can, because it makes the data of all clients; no aggregator can.
     """
-    return max(FEWEST, min(MOST, int(2 * free_bytes / GIB)))
+    from thinwire.cli.runs.export import stored_model
+
+    file = home / "released.safetensors"
+    with opened(home) as store:
+        stored_model(store, home, run_id, "last").export(file)
+    measure: Callable[..., Mapping[str, float]] = runpy.run_path(str(digits() / "centralised.py"))["measured"]
+    return measure(file, plan, clients, SPLIT)["accuracy"]
+
+
+FEWEST, MOST = 4, 8
+MOST_PRIVATE = 20  # the noise in the mean falls with the number of clients
+
+
+def client_count(free_bytes: float, most: int = MOST) -> int:
+    """Return the number of clients for this memory: one for each half GiB, from four to `most`.
+
+    >>> client_count(1 * GIB), client_count(3.2 * GIB), client_count(64 * GIB), client_count(64 * GIB, 20)
+    (4, 6, 8, 20)
+    """
+    return max(FEWEST, min(most, int(2 * free_bytes / GIB)))
 
 
 def thread_count(clients: int) -> int:

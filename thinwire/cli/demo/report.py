@@ -1,7 +1,8 @@
-"""This module reports the demo's result: document, table, and what secure aggregation protected at which price."""
+"""This module reports the demo's result: document, table, what masks protected, and the epsilon that was spent."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -44,6 +45,33 @@ def protected(store: Store, run_id: str, plan: RunPlan) -> dict[str, Any]:
     }
 
 
+def spent(store: Store, run_id: str, plan: RunPlan) -> dict[str, Any]:
+    """Return what a private run spent, by the privacy ledger: `epsilon` at `delta` of the client that spent the most.
+
+    `rounds` is the number of rounds in which that client was selected, and `released` that of released models.
+    `epsilon` is None if the ledger has no bound.
+    """
+    from thinwire.core.layout import Layout
+    from thinwire.privacy.ledger import epsilon_of
+    from thinwire.privacy.noise_plan import noise_plan
+
+    privacy, population = plan.privacy, plan.privacy.population or plan.run.task
+    by_client = list(store.privacy.spent_by_device(population).values())
+    epsilon = max((epsilon_of(one, privacy.delta) for one in by_client), default=0.0)
+    size = Layout.from_json(store.run(run_id).layout).model_size
+    return {
+        "mode": privacy.mode,
+        "unit": "one client with all its data",
+        "epsilon": epsilon if math.isfinite(epsilon) else None,
+        "delta": privacy.delta,
+        "rounds": max((sum(one.values()) for one in by_client), default=0),
+        "released": sum(row.state == "committed" for row in store.privacy.rows(population)),
+        "clip": privacy.clip,
+        "noise_multiplier": noise_plan(plan, size, 1).noise_multiplier,
+        "sees_updates": "the aggregator",
+    }
+
+
 KINDS = ("payload", "wire", "dense")
 
 
@@ -51,9 +79,9 @@ def document(store: Store, run_id: str) -> dict[str, Any]:
     """Return the run's part of `thinwire demo --json`; bytes are given for both directions and for each."""
     row = store.run(run_id)
     rounds = store.rounds(run_id)
-    spent: Counter[str] = Counter()
+    went: Counter[str] = Counter()
     for one in rounds:
-        spent.update(one.spent)
+        went.update(one.spent)
     return {
         "run_id": run_id,
         "status": row.status,
@@ -69,7 +97,7 @@ def document(store: Store, run_id: str) -> dict[str, Any]:
         "dropped": row.dropped,
         "failed": row.failed,
         "rounds_s": sum(one.seconds or 0.0 for one in rounds),
-        "spent_s": dict(spent),
+        "spent_s": dict(went),
     }
 
 
@@ -78,8 +106,11 @@ def tell_table(found: dict[str, Any]) -> None:
     console.line()
     # the clients of a secure round evaluate the model that they get, so its last version has no accuracy
     own = "under masks, before the last round" if "secure" in found else "over thin wires"
+    if "privacy" in found:  # its clients do not evaluate
+        own = "with differential privacy, measured by the demo, which has the data of all clients"
     for name in ("accuracy", "accuracy_uncompressed", "accuracy_centralised"):
         label = own if name == "accuracy" else name.removeprefix("accuracy_")
+        label += ", without privacy" if "privacy" in found and name != "accuracy" else ""
         console.line(f"accuracy   {formatting.figure(found[name])}  {label}")
     console.line()
     ways = ("up", "down")
@@ -91,16 +122,19 @@ def tell_table(found: dict[str, Any]) -> None:
     console.line(f"rounds     {found['rounds']} of {found['clients']} clients, closed for: {reasons}")
     console.line(f"updates    late {found['late']}, dropped {found['dropped']}, failed {found['failed']}")
     # what one client of a secure round did is not known, so its phases tell where the time went
-    along, spent = (
+    along, went = (
         ("along the slowest", found["spent_s"]) if "secure" not in found else ("by phase", found["secure"]["phases_s"])
     )
     console.line(f"seconds    {found['wall_s']:.0f} in all, {found['rounds_s']:.0f} of them in rounds; {along}:")
-    stages = sorted(spent.items(), key=lambda item: -item[1])
+    stages = sorted(went.items(), key=lambda item: -item[1])
     console.line(
         "           " + ", ".join(f"{name.removesuffix('_s')} {value:.1f}" for name, value in stages if value > 0.05)
     )
     if "secure" in found:
         for text in sentences(found):
+            console.line(text)
+    if "privacy" in found:
+        for text in spent_sentence(found["privacy"]):
             console.line(text)
     console.note("")
     home = found["home"]
@@ -122,3 +156,15 @@ def sentences(found: dict[str, Any]) -> Iterator[str]:
     yield f"           for {took} a client and round with keys and shares, where dense fp32 takes {dense}."
     yield f"           That {secure['protection']},"
     yield "           and neither against poisoned updates nor against a model that was made to leak."
+
+
+def spent_sentence(privacy: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines of one sentence on what a private run spent, for whom, and who is trusted."""
+    if not privacy["rounds"]:
+        yield "privacy    No round was opened, so nothing was spent."
+        return
+    bound = "no bound on epsilon" if privacy["epsilon"] is None else f"epsilon {privacy['epsilon']:.2f}"
+    rounds = formatting.counted(privacy["rounds"], "round")
+    yield f"privacy    {rounds} spent {bound} at delta {privacy['delta']:g} of {privacy['unit']},"
+    yield "           towards those who see the released models; the aggregator saw every update in the clear"
+    yield "           and is trusted to add the noise."

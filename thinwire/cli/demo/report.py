@@ -52,7 +52,7 @@ def spent(store: Store, run_id: str, plan: RunPlan) -> dict[str, Any]:
     `epsilon` is None if the ledger has no bound.
     """
     from thinwire.core.layout import Layout
-    from thinwire.privacy.ledger import epsilon_of
+    from thinwire.privacy.accounting import epsilon_of
     from thinwire.privacy.noise_plan import noise_plan
 
     privacy, population = plan.privacy, plan.privacy.population or plan.run.task

@@ -253,7 +253,8 @@ class UpdateProjector:
         )
         if event.why:
             self._assigned_since(event)
-            privacy_ledger.join(self.connection, self.facts.run_id, event)
+            if self.facts.protected:
+                privacy_ledger.join(self.connection, self.facts.run_id, event)
         dense = self.facts.size * FLOAT_BYTES
         self.sums.add(event.round, event.device, payload_down=event.payload_bytes)
         self.sums.run["dense_down"] += dense

@@ -99,6 +99,7 @@ class Projection:
             case SumUnmasked():
                 self._round(event.round, secure_sum={name: getattr(event, name) for name in SUM})
             case PrivacyReserved():
+                self.known.reserved.add(event.round)
                 privacy_ledger.reserve(self.connection, self.facts.run_id, event)
             case PrivacyCommitted():
                 privacy_ledger.commit(self.connection, self.facts.run_id, event)
@@ -253,7 +254,7 @@ class UpdateProjector:
         )
         if event.why:
             self._assigned_since(event)
-            if self.facts.protected:
+            if self.facts.protected or event.round in self.known.reserved:
                 privacy_ledger.join(self.connection, self.facts.run_id, event)
         dense = self.facts.size * FLOAT_BYTES
         self.sums.add(event.round, event.device, payload_down=event.payload_bytes)

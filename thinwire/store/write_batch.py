@@ -267,6 +267,7 @@ class KnownRows:
     by_update: dict[str, str] = field(default_factory=dict)  # update -> assignment
     devices: set[str] = field(default_factory=set)  # that have a row in `clients`
     selections: dict[int, Row] = field(default_factory=dict)  # open round -> values of _SELECTION
+    reserved: set[int] = field(default_factory=set)  # rounds that spend privacy
     changes: int = 0  # transactions that changed rounds of the run
 
     @classmethod

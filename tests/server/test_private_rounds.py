@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,7 @@ from thinwire.server.model_store import Versions
 from thinwire.simulation import SyntheticUpdates
 from thinwire.simulation.scripted_device import Answer, Turn
 from thinwire.store import Store
+from thinwire.store.privacy_ledger import PrivacyLedger
 
 SHARES = 4  # of all places: one test each
 TEXT = """
@@ -159,6 +161,24 @@ def test_a_run_stops_before_its_budget_is_passed(tmp_path: Path) -> None:
     assert "budget" in end.text
     assert "may still spend" in end.text
     require_accounted(made, plan)
+
+
+def test_a_round_is_not_opened_if_another_run_has_spent_meanwhile(tmp_path: Path) -> None:
+    """The ledger is read again for each round: what was left when the run began may be gone."""
+    release = noise_plan(PLAN, LAYOUT.model_size, 1).release
+    budget = epsilon_of({release: 4}, 1e-3)
+    plan = RunPlan.parse(f"{TEXT}noise_multiplier = 1.0\nbudget = {budget}")
+    read = PrivacyLedger.spent_by_device
+
+    def spent(ledger: PrivacyLedger, population: str, devices: Sequence[str] = ()) -> dict[str, dict[str, int]]:
+        """Return as many releases of another run as of this one."""
+        found = read(ledger, population, devices)
+        return {device: {text: 2 * count for text, count in own.items()} for device, own in found.items()}
+
+    with patch.object(PrivacyLedger, "spent_by_device", spent):
+        made = World(tmp_path, Fate(), plan).live()
+    assert len(made.of(RoundClosed)) == 2
+    assert made.of(RunStatusChanged)[-1].exit_code == 7
 
 
 def test_no_client_takes_part_in_more_rounds_than_the_plan_allows(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ WIDTHS = range(8, 33)
 def squared_sensitivity(scale: float, dimensions: int) -> int:
     """Return the largest squared L2 norm, in squared steps, of one client's integers after conditional rounding.
 
-    min{S^2 + d/4 + sqrt(2 ln(1/beta)) (S + sqrt(d)/2), (S + sqrt(d))^2} (Kairouz, Liu and Steinke 2021, Definition 20
-    and Lemma 22), rounded down, which no integer vector notices.
+    min{S^2 + d/4 + sqrt(2 ln(1/beta)) (S + sqrt(d)/2), (S + sqrt(d))^2} (Kairouz, Liu and Steinke 2021, conditional
+    rounding), rounded down, which no integer vector notices.
 
     >>> squared_sensitivity(2270.0, 2**20), squared_sensitivity(0.0, 16)
     (5417826, 6)
@@ -44,6 +44,9 @@ def scale_for(width: int, clients: int, dimensions: int, noise_multiplier: float
     n / honest of the variance that the cost counts, (z S)^2. The sum of these exceeds tau deviations with a
     probability of at most 2 exp(-tau^2 / 2); over d coordinates and all rounds it is TAIL for tau = sqrt(2 ln(2 d T /
     TAIL)). ValueError if no grid is that fine.
+
+    The bound is for one rotation of all coordinates. It is too small where `mode = "distributed"` will rotate in blocks
+    of 65536, with many clients whose updates are alike: that mode is refused in this version.
     """
     tau = math.sqrt(2 * math.log(2 * dimensions * rounds / TAIL))
     most = ((1 << (width - 1)) - 1) / tau

@@ -1,4 +1,4 @@
-"""What the clients of a private run have spent, and which of them may take part in another round: `PrivacyBudget`.
+"""`PrivacyBudget` decides which clients of a private run may take part in another round, by what they have spent.
 
 The unit is one client with all its data. A client spends the cost of a round in which it is selected, whether or not it
 replies, and spending in all runs of one population adds up. The ledger is a table of the store, written in the
@@ -58,10 +58,16 @@ class PrivacyBudget:
         return BUDGET.format(privacy.budget, epsilon(own, privacy.delta), privacy.delta)
 
     def reserved(self, running: RunContext, opened: RoundOpened, release: Release) -> list[Event]:
-        """Return what a round spends, before it is opened."""
-        devices = list(opened.assignments)
+        """Return what a round spends, before it is opened.
+
+        Raise `BudgetSpent` if another run of the population has meanwhile spent what a selected client had left.
+        """
+        devices, self._spent = list(opened.assignments), None
+        for device in devices:
+            if why := self.excluded(running, device, release):
+                raise _spent(f"round {opened.round} is not opened", device, why)
         self._read(running)[1].update(devices)
-        self._spent = None  # read again: other runs of the population spend too
+        self._spent = None
         return [
             PrivacyReserved(
                 opened.at, opened.round, self.population(running), release.to_json(), devices, opened.elapsed_s
@@ -79,11 +85,7 @@ class PrivacyBudget:
         needed = self.plan.cohort.clients if isinstance(self.plan.cohort.clients, int) else 1
         if excluded and left < needed <= len(excluded):
             device, why = next((device, why) for device, why in excluded.items() if why)
-            raise BudgetSpent(
-                f"a round needs {needed} clients, and {left} of {len(excluded)} may still spend",
-                why=f"{device} {why}",
-                hint="more clients, more noise, or a larger [privacy] budget; what is spent stays spent",
-            )
+            raise _spent(f"a round needs {needed} clients, and {left} of {len(excluded)} may still spend", device, why)
 
     def _read(self, running: RunContext) -> tuple[Mapping[str, Mapping[str, int]], Counter[str]]:
         ledger, population = running.store.privacy, self.population(running)
@@ -93,3 +95,8 @@ class PrivacyBudget:
         if self._spent is None:
             self._spent = ledger.spent_by_device(population, running.presence.devices)
         return self._spent, self._here
+
+
+def _spent(what: str, device: str, why: str) -> BudgetSpent:
+    hint = "more clients, more noise, or a larger [privacy] budget; what is spent stays spent"
+    return BudgetSpent(what, f"{device} {why}", hint)

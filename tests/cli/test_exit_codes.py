@@ -115,7 +115,7 @@ def test_a_set_without_a_value_is_2(thinwire, plan):
         (TWO_LINES.replace("0.5", '"fast"'), "[local] lr = 'fast' is not valid"),
         (TWO_LINES + '[uplink]\ncodec = "topq(0.01)"\n', "no codec 'topq'"),
         (TWO_LINES + '[uplink]\ncodec = "topk(7)"\n', "topk"),
-        (TWO_LINES + '[privacy]\nmode = "central"\n', "is not supported"),
+        (TWO_LINES + '[server]\nreduce = "median"\n', "is not supported"),
         ("[run\n", "is not TOML"),
         ("", "is missing"),
     ],
@@ -133,11 +133,11 @@ def test_a_plan_that_is_not_there_is_3(thinwire, tmp_path):
 
 
 def test_a_plan_with_two_faults_names_both(thinwire, plan):
-    plan.write_text(TWO_LINES + '[uplink]\ncodec = "topq"\n[privacy]\nmode = "central"\n')
+    plan.write_text(TWO_LINES + '[uplink]\ncodec = "topq"\n[server]\nreduce = "median"\n')
     err = refused(thinwire("plan", "check", plan), 3)
     assert "2 reasons" in err
     assert "topq" in err
-    assert "[privacy] mode" in err
+    assert "[server] reduce" in err
 
 
 def test_a_run_without_an_aggregator_is_4_and_says_how_to_start_one(thinwire, plan, home):

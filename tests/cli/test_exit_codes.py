@@ -220,7 +220,10 @@ def test_before_the_first_run_there_is_no_such_thing_either(thinwire, home):
     assert "thinwire aggregator start" in refused(thinwire("runs", "show", "--home", home), 9)
     assert "thinwire aggregator start" in refused(thinwire("runs", "stop", "x", "--home", home), 9)
     assert not (home / "aggregator" / "store.sqlite3").exists()
-    refused(thinwire("client", "logs", "--name", "pi", "--home", home), 9)
+    for command in ("logs", "privacy"):
+        said = thinwire("client", command, "--name", "pi", "--home", home)
+        refused(said, 9)
+        assert "no client 'pi' here" in said.err
     refused(thinwire("plan", "keys", "clocks"), 9)
 
 

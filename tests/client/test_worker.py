@@ -317,3 +317,13 @@ def test_it_is_ended_after_a_while_without_an_assignment(elsewhere: Elsewhere, n
     elsewhere.worker.rest()
     assert (rested is None, elsewhere.worker.pid) == (False, None)
     elsewhere.worker.idle_s = workers.IDLE_S
+
+
+def test_a_restart_ends_the_process_that_has_the_old_code(elsewhere: Elsewhere) -> None:
+    elsewhere.worker.describe()
+    before = elsewhere.worker.pid
+    assert before is not None
+    elsewhere.worker.restart()
+    assert elsewhere.worker.pid not in (None, before)
+    with pytest.raises(ProcessLookupError):
+        os.kill(before, 0)

@@ -147,7 +147,11 @@ def _runs(row: Row) -> str:
 
 
 def _brief(key: str, value: str) -> str:
-    """Return the value of a setting, with digests shortened."""
+    """Return the value of a setting, with digests shortened to 16 letters.
+
+    >>> _brief("plan_digest", "0123456789abcdef0123"), _brief("seed", "0123456789abcdef0123")
+    ('0123456789abcdef', '0123456789abcdef0123')
+    """
     return value[:16] if key.endswith("digest") else value
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -174,7 +175,8 @@ def test_the_mean_squared_error_of_a_mean_is_the_formulas(rotate: int, bits: int
 def test_with_equal_weights_the_error_is_the_documented_share_of_the_norm() -> None:
     lattice = bound(60_000, rotate=65_536)
     share = 60_000 * lattice.mean_squared_error(10, 10)
-    documented = lattice.tau**2 / (6 * 10 * 127**2) * 60_000 / lattice.padded
+    tau = lattice.step * 127 * math.sqrt(lattice.padded) / lattice.terms.clip
+    documented = tau**2 / (6 * 10 * 127**2) * 60_000 / lattice.padded
     assert share == pytest.approx(documented, rel=1e-3)
 
 

@@ -134,3 +134,15 @@ def test_a_first_model_spends_nothing_and_is_made_within_the_limit(tmp_path):
     device = Private(tmp_path, Policy(max_epsilon=epsilon({RELEASE: 1}, 1e-5)))
     assert [device.rule(1), device.rule(2, "init"), device.rule(3, "evaluate")] == ["", "", "max_epsilon"]
     assert len(device.ledger.bookings) == 1
+
+
+def test_a_run_gets_no_more_rounds_of_the_data_than_its_plan_allows_whoever_counts_them(tmp_path):
+    device = Private(tmp_path)
+    device.aggregator.plan = RunPlan.parse(
+        f'[run]\ntask = "small"\nrounds = 9\n[local]\nlr = 0.1\n{CENTRAL}\nmax_participations = 2'
+    )
+    assert [device.rule(number) for number in (1, 2)] == ["", ""]
+    failure = device.assign(3)
+    assert isinstance(failure, Failure)
+    assert "its data took part in 2 rounds of this run, the plan allows 2" in failure.text
+    assert device.rule(4, identity="another run") == ""

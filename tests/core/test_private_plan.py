@@ -64,7 +64,7 @@ def test_the_plan_that_the_others_differ_from_is_valid() -> None:
         ),
         ({"privacy__max_participations": "30"}, "max_participations = 30"),
         ({"privacy__adaptive": "true"}, "adaptive = true is not supported"),
-        ({"privacy__mode": '"distributed"'}, 'mode = "distributed" is not supported'),
+        ({"privacy__mode": '"distributed"'}, "[secure] enabled = false"),
         ({"privacy__mode": '"local"'}, 'mode = "local" is not supported'),
         ({"privacy__mode": '"example"'}, 'mode = "example" is not supported'),
         ({"privacy__mechanism": '"skellam"'}, 'mechanism = "skellam"'),
@@ -91,6 +91,35 @@ def test_the_plan_that_the_others_differ_from_is_valid() -> None:
 )
 def test_what_would_break_the_protection_is_refused(changes: dict[str, str | None], what: str) -> None:
     found = refused(**changes)
+    assert any(what in one.what for one in found), found
+    assert all(one.why and one.hint for one in found)
+
+
+DISTRIBUTED = {"privacy__mode": '"distributed"', "secure__enabled": "true", "secure__max_dropout": "0.2"}
+
+
+def test_a_distributed_plan_is_valid() -> None:
+    assert not refused(**DISTRIBUTED)
+    assert not refused(**DISTRIBUTED, secure__support="0.1", secure__rotate="1024")
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"secure__enabled": "false"}, "[secure] enabled = false"),
+        ({"cohort__clients": '"all"'}, '[cohort] clients = "all"'),
+        ({"cohort__over_select": "0.1"}, "over_select"),
+        ({"secure__rotate": "false"}, "[secure] rotate = false"),
+        ({"secure__clip": "1.0"}, "[secure] clip = 1.0"),
+        ({"secure__bits": "6"}, "[secure] bits = 6"),
+        ({"secure__weight_max": "10"}, "weight_max = 10"),
+        ({"secure__metrics": "{ loss = 1.0 }"}, "metrics"),
+        ({"uplink__feedback": '"classic"'}, '[uplink] feedback = "classic"'),
+        ({"secure__max_corrupt": "0.9"}, "max_corrupt"),
+    ],
+)
+def test_what_would_break_noise_that_clients_add_is_refused(changes: dict[str, str | None], what: str) -> None:
+    found = refused(**(DISTRIBUTED | changes))
     assert any(what in one.what for one in found), found
     assert all(one.why and one.hint for one in found)
 

@@ -63,13 +63,14 @@ class World(crashes.World):
     """Five devices; `TURNS` says who leaves a round in which phase."""
 
     kind = SecureFleet
+    rounds = PLAN  # what they run
 
     def __init__(self, folder: Path, fate: Fate) -> None:
         devices = [
-            SecureDevice(name, None, self.turn_of(name), plan=PLAN, layout=LAYOUT,  # type: ignore[arg-type]  # no Work
+            SecureDevice(name, None, self.turn_of(name), plan=self.rounds, layout=LAYOUT,  # type: ignore[arg-type]  # no Work
                          change=partial(change, name, LAYOUT.size)) for name in "abcde"
         ]  # fmt: skip
-        super().__init__(folder, fate, PLAN, devices)
+        super().__init__(folder, fate, self.rounds, devices)
 
     def turn_of(self, name: str):  # a Script
         return lambda assignment: TURNS.get((assignment.round, name), SecureTurn(compute_s=2.0))

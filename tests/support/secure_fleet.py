@@ -96,9 +96,11 @@ class SecureDevice(AttentiveDevice):
         assignment, lattice = taking.delivery.assignment, taking.lattice
         assert assignment.secure is not None
         x = self.change(assignment).copy()
-        points = lattice.encode_public(
-            x, 1, assignment.secure.window, rotation_key(taking.seed), Key(assignment.round, len(self.name))
-        )
+        window, rotation = assignment.secure.window, rotation_key(taking.seed)
+        if self.plan.privacy.mode == "off":
+            points = lattice.encode_public(x, 1, window, rotation, Key(assignment.round, len(self.name)))
+        else:  # the same noise for the same device and round, also in another process
+            points = lattice.encode(x, 1, window, rotation, ScriptedRng(assignment.round * 1000 + ord(self.name)))
         self.sent[assignment.assignment_id] = lattice.represented(points)
         values = {"weight": 1, "fits": int(points.clipped == points.scaled == 1.0)}
         vectors = taking.participant.mask(points.lanes, [values[name] for name in taking.participant.terms.scalars])

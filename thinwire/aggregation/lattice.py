@@ -37,7 +37,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,6 +66,27 @@ Fill = Callable[[NDArray[np.uint32]], None]
 
 class BadSum(ValueError):
     """The sum of lattice points is not one of what this many clients encoded; the model must not change."""
+
+
+class Terms(Protocol):
+    """What a lattice needs to know; `LatticeTerms` has it without noise, and `PrivateTerms` with noise."""
+
+    @property
+    def size(self) -> int: ...
+    @property
+    def support(self) -> float: ...
+    @property
+    def rotate(self) -> int: ...
+    @property
+    def selected(self) -> int: ...
+    @property
+    def weight_max(self) -> int: ...
+    @property
+    def clip(self) -> float: ...
+    @property
+    def most(self) -> int: ...
+    @property
+    def width(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -143,16 +164,21 @@ class Lattice:
     Besides x, `encode` needs two or four bytes a lane, the walk (1/16 byte a parameter) and 1 MB a thread.
     """
 
-    def __init__(self, terms: LatticeTerms, key: Key) -> None:
+    def __init__(self, terms: Terms, key: Key) -> None:
         self.terms = terms
         self.walk = SupportWalk(terms.size, terms.support, key)
         self.width = terms.width
         self.dtype: np.dtype[Any] = np.dtype(np.uint16 if self.width <= 16 else np.uint32)
         self.coordinates = self.walk.largest
-        self.padded = padded_size(self.coordinates, terms.rotate) if terms.rotate else self.coordinates
+        self.padded, self.step = self._shape()
         self.lanes = self.padded + -(-CHECK_BITS // self.width)
-        self.tau = math.sqrt(2 * math.log(2 * self.padded / OUTSIDE)) if terms.rotate else math.sqrt(self.padded)
-        self.step = self.tau / math.sqrt(self.padded) * terms.clip / terms.most
+
+    def _shape(self) -> tuple[int, float]:
+        """Return how many coordinates a window has with its padding, and the grid step."""
+        terms = self.terms
+        padded = padded_size(self.coordinates, terms.rotate) if terms.rotate else self.coordinates
+        tau = math.sqrt(2 * math.log(2 * padded / OUTSIDE)) if terms.rotate else math.sqrt(padded)
+        return padded, tau / math.sqrt(padded) * terms.clip / terms.most
 
     def mean_squared_error(self, survivors: int, weight_sum: int, norm: float | None = None) -> float:
         """Return the expected squared error that rounding adds to a coordinate of the mean of this many clients.
@@ -203,6 +229,15 @@ class Lattice:
         most 2^-64. A fault in other lanes alone is found by the range, with a probability of at least (2^w - 2
         survivors A - 1) / 2^w for each random lane. Neither check finds a client that lies about its update.
         """
+        self._require_sum(total, survivors, weight_sum)
+        into = np.zeros(self.terms.size, np.float32)
+        largest = self._add(total, window, rotation, self.step * self.terms.weight_max / weight_sum, False, into)
+        if largest > survivors * self.terms.most:
+            raise BadSum(f"a coordinate is {largest}, above {survivors} times {self.terms.most}")
+        return into
+
+    def _require_sum(self, total: Lanes, survivors: int, weight_sum: int) -> None:
+        """Raise BadSum for check lanes or weights that this many clients cannot have, ValueError for other lanes."""
         if total.dtype != self.dtype or total.shape != (self.lanes,) or not total.flags.c_contiguous:
             raise ValueError(f"expected {self.lanes} lanes of {self.dtype}, got {total.dtype} of shape {total.shape}")
         if not 1 <= survivors <= self.terms.selected:
@@ -211,11 +246,6 @@ class Lattice:
             raise BadSum(f"{survivors} weights of 1 to {self.terms.weight_max} do not have the sum {weight_sum}")
         if ((total[self.padded :] & ((1 << self.width) - 1)) != survivors).any():
             raise BadSum(f"the check lanes are not {survivors}: a mask was not removed, or the bytes are damaged")
-        into = np.zeros(self.terms.size, np.float32)
-        largest = self._add(total, window, rotation, self.step * self.terms.weight_max / weight_sum, False, into)
-        if largest > survivors * self.terms.most:
-            raise BadSum(f"a coordinate is {largest}, above {survivors} times {self.terms.most}")
-        return into
 
     def _unit(self, weight: int) -> float:
         """Return the grid step in the model's unit."""
@@ -236,14 +266,26 @@ class Lattice:
         clipped = min(1.0, self.terms.clip / (norm * share)) if norm else 1.0
         exponent = min(max(math.frexp(norm)[1], -126), 126)  # scaled to about 1 first, so that no product overflows
         per_value = math.ldexp(share * clipped / self.step, exponent)
-        lanes, near, most = np.zeros(self.lanes, self.dtype), np.float32(math.ldexp(1, -exponent)), self.terms.most
-        largest = self._round(part, x, near, per_value, rotation, fill, lanes)
+        lanes, near = np.zeros(self.lanes, self.dtype), np.float32(math.ldexp(1, -exponent))
+
+        def round_scaled(scaled: float) -> float:
+            return self._round(part, x, near, per_value * scaled, rotation, fill, lanes)
+
+        scaled = self._fit(round_scaled, lanes[: self.padded])
         lanes[self.padded :] = 1
-        scaled = 1.0 if largest <= most * (1 + TOLERANCE) else most / largest
-        if scaled < 1.0:
-            self._round(part, x, near, per_value * scaled, rotation, fill, lanes)
         self._add(lanes, window, rotation, -self._unit(weight), True, x)
         return Points(lanes, weight, window, rotation, clipped, scaled)
+
+    def _fit(self, round_scaled: Callable[[float], float], lanes: Lanes) -> float:
+        """Round until the lanes are on the grid, and return the factor by which the vector was scaled down for it.
+
+        `round_scaled` rounds the vector times a factor, and returns its largest place.
+        """
+        most = self.terms.most
+        if (largest := round_scaled(1.0)) <= most * (1 + TOLERANCE):
+            return 1.0
+        round_scaled(scaled := most / largest)
+        return scaled
 
     def _window(self, window: int) -> Window:
         whole = self.walk.windows == 1 and not self.terms.rotate

@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from thinwire.aggregation.downlink import require_downlink
 from thinwire.aggregation.lattice import Lattice, LatticeTerms
+from thinwire.aggregation.lattice_window import SupportWalk
+from thinwire.aggregation.private_lattice import PrivateLattice, PrivateTerms
 from thinwire.aggregation.server_optimizers import server_optimizer
 from thinwire.compression.base import BoundCodec, NoGuarantee, Step, Unbiased
 from thinwire.compression.catalog import bits, steps
@@ -33,6 +35,7 @@ from thinwire.compression.spec import PerTensorCodec, chains, parse, with_layers
 from thinwire.core.errors import CodecError
 from thinwire.core.layout import Layout
 from thinwire.core.plan_schema import ServerSection, UplinkSection
+from thinwire.core.privacy_numbers import padded_dimensions
 from thinwire.core.prng import Key
 from thinwire.core.secure_numbers import rotation_block
 
@@ -59,8 +62,11 @@ def keeps_residual(plan: RunPlan) -> bool:
     """Return True if a device keeps what it did not send, and adds it to its next update.
 
     A plan with secure aggregation has a lattice in place of a codec. It keeps a residual unless `feedback = "none"`: a
-    round sends one window of the coordinates, clipped and rounded.
+    round sends one window of the coordinates, clipped and rounded. With privacy it keeps none: the clip of a private
+    run is far below the norm of an update, so a residual would hold most of it, and grow from round to round.
     """
+    if plan.privacy.mode != "off" and plan.secure.enabled:
+        return False
     return plan.uplink.feedback != "none" if plan.secure.enabled else feedback_of(plan.uplink) != "none"
 
 
@@ -82,14 +88,29 @@ def _encoder(spec: str, kind: Feedback, velocity: float, masked: bool, layout: L
 def lattice_of(plan: RunPlan, size: int, work: SecureWork, identity: str) -> Lattice:
     """Return the lattice of a secure round over `size` parameters; `identity` is that of the run.
 
-    The plan and the identity alone fix the order in which the support visits the coordinates.
+    The plan and the identity alone fix the order in which the support visits the coordinates. ValueError if no lattice
+    has these numbers.
     """
-    secure = plan.secure
-    terms = LatticeTerms(
-        size, secure.bits, secure.support, rotation_block(secure), work.selected, secure.weight_max, work.clip
-    )
+    secure, block = plan.secure, rotation_block(plan.secure)
     words = hashlib.sha256(f"thinwire support {plan.digest} {identity}".encode()).digest()
-    return Lattice(terms, Key(*struct.unpack("<QQ", words[:16])))
+    key = Key(*struct.unpack("<QQ", words[:16]))
+    if plan.privacy.mode == "distributed":
+        from thinwire.privacy.noise_plan import noise_plan  # other runs need no accountant
+
+        if (work.selected, work.clip) != (plan.cohort.clients, plan.privacy.clip):
+            raise ValueError(f"{work.selected} clients and clip = {work.clip:g} are not those of the plan")
+        noise = noise_plan(plan, noised_dimensions(plan, size), work.selected)
+        return PrivateLattice(PrivateTerms(size, secure.support, block, work.selected, work.clip, noise), key)
+    terms = LatticeTerms(size, secure.bits, secure.support, block, work.selected, secure.weight_max, work.clip)
+    return Lattice(terms, key)
+
+
+def noised_dimensions(plan: RunPlan, size: int) -> int:
+    """Return how many coordinates of a round get noise in a private run of `size` parameters."""
+    if plan.privacy.mode != "distributed":
+        return size
+    window = SupportWalk(size, plan.secure.support, Key(0)).largest
+    return padded_dimensions(window, rotation_block(plan.secure))[0]
 
 
 def rotation_key(seed: bytes) -> Key:

@@ -1,25 +1,33 @@
 """Sums with differential privacy: clipped updates as integers on a grid, whose sum gets noise before it is a float.
 
 Sums of floats leak: their rounding depends on each update, and noise of floats has gaps (Mironov 2012, "On Significance
-of the Least Significant Bits"; Casacuberta et al. 2022). So the norm is checked in exact integers, the sum is exact in
-64 bits, the noise is whole numbers, and only the noised sum is scaled to floats.
+of the Least Significant Bits"; Casacuberta et al. 2022). So the norm is checked in exact integers, the sum is exact,
+the noise is whole numbers, and only the noised sum is scaled to floats.
+
+- `PrivateSum` is the sum of a round in central mode: the aggregator rounds each update, and adds noise once.
+- `PrivateLattice` is the lattice of secure aggregation in distributed mode: each client rounds its update and adds its
+  part of the noise before it masks the integers.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from thinwire.aggregation.lattice import Lattice, Points
 from thinwire.core.errors import NonFiniteUpdate
-from thinwire.core.privacy_numbers import squared_sensitivity
+from thinwire.core.privacy_numbers import padded_dimensions, squared_sensitivity
 
 if TYPE_CHECKING:
-    from thinwire.core.prng import SecretRng
+    from thinwire.aggregation.lattice_window import Lanes
+    from thinwire.core.prng import Key, SecretRng
     from thinwire.core.types import Vector
+    from thinwire.privacy.noise_plan import NoisePlan
 
 Draw = Callable[[NDArray[np.int32]], None]  # overwrites an array with independent draws of the noise
 CHUNK = 1 << 18  # coordinates: the arrays of a chunk stay in the cache
@@ -83,6 +91,101 @@ class PrivateSum:
         for start in range(0, total.size, CHUNK):
             mean[start : start + CHUNK] = total[start : start + CHUNK] * unit
         return mean
+
+
+@dataclass(frozen=True)
+class PrivateTerms:
+    """Gives what all clients of a distributed run must agree on about their lattice points; it is part of ctx0.
+
+    `size` is the number of trained parameters, `support` the share of coordinates in a round, `rotate` the largest
+    rotated block, `selected` the number of clients that a round selects, and `clip` the largest L2 norm of an update.
+    `noise` gives the grid, the noise of one client, and the bits of a lane.
+    """
+
+    size: int
+    support: float
+    rotate: int
+    selected: int
+    clip: float
+    noise: NoisePlan
+    weight_max: int = field(default=1, init=False)  # all clients count the same
+
+    @property
+    def width(self) -> int:
+        """Return the bits of a lane, by `core.privacy_numbers.width_for`."""
+        return self.noise.width
+
+    @property
+    def most(self) -> int:
+        """Return an integer that no coordinate reaches: the norm bounds the coordinates, and nothing is cut off."""
+        return 1 << 30
+
+
+class PrivateLattice(Lattice):
+    """Encodes updates as lattice points with noise, and decodes their sum.
+
+    As in every `Lattice`, the window of x is clipped, rotated and rounded; then
+
+    - the squared norm of the integers is at most `squared_sensitivity`: they are rounded again until it is. This check
+      alone makes the sensitivity true, whatever float32 did before it. It counts no other client's update.
+    - noise is added to all coordinates, also to those that fill the last block.
+
+    Law: what `encode` leaves in x depends on the rounded point without its noise (S H: noise never enters a residual).
+
+    `decode_sum` divides by `selected`, a number that no data decide, and not by the clients whose updates are there.
+    """
+
+    def __init__(self, terms: PrivateTerms, key: Key) -> None:
+        self.noise = terms.noise
+        super().__init__(terms, key)
+        self.most_squared = squared_sensitivity(terms.noise.scale, self.padded)
+
+    def _shape(self) -> tuple[int, float]:
+        padded, _ = padded_dimensions(self.coordinates, self.terms.rotate)
+        return padded, self.terms.clip / self.noise.scale
+
+    def encode(self, x: Vector, weight: int, window: int, rotation: Key, secret: SecretRng) -> Points:
+        """Encode as `Lattice.encode` does, with noise; the weight counts as 1.
+
+        NotRounded, after which x is unchanged, if no attempt keeps the bound.
+        """
+        points = super().encode(x, 1, window, rotation, secret)
+        sampler, noise = self.noise.sampler, np.empty(min(CHUNK, self.padded), np.int32)
+        for start in range(0, self.padded, CHUNK):
+            lanes = points.lanes[start : min(start + CHUNK, self.padded)]
+            sampler.fill(noise[: lanes.size], secret)
+            lanes += noise[: lanes.size].astype(self.dtype)
+        return points
+
+    def encode_public(self, x: Vector, weight: int, window: int, rotation: Key, rounding: Key) -> Points:
+        """Raise TypeError: noise from a key that is known would hide nothing."""
+        raise TypeError("the points of a private round need a secret source")
+
+    def _fit(self, round_scaled: Callable[[float], float], lanes: Lanes) -> float:
+        for _ in range(ATTEMPTS):
+            round_scaled(1.0)
+            if _squared(lanes) <= self.most_squared:
+                return 1.0
+        raise NotRounded(f"{ATTEMPTS} attempts to round an update")
+
+    def decode_sum(self, total: Lanes, survivors: int, weight_sum: int, window: int, rotation: Key) -> Vector:
+        """Return the sum of the survivors' updates with its noise, divided by `selected`.
+
+        BadSum as in `Lattice.decode_sum`, but that noise bounds no coordinate: its check lanes find a wrong mask.
+        """
+        self._require_sum(total, survivors, weight_sum)
+        into = np.zeros(self.terms.size, np.float32)
+        self._add(total, window, rotation, self.step / self.terms.selected, False, into)
+        return into
+
+
+def _squared(lanes: Lanes) -> int:
+    """Return the squared norm of lanes as signed integers, exactly."""
+    signed, squares = lanes.view(np.int16 if lanes.itemsize == 2 else np.int32), 0
+    for start in range(0, signed.size, CHUNK):
+        part = signed[start : start + CHUNK].astype(np.int64)
+        squares += int(np.dot(part, part))
+    return squares
 
 
 def _chunks(vector: Vector) -> Iterator[tuple[slice, NDArray[np.float64]]]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from thinwire.aggregation.plan_codecs import noised_dimensions
 from thinwire.cli import console
 from thinwire.cli.secure_cost import selected_of, thresholds
 from thinwire.core.errors import PlanError
@@ -89,7 +90,7 @@ def private_run(plan: RunPlan, parameters: int, online: int | None) -> PrivateRu
     dimensions, honest = parameters, 1
     if is_distributed:
         thresholds(plan, online)  # refuses numbers of clients that have no sum
-        dimensions, honest = _padded(plan, parameters, selected), honest_survivors(plan.secure, selected)
+        dimensions, honest = noised_dimensions(plan, parameters), honest_survivors(plan.secure, selected)
     try:
         noise = noise_plan(plan, dimensions, selected)
     except ValueError as error:
@@ -106,14 +107,6 @@ def private_run(plan: RunPlan, parameters: int, online: int | None) -> PrivateRu
             "a larger [privacy] target_epsilon, or fewer rounds",
         )
     return PrivateRun(plan, parameters, dimensions, selected, honest, noise, online)
-
-
-def _padded(plan: RunPlan, parameters: int, selected: int) -> int:
-    """Return the number of coordinates that get noise inside secure aggregation."""
-    from thinwire.aggregation.plan_codecs import lattice_of
-    from thinwire.core.types import SecureWork
-
-    return lattice_of(plan, parameters, SecureWork(selected, 0, 1.0), "").padded
 
 
 def table(run: PrivateRun) -> list[dict[str, Any]]:

@@ -42,7 +42,7 @@ from thinwire.core.errors import DataLost, PlanError
 from thinwire.core.statedir import MB, write_atomically
 from thinwire.core.types import Assignment
 
-PRIVATE = frozenset({"privacy.central"})  # the modes of [privacy] that this version carries out on every device
+PRIVATE = frozenset({"privacy.central", "privacy.distributed"})  # what this version carries out on every device
 
 
 def local_time() -> datetime:

@@ -145,6 +145,11 @@ class DeviceLedger:
             found = (one for one in self._bookings if one.population == population)
             return sum(dataset.is_same(one.dataset) for one in found)
 
+    def rounds_of(self, identity: str, dataset: DataSet) -> int:
+        """Return in how many releases of a run a data set took part."""
+        with self._lock:
+            return sum(one.identity == identity and dataset.is_same(one.dataset) for one in self._bookings)
+
     def reported(self) -> tuple[dict[str, int], str]:
         """Return what a hello reports: releases under the present key by `population_key`, and the last line's hash.
 
@@ -281,8 +286,11 @@ class Account:
     ) -> Prospect:
         """Return what the assignment would spend; epsilon only if a `delta` is given.
 
-        To make a first model reads no data, so it adds nothing. What an evaluation spends is not known here.
+        To make a first model reads no data, so it adds nothing. What an evaluation spends is not known here. A run
+        in which the data took part as often as its plan allows, spends nothing more: its epsilon counts on that.
         """
+        from thinwire.privacy.noise_plan import participations_of  # a device without private runs loads no accountant
+
         if plan.privacy.mode == "off" or assignment.kind not in ("init", "train"):
             return Prospect()
         try:
@@ -295,8 +303,12 @@ class Account:
                     at, dataset.name, dataset.data, population, release, assignment.run, assignment.identity,
                     assignment.round, assignment.assignment_id, sequence,
                 )  # fmt: skip
-                took = self.ledger.participations(dataset, population) - self.ledger.has(booking)
-                spent[release] += not self.ledger.has(booking)
+                is_booked = self.ledger.has(booking)
+                most, here = participations_of(plan), self.ledger.rounds_of(assignment.identity, dataset) - is_booked
+                if here >= most:
+                    return Prospect(unknown=f"its data took part in {here} rounds of this run, the plan allows {most}")
+                took = self.ledger.participations(dataset, population) - is_booked
+                spent[release] += not is_booked
             return Prospect(booking, None if delta is None else self.epsilon(spent, delta), took)
         except ThinwireError as error:
             return Prospect(unknown=error.what)

@@ -34,6 +34,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from thinwire.aggregation.lattice import Lattice, Points
 from thinwire.aggregation.plan_codecs import keeps_residual, lattice_of, rotation_key
+from thinwire.aggregation.private_lattice import NotRounded
 from thinwire.client import payload
 from thinwire.client.errors import FAILED, CannotReply
 from thinwire.client.execute import AssignmentContext, Result, Trained
@@ -307,9 +308,13 @@ class SecureRounds:
             if keeps and state.residual is not None:
                 decay = np.float32(job.plan.uplink.feedback_decay**age)
                 change += state.residual if decay == 1 else decay * state.residual
-            points = one.lattice.encode(
-                change, found.header.examples, assignment.secure.window, rotation_key(one.seed), self.identity.rng()
-            )
+            try:
+                points = one.lattice.encode(
+                    change, found.header.examples, assignment.secure.window, rotation_key(one.seed), self.identity.rng()
+                )
+            except NotRounded as error:
+                self.forget(assignment.assignment_id)
+                raise CannotReply(FAILED, "lattice", f"left the round: {error}") from error
             scalars = scalars_of(one.participant.terms.scalars, job.plan, points, found.header.metrics)
             vectors = self._masked(assignment.assignment_id, points, scalars)
         del points  # a model of lanes

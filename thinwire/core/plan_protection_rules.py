@@ -269,6 +269,9 @@ def _distributed(plan: Sections) -> list[Rule]:
          "the grid and its bits follow from the noise (thinwire privacy plan)", "leave [secure] bits out"),
         (secure.weight_max > 1, f"[secure] weight_max = {secure.weight_max}",
          "all clients count the same: a weight tells how many examples a client has", "leave weight_max out"),
+        (plan.uplink.feedback not in ("auto", "none"), f'[uplink] feedback = "{plan.uplink.feedback}"',
+         "the clip is far below the norm of an update, so a residual would hold most of each and grow",
+         "leave [uplink] feedback out"),
         (bool(secure.metrics), "[secure] metrics", "their sums would be released without noise", "leave metrics out"),
     ]  # fmt: skip
 

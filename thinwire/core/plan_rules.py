@@ -72,7 +72,7 @@ UNBUILT = {
 }  # fmt: skip
 UNBUILT_VALUES = {
     ("run", "evaluate"): ("holdout",),
-    ("privacy", "mode"): ("distributed", "local", "example"),
+    ("privacy", "mode"): ("local", "example"),
 }
 
 

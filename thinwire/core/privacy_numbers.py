@@ -15,6 +15,9 @@ BETA = math.exp(-0.5)  # a rounding is within the bound with a probability of at
 TAIL = 1e-3  # probability that any coordinate of any sum of a run wraps around
 MOST_INFLATION = 1.05  # of the sensitivity, by rounding: a width is chosen for it
 WIDTHS = range(8, 33)
+MOST_STEPS = 1 << 20  # a clip: float32 computes the places, and its errors stay below what conditional rounding allows
+MOST_DEVIATION = 2.0**16  # grid steps of one source's noise: a table of the sampler has 16 bytes a step
+DIGITS = 10
 
 
 def squared_sensitivity(scale: float, dimensions: int) -> int:
@@ -36,44 +39,84 @@ def inflation(scale: float, dimensions: int) -> float:
     return math.sqrt(squared_sensitivity(scale, dimensions)) / scale
 
 
-def scale_for(width: int, clients: int, dimensions: int, noise_multiplier: float, rounds: int, honest: int) -> float:
+def padded_dimensions(coordinates: int, largest: int) -> tuple[int, int]:
+    """Return how many coordinates get noise after a rotation in blocks of one size, and that size.
+
+    Blocks of one size bound each coordinate best: an update may lie in one block alone, and a block of 64 values
+    spreads it over 64 coordinates only. So a private sum has no smaller block at its end, as other sums have.
+
+    >>> padded_dimensions(255_600, 65536), padded_dimensions(300, 65536)
+    ((262144, 65536), (512, 512))
+    """
+    block = min(largest, max(64, 1 << (coordinates - 1).bit_length()))
+    return -(-coordinates // block) * block, block
+
+
+def largest_coordinate(
+    scale: float, clients: int, dimensions: int, block: int, noise_multiplier: float, rounds: int, honest: int
+) -> float:
+    """Return a bound on all coordinates of all sums of a run, in steps, which holds with probability 1 - TAIL.
+
+    The sum of n updates has a norm of at most n S, all of it in one block of B coordinates in the worst case. Random
+    signs make each coordinate sub-Gaussian with a variance of (n S)^2 / B (Hoeffding's inequality). All clients have
+    the same signs, so nothing cancels between them. Noise of all n clients has n / honest of the variance (z S)^2 that
+    the cost counts. Sums of Skellam noise of variance v have E exp(t X) = exp(v (cosh t - 1)), and those of discrete
+    Gaussians no more. So with L = ln(2 d T / TAIL), no coordinate of d in T rounds is above
+
+        min over t > 0 of (s t^2 / 2 + v (cosh t - 1) + L) / t        s = (n S)^2 / B, v = (z S)^2 n / honest
+
+    but with probability TAIL (Chernoff). At the minimum s t^2 / 2 + v (t sinh t - cosh t + 1) = L, and the value is
+    s t + v sinh t.
+    Rounding moves a coordinate by less than a step a client, which is added. Conditional rounding makes the roundings
+    of one client depend on each other, so no smaller bound is taken for them.
+    """
+    signal, noise = (clients * scale) ** 2 / block, (noise_multiplier * scale) ** 2 * clients / honest
+    exponent = math.log(2 * dimensions * rounds / TAIL)
+
+    def reached(t: float) -> float:
+        return signal * t * t / 2 + noise * (t * math.sinh(t) - 2 * math.sinh(t / 2) ** 2)
+
+    low, high = 0.0, 40.0  # sinh(40) is above any variance
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if reached(middle) <= exponent else (low, middle)
+    return signal * low + noise * math.sinh(low) + clients if signal + noise else float(clients)
+
+
+def scale_for(
+    width: int, clients: int, dimensions: int, block: int, noise_multiplier: float, rounds: int, honest: int
+) -> float:
     """Return the most grid steps a clip with which a sum of `width` bits, noise included, wraps around hardly ever.
 
-    After a rotation with random signs each coordinate of the sum of n updates is sub-Gaussian with a standard deviation
-    of at most n S / sqrt(d) (Hoeffding). Rounding adds at most n / 4 to the variance. Noise of all n clients adds
-    n / honest of the variance that the cost counts, (z S)^2. The sum of these exceeds tau deviations with a
-    probability of at most 2 exp(-tau^2 / 2); over d coordinates and all rounds it is TAIL for tau = sqrt(2 ln(2 d T /
-    TAIL)). ValueError if no grid is that fine.
-
-    The bound is for one rotation of all coordinates. It is too small where `mode = "distributed"` will rotate in blocks
-    of 65536, with many clients whose updates are alike: that mode is refused in this version.
+    A sum that wraps around is a wrong step, and no loss of privacy: the noise is in it. ValueError if no grid is that
+    fine. `DIGITS` binary digits are kept, so that machines whose exponentials differ have the same grid.
     """
-    tau = math.sqrt(2 * math.log(2 * dimensions * rounds / TAIL))
-    most = ((1 << (width - 1)) - 1) / tau
-
-    def deviation(scale: float) -> float:
-        noise = (noise_multiplier * scale) ** 2 * clients / honest
-        return math.sqrt((clients * scale) ** 2 / dimensions + clients / 4 + noise)
-
-    low, high = 0.0, float(1 << width)
-    if deviation(low) > most:
-        raise ValueError(f"{width} bits do not hold a sum of {clients} clients and its noise")
-    for _ in range(80):
+    most = (1 << (width - 1)) - 1
+    low, high = 0.0, float(MOST_STEPS)
+    for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if deviation(middle) <= most else (low, middle)
-    return low
+        fits = largest_coordinate(middle, clients, dimensions, block, noise_multiplier, rounds, honest) <= most
+        low, high = (middle, high) if fits else (low, middle)
+    if low < 1:
+        raise ValueError(f"{width} bits do not hold a sum of {clients} clients and its noise")
+    unit = 2.0 ** (math.frexp(low)[1] - DIGITS)
+    return math.floor(low / unit) * unit
 
 
-def width_for(clients: int, dimensions: int, noise_multiplier: float, rounds: int, honest: int) -> tuple[int, float]:
+def width_for(
+    clients: int, dimensions: int, block: int, noise_multiplier: float, rounds: int, honest: int
+) -> tuple[int, float]:
     """Return the fewest bits for which rounding adds at most 5 percent to the sensitivity, and the grid steps a clip.
 
-    ValueError if 32 bits are too few.
+    The noise of one client has a standard deviation of at most `MOST_DEVIATION` steps. ValueError if 32 bits are too
+    few, or the grid would be too coarse for the noise.
     """
+    finest = MOST_DEVIATION * math.sqrt(honest) / noise_multiplier
     for width in WIDTHS:
         try:
-            scale = scale_for(width, clients, dimensions, noise_multiplier, rounds, honest)
+            scale = scale_for(width, clients, dimensions, block, noise_multiplier, rounds, honest)
         except ValueError:
             continue
-        if scale > 0 and inflation(scale, dimensions) <= MOST_INFLATION:
+        if inflation(scale := min(scale, finest), dimensions) <= MOST_INFLATION:
             return width, scale
     raise ValueError(f"a sum of {clients} clients with noise_multiplier = {noise_multiplier:g} needs over 32 bits")

@@ -79,11 +79,19 @@ def terms_of(plan: RunPlan, work: SecureWork, lanes: int, width: int) -> SecureT
     """
     secure = plan.secure
     metrics = [part for name in sorted(secure.metrics) for part in (name, f"{name}/count")]
-    scalars = ("weight", *(["fits"] if secure.clip == "auto" else []), *metrics)
+    scalars = ("weight", *(["fits"] if clip_follows(plan) else []), *metrics)
     return SecureTerms(
         work.selected, secure.max_corrupt, secure.max_dropout, lanes, width, secure.min_survivors, secure.adversary,
         secure.graph, plan.run.rounds, scalars, secure.post_quantum,
     )  # fmt: skip
+
+
+def clip_follows(plan: RunPlan) -> bool:
+    """Return True if the clip of a secure round follows from how many updates fitted the one before.
+
+    With privacy it does not: the number of updates that fitted would be released without noise.
+    """
+    return plan.secure.clip == "auto" and plan.privacy.mode == "off"
 
 
 def model_digest(base_digest: str, buffers: Vector | None) -> bytes:

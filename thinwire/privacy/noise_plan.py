@@ -24,15 +24,14 @@ from functools import lru_cache
 
 from thinwire.core.plan import RunPlan
 from thinwire.core.plan_schema import PrivacySection, SecureSection
-from thinwire.core.privacy_numbers import squared_sensitivity, width_for
-from thinwire.core.secure_numbers import threshold
+from thinwire.core.privacy_numbers import MOST_DEVIATION, padded_dimensions, squared_sensitivity, width_for
+from thinwire.core.secure_numbers import rotation_block, threshold
 from thinwire.privacy.accounting import Release, epsilon, noise_for
 from thinwire.privacy.samplers import TableSampler
 
 CENTRAL_STEPS = 4.0  # grid steps a clip, times the root of the dimensions: rounding adds 1 percent to the sensitivity
 LEAST_STEPS = 256.0
 DISTANCE = 2.0**-100  # of one draw of a `TableSampler`, at most
-MOST_DEVIATION = 2.0**16  # grid steps: a table of the sampler has 16 bytes a step
 
 
 @dataclass(frozen=True)
@@ -86,26 +85,27 @@ def noise_plan(plan: RunPlan, dimensions: int, selected: int) -> NoisePlan:
     clients of a round.
     """
     honest = honest_survivors(plan.secure, selected) if plan.privacy.mode == "distributed" else 1
-    return _noise_plan(plan.privacy, honest, plan.run.rounds, participations_of(plan), dimensions, selected)
+    block = padded_dimensions(dimensions, rotation_block(plan.secure))[1] if plan.secure.enabled else 1
+    return _noise_plan(plan.privacy, honest, plan.run.rounds, participations_of(plan), dimensions, selected, block)
 
 
-def spending(plan: RunPlan, size: int, selected: int = 1) -> tuple[str, str]:
+def spending(plan: RunPlan, dimensions: int, selected: int = 1) -> tuple[str, str]:
     """Return in which population a client spends in one round of a plan, and what: the JSON of the release.
 
-    `size` is the number of trained parameters.
+    `dimensions` and `selected` are those of `noise_plan`.
     """
-    return plan.privacy.population or plan.run.task, noise_plan(plan, size, selected).release.to_json()
+    return plan.privacy.population or plan.run.task, noise_plan(plan, dimensions, selected).release.to_json()
 
 
 @lru_cache(maxsize=8)
 def _noise_plan(
-    privacy: PrivacySection, honest: int, rounds: int, participations: int, dimensions: int, selected: int
+    privacy: PrivacySection, honest: int, rounds: int, participations: int, dimensions: int, selected: int, block: int
 ) -> NoisePlan:
     distributed = privacy.mode == "distributed"
 
     def made(multiplier: float) -> NoisePlan:
         if distributed:
-            width, scale = width_for(selected, dimensions, multiplier, rounds, honest)
+            width, scale = width_for(selected, dimensions, block, multiplier, rounds, honest)
         else:
             finest = MOST_DEVIATION / multiplier
             width, scale = 0, min(max(LEAST_STEPS, CENTRAL_STEPS * math.sqrt(dimensions)), finest)

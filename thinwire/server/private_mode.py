@@ -1,11 +1,15 @@
-"""Rounds with central differential privacy: the aggregator clips each update, and adds noise to the sum once.
+"""Rounds with differential privacy: who may spend another round, and when a noised model is released.
 
-`PrivateMode` reserves the cost of a round in the transaction that opens it, before an assignment leaves. A round that
-makes no step, or that a crash ends, stays reserved: what was spent is never given back. `PrivateAggregator` is the sum.
+`SpendingRounds` reserves the cost of a round in the transaction that opens it, before an assignment leaves. A round
+that makes no step, or that a crash ends, stays reserved: what was spent is never given back.
+
+- `CentralMode`: the aggregator clips each update, and adds noise to the sum once (`PrivateAggregator`).
+- `DistributedMode`: a secure round. Each client clips its update and adds its part of the noise before it masks it, so
+  the aggregator sees a sum that has its noise.
 
 Invariant: one sum is noised once. A model with noise is durable under a hidden name before the commit that names it,
-and gets its own name after that. After a crash before the commit the hidden file is deleted unread, and the round is
-noised again; after a crash behind it the same bytes are released.
+and gets its own name after that. After a crash before the commit the hidden file is deleted unread, and in central
+mode the round is noised again; after a crash behind it the same bytes are released.
 
 Invariant: a client counts once in a sum, by an update whose norm has the bound of the plan. Its reply has no fact of
 its data beside the update, and neither weight nor normaliser.
@@ -17,6 +21,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+from thinwire.aggregation.plan_codecs import noised_dimensions
 from thinwire.aggregation.private_lattice import NotRounded, PrivateSum
 from thinwire.core.errors import BadPayload, DataLost, NonFiniteUpdate
 from thinwire.core.statedir import sync_path
@@ -26,6 +31,7 @@ from thinwire.server.aggregator import Frames, Model, RoundAggregator
 from thinwire.server.model_store import HIDDEN
 from thinwire.server.privacy_budget import PrivacyBudget
 from thinwire.server.round_mode import RoundMode
+from thinwire.server.secure_mode import SecureMode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -39,28 +45,28 @@ if TYPE_CHECKING:
     from thinwire.core.types import ReplyHeader, State, Vector
     from thinwire.server.aggregator import WeightCaps
     from thinwire.server.context import RunContext
+    from thinwire.server.policy.cohort import Cohort
 
 
-class PrivateMode(RoundMode):
-    """Rounds with `[privacy] mode = "central"`: a round's clients are selected when it opens, and count alike."""
+class SpendingRounds(RoundMode):
+    """Rounds that spend privacy: a round's clients are selected when it opens, and count alike."""
 
     replaces = False  # a client that stands in for another would make the sum depend on who was quick
     evaluates_alone = False
-
-    @classmethod
-    def is_for(cls, plan: RunPlan) -> bool:
-        return plan.privacy.mode == "central"
 
     def __init__(self, plan: RunPlan) -> None:
         super().__init__(plan)
         self.budget = PrivacyBudget(plan)
 
     def noise(self, running: RunContext) -> NoisePlan:
-        """Return the noise of each round; it does not depend on how many clients are selected."""
-        return noise_plan(self.plan, running.layout.model_size, 1)
+        """Return the noise of each round: it follows from the plan and the size of the model."""
+        clients = self.plan.cohort.clients  # distributed noise needs a number, central noise needs none
+        selected = clients if isinstance(clients, int) else 1
+        return noise_plan(self.plan, noised_dimensions(self.plan, running.layout.model_size), selected)
 
     def excluded(self, running: RunContext, device: str) -> str:
-        return self.budget.excluded(running, device, self.noise(running).release)
+        why = super().excluded(running, device)
+        return why or self.budget.excluded(running, device, self.noise(running).release)
 
     def require_budget(self, running: RunContext) -> None:
         self.budget.require_clients(running, self.noise(running).release)
@@ -83,6 +89,32 @@ class PrivateMode(RoundMode):
 
     def released(self, running: RunContext, number: int, stored: Event) -> list[Event]:
         return self.budget.released(running, number, cast("ModelStored", stored).digest)
+
+
+class DistributedMode(SpendingRounds, SecureMode):
+    """Rounds with `[privacy] mode = "distributed"`, whose clients each add a part of the noise under masks.
+
+    How much follows from the number of clients, so a round opens only with all of `[cohort] clients`.
+    """
+
+    @classmethod
+    def is_for(cls, plan: RunPlan) -> bool:
+        return plan.privacy.mode == "distributed"
+
+    def may_open(self, running: RunContext, cohort: Cohort, min_updates: int) -> bool:
+        return len(cohort.selected) == self.plan.cohort.clients and super().may_open(running, cohort, min_updates)
+
+    def clip(self, running: RunContext) -> float:
+        assert self.plan.privacy.clip is not None, "the plan check demands it"
+        return self.plan.privacy.clip
+
+
+class CentralMode(SpendingRounds):
+    """Rounds with `[privacy] mode = "central"`."""
+
+    @classmethod
+    def is_for(cls, plan: RunPlan) -> bool:
+        return plan.privacy.mode == "central"
 
     def aggregator(self, running: RunContext, opened: RoundOpened, caps: WeightCaps | None = None) -> PrivateAggregator:
         del caps

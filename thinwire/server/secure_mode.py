@@ -101,11 +101,15 @@ class SecureMode(RoundMode):
         return super().may_open(running, cohort, min_updates)
 
     def secure_work(self, running: RunContext, number: int) -> SecureWork:
-        past, secure = running.past, self.plan.secure
-        clip = secure.clip if secure.clip != "auto" else past.clip or FIRST_CLIP
-        work = SecureWork(past.ledger.selected(number), 0, clip)
+        past = running.past
+        work = SecureWork(past.ledger.selected(number), 0, self.clip(running))
         windows = lattice_of(self.plan, running.layout.model_size, work, running.identity).walk.windows
         return replace(work, window=past.steps_made % windows)  # a round without a step repeats its window
+
+    def clip(self, running: RunContext) -> float:
+        """Return the largest L2 norm of a client's weighted update in the next round."""
+        given = self.plan.secure.clip
+        return given if given != "auto" else running.past.clip or FIRST_CLIP
 
     def aggregator(self, running: RunContext, opened: RoundOpened, caps: WeightCaps | None = None) -> SecureAggregator:
         del caps

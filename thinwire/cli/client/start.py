@@ -56,6 +56,7 @@ def begin(device: Device) -> int:
 
     Invariant: every error that this machine can find is raised before the first request to the aggregator.
     """
+    from thinwire.aggregation.plan_codecs import noised_dimensions
     from thinwire.client import ClientInfo
     from thinwire.client.admission import AdmissionController
     from thinwire.client.agent import reloads, serve, wanted
@@ -110,7 +111,9 @@ def begin(device: Device) -> int:
         benches = worker.benches()
 
         def release(assignment: Assignment, plan: RunPlan) -> tuple[str, str]:
-            return spending(plan, next(b.layout.model_size for b in benches if b.name == assignment.task))
+            size = next(b.layout.model_size for b in benches if b.name == assignment.task)
+            selected = assignment.secure.selected if assignment.secure else 1
+            return spending(plan, noised_dimensions(plan, size), selected)
 
         account = Account(ledger, lambda task: DataSet.of(device.dataset, data, task), release)
         gate = AdmissionController(first, folder, skew_s=lambda: clock.skew_s, carries=secure.carries, account=account)

@@ -1,0 +1,129 @@
+"""Runs whose clients add noise under masks, on a virtual clock: each round is spent once, whoever dies where."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.server.test_secure_rounds import World as SecureWorld
+from tests.server.test_secure_rounds import survivors
+from tests.support.crashes import LAYOUT, Fate, Outcome, Whole, killed, undisturbed_once
+from thinwire.aggregation.plan_codecs import noised_dimensions
+from thinwire.core import RunPlan
+from thinwire.core.events import ModelStored, RoundClosed, RunStatusChanged
+from thinwire.core.protection_events import PrivacyCommitted, PrivacyReserved, SumUnmasked
+from thinwire.core.statedir import AggregatorHome
+from thinwire.privacy.accounting import Release
+from thinwire.privacy.accounting import epsilon as epsilon_of
+from thinwire.privacy.noise_plan import noise_plan
+from thinwire.server.model_store import Versions
+from thinwire.store import Store
+
+SHARES = 3  # of all places: one test each
+EVERY = 4  # of them is tried: test_secure_rounds and test_private_rounds try each place of their own mode
+TEXT = """
+[run]
+task = "toy"
+rounds = 3
+evaluate = "off"
+[cohort]
+clients = 5
+wait_for = 5
+min_updates = 3
+deadline_s = 200
+late = "drop"
+[local]
+lr = 1.0
+steps = 1
+buffers = "local"
+[secure]
+enabled = true
+max_dropout = 0.4
+[privacy]
+mode = "distributed"
+clip = 2.0
+noise_multiplier = 1.0
+delta = 1e-3
+"""
+PLAN = RunPlan.parse(TEXT)
+
+
+class World(SecureWorld):
+    """Five devices, of which some leave a round in some phase, as in the runs without noise."""
+
+    rounds = PLAN
+
+
+undisturbed = undisturbed_once(World)
+
+
+def require_accounted(made: Outcome, plan: RunPlan = PLAN) -> None:
+    """Each round is reserved for all five, each released model is committed, and lies there as it was released."""
+    reserved, committed, stored = made.of(PrivacyReserved), made.of(PrivacyCommitted), made.of(ModelStored)[1:]
+    assert [event.round for event in reserved] == [event.round for event in made.of(RoundClosed)]
+    assert [event.digest for event in committed] == [event.digest for event in stored]
+    assert all(sorted(event.devices) == list("abcde") for event in reserved), "who drops out has spent too"
+    versions = Versions(made.folder, LAYOUT, durable=False)
+    versions.read(stored[-1])
+    assert not list(made.folder.glob("*.hidden"))
+    with Store.open(AggregatorHome(made.folder.parents[1]).database) as store:
+        spent = store.privacy.spent_by_device("toy")
+    assert Counter({client: sum(of.values()) for client, of in spent.items()}) == Counter(
+        device for event in reserved for device in event.devices
+    )
+    (release,) = {Release.from_json(text) for of in spent.values() for text in of}
+    assert release == noise_plan(plan, noised_dimensions(plan, LAYOUT.model_size), 5).release
+
+
+def test_each_round_is_reserved_and_committed_and_its_sum_has_the_clients_noise(undisturbed: Whole) -> None:
+    made, _ = undisturbed
+    assert made.status == "done"
+    assert [survivors(made, number) for number in (1, 2, 3)] == [list("abcde"), list("abce"), list("bcde")]
+    require_accounted(made)
+    noise = noise_plan(PLAN, noised_dimensions(PLAN, LAYOUT.model_size), 5)
+    for event in made.of(SumUnmasked):
+        assert (event.clip, event.next_clip) == (2.0, 2.0)
+        expected = np.sqrt(event.survivors * noise.variance * LAYOUT.model_size) * 2.0 / noise.scale / 5
+        assert event.norm == pytest.approx(expected, rel=0.5), "the noise is far above the update"
+
+
+@pytest.mark.parametrize("share", range(SHARES))
+def test_a_crash_anywhere_spends_each_round_once_and_releases_the_same_bytes(
+    undisturbed: Whole, tmp_path: Path, share: int
+) -> None:
+    made, places = undisturbed
+    expected = [event.digest for event in made.of(ModelStored)]
+    for where, again in killed(World, tmp_path, places, slice(share, None, SHARES * EVERY)):
+        assert again.status == "done", where
+        assert [event.digest for event in again.of(ModelStored)] == expected, where
+        require_accounted(again)
+
+
+def test_a_run_stops_before_its_budget_is_passed(tmp_path: Path) -> None:
+    release = noise_plan(PLAN, noised_dimensions(PLAN, LAYOUT.model_size), 5).release
+    two, three = (epsilon_of({release: rounds}, 1e-3) for rounds in (2, 3))
+
+    class Tight(World):
+        rounds = RunPlan.parse(f"{TEXT}budget = {(two + 3 * three) / 4}")
+
+    made = Tight(tmp_path, Fate()).live()
+    assert made.status == "failed"
+    assert len(made.of(RoundClosed)) == 2
+    assert made.of(RunStatusChanged)[-1].exit_code == 7
+    require_accounted(made, Tight.rounds)
+
+
+def test_a_round_with_too_few_survivors_reveals_nothing_and_stays_spent(tmp_path: Path) -> None:
+    """The cost counts on the fewest honest survivors, so a sum of fewer is never unmasked."""
+
+    class Strict(World):
+        rounds = RunPlan.parse(TEXT.replace("max_dropout = 0.4", "max_dropout = 0.0\nmin_survivors = 5"))
+
+    made = Strict(tmp_path, Fate()).live()
+    closed = made.of(RoundClosed)
+    assert [event.reason for event in closed[:3]] == ["all", "too-few", "too-few"]
+    assert len(made.of(SumUnmasked)) == len(made.of(PrivacyCommitted)) == sum(e.reason == "all" for e in closed)
+    assert len(made.of(PrivacyReserved)) == len(closed)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from thinwire.cli import console
 from thinwire.core.formatting import duration, size
-from thinwire.core.secure_numbers import LEAST_CLIENTS, check_numbers, protects, share_of
+from thinwire.core.secure_numbers import LEAST_CLIENTS, check_numbers, fewest_survivors, protects, share_of
 
 if TYPE_CHECKING:
     from thinwire.core import RunPlan
@@ -39,6 +39,8 @@ def selected_of(plan: RunPlan, online: int | None) -> tuple[int, int]:
 
 def uplink_text(plan: RunPlan) -> str:
     """Return what a client sends of its update, in words."""
+    if plan.privacy.mode == "distributed":
+        return "integers with noise under masks"
     return f"{plan.secure.bits} bits a value under masks"
 
 
@@ -59,7 +61,7 @@ def thresholds(plan: RunPlan, online: int | None) -> dict[str, Any]:
         "dropout": share_of(secure.max_dropout, selected),
         "threshold": graph.t,
         "neighbours": graph.k,
-        "least": max(graph.least, secure.min_survivors),
+        "least": max(graph.least, fewest_survivors(secure, selected, plan.privacy.mode == "distributed")),
         "protection": protects(secure, selected),
     }
 
@@ -91,11 +93,12 @@ def round_cost(plan: RunPlan, parameters: int, online: int | None) -> dict[str, 
     from thinwire.privacy.round_cost import phase_bytes
 
     found = thresholds(plan, online)
-    work = SecureWork(found["selected"], 0, 1.0)  # with clip = 1, so that the noise is in units of clip^2
+    clip = plan.privacy.clip or 1.0
+    work = SecureWork(found["selected"], 0, clip)
     lattice = lattice_of(plan, parameters, work, "")
     phases = phase_bytes(terms_of(plan, work, lattice.lanes, lattice.width))
     up, dense = sum(one.up for one in phases), 4 * parameters
-    noise = lattice.coordinates * lattice.mean_squared_error(1, plan.secure.weight_max)
+    noise = lattice.coordinates * lattice.mean_squared_error(1, plan.secure.weight_max) / clip**2
     warnings = [few_visits(plan)]
     if noise > 1:
         warnings.append(

@@ -305,7 +305,7 @@ class SecureSection(Section):
     adversary: Literal["curious", "malicious"] = Field(default="curious", description="aggregator that is withstood")
     max_corrupt: Below1 = Field(default=0.1, description="share of the selected clients that may collude with it")
     max_dropout: Below1 = Field(default=0.1, description="share of the selected clients that a round may lose")
-    min_survivors: Annotated[int, Field(ge=0)] = Field(default=0, description="fewest clients in a sum; 0: threshold")
+    min_survivors: Annotated[int, Field(ge=0)] = Field(default=0, description="fewest clients in a sum; 0: the threshold, or all but max_dropout if they add noise")
     graph: Literal["auto", "complete", "k-regular"] = Field(
         default="auto", description="which clients share secrets: all, or k neighbours each; auto: by their number"
     )

@@ -80,6 +80,20 @@ def threshold(selected: int, max_corrupt: float, max_dropout: float, adversary: 
     return found
 
 
+def fewest_survivors(secure: SecureSection, selected: int, noised: bool) -> int:
+    """Return the fewest clients in a sum of a round that selects so many.
+
+    With noise of the clients (`noised`) these are all but the D that may drop out, if the plan says no other number:
+    the fewer clients a sum may have, the more noise each of them has to add.
+
+    >>> [fewest_survivors(SecureSection(max_dropout=0.2), 20, noised) for noised in (False, True)]
+    [11, 16]
+    """
+    found = threshold(selected, secure.max_corrupt, secure.max_dropout, secure.adversary)
+    least = secure.min_survivors or (selected - found.dropout if noised else 0)
+    return max(found.least, least)
+
+
 def protects(secure: SecureSection, selected: int) -> str:
     """Return in words what a secure round of so many clients protects against, and what that assumes.
 

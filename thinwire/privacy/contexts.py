@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_der_public_key
 
+from thinwire.core.secure_numbers import fewest_survivors
 from thinwire.core.types import SecureWork
 from thinwire.privacy.graph import Graph, find_graph, neighbours
 from thinwire.privacy.keys import SUITE, SUITE_PQ
@@ -80,8 +81,10 @@ def terms_of(plan: RunPlan, work: SecureWork, lanes: int, width: int) -> SecureT
     secure = plan.secure
     metrics = [part for name in sorted(secure.metrics) for part in (name, f"{name}/count")]
     scalars = ("weight", *(["fits"] if clip_follows(plan) else []), *metrics)
+    is_noised = plan.privacy.mode == "distributed"
+    survivors = fewest_survivors(secure, work.selected, noised=True) if is_noised else secure.min_survivors
     return SecureTerms(
-        work.selected, secure.max_corrupt, secure.max_dropout, lanes, width, secure.min_survivors, secure.adversary,
+        work.selected, secure.max_corrupt, secure.max_dropout, lanes, width, survivors, secure.adversary,
         secure.graph, plan.run.rounds, scalars, secure.post_quantum,
     )  # fmt: skip
 

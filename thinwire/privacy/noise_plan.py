@@ -9,8 +9,8 @@ client can move the sum. The noise in the sum has a standard deviation of `noise
 
 - central: the aggregator adds the noise once, to the sum.
 - distributed: each client adds its part. The cost is that of the fewest honest clients whose noise is in a sum:
-  `honest` = the fewest survivors less the corrupt clients, who subtract their own noise. So each client adds 1 / honest
-  of the variance, and a sum of all clients has more noise than the cost says.
+  `honest` = the fewest survivors (`fewest_survivors`) less the corrupt clients, who subtract their own noise. So each
+  client adds 1 / honest of the variance, and a sum of all clients has more noise than the cost says.
 
 Unit of privacy: all data of one client. `participations` is the largest number of rounds in which one client takes
 part, and the cost of a run is that of so many releases.
@@ -25,7 +25,7 @@ from functools import lru_cache
 from thinwire.core.plan import RunPlan
 from thinwire.core.plan_schema import PrivacySection, SecureSection
 from thinwire.core.privacy_numbers import MOST_DEVIATION, padded_dimensions, squared_sensitivity, width_for
-from thinwire.core.secure_numbers import rotation_block, threshold
+from thinwire.core.secure_numbers import fewest_survivors, rotation_block, share_of
 from thinwire.privacy.accounting import Release, epsilon, noise_for
 from thinwire.privacy.samplers import TableSampler
 
@@ -74,8 +74,7 @@ def participations_of(plan: RunPlan) -> int:
 
 def honest_survivors(secure: SecureSection, selected: int) -> int:
     """Return the fewest honest clients in a sum of a round that selects so many clients."""
-    found = threshold(selected, secure.max_corrupt, secure.max_dropout, secure.adversary)
-    return max(found.least, secure.min_survivors) - found.corrupt
+    return fewest_survivors(secure, selected, noised=True) - share_of(secure.max_corrupt, selected)
 
 
 def noise_plan(plan: RunPlan, dimensions: int, selected: int) -> NoisePlan:

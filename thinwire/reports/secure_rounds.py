@@ -14,7 +14,7 @@ from thinwire.core.errors import PlanError
 from thinwire.core.events import NO_STEP
 from thinwire.core.formatting import counted, duration
 from thinwire.core.plan_schema import SecureSection
-from thinwire.core.secure_numbers import protects, share_of
+from thinwire.core.secure_numbers import fewest_survivors, protects, share_of
 from thinwire.core.types import PHASES
 from thinwire.privacy.graph import EVENT_BITS, graph_of_plan
 from thinwire.store.read_models import PhaseRow, RoundRow, RunRow, UpdateRow
@@ -100,7 +100,8 @@ def protection(run: RunRow, selected: Collection[int]) -> Protection | None:
         graph = graph_of_plan(secure, fewest, run.plan["run"]["rounds"])
     except PlanError as error:  # no k-regular graph, which the plan demands, has so few clients
         return Protection(f"A round of {fewest} clients has no sum: {error.what}.", 0, ())
-    least = max(graph.least, secure.min_survivors)
+    noised = dict(run.plan.get("privacy") or {}).get("mode") == "distributed"
+    least = max(graph.least, fewest_survivors(secure, fewest, noised))
     said = f"{protects(secure, fewest)}; a sum holds at least {least} clients"
     if fewest < most:
         said += f"; the rounds selected {fewest} to {most} clients"

@@ -225,30 +225,25 @@ def digits() -> Path:
 
 
 def plan_file(kind: str) -> Path:
-    """Return the file of the example's plan: `plan`, `secure` or `private`."""
+    """Return the file of the example's plan: `plan`, `secure`, `private` or `private-secure`."""
     return digits() / f"{kind}.toml"
 
 
 def kind_of(plan: RunPlan) -> str:
     """Return the name of the file that a plan of the demo was read from."""
-    return "secure" if plan.secure.enabled else "plan" if plan.privacy.mode == "off" else "private"
+    kinds = ("private" if plan.privacy.mode != "off" else "", "secure" if plan.secure.enabled else "")
+    return "-".join(filter(None, kinds)) or "plan"
 
 
 def plan_of(rounds: int, seed: int, clients: int, *, secure: bool = False, private: bool = False) -> RunPlan:
     """Return the example's plan with the demo's options; each round waits for all clients.
 
-    `UsageError` for a secure plan and fewer clients than a sum under masks needs, and for one that is private as well.
+    `UsageError` for a secure plan and fewer clients than a sum under masks needs.
     """
     from thinwire.core import RunPlan
     from thinwire.core.errors import UsageError
     from thinwire.core.secure_numbers import LEAST_CLIENTS
 
-    if secure and private:
-        raise UsageError(
-            "--private with --secure",
-            why="clients that add their noise under masks (distributed differential privacy) do not exist yet",
-            hint="--private alone: the aggregator adds the noise; or --secure alone: masks without noise",
-        )
     if secure and clients < LEAST_CLIENTS:
         raise UsageError(
             f"--clients {clients} with --secure",
@@ -256,7 +251,9 @@ def plan_of(rounds: int, seed: int, clients: int, *, secure: bool = False, priva
             hint=f"--clients {LEAST_CLIENTS}, or more",
         )
     sets = {"run.rounds": rounds, "run.seed": seed, "cohort.wait_for": clients}
-    kind = "secure" if secure else "private" if private else "plan"
+    if secure and private:  # how much noise each adds follows from their number
+        sets["cohort.clients"] = clients
+    kind = "-".join(name for name, given in (("private", private), ("secure", secure)) if given) or "plan"
     return RunPlan.load(plan_file(kind), {key: str(value) for key, value in sets.items()})
 
 

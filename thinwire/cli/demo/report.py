@@ -51,6 +51,7 @@ def spent(store: Store, run_id: str, plan: RunPlan) -> dict[str, Any]:
     `rounds` is the number of rounds in which that client was selected, and `released` that of released models.
     `epsilon` is None if the ledger has no bound.
     """
+    from thinwire.aggregation.plan_codecs import noised_dimensions
     from thinwire.core.layout import Layout
     from thinwire.privacy.accounting import epsilon_of
     from thinwire.privacy.noise_plan import noise_plan
@@ -58,7 +59,9 @@ def spent(store: Store, run_id: str, plan: RunPlan) -> dict[str, Any]:
     privacy, population = plan.privacy, plan.privacy.population or plan.run.task
     by_client = list(store.privacy.spent_by_device(population).values())
     epsilon = max((epsilon_of(one, privacy.delta) for one in by_client), default=0.0)
-    size = Layout.from_json(store.run(run_id).layout).model_size
+    size, is_distributed = Layout.from_json(store.run(run_id).layout).model_size, privacy.mode == "distributed"
+    clients = plan.cohort.clients if isinstance(plan.cohort.clients, int) else 1
+    noise = noise_plan(plan, noised_dimensions(plan, size), clients)
     return {
         "mode": privacy.mode,
         "unit": "one client with all its data",
@@ -67,8 +70,9 @@ def spent(store: Store, run_id: str, plan: RunPlan) -> dict[str, Any]:
         "rounds": max((sum(one.values()) for one in by_client), default=0),
         "released": sum(row.state == "committed" for row in store.privacy.rows(population)),
         "clip": privacy.clip,
-        "noise_multiplier": noise_plan(plan, size, 1).noise_multiplier,
-        "sees_updates": "the aggregator",
+        "noise_multiplier": noise.noise_multiplier,
+        "honest": noise.release.parties if is_distributed else None,
+        "sees_updates": "nobody" if is_distributed else "the aggregator",
     }
 
 
@@ -166,5 +170,9 @@ def spent_sentence(privacy: dict[str, Any]) -> Iterator[str]:
     bound = "no bound on epsilon" if privacy["epsilon"] is None else f"epsilon {privacy['epsilon']:.2f}"
     rounds = formatting.counted(privacy["rounds"], "round")
     yield f"privacy    {rounds} spent {bound} at delta {privacy['delta']:g} of {privacy['unit']},"
-    yield "           towards those who see the released models; the aggregator saw every update in the clear"
-    yield "           and is trusted to add the noise."
+    if privacy["honest"] is None:
+        yield "           towards those who see the released models; the aggregator saw every update in the clear"
+        yield "           and is trusted to add the noise."
+        return
+    yield "           towards all who see the released models, the aggregator included: it saw sums with noise only,"
+    yield f"           and the cost counts on the noise of {privacy['honest']} honest clients in each of them."

@@ -10,10 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thinwire.core.privacy_numbers import (
+    COUNT_NOISE,
     MOST_INFLATION,
     TAIL,
+    count_ratio,
     inflation,
     largest_coordinate,
+    next_clip,
     padded_dimensions,
     scale_for,
     squared_sensitivity,
@@ -66,6 +69,25 @@ def test_the_bound_is_that_of_gaussians_where_the_noise_is_large() -> None:
     exponent = math.log(2 * 2**20 * 10 / TAIL)
     gaussian = math.sqrt(2 * exponent * 50 * (2.0 * 1000) ** 2 / 40)
     assert largest_coordinate(1000.0, 50, 2**20, 2**40, 2.0, 10, 40) == pytest.approx(50 + gaussian, rel=1e-3)
+
+
+@given(st.integers(2, 5000), st.floats(0.01, 100))
+def test_the_count_of_an_adaptive_clip_takes_the_share_of_the_noise_that_the_paper_says(
+    clients: int, noise: float
+) -> None:
+    deviation = max(COUNT_NOISE * clients, noise)
+    assert deviation > noise / 2
+    of_update = (noise**-2 - (2 * deviation) ** -2) ** -0.5
+    ratio = count_ratio(clients, noise)
+    assert noise * math.sqrt(1 + ratio**2) == pytest.approx(of_update, rel=1e-9)
+    assert noise * math.sqrt(1 + ratio**2) / (2 * ratio) == pytest.approx(deviation, rel=1e-9), "in clients"
+
+
+@given(st.floats(1e-6, 1e6), st.floats(-5, 5))
+def test_a_clip_follows_the_median_and_one_round_changes_it_little(clip: float, share: float) -> None:
+    found = next_clip(clip, share)
+    assert abs(math.log(found / clip)) <= 0.1 + 1e-9
+    assert (found > clip) == (share < 0.5) or share == 0.5 or found == pytest.approx(clip)
 
 
 @given(st.integers(1, 10**7))

@@ -63,7 +63,8 @@ def test_the_plan_that_the_others_differ_from_is_valid() -> None:
             "budget = 4.0",
         ),
         ({"privacy__max_participations": "30"}, "max_participations = 30"),
-        ({"privacy__adaptive": "true"}, "adaptive = true is not supported"),
+        ({"privacy__adaptive": "true", "cohort__clients": '"all"'}, 'adaptive = true and [cohort] clients = "all"'),
+        ({"privacy__adaptive": "true", "privacy__clipping": '"per-layer"'}, 'clipping = "per-layer"'),
         ({"privacy__mode": '"distributed"'}, "[secure] enabled = false"),
         ({"privacy__mode": '"local"'}, 'mode = "local" is not supported'),
         ({"privacy__mode": '"example"'}, 'mode = "example" is not supported'),
@@ -100,6 +101,8 @@ DISTRIBUTED = {"privacy__mode": '"distributed"', "secure__enabled": "true", "sec
 
 def test_a_distributed_plan_is_valid() -> None:
     assert not refused(**DISTRIBUTED)
+    assert not refused(**DISTRIBUTED, privacy__adaptive="true")
+    assert not refused(**DISTRIBUTED, privacy__clipping='"per-layer"')
     assert not refused(**DISTRIBUTED, secure__support="0.1", secure__rotate="1024")
 
 

@@ -102,7 +102,7 @@ class SecureDevice(AttentiveDevice):
         else:  # the same noise for the same device and round, also in another process
             points = lattice.encode(x, 1, window, rotation, ScriptedRng(assignment.round * 1000 + ord(self.name)))
         self.sent[assignment.assignment_id] = lattice.represented(points)
-        values = {"weight": 1, "fits": int(points.clipped == points.scaled == 1.0)}
+        values = {"weight": 1, "fits": lattice.fits(points, ScriptedRng(assignment.round * 2000 + ord(self.name)))}
         vectors = taking.participant.mask(points.lanes, [values[name] for name in taking.participant.terms.scalars])
         body = vectors.update.tobytes() + vectors.scalars
         self.sequence += 1

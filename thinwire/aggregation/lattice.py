@@ -209,6 +209,11 @@ class Lattice:
         """Encode as `encode` does, but draw from a key that is known: for simulations and tests."""
         return self._encode(x, weight, window, rotation, hashed_words(rounding))
 
+    def fits(self, points: Points, secret: SecretRng) -> int:
+        """Return 1 if nothing of a client's vector was scaled down, else 0: what follows the automatic clip."""
+        del secret
+        return int(points.clipped == points.scaled == 1.0)
+
     def represented(self, points: Points) -> Vector:
         """Return what the sum holds of this client, as a vector of the whole model in the model's unit."""
         into = np.zeros(self.terms.size, np.float32)

@@ -97,7 +97,8 @@ def lattice_of(plan: RunPlan, size: int, work: SecureWork, identity: str) -> Lat
     if plan.privacy.mode == "distributed":
         from thinwire.privacy.noise_plan import noise_plan  # other runs need no accountant
 
-        if (work.selected, work.clip) != (plan.cohort.clients, plan.privacy.clip):
+        clip = work.clip if plan.privacy.adaptive else plan.privacy.clip  # any clip has the same noise in steps
+        if (work.selected, work.clip) != (plan.cohort.clients, clip):
             raise ValueError(f"{work.selected} clients and clip = {work.clip:g} are not those of the plan")
         noise = noise_plan(plan, noised_dimensions(plan, size), work.selected)
         return PrivateLattice(PrivateTerms(size, secure.support, block, work.selected, work.clip, noise), key)

@@ -12,7 +12,7 @@ the noise is whole numbers, and only the noised sum is scaled to floats.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -43,11 +43,14 @@ class PrivateSum:
     """The sum of the updates of one round, in central mode.
 
     `clip` is the largest L2 norm of an update, and `scale` the number of grid steps that it has. The mean is the noised
-    sum divided by `clients`, a number that no data decide. Memory: 64 bits a coordinate, and one draw of noise.
+    sum divided by `clients`, a number that no data decide. An update within the clip adds `count` to the count that an
+    adaptive clip follows, and another one subtracts it. Memory: 64 bits a coordinate, and one draw of noise.
     """
 
-    def __init__(self, size: int, clip: float, scale: float, clients: int, rng: SecretRng) -> None:
+    def __init__(self, size: int, clip: float, scale: float, clients: int, rng: SecretRng, count: int = 0) -> None:
         self.clip, self.scale, self.clients, self._rng = clip, scale, clients, rng
+        self.count, self._counted = count, 0
+        self.share: float | None = None  # of the clients whose update was within the clip, with noise
         self.total: NDArray[np.int64] | None = np.zeros(size, np.int64)
         self._most = squared_sensitivity(scale, size)
 
@@ -68,6 +71,7 @@ class PrivateSum:
                 squares += int(np.dot(rounded, rounded))
             if squares <= self._most:
                 self.total += points
+                self._counted += self.count if norm <= self.clip else -self.count
                 return norm <= self.clip
         raise NotRounded(f"{ATTEMPTS} attempts to round a vector of norm {norm:g}")
 
@@ -87,10 +91,38 @@ class PrivateSum:
         noise, mean = np.empty(total.size, np.int32), np.empty(total.size, np.float32)
         draw(noise)
         total += noise
+        if self.count:
+            draw(noise[:1])
+            self.share = fitted_share(self._counted + int(noise[0]), self.count, self.clients)
         unit = self.clip / self.scale / self.clients
         for start in range(0, total.size, CHUNK):
             mean[start : start + CHUNK] = total[start : start + CHUNK] * unit
         return mean
+
+
+def fitted_share(total: int, count: int, clients: int) -> float:
+    """Return the share of `clients` whose update was within the clip, from the noised sum of `count` and -`count`.
+
+    A client that is not in the sum counts half, so that the share depends on no number of replies.
+
+    >>> fitted_share(-30, 10, 4)
+    0.125
+    """
+    return 0.5 + total / (2 * count * clients)
+
+
+def clip_layers(vector: Vector, spans: Sequence[slice], clip: float) -> None:
+    """Scale each of L parts of a vector down to a norm of clip / sqrt(L), so that the vector's is at most `clip`.
+
+    Without it one tensor with large gradients takes the whole clip (McMahan et al. 2018, section 3.2). NaN and
+    infinity stay, for the check that follows.
+    """
+    most = clip / math.sqrt(len(spans))
+    for span in spans:
+        part = vector[span]
+        norm = math.sqrt(sum(float(np.dot(each, each)) for _, each in _chunks(part)))
+        if norm > most and math.isfinite(norm):
+            part *= np.float32(most / norm)
 
 
 @dataclass(frozen=True)
@@ -156,6 +188,12 @@ class PrivateLattice(Lattice):
             sampler.fill(noise[: lanes.size], secret)
             lanes += noise[: lanes.size].astype(self.dtype)
         return points
+
+    def fits(self, points: Points, secret: SecretRng) -> int:
+        """Return what a client adds to the count that an adaptive clip follows, with its part of the noise."""
+        noise = np.empty(1, np.int32)
+        self.noise.sampler.fill(noise, secret)
+        return (self.noise.count if super().fits(points, secret) else -self.noise.count) + int(noise[0])
 
     def encode_public(self, x: Vector, weight: int, window: int, rotation: Key, rounding: Key) -> Points:
         """Raise TypeError: noise from a key that is known would hide nothing."""

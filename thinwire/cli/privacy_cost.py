@@ -247,7 +247,9 @@ def _lines(run: PrivateRun) -> Iterator[tuple[str, str]]:
     yield "run", f"{run.plan.run.rounds} rounds of {counted(run.selected, 'client')}, {run.parameters} parameters"
     yield "unit", UNIT
     yield "mode", privacy.mode
-    yield "clip", f"{privacy.clip:g}, the largest L2 norm of one client's update"
+    per_layer = "; each of L tensors has clip / sqrt(L)" if privacy.clipping == "per-layer" else ""
+    follows = " in the first round; then it follows the median of the norms" if privacy.adaptive else per_layer
+    yield "clip", f"{privacy.clip:g}, the largest L2 norm of one client's update{follows}"
     multiplier = f"{noise.noise_multiplier:.4g} ({found})"
     yield "noise", f"{noise.release.mechanism}, noise_multiplier = {multiplier}: in the sum, in multiples of clip"
     last = f"{rounded_up(run.epsilon())} after {counted(noise.participations, 'round')} of one client"

@@ -335,7 +335,7 @@ class AssignmentHandler:
             replica_version=new.replica_version, pending=outbox.without(new.pending, void),
         )  # fmt: skip
         if assignment.secure is not None:
-            return self._commit(assignment, folder, self.rounds.encode(job, found, onto))
+            return self._commit(assignment, folder, self.rounds.encode(job, found, onto, self.bench.layout))
         return self._commit(assignment, folder, encoded(job, found, onto, self.bench.layout))
 
     def _ahead_of(self, run: str) -> PipelineState:

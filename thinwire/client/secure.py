@@ -34,7 +34,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from thinwire.aggregation.lattice import Lattice, Points
 from thinwire.aggregation.plan_codecs import keeps_residual, lattice_of, rotation_key
-from thinwire.aggregation.private_lattice import NotRounded
+from thinwire.aggregation.private_lattice import NotRounded, clip_layers
 from thinwire.client import payload
 from thinwire.client.errors import FAILED, CannotReply
 from thinwire.client.execute import AssignmentContext, Result, Trained
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from thinwire.client.policy import Policy
     from thinwire.client.run_state import ClientRunState
     from thinwire.core.fleet import Delivery
+    from thinwire.core.layout import Layout
     from thinwire.core.plan import RunPlan
     from thinwire.core.prng import SecretRng
     from thinwire.core.types import Assignment, Metrics, Vector
@@ -293,7 +294,7 @@ class SecureRounds:
         with self._changed:
             return (one := self._open.get(training)) is None or one.seed is not None
 
-    def encode(self, job: AssignmentContext, found: Trained, state: ClientRunState) -> Result:
+    def encode(self, job: AssignmentContext, found: Trained, state: ClientRunState, layout: Layout) -> Result:
         """Encode an update on the lattice and mask it; return the reply, and the state with the new residual.
 
         It waits until the seed of the rotation is here, and raises `Cancelled` if the round is over before that.
@@ -308,6 +309,8 @@ class SecureRounds:
             if keeps and state.residual is not None:
                 decay = np.float32(job.plan.uplink.feedback_decay**age)
                 change += state.residual if decay == 1 else decay * state.residual
+            if job.plan.privacy.clipping == "per-layer":
+                clip_layers(change, [segment.span for segment in layout.segments], assignment.secure.clip)
             try:
                 points = one.lattice.encode(
                     change, found.header.examples, assignment.secure.window, rotation_key(one.seed), self.identity.rng()
@@ -315,7 +318,8 @@ class SecureRounds:
             except NotRounded as error:
                 self.forget(assignment.assignment_id)
                 raise CannotReply(FAILED, "lattice", f"left the round: {error}") from error
-            scalars = scalars_of(one.participant.terms.scalars, job.plan, points, found.header.metrics)
+            fits = one.lattice.fits(points, self.identity.rng())
+            scalars = scalars_of(one.participant.terms.scalars, job.plan, points.weight, fits, found.header.metrics)
             vectors = self._masked(assignment.assignment_id, points, scalars)
         del points  # a model of lanes
         parts, body = pack_vectors(vectors)
@@ -343,14 +347,14 @@ class SecureRounds:
                 raise _failed(error) from error
 
 
-def scalars_of(names: Sequence[str], plan: RunPlan, points: Points, metrics: Metrics) -> list[int]:
+def scalars_of(names: Sequence[str], plan: RunPlan, weight: int, fits: int, metrics: Metrics) -> list[int]:
     """Return a client's scalars in the order of the round's terms (`terms_of`): integers that sum without a mask.
 
-    `weight` is the client's weight, and `fits` is 1 if nothing was scaled down. A metric NAME of `[secure] metrics`
+    `weight` is the client's weight, and `fits` that of `Lattice.fits`. A metric NAME of `[secure] metrics`
     counts with its mean in units of bound / 2^METRIC_BITS, clipped to the bound, times NAME/count: the examples of the
     metric, at most `weight_max`. Both are 0 if the client has no such metric, or if it is NaN.
     """
-    made, secure = {"weight": points.weight, "fits": int(points.clipped == 1.0 and points.scaled == 1.0)}, plan.secure
+    made, secure = {"weight": weight, "fits": fits}, plan.secure
     for name, bound in secure.metrics.items():
         total, count = metrics.get(f"eval/{name}", (0.0, 0.0))
         mean, counted = total / count if count else math.nan, min(int(count), secure.weight_max)

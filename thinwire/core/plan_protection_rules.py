@@ -195,6 +195,11 @@ def _privacy_noise(plan: Sections) -> list[Rule]:
          and privacy.budget < privacy.target_epsilon,
          f"target_epsilon = {privacy.target_epsilon} and budget = {privacy.budget}",
          "the run would stop before its last round", f"[privacy] budget = {privacy.target_epsilon}"),
+        (privacy.adaptive and not isinstance(clients, int),
+         f"adaptive = true and [cohort] clients = {json.dumps(clients)}",
+         "the noise of the count that the clip follows is a share of the clients of a round", "[cohort] clients = 10"),
+        (privacy.adaptive and privacy.clipping != "flat", f'adaptive = true and clipping = "{privacy.clipping}"',
+         "one count does not tell in which tensor the updates were too long", "leave one of them out"),
         (most is not None and most > run.rounds, f"max_participations = {most} and [run] rounds = {run.rounds}",
          "no client takes part in more rounds than there are", "leave max_participations out"),
     ]  # fmt: skip

@@ -68,7 +68,6 @@ def refusals(plan: Sections, codecs: CodecBook, measured: Mapping[str, DeviceTim
 UNBUILT = {
     "run": ("eval_cohort",),
     "server": ("reduce",),
-    "privacy": ("adaptive",),
 }  # fmt: skip
 UNBUILT_VALUES = {
     ("run", "evaluate"): ("holdout",),

@@ -305,7 +305,9 @@ class SecureSection(Section):
     adversary: Literal["curious", "malicious"] = Field(default="curious", description="aggregator that is withstood")
     max_corrupt: Below1 = Field(default=0.1, description="share of the selected clients that may collude with it")
     max_dropout: Below1 = Field(default=0.1, description="share of the selected clients that a round may lose")
-    min_survivors: Annotated[int, Field(ge=0)] = Field(default=0, description="fewest clients in a sum; 0: the threshold, or all but max_dropout if they add noise")
+    min_survivors: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="fewest clients in a sum; 0: the threshold, or all but max_dropout if they add noise"
+    )
     graph: Literal["auto", "complete", "k-regular"] = Field(
         default="auto", description="which clients share secrets: all, or k neighbours each; auto: by their number"
     )
@@ -333,7 +335,11 @@ class PrivacySection(Section):
         "aggregation (distributed)",
     )
     clip: Positive | None = Field(default=None, description="largest L2 norm of one client's update; larger are scaled")
-    adaptive: bool = Field(default=False, description="clip follows a quantile of the norms")
+    clipping: Literal["flat", "per-layer"] = Field(
+        default="flat",
+        description="clip the whole update (flat), or each of L tensors to clip / sqrt(L) (per-layer)",
+    )
+    adaptive: bool = Field(default=False, description="clip is the first one, and then follows the median of the norms")
     noise_multiplier: Positive | None = Field(
         default=None, description="standard deviation of the noise in the sum, in multiples of clip"
     )

@@ -18,6 +18,7 @@ WIDTHS = range(8, 33)
 MOST_STEPS = 1 << 20  # a clip: float32 computes the places, and its errors stay below what conditional rounding allows
 MOST_DEVIATION = 2.0**16  # grid steps of one source's noise: a table of the sampler has 16 bytes a step
 DIGITS = 10
+COUNT_NOISE, QUANTILE, RATE = 0.05, 0.5, 0.2  # of an adaptive clip (Andrew et al. 2021, section 3.1)
 
 
 def squared_sensitivity(scale: float, dimensions: int) -> int:
@@ -37,6 +38,33 @@ def squared_sensitivity(scale: float, dimensions: int) -> int:
 def inflation(scale: float, dimensions: int) -> float:
     """Return the norm of a client's integers over its norm before rounding: the cost is that of so much less noise."""
     return math.sqrt(squared_sensitivity(scale, dimensions)) / scale
+
+
+def count_ratio(clients: int, noise_multiplier: float) -> float:
+    """Return b / S of the count that an adaptive clip follows: a client adds b or -b, beside an update of S steps.
+
+    The count is one more coordinate of the same release, with the same noise. Its noise has a standard deviation of
+    sigma_b = `COUNT_NOISE` clients of n, at least z, in units of clients that count 1/2 or -1/2. With the noise z
+    sqrt(S^2 + b^2) of the release that gives b = z S / sqrt(4 sigma_b^2 - z^2). For the update alone the noise is
+    z_delta = (z^-2 - (2 sigma_b)^-2)^(-1/2) clips (Andrew et al. 2021, Theorem 1).
+
+    >>> z = 1.0 * math.sqrt(1 + count_ratio(100, 1.0) ** 2)
+    >>> round(z, 6), round((1.0**-2 - (2 * 5.0) ** -2) ** -0.5, 6)
+    (1.005038, 1.005038)
+    """
+    deviation = max(COUNT_NOISE * clients, noise_multiplier)
+    return noise_multiplier / math.sqrt(4 * deviation**2 - noise_multiplier**2)
+
+
+def next_clip(clip: float, share: float) -> float:
+    """Return the clip after a round in which this share of the clients had an update within it; noise may be in it.
+
+    C exp(-RATE (share - QUANTILE)): it follows the median of the norms (Andrew et al. 2021, section 2).
+
+    >>> [round(next_clip(1.0, share), 3) for share in (0.0, 0.5, 1.0)]
+    [1.105, 1.0, 0.905]
+    """
+    return min(max(clip * math.exp(-RATE * (min(max(share, 0.0), 1.0) - QUANTILE)), 2.0**-60), 2.0**60)
 
 
 def padded_dimensions(coordinates: int, largest: int) -> tuple[int, int]:

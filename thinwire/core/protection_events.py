@@ -97,7 +97,9 @@ class PrivacyCommitted(Event):
 
     - `round`: its number, from 1.
     - `digest`: the SHA-256 of the released bytes.
+    - `next_clip`: the largest L2 norm of one update in the next round; None if it stays as it was.
     """
 
     round: int
     digest: str
+    next_clip: float | None = None

@@ -92,9 +92,9 @@ def terms_of(plan: RunPlan, work: SecureWork, lanes: int, width: int) -> SecureT
 def clip_follows(plan: RunPlan) -> bool:
     """Return True if the clip of a secure round follows from how many updates fitted the one before.
 
-    With privacy it does not: the number of updates that fitted would be released without noise.
+    With privacy it does so only if the plan says adaptive, because then the number has noise.
     """
-    return plan.secure.clip == "auto" and plan.privacy.mode == "off"
+    return plan.privacy.adaptive if plan.privacy.mode != "off" else plan.secure.clip == "auto"
 
 
 def model_digest(base_digest: str, buffers: Vector | None) -> bytes:

@@ -24,7 +24,13 @@ from functools import lru_cache
 
 from thinwire.core.plan import RunPlan
 from thinwire.core.plan_schema import PrivacySection, SecureSection
-from thinwire.core.privacy_numbers import MOST_DEVIATION, padded_dimensions, squared_sensitivity, width_for
+from thinwire.core.privacy_numbers import (
+    MOST_DEVIATION,
+    count_ratio,
+    padded_dimensions,
+    squared_sensitivity,
+    width_for,
+)
 from thinwire.core.secure_numbers import fewest_survivors, rotation_block, share_of
 from thinwire.privacy.accounting import Release, epsilon, noise_for
 from thinwire.privacy.samplers import TableSampler
@@ -39,7 +45,8 @@ class NoisePlan:
     """Gives the grid and the noise of each round of a run, and what one round costs a client that takes part.
 
     `scale` is the number of grid steps a clip, `variance` the noise of one source (the aggregator, or one client) in
-    squared steps, and `width` the bits of a lane of the masked sum, 0 in central mode.
+    squared steps, and `width` the bits of a lane of the masked sum, 0 in central mode. `count` is what a client adds to
+    the count that an adaptive clip follows, or subtracts from it, in steps; 0 without one.
     """
 
     release: Release
@@ -48,6 +55,7 @@ class NoisePlan:
     variance: float
     width: int
     participations: int
+    count: int = 0
 
     def epsilon(self, delta: float, rounds: int | None = None) -> float:
         """Return epsilon of a client after so many rounds in which it took part; by default after the most."""
@@ -85,7 +93,11 @@ def noise_plan(plan: RunPlan, dimensions: int, selected: int) -> NoisePlan:
     """
     honest = honest_survivors(plan.secure, selected) if plan.privacy.mode == "distributed" else 1
     block = padded_dimensions(dimensions, rotation_block(plan.secure))[1] if plan.secure.enabled else 1
-    return _noise_plan(plan.privacy, honest, plan.run.rounds, participations_of(plan), dimensions, selected, block)
+    clients = plan.cohort.clients
+    counted = clients if plan.privacy.adaptive and isinstance(clients, int) else 0
+    return _noise_plan(
+        plan.privacy, honest, plan.run.rounds, participations_of(plan), dimensions, selected, block, counted
+    )
 
 
 def spending(plan: RunPlan, dimensions: int, selected: int = 1) -> tuple[str, str]:
@@ -98,24 +110,29 @@ def spending(plan: RunPlan, dimensions: int, selected: int = 1) -> tuple[str, st
 
 @lru_cache(maxsize=8)
 def _noise_plan(
-    privacy: PrivacySection, honest: int, rounds: int, participations: int, dimensions: int, selected: int, block: int
-) -> NoisePlan:
+    privacy: PrivacySection, honest: int, rounds: int, participations: int, dimensions: int, selected: int, block: int,
+    counted: int,
+) -> NoisePlan:  # fmt: skip
     distributed = privacy.mode == "distributed"
 
     def made(multiplier: float) -> NoisePlan:
+        ratio = count_ratio(counted, multiplier) if counted else 0.0
+        of_update = multiplier * math.sqrt(1 + ratio**2)  # the noise in clips, where the count takes its share
         if distributed:
-            width, scale = width_for(selected, dimensions, block, multiplier, rounds, honest)
+            width, scale = width_for(selected, dimensions, block, of_update, rounds, honest)
         else:
-            finest = MOST_DEVIATION / multiplier
+            finest = MOST_DEVIATION / of_update
             width, scale = 0, min(max(LEAST_STEPS, CENTRAL_STEPS * math.sqrt(dimensions)), finest)
-        squared, variance = squared_sensitivity(scale, dimensions), (multiplier * scale) ** 2
+        count = max(1, round(ratio * scale)) if counted else 0
+        squared = squared_sensitivity(scale, dimensions) + count**2
+        variance = multiplier**2 * (scale**2 + count**2)
         is_sum = distributed and privacy.noise == "discrete-gaussian"
         mechanism = "discrete-gaussian-sum" if is_sum else privacy.noise
         release = Release(
-            mechanism, math.sqrt(squared), variance, dimensions, honest if distributed else 1, 1.0,
+            mechanism, math.sqrt(squared), variance, dimensions + bool(count), honest if distributed else 1, 1.0,
             DISTANCE,
         )  # fmt: skip
-        return NoisePlan(release, multiplier, scale, variance / honest, width, participations)
+        return NoisePlan(release, multiplier, scale, variance / honest, width, participations, count)
 
     if privacy.noise_multiplier is not None:
         return made(privacy.noise_multiplier)

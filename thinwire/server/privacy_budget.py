@@ -74,9 +74,9 @@ class PrivacyBudget:
             )
         ]
 
-    def released(self, running: RunContext, number: int, digest: str) -> list[Event]:
-        """Return that a round's model is released."""
-        return [PrivacyCommitted(running.clock.wall(), number, digest)]
+    def released(self, running: RunContext, number: int, digest: str, next_clip: float | None) -> list[Event]:
+        """Return that a round's model is released, and the clip of the next round if it follows from this one."""
+        return [PrivacyCommitted(running.clock.wall(), number, digest, next_clip)]
 
     def require_clients(self, running: RunContext, release: Release) -> None:
         """Raise `BudgetSpent` if no round can be opened because of what the connected clients have spent."""

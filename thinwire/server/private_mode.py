@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from thinwire.aggregation.plan_codecs import noised_dimensions
-from thinwire.aggregation.private_lattice import NotRounded, PrivateSum
+from thinwire.aggregation.private_lattice import NotRounded, PrivateSum, clip_layers
 from thinwire.core.errors import BadPayload, DataLost, NonFiniteUpdate
+from thinwire.core.privacy_numbers import next_clip
 from thinwire.core.statedir import sync_path
 from thinwire.privacy.noise_plan import NoisePlan, noise_plan
 from thinwire.privacy.secret_rng import SystemRng
@@ -87,8 +88,14 @@ class SpendingRounds(RoundMode):
     def reserved(self, running: RunContext, opened: RoundOpened) -> list[Event]:
         return self.budget.reserved(running, opened, self.noise(running).release)
 
-    def released(self, running: RunContext, number: int, stored: Event) -> list[Event]:
-        return self.budget.released(running, number, cast("ModelStored", stored).digest)
+    def released(self, running: RunContext, number: int, stored: Event, fold: RoundAggregator) -> list[Event]:
+        follows = fold.next_clip if isinstance(fold, PrivateAggregator) else None
+        return self.budget.released(running, number, cast("ModelStored", stored).digest, follows)
+
+    def clip(self, running: RunContext) -> float:
+        """Return the largest L2 norm of a client's update in the next round; an adaptive clip follows the last one."""
+        assert self.plan.privacy.clip is not None, "the plan check demands it"
+        return running.past.clip or self.plan.privacy.clip
 
 
 class DistributedMode(SpendingRounds, SecureMode):
@@ -104,10 +111,6 @@ class DistributedMode(SpendingRounds, SecureMode):
     def may_open(self, running: RunContext, cohort: Cohort, min_updates: int) -> bool:
         return len(cohort.selected) == self.plan.cohort.clients and super().may_open(running, cohort, min_updates)
 
-    def clip(self, running: RunContext) -> float:
-        assert self.plan.privacy.clip is not None, "the plan check demands it"
-        return self.plan.privacy.clip
-
 
 class CentralMode(SpendingRounds):
     """Rounds with `[privacy] mode = "central"`."""
@@ -120,7 +123,7 @@ class CentralMode(SpendingRounds):
         del caps
         selected = running.past.ledger.selected(opened.round)
         return PrivateAggregator(
-            self.plan, running.layout, opened.codec, running.codec_of, self.noise(running), selected
+            self.plan, running.layout, opened.codec, running.codec_of, self.noise(running), selected, self.clip(running)
         )
 
 
@@ -139,12 +142,17 @@ class PrivateAggregator(RoundAggregator):
         codec_of: Callable[[ReplyHeader], str],
         noise: NoisePlan,
         selected: int,
+        clip: float,
         rng: SecretRng | None = None,
     ) -> None:
         super().__init__(plan, layout, codec, codec_of=codec_of)
-        assert plan.privacy.clip is not None, "the plan check demands it"
         self.noise, self.rng = noise, rng or SystemRng()
-        self.sum = PrivateSum(layout.model_size, plan.privacy.clip, noise.scale, selected, self.rng)
+        self.sum = PrivateSum(layout.model_size, clip, noise.scale, selected, self.rng, noise.count)
+
+    @property
+    def next_clip(self) -> float | None:
+        """Return the clip of the next round, which follows from the noised count; None if it stays."""
+        return None if self.sum.share is None else next_clip(self.sum.clip, self.sum.share)
 
     def _add(self, header: ReplyHeader, frames: Frames, discount: float) -> None:
         del discount
@@ -154,7 +162,10 @@ class PrivateAggregator(RoundAggregator):
                 f"an update with the parts {', '.join(names)[:80]}", why=f"expected {len(expected)} frames"
             )
         try:
-            self.sum.add(self._decoded(self._codec(header), frames))
+            update = self._decoded(self._codec(header), frames)
+            if self.plan.privacy.clipping == "per-layer":
+                clip_layers(update, [segment.span for segment in self.layout.segments], self.sum.clip)
+            self.sum.add(update)
         except NotRounded as error:
             raise BadPayload("an update that is not in the sum", why=str(error)) from error
         except NonFiniteUpdate as error:

@@ -46,7 +46,7 @@ def finish(one: RoundRunner) -> None:
         model = running.model
         events.append(running.versions.write(version, model.params, model.buffers, model.counters, now, model.state))
         events += running.sending.publish(version, now)
-        events += running.mode.released(running, one.opened.round, events[-1])
+        events += running.mode.released(running, one.opened.round, events[-1], one.fold)
         step_s, store_s = stepped - start, time.perf_counter() - stepped
     else:
         step_s = store_s = 0.0

@@ -163,7 +163,7 @@ class RoundMode:
         """Return what a round of a private run spends of the privacy budget; recorded with its opening."""
         return []
 
-    def released(self, running: RunContext, number: int, stored: Event) -> list[Event]:
+    def released(self, running: RunContext, number: int, stored: Event, fold: RoundAggregator) -> list[Event]:
         """Return that the model of a round is released, in a private run; recorded with the round's end."""
         return []
 

@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING
 
 from thinwire.aggregation.lattice import BadSum, Lattice
 from thinwire.aggregation.plan_codecs import lattice_of, rotation_key
+from thinwire.aggregation.private_lattice import PrivateLattice, fitted_share
 from thinwire.compression.vector_ops import bucket_sums, in_order
+from thinwire.core import privacy_numbers
 from thinwire.core.errors import BadPayload
 from thinwire.core.protection_events import SumUnmasked
 from thinwire.core.secure_numbers import METRIC_BITS
@@ -95,7 +97,7 @@ class SecureAggregator(RoundAggregator):
             for name, bound in self.plan.secure.metrics.items()
             if scalars[f"{name}/count"] > 0
         }
-        follows = next_clip(clip, scalars["fits"], survivors) if "fits" in scalars else clip
+        follows = self._next_clip(scalars["fits"], survivors) if "fits" in scalars else clip
         norm = math.sqrt(in_order(bucket_sums(self.mean, 2)))
         self.summed = SumUnmasked(
             at,
@@ -109,9 +111,15 @@ class SecureAggregator(RoundAggregator):
             time.perf_counter() - start,
         )
 
+    def _next_clip(self, fits: int, survivors: int) -> float:
+        if isinstance(self.lattice, PrivateLattice):
+            share = fitted_share(fits, self.lattice.noise.count, self.work.selected)
+            return privacy_numbers.next_clip(self.work.clip, share)
+        return next_clip(self.work.clip, fits, survivors)
+
     def _require_possible(self, scalars: Mapping[str, int], survivors: int) -> None:
         """Raise `BadSum` for scalars that no clients of the round have: one that lies must not end the run."""
-        if not 0 <= scalars.get("fits", 0) <= survivors:
+        if self.plan.privacy.mode == "off" and not 0 <= scalars.get("fits", 0) <= survivors:
             raise BadSum(f"{scalars['fits']} of {survivors} updates fitted the grid")
         for name in self.plan.secure.metrics:
             total, count = scalars[name], scalars[f"{name}/count"]

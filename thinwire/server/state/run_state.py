@@ -30,7 +30,7 @@ from thinwire.core.events import (
     UpdateDropped,
 )
 from thinwire.core.plan import RunPlan
-from thinwire.core.protection_events import PhaseClosed, SumUnmasked
+from thinwire.core.protection_events import PhaseClosed, PrivacyCommitted, SumUnmasked
 from thinwire.server.policy.assignment_terms import ROUNDS, CodecHistory, DeviceSpeeds
 from thinwire.server.policy.eligibility import DeviceBackoff
 from thinwire.server.state.assignment_ledger import KEPT, AssignmentLedger
@@ -201,8 +201,8 @@ class RunState:
                 self.line.now.since.append(event)
             case ClientFailed():
                 self._fail(event)
-            case SumUnmasked():
-                self.clip = event.next_clip
+            case SumUnmasked() | PrivacyCommitted():
+                self.clip = event.next_clip or self.clip
             case ClientReconnected():
                 self.line.now.since.append(event)
                 self.connected.add(event.device)

@@ -122,7 +122,7 @@ def test_a_distributed_plan_has_a_grid_bits_and_the_honest_clients_that_its_cost
     assert (found["mechanism"], found["honest"], found["clients"]) == ("skellam", 10, 20)
     assert 8 <= found["bits"] <= 32
     assert found["steps_of_clip"] > 0
-    assert found["table"][2]["noise_of_mean"] == pytest.approx(2.0 * (20 / 6) ** 0.5), "all 20 add their part"
+    assert found["table"][2]["noise_of_mean"] == pytest.approx(2.0 * (20 / 10) ** 0.5), "all 20 add their part"
 
 
 def test_a_person_reads_the_unit_the_trust_and_the_epsilon_also_in_the_explanation_of_the_plan(thinwire):

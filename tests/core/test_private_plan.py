@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from tests.support.codec_examples import SPECS, layout_of
 from thinwire.aggregation import codecs
-from thinwire.core import RunPlan
-from thinwire.core.errors import PlanError
+from thinwire.compression import parse
+from thinwire.core import Key, RunPlan
+from thinwire.core.errors import CodecError, PlanError
 from thinwire.core.plan_schema import Refusal
+from thinwire.core.types import Vector
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits" / "private.toml"
 TABLES = {
@@ -131,3 +136,33 @@ def test_what_would_break_noise_that_clients_add_is_refused(changes: dict[str, s
 def test_a_key_of_privacy_without_a_mode_is_refused(key: str) -> None:
     found = RunPlan.parse(f'[run]\ntask = "t"\n[local]\nlr = 0.1\n[privacy]\n{key}').check(codecs)
     assert any("without a mode" in one.what for one in found)
+
+
+def test_the_plan_check_follows_the_table_of_codecs_in_the_docs() -> None:
+    page = Path(__file__).parents[2] / "docs" / "how" / "private-rounds.md"
+    rows = [line.strip("| \n").split(" | ") for line in page.read_text().splitlines() if line.startswith("| central |")]
+    seen = set[str]()
+    for _, specs, allowed, _ in rows:
+        for spec in re.findall(r"`([^`]+)`", specs):
+            found = refused(uplink__codec=f"'{spec}'")
+            assert bool(found) == (allowed == "no"), (spec, found)
+            seen.add(allowed)
+    assert seen == {"yes", "no"}
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_an_allowed_codec_makes_as_many_bytes_of_any_update(spec: str) -> None:
+    """One that is refused makes more bytes of one update than of another, but where topk sends everything."""
+    rng, bound, sizes = np.random.default_rng(1), parse(spec).bind(layout_of(20_000, spec)), set[tuple[int, ...]]()
+    size = bound.layout.segments[0].span.stop
+    plain = rng.standard_normal(size)
+    steep, level = plain * np.exp(3 * rng.standard_normal(size)), np.repeat(plain[: size // 100 + 1], 100)[:size]
+    for values in (plain, steep, level):
+        x: Vector = values.astype(np.float32)
+        sizes.add((len(bound.encode(x, bound.init(0), Key(1, 2), 0).payload),))
+    try:
+        codecs.require_fixed_size(spec)
+    except CodecError:
+        assert len(sizes) > 1 or spec == "topk(1)"
+    else:
+        assert len(sizes) == 1

@@ -1,7 +1,8 @@
 """Eight client processes over TLS sum under masks, while two of them and the aggregator are killed.
 
-One run, which all tests look at. The moments of the kills are decided by what the aggregator's store shows: a held
-client keeps the phase `masked` open for as long as the test wants.
+Another run, with noise of the clients under the masks, loses a client too. All tests look at the same two runs. What
+the aggregator's store shows decides when a process is killed: a held client keeps the phase `masked` open for as long
+as the test wants.
 """
 
 from __future__ import annotations
@@ -18,14 +19,19 @@ from tests.support.counted_api import requests_of_rounds
 from tests.support.processes import kill
 from tests.support.secure_site import PLAIN, SECURE, SecureSite
 from tests.system.masked.task import digits, model
+from thinwire.client.privacy_ledger import Booking, DeviceLedger
 from thinwire.core.events import Event, RoundClosed
-from thinwire.core.protection_events import PhaseClosed, SumUnmasked
+from thinwire.core.protection_events import PhaseClosed, PrivacyCommitted, SumUnmasked
 from thinwire.core.types import PHASES
 
 pytestmark = pytest.mark.slow
 DEVICES = tuple(f"pi-{number}" for number in range(8))
 IN_MASKED, IN_AGREE, HELD = "pi-1", "pi-2", "pi-3"
 ROUNDS = 16
+NOISED = (
+    *(one for one in SECURE if "metrics" not in one), "run.rounds=3", "run.evaluate='off'", "run.metric='loss'",
+    "privacy.mode='distributed'", "privacy.clip=0.5", "privacy.noise_multiplier=1.0", "privacy.delta=1e-3",
+)  # fmt: skip
 REQUESTS = 7  # of a client in a round, at most
 T = TypeVar("T", bound=Event)
 
@@ -37,6 +43,9 @@ class Run:
     without: float  # the accuracy of the same plan without secure aggregation
     killed_in: int  # the round in whose phase masked the aggregator was killed
     counted: str  # what the device API noted
+    noised: list[Event]  # of a run with distributed privacy, in which a client is killed
+    spent: dict[str, dict[str, int]]  # device -> release -> count, by the aggregator's ledger
+    booked: dict[str, list[Booking]]  # device -> lines of its own ledger
 
     def of(self, kind: type[T]) -> list[T]:
         return [event for event in self.events if isinstance(event, kind)]
@@ -85,7 +94,18 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         accuracy = accuracy_of(site, run_id)
         counted = site.counted.read_text()
         without = accuracy_of(site, site.begin(f"run.rounds={ROUNDS}", *PLAIN))
-        yield Run(site.events(run_id), accuracy, without, killed_in, counted)
+        site.hold(IN_MASKED)
+        noised = site.begin(*NOISED)
+        site.until_waiting_for(noised, IN_MASKED)
+        kill(site.clients[IN_MASKED])
+        site.release(IN_MASKED)
+        site.until_event(noised, RoundClosed, round=1)
+        site.start_device(IN_MASKED)
+        assert site.until_done(noised).status == "done", site.said()
+        with site.store() as store:
+            spent = store.privacy.spent_by_device("digits")
+        booked = {name: list(DeviceLedger(site.home / "clients" / name).bookings) for name in DEVICES}
+        yield Run(site.events(run_id), accuracy, without, killed_in, counted, site.events(noised), spent, booked)
     finally:
         site.close()
 
@@ -128,3 +148,14 @@ def test_a_client_makes_at_most_seven_requests_in_a_round(run: Run) -> None:
 def test_the_accuracy_is_within_half_a_point_of_that_without_secure_aggregation(run: Run) -> None:
     assert run.without > 0.95
     assert run.accuracy == pytest.approx(run.without, abs=0.005)
+
+
+def test_each_round_with_noise_of_the_clients_is_spent_by_all_of_them_and_booked_by_each(run: Run) -> None:
+    """A client that is killed has spent its round: its own ledger has the line that it wrote before it trained."""
+    sums = [event.survivors for event in run.noised if isinstance(event, SumUnmasked)]
+    assert sums == [7, 8, 8]
+    assert len([event for event in run.noised if isinstance(event, PrivacyCommitted)]) == 3
+    (release,) = {text for of in run.spent.values() for text in of}
+    assert run.spent == {name: {release: 3} for name in DEVICES}
+    for name in DEVICES:
+        assert [(one.round, one.release) for one in run.booked[name]] == [(n, release) for n in (1, 2, 3)]

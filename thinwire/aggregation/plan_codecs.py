@@ -270,6 +270,21 @@ class CodecCatalog(Mapping[str, type[Step]]):
                 hint = '[uplink] feedback = "classic", or a chain that is right by itself: int8'
                 raise CodecError(f"{chain.spec!r} without feedback", why=why, hint=hint)
 
+    def require_fixed_size(self, spec: str) -> None:
+        """Raise CodecError if the number of bytes of an update depends on its values.
+
+        Indices are coded by their gaps, a threshold sends as many values as pass it, and coders make streams shorter.
+        """
+        for chain in chains(parse(spec)):
+            whole = chain.inner if isinstance(chain, LowRank) else chain
+            sent = whole.sparsifier
+            if whole.coded.specs or (sent is not None and not (sent.seeded and sent.fixed)):
+                raise CodecError(
+                    f"the size of {chain.spec!r} depends on the update",
+                    why="the bytes that each client sent are recorded and shown without noise",
+                    hint="[uplink] codec = 'eden(1)', or another quantizer alone or behind randk",
+                )
+
     def require_optimizer(self, server: ServerSection) -> None:
         """Raise CodecError if there is no such server optimizer, or if it does not know a key of the plan."""
         server_optimizer(server)

@@ -53,8 +53,8 @@ class PrivateRun:
     @property
     def mean_noise(self) -> float:
         """Return the noise of a coordinate of the mean of all selected clients, in multiples of clip / clients."""
-        parts = self.selected / self.honest if self.plan.privacy.mode == "distributed" else 1.0
-        return self.noise.noise_multiplier * math.sqrt(parts)
+        sources = self.selected if self.plan.privacy.mode == "distributed" else 1
+        return math.sqrt(sources * self.noise.variance) / self.noise.scale
 
     def most_rounds(self, fits: Callable[[int], bool]) -> int:
         """Return the most participations, up to the planned ones, for which `fits` is true; it is false from there."""

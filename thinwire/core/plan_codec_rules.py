@@ -130,6 +130,9 @@ class CodecBook(Protocol):
     def require_alone(self, spec: str) -> None:
         """Raise CodecError if the codec needs error feedback."""
 
+    def require_fixed_size(self, spec: str) -> None:
+        """Raise CodecError if the number of bytes of an update depends on its values."""
+
     def require_downlink(self, spec: str) -> None:
         """Raise CodecError if the codec cannot carry the model to the clients."""
 

@@ -15,8 +15,8 @@ from __future__ import annotations
 import json
 import math
 
-from thinwire.core.errors import PlanError
-from thinwire.core.plan_codec_rules import CLASSIC, Rule, ef21_rule, together
+from thinwire.core.errors import CodecError, PlanError
+from thinwire.core.plan_codec_rules import CLASSIC, CodecBook, Rule, ef21_rule, together
 from thinwire.core.plan_schema import IDENTITY, Sections, UplinkSection
 from thinwire.core.secure_numbers import check_numbers
 
@@ -160,12 +160,12 @@ def without_secure(plan: Sections) -> list[Rule]:
 PRIVATE = "[privacy] mode = {}"
 
 
-def privacy_rules(plan: Sections) -> list[Rule]:
+def privacy_rules(plan: Sections, codecs: CodecBook) -> list[Rule]:
     """Return the rules of plans with differential privacy."""
     mode = plan.privacy.mode
     form = f"{PRIVATE.format(json.dumps(mode))} with {{}}"
     parts = [*_privacy_noise(plan), *_private_rounds(plan), *_private_work(plan)]
-    parts += _distributed(plan) if mode == "distributed" else _central(plan)
+    parts += _distributed(plan) if mode == "distributed" else [*_central(plan), *_sizes(plan, codecs)]
     return together(mode != "off", form, parts)
 
 
@@ -238,6 +238,17 @@ def _private_rounds(plan: Sections) -> list[Rule]:
 def _private_work(plan: Sections) -> list[Rule]:
     """Return the rules on local training that secure aggregation has too: a client tells no fact of its data."""
     return [] if plan.secure.enabled else _secure_work(plan)
+
+
+def _sizes(plan: Sections, codecs: CodecBook) -> list[Rule]:
+    """Return a rule for each codec whose frames tell something of the update by their size."""
+    found = list[Rule]()
+    for spec in sorted({plan.uplink.codec, *plan.uplink.ladder, *plan.uplink.layers.values()}):
+        try:
+            codecs.require_fixed_size(spec)
+        except CodecError as error:
+            found.append((True, f"[uplink] codec = {spec!r}", f"{error.what}: {error.why}", error.hint))
+    return found
 
 
 def _central(plan: Sections) -> list[Rule]:

@@ -58,7 +58,7 @@ def refusals(plan: Sections, codecs: CodecBook, measured: Mapping[str, DeviceTim
         *without_secure(plan),
         *secure_rules(plan),
         *without_privacy(plan),
-        *privacy_rules(plan),
+        *privacy_rules(plan, codecs),
         *_unused(plan),
         *_deadline(plan, measured),
     ]

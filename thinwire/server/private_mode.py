@@ -145,7 +145,8 @@ class PrivateAggregator(RoundAggregator):
         clip: float,
         rng: SecretRng | None = None,
     ) -> None:
-        super().__init__(plan, layout, codec, codec_of=codec_of)
+        self.plan, self.layout, self.codec_of = plan, layout, codec_of  # the float sums of other rounds take memory
+        self.algorithm, self.weights, self._bound = None, None, {}
         self.noise, self.rng = noise, rng or SystemRng()
         self.sum = PrivateSum(layout.model_size, clip, noise.scale, selected, self.rng, noise.count)
 

@@ -37,7 +37,6 @@ from thinwire.core.events import (
     RunStatusChanged,
 )
 from thinwire.core.protection_events import PrivacyReserved
-from thinwire.core.serialization import plainly
 from thinwire.store import queries
 from thinwire.store.database import Database, upsert
 from thinwire.store.projection import Facts, Projection
@@ -53,8 +52,11 @@ KINDS: Mapping[str, type[Event]] = {kind.__name__: kind for kind in Event.__subc
 
 
 def to_json(event: Event) -> dict[str, Any]:
-    """Return the event's fields as JSON values, and its class under `event` (ClientFailed has a `kind` of its own)."""
-    return {"event": type(event).__name__, **plainly(event)}
+    """Return the event's fields as JSON values, and its class under `event` (ClientFailed has a `kind` of its own).
+
+    The values are the event's own, which are plain: nothing in them is copied.
+    """
+    return {"event": type(event).__name__, **vars(event)}
 
 
 def from_json(raw: Mapping[str, Any]) -> Event:
@@ -123,7 +125,7 @@ class JournalReader:
             return int(connection.scalar(wanted) or 0)
 
 
-GATHERED_S = 0.5  # longest delay of events for a user who watches a simulation
+GATHERED_S = 2.0  # longest delay of events for a user who watches a simulation
 
 
 class Recorder:

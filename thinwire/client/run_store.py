@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -93,8 +93,9 @@ class RunStore:
             self._runs[run] = folder, state
         folder, state = self._runs[run]
         if identity is not None and not (state.outbox or state.nbytes):  # an assignment, after which state will grow
-            self._give_up_oldest(run, say)
-            self._forget_ended(run, say)
+            others = self._others(run)
+            self._give_up_oldest(others, say)
+            self._forget_ended(run, others, say)
         if identity is not None and identity != state.identity:
             if state.sequence and not (state.lost and not state.identity):  # lost state does not name its run
                 say(f"{run}: another run of this name; what this disk holds of the earlier one is not sent")
@@ -137,12 +138,12 @@ class RunStore:
             say(str(error))
         else:
             say(f"{run} is over")
-            self._forget_ended(run, say)
+            self._forget_ended(run, self._others(run), say)
         return True
 
-    def _give_up_oldest(self, run: str, say: Say) -> None:
-        """Reduce the task's oldest open runs to their sequence if `run` is one more than `MAX_OPEN_RUNS`."""
-        full = [path for path in self._others(run) if any(file.name != STATE for file in path.iterdir())]
+    def _give_up_oldest(self, others: Sequence[Path], say: Say) -> None:
+        """Reduce the oldest open runs among the `others` to their sequence if one more than `MAX_OPEN_RUNS` is open."""
+        full = [path for path in others if any(file.name != STATE for file in path.iterdir())]
         for path in full[: max(0, len(full) - MAX_OPEN_RUNS + 1)]:
             try:
                 if path.name in self._runs:
@@ -156,8 +157,8 @@ class RunStore:
             else:
                 say(f"{path.name}: {MAX_OPEN_RUNS} newer runs are not over; what was kept of this one is given up")
 
-    def _forget_ended(self, run: str, say: Say) -> None:
-        """Remove the task's oldest ended runs above `MAX_ENDED_RUNS`, and forget runs without any state.
+    def _forget_ended(self, run: str, others: Sequence[Path], say: Say) -> None:
+        """Remove the oldest ended runs among the `others` above `MAX_ENDED_RUNS`, and forget runs without any state.
 
         An ended run keeps its sequence and owes no reply.
         """
@@ -165,7 +166,7 @@ class RunStore:
             for name, (_, state) in list(self._runs.items()):
                 if name != run and not state.nbytes and replace(state, identity="") == ClientRunState():
                     del self._runs[name]
-            ended = [path for path in self._others(run) if all(file.name == STATE for file in path.iterdir())]
+            ended = [path for path in others if all(file.name == STATE for file in path.iterdir())]
             for path in ended[: max(0, len(ended) - MAX_ENDED_RUNS)]:
                 try:
                     if path.name in self._runs:

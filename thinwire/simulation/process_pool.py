@@ -193,6 +193,7 @@ def main(connection: Connection, lifeline: int) -> None:
 
     from thinwire.client.executor import InProcessExecutor
     from thinwire.client.task import load_task
+    from thinwire.client.train.errors import note_signals
     from thinwire.client.train.module import keep_generators
     from thinwire.client.train.runtime import use_threads
     from thinwire.simulation.client_pool import SessionCache
@@ -200,7 +201,7 @@ def main(connection: Connection, lifeline: int) -> None:
     bench = InProcessExecutor(load_task(spec), crowd.client.device)
     use_threads(0, bench.layout.size)
     sessions = SessionCache(crowd, bench, shared=True)
-    with keep_generators():
+    with keep_generators(), note_signals():
         while True:
             try:
                 index, delivery, mine = connection.recv()

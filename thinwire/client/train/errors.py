@@ -34,26 +34,51 @@ def task_code() -> Iterator[None]:
     Invariants: a signal that comes meanwhile (Ctrl-C) ends the block as it would without this. A process that the
     task's code has forked ends as it wants to.
     """
-    came: list[int] = []
     here = os.getpid()
     inside, _local.pid = getattr(_local, "pid", None), here
     if os._exit is not _exit:
         os._exit = _exit
-    noted = {number: _noting(came, handler) for number, handler in _handlers().items()}
-    before = {number: signal.signal(number, note) for number, note in noted.items()}
+    with note_signals() as noted:
+        earlier = len(noted)
+        try:
+            yield
+        except (SystemExit, KeyboardInterrupt) as error:
+            if os.getpid() != here:
+                raise
+            came = noted[earlier:]
+            if signal.SIGINT in came:  # a library turned the signal into SystemExit: Lightning does at Ctrl-C
+                raise KeyboardInterrupt from error
+            if came:
+                raise
+            raise Exited(type(error).__name__).with_traceback(error.__traceback__) from error
+        finally:
+            _local.pid = inside
+
+
+_blocks: list[tuple[list[int], dict[int, Handler]]] = []  # of `note_signals`: the list, and the handlers that fill it
+
+
+@contextlib.contextmanager
+def note_signals() -> Iterator[list[int]]:
+    """Append to a list each signal that comes in this block, then call its handler.
+
+    A block within another one gets the list of that one, unless task code has set a handler of its own since. To set
+    handlers takes longer than the work of a small client, so a simulation has one block for all its clients.
+    """
+    handlers = _handlers()
+    if _blocks and handlers == _blocks[-1][1]:
+        yield _blocks[-1][0]
+        return
+    came: list[int] = []
+    noted = {number: _noting(came, handler) for number, handler in handlers.items()}
+    for number, note in noted.items():
+        signal.signal(number, note)
+    _blocks.append((came, noted))
     try:
-        yield
-    except (SystemExit, KeyboardInterrupt) as error:
-        if os.getpid() != here:
-            raise
-        if signal.SIGINT in came:  # a library turned the signal into SystemExit: Lightning does at Ctrl-C
-            raise KeyboardInterrupt from error
-        if came:
-            raise
-        raise Exited(type(error).__name__).with_traceback(error.__traceback__) from error
+        yield came
     finally:
-        _local.pid = inside
-        for number, handler in before.items():
+        _blocks.remove((came, noted))
+        for number, handler in handlers.items():
             if signal.getsignal(number) is noted[number]:  # otherwise task code set its own handler
                 signal.signal(number, handler)
 

@@ -233,6 +233,7 @@ class Eligibility:
     simulated: bool
     presence: ConnectedDevices
     excluded: Callable[[str], str]
+    _unfit: dict[str, tuple[Hello, str]] = field(default_factory=dict)  # device -> a report, and what is wrong with it
 
     def reason(self, device: str) -> str:
         """Return why a device may not be selected now, as a phrase about the device; "" if it may."""
@@ -241,6 +242,13 @@ class Eligibility:
             return "is offline"
         if why := self.excluded(device):
             return why
+        known = self._unfit.get(device)
+        if known is None or known[0] is not hello:  # every round asks of every connected device
+            known = self._unfit[device] = hello, self._wrong_with(hello)
+        return known[1]
+
+    def _wrong_with(self, hello: Hello) -> str:
+        """Return why a device with this report cannot take part in the run; "" if it can."""
         why = mismatch(self.plan, self.report, hello, self.layout) or unmasked(self.plan.secure, hello.secure)
         if why or self.simulated:
             return why

@@ -244,6 +244,12 @@ class SegmentedCodec:
         return [frame.codec_hash(self.spec, self.layout.digest, s.index) for s in self.layout.segments]
 
     @cached_property
+    def _streams(self) -> list[list[int]]:
+        """Return how many streams each group of each segment has in a frame."""
+        segments = zip(self.layout.segments, self.groups, strict=True)
+        return [[group.chain.streams(group.size(s.size)) for group in groups] for s, groups in segments]
+
+    @cached_property
     def _most_bytes(self) -> list[int]:
         found = []
         for segment, groups in zip(self.layout.segments, self.groups, strict=True):
@@ -311,8 +317,7 @@ class SegmentedCodec:
         return Encoded(frame.pack(self._hashes[segment], streams), state, _joined(supports)), reads
 
     def _read(self, payload: Arrived, segment: int) -> list[tuple[TensorGroup, Any]]:
-        size, groups = self._size(segment), self.groups[segment]
-        counts = [group.chain.streams(group.size(size)) for group in groups]
+        size, groups, counts = self._size(segment), self.groups[segment], self._streams[segment]
         if len(payload) > self.max_bytes(segment):
             raise BadPayload(f"a frame of {len(payload)} bytes", why=f"at most {self.max_bytes(segment)} can be right")
         streams = iter(frame.unpack(payload, self._hashes[segment], sum(counts)))

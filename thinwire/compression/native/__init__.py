@@ -271,20 +271,28 @@ def _pool(count: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(count, "thinwire-kernel", initializer=lambda: _said.set(1))
 
 
-@contextlib.contextmanager
-def using_threads(count: int) -> Iterator[None]:
-    """Use `count` threads for the calls of this thread while the context lasts.
+class ThreadCount(contextlib.AbstractContextManager[None]):
+    """A context in which the calls of this thread use `count` threads; a class, as each update enters three of them."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __enter__(self) -> None:
+        self._before = _said.set(self._count)
+
+    def __exit__(self, *raised: object) -> None:
+        _said.reset(self._before)
+
+
+def using_threads(count: int) -> ThreadCount:
+    """Return a context that uses `count` threads for the calls of this thread.
 
     It overrides the environment and the plan.
     """
-    before = _said.set(count)
-    try:
-        yield
-    finally:
-        _said.reset(before)
+    return ThreadCount(count)
 
 
-def planned_threads(count: int) -> contextlib.AbstractContextManager[None]:
+def planned_threads(count: int) -> ThreadCount:
     """Return a context that uses the plan's number of threads, at most `MOST`, unless the environment sets another."""
     return using_threads(of_environment() or min(count, MOST))
 

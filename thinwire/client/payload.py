@@ -247,8 +247,8 @@ def norm(vector: Vector | None) -> float:
     """
     if vector is None:
         return 0.0
-    blocks = (vector[at : at + NORM_BLOCK].astype(np.float64) for at in range(0, vector.size, NORM_BLOCK))
-    return float(np.sqrt(sum(float(np.square(block, out=block).sum()) for block in blocks)))
+    blocks = (vector[at : at + NORM_BLOCK] for at in range(0, vector.size, NORM_BLOCK))
+    return float(np.sqrt(sum(float(np.square(block, dtype=np.float64).sum()) for block in blocks)))
 
 
 @dataclass(frozen=True)

@@ -197,9 +197,9 @@ class TaskRuntime:
 
     def split(self, client: ClientInfo) -> Split:
         """Return a client's data, read once."""
-        if client not in self._splits:
-            self._splits[client] = data.as_split(self.task.module.data(client))
-        return self._splits[client]
+        if (found := self._splits.get(client)) is None:
+            found = self._splits[client] = data.as_split(self.task.module.data(client))
+        return found
 
     def split_bytes(self, client: ClientInfo) -> int:
         """Return the bytes of the tensors and arrays in a client's data, 0 if they were not read."""

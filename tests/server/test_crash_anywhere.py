@@ -32,7 +32,7 @@ rounds = 5
 [cohort]
 clients = 3
 wait_for = 5
-deadline_s = 200
+deadline_s = 40
 min_updates = 1
 [local]
 lr = 1.0

@@ -32,7 +32,7 @@ clients = 4
 wait_for = 4
 wait_s = 30
 min_updates = 3
-deadline_s = 200
+deadline_s = 40
 late = "drop"
 [local]
 lr = 1.0

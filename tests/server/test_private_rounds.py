@@ -42,7 +42,7 @@ evaluate = "off"
 clients = 5
 wait_for = 5
 min_updates = 1
-deadline_s = 200
+deadline_s = 40
 late = "drop"
 [local]
 lr = 1.0
@@ -85,7 +85,7 @@ class World(crashes.World):
     def turn(self, name: str, assignment: Assignment) -> Turn:
         if (assignment.round, name) == (2, "b"):
             return FaultyTurn(compute_s=2.0, garbage=True)
-        return Turn(compute_s=300.0 if (assignment.round, name) == (2, "d") else 2.0)
+        return Turn(compute_s=60.0 if (assignment.round, name) == (2, "d") else 2.0)
 
 
 undisturbed = undisturbed_once(World)

@@ -37,7 +37,7 @@ evaluate = "off"
 clients = 5
 wait_for = 5
 min_updates = 3
-deadline_s = 200
+deadline_s = 40
 late = "drop"
 [local]
 lr = 1.0

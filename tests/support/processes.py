@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,23 @@ EXAMPLE = Path(__file__).parents[1] / "system" / "digits"
 THE_DEMOS = Path(__file__).parents[2] / "examples" / "digits"  # with sklearn
 
 
+class Wait:
+    """What the looks of one wait share: the store, which is opened at the first look, and the events read so far."""
+
+    def __init__(self, opened: Callable[[], Store]) -> None:
+        self._opened = opened
+        self._read: dict[str, list[tuple[int, Event]]] = {}
+
+    @functools.cached_property
+    def store(self) -> Store:
+        return self._opened()
+
+    def events(self, run_id: str) -> list[Event]:
+        read = self._read.setdefault(run_id, [])
+        read += self.store.events(run_id, read[-1][0] if read else 0)
+        return [event for _, event in read]
+
+
 class Site:
     """One home, one device API; `close` ends whatever was started here. `inside`: as for `start`, of the aggregator."""
 
@@ -41,6 +59,7 @@ class Site:
         self.aggregator_program: Sequence[str] = THINWIRE
         self.processes: list[subprocess.Popen[bytes]] = []
         self.aggregator: subprocess.Popen[bytes] | None = None
+        self._wait: Wait | None = None
 
     def start_aggregator(self, *more: str) -> subprocess.Popen[bytes]:
         """Begin it, and wait until it serves."""
@@ -123,10 +142,14 @@ class Site:
         return (self.home.parent / f"log-{self.processes.index(process)}.txt").read_text()
 
     def run(self, run_id: str) -> RunRow:
+        if self._wait is not None:
+            return self._wait.store.run(run_id)
         with self.store() as store:
             return store.run(run_id)
 
     def events(self, run_id: str) -> list[Event]:
+        if self._wait is not None:
+            return self._wait.events(run_id)
         with self.store() as store:
             return [event for _, event in store.events(run_id)]
 
@@ -136,9 +159,12 @@ class Site:
     def until(self, true: Callable[[], object], what: str = "what was waited for") -> None:
         """Wait for a condition, not for a time."""
         end = time.monotonic() + PATIENCE_S
-        while not true():
-            assert time.monotonic() < end, f"{what}: not within {PATIENCE_S:g} s\n{self.said()}"
-            time.sleep(0.05)
+        with contextlib.ExitStack() as opened:
+            self._wait = Wait(lambda: opened.enter_context(self.store()))
+            opened.callback(setattr, self, "_wait", None)
+            while not true():
+                assert time.monotonic() < end, f"{what}: not within {PATIENCE_S:g} s\n{self.said()}"
+                time.sleep(0.05)
 
     def until_event(self, run_id: str, kind: type[Event], /, count: int = 1, **having: Any) -> None:
         def seen() -> bool:
@@ -154,11 +180,19 @@ class Site:
     def said(self) -> str:
         return "\n".join(f"--- {p.args!r}\n{self.log_of(p)[-2000:]}" for p in self.processes)
 
+    def online(self) -> set[str]:
+        with self.store() as store:
+            return {device.row.name for device in store.devices() if device.online}
+
     def close(self) -> None:
-        for process in self.processes:
+        self.end(self.processes)
+
+    def end(self, processes: Iterable[subprocess.Popen[bytes]]) -> None:
+        ending = list(processes)
+        for process in ending:
             if process.poll() is None:
                 process.terminate()
-        for process in self.processes:
+        for process in ending:
             try:
                 process.wait(20)
             except subprocess.TimeoutExpired:

@@ -8,7 +8,10 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+from collections.abc import Iterator
 from functools import partial
+
+import pytest
 
 from tests.support.frozen import children, frozen
 from tests.support.processes import EXAMPLE, Site, kill
@@ -27,6 +30,27 @@ SMALL = ("cohort.wait_for=2", "local.steps=20")
 LONG = ("run.rounds=500", *SMALL)  # until it is stopped
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """An aggregator and pi-a, which no test of this file ends."""
+    made = Site(tmp_path_factory.mktemp("faults") / "home")
+    try:
+        made.start_aggregator()
+        made.start_client("pi-a", 0, 2)
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def site(shared: Site) -> Iterator[Site]:
+    """The shared site, where only pi-a is online; all that a test starts there is ended behind it."""
+    before = len(shared.processes)
+    shared.until(lambda: shared.online() == {"pi-a"}, "only pi-a is online")
+    yield shared
+    shared.end(shared.processes[before:])
+
+
 def stopped(site: Site, run_id: str) -> None:
     """The run is ended by a person; nothing was lost or counted twice until then."""
     assert site.typed("runs", "stop", run_id).returncode == 0
@@ -36,8 +60,6 @@ def stopped(site: Site, run_id: str) -> None:
 
 
 def test_a_frozen_device_costs_its_deadline_and_what_it_sends_when_it_wakes_counts(site: Site) -> None:
-    site.start_aggregator()
-    site.start_client("pi-a", 0, 2)
     freezing = site.start_client("pi-b", 1, 2, step_s=0.1)
     run_id = site.begin(
         "cohort.deadline_s=6", "cohort.max_staleness=400", "local.partial=true", *LONG, "local.steps=100"
@@ -84,11 +106,9 @@ def test_a_device_that_is_killed_loses_nothing_with_its_state_and_begins_at_zero
     site: Site,
 ) -> None:
     """What it had lost is recorded, once."""
-    site.start_aggregator()
-    site.start_client("pi-a", 0, 2)
-    killed = site.start_client("pi-b", 1, 2)
+    killed = site.start_client("pi-c", 1, 2)
     run_id = site.begin(*LONG)
-    mine = site.home / "clients" / "pi-b" / "runs"
+    mine = site.home / "clients" / "pi-c" / "runs"
     copy = site.home.parent / "copy"
 
     def lost() -> list[StateLost]:
@@ -107,12 +127,12 @@ def test_a_device_that_is_killed_loses_nothing_with_its_state_and_begins_at_zero
         if what == "older":
             shutil.copytree(copy, mine)
         again = len([e for e in site.events(run_id) if isinstance(e, RoundOpened)])
-        killed = site.start_client("pi-b", 1, 2)
+        killed = site.start_client("pi-c", 1, 2)
         if what == "whole":
-            site.until(partial(accepted_after, site, run_id, "pi-b", again))
+            site.until(partial(accepted_after, site, run_id, "pi-c", again))
             assert lost() == []
         else:
-            site.until_event(run_id, StateLost, device="pi-b", why=what)
+            site.until_event(run_id, StateLost, device="pi-c", why=what)
             event = lost()[-1]
             (told,) = [
                 e for e in site.events(run_id) if isinstance(e, UpdateAccepted) and e.update_id == event.update_id
@@ -129,8 +149,7 @@ def accepted_after(site: Site, run_id: str, device: str, round_: int) -> bool:
 
 
 def test_a_second_live_process_of_one_device_is_refused_and_the_first_goes_on(site: Site) -> None:
-    site.start_aggregator()
-    first = site.start_client("pi-a")
+    first = site.processes[1]
     run_id = site.begin("run.rounds=500", "local.steps=20")
     site.until_event(run_id, RoundClosed)
     other = site.home.parent / "another"
@@ -149,16 +168,14 @@ def test_a_second_live_process_of_one_device_is_refused_and_the_first_goes_on(si
 
 
 def test_a_worker_that_is_killed_fails_one_assignment_and_the_next_one_finds_a_fresh_one(site: Site) -> None:
-    site.start_aggregator()
-    site.start_client("pi-a", 0, 2)
-    losing = site.start_client("pi-b", 1, 2, step_s=0.1)
+    losing = site.start_client("pi-d", 1, 2, step_s=0.1)
     run_id = site.begin(*LONG, "cohort.min_updates=2", "cohort.retry_limit=1", "cohort.deadline_s=60")
     site.until(
         lambda: "round 2: train" in site.log_of(losing)
     )  # the journal has when it was selected, not that it trains
     for pid in children(losing.pid):
         os.kill(pid, signal.SIGKILL)
-    site.until_event(run_id, ClientFailed, device="pi-b", kind="worker")
+    site.until_event(run_id, ClientFailed, device="pi-d", kind="worker")
     failed = next(e for e in site.events(run_id) if isinstance(e, ClientFailed))
     site.until_event(run_id, RoundClosed, round=failed.round + 1)
     short, again = [e for e in site.events(run_id) if isinstance(e, RoundClosed)][failed.round - 1 :][:2]
@@ -168,7 +185,7 @@ def test_a_worker_that_is_killed_fails_one_assignment_and_the_next_one_finds_a_f
     )
     site.until(
         lambda: any(
-            e.device == "pi-b" and e.round > failed.round for e in site.events(run_id) if isinstance(e, UpdateAccepted)
+            e.device == "pi-d" and e.round > failed.round for e in site.events(run_id) if isinstance(e, UpdateAccepted)
         )
     )
     assert losing.poll() is None
@@ -179,10 +196,9 @@ def test_an_upload_that_is_cut_half_way_is_gone_on_with(site: Site) -> None:
     """The proxy cuts within the update's bytes; the round loses nothing by it."""
     from tests.support.proxy import proxy
 
-    site.start_aggregator()
     with proxy(site.listen) as line:
-        site.start_client("pi-a", at=line.address)
-        run_id = site.begin("run.rounds=500", "local.steps=20", "uplink.codec='identity'", "uplink.feedback='none'")
+        site.start_client("pi-e", at=line.address)
+        run_id = site.begin(*LONG, "uplink.codec='identity'", "uplink.feedback='none'")
         site.until_event(run_id, RoundClosed)
         line.up.cuts = [line.up.given + 20_000, line.up.given + 70_000]  # of 38 kB a round
         site.until(lambda: line.cut_count == 2)
@@ -194,19 +210,17 @@ def test_an_upload_that_is_cut_half_way_is_gone_on_with(site: Site) -> None:
 
 
 def test_an_update_that_is_sent_twice_counts_once_and_garbage_is_dropped(site: Site) -> None:
-    site.start_aggregator()
-    site.start_client("pi-a", 0, 3)
-    site.start_client("pi-b", 1, 3, program=("tests.support.liar", "twice"))
-    site.start_client("pi-c", 2, 3, program=("tests.support.liar", "garbage"))
+    site.start_client("pi-f", 1, 2, program=("tests.support.liar", "twice"))
+    site.start_client("pi-g", 1, 2, program=("tests.support.liar", "garbage"))
     run_id = site.begin("run.rounds=500", "cohort.wait_for=3", "local.steps=20")
-    site.until_event(run_id, UpdateDropped, device="pi-b", reason="duplicate")
-    site.until_event(run_id, UpdateDropped, device="pi-c", count=2)
+    site.until_event(run_id, UpdateDropped, device="pi-f", reason="duplicate")
+    site.until_event(run_id, UpdateDropped, device="pi-g", count=2)
     site.until_event(run_id, RoundClosed, count=2)
     stopped(site, run_id)
     events = site.events(run_id)
     accepted = [e.assignment_id for e in events if isinstance(e, UpdateAccepted)]
     assert len(accepted) == len(set(accepted))
-    dropped = {e.reason for e in events if isinstance(e, UpdateDropped) and e.device == "pi-c"}
+    dropped = {e.reason for e in events if isinstance(e, UpdateDropped) and e.device == "pi-g"}
     assert "bad-payload" in dropped
     aggregated = {u.split("/")[1] for e in events if isinstance(e, RoundClosed) for u in e.aggregated}
-    assert aggregated == {"pi-a", "pi-b"}
+    assert aggregated == {"pi-a", "pi-f"}

@@ -26,98 +26,105 @@ def aggregated_once(site: Site, run_id: str) -> None:
     assert set(accepted) <= set(closed)
 
 
-def test_two_devices_train_and_the_model_comes_back_though_the_dashboard_is_killed_meanwhile(site: Site) -> None:
-    site.page = ("--dashboard", site.dashboard_at)
-    aggregator = site.start_aggregator()
-    site.until(lambda: children(aggregator.pid))
-    (page,) = children(aggregator.pid)
-    site.start_client("pi-a", 0, 2)
-    site.start_client("pi-b", 1, 2, step_s=0.1)  # so that the run is at work when the dashboard is killed
-    run_id = site.begin("run.rounds=3", *SMALL)
-    site.until_event(run_id, RoundOpened, round=2)
-    os.kill(page, signal.SIGKILL)
-    assert site.run(run_id).status == "running"
-    row = site.until_done(run_id)
-    site.until(lambda: children(aggregator.pid) - {page}, "the dashboard is started again")
-    assert [e for e in site.events(run_id) if isinstance(e, ClientFailed)] == []
-    assert (row.status, row.version, row.exit_code) == ("done", 3, 0), site.said()
-    assert [e.reason for e in site.events(run_id) if isinstance(e, RoundClosed)] == ["all"] * 3
-    assert row.metrics["accuracy"] > 0.3
-    assert row.wire_up is not None
-    assert row.payload_up < row.wire_up < row.dense_up
-    shown = json.loads(site.typed("runs", "show", run_id, "--json").stdout)
-    assert shown["model_digest"] == row.model_digest
-    assert [r["reason"] for r in shown["rounds"]] == ["all"] * 3
-    aggregated_once(site, run_id)
-
-
-def test_an_aggregator_killed_in_a_round_goes_on_with_it_when_it_is_started_again(site: Site) -> None:
-    first = site.start_aggregator()
-    for part, name in enumerate(("pi-a", "pi-b")):
-        site.start_client(name, part, 2)
-    run_id = site.begin("run.rounds=6", *SMALL)
-    site.until_event(run_id, UpdateAccepted, round=2)
-    kill(first)
-    opened = [e.round for e in site.events(run_id) if isinstance(e, RoundOpened)]
-    second = site.start_aggregator()
-    site.until_event(run_id, RoundClosed, count=4)
-    kill(second)
-    site.start_aggregator()
-    row = site.until_done(run_id)
-    assert (row.status, row.version) == ("done", 6), site.said()
-    rounds = [e for e in site.events(run_id) if isinstance(e, RoundClosed)]
-    assert [e.round for e in rounds] == [1, 2, 3, 4, 5, 6], "the open round was gone on with, none was begun again"
-    assert opened[-1] in [e.round for e in rounds]
-    aggregated_once(site, run_id)
-
-
-def test_a_client_that_is_killed_costs_no_round_and_comes_back(site: Site) -> None:
-    site.start_aggregator()
-    site.start_client("pi-a", 0, 2)
-    dying = site.start_client("pi-b", 1, 2, step_s=0.2)
-    run_id = site.begin("run.rounds=5", *SMALL)
-    site.until_event(run_id, RoundOpened, round=2)
-    kill(dying)
-    site.until_event(run_id, ClientFailed, device="pi-b", kind="offline")
-    site.start_client("pi-b", 1, 2)
-    row = site.until_done(run_id)
-    assert (row.status, row.version) == ("done", 5), site.said()
-    assert "deadline" not in [e.reason for e in site.events(run_id) if isinstance(e, RoundClosed)]
-    aggregated_once(site, run_id)
-
-
-def test_changes_of_the_model_outlive_a_kill_of_either_end_and_a_lost_disk(site: Site) -> None:
-    first = site.start_aggregator()
-    site.start_client("pi-a", 0, 2)
-    dying = site.start_client("pi-b", 1, 2, step_s=0.1)
-    run_id = site.begin("run.rounds=6", "downlink.codec='topk(0.05) > int8'", *SMALL)
-    site.until_event(run_id, RoundClosed, round=1)
-    site.until_event(run_id, RoundOpened, round=3)
-    kill(dying)
-    for file in site.home.rglob("clients/pi-b/**/replica-*"):
-        file.unlink()
-    kill(first)
-    site.start_aggregator()
-    site.start_client("pi-b", 1, 2)
-    row = site.until_done(run_id)
-    assert (row.status, row.version) == ("done", 6), site.said()
-    assigned = [e for e in site.events(run_id) if isinstance(e, FullModelSent)]
-    assert {e.device for e in assigned} == {"pi-b"}
-    assert row.payload_down < row.dense_down / 2
-    aggregated_once(site, run_id)
-
-
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """A site at whose aggregator pi-a has registered, for tests that change neither."""
-    made = Site(tmp_path_factory.mktemp("served") / "home")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """A site with a dashboard, whose client pi-a no test ends."""
+    made = Site(tmp_path_factory.mktemp("kept") / "home")
+    made.page = ("--dashboard", made.dashboard_at)
     try:
         made.start_aggregator()
-        made.start_client("pi-a")
-        made.until(lambda: [d.row.name for d in made.store().devices()] == ["pi-a"])
+        made.start_client("pi-a", 0, 2)
         yield made
     finally:
         made.close()
+
+
+@pytest.fixture
+def served(kept: Site) -> Iterator[Site]:
+    """The kept site, where only pi-a is online; clients that a test starts there are ended behind it."""
+    before = len(kept.processes)
+    kept.until(lambda: kept.online() == {"pi-a"}, "only pi-a is online")
+    yield kept
+    aggregator = kept.aggregator
+    kept.end(process for process in kept.processes[before:] if process is not aggregator)
+
+
+def test_two_devices_train_and_the_model_comes_back_though_the_dashboard_is_killed_meanwhile(served: Site) -> None:
+    aggregator = served.aggregator
+    assert aggregator is not None
+    served.until(lambda: children(aggregator.pid))
+    (page,) = children(aggregator.pid)
+    served.start_client("pi-b", 1, 2, step_s=0.1)  # so that the run is at work when the dashboard is killed
+    run_id = served.begin("run.rounds=3", *SMALL)
+    served.until_event(run_id, RoundOpened, round=2)
+    os.kill(page, signal.SIGKILL)
+    assert served.run(run_id).status == "running"
+    row = served.until_done(run_id)
+    served.until(lambda: children(aggregator.pid) - {page}, "the dashboard is started again")
+    assert [e for e in served.events(run_id) if isinstance(e, ClientFailed)] == []
+    assert (row.status, row.version, row.exit_code) == ("done", 3, 0), served.said()
+    assert [e.reason for e in served.events(run_id) if isinstance(e, RoundClosed)] == ["all"] * 3
+    assert row.metrics["accuracy"] > 0.3
+    assert row.wire_up is not None
+    assert row.payload_up < row.wire_up < row.dense_up
+    shown = json.loads(served.typed("runs", "show", run_id, "--json").stdout)
+    assert shown["model_digest"] == row.model_digest
+    assert [r["reason"] for r in shown["rounds"]] == ["all"] * 3
+    aggregated_once(served, run_id)
+
+
+def test_an_aggregator_killed_in_a_round_goes_on_with_it_when_it_is_started_again(served: Site) -> None:
+    first = served.aggregator
+    assert first is not None
+    served.start_client("pi-c", 1, 2)
+    run_id = served.begin("run.rounds=6", *SMALL)
+    served.until_event(run_id, UpdateAccepted, round=2)
+    kill(first)
+    opened = [e.round for e in served.events(run_id) if isinstance(e, RoundOpened)]
+    second = served.start_aggregator()
+    served.until_event(run_id, RoundClosed, count=4)
+    kill(second)
+    served.start_aggregator()
+    row = served.until_done(run_id)
+    assert (row.status, row.version) == ("done", 6), served.said()
+    rounds = [e for e in served.events(run_id) if isinstance(e, RoundClosed)]
+    assert [e.round for e in rounds] == [1, 2, 3, 4, 5, 6], "the open round was gone on with, none was begun again"
+    assert opened[-1] in [e.round for e in rounds]
+    aggregated_once(served, run_id)
+
+
+def test_a_client_that_is_killed_costs_no_round_and_comes_back(served: Site) -> None:
+    dying = served.start_client("pi-d", 1, 2, step_s=0.2)
+    run_id = served.begin("run.rounds=5", *SMALL)
+    served.until_event(run_id, RoundOpened, round=2)
+    kill(dying)
+    served.until_event(run_id, ClientFailed, device="pi-d", kind="offline")
+    served.start_client("pi-d", 1, 2)
+    row = served.until_done(run_id)
+    assert (row.status, row.version) == ("done", 5), served.said()
+    assert "deadline" not in [e.reason for e in served.events(run_id) if isinstance(e, RoundClosed)]
+    aggregated_once(served, run_id)
+
+
+def test_changes_of_the_model_outlive_a_kill_of_either_end_and_a_lost_disk(served: Site) -> None:
+    first = served.aggregator
+    assert first is not None
+    dying = served.start_client("pi-e", 1, 2, step_s=0.1)
+    run_id = served.begin("run.rounds=6", "downlink.codec='topk(0.05) > int8'", *SMALL)
+    served.until_event(run_id, RoundClosed, round=1)
+    served.until_event(run_id, RoundOpened, round=3)
+    kill(dying)
+    for file in served.home.rglob("clients/pi-e/**/replica-*"):
+        file.unlink()
+    kill(first)
+    served.start_aggregator()
+    served.start_client("pi-e", 1, 2)
+    row = served.until_done(run_id)
+    assert (row.status, row.version) == ("done", 6), served.said()
+    assigned = [e for e in served.events(run_id) if isinstance(e, FullModelSent)]
+    assert {e.device for e in assigned} == {"pi-e"}
+    assert row.payload_down < row.dense_down / 2
+    aggregated_once(served, run_id)
 
 
 def test_another_key_for_a_known_name_is_refused(served: Site) -> None:
@@ -130,9 +137,9 @@ def test_another_key_for_a_known_name_is_refused(served: Site) -> None:
 
 
 def test_a_run_waits_for_its_devices_and_says_who_is_missing(served: Site) -> None:
-    run_id = served.begin("run.rounds=1", 'cohort.wait_for=["pi-a", "pi-b"]')
-    served.until(lambda: "missing pi-b" in served.run(run_id).status_text)
-    assert served.run(run_id).status_text == "waiting: 1 of 2 devices (missing pi-b)"
+    run_id = served.begin("run.rounds=1", 'cohort.wait_for=["pi-a", "pi-z"]')
+    served.until(lambda: "missing pi-z" in served.run(run_id).status_text)
+    assert served.run(run_id).status_text == "waiting: 1 of 2 devices (missing pi-z)"
     assert served.typed("runs", "stop", run_id).returncode == 0
     row = served.until_done(run_id)
     assert (row.status, row.exit_code) == ("stopped", 10)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.secure_story import DEVICES, SecureStory, four_rounds
+from tests.support.secure_story import ABORTED, DEVICES, SecureStory, four_rounds
 from thinwire.cli.runs.progress import Teller
 from thinwire.core.events import RoundOpened, RunStatusChanged
 from thinwire.core.protection_events import PhaseClosed
@@ -34,6 +34,15 @@ def test_one_round_is_shown_with_who_dropped_out_in_which_phase_and_its_sum(thin
     why = thinwire("runs", "show", "--round", 3, "--why", "--home", home).out
     assert "waiting for masked vectors of pi-01 and 4 more until its deadline" in why
     assert "Round 2" not in why
+
+
+def test_the_reason_of_an_aborted_round_is_shown(thinwire, home, store):
+    story = four_rounds(store)
+    story.play(reason="aborted")
+    said = " ".join(thinwire("runs", "show", "--home", home).out.split())
+    assert f"rounds closed as aborted: 1, the last was round 5: {ABORTED}" in said
+    details = [one["detail"] for one in thinwire("runs", "show", "--json", "--home", home).document["rounds"]]
+    assert details == ["", "", "", "", ABORTED]
 
 
 def test_a_round_that_was_not_opened_is_refused(thinwire, home, store):

@@ -162,4 +162,5 @@ def test_a_survivor_that_is_revoked_ends_the_round_and_the_model_stays(tmp_path:
     made = lived(tmp_path, revoked_in="agree")
     before, closed = (of_round(made, RoundClosed, number)[0] for number in (ROUND - 1, ROUND))
     assert (closed.reason, closed.version, closed.aggregated) == ("aborted", before.version, [])
+    assert (before.detail, closed.detail) == ("", f"{LIAR} was revoked after the survivors were shown")
     assert of_round(made, SumUnmasked) == []

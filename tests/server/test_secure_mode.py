@@ -33,7 +33,7 @@ from thinwire.server.round_events import (
     Tick,
     UpdateArrived,
 )
-from thinwire.server.secure_mode import SecureRoundMachine
+from thinwire.server.secure_mode import MAX_DETAIL, SecureRoundMachine
 
 DEADLINE_S = 100.0
 
@@ -255,14 +255,17 @@ def test_a_revoked_survivor_ends_the_round(phase):
     story.until(phase)
     story.on(DeviceDisconnected(name_of(1), "revoked"))
     assert (story.result.reason, story.result.aggregated) == ("aborted", ())
+    assert story.result.detail == f"{name_of(1)} was revoked after the survivors were shown"
 
 
 def test_masks_that_do_not_cancel_end_the_round():
     story = Story()
     story.until("unmask")
     story.phase("unmask")
-    story.on(MasksRemoved("the masks do not cancel"))
+    story.on(MasksRemoved("the masks do not cancel" + 1000 * "!"))
     assert (story.result.reason, len(story.result.dropped)) == ("aborted", 5)
+    assert story.result.detail.startswith("the masks do not cancel!")
+    assert len(story.result.detail) == MAX_DETAIL
 
 
 def test_a_device_that_reconnects_within_its_phase_is_waited_for_again():
@@ -368,6 +371,7 @@ def test_a_vector_that_is_damaged_after_the_survivors_were_shown_ends_the_round(
     for other in map(name_of, range(1, 5)):
         again.on(AggregationDone(update_of(other)))
     assert (again.result.reason, again.result.aggregated) == ("aborted", ())
+    assert again.result.detail == f"the masked vector of {name_of(0)} was damaged after its survivors were shown"
 
 
 def test_a_small_message_does_not_count_as_a_masked_vector():

@@ -76,6 +76,7 @@ def test_a_damaged_file_of_messages_ends_the_round_and_not_the_run(tmp_path: Pat
     world = World(tmp_path, Fate(), dies_at=3.0)
     world.damages = phase
     made = world.lived()
-    assert made.of(RoundClosed)[0].reason == "aborted"
+    closed = made.of(RoundClosed)[0]
+    assert (closed.reason, closed.detail) == ("aborted", f"the messages of the phase {phase} are damaged")
     assert [event.round for event in made.of(SumUnmasked)] == [2, 3, 4]
     assert FileSpool(world.home.spool).headers() == []

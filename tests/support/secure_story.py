@@ -45,6 +45,7 @@ metrics = { accuracy = 1.0, loss = 10.0 }
 """
 BYTES = {"advertise": 412, "share": 3_310, "masked": 122_000, "agree": 71, "unmask": 340}  # of one message
 SECONDS = {"advertise": 0.4, "share": 0.7, "masked": 5.2, "agree": 0.2, "unmask": 0.3}
+ABORTED = "the masks do not cancel (a client dealt wrong shares, or a masked vector is damaged)"
 REASONS = {
     "advertise": "offline: no request for 60 s",
     "share": "withdrew: policy",
@@ -128,7 +129,7 @@ class SecureStory:
     def _ended(self, survivors: list[str], reason: str, elapsed_s: float) -> Iterator[list[Event]]:
         at, updates = self.at + elapsed_s, [f"{self.run_id}/{device}/{self.sequences[device]}" for device in survivors]
         if reason == "aborted":
-            yield [self._closed(updates, "aborted", elapsed_s, survivors)]
+            yield [self._closed(updates, "aborted", elapsed_s, survivors, ABORTED)]
             return
         self.version += 1
         yield [
@@ -141,12 +142,14 @@ class SecureStory:
             yield [Evaluated(at, self.round - 1, self.version - 1, metrics, {}, len(survivors), len(survivors))]
         yield [self._closed(updates, reason, elapsed_s, survivors)]
 
-    def _closed(self, updates: list[str], reason: str, elapsed_s: float, there: list[str]) -> RoundClosed:
+    def _closed(
+        self, updates: list[str], reason: str, elapsed_s: float, there: list[str], detail: str = ""
+    ) -> RoundClosed:
         ours = [f"{self.run_id}/{device}/{self.sequences[device]}" for device in there]
         kept = reason not in ("too-few", "aborted")
         return RoundClosed(
             self.at + elapsed_s, self.round, reason, self.version, updates if kept else [], [] if kept else ours, [],  # type: ignore[arg-type]  # a str
-            elapsed_s, elapsed_s, {}, {"wait_s": 0.1, "aggregate_s": 0.02}, there[-1],
+            elapsed_s, elapsed_s, {}, {"wait_s": 0.1, "aggregate_s": 0.02}, there[-1], detail=detail,
         )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from playwright.sync_api import expect
 
 from tests.support.browsing import Open, axe, overflow
 from tests.support.filled_store import add_devices
-from tests.support.secure_story import DEVICES, SECURE, SecureStory, four_rounds
+from tests.support.secure_story import ABORTED, DEVICES, SECURE, SecureStory, four_rounds
 from tests.support.serving import Shown
 from thinwire.reports.secure_rounds import MASKED
 from thinwire.store import Store
@@ -119,6 +119,13 @@ def test_the_smallest_round_decides_the_protection_of_a_run_and_each_round_its_o
     run = f"/api/runs/{story.run_id}"
     assert "up to 1 of 6 clients colluding; a sum holds at least 4" in page.get(run).json()["protection"]["sentence"]
     assert [one["min_updates"] for one in page.get(f"{run}/rounds").json()] == [6, 5, 6]
+
+
+def test_the_reason_of_an_aborted_round_is_said(store: Store, page: Any):
+    story = SecureStory(store)
+    story.play(reason="aborted")
+    said = page.get(f"/api/runs/{story.run_id}/rounds/1").json()["closing"]
+    assert said == f"there is no sum: {ABORTED}; the model stays as it was"
 
 
 def test_a_run_in_the_clear_shows_neither_phases_nor_a_protection(store: Store, page: Any):

@@ -315,10 +315,9 @@ class RoundResumed(Event):
 class RoundClosed(Event):
     """Reports the end of a round.
 
-    `version` is the model version after it, which is unchanged if the reason is too-few. `seconds` is the round's whole
-    duration; unlike `elapsed_s` it includes the time without an aggregator. `spent` is the time breakdown. `names` are
-    the metrics (with their kind) that at least half of the updates carried; `ignored` counts all other metrics of its
-    updates. `capped` holds the updates with a reduced weight, by update id.
+    `version` is the model version after it. `seconds` is the whole duration; unlike `elapsed_s` it includes the time
+    without an aggregator. `names` are the metrics (with their kind) that at least half of the updates carried;
+    `ignored` counts all others. `capped` has the updates with a reduced weight, by update id.
     """
 
     round: int
@@ -330,11 +329,12 @@ class RoundClosed(Event):
     elapsed_s: float
     seconds: float
     metrics: dict[str, float]  # of training, by the clients
-    spent: dict[str, float] = field(default_factory=dict)
+    spent: dict[str, float] = field(default_factory=dict)  # the time breakdown
     slowest: str = ""
     capped: dict[str, Capped] = field(default_factory=dict)
     names: list[str] = field(default_factory=list)
     ignored: int = 0
+    detail: str = ""  # why a secure round has no sum: never a text from a client
 
 
 @dataclass(frozen=True)

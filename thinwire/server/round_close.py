@@ -69,6 +69,7 @@ def finish(one: RoundRunner) -> None:
             spent=spent,
             slowest=slowest,
             capped=capped,
+            detail=closed.detail,
             **_names(one),
         )
     )

@@ -45,6 +45,7 @@ from thinwire.server.round_events import (
     RemoveMasks,
     RemoveVector,
     ReplacementSource,
+    RoundResult,
     UpdateArrived,
 )
 from thinwire.server.round_machine import RoundMachine
@@ -170,6 +171,9 @@ def identities(running: RunContext, devices: Iterable[str]) -> dict[str, bytes]:
     return {device: keys[device] for device in devices}
 
 
+MAX_DETAIL = 300  # characters
+
+
 @dataclass
 class SecureRoundMachine(RoundMachine):
     """A secure round as a state machine without I/O.
@@ -184,6 +188,7 @@ class SecureRoundMachine(RoundMachine):
     absent: dict[str, tuple[str, str]] = field(default_factory=dict)  # device that left after its message -> kind, text
     unmasking: bool = False  # the masks are being removed
     closing: CloseReason = "all"  # why the phase masked was closed; it becomes the reason of the round
+    detail: str = ""  # why the round has no sum
 
     @property
     def deadline_at(self) -> float:
@@ -244,11 +249,20 @@ class SecureRoundMachine(RoundMachine):
                 return [*actions, ClosePhase(phase, self.requests)]
             self.unmasking = True
             return [*actions, RemoveMasks(self.secure.removal())]
-        except TooFew:
-            self.shut = "too-few"
-        except Aborted:
-            self.shut = "aborted"
+        except TooFew as error:
+            self._end("too-few", str(error))
+        except Aborted as error:
+            self._end("aborted", str(error))
         return actions
+
+    def _end(self, reason: CloseReason, detail: str) -> None:
+        """End the round without a sum, unless it has ended already."""
+        if not self.shut:
+            self.shut, self.detail = reason, detail[:MAX_DETAIL]
+
+    def _close(self) -> RoundResult:
+        self.closed = replace(super()._close(), detail=self.detail)
+        return self.closed
 
     def _take(self, event: Input, now: float) -> list[Action]:
         match event:
@@ -259,7 +273,9 @@ class SecureRoundMachine(RoundMachine):
                 self.requests = self.secure.close()
                 return []
             case MasksRemoved(error):
-                self.shut = self.shut or ("aborted" if error else self.closing)
+                if error:
+                    self._end("aborted", error)
+                self.shut = self.shut or self.closing
                 return []
             case AggregationDone(update_id) if update_id in self.dropped:
                 self.folding.discard(update_id)  # its file was damaged after it was added
@@ -305,13 +321,13 @@ class SecureRoundMachine(RoundMachine):
             self.aggregated.remove(update_id)
         if self.secure.phase == "masked":
             self.secure.withdraw_vector(update_id.device)
-        else:  # its spool file was damaged by a restart
-            self.shut = self.shut or "aborted"
+        else:
+            self._end("aborted", f"the masked vector of {update_id.device} was damaged after its survivors were shown")
 
     def _revoke(self, device: str) -> list[Action]:
         """Take the vector of a revoked device out of the sum, or end the round if the survivors were shown."""
         if self.secure.phase != "masked":
-            self.shut = self.shut or "aborted"
+            self._end("aborted", f"{device} was revoked after the survivors were shown")
             return []
         update_id = self.vectors.pop(device)
         self.secure.withdraw_vector(device)

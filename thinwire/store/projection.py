@@ -173,7 +173,7 @@ class Projection:
         self.assignments.settle(event.dropped, "dropped", event, event.reason)
         self.assignments.cap(event)
         self._round(
-            event.round, closed_at=event.at, reason=event.reason, version=event.version,
+            event.round, closed_at=event.at, reason=event.reason, detail=event.detail, version=event.version,
             aggregated=list(event.aggregated),
             seconds=event.seconds, train_metrics=dict(event.metrics), spent=dict(event.spent), slowest=event.slowest,
             ignored=event.ignored,

@@ -141,6 +141,7 @@ class RoundRow(Traffic, Outcomes, Measured):
     missed_s: float = 0.0
     ignored: int = 0  # number of metrics not recorded, since fewer than half of its updates carried them
     secure_sum: dict[str, Any] = field(default_factory=dict)
+    detail: str = ""  # why a round with secure aggregation has no sum
     changed: int = field(default=0, compare=False)  # number of the transaction that changed the row last
     arrived: int = 0  # of an open round: own assignments with a recorded reply that is not aggregated yet
 

@@ -116,6 +116,7 @@ class Round(Traffic, Outcomes, Base):
     missed_s: Mapped[float] = mapped_column(default=0.0, server_default="0")  # not counted by the run's clock
     slowest: Mapped[str] = mapped_column(default="")
     secure_sum: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default="{}")  # what the masks covered
+    detail: Mapped[str] = mapped_column(default="", server_default="")  # why a secure round has no sum
     changed: Mapped[int]  # number of the run's transaction that changed this row last
 
 

@@ -109,15 +109,21 @@ def closing(round_: RoundRow, least: int = 0) -> str:
         "too-few": f"{_too_few(round_, least)}; the model stays as it was",
         "buffer": f"the buffer was full: {len(round_.aggregated)} updates",
         "stopped": "a person stopped the run",
-        "aborted": "the masks did not cancel; the model stays as it was",
+        "aborted": f"there is no sum{_detail(round_)}; the model stays as it was",
     }
     return said.get(round_.reason, round_.reason)
+
+
+def _detail(round_: RoundRow) -> str:
+    """Return why a secure round has no sum, or ""."""
+    return f": {round_.detail}" if round_.detail else ""
 
 
 def _too_few(round_: RoundRow, least: int) -> str:
     """Return how many replies were missing."""
     if least:
-        return f"too few clients were left for a sum, which needs {max(least, round_.min_updates)}"
+        needs = max(least, round_.min_updates)
+        return f"too few clients were left for a sum, which needs {needs}{_detail(round_)}"
     return f"too few answered: {_came(round_)} of at least {round_.min_updates}"
 
 

@@ -140,7 +140,7 @@ def _header(store: Store, row: RunRow, rounds: Sequence[RoundRow]) -> None:
 
 def _show(store: Store, row: RunRow, rounds: Sequence[RoundRow], shown: Sequence[RoundRow]) -> None:
     """Print a run and these of its rounds."""
-    from thinwire.cli.runs.render import capping, clipping, losses, measured_version, on_the_wire
+    from thinwire.cli.runs.render import capping, clipping, losses, measured_version, on_the_wire, without_sum
     from thinwire.reports.privacy import private_lines
     from thinwire.reports.secure_rounds import is_secure, not_evaluated, protection
 
@@ -160,7 +160,7 @@ def _show(store: Store, row: RunRow, rounds: Sequence[RoundRow], shown: Sequence
     if said := not_evaluated(row, rounds):
         console.sentence(said, begin="        ")
     updates = store.updates(row.run_id)
-    for sentence in (*clipping(row, rounds), *capping(updates, rounds), *losses(updates)):
+    for sentence in (*clipping(row, rounds), *capping(updates, rounds), *losses(updates), *without_sum(shown)):
         console.sentence(sentence, begin="        ")
     for way, payload, wire, dense in (
         ("up", row.payload_up, row.wire_up, row.dense_up),

@@ -71,7 +71,7 @@ RUN_KEYS = (
     "finished_at", "plan",
 )  # fmt: skip
 ROUND_KEYS = (
-    "round", "reason", "selected", "aggregated", "late", "failed", "dropped", "seconds", "payload_up", "payload_down",
+    "round", "reason", "detail", "selected", "aggregated", "late", "failed", "dropped", "seconds", "payload_up", "payload_down",
     "wire_up", "wire_down", "version", "codec", "deadline_s", "deadline_reason", "sampling", "codecs", "codec_reasons",
     "metrics", "clipped", "train_metrics", "ignored", "spent",
 )  # fmt: skip
@@ -128,6 +128,16 @@ def losses(updates: Iterable[UpdateRow]) -> Iterator[str]:
         of_each = f" ({', '.join(f'{count} {kind}' for kind, count in kinds)})" if kinds[1:] else ""
         last = lost[-1]
         yield f"{device}: {noun}s {outcome}: {len(lost)}{of_each}, the last of round {last.round}: {last.reason}"
+
+
+def without_sum(rounds: Sequence[RoundRow]) -> Iterator[str]:
+    """Yield a sentence for each reason for which secure rounds have no sum: how many they are, and the last case."""
+    of: dict[str, list[RoundRow]] = {}
+    for one in rounds:
+        if one.detail:
+            of.setdefault(one.reason, []).append(one)
+    for reason, ended in of.items():
+        yield f"rounds closed as {reason}: {len(ended)}, the last was round {ended[-1].round}: {ended[-1].detail}"
 
 
 def _round(row: RoundRow) -> dict[str, Any]:

@@ -230,6 +230,7 @@ CREATE TABLE rounds (
 	missed_s DOUBLE DEFAULT '0' NOT NULL, 
 	slowest TEXT NOT NULL, 
 	secure_sum JSON DEFAULT '{}' NOT NULL, 
+	detail TEXT DEFAULT '' NOT NULL, 
 	changed BIGINT NOT NULL, 
 	payload_up BIGINT NOT NULL, 
 	payload_down BIGINT NOT NULL, 
@@ -242,8 +243,8 @@ CREATE TABLE rounds (
 	CONSTRAINT pk_rounds PRIMARY KEY (run_id, round), 
 	CONSTRAINT fk_rounds_run_id FOREIGN KEY(run_id) REFERENCES runs (run_id)
 );
-INSERT INTO "rounds" VALUES('toy-1',1,1700000000.0,1700000003.0,'all',0,1,30.0,'[["planned",{}]]','[]','topk(0.1) > int8','{}','{}',3,2,3,'["a","b","c"]','{}','["toy-1/a/1","toy-1/b/1","toy-1/c/1"]',3.0,'{}','{}','{}','{}',0,'{"wait_s":0.0,"download_s":0.0,"queue_s":0.0,"evaluate_s":0.0,"train_s":3.0,"encode_s":0.0,"load_s":0.0,"commit_s":0.0,"upload_s":0.0,"receive_s":0.0,"aggregate_s":0.007452050999745552,"step_s":0.0004004379998150398,"store_s":0.007393512999442464}','[]',0.0,'c','{}',6,429,7482,NULL,NULL,3,0,0,0);
-INSERT INTO "rounds" VALUES('toy-1',2,1700000003.0,NULL,'',1,NULL,30.0,'[["planned",{}]]','[]','topk(0.1) > int8','{}','{}',3,2,3,'["a","b","c"]','{}','[]',NULL,'{}','{}','{}','{}',0,'{}','[]',0.0,'','{}',8,143,7482,NULL,NULL,0,0,0,0);
+INSERT INTO "rounds" VALUES('toy-1',1,1700000000.0,1700000003.0,'all',0,1,30.0,'[["planned",{}]]','[]','topk(0.1) > int8','{}','{}',3,2,3,'["a","b","c"]','{}','["toy-1/a/1","toy-1/b/1","toy-1/c/1"]',3.0,'{}','{}','{}','{}',0,'{"wait_s":0.0,"download_s":0.0,"queue_s":0.0,"evaluate_s":0.0,"train_s":3.0,"encode_s":0.0,"load_s":0.0,"commit_s":0.0,"upload_s":0.0,"receive_s":0.0,"aggregate_s":0.007452050999745552,"step_s":0.0004004379998150398,"store_s":0.007393512999442464}','[]',0.0,'c','{}','',6,429,7482,NULL,NULL,3,0,0,0);
+INSERT INTO "rounds" VALUES('toy-1',2,1700000003.0,NULL,'',1,NULL,30.0,'[["planned",{}]]','[]','topk(0.1) > int8','{}','{}',3,2,3,'["a","b","c"]','{}','[]',NULL,'{}','{}','{}','{}',0,'{}','[]',0.0,'','{}','',8,143,7482,NULL,NULL,0,0,0,0);
 CREATE TABLE runs (
 	number INTEGER NOT NULL, 
 	run_id VARCHAR(80) NOT NULL, 

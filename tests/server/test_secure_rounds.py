@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -14,10 +15,10 @@ import pytest
 from tests.support import crashes
 from tests.support.crashes import LAYOUT, Fate, Killed, Outcome, Whole, change, killed, undisturbed_once
 from tests.support.secure_fleet import SecureDevice, SecureFleet, SecureTurn
-from thinwire.core import RunPlan
+from thinwire.core import RunPlan, VirtualClock
 from thinwire.core.events import ClientFailed, ModelStored, RoundClosed
 from thinwire.core.protection_events import PhaseClosed, SumUnmasked
-from thinwire.core.statedir import AggregatorHome
+from thinwire.core.statedir import AggregatorHome, private_folder
 from thinwire.core.types import PHASES
 from thinwire.privacy.contexts import identity_of, simulated_key
 from thinwire.reports.round_explanation import whys
@@ -25,7 +26,10 @@ from thinwire.reports.round_timing import turns
 from thinwire.server.model_store import Versions
 from thinwire.server.run import drive
 from thinwire.server.secure_round_runner import SecureRoundRunner
-from thinwire.store import Store
+from thinwire.server.service import serve
+from thinwire.server.submit import submit
+from thinwire.simulation import ScriptedFleet, reported
+from thinwire.store import FileSpool, Store
 
 SHARES = 6  # of all places: one test each
 PLAN = RunPlan.parse("""
@@ -160,11 +164,28 @@ def test_nothing_of_a_round_is_left_on_the_disk_when_it_is_over(undisturbed: Who
     assert not (made.folder / "secure").exists()
 
 
+def test_a_start_deletes_the_messages_of_runs_that_are_over_and_of_no_other(tmp_path: Path) -> None:
+    """The process of `toy-1` died, or a person stopped it while no aggregator was running."""
+    made, ending = World(tmp_path, Fate()).live(), threading.Event()
+    home = AggregatorHome(made.folder.parents[1])
+    fleet = ScriptedFleet(FileSpool(home.spool), VirtualClock(), reported(PLAN, LAYOUT), [])
+    with Store.open(home.database) as store:
+        waiting = submit(store, home, PLAN, LAYOUT, np.zeros(LAYOUT.size, np.float32), np.zeros(0, np.float32), {},
+                         reported(PLAN, LAYOUT))  # fmt: skip
+        for run_id in ("toy-1", waiting):
+            private_folder(home.messages(run_id) / "3")
+        ending.set()
+        serve(fleet, store, home, ending=ending)
+    assert not home.messages("toy-1").exists()
+    assert home.messages(waiting).exists()
+
+
 @pytest.mark.parametrize("share", range(SHARES))
 def test_a_crash_anywhere_changes_nothing(undisturbed: Whole, tmp_path: Path, share: int) -> None:
     made, places = undisturbed
     for where, again in killed(World, tmp_path, places, slice(share, None, SHARES)):
         assert again.same() == made.same(), where
+        assert not (again.folder / "secure").exists(), where
 
 
 @pytest.mark.parametrize("phase", ["share", "masked", "agree", "unmask"])

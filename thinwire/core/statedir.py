@@ -93,6 +93,10 @@ class AggregatorHome:
         """Return the lock file of the process that simulates this run or transfers it; it is in no backup."""
         return self.root / "runs" / run_id / ".owner"
 
+    def messages(self, run_id: str) -> Path:
+        """Return the directory of the messages of a run's open secure round; it is in no backup."""
+        return self.root / "runs" / run_id / "secure"
+
     def run(self, run_id: str) -> Path:
         """Return the directory of a run's models and downlink bundles; create it if it is missing."""
         return private_folder(self.root / "runs" / run_id)

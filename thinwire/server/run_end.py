@@ -7,6 +7,7 @@ register the next time: their hello names the runs that they keep, and the welco
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 
@@ -64,6 +65,15 @@ def close_undriven(store: Store, run_id: str, end: RunStatusChanged) -> None:
     except Exception:  # the journal itself may be unreadable: then only the end of the run is recorded
         past = RunState()
     store.record(run_id, past.ledger.with_end(end, past.elapsed_s, past.first.open))
+
+
+def delete_messages(store: Store, home: AggregatorHome) -> None:
+    """Delete the messages of secure rounds of all runs that are over, or that no row names."""
+    found = list(home.root.glob("runs/*/secure"))
+    over = {row.run_id: row.status in ENDED for row in store.runs()} if found else {}
+    for path in found:
+        if over.get(path.parent.name, True):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def end_abandoned(store: Store, home: AggregatorHome) -> None:

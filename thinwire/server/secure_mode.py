@@ -14,6 +14,7 @@ Invariant: no vector leaves the sum after the survivors were shown. A reply that
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -100,6 +101,10 @@ class SecureMode(RoundMode):
         except PlanError:
             return False
         return super().may_open(running, cohort, min_updates)
+
+    def abort(self, running: RunContext) -> None:
+        """Delete the messages that a crash behind the last round left: the run is over."""
+        shutil.rmtree(running.home.messages(running.run_id), ignore_errors=True)
 
     def secure_work(self, running: RunContext, number: int) -> SecureWork:
         past = running.past

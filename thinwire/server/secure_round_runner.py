@@ -56,7 +56,7 @@ class SecureRoundRunner(RoundRunner):
 
     def __init__(self, running: RunContext, opened: RoundOpened) -> None:
         super().__init__(running, opened)
-        self._files = PhaseFiles(running.versions.folder, opened.round, running.simulated)
+        self._files = PhaseFiles(running.home.messages(running.run_id), opened.round, running.simulated)
         self._unreadable = ""  # why the messages of a closed phase are lost: the round is aborted
         self._messages: dict[str, bytes] = {}  # device -> its message of the open phase, in the order of arrival
 
@@ -257,9 +257,8 @@ class PhaseFiles:
     messages, because it is never resumed.
     """
 
-    def __init__(self, run: Path, number: int, simulated: bool) -> None:
-        self._all = run / "secure"
-        self._folder, self._simulated = self._all / str(number), simulated
+    def __init__(self, messages: Path, number: int, simulated: bool) -> None:
+        self._all, self._folder, self._simulated = messages, messages / str(number), simulated
         self._written = set[Path]()
 
     def write(self, phase: str, messages: Mapping[str, bytes]) -> str:

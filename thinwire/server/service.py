@@ -36,7 +36,7 @@ from thinwire.privacy.messages import max_bytes
 from thinwire.server.context import POLL_S, StopOrder
 from thinwire.server.policy.eligibility import ConnectedDevices
 from thinwire.server.run import drive
-from thinwire.server.run_end import close_undriven, end_abandoned, notify
+from thinwire.server.run_end import close_undriven, delete_messages, end_abandoned, notify
 from thinwire.store import Commands, Order, Store
 
 NOTED_S = 1.0  # deliveries decide nothing, so their events may wait this long to be written
@@ -157,11 +157,13 @@ def serve(
     def undriven(run_id: str, said: str, exit_code: int) -> None:
         """Record that the run failed and notify its devices, because its driver did neither."""
         close_undriven(store, run_id, RunStatusChanged(clock.wall(), "failed", said, exit_code))
+        delete_messages(store, home)
         for arrival in noted.poll(0.0):  # devices that registered before the end was recorded
             presence.take(arrival)
         row, clients = store.run(run_id), {client.device for client in store.clients(run_id)}
         notify(noted, row, {device: () for device in presence.devices if device in clients})
 
+    delete_messages(store, home)  # of runs whose process died before it did, or that a person stopped meanwhile
     while not (ending.is_set() or orders.stop_service()):
         row = store.next_run()
         if row is None:

@@ -71,9 +71,9 @@ RUN_KEYS = (
     "finished_at", "plan",
 )  # fmt: skip
 ROUND_KEYS = (
-    "round", "reason", "detail", "selected", "aggregated", "late", "failed", "dropped", "seconds", "payload_up", "payload_down",
-    "wire_up", "wire_down", "version", "codec", "deadline_s", "deadline_reason", "sampling", "codecs", "codec_reasons",
-    "metrics", "clipped", "train_metrics", "ignored", "spent",
+    "round", "reason", "detail", "selected", "aggregated", "late", "failed", "dropped", "seconds", "payload_up",
+    "payload_down", "wire_up", "wire_down", "version", "codec", "deadline_s", "deadline_reason", "sampling", "codecs",
+    "codec_reasons", "metrics", "clipped", "train_metrics", "ignored", "spent",
 )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -16,7 +17,7 @@ from tests.support import crashes
 from tests.support.crashes import LAYOUT, Fate, Killed, Outcome, Whole, change, killed, undisturbed_once
 from tests.support.secure_fleet import SecureDevice, SecureFleet, SecureTurn
 from thinwire.core import RunPlan, VirtualClock
-from thinwire.core.events import ClientFailed, ModelStored, RoundClosed
+from thinwire.core.events import ClientFailed, ModelStored, RoundClosed, UpdateAccepted
 from thinwire.core.protection_events import PhaseClosed, SumUnmasked
 from thinwire.core.statedir import AggregatorHome, private_folder
 from thinwire.core.types import PHASES
@@ -157,6 +158,20 @@ def test_the_record_of_a_round_has_no_time_of_what_a_client_does(undisturbed: Wh
     made, _ = undisturbed
     spent = {"wait_s", "upload_s", "receive_s", "aggregate_s", "step_s", "store_s"}
     assert [set(e.spent) for e in made.of(RoundClosed)] == [spent] * 3
+
+
+def test_a_wait_that_is_not_known_is_not_recorded_as_zero(tmp_path: Path) -> None:
+    """The device API forgets when it delivered an assignment as soon as the client has advertised."""
+    take = SecureFleet.take
+
+    def taken(self: SecureFleet, link: Any, reply: Any, *more: Any) -> None:
+        link.held.pop(reply.assignment_id, None)
+        take(self, link, reply, *more)
+
+    with patch.object(SecureFleet, "take", taken):
+        made = World(tmp_path, Fate()).live()
+    assert all(event.header["transfer"]["pulled_at"] == 0 for event in made.of(UpdateAccepted))
+    assert not any("wait_s" in event.spent for event in made.of(RoundClosed))
 
 
 def test_nothing_of_a_round_is_left_on_the_disk_when_it_is_over(undisturbed: Whole) -> None:

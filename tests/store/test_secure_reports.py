@@ -94,6 +94,24 @@ def test_a_round_is_explained_by_its_longest_phase_and_whom_that_waited_for(stor
     assert "in the stage masked" in in_all([first, second, third]).sentence
 
 
+@pytest.mark.parametrize(("down_s", "said", "device"), [
+    (3.0, ("the phase masked lasted 5.2 s, waiting for masked vectors; the last came from pi-10; the aggregator was "
+           "offline for 3.0 s meanwhile"), "pi-10"),
+    (60.0, "the aggregator was offline for 60 s", ""),
+])  # fmt: skip
+def test_a_round_that_was_mostly_without_an_aggregator_is_explained_by_that(
+    store: Store, down_s: float, said: str, device: str
+) -> None:
+    story = SecureStory(store)
+    story.play(down_s=down_s)
+    run, rounds = store.run(story.run_id), store.rounds(story.run_id)
+    (told,) = whys(run, rounds, store.updates(run.run_id), turns(rounds), {}, store.phases(run.run_id))
+    assert told.sentence.endswith(f": {said}.")
+    assert (told.device, told.stages["downtime"]) == (device, down_s)
+    assert told.seconds == pytest.approx(6.8 + down_s)
+    assert told.stages.get("unaccounted", 0.0) == pytest.approx(0.0)
+
+
 def test_the_stages_of_a_secure_round_are_measured_and_make_up_its_time(store: Store) -> None:
     run = store.run(four_rounds(store).run_id)
     rounds = store.rounds(run.run_id)

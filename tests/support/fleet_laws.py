@@ -131,7 +131,7 @@ class FleetLaws:
         assert header.update_id == given.update_id
         assert (header.metrics, header.parts, header.norm) == (given.metrics, given.parts, given.norm)
         assert header.transfer is not None
-        assert header.transfer.pulled_at <= header.transfer.began_at <= header.transfer.arrived_at
+        assert 0.0 < header.transfer.pulled_at <= header.transfer.began_at <= header.transfer.arrived_at
         assert setting.spool.header(given.update_id) is not None
         assert [bytes(part) for part in setting.fleet.open(given.update_id)] == [b"abc", b"", b"de" * 50_000]
 

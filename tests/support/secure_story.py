@@ -15,6 +15,7 @@ from thinwire.core.events import (
     ModelStored,
     RoundClosed,
     RoundOpened,
+    RoundResumed,
     RunStatusChanged,
     UpdateAccepted,
     UpdateAggregated,
@@ -63,6 +64,7 @@ class SecureStory:
     run_id: str = ""
     round: int = 0
     version: int = 0
+    down_s: float = 0.0  # seconds of the open round without an aggregator
     devices: tuple[str, ...] = DEVICES  # those of the next round
     sequences: dict[str, int] = field(default_factory=dict)
 
@@ -74,9 +76,14 @@ class SecureStory:
         self.store.record(self.run_id, [stored, RunStatusChanged(self.at, "queued", "is queued"), begun])
 
     def play(
-        self, gone: Mapping[str, str] | None = None, *, until: str = "unmask", reason: str = "all", least: int = 6
-    ) -> None:
-        """Record a round whose devices `gone` drop out in the phase that it names; stop behind the phase `until`."""
+        self, gone: Mapping[str, str] | None = None, *, until: str = "unmask", reason: str = "all", least: int = 6,
+        down_s: float = 0.0,
+    ) -> None:  # fmt: skip
+        """Record a round whose devices `gone` drop out in the phase that it names; stop behind the phase `until`.
+
+        For `down_s` no aggregator runs while the phase `masked` is open.
+        """
+        self.down_s = down_s
         for batch in self._round(dict(gone or {}), until, reason, least):
             self.store.record(self.run_id, batch)
         self.at += 20.0
@@ -86,6 +93,9 @@ class SecureStory:
         yield self._opened()
         elapsed_s, there = 0.0, list(self.devices)
         for phase in PHASES[: PHASES.index(until) + 1]:
+            if phase == "masked" and self.down_s:
+                since, self.at = self.at + elapsed_s, self.at + self.down_s
+                yield [RoundResumed(since + self.down_s, self.round, since, elapsed_s, self.down_s)]
             elapsed_s += SECONDS[phase]
             lost = [device for device in there if gone.get(device) == phase]
             there = [device for device in there if device not in lost]
@@ -149,7 +159,7 @@ class SecureStory:
         kept = reason not in ("too-few", "aborted")
         return RoundClosed(
             self.at + elapsed_s, self.round, reason, self.version, updates if kept else [], [] if kept else ours, [],  # type: ignore[arg-type]  # a str
-            elapsed_s, elapsed_s, {}, {"wait_s": 0.1, "aggregate_s": 0.02}, there[-1], detail=detail,
+            elapsed_s, elapsed_s + self.down_s, {}, {"wait_s": 0.1, "aggregate_s": 0.02}, there[-1], detail=detail,
         )  # fmt: skip
 
 

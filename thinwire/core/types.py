@@ -183,7 +183,7 @@ class Transfer:
     in a simulation, which has no connection.
     """
 
-    pulled_at: float = 0.0  # the client received the assignment
+    pulled_at: float = 0.0  # the client received the assignment; 0 if that is not known, as of a masked update
     began_at: float = 0.0  # the first byte of the reply arrived
     arrived_at: float = 0.0  # the last byte of the reply is durable
     sent_bytes: int | None = None

@@ -107,7 +107,10 @@ def _of_device(
 
 
 def _secure(found: RoundRow, phases: Sequence[Phase], *, simulated: bool) -> RoundExplanation:
-    """Return the explanation of a secure round by its phases, which the run's clock measured, and its longest one."""
+    """Return the explanation of a secure round by its phases, which the run's clock measured, and its longest one.
+
+    A round that was longer without an aggregator than in any phase is explained by its downtime alone.
+    """
     took = found.seconds or 0.0
     own = {name: found.spent[f"{name}_s"] for name in ("step", "store") if f"{name}_s" in found.spent}
     own = {"masks": found.secure_sum.get("unmask_s", 0.0), **own}
@@ -117,11 +120,14 @@ def _secure(found: RoundRow, phases: Sequence[Phase], *, simulated: bool) -> Rou
     if (left := took - sum(stages.values())) > 0.0:
         stages[UNACCOUNTED] = left
     most = secure_rounds.longest(phases)
-    reason = "no phase of it was closed" if most is None else secure_rounds.waited_text(found, most)
-    reason += own_part(took, own, uncounted)
+    if downtime_text(found) and (most is None or (most.seconds or 0.0) < max(found.missed_s, down_s(found))):
+        most, reason = None, downtime_text(found)
+    else:
+        reason = "no phase of it was closed" if most is None else secure_rounds.waited_text(found, most)
+        reason = _blamed(found, stages, reason)
     silent = secure_rounds.waited_for(found, most) if most else ()
     device = most.last if most and not silent else ""
-    said = f"Round {found.round} took {duration(took)}: {_blamed(found, stages, reason)}."
+    said = f"Round {found.round} took {duration(took)}: {reason}{own_part(took, own, uncounted)}."
     return RoundExplanation(found.round, took, said, device, stages, silent, uncounted=uncounted)
 
 

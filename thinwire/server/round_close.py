@@ -196,8 +196,9 @@ def where_time_went(
         return "", {"aggregate_s": one.folding_s} if one.running.simulated else {}
     _, last = max(arrived, key=lambda pair: pair[0])
     assert last.transfer is not None
+    pulled_at = last.transfer.pulled_at  # 0 for a masked update: an advertisement has answered its assignment before
     return last.update_id.device, {
-        "wait_s": max(0.0, last.transfer.pulled_at - one.opened.at),
+        **({"wait_s": max(0.0, pulled_at - one.opened.at)} if pulled_at else {}),
         **({} if one.plan.is_protected else asdict(last.timings)),  # such an update tells no times
         "upload_s": max(0.0, last.transfer.arrived_at - last.transfer.began_at),
         "receive_s": one.receive_s.get(last.update_id, 0.0),

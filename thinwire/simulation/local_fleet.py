@@ -194,7 +194,7 @@ class LocalFleet:
         Raise `Refused` for an update in another device's name. Another update under a known id fails with `state-lost`.
         """
         began = link.clock.wall() - upload_s
-        pulled = link.held.get(reply.assignment_id, began)
+        pulled = link.held.get(reply.assignment_id, 0.0)
         if isinstance(reply, Failure):
             return self._arrived(link.name, Failure(reply.kind, reply.text, reply.assignment_id, link.name))
         if isinstance(reply, PhaseReply):

@@ -353,6 +353,8 @@ def _durations(header: Mapping[str, object]) -> tuple[int, float, float] | None:
     timings, transfer, steps = header.get("timings"), header.get("transfer"), header.get("steps")
     if not isinstance(timings, Mapping) or not isinstance(transfer, Mapping) or not isinstance(steps, int) or not steps:
         return None
+    if not transfer.get("pulled_at"):
+        return None  # another process of the aggregator delivered the assignment
     train_s = float(timings.get("train_s", 0.0))
     out_s = float(transfer["arrived_at"]) - float(transfer["pulled_at"])
     return steps, train_s, max(0.0, out_s - train_s)

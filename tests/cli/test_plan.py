@@ -70,6 +70,8 @@ def test_the_explanation_of_a_secure_plan_names_phases_numbers_and_protection(th
         in said.out
     )
     assert "warning" not in said.err
+    (codec,) = (line for line in said.out.splitlines() if line.startswith("[uplink] codec "))
+    assert codec.split()[2:6] == ["(lattice)", "-", "not", "used"], "its default is for updates without masks"
     assert "secure round" not in thinwire("plan", "explain", EXAMPLE.with_name("plan.toml")).out
 
 

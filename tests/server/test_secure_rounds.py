@@ -16,8 +16,9 @@ import pytest
 from tests.support import crashes
 from tests.support.crashes import LAYOUT, Fate, Killed, Outcome, Whole, change, killed, undisturbed_once
 from tests.support.secure_fleet import SecureDevice, SecureFleet, SecureTurn
+from thinwire.aggregation.plan_codecs import LATTICE
 from thinwire.core import RunPlan, VirtualClock
-from thinwire.core.events import ClientFailed, ModelStored, RoundClosed, UpdateAccepted
+from thinwire.core.events import ClientFailed, ModelStored, RoundClosed, RoundOpened, UpdateAccepted
 from thinwire.core.protection_events import PhaseClosed, SumUnmasked
 from thinwire.core.statedir import AggregatorHome, private_folder
 from thinwire.core.types import PHASES
@@ -152,6 +153,12 @@ def test_a_round_is_explained_by_the_client_that_its_longest_phase_waited_for(un
     for one in told:
         assert sum(one.stages.values()) == pytest.approx(one.seconds, abs=0.1)
         assert one.stages.get("unaccounted", 0.0) < 0.1
+
+
+def test_a_round_and_its_updates_name_the_lattice_and_no_codec(undisturbed: Whole) -> None:
+    made, _ = undisturbed
+    assert {event.codec for event in made.of(RoundOpened)} == {LATTICE}
+    assert {event.header["codec"] for event in made.of(UpdateAccepted)} == {LATTICE}
 
 
 def test_the_record_of_a_round_has_no_time_of_what_a_client_does(undisturbed: Whole) -> None:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from thinwire.core.types import SecureWork
 
 Feedback: TypeAlias = Literal["classic", "ef21", "none"]
+LATTICE = "lattice"  # the codec of a masked update in an assignment, a reply and a report: [secure] has its numbers
 
 
 def feedback_of(uplink: UplinkSection) -> Feedback:

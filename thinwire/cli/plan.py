@@ -109,6 +109,8 @@ def explain(plan: PlanFile, sets: Sets = None, clients: Clients = None, task: Ta
         for section, name, field in _keys()
         for value in (values[section][name],)
     ]
+    if read.secure.enabled:
+        rows = [secure_cost.LATTICE_ROW if row[0] == secure_cost.LATTICE_ROW[0] else row for row in rows]
     console.table(("key", "value", "set", "meaning"), rows)
     if read.secure.enabled:
         console.line()

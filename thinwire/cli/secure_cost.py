@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 ONLINE = 10  # devices, where neither the plan nor --clients names a number
 LINKS_MBIT = (1, 10, 100)
+LATTICE_ROW = ("[uplink] codec", "(lattice)", "", "not used under masks: see [secure] bits, support and rotate")
 
 
 def selected_of(plan: RunPlan, online: int | None) -> tuple[int, int]:
@@ -87,7 +88,7 @@ def round_cost(plan: RunPlan, parameters: int, online: int | None) -> dict[str, 
     Bytes are those of `privacy.round_cost`; times are in seconds for all bytes up, by the link's rate in Mb/s. `noise`
     is the squared error that one client's rounding adds, in units of clip^2.
     """
-    from thinwire.aggregation.plan_codecs import lattice_of
+    from thinwire.aggregation.plan_codecs import LATTICE, lattice_of
     from thinwire.core.types import SecureWork
     from thinwire.privacy.contexts import terms_of
     from thinwire.privacy.round_cost import phase_bytes
@@ -107,6 +108,7 @@ def round_cost(plan: RunPlan, parameters: int, online: int | None) -> dict[str, 
         )
     return found | {
         "parameters": parameters,
+        "codec": LATTICE,
         "width": lattice.width,
         "phases": {one.phase: {"up": one.up, "down": one.down} for one in phases},
         "up_bytes": up,

@@ -33,7 +33,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from thinwire.aggregation.lattice import Lattice, Points
-from thinwire.aggregation.plan_codecs import keeps_residual, lattice_of, rotation_key
+from thinwire.aggregation.plan_codecs import LATTICE, keeps_residual, lattice_of, rotation_key
 from thinwire.aggregation.private_lattice import NotRounded, clip_layers
 from thinwire.client import payload
 from thinwire.client.errors import FAILED, CannotReply
@@ -61,7 +61,6 @@ if TYPE_CHECKING:
 
 Send = Callable[[PhaseReply], None]
 RECHECK_S = 0.2  # longest delay until a waiting thread notices that the assignment was withdrawn
-LATTICE = "lattice"  # the codec of a masked update
 REQUEST = "request"  # the part of a phase's assignment
 MAX_REQUEST_BYTES = 32 << 20  # of a phase's request that is fetched: 10 000 clients with ML-KEM have less
 MASKED = "masked"  # the part of a masked update: it takes one upload

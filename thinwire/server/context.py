@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from thinwire.aggregation.control_variates import algorithm_of, carried
-from thinwire.aggregation.plan_codecs import rungs
+from thinwire.aggregation.plan_codecs import LATTICE, rungs
 from thinwire.core.clock import Clock
 from thinwire.core.errors import DataLost
 from thinwire.core.events import (
@@ -91,7 +91,7 @@ class RunContext:
         self.layout = carried(algorithm_of(self.plan), self.task_layout)  # of every vector that is sent
         self.holders = PlanCache(self.plan.to_json(), self.plan.digest)
         self.sent = SentAssignments(self.mode.delay + 1, self.holders)
-        self.codec = rungs(self.plan.uplink)[0]
+        self.codec = LATTICE if self.plan.secure.enabled else rungs(self.plan.uplink)[0]
         self.versions = Versions(home.run(run_id), self.layout, home.durable, hides=self.plan.privacy.mode != "off")
         self.past, later = snapshot.restore(store, run_id, empty_state(self.plan))
         self._since_snapshot = 0  # events

@@ -283,8 +283,13 @@ Expected = Mapping[str, Sequence[float | None]]  # device -> p90 in seconds for 
 
 
 def codecs_of(running: RunContext) -> list[str]:
-    """Return the codecs of the next round, least compressed first: only one if the plan has no ladder."""
+    """Return the codecs of the next round, least compressed first: only one if the plan has no ladder.
+
+    A secure round has the lattice in place of a codec.
+    """
     uplink, past = running.plan.uplink, running.past
+    if running.plan.secure.enabled:
+        return [running.codec]
     return rungs(uplink) if uplink.ladder else [codec_of(uplink, past.steps_made + len(past.line.rounds))]
 
 

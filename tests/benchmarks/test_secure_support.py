@@ -27,7 +27,8 @@ def test_it_runs_and_the_document_has_its_shape() -> None:
     assert (found["benchmark"], found["preset"]) == ("secure_support", "tiny")
     assert [(row["task"], row["arm"]) for row in found["rows"]] == [("digits", arm) for arm in ARMS]
     dense, sparse, alone, *_ = found["rows"]
-    assert sparse["payload_up"] == alone["payload_up"] < dense["payload_up"] / 8, "a tenth of the coordinates travels"
+    assert sparse["payload_up"] == pytest.approx(alone["payload_up"], rel=1e-3), "a signature has 70 to 72 bytes"
+    assert sparse["payload_up"] < dense["payload_up"] / 5, "a tenth of the coordinates travels, with keys and shares"
     assert all(0 < row[name] <= 1 for row in found["rows"] for name in ("accuracy", "last"))
     assert {"support_gap", "support_gap digits", "no_residual_gap"} <= found["figures"].keys()
 

@@ -13,7 +13,7 @@ def test_the_phases_of_the_open_round_and_the_protection_are_shown(thinwire, hom
     said = thinwire("runs", "show", "--home", home).out
     assert "up to 3 of 10 clients colluding; a sum holds at least 6 clients" in said
     assert "Not protected: " in said
-    assert "149 kB of keys, shares and signatures beside this payload" in said
+    assert "149 kB of it are keys, shares and signatures" in said
     assert "version 2 has no metrics yet: evaluated by the next round's sum" in said
     lines = [line.split() for line in said.partition("phases of round 4\n")[2].splitlines()]
     assert lines[0] == ["PHASE", "CLIENTS", "DROPPED", "OUT", "BYTES", "SECONDS"]
@@ -91,6 +91,6 @@ def test_the_progress_names_the_open_phase_and_why_the_last_line_has_no_metrics(
     ]  # fmt: skip
     assert now[3:5] == ["round 1: 10 of 10 replies, phase agree", "round 1: 10 of 10 replies, phase unmask"]
     first, second = (line for line in lines if line.strip()[0].isdigit())
-    assert first.split() == ["1", "all", "10/10", "0.6000", "1.0000", "1.22", "MB", "6.80"]
+    assert first.split() == ["1", "all", "10/10", "0.6000", "1.0000", "1.26", "MB", "6.80"]
     assert second.split()[:5] == ["2", "all", "10/10", "-", "-"]
     assert second.endswith("evaluated by the next round's sum")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.secure_story import DEVICES, SECURE, SecureStory, four_rounds
+from tests.support.secure_story import BYTES, DEVICES, SECURE, SecureStory, four_rounds
 from thinwire.privacy.graph import find_parameters
 from thinwire.reports.round_explanation import in_all, whys
 from thinwire.reports.round_timing import turns
@@ -158,5 +158,6 @@ def test_what_a_masked_update_does_not_tell_is_not_stored_as_zero(store: Store) 
     for row in store.updates(run_id, 1):
         assert (row.norm, row.residual_norm, row.residual_ratio, row.metrics) == (None, None, None, {})
         assert (row.train_s, row.encode_s, row.evaluate_s, row.download_s, row.queue_s) == (None,) * 5
-        assert row.payload_up == 122_000
+        place = DEVICES.index(row.device)
+        assert row.payload_up == sum(BYTES.values()) + place * (len(BYTES) - 1), "the story adds the place to messages"
         assert row.arrived_at is not None

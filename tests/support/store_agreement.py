@@ -23,7 +23,7 @@ def assert_sums_agree(store: Store, run_id: str) -> None:
     """Every count and sum in runs, rounds and clients is that over the rows of updates.
 
     A run's bytes have beside them what measuring its last model took, which is no round's. A round's bytes up are of
-    the answers that came in it.
+    the answers that came in it, and of the keys and shares of its own clients.
     """
     updates = store.updates(run_id)
     whole, came_in = _added(updates), dict[str, int]()
@@ -38,10 +38,17 @@ def assert_sums_agree(store: Store, run_id: str) -> None:
             }
             whole |= {name: (whole[name] or 0) + amount for name, amount in taken.items() if amount}
     assert _kept(store.run(run_id)) == whole
+    keys = Counter[tuple[int, str]]()  # of a secure round: the bytes of a device's messages beside its update
+    for phase in store.phases(run_id):
+        if phase.phase != "masked":
+            keys.update({(phase.round, device): sent for device, sent in phase.received.items()})
     for row in store.rounds(run_id):
-        came = _added([u for u in updates if came_in.get(u.update_id) == row.round])
-        own = _added([u for u in updates if u.round == row.round])
-        assert _kept(row) == own | {name: came[name] for name in ("payload_up", "wire_up")}
+        came_now = [u for u in updates if came_in.get(u.update_id) == row.round]
+        came, own = _added(came_now), _added([u for u in updates if u.round == row.round])
+        late_keys = sum(keys[u.round, u.device] for u in came_now)
+        sent = sum(count for (number, _), count in keys.items() if number == row.round)
+        up = {"payload_up": (came["payload_up"] or 0) - late_keys + sent, "wire_up": came["wire_up"]}
+        assert _kept(row) == own | up
     for client in store.clients(run_id):
         mine = [u for u in updates if u.device == client.device]
         assert _kept(client) == _added(mine)

@@ -69,7 +69,9 @@ def test_a_secure_run_is_usable_by_all_and_at_every_width(
     expect(page.locator("#protection")).to_contain_text(
         "protects single updates against an honest-but-curious aggregator with up to 3 of 10 clients colluding"
     )
-    expect(page.locator("#bytes .note")).to_contain_text("Payload: the masked updates, without keys and shares.")
+    expect(page.locator("#bytes .note")).to_contain_text(
+        "Payload: the masked updates, with keys, shares and signatures."
+    )
     expect(page.locator("#protection")).to_contain_text("docs/explain/secure-aggregation.md")
     expect(page.locator("#learning")).to_contain_text(
         "Version 2 has no metrics yet: evaluated by the next round's sum."

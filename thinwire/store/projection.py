@@ -164,6 +164,9 @@ class Projection:
 
     def _phase(self, event: PhaseClosed) -> None:
         """Add a closed phase of a round; a phase that is closed again after a restart replaces the first one."""
+        if event.phase != "masked":  # its messages are the updates
+            key = {"the_run": self.facts.run_id, "the_round": event.round, "the_phase": event.phase}
+            self.assignments.send(event, self.connection.scalar(_RECEIVED, key) or {})
         row = {"round": event.round, "phase": event.phase, "closed_at": event.at, "elapsed_s": event.elapsed_s}
         row |= {"run_id": self.facts.run_id, "received": dict(event.received), "dropped": list(event.dropped)}
         upsert(self.connection, RoundPhase, [row])
@@ -204,6 +207,10 @@ class Projection:
 
 
 _NO_SNAPSHOT = delete(Snapshot).where(Snapshot.run_id == bindparam("the_run"))
+_RECEIVED = select(RoundPhase.received).where(
+    RoundPhase.run_id == bindparam("the_run"), RoundPhase.round == bindparam("the_round"),
+    RoundPhase.phase == bindparam("the_phase"),
+)  # fmt: skip
 
 
 @dataclass
@@ -308,8 +315,16 @@ class UpdateProjector:
             self.sums.add(row["round"], row["device"], wire_down=fresh["wire_down"])
             came = {name: fresh[name] for name in ("payload_up", "wire_up")}
             self.sums.add(event.round, row["device"], arrived=1, **came)
+            fresh["payload_up"] += row["payload_up"]  # after the keys and shares of a secure round
             self.sums.run["dense_up"] += self.facts.size * FLOAT_BYTES if event.header.get("parts") else 0
         self._turn(row, outcome, event.at, **fresh, **values)
+
+    def send(self, event: PhaseClosed, before: Mapping[str, int]) -> None:
+        """Add the bytes of a phase's messages to those that its devices sent; `before` were added already."""
+        for device, row in self.rows.of_round(event.round).items():
+            if more := event.received.get(device, 0) - before.get(device, 0):
+                self.sums.add(event.round, device, payload_up=more)
+                self.rows.change(row, payload_up=row["payload_up"] + more)
 
     def _failed(self, event: ClientFailed) -> None:
         row = self.rows.find(event.assignment_id)

@@ -19,7 +19,9 @@ AT_ONCE_BYTES = 14_600  # TCP's initial window (RFC 6928): fewer bytes take equa
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
-    """Bytes in both directions: `payload` in frames, `wire` on the devices' sockets, None without a network."""
+    """Bytes in both directions: `payload` in frames, and up in all messages of secure rounds; `wire` on the devices'
+    sockets, None without a network.
+    """
 
     payload_up: int
     payload_down: int

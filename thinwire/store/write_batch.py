@@ -322,14 +322,8 @@ class Rows:
         """Add a row for a new assignment."""
         row = {"run_id": self._run_id, "round": round_number, "device": device, "assignment_id": assignment_id}
         whole = {
-            **row,
-            "update_id": "",
-            "outcome": "selected",
-            "late_reply": False,
-            "assigned_at": None,
-            **ANSWER,
-            **values,
-        }
+            **row, "update_id": "", "outcome": "selected", "late_reply": False, "assigned_at": None, **ANSWER, **values,
+        }  # fmt: skip
         self._rows[assignment_id] = self._new[assignment_id] = whole
         return whole
 
@@ -338,6 +332,11 @@ class Rows:
         if assignment_id not in self._rows:
             self._read(Update.assignment_id == assignment_id)
         return self._rows.get(assignment_id)
+
+    def of_round(self, number: int) -> dict[str, Row]:
+        """Return the rows of a secure round, in which each device has one assignment, by device."""
+        self._read(Update.round == number)
+        return {row["device"]: row for row in self._rows.values() if row["round"] == number}
 
     def by_update(self, update_ids: Iterable[str]) -> list[Row]:
         """Return the rows with these updates, sorted by round and assignment."""
@@ -391,7 +390,7 @@ def alike(rows: Iterable[Mapping[str, Any]]) -> Iterable[list[Mapping[str, Any]]
 _SELECTION = (Round.selected, Round.not_selected, Round.codecs, Round.codec_reasons)
 _KNOWN = (
     Update.assignment_id, Update.round, Update.device, Update.update_id, Update.outcome, Update.late_reply,
-    Update.pulled_at, Update.metrics,
+    Update.pulled_at, Update.metrics, Update.payload_up,
 )  # fmt: skip
 _NEW = insert(Update)
 _UPDATE = update(Update).where(

@@ -170,8 +170,7 @@ def _show(store: Store, row: RunRow, rounds: Sequence[RoundRow], shown: Sequence
         console.line(f"{way:<7} {said}{_ratio(dense, payload)}")
         if way == "up" and is_secure(row):
             keys = sum(one.received_bytes for one in store.phases(row.run_id) if one.phase != "masked")
-            said = f"{formatting.size(keys)} of keys, shares and signatures beside this payload"
-            console.line(f"        {said}{_ratio(dense, payload + keys, 'together ')}")
+            console.line(f"        {formatting.size(keys)} of it are keys, shares and signatures")
     if not rounds:
         return
     console.line()
@@ -184,9 +183,9 @@ def _show(store: Store, row: RunRow, rounds: Sequence[RoundRow], shown: Sequence
         _print_phases(store, last)
 
 
-def _ratio(dense: int, sent: int, all_of_it: str = "") -> str:
+def _ratio(dense: int, sent: int) -> str:
     """Return how many times fewer bytes were sent than in float32, "" if not fewer."""
-    return f", {all_of_it}{dense / sent:.1f} times less than dense float32" if 0 < sent < dense else ""
+    return f", {dense / sent:.1f} times less than dense float32" if 0 < sent < dense else ""
 
 
 def _print_phases(store: Store, found: RoundRow) -> None:

@@ -118,6 +118,7 @@ class Round:
     closed: RoundClosed | None = None
     target_updates: int = 0
     phase: str = ""  # the open phase of a round with secure aggregation
+    messages: dict[str, int] = field(default_factory=dict)  # closed phase -> bytes of keys, shares or signatures
 
     @property
     def of(self) -> int:
@@ -168,7 +169,7 @@ class Round:
             f"{f'{len(closed.aggregated)}/{self.of}':>7}",
             f"{figure(metrics.get('accuracy')):>8}",
             f"{figure(metrics.get('loss')):>8}",
-            f"{size(self.payload_up):>8}",
+            f"{size(self.payload_up + sum(self.messages.values())):>8}",
             f"{closed.seconds:>7.2f}",
             "; ".join(notes),
         )
@@ -241,6 +242,8 @@ class Teller:
             case PhaseClosed() if event.round in self.rounds:
                 follows = PHASES.index(event.phase) + 1
                 self.rounds[event.round].phase = PHASES[min(follows, len(PHASES) - 1)]
+                if event.phase != "masked":  # its messages are the updates
+                    self.rounds[event.round].messages[event.phase] = sum(event.received.values())
             case events.RunStatusChanged():
                 return self._status(event)
             case events.RunNoted() | events.FirstModelAssigned() | events.FirstModelFailed():

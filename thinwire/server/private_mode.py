@@ -73,6 +73,7 @@ class SpendingRounds(RoundMode):
         self.budget.require_clients(running, self.noise(running).release)
 
     def abort(self, running: RunContext) -> None:
+        super().abort(running)
         self.reveal(running, starts=True)
 
     def reveal(self, running: RunContext, starts: bool = False) -> None:

@@ -45,6 +45,13 @@ def test_the_reason_of_an_aborted_round_is_shown(thinwire, home, store):
     assert details == ["", "", "", "", ABORTED]
 
 
+def test_a_device_that_is_unable_to_take_part_is_shown_with_the_reason(thinwire, home, store):
+    old = "cannot sum under masks: it is no Thinwire client of this version (install the latest on it)"
+    SecureStory(store, unable={"old-1": old}).play()
+    said = " ".join(thinwire("runs", "show", "--home", home).out.split())
+    assert f"round 1 did not select old-1: {old}" in said
+
+
 def test_a_round_that_was_not_opened_is_refused(thinwire, home, store):
     four_rounds(store)
     refused = thinwire("runs", "show", "--round", 9, "--home", home)

@@ -225,6 +225,10 @@ def test_what_fails_on_a_device_is_told_in_one_word(tmp_path):
     diverging = SecureClients(tmp_path / "nan", functions={"loss": lambda m, b: cross_entropy(m, b) * float("nan")})
     diverging.open()
     assert {failure_of(diverging, name) for name in diverging.handlers} == {("failed", "work")}
+    (refused,) = {said for said in diverging.said if "failed" in said}
+    assert refused.endswith("the loss became NaN or infinity (training diverged); try: a smaller [local] lr"), (
+        "its owner"
+    )
     assert clients.handlers[ONE].rounds.is_ready(f"{RUN}.1.{ONE}")
 
 
@@ -334,6 +338,9 @@ def test_a_malicious_aggregator_is_withstood_with_a_pinned_roster_alone(tmp_path
     reply = clients.phase(ONE, "share", request)
     assert isinstance(reply, Failure)
     assert reply.text == "roster"
+    (said,) = (said for said in clients.said if "failed" in said)
+    assert f"left the round: {LAST} is not in the pinned roster with this identity key (an aggregator that" in said
+    assert "can take this device's update out of the sum); try: ask the holder of the offline key" in said
 
 
 def test_a_client_without_an_identity_declines(tmp_path):

@@ -21,6 +21,7 @@ from thinwire.core.events import (
     UpdateAggregated,
 )
 from thinwire.core.fleet import TaskReport
+from thinwire.core.formatting import Reason
 from thinwire.core.plan import RunPlan
 from thinwire.core.protection_events import PhaseClosed, SumUnmasked
 from thinwire.core.serialization import reply_to_json
@@ -64,6 +65,7 @@ class SecureStory:
     run_id: str = ""
     round: int = 0
     version: int = 0
+    unable: dict[str, str] = field(default_factory=dict)  # device that no round selects -> why
     down_s: float = 0.0  # seconds of the open round without an aggregator
     devices: tuple[str, ...] = DEVICES  # those of the next round
     sequences: dict[str, int] = field(default_factory=dict)
@@ -114,8 +116,9 @@ class SecureStory:
         sent = {device: f"{self.run_id}.{self.round}.{device}" for device in self.devices}
         devices, selected = list(self.devices), len(self.devices)
         opened = RoundOpened(
-            self.at, self.round, 0.0, self.version, "aa", devices, sent, "lattice(8)", 60.0, selected, 5
-        )
+            self.at, self.round, 0.0, self.version, "aa", devices, sent, "lattice", 60.0, selected, 5,
+            {device: [Reason("unable", {"text": why})] for device, why in self.unable.items()},
+        )  # fmt: skip
         return [opened, *(ClientSelected(self.at, self.round, device, sent[device], 1000) for device in self.devices)]
 
     def _failed(self, device: str, phase: str, elapsed_s: float) -> ClientFailed:
@@ -129,7 +132,7 @@ class SecureStory:
         header = ReplyHeader(
             f"{self.run_id}.{self.round}.{device}", update_id, self.version, 0, 0, 0.0, 0.0, {}, Timings(),
             (Part("update", BYTES["masked"] - 16, "ff"), Part("scalars", 16, "ee")),
-            transfer=Transfer(self.at + 0.1, arrived - 0.4, arrived, 122_300, 1_200, 6), codec="lattice(8)",
+            transfer=Transfer(self.at + 0.1, arrived - 0.4, arrived, 122_300, 1_200, 6), codec="lattice",
         )  # fmt: skip
         return UpdateAccepted(
             arrived, self.round, self.round, device, header.assignment_id, str(update_id), 0, 1.0, False, elapsed_s,

@@ -226,7 +226,8 @@ class SecureRounds:
             if (one := self._open.get(training)) is None:
                 if phase_of(assignment_id) == "advertise":
                     return None  # the advertisement comes with the training assignment
-                raise CannotReply(FAILED, "order", "a phase of a secure round that is not open in this process")
+                why = "has left it" if training in self._left else "began it in another process"
+                raise CannotReply(FAILED, "order", f"a phase of a secure round was not answered: this client {why}")
             try:
                 message = self._answer(one, phase_of(assignment_id), self._request(one, delivery))
             except Withdraw as error:
@@ -382,4 +383,4 @@ def _reply(assignment: Assignment, message: bytes) -> PhaseReply:
 
 def _failed(error: Withdraw) -> CannotReply:
     """Return the failure of a client that leaves a round; the text of the error is for its owner alone."""
-    return CannotReply(FAILED, error.reason, f"left the round: {error}")
+    return CannotReply(FAILED, error.reason, f"left the round: {error}; try: {error.hint}")

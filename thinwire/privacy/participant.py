@@ -63,13 +63,14 @@ Reason = Literal[
 ]
 State = Literal["new", "advertised", "shared", "ready", "masked", "agreed", "unmasked", "withdrawn"]
 MODULUS = 1 << 64  # of the scalars
+PIN = "ask the holder of the offline key whether the device is meant, then thinwire client start --roster SIGNED.json"
 
 
 class Withdraw(ThinwireError):
     """The participant leaves the round for a reason, and nothing more leaves the device."""
 
-    def __init__(self, reason: Reason, what: str, why: str = "") -> None:
-        super().__init__(what, why, "the next round needs nothing; if it recurs, contact the operator")
+    def __init__(self, reason: Reason, what: str, why: str = "", hint: str = "") -> None:
+        super().__init__(what, why, hint or "the next round needs nothing; if it recurs, contact the operator")
         self.reason: Reason = reason
 
 
@@ -177,7 +178,9 @@ class Participant:
             one.enc.check(self.terms.post_quantum)
             one.mask.check(self.terms.post_quantum)
             if self._pinned is not None and self._pinned.get(one.name) != one.identity:
-                raise self._withdrawn("roster", f"{one.name} is not in the pinned roster with this identity key")
+                what = f"{one.name} is not in the pinned roster with this identity key"
+                why = "an aggregator that invents a client can take this device's update out of the sum"
+                raise self._withdrawn("roster", what, why, PIN)
             if not signed_by(one.identity, one.signature, one.signed_bytes(self._context0)):
                 raise self._withdrawn(
                     "signature", f"the advertisement of {one.name} is not signed for this round",
@@ -330,10 +333,10 @@ class Participant:
         if self.state != state:
             raise self._withdrawn("order", f"a request for a client that is {state}", f"this one is {self.state}")
 
-    def _withdrawn(self, reason: Reason, what: str, why: str = "") -> Withdraw:
+    def _withdrawn(self, reason: Reason, what: str, why: str = "", hint: str = "") -> Withdraw:
         self.state, self._held, self._answers = "withdrawn", {}, {}
         self._erase()
-        return Withdraw(reason, what, why)
+        return Withdraw(reason, what, why, hint)
 
     def _erase(self) -> None:
         """Forget the secrets of this round's keys; what Python has copied of them is out of reach."""

@@ -168,7 +168,7 @@ def _show(store: Store, row: RunRow, rounds: Sequence[RoundRow], shown: Sequence
     ):
         said = f"{formatting.size(payload)} payload, {on_the_wire(wire, payload)}"
         console.line(f"{way:<7} {said}{_ratio(dense, payload)}")
-        if way == "up" and is_secure(row):
+        if way == "up" and payload and is_secure(row):
             keys = sum(one.received_bytes for one in store.phases(row.run_id) if one.phase != "masked")
             console.line(f"        {formatting.size(keys)} of it are keys, shares and signatures")
     if not rounds:
@@ -214,12 +214,18 @@ def _print_phases(store: Store, found: RoundRow) -> None:
         )
 
 
+NAMED = 5  # devices that are unable to take part
+
+
 def _decided(r: RoundRow, goes_on: bool) -> Iterator[str]:
     """Yield what measurements decided about a round and why, and its deadline while it goes on."""
     from thinwire.reports.reason_text import deadline_sentence, sentence
 
     if r.sampling:
         yield f"round {r.round} was {sentence(r.sampling)}"
+    unable = [one for one in sorted(r.not_selected.items()) if any(code == "unable" for code, _ in one[1])]
+    for device, reasons in unable[:NAMED]:
+        yield f"round {r.round} did not select {device}: {sentence(reasons)}"
     if r.deadline_reason and goes_on:
         yield f"round {r.round} may take {deadline_sentence(r.deadline_s, r.deadline_reason)}"
     for device, reasons in sorted(r.codec_reasons.items()):

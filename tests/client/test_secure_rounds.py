@@ -226,9 +226,7 @@ def test_what_fails_on_a_device_is_told_in_one_word(tmp_path):
     diverging.open()
     assert {failure_of(diverging, name) for name in diverging.handlers} == {("failed", "work")}
     (refused,) = {said for said in diverging.said if "failed" in said}
-    assert refused.endswith("the loss became NaN or infinity (training diverged); try: a smaller [local] lr"), (
-        "its owner"
-    )
+    assert refused.endswith("the loss became NaN or infinity (training diverged); try: a smaller [local] lr")
     assert clients.handlers[ONE].rounds.is_ready(f"{RUN}.1.{ONE}")
 
 

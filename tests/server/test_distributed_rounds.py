@@ -11,6 +11,7 @@ import pytest
 from tests.server.test_secure_rounds import World as SecureWorld
 from tests.server.test_secure_rounds import survivors
 from tests.support.crashes import LAYOUT, Fate, Outcome, Whole, killed, undisturbed_once
+from tests.support.secure_fleet import toy_plan
 from thinwire.aggregation.plan_codecs import noised_dimensions
 from thinwire.core import RunPlan
 from thinwire.core.events import ModelStored, RoundClosed, RunStatusChanged
@@ -24,24 +25,7 @@ from thinwire.store import Store
 
 SHARES = 3  # of all places: one test each
 EVERY = 4  # of them is tried: test_secure_rounds and test_private_rounds try each place of their own mode
-TEXT = """
-[run]
-task = "toy"
-rounds = 3
-evaluate = "off"
-[cohort]
-clients = 5
-wait_for = 5
-min_updates = 3
-deadline_s = 200
-late = "drop"
-[local]
-lr = 1.0
-steps = 1
-buffers = "local"
-[secure]
-enabled = true
-max_dropout = 0.4
+TEXT = f"""{toy_plan("max_dropout = 0.4")}
 [privacy]
 mode = "distributed"
 clip = 2.0
@@ -99,6 +83,7 @@ def test_a_crash_anywhere_spends_each_round_once_and_releases_the_same_bytes(
     for where, again in killed(World, tmp_path, places, slice(share, None, SHARES * EVERY)):
         assert again.status == "done", where
         assert [event.digest for event in again.of(ModelStored)] == expected, where
+        assert not (again.folder / "secure").exists(), where
         require_accounted(again)
 
 

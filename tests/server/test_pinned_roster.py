@@ -11,7 +11,7 @@ from tests.server import test_secure_rounds as honest
 from tests.support import crashes
 from tests.support.crashes import LAYOUT, Fate, Outcome
 from tests.support.reasons import sentences
-from tests.support.secure_fleet import SecureDevice, SecureFleet, SecureTurn
+from tests.support.secure_fleet import SecureDevice, SecureFleet, SecureTurn, toy_plan
 from thinwire.core import RunPlan
 from thinwire.core.events import RoundOpened, RunStatusChanged
 from thinwire.core.fleet import SECURE_PARTS, Hello
@@ -22,27 +22,6 @@ from thinwire.simulation import ScriptedDevice
 
 NAMES = "abcde"
 KEYS = {name: identity_of(simulated_key(name)) for name in NAMES}
-TEXT = """
-[run]
-task = "toy"
-rounds = 1
-evaluate = "off"
-[cohort]
-clients = 4
-wait_for = 4
-wait_s = 30
-min_updates = 3
-deadline_s = 40
-late = "drop"
-[local]
-lr = 1.0
-steps = 1
-buffers = "local"
-[secure]
-enabled = true
-clip = 20.0
-adversary = "{}"
-"""
 
 
 class PinnedFleet(SecureFleet):
@@ -58,7 +37,8 @@ class World(crashes.World):
     kind = PinnedFleet
 
     def __init__(self, folder: Path, pinned: dict[str, bytes], adversary: str = "malicious") -> None:
-        plan = RunPlan.parse(TEXT.format(adversary))
+        secure = f'clip = 20.0\nadversary = "{adversary}"'
+        plan = RunPlan.parse(toy_plan(secure, rounds=1, clients=4, cohort="wait_s = 30"))
         devices = [
             SecureDevice(name, None, lambda assignment: SecureTurn(), plan=plan, layout=LAYOUT, pinned=pinned or None,  # type: ignore[arg-type]  # no Work
                          change=lambda assignment: crashes.change("a", LAYOUT.size, assignment)) for name in NAMES

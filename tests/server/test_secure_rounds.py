@@ -15,7 +15,7 @@ import pytest
 
 from tests.support import crashes
 from tests.support.crashes import LAYOUT, Fate, Killed, Outcome, Whole, change, killed, undisturbed_once
-from tests.support.secure_fleet import SecureDevice, SecureFleet, SecureTurn
+from tests.support.secure_fleet import SecureDevice, SecureFleet, SecureTurn, toy_plan
 from thinwire.aggregation.plan_codecs import LATTICE
 from thinwire.core import RunPlan, VirtualClock
 from thinwire.core.events import ClientFailed, ModelStored, RoundClosed, RoundOpened, UpdateAccepted
@@ -34,27 +34,7 @@ from thinwire.simulation import ScriptedFleet, reported
 from thinwire.store import FileSpool, Store
 
 SHARES = 6  # of all places: one test each
-PLAN = RunPlan.parse("""
-[run]
-task = "toy"
-rounds = 3
-evaluate = "off"
-[cohort]
-clients = 5
-wait_for = 5
-min_updates = 3
-deadline_s = 40
-late = "drop"
-[local]
-lr = 1.0
-steps = 1
-buffers = "local"
-[secure]
-enabled = true
-bits = 12
-clip = 20.0
-max_dropout = 0.4
-""")
+PLAN = RunPlan.parse(toy_plan("bits = 12\nclip = 20.0\nmax_dropout = 0.4"))
 
 
 TURNS = {

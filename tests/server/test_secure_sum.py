@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.support.crashes import LAYOUT
+from tests.support.secure_fleet import toy_plan
 from thinwire.aggregation.lattice import BadSum
 from thinwire.core import Key, RunPlan
 from thinwire.core.secure_numbers import METRIC_BITS
@@ -15,25 +16,9 @@ from thinwire.privacy.secure_round import Removal
 from thinwire.server.secure_sum import SecureAggregator, next_clip
 
 ONE = 1 << METRIC_BITS
-PLAN = RunPlan.parse("""
-[run]
-task = "toy"
-evaluate = "clients"
-[cohort]
-clients = 4
-wait_for = 4
-min_updates = 3
-late = "drop"
-[local]
-lr = 1.0
-steps = 1
-buffers = "local"
-[secure]
-enabled = true
-clip = "auto"
-weight_max = 8
-metrics = { loss = 10.0 }
-""")
+PLAN = RunPlan.parse(
+    toy_plan('clip = "auto"\nweight_max = 8\nmetrics = { loss = 10.0 }', clients=4, run='evaluate = "clients"')
+)
 HONEST = {"weight": 2, "fits": 1, "loss": ONE, "loss/count": 2}
 
 

@@ -41,6 +41,18 @@ from thinwire.simulation.scripted_device import Kept, parts_of
 _ECDSA = ec.ECDSA(hashes.SHA256(), deterministic_signing=True)
 
 
+def toy_plan(
+    secure: str = "", *, rounds: int = 3, clients: int = 5, run: str = 'evaluate = "off"', cohort: str = ""
+) -> str:
+    """The text of a small plan under masks; `secure`, `run` and `cohort` are more lines of these tables."""
+    return (
+        f'[run]\ntask = "toy"\nrounds = {rounds}\n{run}\n'
+        f"[cohort]\nclients = {clients}\nwait_for = {clients}\nmin_updates = 3\ndeadline_s = 40\n"
+        f'late = "drop"\n{cohort}\n[local]\nlr = 1.0\nsteps = 1\nbuffers = "local"\n'
+        f"[secure]\nenabled = true\n{secure}\n"
+    )
+
+
 @dataclass(frozen=True)
 class SecureTurn(Turn):
     """A turn of a device that leaves a secure round: it stops to answer in the phase `silent`, or dies in `dies`."""

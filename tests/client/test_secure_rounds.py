@@ -338,7 +338,7 @@ def test_a_malicious_aggregator_is_withstood_with_a_pinned_roster_alone(tmp_path
     assert reply.text == "roster"
     (said,) = (said for said in clients.said if "failed" in said)
     assert f"left the round: {LAST} is not in the pinned roster with this identity key (an aggregator that" in said
-    assert "can take this device's update out of the sum); try: ask the holder of the offline key" in said
+    assert "can take this device's update out of the sum); try: thinwire client start --roster SIGNED.json" in said
 
 
 def test_a_client_without_an_identity_declines(tmp_path):

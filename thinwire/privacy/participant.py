@@ -63,7 +63,7 @@ Reason = Literal[
 ]
 State = Literal["new", "advertised", "shared", "ready", "masked", "agreed", "unmasked", "withdrawn"]
 MODULUS = 1 << 64  # of the scalars
-PIN = "ask the holder of the offline key whether the device is meant, then thinwire client start --roster SIGNED.json"
+PIN = "thinwire client start --roster SIGNED.json with a roster that has it, if the holder of the offline key knows it"
 
 
 class Withdraw(ThinwireError):

@@ -84,4 +84,4 @@ def test_an_assignment_without_an_answer_has_no_stretches():
 
 def test_a_device_without_a_stopwatch_still_shows_its_upload():
     row = replace(ROW, pulled_at=101.0, began_at=103.0, arrived_at=104.0)
-    assert drawn(stretches(row)) == [("delivery", 0.0, 1.0), ("unaccounted", 1.0, 3.0), ("upload", 3.0, 4.0)]
+    assert drawn(stretches(row)) == [("delivery", 0.0, 1.0), ("work", 1.0, 3.0), ("upload", 3.0, 4.0)]

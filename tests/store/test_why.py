@@ -275,8 +275,8 @@ def test_the_stages_and_what_is_unaccounted_are_a_rounds_seconds_and_none_is_neg
 
 def test_a_stage_that_nobody_measured_is_nowhere():
     bare = replace(ASK, **dict[str, Any](dict.fromkeys(DURATIONS)))
-    assert set(along(bare)) == {"delivery", "upload", UNACCOUNTED}
-    assert set(why(replace(ROUND, spent={}), [bare]).stages) == {"delivery", "upload", UNACCOUNTED}
+    assert set(along(bare)) == {"delivery", "work", "upload"}
+    assert set(why(replace(ROUND, spent={}), [bare]).stages) == {"delivery", "work", "upload", UNACCOUNTED}
 
 
 def test_waiting_counts_from_when_the_last_update_was_in_the_sum_until_the_round_closed():

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 UNIT: Final = "one client with all its data"
 TRUSTED: Final[Mapping[str, str]] = {
-    "central": "The aggregator is trusted: it sees every update in the clear, and no device can check the epsilon.",
+    "central": "The aggregator is trusted: it sees every update in the clear, and no device can check the epsilon, "
+    "which is the aggregator's claim.",
     "distributed": "The aggregator sees sums that have the clients' noise; the epsilon counts on the fewest honest "
     "clients that [secure] allows in a sum.",
 }
@@ -90,14 +91,19 @@ def privacy_section(run: RunRow) -> PrivacySection:
     return PrivacySection.model_validate(run.plan.get("privacy") or {})
 
 
+def population_of(run: RunRow) -> str:
+    """Return the clients whose spending counts together, as server/privacy_budget.py names them."""
+    if run.source == "sim":  # each simulated run has its own
+        return f"simulation of {run.run_id}"
+    return privacy_section(run).population or run.task
+
+
 def spending_of_run(store: Store, run: RunRow) -> Spending | None:
     """Return what a private run has spent, also before its first round; None for a run without privacy."""
     privacy = privacy_section(run)
     if privacy.mode == "off":
         return None
-    population = privacy.population or run.task
-    if run.source == "sim":  # as server/privacy_budget.py names it: each simulated run has its own
-        population = f"simulation of {run.run_id}"
+    population = population_of(run)
     found = ledger(store.privacy.rows(population), {run.run_id: run})
     empty = Spending(run.run_id, population, privacy.mode, privacy.delta)
     return next((one for one in found if one.run_id == run.run_id), empty)
@@ -114,7 +120,7 @@ def ledger(rows: Sequence[PrivacyRow], runs: Mapping[str, RunRow]) -> list[Spend
         if row.run_id and row.release:
             of_run[row.population, row.run_id].append(row)
     return [
-        _spending(entries, spent[population], privacy_section(runs[run_id]) if run_id in runs else PrivacySection())
+        spending_from(entries, spent[population], privacy_section(runs[run_id]) if run_id in runs else PrivacySection())
         for (population, run_id), entries in of_run.items()
     ]
 
@@ -132,7 +138,7 @@ def _by_client(rows: Iterable[PrivacyRow]) -> dict[str, dict[str, Counter[str]]]
     }
 
 
-def _spending(rows: Sequence[PrivacyRow], spent: Mapping[str, Counter[str]], privacy: PrivacySection) -> Spending:
+def spending_from(rows: Sequence[PrivacyRow], spent: Mapping[str, Counter[str]], privacy: PrivacySection) -> Spending:
     """Return what one run spent, by its entries and by what the clients of its population spent in all runs."""
     own, rounds = defaultdict[str, Counter[str]](Counter), defaultdict[str, set[int]](set)
     for row in rows:
@@ -150,15 +156,15 @@ def _spending(rows: Sequence[PrivacyRow], spent: Mapping[str, Counter[str]], pri
         released=len({row.round for row in rows if row.state == "committed"}),
         clients=len(own),
         participations=max(map(len, rounds.values()), default=0),
-        epsilon_run=_most(own.values(), privacy.delta),
-        epsilon=_most((spent[client] for client in own), privacy.delta),
+        epsilon_run=largest_epsilon(own.values(), privacy.delta),
+        epsilon=largest_epsilon((spent[client] for client in own), privacy.delta),
         mechanisms=tuple(sorted({one.mechanism for one in releases})),
         noise_to_sensitivity=min(noises, default=None),
         sensitivity=max((one.sensitivity for one in releases), default=None),
     )  # fmt: skip
 
 
-def _most(spendings: Iterable[Mapping[str, int]], delta: float) -> float | None:
+def largest_epsilon(spendings: Iterable[Mapping[str, int]], delta: float) -> float | None:
     """Return the largest epsilon of several clients, None without a bound; equal spendings are counted once."""
     distinct = {frozenset(one.items()) for one in spendings}
     try:

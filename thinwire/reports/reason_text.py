@@ -130,7 +130,7 @@ def did(stages: Mapping[str, float], assignment: UpdateRow | None, rtt_s: float 
         "evaluate": f"measured the model for {took}", "encode": f"encoded for {took}",
         "load": f"loaded the model for {took}", "commit": f"wrote its update to its disk for {took}",
         UNACCOUNTED: f"spent {took} in no measured stage", "upload": f"uploaded for {took}",
-        "download": f"downloaded for {took}", "train": f"trained for {took}",
+        "download": f"downloaded for {took}", "train": f"trained for {took}", "work": f"worked for {took}",
     }[name]  # fmt: skip
 
 

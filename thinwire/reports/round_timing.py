@@ -23,8 +23,10 @@ from thinwire.store.read_models import MeasureRow, RoundRow, UpdateRow
 
 ON_DEVICE = ("download", "queue", "load", "evaluate", "train", "encode", "commit")
 # In order. delivery: from the selection until the first delivery. redelivery: from there to the last delivery, to a
-# device that was offline in between. upload: from the first byte of the reply until all of it is durable.
-ALONG = ("delivery", "redelivery", *ON_DEVICE, "upload")
+# device that was offline in between. work: from there until the upload, of a reply that tells no time of its device.
+# upload: from the first byte of the reply until all of it is durable.
+WORK = "work"
+ALONG = ("delivery", "redelivery", *ON_DEVICE, WORK, "upload")
 # receive: from the arrival of the last reply that counted until the aggregator handles it. aggregate: from there until
 # its update is in the sum. masks: removing them from the sum. step: the optimizer's. store: making the model version
 # durable.
@@ -64,7 +66,8 @@ def stretches(assignment: UpdateRow, downtimes: Downtimes = ()) -> list[Stretch]
     found = [*around("delivery", selected, first, downtimes), *around("redelivery", first, pulled, downtimes)]
     found += end_to_end(pulled, began, {name: getattr(assignment, f"{name}_s") or 0.0 for name in ON_DEVICE})
     worked = max([pulled, *(one.end_s for one in found)])
-    found += [*around(UNACCOUNTED, worked, began, downtimes), Stretch("upload", began, assignment.arrived_at)]
+    rest = UNACCOUNTED if any(getattr(assignment, f"{name}_s") for name in ON_DEVICE) else WORK
+    found += [*around(rest, worked, began, downtimes), Stretch("upload", began, assignment.arrived_at)]
     return [one for one in found if one.end_s > one.begin_s]
 
 

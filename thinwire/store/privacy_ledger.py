@@ -196,24 +196,39 @@ class PrivacyLedger:
         with self._database.reading() as connection:
             return connection.scalar(select(PrivacyEntry.id).where(*own).limit(1)) is not None
 
-    def rows(self, population: str | None = None, device: str | None = None) -> list[PrivacyRow]:
+    def rows(self, population: str | None = None, device: str | None = None, after: int = 0) -> list[PrivacyRow]:
         """Return the entries, oldest first: all, those of a population, or those in which a device took part.
 
-        Those without participants are among a device's, since they count for everyone.
+        Those without participants are among a device's, since they count for everyone. `after` is the id of the last
+        entry that is not wanted.
         """
         columns = [getattr(PrivacyEntry, name) for name in PrivacyRow.__dataclass_fields__ if name != "devices"]
-        wanted = select(*columns).order_by(PrivacyEntry.id)
+        wanted = select(*columns).where(PrivacyEntry.id > after).order_by(PrivacyEntry.id)
+        took_part = select(PrivacyParticipant.entry, PrivacyParticipant.device).where(PrivacyParticipant.entry > after)
         if population is not None:
-            wanted = wanted.where(PrivacyEntry.population.in_(("", population)))  # a restore is about all of them
+            mine = PrivacyEntry.population.in_(("", population))  # a restore is about all of them
+            wanted = wanted.where(mine)
+            took_part = took_part.join(PrivacyEntry, PrivacyEntry.id == PrivacyParticipant.entry).where(mine)
         with self._database.reading() as connection:
             names, devices = _names(connection), defaultdict[int, list[str]](list)
-            for entry, one in connection.execute(select(PrivacyParticipant.entry, PrivacyParticipant.device)):
+            for entry, one in connection.execute(took_part):
                 devices[entry].append(names.get(one, one))
             found = [
                 PrivacyRow(**row, devices=tuple(sorted(devices[row["id"]])))
                 for row in connection.execute(wanted).mappings()
             ]
         return [row for row in found if device is None or device in row.devices or row.state in ("unknown", "settled")]
+
+    def size(self, population: str, run_id: str) -> tuple[int, int, int]:
+        """Return how many entries `rows` has for a population, their participants, and a run's committed rounds."""
+        entry, part = PrivacyEntry, PrivacyParticipant
+        mine = entry.population.in_(("", population))
+        committed = select(func.count(entry.round.distinct())).where(entry.run_id == run_id, entry.state == "committed")
+        took_part = select(func.count()).select_from(part).join(entry, entry.id == part.entry).where(mine)
+        with self._database.reading() as connection:
+            found = (select(func.count()).select_from(entry).where(mine), took_part, committed)
+            entries, parts, released = (int(connection.scalar(one) or 0) for one in found)
+        return entries, parts, released
 
     def unknown(self) -> dict[str, str]:
         """Return the populations whose private rounds are blocked, with the reason.

@@ -19,12 +19,13 @@ from thinwire.core.events import ENDED
 from thinwire.core.formatting import with_home
 from thinwire.core.layout import Layout
 from thinwire.reports import secure_rounds
+from thinwire.reports.privacy_history import PrivacyState, SpendingHistory
 from thinwire.reports.reason_text import behind, deadline_sentence, sentence
 from thinwire.reports.round_explanation import RoundExplanation, RunTotals, why, whys
-from thinwire.reports.round_timing import UNACCOUNTED, clock_was_set, down_s, round_trips, stretches, turn_at, turns
+from thinwire.reports.round_timing import clock_was_set, down_s, round_trips, stretches, turn_at, turns
 from thinwire.store import ClientRow, DeviceInfo, RoundRow, RunRow, Store, UpdateRow
 from thinwire.web import schemas
-from thinwire.web.run_text import buffered, closing, open_round, overlaps, run_sentence
+from thinwire.web.run_text import buffered, closing, not_evaluated, open_round, overlaps, run_sentence
 
 Shown = TypeVar("Shown", bound=schemas.Run)
 
@@ -64,7 +65,8 @@ class Reader:
             task_version=row.task_report.version, seconds=history.until(history.opened).seconds,
             notes=[with_home(sentence(note), self._home) for note in row.notes], clients=clients, seq=seq,
             protection=protection and schemas.Protection.model_validate(protection),
-            not_evaluated=secure_rounds.not_evaluated(row, rounds), now=time.time(),
+            privacy=history.privacy and schemas.Privacy.model_validate(history.privacy),
+            not_evaluated=not_evaluated(row, rounds), now=time.time(),
             **_went(history.totals.explanation() if history.totals.rounds else None),
         )  # fmt: skip
 
@@ -139,8 +141,7 @@ def update(
 ) -> schemas.Update:
     """Return an assignment of the round `selected`, with its stages in seconds since `opened_at`.
 
-    The default of `opened_at` is the opening of its own round. `hidden` says why the client's facts are not known: what
-    the client did between two recorded moments is the stage `work`.
+    The default of `opened_at` is the opening of its own round. `hidden` says why the client's facts are not known.
     """
     if opened_at is None:
         opened_at = selected.opened_at if selected else row.assigned_at or 0.0
@@ -148,11 +149,7 @@ def update(
     downtimes = selected.downtimes if selected else ()
     known = selected is None or not clock_was_set(selected)  # else a moment before it has no place beside one after it
     stages = [
-        schemas.Stretch(
-            stage="work" if hidden and one.stage == UNACCOUNTED else one.stage,
-            begin_s=one.begin_s - opened_at,
-            end_s=one.end_s - opened_at,
-        )
+        schemas.Stretch(stage=one.stage, begin_s=one.begin_s - opened_at, end_s=one.end_s - opened_at)
         for one in (stretches(row, downtimes) if known else [])
         if one.stage != "downtime"  # drawn once, behind all devices
     ]
@@ -199,7 +196,8 @@ def _round(row: RoundRow, history: RunHistory) -> schemas.Round:
     sums = {"until_s": until.seconds, "until_payload": until.payload, "until_wire": until.wire}
     found = secure_rounds.protection(history.run, [len(row.selected)]) if history.run else None
     least = found.least if found else 0
-    said = {"closing": closing(row, least), "why": told.sentence if told else ""}
+    said: dict[str, Any] = {"closing": closing(row, least), "why": told.sentence if told else ""}
+    said["epsilon_run"], said["epsilon"] = history.spending.by_round.get(row.round, (None, None))
     return schemas.Round.model_validate(row).model_copy(
         update={**sums, **said, "min_updates": max(row.min_updates, least)}
     )
@@ -238,6 +236,8 @@ class RunHistory:
         self._changed: dict[int, RoundRow] = {}  # rounds that changed since they were explained
         self._closed_at: dict[int, float | None] = {}
         self._own: dict[int, RoundSums] = {}
+        self.spending = SpendingHistory(store)
+        self.privacy: PrivacyState | None = None  # of a private run
         self.selected = set[int]()  # the numbers of clients that its rounds selected
         self._until = {0: RoundSums()}  # number of a round -> the sums of all rounds until its end
         self.explained: dict[int, RoundExplanation] = {}
@@ -253,8 +253,8 @@ class RunHistory:
         return self._until[number]
 
     def follow(self, row: RunRow) -> None:
-        """Read the rounds that changed since the last call."""
-        self.run = row
+        """Read the rounds that changed since the last call, and what was spent."""
+        self.run, self.privacy = row, self.spending.follow(row)
         changed = self._store.rounds(row.run_id, changed_after=self._change)
         for one in changed:
             self._change, self._changed[one.round] = max(self._change, one.changed), one

@@ -5,8 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from thinwire.core.formatting import duration, figure
+from thinwire.reports import secure_rounds
 from thinwire.reports.round_explanation import downtime_text, unanswered
 from thinwire.store import RoundRow, RunRow, UpdateRow
+
+NOT_MEASURED = 'the plan measures no model: [run] evaluate = "off"'
+
+
+def measures_nothing(run: RunRow) -> bool:
+    """Return True if no version of the run gets metrics, by its plan."""
+    return dict(run.plan.get("run") or {}).get("evaluate") == "off" and not run.metrics
+
+
+def not_evaluated(run: RunRow, rounds: Sequence[RoundRow]) -> str:
+    """Return why the latest version has no metrics; "" if it has, or if they are still to come."""
+    return NOT_MEASURED if measures_nothing(run) else secure_rounds.not_evaluated(run, rounds)
 
 
 def run_sentence(run: RunRow, open_round: RoundRow | None = None, waits: str = "") -> str:
@@ -34,7 +47,8 @@ def run_sentence(run: RunRow, open_round: RoundRow | None = None, waits: str = "
 
 def _running(run: RunRow, open_round: RoundRow | None) -> str:
     """Return the sentence of a running run."""
-    quality = "; ".join(_quality(run)) + " so far" if run.metrics else "nothing measured yet"
+    nothing = NOT_MEASURED if measures_nothing(run) else "nothing measured yet"
+    quality = "; ".join(_quality(run)) + " so far" if run.metrics else nothing
     if open_round is None:
         return _stop(f"{_capital(run.status_text or 'running')}: {quality}")
     if buffered(run):

@@ -122,10 +122,46 @@ class Protection(Answer):
     not_protected: str
 
 
+class Spending(Answer):
+    """Counts what a private run has spent; an epsilon without a bound is null.
+
+    `epsilon_run` is what this run cost its most expensive client, `epsilon` the most that one of its clients has spent
+    in all runs of the population.
+    """
+
+    mode: str
+    population: str
+    delta: float
+    reserved: int
+    released: int
+    participations: int
+    epsilon_run: float | None
+    epsilon: float | None
+
+
+class Privacy(Answer):
+    """States what a run with differential privacy has spent, and what its epsilon means and assumes, as sentences.
+
+    `bound` is the value of the plan's key `bound_name`: budget, for all runs of the population, or target_epsilon, for
+    this run. `stopped` is the reason if the run ended before its budget would be passed.
+    """
+
+    spending: Spending
+    sentence: str
+    meaning: str
+    assumes: list[str]
+    bound: float | None
+    bound_name: str
+    stopped: str
+    unreleased: str
+    unknown: str
+
+
 class RunPage(Went, Run):
     """A run with everything that its page shows besides the rounds. `notes` are sentences on its plan.
 
-    `protection` is null without secure aggregation. `not_evaluated` is the reason why its latest version has no metric.
+    `protection` is null without secure aggregation, `privacy` without differential privacy.
+    `not_evaluated` is the reason why its latest version has no metric.
     """
 
     notes: list[str]
@@ -135,6 +171,7 @@ class RunPage(Went, Run):
     task_version: str
     clients: list[Client]
     protection: Protection | None = None
+    privacy: Privacy | None = None
     not_evaluated: str = ""
     seconds: float
     seq: int
@@ -146,7 +183,7 @@ class Round(Traffic, Outcomes):
 
     `clipped` holds the clipped metrics of `clients`, and the `means` that `best` and `target` use then. `ignored`
     counts metrics that were not recorded. `min_updates` are the fewest that make a step. `secure_sum` has the facts of
-    a sum whose masks were removed.
+    a sum whose masks were removed. `epsilon_run` and `epsilon` are those of `Spending` after this round.
     """
 
     round: int
@@ -176,6 +213,8 @@ class Round(Traffic, Outcomes):
     ignored: int = 0
     spent: dict[str, float]
     secure_sum: dict[str, float] = {}
+    epsilon_run: float | None = None
+    epsilon: float | None = None
     slowest: str
 
 

@@ -21,7 +21,7 @@ export const Curve = ({ label, points, color, show, showX, read, whole }) => {
   useEffect(() => {
     const chart = new uPlot(options(box.current, { color, show, showX, whole, more, told, seen }), columns(seen.current), box.current);
     plot.current = chart;
-    const sized = new ResizeObserver(() => chart.setSize({ width: box.current.clientWidth, height: HEIGHT }));
+    const sized = new ResizeObserver(([entry]) => chart.setSize({ width: entry.target.clientWidth, height: HEIGHT }));
     sized.observe(box.current);
     return () => {
       sized.disconnect();

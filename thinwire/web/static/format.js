@@ -34,6 +34,8 @@ export const share = (value) => (value === null || value === undefined ? "–" :
 
 /** What a run's or round's model is worth: where clients' values were clipped, without what they would have moved it by. */
 export const decisive = (row) => ({ ...row.metrics, ...row.clipped?.means });
+/** Whether a run's versions get metrics, by its plan. */
+export const measures = (run) => run.plan.run.evaluate !== "off" || Object.keys(run.metrics).length > 0;
 export const metric = (value) => (value === null || value === undefined ? "–" : Number(value).toFixed(4));
 
 export const count = (value) => (value === null || value === undefined ? "–" : value.toLocaleString("en-US"));

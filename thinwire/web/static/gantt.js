@@ -4,7 +4,7 @@ import { seconds } from "./format.js";
 import { useTime } from "./live.js";
 import { Outcome, reasonOf, restarted } from "./parts.js";
 
-export const STAGES = ["delivery", "redelivery", "download", "queue", "load", "evaluate", "train", "encode", "commit", "unaccounted", "upload"]; // as thinwire/reports/round_timing.py names them
+export const STAGES = ["delivery", "redelivery", "download", "queue", "load", "evaluate", "train", "encode", "commit", "work", "unaccounted", "upload"]; // as thinwire/reports/round_timing.py names them
 const RARE = ["redelivery", "unaccounted", "work"]; // they stand in the legend only where one is drawn
 const FAR = 2; // an answer that came later than so many times the round's length runs out of the picture
 const NEAR = 1.6; // a deadline farther away than so many times the round's length is not drawn to scale
@@ -22,7 +22,7 @@ export const Gantt = ({ round, buffered, still }) => {
   const said = `deadline ${seconds(round.deadline_s)}${round.missed_s ? ` + ${seconds(round.missed_s)} not counted` : ""}`;
   const at = (s) => Math.max(0, Math.min(100, (100 * s) / span));
   const drawn = new Set([...round.updates, ...round.late_aggregated].flatMap((u) => u.stretches.map((s) => s.stage)));
-  const masked = round.phases.length > 0; // nothing is known of what a client did between two messages
+  const masked = round.phases.length > 0 || round.updates.some((u) => u.not_known); // nothing is known of what a client did between two messages
   const lines = html`
     ${round.downtimes.map((a) => html`<i class="away" style=${{ left: `${at(a.begin_s)}%`, width: `${at(a.end_s) - at(a.begin_s)}%` }}></i>`)}
     ${near ? html`<i class="line deadline" style=${{ left: `${at(deadline)}%` }}></i>` : null}
@@ -41,7 +41,7 @@ export const Gantt = ({ round, buffered, still }) => {
       <div class="gantt-row axis" aria-hidden="true"><span></span>
         <span class="track">${ticks(span).map((t) => html`<b class="tick" style=${{ left: `${at(t)}%` }}>${+t.toFixed(3)}${t ? "" : " s"}</b>`)}</span><span></span></div>
       <ul class="legend" aria-label="Colours">
-        ${[...STAGES, "work"].filter((stage) => !RARE.includes(stage) || drawn.has(stage)).filter((stage) => !masked || stage === "delivery" || drawn.has(stage)).map((stage) => html`<li><i class=${`swatch ${stage}`}></i>${stage === "work" ? "delivered, at work" : stage}</li>`)}
+        ${STAGES.filter((stage) => !RARE.includes(stage) || drawn.has(stage)).filter((stage) => !masked || stage === "delivery" || drawn.has(stage)).map((stage) => html`<li><i class=${`swatch ${stage}`}></i>${stage === "work" ? "delivered, at work" : stage}</li>`)}
         ${!drawn.has("work") && round.updates.some((u) => unanswered(u) && u.pulled_at) && html`<li><i class="swatch work"></i>delivered, at work</li>`}
         ${round.downtimes.length > 0 && html`<li><i class="swatch away"></i>downtime</li>`}
         ${!buffered && html`<li><i class="rule deadline"></i>deadline</li>`}

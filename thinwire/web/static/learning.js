@@ -1,7 +1,7 @@
 // How well the model does, over rounds, seconds or bytes, with the clients' spread.
 import { Curve } from "./chart.js";
 import { html, link, useMemo, useState } from "./dom.js";
-import { bytes, decisive, metric, seconds } from "./format.js";
+import { bytes, decisive, measures, metric, seconds } from "./format.js";
 import { Section, Switch, Table } from "./parts.js";
 import { useQuery, useTable } from "./query.js";
 
@@ -22,7 +22,7 @@ export const Learning = ({ run, rounds }) => {
       aside=${html`<${Switch} label="Horizontal axis" name="axis" value=${axis} choose=${setAxis} options=${[["rounds", "rounds"], ["seconds", "seconds"], ["bytes", "bytes"]]} />`}
       csv=${link(`api/runs/${run.run_id}/rounds.csv`)} json=${link(`api/runs/${run.run_id}/rounds`)}>
       ${table ? html`<${Numbers} run=${run} rounds=${rounds} names=${names} />`
-        : html`<div class="curves">${names.map((name) => html`<${OneCurve} key=${name} name=${name} run=${run} rounds=${rounds} by=${by} />`)}</div>`}
+        : measures(run) && html`<div class="curves">${names.map((name) => html`<${OneCurve} key=${name} name=${name} run=${run} rounds=${rounds} by=${by} />`)}</div>`}
       ${run.not_evaluated && html`<p class="note">${run.not_evaluated[0].toUpperCase()}${run.not_evaluated.slice(1)}.</p>`}
     <//>`;
 };

@@ -105,7 +105,7 @@ const Assignments = ({ round }) => html`
   <${Table} label=${`Assignments of round ${round.round}`} rows=${[...round.updates, ...round.late_aggregated]} columns=${[
     { title: "Client", cell: (u) => (u.round === round.round ? u.device : `${u.device} (round ${u.round})`) },
     { title: "Outcome", cell: (u) => html`<${Outcome} outcome=${u.outcome}>${reasonOf(u) ? `: ${reasonOf(u)}` : ""}${restarted(u)}<//>` },
-    ...STAGES.filter((stage) => stage !== "redelivery").map((stage) => (stage === "unaccounted" && round.phases.length ? "work" : stage)).map((stage) => ({ title: stage, right: true, cell: (u) => took(u, stage) })),
+    ...STAGES.filter((stage) => stage !== "redelivery" && stage !== (round.updates.some((u) => u.not_known) ? "unaccounted" : "work")).map((stage) => ({ title: stage, right: true, cell: (u) => took(u, stage) })),
     { title: "Examples", right: true, cell: (u) => u.examples || "–" },
     { title: "Steps", right: true, cell: (u) => u.steps || "–" },
     { title: "Norm", right: true, cell: (u) => (u.norm === null ? "–" : u.norm.toPrecision(3)) },

@@ -4,11 +4,12 @@ import { Bytes } from "./bytes.js";
 import { Clients } from "./clients.js";
 import { DeviceTable, joinCommand } from "./devices.js";
 import { html, link, useEffect, useRef, useState } from "./dom.js";
-import { bytes, decisive, metric, moment, plural, ratio, seconds, wired } from "./format.js";
+import { bytes, decisive, measures, metric, moment, plural, ratio, seconds, wired } from "./format.js";
 import { Gone } from "./frame.js";
 import { Learning } from "./learning.js";
 import { stoodStill, useReading, useTime } from "./live.js";
 import { Command, Icon, Refusal, Section, Status } from "./parts.js";
+import { Privacy } from "./privacy.js";
 import { Rounds } from "./rounds.js";
 import { Protection } from "./secure.js";
 import { Went } from "./went.js";
@@ -38,9 +39,10 @@ export const RunPage = ({ id, news }) => {
       ? html`<${Waiting} run=${run} devices=${devices} service=${service} gone=${news.aggregator === "gone" || !news.reached} />` : null}
     ${rounds.length ? html`
       <div class="grid">
-        <${Learning} run=${run} rounds=${rounds} />
+        ${measures(run) || !run.privacy ? html`<${Learning} run=${run} rounds=${rounds} />` : html`<${Privacy} run=${run} rounds=${rounds} />`}
         <${Bytes} run=${run} rounds=${rounds} />
       </div>
+      ${measures(run) && run.privacy && html`<${Privacy} run=${run} rounds=${rounds} />`}
       ${run.why && html`
         <${Section} id="time" title="Where the time went" aside=${run.protection ? "by phase" : "along the slowest of each round"}>
           <p class="why">${run.why}</p>
@@ -67,7 +69,7 @@ const Head = ({ run, rounds, still }) => {
     ${run.notes.map((said) => html`<div class="notice said"><${Icon} name="alert" /><div>${said}</div></div>`)}
     <${Progress} run=${run} open=${open} now=${now} />
     ${rounds.length || ENDED.includes(run.status) ? html`<dl class="figures">
-      ${figure("accuracy" in run.metrics || !("loss" in run.metrics) ? "accuracy" : "loss", run)}
+      ${measures(run) && figure("accuracy" in run.metrics || !("loss" in run.metrics) ? "accuracy" : "loss", run)}
       ${"accuracy" in run.metrics && figure("loss", run)}
       <div><dt>steps made</dt><dd>${run.version}<small> of ${run.rounds_total}</small></dd></div>
       <div><dt>time</dt><dd>${took === null ? "–" : seconds(took)}</dd></div>

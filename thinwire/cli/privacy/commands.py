@@ -1,4 +1,5 @@
-"""The commands of `thinwire privacy`: `plan` tells what a run would cost, `ledger` what was spent by whom on what.
+"""The commands of `thinwire privacy`: `plan` tells what a run would cost, `ledger` what was spent by whom on what,
+and `report` what one run guarantees under which assumptions.
 
 `ledger settle` charges more. A restored aggregator does not know what was spent since its backup, and begins no private
 round of a population until a person has settled it (store/privacy_ledger.py).
@@ -14,6 +15,7 @@ import typer
 from thinwire.cli import console
 from thinwire.cli.params import Home, Json, PlanFile, Sets, Task, checked_plan
 from thinwire.cli.plan import Clients, parameters_of
+from thinwire.cli.privacy.report import report, verify
 
 app = typer.Typer(
     name="privacy", help="Privacy: what a run costs, what was spent by whom on what.", no_args_is_help=True
@@ -22,6 +24,8 @@ ledger_app = typer.Typer(
     name="ledger", help="The privacy ledger: show it, settle what a restore lost.", invoke_without_command=True
 )
 app.add_typer(ledger_app)
+app.command()(report)
+app.command()(verify)
 
 
 @app.command()

@@ -1,0 +1,162 @@
+"""`thinwire privacy report` and `verify`: a signed document that claims nothing that the ledger does not bear out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.store.test_privacy_ledger import enrol
+from tests.support.browsing import axe, browser, overflow
+from tests.support.private_story import DEVICES, PLAIN, PRIVATE, PrivateStory
+from tests.support.store_story import LAYOUT
+from thinwire.core.statedir import AggregatorHome
+from thinwire.privacy.accounting import epsilon
+from thinwire.privacy.noise_plan import noise_plan
+from thinwire.reports.privacy_report import audit_text, privacy_report
+from thinwire.reports.signed_report import LABEL, OWN_KEY, as_page, sign_report, signing_key, verify_report
+from thinwire.store import Store
+from thinwire.transport.server.tls import InternalCA
+
+__all__ = ["browser"]
+
+
+@pytest.fixture
+def story(store: Store) -> PrivateStory:
+    """Three rounds, the last of which released nothing."""
+    enrol(store, *DEVICES)
+    found = PrivateStory(store)
+    for number in range(3):
+        found.play(released=number < 2)
+    return found
+
+
+def cost(story: PrivateStory, rounds: int) -> float:
+    return epsilon({noise_plan(story.parsed, LAYOUT.model_size, 1).release: rounds}, 1e-3)
+
+
+def written(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def test_a_report_answers_what_a_data_protection_officer_asks(thinwire: Any, home: Path, story: PrivateStory):
+    found = thinwire("privacy", "report", story.run_id, "--json", "--home", home).document
+    assert (found["unit"], found["guarantee"]["delta"]) == ("one client with all its data", 1e-3)
+    assert found["adjacency"].startswith("zero-out")
+    assert cost(story, 3) <= found["guarantee"]["epsilon"] <= 1.01 * cost(story, 3)
+    assert found["participation"]["most_rounds_of_one_client"] == 3
+    assert (found["participation"]["cap_of_the_plan"], found["participation"]["budget"]) == (6, 6.0)
+    (kind,) = found["mechanism"]["kinds"]
+    assert (kind["distribution"], kind["rounds"]) == ("discrete-gaussian", 3)
+    assert [one["state"] for one in found["releases"]] == ["committed", "committed", "reserved"]
+    assert found["releases"][0]["model_sha256"] == f"{1:064x}"
+    assert found["rounds_without_a_release"] == 1
+    assert (found["codecs"]["uplink"], found["audit"]) == ("eden(4)", "not audited")
+    assert "no device can check" in found["trust"]["in_short"]
+    assert any("Sybils" in one for one in found["assumptions"]["not_enforced"])
+    assert any("honest" in one for one in found["assumptions"]["not_enforced"])
+    assert found["left_out"] == []
+    said = thinwire("privacy", "report", story.run_id, "--home", home)
+    assert said.code == 0
+    for text in ("adjacency  zero-out", "Sybils", "guesses right in at most", "eden(4)", "not audited", "signed by"):
+        assert text in said.out
+
+
+def test_no_client_is_named(thinwire: Any, home: Path, story: PrivateStory):
+    for form in ("--json", "--html"):
+        out = thinwire("privacy", "report", story.run_id, form, "--home", home).out
+        assert not [name for name in DEVICES if name in out]
+
+
+def test_a_signed_report_is_verified_by_the_key_and_by_no_other(
+    thinwire: Any, home: Path, story: PrivateStory, tmp_path
+):
+    for form in ("--json", "--html"):
+        said = thinwire("privacy", "report", story.run_id, form, "--home", home)
+        file = written(tmp_path / f"report{form}", said.out)
+        pin = thinwire("privacy", "report", story.run_id, "--json", "--home", home).document["signed_by"]
+        good = thinwire("privacy", "verify", file, "--pin", pin)
+        assert (good.code, good.out.split(" ")[0]) == (0, "valid:")
+        assert story.run_id in good.out
+        assert thinwire("privacy", "verify", file, "--pin", "0" * 64).code == 8
+        written(file, said.out.replace("zero-out", "zero-0ut", 1))
+        refused = thinwire("privacy", "verify", file, "--pin", pin)
+        assert refused.code == 8
+        assert "not what" in refused.err
+    written(file, "[]")
+    assert "no signed report" in thinwire("privacy", "verify", file, "--pin", pin).err
+    assert thinwire("privacy", "verify", tmp_path / "none", "--pin", pin).code == 2
+
+
+def test_every_field_is_signed(store: Store, home: Path, story: PrivateStory):
+    key = signing_key(AggregatorHome.under(home))
+    signed = sign_report(privacy_report(store, store.run(story.run_id)), key)
+    assert verify_report(json.dumps(signed).encode(), signed["signed_by"]) == signed
+    for name in signed.keys() - {"signature", "public_key", "signed_by"}:
+        changed = {**signed, name: "another"}
+        with pytest.raises(Exception, match="not valid"):
+            verify_report(json.dumps(changed).encode(), signed["signed_by"])
+
+
+def test_the_key_is_that_of_the_ca_whose_pin_the_devices_trust(home: Path):
+    place = AggregatorHome.under(home)
+    own = signing_key(place)
+    assert (place.root / OWN_KEY).stat().st_mode & 0o777 == 0o600
+    assert signing_key(place).private_numbers() == own.private_numbers(), "it is made once"
+    authority = InternalCA(place.tls)
+    assert sign_report({"run": 1}, signing_key(place))["signed_by"] == authority.pin
+    rotated = authority.rotate()
+    assert sign_report({"run": 1}, signing_key(place))["signed_by"] == rotated
+    assert LABEL[0] != 0x30, "no certificate begins so"
+
+
+def test_a_figure_that_cannot_be_claimed_is_left_out_with_the_reason(store: Store, story: PrivateStory):
+    store.roster.revoke(DEVICES[0], "me")
+    assert "epsilon" in privacy_report(store, store.run(story.run_id))["guarantee"]
+    from tests.store.test_privacy_ledger import report as booked
+
+    booked(store, DEVICES[1], "digits", 9)  # the device knows of nine, this ledger of three
+    found = privacy_report(store, store.run(story.run_id))
+    assert "epsilon_all_runs" not in found["guarantee"]
+    assert "9 releases" in found["left_out"][0]
+
+
+def test_a_run_without_privacy_has_no_report(thinwire: Any, home: Path, store: Store):
+    plain = PrivateStory(store, plan=PLAIN)
+    said = thinwire("privacy", "report", plain.run_id, "--home", home)
+    assert said.code == 2
+    assert "has no differential privacy" in said.err
+    assert thinwire("privacy", "report", plain.run_id, "--json", "--html", "--home", home).code == 2
+
+
+def test_an_audit_is_quoted_where_one_is_committed(tmp_path: Path):
+    figures = {"audited_lower": {"value": 0.68}, "claimed_epsilon": {"value": 1.0}}
+    file = written(tmp_path / "audit.json", json.dumps({"figures": figures, "commit": "ab" * 20}))
+    assert audit_text(file).startswith("an attack on this code showed at least epsilon 0.68 of the claimed 1 ")
+    assert audit_text(written(file, "{}")) == audit_text(tmp_path / "none") == "not audited"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_is_readable_for_all_and_at_every_width(
+    store: Store, story: PrivateStory, browser, tmp_path, scheme, home
+):
+    signed = sign_report(privacy_report(store, store.run(story.run_id)), signing_key(AggregatorHome.under(home)))
+    file = written(tmp_path / "page.html", as_page(signed))
+    for width in (390, 1400):
+        page = browser.new_page(color_scheme=scheme, viewport={"width": width, "height": 900})
+        page.goto(file.as_uri())
+        assert axe(page) == []
+        assert overflow(page) <= 0
+        page.close()
+
+
+def test_a_text_in_a_plan_cannot_leave_its_cell(store: Store, home: Path):
+    evil = PrivateStory(store, plan=PRIVATE + 'population = "</script><b>&"')
+    signed = sign_report(privacy_report(store, store.run(evil.run_id)), signing_key(AggregatorHome.under(home)))
+    page = as_page(signed)
+    assert "<b>&" not in page.split("<script")[0]
+    assert page.count("</script>") == 1
+    assert verify_report(page.encode(), signed["signed_by"]) == signed

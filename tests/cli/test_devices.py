@@ -248,3 +248,18 @@ def test_where_no_aggregator_ever_was_nothing_is_made(thinwire, home, words):
     said = thinwire("devices", *words, "--home", home)
     assert (said.code, "aggregator start" in said.err) == (9, True)
     assert not AggregatorHome(Path(home) / "aggregator").database.exists()
+
+
+def test_a_revoked_device_is_forgotten_and_the_command_may_be_typed_again(thinwire, home, store, device):
+    refused = thinwire("devices", "forget", "pi-01", "--home", home)
+    assert refused.code != 0
+    assert "thinwire devices revoke" in refused.err
+    store.roster.revoke("pi-01", "me")
+    said = thinwire("devices", "forget", "pi-01", "--json", "--home", home)
+    assert said.code == 0
+    assert said.document["pseudonym"].startswith("forgotten-")
+    assert "backups, logs" in thinwire("devices", "forget", "--help").out
+    assert [row.name for row in store.roster.rows()] == []
+    again = thinwire("devices", "forget", "pi-01", "--home", home)
+    assert (again.code, again.out) == (0, "nothing in the database names pi-01\n")
+    assert "forget" in thinwire("devices", "list", "--log", "--home", home).out

@@ -175,6 +175,7 @@ COMMANDS = (
     "aggregator restore", "aggregator service install", "aggregator ca show", "aggregator ca rotate",
     "runs compare", "runs list", "runs show", "runs watch", "runs model", "runs stop",
     "devices list", "devices show", "devices invite", "devices approve", "devices revoke", "devices rename",
+    "devices forget", "privacy report",
     "devices roster export", "devices roster install", "privacy ledger settle", "privacy ledger",
 )  # fmt: skip
 """Those with `--home` that are typed on the aggregator's machine; `thinwire client` has a state of its own."""

@@ -4,7 +4,7 @@ It answers: what is the unit and who are neighbours; epsilon and delta; which me
 trusted with what; how often one client took part; what was released when; what was done before and after the noise;
 which assumptions are enforced and which are not; what an audit has shown; and what epsilon means for one person.
 
-Invariant: a figure that cannot be claimed is left out, and `left_out` has the reason. No client is named.
+Invariant: a figure without a bound is left out, and `left_out` has the reason. No client is named.
 """
 
 from __future__ import annotations

@@ -47,7 +47,8 @@ _STYLE = (
     "body{font:15px/1.5 system-ui,sans-serif;max-width:52rem;margin:2rem auto;padding:0 1rem;color:#1a1c1f;"
     "background:#fff}h1{font-size:1.4rem}table{border-collapse:collapse;width:100%}th,td{text-align:left;"
     "vertical-align:top;padding:.35rem .6rem;border-bottom:1px solid #ddd;overflow-wrap:anywhere}"
-    "th{white-space:nowrap;font-weight:600}.wide{overflow-x:auto}code{font-size:.85em;overflow-wrap:anywhere}"
+    "th{white-space:nowrap;font-weight:600}.wide{overflow-x:auto}.wide td{overflow-wrap:normal;white-space:nowrap}"
+    "code{font-size:.85em;overflow-wrap:anywhere}"
     "@media(prefers-color-scheme:dark){body{color:#e7e7e4;background:#121417}th,td{border-color:#2b3037}}"
 )
 
@@ -98,15 +99,15 @@ def verify_report(data: bytes, pin: str) -> dict[str, Any]:
             raise _refused(f"it is signed by the key {found}", "compare --pin with what the operator gave you")
         key = load_der_public_key(spki)
         if not isinstance(key, ec.EllipticCurvePublicKey):
-            raise _refused("its key is no EC key", "ask the operator for the report again")
+            raise _refused("its key is no EC key", "get it from the operator again")
         key.verify(signature, _signed_bytes({k: v for k, v in report.items() if k != "signature"}), ec.ECDSA(SHA256()))
     except (ValueError, KeyError, TypeError, AttributeError, binascii.Error, RecursionError) as error:
         raise _refused(f"it is no signed report: {str(error)[:100]}", "thinwire privacy report RUN --json") from error
     except InvalidSignature as error:
-        raise _refused("its text is not what was signed", "ask the operator for the report again") from error
+        raise _refused("its text is not what was signed", "get it from the operator again") from error
     if embedded and as_page(report) != text:
         raise _refused(
-            f"the page's text is not what {report['made_by']} makes of the signed report, or this version makes it "
+            f"its text is not what {report['made_by']} makes of the signed report, or this version makes it "
             "in another way",
             "verify the JSON: thinwire privacy report RUN --json",
         )

@@ -87,6 +87,14 @@ class Database:
         with self._in_words(), self._writers, self._for_writing.begin() as connection:
             yield connection
 
+    def compact(self) -> None:
+        """Write SQLite's file again without free pages, which may hold what was deleted; nothing for a server."""
+        if not self.sqlite:
+            return
+        with self._in_words(), self._writers, contextlib.closing(self.engine.raw_connection()) as connection:
+            connection.cursor().execute("VACUUM")
+            connection.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
     @property
     def name(self) -> str:
         """The file, or the server's address without its password."""

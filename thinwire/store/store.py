@@ -17,6 +17,7 @@ from thinwire.store import schema
 from thinwire.store.audit import AuditLog
 from thinwire.store.database import Database, database_url
 from thinwire.store.device_registry import StoredRoster
+from thinwire.store.forgetting import Forgotten, forget
 from thinwire.store.journal import JournalReader, Recorder
 from thinwire.store.one_time_secrets import Invitations, Logins
 from thinwire.store.privacy_ledger import PrivacyLedger
@@ -114,6 +115,21 @@ class Store(RunQueries, JournalReader, Recorder):
         """
         args = {"device": name, "fingerprint": self.roster.revoke(name, who, fingerprint)}
         return self.commands.add("revoke", args=args, who=who) if is_running() else None
+
+    def forget_device(self, name: str, who: str = "operator") -> Forgotten | None:
+        """Put a pseudonym in the place of a revoked device in journal, tables and ledger; raise `Refused` if it may
+        still take part.
+
+        Return None if nothing names it, as after an earlier call. Either way the file is written again, so that no
+        freed page keeps the name.
+        """
+        try:
+            with self._database.writing() as connection:
+                found = forget(connection, name, who, self._clock.wall())
+        except NotFound:
+            found = None
+        self._database.compact()
+        return found
 
 
 _ORDER = select(Command.id, Command.kind, Command.run_id, Command.args, Command.who, Command.at)

@@ -209,6 +209,28 @@ def rename(
         console.line(f"{old} is now {new}; the device learns it at once if it is connected, else when it comes")
 
 
+@app.command()
+def forget(name: Device, json: Json = False, home: Home = None) -> None:
+    """Put a random pseudonym in the place of a revoked device, in the journal, the tables and the privacy ledger.
+
+    Not reached: backups, logs, exported files and models (docs/how/personal-data.md).
+    """
+    from thinwire.cli.local_state import opened, operator
+
+    with opened(home, read_only=False) as store:
+        found = store.forget_device(name, operator())
+    if json:
+        console.document({"device": name, "pseudonym": found and found.pseudonym, "kept": found and found.kept_names})
+        return
+    if found is None:
+        console.line(f"nothing in the database names {name}")
+        return
+    console.line(f"{name} is now {found.pseudonym} in {formatting.counted(found.rows, 'row')} and events")
+    for kept in found.kept_names:
+        console.note(f"its earlier name {kept} stays in old events: another device has that name now")
+    console.note("backups, logs, exported files and models still have what they had: delete what you may not keep")
+
+
 CONFIRMED_S = 5.0
 
 

@@ -1,0 +1,186 @@
+"""docs/explain/private-outputs.md has every output of the aggregator, and in none is a fact of one client's data."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import shutil
+import struct
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import typer.main
+from fastapi.routing import APIRoute
+from starlette.testclient import TestClient
+
+from tests.web.test_typed import words_of
+from thinwire.cli.main import main, program
+from thinwire.store import Store
+from thinwire.web.app import create_app
+from thinwire.web.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "explain" / "private-outputs.md").read_text()
+PLAN = (ROOT / "examples" / "digits" / "private.toml").read_text()
+CLIENT = "sim-1"
+HOST = "http://127.0.0.1:8080"
+READING = {  # each command of the tables that reads the store of a run, as it is typed
+    "runs list": ["runs list", "runs list --json"],
+    "runs show": ["runs show latest", "runs show latest --why", "runs show latest --json"],
+    "runs watch": ["runs watch latest"],
+    "runs compare": ["runs compare latest", "runs compare latest --json"],
+    "runs model": ["runs model latest --out {out}/m.safetensors --json"],
+    "privacy ledger": ["privacy ledger", "privacy ledger --json"],
+    "privacy report": ["privacy report latest --json", "privacy report latest --html"],
+    "devices list": ["devices list --json", "devices list --log"],
+    "devices show": [f"devices show {CLIENT}"],
+    "aggregator status": ["aggregator status"],
+    "aggregator doctor": ["aggregator doctor"],
+    "aggregator backup": ["aggregator backup {out}/backup.tar"],
+}
+BEGIN = {"run", "sim", "demo"}  # begin runs; `sim` has made those of this test, and its print is searched
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """A simulated run: what it printed, its state directory, and everything that it shows by name."""
+
+    home: Path
+    shown: dict[str, bytes]
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outputs, Outputs]:
+    """The same clients in a plain and in a private run, with the same seed."""
+    folder = tmp_path_factory.mktemp("outputs")
+    shutil.copytree(ROOT / "examples" / "digits", folder / "digits", ignore=shutil.ignore_patterns("__pycache__"))
+    plain, private = folder / "digits" / "z-plain.toml", folder / "digits" / "z-private.toml"
+    plain.write_text(PLAN.partition("[privacy]")[0])
+    private.write_text(PLAN)
+    return made(plain, folder / "plain"), made(private, folder / "private")
+
+
+def made(plan: Path, home: Path) -> Outputs:
+    shown = {"sim": said(f"sim {plan} --clients 3 --split iid --set run.rounds=2", home)}
+    out = home.with_suffix(".out")
+    out.mkdir()
+    for commands in READING.values():
+        for words in commands:
+            shown[words] = said(words.format(out=out), home)
+    with Store.open(home / "aggregator" / "store.sqlite3") as store:
+        app = create_app(Settings(store.url, port=8080), store)
+        with TestClient(app, base_url=HOST) as client:
+            client.post("/login", data={"code": store.logins.new_code()})
+            for path in gets(app.app):
+                if path != "/api/live":
+                    shown[path] = client.get(path.format(run_id="digits-1", number=1, name=CLIENT)).content
+    for file in sorted(home.rglob("*")):
+        if file.is_file():
+            shown[str(file.relative_to(home))] = file.read_bytes()
+    with tarfile.open(out / "backup.tar") as archive:
+        for member in archive:
+            if (inside := archive.extractfile(member)) is not None:
+                shown[f"backup: {member.name}"] = inside.read()
+    shown["safetensors"] = (out / "m.safetensors").read_bytes()
+    return Outputs(home, shown)
+
+
+def said(words: str, home: Path) -> bytes:
+    """What a command prints, on both streams."""
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
+        main([*words.split(), "--home", str(home)])
+    return text.getvalue().encode()
+
+
+def routes(app: object) -> Iterator[APIRoute]:
+    """Every route of the application, of included routers too."""
+    for route in getattr(app, "routes", ()):
+        if isinstance(route, APIRoute):
+            yield route
+        else:
+            yield from routes(getattr(route, "original_router", None))
+
+
+def gets(app: object) -> list[str]:
+    return sorted({route.path for route in routes(app) if "GET" in (route.methods or ())})
+
+
+def facts(outputs: Outputs) -> dict[str, list[bytes]]:
+    """What the first reply of one client of a run tells of its data, in each form in which it may be written."""
+    with Store.open(outputs.home / "aggregator" / "store.sqlite3") as store:
+        (found,) = [one for one in store.updates("digits-1", 1) if one.device == CLIENT]
+    assert found.norm is not None
+    planted = {"metric": found.metrics["train/loss"], "norm": found.norm}
+    forms = {name: [f"{value:.6g}"[:-1], f"{value:.4f}"] for name, value in planted.items()}
+    texts = {name: [text.encode() for text in of] for name, of in forms.items()}
+    for name, value in planted.items():
+        texts[name] += [struct.pack(form, value) for form in ("<d", ">d")]
+    return texts
+
+
+def size_of_data(outputs: Outputs) -> re.Pattern[bytes]:
+    with Store.open(outputs.home / "aggregator" / "store.sqlite3") as store:
+        sizes = {str(one.examples) for one in store.updates("digits-1") if one.examples}
+    assert sizes
+    return re.compile(rb"examples[\"':, ]{1,4}(?:%s)\b" % "|".join(sorted(sizes)).encode())
+
+
+TRAINED = re.compile(rb"train(?:_s)?\\?\"?: ?\d*\.?\d*[1-9]")  # a time of training in a document or an event
+
+
+def test_no_output_of_a_private_run_has_a_fact_of_one_client_and_a_plain_run_shows_each(
+    outputs: tuple[Outputs, Outputs],
+) -> None:
+    plain, private = outputs
+    size = size_of_data(plain)
+    for fact, forms in facts(plain).items():
+        assert [name for name, data in plain.shown.items() if any(form in data for form in forms)], f"blind to {fact}"
+        assert not [name for name, data in private.shown.items() if any(form in data for form in forms)], fact
+    for pattern in (size, TRAINED):
+        assert {"/api/runs/{run_id}/updates", "aggregator/store.sqlite3"} & {
+            name for name, data in plain.shown.items() if pattern.search(data)
+        }, "the search is blind"
+        assert not [name for name, data in private.shown.items() if pattern.search(data)], pattern
+
+
+def test_documents_of_a_private_run_have_no_metric_and_no_fact(outputs: tuple[Outputs, Outputs]) -> None:
+    private = outputs[1].shown
+    updates = json.loads(private["/api/runs/{run_id}/updates"])
+    assert len(updates) == 6
+    for one in updates:
+        assert [one[name] for name in ("examples", "steps", "norm", "residual_norm")] == [None] * 4
+        assert one["metrics"] == {}
+    assert all(not one["metrics"] and not one["spread"] for one in json.loads(private["/api/runs/{run_id}/rounds"]))
+
+
+def test_the_routes_of_the_table_are_those_of_the_dashboard(outputs: tuple[Outputs, Outputs]) -> None:
+    with Store.open(outputs[0].home / "aggregator" / "store.sqlite3") as store:
+        found = set(gets(create_app(Settings(store.url, port=8080), store).app))
+    listed = set(re.findall(r"`(/[^`]*)`", PAGE.partition("## Dashboard")[2].partition("## Commands")[0]))
+    assert listed - {"/static", "/logout", "/api/openapi.json"} == found
+    assert {path for path in outputs[1].shown if path.startswith("/")} == found - {"/api/live"}
+
+
+def test_the_commands_of_the_page_are_all_there_are() -> None:
+    found = {words for words, _ in words_of(typer.main.get_command(program()))}
+    part = PAGE.partition("## Commands")[2].partition("## Files")[0]
+    reading, _, others = part.partition("These print nothing")
+    shown, silent = (
+        set(re.findall(r"`thinwire ([^`]+)`", text)) for text in (reading, others.partition("The commands of")[0])
+    )
+    assert shown == READING.keys() | BEGIN
+    assert {words for words in found if not words.startswith("client ")} == shown | silent
+    assert not shown & silent
+
+
+def test_every_file_of_a_state_directory_is_of_a_kind_on_the_page(outputs: tuple[Outputs, Outputs]) -> None:
+    for name in outputs[1].shown:
+        if name.startswith("aggregator/"):
+            assert re.match(r"aggregator/(runs/|store\.sqlite3|spool/|report\.key|lock|backup\.lock|.*\.log|sweeps/)", name), name
+    assert not [name for name in outputs[1].shown if name.startswith(("aggregator/spool/", "backup: spool/"))]

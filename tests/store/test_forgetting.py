@@ -33,12 +33,6 @@ KEY = hashlib.sha256(b"the key of " + GONE.encode()).hexdigest()
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Any:
-    with Store.open(tmp_path / "store.sqlite3") as opened:
-        yield opened
-
-
-@pytest.fixture
 def story(store: Store) -> PrivateStory:
     """A private and a plain run that are over, with everything that may name a device."""
     enrol(store, *REST)
@@ -73,7 +67,9 @@ def everything(store: Store) -> dict[str, list[dict[str, Any]]]:
 
 
 def test_neither_the_name_nor_the_key_is_in_the_file_afterwards(store: Store, story: PrivateStory, tmp_path: Path):
-    files = lambda: b"".join(path.read_bytes() for path in sorted(tmp_path.glob("store.sqlite3*")))  # noqa: E731
+    if not store._database.sqlite:
+        pytest.skip("the files of a server are its own")
+    files = lambda: b"".join(path.read_bytes() for path in sorted(tmp_path.glob("*sqlite3*")))  # noqa: E731
     sought = (GONE.encode(), KEY.encode(), b"10.9.8.7")
     assert all(one in files() for one in sought), "else the search is blind"
     found = store.forget_device(GONE, "me")
@@ -91,10 +87,9 @@ def test_the_pseudonym_stands_where_the_name_stood_and_nowhere_else(store: Store
     after = everything(store)
     own = {"devices", "measures", "device_actions", "refusal_notes"}
     for table in before.keys() - own:
-        was = json.dumps(before[table], sort_keys=True, default=repr)
-        assert json.dumps(after[table], sort_keys=True, default=repr) == was.replace(GONE, found.pseudonym).replace(
-            KEY, found.pseudonym
-        ), table
+        was = [json.dumps(row, default=repr) for row in before[table]]
+        expected = [one.replace(GONE, found.pseudonym).replace(KEY, found.pseudonym) for one in was]
+        assert sorted(json.dumps(row, default=repr) for row in after[table]) == sorted(expected), table
     assert [row["name"] for row in after["devices"]] == list(REST)
     assert (after["device_actions"][-1]["what"], after["device_actions"][-1]["device"]) == ("forget", found.pseudonym)
 
@@ -248,7 +243,9 @@ def test_each_field_with_text_has_a_role_or_names_no_device():
     assert not ROLES.keys() & NAMES_NONE
 
 
-def test_sqlite_keeps_no_freed_page(store: Store, story: PrivateStory, tmp_path: Path):
+def test_sqlite_keeps_no_freed_page(store: Store, story: PrivateStory):
+    if not store._database.sqlite:
+        pytest.skip("a server vacuums by itself")
     store.forget_device(GONE, "me")
-    with sqlite3.connect(tmp_path / "store.sqlite3") as raw:
+    with sqlite3.connect(str(store._database.url.database)) as raw:
         assert raw.execute("PRAGMA freelist_count").fetchone() == (0,)

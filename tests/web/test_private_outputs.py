@@ -182,5 +182,7 @@ def test_the_commands_of_the_page_are_all_there_are() -> None:
 def test_every_file_of_a_state_directory_is_of_a_kind_on_the_page(outputs: tuple[Outputs, Outputs]) -> None:
     for name in outputs[1].shown:
         if name.startswith("aggregator/"):
-            assert re.match(r"aggregator/(runs/|store\.sqlite3|spool/|report\.key|lock|backup\.lock|.*\.log|sweeps/)", name), name
+            assert re.match(
+                r"aggregator/(runs/|store\.sqlite3|spool/|report\.key|lock|backup\.lock|.*\.log|sweeps/)", name
+            ), name
     assert not [name for name in outputs[1].shown if name.startswith(("aggregator/spool/", "backup: spool/"))]

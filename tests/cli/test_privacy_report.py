@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
@@ -12,15 +12,22 @@ from tests.store.test_privacy_ledger import enrol
 from tests.support.browsing import axe, browser, overflow
 from tests.support.private_story import DEVICES, PLAIN, PRIVATE, PrivateStory
 from tests.support.store_story import LAYOUT
+from thinwire.core.plan_schema import PrivacySection
 from thinwire.core.statedir import AggregatorHome
 from thinwire.privacy.accounting import epsilon
 from thinwire.privacy.noise_plan import noise_plan
-from thinwire.reports.privacy_report import audit_text, privacy_report
+from thinwire.reports.privacy_report import ADJACENCY, LATTICE, WHO, audit_text, privacy_report
 from thinwire.reports.signed_report import LABEL, OWN_KEY, as_page, sign_report, signing_key, verify_report
 from thinwire.store import Store
 from thinwire.transport.server.tls import InternalCA
 
 __all__ = ["browser"]
+SECURE = """
+[secure]
+enabled = true
+max_corrupt = 0.1
+max_dropout = 0.1
+"""
 
 
 @pytest.fixture
@@ -130,6 +137,22 @@ def test_a_run_without_privacy_has_no_report(thinwire: Any, home: Path, store: S
     assert said.code == 2
     assert "has no differential privacy" in said.err
     assert thinwire("privacy", "report", plain.run_id, "--json", "--html", "--home", home).code == 2
+
+
+def test_each_mode_has_its_neighbours_and_who_is_trusted_with_what():
+    modes = set(get_args(get_type_hints(PrivacySection)["mode"])) - {"off"}
+    assert ADJACENCY.keys() == WHO.keys() == modes
+
+
+def test_a_sum_under_masks_has_its_own_assumptions_and_no_codec(store: Store):
+    secure = PRIVATE.replace("central", "distributed").replace("2.0", "1.0").replace("budget = 6.0", "") + SECURE
+    story = PrivateStory(store, plan=secure)
+    story.play(tuple(f"pi-{n:02}" for n in range(10)))
+    found = privacy_report(store, store.run(story.run_id))
+    assert found["codecs"]["uplink"] == LATTICE
+    assert "not trusted with single updates" in found["trust"]["aggregator"]
+    assert any("follows the protocol" in one for one in found["assumptions"]["not_enforced"])
+    assert not any("The aggregator is honest" in one for one in found["assumptions"]["not_enforced"])
 
 
 def test_an_audit_is_quoted_where_one_is_committed(tmp_path: Path):

@@ -100,7 +100,7 @@ class PrivateStory:
             *(ClientSelected(self.at, self.round, device, sent[device], 1000) for device in devices),
         ]
         if self.is_private:
-            release = noise_plan(self.parsed, LAYOUT.model_size, 1).release.to_json()
+            release = noise_plan(self.parsed, LAYOUT.model_size, len(devices)).release.to_json()
             opened.append(PrivacyReserved(self.at, self.round, self.population, release, list(devices)))
         self.store.record(self.run_id, opened)
         if closes:

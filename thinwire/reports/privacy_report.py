@@ -22,6 +22,7 @@ import thinwire
 from thinwire.core.errors import DataLost, UsageError
 from thinwire.core.formatting import counted
 from thinwire.privacy.accounting import releases_of
+from thinwire.reports import secure_rounds
 from thinwire.reports.privacy import (
     SIMULATED,
     TRUSTED,
@@ -35,6 +36,7 @@ from thinwire.reports.privacy import (
 from thinwire.reports.privacy_history import meaning, right_guesses
 
 if TYPE_CHECKING:
+    from thinwire.core.plan_schema import PrivacySection
     from thinwire.store import PrivacyRow, RunRow, Store
 
 AUDIT: Final = Path(thinwire.__file__).parents[1] / "docs" / "evidence" / "privacy-audit.json"  # in a checkout only
@@ -71,6 +73,7 @@ PIPELINE: Final[Mapping[str, str]] = {
     "comes after the noise only processes it further.",
     "distributed": "device: support, clip, rotate, round, add its noise; aggregator: sum under masks, decode",
 }
+LATTICE: Final = "integers on a grid, summed under masks"
 ENFORCED: Final = (
     "A round is reserved in the ledger before an assignment leaves, and a reservation stays spent.",
     "A reply that tells more of its data than the update is refused; weights are equal; no metric is released.",
@@ -97,6 +100,7 @@ def privacy_report(store: Store, run: RunRow, audit: Path = AUDIT) -> dict[str, 
         )
     privacy, mode = privacy_section(run), spent.mode
     own = [row for row in store.privacy.rows(population_of(run)) if row.run_id == run.run_id and row.release]
+    secure = secure_rounds.protection(run, [len(one.selected) for one in store.rounds(run.run_id)])
     left_out = list[str]()
     unknown = store.privacy.unknown().get(spent.population, "")
     if unknown:
@@ -115,7 +119,7 @@ def privacy_report(store: Store, run: RunRow, audit: Path = AUDIT) -> dict[str, 
         "unit": UNITS.get(mode, UNIT),
         "adjacency": ADJACENCY[mode],
         "guarantee": _guarantee(spent.epsilon_run, None if unknown else spent.epsilon, spent.delta),
-        "mechanism": {"mode": mode, "clip": privacy.clip, "amplification": UNAMPLIFIED, "kinds": list(_kinds(own))},
+        "mechanism": {"mode": mode, "clip": _clip(privacy), "amplification": UNAMPLIFIED, "kinds": list(_kinds(own))},
         "trust": {"in_short": SIMULATED if run.source == "sim" else TRUSTED.get(mode, ""), **WHO[mode]},
         "participation": {
             "cap_of_the_plan": privacy.max_participations or run.plan["run"]["rounds"],
@@ -125,17 +129,28 @@ def privacy_report(store: Store, run: RunRow, audit: Path = AUDIT) -> dict[str, 
         "releases": [_release(row) for row in own],
         "rounds_without_a_release": spent.reserved - spent.released,
         "codecs": {
-            "uplink": run.plan["uplink"]["codec"], "downlink": run.plan["downlink"]["codec"],
+            "uplink": LATTICE if secure else run.plan["uplink"]["codec"], "downlink": run.plan["downlink"]["codec"],
             "order": PIPELINE.get(mode, ""),
         },
         "assumptions": {
             "enforced": [*ENFORCED, *([CLIPPED] if mode == "central" else [])],
-            "not_enforced": [SERVER_HONEST if mode == "central" else CLIENTS_CLIP, *NOT_ENFORCED],
+            "not_enforced": [
+                SERVER_HONEST if mode == "central" else CLIENTS_CLIP,
+                *(secure.assumes if secure else ()),
+                *NOT_ENFORCED,
+            ],
         },
         "audit": audit_text(audit),
         "meaning": meaning(spent.epsilon_run, spent.delta),
         "left_out": left_out,
     }  # fmt: skip
+
+
+def _clip(privacy: PrivacySection) -> str:
+    """Return the clip, and how it follows the updates if it does."""
+    said = f"{privacy.clip:g}" if privacy.clip is not None else "none"
+    said += ", then the noised median of the norms" if privacy.adaptive else ""
+    return said + (", divided among the tensors" if privacy.clipping == "per-layer" else "")
 
 
 def _guarantee(of_run: float | None, of_all: float | None, delta: float) -> dict[str, Any]:
@@ -202,6 +217,7 @@ def report_lines(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if "distribution" in kind:
             grid = f"standard deviation {math.sqrt(kind['variance']):.6g} and sensitivity {kind['sensitivity']:.6g}"
             grid += f" in grid steps, {kind['dimensions']} dimensions"
+            grid += f", the noise of {kind['parties']} honest clients" if kind["parties"] > 1 else ""
             yield (
                 "mechanism",
                 f"{kind['distribution']}, {grid}, {counted(kind['rounds'], 'round')}; clip = {mechanism['clip']}",

@@ -16,6 +16,7 @@ from sqlalchemy import JSON, LargeBinary, String, text
 from tests.store.test_privacy_ledger import enrol
 from tests.support.private_story import DEVICES, PLAIN, PrivateStory
 from tests.support.secure_story import four_rounds
+from thinwire.core.clock import VirtualClock
 from thinwire.core.errors import Refused
 from thinwire.core.events import ClientSelected, DeviceOnline, Event, RunStatusChanged
 from thinwire.core.fleet import Hello, Joining
@@ -24,6 +25,7 @@ from thinwire.server.state import snapshot
 from thinwire.server.state.run_state import RunState, empty_state
 from thinwire.store import MeasureRow, Store, forgetting
 from thinwire.store.database import Base
+from thinwire.store.device_registry import LOOK_S
 from thinwire.store.forgetting import FORGOTTEN, OWN_RULE, ROLES, Renaming
 from thinwire.store.forgetting import PLAIN as NAMES_NONE
 from thinwire.store.journal import KEPT, KINDS
@@ -90,8 +92,9 @@ def test_the_pseudonym_stands_where_the_name_stood_and_nowhere_else(store: Store
         was = [json.dumps(row, default=repr) for row in before[table]]
         expected = [one.replace(GONE, found.pseudonym).replace(KEY, found.pseudonym) for one in was]
         assert sorted(json.dumps(row, default=repr) for row in after[table]) == sorted(expected), table
-    assert [row["name"] for row in after["devices"]] == list(REST)
-    assert (after["device_actions"][-1]["what"], after["device_actions"][-1]["device"]) == ("forget", found.pseudonym)
+    assert {row["name"] for row in after["devices"]} == set(REST)
+    last = max(after["device_actions"], key=lambda row: row["id"])
+    assert (last["what"], last["device"], last["who"]) == ("forget", found.pseudonym, "me")
 
 
 def test_a_replay_gives_the_same_state_with_the_pseudonym(store: Store, story: PrivateStory):
@@ -156,6 +159,19 @@ def test_a_device_that_may_still_take_part_is_not_forgotten(store: Store):
     with pytest.raises(Refused, match=f"{GONE} is named in {running.run_id}, which is not over"):
         store.forget_device(GONE, "me")
     assert everything(store) == before
+
+
+def test_a_running_aggregator_notices_the_next_change_of_a_device(store: Store, story: PrivateStory, address: str):
+    store.roster.enrol("late", "ab" * 32, b"late", "manual")
+    store.revoke_device(GONE, "me", "", lambda: False)  # the last change
+    now = VirtualClock()
+    with Store.open(address, clock=now) as aggregator:
+        assert aggregator.roster.revoked() == {GONE}
+        store.forget_device(GONE, "me")
+        store.roster.approve("late")
+        now.advance(LOOK_S + 1)
+        assert aggregator.roster.revoked() == set()
+        assert {row.name: row.state for row in aggregator.roster.rows()} == dict.fromkeys((*REST, "late"), "approved")
 
 
 def test_it_may_be_typed_again(store: Store, story: PrivateStory):

@@ -25,12 +25,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import Connection, Table, and_, delete, select, update
+from sqlalchemy import Connection, Table, and_, delete, func, select, update
 
 from thinwire.core.errors import NotFound, Refused
 from thinwire.core.events import ENDED
 from thinwire.store.audit import WAS, act
 from thinwire.store.database import Base
+from thinwire.store.device_registry import next_change
 from thinwire.store.journal import LEVEL
 from thinwire.store.tables import (
     Action,
@@ -211,8 +212,12 @@ def _own_rows(connection: Connection, made: Renaming) -> int:
         if len(key) == KEY_LETTERS:
             spent = update(part).where(part.device == key).values(device=pseudonym)
             rows += connection.execute(spent).rowcount
+    change = next_change(connection)
     for table, column in ((Device, Device.fingerprint), (Measure, Measure.device), (Note, Note.name)):
         rows += connection.execute(delete(table).where(column.in_(made.names))).rowcount
+    # the number of the last change must not come again, or a running aggregator would miss a change
+    another = select(func.min(Device.name)).scalar_subquery()
+    connection.execute(update(Device).where(Device.name == another).values(change=change))
     own = Action.device.in_(made.names)  # its details may have an address or the key; those of a rename have names
     connection.execute(update(Action).where(own, Action.what != "rename").values(detail=""))
     connection.execute(update(Action).where(own, Action.who == Action.device).values(who=""))  # the device itself

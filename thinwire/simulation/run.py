@@ -326,7 +326,7 @@ def rare_full_collections() -> Iterator[None]:
     """Let Python collect its oldest generation ten times less often.
 
     Such a collection visits the state of all clients, which took an eighth of the time of clients that do not train.
-    The younger generations are collected as often as ever, so the cycles that a client's training leaves are freed soon.
+    The younger generations are collected as often as ever, so cycles that a training leaves are freed soon.
     """
     before = gc.get_threshold()
     gc.set_threshold(*before[:2], max(before[2], FULL_COLLECTION_EVERY))

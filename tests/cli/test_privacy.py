@@ -56,6 +56,7 @@ def test_the_ledger_as_json_has_every_entry(thinwire, home, spent):
     found = thinwire("privacy", "ledger", "--json", "--home", home).document
     assert found["populations"]["ward"] == {
         "releases": 2, "epsilon": epsilon({CHEAP: 2}, 1e-5), "delta": 1e-5, "mechanisms": ["discrete-gaussian"],
+        "unit": "client",
     }  # fmt: skip
     assert found["blocked"] == {}
     assert [(one["state"], one["round"], one["devices"]) for one in found["entries"]] == [

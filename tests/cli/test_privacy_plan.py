@@ -10,6 +10,7 @@ from thinwire.cli.privacy_cost import private_run, to_json
 from thinwire.core import RunPlan
 from thinwire.privacy.accounting import Budget
 from thinwire.privacy.noise_plan import noise_plan
+from thinwire.reports.privacy import UNIT
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits" / "private.toml"
 SIZE = 9610
@@ -123,6 +124,48 @@ def test_a_distributed_plan_has_a_grid_bits_and_the_honest_clients_that_its_cost
     assert 8 <= found["bits"] <= 32
     assert found["steps_of_clip"] > 0
     assert found["table"][2]["noise_of_mean"] == pytest.approx(2.0 * (20 / 10) ** 0.5), "all 20 add their part"
+
+
+OWN_NOISE = {
+    "local": (),
+    "example": ("privacy.records=180", "privacy.delta=1e-4", "privacy.clip=1.0", "local.steps=10"),
+}
+
+
+@pytest.mark.parametrize("mode", OWN_NOISE)
+def test_the_cost_of_noise_that_devices_add_is_what_the_simulated_run_spends(thinwire, tmp_path, monkeypatch, mode):
+    monkeypatch.setenv("THINWIRE_HOME", str(tmp_path))
+    sets = [f"privacy.mode={mode}", "run.rounds=2", *OWN_NOISE[mode]]
+    words = [word for one in sets for word in ("--set", one)]
+    told = thinwire("privacy", "plan", EXAMPLE, *words, "--clients", "3", "--json").document
+    run_id = thinwire("sim", EXAMPLE, *words, "--clients", "3", "--split", "iid").out.split()[-1]
+    (row,) = thinwire("privacy", "ledger", "--json").document["runs"]
+    assert (row["run_id"], row["reserved"], row["released"]) == (run_id, 2, 2)
+    assert row["epsilon"] == told["epsilon"] <= 8.0
+    assert 0.98 * told["noise_multiplier"] < row["noise_to_sensitivity"] < told["noise_multiplier"]
+    shown = thinwire("runs", "show", "--json").document["privacy"]
+    assert shown["unit"] == told["unit"] == ("one record of one device" if mode == "example" else UNIT)
+
+
+def test_the_noise_of_n_local_updates_is_in_their_mean_and_more_clients_make_it_smaller(planned, given):
+    found = planned("privacy.mode=local", file=given).document
+    assert found["noise_multiplier"] == 2.0
+    assert found["table"][2]["noise_of_mean"] == pytest.approx(2.0 * 2 * 8**0.5)
+    assert [row["clients"] for row in found["table"]] == [2, 5, 8, 18, 32], "as the square of the noise"
+    central = planned(file=given).document
+    assert found["epsilon"] == pytest.approx(central["epsilon"], rel=1e-9)
+
+
+def test_a_plan_of_noised_steps_says_rate_and_unit_and_has_no_column_of_clients(thinwire):
+    sets = [word for one in ("privacy.mode=example", *OWN_NOISE["example"]) for word in ("--set", one)]
+    said = thinwire("privacy", "plan", EXAMPLE, *sets, "--clients", 2000, "--size", SIZE).out
+    assert "unit     one record of one device" in said
+    assert "10 steps a round, each with a record with the probability 0.178: batch / records" in said
+    assert "All records of a device together are not protected." in said
+    assert "CLIENTS FOR EQUAL NOISE" not in said
+    assert "clients a round the mean has as much noise" not in said
+    explained = thinwire("plan", "explain", EXAMPLE, *sets).out
+    assert "for one record of one device after 20 rounds" in explained
 
 
 def test_a_person_reads_the_unit_the_trust_and_the_epsilon_also_in_the_explanation_of_the_plan(thinwire):

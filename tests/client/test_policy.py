@@ -188,7 +188,7 @@ def test_a_mode_of_privacy_that_is_not_among_the_owners_is_declined(mode):
     assert said(Policy(privacy=[mode]), assigned) == ""
 
 
-@pytest.mark.parametrize("mode", ["central", "distributed", "example"])
+@pytest.mark.parametrize("mode", ["central", "distributed", "local", "example"])
 def test_a_private_plan_is_declined_by_a_version_that_cannot_keep_it(mode):
     assert rule_of(Policy(), plan(privacy={"mode": mode}), replace(FACTS, carries=frozenset())) == "privacy"
 
@@ -224,7 +224,7 @@ def test_no_data_take_part_more_often_than_the_owner_allows(privacy, took_part, 
     assert rule_of(Policy(max_participations=3), plan(privacy=privacy), facts, kind="init") == ""
 
 
-@pytest.mark.parametrize("mode", ["central", "distributed", "example"])
+@pytest.mark.parametrize("mode", ["central", "distributed", "local", "example"])
 def test_a_private_plan_is_declined_while_it_is_not_known_what_this_device_has_spent(mode):
     facts = replace(FACTS, no_ledger="privacy.jsonl is damaged")
     assert said(Policy(), plan(privacy={"mode": mode}), facts) == "privacy: privacy.jsonl is damaged"

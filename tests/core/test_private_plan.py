@@ -71,8 +71,7 @@ def test_the_plan_that_the_others_differ_from_is_valid() -> None:
         ({"privacy__adaptive": "true", "cohort__clients": '"all"'}, 'adaptive = true and [cohort] clients = "all"'),
         ({"privacy__adaptive": "true", "privacy__clipping": '"per-layer"'}, 'clipping = "per-layer"'),
         ({"privacy__mode": '"distributed"'}, "[secure] enabled = false"),
-        ({"privacy__mode": '"local"'}, 'mode = "local" is not supported'),
-        ({"privacy__mode": '"example"'}, 'mode = "example" is not supported'),
+        ({"privacy__records": "1000"}, "records = 1000"),
         ({"privacy__mechanism": '"skellam"'}, 'mechanism = "skellam"'),
         ({"cohort__late": '"aggregate"'}, 'late = "aggregate"'),
         ({"cohort__over_select": "0.3"}, "over_select = 0.3"),
@@ -128,6 +127,101 @@ def test_a_distributed_plan_is_valid() -> None:
 )
 def test_what_would_break_noise_that_clients_add_is_refused(changes: dict[str, str | None], what: str) -> None:
     found = refused(**(DISTRIBUTED | changes))
+    assert any(what in one.what for one in found), found
+    assert all(one.why and one.hint for one in found)
+
+
+LOCAL = {"privacy__mode": '"local"'}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"privacy__mechanism": '"skellam"'},
+        {"cohort__late": '"aggregate"'},
+        {"cohort__over_select": "0.3"},
+        {"uplink__codec": "'eden(1)'"},
+        {"privacy__clipping": '"per-layer"'},
+        {"uplink__codec": "'topk(0.1) > int8'", "uplink__feedback": '"none"'},
+    ],
+)
+def test_what_follows_the_noise_of_the_device_is_free(more: dict[str, str | None]) -> None:
+    assert not refused(**LOCAL, **more)
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"uplink__codec": "'topk(0.1) > int8'"}, "feedback = 'auto'"),
+        ({"uplink__feedback": '"classic"'}, "feedback = 'classic'"),
+        ({"privacy__adaptive": "true"}, "adaptive = true"),
+        ({"uplink__feedback": '"ef21"', "uplink__codec": "'topk(0.1)'"}, "ef21"),
+        ({"secure__enabled": "true"}, "[secure] enabled = true"),
+        ({"run__evaluate": '"clients"'}, 'evaluate = "clients"'),
+        ({"run__init": '"device"'}, 'init = "device"'),
+        ({"run__algorithm": '"feddyn"'}, "feddyn"),
+        ({"privacy__clip": None}, "no [privacy] clip"),
+        ({"privacy__delta": "0.1"}, "delta = 0.1"),
+        ({"cohort__deadline_s": None}, 'deadline_s = "auto"'),
+        ({"cohort__max_weight": "3.0"}, "max_weight = 3.0"),
+        ({"local__steps": None}, "one epoch a round"),
+        ({"local__steps": '"auto"'}, 'steps = "auto"'),
+        ({"local__partial": "true"}, "partial = true"),
+        ({"local__buffers": '"average"'}, 'buffers = "average"'),
+        ({"local__durability": '"exit"'}, 'durability = "exit"'),
+        ({"server__reduce": '"median"'}, "reduce"),
+    ],
+)
+def test_a_device_that_noises_its_own_update_tells_nothing_else(changes: dict[str, str | None], what: str) -> None:
+    found = refused(**LOCAL, **changes)
+    assert any(what in one.what for one in found), found
+    assert all(one.why and one.hint for one in found)
+
+
+EXAMPLES = {"privacy__mode": '"example"', "privacy__records": "1000", "privacy__delta": "1e-4"}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"privacy__noise_multiplier": None, "privacy__target_epsilon": "8.0", "privacy__budget": "9.0"},
+        {"cohort__late": '"aggregate"'},
+        {"cohort__clients": "20000"},
+        {"uplink__codec": "'topk(0.1) > int8'"},
+        {"local__prox": "0.1", "local__optimizer": '"adam"'},
+    ],
+)
+def test_what_follows_the_noise_of_each_step_is_free(more: dict[str, str | None]) -> None:
+    assert not refused(**(EXAMPLES | more))
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"privacy__records": None}, "no [privacy] records"),
+        ({"privacy__records": "31"}, "records = 31 and [local] batch = 32"),
+        ({"privacy__delta": "1e-3"}, "delta = 0.001 and records = 1000"),
+        ({"privacy__mechanism": '"skellam"'}, 'mechanism = "skellam"'),
+        ({"privacy__adaptive": "true"}, "adaptive = true"),
+        ({"privacy__clipping": '"per-layer"'}, 'clipping = "per-layer"'),
+        ({"local__accumulate": "2"}, "accumulate = 2"),
+        ({"local__clip_grad": "1.0"}, "clip_grad = 1.0"),
+        ({"local__steps": None}, "one epoch a round"),
+        ({"local__steps": '"auto"'}, 'steps = "auto"'),
+        ({"local__partial": "true"}, "partial = true"),
+        ({"local__buffers": '"average"'}, 'buffers = "average"'),
+        ({"run__evaluate": '"clients"'}, 'evaluate = "clients"'),
+        ({"run__init": '"device"'}, 'init = "device"'),
+        ({"run__algorithm": '"scaffold"'}, "scaffold"),
+        ({"uplink__feedback": '"ef21"', "uplink__codec": "'topk(0.1)'"}, "ef21"),
+        ({"secure__enabled": "true"}, "[secure] enabled = true"),
+        ({"cohort__mode": '"buffered"', "cohort__clients": '"all"'}, '[privacy] mode = "example"'),
+    ],
+)
+def test_steps_whose_cost_is_not_known_are_refused(changes: dict[str, str | None], what: str) -> None:
+    found = refused(**(EXAMPLES | changes))
     assert any(what in one.what for one in found), found
     assert all(one.why and one.hint for one in found)
 

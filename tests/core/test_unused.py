@@ -65,6 +65,7 @@ UNUSED: dict[str, str] = {
     "privacy.clipping": '[privacy]\nclipping = "per-layer"',
     "privacy.clip": "[privacy]\nclip = 1.0", "privacy.noise_multiplier": "[privacy]\nnoise_multiplier = 1.0",
     "privacy.target_epsilon": "[privacy]\ntarget_epsilon = 8.0", "privacy.delta": "[privacy]\ndelta = 1e-6",
+    "privacy.records": "[privacy]\nrecords = 1000",
     "privacy.budget": "[privacy]\nbudget = 8.0", "privacy.max_participations": "[privacy]\nmax_participations = 3",
     "privacy.mechanism": '[privacy]\nmechanism = "skellam"', "privacy.population": '[privacy]\npopulation = "ward"',
 }  # fmt: skip

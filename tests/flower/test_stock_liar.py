@@ -131,6 +131,7 @@ def test_stock_nodes_are_selected_in_the_warm_ups_codec_and_with_their_share_of_
         ("run.algorithm", "scaffold"),
         ("run.target", "{ value = 0.9 }"),
         ("secure.enabled", "true"),
+        ("privacy.mode", "local"),
     ],
 )
 def test_what_needs_to_know_what_each_node_holds_is_refused_over_stock_nodes(override: tuple[str, str]) -> None:

@@ -104,6 +104,22 @@ def test_a_private_run_says_epsilon_delta_unit_and_that_the_aggregator_saw_the_u
     assert "of [privacy] budget = 5" in spent_text(spent, budget=5.0)
 
 
+def test_runs_that_hide_one_record_make_the_sum_of_a_population_one_of_a_record(store: Store, story: Story) -> None:
+    steps = Release("discrete-gaussian", 10.0, 225.0, 32, rate=0.1, steps=5, unit="record")
+    example = PLAN.replace("central", "example") + "records = 320\n"
+    whole, of_records = story.run(), story.run(example)
+    story.spend(whole, 1, "a b")
+    story.spend(of_records, 1, "a b", steps)
+    first, second = story.spent()
+    assert (first.epsilon_run, second.epsilon_run) == (epsilon({FINE: 1}, 1e-4), epsilon({steps: 1}, 1e-4))
+    assert first.epsilon == second.epsilon == epsilon({FINE: 1, steps: 1}, 1e-4)
+    assert "for one record of one device, because runs of mode example are among them" in spent_text(first)
+    assert "because" not in spent_text(second)
+    said = " ".join(private_lines(store, store.run(of_records)))
+    assert "Unit of privacy: one record of one device." in said
+    assert "only a device knows which of its records are in a batch" in said
+
+
 def test_a_run_without_privacy_has_nothing_to_say(store: Store, story: Story) -> None:
     run = store.run(story.run(PLAN.partition("[privacy]")[0]))
     assert (spending_of_run(store, run), list(private_lines(store, run)), story.spent()) == (None, [], [])

@@ -1,4 +1,6 @@
-"""Sums with differential privacy: clipped updates as integers on a grid, whose sum gets noise before it is a float.
+"""Sums with differential privacy: clipped vectors as integers on a grid, whose sum gets noise before it is a float.
+
+A sum is that of a round's updates (central), or it has one update alone, which its own client noises (local).
 
 Sums of floats leak: their rounding depends on each update, and noise of floats has gaps (Mironov 2012, "On Significance
 of the Least Significant Bits"; Casacuberta et al. 2022). So the norm is checked in exact integers, the sum is exact,
@@ -40,7 +42,7 @@ class NotRounded(ValueError):
 
 
 class PrivateSum:
-    """The sum of the updates of one round, in central mode.
+    """A sum of updates that is noised once.
 
     `clip` is the largest L2 norm of an update, and `scale` the number of grid steps that it has. The mean is the noised
     sum divided by `clients`, a number that no data decide. An update within the clip adds `count` to the count that an

@@ -19,7 +19,7 @@ from thinwire.core.formatting import counted
 from thinwire.core.plan_protection_rules import LEAST_NOISE, MOST_NOISE
 from thinwire.privacy.accounting import Budget
 from thinwire.privacy.noise_plan import NoisePlan, honest_survivors, noise_plan
-from thinwire.reports.privacy import TRUSTED, UNAMPLIFIED, UNIT, rounded_up
+from thinwire.reports.privacy import TRUSTED, rounded_up, sampling_text, unit_text
 
 if TYPE_CHECKING:
     from thinwire.core import RunPlan
@@ -53,8 +53,16 @@ class PrivateRun:
     @property
     def mean_noise(self) -> float:
         """Return the noise of a coordinate of the mean of all selected clients, in multiples of clip / clients."""
-        sources = self.selected if self.plan.privacy.mode == "distributed" else 1
+        sources = self.selected if self.plan.privacy.mode in ("distributed", "local") else 1
         return math.sqrt(sources * self.noise.variance) / self.noise.scale
+
+    def clients_for(self, noise_multiplier: float) -> int:
+        """Return how many clients a round needs so that the mean has as much noise as now.
+
+        One source adds noise to a sum once, and in local mode each client does.
+        """
+        factor = noise_multiplier / self.noise.noise_multiplier
+        return math.ceil(self.selected * (factor**2 if self.plan.privacy.mode == "local" else factor))
 
     def most_rounds(self, fits: Callable[[int], bool]) -> int:
         """Return the most participations, up to the planned ones, for which `fits` is true; it is false from there."""
@@ -81,7 +89,7 @@ def private_run(plan: RunPlan, parameters: int, online: int | None) -> PrivateRu
     """
     selected, _ = selected_of(plan, online)
     delta, is_distributed = plan.privacy.delta, plan.privacy.mode == "distributed"
-    if online is not None and delta >= 1 / selected:
+    if online is not None and plan.privacy.mode != "example" and delta >= 1 / selected:
         raise PlanError(
             f"[privacy] delta = {delta:g} with {counted(selected, 'client')}",
             f"a release that publishes the data of one of {selected} clients would satisfy it",
@@ -113,8 +121,10 @@ def table(run: PrivateRun) -> list[dict[str, Any]]:
     """Return how noise, participations and clients trade: a row for each noise multiplier around the plan's.
 
     `noise_of_mean` is in multiples of clip / clients, and `noise_norm` is the norm of the noise of the whole mean in
-    multiples of the clip. `clients` is how many a round needs for the same noise of the mean as the plan's.
+    multiples of the clip. `clients` is how many a round needs for the same noise of the mean as the plan's. In mode
+    example the mean is that of one step, over its batch, and `clients` is None.
     """
+    batch = run.plan.local.batch if run.plan.privacy.mode == "example" else None
     most, planned = run.noise.participations, run.noise.noise_multiplier
     rows = list[dict[str, Any]]()
     for factor in FACTORS:
@@ -128,8 +138,8 @@ def table(run: PrivateRun) -> list[dict[str, Any]]:
             "noise_multiplier": other.noise.noise_multiplier,
             "epsilon": {str(count): _finite(other.epsilon(count)) for count in sorted({1, -(-most // 2), most})},
             "noise_of_mean": other.mean_noise,
-            "noise_norm": other.mean_noise * math.sqrt(run.dimensions) / run.selected,
-            "clients": math.ceil(run.selected * factor),
+            "noise_norm": other.mean_noise * math.sqrt(run.dimensions) / (batch or run.selected),
+            "clients": None if batch else run.clients_for(planned * factor),
         })  # fmt: skip
     return rows
 
@@ -138,7 +148,7 @@ def to_json(run: PrivateRun) -> dict[str, Any]:
     """Return all figures as JSON types; an epsilon without a bound is null."""
     privacy, noise = run.plan.privacy, run.noise
     return {
-        "unit": UNIT,
+        "unit": unit_text(privacy.mode),
         "mode": privacy.mode,
         "clip": privacy.clip,
         "mechanism": noise.release.mechanism,
@@ -166,7 +176,8 @@ def sentence(run: PrivateRun) -> str:
     """Return the epsilon of a private run in one sentence."""
     rounds = counted(run.noise.participations, "round")
     return (
-        f"epsilon {rounded_up(run.epsilon())} at delta = {run.plan.privacy.delta:g} for {UNIT} after {rounds}, "
+        f"epsilon {rounded_up(run.epsilon())} at delta = {run.plan.privacy.delta:g} for "
+        f"{unit_text(run.plan.privacy.mode)} after {rounds}, "
         f"{rounded_up(run.epsilon(1))} after one. {TRUSTED[run.plan.privacy.mode]}"
     )
 
@@ -186,8 +197,8 @@ def for_less(run: PrivateRun) -> str:
     if needed <= MOST_NOISE:
         is_target = privacy.target_epsilon is not None
         key = f"target_epsilon = {target:g}" if is_target else f"noise_multiplier = {rounded_up(needed)}"
-        clients = math.ceil(run.selected * needed / run.noise.noise_multiplier)
-        ways.append(f"[privacy] {key} (with {clients} clients a round the mean has as much noise as now)")
+        same = f" (with {run.clients_for(needed)} clients a round the mean has as much noise as now)"
+        ways.append(f"[privacy] {key}{'' if privacy.mode == 'example' else same}")
     if count := run.most_rounds(lambda count: run.epsilon(count) <= target):
         same = f"noise_multiplier = {rounded_up(run.noise.noise_multiplier)} and " if privacy.target_epsilon else ""
         clients = math.ceil(run.plan.run.rounds * run.selected / count)
@@ -221,19 +232,22 @@ def print_plan(run: PrivateRun) -> None:
     rows = table(run)
     counts = list(rows[0]["epsilon"])
     heads = [f"epsilon, {counted(int(count), 'round')}" for count in counts]
-    header = ("noise multiplier", *heads, "noise of the mean", "norm in clips", "clients for equal noise")
+    is_step = run.plan.privacy.mode == "example"
+    mean, of = ("a step", "batch") if is_step else ("the mean", "clients")
+    last = [] if is_step else ["clients for equal noise"]
+    header = ("noise multiplier", *heads, f"noise of {mean}", "norm in clips", *last)
     cells = [
         (
             f"{row['noise_multiplier']:.3g}",
             *(rounded_up(math.inf if row["epsilon"][count] is None else row["epsilon"][count]) for count in counts),
             f"{row['noise_of_mean']:.3g}",
             f"{row['noise_norm']:.3g}",
-            str(row["clients"]),
+            *(str(row["clients"]) for _ in last),
         )
         for row in rows
     ]
     console.table(header, cells, right=header)
-    console.line("noise of the mean: standard deviation of one coordinate, in multiples of clip / clients")
+    console.line(f"noise of {mean}: standard deviation of one coordinate, in multiples of clip / {of}")
     console.line()
     console.sentence(for_less(run))
     for warning in warnings(run):
@@ -245,13 +259,22 @@ def _lines(run: PrivateRun) -> Iterator[tuple[str, str]]:
     privacy, noise = run.plan.privacy, run.noise
     found = "given" if privacy.target_epsilon is None else f"found for target_epsilon = {privacy.target_epsilon:g}"
     yield "run", f"{run.plan.run.rounds} rounds of {counted(run.selected, 'client')}, {run.parameters} parameters"
-    yield "unit", UNIT
+    yield "unit", unit_text(privacy.mode)
     yield "mode", privacy.mode
     per_layer = "; each of L tensors has clip / sqrt(L)" if privacy.clipping == "per-layer" else ""
     follows = " in the first round; then it follows the median of the norms" if privacy.adaptive else per_layer
-    yield "clip", f"{privacy.clip:g}, the largest L2 norm of one client's update{follows}"
+    what = "the gradient of one record" if privacy.mode == "example" else "one client's update"
+    yield "clip", f"{privacy.clip:g}, the largest L2 norm of {what}{follows}"
+    if privacy.mode == "example":
+        steps, rate = counted(noise.release.steps, "step"), noise.release.rate
+        yield "sampling", f"{steps} a round, each with a record with the probability {rate:.3g}: batch / records"
     multiplier = f"{noise.noise_multiplier:.4g} ({found})"
-    yield "noise", f"{noise.release.mechanism}, noise_multiplier = {multiplier}: in the sum, in multiples of clip"
+    places = {
+        "local": "in each update, in multiples of 2 clip",
+        "example": "in the sum of a batch, in multiples of clip",
+    }
+    place = places.get(privacy.mode, "in the sum, in multiples of clip")
+    yield "noise", f"{noise.release.mechanism}, noise_multiplier = {multiplier}: {place}"
     last = f"{rounded_up(run.epsilon())} after {counted(noise.participations, 'round')} of one client"
     yield "epsilon", f"{rounded_up(run.epsilon(1))} after 1 round, {last}"
     yield "delta", f"{privacy.delta:g}"
@@ -262,7 +285,10 @@ def _lines(run: PrivateRun) -> Iterator[tuple[str, str]]:
         grid += f", {noise.width} bits a value; the cost counts the noise of {run.honest} of {run.selected} clients"
     yield "grid", grid
     yield "trusted", TRUSTED[privacy.mode]
-    yield "assumes", f"{UNAMPLIFIED} Earlier runs of the population are not counted here: thinwire privacy ledger"
+    yield (
+        "assumes",
+        f"{sampling_text(privacy.mode)} Earlier runs of the population are not counted here: thinwire privacy ledger",
+    )
 
 
 def _finite(value: float) -> float | None:

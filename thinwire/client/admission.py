@@ -42,7 +42,7 @@ from thinwire.core.errors import DataLost, PlanError
 from thinwire.core.statedir import MB, write_atomically
 from thinwire.core.types import Assignment
 
-PRIVATE = frozenset({"privacy.central", "privacy.distributed"})  # what this version carries out on every device
+PRIVATE = frozenset(f"privacy.{mode}" for mode in ("central", "distributed", "local", "example"))
 
 
 def local_time() -> datetime:
@@ -174,7 +174,10 @@ class AdmissionController:
         """Return the day, if it is counted, and the facts that the policy needs; no more is looked up."""
         day, facts = self._others(assignment)
         return day, replace(
-            facts, epsilon_after=prospect.epsilon, participations=prospect.participations, no_ledger=prospect.unknown
+            facts,
+            epsilon_after=prospect.epsilon,
+            participations=prospect.participations,
+            no_ledger=prospect.unknown,
         )
 
     def _others(self, assignment: Assignment) -> tuple[DailyQuota | None, PolicyContext]:

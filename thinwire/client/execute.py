@@ -24,6 +24,7 @@ from thinwire.client.calls import Say
 from thinwire.client.device_info import UplinkTimeEstimator
 from thinwire.client.errors import CannotReply
 from thinwire.client.payload import ControlVariate, encode
+from thinwire.client.private_noise import noised, private_steps
 from thinwire.client.train import layout as keys
 from thinwire.client.train.errors import Cancelled
 from thinwire.client.train.protocol import Local, TrainRequest, TrainResult, Work
@@ -260,6 +261,7 @@ def trained(
         schedule=job.schedule_after(len(state.pending)),
         within_s=job.train_within_s(4 * layout.size),
         shift=following.shift if following and assignment.kind == "train" else None,
+        private=private_steps(job.plan, layout.model_size),
     )  # fmt: skip
     buffers = state.buffers if own else shared
     start, measured, prepare_s = base, TrainResult(), job.clock.now() - job.began
@@ -314,6 +316,8 @@ def encoded(job: AssignmentContext, found: Trained, state: ClientRunState, model
     if change is None or buffers is None:
         return Result(header, state)
     local, begun, layout = job.plan.local, job.clock.now(), carried(algorithm_of(job.plan), model)
+    if job.plan.privacy.mode == "local":
+        change = noised(change, job.plan, layout)
     with planned_threads(local.codec_threads or cores()):
         payloads, state = _encoded(job, change, state, layout, found.following)
     averaged = local.buffers == "average"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from thinwire.aggregation import float_buffers
 from thinwire.client.errors import CannotReply, named
+from thinwire.client.private_noise import DeviceSecrets
 from thinwire.client.task import TaskManifest
 from thinwire.client.train.errors import BadTask, BadUsage, Cancelled, Wrong
 from thinwire.client.train.protocol import ClientInfo, TrainRequest, TrainResult
@@ -93,7 +94,7 @@ class InProcessExecutor:
 
         if self._shared is not None:
             return self._shared.inner
-        return Inner(self.task, self.device)
+        return Inner(self.task, self.device, DeviceSecrets)
 
     @cached_property
     def layout(self) -> Layout:

@@ -24,7 +24,7 @@ KEYS = "docs/reference/policy.md lists the keys of [policy]"
 HOURS = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
 
 Kind = Literal["describe", "init", "train", "evaluate"]
-Mode = Literal["off", "central", "distributed", "example"]
+Mode = Literal["off", "central", "distributed", "local", "example"]
 
 
 class Policy(Section):

@@ -234,7 +234,13 @@ found = importlib.util.spec_from_file_location("thinwire", sys.argv[2] + "/__ini
 sys.modules["thinwire"] = importlib.util.module_from_spec(found)
 found.loader.exec_module(sys.modules["thinwire"])
 from thinwire.client.train.worker import main
-main(int(sys.argv[1]))
+"""
+SERVE = "main(int(sys.argv[1]))"
+SERVE_WITH_SECRETS = """
+def secrets():
+    from thinwire.client.private_noise import DeviceSecrets
+    return DeviceSecrets()
+main(int(sys.argv[1]), secrets)
 """
 ASK = """
 import json, sys
@@ -270,7 +276,8 @@ class Interpreter:
     def command(self, descriptor: int) -> list[str]:
         """Return the command line of the worker that uses this socket."""
         code = OURS if self.path is None else self._copied()
-        return [str(self.path or sys.executable), "-c", BEGIN, str(descriptor), str(code)]
+        serve = SERVE_WITH_SECRETS if self.path is None else SERVE  # another Python has no sampler of Thinwire's
+        return [str(self.path or sys.executable), "-c", BEGIN + serve, str(descriptor), str(code)]
 
     @property
     def environment(self) -> Mapping[str, str]:

@@ -155,7 +155,7 @@ def _codecs(plan: Sections, codecs: CodecBook) -> list[Rule]:
     specs = {"[uplink] codec": plan.uplink.codec, "[downlink] codec": plan.downlink.codec}
     specs |= {f"[uplink] ladder: {spec}": spec for spec in plan.uplink.ladder}
     specs |= {f'[uplink.layers] "{pattern}"': spec for pattern, spec in plan.uplink.layers.items()}
-    feedback, found = _feedback_of(plan.uplink, codecs), list[Rule]()
+    feedback, found = resolved_feedback(plan.uplink, codecs), list[Rule]()
     for place, spec in specs.items():
         try:
             codecs.parse(spec)
@@ -207,7 +207,7 @@ def _required(*checks: Callable[[], None]) -> list[Rule]:
     return []
 
 
-def _feedback_of(uplink: UplinkSection, codecs: CodecBook) -> str:
+def resolved_feedback(uplink: UplinkSection, codecs: CodecBook) -> str:
     """Return the kind of error feedback; classic if a codec of the plan is not valid, which `_codecs` refuses."""
     try:
         return codecs.feedback_of(uplink)
@@ -216,7 +216,7 @@ def _feedback_of(uplink: UplinkSection, codecs: CodecBook) -> str:
 
 
 def _feedback(plan: Sections, codecs: CodecBook) -> list[Rule]:
-    uplink, local, feedback = plan.uplink, plan.local, _feedback_of(plan.uplink, codecs)
+    uplink, local, feedback = plan.uplink, plan.local, resolved_feedback(plan.uplink, codecs)
     several, down = local.steps != 1, plan.downlink.codec
     by_layer = (*uplink.layers.values(), "" if uplink.dgc else uplink.codec)
     one_step = "momentum correction adds up gradients of one step each; a change of many steps holds the device's own"

@@ -16,7 +16,7 @@ import json
 import math
 
 from thinwire.core.errors import CodecError, PlanError
-from thinwire.core.plan_codec_rules import CLASSIC, CodecBook, Rule, ef21_rule, together
+from thinwire.core.plan_codec_rules import CLASSIC, CodecBook, Rule, ef21_rule, resolved_feedback, together
 from thinwire.core.plan_schema import IDENTITY, Sections, UplinkSection
 from thinwire.core.secure_numbers import check_numbers
 
@@ -162,10 +162,18 @@ PRIVATE = "[privacy] mode = {}"
 
 def privacy_rules(plan: Sections, codecs: CodecBook) -> list[Rule]:
     """Return the rules of plans with differential privacy."""
-    mode = plan.privacy.mode
+    mode, records = plan.privacy.mode, plan.privacy.records
     form = f"{PRIVATE.format(json.dumps(mode))} with {{}}"
     parts = [*_privacy_noise(plan), *_private_rounds(plan), *_private_work(plan)]
-    parts += _distributed(plan) if mode == "distributed" else [*_central(plan), *_sizes(plan, codecs)]
+    parts.append(
+        (mode != "example" and records is not None, f"records = {records}",
+         "only steps of training sample records", 'leave records out, or [privacy] mode = "example"'),
+    )  # fmt: skip
+    if mode in ("local", "example"):
+        parts += _on_the_device(plan, codecs) + (_private_steps(plan) if mode == "example" else [])
+    else:
+        parts += _private_sums(plan)
+        parts += _distributed(plan) if mode == "distributed" else [*_central(plan), *_sizes(plan, codecs)]
     return together(mode != "off", form, parts)
 
 
@@ -188,7 +196,8 @@ def _privacy_noise(plan: Sections) -> list[Rule]:
          f"noise_multiplier = {privacy.noise_multiplier}",
          f"below {LEAST_NOISE:g} a round costs an epsilon in the thousands, which protects nobody",
          "[privacy] noise_multiplier = 1.0"),
-        (isinstance(clients, int) and privacy.delta >= 1 / clients, f"delta = {privacy.delta:g}",
+        (isinstance(clients, int) and privacy.mode != "example" and privacy.delta >= 1 / clients,
+         f"delta = {privacy.delta:g}",
          f"a release that publishes the data of one of {clients} clients would satisfy it",
          f"[privacy] delta = {1 / (10 * clients) if isinstance(clients, int) else 0:.2g}"),
         (privacy.target_epsilon is not None and privacy.budget is not None
@@ -208,8 +217,8 @@ def _privacy_noise(plan: Sections) -> list[Rule]:
 MOST_NOISE, LEAST_NOISE = 1000.0, 0.01
 
 
-def _private_rounds(plan: Sections) -> list[Rule]:
-    """Return rules on rounds: a client counts once in a sum, and no arrival displaces another client's."""
+def _private_sums(plan: Sections) -> list[Rule]:
+    """Return rules of noise in a sum: a client counts once in it, and no arrival displaces another client's."""
     cohort = plan.cohort
     return [
         (cohort.late == "aggregate", '[cohort] late = "aggregate"',
@@ -218,6 +227,13 @@ def _private_rounds(plan: Sections) -> list[Rule]:
         (cohort.over_select, f"[cohort] over_select = {cohort.over_select:g}",
          "a round that closes with enough updates leaves out others for them, so one client changes two updates",
          "leave [cohort] over_select out"),
+    ]  # fmt: skip
+
+
+def _private_rounds(plan: Sections) -> list[Rule]:
+    """Return rules on rounds: nothing that depends on data is released beside the noised updates."""
+    cohort = plan.cohort
+    return [
         (cohort.max_concurrency, f"[cohort] max_concurrency = {cohort.max_concurrency}",
          "who is selected later depends on how long others trained", "leave [cohort] max_concurrency out"),
         (cohort.deadline_s == "auto", '[cohort] deadline_s = "auto"',
@@ -264,6 +280,53 @@ def _central(plan: Sections) -> list[Rule]:
         ef21_rule(plan, "the aggregator would go on from the last update of each client, which has no noise"),
         (plan.run.algorithm != "fedavg", f'[run] algorithm = "{plan.run.algorithm}"',
          "it keeps sums over all rounds that are no part of what is noised", '[run] algorithm = "fedavg"'),
+    ]  # fmt: skip
+
+
+def _on_the_device(plan: Sections, codecs: CodecBook) -> list[Rule]:
+    """Return rules on noise that each client adds to what it learned: what follows it needs no protection.
+
+    What a codec leaves out of a noised update has noise too, so a residual of it breaks no guarantee.
+    """
+    feedback = resolved_feedback(plan.uplink, codecs)
+    own = "[uplink] feedback = 'none', with a codec that needs no feedback"
+    return [
+        (plan.secure.enabled, "[secure] enabled = true",
+         "the noise is in an update before it leaves its client; under masks less noise is enough",
+         'leave [secure] out, or [privacy] mode = "distributed"'),
+        (plan.server.reduce != "mean", f"[server] reduce = {plan.server.reduce!r}",
+         "all noised updates count the same", '[server] reduce = "mean"'),
+        ef21_rule(plan, "its sum counts a client by its number of examples, which no client tells here", own),
+        (plan.privacy.adaptive, "adaptive = true",
+         "no noised count of the norms leaves a device beside its update", "leave adaptive out"),
+        (plan.privacy.mode == "local" and feedback == "classic", f"[uplink] feedback = {plan.uplink.feedback!r}",
+         "what a codec leaves out of a noised update is nearly all noise, and would be sent on top of the next noise",
+         own),
+    ]  # fmt: skip
+
+
+def _private_steps(plan: Sections) -> list[Rule]:
+    """Return rules on training in which each step is noised: what one record changes is one clipped gradient."""
+    local, privacy, batch = plan.local, plan.privacy, plan.local.batch
+    records = privacy.records or 0
+    return [
+        (not records, "no [privacy] records", "a record is in a batch with a probability that no data may decide",
+         f"[privacy] records = {100 * batch}, about as many as a device has"),
+        (0 < records < batch, f"records = {records} and [local] batch = {batch}",
+         "a record is in a batch with the probability batch / records, which is at most 1",
+         f"[privacy] records = {batch}, or a smaller batch"),
+        (records and privacy.delta >= 1 / records, f"delta = {privacy.delta:g} and records = {records}",
+         f"a release that publishes one of {records} records would satisfy it",
+         f"[privacy] delta = {1 / (10 * max(records, 1)):.2g}"),
+        (privacy.mechanism == "skellam", 'mechanism = "skellam"',
+         "a step gets the noise of one source, for which the discrete Gaussian has the smaller epsilon",
+         "leave [privacy] mechanism out"),
+        (privacy.clipping != "flat", f'clipping = "{privacy.clipping}"',
+         "the gradient of each record is clipped as a whole", "leave clipping out"),
+        (local.accumulate > 1, f"[local] accumulate = {local.accumulate}",
+         "the batch of a step is sampled and noised at once", "[local] batch = the product of both"),
+        (local.clip_grad is not None, f"[local] clip_grad = {local.clip_grad}",
+         "the gradient of each record is clipped before the noise", "leave clip_grad out; [privacy] clip is its bound"),
     ]  # fmt: skip
 
 

@@ -71,7 +71,6 @@ UNBUILT = {
 }  # fmt: skip
 UNBUILT_VALUES = {
     ("run", "evaluate"): ("holdout",),
-    ("privacy", "mode"): ("local", "example"),
 }
 
 

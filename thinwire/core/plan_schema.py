@@ -263,9 +263,7 @@ class DownlinkSection(Section):
     """Sets how the model is compressed on its way to the clients."""
 
     codec: str = Field(default=IDENTITY, description="a chain of codecs for the model's changes")
-    feedback: Literal["replica"] = Field(
-        default="replica", description="the server keeps the model that the devices have"
-    )
+    feedback: Literal["replica"] = Field(default="replica", description="the server keeps the devices' model")
     full_every: Annotated[int, Field(ge=0)] = Field(default=0, description="rounds between two full models; 0: never")
     log_rounds: Annotated[int, Field(ge=1, le=1000)] = Field(
         default=20, description="rounds that a device may be behind and still get changes only"
@@ -327,27 +325,25 @@ class SecureSection(Section):
 
 
 class PrivacySection(Section):
-    """Sets differential privacy: how much a released model may depend on all data of one client."""
+    """Sets differential privacy: how much a released model may depend on one client, or on one of its records."""
 
     mode: Literal["off", "central", "distributed", "local", "example"] = Field(
         default="off",
-        description="where noise is added: by the aggregator to the sum (central), or by each client inside secure "
-        "aggregation (distributed)",
+        description="where noise is added: by the aggregator to the sum (central), or by each client: inside secure "
+        "aggregation (distributed), to its own update (local), or at each step of its training (example)",
     )
-    clip: Positive | None = Field(default=None, description="largest L2 norm of one client's update; larger are scaled")
+    clip: Positive | None = Field(default=None, description="largest L2 norm of an update (example: of a gradient)")
+    records: Count | None = Field(default=None, description="example: a record's chance in a batch is batch / records")
     clipping: Literal["flat", "per-layer"] = Field(
-        default="flat",
-        description="clip the whole update (flat), or each of L tensors to clip / sqrt(L) (per-layer)",
+        default="flat", description="clip the whole update (flat), or each of L tensors to clip / sqrt(L) (per-layer)"
     )
     adaptive: bool = Field(default=False, description="clip is the first one, and then follows the median of the norms")
     noise_multiplier: Positive | None = Field(
-        default=None, description="standard deviation of the noise in the sum, in multiples of clip"
+        default=None, description="standard deviation of the noise, in multiples of clip (local: of 2 clip)"
     )
-    target_epsilon: Positive | None = Field(
-        default=None, description="epsilon of a client after its last round, from which the noise follows"
-    )
+    target_epsilon: Positive | None = Field(default=None, description="epsilon after the last round: the noise follows")
     delta: Annotated[float, Field(gt=0, lt=1)] = Field(
-        default=1e-5, description="probability that is left outside epsilon; below 1 / clients"
+        default=1e-5, description="probability that is left outside epsilon; below 1 / clients, or 1 / records"
     )
     budget: Positive | None = Field(
         default=None,

@@ -108,6 +108,12 @@ def _possible(plan: RunPlan) -> RunPlan:
             why="a stock node makes no masks and answers no phase, so this app would see each update alone",
             hint="[secure] enabled = false, or our own client: thinwire run",
         )
+    if plan.privacy.mode != "off":
+        raise PlanError(
+            f'[privacy] mode = "{plan.privacy.mode}" over stock nodes',
+            why="neither this app nor a stock node keeps a ledger of what was spent",
+            hint="leave [privacy] out, or our own client: thinwire run",
+        )
     return plan
 
 

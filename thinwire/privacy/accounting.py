@@ -7,12 +7,16 @@ sensitivity and the noise in one unit, for the neighbours of its mode:
     central      one client's vector is zero, or is not   C            discrete-gaussian                 Poisson or none
     distributed  one client's vector is zero, or is not   C            skellam, discrete-gaussian-sum    none
     local        any vector of a client to any other      2 C          skellam or discrete-gaussian      none
-    example      one record is added or removed           C            gaussian                          Poisson or none
+    example      one record is added or removed           C            discrete-gaussian, at each step   Poisson or none
 
 C is the clip, on a grid the exact integer bound. The sum is divided by a number that the plan fixes, so that adding a
 client is the same as replacing a zero. Sampling of a fixed number of clients gives no amplification here. When one
 client is removed, another takes its place, which is replace-one (2 C), and a sample that others see hides nobody.
 Poisson sampling amplifies only if its coins are secret and independent, and every client of the population has one.
+
+A release of a client hides one record of it too. With another record the client's vector is another one, which moves a
+sum by up to 2 C. So where releases of both units compose, the claim is for a record, and those of a client count twice
+their sensitivity. Nothing is claimed for a client: all its records together have no bound.
 
 A cost is an array of Rényi divergences at ORDERS. Divergences add when releases compose. A conversion gives epsilon.
 """
@@ -23,7 +27,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from typing import Literal, get_args
 
@@ -41,6 +45,7 @@ TOLERANCE = 1e-4  # relative, of a noise multiplier that was searched
 STEPS = 1000  # of the search for an epsilon that pays for distances
 
 Mechanism = Literal["discrete-gaussian", "skellam", "discrete-gaussian-sum", "gaussian"]
+Unit = Literal["client", "record"]
 
 _ALPHA = np.array(ORDERS, dtype=np.float64)
 _LOG_FACTORIAL = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, ORDERS[-1] + 1)))])
@@ -53,7 +58,8 @@ class Release:
     `sensitivity` is an L2 norm. `variance` is that of the noise in the released sum, in the square of the same unit;
     of a discrete Gaussian it is the parameter sigma^2. In mode `distributed` it counts the noise of `parties` honest
     survivors, who add a part each. `rate` is that of Poisson sampling. `distance` bounds the statistical distance of
-    one draw of the sampler from its distribution; a release has parties * dimensions draws.
+    one draw of the sampler from its distribution; a release has steps * parties * dimensions draws. `steps` is the
+    number of noised sums that are released together, at the same rate each. `unit` is what one neighbour has more.
 
     Invariant: `from_json(to_json())` is equal and has the same cost. Raise ValueError for a number without a sense.
     """
@@ -65,16 +71,20 @@ class Release:
     parties: int = 1
     rate: float = 1.0
     distance: float = 0.0
+    steps: int = 1
+    unit: Unit = "client"
 
     def __post_init__(self) -> None:
         if self.mechanism not in get_args(Mechanism):
             raise ValueError(f"mechanism = {self.mechanism!r} is none of {', '.join(get_args(Mechanism))}")
+        if self.unit not in get_args(Unit):
+            raise ValueError(f"unit = {self.unit!r} is none of {', '.join(get_args(Unit))}")
         for name in ("sensitivity", "variance", "rate", "distance"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
                 raise ValueError(f"{name} = {value!r} is not a finite number from 0 on")
             object.__setattr__(self, name, float(value))  # 1 and 1.0 are one release
-        for name in ("dimensions", "parties"):
+        for name in ("dimensions", "parties", "steps"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} = {value!r} is not a whole number from 1 on")
@@ -91,7 +101,7 @@ class Release:
 
     def total_distance(self) -> float:
         """Return a bound on the statistical distance of the whole release: eta times its draws, S I."""
-        return self.parties * self.dimensions * self.distance if self.sensitivity else 0.0
+        return self.steps * self.parties * self.dimensions * self.distance if self.sensitivity else 0.0
 
     def to_json(self) -> str:
         """Return the numbers as one JSON object."""
@@ -121,6 +131,7 @@ def _rdp(release: Release) -> NDArray[np.float64]:
             every = np.arange(2, ORDERS[-1] + 1, dtype=np.float64)
             sampled = _poisson(_unsampled(release, every), release.rate)
             found = np.minimum(found, sampled)  # divergences are quasi-convex: sampling never costs more
+    found = release.steps * found
     found.setflags(write=False)
     return found
 
@@ -228,13 +239,21 @@ def _rest(delta: float, at: float, distance: float) -> float:
 
 def _compose(spent: Mapping[Release, int]) -> tuple[NDArray[np.float64], float]:
     rdp, distance = np.zeros(len(ORDERS)), 0.0
+    of_records = unit_of(spent) == "record"
     for release, count in spent.items():
         if count < 0:
             raise ValueError(f"count = {count!r} of a release is negative")
+        if of_records and release.unit == "client":
+            release = replace(release, sensitivity=2 * release.sensitivity, rate=1.0)
         if count:
             rdp += count * release.rdp()
             distance += count * release.total_distance()
     return rdp, distance
+
+
+def unit_of(spent: Mapping[Release, int]) -> Unit:
+    """Return whose epsilon these releases have together: "record" as soon as one of them is of a record."""
+    return "record" if any(count and release.unit == "record" for release, count in spent.items()) else "client"
 
 
 def _offsets(delta: float) -> NDArray[np.float64]:
@@ -288,10 +307,8 @@ class Budget:
     def allows(self, spent: Mapping[Release, int], release: Release) -> bool:
         """Return whether `release` may follow what is spent, reserved releases included."""
         place, limit = self._limit()
-        rdp, distance = _compose(spent)
-        reserved = SAMPLER_SHARE * self.delta
-        cost, distances = float(rdp[place] + release.rdp()[place]), distance + release.total_distance()
-        return cost <= limit and _rest(reserved, self.epsilon, distances) >= 0
+        rdp, distance = _compose({**spent, release: spent.get(release, 0) + 1})
+        return float(rdp[place]) <= limit and _rest(SAMPLER_SHARE * self.delta, self.epsilon, distance) >= 0
 
     def _limit(self) -> tuple[int, float]:
         limits = self.epsilon - _offsets(self.delta * (1 - SAMPLER_SHARE))
@@ -353,6 +370,11 @@ def epsilon_of(spent: Mapping[str, int], delta: float) -> float:
     """
     releases = {release: count for release, count in releases_of(spent).items() if count}
     return epsilon(releases, delta) if releases else 0.0
+
+
+def unit_of_all(spent: Mapping[str, int]) -> Unit:
+    """Return whose epsilon `epsilon_of` gives for these releases, by their JSON."""
+    return unit_of(releases_of(spent))
 
 
 def costliest(kinds: Iterable[str], spent: Mapping[str, int], count: int, delta: float) -> str:

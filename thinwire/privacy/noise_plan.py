@@ -8,12 +8,17 @@ After that the squared norm of the integers is at most `squared_sensitivity(scal
 client can move the sum. The noise in the sum has a standard deviation of `noise_multiplier` times the clip.
 
 - central: the aggregator adds the noise once, to the sum.
+- local: each client adds the noise to its own update, before anyone sees it. Any other update in its place moves it by
+  at most twice the bound. So there the noise is in multiples of twice the clip.
+- example: each device adds noise to the sum of its records' clipped gradients, at each of its `[local] steps`. The
+  cost is of one record, which is in the sum of a step with the probability batch / records. The plan gives both, and
+  the sum is divided by batch. So neither depends on how many records a device has.
 - distributed: each client adds its part. The cost is that of the fewest honest clients whose noise is in a sum:
   `honest` = the fewest survivors (`fewest_survivors`) less the corrupt clients, who subtract their own noise. So each
   client adds 1 / honest of the variance, and a sum of all clients has more noise than the cost says.
 
-Unit of privacy: all data of one client. `participations` is the largest number of rounds in which one client takes
-part, and the cost of a run is that of so many releases.
+Unit of privacy: all data of one client, or in mode example one record of it. `participations` is the largest number of
+rounds in which one client takes part, and the cost of a run is that of so many releases.
 """
 
 from __future__ import annotations
@@ -45,8 +50,8 @@ class NoisePlan:
     """Gives the grid and the noise of each round of a run, and what one round costs a client that takes part.
 
     `scale` is the number of grid steps a clip, `variance` the noise of one source (the aggregator, or one client) in
-    squared steps, and `width` the bits of a lane of the masked sum, 0 in central mode. `count` is what a client adds to
-    the count that an adaptive clip follows, or subtracts from it, in steps; 0 without one.
+    squared steps, and `width` the bits of a lane of the masked sum, 0 without one. `count` is what a client adds to the
+    count that an adaptive clip follows, or subtracts from it, in steps; 0 without one.
     """
 
     release: Release
@@ -86,7 +91,7 @@ def honest_survivors(secure: SecureSection, selected: int) -> int:
 
 
 def noise_plan(plan: RunPlan, dimensions: int, selected: int) -> NoisePlan:
-    """Return the noise of a plan with `[privacy] mode` central or distributed.
+    """Return the noise of a plan with a `[privacy] mode`.
 
     `dimensions` is the number of coordinates that get noise (distributed: padded ones), and `selected` the number of
     clients of a round.
@@ -95,8 +100,13 @@ def noise_plan(plan: RunPlan, dimensions: int, selected: int) -> NoisePlan:
     block = padded_dimensions(dimensions, rotation_block(plan.secure))[1] if plan.secure.enabled else 1
     clients = plan.cohort.clients
     counted = clients if plan.privacy.adaptive and isinstance(clients, int) else 0
+    privacy, local, sampled = plan.privacy, plan.local, (1.0, 1)
+    if privacy.mode == "example":
+        assert privacy.records is not None
+        assert isinstance(local.steps, int), "the plan check demands both"
+        sampled = local.batch / privacy.records, local.steps
     return _noise_plan(
-        plan.privacy, honest, plan.run.rounds, participations_of(plan), dimensions, selected, block, counted
+        privacy, sampled, honest, plan.run.rounds, participations_of(plan), dimensions, selected, block, counted
     )
 
 
@@ -110,10 +120,11 @@ def spending(plan: RunPlan, dimensions: int, selected: int = 1) -> tuple[str, st
 
 @lru_cache(maxsize=8)
 def _noise_plan(
-    privacy: PrivacySection, honest: int, rounds: int, participations: int, dimensions: int, selected: int, block: int,
-    counted: int,
+    privacy: PrivacySection, sampled: tuple[float, int], honest: int, rounds: int, participations: int, dimensions: int,
+    selected: int, block: int, counted: int,
 ) -> NoisePlan:  # fmt: skip
     distributed = privacy.mode == "distributed"
+    clips = 2 if privacy.mode == "local" else 1  # by how many clips one client moves what the noise hides
 
     def made(multiplier: float) -> NoisePlan:
         ratio = count_ratio(counted, multiplier) if counted else 0.0
@@ -121,16 +132,16 @@ def _noise_plan(
         if distributed:
             width, scale = width_for(selected, dimensions, block, of_update, rounds, honest)
         else:
-            finest = MOST_DEVIATION / of_update
+            finest = MOST_DEVIATION / (clips * of_update)
             width, scale = 0, min(max(LEAST_STEPS, CENTRAL_STEPS * math.sqrt(dimensions)), finest)
         count = max(1, round(ratio * scale)) if counted else 0
         squared = squared_sensitivity(scale, dimensions) + count**2
-        variance = multiplier**2 * (scale**2 + count**2)
+        variance = (clips * multiplier) ** 2 * (scale**2 + count**2)
         is_sum = distributed and privacy.noise == "discrete-gaussian"
         mechanism = "discrete-gaussian-sum" if is_sum else privacy.noise
         release = Release(
-            mechanism, math.sqrt(squared), variance, dimensions + bool(count), honest if distributed else 1, 1.0,
-            DISTANCE,
+            mechanism, clips * math.sqrt(squared), variance, dimensions + bool(count), honest if distributed else 1,
+            sampled[0], DISTANCE, sampled[1], "record" if privacy.mode == "example" else "client",
         )  # fmt: skip
         return NoisePlan(release, multiplier, scale, variance / honest, width, participations, count)
 

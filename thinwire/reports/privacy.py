@@ -17,23 +17,32 @@ from typing import TYPE_CHECKING, Final
 from thinwire.core.errors import DataLost
 from thinwire.core.formatting import counted
 from thinwire.core.plan_schema import PrivacySection
-from thinwire.privacy.accounting import epsilon_of, releases_of
+from thinwire.privacy.accounting import epsilon_of, releases_of, unit_of_all
 
 if TYPE_CHECKING:
     from thinwire.store import PrivacyRow, RunRow, Store
 
-UNIT: Final = "one client with all its data"
+UNITS: Final[Mapping[str, str]] = {"client": "one client with all its data", "record": "one record of one device"}
+UNIT: Final = UNITS["client"]
 TRUSTED: Final[Mapping[str, str]] = {
     "central": "The aggregator is trusted: it sees every update in the clear, and no device can check the epsilon, "
     "which is the aggregator's claim.",
     "distributed": "The aggregator sees sums that have the clients' noise; the epsilon counts on the fewest honest "
     "clients that [secure] allows in a sum.",
+    "local": "Nobody else is trusted: each device noises its own update before it sends it, and counts it in its own "
+    "ledger (thinwire client privacy).",
+    "example": "Nobody else is trusted: each device noises each step of its training, and counts in its own ledger "
+    "(thinwire client privacy). All records of a device together are not protected.",
 }
 SIMULATED: Final = (
     "A simulation protects nothing, because one process has the data of all clients; this is what the plan would cost "
     "on devices."
 )
 UNAMPLIFIED: Final = "No amplification by sampling is counted, and a client pays for each round that selects it."
+AMPLIFIED: Final = (
+    "It counts on secret sampling: only a device knows which of its records are in a batch. A device pays for each "
+    "round that selects it."
+)
 _THREE = Context(prec=3, rounding=ROUND_CEILING)
 
 
@@ -46,7 +55,7 @@ class Spending:
     adds to the sensitivity. `participations` is the most rounds of one client in this run. `epsilon_run` is what the
     run cost its most expensive client, and `epsilon` the most that one of its clients has spent in all runs of the
     population, settled rounds included. Both are at `delta`; None if they have no bound, or if a newer version wrote a
-    release.
+    release. `of_records` is True if any release of these clients hides one record: then `epsilon` is for a record too.
     """
 
     run_id: str
@@ -62,6 +71,7 @@ class Spending:
     mechanisms: tuple[str, ...] = ()
     noise_to_sensitivity: float | None = None
     sensitivity: float | None = None
+    of_records: bool = False
 
     @property
     def unreleased(self) -> str:
@@ -149,6 +159,9 @@ def spending_from(rows: Sequence[PrivacyRow], spent: Mapping[str, Counter[str]],
         releases = list(releases_of({row.release: 1 for row in rows}))
     except DataLost:  # a newer version wrote it
         releases = []
+    everything = Counter[str]()
+    for client in own:
+        everything += spent[client]
     noises = [math.sqrt(one.variance) / one.sensitivity for one in releases if one.sensitivity]
     return Spending(
         rows[0].run_id, rows[0].population, privacy.mode, privacy.delta,
@@ -161,7 +174,15 @@ def spending_from(rows: Sequence[PrivacyRow], spent: Mapping[str, Counter[str]],
         mechanisms=tuple(sorted({one.mechanism for one in releases})),
         noise_to_sensitivity=min(noises, default=None),
         sensitivity=max((one.sensitivity for one in releases), default=None),
+        of_records=bool(releases) and _is_of_records(everything),
     )  # fmt: skip
+
+
+def _is_of_records(spent: Mapping[str, int]) -> bool:
+    try:
+        return unit_of_all(spent) == "record"
+    except DataLost:  # a newer version wrote it, and no epsilon is claimed
+        return False
 
 
 def largest_epsilon(spendings: Iterable[Mapping[str, int]], delta: float) -> float | None:
@@ -187,6 +208,8 @@ def spent_text(spending: Spending, budget: float | None = None) -> str:
     if spending.epsilon != spending.epsilon_run or budget is not None:
         all_runs = f"{rounded_up(spending.epsilon)}{of_budget}"
         said += f"; in all runs of the population {spending.population}: {all_runs}"
+        if spending.of_records and spending.mode != "example":
+            said += f", for {UNITS['record']}, because runs of mode example are among them"
     return said
 
 
@@ -195,7 +218,17 @@ def assumptions(spending: Spending, is_simulated: bool) -> tuple[str, ...]:
     trusted = SIMULATED if is_simulated else TRUSTED.get(spending.mode, "")
     if not is_simulated and spending.mode == "central":
         trusted = trusted.replace("sees", "saw")
-    return tuple(filter(None, (f"Unit of privacy: {UNIT}.", trusted, UNAMPLIFIED)))
+    return tuple(filter(None, (f"Unit of privacy: {unit_text(spending.mode)}.", trusted, sampling_text(spending.mode))))
+
+
+def unit_text(mode: str) -> str:
+    """Return the unit of privacy of a mode in words."""
+    return UNITS["record" if mode == "example" else "client"]
+
+
+def sampling_text(mode: str) -> str:
+    """Return as a sentence whether the epsilon of a mode counts on sampling."""
+    return AMPLIFIED if mode == "example" else UNAMPLIFIED
 
 
 def private_lines(store: Store, run: RunRow) -> Iterator[str]:

@@ -6,17 +6,19 @@ that makes no step, or that a crash ends, stays reserved: what was spent is neve
 - `CentralMode`: the aggregator clips each update, and adds noise to the sum once (`PrivateAggregator`).
 - `DistributedMode`: a secure round. Each client clips its update and adds its part of the noise before it masks it, so
   the aggregator sees a sum that has its noise.
+- `DeviceMode`: each client adds the noise to its own update, or in its training, before it sends it (`NoisedMean`).
 
 Invariant: one sum is noised once. A model with noise is durable under a hidden name before the commit that names it,
 and gets its own name after that. After a crash before the commit the hidden file is deleted unread, and in central
 mode the round is noised again; after a crash behind it the same bytes are released.
 
-Invariant: a client counts once in a sum, by an update whose norm has the bound of the plan. Its reply has no fact of
-its data beside the update, and neither weight nor normaliser.
+Invariant: a client counts once in a noised sum, by an update whose norm has the bound of the plan. Its reply has no
+fact of its data beside the update, and neither weight nor normaliser.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -128,6 +130,18 @@ class CentralMode(SpendingRounds):
         )
 
 
+class DeviceMode(SpendingRounds):
+    """Rounds with `[privacy] mode` local or example, whose clients noise what they learned before they send it."""
+
+    @classmethod
+    def is_for(cls, plan: RunPlan) -> bool:
+        return plan.privacy.mode in ("local", "example")
+
+    def aggregator(self, running: RunContext, opened: RoundOpened, caps: WeightCaps | None = None) -> NoisedMean:
+        del caps
+        return NoisedMean(self.plan, running.layout, opened.codec, codec_of=running.codec_of)
+
+
 class PrivateAggregator(RoundAggregator):
     """The sum of one round's clipped updates, which is noised when the step is made.
 
@@ -195,3 +209,22 @@ class PrivateAggregator(RoundAggregator):
     def _change(self, model: Model) -> tuple[Vector | None, State]:
         del model
         return self.sum.release(lambda out: self.noise.sampler.fill(out, self.rng)), {}
+
+
+class NoisedMean(RoundAggregator):
+    """The mean of updates that their clients have noised: all count alike, because none tells a number of examples.
+
+    It is divided by the number of updates in it. That adds nothing to what the updates tell.
+    """
+
+    def _add(self, header: ReplyHeader, frames: Frames, discount: float) -> None:
+        try:
+            for _ in frames():
+                pass
+        except DataLost as error:  # the spool is in no backup of a private run
+            raise BadPayload("an update that is not readable", why=error.what) from error
+        super()._add(replace(header, examples=1, a=1.0), frames, discount)
+
+    def capped(self, caps: WeightCaps, headers: Iterable[ReplyHeader]) -> dict[str, Capped]:
+        """Return {}: all clients count alike."""
+        return {}

@@ -24,7 +24,7 @@ from thinwire.server.initial_model import take_first_model
 from thinwire.server.pipelining import PipelinedMode
 from thinwire.server.policy.cohort import way_out
 from thinwire.server.policy.eligibility import ConnectedDevices
-from thinwire.server.private_mode import CentralMode, DistributedMode
+from thinwire.server.private_mode import CentralMode, DeviceMode, DistributedMode
 from thinwire.server.recovery import rebuild_round
 from thinwire.server.round_close import finish
 from thinwire.server.round_mode import RoundMode
@@ -35,7 +35,7 @@ from thinwire.server.secure_round_runner import SecureRoundRunner
 from thinwire.store import RunRow, Store
 
 PATIENCE_S = 60.0  # a run without `wait_s` then adds to its status what a person can do
-MODES = (DistributedMode, SecureMode, CentralMode, PipelinedMode, BufferedMode, RoundMode)
+MODES = (DistributedMode, SecureMode, CentralMode, DeviceMode, PipelinedMode, BufferedMode, RoundMode)
 
 
 def mode_of(plan: RunPlan) -> RoundMode:

@@ -30,18 +30,20 @@ class Cost:
     epsilon: float | None
     delta: float
     mechanisms: tuple[str, ...]
+    unit: str = "client"
 
     @classmethod
     def of(cls, spent: Mapping[str, int], delta: float) -> Cost:
         """Return the cost of releases, by their JSON."""
-        from thinwire.privacy.accounting import epsilon_of, releases_of
+        from thinwire.privacy.accounting import epsilon_of, releases_of, unit_of_all
 
         try:
             found, mechanisms = epsilon_of(spent, delta), sorted({one.mechanism for one in releases_of(spent)})
+            unit = unit_of_all(spent)
         except DataLost:  # a newer version wrote it: it is listed, and no epsilon is claimed
             return cls(sum(spent.values()), None, delta, ("unreadable",))
         claimed = found if math.isfinite(found) else None
-        return cls(sum(spent.values()), claimed, delta, tuple(mechanisms))
+        return cls(sum(spent.values()), claimed, delta, tuple(mechanisms), unit)
 
     @property
     def shown(self) -> str:
@@ -53,7 +55,7 @@ class Cost:
         """Return the cost in words."""
         count = formatting.counted(self.releases, "release")
         bound = f"epsilon {self.epsilon:.4g}" if self.epsilon is not None else "no bound on epsilon"
-        return f"{count}, {bound} at delta {self.delta:g}"
+        return f"{count}, {bound} at delta {self.delta:g}" + (" for one record" if self.unit == "record" else "")
 
 
 def summaries(rows: Sequence[PrivacyRow], deltas: Mapping[str, float]) -> dict[str, Cost]:

@@ -47,11 +47,14 @@ def _secure(store: Store, row: RunRow, rounds: Sequence[RoundRow], found: Sequen
 
 def _private(store: Store, row: RunRow) -> dict[str, Any]:
     """Return what a private run has spent, with its unit and assumptions; {} for other runs."""
-    from thinwire.reports.privacy import UNIT, assumptions, spending_of_run
+    from thinwire.reports.privacy import assumptions, spending_of_run, unit_text
 
     if (spent := spending_of_run(store, row)) is None:
         return {}
-    return {"privacy": asdict(spent) | {"unit": UNIT, "assumptions": assumptions(spent, row.source == "sim")}}
+    return {
+        "privacy": asdict(spent)
+        | {"unit": unit_text(spent.mode), "assumptions": assumptions(spent, row.source == "sim")}
+    }
 
 
 def measured_version(row: RunRow, rounds: Sequence[RoundRow]) -> int | None:

@@ -92,7 +92,7 @@ def shuffled(data: Any, batch: int, key: Key) -> Iterator[Any]:
     if isinstance(data, (DataLoader, IterableDataset)):
         for epoch in itertools.count():
             yield from _never_empty(one_pass(data, batch, derive(key, epoch)))
-    fetch = _fetch(data)
+    fetch = fetch_of(data)
     for indices in _orders(len(data), min(batch, len(data)), key):
         yield fetch(indices)
 
@@ -124,7 +124,7 @@ def one_pass(data: Any, batch: int, key: Key) -> Iterator[Any]:
                 generator.manual_seed(seed63(derive(key, "order")))
         yield from data
         return
-    fetch = _fetch(data)
+    fetch = fetch_of(data)
     for indices in torch.split(_permutation(len(data), derive(key, "order")), batch):
         yield fetch(indices)
 
@@ -134,7 +134,7 @@ def in_order(data: Any, batch: int) -> Iterator[Any]:
     if isinstance(data, (DataLoader, IterableDataset)):
         yield from one_pass(data, batch, Key(0))
         return
-    fetch = _fetch(data)
+    fetch = fetch_of(data)
     for indices in torch.split(torch.arange(len(data)), batch):
         yield fetch(indices)
 
@@ -183,7 +183,7 @@ def examples_in(batch: Any) -> int:
     return next((examples_in(part) for part in parts if not isinstance(part, (str, bytes))), 1)
 
 
-def _fetch(data: Any) -> Fetch:
+def fetch_of(data: Any) -> Fetch:
     """Return a function that gets a batch by indices: tensors in one operation, any other data one by one."""
     if (tensors := _tensors(data)) is not None:
         return lambda indices: [tensor[indices] for tensor in tensors]

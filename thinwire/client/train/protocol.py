@@ -32,12 +32,30 @@ if TYPE_CHECKING:
     Tell = Callable[[str, int, int], None]  # "measure" or "train", steps done, all steps (0: unknown)
 
 
+class PrivateSteps(NamedTuple):
+    """The numbers of DP-SGD on a device: `[privacy] mode = "example"`.
+
+    Each record is in the batch of a step with the probability `rate`. The gradients of a batch, each clipped to an L2
+    norm of `clip` (`scale` steps of a grid), are summed over `dimensions` coordinates. The sum gets integer noise of
+    `variance`, in squared steps of the grid, and is divided by `batch`.
+    """
+
+    steps: int
+    batch: int
+    rate: float
+    clip: float
+    scale: float
+    variance: float
+    dimensions: int
+
+
 @dataclass(frozen=True)
 class TrainRequest:
     """A request to evaluate the model, to train it, or to evaluate it and then train it.
 
     `counters` are the model's integer buffers. `shift`, of the model's size, is added to the gradient of every step.
-    With `first`, the worker makes the initial model instead; the run's seed is the first word of `key`.
+    With `first`, the worker makes the initial model instead; the run's seed is the first word of `key`. With `private`,
+    its number of steps replaces that of `work`.
     """
 
     measure: bool
@@ -50,6 +68,7 @@ class TrainRequest:
     within_s: float | None = None  # training ends this long after the request arrived, with the steps done by then
     shift: Vector | None = None
     first: bool = False
+    private: PrivateSteps | None = None
 
     def after(self, seconds: float) -> TrainRequest:
         """Return the same request with `seconds` less time to train."""
@@ -61,7 +80,7 @@ class TrainRequest:
             "measure": self.measure, "train": self.train, "local": vars(self.local), "work": list(self.work),
             "key": list(self.key), "counters": dict(self.counters),
             "schedule": vars(self.schedule), "within_s": self.within_s,
-            "first": self.first,
+            "first": self.first, "private": None if self.private is None else list(self.private),
         }  # fmt: skip
 
     @classmethod
@@ -71,6 +90,7 @@ class TrainRequest:
             bool(raw["measure"]), bool(raw["train"]), Local.of(raw["local"]), Work(*raw["work"]), Key(*raw["key"]),
             dict(raw["counters"]), Schedule(**raw["schedule"]),
             None if raw["within_s"] is None else float(raw["within_s"]), first=bool(raw["first"]),
+            private=None if raw["private"] is None else PrivateSteps(*raw["private"]),
         )  # fmt: skip
 
 

@@ -25,6 +25,7 @@ from .errors import BadTask, BadUsage, task_code
 from .evaluate import evaluate, never
 from .layout import FLOATS, Places
 from .module import build, first_model
+from .private import Secrets, train_privately
 from .protocol import ClientInfo, Split, TrainRequest, TrainResult
 from .schedule import REAL, Clock, TimeBudget
 from .task import LoadedTask
@@ -170,6 +171,7 @@ class TaskRuntime:
 
     task: LoadedTask
     device: str = "cpu"
+    secrets: Callable[[], Secrets] | None = None  # None: this interpreter has no secret randomness of Thinwire's
     _splits: dict[ClientInfo, Split] = field(default_factory=dict)
     _built: AsBuilt | None = field(init=False, default=None)
     _in_use: bool = field(init=False, default=False)  # task code has had the module since the last check
@@ -289,9 +291,16 @@ class TaskRuntime:
         done.measure_s = clock.now() - begun
         if trainer is not None:
             begun = clock.now()
-            trained = trainer.train(
-                module, split.train, order.work, order.key, lambda at, total: tell("train", at, total), cancelled
-            )
+
+            def progress(at: int, total: int) -> None:
+                tell("train", at, total)
+
+            if order.private is not None:
+                trained = train_privately(
+                    trainer, module, split.train, order.private, self.secrets, progress, cancelled
+                )
+            else:
+                trained = trainer.train(module, split.train, order.work, order.key, progress, cancelled)
             done.examples, done.steps, done.a, done.loss, done.planned = trained
             done.params = tensors.read(module, self.places)
             done.buffers = tensors.read_buffers(module, self.places)

@@ -97,7 +97,7 @@ class TorchTrainer:
         """
         module.train()
         if self.local.buffers == "frozen":
-            _hold_statistics(module)
+            hold_statistics(module)
         with seeded(key):
             if (whole := self.task.optional("train")) is not None:
                 return self._theirs(whole(module, data, self.local))
@@ -123,7 +123,7 @@ class TorchTrainer:
         self, module: nn.Module, data: Any, work: Work, key: Key, progress: Progress, cancelled: Callable[[], bool]
     ) -> Trained:
         params = [p for p in module.parameters() if p.requires_grad]
-        optimizer = self._optimizer(params)
+        optimizer = self.optimizer(params)
         rates = [group["lr"] for group in optimizer.param_groups]
         counted = self._normaliser()
         proximal = Proximal(params, self.local.prox) if self.local.prox else None
@@ -149,7 +149,7 @@ class TorchTrainer:
                 drift.correct()
             if self.schedule.moves:
                 factor = self.schedule.factor(steps, total)
-                _scale(optimizer, rates, factor)
+                scale_rates(optimizer, rates, factor)
             optimizer.step()
             counted.step(self.local.lr * factor)
             steps += 1
@@ -200,7 +200,8 @@ class TorchTrainer:
             return itertools.chain.from_iterable(found), 0
         return itertools.islice(endless, wanted), -(-wanted // accumulate)
 
-    def _optimizer(self, params: list[nn.Parameter]) -> torch.optim.Optimizer | Descent:
+    def optimizer(self, params: list[nn.Parameter]) -> torch.optim.Optimizer | Descent:
+        """Return the plan's optimizer of these parameters."""
         local = self.local
         if local.optimizer == "sgd" and self.device == "cpu":
             return Descent(params, local.lr, local.momentum, local.weight_decay)
@@ -234,13 +235,13 @@ class TorchTrainer:
         return made
 
 
-def _scale(optimizer: torch.optim.Optimizer | Descent, rates: Sequence[float], factor: float) -> None:
+def scale_rates(optimizer: torch.optim.Optimizer | Descent, rates: Sequence[float], factor: float) -> None:
     """Set every group's learning rate to its initial rate times the schedule's factor."""
     for group, rate in zip(optimizer.param_groups, rates):
         group["lr"] = rate * factor
 
 
-def _hold_statistics(module: nn.Module) -> None:
+def hold_statistics(module: nn.Module) -> None:
     """Switch layers with running statistics to evaluation, so that training uses the statistics of the given model."""
     for layer in module.modules():
         if getattr(layer, "running_mean", None) is not None:

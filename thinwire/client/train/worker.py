@@ -30,8 +30,9 @@ from .protocol import ClientInfo, FramedSocket, TrainRequest
 from .task import LoadedTask, load_task
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
+    from .private import Secrets
     from .runtime import TaskRuntime
 
 
@@ -41,8 +42,8 @@ MOST_TEXT, MOST_TRACE = 2000, 64000
 FIRST_KILLED = "800"  # of 1000: out of memory, the kernel kills this process before the client that restarts it
 
 
-def main(descriptor: int) -> None:
-    """Serve the socket with this file descriptor until it is closed."""
+def main(descriptor: int, secrets: Callable[[], Secrets] | None = None) -> None:
+    """Serve the socket with this file descriptor until it is closed; `secrets` is for training with noise."""
     ending = FastExit()
     faulthandler.enable()
     with contextlib.suppress(OSError):
@@ -50,7 +51,7 @@ def main(descriptor: int) -> None:
     sock = socket.socket(fileno=descriptor)
     threading.Thread(target=_end_with, args=(descriptor,), daemon=True).start()
     with contextlib.suppress(EOFError):
-        WorkerLoop(FramedSocket(sock)).run()
+        WorkerLoop(FramedSocket(sock), secrets).run()
     ending.code = 0
 
 
@@ -68,8 +69,8 @@ def _end_with(descriptor: int) -> None:
 class WorkerLoop:
     """Serves one client; handles one request at a time."""
 
-    def __init__(self, wire: FramedSocket) -> None:
-        self.wire, self.device = wire, "cpu"
+    def __init__(self, wire: FramedSocket, secrets: Callable[[], Secrets] | None = None) -> None:
+        self.wire, self.device, self.secrets = wire, "cpu", secrets
         self.benches: dict[str, TaskRuntime] = {}
         self._poll = select.poll()
         self._poll.register(wire.sock.fileno(), select.POLLIN)
@@ -105,7 +106,7 @@ class WorkerLoop:
             except Wrong as wrong:
                 found.append({"spec": spec, "wrong": _wrong(wrong)})
                 continue
-            self.benches[task.name] = bench = TaskRuntime(task, self.device)
+            self.benches[task.name] = bench = TaskRuntime(task, self.device, self.secrets)
             found.append({"spec": spec, **_described(bench, task)})
         versions = {"python": platform.python_version(), "torch": torch.__version__}
         return {"loaded": found, "device": self.device, "versions": versions}

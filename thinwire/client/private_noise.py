@@ -1,0 +1,126 @@
+"""Noise that a client adds itself: to its update (`[privacy] mode = "local"`), or in its training (`"example"`).
+
+`noised` is for local mode. The update is clipped and rounded to a grid, and gets integer noise, by the same code as the
+aggregator's sum (`aggregation.private_lattice`). Only then it is a float again. What follows, the codec and the
+network, is post-processing: whatever they do, the guarantee stays. So the order is
+
+    train -> clip -> round -> noise -> scale -> encode -> commit -> send
+
+and no number of the update before its noise is kept, committed or sent. A retry after a crash trains and draws again,
+and only a committed reply leaves the device, so two draws on one update are never seen.
+
+`private_steps` and `DeviceSecrets` are for example mode, whose steps `train/private.py` makes. The worker process has
+no other part of Thinwire, so it gets its secret randomness from here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from thinwire.client.train.layout import Key
+from thinwire.client.train.protocol import PrivateSteps
+from thinwire.core.errors import NonFiniteUpdate
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from thinwire.aggregation.private_lattice import Draw
+    from thinwire.core.layout import Layout
+    from thinwire.core.plan import RunPlan
+    from thinwire.core.prng import SecretRng
+    from thinwire.core.types import Vector
+
+
+def noised(
+    update: Vector, plan: RunPlan, layout: Layout, rng: SecretRng | None = None, draw: Draw | None = None
+) -> Vector:
+    """Return an update of the model's size, clipped and with the noise of its plan; `update` is donated.
+
+    Its cost is the release of `privacy.noise_plan.spending`: whatever the update is, another one in its place would
+    change the probability of each result no more than that. `rng` and `draw` are replaced by tests only. Raise
+    `NonFiniteUpdate` for NaN or infinity, and `NotRounded` if no attempt rounds the update within its bound.
+
+    Invariant: each call draws fresh noise, and the result is used once.
+    """
+    from thinwire.aggregation.private_lattice import PrivateSum, clip_layers  # here: without private runs none is used
+    from thinwire.privacy.noise_plan import noise_plan
+    from thinwire.privacy.secret_rng import SystemRng
+
+    assert plan.privacy.clip is not None, "the plan check demands it"
+    secret, noise = rng or SystemRng(), noise_plan(plan, update.size, 1)
+    if plan.privacy.clipping == "per-layer":
+        clip_layers(update, [segment.span for segment in layout.model_segments], plan.privacy.clip)
+    alone = PrivateSum(update.size, plan.privacy.clip, noise.scale, 1, secret)
+    alone.add(update)
+    sampler = noise.sampler
+    return alone.release(draw or (lambda out: sampler.fill(out, secret)))
+
+
+def private_steps(plan: RunPlan, size: int) -> PrivateSteps | None:
+    """Return the numbers of a plan's private steps for a model of this size; None unless `mode = "example"`.
+
+    They follow from the plan alone. What an assignment says of steps and batches is not read, because the ledger counts
+    what the plan says.
+    """
+    if plan.privacy.mode != "example":
+        return None
+    from thinwire.privacy.noise_plan import noise_plan
+
+    noise, clip = noise_plan(plan, size, 1), plan.privacy.clip
+    assert clip is not None, "the plan check demands it"
+    return PrivateSteps(
+        noise.release.steps, plan.local.batch, noise.release.rate, clip, noise.scale, noise.variance, size
+    )
+
+
+COIN_BITS = 32
+
+
+class DeviceSecrets:
+    """The secret randomness of private steps: sums with noise, coins of records and seeds; it is `train.Secrets`.
+
+    `rng` is replaced by tests only.
+    """
+
+    def __init__(self, rng: SecretRng | None = None) -> None:
+        from thinwire.privacy.secret_rng import SystemRng
+
+        self.rng: SecretRng = rng or SystemRng()
+
+    def sum_of(self, work: PrivateSteps) -> NoisedGradients:
+        """Return an empty sum for a step."""
+        return NoisedGradients(work, self.rng)
+
+    def coins(self, count: int, rate: float) -> NDArray[np.intp]:
+        """Return the indices of the records in a batch: each with the probability `rate`, rounded down to 2^-32."""
+        words = np.empty(count, np.uint32)
+        self.rng.fill(words)
+        return np.flatnonzero(words < np.uint64(rate * 2.0**COIN_BITS))
+
+    def key(self) -> Key:
+        """Return a key that nobody can guess."""
+        drawn = self.rng.random_bytes(16)
+        return Key(int.from_bytes(drawn[:8], "little"), int.from_bytes(drawn[8:], "little"))
+
+
+class NoisedGradients:
+    """The sum of one step's clipped gradients: integers, as in the aggregator's sum, with discrete Gaussian noise."""
+
+    def __init__(self, work: PrivateSteps, rng: SecretRng) -> None:
+        from thinwire.aggregation.private_lattice import PrivateSum
+        from thinwire.privacy.noise_plan import sampler_of
+
+        self._rng, self._sampler = rng, sampler_of("discrete-gaussian", work.variance)
+        self._sum = PrivateSum(work.dimensions, work.clip, work.scale, work.batch, rng)
+
+    def add(self, vector: Vector) -> None:
+        """Clip a gradient and add it; one with NaN or infinity counts as zero, so that it ends nothing."""
+        with contextlib.suppress(NonFiniteUpdate):
+            self._sum.add(vector)
+
+    def release(self) -> Vector:
+        """Return the noised sum divided by the plan's batch."""
+        return self._sum.release(lambda out: self._sampler.fill(out, self._rng))

@@ -294,6 +294,14 @@ def test_a_round_is_booked_before_the_data_are_read_with_the_steps_of_the_plan(
     assert [strict.rule(number) for number in (1, 2, 3)] == ["", "", "max_epsilon"]
 
 
+@pytest.mark.parametrize("gone", ["records = 32", "noise_multiplier = 1.0", "steps = 3"])
+def test_a_plan_whose_cost_cannot_be_computed_is_declined_before_anything_is_fetched(tmp_path: Path, gone: str) -> None:
+    device = Sampled(tmp_path)
+    device.aggregator.plan = RunPlan.parse(TEXT.replace(gone, ""))
+    assert not device.gate.wanted(device.aggregator.assign(1).assignment)
+    assert (device.rule(1), device.read, device.ledger.bookings) == ("privacy", 0, ())
+
+
 def test_a_request_crosses_to_the_worker_with_its_private_steps() -> None:
     order = TrainRequest(False, True, local_of(PLAN), Steps(3, 8), Key(1, 2), private=work_of())
     again = TrainRequest.from_json(order.to_json())

@@ -153,6 +153,36 @@ def test_the_device_keeps_the_plans_participations_and_its_own_limits(tmp_path: 
     assert (len(device.ledger.bookings), len(strict.ledger.bookings)) == (3, 2)
 
 
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("buffers = 'average'", 'buffers = "average"'),
+        ("feedback = 'classic'", "feedback = 'classic'"),
+        ("evaluate = 'clients'", 'evaluate = "clients"'),
+    ],
+)
+def test_a_plan_that_an_honest_aggregator_refuses_is_declined_by_the_device(
+    tmp_path: Path, text: str, what: str
+) -> None:
+    """Its statistics, residual or metrics would leave without noise, and nobody else is trusted in this mode."""
+    key = text.partition(" = ")[0]
+    plan = TEXT.replace('buffers = "local"', text) if key == "buffers" else TEXT
+    plan = plan.replace('evaluate = "off"', text) if key == "evaluate" else plan
+    device = Local(tmp_path)
+    device.aggregator.plan = RunPlan.parse(plan + (f"[uplink]\n{text}" if key == "feedback" else ""))
+    answer = device.assign(1)
+    assert not isinstance(answer, ReplyHeader)
+    assert (answer.kind, device.read, device.ledger.bookings) == ("declined", 0, ())  # type: ignore[union-attr]
+    assert what in answer.text  # type: ignore[union-attr]
+
+
+def test_metrics_of_its_data_leave_no_device_that_trusts_nobody(tmp_path: Path) -> None:
+    device = Local(tmp_path)
+    assert device.rule(1, "evaluate") == "privacy"
+    assert device.read == 0
+    assert device.kind(2, "init") == "reply", "it is made without data"
+
+
 def test_a_source_of_randomness_that_fails_sends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> None:
         raise OSError("no entropy")

@@ -185,7 +185,7 @@ def test_a_mode_of_privacy_that_is_not_among_the_owners_is_declined(mode):
     assigned = plan(privacy={"mode": mode})
     others = [other for other in MODES if other != mode]
     assert said(Policy(privacy=others), assigned) == f'privacy: mode = "{mode}" is not private enough here'
-    assert said(Policy(privacy=[mode]), assigned) == ""
+    assert "not private enough" not in said(Policy(privacy=[mode]), assigned)
 
 
 @pytest.mark.parametrize("mode", ["central", "distributed", "local", "example"])

@@ -242,6 +242,11 @@ def test_the_plan_check_follows_the_table_of_codecs_in_the_docs() -> None:
             assert bool(found) == (allowed == "no"), (spec, found)
             seen.add(allowed)
     assert seen == {"yes", "no"}
+    assert "| local, example | any chain, `topk(0.04) > sign > rice` among them | yes |" in page.read_text()
+    coded = {"uplink__codec": "'topk(0.04) > sign > rice'"}
+    assert not refused(**(EXAMPLES | coded))
+    assert not refused(**LOCAL, **coded, uplink__feedback='"none"')
+    assert refused(**LOCAL, uplink__codec="'powersgd(4)'", uplink__feedback='"none"')
 
 
 @pytest.mark.parametrize("spec", SPECS)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from datetime import datetime, time, timedelta
 from typing import Any, get_args
 
+from thinwire.aggregation import codecs
 from thinwire.client.policy import Kind, Policy
 from thinwire.core.errors import PlanError
 from thinwire.core.formatting import plain
@@ -207,7 +208,19 @@ def _privacy(assignment: _Assignment) -> Denied | None:
         return Denied("privacy", f'mode = "{mode}" is not private enough here')
     if mode != "off" and assignment.facts.no_ledger:
         return Denied("privacy", assignment.facts.no_ledger)
+    if mode in ("local", "example") and (refused := _unkept(assignment)):
+        return Denied("privacy", plain(refused[:MOST_LETTERS]))
     return None
+
+
+def _unkept(assignment: _Assignment) -> str:
+    """Return what would leave the device without noise in a mode that trusts nobody else; "" if nothing would.
+
+    The aggregator's check of the plan is no protection against the aggregator, so the device makes it too.
+    """
+    if assignment.kind == "evaluate":
+        return "the metrics of this device's data would leave it without noise"
+    return next((refusal.what for refusal in assignment.plan.check(codecs)), "")
 
 
 def _max_epsilon(assignment: _Assignment) -> Denied | None:

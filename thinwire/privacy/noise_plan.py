@@ -102,8 +102,8 @@ def noise_plan(plan: RunPlan, dimensions: int, selected: int) -> NoisePlan:
     counted = clients if plan.privacy.adaptive and isinstance(clients, int) else 0
     privacy, local, sampled = plan.privacy, plan.local, (1.0, 1)
     if privacy.mode == "example":
-        assert privacy.records is not None
-        assert isinstance(local.steps, int), "the plan check demands both"
+        if privacy.records is None or not isinstance(local.steps, int):  # a device gets plans that nobody has checked
+            raise ValueError("[privacy] records and [local] steps give the cost of noised steps")
         sampled = local.batch / privacy.records, local.steps
     return _noise_plan(
         privacy, sampled, honest, plan.run.rounds, participations_of(plan), dimensions, selected, block, counted
@@ -147,5 +147,6 @@ def _noise_plan(
 
     if privacy.noise_multiplier is not None:
         return made(privacy.noise_multiplier)
-    assert privacy.target_epsilon is not None, "the plan check demands one of the two"
+    if privacy.target_epsilon is None:
+        raise ValueError("neither noise_multiplier nor target_epsilon says how much noise is added")
     return made(noise_for(privacy.target_epsilon, privacy.delta, lambda z: made(z).release, participations))

@@ -60,7 +60,7 @@ def test_the_model_moves_by_the_plain_mean_of_what_the_clients_sent(tmp_path: Pa
 
 
 def test_a_late_update_is_aggregated_and_one_that_is_not_readable_is_dropped(tmp_path: Path) -> None:
-    late = LOCAL.replace('late = "drop"', 'late = "aggregate"').replace("deadline_s = 200", "deadline_s = 299")
+    late = LOCAL.replace('late = "drop"', 'late = "aggregate"').replace("deadline_s = 40", "deadline_s = 59")
     plan = RunPlan.parse(f"{late}noise_multiplier = 1.0")
     made = Locals(tmp_path, Fate(), plan).live()
     assert made.status == "done"

@@ -26,12 +26,12 @@ from thinwire.reports import secure_rounds
 from thinwire.reports.privacy import (
     SIMULATED,
     TRUSTED,
-    UNAMPLIFIED,
-    UNIT,
     population_of,
     privacy_section,
     rounded_up,
+    sampling_text,
     spending_of_run,
+    unit_text,
 )
 from thinwire.reports.privacy_history import meaning, right_guesses
 
@@ -47,7 +47,6 @@ ADJACENCY: Final[Mapping[str, str]] = {
     "local": "replace: two runs are neighbours if all data of one client are replaced by any other",
     "example": "add or remove: two runs are neighbours if one record of one device is in one of them only",
 }
-UNITS: Final[Mapping[str, str]] = {"example": "one record of one device"}
 WHO: Final[Mapping[str, Mapping[str, str]]] = {
     "central": {
         "aggregator": "trusted with each single update in the clear, with adding the noise, and with the sampler's "
@@ -72,6 +71,9 @@ PIPELINE: Final[Mapping[str, str]] = {
     "the downlink codec. The uplink codec is before the clip and the noise, so it costs accuracy and no privacy. What "
     "comes after the noise only processes it further.",
     "distributed": "device: support, clip, rotate, round, add its noise; aggregator: sum under masks, decode",
+    "local": "device: clip, round to the grid, add noise, encode. The uplink codec is after the noise.",
+    "example": "device, at each step: sample records, clip each gradient, round to the grid, sum, add noise; then encode. "
+    "The uplink codec is after the noise.",
 }
 LATTICE: Final = "integers on a grid, summed under masks"
 ENFORCED: Final = (
@@ -116,10 +118,10 @@ def privacy_report(store: Store, run: RunRow, audit: Path = AUDIT) -> dict[str, 
             "created_at": moment(run.created_at),
             "plan_sha256": hashlib.sha256(json.dumps(run.plan, sort_keys=True).encode()).hexdigest(),
         },
-        "unit": UNITS.get(mode, UNIT),
+        "unit": unit_text(mode),
         "adjacency": ADJACENCY[mode],
         "guarantee": _guarantee(spent.epsilon_run, None if unknown else spent.epsilon, spent.delta),
-        "mechanism": {"mode": mode, "clip": _clip(privacy), "amplification": UNAMPLIFIED, "kinds": list(_kinds(own))},
+        "mechanism": {"mode": mode, "clip": _clip(privacy), "amplification": sampling_text(mode), "kinds": list(_kinds(own))},
         "trust": {"in_short": SIMULATED if run.source == "sim" else TRUSTED.get(mode, ""), **WHO[mode]},
         "participation": {
             "cap_of_the_plan": privacy.max_participations or run.plan["run"]["rounds"],

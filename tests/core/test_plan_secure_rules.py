@@ -11,7 +11,7 @@ from thinwire.aggregation import codecs
 from thinwire.core import RunPlan
 from thinwire.core.errors import PlanError
 from thinwire.core.plan_protection_rules import FORM, secure_rules, without_secure
-from thinwire.core.plan_schema import Refusal
+from thinwire.core.plan_rules import Refusal
 
 PLAN: dict[str, Any] = {
     "run": {"task": "digits", "evaluate": "off", "rounds": 100},

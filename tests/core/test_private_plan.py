@@ -13,7 +13,7 @@ from thinwire.aggregation import codecs
 from thinwire.compression import parse
 from thinwire.core import Key, RunPlan
 from thinwire.core.errors import CodecError, PlanError
-from thinwire.core.plan_schema import Refusal
+from thinwire.core.plan_rules import Refusal
 from thinwire.core.types import Vector
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits" / "private.toml"
@@ -23,6 +23,7 @@ TABLES = {
     "local": {"steps": "5", "buffers": '"local"'},
     "privacy": {"mode": '"central"', "clip": "1.0", "noise_multiplier": "1.0"},
 }
+TREE = {"privacy__mechanism": '"tree"'}
 
 
 def plan(**changes: str | None) -> RunPlan:
@@ -73,6 +74,15 @@ def test_the_plan_that_the_others_differ_from_is_valid() -> None:
         ({"privacy__mode": '"distributed"'}, "[secure] enabled = false"),
         ({"privacy__records": "1000"}, "records = 1000"),
         ({"privacy__mechanism": '"skellam"'}, 'mechanism = "skellam"'),
+        ({"privacy__restart_every": "5"}, "restart_every = 5"),
+        ({"privacy__min_separation": "5"}, "min_separation = 5"),
+        ({**TREE, "privacy__restart_every": "30"}, "restart_every = 30"),
+        ({**TREE, "privacy__min_separation": "30"}, "min_separation = 30"),
+        ({**TREE, "privacy__min_separation": "0"}, "min_separation"),
+        ({**TREE, "privacy__adaptive": "true"}, "adaptive = true"),
+        ({**TREE, "cohort__clients": '"all"'}, 'clients = "all"'),
+        ({**TREE, "server__optimizer": '"fedadam"'}, 'optimizer = "fedadam"'),
+        ({**TREE, "privacy__mode": '"distributed"', "secure__enabled": "true"}, 'mechanism = "tree"'),
         ({"cohort__late": '"aggregate"'}, 'late = "aggregate"'),
         ({"cohort__over_select": "0.3"}, "over_select = 0.3"),
         ({"cohort__max_concurrency": "3"}, "max_concurrency = 3"),
@@ -98,6 +108,12 @@ def test_what_would_break_the_protection_is_refused(changes: dict[str, str | Non
     found = refused(**changes)
     assert any(what in one.what for one in found), found
     assert all(one.why and one.hint for one in found)
+
+
+def test_a_plan_with_tree_aggregation_is_valid() -> None:
+    assert not refused(**TREE)
+    assert not refused(**TREE, server__optimizer='"fedavgm"')
+    assert not refused(**TREE, privacy__restart_every="8", privacy__min_separation="4", privacy__max_participations="3")
 
 
 DISTRIBUTED = {"privacy__mode": '"distributed"', "secure__enabled": "true", "secure__max_dropout": "0.2"}

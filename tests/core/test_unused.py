@@ -67,6 +67,7 @@ UNUSED: dict[str, str] = {
     "privacy.target_epsilon": "[privacy]\ntarget_epsilon = 8.0", "privacy.delta": "[privacy]\ndelta = 1e-6",
     "privacy.records": "[privacy]\nrecords = 1000",
     "privacy.budget": "[privacy]\nbudget = 8.0", "privacy.max_participations": "[privacy]\nmax_participations = 3",
+    "privacy.restart_every": "[privacy]\nrestart_every = 5", "privacy.min_separation": "[privacy]\nmin_separation = 2",
     "privacy.mechanism": '[privacy]\nmechanism = "skellam"', "privacy.population": '[privacy]\npopulation = "ward"',
 }  # fmt: skip
 """What each key needs: a plan in which it would do nothing."""

@@ -9,11 +9,14 @@ import threading
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import AES256
+from cryptography.hazmat.primitives.ciphers.modes import CTR
 
 from tests.support.scripted_rng import ScriptedRng
 from thinwire.core.prng import SecretRng
 from thinwire.privacy import secret_rng
-from thinwire.privacy.secret_rng import CHUNK, SystemRng
+from thinwire.privacy.secret_rng import CHUNK, StoredKey, SystemRng
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # Python 3.12: the test's own threads
 
@@ -101,3 +104,30 @@ def test_an_array_with_gaps_is_refused(gaps) -> None:
 
 def test_a_scripted_source_repeats_itself() -> None:
     assert drawn(ScriptedRng(3)) == drawn(ScriptedRng(3)) != drawn(ScriptedRng(4))
+
+
+def test_a_stored_key_repeats_its_bits_and_is_no_source_of_keys() -> None:
+    key = StoredKey.made()
+    again = StoredKey.read(key.write())
+    first, second = key.stream(), again.stream()
+    found = np.zeros((2, 3 * CHUNK + 8), np.uint8)
+    first.fill(found[0])
+    for start in range(0, found.shape[1], CHUNK // 2):  # in other pieces
+        second.fill(found[1, start : start + CHUNK // 2])
+    assert found[0].tobytes() == found[1].tobytes()
+    cipher = Cipher(AES256(bytes.fromhex(key.write())), CTR(bytes(16))).encryptor()
+    assert found[0].tobytes() == cipher.update(bytes(found.shape[1]))
+    assert not hasattr(first, "random_bytes"), "what needs a SecretRng does not take it"
+    assert key.write() not in repr(key) + str(vars(first))
+
+
+@pytest.mark.parametrize("text", ["", "00", "zz" * 32, "00" * 31, "00" * 33])
+def test_another_text_than_that_of_a_stored_key_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"bytes|hex"):
+        StoredKey.read(text)
+
+
+def test_two_stored_keys_are_different_and_refuse_an_array_with_gaps() -> None:
+    assert StoredKey.made().write() != StoredKey.made().write()
+    with pytest.raises(ValueError, match="must be contiguous"):
+        StoredKey.made().stream().fill(np.zeros(8, np.uint32)[::2])

@@ -24,8 +24,8 @@ from pydantic_core import PydanticUndefined
 
 from thinwire.core.errors import PlanError
 from thinwire.core.plan_codec_rules import CodecBook
-from thinwire.core.plan_rules import DeviceTimes, refusals
-from thinwire.core.plan_schema import Refusal, Sections
+from thinwire.core.plan_rules import DeviceTimes, Refusal, refusals
+from thinwire.core.plan_schema import Sections
 
 MAX_VALUES = 2**14  # tables, lists and their entries: checking a wrong one takes 30 us and 1 kB
 UNCOUNTED = (  # by client/train/evaluate.py; the aggregator knows only names, not why one is missing

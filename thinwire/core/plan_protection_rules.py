@@ -164,7 +164,7 @@ def privacy_rules(plan: Sections, codecs: CodecBook) -> list[Rule]:
     """Return the rules of plans with differential privacy."""
     mode, records = plan.privacy.mode, plan.privacy.records
     form = f"{PRIVATE.format(json.dumps(mode))} with {{}}"
-    parts = [*_privacy_noise(plan), *_private_rounds(plan), *_private_work(plan)]
+    parts = [*_privacy_noise(plan), *_private_rounds(plan), *_private_work(plan), *_tree(plan)]
     parts.append(
         (mode != "example" and records is not None, f"records = {records}",
          "only steps of training sample records", 'leave records out, or [privacy] mode = "example"'),
@@ -265,6 +265,39 @@ def _sizes(plan: Sections, codecs: CodecBook) -> list[Rule]:
         except CodecError as error:
             found.append((True, f"[uplink] codec = {spec!r}", f"{error.what}: {error.why}", error.hint))
     return found
+
+
+def _tree(plan: Sections) -> list[Rule]:
+    """Return rules on tree aggregation: noise cancels between rounds only in sums that all rounds enter alike."""
+    privacy, cohort, rounds = plan.privacy, plan.cohort, plan.run.rounds
+    tree, apart, restart = privacy.mechanism == "tree", privacy.min_separation, privacy.restart_every
+    clients = json.dumps(cohort.clients)
+    return [
+        (tree and privacy.mode != "central", 'mechanism = "tree"',
+         "the noise of a prefix is taken off in a later round, by one party that has kept its keys",
+         '[privacy] mode = "central"'),
+        (not tree and restart is not None, f"restart_every = {restart}", "there is no tree to restart",
+         '[privacy] mechanism = "tree"'),
+        (not tree and apart > 1, f"min_separation = {apart}",
+         "the cost of rounds with noise of their own does not depend on how far apart they are",
+         '[privacy] mechanism = "tree"'),
+        (tree and restart is not None and restart > rounds, f"restart_every = {restart} and [run] rounds = {rounds}",
+         "no tree has more rounds than the run", "leave restart_every out"),
+        (tree and apart > rounds, f"min_separation = {apart} and [run] rounds = {rounds}",
+         "no client could take part twice", "[privacy] max_participations = 1"),
+        (tree and not isinstance(cohort.clients, int), f'mechanism = "tree" and [cohort] clients = {clients}',
+         "the sums of all rounds are divided by one number, or their noise would not cancel", "[cohort] clients = 10"),
+        (tree and plan.server.optimizer not in LINEAR,
+         f'mechanism = "tree" and [server] optimizer = "{plan.server.optimizer}"',
+         "it divides each step by what it has seen, and noise cancels only where steps add up",
+         '[server] optimizer = "fedavg" or "fedavgm"'),
+        (tree and privacy.adaptive, 'mechanism = "tree" and adaptive = true',
+         "integers of two clips are of two grids, and do not add up to the sum of a node",
+         "leave [privacy] adaptive out"),
+    ]  # fmt: skip
+
+
+LINEAR = ("fedavg", "fedavgm")  # server optimizers whose step is a fixed combination of the changes so far
 
 
 def _central(plan: Sections) -> list[Rule]:

@@ -2,6 +2,7 @@
 
 A rule is a row of a table: when it refuses, what, why, and what to try. `plan_codec_rules` has the rows of codecs,
 feedback, server optimizer and algorithm, `plan_protection_rules` those of secure aggregation and differential privacy.
+A row that refuses becomes a `Refusal`.
 
 Invariant: a contradiction is refused, never only warned about while the run goes on.
 
@@ -17,6 +18,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from thinwire.core.errors import PlanError
 from thinwire.core.plan_codec_rules import (
     CodecBook,
     Rule,
@@ -28,7 +30,7 @@ from thinwire.core.plan_codec_rules import (
     together,
 )
 from thinwire.core.plan_protection_rules import privacy_rules, secure_rules, without_privacy, without_secure
-from thinwire.core.plan_schema import IDENTITY, Refusal, Sections
+from thinwire.core.plan_schema import IDENTITY, Sections
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,19 @@ class DeviceTimes:
     def total_s(self) -> float:
         """Return the sum of the three times, in seconds."""
         return self.download_s + self.train_s + self.upload_s
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Holds one contradiction in a plan, the reason, and a valid alternative."""
+
+    what: str
+    why: str
+    hint: str
+
+    def error(self) -> PlanError:
+        """Return the refusal as an error to raise."""
+        return PlanError(self.what, self.why, self.hint)
 
 
 def refusals(plan: Sections, codecs: CodecBook, measured: Mapping[str, DeviceTimes]) -> list[Refusal]:

@@ -1,7 +1,7 @@
 """This module defines the tables of a plan and their keys; it checks each value alone, not combinations of keys.
 
 The descriptions of the keys become docs/reference/plan.md. `Sections` holds all tables; core/plan.py reads and stores
-it. `Refusal` is one contradiction in a plan, with its reason.
+it.
 
 The plan's format has keys that this version does not support yet. Invariant: such a key is never ignored: it must keep
 its default, and `plan_rules.unbuilt` refuses any other value.
@@ -10,12 +10,9 @@ its default, and `plan_rules.unbuilt` refuses any other value.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
-
-from thinwire.core.errors import PlanError
 
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -352,9 +349,12 @@ class PrivacySection(Section):
     max_participations: Count | None = Field(
         default=None, description="most rounds of this run in which one client takes part; left out: all rounds"
     )
-    mechanism: Literal["auto", "skellam", "discrete-gaussian"] = Field(
-        default="auto", description="distribution of the noise; auto: discrete-gaussian, and skellam where clients add"
+    mechanism: Literal["auto", "skellam", "discrete-gaussian", "tree"] = Field(
+        default="auto",
+        description="of the noise; auto: discrete-gaussian, skellam where clients add; tree: tree aggregation, DP-FTRL",
     )
+    restart_every: Count | None = Field(default=None, description="most rounds of a tree; left out: all rounds")
+    min_separation: Count = Field(default=1, description="fewest rounds from one of a client to its next, in a tree")
     population: str = Field(
         default="", max_length=64, description="the clients whose spending is counted together; left out: the task"
     )
@@ -362,9 +362,9 @@ class PrivacySection(Section):
     @property
     def noise(self) -> Literal["skellam", "discrete-gaussian"]:
         """Return the distribution of the noise: sums of Skellam noise are Skellam noise, others are not."""
-        if self.mechanism != "auto":
-            return self.mechanism
-        return "skellam" if self.mode == "distributed" else "discrete-gaussian"
+        if self.mechanism == "skellam" or (self.mechanism == "auto" and self.mode == "distributed"):
+            return "skellam"
+        return "discrete-gaussian"
 
 
 class Sections(Section):
@@ -384,16 +384,3 @@ class Sections(Section):
     def is_protected(self) -> bool:
         """Return True if a reply may tell nothing of its client's data but the update: under masks, or with privacy."""
         return self.secure.enabled or self.privacy.mode != "off"
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """Holds one contradiction in a plan, the reason, and a valid alternative."""
-
-    what: str
-    why: str
-    hint: str
-
-    def error(self) -> PlanError:
-        """Return the refusal as an error to raise."""
-        return PlanError(self.what, self.why, self.hint)

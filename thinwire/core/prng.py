@@ -80,7 +80,14 @@ def seed63(key: Key) -> int:
     return int(struct.unpack("<Q", hashlib.blake2s(key.to_bytes(), digest_size=8).digest())[0]) >> 1
 
 
-class SecretRng(Protocol):
+class SecretBits(Protocol):
+    """Gives secret random bits, which a sampler turns into noise."""
+
+    def fill(self, out: NDArray[np.uint8] | NDArray[np.uint32]) -> None:
+        """Overwrite a contiguous array with random bits, at the speed of a stream cipher."""
+
+
+class SecretRng(SecretBits, Protocol):
     """Gives randomness from the operating system, for keys, masks, shares, rounding and privacy noise.
 
     `thinwire.privacy.secret_rng.SystemRng` is the only implementation outside tests: it takes no seed.
@@ -88,9 +95,6 @@ class SecretRng(Protocol):
 
     def random_bytes(self, count: int) -> bytes:
         """Return `count` random bytes, straight from the operating system: for keys, roots and seeds."""
-
-    def fill(self, out: NDArray[np.uint8] | NDArray[np.uint32]) -> None:
-        """Overwrite a contiguous array with random bits, at the speed of a stream cipher: for rounding and noise."""
 
 
 def uniform(start: int, stop: int, word: int) -> Vector:

@@ -8,6 +8,8 @@ After that the squared norm of the integers is at most `squared_sensitivity(scal
 client can move the sum. The noise in the sum has a standard deviation of `noise_multiplier` times the clip.
 
 - central: the aggregator adds the noise once, to the sum.
+  With `mechanism = "tree"` a node of a tree gets it in place of a round (`tree_aggregation`), and the cost of a
+  participation in all nodes is that of one release of more sensitivity.
 - local: each client adds the noise to its own update, before anyone sees it. Any other update in its place moves it by
   at most twice the bound. So there the noise is in multiples of twice the clip.
 - example: each device adds noise to the sum of its records' clipped gradients, at each of its `[local] steps`. The
@@ -39,6 +41,7 @@ from thinwire.core.privacy_numbers import (
 from thinwire.core.secure_numbers import fewest_survivors, rotation_block, share_of
 from thinwire.privacy.accounting import Release, epsilon, noise_for
 from thinwire.privacy.samplers import TableSampler
+from thinwire.privacy.tree_aggregation import booked, length_of
 
 CENTRAL_STEPS = 4.0  # grid steps a clip, times the root of the dimensions: rounding adds 1 percent to the sensitivity
 LEAST_STEPS = 256.0
@@ -82,7 +85,8 @@ def sampler_of(mechanism: str, variance: float) -> TableSampler:
 
 def participations_of(plan: RunPlan) -> int:
     """Return the largest number of rounds of a run in which one client takes part."""
-    return min(plan.run.rounds, plan.privacy.max_participations or plan.run.rounds)
+    rounds, privacy = plan.run.rounds, plan.privacy
+    return min(-(-rounds // privacy.min_separation), privacy.max_participations or rounds)
 
 
 def honest_survivors(secure: SecureSection, selected: int) -> int:
@@ -143,6 +147,8 @@ def _noise_plan(
             mechanism, clips * math.sqrt(squared), variance, dimensions + bool(count), honest if distributed else 1,
             sampled[0], DISTANCE, sampled[1], "record" if privacy.mode == "example" else "client",
         )  # fmt: skip
+        if privacy.mechanism == "tree":
+            release = booked(release, length_of(privacy, rounds), privacy.min_separation, participations)
         return NoisePlan(release, multiplier, scale, variance / honest, width, participations, count)
 
     if privacy.noise_multiplier is not None:

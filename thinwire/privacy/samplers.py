@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from thinwire.compression.native import kernel
 from thinwire.core.errors import UsageError
-from thinwire.core.prng import SecretRng
+from thinwire.core.prng import SecretBits, SecretRng
 from thinwire.privacy.secret_rng import CHUNK
 
 MIN_VARIANCE, MAX_VARIANCE = 2.0**-10, 2.0**34
@@ -112,7 +112,7 @@ class TableSampler:
         rounded_up = math.nextafter(float(distance), 1.0)
         return cls(thresholds, lower, guide, rounded_up, hashlib.sha256(raw).hexdigest())
 
-    def fill(self, out: NDArray[np.int32], rng: SecretRng) -> None:
+    def fill(self, out: NDArray[np.int32], rng: SecretBits) -> None:
         """Overwrite an array with independent draws.
 
         Raises ValueError, and changes nothing, unless `out` is a contiguous, aligned, writable array of int32. An error
@@ -146,7 +146,7 @@ class TableSampler:
         out[:count] = np.where(words & np.uint64(1), -found, found)[:count]
         return count
 
-    def _draw_long(self, word: int, rng: SecretRng) -> int:
+    def _draw_long(self, word: int, rng: SecretBits) -> int:
         """Return the draw of a first word that equals a threshold's: by a second word."""
         second, sign = np.empty(1, np.uint64), word & 1
         rng.fill(second.view(np.uint8))

@@ -5,7 +5,8 @@ replies, and spending in all runs of one population adds up. The ledger is a tab
 transactions that open and close rounds.
 
 A client that has reached `[privacy] max_participations`, or for which one more round would pass `[privacy] budget`, is
-not selected again. If so few clients are left that no round can be opened, the run ends with `BudgetSpent`.
+not selected again. If so few clients are left that no round can be opened, the run ends with `BudgetSpent`. A client
+that took part within the last `[privacy] min_separation` - 1 rounds is not selected now, and the run waits for others.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from thinwire.server.context import RunContext
 
 MAX_PARTICIPATIONS = "has taken part in {} rounds of this run, the most of [privacy] max_participations"
+MIN_SEPARATION = "took part in round {}, and [privacy] min_separation = {} lets it take part again from round {} on"
 BUDGET = "would pass [privacy] budget = {:g} with one more round: {:.3g} at delta = {:g} are spent"
 
 
@@ -35,7 +37,7 @@ class PrivacyBudget:
     def __init__(self, plan: RunPlan) -> None:
         self.plan = plan
         self._spent: Mapping[str, Mapping[str, int]] | None = None  # as of the last opening
-        self._here: Counter[str] | None = None  # device -> rounds of this run in which it was selected
+        self._here: dict[str, list[int]] | None = None  # device -> the rounds of this run in which it was selected
 
     def population(self, running: RunContext) -> str:
         """Return the clients whose spending counts together; each simulated run has its own."""
@@ -47,8 +49,16 @@ class PrivacyBudget:
 
         Raise `DataLost` while the ledger may lack entries, as after a restored backup.
         """
+        why = self._ended(running, device, release)
+        rounds, apart = self._read(running)[1].get(device, [0]), self.plan.privacy.min_separation
+        if not why and rounds[-1] > 0 and running.past.rounds_opened + 1 < rounds[-1] + apart:
+            return MIN_SEPARATION.format(rounds[-1], apart, rounds[-1] + apart)
+        return why
+
+    def _ended(self, running: RunContext, device: str, release: Release) -> str:
+        """Return why a device may not spend any further round of this run; "" if it may."""
         privacy, (spent, here) = self.plan.privacy, self._read(running)
-        if here[device] >= (most := participations_of(self.plan)):
+        if len(here.get(device, ())) >= (most := participations_of(self.plan)):
             return MAX_PARTICIPATIONS.format(most)
         if privacy.budget is None:
             return ""
@@ -66,7 +76,8 @@ class PrivacyBudget:
         for device in devices:
             if why := self.excluded(running, device, release):
                 raise _spent(f"round {opened.round} is not opened", device, why)
-        self._read(running)[1].update(devices)
+        for device in devices:
+            self._read(running)[1].setdefault(device, []).append(opened.round)
         self._spent = None
         return [
             PrivacyReserved(
@@ -80,18 +91,20 @@ class PrivacyBudget:
 
     def require_clients(self, running: RunContext, release: Release) -> None:
         """Raise `BudgetSpent` if no round can be opened because of what the connected clients have spent."""
-        excluded = {device: self.excluded(running, device, release) for device in running.presence.devices}
+        excluded = {device: self._ended(running, device, release) for device in running.presence.devices}
         left = sum(not why for why in excluded.values())
         needed = self.plan.cohort.clients if isinstance(self.plan.cohort.clients, int) else 1
         if excluded and left < needed <= len(excluded):
             device, why = next((device, why) for device, why in excluded.items() if why)
             raise _spent(f"a round needs {needed} clients, and {left} of {len(excluded)} may still spend", device, why)
 
-    def _read(self, running: RunContext) -> tuple[Mapping[str, Mapping[str, int]], Counter[str]]:
+    def _read(self, running: RunContext) -> tuple[Mapping[str, Mapping[str, int]], dict[str, list[int]]]:
         ledger, population = running.store.privacy, self.population(running)
         if self._here is None:
-            mine = (row for row in ledger.rows(population) if row.run_id == running.run_id)
-            self._here = Counter(device for row in mine for device in row.devices)
+            self._here = {}
+            for row in ledger.rows(population):
+                for device in row.devices if row.run_id == running.run_id else ():
+                    self._here.setdefault(device, []).append(row.round)
         if self._spent is None:
             self._spent = ledger.spent_by_device(population, running.presence.devices)
         return self._spent, self._here

@@ -3,7 +3,8 @@
 `SpendingRounds` reserves the cost of a round in the transaction that opens it, before an assignment leaves. A round
 that makes no step, or that a crash ends, stays reserved: what was spent is never given back.
 
-- `CentralMode`: the aggregator clips each update, and adds noise to the sum once (`PrivateAggregator`).
+- `CentralMode`: the aggregator clips each update, and adds noise to the sum once (`PrivateAggregator`), or the noise of
+  tree aggregation (`tree_noise.py`).
 - `DistributedMode`: a secure round. Each client clips its update and adds its part of the noise before it masks it, so
   the aggregator sees a sum that has its noise.
 - `DeviceMode`: each client adds the noise to its own update, or in its training, before it sends it (`NoisedMean`).
@@ -19,22 +20,25 @@ fact of its data beside the update, and neither weight nor normaliser.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from thinwire.aggregation.plan_codecs import noised_dimensions
-from thinwire.aggregation.private_lattice import NotRounded, PrivateSum, clip_layers
+from thinwire.aggregation.private_lattice import Draw, NotRounded, PrivateSum, clip_layers
 from thinwire.core.errors import BadPayload, DataLost, NonFiniteUpdate
 from thinwire.core.privacy_numbers import next_clip
 from thinwire.core.statedir import sync_path
 from thinwire.privacy.noise_plan import NoisePlan, noise_plan
 from thinwire.privacy.secret_rng import SystemRng
+from thinwire.privacy.tree_aggregation import length_of
 from thinwire.server.aggregator import Frames, Model, RoundAggregator
 from thinwire.server.model_store import HIDDEN
 from thinwire.server.privacy_budget import PrivacyBudget
 from thinwire.server.round_mode import RoundMode
 from thinwire.server.secure_mode import SecureMode
+from thinwire.server.tree_noise import TreeNoise, erase_keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -125,9 +129,35 @@ class CentralMode(SpendingRounds):
     def aggregator(self, running: RunContext, opened: RoundOpened, caps: WeightCaps | None = None) -> PrivateAggregator:
         del caps
         selected = running.past.ledger.selected(opened.round)
-        return PrivateAggregator(
+        made = PrivateAggregator(
             self.plan, running.layout, opened.codec, running.codec_of, self.noise(running), selected, self.clip(running)
         )
+        if (tree := self.tree(running)) is not None:
+            assert isinstance(self.plan.cohort.clients, int), "the plan check demands it"
+            made.sum.clients = self.plan.cohort.clients  # noise of a prefix cancels if all rounds are divided alike
+            made.draw = partial(tree.draw, opened.round, last_step(running))
+        return made
+
+    def tree(self, running: RunContext) -> TreeNoise | None:
+        """Return the noise of the rounds of a run with `mechanism = "tree"`; None for other runs."""
+        if self.plan.privacy.mechanism != "tree":
+            return None
+        length = length_of(self.plan.privacy, self.plan.run.rounds)
+        return TreeNoise(running.versions.folder, self.noise(running), length)
+
+    def reveal(self, running: RunContext, starts: bool = False) -> None:
+        super().reveal(running, starts)
+        if (tree := self.tree(running)) is not None:
+            tree.settle(last_step(running))
+
+    def abort(self, running: RunContext) -> None:
+        super().abort(running)
+        erase_keys(running.versions.folder)
+
+
+def last_step(running: RunContext) -> int:
+    """Return the last round that made a step; 0 before the first one."""
+    return running.past.bases.made_by.get(running.past.version, 0)
 
 
 class DeviceMode(SpendingRounds):
@@ -163,6 +193,7 @@ class PrivateAggregator(RoundAggregator):
         self.plan, self.layout, self.codec_of = plan, layout, codec_of  # the float sums of other rounds take memory
         self.algorithm, self.weights, self._bound = None, None, {}
         self.noise, self.rng = noise, rng or SystemRng()
+        self.draw: Draw = lambda out: noise.sampler.fill(out, self.rng)
         self.sum = PrivateSum(layout.model_size, clip, noise.scale, selected, self.rng, noise.count)
 
     @property
@@ -208,7 +239,7 @@ class PrivateAggregator(RoundAggregator):
 
     def _change(self, model: Model) -> tuple[Vector | None, State]:
         del model
-        return self.sum.release(lambda out: self.noise.sampler.fill(out, self.rng)), {}
+        return self.sum.release(self.draw), {}
 
 
 class NoisedMean(RoundAggregator):

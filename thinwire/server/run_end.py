@@ -21,6 +21,7 @@ from thinwire.server.evaluation import evaluation, require_metrics
 from thinwire.server.policy.assignment_terms import evaluation_deadline
 from thinwire.server.state import snapshot
 from thinwire.server.state.run_state import RunState
+from thinwire.server.tree_noise import erase_ended
 from thinwire.store import RunRow, Store
 
 UNOWNED_S = 60.0  # a run has its owner file within milliseconds of its row; runs of early versions have none
@@ -86,6 +87,7 @@ def end_abandoned(store: Store, home: AggregatorHome) -> None:
             did = "simulated it" if row.source == "sim" else "was handing it over"
             said = f"{process}, which {did}, ended first: nobody goes on with it"
             close_undriven(store, row.run_id, RunStatusChanged(time.time(), "failed", said, 1))
+    erase_ended(store, home)
 
 
 def _dead(row: RunRow, home: AggregatorHome) -> str | None:

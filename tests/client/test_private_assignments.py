@@ -146,3 +146,17 @@ def test_a_run_gets_no_more_rounds_of_the_data_than_its_plan_allows_whoever_coun
     assert isinstance(failure, Failure)
     assert "its data took part in 2 rounds of this run, the plan allows 2" in failure.text
     assert device.rule(4, identity="another run") == ""
+
+
+def test_a_device_declines_a_round_that_is_too_near_to_one_in_which_its_data_took_part(tmp_path):
+    device = Private(tmp_path)
+    tree = f'{CENTRAL}\nmechanism = "tree"\nmin_separation = 3'
+    device.aggregator.plan = RunPlan.parse(f'[run]\ntask = "small"\nrounds = 9\n[local]\nlr = 0.1\n{tree}')
+    assert device.rule(1) == ""
+    device.start()
+    for number in (2, 3):
+        failure = device.assign(number)
+        assert isinstance(failure, Failure)
+        assert "its data took part in round 1, the plan keeps 3 rounds apart" in failure.text
+    assert device.rule(4) == ""
+    assert [booking.round for booking in device.ledger.bookings] == [1, 4]

@@ -19,6 +19,7 @@ from thinwire.core.formatting import counted
 from thinwire.core.plan_protection_rules import LEAST_NOISE, MOST_NOISE
 from thinwire.privacy.accounting import Budget
 from thinwire.privacy.noise_plan import NoisePlan, honest_survivors, noise_plan
+from thinwire.privacy.tree_aggregation import length_of, share
 from thinwire.reports.privacy import TRUSTED, rounded_up, sampling_text, unit_text
 
 if TYPE_CHECKING:
@@ -164,6 +165,7 @@ def to_json(run: PrivateRun) -> dict[str, Any]:
         "parameters": run.parameters,
         "steps_of_clip": noise.scale,
         "bits": noise.width or None,
+        "tree": tree_text(run) if privacy.mechanism == "tree" else None,
         "honest": run.honest if privacy.mode == "distributed" else None,
         "trusted": TRUSTED[privacy.mode],
         "table": table(run),
@@ -217,6 +219,12 @@ def warnings(run: PrivateRun) -> Iterator[str]:
             "a run whose clients may not spend more ends with exit code 7"
         )
     spendable = min(most, most if fits is None else fits)
+    apart = run.plan.privacy.min_separation
+    if run.online is not None and run.online < apart * run.selected:
+        yield (
+            f"{counted(run.online, 'client')} are fewer than {apart * run.selected}, which rounds of {run.selected} "
+            f"need with min_separation = {apart}: the run would wait for others"
+        )
     if run.online is not None and run.online * spendable < rounds * run.selected:
         yield (
             f"{counted(run.online, 'client')} with {counted(spendable, 'participation')} each are enough for "
@@ -278,6 +286,8 @@ def _lines(run: PrivateRun) -> Iterator[tuple[str, str]]:
     last = f"{rounded_up(run.epsilon())} after {counted(noise.participations, 'round')} of one client"
     yield "epsilon", f"{rounded_up(run.epsilon(1))} after 1 round, {last}"
     yield "delta", f"{privacy.delta:g}"
+    if privacy.mechanism == "tree":
+        yield "tree", tree_text(run)
     if (fits := run.rounds_in_budget()) is not None:
         yield "budget", f"{privacy.budget:g}, which {fits} of {noise.participations} rounds of one client fit"
     grid = f"{noise.scale:.0f} steps a clip"
@@ -288,6 +298,19 @@ def _lines(run: PrivateRun) -> Iterator[tuple[str, str]]:
     yield (
         "assumes",
         f"{sampling_text(privacy.mode)} Earlier runs of the population are not counted here: thinwire privacy ledger",
+    )
+
+
+def tree_text(run: PrivateRun) -> str:
+    """Return how tree aggregation adds noise, and what one participation costs, as sentences."""
+    privacy, length = run.plan.privacy, length_of(run.plan.privacy, run.plan.run.rounds)
+    times = share(length, privacy.min_separation, run.noise.participations)
+    most = (length + 1).bit_length() - 1  # set bits of a number up to the length
+    trees = f"a new tree every {length} rounds" if length < run.plan.run.rounds else "one tree for all rounds"
+    return (
+        f"{trees}, and at most {counted(most, 'noise')} of a node in what a tree adds to the model. A participation "
+        f"costs as much as {counted(times, 'node')}, because rounds of one client are at least "
+        f"{privacy.min_separation} apart."
     )
 
 

@@ -150,6 +150,16 @@ class DeviceLedger:
         with self._lock:
             return sum(one.identity == identity and dataset.is_same(one.dataset) for one in self._bookings)
 
+    def nearest(self, booking: Booking) -> int | None:
+        """Return the round of the same run nearest to that of a booking, in which its data set took part; not its own.
+
+        None if it took part in no other round.
+        """
+        with self._lock:
+            mine = (one for one in self._bookings if one.identity == booking.identity)
+            found = {one.round for one in mine if booking.dataset.is_same(one.dataset)} - {booking.round}
+        return min(found, key=lambda number: abs(number - booking.round), default=None)
+
     def reported(self) -> tuple[dict[str, int], str]:
         """Return what a hello reports: releases under the present key by `population_key`, and the last line's hash.
 
@@ -307,6 +317,9 @@ class Account:
                 most, here = participations_of(plan), self.ledger.rounds_of(assignment.identity, dataset) - is_booked
                 if here >= most:
                     return Prospect(unknown=f"its data took part in {here} rounds of this run, the plan allows {most}")
+                near, apart = self.ledger.nearest(booking), plan.privacy.min_separation
+                if near is not None and abs(near - booking.round) < apart:
+                    return Prospect(unknown=f"its data took part in round {near}, the plan keeps {apart} rounds apart")
                 took = self.ledger.participations(dataset, population) - is_booked
                 spent[release] += not is_booked
             return Prospect(booking, None if delta is None else self.epsilon(spent, delta), took)

@@ -6,6 +6,7 @@ import itertools
 import tarfile
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
@@ -26,6 +27,7 @@ from thinwire.server.context import RunContext
 from thinwire.server.model_store import Versions
 from thinwire.server.private_mode import CentralMode
 from thinwire.server.run_end import close_undriven, end_abandoned
+from thinwire.server.submit import submit
 from thinwire.server.tree_noise import KEYS, StoredTree, TreeNoise
 from thinwire.simulation import reported
 from thinwire.store import Store
@@ -152,6 +154,16 @@ def test_a_run_waits_for_clients_that_the_separation_excludes_and_its_status_say
     assert end.status == "failed"
     assert "took part in round 1, and [privacy] min_separation = 2 lets it take part again from round 3 on" in end.text
     require_erased(made)
+
+
+def test_a_simulation_without_another_client_ends_in_place_of_waiting(tmp_path: Path) -> None:
+    plan = RunPlan.parse(TREE.replace("every = 3", "every = 3\nmin_separation = 2"))
+    with patch("tests.support.crashes.submit", partial(submit, source="sim")):
+        made = World(tmp_path, Fate(), plan).live()
+    assert len(made.of(RoundClosed)) == 1
+    end = made.of(RunStatusChanged)[-1]
+    assert (end.status, end.exit_code) == ("failed", 6)
+    assert "0 of 5 may take part now" in end.text
 
 
 class Restored(World):

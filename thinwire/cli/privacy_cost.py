@@ -19,7 +19,7 @@ from thinwire.core.formatting import counted
 from thinwire.core.plan_protection_rules import LEAST_NOISE, MOST_NOISE
 from thinwire.privacy.accounting import Budget
 from thinwire.privacy.noise_plan import NoisePlan, honest_survivors, noise_plan
-from thinwire.privacy.tree_aggregation import length_of, share
+from thinwire.privacy.tree_aggregation import length_of, nodes_in_model, share
 from thinwire.reports.privacy import TRUSTED, rounded_up, sampling_text, unit_text
 
 if TYPE_CHECKING:
@@ -255,7 +255,8 @@ def print_plan(run: PrivateRun) -> None:
         for row in rows
     ]
     console.table(header, cells, right=header)
-    console.line(f"noise of {mean}: standard deviation of one coordinate, in multiples of clip / {of}")
+    node = ", of one node" if run.plan.privacy.mechanism == "tree" else ""
+    console.line(f"noise of {mean}: standard deviation of one coordinate{node}, in multiples of clip / {of}")
     console.line()
     console.sentence(for_less(run))
     for warning in warnings(run):
@@ -281,7 +282,8 @@ def _lines(run: PrivateRun) -> Iterator[tuple[str, str]]:
         "local": "in each update, in multiples of 2 clip",
         "example": "in the sum of a batch, in multiples of clip",
     }
-    place = places.get(privacy.mode, "in the sum, in multiples of clip")
+    node = "the sum of each node" if privacy.mechanism == "tree" else "the sum"
+    place = places.get(privacy.mode, f"in {node}, in multiples of clip")
     yield "noise", f"{noise.release.mechanism}, noise_multiplier = {multiplier}: {place}"
     last = f"{rounded_up(run.epsilon())} after {counted(noise.participations, 'round')} of one client"
     yield "epsilon", f"{rounded_up(run.epsilon(1))} after 1 round, {last}"
@@ -302,15 +304,16 @@ def _lines(run: PrivateRun) -> Iterator[tuple[str, str]]:
 
 
 def tree_text(run: PrivateRun) -> str:
-    """Return how tree aggregation adds noise, and what one participation costs, as sentences."""
-    privacy, length = run.plan.privacy, length_of(run.plan.privacy, run.plan.run.rounds)
-    times = share(length, privacy.min_separation, run.noise.participations)
-    most = (length + 1).bit_length() - 1  # set bits of a number up to the length
-    trees = f"a new tree every {length} rounds" if length < run.plan.run.rounds else "one tree for all rounds"
+    """Return how tree aggregation adds noise, and how it compares with noise of each round's own, as sentences."""
+    privacy, rounds, z = run.plan.privacy, run.plan.run.rounds, run.noise.noise_multiplier
+    length = length_of(privacy, rounds)
+    times, left = share(length, privacy.min_separation, run.noise.participations), nodes_in_model(length, rounds)
+    trees = f"a new tree every {length} rounds" if length < rounds else "one tree for all rounds"
     return (
-        f"{trees}, and at most {counted(most, 'noise')} of a node in what a tree adds to the model. A participation "
-        f"costs as much as {counted(times, 'node')}, because rounds of one client are at least "
-        f"{privacy.min_separation} apart."
+        f"{trees}. A participation costs as much as {counted(times, 'node')}. After {rounds} rounds the model has the "
+        f"noise of {counted(left, 'node')}: {z * math.sqrt(left):.3g} in multiples of clip / clients. If each round "
+        f"had noise of its own (leave mechanism out), it would be {z * math.sqrt(rounds / times):.3g} for the same "
+        "epsilon."
     )
 
 

@@ -81,6 +81,16 @@ def length_of(privacy: PrivacySection, rounds: int) -> int:
     return privacy.restart_every or rounds
 
 
+def nodes_in_model(length: int, rounds: int) -> int:
+    """Return of how many nodes a model has the noise after so many rounds, in trees of `length` rounds.
+
+    >>> nodes_in_model(1024, 1024), nodes_in_model(1000, 1000), nodes_in_model(5, 20)
+    (1, 6, 8)
+    """
+    whole, rest = divmod(rounds, length)
+    return whole * len(nodes(length)) + len(nodes(rest))
+
+
 def booked(node: Release, length: int, separation: int, participations: int) -> Release:
     """Return what a participation in a tree is booked as, from what it costs in one node.
 

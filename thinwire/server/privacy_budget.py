@@ -14,10 +14,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from thinwire.core.errors import BudgetSpent
+from thinwire.core.errors import BudgetSpent, TooFewClients
+from thinwire.core.formatting import counted
 from thinwire.core.protection_events import PrivacyCommitted, PrivacyReserved
 from thinwire.privacy.accounting import Budget, Release, epsilon
 from thinwire.privacy.noise_plan import participations_of
+from thinwire.server.policy.cohort import min_updates_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -90,13 +92,29 @@ class PrivacyBudget:
         return [PrivacyCommitted(running.clock.wall(), number, digest, next_clip)]
 
     def require_clients(self, running: RunContext, release: Release) -> None:
-        """Raise `BudgetSpent` if no round can be opened because of what the connected clients have spent."""
+        """Raise `BudgetSpent` if no round can be opened because of what the connected clients have spent.
+
+        Raise `TooFewClients` if a simulation waits for ever, since all its clients took part too short a time ago. On
+        devices another one may connect.
+        """
         excluded = {device: self._ended(running, device, release) for device in running.presence.devices}
         left = sum(not why for why in excluded.values())
         needed = self.plan.cohort.clients if isinstance(self.plan.cohort.clients, int) else 1
         if excluded and left < needed <= len(excluded):
             device, why = next((device, why) for device, why in excluded.items() if why)
             raise _spent(f"a round needs {needed} clients, and {left} of {len(excluded)} may still spend", device, why)
+
+        if not running.simulated or self.plan.privacy.min_separation == 1:
+            return
+        seen = running.presence.seen
+        able = sum(not self.excluded(running, device, release) for device in seen)
+        if seen and able < (least := min_updates_of(self.plan.cohort.min_updates, needed)):
+            apart = self.plan.privacy.min_separation
+            raise TooFewClients(
+                f"a round needs {counted(least, 'client')}, and {able} of {len(seen)} may take part now",
+                f"[privacy] min_separation = {apart} keeps rounds of one client apart, and no other client is there",
+                f"at least {apart * needed} clients, or a smaller min_separation",
+            )
 
     def _read(self, running: RunContext) -> tuple[Mapping[str, Mapping[str, int]], dict[str, list[int]]]:
         ledger, population = running.store.privacy, self.population(running)

@@ -73,6 +73,11 @@ class ConnectedDevices:
         """Return the names of the connected devices, sorted."""
         return sorted(self.hellos)
 
+    @property
+    def seen(self) -> Sequence[str]:
+        """Return the names of the devices that have been connected since this process began, sorted."""
+        return sorted(self._last)
+
 
 SILENT = "it does not say"
 

@@ -204,3 +204,25 @@ def test_a_plan_without_privacy_is_told_what_to_set(thinwire):
     assert said.code == 2
     assert "has no differential privacy" in said.err
     assert '[privacy] mode = "central"' in said.err
+
+
+TREE = ('privacy.mechanism="tree"', "cohort.clients=2", "run.rounds=1024")
+
+
+def test_a_tree_is_compared_with_noise_of_each_rounds_own_for_the_same_epsilon(planned):
+    found = planned(*TREE, "privacy.min_separation=1024", clients=4096).document
+    own = planned("cohort.clients=2", "run.rounds=1024", "privacy.max_participations=1", clients=4096).document
+    assert (found["participations"], found["warnings"]) == (1, [])
+    assert found["noise_multiplier"] == pytest.approx(own["noise_multiplier"] * 11**0.5, rel=1e-3)
+    assert "A participation costs as much as 11 nodes" in found["tree"]
+    assert f"the noise of 1 node: {found['noise_multiplier']:.3g} in multiples" in found["tree"]
+    assert f"it would be {own['noise_multiplier'] * 32:.3g} for the same epsilon" in found["tree"]
+    assert own["tree"] is None
+
+
+def test_a_person_reads_what_the_separation_needs(planned, thinwire):
+    warned = planned(*TREE, "privacy.min_separation=100", clients=50).document["warnings"]
+    assert "50 clients are fewer than 200, which rounds of 2 need with min_separation = 100" in warned[0]
+    said = thinwire("privacy", "plan", EXAMPLE, *(w for one in TREE for w in ("--set", one)), "--clients", "8").out
+    assert "in the sum of each node" in said
+    assert "one tree for all rounds" in said

@@ -231,6 +231,10 @@ def test_a_private_plan_is_declined_while_it_is_not_known_what_this_device_has_s
     assert said(Policy(), facts=facts) == ""
 
 
+# Of 20 rounds: five nodes have the update of a client, so their noise counts as one of 1 / sqrt(5).
+ONCE_IN_A_TREE = {"mode": "central", "mechanism": "tree", "max_participations": 1}
+
+
 @pytest.mark.parametrize(
     ("privacy", "rule"),
     [
@@ -238,6 +242,8 @@ def test_a_private_plan_is_declined_while_it_is_not_known_what_this_device_has_s
         ({"mode": "central", "target_epsilon": 1.0}, "min_noise"),
         ({"mode": "central", "noise_multiplier": 0.9}, "min_noise"),
         ({"mode": "central", "noise_multiplier": 1.0}, ""),
+        ({**ONCE_IN_A_TREE, "noise_multiplier": 2.2}, "min_noise"),
+        ({**ONCE_IN_A_TREE, "noise_multiplier": 2.3}, ""),
     ],
 )
 def test_no_less_noise_is_added_than_the_owner_allows(privacy, rule):

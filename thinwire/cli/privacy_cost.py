@@ -18,8 +18,8 @@ from thinwire.core.errors import PlanError
 from thinwire.core.formatting import counted
 from thinwire.core.plan_protection_rules import LEAST_NOISE, MOST_NOISE
 from thinwire.privacy.accounting import Budget
-from thinwire.privacy.noise_plan import NoisePlan, honest_survivors, noise_plan
-from thinwire.privacy.tree_aggregation import length_of, nodes_in_model, share
+from thinwire.privacy.noise_plan import NoisePlan, honest_survivors, noise_plan, share_of_participation
+from thinwire.privacy.tree_aggregation import length_of, nodes_in_model
 from thinwire.reports.privacy import TRUSTED, rounded_up, sampling_text, unit_text
 
 if TYPE_CHECKING:
@@ -307,7 +307,7 @@ def tree_text(run: PrivateRun) -> str:
     """Return how tree aggregation adds noise, and how it compares with noise of each round's own, as sentences."""
     privacy, rounds, z = run.plan.privacy, run.plan.run.rounds, run.noise.noise_multiplier
     length = length_of(privacy, rounds)
-    times, left = share(length, privacy.min_separation, run.noise.participations), nodes_in_model(length, rounds)
+    times, left = share_of_participation(run.plan), nodes_in_model(length, rounds)
     trees = f"a new tree every {length} rounds" if length < rounds else "one tree for all rounds"
     return (
         f"{trees}. A participation costs as much as {counted(times, 'node')}. After {rounds} rounds the model has the "

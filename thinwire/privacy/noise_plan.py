@@ -41,7 +41,7 @@ from thinwire.core.privacy_numbers import (
 from thinwire.core.secure_numbers import fewest_survivors, rotation_block, share_of
 from thinwire.privacy.accounting import Release, epsilon, noise_for
 from thinwire.privacy.samplers import TableSampler
-from thinwire.privacy.tree_aggregation import booked, length_of
+from thinwire.privacy.tree_aggregation import booked, length_of, share
 
 CENTRAL_STEPS = 4.0  # grid steps a clip, times the root of the dimensions: rounding adds 1 percent to the sensitivity
 LEAST_STEPS = 256.0
@@ -87,6 +87,12 @@ def participations_of(plan: RunPlan) -> int:
     """Return the largest number of rounds of a run in which one client takes part."""
     rounds, privacy = plan.run.rounds, plan.privacy
     return min(-(-rounds // privacy.min_separation), privacy.max_participations or rounds)
+
+
+def share_of_participation(plan: RunPlan) -> int:
+    """Return what a participation costs in a run with `mechanism = "tree"`, in multiples of what a node costs."""
+    length, participations = length_of(plan.privacy, plan.run.rounds), participations_of(plan)
+    return share(length, plan.privacy.min_separation, participations)
 
 
 def honest_survivors(secure: SecureSection, selected: int) -> int:

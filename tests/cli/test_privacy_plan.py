@@ -226,3 +226,17 @@ def test_a_person_reads_what_the_separation_needs(planned, thinwire):
     said = thinwire("privacy", "plan", EXAMPLE, *(w for one in TREE for w in ("--set", one)), "--clients", "8").out
     assert "in the sum of each node" in said
     assert "one tree for all rounds" in said
+
+
+def test_a_run_with_a_tree_costs_what_its_plan_says_and_tells_its_separation(thinwire, tmp_path, monkeypatch):
+    monkeypatch.setenv("THINWIRE_HOME", str(tmp_path))
+    keys = ("cohort.clients=2", 'privacy.mechanism="tree"', "privacy.min_separation=2", "local.steps=2", "run.rounds=3")
+    sets = [word for one in keys for word in ("--set", one)]
+    told = thinwire("privacy", "plan", EXAMPLE, *sets, "--clients", "4", "--json").document
+    thinwire("sim", EXAMPLE, *sets, "--clients", "4", "--split", "iid")
+    shown = thinwire("runs", "show", "latest")
+    assert "keep rounds of one client at least 2 apart" in " ".join(shown.out.split())
+    spent = thinwire("runs", "show", "--json").document["privacy"]
+    assert (spent["participations"], spent["released"]) == (2, 3)
+    assert spent["epsilon"] == told["epsilon"]
+    assert not list(tmp_path.rglob("*tree-keys*"))

@@ -43,6 +43,10 @@ AMPLIFIED: Final = (
     "It counts on secret sampling: only a device knows which of its records are in a batch. A device pays for each "
     "round that selects it."
 )
+TREE: Final = (
+    "Noise is that of tree aggregation: a client pays in each round for all sums that its update will be in. The "
+    "aggregator and the devices keep rounds of one client at least {} apart."
+)
 _THREE = Context(prec=3, rounding=ROUND_CEILING)
 
 
@@ -241,3 +245,5 @@ def private_lines(store: Store, run: RunRow) -> Iterator[str]:
     if why := store.privacy.unknown().get(spent.population):
         yield f"More may be spent in the population {spent.population}: {why}."
     yield from assumptions(spent, run.source == "sim")
+    if (privacy := privacy_section(run)).mechanism == "tree":
+        yield TREE.format(privacy.min_separation)

@@ -72,8 +72,8 @@ PIPELINE: Final[Mapping[str, str]] = {
     "comes after the noise only processes it further.",
     "distributed": "device: support, clip, rotate, round, add its noise; aggregator: sum under masks, decode",
     "local": "device: clip, round to the grid, add noise, encode. The uplink codec is after the noise.",
-    "example": "device, at each step: sample records, clip each gradient, round to the grid, sum, add noise; then encode. "
-    "The uplink codec is after the noise.",
+    "example": "device, at each step: sample records, clip each gradient, round to the grid, sum, add noise; then "
+    "encode. The uplink codec is after the noise.",
 }
 LATTICE: Final = "integers on a grid, summed under masks"
 ENFORCED: Final = (
@@ -121,7 +121,12 @@ def privacy_report(store: Store, run: RunRow, audit: Path = AUDIT) -> dict[str, 
         "unit": unit_text(mode),
         "adjacency": ADJACENCY[mode],
         "guarantee": _guarantee(spent.epsilon_run, None if unknown else spent.epsilon, spent.delta),
-        "mechanism": {"mode": mode, "clip": _clip(privacy), "amplification": sampling_text(mode), "kinds": list(_kinds(own))},
+        "mechanism": {
+            "mode": mode,
+            "clip": _clip(privacy),
+            "amplification": sampling_text(mode),
+            "kinds": list(_kinds(own)),
+        },
         "trust": {"in_short": SIMULATED if run.source == "sim" else TRUSTED.get(mode, ""), **WHO[mode]},
         "participation": {
             "cap_of_the_plan": privacy.max_participations or run.plan["run"]["rounds"],

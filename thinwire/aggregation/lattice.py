@@ -69,24 +69,39 @@ class BadSum(ValueError):
 
 
 class Terms(Protocol):
-    """What a lattice needs to know; `LatticeTerms` has it without noise, and `PrivateTerms` with noise."""
+    """Gives what a lattice needs to know: `LatticeTerms` without noise, `PrivateTerms` with noise."""
 
     @property
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """Return the number of trained parameters."""
+
     @property
-    def support(self) -> float: ...
+    def support(self) -> float:
+        """Return the share of coordinates in a round."""
+
     @property
-    def rotate(self) -> int: ...
+    def rotate(self) -> int:
+        """Return the largest rotated block, 0 without rotation."""
+
     @property
-    def selected(self) -> int: ...
+    def selected(self) -> int:
+        """Return the number of clients that a round selects."""
+
     @property
-    def weight_max(self) -> int: ...
+    def weight_max(self) -> int:
+        """Return the largest weight of a client."""
+
     @property
-    def clip(self) -> float: ...
+    def clip(self) -> float:
+        """Return the largest L2 norm of a weighted vector."""
+
     @property
-    def most(self) -> int: ...
+    def most(self) -> int:
+        """Return the largest integer of one client."""
+
     @property
-    def width(self) -> int: ...
+    def width(self) -> int:
+        """Return the bits of a lane."""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from thinwire.core.fleet import TaskReport
 from thinwire.core.plan import RunPlan
 from thinwire.privacy.accounting import Release, epsilon
 from thinwire.reports.privacy import Spending, ledger, private_lines, rounded_up, spending_of_run, spent_text
+from thinwire.reports.privacy_report import privacy_report
 from thinwire.store import PrivacyRow, Store
 
 PLAN = """
@@ -118,6 +119,9 @@ def test_runs_that_hide_one_record_make_the_sum_of_a_population_one_of_a_record(
     said = " ".join(private_lines(store, store.run(of_records)))
     assert "Unit of privacy: one record of one device." in said
     assert "only a device knows which of its records are in a batch" in said
+    bets = [privacy_report(store, store.run(run))["meaning"] for run in (of_records, whole)]
+    assert "that the data of one record of a device were used" in bets[0]
+    assert "that the data of one client were used" in bets[1]
 
 
 def test_a_run_without_privacy_has_nothing_to_say(store: Store, story: Story) -> None:

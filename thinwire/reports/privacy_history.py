@@ -86,7 +86,7 @@ class SpendingHistory:
         return PrivacyState(
             spending,
             spent_text(spending, privacy.budget),
-            meaning(spending.epsilon_run, privacy.delta),
+            meaning(spending.epsilon_run, privacy.delta, privacy.mode),
             assumptions(spending, run.source == "sim"),
             privacy.budget if is_budget else privacy.target_epsilon,
             "" if not is_budget and privacy.target_epsilon is None else "budget" if is_budget else "target_epsilon",
@@ -144,18 +144,19 @@ def percent_up(share: float) -> str:
     return f"{float(next((up for up in steps if up < 100), 100)):g} %"
 
 
-def meaning(epsilon: float | None, delta: float) -> str:
-    """Return what an epsilon means for one client as sentences in plain words.
+def meaning(epsilon: float | None, delta: float, mode: str = "central") -> str:
+    """Return what an epsilon of a mode means for one client, or for one of its records, as sentences in plain words.
 
     >>> meaning(1.0, 0.0)[:101]
     'Someone who sees all released models, and holds it as likely as not that the data of one client were '
     """
+    data = "one record of a device" if mode == "example" else "one client"
     if epsilon is None or not math.isfinite(epsilon):
-        return "No epsilon bounds what the released models tell of one client."
+        return f"No epsilon bounds what the released models tell of {data}."
     bet = percent_up(right_guesses(epsilon, delta))
     times = rounded_up(math.exp(min(epsilon, 700.0)))
     said = (
-        "Someone who sees all released models, and holds it as likely as not that the data of one client were used, "
+        f"Someone who sees all released models, and holds it as likely as not that the data of {data} were used, "
         f"guesses right in at most {bet} of such bets (50 % is a coin). What that person sees is at most {times} times "
         f"as likely with these data as without, except with the probability delta = {delta:g}."
     )

@@ -148,7 +148,7 @@ def privacy_report(store: Store, run: RunRow, audit: Path = AUDIT) -> dict[str, 
             ],
         },
         "audit": audit_text(audit),
-        "meaning": meaning(spent.epsilon_run, spent.delta),
+        "meaning": meaning(spent.epsilon_run, spent.delta, mode),
         "left_out": left_out,
     }  # fmt: skip
 

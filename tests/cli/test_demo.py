@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_aggregator import COMMAND, PATIENCE_S, processes_that_name, until
+from thinwire.aggregation import codecs
 from thinwire.cli.demo.commands import folder, has_desktop, kind_of, plan_of
 from thinwire.cli.demo.processes import roles
 from thinwire.cli.demo.report import sentences, spent_sentence
@@ -110,10 +111,12 @@ def test_two_clients_are_no_secure_demo():
 
 
 def test_the_table_of_a_private_demo_ends_in_what_was_spent_for_whom_and_who_is_trusted():
-    found = {"epsilon": 7.9991, "delta": 1e-3, "rounds": 20, "unit": "one client with all its data"}
+    found = {"epsilon": 7.9991, "delta": 1e-3, "rounds": 20, "unit": "one client with all its data", "honest": None}
     said = " ".join(line.strip() for line in spent_sentence(found))
-    assert "20 rounds spent epsilon 8.00 at delta 0.001 of one client with all its data, towards" in said
+    assert "20 rounds spent epsilon 8 at delta 0.001 of one client with all its data, towards" in said
     assert said.endswith("the aggregator saw every update in the clear and is trusted to add the noise.")
+    shared = " ".join(line.strip() for line in spent_sentence({**found, "honest": 16}))
+    assert shared.endswith("and the cost counts on the noise of 16 honest clients in each of them.")
     assert "no bound on epsilon" in " ".join(spent_sentence({**found, "epsilon": None}))
     assert list(spent_sentence({**found, "rounds": 0})) == ["privacy    No round was opened, so nothing was spent."]
 
@@ -127,11 +130,12 @@ def test_a_private_demo_plans_its_noise_for_its_own_rounds():
         assert each.epsilon(plan.privacy.delta) == pytest.approx(plan.privacy.target_epsilon, rel=1e-3)
 
 
-def test_noise_under_masks_is_refused_until_it_exists():
-    with pytest.raises(UsageError) as refused:
-        plan_of(4, 1, 8, secure=True, private=True)
-    assert refused.value.what == "--private with --secure"
-    assert refused.value.why and refused.value.hint.startswith("--private alone")
+def test_a_private_demo_under_masks_plans_its_noise_for_its_number_of_clients():
+    plan = plan_of(4, 1, 8, secure=True, private=True)
+    assert (kind_of(plan), plan.privacy.mode, plan.cohort.clients) == ("private-secure", "distributed", 8)
+    assert not plan.check(codecs)
+    with pytest.raises(UsageError):
+        plan_of(4, 1, 2, secure=True, private=True)
 
 
 def heard():

@@ -7,9 +7,10 @@ import pytest
 from tests.store.test_privacy_ledger import release_it, reserve
 from tests.support.store_story import LAYOUT
 from thinwire.core.fleet import TaskReport
+from thinwire.core.formatting import rounded_up
 from thinwire.core.plan import RunPlan
 from thinwire.privacy.accounting import Release, epsilon
-from thinwire.reports.privacy import Spending, ledger, private_lines, rounded_up, spending_of_run, spent_text
+from thinwire.reports.privacy import Spending, ledger, private_lines, spending_of_run, spent_text
 from thinwire.reports.privacy_report import privacy_report
 from thinwire.store import PrivacyRow, Store
 

@@ -14,10 +14,11 @@ from tests.support.browsing import Open, axe, overflow
 from tests.support.filled_store import add_devices
 from tests.support.private_story import DEVICES, PLAIN, PRIVATE, PrivateStory
 from tests.support.serving import Shown
+from thinwire.core.formatting import rounded_up
 from thinwire.core.layout import Layout
 from thinwire.privacy.accounting import epsilon
 from thinwire.privacy.noise_plan import noise_plan
-from thinwire.reports.privacy import rounded_up, spending_of_run
+from thinwire.reports.privacy import spending_of_run
 from thinwire.reports.privacy_history import SpendingHistory, right_guesses
 from thinwire.store import Store
 

@@ -131,9 +131,7 @@ class LatticeTerms:
         if self.rotate and (self.rotate & (self.rotate - 1) or not SMALLEST <= self.rotate <= LARGEST):
             raise ValueError(f"rotate = {self.rotate} is not 0 or a power of two from {SMALLEST} to {LARGEST}")
         if self.selected < 1 or self.weight_max < 1 or self.selected * self.weight_max >= 1 << 63:
-            raise ValueError(
-                f"{self.selected} clients with weights up to {self.weight_max} do not fit a sum of 63 bits"
-            )
+            raise ValueError(f"{self.selected} clients with weights up to {self.weight_max} do not fit 63 bits")
         if not CLIP_RANGE[0] <= self.clip <= CLIP_RANGE[1]:
             raise ValueError(f"clip = {self.clip} is not between 2^-60 and 2^60")
         if self.width > MOST_WIDTH:
@@ -288,10 +286,9 @@ class Lattice:
         per_value = math.ldexp(share * clipped / self.step, exponent)
         lanes, near = np.zeros(self.lanes, self.dtype), np.float32(math.ldexp(1, -exponent))
 
-        def round_scaled(scaled: float) -> float:
-            return self._round(part, x, near, per_value * scaled, rotation, fill, lanes)
-
-        scaled = self._fit(round_scaled, lanes[: self.padded])
+        scaled = self._fit(
+            lambda factor: self._round(part, x, near, per_value * factor, rotation, fill, lanes), lanes[: self.padded]
+        )
         lanes[self.padded :] = 1
         self._add(lanes, window, rotation, -self._unit(weight), True, x)
         return Points(lanes, weight, window, rotation, clipped, scaled)

@@ -15,12 +15,12 @@ from thinwire.aggregation.plan_codecs import noised_dimensions
 from thinwire.cli import console
 from thinwire.cli.secure_cost import selected_of, thresholds
 from thinwire.core.errors import PlanError
-from thinwire.core.formatting import counted
+from thinwire.core.formatting import counted, rounded_up
 from thinwire.core.plan_protection_rules import LEAST_NOISE, MOST_NOISE
 from thinwire.privacy.accounting import Budget
 from thinwire.privacy.noise_plan import NoisePlan, honest_survivors, noise_plan, share_of_participation
 from thinwire.privacy.tree_aggregation import length_of, nodes_in_model
-from thinwire.reports.privacy import TRUSTED, rounded_up, sampling_text, unit_text
+from thinwire.reports.privacy import TRUSTED, sampling_text, unit_text
 
 if TYPE_CHECKING:
     from thinwire.core import RunPlan

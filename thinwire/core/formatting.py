@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from decimal import ROUND_CEILING, Context
 from typing import Literal, NamedTuple, TypedDict
 
 NOTHING = "-"  # an absent value, in tables too
+_THREE = Context(prec=3, rounding=ROUND_CEILING)
 
 
 def plain(text: str) -> str:
@@ -27,6 +29,17 @@ def grouped(digits: str) -> str:
     '01234567 89abcdef 01234567 89abcdef'
     """
     return " ".join(digits[at : at + 8] for at in range(0, len(digits), 8))
+
+
+def rounded_up(value: float | None) -> str:
+    """Format an epsilon or a noise multiplier with three digits, never below its value.
+
+    >>> rounded_up(4.7911), rounded_up(3.0), rounded_up(1234.5), rounded_up(math.inf)
+    ('4.8', '3', '1240', 'without a bound')
+    """
+    if value is None or math.isinf(value):
+        return "without a bound"
+    return f"{float(_THREE.create_decimal(repr(float(value)))):g}"
 
 
 def counted(count: int, noun: str) -> str:

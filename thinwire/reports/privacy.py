@@ -11,11 +11,10 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import ROUND_CEILING, Context
 from typing import TYPE_CHECKING, Final
 
 from thinwire.core.errors import DataLost
-from thinwire.core.formatting import counted
+from thinwire.core.formatting import counted, rounded_up
 from thinwire.core.plan_schema import PrivacySection
 from thinwire.privacy.accounting import epsilon_of, releases_of, unit_of_all
 
@@ -47,7 +46,6 @@ TREE: Final = (
     "Noise is that of tree aggregation: a client pays in each round for all sums that its update will be in. The "
     "aggregator and the devices keep rounds of one client at least {} apart."
 )
-_THREE = Context(prec=3, rounding=ROUND_CEILING)
 
 
 @dataclass(frozen=True)
@@ -87,17 +85,6 @@ class Spending:
             f"{self.run_id}: {count} of {counted(self.reserved, 'reserved round')} {have} no released model (open, "
             "ended without a step, or lost in a crash), and a reservation stays spent"
         )
-
-
-def rounded_up(value: float | None) -> str:
-    """Format an epsilon or a noise multiplier with three digits, never below its value.
-
-    >>> rounded_up(4.7911), rounded_up(3.0), rounded_up(1234.5), rounded_up(math.inf)
-    ('4.8', '3', '1240', 'without a bound')
-    """
-    if value is None or math.isinf(value):
-        return "without a bound"
-    return f"{float(_THREE.create_decimal(repr(float(value)))):g}"
 
 
 def privacy_section(run: RunRow) -> PrivacySection:

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Decimal
 from typing import TYPE_CHECKING
 
+from thinwire.core.formatting import rounded_up
 from thinwire.reports.privacy import (
     Spending,
     assumptions,
     largest_epsilon,
     population_of,
     privacy_section,
-    rounded_up,
     spending_from,
     spent_text,
 )

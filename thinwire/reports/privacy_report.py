@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import thinwire
 from thinwire.core.errors import DataLost, UsageError
-from thinwire.core.formatting import counted
+from thinwire.core.formatting import counted, rounded_up
 from thinwire.privacy.accounting import releases_of
 from thinwire.reports import secure_rounds
 from thinwire.reports.privacy import (
@@ -28,7 +28,6 @@ from thinwire.reports.privacy import (
     TRUSTED,
     population_of,
     privacy_section,
-    rounded_up,
     sampling_text,
     spending_of_run,
     unit_text,

@@ -15,7 +15,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from thinwire.core.errors import BudgetSpent, TooFewClients
-from thinwire.core.formatting import counted
+from thinwire.core.formatting import counted, rounded_up
 from thinwire.core.protection_events import PrivacyCommitted, PrivacyReserved
 from thinwire.privacy.accounting import Budget, Release, epsilon
 from thinwire.privacy.noise_plan import participations_of
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 MAX_PARTICIPATIONS = "has taken part in {} rounds of this run, the most of [privacy] max_participations"
 MIN_SEPARATION = "took part in round {}, and [privacy] min_separation = {} lets it take part again from round {} on"
-BUDGET = "would pass [privacy] budget = {:g} with one more round: {:.3g} at delta = {:g} are spent"
+BUDGET = "would pass [privacy] budget = {:g} with one more round: {} at delta = {:g} are spent"
 
 
 class PrivacyBudget:
@@ -67,7 +67,7 @@ class PrivacyBudget:
         own = Counter({Release.from_json(text): count for text, count in spent.get(device, {}).items()})
         if Budget(privacy.budget, privacy.delta).allows(own, release):
             return ""
-        return BUDGET.format(privacy.budget, epsilon(own, privacy.delta), privacy.delta)
+        return BUDGET.format(privacy.budget, rounded_up(epsilon(own, privacy.delta)), privacy.delta)
 
     def reserved(self, running: RunContext, opened: RoundOpened, release: Release) -> list[Event]:
         """Return what a round spends, before it is opened.

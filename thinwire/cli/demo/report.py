@@ -167,7 +167,9 @@ def spent_sentence(privacy: dict[str, Any]) -> Iterator[str]:
     if not privacy["rounds"]:
         yield "privacy    No round was opened, so nothing was spent."
         return
-    bound = "no bound on epsilon" if privacy["epsilon"] is None else f"epsilon {privacy['epsilon']:.2f}"
+    bound = (
+        "no bound on epsilon" if privacy["epsilon"] is None else f"epsilon {formatting.rounded_up(privacy['epsilon'])}"
+    )
     rounds = formatting.counted(privacy["rounds"], "round")
     yield f"privacy    {rounds} spent {bound} at delta {privacy['delta']:g} of {privacy['unit']},"
     if privacy["honest"] is None:

@@ -239,4 +239,8 @@ def test_a_run_with_a_tree_costs_what_its_plan_says_and_tells_its_separation(thi
     spent = thinwire("runs", "show", "--json").document["privacy"]
     assert (spent["participations"], spent["released"]) == (2, 3)
     assert spent["epsilon"] == told["epsilon"]
+    report = thinwire("privacy", "report", "latest", "--json").document
+    told_of = report.get("report", report)["assumptions"]
+    assert any("at least 2 apart" in one for one in told_of["enforced"])
+    assert any("stored keys" in one for one in told_of["not_enforced"])
     assert not list(tmp_path.rglob("*tree-keys*"))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.support.processes import Site, kill
 from thinwire.core.events import ModelStored, RoundOpened
 from thinwire.core.protection_events import PrivacyCommitted
 from thinwire.reports.secure_rounds import PRIVATE
+from thinwire.server.tree_noise import KEYS
 from thinwire.web.run_queries import Reader
 
 CLIENTS, ROUNDS = 3, 3
@@ -19,11 +22,17 @@ PRIVATE_PLAN = (
 )  # fmt: skip
 
 
-def test_a_killed_aggregator_releases_the_same_bytes_again_and_spends_nothing_twice(site: Site) -> None:
+TREE = ("privacy.mechanism='tree'", f"cohort.clients={CLIENTS}")
+
+
+@pytest.mark.parametrize("more", [(), TREE], ids=["own", "tree"])
+def test_a_killed_aggregator_releases_the_same_bytes_again_and_spends_nothing_twice(
+    site: Site, more: tuple[str, ...]
+) -> None:
     site.start_aggregator()
     for part in range(CLIENTS):
         site.start_client(f"pi-{part}", part, CLIENTS, step_s=0.03)  # so that no round is over before the kill
-    run_id = site.begin(*PRIVATE_PLAN)
+    run_id = site.begin(*PRIVATE_PLAN, *more)
     site.until_event(run_id, PrivacyCommitted, round=1)
     assert site.aggregator is not None
     kill(site.aggregator)
@@ -31,6 +40,7 @@ def test_a_killed_aggregator_releases_the_same_bytes_again_and_spends_nothing_tw
     folder = site.home / "aggregator" / "runs" / run_id
     (released,) = folder.glob("v000001.model*")  # killed before it has its own name, or after
     before = released.read_bytes()
+    assert [path.stat().st_mode & 0o777 for path in folder.glob(KEYS)] == ([0o600] if more else [])
     site.start_aggregator()
     assert site.until_done(run_id).status == "done", site.said()
 

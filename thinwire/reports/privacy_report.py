@@ -25,6 +25,7 @@ from thinwire.privacy.accounting import releases_of
 from thinwire.reports import secure_rounds
 from thinwire.reports.privacy import (
     SIMULATED,
+    TREE,
     TRUSTED,
     population_of,
     privacy_section,
@@ -87,6 +88,7 @@ NOT_ENFORCED: Final = (
 )
 CLIPPED: Final = "The aggregator clips each decoded update, and checks the exact norm of the integers that it sums."
 SERVER_HONEST: Final = "The aggregator is honest: it clips, adds noise, keeps the ledger, and deletes updates."
+KEYS_KEPT: Final = "Nobody reads or copies the stored keys of the noise of a tree before they are deleted."
 CLIENTS_CLIP: Final = "Each client clips by itself: the length of a lying client's update is not bounded."
 
 
@@ -102,7 +104,7 @@ def privacy_report(store: Store, run: RunRow, audit: Path = AUDIT) -> dict[str, 
     privacy, mode = privacy_section(run), spent.mode
     own = [row for row in store.privacy.rows(population_of(run)) if row.run_id == run.run_id and row.release]
     secure = secure_rounds.protection(run, [len(one.selected) for one in store.rounds(run.run_id)])
-    left_out = list[str]()
+    left_out, tree = list[str](), [TREE.format(privacy.min_separation)] if privacy.mechanism == "tree" else []
     unknown = store.privacy.unknown().get(spent.population, "")
     if unknown:
         left_out.append(f"epsilon in all runs of {spent.population}: {unknown}")
@@ -139,9 +141,10 @@ def privacy_report(store: Store, run: RunRow, audit: Path = AUDIT) -> dict[str, 
             "order": PIPELINE.get(mode, ""),
         },
         "assumptions": {
-            "enforced": [*ENFORCED, *([CLIPPED] if mode == "central" else [])],
+            "enforced": [*ENFORCED, *([CLIPPED] if mode == "central" else []), *tree],
             "not_enforced": [
                 SERVER_HONEST if mode == "central" else CLIENTS_CLIP,
+                *([KEYS_KEPT] if tree else ()),
                 *(secure.assumes if secure else ()),
                 *NOT_ENFORCED,
             ],

@@ -16,6 +16,11 @@ Invariants, also after a crash anywhere:
 Whoever has this file and the model, has the sum of the updates of some rounds without noise. So the file has mode 0600
 and is in no backup (its name begins with a dot). A key is deleted when no next round takes its noise off: with the next
 prefix, when a tree is complete, and at the end of the run. A file system may keep the blocks of a deleted file.
+
+A state directory that is set back together with its keys, as by a snapshot of a machine, goes on in the same tree: what
+it releases then are other nodes than those of the rounds that it lost. They have new keys, but the updates of earlier
+rounds are in both, and are booked for one. A restored backup has no keys, so this does not happen there. A run ends,
+with its keys, as soon as a device that took part in a lost round reports that (`store/privacy_ledger.py`).
 """
 
 from __future__ import annotations

@@ -242,7 +242,42 @@ def test_steps_whose_cost_is_not_known_are_refused(changes: dict[str, str | None
     assert all(one.why and one.hint for one in found)
 
 
-@pytest.mark.parametrize("key", ["clip = 1.0", "budget = 8.0", "max_participations = 3", "delta = 1e-6"])
+SAMPLED = {"privacy__sampling_rate": "0.1", "cohort__clients": None, "cohort__min_updates": None}
+
+
+def test_a_sampled_plan_is_valid() -> None:
+    assert not refused(**SAMPLED)
+    assert not refused(**SAMPLED, cohort__wait_for="20")
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"privacy__mode": '"distributed"', "secure__enabled": "true", "cohort__clients": "20"}, "sampling_rate = 0.1"),
+        ({"cohort__clients": "20"}, "[cohort] clients = 20"),
+        ({"cohort__clients": "0.5"}, "[cohort] clients = 0.5"),
+        ({"cohort__min_updates": "3"}, "[cohort] min_updates = 3"),
+        ({"cohort__selection": '"link"'}, '[cohort] selection = "link"'),
+        ({"cohort__requires": "{ cores = 4 }"}, "[cohort.requires]"),
+        ({"cohort__over_select": "0.1"}, "over_select = 0.1"),
+        ({"cohort__max_concurrency": "3"}, "max_concurrency = 3"),
+        ({"cohort__mode": '"buffered"'}, '[privacy] mode = "central"'),
+        ({"privacy__max_participations": "5"}, "max_participations = 5"),
+        ({"privacy__adaptive": "true"}, "adaptive = true"),
+        ({"uplink__ladder": '["identity", "int8"]', "uplink__codec": None}, "[uplink] ladder"),
+        ({"privacy__sampling_rate": "1.5"}, "sampling_rate"),
+        ({"privacy__sampling_rate": "0.0"}, "sampling_rate"),
+    ],
+)
+def test_what_would_end_amplification_is_refused(changes: dict[str, str | None], what: str) -> None:
+    found = refused(**(SAMPLED | changes))
+    assert any(what in one.what for one in found), found
+    assert all(one.why and one.hint for one in found)
+
+
+@pytest.mark.parametrize(
+    "key", ["sampling_rate = 0.1", "clip = 1.0", "budget = 8.0", "max_participations = 3", "delta = 1e-6"]
+)
 def test_a_key_of_privacy_without_a_mode_is_refused(key: str) -> None:
     found = RunPlan.parse(f'[run]\ntask = "t"\n[local]\nlr = 0.1\n[privacy]\n{key}').check(codecs)
     assert any("without a mode" in one.what for one in found)

@@ -69,6 +69,7 @@ UNUSED: dict[str, str] = {
     "privacy.budget": "[privacy]\nbudget = 8.0", "privacy.max_participations": "[privacy]\nmax_participations = 3",
     "privacy.restart_every": "[privacy]\nrestart_every = 5", "privacy.min_separation": "[privacy]\nmin_separation = 2",
     "privacy.mechanism": '[privacy]\nmechanism = "skellam"', "privacy.population": '[privacy]\npopulation = "ward"',
+    "privacy.sampling_rate": "[privacy]\nsampling_rate = 0.1",
 }  # fmt: skip
 """What each key needs: a plan in which it would do nothing."""
 

@@ -127,5 +127,5 @@ def test_who_is_requested_a_first_model_is_not_renamed_meanwhile(tmp_path: Path)
     serves(bench, 10.0)
     assert bench.store.run(bench.run_id).status == "running"
     bench.store.roster.enrol("a", "a-print", b"a", "manual")
-    with pytest.raises(Refused, match="takes part in"):
+    with pytest.raises(Refused, match="may take part in"):
         bench.store.roster.rename("a", "z")

@@ -191,6 +191,24 @@ def test_a_device_that_knows_of_more_releases_blocks_its_population_until_that_i
         store.privacy.settle("ward", 3, DEAR, "ann")
 
 
+def test_a_release_without_participants_is_spent_by_everyone_in_the_population(store: Store) -> None:
+    """So a round with Poisson sampling names nobody; a device that comes later pays for it too."""
+    run_id = new_run(store)
+    enrol(store, "pi-01", "pi-02")
+    reserve(store, run_id, 1, devices=("pi-01",))
+    reserve(store, run_id, 2, release=DEAR, devices=())
+    reserve(store, run_id, 3, release=DEAR, devices=())
+    assert store.privacy.spent_by_device("ward", ["pi-01", "pi-09"]) == {
+        "pi-01": {CHEAP: 1, DEAR: 2}, "pi-09": {DEAR: 2},
+    }  # fmt: skip
+    assert store.privacy.spent("ward") == {CHEAP: 1, DEAR: 2}
+    assert [row.round for row in store.privacy.rows(device="pi-02")] == [2, 3]
+    report(store, "pi-02", "ward", 2)
+    assert store.privacy.unknown() == {}, "its own ledger has the rounds in which it was sampled, at most all"
+    report(store, "pi-02", "ward", 3)
+    assert "ward" in store.privacy.unknown()
+
+
 def test_a_revoked_device_blocks_nothing(store: Store) -> None:
     enrol(store, *DEVICES)
     report(store, "pi-02", "ward", 1000)

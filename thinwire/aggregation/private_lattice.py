@@ -49,7 +49,7 @@ class PrivateSum:
     adaptive clip follows, and another one subtracts it. Memory: 64 bits a coordinate, and one draw of noise.
     """
 
-    def __init__(self, size: int, clip: float, scale: float, clients: int, rng: SecretRng, count: int = 0) -> None:
+    def __init__(self, size: int, clip: float, scale: float, clients: float, rng: SecretRng, count: int = 0) -> None:
         self.clip, self.scale, self.clients, self._rng = clip, scale, clients, rng
         self.count, self._counted = count, 0
         self.share: float | None = None  # of the clients whose update was within the clip, with noise
@@ -102,7 +102,7 @@ class PrivateSum:
         return mean
 
 
-def fitted_share(total: int, count: int, clients: int) -> float:
+def fitted_share(total: int, count: int, clients: float) -> float:
     """Return the share of `clients` whose update was within the clip, from the noised sum of `count` and -`count`.
 
     A client that is not in the sum counts half, so that the share depends on no number of replies.

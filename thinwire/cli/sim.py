@@ -151,7 +151,7 @@ def simulated(
     if made.left_out:
         console.note(f"warning: {made.left_out}")
     client = ClientInfo(data=data.absolute() if data else None, split=split, seed=plan.run.seed)
-    teller, begun = Teller(), list[str]()
+    teller, begun = Teller(hides_sample=plan.privacy.sampling_rate is not None), list[str]()
     with opened(home, read_only=False, create=True) as store, screen() as (tell, show), remembered() as look:
         params, buffers, counters = first_model(store, home, plan, file, made)
 

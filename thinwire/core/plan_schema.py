@@ -349,6 +349,7 @@ class PrivacySection(Section):
     max_participations: Count | None = Field(
         default=None, description="most rounds of this run in which one client takes part; left out: all rounds"
     )
+    sampling_rate: Portion | None = Field(default=None, description="chance of each device a round (Poisson sampling)")
     mechanism: Literal["auto", "skellam", "discrete-gaussian", "tree"] = Field(
         default="auto",
         description="of the noise; auto: discrete-gaussian, skellam where clients add; tree: tree aggregation, DP-FTRL",

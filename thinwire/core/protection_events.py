@@ -15,9 +15,10 @@ round, with the digest of the released bytes, so that a resume releases the same
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from thinwire.core.events import Event
+from thinwire.core.events import Event, ModelStored, RoundClosed, RoundOpened, RoundResumed, RunNoted, RunStatusChanged
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,8 @@ class PrivacyReserved(Event):
     - `round`: its number, from 1.
     - `population`: the clients of which each one's data is protected; the ledger is kept by it, not by the run.
     - `release`: the JSON of the release. Its text is compared: one release has one text.
-    - `devices`: the names of the selected devices. None of them is removed if it drops out.
+    - `devices`: the names of the selected devices. None of them is removed if it drops out. It is empty if each device
+      of the population spends the release, as in a round with Poisson sampling.
     - `elapsed_s`: seconds since the run began.
 
     A round may reserve several releases. Raise ValueError for a reservation of nobody's data, or of nothing.
@@ -103,3 +105,33 @@ class PrivacyCommitted(Event):
     round: int
     digest: str
     next_clip: float | None = None
+
+
+def is_sampled(plan: Mapping[str, Any]) -> bool:
+    """Return True if the JSON of a plan has Poisson sampling, of which only the aggregator knows the sample."""
+    return bool((plan.get("privacy") or {}).get("sampling_rate"))
+
+
+def without_sample(event: Event) -> Event | None:
+    """Return what anyone may read of an event of a run with Poisson sampling; None if that is nothing.
+
+    The amplified epsilon holds against readers who do not know who was sampled. How many they were tells of it too: in
+    a round of k of N clients each one is with probability k / N, and all of them are in a round of N. So a round shows
+    neither names nor counts, bytes and times of replies. The journal keeps them, for the aggregator alone.
+
+    Invariant: an event of a kind that is not listed here is not shown.
+    """
+    match event:
+        case RunStatusChanged() | RunNoted() | ModelStored() | RoundResumed() | PrivacyReserved() | PrivacyCommitted():
+            return event
+        case RoundOpened():
+            return replace(
+                event, assignments={}, added=[], removed=[], considered=0, reasons={}, codecs={}, codec_reasons={},
+                standings={}, later=[], sampling=(),
+            )  # fmt: skip
+        case RoundClosed():
+            return replace(
+                event, aggregated=[], dropped=[], outstanding=[], metrics={}, spent={}, slowest="", names=[], ignored=0,
+                capped={},
+            )  # fmt: skip
+    return None

@@ -20,13 +20,14 @@ client can move the sum. The noise in the sum has a standard deviation of `noise
   client adds 1 / honest of the variance, and a sum of all clients has more noise than the cost says.
 
 Unit of privacy: all data of one client, or in mode example one record of it. `participations` is the largest number of
-rounds in which one client takes part, and the cost of a run is that of so many releases.
+rounds in which one client takes part, and the cost of a run is that of so many releases. With
+`[privacy] sampling_rate` a client takes part in each round with that probability, and pays for every round of the run.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from thinwire.core.plan import RunPlan
@@ -110,7 +111,7 @@ def noise_plan(plan: RunPlan, dimensions: int, selected: int) -> NoisePlan:
     block = padded_dimensions(dimensions, rotation_block(plan.secure))[1] if plan.secure.enabled else 1
     clients = plan.cohort.clients
     counted = clients if plan.privacy.adaptive and isinstance(clients, int) else 0
-    privacy, local, sampled = plan.privacy, plan.local, (1.0, 1)
+    privacy, local, sampled = plan.privacy, plan.local, (plan.privacy.sampling_rate or 1.0, 1)
     if privacy.mode == "example":
         if privacy.records is None or not isinstance(local.steps, int):  # a device gets plans that nobody has checked
             raise ValueError("[privacy] records and [local] steps give the cost of noised steps")
@@ -123,9 +124,13 @@ def noise_plan(plan: RunPlan, dimensions: int, selected: int) -> NoisePlan:
 def spending(plan: RunPlan, dimensions: int, selected: int = 1) -> tuple[str, str]:
     """Return in which population a client spends in one round of a plan, and what: the JSON of the release.
 
-    `dimensions` and `selected` are those of `noise_plan`.
+    `dimensions` and `selected` are those of `noise_plan`. A client knows that it was sampled, so for its own ledger
+    sampling amplifies nothing.
     """
-    return plan.privacy.population or plan.run.task, noise_plan(plan, dimensions, selected).release.to_json()
+    release = noise_plan(plan, dimensions, selected).release
+    if plan.privacy.sampling_rate is not None:
+        release = replace(release, rate=1.0)
+    return plan.privacy.population or plan.run.task, release.to_json()
 
 
 @lru_cache(maxsize=8)

@@ -44,6 +44,11 @@ SENTENCES: Mapping[str, str] = {
     "sampled": "sampled by {by}: {fastest_s:.2f} s to {slowest_s:.2f} s for each {of}, weights from 1 to {least:.2f}",
     "sampled-alike": "sampled by {by}: no device is measured yet, so all have the same weight",
     "as-fastest": "not measured yet: {count}, with the weight of the fastest",
+    "poisson": (
+        "each of the {population} devices that were enrolled when the run began is in a round with probability "
+        "{rate:g}, by secret coins: {expected:g} of them on average, by which the sum is divided; who and how many "
+        "were sampled is not shown"
+    ),
     # not selected
     "unable": "{text}",
     "busy": "busy with round {round}",

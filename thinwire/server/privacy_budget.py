@@ -22,7 +22,7 @@ from thinwire.privacy.noise_plan import participations_of
 from thinwire.server.policy.cohort import min_updates_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from thinwire.core.events import Event, RoundOpened
     from thinwire.core.plan import RunPlan
@@ -39,6 +39,7 @@ class PrivacyBudget:
     def __init__(self, plan: RunPlan) -> None:
         self.plan = plan
         self._spent: Mapping[str, Mapping[str, int]] | None = None  # as of the last opening
+        self._first: Release | None = None  # of the population's ledger
         self._here: dict[str, list[int]] | None = None  # device -> the rounds of this run in which it was selected
 
     def population(self, running: RunContext) -> str:
@@ -64,10 +65,45 @@ class PrivacyBudget:
             return MAX_PARTICIPATIONS.format(most)
         if privacy.budget is None:
             return ""
-        own = Counter({Release.from_json(text): count for text, count in spent.get(device, {}).items()})
-        if Budget(privacy.budget, privacy.delta).allows(own, release):
+        return self._over_budget(running, spent.get(device, {}), release)
+
+    def _over_budget(self, running: RunContext, spent: Mapping[str, int], release: Release) -> str:
+        """Return why one more release would pass the plan's budget; "" if it would not."""
+        privacy = self.plan.privacy
+        assert privacy.budget is not None, "the caller has looked"
+        own = Counter({Release.from_json(text): count for text, count in spent.items()})
+        if Budget(privacy.budget, privacy.delta, self._planned(running, release)).allows(own, release):
             return ""
         return BUDGET.format(privacy.budget, rounded_up(epsilon(own, privacy.delta)), privacy.delta)
+
+    def _planned(self, running: RunContext, release: Release) -> Release | None:
+        """Return the release for which `Budget` chooses its order: the first of the population's ledger, or this one.
+
+        The choice has to be made before the first release and kept. A first release that is not sampled means none:
+        the order is then that of a Gaussian mechanism, which fits sampled ones badly and is still valid for them.
+        """
+        if self._first is None:
+            rows = running.store.privacy.rows(self.population(running))
+            self._first = next((Release.from_json(row.release) for row in rows if row.release), release)
+        return self._first if self._first.rate < 1 else None
+
+    def require_all(self, running: RunContext, population: Iterable[str], release: Release) -> None:
+        """Raise `BudgetSpent` if one device of a sampled run may not spend another round: each one pays for each."""
+        self._spent = None
+        spent, _ = self._read(running)
+        if self.plan.privacy.budget is None:
+            return
+        costs = {device: tuple(sorted(spent.get(device, {}).items())) for device in population}
+        for cost in dict.fromkeys(costs.values()):  # most devices have spent the same
+            if why := self._over_budget(running, dict(cost), release):
+                device = next(device for device, own in costs.items() if own == cost)
+                raise _spent("each device of a sampled run pays for each round: no other is opened", device, why)
+
+    def reserved_for_all(self, running: RunContext, opened: RoundOpened, release: Release) -> list[Event]:
+        """Return what a sampled round spends: one release of each client of the population, so it names nobody."""
+        return [
+            PrivacyReserved(opened.at, opened.round, self.population(running), release.to_json(), [], opened.elapsed_s)
+        ]
 
     def reserved(self, running: RunContext, opened: RoundOpened, release: Release) -> list[Event]:
         """Return what a round spends, before it is opened.

@@ -128,15 +128,19 @@ class CentralMode(SpendingRounds):
 
     def aggregator(self, running: RunContext, opened: RoundOpened, caps: WeightCaps | None = None) -> PrivateAggregator:
         del caps
-        selected = running.past.ledger.selected(opened.round)
+        noise, clients = self.noise(running), self.divisor(running, opened.round)
         made = PrivateAggregator(
-            self.plan, running.layout, opened.codec, running.codec_of, self.noise(running), selected, self.clip(running)
+            self.plan, running.layout, opened.codec, running.codec_of, noise, clients, self.clip(running)
         )
         if (tree := self.tree(running)) is not None:
             assert isinstance(self.plan.cohort.clients, int), "the plan check demands it"
             made.sum.clients = self.plan.cohort.clients  # noise of a prefix cancels if all rounds are divided alike
             made.draw = partial(tree.draw, opened.round, last_step(running))
         return made
+
+    def divisor(self, running: RunContext, number: int) -> float:
+        """Return the number of clients by which the sum of a round is divided: those that it selected."""
+        return running.past.ledger.selected(number)
 
     def tree(self, running: RunContext) -> TreeNoise | None:
         """Return the noise of the rounds of a run with `mechanism = "tree"`; None for other runs."""
@@ -175,8 +179,8 @@ class DeviceMode(SpendingRounds):
 class PrivateAggregator(RoundAggregator):
     """The sum of one round's clipped updates, which is noised when the step is made.
 
-    The mean is the noised sum divided by `selected`, the number of clients that the round selected: how many replied
-    could tell of their data.
+    The mean is the noised sum divided by `selected`, the number of clients that the round selected, or that a sample
+    has on average: how many replied could tell of their data.
     """
 
     def __init__(
@@ -186,7 +190,7 @@ class PrivateAggregator(RoundAggregator):
         codec: str,
         codec_of: Callable[[ReplyHeader], str],
         noise: NoisePlan,
-        selected: int,
+        selected: float,
         clip: float,
         rng: SecretRng | None = None,
     ) -> None:

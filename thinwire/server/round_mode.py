@@ -92,6 +92,10 @@ class RoundMode:
         """Return why no round of this mode may select a device, as a phrase about the device; "" if it may."""
         return ""
 
+    def min_updates(self, wanted: int) -> int:
+        """Return the fewest updates that make a step, of a round that wants so many."""
+        return min_updates_of(self.plan.cohort.min_updates, wanted)
+
     def may_open(self, running: RunContext, cohort: Cohort, min_updates: int) -> bool:
         """Return False if a round of these devices could make no step, because the others are busy."""
         return bool(cohort.selected) and min_updates <= cohort.wanted
@@ -227,7 +231,7 @@ def open_round(running: RunContext) -> RoundOpened | None:
             if (rounds := number - selected.round) > plan.cohort.max_staleness + mode.delay:
                 running.lose(device, "stale", f"no answer for {rounds} rounds", selected.assignment_id)
     cohort = mode.select(running, number)
-    min_updates = min_updates_of(plan.cohort.min_updates, cohort.wanted)
+    min_updates = mode.min_updates(cohort.wanted)
     if not mode.may_open(running, cohort, min_updates):
         return None
     timed, wanted = mode.timed(running, cohort, min_updates)

@@ -30,12 +30,13 @@ from thinwire.server.round_close import finish
 from thinwire.server.round_mode import RoundMode
 from thinwire.server.round_runner import RoundRunner
 from thinwire.server.run_end import close, dismiss, end
+from thinwire.server.sampled_mode import SampledMode
 from thinwire.server.secure_mode import SecureMode
 from thinwire.server.secure_round_runner import SecureRoundRunner
 from thinwire.store import RunRow, Store
 
 PATIENCE_S = 60.0  # a run without `wait_s` then adds to its status what a person can do
-MODES = (DistributedMode, SecureMode, CentralMode, DeviceMode, PipelinedMode, BufferedMode, RoundMode)
+MODES = (DistributedMode, SecureMode, SampledMode, CentralMode, DeviceMode, PipelinedMode, BufferedMode, RoundMode)
 
 
 def mode_of(plan: RunPlan) -> RoundMode:

@@ -28,7 +28,7 @@ from thinwire.store import one_time_secrets
 from thinwire.store.audit import WAS, AuditLog, act
 from thinwire.store.database import Database
 from thinwire.store.queries import device_row
-from thinwire.store.tables import Client, Command, Device, Invitation, Measure, Run, Update
+from thinwire.store.tables import HAS_SAMPLES, Client, Command, Device, Invitation, Measure, Run, Update
 
 LOOK_S = 1.0  # longest time for which a change by another process may be missing
 
@@ -313,7 +313,8 @@ def rename(connection: Connection, old: str, new: str, who: str, at: float) -> N
     """Rename a device in its row and in the read tables of runs on devices; the journal stays unchanged.
 
     Raise `Refused` while the device takes part in a run that has not ended. Its update ids keep the old name, since
-    they were signed and journalled with it. In such a run the aggregator could no longer tell which replies it has.
+    they were signed and journalled with it. In such a run the aggregator could no longer tell which replies it has. Who
+    takes part in a run with Poisson sampling is not shown, so no device is renamed while one goes on.
     """
     require_device_name(new, "ward-3, for instance")
     names = set(connection.scalars(select(Device.name)))
@@ -330,17 +331,18 @@ def rename(connection: Connection, old: str, new: str, who: str, at: float) -> N
             hint=f"another name, or first: thinwire devices rename {new} OTHER",
         )
     going = Run.status.not_in(ENDED) & (Run.source == "devices")
-    selected = select(Run.run_id).join(Client, Client.run_id == Run.run_id).where(Client.device == old, going)
+    mine = (Client.run_id == Run.run_id) & (Client.device == old)
+    selected = select(Run.run_id).outerjoin(Client, mine).where(going, Client.device.is_not(None) | HAS_SAMPLES)
     if run_id := connection.scalar(selected.limit(1)):
         raise Refused(
-            f"{old} takes part in {run_id}, which is not over",
+            f"{old} may take part in {run_id}, which is not over",
             why="its assignments carry this name",
             hint=f"rename it when the run is over, or thinwire runs stop {run_id}",
         )  # fmt: skip
     on_devices = select(Run.run_id).where(Run.source == "devices").scalar_subquery()
     for table in (Client, Update):
-        mine = update(table).where(table.device == old, table.run_id.in_(on_devices))
-        connection.execute(mine, {"device": new})
+        own = update(table).where(table.device == old, table.run_id.in_(on_devices))
+        connection.execute(own, {"device": new})
     places = update(Update).where(Update.instead_of == old, Update.run_id.in_(on_devices))
     connection.execute(places, {"instead_of": new})
     connection.execute(update(Measure).where(Measure.device == old), {"device": new})

@@ -17,6 +17,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import threading
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,12 +37,12 @@ from thinwire.core.events import (
     RoundClosed,
     RunStatusChanged,
 )
-from thinwire.core.protection_events import PrivacyReserved
+from thinwire.core.protection_events import PrivacyReserved, is_sampled
 from thinwire.store import queries
 from thinwire.store.database import Database, upsert
 from thinwire.store.projection import Facts, Projection
 from thinwire.store.read_models import MeasureRow
-from thinwire.store.tables import Device, Journal, Run, Segment, Snapshot
+from thinwire.store.tables import HAS_SAMPLES, Device, Journal, Run, Segment, Snapshot
 from thinwire.store.write_batch import KnownRows
 
 _LAST = select(func.coalesce(func.max(Journal.seq), 0))
@@ -71,6 +72,7 @@ class JournalReader:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._changes, self._shown, self._counting = 0, object(), threading.Lock()
 
     def events(self, run_id: str | None, after: int = 0, limit: int | None = None) -> list[tuple[int, Event]]:
         """Return (seq, event) with seq above `after`; `seq` rises over all runs.
@@ -124,7 +126,30 @@ class JournalReader:
         with self._database.reading() as connection:
             return int(connection.scalar(wanted) or 0)
 
+    def changes(self) -> int:
+        """Return a number that changes with what may be shown; cheap enough for ten calls a second.
 
+        It is `last_seq()`, unless there is a run with Poisson sampling: each reply to such a run is an event, so these
+        numbers would tell how many were sampled. Then this process counts the changes that it finds, and a sampled run
+        changes only with its status, and as its rounds end.
+        """
+        with self._database.reading() as connection:
+            sampled = connection.execute(_SAMPLED).all()
+            if not sampled:
+                return int(connection.scalar(_LAST) or 0)
+            others = Journal.run_id.is_(None) | Journal.run_id.not_in([row.run_id for row in sampled])
+            last = connection.scalar(select(Journal.seq).where(others).order_by(Journal.seq.desc()).limit(1))
+        with self._counting:
+            if (last, sampled) != self._shown:
+                self._shown, self._changes = (last, sampled), self._changes + 1
+            return self._changes
+
+
+_SAMPLED = (
+    select(Run.run_id, Run.status, Run.status_text, Run.rounds_closed, Run.version)
+    .where(HAS_SAMPLES)
+    .order_by(Run.number)
+)
 GATHERED_S = 2.0  # longest delay of events for a user who watches a simulation
 
 
@@ -231,7 +256,8 @@ class Recorder:
             raise NotFound(f"no run {run_id!r}")
         masked = bool((found.plan.get("secure") or {}).get("enabled"))
         protected = masked or (found.plan.get("privacy") or {}).get("mode", "off") != "off"
-        return self._facts.setdefault(run_id, Facts(run_id, found.size, found.plan["run"]["metric"], protected))
+        facts = Facts(run_id, found.size, found.plan["run"]["metric"], protected, is_sampled(found.plan))
+        return self._facts.setdefault(run_id, facts)
 
 
 def _ends(events: Sequence[Event]) -> bool:

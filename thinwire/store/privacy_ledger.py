@@ -9,6 +9,10 @@ number of releases. Devices have ledgers of their own, and report the number of 
 population is blocked too while an approved device reports more of its releases than are in this ledger, as after a
 copy of an older state directory. A settlement below what a device reports is refused.
 
+An entry without participants counts for everyone in its population: a settlement, because nobody knows who took part,
+and a round with Poisson sampling, in which sampled and other clients pay alike. It counts for devices too that enrolled
+later, which is more than they spent.
+
 A device is stored as the fingerprint of its key, because its name may change or go to another device. A simulated
 device has no key and is stored by its name. To forget a device is one UPDATE of `privacy_participants` to a pseudonym,
 which keeps every count.
@@ -24,7 +28,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
-from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy import Connection, exists, func, insert, select, update
 
 from thinwire.core.clock import Clock
 from thinwire.core.errors import DataLost, Refused, UsageError
@@ -127,8 +131,8 @@ def _behind(connection: Connection, population: str) -> dict[str, tuple[int, int
     }
     if not reported:
         return {}
-    took_part, settled = _participations(connection, population), _settled(connection, population).total()
-    found = {name: (n, took_part[device] + settled) for device, (name, n) in reported.items()}
+    took_part, alike = _participations(connection, population), _of_everyone(connection, population).total()
+    found = {name: (n, took_part[device] + alike) for device, (name, n) in reported.items()}
     behind = {name: (theirs, ours) for name, (theirs, ours) in found.items() if theirs > ours}
     return dict(sorted(behind.items(), key=lambda one: one[1][1] - one[1][0]))
 
@@ -140,10 +144,11 @@ def _participations(connection: Connection, population: str) -> Counter[str]:
     return Counter(dict(connection.execute(of).all()))
 
 
-def _settled(connection: Connection, population: str) -> Counter[str]:
-    """Return the releases that a person has charged to everyone in the population."""
+def _of_everyone(connection: Connection, population: str) -> Counter[str]:
+    """Return the releases that are charged to everyone in the population."""
+    named = exists().where(PrivacyParticipant.entry == PrivacyEntry.id)
     of = select(PrivacyEntry.release, func.sum(PrivacyEntry.count)).where(
-        PrivacyEntry.population == population, PrivacyEntry.state == "settled", PrivacyEntry.count > 0
+        PrivacyEntry.population == population, PrivacyEntry.release != "", PrivacyEntry.count > 0, ~named
     )
     return Counter({release: int(n) for release, n in connection.execute(of.group_by(PrivacyEntry.release))})
 
@@ -170,17 +175,14 @@ class PrivacyLedger:
     def spent_by_device(self, population: str, devices: Iterable[str] = ()) -> dict[str, dict[str, int]]:
         """Return how many of each release each device took part in, by its name; raise like `spent`.
 
-        Settled releases count for every device: nobody knows who took part. `devices` are in the result also if they
-        have no entry.
+        Releases of everyone count for every device. `devices` are in the result also if they have no entry.
         """
         entry, part = PrivacyEntry, PrivacyParticipant
         of = select(part.device, entry.release, func.count()).join(entry, entry.id == part.entry)
         with self._database.reading() as connection:
             require_known(connection, population)
-            names, settled = _names(connection), _settled(connection, population)
-            found: dict[str, Counter[str]] = defaultdict(
-                lambda: Counter(settled), {d: Counter(settled) for d in devices}
-            )
+            names, alike = _names(connection), _of_everyone(connection, population)
+            found: dict[str, Counter[str]] = defaultdict(lambda: Counter(alike), {d: Counter(alike) for d in devices})
             for device, release, n in connection.execute(
                 of.where(entry.population == population).group_by(part.device, entry.release)
             ):
@@ -217,7 +219,7 @@ class PrivacyLedger:
                 PrivacyRow(**row, devices=tuple(sorted(devices[row["id"]])))
                 for row in connection.execute(wanted).mappings()
             ]
-        return [row for row in found if device is None or device in row.devices or row.state in ("unknown", "settled")]
+        return [row for row in found if device is None or device in row.devices or not row.devices]
 
     def size(self, population: str, run_id: str) -> tuple[int, int, int]:
         """Return how many entries `rows` has for a population, their participants, and a run's committed rounds."""

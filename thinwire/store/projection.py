@@ -36,7 +36,13 @@ from thinwire.core.events import (
 )
 from thinwire.core.formatting import Reasons, capped_text
 from thinwire.core.layout import FLOAT_BYTES
-from thinwire.core.protection_events import PhaseClosed, PrivacyCommitted, PrivacyReserved, SumUnmasked
+from thinwire.core.protection_events import (
+    PhaseClosed,
+    PrivacyCommitted,
+    PrivacyReserved,
+    SumUnmasked,
+    without_sample,
+)
 from thinwire.core.types import UpdateId
 from thinwire.store import privacy_ledger
 from thinwire.store.database import upsert
@@ -56,6 +62,7 @@ class Facts:
     size: int
     metric: str
     protected: bool = False  # a reply tells nothing of its client: under masks, or with differential privacy
+    sampled: bool = False  # its tables tell nothing of who took part: Poisson sampling
 
 
 @dataclass
@@ -75,7 +82,11 @@ class Projection:
         self.assignments = UpdateProjector(self.connection, self.facts, self.sums, self.known)
 
     def apply(self, event: Event) -> None:
-        """Apply one event."""
+        """Apply one event, or of a run with Poisson sampling what may be shown of it."""
+        if (shown := without_sample(event) if self.facts.sampled else event) is not None:
+            self._apply(shown)
+
+    def _apply(self, event: Event) -> None:
         match event:
             case RunStatusChanged():
                 self._status(event)

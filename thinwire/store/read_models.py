@@ -153,6 +153,11 @@ class RoundRow(Traffic, Outcomes, Measured):
         return max(0, self.considered - len({*self.selected, *self.not_selected}))
 
     @property
+    def hides_sample(self) -> bool:
+        """Return True if Poisson sampling selected its clients: nothing tells who and how many they are."""
+        return not self.selected
+
+    @property
     def answered(self) -> int:
         """Return the number of selected devices that have replied so far; failures do not count."""
         return self.aggregated_count + self.arrived + self.dropped

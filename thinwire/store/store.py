@@ -44,6 +44,7 @@ class Store(RunQueries, JournalReader, Recorder):
 
     def __init__(self, database: Database, clock: Clock) -> None:
         RunQueries.__init__(self, database)
+        JournalReader.__init__(self, database)
         Recorder.__init__(self, database)
         self._clock = clock
         self.roster, self.invitations = StoredRoster(database, clock), Invitations(database, clock)

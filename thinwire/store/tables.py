@@ -80,6 +80,9 @@ class Run(Traffic, Outcomes, Base):
     identity: Mapped[str] = mapped_column(String(64), default="", server_default="")  # random; "" for a simulation
 
 
+HAS_SAMPLES = Run.plan["privacy"]["sampling_rate"].as_float() > 0  # of a run: by Poisson sampling
+
+
 class Round(Traffic, Outcomes, Base):
     """A round of a run: its decisions, its result and its sums."""
 

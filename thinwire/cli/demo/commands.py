@@ -157,7 +157,7 @@ def _run(crowd: Crowd, home: Path, plan: RunPlan, count: int, look: Callable[[],
     with opened(home, read_only=False) as store:
         run_id = hand_over(store, home, plan, plan_file(kind_of(plan)), None)
         disturbance = Disturbance(victim, max(1, plan.run.rounds // 2), crowd.kill, start)
-        teller, seen = Teller(), 0
+        teller, seen = Teller(hides_sample=plan.privacy.sampling_rate is not None), 0
         with screen() as (tell, update):
             while not teller.over:
                 for seq, event in store.events(run_id, after=seen):

@@ -141,6 +141,7 @@ def _header(store: Store, row: RunRow, rounds: Sequence[RoundRow]) -> None:
 def _show(store: Store, row: RunRow, rounds: Sequence[RoundRow], shown: Sequence[RoundRow]) -> None:
     """Print a run and these of its rounds."""
     from thinwire.cli.runs.render import capping, clipping, losses, measured_version, on_the_wire, without_sum
+    from thinwire.core.protection_events import is_sampled
     from thinwire.reports.privacy import private_lines
     from thinwire.reports.secure_rounds import is_secure, not_evaluated, protection
 
@@ -159,6 +160,8 @@ def _show(store: Store, row: RunRow, rounds: Sequence[RoundRow], shown: Sequence
     )
     if said := not_evaluated(row, rounds):
         console.sentence(said, begin="        ")
+    if is_sampled(row.plan):
+        console.line("bytes   not shown: they would tell how many clients were sampled")
     updates = store.updates(row.run_id)
     for sentence in (*clipping(row, rounds), *capping(updates, rounds), *losses(updates), *without_sum(shown)):
         console.sentence(sentence, begin="        ")
@@ -166,6 +169,8 @@ def _show(store: Store, row: RunRow, rounds: Sequence[RoundRow], shown: Sequence
         ("up", row.payload_up, row.wire_up, row.dense_up),
         ("down", row.payload_down, row.wire_down, row.dense_down),
     ):
+        if is_sampled(row.plan):
+            break
         said = f"{formatting.size(payload)} payload, {on_the_wire(wire, payload)}"
         console.line(f"{way:<7} {said}{_ratio(dense, payload)}")
         if way == "up" and payload and is_secure(row):
@@ -238,10 +243,13 @@ def _round(r: RoundRow) -> tuple[str, ...]:
         len(r.aggregated) if r.reason else r.answered,
         r.target_updates if r.reason == "buffer" else len(r.selected),
     )
+    counts = (f"{came}/{of}", str(r.late), str(r.failed))
+    sums = (formatting.size(r.payload_up), formatting.size(r.payload_down))
+    if r.hides_sample:
+        counts, sums = (formatting.NOTHING,) * 3, (formatting.NOTHING,) * 2
     return (
-        str(r.round), r.reason or "open", f"{came}/{of}", str(r.late), str(r.failed),
-        formatting.figure(r.decisive.get("accuracy")), formatting.figure(r.decisive.get("loss")),
-        formatting.size(r.payload_up), formatting.size(r.payload_down),
+        str(r.round), r.reason or "open", *counts,
+        formatting.figure(r.decisive.get("accuracy")), formatting.figure(r.decisive.get("loss")), *sums,
         formatting.NOTHING if r.seconds is None else f"{r.seconds:.2f}", r.slowest,
     )  # fmt: skip
 

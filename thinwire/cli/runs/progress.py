@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from thinwire.cli.local_state import absent, alive, end_abandoned, way_back
 from thinwire.core.events import ENDED, NO_STEP
-from thinwire.core.formatting import capped_text, duration, figure, size
+from thinwire.core.formatting import NOTHING, capped_text, duration, figure, size
 from thinwire.core.signals import remembered
 
 if TYPE_CHECKING:
@@ -45,9 +45,11 @@ def follow(store: Store, run_id: str, home: Path | None = None, watch_aggregator
     With `watch_aggregator` the run needs the aggregator, and its absence is reported. Without it the run's own process
     may die, and the run is then closed.
     """
+    from thinwire.core.protection_events import is_sampled
     from thinwire.reports.reason_text import behind
 
-    teller, seen, looked, gone = Teller(), 0, float("-inf"), ""
+    hides = is_sampled(store.run(run_id).plan)
+    teller, seen, looked, gone = Teller(hides_sample=hides), 0, float("-inf"), ""
     with screen() as (tell, show), remembered() as look:
         while True:
             look()
@@ -166,10 +168,10 @@ class Round:
         cells = (
             f"{self.number:>5}",
             f"{closed.reason:<8}",
-            f"{f'{len(closed.aggregated)}/{self.of}':>7}",
+            f"{f'{len(closed.aggregated)}/{self.of}' if self.of else NOTHING:>7}",
             f"{figure(metrics.get('accuracy')):>8}",
             f"{figure(metrics.get('loss')):>8}",
-            f"{size(self.payload_up + sum(self.messages.values())):>8}",
+            f"{size(self.payload_up + sum(self.messages.values()) if self.of else None):>8}",
             f"{closed.seconds:>7.2f}",
             "; ".join(notes),
         )
@@ -193,6 +195,7 @@ class Teller:
     exit_code: int = 0
     headed: bool = False
     evaluates: bool = False  # a model of the run was evaluated
+    hides_sample: bool = False  # Poisson sampling: nothing of who took part is shown
 
     @property
     def over(self) -> bool:
@@ -205,6 +208,8 @@ class Teller:
         one = next((r for r in self.rounds.values() if r.closed is None), None)
         if one is None or self.status != "running":
             return self.text or self.status
+        if not one.of:
+            return f"round {one.number} ends at its deadline" + self._before()
         phase = f", phase {one.phase}" if one.phase else ""
         return f"round {one.number}: {one.accepted} of {one.of} replies{phase}" + self._before()
 
@@ -228,11 +233,17 @@ class Teller:
         last = max((r for r in self.rounds.values() if r.closed), key=lambda r: r.number, default=None)
         if last is None or last.closed is None:
             return ""
-        took = duration(last.closed.seconds)
-        return f" (round {last.number}: {len(last.closed.aggregated)} of {last.of} in {took})"
+        came = f"{len(last.closed.aggregated)} of {last.of} in " if last.of else ""
+        return f" (round {last.number}: {came}{duration(last.closed.seconds)})"
 
     def hear(self, event: Event) -> list[str]:
         """Handle one event and return the lines that are now ready."""
+        from thinwire.core.protection_events import without_sample
+
+        shown = without_sample(event) if self.hides_sample else event
+        return [] if shown is None else self._hear(shown)
+
+    def _hear(self, event: Event) -> list[str]:
         from thinwire.core import events
         from thinwire.core.protection_events import PhaseClosed
         from thinwire.core.types import PHASES

@@ -1,7 +1,8 @@
 """Selects the clients of a round, and gives the reason for every device that is not selected.
 
 `missing` decides whether a round can open. `choose` selects the clients of a round, and `who_could_answer` the idle
-devices that can still take part in an open one. Every random choice follows from the run's seed.
+devices that can still take part in an open one. Every random choice follows from the run's seed, but for `poisson`:
+the coins of a sampled private round are secret.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from dataclasses import dataclass, field
 from functools import cache
 from statistics import median
 
+import numpy as np
+
 from thinwire.core.errors import PlanError
 from thinwire.core.formatting import Reason, Reasons, counted
 from thinwire.core.plan import RunPlan
-from thinwire.core.prng import Key, derive, seed63
+from thinwire.core.prng import Key, SecretRng, derive, seed63
 from thinwire.core.secure_numbers import check_numbers
 
 SHOWN = 5  # unable devices that a waiting sentence names
@@ -245,6 +248,20 @@ def draw(seed: int, number: int, candidates: Sequence[str], count: int, found: S
         return -math.log(uniform) / found.each[device]
 
     return tuple(sorted(sorted(candidates, key=waits)[:count]))
+
+
+COIN_BITS = 64
+
+
+def poisson(population: Sequence[str], rate: float, rng: SecretRng) -> tuple[str, ...]:
+    """Return a Poisson sample: each device is in it by a coin of its own, in the order of the population.
+
+    The probability is `rate` to 2^-64, and never above. The result may be empty. Law: nothing but the secret coins
+    decides, so neither presence nor speed nor an earlier sample changes it.
+    """
+    words = np.frombuffer(rng.random_bytes(len(population) * COIN_BITS // 8), np.uint64)
+    below = np.uint64(math.floor(rate * 2**COIN_BITS))
+    return tuple(device for device, word in zip(population, words, strict=True) if word < below)
 
 
 def min_updates_of(min_updates: float, selected: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,52 @@ def planned(thinwire):
         return thinwire("privacy", "plan", file, *words, "--clients", clients, "--size", size, "--json")
 
     return call
+
+
+RATE = "privacy.sampling_rate=0.25"
+
+
+def test_a_sampled_plan_costs_less_and_says_what_that_assumes(planned, given, thinwire):
+    whole, sampled = planned(file=given).document, planned(RATE, file=given, clients=32).document
+    assert (whole["clients"], sampled["clients"]) == (8, 8), "8 of 32 on average"
+    assert sampled["epsilon"] < whole["epsilon"] / 2
+    assert sampled["epsilon_without_sampling"] == whole["epsilon"] == whole["epsilon_without_sampling"]
+    found = planned(RATE, clients=32).document
+    assert found["epsilon"] <= 8.0
+    assert found["noise_multiplier"] < planned().document["noise_multiplier"] / 2
+    told = thinwire("privacy", "plan", EXAMPLE, "--set", RATE, "--clients", "32", "--size", SIZE).out
+    assert "do not know who was sampled" in " ".join(told.split())
+    assert "max_participations" not in told
+
+
+def test_a_budget_of_sampled_rounds_is_counted_at_an_order_that_fits_them(planned, given):
+    """At the order of a Gaussian mechanism far fewer rounds would fit."""
+    sets = ("privacy.sampling_rate=0.01", "privacy.noise_multiplier=1.0", "privacy.delta=1e-5", "run.rounds=1000")
+    found = planned(*sets, "privacy.budget=2.0", file=given, clients=800).document
+    plan = RunPlan.load(given)
+    keys = {"sampling_rate": 0.01, "noise_multiplier": 1.0, "delta": 1e-5}
+    privacy, run = plan.privacy.model_copy(update=keys), plan.run.model_copy(update={"rounds": 1000})
+    release = noise_plan(plan.model_copy(update={"privacy": privacy, "run": run}), SIZE, 8).release
+    assert Budget(2.0, 1e-5, release).allows({release: found["rounds_in_budget"] - 1}, release)
+    assert not Budget(2.0, 1e-5, release).allows({release: found["rounds_in_budget"]}, release)
+    assert not Budget(2.0, 1e-5).allows({release: found["rounds_in_budget"] // 10}, release)
+
+
+def test_a_simulated_run_with_sampling_spends_less_than_without(thinwire, tmp_path, monkeypatch, given):
+    monkeypatch.setenv("THINWIRE_HOME", str(tmp_path))
+    shutil.copy(EXAMPLE.with_name("task.py"), tmp_path)
+    words = ("sim", given, "--clients", "4", "--set", "run.rounds=2", "--set", "local.steps=2", "--json")
+    whole, sampled = thinwire(*words).document, thinwire(*words, "--set", RATE).document
+    assert whole["status"] == sampled["status"] == "done"
+    assert sampled["privacy"]["epsilon_run"] < whole["privacy"]["epsilon_run"] / 1.5
+    told = thinwire(
+        "privacy", "plan", given, "--set", "run.rounds=2", "--set", RATE, "--clients", "4", "--json"
+    ).document
+    assert sampled["privacy"]["epsilon_run"] == told["epsilon"]
+    assert {(one["reason"], round(one["seconds"]), tuple(one["selected"])) for one in sampled["rounds"]} == {
+        ("deadline", 60, ())
+    }
+    assert any("with probability 0.25" in note for note in sampled["notes"])
 
 
 def test_what_a_plan_announces_is_what_its_simulated_run_spends(thinwire, tmp_path, monkeypatch):

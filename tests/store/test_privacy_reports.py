@@ -11,6 +11,7 @@ from thinwire.core.formatting import rounded_up
 from thinwire.core.plan import RunPlan
 from thinwire.privacy.accounting import Release, epsilon
 from thinwire.reports.privacy import Spending, ledger, private_lines, spending_of_run, spent_text
+from thinwire.reports.privacy_history import SpendingHistory
 from thinwire.reports.privacy_report import privacy_report
 from thinwire.store import PrivacyRow, Store
 
@@ -123,6 +124,31 @@ def test_runs_that_hide_one_record_make_the_sum_of_a_population_one_of_a_record(
     bets = [privacy_report(store, store.run(run))["meaning"] for run in (of_records, whole)]
     assert "that the data of one record of a device were used" in bets[0]
     assert "that the data of one client were used" in bets[1]
+
+
+def test_each_client_of_a_sampled_run_has_spent_each_round_at_the_rate(store: Store, story: Story) -> None:
+    sampled = Release("discrete-gaussian", 10.0, 225.0, 32, rate=0.1)
+    first, run = story.run(), story.run(f"{PLAN}sampling_rate = 0.1\n")
+    story.spend(first, 1, "a b", COARSE)
+    for number in (1, 2, 3):
+        story.spend(run, number, "", sampled, released=number < 3)
+    before, spent = story.spent()
+    assert (spent.participations, spent.reserved, spent.released, spent.rate) == (3, 3, 2, 0.1)
+    assert spent.epsilon_run == epsilon({sampled: 3}, 1e-4) < epsilon({FINE: 3}, 1e-4) / 3
+    assert spent.epsilon == before.epsilon == epsilon({sampled: 3, COARSE: 1}, 1e-4), "of a and b, who paid for both"
+    assert before.epsilon_run == epsilon({COARSE: 1}, 1e-4)
+    for run_id, one in ((first, before), (run, spent)):
+        history = SpendingHistory(store)
+        state = history.follow(store.run(run_id))
+        assert state is not None
+        assert state.spending == one
+    assert history.by_round[2] == (epsilon({sampled: 2}, 1e-4), epsilon({sampled: 2, COARSE: 1}, 1e-4))
+    row = store.run(run)
+    lines = list(private_lines(store, row))
+    assert "is spent by each client of the population, in 3 rounds (2 released)" in lines[0]
+    assert "Poisson sampling at rate 0.1" in lines[-1]
+    assert "do not know who was sampled" in lines[-1]
+    assert "No amplification" in list(private_lines(store, store.run(first)))[-1]
 
 
 def test_a_run_without_privacy_has_nothing_to_say(store: Store, story: Story) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from thinwire.aggregation.plan_codecs import noised_dimensions
@@ -17,7 +17,7 @@ from thinwire.cli.secure_cost import selected_of, thresholds
 from thinwire.core.errors import PlanError
 from thinwire.core.formatting import counted, rounded_up
 from thinwire.core.plan_protection_rules import LEAST_NOISE, MOST_NOISE
-from thinwire.privacy.accounting import Budget
+from thinwire.privacy.accounting import Budget, epsilon
 from thinwire.privacy.noise_plan import NoisePlan, honest_survivors, noise_plan, share_of_participation
 from thinwire.privacy.tree_aggregation import length_of, nodes_in_model
 from thinwire.reports.privacy import TRUSTED, sampling_text, unit_text
@@ -39,6 +39,18 @@ class PrivateRun:
     honest: int
     noise: NoisePlan
     online: int | None = None
+
+    @property
+    def rate(self) -> float:
+        """Return the rate at which clients are sampled; 1 without sampling."""
+        return self.plan.privacy.sampling_rate or 1.0
+
+    def unamplified(self) -> float:
+        """Return epsilon of a client that is in every round and knows it."""
+        privacy = self.plan.privacy
+        if privacy.sampling_rate is None:
+            return self.epsilon()
+        return epsilon({replace(self.noise.release, rate=1.0): self.noise.participations}, privacy.delta)
 
     def epsilon(self, participations: int | None = None) -> float:
         """Return epsilon of a client after so many rounds, by default after the most."""
@@ -78,7 +90,7 @@ class PrivateRun:
         privacy, release = self.plan.privacy, self.noise.release
         if privacy.budget is None:
             return None
-        budget = Budget(privacy.budget, privacy.delta)
+        budget = Budget(privacy.budget, privacy.delta, release if self.rate < 1 else None)
         return self.most_rounds(lambda count: budget.allows({release: count - 1}, release))
 
 
@@ -96,6 +108,8 @@ def private_run(plan: RunPlan, parameters: int, online: int | None) -> PrivateRu
             f"a release that publishes the data of one of {selected} clients would satisfy it",
             f"[privacy] delta = {1 / (10 * selected):.2g}",
         )
+    if (rate := plan.privacy.sampling_rate) is not None:
+        selected = max(1, round(rate * selected))
     dimensions, honest = parameters, 1
     if is_distributed:
         thresholds(plan, online)  # refuses numbers of clients that have no sum
@@ -162,6 +176,8 @@ def to_json(run: PrivateRun) -> dict[str, Any]:
         "budget": privacy.budget,
         "rounds_in_budget": run.rounds_in_budget(),
         "clients": run.selected,
+        "sampling_rate": run.plan.privacy.sampling_rate,
+        "epsilon_without_sampling": _finite(run.unamplified()),
         "parameters": run.parameters,
         "steps_of_clip": noise.scale,
         "bits": noise.width or None,
@@ -204,7 +220,10 @@ def for_less(run: PrivateRun) -> str:
     if count := run.most_rounds(lambda count: run.epsilon(count) <= target):
         same = f"noise_multiplier = {rounded_up(run.noise.noise_multiplier)} and " if privacy.target_epsilon else ""
         clients = math.ceil(run.plan.run.rounds * run.selected / count)
-        ways.append(f"[privacy] {same}max_participations = {count} (all rounds then take {clients} clients)")
+        if run.rate < 1:  # each client pays for each round
+            ways.append(f"{same and '[privacy] '}{same}[run] rounds = {count}; or a smaller [privacy] sampling_rate")
+        else:
+            ways.append(f"[privacy] {same}max_participations = {count} (all rounds then take {clients} clients)")
     if not ways:
         return f"Neither noise nor fewer participations reach epsilon {target:g} at delta = {privacy.delta:g}."
     return f"For epsilon {target:g} in place of {rounded_up(now)}, change {'; or '.join(ways)}."
@@ -267,7 +286,14 @@ def _lines(run: PrivateRun) -> Iterator[tuple[str, str]]:
     """Yield labels and texts of the figures of a plan."""
     privacy, noise = run.plan.privacy, run.noise
     found = "given" if privacy.target_epsilon is None else f"found for target_epsilon = {privacy.target_epsilon:g}"
-    yield "run", f"{run.plan.run.rounds} rounds of {counted(run.selected, 'client')}, {run.parameters} parameters"
+    about = "" if run.rate == 1 else "about "
+    yield (
+        "run",
+        f"{run.plan.run.rounds} rounds of {about}{counted(run.selected, 'client')}, {run.parameters} parameters",
+    )
+    if run.rate < 1:
+        said = f"each device is in a round with probability {run.rate:g} (Poisson); without that, epsilon would be "
+        yield "sampling", f"{said}{rounded_up(run.unamplified())}"
     yield "unit", unit_text(privacy.mode)
     yield "mode", privacy.mode
     per_layer = "; each of L tensors has clip / sqrt(L)" if privacy.clipping == "per-layer" else ""
@@ -297,10 +323,8 @@ def _lines(run: PrivateRun) -> Iterator[tuple[str, str]]:
         grid += f", {noise.width} bits a value; the cost counts the noise of {run.honest} of {run.selected} clients"
     yield "grid", grid
     yield "trusted", TRUSTED[privacy.mode]
-    yield (
-        "assumes",
-        f"{sampling_text(privacy.mode)} Earlier runs of the population are not counted here: thinwire privacy ledger",
-    )
+    assumes = sampling_text(privacy.mode, run.rate)
+    yield "assumes", f"{assumes} Earlier runs of the population are not counted here: thinwire privacy ledger"
 
 
 def tree_text(run: PrivateRun) -> str:

@@ -46,6 +46,13 @@ TREE: Final = (
     "Noise is that of tree aggregation: a client pays in each round for all sums that its update will be in. The "
     "aggregator and the devices keep rounds of one client at least {} apart."
 )
+SAMPLED: Final = (
+    "Amplification by Poisson sampling at rate {rate:g} is counted, and each client of the population pays for each "
+    "round, sampled or not. It holds against those who see released models and do not know who was sampled: the "
+    "aggregator's operator, its journal and its backups have the samples. A device knows when it was sampled, so its "
+    "own ledger books each such round in full."
+)
+EVERYONE: Final = "each client of the population"  # in place of a client's name: of a release without participants
 
 
 @dataclass(frozen=True)
@@ -58,6 +65,9 @@ class Spending:
     run cost its most expensive client, and `epsilon` the most that one of its clients has spent in all runs of the
     population, settled rounds included. Both are at `delta`; None if they have no bound, or if a newer version wrote a
     release. `of_records` is True if any release of these clients hides one record: then `epsilon` is for a record too.
+
+    With `[privacy] sampling_rate`, which is `rate`, each client takes part in no more rounds than `participations`, and
+    `clients` is 0: the ledger has one entry for all of them.
     """
 
     run_id: str
@@ -74,6 +84,7 @@ class Spending:
     noise_to_sensitivity: float | None = None
     sensitivity: float | None = None
     of_records: bool = False
+    rate: float = 1.0
 
     @property
     def unreleased(self) -> str:
@@ -106,7 +117,7 @@ def spending_of_run(store: Store, run: RunRow) -> Spending | None:
         return None
     population = population_of(run)
     found = ledger(store.privacy.rows(population), {run.run_id: run})
-    empty = Spending(run.run_id, population, privacy.mode, privacy.delta)
+    empty = Spending(run.run_id, population, privacy.mode, privacy.delta, rate=privacy.sampling_rate or 1.0)
     return next((one for one in found if one.run_id == run.run_id), empty)
 
 
@@ -127,15 +138,16 @@ def ledger(rows: Sequence[PrivacyRow], runs: Mapping[str, RunRow]) -> list[Spend
 
 
 def _by_client(rows: Iterable[PrivacyRow]) -> dict[str, dict[str, Counter[str]]]:
-    """Return how often each client of each population spent each release; settled ones count for all clients."""
-    settled, found = defaultdict[str, Counter[str]](Counter), defaultdict[str, dict[str, Counter[str]]](dict)
+    """Return how often each client of each population spent each release; those without participants count for all."""
+    alike, found = defaultdict[str, Counter[str]](Counter), defaultdict[str, dict[str, Counter[str]]](dict)
     for row in rows:
-        if row.release and not row.run_id:
-            settled[row.population][row.release] += row.count
+        if row.release and not row.devices:
+            alike[row.population][row.release] += row.count
+            found[row.population].setdefault(EVERYONE, Counter())
         for client in row.devices:
             found[row.population].setdefault(client, Counter())[row.release] += row.count
     return {
-        name: {client: counts + settled[name] for client, counts in clients.items()} for name, clients in found.items()
+        name: {client: counts + alike[name] for client, counts in clients.items()} for name, clients in found.items()
     }
 
 
@@ -143,29 +155,30 @@ def spending_from(rows: Sequence[PrivacyRow], spent: Mapping[str, Counter[str]],
     """Return what one run spent, by its entries and by what the clients of its population spent in all runs."""
     own, rounds = defaultdict[str, Counter[str]](Counter), defaultdict[str, set[int]](set)
     for row in rows:
-        for client in row.devices:
+        for client in row.devices or (EVERYONE,):
             own[client][row.release] += row.count
             rounds[client].add(row.round)
     try:
         releases = list(releases_of({row.release: 1 for row in rows}))
     except DataLost:  # a newer version wrote it
         releases = []
-    everything = Counter[str]()
-    for client in own:
-        everything += spent[client]
+    whose, everything = list(spent.values()) if EVERYONE in own else [spent[client] for client in own], Counter[str]()
+    for counts in whose:
+        everything += counts
     noises = [math.sqrt(one.variance) / one.sensitivity for one in releases if one.sensitivity]
     return Spending(
         rows[0].run_id, rows[0].population, privacy.mode, privacy.delta,
         reserved=len({row.round for row in rows}),
         released=len({row.round for row in rows if row.state == "committed"}),
-        clients=len(own),
+        clients=len(own.keys() - {EVERYONE}),
         participations=max(map(len, rounds.values()), default=0),
         epsilon_run=largest_epsilon(own.values(), privacy.delta),
-        epsilon=largest_epsilon((spent[client] for client in own), privacy.delta),
+        epsilon=largest_epsilon(whose, privacy.delta),
         mechanisms=tuple(sorted({one.mechanism for one in releases})),
         noise_to_sensitivity=min(noises, default=None),
         sensitivity=max((one.sensitivity for one in releases), default=None),
         of_records=bool(releases) and _is_of_records(everything),
+        rate=privacy.sampling_rate or 1.0,
     )  # fmt: skip
 
 
@@ -191,10 +204,12 @@ def spent_text(spending: Spending, budget: float | None = None) -> str:
     if not spending.reserved:
         return f"epsilon 0 so far: no round is reserved; delta = {spending.delta:g}"
     of_budget = "" if budget is None else f" of [privacy] budget = {budget:g}"
+    whom = f"the client that took part most, in {spending.participations} of {counted(spending.reserved, 'round')}"
+    if spending.rate < 1:
+        whom = f"{EVERYONE}, in {counted(spending.reserved, 'round')}"
     said = (
-        f"epsilon {rounded_up(spending.epsilon_run)} at delta = {spending.delta:g} is spent by the client that took "
-        f"part most, in {spending.participations} of {counted(spending.reserved, 'round')} ({spending.released} "
-        "released)"
+        f"epsilon {rounded_up(spending.epsilon_run)} at delta = {spending.delta:g} is spent by {whom} "
+        f"({spending.released} released)"
     )
     if spending.epsilon != spending.epsilon_run or budget is not None:
         all_runs = f"{rounded_up(spending.epsilon)}{of_budget}"
@@ -209,7 +224,8 @@ def assumptions(spending: Spending, is_simulated: bool) -> tuple[str, ...]:
     trusted = SIMULATED if is_simulated else TRUSTED.get(spending.mode, "")
     if not is_simulated and spending.mode == "central":
         trusted = trusted.replace("sees", "saw")
-    return tuple(filter(None, (f"Unit of privacy: {unit_text(spending.mode)}.", trusted, sampling_text(spending.mode))))
+    said = sampling_text(spending.mode, spending.rate)
+    return tuple(filter(None, (f"Unit of privacy: {unit_text(spending.mode)}.", trusted, said)))
 
 
 def unit_text(mode: str) -> str:
@@ -217,8 +233,10 @@ def unit_text(mode: str) -> str:
     return UNITS["record" if mode == "example" else "client"]
 
 
-def sampling_text(mode: str) -> str:
-    """Return as a sentence whether the epsilon of a mode counts on sampling."""
+def sampling_text(mode: str, rate: float = 1.0) -> str:
+    """Return whether the epsilon of a mode, with clients sampled at a rate, counts on sampling, and against whom."""
+    if rate < 1:
+        return SAMPLED.format(rate=rate)
     return AMPLIFIED if mode == "example" else UNAMPLIFIED
 
 

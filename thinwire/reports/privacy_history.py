@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Decimal
 from typing import TYPE_CHECKING
 
 from thinwire.core.formatting import rounded_up
 from thinwire.reports.privacy import (
+    EVERYONE,
     Spending,
     assumptions,
     largest_epsilon,
@@ -64,7 +64,7 @@ class SpendingHistory:
     def _forget(self) -> None:
         self._last, self._entries, self._parts = 0, 0, 0
         self._own, self._rows = defaultdict[str, Counter[str]](Counter), list["PrivacyRow"]()
-        self._all, self._settled = defaultdict[str, Counter[str]](Counter), Counter[str]()
+        self._all, self._alike = defaultdict[str, Counter[str]](Counter), Counter[str]()
         self._spending: Spending | None = None
         self.by_round = dict[int, tuple[float | None, float | None]]()
 
@@ -99,8 +99,10 @@ class SpendingHistory:
         for row in self._store.privacy.rows(population, after=self._last):
             self._last, self._entries = row.id, self._entries + 1
             self._parts += len(row.devices)
-            if row.release and not row.run_id:
-                self._settled[row.release] += row.count
+            if row.release and not row.devices:  # settled, or of a run with Poisson sampling
+                self._alike[row.release] += row.count
+                if row.run_id == run.run_id:
+                    self._own[EVERYONE][row.release] += row.count
             for client in row.devices:
                 self._all[client][row.release] += row.count
                 if row.run_id == run.run_id:
@@ -108,18 +110,19 @@ class SpendingHistory:
             if row.run_id == run.run_id and row.release:
                 self._rows.append(row)
                 own = largest_epsilon(self._own.values(), delta)
-                self.by_round[row.round] = own, largest_epsilon(self._whole(), delta)
+                self.by_round[row.round] = own, largest_epsilon(self._whole().values(), delta)
 
-    def _whole(self) -> Iterable[Mapping[str, int]]:
-        """Yield what each client of the run has spent in all runs of the population."""
-        return (self._all[client] + self._settled for client in self._own)
+    def _whole(self) -> dict[str, Counter[str]]:
+        """Return what each client of the run has spent in all runs of the population."""
+        clients = {*self._all, *self._own} if EVERYONE in self._own else self._own.keys()
+        return {client: self._all.get(client, Counter()) + self._alike for client in clients}
 
     def _spent(self, run: RunRow, population: str) -> Spending:
         privacy = privacy_section(run)
         if not self._rows:
-            return Spending(run.run_id, population, privacy.mode, privacy.delta)
-        whole = {client: self._all[client] + self._settled for client in self._own}
-        return spending_from(self._rows, whole, privacy)
+            rate = privacy.sampling_rate or 1.0
+            return Spending(run.run_id, population, privacy.mode, privacy.delta, rate=rate)
+        return spending_from(self._rows, self._whole(), privacy)
 
 
 def right_guesses(epsilon: float, delta: float) -> float:

@@ -125,7 +125,7 @@ def privacy_report(store: Store, run: RunRow, audit: Path = AUDIT) -> dict[str, 
         "mechanism": {
             "mode": mode,
             "clip": _clip(privacy),
-            "amplification": sampling_text(mode),
+            "amplification": sampling_text(mode, spent.rate),
             "kinds": list(_kinds(own)),
         },
         "trust": {"in_short": SIMULATED if run.source == "sim" else TRUSTED.get(mode, ""), **WHO[mode]},

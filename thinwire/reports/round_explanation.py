@@ -238,6 +238,8 @@ def _filled(
 
 def _missed(found: RoundRow, assignments: Sequence[UpdateRow], waited_for: Sequence[str]) -> str:
     """Return how many devices missed the deadline, and the facts about the first of those that replied later."""
+    if found.hides_sample:
+        return f"it ended at its deadline of {duration(found.deadline_s)}, whoever was sampled"
     silent = len(waited_for) or unanswered(found)
     said = (
         f"{silent} of {len(found.selected)} had not answered when its deadline of {duration(found.deadline_s)} passed"

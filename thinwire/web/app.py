@@ -69,7 +69,7 @@ def look(store: Store, lock: Path | None) -> News:
     pending = sum(row.standing(tls) == "pending" for row in rows)
     down_since = down_since_of(lock) if lock and state == "gone" else 0.0
     heard = last_beat(lock.with_name(HEARD)) if lock else 0.0
-    return News(store.last_seq(), state, down_since, "", store.audit.last(), pending, heard)
+    return News(store.changes(), state, down_since, "", store.audit.last(), pending, heard)
 
 
 def _pages(app: FastAPI, home: str) -> None:

@@ -61,7 +61,7 @@ class Devices:
 
     def one(self, name: str) -> models.DevicePage:
         """Return one device with its log and its last assignments; `NotFound` if no device has the name."""
-        seq = self._store.last_seq()
+        seq = self._store.changes()
         info = next((one for one in self._store.devices() if one.row.name == name), None)
         if info is None:
             raise NotFound(f"no device {name}", why="nobody of that name has come, or it was renamed")
@@ -268,7 +268,7 @@ def stays(rounds: Mapping[str, Sequence[int]]) -> str:
     """Return the runs and rounds whose models contain updates of a device.
 
     >>> stays({"digits-1": [1, 2, 3, 5], "ecg-2": [4]}), stays({})
-    ('digits-1 rounds 1–3, 5; ecg-2 round 4', 'no model')
+    ('digits-1 rounds 1–3, 5; ecg-2 round 4', 'no model that is shown here')
     """
     said = []
     for run_id, numbers in rounds.items():
@@ -280,7 +280,7 @@ def stays(rounds: Mapping[str, Sequence[int]]) -> str:
                 spans.append([number, number])
         shown = ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in spans)
         said.append(f"{run_id} {'round' if len(numbers) == 1 else 'rounds'} {shown}")
-    return "; ".join(said) or "no model"
+    return "; ".join(said) or "no model that is shown here"
 
 
 def approved(name: str, aggregator: str) -> str:

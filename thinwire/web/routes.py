@@ -43,7 +43,7 @@ MOST_TABS = 64
 
 @dataclass(frozen=True)
 class News:
-    """The status of the aggregator and the store: `seq` is the number of the journal's latest event.
+    """The status of the aggregator and the store: `seq` changes with what may be shown.
 
     `aggregator` is running, gone or unknown. `down_since` is the moment when an aggregator that is down was last alive,
     wall clock; 0 if unknown. `store` is the error if the store could not be read. `acts` rises with changes outside the
@@ -144,7 +144,7 @@ def api_routes(settings: Settings, store: Store, reader: Reader, live: Live) -> 
         state, about = aggregator(settings.lock)
         return schemas.Service(
             aggregator=state, listen=str(about.get("listen", "")), urls=[str(url) for url in about.get("urls") or ()],
-            tls=bool(about.get("pin")), version=thinwire.__version__, seq=store.last_seq(), now=time.time(),
+            tls=bool(about.get("pin")), version=thinwire.__version__, seq=store.changes(), now=time.time(),
         )  # fmt: skip
 
     @router.get("/runs")

@@ -52,7 +52,7 @@ class Reader:
         `name` is an id, a unique beginning of one, or "latest".
         """
         store = self._store
-        seq, row = store.last_seq(), store.run(name)
+        seq, row = store.changes(), store.run(name)
         rounds = store.rounds(row.run_id, row.rounds_closed + 1 - LATEST_ROUNDS)
         latest = [store.updates(row.run_id, found.round) for found in rounds[: -LATEST_ROUNDS - 1 : -1]]
         newest = rounds[-1] if rounds else None

@@ -58,6 +58,8 @@ def _running(run: RunRow, open_round: RoundRow | None) -> str:
     lost = run.rounds_closed - run.version
     note = f" ({_rounds(lost)} made no step)" if lost > 0 else ""
     step = f"Round {open_round.round} of {run.rounds_total + max(0, lost)}{note}"
+    if open_round.hides_sample:
+        return _stop(f"{step} ends at its deadline of {duration(open_round.deadline_s)}; {quality}")
     selected = len(open_round.selected)
     return _stop(f"{step}: {open_round.answered} of {selected} devices have answered{_failed(open_round)}; {quality}")
 
@@ -84,6 +86,8 @@ def open_round(
         until = f"round {ahead[-1]} has closed" if ahead else "enough devices are there"
         said = f"{len(round_.selected)} were selected ahead, and it takes answers when {until}"
         return f"Round {round_.round} waits for its turn: {said}."
+    if round_.hides_sample:
+        return f"Round {round_.round} is open, until its deadline of {duration(round_.deadline_s)}{_downtime(round_)}."
     if not buffer:
         came = f"{round_.answered} of {len(round_.selected)} have answered{_failed(round_)}"
         said = (
@@ -115,6 +119,8 @@ def closing(round_: RoundRow, least: int = 0) -> str:
     `least` is the fewest clients in a sum under masks, 0 without secure aggregation.
     """
     selected, silent = len(round_.selected), unanswered(round_)
+    if round_.hides_sample and round_.reason == "deadline":
+        return "its deadline passed; who was sampled is not shown"
     said = {
         "": "",
         "all": "everybody selected has answered",

@@ -105,7 +105,7 @@ def show(
             devices = {name for row in of_run for name in row.devices}
             who = ", ".join(dict.fromkeys(row.who for row in of_run))
             begin = [run_id, len({row.round for row in of_run}), released] if run_id else [f"settled by {who}", "", ""]
-            everyone = len(devices) if run_id else "all"
+            everyone = len(devices) or "all"
             end = [", ".join(cost.mechanisms), everyone, cost.shown, f"{cost.delta:g}"]
             shown.append([population, *begin, *end])
     if shown:

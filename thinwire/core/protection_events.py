@@ -15,7 +15,7 @@ round, with the digest of the released bytes, so that a resume releases the same
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from thinwire.core.events import Event, ModelStored, RoundClosed, RoundOpened, RoundResumed, RunNoted, RunStatusChanged
@@ -124,14 +124,13 @@ def without_sample(event: Event) -> Event | None:
     match event:
         case RunStatusChanged() | RunNoted() | ModelStored() | RoundResumed() | PrivacyReserved() | PrivacyCommitted():
             return event
-        case RoundOpened():
-            return replace(
-                event, assignments={}, added=[], removed=[], considered=0, reasons={}, codecs={}, codec_reasons={},
-                standings={}, later=[], sampling=(),
+        case RoundOpened():  # built anew, so that a field that is added is not shown before someone lists it
+            return RoundOpened(
+                event.at, event.round, event.elapsed_s, event.base_version, event.base_digest, [], {}, event.codec,
+                event.deadline_s, event.target_updates, event.min_updates, deadline_reason=event.deadline_reason,
             )  # fmt: skip
         case RoundClosed():
-            return replace(
-                event, aggregated=[], dropped=[], outstanding=[], metrics={}, spent={}, slowest="", names=[], ignored=0,
-                capped={},
-            )  # fmt: skip
+            return RoundClosed(
+                event.at, event.round, event.reason, event.version, [], [], [], event.elapsed_s, event.seconds, {}
+            )
     return None

@@ -17,6 +17,7 @@ import math
 
 from thinwire.core.errors import CodecError, PlanError
 from thinwire.core.plan_codec_rules import CLASSIC, CodecBook, Rule, ef21_rule, resolved_feedback, together
+from thinwire.core.plan_sampling_rules import sampled_rules
 from thinwire.core.plan_schema import IDENTITY, Sections, UplinkSection
 from thinwire.core.secure_numbers import check_numbers
 
@@ -164,7 +165,7 @@ def privacy_rules(plan: Sections, codecs: CodecBook) -> list[Rule]:
     """Return the rules of plans with differential privacy."""
     mode, records = plan.privacy.mode, plan.privacy.records
     form = f"{PRIVATE.format(json.dumps(mode))} with {{}}"
-    parts = [*_privacy_noise(plan), *_sampled(plan), *_private_rounds(plan), *_private_work(plan), *_tree(plan)]
+    parts = [*_privacy_noise(plan), *sampled_rules(plan), *_private_rounds(plan), *_private_work(plan), *_tree(plan)]
     parts.append(
         (mode != "example" and records is not None, f"records = {records}",
          "only steps of training sample records", 'leave records out, or [privacy] mode = "example"'),
@@ -215,39 +216,6 @@ def _privacy_noise(plan: Sections) -> list[Rule]:
 
 
 MOST_NOISE, LEAST_NOISE = 1000.0, 0.01
-
-
-def _sampled(plan: Sections) -> list[Rule]:
-    """Return rules on Poisson sampling: secret coins alone decide who is in a round, and nobody reads their result."""
-    privacy, cohort, first = plan.privacy, plan.cohort, type(plan.cohort)()
-    if (rate := privacy.sampling_rate) is None:
-        return []
-    form = f"sampling_rate = {rate:g} and {{}}"
-    coins = "the coins alone decide who is in a round: any other reason to be in it would end the amplification"
-    return [
-        (privacy.mode != "central", f"sampling_rate = {rate:g}",
-         "a smaller epsilon holds only if nobody learns who was sampled, and here the clients learn it",
-         '[privacy] mode = "central", or leave sampling_rate out'),
-        (cohort.clients != first.clients, form.format(f"[cohort] clients = {json.dumps(cohort.clients)}"), coins,
-         "leave [cohort] clients out"),
-        (cohort.min_updates != first.min_updates, form.format(f"[cohort] min_updates = {cohort.min_updates:g}"),
-         "a small or empty sample is released as noise: a round without a step would tell that its sample was small",
-         "leave [cohort] min_updates out"),
-        (cohort.selection != first.selection, form.format(f'[cohort] selection = "{cohort.selection}"'), coins,
-         "leave [cohort] selection out"),
-        (cohort.requires != first.requires, form.format("[cohort.requires]"), coins, "leave [cohort.requires] out"),
-        (privacy.max_participations, form.format(f"max_participations = {privacy.max_participations}"),
-         "each client pays for every round, sampled or not, and one at its bound would have no coin any more",
-         "leave max_participations out"),
-        (privacy.mechanism == "tree", form.format('mechanism = "tree"'),
-         "the cost of a tree counts on rounds of one client that are far apart, and coins keep none apart",
-         "leave mechanism out"),
-        (privacy.adaptive, form.format("adaptive = true"),
-         "how many updates are within the clip is counted among a number of clients, and a sample has none",
-         "leave adaptive out"),
-        (bool(plan.uplink.ladder), form.format("[uplink] ladder"),
-         "the codec of most clients of a round is shown, and it would tell who they are", "leave [uplink] ladder out"),
-    ]  # fmt: skip
 
 
 def _private_sums(plan: Sections) -> list[Rule]:

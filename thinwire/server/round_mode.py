@@ -93,7 +93,7 @@ class RoundMode:
         return ""
 
     def min_updates(self, wanted: int) -> int:
-        """Return the fewest updates that make a step, of a round that wants so many."""
+        """Return the fewest updates that make a step in a round that wants so many."""
         return min_updates_of(self.plan.cohort.min_updates, wanted)
 
     def may_open(self, running: RunContext, cohort: Cohort, min_updates: int) -> bool:
@@ -373,9 +373,7 @@ def most_common(chosen: Mapping[str, RungChoice], codecs: Sequence[str]) -> str:
 
 
 def own_work(running: RunContext, device: str, deadline_s: float) -> dict[str, Any]:
-    """Return the work fields of `ClientSelected` for a device; empty if the plan sets the work instead of the
-    device's speed.
-    """
+    """Return the work fields of `ClientSelected` for a device; empty if the plan sets the work and not its speed."""
     local = running.plan.local
     if local.steps != "auto":
         return {}

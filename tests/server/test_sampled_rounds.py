@@ -121,7 +121,7 @@ def test_an_empty_sample_is_released_as_noise_of_the_plan(tmp_path: Path) -> Non
     params, _ = Versions(made.folder, LAYOUT, durable=False).read(made.of(ModelStored)[-1])
     deviation = 2.0 / (RATE * len(NAMES))
     assert 0.4 * deviation < float(np.std(params)) < 2 * deviation
-    assert np.all(params != 0.0), "28 draws of a deviation of 256 grid steps"
+    assert np.count_nonzero(params) > 20, "of 28 draws, with a deviation of 256 grid steps"
 
 
 def test_the_sum_is_divided_by_the_expected_cohort_whatever_the_sample_is(tmp_path: Path) -> None:

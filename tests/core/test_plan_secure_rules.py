@@ -10,8 +10,8 @@ import pytest
 from thinwire.aggregation import codecs
 from thinwire.core import RunPlan
 from thinwire.core.errors import PlanError
-from thinwire.core.plan_protection_rules import FORM, secure_rules, without_secure
 from thinwire.core.plan_rules import Refusal
+from thinwire.core.plan_secure_rules import FORM, secure_rules, without_secure
 
 PLAN: dict[str, Any] = {
     "run": {"task": "digits", "evaluate": "off", "rounds": 100},

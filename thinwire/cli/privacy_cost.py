@@ -16,7 +16,7 @@ from thinwire.cli import console
 from thinwire.cli.secure_cost import selected_of, thresholds
 from thinwire.core.errors import PlanError
 from thinwire.core.formatting import counted, rounded_up
-from thinwire.core.plan_protection_rules import LEAST_NOISE, MOST_NOISE
+from thinwire.core.plan_privacy_rules import LEAST_NOISE, MOST_NOISE
 from thinwire.privacy.accounting import Budget, epsilon
 from thinwire.privacy.noise_plan import NoisePlan, honest_survivors, noise_plan, share_of_participation
 from thinwire.privacy.tree_aggregation import length_of, nodes_in_model

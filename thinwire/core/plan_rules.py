@@ -1,7 +1,7 @@
 """These rules refuse plans whose keys contradict each other, with the reason, before anything starts.
 
 A rule is a row of a table: when it refuses, what, why, and what to try. `plan_codec_rules` has the rows of codecs,
-feedback, server optimizer and algorithm, `plan_protection_rules` those of secure aggregation and differential privacy.
+feedback, server optimizer and algorithm, `plan_secure_rules` and `plan_privacy_rules` those of protected runs.
 A row that refuses becomes a `Refusal`.
 
 Invariant: a contradiction is refused, never only warned about while the run goes on.
@@ -29,8 +29,9 @@ from thinwire.core.plan_codec_rules import (
     secure_rule,
     together,
 )
-from thinwire.core.plan_protection_rules import privacy_rules, secure_rules, without_privacy, without_secure
+from thinwire.core.plan_privacy_rules import privacy_rules, without_privacy
 from thinwire.core.plan_schema import IDENTITY, Sections
+from thinwire.core.plan_secure_rules import secure_rules, without_secure
 
 
 @dataclass(frozen=True)

@@ -1,162 +1,25 @@
-"""These rules refuse plans with secure aggregation or differential privacy whose other keys would break the protection.
+"""These rules refuse plans with differential privacy whose other keys would release something beside the noised sum.
 
-`secure_rules`: the aggregator sees sums only. So a key is refused if it needs a single update or a fact about one
-client, if it lets one client's message differ in form from another's, or if it adds or removes an update after the
-survivors are fixed. Overlap, buffered rounds, `durability = "exit"`, SCAFFOLD and FedDyn have such rows of their own
-in `plan_rules` and `plan_codec_rules`.
+A key is refused if a client could count twice in one sum, if one client could displace another, or if something else
+that depends on data would be released: a metric, a data set's size, a time of training.
 
-`privacy_rules`: what is released may depend on the data of one client only through the noised sum. So a key is refused
-if a client could count twice in one sum, if one client could displace another, or if something else that depends on
-data would be released: a metric, a data set's size, a time of training.
+`sampled_rules` keep the amplification by `[privacy] sampling_rate`. With Poisson sampling a coin of its own decides for
+each device whether it is in a round. A released model tells less of a client to those who do not know the coins. So the
+cost of a round is smaller (`privacy.accounting`, `Release.rate`), under three conditions, of which each row keeps one:
+
+- Nothing but the coins decides who is in a round: no number of clients, no speed, no link, no equipment, no bound.
+- Nobody learns their result: not the clients, and not from what is shown of a round.
+- Whatever the sample is, its round makes a step: a round without one would tell that the sample was small.
 """
 
 from __future__ import annotations
 
 import json
-import math
 
-from thinwire.core.errors import CodecError, PlanError
-from thinwire.core.plan_codec_rules import CLASSIC, CodecBook, Rule, ef21_rule, resolved_feedback, together
-from thinwire.core.plan_sampling_rules import sampled_rules
-from thinwire.core.plan_schema import IDENTITY, Sections, UplinkSection
-from thinwire.core.secure_numbers import check_numbers
-
-FORM = "[secure] enabled = true with {}"
-STEPS = "[local] steps = 20"
-
-
-def secure_rules(plan: Sections) -> list[Rule]:
-    """Return the rules of plans with secure aggregation."""
-    parts = (_secure_rounds, _secure_work, _secure_lattice, _secure_evaluation)
-    rules = together(plan.secure.enabled, FORM, [rule for part in parts for rule in part(plan)])
-    return [*rules, *together(plan.secure.enabled, "{}", _secure_numbers(plan))]  # their texts are whole
-
-
-def _secure_rounds(plan: Sections) -> list[Rule]:
-    """Return rules on who takes part in a round, and when: the roster is closed when the first secrets are shared."""
-    cohort, secure = plan.cohort, plan.secure
-    return [
-        (cohort.late == "aggregate", '[cohort] late = "aggregate"',
-         "the masks of an update cancel only in the sum of its own round; beside that sum it would reveal one update",
-         '[cohort] late = "drop"'),
-        (cohort.max_concurrency, f"[cohort] max_concurrency = {cohort.max_concurrency}",
-         "all clients of a round stand on one roster, and a client that is selected later has no share of the others",
-         "leave [cohort] max_concurrency out"),
-        (cohort.selection != "uniform", f'[cohort] selection = "{cohort.selection}"',
-         "it needs the times of training and sending of each client, and a masked reply has none",
-         '[cohort] selection = "uniform"'),
-        (cohort.deadline_s == "auto", '[cohort] deadline_s = "auto"',
-         "it needs the times of training and sending of each client, and a masked reply has none",
-         "[cohort] deadline_s = 600"),
-        (cohort.max_weight != "none" and secure.weight_max > 1,
-         f"[cohort] max_weight = {json.dumps(cohort.max_weight)}",
-         "it is in medians of the clients' examples, and the aggregator sees only the sum of these",
-         '[cohort] max_weight = "none"; [secure] weight_max bounds each client'),
-        (plan.server.reduce != "mean", f"[server] reduce = {plan.server.reduce!r}",
-         "it compares single updates, and the aggregator sees only their sum", '[server] reduce = "mean"'),
-        (plan.run.init == "device", '[run] init = "device"',
-         "the model that one device makes would leave it in the clear, and may depend on its data",
-         '[run] init = "model.safetensors", or leave init out'),
-        (secure.graph == "k-regular" and secure.adversary == "malicious",
-         '[secure] graph = "k-regular" and adversary = "malicious"',
-         "the random order of the graph follows from all keys, and a malicious aggregator can try keys of corrupt ones",
-         '[secure] graph = "complete"'),
-    ]  # fmt: skip
-
-
-def _secure_work(plan: Sections) -> list[Rule]:
-    """Return rules on local training: all clients of a round have the same work, so that one divisor is right."""
-    local = plan.local
-    epochs = "[local] epochs" if local.epochs is not None else "one epoch a round ([local] steps is not given)"
-    return [
-        (local.steps is None, epochs,
-         "the aggregator would have to know each client's steps, and they tell how many examples it has", STEPS),
-        (local.steps == "auto", '[local] steps = "auto"',
-         "the aggregator would have to know each client's steps, and they tell how fast it is", STEPS),
-        (local.partial, "[local] partial = true",
-         "a client that stops early makes other steps than the rest, and the aggregator would have to know how many",
-         "[local] partial = false, or a longer [cohort] deadline_s"),
-        (local.buffers == "average", '[local] buffers = "average"',
-         "the statistics of each client would travel in the clear: the masks cover trained parameters",
-         '[local] buffers = "local", or "frozen"'),
-    ]  # fmt: skip
-
-
-def _secure_lattice(plan: Sections) -> list[Rule]:
-    """Return rules on the uplink: the lattice of [secure] is its codec, because only integers of one grid add up."""
-    uplink, secure, rounds = plan.uplink, plan.secure, plan.run.rounds
-    same = "masks cancel only where all clients send the same coordinates, rounded to the same grid"
-    return [
-        (uplink.codec != UplinkSection().codec, f"[uplink] codec = {uplink.codec!r}", same,
-         "leave [uplink] codec out; [secure] bits and support say how an update is compressed"),
-        (uplink.layers, "[uplink.layers]", same, "leave [uplink.layers] out"),
-        (uplink.ladder, "[uplink] ladder", f"{same}; with a ladder each device has its own codec",
-         "leave [uplink] ladder out; [secure] bits and support are for all"),
-        (uplink.warmup is not None, "[uplink] warmup", f"{same}; [secure] support says how many, in every round",
-         "leave [uplink] warmup out"),
-        (uplink.momentum > 0, "momentum correction in [uplink]",
-         "it clears the momentum where a client's own codec sent values, and here all send the same coordinates",
-         "[local] momentum"),
-        ef21_rule(plan, "the aggregator would go on from the last update of each client, which it never sees", CLASSIC),
-        (secure.support * rounds < 1, f"[secure] support = {secure.support:g} and [run] rounds = {rounds}",
-         "each round sums another window of the coordinates, and some would never be summed",
-         f"[secure] support = {math.ceil(1000 / rounds) / 1000:g}"),
-    ]  # fmt: skip
-
-
-def _secure_evaluation(plan: Sections) -> list[Rule]:
-    """Return rules on metrics: those that [secure] names are summed under masks, the others never leave a device."""
-    run, metrics = plan.run, plan.secure.metrics
-    needed = [] if run.evaluate != "clients" else [run.metric, *([run.target.metric] if run.target else [])]
-    missing = sorted({metric for metric in needed if metric not in metrics})
-    example = ", ".join(f"{metric} = {10.0 if metric == 'loss' else 1.0}" for metric in missing)
-    return [
-        (missing, f'[run] evaluate = "clients" and no {" or ".join(missing)} in [secure] metrics',
-         "the metrics of one client would tell what the sum of its update hides",
-         f'[secure] metrics = {{ {example} }}, each with its bound, or [run] evaluate = "off"'),
-        (metrics and run.evaluate != "clients", f'[secure] metrics and [run] evaluate = "{run.evaluate}"',
-         "no client evaluates, so there is nothing to sum", '[run] evaluate = "clients", or leave metrics out'),
-    ]  # fmt: skip
-
-
-def _secure_numbers(plan: Sections) -> list[Rule]:
-    """Return the rules on shares, and those on numbers if the plan says how many clients a round selects.
-
-    Otherwise the aggregator and each client check the numbers (`check_numbers`) when they know how many are selected.
-    """
-    cohort, secure = plan.cohort, plan.secure
-    if isinstance(cohort.clients, int):
-        selected = math.ceil(cohort.clients * (1 + cohort.over_select))
-        try:
-            check_numbers(secure, selected, cohort.clients)
-        except PlanError as error:
-            return [(True, error.what, error.why, error.hint)]
-        return []
-    cut = 0.0 if cohort.clients == "all" else cohort.over_select / (1 + cohort.over_select)
-    times = 2 if secure.adversary == "malicious" else 1
-    shares = f"max_corrupt = {secure.max_corrupt:g} and max_dropout = {secure.max_dropout:g}"
-    return [
-        (secure.max_corrupt + times * secure.max_dropout >= 1, f"[secure] {shares}",
-         f'adversary = "{secure.adversary}" needs max_corrupt + {times} max_dropout below 1'.replace(" 1 max", " max"),
-         f"[secure] max_dropout = {(1 - secure.max_corrupt) / (2 * times):.2g}"),
-        (cut > secure.max_dropout,
-         f"[cohort] over_select = {cohort.over_select:g} and max_dropout = {secure.max_dropout:g}",
-         f"a round closes when its target is met, and counts the other {cut:.0%} of the selected clients as drop-outs",
-         f"[secure] max_dropout = {math.ceil(100 * cut) / 100:g} and more for real drop-outs, or less over_select"),
-    ]  # fmt: skip
-
-
-def without_secure(plan: Sections) -> list[Rule]:
-    """Return the rules on keys of [secure], which have no effect without secure aggregation."""
-    secure = plan.secure
-    return [
-        (not secure.enabled and getattr(secure, key) != field.get_default(call_default_factory=True),
-         f"[secure] {key} = {json.dumps(getattr(secure, key))} without enabled = true",
-         "it is of secure aggregation, and the plan sums updates in the clear",
-         f"[secure] enabled = true, or leave {key} out")
-        for key, field in type(secure).model_fields.items() if key != "enabled"
-    ]  # fmt: skip
-
+from thinwire.core.errors import CodecError
+from thinwire.core.plan_codec_rules import CodecBook, Rule, ef21_rule, resolved_feedback, together
+from thinwire.core.plan_schema import IDENTITY, Sections
+from thinwire.core.plan_secure_rules import work_rules
 
 PRIVATE = "[privacy] mode = {}"
 
@@ -254,7 +117,7 @@ def _private_rounds(plan: Sections) -> list[Rule]:
 
 def _private_work(plan: Sections) -> list[Rule]:
     """Return the rules on local training that secure aggregation has too: a client tells no fact of its data."""
-    return [] if plan.secure.enabled else _secure_work(plan)
+    return [] if plan.secure.enabled else work_rules(plan)
 
 
 def _sizes(plan: Sections, codecs: CodecBook) -> list[Rule]:
@@ -397,4 +260,37 @@ def without_privacy(plan: Sections) -> list[Rule]:
          f"[privacy] {key} = {json.dumps(getattr(privacy, key))} without a mode",
          "it is of differential privacy, and nothing is noised", f'[privacy] mode = "central", or leave {key} out')
         for key, field in type(privacy).model_fields.items() if key != "mode"
+    ]  # fmt: skip
+
+
+def sampled_rules(plan: Sections) -> list[Rule]:
+    """Return the rules of plans with Poisson sampling of clients; none without it."""
+    privacy, cohort, first = plan.privacy, plan.cohort, type(plan.cohort)()
+    if (rate := privacy.sampling_rate) is None:
+        return []
+    form = f"sampling_rate = {rate:g} and {{}}"
+    coins = "the coins alone decide who is in a round: any other reason to be in it would end the amplification"
+    return [
+        (privacy.mode != "central", f"sampling_rate = {rate:g}",
+         "a smaller epsilon holds only if nobody learns who was sampled, and here the clients learn it",
+         '[privacy] mode = "central", or leave sampling_rate out'),
+        (cohort.clients != first.clients, form.format(f"[cohort] clients = {json.dumps(cohort.clients)}"), coins,
+         "leave [cohort] clients out"),
+        (cohort.min_updates != first.min_updates, form.format(f"[cohort] min_updates = {cohort.min_updates:g}"),
+         "a small or empty sample is released as noise: a round without a step would tell that its sample was small",
+         "leave [cohort] min_updates out"),
+        (cohort.selection != first.selection, form.format(f'[cohort] selection = "{cohort.selection}"'), coins,
+         "leave [cohort] selection out"),
+        (cohort.requires != first.requires, form.format("[cohort.requires]"), coins, "leave [cohort.requires] out"),
+        (privacy.max_participations, form.format(f"max_participations = {privacy.max_participations}"),
+         "each client pays for every round, sampled or not, and one at its bound would have no coin any more",
+         "leave max_participations out"),
+        (privacy.mechanism == "tree", form.format('mechanism = "tree"'),
+         "the cost of a tree counts on rounds of one client that are far apart, and coins keep none apart",
+         "leave mechanism out"),
+        (privacy.adaptive, form.format("adaptive = true"),
+         "how many updates are within the clip is counted among a number of clients, and a sample has none",
+         "leave adaptive out"),
+        (bool(plan.uplink.ladder), form.format("[uplink] ladder"),
+         "the codec of most clients of a round is shown, and it would tell who they are", "leave [uplink] ladder out"),
     ]  # fmt: skip

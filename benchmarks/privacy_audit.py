@@ -63,7 +63,11 @@ class Preset:
 
 PRESETS = {
     "tiny": Preset((100, 1000), (5, 1000), ()),
-    "small": Preset((100, 1000), (125, 1000), (("central", 60, 5, True), ("central", 60, 5, False))),
+    "small": Preset(
+        (10, 10_000),
+        (125, 1000),
+        (("central", 60, 10, True), ("central", 60, 10, False), ("distributed", 20, 10, True)),
+    ),
     "full": Preset(
         (1, 100_000),
         (125, 1000),

@@ -1,0 +1,221 @@
+"""Accuracy against epsilon: central and distributed privacy, and Flower's central mechanism on the same work.
+
+    python -m benchmarks.privacy_utility [--preset tiny|small|full] --json
+
+200 clients with 24 examples each (`benchmarks.many_clients`) train the network of `examples/digits`, all of them in each
+round: without amplification by sampling, more clients a round cost no epsilon. Each client is charged for all rounds
+(`max_participations`). Delta is 1e-4. The number of rounds and the clip were chosen for each epsilon on seeds 101 and
+102, with central noise, before any run below; the seeds here are from 1 on. A seed decides the examples and the first
+model. The noise comes from the system's entropy, so each seed has several draws, and figures differ from run to run.
+
+The code of the sums is that of the product, with the noise that `noise_plan` finds for the claim:
+
+- `central` is `PrivateSum`, without a codec before it;
+- `distributed` is `PrivateLattice` at the width that the plan finds, with `max_corrupt = max_dropout = 0.1`. Its cost
+  counts on the noise of 160 of the 200 clients. All 200 remain here, which is the most noise. Masks are left out: they
+  leave no trace in a sum. `distributed 0.25` has `[secure] support = 0.25` besides, and so a quarter of the bytes;
+- `flower` is `DifferentialPrivacyServerSideFixedClipping` of the installed Flower around its `FedAvg`, called without its
+  engine, with the noise multiplier of a Gaussian at the same claim by our accountant;
+- `none` has neither clip nor noise, with the rounds of the largest epsilon.
+
+`distributed_gap EPSILON` is the accuracy of `central` minus that of `distributed`, mean over the seeds, and
+`distributed_gap_error EPSILON` the standard error of that mean; `distributed_gap` is the largest of them (goal: at most
+0.01). `peer_gap` is likewise `flower` minus `central`: at most 0 if ours is as good. `support_gap` is `distributed`
+minus `distributed 0.25`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.common import Code, FitRes, Status, ndarrays_to_parameters, parameters_to_ndarrays
+from flwr.server.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
+from numpy.typing import NDArray
+
+from benchmarks.document import note
+from benchmarks.entry import run_in_folder
+from benchmarks.many_clients import CLIENTS, SIZE, Digits, accuracy, digits_of, first_model, updates_of
+from thinwire.aggregation.plan_codecs import lattice_of
+from thinwire.aggregation.private_lattice import PrivateSum
+from thinwire.aggregation.server_optimizers import stepped
+from thinwire.core import Key, RunPlan
+from thinwire.core.types import SecureWork, State, Vector
+from thinwire.privacy.accounting import Release, noise_for
+from thinwire.privacy.noise_plan import NoisePlan, noise_plan
+from thinwire.privacy.secret_rng import SystemRng
+
+DELTA, STEPS, RATE = 1e-4, 10, 0.3
+WORK = {2.0: (5, 0.8), 4.0: (10, 0.4), 8.0: (10, 0.8)}  # epsilon -> (rounds, clip)
+NONE, CENTRAL, DISTRIBUTED, SPARSE, FLOWER = "none", "central", "distributed", "distributed 0.25", "flower"
+GAPS = {"distributed_gap": (CENTRAL, DISTRIBUTED), "peer_gap": (FLOWER, CENTRAL), "support_gap": (DISTRIBUTED, SPARSE)}
+SUPPORT = {DISTRIBUTED: 1.0, SPARSE: 0.25}
+
+Round = Callable[[Vector, NDArray[np.float32], int], Vector]  # (model, updates, round from 0) -> the next model
+
+
+@dataclass(frozen=True)
+class Preset:
+    epsilons: tuple[float, ...]
+    seeds: int
+    draws: int
+    clients: int = CLIENTS
+
+
+PRESETS = {"tiny": Preset((8.0,), 1, 1, 50), "small": Preset((2.0, 8.0), 3, 1), "full": Preset(tuple(WORK), 5, 2)}
+
+
+def plan_of(arm: str, epsilon: float, clients: int) -> RunPlan:
+    """Return the plan of one arm; that of Flower's and of no privacy is the central one."""
+    rounds, clip = WORK[epsilon]
+    distributed = arm in SUPPORT
+    secure = {"enabled": True, "max_corrupt": 0.1, "max_dropout": 0.1, "support": SUPPORT.get(arm, 1.0)}
+    return RunPlan.from_json({
+        "run": {"task": "digits", "rounds": rounds, "evaluate": "off"},
+        "cohort": {"clients": clients, "deadline_s": 60, "late": "drop"},
+        "local": {"lr": RATE, "steps": STEPS, "buffers": "local"},
+        "uplink": {} if distributed else {"codec": "identity"},
+        "secure": secure if distributed else {},
+        "privacy": {
+            "mode": "distributed" if distributed else "central", "clip": clip, "target_epsilon": epsilon,
+            "delta": DELTA, "max_participations": rounds,
+        },
+    })  # fmt: skip
+
+
+def central(plan: RunPlan, clients: int) -> tuple[Round, NoisePlan]:
+    """Return the round of central mode, and its noise."""
+    rng, noise, clip = SystemRng(), noise_plan(plan, SIZE, clients), plan.privacy.clip
+    assert clip is not None, "the plan has one"
+    state: State = {}
+
+    def made(model: Vector, updates: NDArray[np.float32], number: int) -> Vector:
+        nonlocal state
+        del number
+        total = PrivateSum(SIZE, clip, noise.scale, clients, rng)
+        for update in updates:
+            total.add(update)
+        model, state = stepped(plan.server, model, total.release(lambda out: noise.sampler.fill(out, rng)), state)
+        return model
+
+    return made, noise
+
+
+def distributed(plan: RunPlan, clients: int) -> tuple[Round, NoisePlan]:
+    """Return the round of distributed mode, and its noise. No client leaves it."""
+    rng, clip, state = SystemRng(), plan.privacy.clip, dict[str, Any]()
+    assert clip is not None, "the plan has one"
+    lattice = lattice_of(plan, SIZE, SecureWork(clients, 0, clip), "utility")
+
+    def made(model: Vector, updates: NDArray[np.float32], number: int) -> Vector:
+        nonlocal state
+        window, total = number % lattice.walk.windows, np.zeros(lattice.lanes, lattice.dtype)
+        rotation = Key(*np.frombuffer(rng.random_bytes(16), np.uint64).tolist())
+        for update in updates:
+            total += lattice.encode(update, 1, window, rotation, rng).lanes
+        mean = lattice.decode_sum(total, clients, clients, window, rotation)
+        model, state = stepped(plan.server, model, mean, state)
+        return model
+
+    return made, noise_plan(plan, lattice.padded, clients)
+
+
+def flower(plan: RunPlan, clients: int, noise_multiplier: float, seed: int) -> Round:
+    """Return the round of Flower's strategy, which draws its noise from numpy's global generator."""
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    np.random.seed(seed)  # noqa: NPY002  # theirs
+    assert plan.privacy.clip is not None, "the plan has one"
+    strategy = DifferentialPrivacyServerSideFixedClipping(FedAvg(), noise_multiplier, plan.privacy.clip, clients)
+
+    def made(model: Vector, updates: NDArray[np.float32], number: int) -> Vector:
+        strategy.current_round_params = [model]
+        replies = [
+            FitRes(Status(Code.OK, ""), ndarrays_to_parameters([model + update]), 1, {}) for update in updates
+        ]  # fmt: skip
+        found, _ = strategy.aggregate_fit(number + 1, [(None, reply) for reply in replies], [])  # type: ignore[misc]  # the proxies are not read
+        assert found is not None, "no client failed"
+        return np.asarray(parameters_to_ndarrays(found)[0], dtype=np.float32)
+
+    return made
+
+
+def gaussian_multiplier(plan: RunPlan) -> float:
+    """Return the least noise multiplier of a Gaussian for the plan's claim."""
+    epsilon, delta = plan.privacy.target_epsilon, plan.privacy.delta
+    assert epsilon is not None and delta is not None, "the plan has both"  # noqa: PT018
+    return noise_for(epsilon, delta, lambda z: Release("gaussian", 1.0, z * z, SIZE), plan.run.rounds)
+
+
+def measure_one(arm: str, epsilon: float, seed: int, draw: int, clients: int, data: Digits) -> dict[str, Any]:
+    """Train one model, and return its accuracy and the numbers of its noise; `draw` numbers runs of one seed."""
+    plan, model, noise = plan_of(arm, epsilon, clients), first_model(seed), None
+    if arm == NONE:
+        made: Round = lambda model, updates, number: model + updates.mean(0)  # noqa: E731
+        multiplier = 0.0
+    elif arm == FLOWER:
+        multiplier = gaussian_multiplier(plan)
+        made = flower(plan, clients, multiplier, 1000 * seed + draw)
+    else:
+        made, noise = (distributed if arm in SUPPORT else central)(plan, clients)
+        multiplier = noise.noise_multiplier
+    norms = []
+    for number in range(plan.run.rounds):
+        updates = updates_of(model, data, STEPS, RATE)
+        norms.append(float(np.median(np.linalg.norm(updates, axis=1))))
+        model = made(model, updates, number)
+    return {
+        "arm": arm, "epsilon": None if arm == NONE else epsilon, "delta": DELTA, "seed": seed, "draw": draw,
+        "clients": clients, "rounds": plan.run.rounds, "clip": plan.privacy.clip, "noise_multiplier": multiplier,
+        "width": noise.width if noise else 0, "dimensions": noise.release.dimensions if noise else SIZE,
+        "median_norm": fmean(norms), "accuracy": accuracy(model, data),
+    }  # fmt: skip
+
+
+def measure(preset: Preset, folder: Path) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """Run all cells, those of a seed one after the other."""
+    del folder  # all of it is in memory
+    torch.set_num_threads(1)
+    largest, rows = max(preset.epsilons), []
+    cells = [(arm, epsilon) for epsilon in preset.epsilons for arm in (CENTRAL, DISTRIBUTED, FLOWER)]
+    for seed in range(1, preset.seeds + 1):
+        data = digits_of(seed, preset.clients)
+        rows.append(measure_one(NONE, largest, seed, 1, preset.clients, data))
+        for draw, (arm, epsilon) in product(range(1, preset.draws + 1), [*cells, (SPARSE, largest)]):
+            rows.append(measure_one(arm, epsilon, seed, draw, preset.clients, data))
+            note(f"seed {seed}, draw {draw}, epsilon {epsilon:g}, {arm}: {rows[-1]['accuracy']:.4f}")
+    return rows, figures(rows)
+
+
+def figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return each mean accuracy and gap with its standard error, and the largest gap of each kind."""
+    runs, found = dict[tuple[str, float | None, int], list[float]](), dict[str, float]()
+    for row in rows:
+        runs.setdefault((row["arm"], row["epsilon"], row["seed"]), []).append(float(row["accuracy"]))
+    of = {cell: fmean(accuracies) for cell, accuracies in runs.items()}
+    seeds = sorted({row["seed"] for row in rows})
+
+    def tell(name: str, end: str, values: Sequence[float]) -> None:
+        found[f"{name} {end}"] = fmean(values)
+        if len(values) > 1:
+            found[f"{name}_error {end}"] = stdev(values) / len(values) ** 0.5
+
+    for arm, epsilon in dict.fromkeys((row["arm"], row["epsilon"]) for row in rows):
+        end = arm if epsilon is None else f"{arm}, {epsilon:g}"
+        tell("accuracy", end, [of[arm, epsilon, seed] for seed in seeds])
+    for name, (better, worse) in GAPS.items():
+        both = [epsilon for arm, epsilon in dict.fromkeys((row["arm"], row["epsilon"]) for row in rows) if arm == worse]
+        for epsilon in both:
+            tell(name, f"{epsilon:g}", [of[better, epsilon, seed] - of[worse, epsilon, seed] for seed in seeds])
+        found[name] = max(found[f"{name} {epsilon:g}"] for epsilon in both)
+    return found
+
+
+if __name__ == "__main__":
+    run_in_folder("privacy_utility", __doc__, PRESETS, measure)

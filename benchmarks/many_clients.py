@@ -2,8 +2,7 @@
 
 The digits of `examples/digits` are 1 797, too few for 200 clients. A fifth is kept for measuring, as it is. Of each
 other image there are five: itself, and moved by one pixel in each direction. The clients share these, 24 each, drawn by
-a seed. So clients have images that were one image. That is nothing to the noise, which only a client's norm decides, but
-the accuracy is that of fewer people than 200.
+a seed. So some clients have images that were one image: the accuracy is that of fewer people than 200.
 
 Each client makes full-batch steps of SGD from the same model, all clients in one product of stacked matrices. Per
 client that is what `TorchTrainer` does with a batch of all examples (tests).

@@ -2,11 +2,11 @@
 
     python -m benchmarks.privacy_utility [--preset tiny|small|full] --json
 
-200 clients with 24 examples each (`benchmarks.many_clients`) train the network of `examples/digits`, all of them in each
-round: without amplification by sampling, more clients a round cost no epsilon. Each client is charged for all rounds
-(`max_participations`). Delta is 1e-4. The number of rounds and the clip were chosen for each epsilon on seeds 101 and
-102, with central noise, before any run below; the seeds here are from 1 on. A seed decides the examples and the first
-model. The noise comes from the system's entropy, so each seed has several draws, and figures differ from run to run.
+200 clients with 24 examples each (`benchmarks.many_clients`) train the network of `examples/digits`, all of them in
+each round: without amplification by sampling, more clients a round cost no epsilon. Each client is charged for all
+rounds (`max_participations`). Delta is 1e-4. The number of rounds and the clip were chosen for each epsilon on seeds
+101 and 102, with central noise; the seeds here are from 1 on. A seed decides the examples and the first model. The
+noise comes from the system's entropy, so each seed has several draws, and figures differ from run to run.
 
 The code of the sums is that of the product, with the noise that `noise_plan` finds for the claim:
 
@@ -14,8 +14,8 @@ The code of the sums is that of the product, with the noise that `noise_plan` fi
 - `distributed` is `PrivateLattice` at the width that the plan finds, with `max_corrupt = max_dropout = 0.1`. Its cost
   counts on the noise of 160 of the 200 clients. All 200 remain here, which is the most noise. Masks are left out: they
   leave no trace in a sum. `distributed 0.25` has `[secure] support = 0.25` besides, and so a quarter of the bytes;
-- `flower` is `DifferentialPrivacyServerSideFixedClipping` of the installed Flower around its `FedAvg`, called without its
-  engine, with the noise multiplier of a Gaussian at the same claim by our accountant;
+- `flower` is `DifferentialPrivacyServerSideFixedClipping` of the installed Flower around its `FedAvg`. It is called
+  without its engine, with the noise multiplier of a Gaussian at the same claim by our accountant;
 - `none` has neither clip nor noise, with the rounds of the largest epsilon.
 
 `distributed_gap EPSILON` is the accuracy of `central` minus that of `distributed`, mean over the seeds, and

@@ -1,0 +1,96 @@
+"""`benchmarks.privacy_utility` trains as a client does, and adds the noise that each mechanism claims."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from benchmarks.many_clients import PIXELS, SIZE, accuracy, digits_of, first_model, updates_of
+from benchmarks.privacy_utility import (
+    CENTRAL,
+    DISTRIBUTED,
+    FLOWER,
+    NONE,
+    PRESETS,
+    SPARSE,
+    WORK,
+    Preset,
+    central,
+    distributed,
+    figures,
+    flower,
+    gaussian_multiplier,
+    measure,
+    plan_of,
+)
+
+CLIENTS, EPSILON = 50, 8.0
+
+
+def test_all_clients_at_once_learn_what_one_learns_with_torch() -> None:
+    data, start = digits_of(3, clients=4, examples=20), first_model(3)
+    found = updates_of(start, data, steps=5, rate=0.3)
+    for client in range(4):
+        module = nn.Sequential(nn.Linear(PIXELS, 128), nn.ReLU(), nn.Linear(128, 10))
+        nn.utils.vector_to_parameters(torch.from_numpy(start.copy()), module.parameters())
+        optimizer = torch.optim.SGD(module.parameters(), 0.3)
+        for _ in range(5):
+            optimizer.zero_grad()
+            torch.autograd.backward(nn.functional.cross_entropy(module(data.pixels[client]), data.digits[client]))
+            optimizer.step()
+        end = nn.utils.parameters_to_vector(module.parameters()).detach().numpy()
+        assert found[client] == pytest.approx(end - start, abs=1e-5)
+        right = (module(data.measured_pixels).argmax(1) == data.measured_digits).float().mean()
+        assert accuracy(start + found[client], data) == pytest.approx(float(right), abs=1e-6)
+
+
+def test_each_client_has_twenty_examples_and_no_image_is_both_learned_and_measured() -> None:
+    data = digits_of(1)
+    assert data.digits.shape == (200, 24)
+    learned = {row.tobytes() for row in data.pixels.reshape(-1, PIXELS).numpy()}
+    assert len(learned) == 200 * 24
+    assert not learned & {row.tobytes() for row in data.measured_pixels.numpy()}
+    with pytest.raises(ValueError, match="examples each"):
+        digits_of(1, clients=200, examples=40)
+
+
+@pytest.mark.parametrize("arm", [CENTRAL, DISTRIBUTED, SPARSE, FLOWER])
+def test_the_noise_of_a_mean_is_what_the_arm_claims(arm: str) -> None:
+    plan, none = plan_of(arm, EPSILON, CLIENTS), np.full((CLIENTS, SIZE), 1e-9, np.float32)
+    exact, more = gaussian_multiplier(plan), 1.0
+    if arm == FLOWER:
+        step, multiplier = flower(plan, CLIENTS, exact, 1), exact
+    else:
+        step, noise = (central if arm == CENTRAL else distributed)(plan, CLIENTS)
+        multiplier = noise.noise_multiplier
+        assert noise.epsilon(plan.privacy.delta or 0.0) == pytest.approx(EPSILON, rel=1e-3)
+        assert exact <= multiplier <= 1.06 * exact, "rounding costs a few percent of the noise, and never lowers it"
+        if arm != CENTRAL:
+            more = math.sqrt(CLIENTS / noise.release.parties)
+    moved = step(np.zeros(SIZE, np.float32), none, 0)
+    moved = moved[moved != 0]
+    assert moved.size == pytest.approx(SIZE / 4 if arm == SPARSE else SIZE, rel=0.02)
+    spread = math.sqrt(1 / (2 * moved.size))
+    assert moved.std() * CLIENTS / (plan.privacy.clip or 0.0) == pytest.approx(multiplier * more, rel=5 * spread)
+
+
+def test_figures_are_of_the_rows_and_gaps_of_the_same_seeds() -> None:
+    rows, _ = measure(Preset((EPSILON,), seeds=1, draws=2, clients=20), None)  # type: ignore[arg-type]  # no folder is used
+    assert [row["arm"] for row in rows] == [NONE, *[CENTRAL, DISTRIBUTED, FLOWER, SPARSE] * 2]
+    for place, row in enumerate(rows):
+        row["accuracy"] = 0.5 + place / 100
+    again = [{**row, "seed": 2, "accuracy": row["accuracy"] + 0.1 * (row["arm"] == CENTRAL)} for row in rows]
+    found = figures([*rows, *again])
+    assert found["accuracy central, 8"] == pytest.approx(0.5 + 0.03 + 0.05)
+    assert found["distributed_gap"] == found["distributed_gap 8"] == pytest.approx(-0.01 + 0.05)
+    assert found["distributed_gap_error 8"] == pytest.approx(0.05)
+    assert found["peer_gap"] == pytest.approx(0.02 - 0.05)
+    assert found["support_gap"] == pytest.approx(-0.02)
+
+
+def test_each_epsilon_of_a_preset_has_its_work() -> None:
+    assert all(epsilon in WORK for preset in PRESETS.values() for epsilon in preset.epsilons)

@@ -5,7 +5,7 @@
 200 clients with 24 examples each (`benchmarks.many_clients`) train the network of `examples/digits`, all of them in
 each round: without amplification by sampling, more clients a round cost no epsilon. Each client is charged for all
 rounds (`max_participations`). Delta is 1e-4. The number of rounds and the clip were chosen for each epsilon on seeds
-101 and 102, with central noise; the seeds here are from 1 on. A seed decides the examples and the first model. The
+101 to 103, with central noise; the seeds here are from 1 on. A seed decides the examples and the first model. The
 noise comes from the system's entropy, so each seed has several draws, and figures differ from run to run.
 
 The code of the sums is that of the product, with the noise that `noise_plan` finds for the claim:
@@ -13,7 +13,8 @@ The code of the sums is that of the product, with the noise that `noise_plan` fi
 - `central` is `PrivateSum`, without a codec before it;
 - `distributed` is `PrivateLattice` at the width that the plan finds, with `max_corrupt = max_dropout = 0.1`. Its cost
   counts on the noise of 160 of the 200 clients. All 200 remain here, which is the most noise. Masks are left out: they
-  leave no trace in a sum. `distributed 0.25` has `[secure] support = 0.25` besides, and so a quarter of the bytes;
+  leave no trace in a sum. `distributed 0.25` has `[secure] support = 0.25` besides, and so a quarter of the bytes. Its
+  clip is half as long, as is a quarter of an update, and its `[server] lr` is 4, as a value is sent each fourth round;
 - `flower` is `DifferentialPrivacyServerSideFixedClipping` of the installed Flower around its `FedAvg`. It is called
   without its engine, with the noise multiplier of a Gaussian at the same claim by our accountant;
 - `none` has neither clip nor noise, with the rounds of the largest epsilon.
@@ -53,7 +54,7 @@ from thinwire.privacy.noise_plan import NoisePlan, noise_plan
 from thinwire.privacy.secret_rng import SystemRng
 
 DELTA, STEPS, RATE = 1e-4, 10, 0.3
-WORK = {2.0: (5, 0.8), 4.0: (10, 0.4), 8.0: (10, 0.8)}  # epsilon -> (rounds, clip)
+WORK = {2.0: (16, 0.6), 4.0: (16, 0.8), 8.0: (24, 0.8)}  # epsilon -> (rounds, clip)
 NONE, CENTRAL, DISTRIBUTED, SPARSE, FLOWER = "none", "central", "distributed", "distributed 0.25", "flower"
 GAPS = {"distributed_gap": (CENTRAL, DISTRIBUTED), "peer_gap": (FLOWER, CENTRAL), "support_gap": (DISTRIBUTED, SPARSE)}
 SUPPORT = {DISTRIBUTED: 1.0, SPARSE: 0.25}
@@ -74,17 +75,18 @@ PRESETS = {"tiny": Preset((8.0,), 1, 1, 50), "small": Preset((2.0, 8.0), 3, 1), 
 
 def plan_of(arm: str, epsilon: float, clients: int) -> RunPlan:
     """Return the plan of one arm; that of Flower's and of no privacy is the central one."""
-    rounds, clip = WORK[epsilon]
+    (rounds, clip), support = WORK[epsilon], SUPPORT.get(arm, 1.0)
     distributed = arm in SUPPORT
-    secure = {"enabled": True, "max_corrupt": 0.1, "max_dropout": 0.1, "support": SUPPORT.get(arm, 1.0)}
+    secure = {"enabled": True, "max_corrupt": 0.1, "max_dropout": 0.1, "support": support}
     return RunPlan.from_json({
         "run": {"task": "digits", "rounds": rounds, "evaluate": "off"},
         "cohort": {"clients": clients, "deadline_s": 60, "late": "drop"},
         "local": {"lr": RATE, "steps": STEPS, "buffers": "local"},
         "uplink": {} if distributed else {"codec": "identity"},
+        "server": {"lr": 1 / support},
         "secure": secure if distributed else {},
         "privacy": {
-            "mode": "distributed" if distributed else "central", "clip": clip, "target_epsilon": epsilon,
+            "mode": "distributed" if distributed else "central", "clip": clip * support**0.5, "target_epsilon": epsilon,
             "delta": DELTA, "max_participations": rounds,
         },
     })  # fmt: skip

@@ -28,9 +28,13 @@ minus `distributed 0.25`.
 from __future__ import annotations
 
 import logging
+import multiprocessing
+import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from itertools import product
+from functools import partial
+from itertools import product, repeat
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -180,19 +184,28 @@ def measure_one(arm: str, epsilon: float, seed: int, draw: int, clients: int, da
     }  # fmt: skip
 
 
-def measure(preset: Preset, folder: Path) -> tuple[list[dict[str, Any]], dict[str, float]]:
+def measure(preset: Preset, folder: Path, workers: int = 1) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """Run all cells, those of a seed one after the other."""
     del folder  # all of it is in memory
-    torch.set_num_threads(1)
-    largest, rows = max(preset.epsilons), []
-    cells = [(arm, epsilon) for epsilon in preset.epsilons for arm in (CENTRAL, DISTRIBUTED, FLOWER)]
-    for seed in range(1, preset.seeds + 1):
-        data = digits_of(seed, preset.clients)
-        rows.append(measure_one(NONE, largest, seed, 1, preset.clients, data))
-        for draw, (arm, epsilon) in product(range(1, preset.draws + 1), [*cells, (SPARSE, largest)]):
-            rows.append(measure_one(arm, epsilon, seed, draw, preset.clients, data))
-            note(f"seed {seed}, draw {draw}, epsilon {epsilon:g}, {arm}: {rows[-1]['accuracy']:.4f}")
+    seeds = range(1, preset.seeds + 1)
+    if workers == 1:
+        rows = [row for seed in seeds for row in measure_seed(preset, seed)]
+    else:
+        with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+            rows = [row for found in pool.map(measure_seed, repeat(preset), seeds) for row in found]
     return rows, figures(rows)
+
+
+def measure_seed(preset: Preset, seed: int) -> list[dict[str, Any]]:
+    """Run all cells of one seed."""
+    torch.set_num_threads(1)
+    largest, data = max(preset.epsilons), digits_of(seed, preset.clients)
+    rows = [measure_one(NONE, largest, seed, 1, preset.clients, data)]
+    cells = [(arm, epsilon) for epsilon in preset.epsilons for arm in (CENTRAL, DISTRIBUTED, FLOWER)]
+    for draw, (arm, epsilon) in product(range(1, preset.draws + 1), [*cells, (SPARSE, largest)]):
+        rows.append(measure_one(arm, epsilon, seed, draw, preset.clients, data))
+        note(f"seed {seed}, draw {draw}, epsilon {epsilon:g}, {arm}: {rows[-1]['accuracy']:.4f}")
+    return rows
 
 
 def figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -220,4 +233,4 @@ def figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    run_in_folder("privacy_utility", __doc__, PRESETS, measure)
+    run_in_folder("privacy_utility", __doc__, PRESETS, partial(measure, workers=len(os.sched_getaffinity(0))))

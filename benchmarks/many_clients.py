@@ -10,6 +10,7 @@ client that is what `TorchTrainer` does with a batch of all examples (tests).
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -93,8 +94,6 @@ def accuracy(params: Vector, data: Digits) -> float:
 
 
 def _tensors(stacked: torch.Tensor) -> list[torch.Tensor]:
-    sizes = [rows * columns for rows, columns in SHAPES]
-    return [
-        part.reshape(len(stacked), *shape)
-        for part, shape in zip(stacked.split(sizes, 1), SHAPES, strict=True)
-    ]  # fmt: skip
+    ends = list(itertools.accumulate(rows * columns for rows, columns in SHAPES))
+    parts = torch.tensor_split(stacked, ends[:-1], 1)
+    return [part.reshape(len(stacked), *shape) for part, shape in zip(parts, SHAPES, strict=True)]

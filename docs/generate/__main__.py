@@ -14,6 +14,7 @@ from docs.generate.drift import drift_part
 from docs.generate.meanings import closing_page, exit_codes_page, failures_page
 from docs.generate.plan import plan_page
 from docs.generate.policy import policy_page
+from docs.generate.privacy import PARTS as PRIVACY
 from docs.generate.readme import PARTS as QUOTED
 from docs.generate.readme import evidence_index, readme_table
 from docs.generate.rounds import PARTS as ROUNDS
@@ -53,7 +54,7 @@ BEGIN, END = "<!-- Written by docs/generate: do not edit this part. -->", "<!-- 
 
 def written() -> dict[str, str]:
     """Everything that the script writes, by its place under docs/."""
-    parts = SPEED | ROUNDS | SIMULATED | SECURE | QUOTED | {"codec-choice": which_codec}
+    parts = SPEED | ROUNDS | SIMULATED | SECURE | PRIVACY | QUOTED | {"codec-choice": which_codec}
     evidence = {"accuracy-bytes.md": f"{NOTE}\n\n{accuracy_page().strip()}\n", **plots()}
     return {
         "../README.md": filled(DOCS.parent / "README.md", readme_table()),

@@ -18,7 +18,8 @@ STEP = ("all", "enough", "deadline")  # closing reasons of rounds that changed t
 DEVICE = "`python -m benchmarks.device_footprint --json`"
 PAGE = {
     "drift": "how/different-data.md", "mailbox": "evidence/device-api.md", "secure-round": "evidence/secure-sum.md",
-    "secure-support": "evidence/secure-sum.md",
+    "secure-support": "evidence/secure-sum.md", "privacy-audit": "evidence/privacy.md",
+    "privacy-utility": "evidence/privacy.md", "sampler": "evidence/privacy.md",
 }  # fmt: skip  # of documents without their own
 CLAIMS = (  # document, claim, its figure, the figure's form
     ("demo", "update in the demo, compared with dense fp32", "uplink_ratio", "{:.0f} times smaller"),
@@ -48,6 +49,9 @@ CLAIMS = (  # document, claim, its figure, the figure's form
         "adam_gap",
         "{:.3f} less",
     ),
+    ("privacy-audit", "epsilon that an attacker shows where 1 is claimed", "audited_lower", "{:.2f}"),
+    ("privacy-utility", "accuracy with distributed privacy, compared with central", "distributed_gap 8", "{:.3f} less"),
+    ("sampler", "draw of a discrete Gaussian, sigma 4096", "ns_per_draw_4096", "{:.1f} ns"),
     ("drift", "accuracy with SCAFFOLD on unequal data", "gain scaffold identity", "{:+.1f} points"),
 )
 Line = tuple[str, str, str]  # the figure's names, its value, its meaning

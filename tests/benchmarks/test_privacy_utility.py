@@ -75,7 +75,8 @@ def test_the_noise_of_a_mean_is_what_the_arm_claims(arm: str) -> None:
     moved = moved[moved != 0]
     assert moved.size == pytest.approx(SIZE / 4 if arm == SPARSE else SIZE, rel=0.02)
     spread = math.sqrt(1 / (2 * moved.size))
-    assert moved.std() * CLIENTS / (plan.privacy.clip or 0.0) == pytest.approx(multiplier * more, rel=5 * spread)
+    claimed = multiplier * more * (plan.privacy.clip or 0.0) * plan.server.lr / CLIENTS
+    assert moved.std() == pytest.approx(claimed, rel=5 * spread)
 
 
 def test_figures_are_of_the_rows_and_gaps_of_the_same_seeds() -> None:

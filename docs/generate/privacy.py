@@ -39,9 +39,8 @@ def audit_part() -> str:
         for row in sums
     ]  # fmt: skip
     header = ("sum", "noise", "right guesses", "claimed epsilon", "epsilon is at least (95 %)", "must be")
-    about = measured(
-        document, SHARED, f"{sums[0]['canaries']:,} canaries of each sum, delta {sums[0]['delta']:g}".replace(",", " ")
-    )
+    canaries = f"{sums[0]['canaries']:,}".replace(",", " ")
+    about = measured(document, SHARED, f"{canaries} canaries for each row of sums, delta {sums[0]['delta']:g}")
     attacked = [
         (row["mechanism"], NOISE[row["noise"]], f"{row['canaries']}, {row['rounds']}",
          f"{row['right']} of {row['guesses']}", "" if row["claimed_epsilon"] is None else f"{row['claimed_epsilon']:g}",

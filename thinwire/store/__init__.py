@@ -1,6 +1,7 @@
 """The aggregator's durable state except its models: journal, read tables, commands, devices, logins, spool."""
 
 from thinwire.store.audit import by_todays_name
+from thinwire.store.privacy_ledger import PrivacyRow
 from thinwire.store.read_models import (
     ClientRow,
     DeviceAction,
@@ -11,7 +12,6 @@ from thinwire.store.read_models import (
     ModelRow,
     Order,
     PhaseRow,
-    PrivacyRow,
     RefusalNote,
     RoundRow,
     RunRow,

@@ -27,6 +27,7 @@ import shlex
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from sqlalchemy import Connection, exists, func, insert, select, update
 
@@ -36,12 +37,31 @@ from thinwire.core.events import ClientSelected
 from thinwire.core.fleet import population_key
 from thinwire.core.protection_events import PrivacyCommitted, PrivacyReserved
 from thinwire.store.database import Database
-from thinwire.store.read_models import PrivacyRow
 from thinwire.store.tables import Device, PrivacyEntry, PrivacyParticipant, Run
 
 # The round is open, or ended without a release; its release is made; it was open in a backup that was restored, and is
 # never committed; a backup of time `at` was restored, for all populations; a person's charge after that.
 STATES = ("reserved", "committed", "lost", "unknown", "settled")
+
+
+@dataclass(frozen=True)
+class PrivacyRow:
+    """An entry of the privacy ledger; `state` is one of STATES.
+
+    `devices` are the selected ones by today's names, and by the fingerprint of its key one that is not enrolled now.
+    """
+
+    id: int
+    state: str
+    at: float
+    population: str
+    run_id: str
+    round: int
+    release: str
+    count: int
+    digest: str
+    who: str
+    devices: tuple[str, ...] = ()
 
 
 def reserve(connection: Connection, run_id: str, event: PrivacyReserved) -> None:

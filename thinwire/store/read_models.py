@@ -291,26 +291,6 @@ class ModelRow:
     at: float
 
 
-@dataclass(frozen=True)
-class PrivacyRow:
-    """An entry of the privacy ledger; `state` is one of STATES in store/privacy_ledger.py.
-
-    `devices` are the selected ones by today's names, and by the fingerprint of its key one that is not enrolled now.
-    """
-
-    id: int
-    state: str
-    at: float
-    population: str
-    run_id: str
-    round: int
-    release: str
-    count: int
-    digest: str
-    who: str
-    devices: tuple[str, ...] = ()
-
-
 InvitationState = Literal["open", "used", "expired", "withdrawn"]
 
 

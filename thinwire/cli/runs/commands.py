@@ -140,7 +140,15 @@ def _header(store: Store, row: RunRow, rounds: Sequence[RoundRow]) -> None:
 
 def _show(store: Store, row: RunRow, rounds: Sequence[RoundRow], shown: Sequence[RoundRow]) -> None:
     """Print a run and these of its rounds."""
-    from thinwire.cli.runs.render import capping, clipping, losses, measured_version, on_the_wire, without_sum
+    from thinwire.cli.runs.render import (
+        capping,
+        clipping,
+        losses,
+        measured_version,
+        on_the_wire,
+        print_phases,
+        without_sum,
+    )
     from thinwire.core.protection_events import is_sampled
     from thinwire.reports.privacy import private_lines
     from thinwire.reports.secure_rounds import is_secure, not_evaluated, protection
@@ -185,38 +193,12 @@ def _show(store: Store, row: RunRow, rounds: Sequence[RoundRow], shown: Sequence
     for line in _decided(last, goes_on=row.status not in ENDED and last.closed_at is None):
         console.sentence(line)
     if is_secure(row):
-        _print_phases(store, last)
+        print_phases(store, last)
 
 
 def _ratio(dense: int, sent: int) -> str:
     """Return how many times fewer bytes were sent than in float32, "" if not fewer."""
     return f", {dense / sent:.1f} times less than dense float32" if 0 < sent < dense else ""
-
-
-def _print_phases(store: Store, found: RoundRow) -> None:
-    """Print the phases of a secure round, and the numbers of its sum."""
-    from thinwire.reports.secure_rounds import phases_of
-
-    phases = phases_of(found, store.phases(found.run_id, found.round), store.updates(found.run_id, found.round))
-    console.line()
-    console.line(f"phases of round {found.round}")
-    header = ("phase", "clients", "dropped out", "bytes", "seconds")
-    rows = [
-        (
-            one.phase,
-            formatting.NOTHING if one.received is None else str(one.received),
-            ", ".join(f"{device} ({why})" if why else device for device, why in one.dropped.items()),
-            formatting.size(one.received_bytes),
-            "open" if one.seconds is None else f"{one.seconds:.2f}",
-        )
-        for one in phases
-    ]
-    console.table(header, rows, right=("clients", "bytes", "seconds"))
-    if total := found.secure_sum:
-        clips = f"clip {total['clip']:.3g}, {total['next_clip']:.3g} in the next round"
-        console.line(
-            f"sum of {total['survivors']} clients, weight {total['weight']}, norm {total['norm']:.3g}; {clips}"
-        )
 
 
 NAMED = 5  # devices that are unable to take part

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from thinwire.cli import console
 from thinwire.core import formatting
 
 if TYPE_CHECKING:
@@ -164,3 +165,29 @@ def on_the_wire(wire: int | None, payload: int) -> str:
     if wire is None or wire >= payload:
         return f"{formatting.size(wire)} on the wire"
     return f"{formatting.size(wire)} counted on the wire so far (an assignment is counted with its reply)"
+
+
+def print_phases(store: Store, found: RoundRow) -> None:
+    """Print the phases of a secure round, and the numbers of its sum."""
+    from thinwire.reports.secure_rounds import phases_of
+
+    phases = phases_of(found, store.phases(found.run_id, found.round), store.updates(found.run_id, found.round))
+    console.line()
+    console.line(f"phases of round {found.round}")
+    header = ("phase", "clients", "dropped out", "bytes", "seconds")
+    rows = [
+        (
+            one.phase,
+            formatting.NOTHING if one.received is None else str(one.received),
+            ", ".join(f"{device} ({why})" if why else device for device, why in one.dropped.items()),
+            formatting.size(one.received_bytes),
+            "open" if one.seconds is None else f"{one.seconds:.2f}",
+        )
+        for one in phases
+    ]
+    console.table(header, rows, right=("clients", "bytes", "seconds"))
+    if total := found.secure_sum:
+        clips = f"clip {total['clip']:.3g}, {total['next_clip']:.3g} in the next round"
+        console.line(
+            f"sum of {total['survivors']} clients, weight {total['weight']}, norm {total['norm']:.3g}; {clips}"
+        )

@@ -126,6 +126,11 @@ class AdmissionController:
                 self._open[key_of(assignment)] = assignment.kind
             return plan
 
+    def answered(self, identity: str, assignment_id: str) -> None:
+        """Record in the privacy ledger that the reply to an assignment is on disk."""
+        if self._account is not None:
+            self._account.ledger.answered(identity, assignment_id)
+
     def ended(self, assignment: Assignment) -> None:
         """Record that an admitted assignment has ended: with a reply, with a failure, or withdrawn by the aggregator.
 

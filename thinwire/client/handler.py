@@ -198,7 +198,10 @@ class AssignmentHandler:
 
     def unsent(self, say: Say = lambda line: None) -> list[tuple[ReplyHeader, Path | None]]:
         """Return every reply on disk that has no outcome yet, with its file. A new process sends these again."""
-        return self.kept.unsent(self.bench.name, say)
+        found = self.kept.unsent(self.bench.name, say)
+        for header, _ in found:
+            self.gate.answered(header.identity, header.assignment_id)  # a kill behind the commit may have left it out
+        return found
 
     def delivered(self, reply: Reply, upload_s: float | None = None) -> None:
         """Record that the aggregator has the reply.
@@ -376,6 +379,7 @@ class AssignmentHandler:
         )
         state = outbox.append(state, entry)
         self.kept.keep(assignment, folder, state, {entry.file: result.body} if entry.file else {})
+        self.gate.answered(assignment.identity, assignment.assignment_id)
         commit_s = self.clock.now() - begun
         if silent:
             return header, folder.path(entry)

@@ -1,8 +1,10 @@
 """Keep a device's own privacy ledger: each noised release in which its data took part, as a line of one file.
 
 A line is JSON and holds two hashes: that of the line before it, and its own. It is on disk before anything of its
-assignment leaves the device, and is never removed, also not by `thinwire client leave`. An assignment that comes again
-has its line already, unless its reply was made and is gone: then it gets another reply, which is another line.
+assignment leaves the device, and is never removed, also not by `thinwire client leave`. When the reply of an assignment
+is on disk, another line says so (`answered`). An assignment that comes again before that has its line already. After
+that, if its reply is gone, it gets another reply, which is another release and another line. The ledger alone decides
+this, because an aggregator can make a device forget the state of a run, by a run of the same name.
 
 A data set is what the owner calls it (`--dataset`), and the path of the data. A line counts for a data set if one of
 the two is the same. So two tasks on one folder share what was spent, and so do runs before and after the owner gave a
@@ -15,6 +17,7 @@ replaces it. A disk that loses the end of a synced file is not noticed here; the
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -31,6 +34,7 @@ from thinwire.core.statedir import disk_error, sync_path
 from thinwire.core.types import Assignment
 
 FILE = "privacy.jsonl"
+ANSWERED = "answered"  # of a line: the number of the booking whose reply was made
 MAX_REPORTED = 64  # populations in a hello: those of the latest lines
 
 
@@ -81,7 +85,7 @@ class Booking:
 
     @property
     def id(self) -> tuple[object, ...]:
-        """Return what two deliveries of one assignment have in common, and two replies to it have not."""
+        """Return what two deliveries of one assignment have in common."""
         return (self.identity, self.assignment, self.sequence, self.dataset, self.population, self.release)
 
     def __post_init__(self) -> None:
@@ -106,7 +110,8 @@ class DeviceLedger:
         self.path, self.key = folder / FILE, key
         self._lock = threading.RLock()
         self._bookings: list[Booking] = []
-        self._ids: set[tuple[object, ...]] = set()
+        self._lines = 0
+        self._open: dict[tuple[object, ...], int] = {}  # id of a booking whose reply was not made -> its line's number
         self._head, self.damage = "", ""
         self._length, self._gap = 0, b""  # bytes of whole lines, and what stands between them and the next one
         self._read()
@@ -123,8 +128,8 @@ class DeviceLedger:
         return self._head
 
     def has(self, booking: Booking) -> bool:
-        """Return True if this is booked, at whatever time and under whatever key."""
-        return booking.id in self._ids
+        """Return True if this is booked and was not answered, at whatever time and under whatever key."""
+        return booking.id in self._open
 
     def sequence_of(self, identity: str, assignment: str) -> int:
         """Return the sequence of the last booking of an assignment; 0 if it has none."""
@@ -180,10 +185,28 @@ class DeviceLedger:
             if self.has(booking):
                 return
             booking = replace(booking, key=self.key)
-            line, head = _line(booking, len(self._bookings) + 1, self._head)
-            self._append(self._gap + line + b"\n")
-            self._length, self._gap = self._length + len(self._gap) + len(line) + 1, b""
-            self._take(booking, head)
+            self._take(booking, self._add(asdict(booking)))
+
+    def answered(self, identity: str, assignment: str) -> None:
+        """Note durably that an assignment has its reply: if it comes again, its next reply is booked apart.
+
+        It is called behind the commit of the reply, before anything of it leaves, and again by the next process for
+        each reply on disk. Without a booking it does nothing. If the disk refuses, only this process knows.
+        """
+        with self._lock:
+            for key in [key for key in self._open if key[:2] == (identity, assignment)]:
+                number = self._open.pop(key)
+                with contextlib.suppress(DataLost):
+                    self._require_whole()
+                    self._head = self._add({ANSWERED: number})
+
+    def _add(self, said: Mapping[str, object]) -> str:
+        """Add a line durably, and return its hash."""
+        line, head = _line(said, self._lines + 1, self._head)
+        self._append(self._gap + line + b"\n")
+        self._length, self._gap = self._length + len(self._gap) + len(line) + 1, b""
+        self._lines += 1
+        return head
 
     def _append(self, data: bytes) -> None:
         """Write behind the last acknowledged line, and sync."""
@@ -207,8 +230,22 @@ class DeviceLedger:
 
     def _take(self, booking: Booking, head: str) -> None:
         self._bookings.append(booking)
-        self._ids.add(booking.id)
+        self._open[booking.id] = self._lines
         self._head = head
+
+    def _take_line(self, line: bytes) -> None:
+        """Read one line; raise ValueError or TypeError if it does not follow from the line before it."""
+        said = {name: value for name, value in json.loads(line).items() if name not in ("n", "before", "hash")}
+        booking = None if said.keys() == {ANSWERED} else Booking(**said)
+        same, head = _line(said if booking is None else asdict(booking), self._lines + 1, self._head)
+        if line != same:
+            raise ValueError("it does not follow from the line before it")
+        self._lines += 1
+        if booking is not None:
+            self._take(booking, head)
+            return
+        self._head = head
+        self._open = {key: number for key, number in self._open.items() if number != said[ANSWERED]}
 
     def _read(self) -> None:
         """Read the file, and check its chain; it is synced first, because a killed process may not have done that."""
@@ -225,14 +262,10 @@ class DeviceLedger:
             self._gap = b"\n"
         for number, line in enumerate(lines, 1):
             try:
-                booking = Booking(**{k: v for k, v in json.loads(line).items() if k not in ("n", "before", "hash")})
-                same, head = _line(booking, number, self._head)
-                if line != same:
-                    raise ValueError("it does not follow from the line before it")
+                self._take_line(line)
             except (ValueError, TypeError, AttributeError, RecursionError) as error:
                 self.damage = f"line {number} of {self.path} is damaged: {error}"
                 return
-            self._take(booking, head)
         self._length = sum(map(len, lines)) + len(lines) - len(self._gap)
 
     def _require_whole(self) -> None:
@@ -338,8 +371,8 @@ def _is_whole(text: bytes) -> bool:
     return True
 
 
-def _line(booking: Booking, number: int, before: str) -> tuple[bytes, str]:
+def _line(said: Mapping[str, object], number: int, before: str) -> tuple[bytes, str]:
     """Return a line without its newline, and its hash, which covers all lines before it."""
-    said = {"n": number, "before": before, **asdict(booking)}
-    head = hashlib.sha256(json.dumps(said, separators=(",", ":")).encode()).hexdigest()
-    return json.dumps({**said, "hash": head}, separators=(",", ":")).encode(), head
+    held = {"n": number, "before": before, **said}
+    head = hashlib.sha256(json.dumps(held, separators=(",", ":")).encode()).hexdigest()
+    return json.dumps({**held, "hash": head}, separators=(",", ":")).encode(), head

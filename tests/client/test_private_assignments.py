@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from tests.support.gated_client import Device
+from tests.support.small_task import task_of
 from thinwire.client.admission import AdmissionController
+from thinwire.client.errors import FAILED, WORK
 from thinwire.client.policy import Policy
 from thinwire.client.privacy_ledger import FILE, Account, DataSet, DeviceLedger
 from thinwire.core import RunPlan
@@ -160,3 +162,17 @@ def test_a_device_declines_a_round_that_is_too_near_to_one_in_which_its_data_too
         assert "its data took part in round 1, the plan keeps 3 rounds apart" in failure.text
     assert device.rule(4) == ""
     assert [booking.round for booking in device.ledger.bookings] == [1, 4]
+
+
+def test_a_failure_tells_nothing_of_the_data_also_where_the_plan_came_as_a_digest(tmp_path):
+    device = Private(tmp_path)
+    assert device.rule(1) == ""
+
+    def broken(client: object) -> Any:
+        raise ValueError("a fact of the data")
+
+    device.aggregator.task = task_of(data=broken)
+    device.start()
+    answer = device.assign(2, plan=device.aggregator.plan.digest)
+    assert isinstance(answer, Failure)
+    assert (answer.kind, answer.text) == (FAILED, WORK)

@@ -395,4 +395,5 @@ class AssignmentHandler:
         failed = "" if failure.kind in (*errors.NOT_WRONG, errors.FAILED) else "failed, "
         said = error.said if isinstance(error, CannotReply) else in_full(error)
         say(f"round {assignment.round}: {failed}{failure.kind}: {said}")
-        return errors.untelling(failure) if is_protected(assignment) else failure
+        plan = self.gate.plans.known(assignment)  # most assignments name their plan by its digest
+        return errors.untelling(failure) if is_protected(replace(assignment, plan=plan or assignment.plan)) else failure

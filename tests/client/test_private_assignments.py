@@ -134,7 +134,7 @@ def test_what_cannot_be_computed_is_declined(tmp_path, policy):
 
 def test_a_first_model_spends_nothing_and_is_made_within_the_limit(tmp_path):
     device = Private(tmp_path, Policy(max_epsilon=epsilon({RELEASE: 1}, 1e-5)))
-    assert [device.rule(1), device.rule(2, "init"), device.rule(3, "evaluate")] == ["", "", "max_epsilon"]
+    assert [device.rule(1), device.rule(2, "init"), device.rule(3, "evaluate")] == ["", "", "privacy"]
     assert len(device.ledger.bookings) == 1
 
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tests.store.test_privacy_ledger import enrol, release_it, reserve
 from tests.support.store_story import DEVICES, new_run, status
+from thinwire.cli.run import require_counted
 from thinwire.client.privacy_ledger import Booking, DeviceLedger
+from thinwire.core import RunPlan
+from thinwire.core.errors import PlanError
 from thinwire.core.fleet import population_key
 from thinwire.core.statedir import client_home
 from thinwire.privacy.accounting import Release, epsilon
@@ -167,3 +172,25 @@ def test_a_damaged_ledger_of_a_device_is_shown_as_that(thinwire, home):
     said = thinwire("client", "privacy", "--name", "pi-01", "--home", home)
     assert said.err.startswith(f"pi-01 takes part in nothing private: line 1 of {path} is damaged")
     assert thinwire("client", "privacy", "--name", "none", "--home", home).code == 9
+
+
+@pytest.mark.parametrize(
+    ("source", "privacy", "said"),
+    [
+        ("devices", {"mode": "off"}, "without a bound"),
+        ("devices", {"mode": "central", "population": "other"}, "counted in the population other, and not in ward"),
+        ("devices", {"mode": "central", "population": "ward"}, ""),
+        ("devices", {"mode": "example", "population": "ward"}, "hides one record"),
+        ("sim", {"mode": "off"}, ""),  # the data of a simulation are the operator's own
+    ],
+)
+def test_a_private_run_begins_with_no_model_whose_cost_is_not_counted(source, privacy, said):
+    private = '[privacy]\nmode = "central"\nclip = 1.0\nnoise_multiplier = 1.0\npopulation = "ward"\n'
+    plan = '[run]\ntask = "ecg"\n[local]\nlr = 0.1\n'
+    other: Any = SimpleNamespace(run_id="ecg-1", source=source, task="ecg", plan={"privacy": privacy})
+    require_counted(RunPlan.parse(plan), other)
+    if not said:
+        require_counted(RunPlan.parse(plan + private), other)
+        return
+    with pytest.raises(PlanError, match=said):
+        require_counted(RunPlan.parse(plan + private), other)

@@ -136,6 +136,9 @@ def test_nothing_of_a_client_is_recorded_but_presence_bytes_and_time(undisturbed
         )
         assert not any(header["timings"].values())
     assert all(not event.metrics for event in made.of(RoundClosed))
+    told = [event.header for kind in (UpdateAccepted, UpdateDropped) for event in made.of(kind)]
+    digests = {part["sha256"] for header in told for part in header["parts"]}
+    assert digests == {""}, "who guesses an update could confirm the guess by its digest"
 
 
 @pytest.mark.parametrize("share", range(SHARES))

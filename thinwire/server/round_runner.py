@@ -27,7 +27,7 @@ from thinwire.core.events import (
     UpdateDropped,
 )
 from thinwire.core.fleet import Arrival, ClientConnected, ClientDisconnected
-from thinwire.core.protocol import without_facts
+from thinwire.core.protocol import without_digests, without_facts
 from thinwire.core.serialization import reply_to_json
 from thinwire.core.types import Failure, PhaseReply, ReplyHeader, UpdateId, assignment_id_of, assignment_round
 from thinwire.server import round_events
@@ -306,6 +306,7 @@ class RoundRunner:
 
     def _fields(self, header: ReplyHeader) -> dict[str, Any]:
         """Return the fields of an event about a reply; of its metrics the event has those that the run records."""
+        header = without_digests(header) if self.plan.is_protected else header
         admitted = self.running.past.scores.admitted(header.metrics)
         return {
             "at": self.running.clock.wall(),
@@ -324,9 +325,7 @@ class RoundRunner:
         self.folds.begin(header.update_id, lambda: self.fold.add(header, frames, discount))
 
     def _aggregated(self, wait_s: float) -> None:
-        """Tell the state machine which updates were aggregated or rejected; wait at most `wait_s` seconds for the next
-        one.
-        """
+        """Tell the state machine which updates were aggregated or rejected; wait up to `wait_s` s for the next one."""
         for outcome in self.folds.finished(wait_s):
             self.folding_s += outcome.seconds
             if handled_at := self._handled_at.pop(outcome.update_id, 0.0):  # else by an earlier process

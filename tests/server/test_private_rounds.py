@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -27,6 +29,7 @@ from thinwire.privacy.accounting import Release
 from thinwire.privacy.accounting import epsilon as epsilon_of
 from thinwire.privacy.noise_plan import noise_plan
 from thinwire.server.model_store import Versions
+from thinwire.server.private_mode import CentralMode
 from thinwire.simulation import SyntheticUpdates
 from thinwire.simulation.scripted_device import Answer, Turn
 from thinwire.store import Store
@@ -221,3 +224,13 @@ def test_a_source_of_randomness_that_fails_releases_nothing(tmp_path: Path) -> N
 
 def made_assignment() -> Assignment:
     return Assignment("toy-1.1.a", "toy-1", "toy", "train", "", 1)
+
+
+def test_a_start_deletes_what_a_kill_left_of_a_noised_model_half_written(tmp_path: Path) -> None:
+    kept = ["fixed", "v000001.model"]
+    for name in (*kept, ".v000002.model.hidden", ".v000002.state.hidden.x7_q2", "v000002.model.hidden"):
+        (tmp_path / name).write_bytes(b"noised")
+    versions = Versions(tmp_path, LAYOUT, durable=False)
+    running: Any = SimpleNamespace(versions=versions, past=SimpleNamespace(version=1))
+    CentralMode(PLAN).reveal(running, starts=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == kept

@@ -75,7 +75,7 @@ class PrivateSum:
                 self.total += points
                 self._counted += self.count if norm <= self.clip else -self.count
                 return norm <= self.clip
-        raise NotRounded(f"{ATTEMPTS} attempts to round a vector of norm {norm:g}")
+        raise NotRounded(f"{ATTEMPTS} attempts to round an update")  # its norm is a fact that nobody may read
 
     def _round(self, places: NDArray[np.float64]) -> NDArray[np.int64]:
         """Round up with the probability of the fraction, to 2^-32."""

@@ -85,7 +85,7 @@ class SpendingRounds(RoundMode):
     def reveal(self, running: RunContext, starts: bool = False) -> None:
         """Give hidden versions their names; at a start, delete those that no event names, and what is half written."""
         folder, newest = running.versions.folder, running.versions.path(running.past.version).stem
-        for path in sorted([*folder.glob(f"v*{HIDDEN}"), *folder.glob(f".v*{HIDDEN}")]):
+        for path in sorted([*folder.glob(f"v*{HIDDEN}"), *folder.glob(f".v*{HIDDEN}*")]):
             if starts and (path.name.startswith(".") or path.name[: len(newest)] > newest):
                 path.unlink()
             else:

@@ -316,6 +316,18 @@ def test_a_round_is_summed_once_whatever_it_is_called(tmp_path, number):
     assert ONE in clients.begun, "the next round is one"
 
 
+def test_an_aggregator_that_lets_all_begin_again_gets_no_second_sum_of_a_round(tmp_path):
+    clients = SecureClients(tmp_path)
+    clients.open()
+    clients.run()
+    for number in (2, 1):  # the assignment of round 2 is never finished
+        given = clients.assignment(ONE, round=number, assignment_id=f"{RUN}.{number}+.{ONE}", references_from=2)
+        found = clients.handlers[ONE].begin(given, lambda: False, print, send=lambda message: None)
+    assert isinstance(found, tuple), "the client trains for a second sum"
+    assert isinstance(found[0], Failure)
+    assert (found[0].kind, found[0].text) == ("failed", "order")
+
+
 def test_a_malicious_aggregator_is_withstood_with_a_pinned_roster_alone(tmp_path):
     pinned = {name_of(number): identity(number) for number in range(4)}
     plan = secure_plan(MALICIOUS)

@@ -151,13 +151,16 @@ class OutcomeHandler:
         """Return the state after the assignment's outcomes, without replies that are too old for one.
 
         A state of another model layout is discarded, except its sequence. If the plan is `remembered`, no reply
-        expires, because the device must know the outcome of each update.
+        expires, because the device must know the outcome of each update. No assignment changes which round was masked
+        last.
         """
-        assignment = self.assignment
+        assignment, encoded_at = self.assignment, state.encoded_at
         if state.layout_digest not in ("", self.layout.digest):
             self.say(f"{assignment.run}: the model has changed; what was not yet sent of the old one is lost")
             state = ClientRunState(sequence=state.sequence, identity=state.identity)
         settled = settle(restarted(state, assignment.references_from), self.outcomes, self._back)
+        if self.plan.secure.enabled and settled.encoded_at != encoded_at:  # a device masks one vector a round
+            settled = replace(settled, encoded_at=encoded_at)
         if (
             assignment.kind != "train" or self.plan.remembered
         ):  # the device must know the outcome of each of its updates

@@ -193,16 +193,6 @@ def test_a_private_plan_is_declined_by_a_version_that_cannot_keep_it(mode):
     assert rule_of(Policy(), plan(privacy={"mode": mode}), replace(FACTS, carries=frozenset())) == "privacy"
 
 
-def test_metrics_of_a_private_plan_are_declined_whatever_the_aggregator_checked():
-    """The aggregator refuses such plans; a device does not rely on that, because its ledger books the noise alone."""
-    private = {"mode": "distributed", "clip": 1.0, "noise_multiplier": 1.0}
-    masked = plan(privacy=private, secure={"enabled": True, "metrics": {"loss": 10.0}})
-    assert rule_of(Policy(), masked) == "privacy"
-    assert rule_of(Policy(), plan(privacy=private, secure={"enabled": True})) == ""
-    assert rule_of(Policy(), plan(privacy={"mode": "central"}), kind="evaluate") == "privacy"
-    assert rule_of(Policy(), plan(secure={"enabled": True, "metrics": {"loss": 10.0}})) == ""
-
-
 @pytest.mark.parametrize(
     ("privacy", "after", "rule"),
     [

@@ -156,13 +156,14 @@ class DeviceLedger:
             return sum(one.identity == identity and dataset.is_same(one.dataset) for one in self._bookings)
 
     def nearest(self, booking: Booking) -> int | None:
-        """Return the round of the same run nearest to that of a booking, in which its data set took part; not its own.
+        """Return the round of the same run nearest to that of a booking, in which its data set took part.
 
-        None if it took part in no other round.
+        The booking's own line does not count, unless it was answered. None if the data set took part in no other round.
         """
         with self._lock:
-            mine = (one for one in self._bookings if one.identity == booking.identity)
-            found = {one.round for one in mine if booking.dataset.is_same(one.dataset)} - {booking.round}
+            own = booking.id if self.has(booking) else None
+            mine = (one for one in self._bookings if one.identity == booking.identity and one.id != own)
+            found = {one.round for one in mine if booking.dataset.is_same(one.dataset)}
         return min(found, key=lambda number: abs(number - booking.round), default=None)
 
     def reported(self) -> tuple[dict[str, int], str]:
@@ -351,7 +352,7 @@ class Account:
                 if here >= most:
                     return Prospect(unknown=f"its data took part in {here} rounds of this run, the plan allows {most}")
                 near, apart = self.ledger.nearest(booking), plan.privacy.min_separation
-                if near is not None and abs(near - booking.round) < apart:
+                if near is not None and apart > 1 and abs(near - booking.round) < apart:
                     return Prospect(unknown=f"its data took part in round {near}, the plan keeps {apart} rounds apart")
                 took = self.ledger.participations(dataset, population) - is_booked
                 spent[release] += not is_booked

@@ -64,6 +64,8 @@ def test_the_plan_that_the_others_differ_from_is_valid() -> None:
         ({"privacy__clip": "0.0"}, "clip"),
         ({"privacy__delta": "0.1"}, "delta = 0.1"),
         ({"privacy__delta": "1.5"}, "delta"),
+        ({"privacy__delta": "0.1", "cohort__clients": '"all"'}, "delta = 0.1"),
+        ({"privacy__delta": "0.1", "cohort__clients": "0.5"}, "delta = 0.1"),
         (
             {"privacy__noise_multiplier": None, "privacy__target_epsilon": "8.0", "privacy__budget": "4.0"},
             "budget = 4.0",

@@ -46,6 +46,7 @@ def _privacy_noise(plan: Sections) -> list[Rule]:
     privacy, run = plan.privacy, plan.run
     given = (privacy.noise_multiplier is not None, privacy.target_epsilon is not None)
     most, clients = privacy.max_participations, plan.cohort.clients
+    fewest = clients if isinstance(clients, int) else FEWEST
     return [
         (privacy.clip is None, "no [privacy] clip", "noise hides an update only if its norm has a bound",
          "[privacy] clip = 1.0"),
@@ -60,10 +61,9 @@ def _privacy_noise(plan: Sections) -> list[Rule]:
          f"noise_multiplier = {privacy.noise_multiplier}",
          f"below {LEAST_NOISE:g} a round costs an epsilon in the thousands, which protects nobody",
          "[privacy] noise_multiplier = 1.0"),
-        (isinstance(clients, int) and privacy.mode != "example" and privacy.delta >= 1 / clients,
-         f"delta = {privacy.delta:g}",
-         f"a release that publishes the data of one of {clients} clients would satisfy it",
-         f"[privacy] delta = {1 / (10 * clients) if isinstance(clients, int) else 0:.2g}"),
+        (privacy.mode != "example" and privacy.delta >= 1 / fewest, f"delta = {privacy.delta:g}",
+         f"a release that publishes the data of one of {fewest} clients would satisfy it",
+         f"[privacy] delta = {1 / (10 * fewest):.2g}"),
         (privacy.target_epsilon is not None and privacy.budget is not None
          and privacy.budget < privacy.target_epsilon,
          f"target_epsilon = {privacy.target_epsilon} and budget = {privacy.budget}",
@@ -79,6 +79,7 @@ def _privacy_noise(plan: Sections) -> list[Rule]:
 
 
 MOST_NOISE, LEAST_NOISE = 1000.0, 0.01
+FEWEST = 100  # clients for which delta must be small enough if the plan does not say how many there are
 
 
 def _private_sums(plan: Sections) -> list[Rule]:

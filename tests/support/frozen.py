@@ -8,11 +8,12 @@ import signal
 from collections.abc import Iterable, Iterator
 
 from benchmarks.processes import descendants
+from tests.support.fork_server import is_server
 
 
 def children(pid: int) -> set[int]:
-    """All that a process started, and what those started."""
-    return set(descendants(pid)) - {pid}
+    """All that a process started, and what those started, without the servers that fork them."""
+    return {child for child in descendants(pid) if child != pid and not is_server(child)}
 
 
 def signal_all(number: int, pids: Iterable[int]) -> None:

@@ -8,6 +8,7 @@ Only the addresses are changed on the way, to ports that are free on this machin
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -19,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.processes import free_port
+from tests.support.forked_program import forked_program
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -27,6 +29,7 @@ PAGES = sorted(
 )
 BLOCK = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
 MARK = re.compile(r"<!--\s*(not run|run in|exit|background until):?\s*(.*?)\s*-->\s*$")
+BIN = Path(sys.executable).parent
 START_S, BLOCK_S, END_S = 90.0, 180.0, 20.0
 
 
@@ -106,6 +109,7 @@ class Reader:
 
     folder: Path
     services: list[Service] = field(default_factory=list)
+    opened: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def __post_init__(self) -> None:
         self.cwd = self.folder / "here"
@@ -119,13 +123,19 @@ class Reader:
             "127.0.0.1:8080": page,
             "thinwire aggregator start": f"thinwire aggregator start --listen {api} --dashboard {page}",
         }
-        self.env = os.environ | {
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-            "HOME": str(self.folder),
-            "TMPDIR": str(self.folder),
-            "THINWIRE_HOME": str(self.folder / "state"),
-            "OMP_NUM_THREADS": "1",  # several clients at once, as on several devices
-        }
+        programs = self.folder / "bin"
+        programs.mkdir()
+        self.env = (
+            os.environ
+            | self.opened.enter_context(forked_program(BIN / "thinwire", programs))
+            | {
+                "PATH": os.pathsep.join([str(programs), str(BIN), os.environ["PATH"]]),
+                "HOME": str(self.folder),
+                "TMPDIR": str(self.folder),
+                "THINWIRE_HOME": str(self.folder / "state"),
+                "OMP_NUM_THREADS": "1",  # several clients at once, as on several devices
+            }
+        )
 
     def read(self, block: Block) -> None:
         """Run one block; an AssertionError tells the place in the dashboard and all that was printed."""
@@ -159,5 +169,6 @@ class Reader:
 
     def close(self) -> None:
         """End what was started, newest first; what does not end by itself is told."""
-        stubborn = [service.block for service in reversed(self.services) if not service.end()]
+        with self.opened:
+            stubborn = [service.block for service in reversed(self.services) if not service.end()]
         assert not stubborn, f"had to be killed: {stubborn}"

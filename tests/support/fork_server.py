@@ -1,0 +1,263 @@
+"""Start Python processes for tests by forking one that has imported torch and the other libraries: a fork server.
+
+Importing torch costs a process 1.3 s of CPU, SQLAlchemy and pydantic 0.5 s, and the tests start hundreds of processes.
+A forked process imports them in no time. It is a process like any other: it has the arguments, environment, directory,
+file descriptors, session and umask that it was started with, its parent is the process that started it, and signals and
+exit codes are its own. Processes that it starts in turn are forked as well, by a server of its own.
+
+Invariants: a server has one thread and has run nothing but imports when it forks. What cannot be told by forking is
+started afresh: another program, other `PYTHON...` variables, another number of threads (`is_forkable`).
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import fcntl
+import functools
+import gc
+import importlib
+import inspect
+import io
+import json
+import os
+import random
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+LIBRARIES = (
+    "torch", "numpy", "pydantic", "cryptography.x509", "cryptography.hazmat.primitives.serialization.pkcs12", "typer",
+    "rich.console", "rich.table", "rich.progress", "sqlalchemy.orm", "sqlalchemy.dialects.sqlite", "alembic.command",
+    "fastapi", "uvicorn", "starlette", "zstandard", "safetensors.numpy",
+    "thinwire.cli.main", "thinwire.core", "thinwire.store", "thinwire.aggregation", "thinwire.server",
+    "thinwire.client", "thinwire.privacy", "thinwire.reports",
+)  # fmt: skip
+PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
+COMM, SERVER = Path("/proc/self/comm"), "fork-server"  # the name of a process, by which a test knows a server
+MAX_REQUEST = 1 << 20  # bytes of arguments and environment
+MAX_DESCRIPTORS = 64
+ABOVE = 512  # the first descriptor of those that are on their way to their number
+EXECUTE = subprocess.Popen._execute_child  # type: ignore[attr-defined]  # private: it starts the program of a Popen
+
+Run = Callable[[], object]
+
+
+class ForkServer:
+    """The end of a server at which processes are requested; `fork` may be called by several threads."""
+
+    def __init__(self, wire: socket.socket) -> None:
+        self._wire, self._one_at_a_time = wire, threading.Lock()
+
+    def fork(self, request: Mapping[str, Any], descriptors: Sequence[int]) -> int:
+        """Return the pid of a new child of this process that does as `request` says."""
+        with self._one_at_a_time, _subreaper():
+            socket.send_fds(self._wire, [json.dumps(request).encode()], descriptors)
+            return int(self._wire.recv(64))
+
+
+@contextlib.contextmanager
+def _subreaper() -> Iterator[None]:
+    """Make this process the parent of a descendant whose own parent ends, instead of init."""
+    prctl = ctypes.CDLL(None).prctl
+    prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+def is_forkable(words: Sequence[str], env: Mapping[str, str]) -> bool:
+    """Return True if this command line is Python with a module, a program or code that a server may run."""
+    variables = {name for name in {*env, *os.environ} if name.startswith("PYTHON")} | {"OMP_NUM_THREADS"}
+    variables -= {"PYTHONUNBUFFERED", "PYTHONPATH"}
+    return (
+        len(words) > 1 and words[0] == sys.executable
+        and (words[1] in ("-m", "-c") or not words[1].startswith("-"))
+        and all(env.get(name) == FIXED.get(name, os.environ.get(name)) for name in variables)
+    )  # fmt: skip
+
+
+FIXED = {"OMP_NUM_THREADS": "1"}  # which libraries read when they are imported
+
+
+def execute_child(server: Callable[[], ForkServer], popen: subprocess.Popen[Any], *given: Any) -> None:
+    """Do what `subprocess.Popen._execute_child` does, by forking where it can be."""
+    asked = inspect.signature(EXECUTE).bind(popen, *given).arguments
+    words = [os.fspath(word) for word in asked["args"]] if not isinstance(asked["args"], str | bytes) else []
+    env = dict(os.environ if asked["env"] is None else asked["env"])
+    special = asked["shell"] or asked["preexec_fn"] or asked["executable"] or asked["process_group"] >= 0
+    if special or not is_forkable(words, env):
+        EXECUTE(popen, *given)
+        return
+    ends = [asked["p2cread"], asked["c2pwrite"], asked["errwrite"]]
+    ends = [number if end < 0 else end for number, end in enumerate(ends)]
+    request = {
+        "words": words[1:], "env": env, "cwd": os.fspath(asked["cwd"] or os.getcwd()), "umask": _umask(),
+        "session": asked["start_new_session"], "to": [0, 1, 2, *asked["pass_fds"]],
+    }  # fmt: skip
+    try:
+        popen.pid = server().fork(request, [*ends, *asked["pass_fds"]])
+        popen._child_created = True  # type: ignore[attr-defined]  # private to Popen
+    finally:
+        popen._close_pipe_fds(  # type: ignore[attr-defined]  # private to Popen
+            *(asked[name] for name in ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite"))
+        )
+
+
+def _umask() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("Umask:")).split()[1], 8)
+
+
+@functools.cache
+def server() -> ForkServer:
+    """Return the server of this process, which ends with it; the first call waits for its imports."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.fork_server", str(theirs.fileno())], pass_fds=(theirs.fileno(),),
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env={**os.environ, **FIXED, "PYTHONPATH": path},
+        )  # fmt: skip
+    atexit.register(process.wait)
+    atexit.register(ours.close)
+    return ForkServer(ours)
+
+
+def is_server(pid: int) -> bool:
+    """Return True if this process forks others; False also if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip() == SERVER
+    except OSError:
+        return False
+
+
+class Forked(subprocess.Popen[Any]):
+    """A `subprocess.Popen` whose process is forked by the server of this process."""
+
+    def _execute_child(self, *given: Any) -> None:
+        execute_child(server, self, *given)
+
+
+def serve(wire: socket.socket) -> Run:
+    """Fork processes until the other end is closed; return in each of them only, with what it runs."""
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(wire, MAX_REQUEST, MAX_DESCRIPTORS)
+        if not message:
+            os._exit(0)
+        request = json.loads(message)
+        pids, go = os.pipe(), os.pipe()
+        between = os.fork()
+        if between == 0:
+            pid = os.fork()
+            if pid == 0:
+                for number in (*pids, go[1], wire.fileno()):
+                    os.close(number)
+                wire.detach()
+                return _child(request, descriptors, go[0])
+            os.write(pids[1], str(pid).encode())
+            os._exit(0)
+        for number in (*descriptors, pids[1], go[0]):
+            os.close(number)
+        pid = int(os.read(pids[0], 64))
+        os.waitpid(between, 0)  # now its child is a child of the process that requested it
+        for number in (pids[0], go[1]):
+            os.close(number)
+        wire.send(str(pid).encode())
+
+
+def _child(request: Mapping[str, Any], descriptors: Sequence[int], go: int) -> Run:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if os.fork() == 0:
+        for number in (*descriptors, go):
+            os.close(number)
+        ours.close()
+        return serve(theirs)
+    theirs.close()
+    COMM.write_text("python")
+    os.read(go, 1)
+    os.close(go)
+    mine = fcntl.fcntl(ours, fcntl.F_DUPFD_CLOEXEC, ABOVE)
+    ours.close()
+    _take(descriptors, request["to"])
+    if request["session"]:
+        os.setsid()
+    os.umask(request["umask"])
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    forks = ForkServer(socket.socket(fileno=mine))
+    subprocess.Popen._execute_child = functools.partialmethod(_nested, forks)  # type: ignore[attr-defined]  # private to Popen
+    random.seed()
+    sys.modules["numpy"].random.seed()
+    return _program(request["words"])
+
+
+def _nested(popen: subprocess.Popen[Any], forks: ForkServer, *given: Any) -> None:
+    execute_child(lambda: forks, popen, *given)
+
+
+def _take(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
+    """Give each descriptor its number, as the process that is started expects it."""
+    above = [fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, ABOVE) for number in descriptors]
+    for number in descriptors:
+        if number > 2:
+            os.close(number)
+    for given, number in zip(above, numbers, strict=True):
+        os.dup2(given, number)
+        os.close(given)
+
+
+def _program(words: Sequence[str]) -> Run:
+    """Return what Python would run for these words, and set `sys` up for it."""
+    unbuffered = bool(os.environ.get("PYTHONUNBUFFERED"))
+    for name, number in (("stdout", 1), ("stderr", 2)) if unbuffered else ():
+        raw: Any = io.FileIO(number, "w", closefd=False)
+        stream = io.TextIOWrapper(raw, encoding="utf-8", write_through=True)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    if not unbuffered:
+        sys.stdout.reconfigure(line_buffering=sys.stdout.isatty())  # type: ignore[union-attr]  # it is a file
+    sys.orig_argv = [sys.executable, *words]
+    kind, rest = (words[0], words[2:]) if words[0] in ("-m", "-c") else ("", words[1:])
+    what = words[1] if kind else words[0]
+    sys.path[0] = {"-m": os.getcwd(), "-c": ""}.get(kind, os.path.dirname(what))
+    sys.argv = [{"-c": "-c"}.get(kind, what), *rest]
+    if kind == "-m":
+        return lambda: runpy.run_module(what, run_name="__main__", alter_sys=True)
+    if kind == "-c":
+        for name in [name for name in sys.modules if name.partition(".")[0] == "thinwire"]:
+            del sys.modules[name]  # the code may import a Thinwire of its own, as a worker's does
+        main = sys.modules["__main__"] = types.ModuleType("__main__")
+        return lambda: exec(compile(what, "<string>", "exec"), main.__dict__)
+    return lambda: runpy.run_path(what, run_name="__main__")
+
+
+def main() -> Run:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # of a terminal: the server ends when its process does
+    COMM.write_text(SERVER)
+    gc.disable()
+    for name in LIBRARIES:
+        importlib.import_module(name)
+    importlib.reload(sys.modules["thinwire.cli"])  # its function `main` has the name of a module
+    gc.enable()
+    gc.freeze()
+    assert len(os.listdir("/proc/self/task")) == 1, "a library began a thread, so that this process cannot be forked"
+    return serve(socket.socket(fileno=int(sys.argv[1])))
+
+
+if __name__ == "__main__":
+    main()()

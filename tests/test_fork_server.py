@@ -25,6 +25,7 @@ print(json.dumps({
     "stdin": sys.stdin.read(), "tty": [os.isatty(n) for n in range(3)], "buffered": sys.stdout.write_through,
     "handlers": [str(signal.getsignal(n)) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)],
     "mask": [int(n) for n in signal.pthread_sigmask(signal.SIG_BLOCK, [])],
+    "cmdline": open("/proc/self/cmdline").read().rstrip("\\0").split("\\0"),
     "umask": os.umask(0), "thinwire": [name for name in sys.modules if name.startswith("thinwire")],
 }))
 """
@@ -94,6 +95,7 @@ def test_what_a_server_cannot_be_told_is_started() -> None:
         ([python, "-I", "-c", "1"], env),
         ([python], env),
         ([python, "-c", "1"], {**env, "PYTHONHASHSEED": "1"}),
+        ([python, "-c", "1"], {**env, "PYTHONPATH": "/has/a/sitecustomize"}),
         ([python, "-c", "1"], {**env, "OMP_NUM_THREADS": "2"}),
     ]:
         assert not is_forkable(words, other)

@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.processes import free_port
+from tests.support.fork_server import Forked, run_forked
+from tests.support.processes import environment
 
 PATIENCE_S = 60.0
 COMMAND = [sys.executable, "-m", "thinwire.cli"]
@@ -45,10 +47,10 @@ def background(home):
     api, page = free_port(), free_port()
     listen = ["--listen", f"127.0.0.1:{api}", "--dashboard", f"127.0.0.1:{page}", "--home", str(home)]
     start = [*COMMAND, "aggregator", "start", "--background", *listen]
-    done = subprocess.run(start, capture_output=True, text=True, timeout=PATIENCE_S)
+    done = run_forked(start, PATIENCE_S, env=environment())
     assert done.returncode == 0, done.stderr
     yield done.stdout
-    subprocess.run([*COMMAND, "aggregator", "stop", "--home", str(home)], capture_output=True, timeout=PATIENCE_S)
+    run_forked([*COMMAND, "aggregator", "stop", "--home", str(home)], PATIENCE_S, env=environment())
     until(lambda: not processes_that_name(str(home)), "it left processes behind")
 
 
@@ -109,9 +111,10 @@ def test_the_dashboard_dies_with_its_aggregator_and_is_started_again_without_it(
 
 def test_ctrl_c_detaches_from_a_run_which_goes_on_until_it_is_stopped(thinwire, home, background):
     plan = Path(__file__).parents[2] / "examples" / "digits" / "plan.toml"
-    following = subprocess.Popen(
-        [*COMMAND, "run", str(plan), "--home", str(home)], stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+    following = Forked(
+        [*COMMAND, "run", str(plan), "--home", str(home)], stderr=subprocess.PIPE, text=True, start_new_session=True,
+        env=environment(),
+    )  # fmt: skip
     assert following.stderr is not None
     for line in following.stderr:
         if "waiting: 0 of 1 devices" in line:

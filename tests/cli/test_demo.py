@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_aggregator import COMMAND, PATIENCE_S, processes_that_name, until
+from tests.support.fork_server import Forked, run_forked
+from tests.support.processes import environment
 from thinwire.aggregation import codecs
 from thinwire.cli.demo.commands import folder, has_desktop, kind_of, plan_of
 from thinwire.cli.demo.processes import roles
@@ -73,7 +75,7 @@ def test_it_runs_by_itself_and_prints_one_document(place):
 
 def test_under_masks_it_says_what_was_protected_and_at_which_price(place):
     command = [*COMMAND, "demo", "--secure", "--clients", "4", "--rounds", "4", "--seed", "2", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, stdin=subprocess.DEVNULL)
+    done = run_forked(command, 200, stdin=subprocess.DEVNULL, env=environment())
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert (found["rounds"], found["status"]) == (4, "done")
@@ -138,16 +140,11 @@ def test_a_private_demo_under_masks_plans_its_noise_for_its_number_of_clients():
         plan_of(4, 1, 2, secure=True, private=True)
 
 
-def heard():
-    """A background job of a shell ignores Ctrl-C, and so would what it starts."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_leaves_no_process_and_no_folder_behind(place, number):
-    demo = subprocess.Popen(
+    demo = Forked(
         [*COMMAND, "demo", "--clients", "2", "--no-browser"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        stdin=subprocess.DEVNULL, preexec_fn=heard,
+        stdin=subprocess.DEVNULL, env=environment(),
     )  # fmt: skip
     assert demo.stderr is not None
     for line in demo.stderr:

@@ -7,6 +7,16 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from tests.support.fork_server import forking
+from thinwire.client import worker_process
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _forked_workers() -> Iterator[None]:
+    """Each worker imports torch, which takes longer than most of what these tests have it do."""
+    with forking(worker_process):
+        yield
+
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -48,6 +49,12 @@ def number(request: pytest.FixtureRequest, elsewhere: Elsewhere) -> Iterator[int
     elsewhere.wish()
 
 
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker is started, not forked."""
+    monkeypatch.setattr(worker_process, "subprocess", subprocess)
+
+
 def untimed(header: ReplyHeader) -> ReplyHeader:
     return replace(header, timings=Timings())
 
@@ -67,7 +74,7 @@ def test_a_step_that_never_ends_is_ended_by_the_owners_limit(
     assert isinstance(elsewhere.answer(session, number), ReplyHeader)
 
 
-def test_the_start_of_the_process_is_a_part_of_loading(elsewhere: Elsewhere, number: int) -> None:
+def test_the_start_of_the_process_is_a_part_of_loading(elsewhere: Elsewhere, number: int, started: None) -> None:
     session = elsewhere.session()
     elsewhere.worker.close()
     loads = [elsewhere.answer(session, number + more).timings.load_s for more in (0, 1)]
@@ -290,7 +297,7 @@ def test_it_is_the_first_to_go_when_memory_runs_out(elsewhere: Elsewhere, number
     assert int(score.read_text()) >= int(Path("/proc/self/oom_score_adj").read_text())
 
 
-def test_it_inherits_nothing_but_its_socket(elsewhere: Elsewhere, number: int) -> None:
+def test_it_inherits_nothing_but_its_socket(elsewhere: Elsewhere, number: int, started: None) -> None:
     session = elsewhere.session()
     seen = elsewhere.file.with_name("descriptors")
     if not Path("/proc/self/fd").exists():

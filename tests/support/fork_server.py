@@ -34,6 +34,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 LIBRARIES = (
     "torch", "numpy", "pydantic", "cryptography.x509", "cryptography.hazmat.primitives.serialization.pkcs12", "typer",
@@ -46,6 +48,7 @@ PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 COMM, SERVER = Path("/proc/self/comm"), "fork-server"  # the name of a process, by which a test knows a server
 MAX_REQUEST = 1 << 20  # bytes of arguments and environment
 MAX_DESCRIPTORS = 64
+MAX_SHOWN = 8000  # bytes of a command line that other processes see
 ABOVE = 512  # the first descriptor of those that are on their way to their number
 EXECUTE = subprocess.Popen._execute_child  # type: ignore[attr-defined]  # private: it starts the program of a Popen
 
@@ -84,7 +87,12 @@ def is_forkable(words: Sequence[str], env: Mapping[str, str]) -> bool:
         len(words) > 1 and words[0] == sys.executable
         and (words[1] in ("-m", "-c") or not words[1].startswith("-"))
         and all(env.get(name) == FIXED.get(name, os.environ.get(name)) for name in variables)
+        and _more_paths(env) == _more_paths(os.environ)
     )  # fmt: skip
+
+
+def _more_paths(env: Mapping[str, str]) -> list[str]:
+    return [path for path in env.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", str(ROOT))]
 
 
 FIXED = {"OMP_NUM_THREADS": "1"}  # which libraries read when they are imported
@@ -95,7 +103,7 @@ def execute_child(server: Callable[[], ForkServer], popen: subprocess.Popen[Any]
     asked = inspect.signature(EXECUTE).bind(popen, *given).arguments
     words = [os.fspath(word) for word in asked["args"]] if not isinstance(asked["args"], str | bytes) else []
     env = dict(os.environ if asked["env"] is None else asked["env"])
-    special = asked["shell"] or asked["preexec_fn"] or asked["executable"] or asked["process_group"] >= 0
+    special = asked["shell"] or asked["preexec_fn"] or asked["executable"]
     if special or not is_forkable(words, env):
         EXECUTE(popen, *given)
         return
@@ -103,7 +111,7 @@ def execute_child(server: Callable[[], ForkServer], popen: subprocess.Popen[Any]
     ends = [number if end < 0 else end for number, end in enumerate(ends)]
     request = {
         "words": words[1:], "env": env, "cwd": os.fspath(asked["cwd"] or os.getcwd()), "umask": _umask(),
-        "session": asked["start_new_session"], "to": [0, 1, 2, *asked["pass_fds"]],
+        "session": asked["start_new_session"], "group": asked["process_group"], "to": [0, 1, 2, *asked["pass_fds"]],
     }  # fmt: skip
     try:
         popen.pid = server().fork(request, [*ends, *asked["pass_fds"]])
@@ -126,7 +134,8 @@ def server() -> ForkServer:
     with theirs:
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.fork_server", str(theirs.fileno())], pass_fds=(theirs.fileno(),),
+            [sys.executable, "-m", "tests.support.fork_server", str(theirs.fileno()), " " * MAX_SHOWN],
+            pass_fds=(theirs.fileno(),),
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env={**os.environ, **FIXED, "PYTHONPATH": path},
         )  # fmt: skip
     atexit.register(process.wait)
@@ -147,6 +156,27 @@ class Forked(subprocess.Popen[Any]):
 
     def _execute_child(self, *given: Any) -> None:
         execute_child(server, self, *given)
+
+
+def run_forked(command: Sequence[str], timeout: float, **more: Any) -> subprocess.CompletedProcess[str]:
+    """Do what `subprocess.run` does that captures text."""
+    with Forked(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more) as process:
+        try:
+            out, err = process.communicate(timeout=timeout)
+        finally:
+            process.kill()
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+@contextlib.contextmanager
+def forking(*modules: types.ModuleType) -> Iterator[None]:
+    """Have these modules, which call `subprocess.Popen`, fork while the block lasts, with one thread each."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in FIXED.items():
+            patch.setenv(name, value)
+        for module in modules:
+            patch.setattr(module, "subprocess", types.SimpleNamespace(**{**vars(subprocess), "Popen": Forked}))
+        yield
 
 
 def serve(wire: socket.socket) -> Run:
@@ -192,6 +222,8 @@ def _child(request: Mapping[str, Any], descriptors: Sequence[int], go: int) -> R
     _take(descriptors, request["to"])
     if request["session"]:
         os.setsid()
+    if request["group"] >= 0:
+        os.setpgid(0, request["group"])
     os.umask(request["umask"])
     os.chdir(request["cwd"])
     os.environ.clear()
@@ -202,7 +234,17 @@ def _child(request: Mapping[str, Any], descriptors: Sequence[int], go: int) -> R
     subprocess.Popen._execute_child = functools.partialmethod(_nested, forks)  # type: ignore[attr-defined]  # private to Popen
     random.seed()
     sys.modules["numpy"].random.seed()
+    _show(request["words"])
     return _program(request["words"])
+
+
+def _show(words: Sequence[str]) -> None:
+    """Put the command line where the kernel reads it (proc(5), arg_start): a test looks for processes by it."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start, end = int(fields[45]), int(fields[46])
+    shown = "\0".join([sys.executable, *words]).encode()[: end - start - 1]
+    ctypes.memset(start, 0, end - start)
+    ctypes.memmove(start, shown, len(shown))
 
 
 def _nested(popen: subprocess.Popen[Any], forks: ForkServer, *given: Any) -> None:

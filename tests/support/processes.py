@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.processes import free_port
-from tests.support.fork_server import Forked
+from tests.support.fork_server import Forked, run_forked
 from thinwire.aggregation import codecs
 from thinwire.cli.local_state import alive
 from thinwire.cli.main import main
@@ -56,7 +56,7 @@ class Site:
         self.listen, self.dashboard_at = (f"127.0.0.1:{port}" for port in (free_port(), free_port()))
         self.example = EXAMPLE  # the folder of the task and its plan
         self.page: tuple[str, ...] = ("--no-dashboard",)
-        self.popen: type[subprocess.Popen[Any]] = Forked  # subprocess.Popen, for processes that import for themselves
+        self.forks = True  # False: each process imports for itself
         self.more: dict[str, str] = {}  # environment of the processes that are started
         self.aggregator_program: Sequence[str] = THINWIRE
         self.processes: list[subprocess.Popen[bytes]] = []
@@ -106,7 +106,7 @@ class Site:
     ) -> subprocess.Popen[bytes]:
         """A process of `thinwire`; `inside` is what its command is begun with where it runs on another machine."""
         log = open(self.home.parent / f"log-{len(self.processes)}.txt", "wb")  # noqa: SIM115  # the process holds it
-        process = self.popen(
+        process = (Forked if self.forks else subprocess.Popen)(
             [*inside, sys.executable, "-m", *program, *arguments, "--home", str(home or self.home)],
             stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
             env={**environment(), "DIGITS_STEP_S": str(step_s), **self.more},
@@ -119,14 +119,11 @@ class Site:
         self, *arguments: str, home: Path | None = None, inside: tuple[str, ...] = ()
     ) -> subprocess.CompletedProcess[str]:
         command = [*inside, sys.executable, "-m", "thinwire.cli", *arguments, "--home", str(home or self.home)]
-        with self.popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
-        ) as process:
-            try:
-                out, err = process.communicate(timeout=PATIENCE_S)
-            finally:
-                process.kill()
-        return subprocess.CompletedProcess(command, process.returncode, out, err)
+        if self.forks:
+            return run_forked(command, PATIENCE_S, env=environment())
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=PATIENCE_S, env=environment(), check=False
+        )
 
     def typed(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """A command in this process, which has imported what it needs: one that looks, or writes into the store."""

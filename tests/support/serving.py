@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support.fork_server import Forked
+from tests.support.processes import environment
 from thinwire.store import Store
 from thinwire.web.__main__ import page
 from thinwire.web.settings import Settings, lock_beside
@@ -58,7 +60,7 @@ def serving(database: str, listen: str = "127.0.0.1:0", *more: str, said: Path |
     line = command(database, listen, "--parent", str(os.getpid()), *more)
     with contextlib.ExitStack() as stack:
         stderr = stack.enter_context(said.open("wb")) if said else None
-        process = stack.enter_context(subprocess.Popen(line, stdout=subprocess.PIPE, stderr=stderr, text=True))
+        process = stack.enter_context(Forked(line, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment()))
         try:
             assert process.stdout is not None
             ready = process.stdout.readline().split()

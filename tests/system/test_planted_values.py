@@ -74,6 +74,7 @@ def places(site: SecureSite, run_id: str) -> dict[str, Iterable[bytes]]:
 def searched(folder: Path, sets: Sequence[str], program: Sequence[str] = THINWIRE) -> tuple[Found, Found]:
     """What is found while a round waits for its last update, and after the run."""
     site = SecureSite(folder / "home", DEVICES)
+    site.forks = False  # all their memory is searched, which is larger with libraries that they do not use
     site.example, site.page = PLANTED, ("--dashboard", site.dashboard_at)
     site.aggregator_program = site.client_program = program
     search = Search.of(len(DEVICES), lattice())

@@ -30,6 +30,7 @@ def aggregated_once(site: Site, run_id: str) -> None:
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """A site with a dashboard, whose client pi-a no test ends."""
     made = Site(tmp_path_factory.mktemp("kept") / "home")
+    made.forks = False  # here the commands are started as a user starts them
     made.page = ("--dashboard", made.dashboard_at)
     try:
         made.start_aggregator()

@@ -70,6 +70,8 @@ def test_the_plan_that_the_others_differ_from_is_valid() -> None:
             {"privacy__noise_multiplier": None, "privacy__target_epsilon": "8.0", "privacy__budget": "4.0"},
             "budget = 4.0",
         ),
+        ({"privacy__noise_multiplier": None, "privacy__target_epsilon": "1e9"}, "an epsilon of 1e+09"),
+        ({"privacy__budget": "101.0"}, "an epsilon of 101"),
         ({"privacy__max_participations": "30"}, "max_participations = 30"),
         ({"privacy__adaptive": "true", "cohort__clients": '"all"'}, 'adaptive = true and [cohort] clients = "all"'),
         ({"privacy__adaptive": "true", "privacy__clipping": '"per-layer"'}, 'clipping = "per-layer"'),

@@ -81,3 +81,8 @@ def test_the_holders_of_a_complete_graph_take_no_quadratic_memory():
     found = holders_of(SecureTerms(5000, 0.1, 0.1, 1, 8, graph="complete").graph_of(5000), bytes(32))
     assert found[1] == list(range(1, 5001))
     assert len({id(row) for row in found.values()}) == 1
+
+
+def test_a_lattice_with_another_step_or_other_noise_has_another_context():
+    grids = ("", "215.0 40.0 0 skellam", "215.0 41.0 0 skellam", "216.0 40.0 0 skellam")
+    assert len({replace(terms(), grid=grid).bound(bytes(32)) for grid in grids}) == len(grids)

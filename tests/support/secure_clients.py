@@ -140,7 +140,9 @@ class SecureClients:
         self.work = assignment.secure
         assert self.work is not None
         self.lattice: Lattice = lattice_of(self.plan, self.aggregator.first.layout.size, self.work, "run-identity")
-        self.terms: SecureTerms = terms_of(self.plan, self.work, self.lattice.lanes, self.lattice.width)
+        self.terms: SecureTerms = terms_of(
+            self.plan, self.work, self.lattice.lanes, self.lattice.width, self.lattice.grid
+        )
         context = context_of_assignment(
             assignment, self.plan, model_digest(assignment.base_digest, self.aggregator.first.buffers), self.terms
         )

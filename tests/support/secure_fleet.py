@@ -92,7 +92,7 @@ class SecureDevice(AttentiveDevice):
             return known
         assert assignment.secure is not None
         lattice = lattice_of(self.plan, self.layout.model_size, assignment.secure, assignment.identity)
-        terms = terms_of(self.plan, assignment.secure, lattice.lanes, lattice.width)
+        terms = terms_of(self.plan, assignment.secure, lattice.lanes, lattice.width, lattice.grid)
         context0 = context_of_assignment(assignment, self.plan, model_digest(assignment.base_digest, None), terms)
         key, number = simulated_key(self.name), assignment.round * 100 + self.life
         rng = ScriptedRng(int.from_bytes(f"{self.name}-{number}".encode(), "big"))

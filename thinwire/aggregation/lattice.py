@@ -184,7 +184,7 @@ class Lattice:
         self.dtype: np.dtype[Any] = np.dtype(np.uint16 if self.width <= 16 else np.uint32)
         self.coordinates = self.walk.largest
         self.padded, self.step = self._shape()
-        self.lanes = self.padded + -(-CHECK_BITS // self.width)
+        self.lanes, self.grid = self.padded + -(-CHECK_BITS // self.width), ""
 
     def _shape(self) -> tuple[int, float]:
         """Return how many coordinates a window has with its padding, and the grid step."""

@@ -173,6 +173,9 @@ class PrivateLattice(Lattice):
         self.noise = terms.noise
         super().__init__(terms, key)
         self.most_squared = squared_sensitivity(terms.noise.scale, self.padded)
+        self.grid = (
+            f"{terms.noise.scale!r} {terms.noise.variance!r} {terms.noise.count} {terms.noise.release.mechanism}"
+        )
 
     def _shape(self) -> tuple[int, float]:
         padded, _ = padded_dimensions(self.coordinates, self.terms.rotate)

@@ -64,6 +64,9 @@ def _privacy_noise(plan: Sections) -> list[Rule]:
         (privacy.mode != "example" and privacy.delta >= 1 / fewest, f"delta = {privacy.delta:g}",
          f"a release that publishes the data of one of {fewest} clients would satisfy it",
          f"[privacy] delta = {1 / (10 * fewest):.2g}"),
+        (max(privacy.target_epsilon or 0, privacy.budget or 0) > MOST_EPSILON,
+         f"an epsilon of {max(privacy.target_epsilon or 0, privacy.budget or 0):g}",
+         f"above {MOST_EPSILON:g} it protects nobody", "[privacy] target_epsilon = 8.0, or budget = 8.0"),
         (privacy.target_epsilon is not None and privacy.budget is not None
          and privacy.budget < privacy.target_epsilon,
          f"target_epsilon = {privacy.target_epsilon} and budget = {privacy.budget}",
@@ -78,7 +81,7 @@ def _privacy_noise(plan: Sections) -> list[Rule]:
     ]  # fmt: skip
 
 
-MOST_NOISE, LEAST_NOISE = 1000.0, 0.01
+MOST_NOISE, LEAST_NOISE, MOST_EPSILON = 1000.0, 0.01, 100.0
 FEWEST = 100  # clients for which delta must be small enough if the plan does not say how many there are
 
 

@@ -56,10 +56,12 @@ class SecureTerms:
     rounds: int = 1
     scalars: tuple[str, ...] = ("weight",)
     post_quantum: bool = False
+    grid: str = ""  # of a lattice with noise: its step and the noise of each client
 
     def bound(self, context0: bytes) -> bytes:
         """Return ctx0 with these terms in it, so that clients with other terms have another context."""
-        return digest("thinwire secure terms", context0, *(repr(value).encode() for value in astuple(self)))
+        values = astuple(self) if self.grid else astuple(self)[:-1]
+        return digest("thinwire secure terms", context0, *(repr(value).encode() for value in values))
 
     def graph_of(self, clients: int) -> Graph:
         """Return the graph of a roster of so many clients; raise PlanError if they are too few."""
@@ -72,8 +74,10 @@ class SecureTerms:
         return max(graph.least, self.min_survivors)
 
 
-def terms_of(plan: RunPlan, work: SecureWork, lanes: int, width: int) -> SecureTerms:
+def terms_of(plan: RunPlan, work: SecureWork, lanes: int, width: int, grid: str = "") -> SecureTerms:
     """Return the terms of a round by its plan, and by what the aggregator told all clients alike.
+
+    `lanes`, `width` and `grid` are those of its `Lattice`.
 
     `weight` is the client's weight. `fits` is 1 if its update was not above the clip, and follows the automatic clip.
     Each metric of `[secure] metrics` has two scalars: NAME is its sum, NAME/count the number of examples behind it.
@@ -85,7 +89,7 @@ def terms_of(plan: RunPlan, work: SecureWork, lanes: int, width: int) -> SecureT
     survivors = fewest_survivors(secure, work.selected, noised=True) if is_noised else secure.min_survivors
     return SecureTerms(
         work.selected, secure.max_corrupt, secure.max_dropout, lanes, width, survivors, secure.adversary,
-        secure.graph, plan.run.rounds, scalars, secure.post_quantum,
+        secure.graph, plan.run.rounds, scalars, secure.post_quantum, grid,
     )  # fmt: skip
 
 

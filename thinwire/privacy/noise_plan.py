@@ -80,7 +80,8 @@ class NoisePlan:
 def sampler_of(mechanism: str, variance: float) -> TableSampler:
     """Return the sampler of a mechanism's noise with this variance."""
     made = TableSampler.skellam(variance) if mechanism == "skellam" else TableSampler.discrete_gaussian(variance)
-    assert made.distance <= DISTANCE, "the cost of a release counts on it"
+    if made.distance > DISTANCE:
+        raise ValueError(f"a draw of {mechanism} noise of variance {variance:g} is too far from its distribution")
     return made
 
 

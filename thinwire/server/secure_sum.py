@@ -65,7 +65,7 @@ class SecureAggregator(RoundAggregator):
         self.plan, self.layout, self.work = plan, layout, work
         self.algorithm, self.weights = None, None
         self.lattice: Lattice = lattice_of(plan, layout.model_size, work, identity)
-        self.terms: SecureTerms = terms_of(plan, work, self.lattice.lanes, self.lattice.width)
+        self.terms: SecureTerms = terms_of(plan, work, self.lattice.lanes, self.lattice.width, self.lattice.grid)
         self.total = MaskedSum(self.terms)
         self.added: list[UpdateId] = []  # in the order in which their vectors were added
         self.mean: Vector | None = None

@@ -26,7 +26,7 @@ EXIT_CODES = {
     4: "the other end does not answer, or an address is not available to listen on",
     5: "the other end answers, and refuses",
     6: "too few clients",
-    7: "the privacy budget is spent (nothing spends one yet)",
+    7: "the privacy budget of the clients is spent",
     8: "data lost, damaged, or newer than this program",
     9: "no such run, device or round",
     10: "stopped by a person",

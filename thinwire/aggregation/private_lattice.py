@@ -161,10 +161,10 @@ class PrivateLattice(Lattice):
     As in every `Lattice`, the window of x is clipped, rotated and rounded; then
 
     - the squared norm of the integers is at most `squared_sensitivity`: they are rounded again until it is. This check
-      alone makes the sensitivity true, whatever float32 did before it. It counts no other client's update.
+      alone bounds the sensitivity, whatever float32 did before it. It needs nothing of another client's update.
     - noise is added to all coordinates, also to those that fill the last block.
 
-    Law: what `encode` leaves in x depends on the rounded point without its noise (S H: noise never enters a residual).
+    Invariant: what `encode` leaves in x depends on the rounded point without its noise: noise never enters a residual.
 
     `decode_sum` divides by `selected`, a number that no data decide, and not by the clients whose updates are there.
     """

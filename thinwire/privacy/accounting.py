@@ -101,7 +101,7 @@ class Release:
         return _rdp(self)
 
     def total_distance(self) -> float:
-        """Return a bound on the statistical distance of the whole release: eta times its draws, S I."""
+        """Return a bound on the statistical distance of the whole release: that of one draw, times the draws."""
         return self.steps * self.parties * self.dimensions * self.distance if self.sensitivity else 0.0
 
     def to_json(self) -> str:

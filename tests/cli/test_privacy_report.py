@@ -61,7 +61,8 @@ def test_a_report_answers_what_a_data_protection_officer_asks(thinwire: Any, hom
     assert [one["state"] for one in found["releases"]] == ["committed", "committed", "reserved"]
     assert found["releases"][0]["model_sha256"] == f"{1:064x}"
     assert found["rounds_without_a_release"] == 1
-    assert (found["codecs"]["uplink"], found["audit"]) == ("eden(4)", "not audited")
+    assert found["codecs"]["uplink"] == "eden(4)"
+    assert "of the claimed 1 (commit" in found["audit"]
     assert "no device can check" in found["trust"]["in_short"]
     assert any("Sybils" in one for one in found["assumptions"]["not_enforced"])
     assert any("honest" in one for one in found["assumptions"]["not_enforced"])
@@ -156,7 +157,9 @@ def test_a_sum_under_masks_has_its_own_assumptions_and_no_codec(store: Store):
 
 
 def test_an_audit_is_quoted_where_one_is_committed(tmp_path: Path):
-    figures = {"audited_lower": {"value": 0.68}, "claimed_epsilon": {"value": 1.0}}
+    committed = Path(__file__).parents[2] / "docs" / "evidence" / "privacy-audit.json"
+    assert audit_text(committed).startswith("an attack on this code showed at least epsilon 0.")
+    figures = {"audited_lower": 0.68, "claimed_epsilon": 1.0}
     file = written(tmp_path / "audit.json", json.dumps({"figures": figures, "commit": "ab" * 20}))
     assert audit_text(file).startswith("an attack on this code showed at least epsilon 0.68 of the claimed 1 ")
     assert audit_text(written(file, "{}")) == audit_text(tmp_path / "none") == "not audited"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.support.fork_server import MAX_REQUEST, Forked
 
-ADDRESS = "THINWIRE_TEST_FORKS"  # the socket at which the program asks for its process
+ADDRESS = "TEST_FORKS_AT"  # the socket at which the program asks for its process
 PROGRAM = """#!{python} -IS
 import json, os, signal, socket, sys
 wire = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -185,7 +185,7 @@ def _kinds(rows: list[PrivacyRow]) -> Iterator[dict[str, Any]]:
         yield {
             "rounds": count, "distribution": release.mechanism, "sensitivity": release.sensitivity,
             "variance": release.variance, "dimensions": release.dimensions, "parties": release.parties,
-            "rate": release.rate, "distance_of_a_draw": release.distance,
+            "rate": release.rate, "distance_of_a_draw": release.distance, "steps": release.steps, "unit": release.unit,
         }  # fmt: skip
 
 
@@ -202,7 +202,7 @@ def audit_text(path: Path) -> str:
     """Return what the committed audit of this version has shown; "not audited" without one."""
     try:
         found = json.loads(path.read_text())
-        lower, claimed = (found["figures"][name]["value"] for name in ("audited_lower", "claimed_epsilon"))
+        lower, claimed = (found["figures"][name] for name in ("audited_lower", "claimed_epsilon"))
         return (
             f"an attack on this code showed at least epsilon {lower:.3g} of the claimed {claimed:g} "
             f"(commit {found['commit'][:12]}); it audits the code, not this run"

@@ -90,6 +90,7 @@ class Judge:
     ) -> Gated:  # fmt: skip
         folder.mkdir(exist_ok=True)
         site = Site(folder / "home")
+        site.forks = False  # seconds until a process is there again are measured
         site.example = case.example
         if case.page:
             site.page = ("--dashboard", f"127.0.0.1:{free_port()}")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -21,7 +19,9 @@ from benchmarks.accuracy_bytes.models import FULL
 from benchmarks.accuracy_bytes.presets import Runs
 from benchmarks.accuracy_bytes.protocol import Protocol
 from benchmarks.accuracy_bytes.trials import FP16, FP32, Trial
+from tests.support.fork_server import run_forked
 from tests.support.made_up_figures import BESIDE, BOLD, MILD, MODEL, MadeUp
+from tests.support.processes import environment
 from thinwire.aggregation import codecs
 from thinwire.reports.sweep_results import TrialStore
 
@@ -114,9 +114,9 @@ def test_what_has_not_finished_is_null_with_a_reason():
 
 
 def test_the_committed_figures_are_printed_with_what_made_them():
-    done = subprocess.run(
+    done = run_forked(
         [sys.executable, "-m", "benchmarks.accuracy_bytes", "--preset", "committed", "--json"],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120,
+        120, cwd=ROOT, env=environment(),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     made = json.loads(done.stdout)

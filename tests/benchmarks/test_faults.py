@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,7 +14,9 @@ import pytest
 from benchmarks.faults.__main__ import PRESETS, figures, row_of
 from benchmarks.faults.cases import cases
 from benchmarks.faults.judged import Judge
+from tests.support.fork_server import run_forked
 from tests.support.gated_task import Gated
+from tests.support.processes import environment
 from tests.support.run_outcome import identical_share
 from thinwire.core.events import Event, ModelStored, RoundClosed, RoundOpened, UpdateAccepted, UpdateDropped
 
@@ -27,9 +27,9 @@ ROOT = Path(__file__).parents[2]
 def test_it_runs_and_a_strike_costs_what_its_row_says() -> None:
     """What each of the other faults costs is held by tests/system/test_faults.py, with the same machinery."""
     fault = "aggregator killed"
-    done = subprocess.run(
+    done = run_forked(
         [sys.executable, "-m", "benchmarks.faults", "--preset", "tiny", "--only", fault, "--json"],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=230, check=False,
+        230, cwd=ROOT, env=environment(),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 from benchmarks.links import ALL, LADDER, figures
+from tests.support.fork_server import run_forked
+from tests.support.processes import environment
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_it_runs_and_the_document_has_its_shape() -> None:
-    done = subprocess.run(
+    done = run_forked(
         [sys.executable, "-m", "benchmarks.links", "--preset", "tiny", "--costs", "0.001,0.0005,0.006", "--json"],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=400, check=False,
+        400, cwd=ROOT, env=environment(),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     made = json.loads(done.stdout)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +12,8 @@ import pytest
 from benchmarks.overlap import seeds
 from benchmarks.overlap.__main__ import PRESETS, figures, here, plan_of
 from benchmarks.overlap.site import Took
+from tests.support.fork_server import run_forked
+from tests.support.processes import environment
 from tests.support.shaped import why_not
 from thinwire.aggregation import codecs
 from thinwire.core import RunPlan
@@ -70,9 +70,9 @@ def test_with_a_delay_a_simulated_run_measures_other_models_of_the_same_plan() -
 
 @pytest.mark.slow
 def test_it_runs_on_machines_of_their_own_where_these_are_allowed_and_says_where_not() -> None:
-    done = subprocess.run(
+    done = run_forked(
         [sys.executable, "-m", "benchmarks.overlap", "--preset", "tiny", "--json"],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=280, check=False,
+        280, cwd=ROOT, env=environment(),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)["figures"]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from benchmarks.secure_round import PRESETS, figures, plan_of, rounds_of
+from tests.support.fork_server import run_forked
+from tests.support.processes import environment
 from thinwire.core.events import Event, RoundClosed
 from thinwire.core.protection_events import PhaseClosed, SumUnmasked
 from thinwire.core.types import PHASES
@@ -24,9 +24,9 @@ FIGURES = {
 
 
 def test_it_runs_and_the_document_has_its_shape() -> None:
-    done = subprocess.run(
+    done = run_forked(
         [sys.executable, "-m", "benchmarks.secure_round", "--preset", "tiny", "--json"],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=600, check=False,
+        600, cwd=ROOT, env=environment(),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

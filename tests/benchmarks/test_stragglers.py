@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,15 +11,17 @@ import pytest
 
 from benchmarks.curve import Curve, Point
 from benchmarks.stragglers import CROWDED, POLICIES, SETTINGS, SLOW, compared, figures, speeds
+from tests.support.fork_server import run_forked
+from tests.support.processes import environment
 
 ROOT = Path(__file__).parents[2]
 EVERY = (*POLICIES, CROWDED)
 
 
 def test_it_runs_and_the_document_has_its_shape() -> None:
-    done = subprocess.run(
+    done = run_forked(
         [sys.executable, "-m", "benchmarks.stragglers", "--preset", "tiny", "--json"],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=400, check=False,
+        400, cwd=ROOT, env=environment(),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     made = json.loads(done.stdout)

@@ -15,7 +15,6 @@ import atexit
 import contextlib
 import ctypes
 import fcntl
-import functools
 import gc
 import importlib
 import inspect
@@ -33,8 +32,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import pytest
+from unittest.mock import patch
 
 ROOT = Path(__file__).parents[2]
 LIBRARIES = (
@@ -98,7 +96,7 @@ def _more_paths(env: Mapping[str, str]) -> list[str]:
 FIXED = {"OMP_NUM_THREADS": "1"}  # which libraries read when they are imported
 
 
-def execute_child(server: Callable[[], ForkServer], popen: subprocess.Popen[Any], *given: Any) -> None:
+def execute_child(popen: subprocess.Popen[Any], *given: Any) -> None:
     """Do what `subprocess.Popen._execute_child` does, by forking where it can be."""
     asked = inspect.signature(EXECUTE).bind(popen, *given).arguments
     words = [os.fspath(word) for word in asked["args"]] if not isinstance(asked["args"], str | bytes) else []
@@ -127,9 +125,17 @@ def _umask() -> int:
     return int(next(line for line in lines if line.startswith("Umask:")).split()[1], 8)
 
 
-@functools.cache
+_servers: list[ForkServer] = []  # the one of this process, once it is needed; a forked process begins with its own
+
+
 def server() -> ForkServer:
     """Return the server of this process, which ends with it; the first call waits for its imports."""
+    if not _servers:
+        _servers.append(_begin())
+    return _servers[0]
+
+
+def _begin() -> ForkServer:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
@@ -155,7 +161,7 @@ class Forked(subprocess.Popen[Any]):
     """A `subprocess.Popen` whose process is forked by the server of this process."""
 
     def _execute_child(self, *given: Any) -> None:
-        execute_child(server, self, *given)
+        execute_child(self, *given)
 
 
 def run_forked(command: Sequence[str], timeout: float, **more: Any) -> subprocess.CompletedProcess[str]:
@@ -171,11 +177,11 @@ def run_forked(command: Sequence[str], timeout: float, **more: Any) -> subproces
 @contextlib.contextmanager
 def forking(*modules: types.ModuleType) -> Iterator[None]:
     """Have these modules, which call `subprocess.Popen`, fork while the block lasts, with one thread each."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in FIXED.items():
-            patch.setenv(name, value)
+    with contextlib.ExitStack() as patched:
+        patched.enter_context(patch.dict(os.environ, FIXED))
         for module in modules:
-            patch.setattr(module, "subprocess", types.SimpleNamespace(**{**vars(subprocess), "Popen": Forked}))
+            calls = types.SimpleNamespace(**{**vars(subprocess), "Popen": Forked})
+            patched.enter_context(patch.object(module, "subprocess", calls))
         yield
 
 
@@ -230,8 +236,8 @@ def _child(request: Mapping[str, Any], descriptors: Sequence[int], go: int) -> R
     os.environ.update(request["env"])
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-    forks = ForkServer(socket.socket(fileno=mine))
-    subprocess.Popen._execute_child = functools.partialmethod(_nested, forks)  # type: ignore[attr-defined]  # private to Popen
+    _servers[:] = [ForkServer(socket.socket(fileno=mine))]
+    subprocess.Popen._execute_child = Forked._execute_child  # type: ignore[attr-defined]  # private to Popen
     random.seed()
     sys.modules["numpy"].random.seed()
     _show(request["words"])
@@ -245,10 +251,6 @@ def _show(words: Sequence[str]) -> None:
     shown = "\0".join([sys.executable, *words]).encode()[: end - start - 1]
     ctypes.memset(start, 0, end - start)
     ctypes.memmove(start, shown, len(shown))
-
-
-def _nested(popen: subprocess.Popen[Any], forks: ForkServer, *given: Any) -> None:
-    execute_child(lambda: forks, popen, *given)
 
 
 def _take(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
@@ -291,6 +293,7 @@ def main() -> Run:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # of a terminal: the server ends when its process does
     COMM.write_text(SERVER)
+    sys.modules["tests.support.fork_server"] = sys.modules["__main__"]  # also where a forked process imports it
     gc.disable()
     for name in LIBRARIES:
         importlib.import_module(name)

@@ -87,8 +87,9 @@ def test_a_signal_ends_it_and_its_server_with_it(number: signal.Signals) -> None
         assert out.read() == b"", "nobody else holds its output"
 
 
-def test_what_a_server_cannot_be_told_is_started() -> None:
+def test_what_a_server_cannot_be_told_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     python, env = sys.executable, ENV
+    monkeypatch.setenv("PYTHONPATH", "/has/a/sitecustomize")  # in this process since; the server began without
     assert is_forkable([python, "-m", "thinwire.cli"], env)
     for words, other in [
         (["/usr/bin/env", "-c", "true"], env),

@@ -49,6 +49,7 @@ MAX_DESCRIPTORS = 64
 MAX_SHOWN = 8000  # bytes of a command line that other processes see
 ABOVE = 512  # the first descriptor of those that are on their way to their number
 EXECUTE = subprocess.Popen._execute_child  # type: ignore[attr-defined]  # private: it starts the program of a Popen
+BEGUN = dict(os.environ)  # with which a server imports its libraries, whatever a test sets later
 
 Run = Callable[[], object]
 
@@ -79,13 +80,13 @@ def _subreaper() -> Iterator[None]:
 
 def is_forkable(words: Sequence[str], env: Mapping[str, str]) -> bool:
     """Return True if this command line is Python with a module, a program or code that a server may run."""
-    variables = {name for name in {*env, *os.environ} if name.startswith("PYTHON")} | {"OMP_NUM_THREADS"}
+    variables = {name for name in {*env, *BEGUN} if name.startswith("PYTHON")} | {"OMP_NUM_THREADS"}
     variables -= {"PYTHONUNBUFFERED", "PYTHONPATH"}
     return (
         len(words) > 1 and words[0] == sys.executable
         and (words[1] in ("-m", "-c") or not words[1].startswith("-"))
-        and all(env.get(name) == FIXED.get(name, os.environ.get(name)) for name in variables)
-        and _more_paths(env) == _more_paths(os.environ)
+        and all(env.get(name) == FIXED.get(name, BEGUN.get(name)) for name in variables)
+        and _more_paths(env) == _more_paths(BEGUN)
     )  # fmt: skip
 
 
@@ -138,11 +139,11 @@ def server() -> ForkServer:
 def _begin() -> ForkServer:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
-        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        path = os.pathsep.join(filter(None, [str(ROOT), BEGUN.get("PYTHONPATH")]))
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.support.fork_server", str(theirs.fileno()), " " * MAX_SHOWN],
             pass_fds=(theirs.fileno(),),
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env={**os.environ, **FIXED, "PYTHONPATH": path},
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env={**BEGUN, **FIXED, "PYTHONPATH": path},
         )  # fmt: skip
     atexit.register(process.wait)
     atexit.register(ours.close)

@@ -69,7 +69,15 @@ def test_a_report_answers_what_a_data_protection_officer_asks(thinwire: Any, hom
     assert found["left_out"] == []
     said = thinwire("privacy", "report", story.run_id, "--home", home)
     assert said.code == 0
-    for text in ("adjacency  zero-out", "Sybils", "guesses right in at most", "eden(4)", "an attack on this code", "signed by"):
+    shown = (
+        "adjacency  zero-out",
+        "Sybils",
+        "guesses right in at most",
+        "eden(4)",
+        "an attack on this code",
+        "signed by",
+    )
+    for text in shown:
         assert text in said.out
 
 

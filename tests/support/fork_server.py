@@ -196,14 +196,12 @@ def serve(wire: socket.socket) -> Run:
         pids, go = os.pipe(), os.pipe()
         between = os.fork()
         if between == 0:
-            pid = os.fork()
-            if pid == 0:
-                for number in (*pids, go[1], wire.fileno()):
-                    os.close(number)
-                wire.detach()
-                return _child(request, descriptors, go[0])
-            os.write(pids[1], str(pid).encode())
-            os._exit(0)
+            if os.fork():
+                os._exit(0)
+            for number in (pids[0], go[1], wire.fileno()):
+                os.close(number)
+            wire.detach()
+            return _child(request, descriptors, pids[1], go[0])
         for number in (*descriptors, pids[1], go[0]):
             os.close(number)
         pid = int(os.read(pids[0], 64))
@@ -213,30 +211,32 @@ def serve(wire: socket.socket) -> Run:
         wire.send(str(pid).encode())
 
 
-def _child(request: Mapping[str, Any], descriptors: Sequence[int], go: int) -> Run:
+def _child(request: Mapping[str, Any], descriptors: Sequence[int], told: int, go: int) -> Run:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if os.fork() == 0:
-        for number in (*descriptors, go):
+        for number in (*descriptors, told, go):
             os.close(number)
         ours.close()
         return serve(theirs)
     theirs.close()
     COMM.write_text("python")
+    if request["session"]:
+        os.setsid()
+    if request["group"] >= 0:
+        os.setpgid(0, request["group"])
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    os.write(told, str(os.getpid()).encode())  # from now on it and its process group may be signalled
+    os.close(told)
     os.read(go, 1)
     os.close(go)
     mine = fcntl.fcntl(ours, fcntl.F_DUPFD_CLOEXEC, ABOVE)
     ours.close()
     _take(descriptors, request["to"])
-    if request["session"]:
-        os.setsid()
-    if request["group"] >= 0:
-        os.setpgid(0, request["group"])
     os.umask(request["umask"])
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     _servers[:] = [ForkServer(socket.socket(fileno=mine))]
     subprocess.Popen._execute_child = Forked._execute_child  # type: ignore[attr-defined]  # private to Popen
     random.seed()

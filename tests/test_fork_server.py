@@ -76,7 +76,8 @@ def test_it_ends_with_the_code_of_a_started_one(code: str) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGHUP])
 def test_a_signal_ends_it_and_its_server_with_it(number: signal.Signals) -> None:
-    code = "import os, signal; os.write(1, b'x'); signal.pause()"
+    default = "signal.signal(signal.SIGHUP, signal.SIG_DFL)"  # tests under nohup inherit that it is ignored
+    code = f"import os, signal; {default}; os.write(1, b'x'); signal.pause()"
     process = Forked([sys.executable, "-c", code], env=ENV, stdout=subprocess.PIPE)
     assert process.stdout is not None
     with process.stdout as out:

@@ -51,6 +51,8 @@ ABOVE = 512  # the first descriptor of those that are on their way to their numb
 EXECUTE = subprocess.Popen._execute_child  # type: ignore[attr-defined]  # private: it starts the program of a Popen
 BEGUN = dict(os.environ)  # with which a server imports its libraries, whatever a test sets later
 
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # a program inherits which of them are ignored
+
 Run = Callable[[], object]
 
 
@@ -111,6 +113,7 @@ def execute_child(popen: subprocess.Popen[Any], *given: Any) -> None:
     request = {
         "words": words[1:], "env": env, "cwd": os.fspath(asked["cwd"] or os.getcwd()), "umask": _umask(),
         "session": asked["start_new_session"], "group": asked["process_group"], "to": [0, 1, 2, *asked["pass_fds"]],
+        "ignored": [number for number in ENDING if signal.getsignal(number) == signal.SIG_IGN],  # under nohup: SIGHUP
     }  # fmt: skip
     try:
         popen.pid = server().fork(request, [*ends, *asked["pass_fds"]])
@@ -224,8 +227,9 @@ def _child(request: Mapping[str, Any], descriptors: Sequence[int], told: int, go
         os.setsid()
     if request["group"] >= 0:
         os.setpgid(0, request["group"])
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    for number in ENDING:
+        default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+        signal.signal(number, signal.SIG_IGN if number in request["ignored"] else default)
     os.write(told, str(os.getpid()).encode())  # from now on it and its process group may be signalled
     os.close(told)
     os.read(go, 1)
@@ -291,7 +295,7 @@ def _program(words: Sequence[str]) -> Run:
 
 
 def main() -> Run:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in ENDING:
         signal.signal(number, signal.SIG_IGN)  # of a terminal: the server ends when its process does
     COMM.write_text(SERVER)
     sys.modules["tests.support.fork_server"] = sys.modules["__main__"]  # also where a forked process imports it

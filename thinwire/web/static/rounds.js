@@ -93,11 +93,12 @@ const Said = ({ run, round, buffered }) => {
   return html`
     <p class="why">${round.why}</p>
     ${round.reason && html`<${Went} went=${round} along=${round.phases.length ? "" : round.slowest} waited=${round.waited_for} />`}
-    <p class="closing faint">${round.reason && html`Closed because ${round.closing}. `}<${Codecs} round=${round} secure=${run.plan.secure} /> ${deadline}. ${least}.${drawn}${notSelected.length ? html` Not selected: ${notSelected.map((said, i) => html`${i ? "; " : ""}${said}`)}.` : ""}</p>`;
+    <p class="closing faint">${round.reason && html`Closed because ${round.closing}. `}<${Codecs} round=${round} plan=${run.plan} /> ${deadline}. ${least}.${drawn}${notSelected.length ? html` Not selected: ${notSelected.map((said, i) => html`${i ? "; " : ""}${said}`)}.` : ""}</p>`;
 };
 
 /** The codec of a round; of a ladder the number of clients with each codec, and of a secure round the lattice. */
-const Codecs = ({ round, secure }) => (secure?.enabled ? `Lattice of ${secure.bits} bits, support ${secure.support}.` : round.codecs.length
+const Codecs = ({ round, plan }) => (plan.secure?.enabled
+  ? `Lattice ${plan.privacy?.mode === "distributed" ? "with noise" : `of ${plan.secure.bits} bits`}, support ${plan.secure.support}.` : round.codecs.length
   ? html`Codecs ${round.codecs.map(([codec, count], i) => html`${i ? ", " : ""}<code>${codec}</code> (${count})`)}.`
   : html`Codec <code>${round.codec}</code>.`);
 

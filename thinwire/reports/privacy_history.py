@@ -1,4 +1,4 @@
-"""What a private run spends round by round, and what an epsilon means in plain words: for the dashboard and reports.
+"""This module follows what a private run spends round by round, and says in plain words what an epsilon means.
 
 `SpendingHistory` follows the ledger of one run. A page reads it after each event, so an event that spends nothing reads
 no entry, and a new round reads its own.

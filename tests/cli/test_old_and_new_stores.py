@@ -21,15 +21,20 @@ def place(home) -> AggregatorHome:
 
 
 @pytest.mark.parametrize(
-    ("revision", "said_of_it"), [("9999", "newer than this program"), ("0011", "before the first release")]
+    ("change", "said_of_it"),
+    [
+        ("UPDATE alembic_version SET version_num = '9999'", "newer than this program"),
+        ("UPDATE alembic_version SET version_num = '0011'", "before the first release"),
+        ("ALTER TABLE rounds DROP COLUMN detail", "of another version of thinwire"),
+    ],
 )
-def test_a_store_of_another_program_is_8_for_the_aggregator_too(thinwire, home, place, revision, said_of_it):
+def test_a_store_of_another_program_is_8_for_the_aggregator_too(thinwire, home, place, change, said_of_it):
     Store.open(place.database).close()
     with contextlib.closing(sqlite3.connect(place.database)) as opened, opened:
-        opened.execute("UPDATE alembic_version SET version_num = ?", (revision,))
+        opened.execute(change)
     for words in (START, ("runs", "list"), ("devices", "list"), ("devices", "approve", "pi-01")):
         said = thinwire(*words, "--home", home)
-        assert (said.code, said_of_it in said.err) == (8, True), said.err
+        assert (said.code, said_of_it in said.err, "--home FOLDER" in said.err) == (8, True, True), said.err
 
 
 def test_an_old_store_is_upgraded_by_the_aggregator_alone(thinwire, home, place, tmp_path, monkeypatch):

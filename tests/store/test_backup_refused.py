@@ -111,6 +111,16 @@ def test_a_backup_of_a_newer_version_is_refused(place: Place, tmp_path: Path, th
     assert schema.revisions()[-1] in refused.value.why
 
 
+def test_a_backup_with_other_columns_is_refused(place: Place, tmp_path: Path, there: AggregatorHome) -> None:
+    with place.store._database.writing() as connection:
+        connection.exec_driver_sql("ALTER TABLE rounds DROP COLUMN detail")
+    back_up(place.home, tmp_path / "b.tar", "0.1.0")
+    with pytest.raises(DataLost, match=r"b\.tar is of another version") as refused:
+        backup.restore(tmp_path / "b.tar", there, force=False)
+    assert "thinwire 0.1.0" in refused.value.hint
+    assert "no column rounds.detail" in refused.value.why
+
+
 def test_where_nothing_is_nothing_is_backed_up_or_restored(tmp_path: Path, there: AggregatorHome) -> None:
     with pytest.raises(NotFound):
         back_up(there, tmp_path / "b.tar", "1")

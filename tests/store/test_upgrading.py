@@ -16,6 +16,7 @@ LOGIN = "INSERT INTO logins (code_hash, expires_at) VALUES ('of before', 1.0)"
 FIRST = "0001_initial"
 NEXT, BROKEN = "9000_next", "9000_broken"
 MORE = "op.execute('CREATE TABLE more (a INTEGER)')"
+LESS = "op.execute('ALTER TABLE rounds DROP COLUMN detail')"
 HALF = (
     "op.execute('DELETE FROM logins'); op.execute('CREATE TABLE half (a INTEGER)'); "
     "op.execute('SELECT no_such_column FROM logins')"
@@ -174,6 +175,49 @@ def test_a_store_from_before_the_first_release_is_refused_and_not_touched(
     assert f"revision {revision}" in refused.value.why and "--home" in refused.value.hint
     assert dump(path) == before
     assert copies(tmp_path) == []
+
+
+@pytest.mark.parametrize("upgrade", [True, False])
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        (["DROP COLUMN detail"], "but no column rounds.detail;"),
+        (["ADD COLUMN later TEXT"], "but an unknown column rounds.later;"),
+        (["DROP COLUMN detail", "DROP COLUMN spent"], "but no column rounds.detail, among other differences;"),
+    ],
+)
+def test_a_store_with_other_columns_is_refused_and_not_touched(
+    address: str, upgrade: bool, changed: list[str], why: str
+) -> None:
+    with Store.open(address) as store, store._database.writing() as connection:
+        connection.execute(text(LOGIN))
+        for change in changed:
+            connection.execute(text(f"ALTER TABLE rounds {change}"))
+    for read_only in (True, False):
+        with pytest.raises(DataLost, match="of another version of thinwire") as refused:
+            Store.open(address, upgrade=upgrade, read_only=read_only)
+        assert refused.value.exit_code == 8
+        assert why in refused.value.why
+        assert refused.value.hint.startswith("use another ")
+    database = Database(database_url(address), read_only=True)
+    with contextlib.closing(database), database.reading() as connection:
+        assert list(connection.scalars(text("SELECT code_hash FROM logins"))) == ["of before"]
+
+
+def test_tables_that_are_not_thinwires_are_left_alone(address: str) -> None:
+    with Store.open(address) as store, store._database.writing() as connection:
+        connection.execute(text("CREATE TABLE cats (name TEXT)"))
+    Store.open(address).close()
+
+
+def test_a_migration_that_does_not_make_todays_tables_changes_nothing(
+    old: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_one_more(monkeypatch, tmp_path / "migrations", BROKEN, LESS)
+    with pytest.raises(DataLost, match="as it was") as failed:
+        Store.open(old, upgrade=True)
+    assert "no column rounds.detail" in failed.value.why
+    assert at_revision(old) == (FIRST, ["of before"])
 
 
 def test_a_copy_of_a_damaged_file_is_not_made(tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ import math
 import os
 import re
 import shutil
-import sqlite3
 import tarfile
 import time
 from collections.abc import Iterator
@@ -28,6 +27,8 @@ from dataclasses import asdict, dataclass, field
 from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any
+
+from sqlalchemy import text
 
 from thinwire.core.errors import DataLost, NotFound, UsageError
 from thinwire.core.protocol import read_json
@@ -41,6 +42,7 @@ from thinwire.core.statedir import (
     sync_path,
 )
 from thinwire.store.backup_content import leave_out, lose_reservations, missing_files, renew
+from thinwire.store.database import Database, database_url
 from thinwire.store.schema import check_file, copy_file, require_known
 from thinwire.store.store import Store
 
@@ -360,10 +362,11 @@ def _unpack(source: Path, folder: Path) -> tuple[Manifest, int]:
             f"{source} is no whole backup", why=str(error), hint="take another one; what is there was not touched"
         ) from error
     check_file(folder / DATABASE)
-    with contextlib.closing(sqlite3.connect(folder / DATABASE)) as opened:
-        found = [row[0] for row in opened.execute("SELECT version_num FROM alembic_version")]
-    for revision in found:
-        require_known(revision, str(source), f"restore it with thinwire {manifest.thinwire}, which wrote it")
+    database = Database(database_url(folder / DATABASE), read_only=True)
+    with contextlib.closing(database), database.reading() as connection:
+        for revision in connection.scalars(text("SELECT version_num FROM alembic_version")).all():
+            hint = f"restore it with thinwire {manifest.thinwire}, which wrote it"
+            require_known(connection, revision, str(source), hint)
     renew(folder / DATABASE)
     reservations = lose_reservations(folder / DATABASE, manifest.delivered_at)
     for path in [folder, folder / DATABASE, *(path for path in folder.rglob("*") if path.is_dir())]:

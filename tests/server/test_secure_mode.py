@@ -98,6 +98,27 @@ class Story:
             self.phase(phase, away)
 
     @property
+    def journalled(self) -> list[tuple[Any, float]]:
+        """The events that a restart replays, without the ends of the phases."""
+        return [(event, at) for event, at in self.told if not isinstance(event, (Tick, AggregationDone))]
+
+    def restarted(self, told: list[tuple[Any, float]]) -> Story:
+        """The same clients with an aggregator that knows only `told`."""
+        again = Story()
+        again.cohort = self.cohort
+        again.cohort.server = Cohort(self.cohort.terms, 5).server
+        again.machine = again.made()
+        again.machine.replay(told)
+        return again
+
+    def finish(self, phase: str) -> None:
+        """The open phase and all later ones, until the round closes with the exact sum of its updates."""
+        for later in PHASES[PHASES.index(phase) :]:
+            self.phase(later)
+        self.on(MasksRemoved())
+        self.sum_is_exact()
+
+    @property
     def result(self) -> RoundResult:
         found = [action for action in self.actions if isinstance(action, RoundResult)]
         assert len(found) == 1
@@ -184,11 +205,8 @@ def test_the_masked_phase_closes_at_its_time_and_a_late_vector_is_dropped_unread
     assert lost == MarkLost(slow, f"run.1.{slow}", "stale", "no message in time for the phase masked")
     assert isinstance(closed, ClosePhase)
     assert story.on(UpdateArrived(update_of(slow), f"run.1.{slow}", slow, 0)) == [DropUpdate(update_of(slow), "late")]
-    story.phase("agree")
-    story.phase("unmask")
-    story.on(MasksRemoved())
+    story.finish("agree")
     assert story.result.reason == "deadline"
-    story.sum_is_exact()
 
 
 def test_the_masked_phase_closes_with_as_many_vectors_as_the_round_wants():
@@ -228,11 +246,8 @@ def test_a_vector_that_cannot_be_added_is_a_drop_out():
     story.on(AggregationRejected(update_of(name), "bad-payload: masked vectors of 3 bytes"))
     for other in map(name_of, (0, 2, 3, 4)):
         story.on(AggregationDone(update_of(other)))
-    story.phase("agree")
-    story.phase("unmask")
-    story.on(MasksRemoved())
+    story.finish("agree")
     assert update_of(name) in story.result.dropped
-    story.sum_is_exact()
 
 
 def test_a_revoked_device_leaves_the_sum_before_the_survivors_are_shown():
@@ -242,11 +257,8 @@ def test_a_revoked_device_leaves_the_sum_before_the_survivors_are_shown():
     found = story.on(DeviceDisconnected(name, "revoked"))
     assert found == [RemoveVector(update_of(name)), DropUpdate(update_of(name), "revoked")]
     story.phase("masked")
-    story.phase("agree")
-    story.phase("unmask")
-    story.on(MasksRemoved())
+    story.finish("agree")
     assert update_of(name) not in story.result.aggregated
-    story.sum_is_exact()
 
 
 @pytest.mark.parametrize("phase", ["agree", "unmask"])
@@ -299,52 +311,36 @@ def test_a_person_stops_the_round_in_any_phase():
 def test_a_restart_goes_on_in_the_phase_that_was_open(phase):
     story = Story()
     story.until(phase)
-    kept = [(event, at) for event, at in story.told if not isinstance(event, (Tick, AggregationDone))]
     told, seen = list[tuple[Any, float]](), 0
-    for event, at in kept:
+    for event, at in story.journalled:
         told.append((event, at))
         seen += isinstance(event, (PhaseMessage, UpdateArrived))
         if seen == 5:
             told.append((PhaseEnded(), at))
             seen = 0
-    again = Story()
-    again.cohort = story.cohort
-    again.cohort.server = Cohort(story.cohort.terms, 5).server
-    again.machine = again.made()
-    again.machine.replay(told)
+    again = story.restarted(told)
     assert again.machine.requests == story.machine.requests
     for name in map(name_of, range(5)):
         if update_of(name) in again.machine.folding:
             again.on(AggregationDone(update_of(name)))
-    for later in PHASES[PHASES.index(phase) :]:
-        again.phase(later)
-    again.on(MasksRemoved())
+    again.finish(phase)
     assert again.result.reason == "all"
-    again.sum_is_exact()
 
 
 @pytest.mark.parametrize("phase", PHASES[:-1])
 def test_a_restart_before_a_full_phase_was_closed_goes_on_with_its_close(phase):
     story = Story()
     story.until(PHASES[PHASES.index(phase) + 1])
-    kept = [(event, at) for event, at in story.told if not isinstance(event, (Tick, AggregationDone))]
-    told = list[tuple[Any, float]]()
+    kept, told = story.journalled, list[tuple[Any, float]]()
     for number, one in enumerate(kept, 1):
         told += [one, *([(PhaseEnded(), one[1])] if number % 5 == 0 and number < len(kept) else [])]
-    again = Story()
-    again.cohort = story.cohort
-    again.cohort.server = Cohort(story.cohort.terms, 5).server
-    again.machine = again.made()
-    again.machine.replay(told)
+    again = story.restarted(told)
     assert (again.machine.shut, again.machine.closed) == (None, None)
     for update_id in sorted(again.machine.folding):
         again.on(AggregationDone(update_id))
     again.on(Tick())
-    for later in PHASES[PHASES.index(phase) + 1 :]:
-        again.phase(later)
-    again.on(MasksRemoved())
+    again.finish(PHASES[PHASES.index(phase) + 1])
     assert again.result.reason == "all"
-    again.sum_is_exact()
 
 
 def test_a_restart_keeps_that_the_round_was_stopped():
@@ -359,7 +355,7 @@ def test_a_restart_keeps_that_the_round_was_stopped():
 def test_a_vector_that_is_damaged_after_the_survivors_were_shown_ends_the_round():
     story = Story()
     story.until("agree")
-    told = [(event, at) for event, at in story.told if not isinstance(event, (Tick, AggregationDone))]
+    told = story.journalled
     for at in (15, 10, 5):
         told.insert(at, (PhaseEnded(), 1.0))
     again = Story()
@@ -377,11 +373,8 @@ def test_a_small_message_does_not_count_as_a_masked_vector():
     story.until("masked")
     [lost] = story.on(PhaseMessage(name, "masked", b""))
     assert (lost.device, lost.kind) == (name, "protocol")
-    for later in PHASES[2:]:
-        story.phase(later)
-    story.on(MasksRemoved())
+    story.finish("masked")
     assert update_of(name) not in story.result.aggregated
-    story.sum_is_exact()
 
 
 def test_a_vector_whose_device_was_revoked_while_it_was_added_leaves_the_sum():
@@ -394,8 +387,5 @@ def test_a_vector_whose_device_was_revoked_while_it_was_added_leaves_the_sum():
     ]  # fmt: skip
     for other in map(name_of, (0, 2, 3)):
         story.on(AggregationDone(update_of(other)))
-    for later in PHASES[2:]:
-        story.phase(later)
-    story.on(MasksRemoved())
+    story.finish("masked")
     assert update_of(name) not in story.result.aggregated
-    story.sum_is_exact()

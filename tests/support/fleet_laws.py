@@ -28,12 +28,13 @@ from tests.support.fleet_words import (
     pulled,
     written,
 )
+from tests.support.phase_laws import PhaseLaws
 from thinwire.core.errors import Refused, ThinwireError
 from thinwire.core.fleet import ClientConnected, ClientDisconnected, Delivery, Envelope
-from thinwire.core.types import Assignment, Failure, PhaseReply, ReplyHeader, Timings, UpdateId, phase_id
+from thinwire.core.types import Assignment, Failure, ReplyHeader, Timings, UpdateId
 
 
-class FleetLaws:
+class FleetLaws(PhaseLaws):
     """Subclass it as `class TestMyFleet(FleetLaws)` with a `make` of your own."""
 
     def make(self, folder: Path) -> AbstractContextManager[Any]:
@@ -143,55 +144,6 @@ class FleetLaws:
         failure = polled(setting.fleet, Failure)
         assert (failure.kind, failure.assignment_id, failure.device) == ("task-error", "assignment-1", "pi-1")
         assert failure.text == "ValueError at task.py:7"
-
-    def test_a_message_of_a_phase_is_polled_with_its_device_and_settles_its_assignment(self, setting: Setting) -> None:
-        link, assignment_id = join(setting, "pi-1"), phase_id("digits-1.3.pi-1", "share")
-        setting.fleet.send([envelope("pi-1", assignment_id)])
-        pulled(link)
-        given = PhaseReply(assignment_id, "c2hhcmVz", device="pi-2")
-        link.push(given)
-        found = polled(setting.fleet, PhaseReply)
-        assert (found.assignment_id, found.message, found.device) == (assignment_id, "c2hhcmVz", "pi-1")
-        link.close()
-        assert join(setting, "pi-1").pull(0.1) is None
-
-    def test_a_message_of_a_phase_is_answered_with_the_next_assignment(self, setting: Setting) -> None:
-        link, share, agree = join(setting, "pi-1"), *(phase_id("digits-1.3.pi-1", name) for name in ("share", "agree"))
-        setting.fleet.send([envelope("pi-1", share)])
-        pulled(link)
-        setting.fleet.send([envelope("pi-1", agree)])
-        found = link.answer(PhaseReply(share, "c2hhcmVz"), PATIENCE_S)
-        assert found is not None
-        assert found.assignment.assignment_id == agree
-        assert polled(setting.fleet, PhaseReply).assignment_id == share
-        assert link.answer(PhaseReply(agree, "c2lnbmVk"), 0.1) is None
-        assert polled(setting.fleet, PhaseReply).assignment_id == agree
-
-    def test_an_advertisement_leaves_its_assignment_with_the_device(self, setting: Setting) -> None:
-        """So a withdrawal of the round still reaches a device that trains, and the assignment does not come twice."""
-        link = join(setting, "pi-1")
-        setting.fleet.send([envelope("pi-1", "digits-1.3.pi-1")])
-        pulled(link)
-        link.push(PhaseReply("digits-1.3.pi-1", "a2V5cw=="))
-        assert polled(setting.fleet, PhaseReply).assignment_id == "digits-1.3.pi-1"
-        assert link.pull(0.1) is None
-        setting.fleet.cancel(["digits-1.3.pi-1"])
-        link.pull(0.1)
-        assert link.cancelled() == {"digits-1.3.pi-1"}
-
-    def test_the_update_ends_the_phase_masked_and_a_failure_ends_all(self, setting: Setting) -> None:
-        link, training = join(setting, "pi-1"), "digits-1.3.pi-1"
-        masked, agree = phase_id(training, "masked"), phase_id(training, "agree")
-        setting.fleet.send([envelope("pi-1", training), envelope("pi-1", masked)])
-        assert [pulled(link).assignment.assignment_id for _ in range(2)] == [training, masked]
-        link.push(answer("pi-1", training))
-        polled(setting.fleet, ReplyHeader)
-        setting.fleet.send([envelope("pi-1", agree)])
-        pulled(link)
-        assert link.answer(Failure("failed", "survivors", training), 0.1) is None
-        assert polled(setting.fleet, Failure).text == "survivors"
-        link.close()
-        assert join(setting, "pi-1").pull(0.1) is None
 
     def test_an_assignment_that_failed_is_sent_again_to_the_process_that_waits(
         self, setting: Setting, tmp_path: Path

@@ -78,6 +78,14 @@ def message_of(reply: Reply | None) -> bytes:
     return base64.b64decode(reply.message)
 
 
+def failure_of(clients: SecureClients, name: str) -> tuple[str, str]:
+    """The kind and the text with which a client's training assignment ended."""
+    found = clients.replies[name]
+    assert isinstance(found, Failure), found
+    assert found.assignment_id.endswith(f".{name}")
+    return found.kind, found.text
+
+
 @dataclass
 class SecureClients:
     """The handlers of all devices of a run, and the aggregator's end of its current round."""

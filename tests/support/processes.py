@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -213,3 +213,27 @@ def kill(process: subprocess.Popen[bytes]) -> None:
 def environment() -> dict[str, str]:
     path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+
+
+@contextlib.contextmanager
+def shared_site(folder: Path, *, dashboard: bool = False, forks: bool = True) -> Iterator[Site]:
+    """A site with an aggregator and the client pi-a, which several tests share and none ends."""
+    site = Site(folder / "home")
+    site.forks = forks
+    if dashboard:
+        site.page = ("--dashboard", site.dashboard_at)
+    try:
+        site.start_aggregator()
+        site.start_client("pi-a", 0, 2)
+        yield site
+    finally:
+        site.close()
+
+
+@contextlib.contextmanager
+def only_pi_a(site: Site) -> Iterator[Site]:
+    """A shared site where only pi-a is online; the clients that a test starts there are ended behind it."""
+    before = len(site.processes)
+    site.until(lambda: site.online() == {"pi-a"}, "only pi-a is online")
+    yield site
+    site.end(process for process in site.processes[before:] if process is not site.aggregator)

@@ -14,7 +14,7 @@ from functools import partial
 import pytest
 
 from tests.support.frozen import children, frozen
-from tests.support.processes import EXAMPLE, Site, kill
+from tests.support.processes import EXAMPLE, Site, kill, only_pi_a, shared_site
 from tests.support.run_outcome import double_aggregations, lost_updates
 from thinwire.core.events import (
     AssignmentDelivered,
@@ -33,22 +33,14 @@ LONG = ("run.rounds=500", *SMALL)  # until it is stopped
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """An aggregator and pi-a, which no test of this file ends."""
-    made = Site(tmp_path_factory.mktemp("faults") / "home")
-    try:
-        made.start_aggregator()
-        made.start_client("pi-a", 0, 2)
+    with shared_site(tmp_path_factory.mktemp("faults")) as made:
         yield made
-    finally:
-        made.close()
 
 
 @pytest.fixture
 def site(shared: Site) -> Iterator[Site]:
-    """The shared site, where only pi-a is online; all that a test starts there is ended behind it."""
-    before = len(shared.processes)
-    shared.until(lambda: shared.online() == {"pi-a"}, "only pi-a is online")
-    yield shared
-    shared.end(shared.processes[before:])
+    with only_pi_a(shared) as alone:
+        yield alone
 
 
 def stopped(site: Site, run_id: str) -> None:

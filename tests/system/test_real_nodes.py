@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.frozen import children
-from tests.support.processes import EXAMPLE, Site, kill
+from tests.support.processes import EXAMPLE, Site, kill, only_pi_a, shared_site
 from thinwire.core.events import ClientFailed, FullModelSent, RoundClosed, RoundOpened, UpdateAccepted
 
 SMALL = ("cohort.wait_for=2", "local.steps=20")
@@ -29,25 +29,15 @@ def aggregated_once(site: Site, run_id: str) -> None:
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """A site with a dashboard, whose client pi-a no test ends."""
-    made = Site(tmp_path_factory.mktemp("kept") / "home")
-    made.forks = False  # here the commands are started as a user starts them
-    made.page = ("--dashboard", made.dashboard_at)
-    try:
-        made.start_aggregator()
-        made.start_client("pi-a", 0, 2)
+    folder = tmp_path_factory.mktemp("kept")
+    with shared_site(folder, dashboard=True, forks=False) as made:  # commands are started as a user starts them
         yield made
-    finally:
-        made.close()
 
 
 @pytest.fixture
 def served(kept: Site) -> Iterator[Site]:
-    """The kept site, where only pi-a is online; clients that a test starts there are ended behind it."""
-    before = len(kept.processes)
-    kept.until(lambda: kept.online() == {"pi-a"}, "only pi-a is online")
-    yield kept
-    aggregator = kept.aggregator
-    kept.end(process for process in kept.processes[before:] if process is not aggregator)
+    with only_pi_a(kept) as alone:
+        yield alone
 
 
 def test_two_devices_train_and_the_model_comes_back_though_the_dashboard_is_killed_meanwhile(served: Site) -> None:

@@ -158,13 +158,15 @@ def said(body: bytes) -> Any:
     return json.loads(inflated(body[4 : 4 + length], 2**20))
 
 
-@pytest.fixture(params=["plain", "tls"])
-def device(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Attacked]:
-    server = Hostile(tmp_path, request.param == "tls")
+@contextlib.contextmanager
+def attacked(
+    folder: Path, server: Hostile, task: LoadedTask | None = None, stop: threading.Event | None = None
+) -> Iterator[Attacked]:
+    """A client of an aggregator that serves in a thread too."""
     serving = threading.Thread(target=server.serve_forever, args=(0.05,))
     serving.start()
     try:
-        made = Attacked(tmp_path, server)
+        made = Attacked(folder, server, task, stop)
         try:
             yield made
         finally:
@@ -173,6 +175,12 @@ def device(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Attacked]
         server.shutdown()
         server.server_close()
         serving.join()
+
+
+@pytest.fixture(params=["plain", "tls"])
+def device(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Attacked]:
+    with attacked(tmp_path, Hostile(tmp_path, request.param == "tls")) as made:
+        yield made
 
 
 def plans(device: Attacked) -> list[Any]:

@@ -7,7 +7,7 @@ import queue
 import threading
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +20,14 @@ from tests.system.attacks.test_a_hostile_aggregator import (
     PIECE,
     PIECES,
     Answering,
-    Attacked,
     Hostile,
+    attacked,
     dumped,
     said,
 )
 from thinwire.client.admission import AdmissionController
 from thinwire.client.errors import CannotReply
 from thinwire.client.loop import LOOK_S, MAX_QUICK, MAX_WAITING, MAX_WAITING_BYTES, PAUSE_S
-from thinwire.client.task import LoadedTask
 from thinwire.core.errors import BadPayload
 from thinwire.core.plan import MAX_VALUES, RunPlan
 from thinwire.core.serialization import MAX_HEADER_BYTES, assignment_from_bytes
@@ -84,23 +83,6 @@ class Watched(Hostile):
         self.uploads: list[str] = []
 
 
-@contextlib.contextmanager
-def attacked(folder: Path, task: LoadedTask | None = None, stop: threading.Event | None = None) -> Iterator[Attacked]:
-    server = Watched(folder)
-    serving = threading.Thread(target=server.serve_forever, args=(0.05,))
-    serving.start()
-    try:
-        made = Attacked(folder, server, task, stop)
-        try:
-            yield made
-        finally:
-            made.close()
-    finally:
-        server.shutdown()
-        server.server_close()
-        serving.join()
-
-
 def hang_up(connection: Uploading) -> None:
     connection.rfile.read(1000)
     connection.close_connection = True
@@ -118,7 +100,7 @@ def offset(text: str) -> Answer:
 
 @pytest.mark.parametrize("text", ["\u00b2", "9" * 5000, "-1", "1_0", ""])
 def test_an_offset_that_is_no_number_ends_no_client(tmp_path: Path, text: str) -> None:
-    with attacked(tmp_path, task_of(lambda: nn.Linear(WIDE, 3))) as device:
+    with attacked(tmp_path, Watched(tmp_path), task_of(lambda: nn.Linear(WIDE, 3))) as device:
         server = device.server
         assert isinstance(server, Watched)
         server.answers = {"PUT": [hang_up], "HEAD": [offset(text)]}
@@ -144,14 +126,14 @@ def endless(first: bytes, status: int = 200) -> Answer:
 
 @pytest.mark.parametrize("status", [200, 503])
 def test_a_chunk_of_less_than_no_bytes_is_not_read_without_end(tmp_path: Path, status: int) -> None:
-    with attacked(tmp_path) as device:
+    with attacked(tmp_path, Watched(tmp_path)) as device:
         device.server.lies.put(endless(b"", status))  # type: ignore[arg-type]  # a lie to a pull
         device.require_alive(1)
         assert device.server.sent < PIECES / 2, "of what the device does not read, buffers hold little"
 
 
 def test_nor_is_one_in_the_answer_to_a_reply(tmp_path: Path) -> None:
-    with attacked(tmp_path) as device:
+    with attacked(tmp_path, Watched(tmp_path)) as device:
         server = device.server
         assert isinstance(server, Watched)
         server.answers = {"POST": [endless(b""), endless(b"", 503)]}
@@ -262,7 +244,7 @@ def test_what_waits_while_a_device_works_is_bounded_also_where_it_is_withdrawn(t
             go_on.wait(PATIENCE_S)
         return nn.Linear(4, 3)
 
-    with attacked(tmp_path, task_of(model), stop) as device:
+    with attacked(tmp_path, Watched(tmp_path), task_of(model), stop) as device:
 
         def another(connection: Answering) -> None:
             given.append(100 + len(given))
@@ -289,7 +271,7 @@ def test_who_answers_each_pull_at_once_keeps_no_processor_busy(tmp_path: Path) -
         empty.append(1)
         connection.answer(packed(dumped({})) + block(b""))
 
-    with attacked(tmp_path, stop=stop) as device:
+    with attacked(tmp_path, Watched(tmp_path), stop=stop) as device:
         for _ in range(1000):
             device.server.lies.put(nothing)
         assert stop.paused.wait(PATIENCE_S)

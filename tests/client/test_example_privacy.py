@@ -64,9 +64,7 @@ def no_noise(self: Any, out: NDArray[np.int32], rng: object) -> None:
 
 
 def work_of(plan: RunPlan = PLAN, **changed: Any) -> PrivateSteps:
-    found = private_steps(plan, SIZE)
-    assert found is not None
-    return found._replace(**changed)
+    return private_steps(plan, SIZE)._replace(**changed)
 
 
 def trained(task: LoadedTask, data: Any, work: PrivateSteps, secrets: Any = DeviceSecrets, plan: RunPlan = PLAN) -> Any:
@@ -237,9 +235,7 @@ def test_a_task_without_gradients_of_single_records_is_refused(task: LoadedTask,
 
 def test_batchnorm_with_fixed_statistics_depends_on_no_other_record() -> None:
     size = sum(p.numel() for p in normed().parameters())
-    work = private_steps(normed_frozen(), size)
-    assert work is not None
-    moved = trained(task_of(normed), examples(), work, plan=normed_frozen())
+    moved = trained(task_of(normed), examples(), private_steps(normed_frozen(), size), plan=normed_frozen())
     assert np.isfinite(moved).all()
 
 

@@ -2,8 +2,8 @@
 
 `ReconnectBackoff` draws the waits between tries (exponential backoff with full jitter), and `Retrier` repeats a call by
 them. `BackgroundSender` is the thread that finishes and sends replies while the client trains, in the order in which
-they began. `StatusReporter` wraps the client's link, through which every call passes, and writes `ClientStatus` after
-each one, for `thinwire client status`.
+they began. `Handover` passes a message to a thread that waits for it. `StatusReporter` wraps the client's link, through
+which every call passes, and writes `ClientStatus` after each one, for `thinwire client status`.
 """
 
 from __future__ import annotations
@@ -206,6 +206,51 @@ class BackgroundSender:
         except Exception as error:  # an internal error must end the program, not this thread alone
             self._broken = True
             self._failed(error)
+
+
+class Handover:
+    """A message that one thread makes and another one sends, if that thread still waits for it.
+
+    Invariant: `take` returns each message for which `offer` returned True.
+    """
+
+    def __init__(self, ending: threading.Event) -> None:
+        self._changed, self._ending = threading.Condition(), ending
+        self._waits = False
+        self._message: PhaseReply | None = None
+
+    def begin(self) -> None:
+        """Record that `take` follows."""
+        with self._changed:
+            self._waits = True
+
+    def offer(self, message: PhaseReply) -> bool:
+        """Give a message to the thread that waits; return False if none does."""
+        with self._changed:
+            if not self._waits:
+                return False
+            self._message = message
+            self._end()
+            return True
+
+    def end(self) -> None:
+        """Record that no message follows."""
+        with self._changed:
+            self._end()
+
+    def _end(self) -> None:
+        self._waits = False
+        self._changed.notify_all()
+
+    def take(self, within_s: float) -> PhaseReply | None:
+        """Return the message, or None if `end` was called, the time is over or the program ends."""
+        until = time.monotonic() + within_s
+        with self._changed:
+            while self._waits and (left_s := until - time.monotonic()) > 0 and not self._ending.is_set():
+                self._changed.wait(min(BACKGROUND_LOOK_S, left_s))
+            self._waits = False
+            message, self._message = self._message, None
+            return message
 
 
 def sent(assignment: Assignment, header: ReplyHeader, upload_s: float, took_s: float) -> str:

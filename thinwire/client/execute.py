@@ -261,7 +261,7 @@ def trained(
         schedule=job.schedule_after(len(state.pending)),
         within_s=job.train_within_s(4 * layout.size),
         shift=following.shift if following and assignment.kind == "train" else None,
-        private=private_steps(job.plan, layout.model_size),
+        private=private_steps(job.plan, layout.model_size) if job.plan.privacy.mode == "example" else None,
     )  # fmt: skip
     buffers = state.buffers if own else shared
     start, measured, prepare_s = base, TrainResult(), job.clock.now() - job.began

@@ -379,7 +379,8 @@ class AssignmentHandler:
         )
         state = outbox.append(state, entry)
         self.kept.keep(assignment, folder, state, {entry.file: result.body} if entry.file else {})
-        self.gate.answered(assignment.identity, assignment.assignment_id)
+        if silent:  # an assignment of another plan has no booking
+            self.gate.answered(assignment.identity, assignment.assignment_id)
         commit_s = self.clock.now() - begun
         if silent:
             return header, folder.path(entry)

@@ -21,13 +21,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from thinwire.client.admission import AdmissionController
-from thinwire.client.calls import BackgroundSender, Retrier, Say, ShuttingDown, sent
+from thinwire.client.calls import BackgroundSender, Handover, Retrier, Say, ShuttingDown, sent
 from thinwire.client.errors import CannotReply
 from thinwire.client.execute import Begun
 from thinwire.client.executor import Worker
 from thinwire.client.handler import Answer, AssignmentHandler
 from thinwire.client.policy import Policy
-from thinwire.client.secure import Handover
 from thinwire.client.train.errors import Cancelled
 from thinwire.core.errors import BadPayload, NotAccepted, NotOffered, ThinwireError
 from thinwire.core.fleet import MAX_TENSORS, Delivery, Hello, Link, TaskReport

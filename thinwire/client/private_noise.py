@@ -59,14 +59,12 @@ def noised(
     return alone.release(draw or (lambda out: sampler.fill(out, secret)))
 
 
-def private_steps(plan: RunPlan, size: int) -> PrivateSteps | None:
-    """Return the numbers of a plan's private steps for a model of this size; None unless `mode = "example"`.
+def private_steps(plan: RunPlan, size: int) -> PrivateSteps:
+    """Return the numbers of the private steps of a plan with `mode = "example"`, for a model of this size.
 
     They follow from the plan alone. What an assignment says of steps and batches is not read, because the ledger counts
     what the plan says.
     """
-    if plan.privacy.mode != "example":
-        return None
     from thinwire.privacy.noise_plan import noise_plan
 
     noise, clip = noise_plan(plan, size, 1), plan.privacy.clip

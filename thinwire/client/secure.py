@@ -23,7 +23,6 @@ import hashlib
 import math
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -106,51 +105,6 @@ class _Round:
     lattice: Lattice
     run: str
     seed: bytes | None = None  # of the rotation, from `prepare` on
-
-
-class Handover:
-    """A message that one thread makes and another one sends, if that thread still waits for it.
-
-    Invariant: `take` returns each message for which `offer` returned True.
-    """
-
-    def __init__(self, ending: threading.Event) -> None:
-        self._changed, self._ending = threading.Condition(), ending
-        self._waits = False
-        self._message: PhaseReply | None = None
-
-    def begin(self) -> None:
-        """Record that `take` follows."""
-        with self._changed:
-            self._waits = True
-
-    def offer(self, message: PhaseReply) -> bool:
-        """Give a message to the thread that waits; return False if none does."""
-        with self._changed:
-            if not self._waits:
-                return False
-            self._message = message
-            self._end()
-            return True
-
-    def end(self) -> None:
-        """Record that no message follows."""
-        with self._changed:
-            self._end()
-
-    def _end(self) -> None:
-        self._waits = False
-        self._changed.notify_all()
-
-    def take(self, within_s: float) -> PhaseReply | None:
-        """Return the message, or None if `end` was called, the time is over or the program ends."""
-        until = time.monotonic() + within_s
-        with self._changed:
-            while self._waits and (left_s := until - time.monotonic()) > 0 and not self._ending.is_set():
-                self._changed.wait(min(RECHECK_S, left_s))
-            self._waits = False
-            message, self._message = self._message, None
-            return message
 
 
 class SecureRounds:

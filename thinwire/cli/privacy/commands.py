@@ -1,5 +1,6 @@
 """The commands of `thinwire privacy`: `plan` tells what a run would cost, `ledger` what was spent by whom on what,
-and `report` what one run guarantees under which assumptions.
+`report` what one run guarantees under which assumptions, as a signed document for a data-protection officer, which
+`verify` checks.
 
 `ledger settle` charges more. A restored aggregator does not know what was spent since its backup, and begins no private
 round of a population until a person has settled it (store/privacy_ledger.py).
@@ -7,7 +8,9 @@ round of a population until a person has settled it (store/privacy_ledger.py).
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -15,7 +18,6 @@ import typer
 from thinwire.cli import console
 from thinwire.cli.params import Home, Json, PlanFile, Sets, Task, checked_plan
 from thinwire.cli.plan import Clients, parameters_of
-from thinwire.cli.privacy.report import report, verify
 
 app = typer.Typer(
     name="privacy", help="Privacy: what a run costs, what was spent by whom on what.", no_args_is_help=True
@@ -24,8 +26,6 @@ ledger_app = typer.Typer(
     name="ledger", help="The privacy ledger: show it, settle what a restore lost.", invoke_without_command=True
 )
 app.add_typer(ledger_app)
-app.command()(report)
-app.command()(verify)
 
 
 @app.command()
@@ -150,3 +150,59 @@ DELTA = 1e-5  # of a run whose plan names none, and of a run that was deleted
 
 def _delta(plan: dict[str, Any]) -> float:
     return float((plan.get("privacy") or {}).get("delta") or DELTA)
+
+
+@app.command()
+def report(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="id of a run, its unique beginning, or latest")],
+    json: Json = False,
+    html: Annotated[bool, typer.Option("--html", help="print one HTML page")] = False,
+    home: Home = None,
+) -> None:
+    """Report on a run's differential privacy by NIST SP 800-226, signed by the aggregator's key.
+
+    Redirect --json or --html to a file; anyone can check it with `thinwire privacy verify FILE --pin KEY`.
+    """
+    from thinwire.cli.local_state import aggregator_home, opened
+    from thinwire.core.errors import UsageError
+    from thinwire.reports.privacy_report import privacy_report, report_lines
+    from thinwire.reports.signed_report import as_page, sign_report, signing_key
+
+    if json and html:
+        raise UsageError("--json and --html", why="the report has one form at a time", hint="leave one of them out")
+    with opened(home) as store:
+        made = privacy_report(store, store.run(run))
+    signed = sign_report(made, signing_key(aggregator_home(home)))
+    if json:
+        console.document(signed)
+    elif html:
+        sys.stdout.write(as_page(signed))  # as it is: a page that was changed is not valid
+    else:
+        before = ""
+        for label, text in report_lines(signed):
+            console.sentence(text, begin=f"{'' if label == before else label:<11}")
+            before = label or before
+        console.sentence(f"{signed['signed_by']} (this print is not signed: --json or --html is)", begin="signed by  ")
+
+
+@app.command()
+def verify(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="report as --json or --html printed it")],
+    pin: Annotated[str, typer.Option("--pin", metavar="KEY", help="SHA-256 of the aggregator's key, 64 hex digits")],
+    json: Json = False,
+) -> None:
+    """Check that a privacy report is what the aggregator with this key signed."""
+    from thinwire.core.errors import UsageError
+    from thinwire.reports.signed_report import LARGEST, verify_report
+
+    try:
+        with open(file, "rb") as opened_file:
+            data = opened_file.read(LARGEST + 1)
+    except OSError as error:
+        raise UsageError(f"cannot read {file}", why=error.strerror or str(error), hint="another FILE") from error
+    found = verify_report(data, pin)
+    said = {"run": found["run"]["id"], "made_at": found["made_at"], "signed_by": found["signed_by"]}
+    if json:
+        console.document(said)
+    else:
+        console.line(f"valid: the report on {said['run']} of {said['made_at']}, signed by {said['signed_by']}")

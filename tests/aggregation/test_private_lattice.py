@@ -173,13 +173,11 @@ def test_an_update_that_no_attempt_rounds_within_the_bound_is_not_sent_and_stays
     assert x.tobytes() == drawn(SIZE).tobytes()
 
 
-def test_infinity_is_refused_and_noise_from_a_known_key_too() -> None:
+def test_infinity_is_refused() -> None:
     made, x = lattice(), drawn(SIZE)
     x[7] = np.inf
     with pytest.raises(NonFiniteUpdate):
         encoded(made, x)
-    with pytest.raises(TypeError, match="secret"):
-        made.encode_public(drawn(SIZE), 1, 0, Key(1), Key(2))
 
 
 def test_kernels_and_numpy_make_the_same_points() -> None:

@@ -11,7 +11,7 @@ from thinwire.cli.privacy_cost import private_run, to_json
 from thinwire.core import RunPlan
 from thinwire.privacy.accounting import Budget
 from thinwire.privacy.noise_plan import noise_plan
-from thinwire.reports.privacy import UNIT
+from thinwire.reports.privacy import UNITS
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits" / "private.toml"
 SIZE = 9610
@@ -191,7 +191,7 @@ def test_the_cost_of_noise_that_devices_add_is_what_the_simulated_run_spends(thi
     assert row["epsilon"] == told["epsilon"] <= 8.0
     assert 0.98 * told["noise_multiplier"] < row["noise_to_sensitivity"] < told["noise_multiplier"]
     shown = thinwire("runs", "show", "--json").document["privacy"]
-    assert shown["unit"] == told["unit"] == ("one record of one device" if mode == "example" else UNIT)
+    assert shown["unit"] == told["unit"] == UNITS["record" if mode == "example" else "client"]
 
 
 def test_the_noise_of_n_local_updates_is_in_their_mean_and_more_clients_make_it_smaller(planned, given):

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from thinwire.aggregation.lattice import LatticeTerms
 from thinwire.core.errors import PlanError
 from thinwire.core.plan_schema import SecureSection
-from thinwire.core.secure_numbers import check_numbers, lattice_width, share_of, threshold
+from thinwire.core.secure_numbers import check_numbers, share_of, threshold
 
 shares = st.floats(0, 0.99)
 
@@ -67,10 +68,14 @@ def test_no_two_lists_of_survivors_get_enough_answers_under_a_malicious_aggregat
     assert all(min(first, honest - first) + found.corrupt < found.t for first in range(honest + 1))
 
 
+def width_of(selected: int, bits: int) -> int:
+    return LatticeTerms(1000, bits, 1.0, 0, selected, 1, 1.0).width
+
+
 @pytest.mark.parametrize(("selected", "bits"), list(itertools.product([3, 4, 100, 1000, 65535], [2, 3, 8, 12])))
 def test_the_width_is_the_smallest_that_holds_every_sum(selected, bits):
     largest = selected * (2 ** (bits - 1) - 1)
-    width = lattice_width(selected, bits)
+    width = width_of(selected, bits)
     assert width == 1 + math.ceil(math.log2(largest + 1))
     assert -(2 ** (width - 1)) <= -largest
     assert largest <= 2 ** (width - 1) - 1
@@ -113,7 +118,7 @@ def test_a_sum_cannot_need_more_clients_than_the_planned_drop_outs_leave():
 
 
 def test_the_largest_cohort_with_the_most_bits_fits_into_lanes_of_32_bits():
-    assert lattice_width(65_535, 16) == 32
+    assert width_of(65_535, 16) == 32
 
 
 @pytest.mark.parametrize("metrics", [{}, {"loss": 10.0}])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.support.crashes import LAYOUT
+from tests.support.scripted_rng import ScriptedRng
 from tests.support.secure_fleet import toy_plan
 from thinwire.aggregation.lattice import BadSum
 from thinwire.core import Key, RunPlan
@@ -26,7 +27,7 @@ def summed(*clients: dict[str, int]) -> SecureAggregator:
     """The sum of clients whose update is 0, with these scalars and without masks."""
     made = SecureAggregator(PLAN, LAYOUT, SecureWork(4, 0, 1.0), "5e" * 16)
     for number, scalars in enumerate(clients):
-        points = made.lattice.encode_public(np.zeros(LAYOUT.size, np.float32), 1, 0, Key(0), Key(number, 1))
+        points = made.lattice.encode(np.zeros(LAYOUT.size, np.float32), 1, 0, Key(0), ScriptedRng(number))
         packed = np.empty(packed_size(made.terms.lanes, made.terms.width), np.uint8)
         pack(points.lanes, made.terms.width, packed)
         lanes = [1, *(scalars[name] % 2**64 for name in made.terms.scalars)]

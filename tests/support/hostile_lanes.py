@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.support.lattices import KINDS, of_kind
+from tests.support.scripted_rng import ScriptedRng
 from thinwire.aggregation.lattice import BadSum, Lattice
 from thinwire.aggregation.lattice_window import Lanes
 from thinwire.compression import native
@@ -102,7 +103,7 @@ def _lattice_result(
     """The points and the residual of an update, and the decoded sum; None for what is refused."""
     with native.using(path):
         try:
-            points = lattice.encode_public(x, 1, window, Key(3), Key(4))
+            points = lattice.encode(x, 1, window, Key(3), ScriptedRng(4))
             update: bytes | None = points.lanes.tobytes() + x.tobytes()
         except NonFiniteUpdate:
             update = None

@@ -6,10 +6,13 @@ import dataclasses
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from tests.support.scripted_rng import ScriptedRng
 from thinwire.aggregation.lattice import Lattice, LatticeTerms, Points
 from thinwire.aggregation.lattice_window import Lanes
 from thinwire.core import Key
+from thinwire.core.prng import lowbias32, word32
 from thinwire.core.types import Vector
 
 TERMS = LatticeTerms(10_000, bits=8, support=1.0, rotate=4096, selected=10, weight_max=1, clip=1.0)
@@ -32,7 +35,26 @@ def drawn(size: int, seed: int = 1, norm: float = 1.0) -> Vector:
 
 
 def encoded(lattice: Lattice, x: Vector, seed: int = 1, weight: int = 1, window: int = 0) -> Points:
-    return lattice.encode_public(x, weight, window, Key(11), Key(seed))
+    return lattice.encode(x, weight, window, Key(11), KeyedRng(Key(seed)))
+
+
+class KeyedRng(ScriptedRng):
+    """Draws words that a key decides, by which golden files were written.
+
+    The i-th word is the same however many are taken at once.
+    """
+
+    def __init__(self, key: Key) -> None:
+        super().__init__(0)
+        self._words, self._taken = (word32(key, "rounding", 0), word32(key, "rounding", 1)), 0
+
+    def fill(self, out: NDArray[np.uint8] | NDArray[np.uint32]) -> None:
+        drawn = np.arange(self._taken, self._taken + out.size, dtype=np.uint64).astype(np.uint32)
+        for word in self._words:
+            drawn ^= np.uint32(word)
+            lowbias32(drawn)
+        out[:] = drawn
+        self._taken += out.size
 
 
 def summed(points: list[Points]) -> Lanes:

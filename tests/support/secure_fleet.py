@@ -14,7 +14,7 @@ from tests.support.faulty_fleet import AttentiveDevice, FaultyFleet
 from tests.support.scripted_rng import ScriptedRng
 from thinwire.aggregation.lattice import Lattice
 from thinwire.aggregation.plan_codecs import lattice_of, rotation_key
-from thinwire.core import Key, Layout, RunPlan
+from thinwire.core import Layout, RunPlan
 from thinwire.core.fleet import Delivery
 from thinwire.core.types import (
     Assignment,
@@ -109,10 +109,8 @@ class SecureDevice(AttentiveDevice):
         assert assignment.secure is not None
         x = self.change(assignment).copy()
         window, rotation = assignment.secure.window, rotation_key(taking.seed)
-        if self.plan.privacy.mode == "off":
-            points = lattice.encode_public(x, 1, window, rotation, Key(assignment.round, len(self.name)))
-        else:  # the same noise for the same device and round, also in another process
-            points = lattice.encode(x, 1, window, rotation, ScriptedRng(assignment.round * 1000 + ord(self.name)))
+        again = ScriptedRng(assignment.round * 1000 + ord(self.name))  # the same draws also in another process
+        points = lattice.encode(x, 1, window, rotation, again)
         self.sent[assignment.assignment_id] = lattice.represented(points)
         values = {"weight": 1, "fits": lattice.fits(points, ScriptedRng(assignment.round * 2000 + ord(self.name)))}
         vectors = taking.participant.mask(points.lanes, [values[name] for name in taking.participant.terms.scalars])

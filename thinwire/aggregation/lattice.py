@@ -40,7 +40,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from thinwire.aggregation.lattice_window import Lanes, SupportWalk, Window, padded_size, rotated_blocks, working_memory
 from thinwire.compression.base import BLOCK
@@ -48,7 +47,7 @@ from thinwire.compression.codecs.drive_eden import LARGEST, SMALLEST
 from thinwire.compression.native import each_of, require_writable, threads
 from thinwire.compression.vector_ops import require_finite
 from thinwire.core.errors import NonFiniteUpdate
-from thinwire.core.prng import Key, SecretRng, lowbias32, word32
+from thinwire.core.prng import Key, SecretRng, word32
 
 if TYPE_CHECKING:
     from thinwire.core.types import Vector
@@ -60,8 +59,6 @@ MOST_WIDTH = 32
 CLIP_RANGE = (2.0**-60, 2.0**60)  # steps and places are far from the ends of float32
 TOLERANCE = 2.0**-20  # a coordinate so little outside the grid was inside it before float32 rounded; it becomes A
 GROUP = 4  # blocks that a thread takes at once
-
-Fill = Callable[[NDArray[np.uint32]], None]
 
 
 class BadSum(ValueError):
@@ -216,11 +213,28 @@ class Lattice:
         A weight above `weight_max` counts as that. ValueError for a weight below 1. NonFiniteUpdate for NaN and
         infinity anywhere in x, which then is unchanged.
         """
-        return self._encode(x, weight, window, rotation, secret.fill)
+        require_writable(x, self.terms.size)
+        if weight < 1:
+            raise ValueError(f"a weight is at least 1, not {weight}")
+        part = self._window(window)
+        weight = min(weight, self.terms.weight_max)
+        norm = math.sqrt(part.squares(x))
+        if not math.isfinite(norm):  # squares of float32 and their sum are far below the largest float64
+            raise NonFiniteUpdate
+        if self.walk.windows > 1:
+            require_finite(x)
+        share = weight / self.terms.weight_max
+        clipped = min(1.0, self.terms.clip / (norm * share)) if norm else 1.0
+        exponent = min(max(math.frexp(norm)[1], -126), 126)  # scaled to about 1 first, so that no product overflows
+        per_value = math.ldexp(share * clipped / self.step, exponent)
+        lanes, near = np.zeros(self.lanes, self.dtype), np.float32(math.ldexp(1, -exponent))
 
-    def encode_public(self, x: Vector, weight: int, window: int, rotation: Key, rounding: Key) -> Points:
-        """Encode as `encode` does, but draw from a key that is known: for simulations and tests."""
-        return self._encode(x, weight, window, rotation, hashed_words(rounding))
+        scaled = self._fit(
+            lambda factor: self._round(part, x, near, per_value * factor, rotation, secret, lanes), lanes[: self.padded]
+        )
+        lanes[self.padded :] = 1
+        self._add(lanes, window, rotation, -self._unit(weight), True, x)
+        return Points(lanes, weight, window, rotation, clipped, scaled)
 
     def fits(self, points: Points, secret: SecretRng) -> int:
         """Return 1 if nothing of a client's vector was scaled down, else 0: what follows the automatic clip."""
@@ -269,30 +283,6 @@ class Lattice:
         """Return the grid step in the model's unit."""
         return self.step * self.terms.weight_max / weight
 
-    def _encode(self, x: Vector, weight: int, window: int, rotation: Key, fill: Fill) -> Points:
-        require_writable(x, self.terms.size)
-        if weight < 1:
-            raise ValueError(f"a weight is at least 1, not {weight}")
-        part = self._window(window)
-        weight = min(weight, self.terms.weight_max)
-        norm = math.sqrt(part.squares(x))
-        if not math.isfinite(norm):  # squares of float32 and their sum are far below the largest float64
-            raise NonFiniteUpdate
-        if self.walk.windows > 1:
-            require_finite(x)
-        share = weight / self.terms.weight_max
-        clipped = min(1.0, self.terms.clip / (norm * share)) if norm else 1.0
-        exponent = min(max(math.frexp(norm)[1], -126), 126)  # scaled to about 1 first, so that no product overflows
-        per_value = math.ldexp(share * clipped / self.step, exponent)
-        lanes, near = np.zeros(self.lanes, self.dtype), np.float32(math.ldexp(1, -exponent))
-
-        scaled = self._fit(
-            lambda factor: self._round(part, x, near, per_value * factor, rotation, fill, lanes), lanes[: self.padded]
-        )
-        lanes[self.padded :] = 1
-        self._add(lanes, window, rotation, -self._unit(weight), True, x)
-        return Points(lanes, weight, window, rotation, clipped, scaled)
-
     def _fit(self, round_scaled: Callable[[float], float], lanes: Lanes) -> float:
         """Round until the lanes are on the grid, and return the factor by which the vector was scaled down for it.
 
@@ -320,7 +310,7 @@ class Lattice:
         return np.float32(factor / math.sqrt(block[1] - block[0]) if self.terms.rotate else factor)
 
     def _round(
-        self, part: Window, x: Vector, near: np.float32, factor: float, rotation: Key, fill: Fill, lanes: Lanes
+        self, part: Window, x: Vector, near: np.float32, factor: float, rotation: Key, secret: SecretRng, lanes: Lanes
     ) -> float:
         """Write the lanes of a window, and return the largest place, in steps."""
         word, turned, largest = _word(rotation), bool(self.terms.rotate), np.uint32(0)
@@ -341,7 +331,7 @@ class Lattice:
         for at in range(0, len(self._blocks), together):
             group = self._blocks[at : at + together]
             for row, (start, stop) in zip(draws, group, strict=False):
-                fill(row[: stop - start + (stop - start) % 2].view(np.uint32))
+                secret.fill(row[: stop - start + (stop - start) % 2].view(np.uint32))
             largest = max(largest, *each_of(_shares(at, at + len(group)), work))
         return float(largest.view(np.float32))
 
@@ -372,21 +362,6 @@ def rounding_variance(deviation: float) -> float:
     """
     k = np.pi * np.arange(1, 10_001)
     return float(1 / 6 - np.sum(np.exp(-2 * (k * deviation) ** 2) / k**2))
-
-
-def hashed_words(key: Key) -> Fill:
-    """Return a source of words that a key decides; the i-th word is the same however many are taken at once."""
-    taken, words = 0, (word32(key, "rounding", 0), word32(key, "rounding", 1))
-
-    def fill(out: NDArray[np.uint32]) -> None:
-        nonlocal taken
-        out[:] = np.arange(taken, taken + out.size, dtype=np.uint64).astype(np.uint32)
-        for word in words:
-            out ^= np.uint32(word)
-            lowbias32(out)
-        taken += out.size
-
-    return fill
 
 
 def _word(rotation: Key) -> int:

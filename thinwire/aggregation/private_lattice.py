@@ -200,10 +200,6 @@ class PrivateLattice(Lattice):
         self.noise.sampler.fill(noise, secret)
         return (self.noise.count if super().fits(points, secret) else -self.noise.count) + int(noise[0])
 
-    def encode_public(self, x: Vector, weight: int, window: int, rotation: Key, rounding: Key) -> Points:
-        """Raise TypeError: noise from a key that is known would hide nothing."""
-        raise TypeError("the points of a private round need a secret source")
-
     def _fit(self, round_scaled: Callable[[float], float], lanes: Lanes) -> float:
         for _ in range(ATTEMPTS):
             round_scaled(1.0)

@@ -109,17 +109,6 @@ def protects(secure: SecureSection, selected: int) -> str:
     return f"protects single updates against an honest-but-curious aggregator {colluding}"
 
 
-def lattice_width(selected: int, bits: int) -> int:
-    """Return the bits of one masked value: w = 1 + ceil(log2(n A + 1)), A = 2^(bits - 1) - 1 the largest integer.
-
-    A sum of n integers in [-A, A] is in [-nA, nA], which w bits with a sign hold.
-
-    >>> lattice_width(100, 8)
-    15
-    """
-    return 1 + (selected * ((1 << bits - 1) - 1)).bit_length()
-
-
 def rotation_block(secure: SecureSection) -> int:
     """Return the number of values that are rotated together, a power of two; 0 if nothing is rotated.
 

@@ -29,7 +29,6 @@ from thinwire.privacy.shamir import SHARE_BYTES
 
 HASH_BYTES = 32
 PROCESS_BYTES = 16
-MAX_CLIENTS = 0xFFFF  # of one round: an index has 16 bits
 MAX_KEY_BYTES = 160  # of an identity key in DER; a P-384 key has 120
 MAX_SIGNATURE_BYTES = 112  # of an ECDSA signature in DER; P-384 has at most 104
 SEALED_BYTES = 2 * SHARE_BYTES + 16  # the shares of root and self mask, with the tag of AES-GCM

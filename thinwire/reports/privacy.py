@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from thinwire.store import PrivacyRow, RunRow, Store
 
 UNITS: Final[Mapping[str, str]] = {"client": "one client with all its data", "record": "one record of one device"}
-UNIT: Final = UNITS["client"]
 TRUSTED: Final[Mapping[str, str]] = {
     "central": "The aggregator is trusted: it sees every update in the clear, and no device can check the epsilon, "
     "which is the aggregator's claim.",

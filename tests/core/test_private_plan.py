@@ -288,7 +288,7 @@ def test_a_key_of_privacy_without_a_mode_is_refused(key: str) -> None:
 
 
 def test_the_plan_check_follows_the_table_of_codecs_in_the_docs() -> None:
-    page = Path(__file__).parents[2] / "docs" / "how" / "private-rounds.md"
+    page = Path(__file__).parents[2] / "docs" / "explain" / "differential-privacy.md"
     rows = [line.strip("| \n").split(" | ") for line in page.read_text().splitlines() if line.startswith("| central |")]
     seen = set[str]()
     for _, specs, allowed, _ in rows:

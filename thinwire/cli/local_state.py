@@ -1,4 +1,7 @@
-"""The aggregator on this machine: its state directory, its store, its process, and the options of its last start.
+"""The aggregator and the clients on this machine: state directories, the store, processes, and options of a last start.
+
+Every command about a client uses this file's rules for its name (`chosen`) and its aggregator (`trusted`). An
+aggregator reached by https must have been joined; http is for loopback, on the aggregator's own machine.
 
 The state directory of an aggregator or a client has a `start.json`: the options of its last `start`, and the folder in
 which it was typed. A service is started with the same options in the same folder.
@@ -8,6 +11,8 @@ from __future__ import annotations
 
 import json
 import os
+import platform
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -21,6 +26,7 @@ from click.core import ParameterSource
 if TYPE_CHECKING:
     from thinwire.core.statedir import AggregatorHome
     from thinwire.store import Store
+    from thinwire.transport.device.identity import Trust
 
 
 def aggregator_home(home: Path | None) -> AggregatorHome:
@@ -151,6 +157,77 @@ def again(command: str, home: Path | str | None) -> str:
     ('thinwire runs list', 'thinwire runs list --home here')
     """
     return f"thinwire {command}" + (f" --home {shlex.quote(str(home))}" if home else "")
+
+
+TRUST_FILE = "aggregator.json"  # written by `client join` (transport/device/identity.py)
+
+
+def named(name: str | None) -> str:
+    """Return the device's name: the given one, else the host name in the letters that a name may have.
+
+    `UsageError` if the given name is invalid.
+    """
+    from thinwire.core.types import require_device_name
+
+    if name is None:
+        name = re.sub(r"[^a-z0-9-]+", "-", platform.node().lower()).strip("-")[:63] or "device"
+    return require_device_name(name, "--name lab-pi-03")
+
+
+def chosen(name: str | None, home: Path) -> str:
+    """Return the client that a command without `--name` means: the only joined one, else that with the host name.
+
+    `UsageError` if several have joined and none has the host name.
+    """
+    from thinwire.core.errors import UsageError
+
+    if name is not None:
+        return named(name)
+    joined = sorted(path.parent.name for path in (home / "clients").glob(f"*/{TRUST_FILE}"))
+    own = named(None)
+    if len(joined) < 2 or own in joined:
+        return joined[0] if len(joined) == 1 else own
+    raise UsageError(
+        "several clients of this machine have joined",
+        why=", ".join(joined[:8]) + (" ..." if len(joined) > 8 else ""),
+        hint=f"say which: --name {joined[0]}",
+    )
+
+
+def is_joined(aggregator: str | None) -> bool:
+    """Return True if a client must have joined to reach this address: without an address, or over https."""
+    return aggregator is None or aggregator.startswith("https://")
+
+
+def trusted(aggregator: str | None, folder: Path) -> tuple[str, Trust | None]:
+    """Return the aggregator's URL and the CAs to trust there, which are None over http.
+
+    `UsageError` with the join command if the client at `folder` has not joined.
+    """
+    from thinwire.cli.params import aggregator_url
+    from thinwire.core.errors import UsageError
+    from thinwire.transport.device.identity import Trust
+
+    trust = Trust.load(folder)
+    if not is_joined(aggregator):
+        return aggregator_url(aggregator or ""), None
+    if trust is None:
+        url = aggregator or "URL"
+        raise UsageError(
+            f"{folder.name} has not joined {aggregator or 'an aggregator'}",
+            why="over TLS a device must know whom to trust, and be known",
+            hint=f"thinwire client join {url} - --name {folder.name}"
+            + ("" if aggregator else "; on the aggregator's own machine: --aggregator http://127.0.0.1:9090"),
+        )
+    return aggregator_url(aggregator or trust.url), trust
+
+
+def joined_url(folder: Path) -> str | None:
+    """Return the URL of the aggregator that this client has joined; None if it has not."""
+    try:
+        return str(json.loads((folder / TRUST_FILE).read_bytes())["url"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
 
 
 FILE = "start.json"

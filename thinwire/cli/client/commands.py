@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from thinwire.cli import console
-from thinwire.cli.client.start import chosen, is_joined, named
+from thinwire.cli.local_state import StartOptions, again, chosen, is_joined, joined_url, named
 from thinwire.cli.params import ClientName, Data, Home, Json, NewName, OneName
 from thinwire.cli.service import commands as client_service
 from thinwire.core import formatting
@@ -125,7 +125,6 @@ def leave(
 @app.command()
 def status(name: OneName = None, json: Json = False, home: Home = None) -> None:
     """Show what the clients of this machine are doing."""
-    from thinwire.cli.local_state import again
     from thinwire.core.errors import NotFound
     from thinwire.core.statedir import find_home
 
@@ -150,7 +149,6 @@ def status(name: OneName = None, json: Json = False, home: Home = None) -> None:
 @app.command()
 def privacy(name: ClientName = None, json: Json = False, home: Home = None) -> None:
     """Show this device's own privacy ledger: the noised releases in which its data took part, and what they cost."""
-    from thinwire.cli.local_state import StartOptions
     from thinwire.cli.privacy.render import own_document, show_own
     from thinwire.client.policy import FILE, load_policy
     from thinwire.client.privacy_ledger import DeviceLedger
@@ -274,7 +272,6 @@ def began(home: Path) -> list[str]:
 
 def look(home: Path, name: str) -> dict[str, Any]:
     """Return one client as `--json` prints it; `state` is "stopped" if no process holds its lock."""
-    from thinwire.cli.client.start import joined_url
     from thinwire.client.calls import ClientStatus
     from thinwire.core.statedir import holder
 
@@ -296,7 +293,6 @@ def demands(folder: Path) -> dict[str, Any]:
     The policy and the roster are those of the last start. `policy` or `roster` holds the error if one is not valid.
     """
     from thinwire.cli.client.start import pinned_roster
-    from thinwire.cli.local_state import StartOptions
     from thinwire.client.policy import FILE, Policy, load_policy
     from thinwire.core.errors import ThinwireError
 

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from thinwire.cli import console
-from thinwire.cli.client.start import joined_url
-from thinwire.cli.local_state import again
+from thinwire.cli.local_state import StartOptions, again, joined_url
 from thinwire.core import formatting
 
 if TYPE_CHECKING:
@@ -200,8 +199,6 @@ def leave(name: str, home: Path | None, force: bool) -> None:
 
 def aggregator_of(folder: Path) -> str | None:
     """Return the URL of the joined aggregator, else that of the last start; None without either."""
-    from thinwire.cli.local_state import StartOptions
-
     if (url := joined_url(folder)) is not None:
         return url
     last = StartOptions.load(folder)

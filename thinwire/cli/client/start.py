@@ -1,24 +1,17 @@
-"""The client's process: check all options, lock the state directory, import the tasks, then serve the aggregator.
-
-Every command about a client uses this file's rules for its name and its aggregator. An aggregator reached by https must
-have been joined; http is for loopback, on the aggregator's own machine.
-"""
+"""The client's process: check all options, lock the state directory, import the tasks, then serve the aggregator."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
-import platform
-import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from thinwire.cli import console
-from thinwire.cli.local_state import StartOptions
+from thinwire.cli.local_state import StartOptions, trusted
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
@@ -26,7 +19,6 @@ if TYPE_CHECKING:
     from thinwire.client.secure import SecureIdentity
     from thinwire.core.plan import RunPlan
     from thinwire.core.types import Assignment
-    from thinwire.transport.device.identity import Trust
 
 
 @dataclass(frozen=True)
@@ -195,74 +187,3 @@ def _parts_of(parts: str) -> str:
     if count == 1:
         return "--partition 0/1, which is all of it, or none"
     return f"--partition 0/{count} for the first{' to' if count > 2 else ' or'} {count - 1}/{count} for the last"
-
-
-TRUST_FILE = "aggregator.json"  # written by `client join` (transport/device/identity.py)
-
-
-def named(name: str | None) -> str:
-    """Return the device's name: the given one, else the host name in the letters that a name may have.
-
-    `UsageError` if the given name is invalid.
-    """
-    from thinwire.core.types import require_device_name
-
-    if name is None:
-        name = re.sub(r"[^a-z0-9-]+", "-", platform.node().lower()).strip("-")[:63] or "device"
-    return require_device_name(name, "--name lab-pi-03")
-
-
-def chosen(name: str | None, home: Path) -> str:
-    """Return the client that a command without `--name` means: the only joined one, else that with the host name.
-
-    `UsageError` if several have joined and none has the host name.
-    """
-    from thinwire.core.errors import UsageError
-
-    if name is not None:
-        return named(name)
-    joined = sorted(path.parent.name for path in (home / "clients").glob(f"*/{TRUST_FILE}"))
-    own = named(None)
-    if len(joined) < 2 or own in joined:
-        return joined[0] if len(joined) == 1 else own
-    raise UsageError(
-        "several clients of this machine have joined",
-        why=", ".join(joined[:8]) + (" ..." if len(joined) > 8 else ""),
-        hint=f"say which: --name {joined[0]}",
-    )
-
-
-def is_joined(aggregator: str | None) -> bool:
-    """Return True if a client must have joined to reach this address: without an address, or over https."""
-    return aggregator is None or aggregator.startswith("https://")
-
-
-def trusted(aggregator: str | None, folder: Path) -> tuple[str, Trust | None]:
-    """Return the aggregator's URL and the CAs to trust there, which are None over http.
-
-    `UsageError` with the join command if the client at `folder` has not joined.
-    """
-    from thinwire.cli.params import aggregator_url
-    from thinwire.core.errors import UsageError
-    from thinwire.transport.device.identity import Trust
-
-    trust = Trust.load(folder)
-    if not is_joined(aggregator):
-        return aggregator_url(aggregator or ""), None
-    if trust is None:
-        url = aggregator or "URL"
-        raise UsageError(
-            f"{folder.name} has not joined {aggregator or 'an aggregator'}",
-            why="over TLS a device must know whom to trust, and be known",
-            hint=f"thinwire client join {url} - --name {folder.name}"
-            + ("" if aggregator else "; on the aggregator's own machine: --aggregator http://127.0.0.1:9090"),
-        )
-    return aggregator_url(aggregator or trust.url), trust
-
-
-def joined_url(folder: Path) -> str | None:
-    """Return the URL of the aggregator that this client has joined; None if it has not."""
-    try:
-        return str(json.loads((folder / TRUST_FILE).read_bytes())["url"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None

@@ -19,8 +19,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from thinwire.cli.client.start import trusted
 from thinwire.cli.doctor.checks import LEAST_BYTES, Finding, found, kernels, private, room, unseen
+from thinwire.cli.local_state import StartOptions, trusted
 from thinwire.client.policy import FILE
 from thinwire.core import formatting
 from thinwire.core.statedir import MB
@@ -42,7 +42,6 @@ def examine(folder: Path, aggregator: str | None, tasks: Sequence[str]) -> list[
     `folder` is the client's state directory. `aggregator` and `tasks` are the options of the doctor. Without them those
     of the last start count, then the joined aggregator and the installed tasks.
     """
-    from thinwire.cli.local_state import StartOptions
     from thinwire.client.task import installed_tasks
     from thinwire.core.errors import ThinwireError
     from thinwire.core.statedir import holder

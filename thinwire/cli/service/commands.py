@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from thinwire.cli import console
-from thinwire.cli.local_state import StartOptions
+from thinwire.cli.local_state import StartOptions, chosen, trusted
 from thinwire.cli.params import ClientName, Home, Print, System
 
 if TYPE_CHECKING:
@@ -85,7 +85,6 @@ def install_client(
     home: Home = None,
 ) -> None:
     """Install `client start` as a systemd service, with these options or those of its last start."""
-    from thinwire.cli.client.start import chosen, trusted
     from thinwire.cli.service.systemd import Systemd
     from thinwire.core.errors import UsageError
 
@@ -106,7 +105,6 @@ def install_client(
 @client_app.command("uninstall")
 def uninstall_client(name: ClientName = None, system: System = False, home: Home = None) -> None:
     """Stop the service and remove its unit; key, residuals and outbox stay."""
-    from thinwire.cli.client.start import chosen
     from thinwire.cli.service.systemd import Systemd
 
     remove_unit(_unit(chosen(name, home_of(home, system))), Systemd(system))

@@ -202,7 +202,9 @@ class Projection:
             "payload_down": event.payload_bytes, "wire_down": event.sent_bytes, "wire_up": event.received_bytes,
             "dense_down": event.models_sent * self.facts.size * FLOAT_BYTES,
         }  # fmt: skip
-        self.sums.run.update({name: amount for name, amount in amounts.items() if amount})
+        for name, amount in amounts.items():
+            if amount:
+                self.sums.run[name] += amount
         best: Mapping[str, Any] = {}
         if event.best:
             best = {"best_version": event.version, "best_value": event.decisive.get(self.facts.metric)}

@@ -133,7 +133,11 @@ class Store(RunQueries, JournalReader, Recorder):
         return found
 
 
-_ORDER = select(Command.id, Command.kind, Command.run_id, Command.args, Command.who, Command.at)
+_PENDING = (
+    select(Command.id, Command.kind, Command.run_id, Command.args, Command.who, Command.at)
+    .where(Command.answered_at.is_(None))
+    .order_by(Command.id)
+)
 
 
 class Commands:
@@ -154,8 +158,7 @@ class Commands:
     def pending(self) -> list[Order]:
         """Return the commands without a result, oldest first."""
         with self._database.reading() as connection:
-            rows = connection.execute(_ORDER.where(Command.answered_at.is_(None)).order_by(Command.id)).mappings()
-            return [Order(**row) for row in rows]
+            return [Order(**row) for row in connection.execute(_PENDING).mappings()]
 
     def answer(self, order_id: int, result: Mapping[str, Any]) -> None:
         """Store a command's result. The first result stays, so a command that was executed twice has one result."""

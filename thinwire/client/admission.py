@@ -42,6 +42,7 @@ from thinwire.core.errors import DataLost, PlanError
 from thinwire.core.statedir import MB, write_atomically
 from thinwire.core.types import Assignment
 
+NOTHING = Prospect()  # of an assignment that spends no privacy
 PRIVATE = frozenset(f"privacy.{mode}" for mode in ("central", "distributed", "local", "example"))
 
 
@@ -82,6 +83,7 @@ class AdmissionController:
         self.policy, self._now, self._link_is = policy or Policy(), now, link_is
         self.plans = PlanStore(folder / "plans" if folder else None, write)
         self._file = QuotaFile(folder, write) if folder else None
+        self._decided: tuple[Any, Any, Denied | None] = None, None, None  # the last plan, the rest, and the decision
         self._open: dict[str, str] = {}  # key of an admitted assignment that was counted -> its kind
 
     def renew(self, policy: Policy) -> None:
@@ -113,8 +115,11 @@ class AdmissionController:
             plan = self.plans.of(assignment)
             prospect = self._prospect(assignment, plan, sequence)
             day, facts = self._facts(assignment, prospect)
-            declined = decide(self.policy, assignment.task, assignment.kind, plan, facts, self.plans.parsed)
-            if declined is not None:
+            given = self.policy, assignment.task, assignment.kind, facts
+            if self._decided[0] is not plan or self._decided[1] != given:  # alike for all simulated clients of a round
+                declined = decide(self.policy, assignment.task, assignment.kind, plan, facts, self.plans.parsed)
+                self._decided = plan, given, declined
+            if (declined := self._decided[2]) is not None:
                 raise CannotReply("declined", declined.text)
             if prospect.booking is not None and self._account is not None:
                 try:
@@ -161,13 +166,13 @@ class AdmissionController:
         Before the run's state is read, `sequence` is None: then an assignment that was booked counts as booked.
         """
         if not self._books:
-            return Prospect()
+            return NOTHING
         try:
             known = self.plans.parsed(plan)
         except PlanError:
-            return Prospect()
+            return NOTHING
         if known.privacy.mode == "off":
-            return Prospect()
+            return NOTHING
         if self._account is None:
             return Prospect(unknown="this device keeps no privacy ledger")
         if sequence is None:
@@ -178,7 +183,7 @@ class AdmissionController:
     def _facts(self, assignment: Assignment, prospect: Prospect) -> tuple[DailyQuota | None, PolicyContext]:
         """Return the day, if it is counted, and the facts that the policy needs; no more is looked up."""
         day, facts = self._others(assignment)
-        return day, replace(
+        return day, facts if prospect is NOTHING else replace(
             facts,
             epsilon_after=prospect.epsilon,
             participations=prospect.participations,

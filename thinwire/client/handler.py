@@ -232,7 +232,7 @@ class AssignmentHandler:
             self.rounds.forget_run(assignment.run)
         delivery, resolved = self._admitted(delivery, state.sequence)
         assignment = delivery.assignment
-        if assignment.kind == "train":  # check the disk before training, not when the trained state is written
+        if assignment.kind == "train" and self.gate.min_free_bytes:  # before training, not when its state is written
             more_bytes = max(0, least_kept_bytes(resolved, self.bench.layout) - state.nbytes)
             require_room(self.folder, more_bytes, self.gate.min_free_bytes)
         job = AssignmentContext(

@@ -17,6 +17,7 @@ import contextlib
 import hashlib
 import itertools
 import json
+import operator
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -41,6 +42,7 @@ Write = Callable[[Path, bytes], None]
 Arrays = Mapping[str, NDArray[Any]]
 VECTORS = ("residual", "momentum", "buffers", "replica", "own")
 FILES = (*VECTORS, "memory", "pending")
+_vectors = operator.attrgetter(*VECTORS)
 PLAIN = {
     "sequence": int, "layout_digest": str, "encoded_at": int, "replica_version": int, "references_from": int,
     "lost": str, "counted_at": int, "identity": str,
@@ -116,8 +118,8 @@ class ClientRunState:
     @property
     def nbytes(self) -> int:
         """Return the bytes of all arrays in memory."""
-        vectors = (getattr(self, name) for name in VECTORS)
-        return sum(a.nbytes for a in (*vectors, *self.memory.values(), *self.pending.values()) if a is not None)
+        arrays = (*_vectors(self), *self.memory.values(), *self.pending.values())
+        return sum([array.nbytes for array in arrays if array is not None])
 
 
 class RunFolder:
@@ -130,6 +132,7 @@ class RunFolder:
 
     def __init__(self, folder: Path, write: Write = write_atomically, min_free: Callable[[], int] = no_bytes) -> None:
         self.folder, self._write, self._min_free = folder, write, min_free
+        self.is_only_run = False  # True if its client has the state of no other run, so nobody looks for one
         self._kept: dict[str, tuple[Arrays, str]] = {}  # file -> its arrays and its digest
 
     def path(self, entry: Entry) -> Path | None:

@@ -93,7 +93,7 @@ class RunStore:
             self._runs[run] = folder, state
         folder, state = self._runs[run]
         if identity is not None and not (state.outbox or state.nbytes):  # an assignment, after which state will grow
-            others = self._others(run)
+            others = [] if folder.is_only_run else self._others(run)
             self._give_up_oldest(others, say)
             self._forget_ended(run, others, say)
         if identity is not None and identity != state.identity:

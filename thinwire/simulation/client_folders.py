@@ -20,7 +20,7 @@ class CachedRunFolder(RunFolder):
 
     def __init__(self, own: Path, run: str, is_new: bool = False) -> None:
         super().__init__(run_path(own, run), write_unsynced)
-        self._is_new = is_new
+        self._is_new = self.is_only_run = is_new  # a simulation is one run
         self._bodies: dict[str, bytes] = {}  # file -> an encoded update that is not on disk yet
         self._held: ClientRunState | None = None  # committed, but not on disk yet
 

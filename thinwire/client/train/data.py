@@ -217,7 +217,7 @@ def held_bytes(data: Any) -> int:
     """Return the bytes of the tensors and arrays that a data set holds itself, and not through another data set."""
     values = [data, *vars(data).values()] if hasattr(data, "__dict__") else [data]
     flat = [item for value in values for item in (value if isinstance(value, (tuple, list)) else (value,))]
-    return sum(_nbytes(item) for item in flat)
+    return sum(map(_nbytes, flat))
 
 
 def _nbytes(value: Any) -> int:

@@ -308,6 +308,7 @@ CARRIED = {
     "overlap": Carried(THINWIRE, REFUSED),
     "durability": Carried(THINWIRE, THINWIRE),
 }
+DEFAULTS = {field.name: field.default for field in dataclasses.fields(Local)}
 OWN_LOOP = "the whole loop is the task's, and Thinwire cannot see whether train() does it"
 
 
@@ -317,21 +318,19 @@ def ignored(local: Local, defines: Collection[str]) -> Iterator[tuple[str, str, 
     `defines` are the names of the functions that the task has. A key with its default value requests nothing.
     """
     whole, own = "train" in defines, "optimizer" in defines
-    for key in dataclasses.fields(local):
-        value, carried = getattr(local, key.name), CARRIED[key.name]
-        if value == key.default:
-            continue
+    for name in [name for name, value in vars(local).items() if value != DEFAULTS[name]]:
+        value, carried = getattr(local, name), CARRIED[name]
         if whole and (carried.train == REFUSED or value in carried.values):
             yield (
-                f"[local] {key.name} = {_toml(value)} with a task that has its own train()",
+                f"[local] {name} = {_toml(value)} with a task that has its own train()",
                 OWN_LOOP,
-                f"leave {key.name} out of the plan, or train() out of the task",
+                f"leave {name} out of the plan, or train() out of the task",
             )
         elif not whole and local.optimizer == "task" and carried.optimizer == REFUSED:
             yield (
-                f'[local] {key.name} = {_toml(value)} with optimizer = "task"',
+                f'[local] {name} = {_toml(value)} with optimizer = "task"',
                 "optimizer() makes the whole optimizer",
-                f"leave {key.name} out of the plan",
+                f"leave {name} out of the plan",
             )
     if own and not whole and local.optimizer != "task":
         yield (

@@ -204,12 +204,14 @@ GRAIN = 1 << 16  # elements: parts begin at multiples of it, which are whole buc
 LEAST = 1 << 18  # elements: less work is not worth another thread
 MOST = 1024
 
-_said: ContextVar[int] = ContextVar("threads", default=0)  # set by `using_threads` for the calling thread
+# For the calling thread: set by `using_threads`; negative, by `planned_threads`.
+_said: ContextVar[int] = ContextVar("threads", default=0)
 
 
 def threads() -> int:
     """Return the number of threads that one call may use; 1 by default."""
-    return _said.get() or of_environment() or 1
+    said = _said.get()
+    return said if said > 0 else of_environment() or -said or 1
 
 
 def of_environment() -> int:
@@ -294,7 +296,7 @@ def using_threads(count: int) -> ThreadCount:
 
 def planned_threads(count: int) -> ThreadCount:
     """Return a context that uses the plan's number of threads, at most `MOST`, unless the environment sets another."""
-    return using_threads(of_environment() or min(count, MOST))
+    return ThreadCount(-min(count, MOST))  # small vectors are not divided, so nobody asks for the environment
 
 
 if hasattr(os, "register_at_fork"):

@@ -14,7 +14,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -251,7 +251,11 @@ class Words(TypeDecorator[str]):
         super().__init__()
         self.longest = longest
 
-    def process_bind_param(self, value: str | None, _dialect: Dialect) -> str | None:
+    def bind_processor(self, _dialect: Dialect) -> Callable[[str | None], str | None]:
+        """Return `stored` itself; SQLAlchemy would put one more call around `process_bind_param`."""
+        return self.stored
+
+    def stored(self, value: str | None) -> str | None:
         """Return the text as it is stored."""
         if value is None:
             return None
@@ -266,7 +270,11 @@ class Whole(TypeDecorator[int]):
     impl = BigInteger
     cache_ok = True
 
-    def process_bind_param(self, value: int | None, _dialect: Dialect) -> int | None:
+    def bind_processor(self, _dialect: Dialect) -> Callable[[int | None], int | None]:
+        """Return `stored` itself, as `Words` does."""
+        return self.stored
+
+    def stored(self, value: int | None) -> int | None:
         """Return the integer as it is stored."""
         return value if value is None or -LARGEST <= value <= LARGEST else LARGEST if value > 0 else -LARGEST
 

@@ -97,6 +97,15 @@ def test_with_the_rules_kept_the_data_are_read(tmp_path):
     assert (device.rule(1), device.rule(2, "evaluate"), device.read) == ("", "", 1)
 
 
+def test_a_decision_is_not_remembered_for_another_policy_or_kind(tmp_path):
+    device = Device(tmp_path, Policy(kinds=["train"]))
+    assert [device.rule(1, "train"), device.rule(2, "train"), device.rule(3, "evaluate")] == ["", "", "kinds"]
+    device.gate.renew(Policy(tasks=["other"]))
+    assert device.rule(4, "train") == "tasks"
+    device.gate.renew(Policy())
+    assert device.rule(5, "train") == ""
+
+
 def test_who_may_not_evaluate_does_not_measure_on_the_way_to_training_either(tmp_path):
     for policy, measured in ((Policy(kinds=["train", "evaluate"]), True), (Policy(kinds=["train"]), False)):
         device = Device(tmp_path / str(measured), policy)

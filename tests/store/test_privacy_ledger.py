@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -225,6 +226,74 @@ def test_a_settlement_of_nobody_nothing_or_less_is_refused(
 ) -> None:
     with pytest.raises(UsageError, match="is no valid charge"):
         store.privacy.settle(population, rounds, release, "ann")
+
+
+def sums(store: Store) -> dict[tuple[str, str, str], int]:
+    with store._database.reading() as connection:
+        found = connection.execute(text("SELECT population, device, release, count FROM privacy_spent")).all()
+    return {(population, device, release): count for population, device, release, count in found}
+
+
+def added_up(store: Store) -> Counter[tuple[str, str, str]]:
+    """The same from the entries; one without participants is everyone's, whose device is ""."""
+    parts = "SELECT e.population, coalesce(p.device, ''), e.release, e.count FROM privacy_ledger e"
+    with store._database.reading() as connection:
+        rows = connection.execute(text(f"{parts} LEFT JOIN privacy_participants p ON p.entry = e.id")).all()
+    found = Counter[tuple[str, str, str]]()
+    for population, device, release, count in rows:
+        found[population, device, release] += count
+    return +found
+
+
+def test_the_sums_are_those_of_the_entries_whatever_happened(store: Store) -> None:
+    enrol(store, *DEVICES)
+    run_id, simulated = new_run(store), new_run(store, source="sim")
+    reserve(store, run_id, 1, devices=DEVICES[:2])
+    reserve(store, run_id, 2, release=DEAR)
+    reserve(store, simulated, 1, population="clinic")
+    store.record(run_id, [PrivacyReserved(25.0, 2, "ward", CHEAP, list(DEVICES))])  # two releases in a round
+    for device in ("pi-01", "pi-03"):  # pi-03 was selected later, pi-01 again
+        why = [Reason("replaces", {})]
+        store.record(run_id, [ClientSelected(12.0, 1, device, f"{run_id}.1.{device}.later", 10, why=why)])
+    reserve(store, run_id, 3, devices=())
+    store.record(run_id, [ClientSelected(32.0, 3, "pi-01", f"{run_id}.3.pi-01.later", 10, why=why)])
+    release_it(store, run_id, 2)
+    report(store, "pi-02", "ward", 9)
+    store.privacy.settle("ward", 5, DEAR, "ann")
+    found = sums(store)
+    assert found == added_up(store)
+    assert found["ward", "", CHEAP] == 1, "everyone spends it, also if one of them is selected later"
+    key = hashlib.sha256(b"the key of pi-03").hexdigest()
+    assert found["ward", key, CHEAP] == found["ward", key, DEAR] + 1 == 2
+    store.record(run_id, [status("done")])
+    store.roster.revoke("pi-03")
+    forgotten = store.forget_device("pi-03", "ann")
+    assert forgotten is not None
+    assert sums(store) == added_up(store) == {
+        (ward, device.replace(key, forgotten.pseudonym), release): n for (ward, device, release), n in found.items()
+    }  # fmt: skip
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.sets(st.sampled_from(DEVICES)), st.sampled_from([CHEAP, DEAR]), st.booleans())))
+def test_the_sums_are_those_of_the_entries(rounds: list[tuple[set[str], str, bool]]) -> None:
+    with empty_store() as store:
+        run_id = new_run(store)
+        for number, (devices, release, is_released) in enumerate(rounds, 1):
+            reserve(store, run_id, number, release=release, devices=sorted(devices))
+            (release_it if is_released else no_release)(store, run_id, number)
+        assert sums(store) == added_up(store)
+
+
+def test_opening_a_round_reads_no_more_rows_after_many_rounds(store: Store) -> None:
+    """The sums have as many rows as the population has devices and releases."""
+    run_id = new_run(store)
+    sizes = []
+    for number in range(1, 9):
+        reserve(store, run_id, number)
+        sizes.append(len(sums(store)))
+    assert sizes == [len(DEVICES)] * 8
+    assert store.privacy.spent_by_device("ward") == {device: {CHEAP: 8} for device in DEVICES}
 
 
 class Killed(BaseException):

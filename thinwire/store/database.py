@@ -279,18 +279,18 @@ class Whole(TypeDecorator[int]):
         return value if value is None or -LARGEST <= value <= LARGEST else LARGEST if value > 0 else -LARGEST
 
 
-def upsert(connection: Connection, table: type[Base], rows: Sequence[Mapping[str, Any]]) -> None:
+def upsert(connection: Connection, table: type[Base], rows: Sequence[Mapping[str, Any]], adds: bool = False) -> None:
     """Insert rows, and replace those with the same primary key, with one statement.
 
-    All rows have the same columns.
+    All rows have the same columns. With `adds`, the numbers of a row are added to those of a row that is there.
     """
     if rows:
-        made = _upsert(connection.dialect.name, table, tuple(rows[0]))
+        made = _upsert(connection.dialect.name, table, tuple(rows[0]), adds)
         connection.execute(made, list(rows))
 
 
 @cache
-def _upsert(dialect: str, table: type[Base], names: tuple[str, ...]) -> Any:
+def _upsert(dialect: str, table: type[Base], names: tuple[str, ...], adds: bool) -> Any:
     if dialect == "sqlite":
         made: Any = sqlite.insert(table)
     else:
@@ -299,6 +299,8 @@ def _upsert(dialect: str, table: type[Base], names: tuple[str, ...]) -> Any:
         made = postgresql.insert(table)
     keys = [column.name for column in inspect(table).primary_key]
     others = {name: made.excluded[name] for name in names if name not in keys}
+    if adds:
+        others = {name: getattr(table, name) + value for name, value in others.items()}
     return made.on_conflict_do_update(index_elements=keys, set_=others)
 
 

@@ -40,6 +40,7 @@ from thinwire.store.tables import (
     Measure,
     Note,
     PrivacyParticipant,
+    PrivacySpent,
     Run,
     Segment,
     Snapshot,
@@ -73,7 +74,7 @@ KEY_LETTERS: Final = 64  # of a fingerprint; a name has at most 63
 _WORD = re.compile("[a-z0-9-]+")  # in a text: a name, and what could be one
 _CODE = re.compile("[a-z-]+")
 OWN_RULE: Final = frozenset(
-    {"journal", "segments", "snapshots", "devices", "measures", "privacy_participants", "refusal_notes"}
+    {"journal", "segments", "snapshots", "devices", "measures", "privacy_participants", "privacy_spent", "refusal_notes"}
 )
 
 
@@ -206,12 +207,12 @@ def _earlier(connection: Connection, name: str) -> set[str]:
 
 def _own_rows(connection: Connection, made: Renaming) -> int:
     """Replace the key in the privacy ledger; delete the row, measurements, refusals, and details with addresses."""
-    part = PrivacyParticipant  # simulated clients are there by name, and devices by key
     rows = 0
     for key, pseudonym in made.names.items():
-        if len(key) == KEY_LETTERS:
-            spent = update(part).where(part.device == key).values(device=pseudonym)
-            rows += connection.execute(spent).rowcount
+        if len(key) == KEY_LETTERS:  # simulated clients are there by name, and devices by key
+            for part in (PrivacyParticipant, PrivacySpent):
+                spent = update(part).where(part.device == key).values(device=pseudonym)
+                rows += connection.execute(spent).rowcount
     change = next_change(connection)
     for table, column in ((Device, Device.fingerprint), (Measure, Measure.device), (Note, Note.name)):
         rows += connection.execute(delete(table).where(column.in_(made.names))).rowcount

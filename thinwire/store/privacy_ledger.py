@@ -14,11 +14,12 @@ and a round with Poisson sampling, in which sampled and other clients pay alike.
 later, which is more than they spent.
 
 A device is stored as the fingerprint of its key, because its name may change or go to another device. A simulated
-device has no key and is stored by its name. To forget a device is one UPDATE of `privacy_participants` to a pseudonym,
-which keeps every count.
+device has no key and is stored by its name. To forget a device puts a pseudonym in its place, which keeps every count.
+
+The table `privacy_spent` has the sums, so that to open a round takes as long in the thousandth round as in the first.
 
 Invariant: entries are only added, and only their state changes, from `reserved` to `committed` or `lost`. So what is
-spent never falls. Nothing is committed that is not reserved.
+spent never falls. Nothing is committed that is not reserved. At every commit a sum is that over the entries.
 """
 
 from __future__ import annotations
@@ -36,12 +37,13 @@ from thinwire.core.errors import DataLost, Refused, UsageError
 from thinwire.core.events import ClientSelected
 from thinwire.core.fleet import population_key
 from thinwire.core.protection_events import PrivacyCommitted, PrivacyReserved
-from thinwire.store.database import Database
-from thinwire.store.tables import Device, PrivacyEntry, PrivacyParticipant, Run
+from thinwire.store.database import Database, upsert
+from thinwire.store.tables import Device, PrivacyEntry, PrivacyParticipant, PrivacySpent, Run
 
 # The round is open, or ended without a release; its release is made; it was open in a backup that was restored, and is
 # never committed; a backup of time `at` was restored, for all populations; a person's charge after that.
 STATES = ("reserved", "committed", "lost", "unknown", "settled")
+EVERYONE = ""  # in place of a device in the sums
 
 
 @dataclass(frozen=True)
@@ -72,23 +74,33 @@ def reserve(connection: Connection, run_id: str, event: PrivacyReserved) -> None
         "release": event.release,
     }  # fmt: skip
     entry = connection.execute(insert(PrivacyEntry).values(row).returning(PrivacyEntry.id)).scalar_one()
-    _add(connection, run_id, [entry], event.devices)
+    keys = _keys(connection, run_id, event.devices)
+    _add(connection, [(entry, key) for key in keys])
+    _charge(connection, event.population, event.release, keys or [EVERYONE])
 
 
 def join(connection: Connection, run_id: str, event: ClientSelected) -> None:
     """Add a device that was selected in the middle of a round to the participants of the round's releases."""
-    mine = select(PrivacyEntry.id).where(PrivacyEntry.run_id == run_id, PrivacyEntry.round == event.round)
-    entries = set(connection.scalars(mine))
-    if entries:
-        part, keys = PrivacyParticipant, _keys(connection, run_id, [event.device])
-        already = select(part.entry).where(part.entry.in_(entries), part.device.in_(keys))
-        _add(connection, run_id, sorted(entries - set(connection.scalars(already))), [event.device])
+    part, entry, keys = PrivacyParticipant, PrivacyEntry, _keys(connection, run_id, [event.device])
+    of = (part.entry == entry.id,)
+    mine = select(entry.id, entry.population, entry.release).where(
+        entry.run_id == run_id, entry.round == event.round,
+        exists().where(*of), ~exists().where(*of, part.device.in_(keys)),
+    )  # fmt: skip
+    for row in connection.execute(mine).all():
+        _add(connection, [(row.id, key) for key in keys])
+        _charge(connection, row.population, row.release, keys)
 
 
-def _add(connection: Connection, run_id: str, entries: Sequence[int], devices: Sequence[str]) -> None:
-    rows = [{"entry": e, "device": device} for e in entries for device in _keys(connection, run_id, devices)]
-    if rows:
+def _add(connection: Connection, participants: Iterable[tuple[int, str]]) -> None:
+    if rows := [{"entry": entry, "device": device} for entry, device in participants]:
         connection.execute(insert(PrivacyParticipant), rows)
+
+
+def _charge(connection: Connection, population: str, release: str, devices: Iterable[str], count: int = 1) -> None:
+    """Add `count` releases to the sums of these devices, as they are stored."""
+    same = {"population": population, "release": release, "count": count}
+    upsert(connection, PrivacySpent, [{**same, "device": device} for device in devices], adds=True)
 
 
 def _keys(connection: Connection, run_id: str, devices: Sequence[str]) -> list[str]:
@@ -151,26 +163,20 @@ def _behind(connection: Connection, population: str) -> dict[str, tuple[int, int
     }
     if not reported:
         return {}
-    took_part, alike = _participations(connection, population), _of_everyone(connection, population).total()
-    found = {name: (n, took_part[device] + alike) for device, (name, n) in reported.items()}
+    spent = _sums(connection, population)
+    alike = spent[EVERYONE].total()
+    found = {name: (n, spent[device].total() + alike) for device, (name, n) in reported.items()}
     behind = {name: (theirs, ours) for name, (theirs, ours) in found.items() if theirs > ours}
     return dict(sorted(behind.items(), key=lambda one: one[1][1] - one[1][0]))
 
 
-def _participations(connection: Connection, population: str) -> Counter[str]:
-    took_part, mine = PrivacyParticipant, PrivacyEntry.id == PrivacyParticipant.entry
-    wanted = select(took_part.device, func.count()).join(PrivacyEntry, mine)
-    of = wanted.where(PrivacyEntry.population == population).group_by(took_part.device)
-    return Counter(dict(connection.execute(of).all()))
-
-
-def _of_everyone(connection: Connection, population: str) -> Counter[str]:
-    """Return the releases that are charged to everyone in the population."""
-    named = exists().where(PrivacyParticipant.entry == PrivacyEntry.id)
-    of = select(PrivacyEntry.release, func.sum(PrivacyEntry.count)).where(
-        PrivacyEntry.population == population, PrivacyEntry.release != "", PrivacyEntry.count > 0, ~named
-    )
-    return Counter({release: int(n) for release, n in connection.execute(of.group_by(PrivacyEntry.release))})
+def _sums(connection: Connection, population: str) -> dict[str, Counter[str]]:
+    """Return how many of each release each device has spent, as it is stored; EVERYONE has those of all."""
+    found, spent = defaultdict[str, Counter[str]](Counter), PrivacySpent
+    of = select(spent.device, spent.release, spent.count).where(spent.population == population)
+    for device, release, count in connection.execute(of):
+        found[device][release] = count
+    return found
 
 
 class PrivacyLedger:
@@ -197,16 +203,13 @@ class PrivacyLedger:
 
         Releases of everyone count for every device. `devices` are in the result also if they have no entry.
         """
-        entry, part = PrivacyEntry, PrivacyParticipant
-        of = select(part.device, entry.release, func.count()).join(entry, entry.id == part.entry)
         with self._database.reading() as connection:
             require_known(connection, population)
-            names, alike = _names(connection), _of_everyone(connection, population)
-            found: dict[str, Counter[str]] = defaultdict(lambda: Counter(alike), {d: Counter(alike) for d in devices})
-            for device, release, n in connection.execute(
-                of.where(entry.population == population).group_by(part.device, entry.release)
-            ):
-                found[names.get(device, device)][release] += n
+            names, spent = _names(connection), _sums(connection, population)
+        alike = spent.pop(EVERYONE, Counter[str]())
+        found = {device: Counter(alike) for device in devices}
+        for device, counts in spent.items():
+            found.setdefault(names.get(device, device), Counter(alike)).update(counts)
         return {device: dict(counted) for device, counted in sorted(found.items())}
 
     def rows(self, population: str | None = None, device: str | None = None, after: int = 0) -> list[PrivacyRow]:
@@ -293,6 +296,8 @@ class PrivacyLedger:
                         hint=_settle(population, f"{reported - known}, or more"),
                     )
             connection.execute(insert(PrivacyEntry).values(row))
+            if rounds:
+                _charge(connection, population, release, [EVERYONE], rounds)
 
 
 def _names(connection: Connection) -> dict[str, str]:

@@ -315,6 +315,22 @@ class PrivacyParticipant(Base):
     device: Mapped[str] = mapped_column(String(64), primary_key=True, index=True)
 
 
+class PrivacySpent(Base):
+    """The sums of the privacy ledger: how many of each release a device has spent of each population.
+
+    `device` is that of PrivacyParticipant, or "" for releases that everyone in the population spends.
+
+    Invariant: at every commit `count` is the sum over the entries of the ledger.
+    """
+
+    __tablename__ = "privacy_spent"
+
+    population: Mapped[str] = mapped_column(Words(255), primary_key=True)
+    device: Mapped[str] = mapped_column(String(64), primary_key=True, index=True)
+    release: Mapped[str] = mapped_column(Text, primary_key=True)
+    count: Mapped[int]
+
+
 class Invitation(Base):
     """A secret with which one key may enroll, once.
 

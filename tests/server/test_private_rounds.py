@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from tests.support import crashes
-from tests.support.crashes import LAYOUT, Fate, Outcome, Whole, killed, undisturbed_once
+from tests.support.crashes import LAYOUT, Fate, Killed, Outcome, Whole, killed, undisturbed_once
 from tests.support.faulty_fleet import AttentiveDevice, FaultyTurn
 from thinwire.core import RunPlan
 from thinwire.core.events import ClientFailed, ModelStored, RoundClosed, RunStatusChanged, UpdateAccepted, UpdateDropped
@@ -28,11 +28,13 @@ from thinwire.core.types import Assignment, ReplyHeader, Vector
 from thinwire.privacy.accounting import Release
 from thinwire.privacy.accounting import epsilon as epsilon_of
 from thinwire.privacy.noise_plan import noise_plan
+from thinwire.server.aggregator import Model
 from thinwire.server.model_store import Versions
-from thinwire.server.private_mode import CentralMode
+from thinwire.server.private_mode import CentralMode, PrivateAggregator
 from thinwire.simulation import SyntheticUpdates
 from thinwire.simulation.scripted_device import Answer, Turn
 from thinwire.store import Store
+from thinwire.store.backup import back_up, restore
 from thinwire.store.privacy_ledger import PrivacyLedger
 
 SHARES = 4  # of all places: one test each
@@ -153,6 +155,55 @@ def test_a_crash_anywhere_spends_each_round_once_and_releases_the_same_bytes_aga
         assert again.status == "done", where
         assert [event.round for event in again.of(RoundClosed)] == [1, 2, 3], where
         require_accounted(again)
+
+
+class Restored(World):
+    """Dies as round 2 is sent, and comes back from a backup of that moment."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, Fate())
+        self.file, self.is_dead = folder / "backup.tar", False
+
+    def turn(self, name: str, assignment: Assignment) -> Turn:
+        if assignment.round == 2 and not self.is_dead:
+            self.is_dead = True
+            raise Killed
+        return super().turn(name, assignment)
+
+    def _drive(self, run_id: str, store: Store, agreed: bool = False) -> None:
+        try:
+            super()._drive(run_id, store, agreed)
+        except Killed:
+            back_up(self.home, self.file, "1.2.3")
+            store.close()
+            restore(self.file, self.home, force=True)
+            with Store.open(self.home.database, durable=False) as again:
+                again.privacy.settle("toy", 0, "", "test")
+            raise
+
+
+def test_an_open_round_of_a_restored_backup_is_aborted_and_draws_no_noise(tmp_path: Path) -> None:
+    """The aggregator that was lost may have released its sum: a second one with other noise would halve the noise."""
+    world, drawn = Restored(tmp_path), list[int]()
+    change = PrivateAggregator._change
+
+    def counted(fold: PrivateAggregator, model: Model) -> Any:
+        drawn.append(1)
+        return change(fold, model)
+
+    with patch.object(PrivateAggregator, "_change", counted):
+        made = world.live()
+    assert world.is_dead
+    ends = made.of(RoundClosed)
+    assert [(end.round, end.reason) for end in ends] == [(1, "all"), (2, "aborted"), (3, "all")]
+    assert made.of(RunStatusChanged)[-1].exit_code == 7, "its clients have spent three rounds, and the model has two"
+    assert "no open reservation" in ends[1].detail
+    assert (ends[1].version, ends[1].aggregated) == (1, [])
+    assert [event.round for event in made.of(PrivacyCommitted)] == [end.round for end in ends if end.round != 2]
+    assert len(drawn) == 2
+    with Store.open(world.home.database) as store:
+        states = {row.round: row.state for row in store.privacy.rows("toy") if row.round}
+    assert states == {end.round: "lost" if end.round == 2 else "committed" for end in ends}
 
 
 def test_a_run_stops_before_its_budget_is_passed(tmp_path: Path) -> None:

@@ -334,7 +334,7 @@ class RoundClosed(Event):
     capped: dict[str, Capped] = field(default_factory=dict)
     names: list[str] = field(default_factory=list)
     ignored: int = 0
-    detail: str = ""  # why a secure round has no sum: never a text from a client
+    detail: str = ""  # why an aborted round has no sum: never a text from a client
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ that makes no step, or that a crash ends, stays reserved: what was spent is neve
 
 Invariant: one sum is noised once. A model with noise is durable under a hidden name before the commit that names it,
 and gets its own name after that. After a crash before the commit the hidden file is deleted unread, and in central
-mode the round is noised again; after a crash behind it the same bytes are released.
+mode the round is noised again; after a crash behind it the same bytes are released. A round that was open in a backup
+is aborted when it is resumed, because the aggregator that was lost may have released its sum.
 
 Invariant: a client counts once in a noised sum, by an update whose norm has the bound of the plan. Its reply has no
 fact of its data beside the update, and neither weight nor normaliser.
@@ -55,6 +56,9 @@ if TYPE_CHECKING:
     from thinwire.server.policy.cohort import Cohort
 
 
+NOT_RESERVED = "the privacy ledger has no open reservation for it, as in a restored backup"
+
+
 class SpendingRounds(RoundMode):
     """Rounds that spend privacy: a round's clients are selected when it opens, and count alike."""
 
@@ -94,6 +98,10 @@ class SpendingRounds(RoundMode):
 
     def reserved(self, running: RunContext, opened: RoundOpened) -> list[Event]:
         return self.budget.reserved(running, opened, self.noise(running).release)
+
+    def withheld(self, running: RunContext, number: int) -> str:
+        """Return why no noise may be added to the sum of a round: another aggregator may have released it already."""
+        return "" if running.store.privacy.may_release(running.run_id, number) else NOT_RESERVED
 
     def released(self, running: RunContext, number: int, stored: Event, fold: RoundAggregator) -> list[Event]:
         follows = fold.next_clip if isinstance(fold, PrivateAggregator) else None

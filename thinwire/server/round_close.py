@@ -28,7 +28,7 @@ from thinwire.store import MeasureRow
 def finish(one: RoundRunner) -> None:
     """Make the step and record the round's end.
 
-    A round that closes as `too-few` or `stopped` makes no step.
+    A round that closes as `too-few` or `stopped` makes no step, nor does one whose result may not be released.
 
     Invariant: the new version is on disk before the commit that names it. All replies are acknowledged only after this
     commit.
@@ -38,6 +38,8 @@ def finish(one: RoundRunner) -> None:
     start = time.perf_counter()
     version, events = running.past.version, list[Event]()
     now, capped = running.clock.wall(), dict[str, Capped]()
+    if closed.reason not in NO_STEP and (why := running.mode.withheld(running, one.opened.round)):
+        closed = RoundResult("aborted", (), (*closed.dropped, *closed.aggregated), closed.outstanding, why)
     if closed.reason not in NO_STEP:
         closed, capped = _stepped(one, closed, events)
     if closed.reason not in NO_STEP:

@@ -257,7 +257,7 @@ class RoundResult:
     aggregated: tuple[UpdateId, ...]  # they count
     dropped: tuple[UpdateId, ...]  # they do not count
     outstanding: tuple[str, ...]  # devices that had not replied
-    detail: str = ""  # why a secure round has no sum
+    detail: str = ""  # why an aborted round has no sum
 
 
 @dataclass(frozen=True)

@@ -167,6 +167,10 @@ class RoundMode:
         """Return what a round of a private run spends of the privacy budget; recorded with its opening."""
         return []
 
+    def withheld(self, running: RunContext, number: int) -> str:
+        """Return why the result of a round may not be released; "" if it may."""
+        return ""
+
     def released(self, running: RunContext, number: int, stored: Event, fold: RoundAggregator) -> list[Event]:
         """Return that the model of a round is released, in a private run; recorded with the round's end."""
         return []

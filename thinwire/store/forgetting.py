@@ -74,7 +74,16 @@ KEY_LETTERS: Final = 64  # of a fingerprint; a name has at most 63
 _WORD = re.compile("[a-z0-9-]+")  # in a text: a name, and what could be one
 _CODE = re.compile("[a-z-]+")
 OWN_RULE: Final = frozenset(
-    {"journal", "segments", "snapshots", "devices", "measures", "privacy_participants", "privacy_spent", "refusal_notes"}
+    {
+        "journal",
+        "segments",
+        "snapshots",
+        "devices",
+        "measures",
+        "privacy_participants",
+        "privacy_spent",
+        "refusal_notes",
+    }
 )
 
 

@@ -212,6 +212,15 @@ class PrivacyLedger:
             found.setdefault(names.get(device, device), Counter(alike)).update(counts)
         return {device: dict(counted) for device, counted in sorted(found.items())}
 
+    def may_release(self, run_id: str, number: int) -> bool:
+        """Return True if a round has a reservation that can be committed.
+
+        An open round of a restored aggregator has none: it ends without a release.
+        """
+        own = (PrivacyEntry.run_id == run_id, PrivacyEntry.round == number, PrivacyEntry.state == "reserved")
+        with self._database.reading() as connection:
+            return connection.scalar(select(PrivacyEntry.id).where(*own).limit(1)) is not None
+
     def rows(self, population: str | None = None, device: str | None = None, after: int = 0) -> list[PrivacyRow]:
         """Return the entries, oldest first: all, those of a population, or those in which a device took part.
 

@@ -135,7 +135,7 @@ def closing(round_: RoundRow, least: int = 0) -> str:
 
 
 def _detail(round_: RoundRow) -> str:
-    """Return why a secure round has no sum, or ""."""
+    """Return why an aborted round has no sum, or ""."""
     return f": {round_.detail}" if round_.detail else ""
 
 

@@ -28,6 +28,7 @@ from thinwire.core.types import Assignment, ReplyHeader, Vector
 from thinwire.privacy.accounting import Release
 from thinwire.privacy.accounting import epsilon as epsilon_of
 from thinwire.privacy.noise_plan import noise_plan
+from thinwire.server import round_close
 from thinwire.server.aggregator import Model
 from thinwire.server.model_store import Versions
 from thinwire.server.private_mode import CentralMode, PrivateAggregator
@@ -155,6 +156,26 @@ def test_a_crash_anywhere_spends_each_round_once_and_releases_the_same_bytes_aga
         assert again.status == "done", where
         assert [event.round for event in again.of(RoundClosed)] == [1, 2, 3], where
         require_accounted(again)
+
+
+def test_nothing_unfinished_or_unreadable_of_a_client_outlives_its_round(tmp_path: Path) -> None:
+    """A late upload, and a reply that a disk damaged: in central mode each has a client's update in the clear."""
+    world = World(tmp_path, Fate())
+    left = [world.home.spool / place for place in ("toy-1/.partial-d-2-ab", ".unreadable/toy-1/b-2.parts")]
+    others = [world.home.spool / place for place in ("toy-2/.partial-d-2-ab", ".unreadable/toy-2/b-2.parts")]
+    for path in (*left, *others):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"an update")
+    seen, close = list[bool](), round_close.finish
+
+    def closed(one: Any) -> None:
+        close(one)
+        seen.append(any(path.exists() for path in left))
+
+    with patch("thinwire.server.run.finish", closed):
+        assert world.live().status == "done"
+    assert seen == [False] * 3
+    assert all(path.exists() for path in others)
 
 
 class Restored(World):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thinwire.core.errors import BadPayload, DataLost
+from thinwire.core.errors import BadPayload, DataLost, ReplyLost
 from thinwire.core.serialization import reply_to_bytes
 from thinwire.core.types import Part, ReplyHeader, Transfer, UpdateId
 from thinwire.store import FileSpool
@@ -201,3 +201,24 @@ def test_a_spool_for_one_process_gives_what_was_committed_and_leaves_nothing_to_
     assert FileSpool(tmp_path).headers() == []
     spool.delete(header.update_id)
     assert not spool.path(header.update_id).exists()
+
+
+def test_what_a_run_left_unfinished_or_unreadable_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    spool, whole, damaged = FileSpool(tmp_path), reply([b"whole"]), reply([b"damaged"], sequence=2)
+    other = reply([b"other"], run="digits-2")
+    for header, body in ((whole, b"whole"), (damaged, b"damaged"), (other, b"other")):
+        put(spool, header, [body])
+    spool.path(damaged.update_id).write_bytes(b"")
+    with pytest.raises(ReplyLost):
+        list(spool.open(damaged.update_id))
+    unfinished = [spool.partial(reply([b"z"], sequence=nth).update_id, "ab" * 32) for nth in (7, 8)]
+    others = spool.partial(reply([b"z"], run="digits-2", sequence=7).update_id, "ab" * 32)
+    spool.drop_unused("digits-1", but=unfinished[1:])
+    left = {path for path in tmp_path.rglob("*") if path.is_file()}
+    assert left - {others, unfinished[1]} == {
+        path
+        for one in (whole, other)
+        for path in (spool.path(one.update_id), spool.path(one.update_id).with_suffix(".header"))
+    }
+    assert others in left
+    assert unfinished[0] not in left

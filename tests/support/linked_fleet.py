@@ -69,6 +69,9 @@ class LinkedFleet:
             self._mailbox.acked(update_id)
         self._fleet.ack(update_ids)
 
+    def drop_uploads(self, run_id: str) -> None:
+        self._fleet.drop_uploads(run_id)
+
     def revoke_access(self, devices: Sequence[str]) -> None:
         raise NotImplementedError
 

@@ -7,7 +7,7 @@ import os
 import secrets
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -107,6 +107,9 @@ class FolderSpool:
     def drop_partial(self, device: str) -> None:
         for path in self.folder.glob(f".partial-{device}-*"):
             path.unlink()
+
+    def drop_unused(self, run_id: str, but: Collection[Path] = ()) -> None:
+        raise NotImplementedError
 
     def commit(self, draft: Path, header: ReplyHeader, received: bytes = b"") -> None:
         os.replace(draft, self.path(header.update_id))

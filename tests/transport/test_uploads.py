@@ -203,3 +203,24 @@ def test_revoked_its_upload_is_gone_its_assignment_refused_and_nothing_arrives(h
     assert device.pull() == (200, "")
     here.fleet.send([envelope("pi-1", "assignment-3")])
     assert device.pull() == (200, "")
+
+
+def test_an_unfinished_upload_of_a_run_is_deleted_with_its_bytes_and_may_begin_again(here: Place) -> None:
+    """As at the end of a private round: what is here of a late update is in the clear, and is never used."""
+    device = Uploader(here)
+    device.offer()
+    device.cut(0, 0, 100_000)
+    device.durable(0)
+    spool = here.folder / "spool"
+    here.fleet.drop_uploads("another-1")
+    assert list(spool.rglob(".partial-*"))
+    here.fleet.drop_uploads("digits-1")
+    assert not list(spool.rglob(".*"))
+    status, _ = device.put(0, 100_000)
+    assert status == 404
+    assert device.offer() == [0, 0, 0]
+    assert device.put(0, 0) == (200, {"offset": 700_000, "done": False})
+    assert device.put(2, 0) == (200, {"offset": 300_001, "done": True})
+    header = polled(here.fleet, ReplyHeader)
+    here.fleet.drop_uploads("digits-1")
+    assert [bytes(part) for part in here.fleet.open(header.update_id)] == list(BODIES), "a whole reply stays"

@@ -7,7 +7,7 @@ process. One conformance suite tests every implementation against the invariants
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
@@ -211,6 +211,9 @@ class Fleet(Protocol):
     def revoke_access(self, devices: Sequence[str]) -> None:
         """Disconnect revoked devices at once: end their calls, delete their uploads and fail their assignments."""
 
+    def drop_uploads(self, run_id: str) -> None:
+        """Delete what a run's devices have not sent to the end, and its replies that were not readable."""
+
     def delivered(self) -> Sequence[Delivered]:
         """Return the assignments delivered since the last call; without a network only those of kind `stop`."""
 
@@ -365,6 +368,9 @@ class Spool(Protocol):
 
     def drop_partial(self, device: str) -> None:
         """Delete all unfinished uploads of a device."""
+
+    def drop_unused(self, run_id: str, but: Collection[Path] = ()) -> None:
+        """Delete a run's unfinished uploads, except for the files `but`, and its replies that were not readable."""
 
     def draft(self, update_id: UpdateId) -> Path:
         """Return a new file to write a body to, which is not visible yet."""

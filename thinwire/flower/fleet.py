@@ -173,6 +173,13 @@ class FlowerFleet:
         for device in devices:
             self._listener.now(lambda name=device: self._revoke_here(name))  # type: ignore[misc]  # mypy cannot type a default
 
+    def drop_uploads(self, run_id: str) -> None:
+        """Delete what a run's devices have not sent to the end, and its replies that were not readable."""
+        try:
+            self._listener.now(lambda: self._spool.drop_unused(run_id, self._uploads.end(run_id)))
+        except OSError:
+            log.exception("what is left of unfinished uploads of %s could not be removed", run_id)
+
     def close(self) -> None:
         """Answer all waiting calls, then close the device API; a second call changes nothing."""
         self._pull.closing = True

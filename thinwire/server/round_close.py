@@ -79,6 +79,8 @@ def finish(one: RoundRunner) -> None:
     running.mode.reveal(running)
     lost = [one.machine.assignments[device] for device, kind in one.machine.lost.items() if kind == "offline"]
     running.fleet.ack(list(one.headers))
+    if running.plan.is_protected:  # what is here of a late update is in the clear, and will never be used
+        running.fleet.drop_uploads(running.run_id)
     running.fleet.cancel(lost if closed.reason != "stopped" else list(one.machine.assignments.values()))
     one.over()
 

@@ -152,6 +152,8 @@ def dismiss(running: RunContext) -> None:
     that were selected for the initial model are notified.
     """
     running.fleet.ack([header.update_id for header in running.deferred.values()])
+    if running.plan.is_protected:
+        running.fleet.drop_uploads(running.run_id)
     wait_s = 0.0  # devices that registered before the end was recorded are in the first poll
     while True:
         running.fleet.ack([a.update_id for a in running.poll(wait_s) if isinstance(a, ReplyHeader)])

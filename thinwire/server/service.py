@@ -65,7 +65,11 @@ class RecordingFleet:
             fleet.cancel,
             fleet.close,
         )
-        self.revoke_access, self.delivered = fleet.revoke_access, fleet.delivered
+        self.revoke_access, self.delivered, self.drop_uploads = (
+            fleet.revoke_access,
+            fleet.delivered,
+            fleet.drop_uploads,
+        )
 
     def poll(self, wait_s: float) -> list[Arrival]:
         """Carry out the commands, then return the arrivals of the fleet, with connections recorded."""

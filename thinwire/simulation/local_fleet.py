@@ -110,6 +110,10 @@ class LocalFleet:
                 self._settle(self._device_of.get(assignment_id, ""), assignment_id)
             self.changed.notify_all()
 
+    def drop_uploads(self, run_id: str) -> None:
+        """Delete what is left of a run in the spool: replies that were not readable."""
+        self.spool.drop_unused(run_id)
+
     def revoke_access(self, devices: Sequence[str]) -> None:
         """Revoke devices: drop their replies that were not polled, fail their assignments, and close their links."""
         with self.changed:

@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -87,6 +87,12 @@ class FileSpool:
         """Remove all unfinished uploads of a device."""
         for path in self.folder.glob(f"*/{PARTIAL}*"):
             if path.name.removeprefix(PARTIAL).rsplit("-", 2)[0] == device:
+                path.unlink(missing_ok=True)
+
+    def drop_unused(self, run_id: str, but: Collection[Path] = ()) -> None:
+        """Remove a run's unfinished uploads, except for the files `but`, and its replies that were set aside."""
+        for path in [*(self.folder / run_id).glob(f"{PARTIAL}*"), *(self.folder / UNREADABLE / run_id).glob("*")]:
+            if path not in but:
                 path.unlink(missing_ok=True)
 
     def commit(self, draft: Path, header: ReplyHeader, received: bytes = b"") -> None:

@@ -17,6 +17,7 @@ import json
 import os
 import re
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from thinwire.core.clock import Clock
 from thinwire.core.errors import BadPayload
@@ -263,6 +264,16 @@ class Uploads:
             if (writer := self._offers[update].writer) is not None:
                 writer.abort()
             self._give_up(update)
+
+    def end(self, run_id: str) -> set[Path]:
+        """Abort and delete the unfinished uploads of a run; return the files of those that are being committed."""
+        mine = [update for update in self._offers if update.run == run_id]
+        whole = {one for one in mine if self._offers[one].file.size == self._offers[one].header.payload_bytes}
+        for update in set(mine) - whole:
+            if (writer := self._offers[update].writer) is not None:
+                writer.abort()
+            self._give_up(update)
+        return {self._offers[update].file.path for update in whole}
 
     async def tell(self, request: Request) -> None:
         """Serve HEAD: respond with how many bytes of a part are durable."""

@@ -15,7 +15,7 @@ from thinwire.cli.run import require_counted
 from thinwire.client.privacy_ledger import Booking, DeviceLedger
 from thinwire.core import RunPlan
 from thinwire.core.errors import PlanError
-from thinwire.core.fleet import population_key
+from thinwire.core.fleet import Hello, population_key
 from thinwire.core.statedir import client_home
 from thinwire.privacy.accounting import Release, epsilon
 from thinwire.store import Store
@@ -98,7 +98,7 @@ def test_a_restored_ledger_is_blocked_until_it_is_settled_as_the_costliest_relea
         0, "ward is settled: 5 releases are charged to every device; private rounds may begin\n",
     )  # fmt: skip
     said = thinwire("privacy", "ledger", "settle", "new one", "--rounds", 2, "--json", "--home", home)
-    assert said.document == {"population": "new one", "rounds": 2, "release": DEAR.to_json()}
+    assert said.document == {"population": "new one", "rounds": 2, "release": DEAR.to_json(), "device": ""}
     found = thinwire("privacy", "ledger", "--json", "--home", home).document
     assert set(found["blocked"]) == {"", "clinic"}
     assert found["populations"]["ward"]["epsilon"] == epsilon({CHEAP: 7}, 1e-5)
@@ -119,7 +119,7 @@ def test_what_cannot_be_priced_or_is_too_little_is_not_settled(thinwire, home, t
     said = thinwire(*settle, "--rounds", 5, "--release", '{"of": "a newer version"}')
     assert (said.code, "is not readable" in said.err) == (8, True)
     said = thinwire(*settle, "--rounds", 5, "--release", json.dumps(json.loads(DEAR.to_json()), indent=1), "--json")
-    assert said.document == {"population": "ward", "rounds": 5, "release": DEAR.to_json()}
+    assert said.document == {"population": "ward", "rounds": 5, "release": DEAR.to_json(), "device": ""}
 
 
 def test_a_release_that_is_given_replaces_no_costlier_one(thinwire, home, tmp_path, store, spent):
@@ -194,3 +194,19 @@ def test_a_private_run_begins_with_no_model_whose_cost_is_not_counted(source, pr
         return
     with pytest.raises(PlanError, match=said):
         require_counted(RunPlan.parse(plan + private), other)
+
+
+def test_a_device_that_brought_its_ledger_is_named_with_the_command_that_charges_it(thinwire, home, store, spent):
+    enrol(store, "pi-09")
+    booked = {population_key("ward"): 3}
+    store.roster.seen(Hello("pi-09", "p1", booked=booked, booked_keys=("ab" * 32,)), at=1.0)
+    said = thinwire("privacy", "ledger", "--home", home)
+    assert "pi-09 takes part in no private round: it has 3 releases of ward in its own ledger" in said.err
+    assert f"thinwire privacy ledger settle --home {home} ward --device pi-09 --rounds 3" in said.err
+    assert "pi-09" in thinwire("privacy", "ledger", "--json", "--home", home).document["excluded"]["ward"]
+    said = thinwire("privacy", "ledger", "settle", "ward", "--device", "pi-09", "--rounds", 3, "--home", home)
+    assert (said.code, said.out) == (
+        0, "pi-09 is charged 3 releases of ward; it may take part in private rounds\n",
+    )  # fmt: skip
+    assert store.privacy.spent_by_device("ward")["pi-09"] == {CHEAP.to_json(): 3}
+    assert thinwire("privacy", "ledger", "--json", "--home", home).document["excluded"] == {"clinic": {}, "ward": {}}

@@ -88,18 +88,21 @@ def test_tasks_without_a_path_have_data_of_their_own(tmp_path):
     assert ledger.spent(DataSet.of("", None, "mri")) == {}
 
 
-def test_a_hello_reports_the_releases_under_the_present_key_by_a_hash_of_their_population(tmp_path):
+def test_a_hello_reports_all_releases_by_a_hash_of_their_population_and_the_earlier_keys(tmp_path):
+    """A device that joins again has a new key: its data are the same, and so is what they have spent."""
     booked(tmp_path, 3, key="before")
+    assert DeviceLedger(tmp_path, "before").reported()[2] == ()
     ledger = DeviceLedger(tmp_path, "now")
-    assert ledger.reported() == ({}, ledger.head)
+    before = len(ledger.bookings)
+    assert ledger.reported() == ({population_key("ward"): before}, ledger.head, ("before",))
     ledger.book(booking(4))
     ledger.book(booking(5, population="clinic"))
     ledger.book(booking(7))
-    expected = {population_key("ward"): 2, population_key("clinic"): 1}
-    assert ledger.reported() == (expected, ledger.head)
+    expected = {population_key("ward"): before + 2, population_key("clinic"): 1}
+    assert ledger.reported() == (expected, ledger.head, ("before",))
     for number in range(10, 10 + MAX_REPORTED):
         ledger.book(booking(number, population=f"p{number}"))
-    counts, _ = ledger.reported()
+    counts, _, _ = ledger.reported()
     assert len(counts) == MAX_REPORTED
     assert population_key("ward") not in counts
     assert population_key("p10") in counts
@@ -133,7 +136,7 @@ def test_no_changed_byte_takes_a_booking_back(tmp_path):
         for use in (lambda: ledger.book(booking(9)), lambda: ledger.spent(HERE)):  # noqa: B023
             with pytest.raises(DataLost, match=r"privacy\.jsonl"):
                 use()
-        assert (ledger.reported(), (tmp_path / FILE).read_bytes()) == (({}, ""), bytes(changed))
+        assert (ledger.reported(), (tmp_path / FILE).read_bytes()) == (({}, "", ()), bytes(changed))
 
 
 def test_a_line_that_was_taken_out_or_moved_is_damage(tmp_path):

@@ -15,12 +15,14 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
+from tests.store.test_privacy_ledger import enrol, reserve
 from tests.support import crashes
 from tests.support.crashes import LAYOUT, Fate, Killed, Outcome, Whole, killed, undisturbed_once
 from tests.support.faulty_fleet import AttentiveDevice, FaultyTurn
+from tests.support.store_story import new_run
 from thinwire.core import RunPlan
 from thinwire.core.events import ClientFailed, ModelStored, RoundClosed, RunStatusChanged, UpdateAccepted, UpdateDropped
-from thinwire.core.fleet import Delivery
+from thinwire.core.fleet import Delivery, Hello, population_key
 from thinwire.core.protection_events import PrivacyCommitted, PrivacyReserved
 from thinwire.core.protocol import without_facts
 from thinwire.core.statedir import AggregatorHome
@@ -31,6 +33,7 @@ from thinwire.privacy.noise_plan import noise_plan
 from thinwire.server import round_close
 from thinwire.server.aggregator import Model
 from thinwire.server.model_store import Versions
+from thinwire.server.privacy_budget import PrivacyBudget
 from thinwire.server.private_mode import CentralMode, PrivateAggregator
 from thinwire.simulation import SyntheticUpdates
 from thinwire.simulation.scripted_device import Answer, Turn
@@ -62,6 +65,7 @@ clip = 2.0
 delta = 1e-3
 """
 PLAN = RunPlan.parse(TEXT + "noise_multiplier = 1.0")
+CHEAP = noise_plan(PLAN, LAYOUT.model_size, 1).release.to_json()
 
 
 def change(name: str, assignment: Assignment) -> Vector:
@@ -176,6 +180,47 @@ def test_nothing_unfinished_or_unreadable_of_a_client_outlives_its_round(tmp_pat
         assert world.live().status == "done"
     assert seen == [False] * 3
     assert all(path.exists() for path in others)
+
+
+def test_a_device_that_has_brought_spending_is_excluded_alone_with_the_command_that_charges_it(tmp_path: Path) -> None:
+    """A forgotten device that joined again: the run goes on with the others, and with it once a person charged it."""
+    budget, ledger = PrivacyBudget(PLAN), {"a": {CHEAP: 1}, "b": {}}
+    barred = {"b": "has 2 releases of toy in its own ledger from an enrolment that is not known here"}
+    privacy = SimpleNamespace(
+        bearers=dict, rows=lambda population: [], spent_by_device=lambda *_: ledger, excluded=lambda population: barred
+    )
+    running: Any = SimpleNamespace(
+        simulated=False, store=SimpleNamespace(privacy=privacy), presence=SimpleNamespace(devices=["a", "b"]),
+        past=SimpleNamespace(rounds_opened=0),
+    )  # fmt: skip
+    release = Release.from_json(CHEAP)
+    assert budget.excluded(running, "a", release) == ""
+    assert budget.excluded(running, "b", release) == barred["b"]
+    barred = {}
+    running.presence.devices = ["a", "b", "c"]  # somebody registers: the ledger is read again
+    assert budget.excluded(running, "b", release) == ""
+
+
+def test_a_device_that_joins_again_under_another_name_keeps_the_rounds_of_this_run(tmp_path: Path) -> None:
+    plan = RunPlan.parse(f"{TEXT}noise_multiplier = 1.0\nmax_participations = 2")
+    budget, release = PrivacyBudget(plan), Release.from_json(CHEAP)
+    with Store.open(tmp_path / "store.sqlite3", durable=False) as store:
+        enrol(store, "pi-01", "pi-02")
+        run_id = new_run(store)
+        for number in (1, 2):
+            reserve(store, run_id, number, population="toy", release=CHEAP, devices=("pi-01", "pi-02"))
+        running: Any = SimpleNamespace(
+            simulated=False, store=store, run_id=run_id, presence=SimpleNamespace(devices=["pi-01", "pi-02"]),
+            past=SimpleNamespace(rounds_opened=2),
+        )  # fmt: skip
+        assert "has taken part in 2 rounds" in budget.excluded(running, "pi-01", release)
+        store.roster.leave("pi-01")
+        enrol(store, "ward-1")
+        key = store.roster.rows()[0].fingerprint
+        said = Hello("ward-1", "p1", booked={population_key("toy"): 2}, booked_keys=(key,))
+        store.roster.seen(said, 1.0)
+        running.presence.devices = ["pi-02", "ward-1"]
+        assert "has taken part in 2 rounds" in budget.excluded(running, "ward-1", release)
 
 
 class Restored(World):

@@ -20,7 +20,7 @@ WARD, HEAD = "ab" * 8, "cd" * 32
 
 
 def test_a_hello_carries_the_ledger_and_one_without_it_has_no_word_of_it() -> None:
-    said = replace(hello("pi-1"), booked={WARD: 7}, booked_head=HEAD)
+    said = replace(hello("pi-1"), booked={WARD: 7}, booked_head=HEAD, booked_keys=("ef" * 32,))
     assert registration.hello_from_bytes(registration.to_bytes(said)) == said
     plain = registration.to_bytes(hello("pi-1"))
     assert b"booked" not in plain  # an older aggregator gets the hello that it knows
@@ -30,8 +30,10 @@ def test_a_hello_carries_the_ledger_and_one_without_it_has_no_word_of_it() -> No
 def test_what_a_stranger_reports_of_its_ledger_is_bounded() -> None:
     many = {f"{number:016x}": number for number in range(1000)}
     raw = json.loads(registration.to_bytes(replace(hello("pi-1"), booked=many, booked_head="f" * 9999)))
+    raw["booked_keys"] = ["e" * 999] * 100
     said = registration.hello_from_bytes(json.dumps(raw).encode())
     assert (len(said.booked), len(said.booked_head)) == (MAX_BOOKED, 64)
+    assert (len(said.booked_keys), len(said.booked_keys[0])) == (MAX_BOOKED, 64)
     for wrong in ({WARD: -1}, {WARD: 1e300}, {WARD: "many"}, {WARD: None}, [WARD], {WARD: float("nan")}):
         with pytest.raises(BadPayload):
             registration.hello_from_bytes(json.dumps(raw | {"booked": wrong}).encode())
@@ -41,9 +43,9 @@ def test_each_registration_reports_the_ledger_as_it_is_then(tmp_path: Path) -> N
     """Also one that the link makes by itself: the aggregator that restarted may be restored from a backup."""
     booked = {WARD: 1}
     with place(tmp_path) as here:
-        link = here.link("pi-1", booked=lambda: (dict(booked), HEAD))
+        link = here.link("pi-1", booked=lambda: (dict(booked), HEAD, ("ef" * 32,)))
         link.hello(hello("pi-1"))
-        assert here.roster.hellos[-1].booked == {WARD: 1}
+        assert (here.roster.hellos[-1].booked, here.roster.hellos[-1].booked_keys) == ({WARD: 1}, ("ef" * 32,))
         polled(here.fleet, ClientConnected)
         booked[WARD] = 5
         here.restart()

@@ -35,7 +35,7 @@ from thinwire.core.types import Assignment
 
 FILE = "privacy.jsonl"
 ANSWERED = "answered"  # of a line: the number of the booking whose reply was made
-MAX_REPORTED = 64  # populations in a hello: those of the latest lines
+MAX_REPORTED = 64  # populations and earlier keys in a hello: those of the latest lines
 
 
 @dataclass(frozen=True)
@@ -166,18 +166,20 @@ class DeviceLedger:
             found = {one.round for one in mine if booking.dataset.is_same(one.dataset)}
         return min(found, key=lambda number: abs(number - booking.round), default=None)
 
-    def reported(self) -> tuple[dict[str, int], str]:
-        """Return what a hello reports: releases under the present key by `population_key`, and the last line's hash.
+    def reported(self) -> tuple[dict[str, int], str, tuple[str, ...]]:
+        """Return what a hello reports: releases by `population_key`, the last line's hash, and the ledger's other keys.
 
-        Releases under an earlier key are not counted, because the aggregator has them under that key. A damaged ledger
-        reports nothing.
+        A device that joins again has a new key, and its data are the same. By its earlier keys the aggregator finds
+        what they have spent. A damaged ledger reports nothing.
         """
         with self._lock:
             if self.damage:
-                return {}, ""
-            latest = dict.fromkeys(one.population for one in reversed(self._bookings) if one.key == self.key)
-            counted = Counter(one.population for one in self._bookings if one.key == self.key)
-            return {population_key(name): counted[name] for name in list(latest)[:MAX_REPORTED]}, self._head
+                return {}, "", ()
+            latest = dict.fromkeys(one.population for one in reversed(self._bookings))
+            counted = Counter(one.population for one in self._bookings)
+            keys = dict.fromkeys(one.key for one in reversed(self._bookings) if one.key not in ("", self.key))
+            booked = {population_key(name): counted[name] for name in list(latest)[:MAX_REPORTED]}
+            return booked, self._head, tuple(keys)[:MAX_REPORTED]
 
     def book(self, booking: Booking) -> None:
         """Add a line durably, once for each assignment; raise `DataLost` if the ledger is damaged or the disk full."""

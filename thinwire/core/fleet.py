@@ -73,7 +73,8 @@ class Hello:
     it has stored. `has` is the device's equipment. `open_runs` maps the runs whose state the device keeps, and of whose
     end it does not know, to their identities. `secure` is what the device can do of a plan's [secure] table, of
     `SECURE_PARTS`. `booked` are the releases in its own privacy ledger by the `population_key`, and `booked_head` is
-    the hash of the ledger's last line: an aggregator that knows of fewer has lost some.
+    the hash of the ledger's last line: an aggregator that knows of fewer has lost some. `booked_keys` are the
+    fingerprints of the device's earlier keys in that ledger, whose spending goes on under the present one.
     """
 
     name: str
@@ -90,6 +91,7 @@ class Hello:
     secure: tuple[str, ...] = ()
     booked: Mapping[str, int] = field(default_factory=dict)
     booked_head: str = ""
+    booked_keys: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,9 @@ class PrivacyBudget:
         self._spent: Mapping[str, Mapping[str, int]] | None = None  # as of the last opening
         self._first: Release | None = None  # of the population's ledger
         self._here: dict[str, list[int]] | None = None  # device -> the rounds of this run in which it was selected
+        self._bearers: Mapping[str, tuple[str, ...]] = {}  # as of `_here`
+        self._barred: Mapping[str, str] = {}
+        self._online: frozenset[str] = frozenset()  # as of `_barred`: a device that registers may be barred
 
     def population(self, running: RunContext) -> str:
         """Return the clients whose spending counts together; each simulated run has its own."""
@@ -58,9 +61,15 @@ class PrivacyBudget:
             return MIN_SEPARATION.format(rounds[-1], apart, rounds[-1] + apart)
         return why
 
+    def barred(self, running: RunContext) -> Mapping[str, str]:
+        """Return the devices that take part in nothing until a person has charged them, with the reason."""
+        return running.store.privacy.excluded(self.population(running))
+
     def _ended(self, running: RunContext, device: str, release: Release) -> str:
         """Return why a device may not spend any further round of this run; "" if it may."""
         privacy, (spent, here) = self.plan.privacy, self._read(running)
+        if device in self._barred:
+            return self._barred[device]
         if len(here.get(device, ())) >= (most := participations_of(self.plan)):
             return MAX_PARTICIPATIONS.format(most)
         if privacy.budget is None:
@@ -154,6 +163,10 @@ class PrivacyBudget:
 
     def _read(self, running: RunContext) -> tuple[Mapping[str, Mapping[str, int]], dict[str, list[int]]]:
         ledger, population = running.store.privacy, self.population(running)
+        if (online := frozenset(running.presence.devices)) != self._online:
+            self._online, self._spent = online, None
+        if self._spent is None and self._bearers != (bearers := ledger.bearers()):
+            self._bearers, self._here = bearers, None  # a device joined again with a new key
         if self._here is None:
             self._here = {}
             for row in ledger.rows(population):
@@ -161,6 +174,7 @@ class PrivacyBudget:
                     self._here.setdefault(device, []).append(row.round)
         if self._spent is None:
             self._spent = ledger.spent_by_device(population, running.presence.devices)
+            self._barred = ledger.excluded(population)
         return self._spent, self._here
 
 

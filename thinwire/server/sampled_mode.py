@@ -56,7 +56,7 @@ class SampledMode(CentralMode):
         here = set(running.presence.devices)
         if not running.simulated:
             here |= {row.name for row in running.store.roster.rows() if row.state == "approved"}
-        return sorted(here)
+        return sorted(here - self.budget.barred(running).keys())
 
     def excluded(self, running: RunContext, device: str) -> str:
         """Return "": a device that may spend no more ends the run, since each one pays whether or not it is sampled."""
@@ -67,8 +67,10 @@ class SampledMode(CentralMode):
         for device, assignments in running.outstanding().items():
             for selected in assignments:
                 running.lose(device, "stale", "its round has ended", selected.assignment_id)
-        population = tuple(self.population(running))
-        return Cohort(population, poisson(population, self.rate, SystemRng()), 0, 0, len(population), {})
+        population, barred = tuple(self.population(running)), self.budget.barred(running)
+        sample = poisson(population, self.rate, SystemRng())
+        here = tuple(device for device in sample if device not in barred)  # a barred device is as an absent one
+        return Cohort(population, here, 0, 0, len(population), {})
 
     def min_updates(self, wanted: int) -> int:
         """Return 0: a round makes a step whatever its sample is."""

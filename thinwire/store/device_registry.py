@@ -13,7 +13,7 @@ import hashlib
 import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Literal
 
 from sqlalchemy import Connection, func, insert, select, update
@@ -27,6 +27,7 @@ from thinwire.core.types import require_device_name
 from thinwire.store import one_time_secrets
 from thinwire.store.audit import WAS, AuditLog, act
 from thinwire.store.database import Database
+from thinwire.store.privacy_devices import reported
 from thinwire.store.queries import device_row
 from thinwire.store.tables import HAS_SAMPLES, Client, Command, Device, Invitation, Measure, Run, Update
 
@@ -129,10 +130,10 @@ class StoredRoster:
     def seen(self, hello: Hello, at: float) -> None:
         """Store a device's registration message and its time."""
         with self._database.writing() as connection:
-            row: dict[str, object] = {"hello": asdict(hello), "seen_at": at}
-            if hello.booked:  # the most ever reported, which the privacy ledger must not be below
-                before = connection.scalar(select(Device.booked).where(Device.name == hello.name)) or {}
-                row["booked"] = before | {key: max(n, before.get(key, 0)) for key, n in hello.booked.items()}
+            said = asdict(replace(hello, booked_keys=()))  # a forgotten key is not stored again
+            row: dict[str, object] = {"hello": said, "seen_at": at}
+            if hello.booked:
+                row |= reported(connection, hello, at)
             connection.execute(update(Device).where(Device.name == hello.name), row)
 
     def sequences(self, name: str) -> Mapping[str, int]:

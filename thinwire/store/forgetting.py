@@ -33,14 +33,13 @@ from thinwire.store.audit import WAS, act
 from thinwire.store.database import Base
 from thinwire.store.device_registry import next_change
 from thinwire.store.journal import LEVEL
+from thinwire.store.privacy_devices import put_pseudonym
 from thinwire.store.tables import (
     Action,
     Device,
     Journal,
     Measure,
     Note,
-    PrivacyParticipant,
-    PrivacySpent,
     Run,
     Segment,
     Snapshot,
@@ -52,7 +51,7 @@ FORGOTTEN: Final = "forgotten-"
 # reasons. code: "code" or "code: words". fields: a mapping whose keys are fields. clipped: see `value`.
 ROLES: Final[Mapping[str, str]] = {
     **dict.fromkeys(("device", "instead_of", "added", "removed", "later", "outstanding", "slowest", "devices"), "name"),
-    **dict.fromkeys(("selected", "used_by", "used_key", "fingerprint"), "name"),
+    **dict.fromkeys(("selected", "used_by", "used_key", "fingerprint", "other_keys"), "name"),
     **dict.fromkeys(("codecs", "standings", "received", "clients"), "keys"),
     **dict.fromkeys(("reasons", "codec_reasons", "not_selected"), "keys and words"),
     "assignments": "keys and ids", "dropped": "names or ids", "clipped": "clipped", "reason": "code",
@@ -66,8 +65,8 @@ PLAIN: Final = frozenset({  # fields with text that names no device
     "names", "metrics", "spent", "robust", "units", "widths", "spread", "phase", "messages", "population", "release",
     "train_metrics", "secure_sum", "downtimes", "run_id", "task", "source", "plan", "layout", "task_report", "identity",
     "model_digest", "model_file", "metrics0", "spread0", "outcome", "last_outcome", "task_version", "what", "who",
-    "body", "address", "name", "hello", "booked", "public_key", "how", "samples", "work", "secret_hash", "code_hash",
-    "token_hash",
+    "body", "address", "name", "hello", "booked", "brought", "public_key", "how", "samples", "work", "secret_hash",
+    "code_hash", "token_hash",
 })  # fmt: skip
 NAMED: Final = frozenset({("invitations", "name")})  # a column that is a device's name in this table only
 KEY_LETTERS: Final = 64  # of a fingerprint; a name has at most 63
@@ -165,21 +164,28 @@ class Renaming:
 def forget(connection: Connection, name: str, who: str, at: float) -> Forgotten:
     """Put a pseudonym in the place of a device; raise `Refused` while it may take part, `NotFound` if nothing names it.
 
+    If it joined again with a new key, its revoked earlier enrolments are forgotten with it: their spending is one sum.
     The privacy ledger keeps all its spending, under the pseudonym. Measurements of its link and speed are deleted, and
     its row too: then its name and key are free.
     """
-    device = connection.execute(select(Device.fingerprint, Device.state).where(Device.name == name)).first()
+    columns = (Device.fingerprint, Device.state, Device.other_keys)
+    device = connection.execute(select(*columns).where(Device.name == name)).first()
     if device is not None and device.state != "revoked":
         raise Refused(
             f"{name} is {device.state}",
             "a device that may take part is not forgotten",
             f"thinwire devices revoke {name}",
         )
-    taken, before = set(connection.scalars(select(Device.name))) - {name}, _earlier(connection, name)
-    names = {one: FORGOTTEN + secrets.token_hex(8) for one in (name, *sorted(before - taken))}
+    keys = set() if device is None else {device.fingerprint, *device.other_keys}
+    others = connection.execute(select(Device.name, Device.fingerprint, Device.state).where(Device.name != name)).all()
+    keys -= {row.fingerprint for row in others if row.state != "revoked"}
+    same = {row.name for row in others if row.fingerprint in keys}  # this device, when it had another key
+    taken = {row.name for row in others} - same
+    before = set[str]().union(*(_earlier(connection, one) for one in (name, *same)))
+    names = {one: FORGOTTEN + secrets.token_hex(8) for one in (name, *sorted((before | same) - taken - {name}))}
     pseudonym = names[name]
-    made = Renaming(names if device is None else names | {device.fingerprint: pseudonym})
-    rows = _own_rows(connection, made)
+    made = Renaming(names | {key: pseudonym for key in keys if len(key) == KEY_LETTERS})
+    rows = put_pseudonym(connection, keys, pseudonym) + _own_rows(connection, made)
     changed, runs = _journal(connection, made)
     rows += changed
     for table in Base.metadata.sorted_tables:
@@ -215,14 +221,8 @@ def _earlier(connection: Connection, name: str) -> set[str]:
 
 
 def _own_rows(connection: Connection, made: Renaming) -> int:
-    """Replace the key in the privacy ledger; delete the row, measurements, refusals, and details with addresses."""
-    rows = 0
-    for key, pseudonym in made.names.items():
-        if len(key) == KEY_LETTERS:  # simulated clients are there by name, and devices by key
-            for part in (PrivacyParticipant, PrivacySpent):
-                spent = update(part).where(part.device == key).values(device=pseudonym)
-                rows += connection.execute(spent).rowcount
-    change = next_change(connection)
+    """Delete the row, measurements, refusals, and details with addresses."""
+    rows, change = 0, next_change(connection)
     for table, column in ((Device, Device.fingerprint), (Measure, Measure.device), (Note, Note.name)):
         rows += connection.execute(delete(table).where(column.in_(made.names))).rowcount
     # the number of the last change must not come again, or a running aggregator would miss a change

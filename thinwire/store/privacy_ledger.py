@@ -7,14 +7,15 @@ A restored ledger has lost what was reserved after its backup. Nobody knows how 
 an entry `unknown`, which blocks the private rounds of every population until a person settles that population with a
 number of releases. Devices have ledgers of their own, and report the number of their entries at each registration. A
 population is blocked too while an approved device reports more of its releases than are in this ledger, as after a
-copy of an older state directory. A settlement below what a device reports is refused.
+copy of an older state directory. A settlement below what a device reports is refused. Which device is charged for
+what, and what happens with one that joins again: store/privacy_devices.py.
 
 An entry without participants counts for everyone in its population: a settlement, because nobody knows who took part,
 and a round with Poisson sampling, in which sampled and other clients pay alike. It counts for devices too that enrolled
 later, which is more than they spent.
 
 A device is stored as the fingerprint of its key, because its name may change or go to another device. A simulated
-device has no key and is stored by its name. To forget a device puts a pseudonym in its place, which keeps every count.
+device has no key and is stored by its name. `forget` puts a pseudonym in the place of a device, and keeps every count.
 
 The table `privacy_spent` has the sums, so that to open a round takes as long in the thousandth round as in the first.
 
@@ -33,17 +34,21 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, exists, func, insert, select, update
 
 from thinwire.core.clock import Clock
-from thinwire.core.errors import DataLost, Refused, UsageError
+from thinwire.core.errors import DataLost, NotFound, Refused, UsageError
 from thinwire.core.events import ClientSelected
 from thinwire.core.fleet import population_key
 from thinwire.core.protection_events import PrivacyCommitted, PrivacyReserved
-from thinwire.store.database import Database, upsert
-from thinwire.store.tables import Device, PrivacyEntry, PrivacyParticipant, PrivacySpent, Run
+from thinwire.store.database import Database
+from thinwire.store.privacy_devices import EVERYONE, bearers, charge, shortfalls, sums
+from thinwire.store.tables import Device, PrivacyEntry, PrivacyParticipant, Run
 
 # The round is open, or ended without a release; its release is made; it was open in a backup that was restored, and is
 # never committed; a backup of time `at` was restored, for all populations; a person's charge after that.
 STATES = ("reserved", "committed", "lost", "unknown", "settled")
-EVERYONE = ""  # in place of a device in the sums
+BROUGHT = (
+    "has {} releases of {} in its own ledger from an enrolment that is not known here (forgotten, or at another "
+    "aggregator); charge it: {}"
+)
 
 
 @dataclass(frozen=True)
@@ -76,7 +81,7 @@ def reserve(connection: Connection, run_id: str, event: PrivacyReserved) -> None
     entry = connection.execute(insert(PrivacyEntry).values(row).returning(PrivacyEntry.id)).scalar_one()
     keys = _keys(connection, run_id, event.devices)
     _add(connection, [(entry, key) for key in keys])
-    _charge(connection, event.population, event.release, keys or [EVERYONE])
+    charge(connection, event.population, event.release, keys or [EVERYONE])
 
 
 def join(connection: Connection, run_id: str, event: ClientSelected) -> None:
@@ -89,18 +94,12 @@ def join(connection: Connection, run_id: str, event: ClientSelected) -> None:
     )  # fmt: skip
     for row in connection.execute(mine).all():
         _add(connection, [(row.id, key) for key in keys])
-        _charge(connection, row.population, row.release, keys)
+        charge(connection, row.population, row.release, keys)
 
 
 def _add(connection: Connection, participants: Iterable[tuple[int, str]]) -> None:
     if rows := [{"entry": entry, "device": device} for entry, device in participants]:
         connection.execute(insert(PrivacyParticipant), rows)
-
-
-def _charge(connection: Connection, population: str, release: str, devices: Iterable[str], count: int = 1) -> None:
-    """Add `count` releases to the sums of these devices, as they are stored."""
-    same = {"population": population, "release": release, "count": count}
-    upsert(connection, PrivacySpent, [{**same, "device": device} for device in devices], adds=True)
 
 
 def _keys(connection: Connection, run_id: str, devices: Sequence[str]) -> list[str]:
@@ -130,53 +129,30 @@ def require_known(connection: Connection, population: str) -> None:
     unknown = connection.execute(
         select(entry.id, entry.at).where(entry.state == "unknown").order_by(entry.id.desc()).limit(1)
     ).first()
-    settled = select(func.max(entry.id)).where(entry.state == "settled", entry.population == population)
+    of_device = exists().where(PrivacyParticipant.entry == entry.id)
+    settled = select(func.max(entry.id)).where(entry.state == "settled", entry.population == population, ~of_device)
     if unknown is not None and (connection.scalar(settled) or 0) < unknown.id:
         raise DataLost(
             f"it is not known how much privacy the population {population!r} has spent",
             why=f"the ledger was restored from a backup of {_moment(unknown.at)}, and later rounds are not in it",
             hint=_settle(population, "N, the most rounds that can have begun since then; 0 if none can"),
         )
-    for name, (reported, known) in _behind(connection, population).items():
-        raise DataLost(
-            f"it is not known how much privacy the population {population!r} has spent",
-            why=f"{name} has {reported} releases of it in its own ledger, and {known} in this one",
-            hint=_settle(population, f"{reported - known}, or more"),
-        )
+    for name, found in shortfalls(connection, population).items():
+        if not found.is_its_own:
+            raise DataLost(
+                f"it is not known how much privacy the population {population!r} has spent",
+                why=f"{name} has {found.reported} releases of it in its own ledger, and {found.known} in this one",
+                hint=_settle(population, f"{found.missing}, or more"),
+            )
 
 
 def _moment(at: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(at))
 
 
-def _settle(population: str, rounds: str) -> str:
-    return f"thinwire privacy ledger settle {shlex.quote(population)} --rounds {rounds}"
-
-
-def _behind(connection: Connection, population: str) -> dict[str, tuple[int, int]]:
-    """Return the approved devices whose own ledger has more releases: name -> (theirs, ours), most missing first."""
-    key, approved = population_key(population), select(Device.name, Device.fingerprint, Device.booked)
-    reported = {
-        row.fingerprint: (row.name, int(row.booked[key]))
-        for row in connection.execute(approved.where(Device.state == "approved"))
-        if row.booked.get(key)
-    }
-    if not reported:
-        return {}
-    spent = _sums(connection, population)
-    alike = spent[EVERYONE].total()
-    found = {name: (n, spent[device].total() + alike) for device, (name, n) in reported.items()}
-    behind = {name: (theirs, ours) for name, (theirs, ours) in found.items() if theirs > ours}
-    return dict(sorted(behind.items(), key=lambda one: one[1][1] - one[1][0]))
-
-
-def _sums(connection: Connection, population: str) -> dict[str, Counter[str]]:
-    """Return how many of each release each device has spent, as it is stored; EVERYONE has those of all."""
-    found, spent = defaultdict[str, Counter[str]](Counter), PrivacySpent
-    of = select(spent.device, spent.release, spent.count).where(spent.population == population)
-    for device, release, count in connection.execute(of):
-        found[device][release] = count
-    return found
+def _settle(population: str, rounds: str, device: str = "") -> str:
+    whom = f"--device {device} " * bool(device)
+    return f"thinwire privacy ledger settle {shlex.quote(population)} {whom}--rounds {rounds}"
 
 
 class PrivacyLedger:
@@ -205,12 +181,30 @@ class PrivacyLedger:
         """
         with self._database.reading() as connection:
             require_known(connection, population)
-            names, spent = _names(connection), _sums(connection, population)
+            names, spent = bearers(connection), sums(connection, population)
         alike = spent.pop(EVERYONE, Counter[str]())
         found = {device: Counter(alike) for device in devices}
-        for device, counts in spent.items():
-            found.setdefault(names.get(device, device), Counter(alike)).update(counts)
+        for key, counts in spent.items():
+            for device in names.get(key, (key,)):
+                found.setdefault(device, Counter(alike)).update(counts)
         return {device: dict(counted) for device, counted in sorted(found.items())}
+
+    def excluded(self, population: str) -> dict[str, str]:
+        """Return the devices that may not take part in private rounds of a population until a person has charged them.
+
+        Each has the reason, as a phrase about it. Its own ledger has releases that are not in this one.
+        """
+        with self._database.reading() as connection:
+            return {
+                name: BROUGHT.format(found.missing, population, _settle(population, f"{found.missing}", name))
+                for name, found in shortfalls(connection, population).items()
+                if found.is_its_own
+            }  # fmt: skip
+
+    def bearers(self) -> dict[str, tuple[str, ...]]:
+        """Return the devices that are charged for what is stored under a key, by the key's fingerprint."""
+        with self._database.reading() as connection:
+            return bearers(connection)
 
     def may_release(self, run_id: str, number: int) -> bool:
         """Return True if a round has a reservation that can be committed.
@@ -235,9 +229,9 @@ class PrivacyLedger:
             wanted = wanted.where(mine)
             took_part = took_part.join(PrivacyEntry, PrivacyEntry.id == PrivacyParticipant.entry).where(mine)
         with self._database.reading() as connection:
-            names, devices = _names(connection), defaultdict[int, list[str]](list)
+            names, devices = bearers(connection), defaultdict[int, set[str]](set)
             for entry, one in connection.execute(took_part):
-                devices[entry].append(names.get(one, one))
+                devices[entry].update(names.get(one, (one,)))
             found = [
                 PrivacyRow(**row, devices=tuple(sorted(devices[row["id"]])))
                 for row in connection.execute(wanted).mappings()
@@ -270,45 +264,64 @@ class PrivacyLedger:
                     found[population] = error.why
         return found
 
-    def settle(self, population: str, rounds: int, release: str, who: str) -> None:
+    def settle(self, population: str, rounds: int, release: str, who: str, device: str = "") -> None:
         """Charge `rounds` more of `release` to everyone in the population, for what this ledger may have lost.
 
-        It unblocks the population. Raise `UsageError` if nothing of it is unknown, and `Refused` if a device's own
-        ledger shows that there were more.
+        It unblocks the population. With `device` it charges this device alone, for what it has brought with it or lost
+        with its own ledger. Raise `UsageError` if nothing of the population is unknown, `NotFound` for an unknown
+        device, and `Refused` if a device's own ledger shows that there were more.
         """
-        if not population or rounds < 0 or (rounds and not release):
+        if not population or rounds < bool(device) or (rounds and not release):
             raise UsageError(
                 f"--rounds {rounds} of {release!r} is no valid charge to {population!r}",
-                why="a population, a number of rounds from 0 on, and a release that they are charged as",
-                hint=_settle(population or "POPULATION", "N"),
+                why="a population, a number of rounds from 0 on (from 1 on for a device), and a release that they are "
+                "charged as",
+                hint=_settle(population or "POPULATION", "N", device),
             )
         row = {
             "state": "settled", "at": self._clock.wall(), "population": population, "count": rounds, "who": who,
             "release": release if rounds else "",
         }  # fmt: skip
         with self._database.writing() as connection:
-            try:
-                require_known(connection, population)
-            except DataLost:
-                pass
+            key, found = EVERYONE, shortfalls(connection, population)
+            if device:
+                key = _accept(connection, population, device)
+                found = {name: one for name, one in found.items() if name == device}
             else:
-                raise UsageError(
-                    f"nothing is to be settled for the population {population!r}",
-                    why="its ledger was not restored from a backup, and no device reports more than it has",
-                    hint="thinwire privacy ledger",
-                )
-            for name, (reported, known) in _behind(connection, population).items():
-                if rounds < reported - known:
+                _require_unknown(connection, population)
+                found = {name: one for name, one in found.items() if not one.is_its_own}
+            for name, one in found.items():
+                if rounds < one.missing:
                     raise Refused(
                         f"--rounds {rounds} is less than what devices have recorded",
-                        why=f"{name} has {reported} releases in its own ledger, and {known} in this one",
-                        hint=_settle(population, f"{reported - known}, or more"),
+                        why=f"{name} has {one.reported} releases in its own ledger, and {one.known} in this one",
+                        hint=_settle(population, f"{one.missing}, or more", device),
                     )
-            connection.execute(insert(PrivacyEntry).values(row))
+            entry = connection.execute(insert(PrivacyEntry).values(row).returning(PrivacyEntry.id)).scalar_one()
+            if device:
+                _add(connection, [(entry, key)])
             if rounds:
-                _charge(connection, population, release, [EVERYONE], rounds)
+                charge(connection, population, release, [key], rounds)
 
 
-def _names(connection: Connection) -> dict[str, str]:
-    """Return the names of all enrolled devices by the fingerprints of their keys."""
-    return dict(connection.execute(select(Device.fingerprint, Device.name)).all())
+def _accept(connection: Connection, population: str, device: str) -> str:
+    """Return the key of a device that is charged for what it brought: what it lacks after that, the ledger has lost."""
+    found = connection.execute(select(Device.fingerprint, Device.brought).where(Device.name == device)).first()
+    if found is None:
+        raise NotFound(f"no device {device!r}", why="no device of this name is enrolled", hint="thinwire devices list")
+    left = {key: count for key, count in found.brought.items() if key != population_key(population)}
+    connection.execute(update(Device).where(Device.name == device).values(brought=left))
+    return str(found.fingerprint)
+
+
+def _require_unknown(connection: Connection, population: str) -> None:
+    """Raise `UsageError` if nothing of a population is unknown."""
+    try:
+        require_known(connection, population)
+    except DataLost:
+        return
+    raise UsageError(
+        f"nothing is to be settled for the population {population!r}",
+        why="its ledger was not restored from a backup, and no device reports more than it has",
+        hint="thinwire privacy ledger; --device NAME charges one device",
+    )

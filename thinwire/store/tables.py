@@ -283,6 +283,8 @@ class Device(Base):
     last_seen_at: Mapped[float | None]  # last contact of an offline device; null if unknown
     hello: Mapped[dict[str, Any]] = mapped_column(default=dict)
     booked: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default="{}")  # the most it has ever reported
+    other_keys: Mapped[list[Any]] = mapped_column(default=list, server_default="[]")  # whose spending is its own too
+    brought: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default="{}")  # releases that are not here
 
 
 class PrivacyEntry(Base):

@@ -193,6 +193,7 @@ CAME = {
 DOES = {
     "enrol": "came", "join": "joined", "add": "was added by its public key", "approve": "was approved",
     "revoke": "was revoked", "leave": "left, and revoked its own access",
+    "carry": "joined again with a new key, and is charged for the privacy spending of",
 }  # fmt: skip
 DECIDING = ("enrol", "join", "add", "approve", "revoke", "leave")
 

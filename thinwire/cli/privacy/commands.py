@@ -83,14 +83,19 @@ def ledger(
     with opened(home) as store:
         rows, blocked = store.privacy.rows(population, device), store.privacy.unknown()
         runs = {row.run_id: row for row in store.runs()}
+        names = {row.population for row in rows if row.population} | ({population} if population else set())
+        excluded = {name: store.privacy.excluded(name) for name in sorted(names)}
     deltas = {run_id: _delta(row.plan) for run_id, row in runs.items()}
     if population is not None:
         blocked = {name: why for name, why in blocked.items() if name == population or not name}
     found, of_runs = summaries(rows, deltas), [] if device is not None else spendings(rows, runs)
     if json:
-        console.document(document(rows, found, blocked) | {"runs": [asdict(one) for one in of_runs]})
+        more = {"excluded": excluded, "runs": [asdict(one) for one in of_runs]}
+        console.document(document(rows, found, blocked) | more)
         return
     show(rows, found, blocked, deltas, device)
+    for name, why in [pair for of in excluded.values() for pair in of.items()]:
+        console.note(f"{name} takes part in no private round: it {why}")
     for one in of_runs:
         console.sentence(f"{one.run_id}: {run_text(one)}")
         if one.unreleased:
@@ -107,6 +112,9 @@ def settle(
         str,
         typer.Option("--release", metavar="JSON", help="a costlier release, as thinwire client privacy --json has it"),
     ] = "",
+    device: Annotated[
+        str, typer.Option("--device", metavar="D", help="charge this device alone, which brought its ledger or lost it")
+    ] = "",
     json: Json = False,
     home: Home = None,
 ) -> None:
@@ -114,6 +122,9 @@ def settle(
 
     N is the most rounds that can have begun between the backup and the restore. They are charged to every device as
     releases of the costliest kind in the ledger, or as --release if that costs more. The charge is never taken back.
+
+    With --device, N is the number of rounds in which this device took part before it enrolled here: under an enrolment
+    that was forgotten, at another aggregator, or with a ledger that it lost.
     """
     from collections import Counter
 
@@ -136,9 +147,11 @@ def settle(
                 why="no release is in this ledger, so it is not known what one costs",
                 hint="a device that took part has it: thinwire client privacy --json; then give it as --release JSON",
             )
-        store.privacy.settle(population, rounds, charged, operator())
+        store.privacy.settle(population, rounds, charged, operator(), device)
     if json:
-        console.document({"population": population, "rounds": rounds, "release": charged})
+        console.document({"population": population, "rounds": rounds, "release": charged, "device": device})
+    elif device:
+        console.line(f"{device} is charged {rounds} releases of {population}; it may take part in private rounds")
     else:
         console.line(
             f"{population} is settled: {rounds} releases are charged to every device; private rounds may begin"

@@ -53,7 +53,8 @@ class HttpsLink:
     `is_wanted` decides about a large assignment before its parts are fetched. One that is not wanted is delivered
     without its parts, because the client will decline it. One that does not fit on this disk is delivered without its
     parts too, together with the error, so that nobody waits for a reply. `min_free` gives the bytes of disk that
-    downloads leave free. `booked` gives the counts and the head of the device's privacy ledger, for each registration.
+    downloads leave free. `booked` gives the counts, the head and the earlier keys of the device's privacy ledger, for
+    each registration.
 
     Invariant: a reply is sent only to an aggregator that has its run (`InFlightAssignments`). If another process than
     before may answer, the link registers first.
@@ -72,7 +73,7 @@ class HttpsLink:
         is_moved: Callable[[TlsConnection], bool] = lambda line: moved(line.sock),
         is_wanted: Callable[[Assignment], bool] = lambda assignment: True,
         min_free: Callable[[], int] = lambda: 0,
-        booked: Callable[[], tuple[Mapping[str, int], str]] | None = None,
+        booked: Callable[[], tuple[Mapping[str, int], str, tuple[str, ...]]] | None = None,
     ) -> None:
         address = Address.parse(url)
         if address.tls != (trust is not None):
@@ -196,8 +197,8 @@ class HttpsLink:
     def _greet(self, hello: Hello, connection: Connection) -> Welcome:
         hello = replace(hello, open_runs=self._held.open_runs)
         if self._booked is not None:  # as of now: the aggregator may have been restored from an older backup
-            booked, head = self._booked()
-            hello = replace(hello, booked=booked, booked_head=head)
+            booked, head, keys = self._booked()
+            hello = replace(hello, booked=booked, booked_head=head, booked_keys=keys)
         welcome = self._greeting.say(hello, connection, self._pause)
         self._held.greeted(welcome.runs.values())
         for run, identity in self._held.take_ended(welcome.ended).items():

@@ -25,7 +25,7 @@ MAX_VERSION = 2**31
 MAX_TASKS = 256
 MAX_PLANS = 64
 MAX_RUNS = 64  # that a device names in a hello, and a welcome as ended
-MAX_BOOKED = 64  # populations of a device's privacy ledger
+MAX_BOOKED = 64  # populations of a device's privacy ledger, and earlier keys in it
 MAX_TEXT = 4096
 MAX_POLL_S, MAX_SPREAD_S = 3600.0, 86_400.0
 LONGEST_SPREAD_S = 3600.0  # that a device stores: it waits as long at its next start and after each outage
@@ -41,7 +41,7 @@ def to_bytes(said: Hello | Welcome) -> bytes:
         raw["has"] = {name: value for name, value in raw["has"].items() if value is not None}
         if not raw["has"]:
             del raw["has"]
-        for name in ("open_runs", "secure", "booked", "booked_head"):
+        for name in ("open_runs", "secure", "booked", "booked_head", "booked_keys"):
             if not raw[name]:
                 del raw[name]
         for task in [task for task in raw["tasks"] if not task["tensors"]]:
@@ -76,10 +76,11 @@ def hello_from_bytes(data: bytes) -> Hello:
         reported = list(raw.get("booked", {}).items())[:MAX_BOOKED]
         booked = {_text(key, KEY_LETTERS): int(_within(count, MAX_SEQUENCE)) for key, count in reported}
         head = _text(raw.get("booked_head", ""), 64)
+        keys = tuple(_text(key, 64) for key in raw.get("booked_keys", ())[:MAX_BOOKED])
     except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError) as error:
         raise BadPayload("cannot read the hello", why=f"{type(error).__name__}: {error}") from error
     return Hello(
-        name, process, tasks, versions, protocol, oldest, link, holds, plans, has, open_runs, secure, booked, head
+        name, process, tasks, versions, protocol, oldest, link, holds, plans, has, open_runs, secure, booked, head, keys
     )
 
 

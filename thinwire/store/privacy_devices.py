@@ -1,0 +1,148 @@
+"""Which device has spent what in the privacy ledger, over all keys that it has had.
+
+The ledger stores a device as the fingerprint of its key. A device that leaves and joins again gets a new key, and its
+data are the same. At each registration it reports the earlier keys in its own ledger (`Hello.booked_keys`). From then
+on it is charged for their spending too, and reports show that spending under its present name. A device can only add
+to its own spending in this way: the key of another device stays charged to that device as well.
+
+A device may bring releases that this ledger does not have under any of its keys: its earlier enrolment was forgotten,
+or was at another aggregator. What it lacks at its first registration is stored as `brought`. Only this device is then
+excluded from private rounds, until a person charges it: every other device reports for itself before it takes part. A
+device that reports more than that shows that the ledger has lost entries, and blocks its population
+(store/privacy_ledger.py).
+
+Invariant: no registration lowers what is charged to a device.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from sqlalchemy import Connection, delete, func, select, update
+
+from thinwire.core.fleet import Hello, population_key
+from thinwire.store.audit import act
+from thinwire.store.database import upsert
+from thinwire.store.tables import Device, PrivacyParticipant, PrivacySpent
+
+EVERYONE: Final = ""  # in place of a device in the sums: each one in the population spends it
+
+
+@dataclass(frozen=True)
+class Shortfall:
+    """Holds the releases of a population in a device's own ledger, those of it here, and what it has brought."""
+
+    reported: int
+    known: int
+    brought: int
+
+    @property
+    def missing(self) -> int:
+        """Return how many releases are not here."""
+        return self.reported - self.known
+
+    @property
+    def is_its_own(self) -> bool:
+        """Return True if it says nothing about other devices: the device has brought the missing releases with it."""
+        return self.missing <= self.brought
+
+
+def bearers(connection: Connection) -> dict[str, tuple[str, ...]]:
+    """Return the names of those who are charged for what is stored under a key, by the key's fingerprint.
+
+    A revoked device whose key another device has in its ledger passes its spending on to that device.
+    """
+    rows = connection.execute(select(Device.name, Device.fingerprint, Device.state, Device.other_keys)).all()
+    all_of, claimed = defaultdict[str, set[str]](set), {key for row in rows for key in row.other_keys}
+    passes_on = {row.name for row in rows if row.state == "revoked" and row.fingerprint in claimed}
+    for row in rows:
+        for key in (row.fingerprint, *row.other_keys):
+            all_of[key].add(row.name)
+    return {key: tuple(sorted(names - passes_on or names)) for key, names in all_of.items()}
+
+
+def sums(connection: Connection, population: str) -> dict[str, Counter[str]]:
+    """Return how many of each release each device has spent, as it is stored; EVERYONE has those of all."""
+    found, spent = defaultdict[str, Counter[str]](Counter), PrivacySpent
+    of = select(spent.device, spent.release, spent.count).where(spent.population == population)
+    for device, release, count in connection.execute(of):
+        found[device][release] = count
+    return found
+
+
+def charge(connection: Connection, population: str, release: str, devices: Iterable[str], count: int = 1) -> None:
+    """Add `count` releases to the sums of these devices, as they are stored."""
+    same = {"population": population, "release": release, "count": count}
+    upsert(connection, PrivacySpent, [{**same, "device": device} for device in devices], adds=True)
+
+
+def shortfalls(connection: Connection, population: str) -> dict[str, Shortfall]:
+    """Return the approved devices whose own ledgers have more releases than this one, most missing first."""
+    key = population_key(population)
+    columns = (Device.name, Device.fingerprint, Device.other_keys, Device.booked, Device.brought)
+    approved = select(*columns).where(Device.state == "approved")
+    if not (rows := [row for row in connection.execute(approved) if row.booked.get(key)]):
+        return {}
+    spent = sums(connection, population)
+    found = dict[str, Shortfall]()
+    for row in rows:
+        known = sum(spent[one].total() for one in {row.fingerprint, *row.other_keys, EVERYONE})
+        if (reported := int(row.booked[key])) > known:
+            found[row.name] = Shortfall(reported, known, int(row.brought.get(key, 0)))
+    return dict(sorted(found.items(), key=lambda one: -one[1].missing))
+
+
+def reported(connection: Connection, hello: Hello, at: float) -> dict[str, object]:
+    """Return the columns of a device that follow from what it reports of its own ledger.
+
+    `booked` is the most that it has ever reported. Of its earlier keys only those count that are in the ledger.
+    """
+    columns = (Device.fingerprint, Device.booked, Device.other_keys, Device.brought, Device.seen_at)
+    before = connection.execute(select(*columns).where(Device.name == hello.name)).first()
+    if before is None:
+        return {}
+    wanted = select(PrivacySpent.device).where(PrivacySpent.device.in_(hello.booked_keys)).distinct()
+    found = set(connection.scalars(wanted)) - {before.fingerprint, *before.other_keys}
+    keys = sorted({*before.other_keys, *found})
+    if found:
+        names = sorted(connection.scalars(select(Device.name).where(Device.fingerprint.in_(found))))
+        act(connection, at, hello.name, hello.name, "carry", ", ".join(names))
+    brought, took_part = before.brought, select(PrivacySpent.count).where(PrivacySpent.device == before.fingerprint)
+    if before.seen_at is None and connection.scalar(took_part.limit(1)) is None:
+        brought = _missing(connection, hello.booked, {before.fingerprint, *keys, EVERYONE})
+    booked = before.booked | {key: max(n, before.booked.get(key, 0)) for key, n in hello.booked.items()}
+    return {"booked": booked, "other_keys": keys, "brought": brought}
+
+
+def _missing(connection: Connection, booked: Mapping[str, int], devices: Iterable[str]) -> dict[str, int]:
+    """Return how many of the reported releases are not stored under these devices, by the key of the population."""
+    of = select(PrivacySpent.population, func.sum(PrivacySpent.count)).where(PrivacySpent.device.in_(devices))
+    known = {population_key(name): int(n) for name, n in connection.execute(of.group_by(PrivacySpent.population))}
+    return {key: n - known.get(key, 0) for key, n in booked.items() if n > known.get(key, 0)}
+
+
+def put_pseudonym(connection: Connection, keys: Iterable[str], pseudonym: str) -> int:
+    """Put a pseudonym in the place of all keys of one device, and return how many rows changed.
+
+    A key that took part in a round beside another of them, as a copy of a device does, gets a pseudonym of its own, so
+    that both releases stay spent.
+    """
+    part, spent, rows, new = PrivacyParticipant, PrivacySpent, 0, dict[str, str]()
+    for key in sorted(keys):
+        beside = select(part.entry).where(part.device == pseudonym).scalar_subquery()
+        clash = connection.scalar(select(part.entry).where(part.device == key, part.entry.in_(beside)).limit(1))
+        new[key] = pseudonym if clash is None else f"{pseudonym}-{len(new)}"
+        rows += connection.execute(update(part).where(part.device == key).values(device=new[key])).rowcount
+        own = select(spent.population, spent.release, spent.count).where(spent.device == key)
+        for population, release, count in connection.execute(own).all():
+            charge(connection, population, release, [new[key]], count)
+            rows += 1
+        connection.execute(delete(spent).where(spent.device == key))
+    for row in connection.execute(select(Device.name, Device.other_keys)).all():
+        if new.keys() & set(row.other_keys):
+            renamed = sorted({new.get(key, key) for key in row.other_keys})
+            connection.execute(update(Device).where(Device.name == row.name).values(other_keys=renamed))
+    return rows

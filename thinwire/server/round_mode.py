@@ -37,13 +37,7 @@ from thinwire.server.policy.assignment_terms import (
     fixed,
     in_groups,
 )
-from thinwire.server.policy.cohort import (
-    Cohort,
-    SelectionWeights,
-    choose,
-    min_updates_of,
-    weights,
-)
+from thinwire.server.policy.cohort import Cohort, SelectionWeights, choose, min_updates_of, weights
 from thinwire.server.policy.device_profiles import update_bytes, work_key, workload
 from thinwire.server.round import Round, at_work_before, slowest_s
 from thinwire.server.round_events import RoundConfig

@@ -26,7 +26,8 @@ from sqlalchemy import Connection, delete, func, select, update
 from thinwire.core.fleet import Hello, population_key
 from thinwire.store.audit import act
 from thinwire.store.database import upsert
-from thinwire.store.tables import Device, PrivacyParticipant, PrivacySpent
+from thinwire.store.privacy_tables import PrivacyParticipant, PrivacySpent
+from thinwire.store.tables import Device
 
 EVERYONE: Final = ""  # in place of a device in the sums: each one in the population spends it
 

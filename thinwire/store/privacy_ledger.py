@@ -40,7 +40,8 @@ from thinwire.core.fleet import population_key
 from thinwire.core.protection_events import PrivacyCommitted, PrivacyReserved
 from thinwire.store.database import Database
 from thinwire.store.privacy_devices import EVERYONE, bearers, charge, shortfalls, sums
-from thinwire.store.tables import Device, PrivacyEntry, PrivacyParticipant, Run
+from thinwire.store.privacy_tables import PrivacyEntry, PrivacyParticipant
+from thinwire.store.tables import Device, Run
 
 # The round is open, or ended without a release; its release is made; it was open in a backup that was restored, and is
 # never committed; a backup of time `at` was restored, for all populations; a person's charge after that.

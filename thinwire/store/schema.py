@@ -19,7 +19,8 @@ from sqlalchemy import Connection, inspect, text
 from sqlalchemy.engine import Dialect
 from sqlalchemy.schema import CreateIndex, CreateTable
 
-import thinwire.store.tables  # noqa: F401 - it defines the tables
+import thinwire.store.privacy_tables
+import thinwire.store.tables  # noqa: F401 - they define the tables
 from thinwire.core.errors import DataLost
 from thinwire.core.statedir import disk_error, sync_path
 from thinwire.store.database import Base, Database

@@ -24,6 +24,17 @@ SECURE = (
     "cohort.max_weight='none'",
 )  # fmt: skip
 PLAIN = ("uplink.codec='identity'",)
+_PRIVATE = (
+    f"privacy.clip={CLIP}", "privacy.noise_multiplier=1.0", "privacy.delta=1e-3", "run.evaluate='off'",
+    "local.buffers='local'", "cohort.late='drop'",
+)  # fmt: skip
+PRIVATE = {  # by the mode
+    "central": (*_PRIVATE, "privacy.mode='central'", "uplink.codec='identity'"),
+    "distributed": (
+        *_PRIVATE, "privacy.mode='distributed'", "secure.enabled=true", "secure.max_corrupt=0.25",
+        "secure.max_dropout=0.25", "cohort.clients=3",
+    ),
+}  # fmt: skip
 RUN = slice(8, 16)  # eight coordinates in a row: no other bytes are equal to them by chance
 FLOATS = ("<f4", "<f8")
 WHOLE = ("<i1", "<i2", "<i4", "<i8")

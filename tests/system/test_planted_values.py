@@ -16,7 +16,7 @@ import pytest
 import zstandard
 
 from tests.support.frozen import children
-from tests.support.planted import CLIP, PLAIN, SECURE, SIZE, Planted, Search, files_of, memory_of
+from tests.support.planted import CLIP, PLAIN, PRIVATE, SECURE, SIZE, Planted, Search, files_of, memory_of
 from tests.support.processes import THINWIRE
 from tests.support.secure_site import SecureSite
 from thinwire.aggregation import codecs
@@ -71,13 +71,15 @@ def places(site: SecureSite, run_id: str) -> dict[str, Iterable[bytes]]:
     }
 
 
-def searched(folder: Path, sets: Sequence[str], program: Sequence[str] = THINWIRE) -> tuple[Found, Found]:
+def searched(
+    folder: Path, sets: Sequence[str], program: Sequence[str] = THINWIRE, points: Lattice | None = None
+) -> tuple[Found, Found]:
     """What is found while a round waits for its last update, and after the run."""
     site = SecureSite(folder / "home", DEVICES)
     site.forks = False  # all their memory is searched, which is larger with libraries that they do not use
     site.example, site.page = PLANTED, ("--dashboard", site.dashboard_at)
     site.aggregator_program = site.client_program = program
-    search = Search.of(len(DEVICES), lattice())
+    search = Search.of(len(DEVICES), points)
     try:
         site.serve()
         site.hold(HELD)
@@ -112,7 +114,7 @@ def control(tmp_path_factory: pytest.TempPathFactory) -> tuple[Found, Found]:
 
 @pytest.fixture(scope="module")
 def secure(tmp_path_factory: pytest.TempPathFactory) -> tuple[Found, Found]:
-    return searched(tmp_path_factory.mktemp("secure"), SECURE)
+    return searched(tmp_path_factory.mktemp("secure"), SECURE, points=lattice())
 
 
 def of_client(number: int, *values: str) -> set[str]:
@@ -129,7 +131,7 @@ def test_the_search_finds_every_value_of_a_run_that_is_not_secure(control: tuple
 
 
 def test_the_search_finds_the_points_of_a_lattice_without_masks(tmp_path: Path) -> None:
-    during, after = searched(tmp_path, SECURE, UNMASKED)
+    during, after = searched(tmp_path, SECURE, UNMASKED, lattice())
     points = {name for number in range(len(DEVICES) - 1) for name in of_client(number, "lattice")}
     assert during["spool"] >= points
     in_memory = during["memory of the aggregator"] | after["memory of the aggregator"]
@@ -139,6 +141,21 @@ def test_the_search_finds_the_points_of_a_lattice_without_masks(tmp_path: Path) 
 def test_nothing_of_a_client_is_found_in_a_secure_run(secure: tuple[Found, Found]) -> None:
     during, after = secure
     assert names(during) | names(after) == set(), (during, after)
+
+
+@pytest.mark.parametrize("mode", PRIVATE)
+def test_nothing_of_a_client_is_found_in_a_private_run_but_a_central_update_until_its_round_is_over(
+    tmp_path: Path, mode: str
+) -> None:
+    """In central mode the aggregator is trusted: it has single updates in its spool and memory, and nowhere else."""
+    during, after = searched(tmp_path, PRIVATE[mode])
+    own = {"spool", "memory of the aggregator"} if mode == "central" else set[str]()
+    updates = {name for number in range(len(DEVICES)) for name in of_client(number, "update")}
+    for place, found in during.items():
+        assert found <= (updates if place in own else set()), (place, found)
+    for place, found in after.items():
+        assert found <= (updates if place in own - {"spool"} else set()), (place, found)
+    assert bool(during["spool"]) == (mode == "central"), "else the search is blind"
 
 
 def test_the_search_sees_into_compressed_bytes() -> None:

@@ -27,6 +27,13 @@ from thinwire.web.settings import Settings
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "explain" / "private-outputs.md").read_text()
 PLAN = (ROOT / "examples" / "digits" / "private.toml").read_text()
+PLANS = {  # by [privacy] mode
+    "central": PLAN,
+    "local": PLAN.replace('mode = "central"', 'mode = "local"'),
+    "distributed": (ROOT / "examples" / "digits" / "private-secure.toml").read_text().replace(
+        "clients = 20", "clients = 3"
+    ),
+}  # fmt: skip
 CLIENT = "sim-1"
 HOST = "http://127.0.0.1:8080"
 READING = {  # each command of the tables that reads the store of a run, as it is typed
@@ -55,14 +62,25 @@ class Outputs:
 
 
 @pytest.fixture(scope="module")
-def outputs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outputs, Outputs]:
-    """The same clients in a plain and in a private run, with the same seed."""
-    folder = tmp_path_factory.mktemp("outputs")
-    shutil.copytree(ROOT / "examples" / "digits", folder / "digits", ignore=shutil.ignore_patterns("__pycache__"))
-    plain, private = folder / "digits" / "z-plain.toml", folder / "digits" / "z-private.toml"
-    plain.write_text(PLAN.partition("[privacy]")[0])
-    private.write_text(PLAN)
-    return made(plain, folder / "plain"), made(private, folder / "private")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("outputs")
+    shutil.copytree(ROOT / "examples" / "digits", made / "digits", ignore=shutil.ignore_patterns("__pycache__"))
+    return made
+
+
+@pytest.fixture(scope="module")
+def plain(folder: Path) -> Outputs:
+    """The clients of the private runs, with the same seed, in a run without privacy."""
+    plan = folder / "digits" / "z-plain.toml"
+    plan.write_text(PLAN.partition("[privacy]")[0])
+    return made(plan, folder / "plain")
+
+
+@pytest.fixture(scope="module", params=PLANS)
+def private(folder: Path, request: pytest.FixtureRequest) -> Outputs:
+    plan = folder / "digits" / f"z-{request.param}.toml"
+    plan.write_text(PLANS[request.param])
+    return made(plan, folder / request.param)
 
 
 def made(plan: Path, home: Path) -> Outputs:
@@ -135,9 +153,8 @@ TRAINED = re.compile(rb"train(?:_s)?\\?\"?: ?\d*\.?\d*[1-9]")  # a time of train
 
 
 def test_no_output_of_a_private_run_has_a_fact_of_one_client_and_a_plain_run_shows_each(
-    outputs: tuple[Outputs, Outputs],
+    plain: Outputs, private: Outputs
 ) -> None:
-    plain, private = outputs
     size = size_of_data(plain)
     for fact, forms in facts(plain).items():
         assert [name for name, data in plain.shown.items() if any(form in data for form in forms)], f"blind to {fact}"
@@ -149,22 +166,22 @@ def test_no_output_of_a_private_run_has_a_fact_of_one_client_and_a_plain_run_sho
         assert not [name for name, data in private.shown.items() if pattern.search(data)], pattern
 
 
-def test_documents_of_a_private_run_have_no_metric_and_no_fact(outputs: tuple[Outputs, Outputs]) -> None:
-    private = outputs[1].shown
-    updates = json.loads(private["/api/runs/{run_id}/updates"])
+def test_documents_of_a_private_run_have_no_metric_and_no_fact(private: Outputs) -> None:
+    shown = private.shown
+    updates = json.loads(shown["/api/runs/{run_id}/updates"])
     assert len(updates) == 6
     for one in updates:
         assert [one[name] for name in ("examples", "steps", "norm", "residual_norm")] == [None] * 4
         assert one["metrics"] == {}
-    assert all(not one["metrics"] and not one["spread"] for one in json.loads(private["/api/runs/{run_id}/rounds"]))
+    assert all(not one["metrics"] and not one["spread"] for one in json.loads(shown["/api/runs/{run_id}/rounds"]))
 
 
-def test_the_routes_of_the_table_are_those_of_the_dashboard(outputs: tuple[Outputs, Outputs]) -> None:
-    with Store.open(outputs[0].home / "aggregator" / "store.sqlite3") as store:
+def test_the_routes_of_the_table_are_those_of_the_dashboard(private: Outputs) -> None:
+    with Store.open(private.home / "aggregator" / "store.sqlite3") as store:
         found = set(gets(create_app(Settings(store.url, port=8080), store).app))
     listed = set(re.findall(r"`(/[^`]*)`", PAGE.partition("## Dashboard")[2].partition("## Commands")[0]))
     assert listed - {"/static", "/logout", "/api/openapi.json"} == found
-    assert {path for path in outputs[1].shown if path.startswith("/")} == found - {"/api/live"}
+    assert {path for path in private.shown if path.startswith("/")} == found - {"/api/live"}
 
 
 def test_the_commands_of_the_page_are_all_there_are() -> None:
@@ -179,10 +196,10 @@ def test_the_commands_of_the_page_are_all_there_are() -> None:
     assert not shown & silent
 
 
-def test_every_file_of_a_state_directory_is_of_a_kind_on_the_page(outputs: tuple[Outputs, Outputs]) -> None:
-    for name in outputs[1].shown:
+def test_every_file_of_a_state_directory_is_of_a_kind_on_the_page(private: Outputs) -> None:
+    for name in private.shown:
         if name.startswith("aggregator/"):
             assert re.match(
                 r"aggregator/(runs/|store\.sqlite3|spool/|report\.key|lock|backup\.lock|.*\.log|sweeps/)", name
             ), name
-    assert not [name for name in outputs[1].shown if name.startswith(("aggregator/spool/", "backup: spool/"))]
+    assert not [name for name in private.shown if name.startswith(("aggregator/spool/", "backup: spool/"))]

@@ -50,7 +50,8 @@ CLOSING = {
     "updates go into the next buffer.",
     "stopped": "a person stopped the run. No step is made.",
     "aborted": "the masks of a round with secure aggregation do not cancel: a client dealt wrong shares, a vector is "
-    "damaged, or a survivor was revoked. No step is made, and nothing is revealed.",
+    "damaged, or a survivor was revoked. Or the round of a private run was open in a restored backup, so the privacy "
+    "ledger has no reservation for it. No step is made, and nothing is revealed.",
 }
 
 FAILURES = {
@@ -96,7 +97,7 @@ DROPS = {
     "duplicate": "its assignment had a reply already",
     "revoked": "its device was revoked before the update was aggregated",
     "stopped": "the run was stopped before the round's step",
-    "aborted": "its round with secure aggregation ended without a sum",
+    "aborted": "its round ended without a sum: its masks do not cancel, or the privacy ledger has no reservation for it",
 }
 
 

@@ -99,7 +99,7 @@ def attacked_run(mode: str, clients: int, rounds: int, seed: int, noised: bool =
     guesses = clients // 4 * 2
     right = right_guesses(scores_of(models, task, plan), included, guesses)
     return {
-        "mechanism": mode, "attack": "released models", "noise": 1.0 if noised else 0.0, "canaries": clients,
+        "mode": mode, "attack": "released models", "noise": 1.0 if noised else 0.0, "canaries": clients,
         "rounds": rounds, "seed": seed, "claimed_epsilon": plan.privacy.target_epsilon, "delta": delta,
         "guesses": guesses, "right": right, "audited_lower": lower_bound(clients, guesses, right, delta),
     }  # fmt: skip

@@ -171,7 +171,7 @@ def audit(mode: str, sums: int, clients: int) -> list[dict[str, Any]]:
         lower = lower_bound(included.size, guesses, right, DELTA)
         note(f"{mode}, {factor:g} of the noise: {right} of {guesses} right, epsilon is at least {lower:.3f}")
         rows.append({
-            "mechanism": mode, "attack": "one sum" if sums == 1 else f"{sums} sums", "noise": factor,
+            "mode": mode, "attack": "one sum" if sums == 1 else f"{sums} sums", "noise": factor,
             "canaries": included.size, "claimed_epsilon": EPSILON, "delta": DELTA, "guesses": guesses, "right": right,
             "audited_lower": lower,
         })  # fmt: skip
@@ -194,7 +194,7 @@ def figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     attacks = [row for row in rows if row["attack"] == "released models"]
     for row in rows:
         if row not in attacks:
-            found[NAMES[row["noise"]] + "_distributed" * (row["mechanism"] == "distributed")] = row["audited_lower"]
+            found[NAMES[row["noise"]] + "_distributed" * (row["mode"] == "distributed")] = row["audited_lower"]
     return found | (summary(attacks) if attacks else {})
 
 

@@ -97,7 +97,7 @@ DROPS = {
     "duplicate": "its assignment had a reply already",
     "revoked": "its device was revoked before the update was aggregated",
     "stopped": "the run was stopped before the round's step",
-    "aborted": "its round ended without a sum: its masks do not cancel, or the privacy ledger has no reservation for it",
+    "aborted": "its round ended without a sum: masks do not cancel, or the privacy ledger has no reservation for it",
 }
 
 

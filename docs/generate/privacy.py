@@ -11,7 +11,7 @@ from docs.generate.table import table
 SHARED = "with other work on the same two cores"
 NOISE = {1.0: "as claimed", 0.5: "half", 0.0: "none"}
 MUST = {1.0: "below the claim", 0.5: "above it", 0.0: "above it"}
-MECHANISMS = {"central": "`PrivateSum`", "distributed": "`PrivateLattice`, fewest honest clients"}
+SUMS = {"central": "`PrivateSum`", "distributed": "`PrivateLattice`, fewest honest clients"}
 ARMS = {  # arm of the rows -> what it is
     "central": "central",
     "amplified": "central, with amplification by sampling",
@@ -34,7 +34,7 @@ def audit_part() -> str:
     sums = [row for row in rows if row["attack"] != "released models"]
     runs = [row for row in rows if row["attack"] == "released models"]
     lines = [
-        (MECHANISMS[row["mechanism"]], NOISE[row["noise"]], f"{row['right']} of {row['guesses']}",
+        (SUMS[row["mode"]], NOISE[row["noise"]], f"{row['right']} of {row['guesses']}",
          f"{row['claimed_epsilon']:g}", f"{row['audited_lower']:.2f}", MUST[row["noise"]])
         for row in sums
     ]  # fmt: skip
@@ -42,7 +42,7 @@ def audit_part() -> str:
     canaries = f"{sums[0]['canaries']:,}".replace(",", " ")
     about = measured(document, SHARED, f"{canaries} canaries for each row of sums, delta {sums[0]['delta']:g}")
     attacked = [
-        (row["mechanism"], NOISE[row["noise"]], f"{row['canaries']}, {row['rounds']}",
+        (row["mode"], NOISE[row["noise"]], f"{row['canaries']}, {row['rounds']}",
          f"{row['right']} of {row['guesses']}", "" if row["claimed_epsilon"] is None else f"{row['claimed_epsilon']:g}",
          f"{row['audited_lower']:.2f}")
         for row in runs

@@ -39,7 +39,7 @@ def spent(store: Store) -> str:
 def test_the_ledger_is_a_table_by_population_and_run_with_what_it_cost(thinwire, home, spent):
     said = thinwire("privacy", "ledger", "--home", home)
     lines = [line.split() for line in said.out.splitlines()]
-    assert lines[0] == ["POPULATION", "RUN", "ROUNDS", "RELEASED", "MECHANISM", "DEVICES", "EPSILON", "DELTA"]
+    assert lines[0] == ["POPULATION", "RUN", "ROUNDS", "RELEASED", "NOISE", "DEVICES", "EPSILON", "DELTA"]
     both, one = epsilon({CHEAP: 2}, 1e-5), epsilon({DEAR: 1}, 1e-5)
     assert lines[1] == ["clinic", spent, "1", "0", "skellam", "1", f"{one:.4g}", "1e-05"]
     assert lines[2] == ["ward", spent, "2", "1", "discrete-gaussian", "3", f"{both:.4g}", "1e-05"]
@@ -60,7 +60,7 @@ def test_the_ledger_of_one_device_or_population_has_no_other(thinwire, home, spe
 def test_the_ledger_as_json_has_every_entry(thinwire, home, spent):
     found = thinwire("privacy", "ledger", "--json", "--home", home).document
     assert found["populations"]["ward"] == {
-        "releases": 2, "epsilon": epsilon({CHEAP: 2}, 1e-5), "delta": 1e-5, "mechanisms": ["discrete-gaussian"],
+        "releases": 2, "epsilon": epsilon({CHEAP: 2}, 1e-5), "delta": 1e-5, "distributions": ["discrete-gaussian"],
         "unit": "client",
     }  # fmt: skip
     assert found["blocked"] == {}

@@ -167,7 +167,7 @@ def test_a_budget_says_how_many_rounds_fit_and_that_the_run_would_stop(planned, 
 
 def test_a_distributed_plan_has_a_grid_bits_and_the_honest_clients_that_its_cost_counts():
     found = to_json(private_run(RunPlan.parse(DISTRIBUTED), SIZE, 20))
-    assert (found["mechanism"], found["honest"], found["clients"]) == ("skellam", 10, 20)
+    assert (found["distribution"], found["honest"], found["clients"]) == ("skellam", 10, 20)
     assert 8 <= found["bits"] <= 32
     assert found["steps_of_clip"] > 0
     assert found["table"][2]["noise_of_mean"] == pytest.approx(2.0 * (20 / 10) ** 0.5), "all 20 add their part"

@@ -80,7 +80,7 @@ def test_local_costs_what_central_does_with_twice_the_noise() -> None:
     assert ours.variance == 4 * theirs.variance
     assert ours.epsilon(1e-5) == pytest.approx(theirs.epsilon(1e-5), rel=1e-9)
     skellam = noise_plan(RunPlan.parse(TEXT + 'mechanism = "skellam"'), SIZE, 1)
-    assert (skellam.release.mechanism, ours.release.mechanism) == ("skellam", "discrete-gaussian")
+    assert (skellam.release.distribution, ours.release.distribution) == ("skellam", "discrete-gaussian")
     assert skellam.epsilon(1e-5) >= ours.epsilon(1e-5)
 
 

@@ -210,7 +210,7 @@ def test_a_target_that_no_noise_reaches_is_refused():
 @pytest.mark.parametrize(
     "what",
     [
-        {"mechanism": "laplace"}, {"variance": -1.0}, {"variance": math.nan}, {"variance": math.inf}, {"rate": 0.0},
+        {"distribution": "laplace"}, {"variance": -1.0}, {"variance": math.nan}, {"variance": math.inf}, {"rate": 0.0},
         {"rate": 1.5}, {"rate": math.nan}, {"sensitivity": -1.0}, {"sensitivity": math.nan}, {"dimensions": 0},
         {"dimensions": 1.5}, {"parties": 0}, {"parties": True}, {"distance": -1e-9}, {"distance": 2.0},
         {"rate": 0.5, "parties": 2},
@@ -247,7 +247,7 @@ def test_a_count_below_what_can_happen_is_refused(call):
         call()
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"mechanism": "gaussian"}'])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"distribution": "gaussian"}'])
 def test_a_text_that_is_no_release_is_refused(text):
     with pytest.raises(ValueError):
         Release.from_json(text)

@@ -19,11 +19,11 @@ REACH = 700
 
 
 @lru_cache
-def log_pmf(mechanism: str, variance: float, parties: int = 1):
+def log_pmf(distribution: str, variance: float, parties: int = 1):
     """Return the logarithms of the noise's probabilities at -REACH ... REACH, -inf where a float64 has none."""
     k = np.arange(-REACH, REACH + 1)
     with np.errstate(divide="ignore"):
-        if mechanism == "skellam":
+        if distribution == "skellam":
             return np.log(ive(np.abs(k), variance))  # e^-mu I_k(mu): its variance is mu
         one = np.exp(-k * k / (2 * variance / parties))
         one, made = one / one.sum(), one / one.sum()
@@ -39,9 +39,9 @@ def divergence(p, q, alpha: int) -> float:
     return float(np.logaddexp.reduce(terms)) / (alpha - 1)
 
 
-def exact(mechanism: str, variance: float, shift: int, alpha: int, rate: float = 1.0, parties: int = 1) -> float:
+def exact(distribution: str, variance: float, shift: int, alpha: int, rate: float = 1.0, parties: int = 1) -> float:
     """Return the larger of both directions of the divergence between the noise and its Poisson sampled shift."""
-    noise = log_pmf(mechanism, variance, parties)
+    noise = log_pmf(distribution, variance, parties)
     shifted = np.concatenate([np.full(shift, -np.inf), noise[:-shift]])
     with np.errstate(divide="ignore"):
         mixed = np.logaddexp(np.log(1 - rate) + noise, math.log(rate) + shifted) if rate < 1 else shifted
@@ -129,12 +129,14 @@ def test_a_sum_of_too_little_noise_each_claims_nothing():
 
 @pytest.mark.parametrize("alpha", SMALL)
 @pytest.mark.parametrize("rate", [0.01, 0.3, 0.9])
-@pytest.mark.parametrize(("mechanism", "variance"), [("discrete-gaussian", 2.0), ("skellam", 9.0), ("skellam", 60.0)])
-def test_a_sampled_mechanism_costs_at_least_both_directions_of_its_mixture(mechanism, variance, rate, alpha):
-    found = bound(alpha, Release(mechanism, 1, variance, 1, rate=rate))
-    value = exact(mechanism, variance, 1, alpha, rate)
+@pytest.mark.parametrize(
+    ("distribution", "variance"), [("discrete-gaussian", 2.0), ("skellam", 9.0), ("skellam", 60.0)]
+)
+def test_a_sampled_release_costs_at_least_both_directions_of_its_mixture(distribution, variance, rate, alpha):
+    found = bound(alpha, Release(distribution, 1, variance, 1, rate=rate))
+    value = exact(distribution, variance, 1, alpha, rate)
     assert value <= found * (1 + 1e-9)
-    if mechanism == "discrete-gaussian":
+    if distribution == "discrete-gaussian":
         assert found == pytest.approx(value, rel=1e-8)
     elif variance == 60:
         assert found <= 1.15 * value
@@ -154,11 +156,11 @@ def test_symmetric_noise_has_its_larger_divergence_from_the_mixture_to_the_noise
 
 
 @pytest.mark.parametrize("rate", [1e-4, 0.01, 0.3])
-@pytest.mark.parametrize("mechanism", ["discrete-gaussian", "skellam"])
-def test_sampling_costs_at_most_the_general_bound_of_zhu_and_wang(mechanism, rate):
+@pytest.mark.parametrize("distribution", ["discrete-gaussian", "skellam"])
+def test_sampling_costs_at_most_the_general_bound_of_zhu_and_wang(distribution, rate):
     """Zhu and Wang 2019, Thm 5, for noise that need not be symmetric: terms from the third on count three times."""
-    rdp = Release(mechanism, 1, 4, 1).rdp()
-    found = Release(mechanism, 1, 4, 1, rate=rate).rdp()
+    rdp = Release(distribution, 1, 4, 1).rdp()
+    found = Release(distribution, 1, 4, 1, rate=rate).rdp()
     for alpha in range(2, 33):
         terms = [math.comb(alpha, k) * (1 - rate) ** (alpha - k) * rate**k for k in range(alpha + 1)]
         total = terms[0] + terms[1] + terms[2] * math.exp(rdp[0])

@@ -23,7 +23,7 @@ def test_two_texts_of_one_release_are_one():
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{}", "[]", "null", '{"mechanism": "none"}', DEAR.to_json().replace("100.0", "-1")]
+    "text", ["", "{}", "[]", "null", '{"distribution": "none"}', DEAR.to_json().replace("100.0", "-1")]
 )
 def test_a_text_that_is_no_release_has_no_epsilon(text):
     with pytest.raises(DataLost, match="not readable"):

@@ -177,4 +177,4 @@ def test_a_settled_round_counts_for_every_client_and_an_unknown_release_has_no_b
     (found,) = ledger([begun, row(2, "settled", COARSE.to_json(), count=3)], {})
     assert (found.epsilon_run, found.epsilon) == (epsilon({FINE: 1}, 1e-5), epsilon({FINE: 1, COARSE: 3}, 1e-5))
     (found,) = ledger([begun, row(2, "reserved", '{"of": "a newer version"}', ("a",))], {})
-    assert (found.reserved, found.epsilon_run, found.mechanisms) == (2, None, ())
+    assert (found.reserved, found.epsilon_run, found.distributions) == (2, None, ())

@@ -174,7 +174,7 @@ class PrivateLattice(Lattice):
         super().__init__(terms, key)
         self.most_squared = squared_sensitivity(terms.noise.scale, self.padded)
         self.grid = (
-            f"{terms.noise.scale!r} {terms.noise.variance!r} {terms.noise.count} {terms.noise.release.mechanism}"
+            f"{terms.noise.scale!r} {terms.noise.variance!r} {terms.noise.count} {terms.noise.release.distribution}"
         )
 
     def _shape(self) -> tuple[int, float]:

@@ -166,7 +166,7 @@ def to_json(run: PrivateRun) -> dict[str, Any]:
         "unit": unit_text(privacy.mode),
         "mode": privacy.mode,
         "clip": privacy.clip,
-        "mechanism": noise.release.mechanism,
+        "distribution": noise.release.distribution,
         "noise_multiplier": noise.noise_multiplier,
         "noise_found_for": privacy.target_epsilon,
         "delta": privacy.delta,
@@ -310,7 +310,7 @@ def _lines(run: PrivateRun) -> Iterator[tuple[str, str]]:
     }
     node = "the sum of each node" if privacy.mechanism == "tree" else "the sum"
     place = places.get(privacy.mode, f"in {node}, in multiples of clip")
-    yield "noise", f"{noise.release.mechanism}, noise_multiplier = {multiplier}: {place}"
+    yield "noise", f"{noise.release.distribution}, noise_multiplier = {multiplier}: {place}"
     last = f"{rounded_up(run.epsilon())} after {counted(noise.participations, 'round')} of one client"
     yield "epsilon", f"{rounded_up(run.epsilon(1))} after 1 round, {last}"
     yield "delta", f"{privacy.delta:g}"

@@ -3,7 +3,7 @@
 The unit of privacy is one client with all its data (in mode `example` one record of one device). The caller gives the
 sensitivity and the noise in one unit, for the neighbours of its mode:
 
-    mode         neighbouring inputs                      sensitivity  mechanism                         amplification
+    mode         neighbouring inputs                      sensitivity  noise                             amplification
     central      one client's vector is zero, or is not   C            discrete-gaussian                 Poisson or none
     distributed  one client's vector is zero, or is not   C            skellam, discrete-gaussian-sum    none
     local        any vector of a client to any other      2 C          skellam or discrete-gaussian      none
@@ -45,7 +45,7 @@ LEAST_SIGMA = 0.5  # of one client's discrete Gaussian: the bound on their sum a
 TOLERANCE = 1e-4  # relative, of a noise multiplier that was searched
 STEPS = 1000  # of the search for an epsilon that pays for distances
 
-Mechanism = Literal["discrete-gaussian", "skellam", "discrete-gaussian-sum", "gaussian"]
+Distribution = Literal["discrete-gaussian", "skellam", "discrete-gaussian-sum", "gaussian"]
 Unit = Literal["client", "record"]
 
 _ALPHA = np.array(ORDERS, dtype=np.float64)
@@ -65,7 +65,7 @@ class Release:
     Invariant: `from_json(to_json())` is equal and has the same cost. Raise ValueError for a number without a sense.
     """
 
-    mechanism: Mechanism
+    distribution: Distribution
     sensitivity: float
     variance: float
     dimensions: int
@@ -76,8 +76,8 @@ class Release:
     unit: Unit = "client"
 
     def __post_init__(self) -> None:
-        if self.mechanism not in get_args(Mechanism):
-            raise ValueError(f"mechanism = {self.mechanism!r} is none of {', '.join(get_args(Mechanism))}")
+        if self.distribution not in get_args(Distribution):
+            raise ValueError(f"distribution = {self.distribution!r} is none of {', '.join(get_args(Distribution))}")
         if self.unit not in get_args(Unit):
             raise ValueError(f"unit = {self.unit!r} is none of {', '.join(get_args(Unit))}")
         for name in ("sensitivity", "variance", "rate", "distance"):
@@ -124,7 +124,7 @@ def _rdp(release: Release) -> NDArray[np.float64]:
         found = np.zeros(len(ORDERS))
     elif release.variance == 0:
         found = np.full(len(ORDERS), np.inf)
-    elif release.mechanism == "gaussian" and release.rate < 1:
+    elif release.distribution == "gaussian" and release.rate < 1:
         found = _sampled_gaussian(math.sqrt(release.variance) / release.sensitivity, release.rate)
     else:
         found = _unsampled(release, _ALPHA)
@@ -138,7 +138,7 @@ def _rdp(release: Release) -> NDArray[np.float64]:
 
 
 def _unsampled(release: Release, alpha: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return bounds at integer orders above 1, by the mechanism's theorem.
+    """Return bounds at integer orders above 1, by the theorem of its noise.
 
     Gaussian and discrete Gaussian: alpha D^2 / (2 sigma^2) (Canonne, Kamath, Steinke 2020, in each coordinate).
 
@@ -150,12 +150,12 @@ def _unsampled(release: Release, alpha: NDArray[np.float64]) -> NDArray[np.float
     """
     d2, variance, d = release.sensitivity, release.variance, release.dimensions
     gaussian = alpha * (d2 * d2 / (2 * variance))
-    if release.mechanism == "skellam":
+    if release.distribution == "skellam":
         d1 = min(d2 * d2, math.sqrt(d) * d2)
         return gaussian + np.minimum(
             ((2 * alpha - 1) * d2 * d2 + 6 * d1) / (4 * variance * variance), 3 * d1 / (2 * variance)
         )
-    if release.mechanism == "discrete-gaussian-sum":
+    if release.distribution == "discrete-gaussian-sum":
         each = variance / release.parties
         if each < LEAST_SIGMA**2:
             return np.full(len(alpha), np.inf)

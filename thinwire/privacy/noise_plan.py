@@ -73,15 +73,15 @@ class NoisePlan:
     @property
     def sampler(self) -> TableSampler:
         """Return the source of one draw of the noise; it is made once for each variance."""
-        return sampler_of(self.release.mechanism, self.variance)
+        return sampler_of(self.release.distribution, self.variance)
 
 
 @lru_cache(maxsize=4)  # a table has a few megabytes, and the rounds of a run have the same
-def sampler_of(mechanism: str, variance: float) -> TableSampler:
-    """Return the sampler of a mechanism's noise with this variance."""
-    made = TableSampler.skellam(variance) if mechanism == "skellam" else TableSampler.discrete_gaussian(variance)
+def sampler_of(distribution: str, variance: float) -> TableSampler:
+    """Return the sampler of noise with this distribution and variance."""
+    made = TableSampler.skellam(variance) if distribution == "skellam" else TableSampler.discrete_gaussian(variance)
     if made.distance > DISTANCE:
-        raise ValueError(f"a draw of {mechanism} noise of variance {variance:g} is too far from its distribution")
+        raise ValueError(f"a draw of {distribution} noise of variance {variance:g} is too far from its distribution")
     return made
 
 
@@ -154,9 +154,9 @@ def _noise_plan(
         squared = squared_sensitivity(scale, dimensions) + count**2
         variance = (clips * multiplier) ** 2 * (scale**2 + count**2)
         is_sum = distributed and privacy.noise == "discrete-gaussian"
-        mechanism = "discrete-gaussian-sum" if is_sum else privacy.noise
+        distribution = "discrete-gaussian-sum" if is_sum else privacy.noise
         release = Release(
-            mechanism, clips * math.sqrt(squared), variance, dimensions + bool(count), honest if distributed else 1,
+            distribution, clips * math.sqrt(squared), variance, dimensions + bool(count), honest if distributed else 1,
             sampled[0], DISTANCE, sampled[1], "record" if privacy.mode == "example" else "client",
         )  # fmt: skip
         if privacy.mechanism == "tree":

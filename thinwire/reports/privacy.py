@@ -79,7 +79,7 @@ class Spending:
     participations: int = 0
     epsilon_run: float | None = 0.0
     epsilon: float | None = 0.0
-    mechanisms: tuple[str, ...] = ()
+    distributions: tuple[str, ...] = ()
     noise_to_sensitivity: float | None = None
     sensitivity: float | None = None
     of_records: bool = False
@@ -173,7 +173,7 @@ def spending_from(rows: Sequence[PrivacyRow], spent: Mapping[str, Counter[str]],
         participations=max(map(len, rounds.values()), default=0),
         epsilon_run=largest_epsilon(own.values(), privacy.delta),
         epsilon=largest_epsilon(whose, privacy.delta),
-        mechanisms=tuple(sorted({one.mechanism for one in releases})),
+        distributions=tuple(sorted({one.distribution for one in releases})),
         noise_to_sensitivity=min(noises, default=None),
         sensitivity=max((one.sensitivity for one in releases), default=None),
         of_records=bool(releases) and _is_of_records(everything),

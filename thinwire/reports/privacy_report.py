@@ -183,7 +183,7 @@ def _kinds(rows: list[PrivacyRow]) -> Iterator[dict[str, Any]]:
             yield {"rounds": count, "unreadable": True}
             continue
         yield {
-            "rounds": count, "distribution": release.mechanism, "sensitivity": release.sensitivity,
+            "rounds": count, "distribution": release.distribution, "sensitivity": release.sensitivity,
             "variance": release.variance, "dimensions": release.dimensions, "parties": release.parties,
             "rate": release.rate, "distance_of_a_draw": release.distance, "steps": release.steps, "unit": release.unit,
         }  # fmt: skip

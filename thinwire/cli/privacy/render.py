@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from thinwire.store import PrivacyRow
 
 DELTA = 1e-5  # of a run whose plan is not known any more
-HEADER = ("run", "rounds", "released", "mechanism", "devices", "epsilon", "delta")
+HEADER = ("run", "rounds", "released", "noise", "devices", "epsilon", "delta")
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Cost:
     releases: int
     epsilon: float | None
     delta: float
-    mechanisms: tuple[str, ...]
+    distributions: tuple[str, ...]
     unit: str = "client"
 
     @classmethod
@@ -38,12 +38,12 @@ class Cost:
         from thinwire.privacy.accounting import epsilon_of, releases_of, unit_of_all
 
         try:
-            found, mechanisms = epsilon_of(spent, delta), sorted({one.mechanism for one in releases_of(spent)})
+            found, distributions = epsilon_of(spent, delta), sorted({one.distribution for one in releases_of(spent)})
             unit = unit_of_all(spent)
         except DataLost:  # a newer version wrote it: it is listed, and no epsilon is claimed
             return cls(sum(spent.values()), None, delta, ("unreadable",))
         claimed = found if math.isfinite(found) else None
-        return cls(sum(spent.values()), claimed, delta, tuple(mechanisms), unit)
+        return cls(sum(spent.values()), claimed, delta, tuple(distributions), unit)
 
     @property
     def shown(self) -> str:
@@ -106,7 +106,7 @@ def show(
             who = ", ".join(dict.fromkeys(row.who for row in of_run))
             begin = [run_id, len({row.round for row in of_run}), released] if run_id else [f"settled by {who}", "", ""]
             everyone = len(devices) or "all"
-            end = [", ".join(cost.mechanisms), everyone, cost.shown, f"{cost.delta:g}"]
+            end = [", ".join(cost.distributions), everyone, cost.shown, f"{cost.delta:g}"]
             shown.append([population, *begin, *end])
     if shown:
         console.table(("population", *HEADER), shown, right=("rounds", "released", "devices", "epsilon", "delta"))
@@ -147,9 +147,9 @@ def show_own(ledger: DeviceLedger, name: str, delta: float) -> None:
     for key in keys:
         mine = [one for one in ledger.bookings if (one.name or one.data, one.population, one.run) == key]
         cost = Cost.of(Counter(one.release for one in mine), delta)
-        rows.append([*key, len(mine), ", ".join(cost.mechanisms), cost.shown, f"{delta:g}"])
+        rows.append([*key, len(mine), ", ".join(cost.distributions), cost.shown, f"{delta:g}"])
     if rows:
-        header = ("data set", "population", "run", "releases", "mechanism", "epsilon", "delta")
+        header = ("data set", "population", "run", "releases", "noise", "epsilon", "delta")
         console.table(header, rows, right=("releases", "epsilon", "delta"))
     for (called, data), cost in _own_costs(ledger, delta).items():
         console.sentence(f"{called or data}: {cost.sentence}, in all populations and runs together")

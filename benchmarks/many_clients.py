@@ -11,7 +11,8 @@ client that is what `TorchTrainer` does with a batch of all examples (tests).
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -36,6 +37,10 @@ class Digits:
     digits: torch.Tensor
     measured_pixels: torch.Tensor
     measured_digits: torch.Tensor
+
+    def of(self, clients: Sequence[int]) -> Digits:
+        """Return the examples of these clients alone."""
+        return replace(self, pixels=self.pixels[list(clients)], digits=self.digits[list(clients)])
 
 
 def digits_of(seed: int, clients: int = CLIENTS, examples: int = EXAMPLES) -> Digits:

@@ -11,7 +11,11 @@ from docs.generate.table import table
 SHARED = "with other work on the same two cores"
 NOISE = {1.0: "as claimed", 0.5: "half", 0.0: "none"}
 MUST = {1.0: "below the claim", 0.5: "above it", 0.0: "above it"}
-SUMS = {"central": "`PrivateSum`", "distributed": "`PrivateLattice`, fewest honest clients"}
+SUMS = {
+    "central": "`PrivateSum`",
+    "distributed": "`PrivateLattice`, fewest honest clients",
+    "one": "`PrivateLattice`, the same, all canaries in one sum",
+}
 ARMS = {  # arm of the rows -> what it is
     "central": "central",
     "amplified": "central, with amplification by sampling",
@@ -23,6 +27,7 @@ GAPS = {  # figure -> its goal, what it is
     "distributed_gap": (0.01, "central minus distributed"),
     "peer_gap": (0.0, "Flower minus central"),
     "support_gap": (None, "distributed minus the same with a support of 0.25"),
+    "amplification_gain": (None, "with amplification minus central"),
 }
 SIGMAS, GOAL_NS = (16, 256, 4096), 30
 
@@ -34,7 +39,7 @@ def audit_part() -> str:
     sums = [row for row in rows if row["attack"] != "released models"]
     runs = [row for row in rows if row["attack"] == "released models"]
     lines = [
-        (SUMS[row["mode"]], NOISE[row["noise"]], f"{row['right']} of {row['guesses']}",
+        (_sum(row), NOISE[row["noise"]], f"{row['right']} of {row['guesses']}",
          f"{row['claimed_epsilon']:g}", f"{row['audited_lower']:.2f}", MUST[row["noise"]])
         for row in sums
     ]  # fmt: skip
@@ -53,6 +58,10 @@ def audit_part() -> str:
     return "\n\n".join((about, table(header, lines), "The released models of runs of `examples/digits`:", more))
 
 
+def _sum(row: Row) -> str:
+    return SUMS["one" if row["mode"] == "distributed" and row["attack"] == "one sum" else row["mode"]]
+
+
 def utility_part() -> str:
     """Return accuracy against epsilon, and the gaps."""
     document = read("privacy-utility")
@@ -68,6 +77,7 @@ def utility_part() -> str:
         (f"`{name}`", f"{figures[name]:+.4f}", "" if goal is None else f"at most {goal:g}", meaning,
          *(_around(figures, f"{name}{{}} {epsilon:g}", "+") for epsilon in epsilons))
         for name, (goal, meaning) in GAPS.items()
+        if name in figures
     ]  # fmt: skip
     seeds, draws = (len({row[name] for row in rows}) for name in ("seed", "draw"))
     names = tuple(f"epsilon {epsilon:g}" for epsilon in epsilons)

@@ -11,11 +11,13 @@ from torch import nn
 
 from benchmarks.many_clients import PIXELS, SIZE, accuracy, digits_of, first_model, updates_of
 from benchmarks.privacy_utility import (
+    AMPLIFIED,
     CENTRAL,
     DISTRIBUTED,
     FLOWER,
     NONE,
     PRESETS,
+    SAMPLING_RATE,
     SPARSE,
     WORK,
     Preset,
@@ -26,7 +28,10 @@ from benchmarks.privacy_utility import (
     gaussian_multiplier,
     measure,
     plan_of,
+    sample,
 )
+from thinwire.aggregation import codecs
+from thinwire.privacy.secret_rng import SystemRng
 
 CLIENTS, EPSILON = 50, 8.0
 
@@ -79,18 +84,35 @@ def test_the_noise_of_a_mean_is_what_the_arm_claims(arm: str) -> None:
     assert moved.std() == pytest.approx(claimed, rel=5 * spread)
 
 
+def test_a_sampled_round_has_the_noise_of_an_amplified_claim_for_the_sample_that_is_expected() -> None:
+    plan = plan_of(AMPLIFIED, EPSILON, CLIENTS)
+    assert plan.check(codecs) == []
+    step, noise = central(plan, CLIENTS)
+    assert noise.epsilon(plan.privacy.delta or 0.0) == pytest.approx(EPSILON, rel=1e-3)
+    assert noise.noise_multiplier < gaussian_multiplier(plan) / 2, "without amplification it needs twice as much"
+    moved = step(np.zeros(SIZE, np.float32), np.zeros((0, SIZE), np.float32), 0)
+    claimed = noise.noise_multiplier * (plan.privacy.clip or 0.0) / (SAMPLING_RATE * CLIENTS)
+    assert moved.std() == pytest.approx(claimed, rel=0.05), "an empty sample is released as noise"
+    sizes = [len(sample(1000, SystemRng())) for _ in range(20)]
+    assert np.mean(sizes) == pytest.approx(250, abs=5 * math.sqrt(1000 * 0.25 * 0.75 / 20))
+    data = digits_of(3, clients=4, examples=20)
+    found = updates_of(first_model(3), data, steps=2, rate=0.3)
+    assert np.allclose(updates_of(first_model(3), data.of([2, 0]), steps=2, rate=0.3), found[[2, 0]], atol=1e-6)
+
+
 def test_figures_are_of_the_rows_and_gaps_of_the_same_seeds() -> None:
     rows, _ = measure(Preset((EPSILON,), seeds=1, draws=2, clients=20), None)  # type: ignore[arg-type]  # no folder is used
-    assert [row["arm"] for row in rows] == [NONE, *[CENTRAL, DISTRIBUTED, FLOWER, SPARSE] * 2]
+    assert [row["arm"] for row in rows] == [NONE, *[CENTRAL, AMPLIFIED, DISTRIBUTED, FLOWER, SPARSE] * 2]
     for place, row in enumerate(rows):
         row["accuracy"] = 0.5 + place / 100
     again = [{**row, "seed": 2, "accuracy": row["accuracy"] + 0.1 * (row["arm"] == CENTRAL)} for row in rows]
     found = figures([*rows, *again])
-    assert found["accuracy central, 8"] == pytest.approx(0.5 + 0.03 + 0.05)
-    assert found["distributed_gap"] == found["distributed_gap 8"] == pytest.approx(-0.01 + 0.05)
+    assert found["accuracy central, 8"] == pytest.approx(0.5 + 0.035 + 0.05)
+    assert found["distributed_gap"] == found["distributed_gap 8"] == pytest.approx(-0.02 + 0.05)
     assert found["distributed_gap_error 8"] == pytest.approx(0.05)
-    assert found["peer_gap"] == pytest.approx(0.02 - 0.05)
+    assert found["peer_gap"] == pytest.approx(0.03 - 0.05)
     assert found["support_gap"] == pytest.approx(-0.02)
+    assert found["amplification_gain"] == pytest.approx(0.01 - 0.05)
 
 
 def test_each_epsilon_of_a_preset_has_its_work() -> None:

@@ -72,6 +72,14 @@ def test_the_worst_pattern_costs_what_is_booked_where_all_blocks_are_released(le
     assert worst == most * share(length, separation, most)
 
 
+@pytest.mark.parametrize("length", range(1, 11))
+def test_the_worst_pattern_of_the_authors_would_be_booked_as_hardly_less(length: int) -> None:
+    """Appendix D.2 counts the worst pattern of all blocks exactly; a run may end with the one that costs most."""
+    for separation in range(1, length + 1):
+        exact = max(cost(one, list(blocks(length))) / len(one) for one in patterns(length, separation))
+        assert 0.95 <= exact / share(length, separation, -(-length // separation)) <= 1
+
+
 @pytest.mark.parametrize(("length", "figure"), [(3, 7), (8, 120), (11, 120 + 6 + 1), (19, 496 + 6 + 1)])
 def test_taking_part_in_every_round_costs_as_in_appendix_d2(length: int, figure: int) -> None:
     """The figures are those of the authors' program: the sum of 2^d (2^(d + 1) - 1) over the length's set bits d."""

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.transport_doubles import Place, drawn_invitation, place
+from thinwire.client.privacy_ledger import FILE, Booking, DeviceLedger
 from thinwire.core.statedir import client_home, hold
 from thinwire.transport.protocol.registration import Invitation
 
@@ -224,3 +225,48 @@ def test_a_device_api_is_joined_without_saying_https(thinwire, home, api):
         "client", "join", api.url.removeprefix("https://"), api.invite().text(), "--name", "pi-03", "--home", home
     )
     assert (said.code, f"has joined: {api.url}" in said.out) == (0, True)
+
+
+def spend(folder: Path, number: int, key: str) -> DeviceLedger:
+    ledger = DeviceLedger(folder, key)
+    ledger.book(Booking(1.0, "", "/data", "ward", "{}", "digits-1", "ab", number, f"digits-1.{number}.pi", number))
+    return ledger
+
+
+def test_a_device_that_joins_again_under_another_name_goes_on_with_its_privacy_ledger(thinwire, home, api):
+    """Its key is new and its data are the same: it reports the earlier key, by which the aggregator charges it."""
+    assert join(thinwire, api, home, "pi-03").code == 0
+    first = api.roster.devices["pi-03"].fingerprint
+    spend(client_home(home, "pi-03"), 1, first)
+    assert thinwire("client", "leave", "--name", "pi-03", "--home", home).code == 0
+    said = join(thinwire, api, home, "ward-1")
+    assert "the privacy ledger of a client that left this state directory goes on here" in said.err
+    second = api.roster.devices["ward-1"].fingerprint
+    found = spend(client_home(home, "ward-1"), 2, second)
+    assert (len(found.bookings), found.reported()[2]) == (2, (first,))
+    assert thinwire("client", "leave", "--name", "ward-1", "--home", home).code == 0
+    assert join(thinwire, api, home, "ward-2").code == 0, "the older of the two ledgers is a part of the newer one"
+    third = DeviceLedger(client_home(home, "ward-2"), api.roster.devices["ward-2"].fingerprint)
+    assert (len(third.bookings), third.reported()[2]) == (2, (second, first))
+
+
+def test_a_client_of_its_own_data_does_not_get_the_ledger_of_one_that_still_trains(thinwire, home, api):
+    assert join(thinwire, api, home, "pi-03").code == 0
+    spend(client_home(home, "pi-03"), 1, "ab")
+    assert join(thinwire, api, home, "pi-04").code == 0
+    assert not (client_home(home, "pi-04") / FILE).exists()
+
+
+def test_several_ledgers_that_were_left_are_not_chosen_from(thinwire, home, api):
+    for name in ("pi-01", "pi-02"):
+        assert join(thinwire, api, home, name).code == 0
+        spend(client_home(home, name), 1, name)
+    for name in ("pi-01", "pi-02"):
+        assert thinwire("client", "leave", "--name", name, "--home", home).code == 0
+    said = join(thinwire, api, home, "pi-03")
+    assert (said.code, "2 clients have left" in said.err) == (2, True)
+    assert "pi-03" not in api.roster.devices
+    here = home / "clients"
+    assert f"cp -p {here / 'pi-01' / FILE} {here / 'pi-03' / FILE}" in said.err
+    shutil.copy(here / "pi-02" / FILE, client_home(home, "pi-03") / FILE)
+    assert join(thinwire, api, home, "pi-03").code == 0

@@ -114,7 +114,8 @@ def leave(
     """Revoke this device at its aggregator, then delete its key and what it learned from local data.
 
     Updates, residuals, models, plans and logs in its state directory go. The privacy ledger stays: what was spent of
-    the local data stays spent. The data themselves are never touched.
+    the local data stays spent, and the next client of this state directory goes on with it. The data themselves are
+    never touched.
     """
     from thinwire.cli.client import enrol
     from thinwire.core.statedir import find_home

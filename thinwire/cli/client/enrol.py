@@ -1,7 +1,10 @@
 """`thinwire client join` and `thinwire client leave`: enroll this device at an aggregator, and revoke it there.
 
 To join is to make a key, send it with an invitation, and save the CAs to trust. To leave is to revoke the device at the
-aggregator first. Only then its key and all state that was made from local data are deleted.
+aggregator first. Only then its key and all state that was made from local data are deleted, but for its privacy ledger.
+
+A client that begins with a new key goes on with the privacy ledger of one that left the same state directory, whatever
+its name was: the data are those of this machine, and what they spent stays spent.
 """
 
 from __future__ import annotations
@@ -82,7 +85,8 @@ def join(url: str, given: str | None, name: str, home: Path | None) -> Standing:
     folder = client_home(find_home(home), name)
     with hold(folder / "lock", {"joining": url}):
         fresh = not (folder / KEY_FILE).exists()
-        trust, key = Trust.load(folder), device_key(folder)
+        trust, inherited = Trust.load(folder), left_ledger(folder)
+        key = device_key(folder)
         if trust is not None:
             _require_same(trust, invitation, name, home)
             return Standing(name, _state(trust, key), Signer(key).fingerprint, trust.url, invitation.pin, again=True)
@@ -93,8 +97,49 @@ def join(url: str, given: str | None, name: str, home: Path | None) -> Standing:
             if fresh:  # refused; without a response the key stays, because the aggregator may know it
                 (folder / KEY_FILE).unlink()
             raise
+        take_over(folder, inherited)
         got.trust.save(folder)
     return Standing(got.name, got.state, got.fingerprint, got.trust.url, invitation.pin)
+
+
+def left_ledger(folder: Path) -> bytes | None:
+    """Return the privacy ledger of a client that left this state directory, for the client of `folder`; None if none.
+
+    A ledger that begins with the client's own one is newer, and counts. Raise `UsageError` if the client has none and
+    several have left, because it is not known whose data it gets.
+    """
+    from thinwire.client.privacy_ledger import FILE
+    from thinwire.core.errors import UsageError
+    from thinwire.transport.device.identity import KEY_FILE
+
+    own = (folder / FILE).read_bytes() if (folder / FILE).exists() else b""
+    left = {
+        path.parent: path.read_bytes()
+        for path in sorted(folder.parent.glob(f"*/{FILE}"))
+        if path.parent != folder and not (path.parent / KEY_FILE).exists()
+    }
+    newest = dict[bytes, Path]()
+    for place, data in left.items():
+        if data.startswith(own) and not any(other != data and other.startswith(data) for other in left.values()):
+            newest.setdefault(data, place)
+    if len(newest) > 1:
+        places = [str(place / FILE) for place in newest.values()]
+        raise UsageError(
+            f"{len(newest)} clients have left {folder.parent}, and each has a privacy ledger",
+            why="what their data have spent stays spent, and it is not known whose data this client gets",
+            hint=f"copy that of the same data: cp -p {places[0]} {folder / FILE}    (others: {', '.join(places[1:])})",
+        )
+    return next(iter(newest), None)
+
+
+def take_over(folder: Path, ledger: bytes | None) -> None:
+    """Store a ledger that was left as that of the client of `folder`; the copy that was left stays."""
+    from thinwire.client.privacy_ledger import FILE
+    from thinwire.core.statedir import write_atomically
+
+    if ledger and (not (folder / FILE).exists() or (folder / FILE).read_bytes() != ledger):
+        write_atomically(folder / FILE, ledger)
+        console.note("the privacy ledger of a client that left this state directory goes on here")
 
 
 def read(given: str | None) -> Invitation:

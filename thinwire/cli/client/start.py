@@ -49,6 +49,7 @@ def begin(device: Device) -> int:
     Invariant: every error that this machine can find is raised before the first request to the aggregator.
     """
     from thinwire.aggregation.plan_codecs import noised_dimensions
+    from thinwire.cli.client.enrol import left_ledger, take_over
     from thinwire.client import ClientInfo
     from thinwire.client.admission import AdmissionController
     from thinwire.client.agent import reloads, serve, wanted
@@ -63,7 +64,7 @@ def begin(device: Device) -> int:
     from thinwire.core.log_file import Logbook
     from thinwire.core.statedir import client_home, find_home, hold
     from thinwire.privacy.noise_plan import spending
-    from thinwire.transport.device.identity import ServerClock, device_key
+    from thinwire.transport.device.identity import KEY_FILE, ServerClock, device_key
     from thinwire.transport.device.link import HttpsLink
 
     part, parts = part_of(device.partition)
@@ -97,6 +98,8 @@ def begin(device: Device) -> int:
         client = ClientInfo(device.name, data, part, parts, device.split, device.seed, device.device)
         StartOptions.of_this_command().save(folder)
         clock = ServerClock()
+        if not (folder / KEY_FILE).exists():
+            take_over(folder, left_ledger(folder))
         key = device_key(folder)
         secure = secure_identity(key, pinned)
         ledger = DeviceLedger(folder, hashlib.sha256(secure.public_key).hexdigest())

@@ -101,7 +101,7 @@ def reported(connection: Connection, hello: Hello, at: float) -> dict[str, objec
 
     `booked` is the most that it has ever reported. Of its earlier keys only those count that are in the ledger.
     """
-    columns = (Device.fingerprint, Device.booked, Device.other_keys, Device.brought, Device.seen_at)
+    columns = (Device.fingerprint, Device.booked, Device.other_keys, Device.brought, Device.hello)
     before = connection.execute(select(*columns).where(Device.name == hello.name)).first()
     if before is None:
         return {}
@@ -112,7 +112,7 @@ def reported(connection: Connection, hello: Hello, at: float) -> dict[str, objec
         names = sorted(connection.scalars(select(Device.name).where(Device.fingerprint.in_(found))))
         act(connection, at, hello.name, hello.name, "carry", ", ".join(names))
     brought, took_part = before.brought, select(PrivacySpent.count).where(PrivacySpent.device == before.fingerprint)
-    if before.seen_at is None and connection.scalar(took_part.limit(1)) is None:
+    if not before.hello and connection.scalar(took_part.limit(1)) is None:
         brought = _missing(connection, hello.booked, {before.fingerprint, *keys, EVERYONE})
     booked = before.booked | {key: max(n, before.booked.get(key, 0)) for key, n in hello.booked.items()}
     return {"booked": booked, "other_keys": keys, "brought": brought}

@@ -131,6 +131,9 @@ def test_an_alias_is_what_it_stands_for(alias: str, stands_for: str) -> None:
         ("fp16 > rice", "fp16"),
         ("randk(0.1) > fp16 > rice", "randk(0.1) > fp16"),
         ("topk(0.1) > delta > rice", "topk(0.1) > rice"),
+        ("topk(0.1) > delta > rans", "topk(0.1) > rans"),
+        ("topk(0.1) > rice > rans", "topk(0.1) > rans"),
+        ("fp16 > rans", "fp16"),
         ("randk(0.1) > delta", "randk(0.1)"),
     ],
 )
@@ -160,8 +163,8 @@ def test_an_alias_that_cannot_be_is_refused_by_its_own_name(spec: str, stands_fo
 
 
 STEPS = (
-    "identity", "fp16", "qsgd(4)", "sign", "topk(0.1)", "randk(0.1)", "powersgd(4)", "pack", "delta", "rice", "zstd",
-    "stc(0.1)", "signsgd",
+    "identity", "fp16", "qsgd(4)", "sign", "topk(0.1)", "randk(0.1)", "powersgd(4)", "pack", "delta", "rice", "rans",
+    "zstd", "stc(0.1)", "signsgd",
 )  # fmt: skip
 
 

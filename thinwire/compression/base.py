@@ -205,10 +205,13 @@ class Quantizer(Step):
 
     `bits` is the size of a packed symbol; symbols of fewer than 8 bits are signed. If `seeded`, the decoder needs the
     word too, and the frame carries it. The defaults are symbols of a byte or less and a float32 scale for each bucket.
+
+    If `entropy_coded`, the symbols have at most 8 bits and always pass through `rans`, which the spec then leaves out.
     """
 
     role: ClassVar[Role] = "quantizer"
     seeded: ClassVar[bool] = False
+    entropy_coded: ClassVar[bool] = False
     symbols_dtype: ClassVar[np.dtype[Any]] = np.dtype(np.int8)
     scales_dtype: ClassVar[np.dtype[Any]] = np.dtype("<f4")
 

@@ -136,7 +136,9 @@ class Chain:
         Invariant: the frame, the updated memory and the state have the bits of the steps of `write`.
         """
         quantizer, fused = self.quantizer, self.quantizer.fused
-        if fused is None or self.sparsifier is not None or self.coded != UNCODED or self.divisor != 1:
+        if fused is None or quantizer.entropy_coded or self.sparsifier is not None:
+            return None
+        if self.coded != UNCODED or self.divisor != 1:
             return None
         word = self.word(key, segment)
         scales: Scales = np.empty(quantizer.scales_count(x.size), quantizer.scales_dtype)

@@ -6,9 +6,9 @@ Numbers are varints (LEB128). The hash covers the codec's spec, the layout's dig
 codec, model or segment is refused before any of its numbers is used. The header takes at most 16 bytes with one stream,
 and 4 more for each further stream: a segment has at most 64 MiB, so a length takes 28 bits.
 
-`StreamCoders` has the coders of a chain's streams. `delta` or `rice` codes indices. `pack` codes symbols, or `rice`
-where they have at most 8 bits. `pack` codes scales. A compressor at the end of a chain works on each of these streams
-separately. The word of the key is sent as it is.
+`StreamCoders` has the coders of a chain's streams. `delta`, `rice` or `rans` codes indices. `pack` codes symbols, or
+`rice` or `rans` where they have at most 8 bits. `pack` codes scales. A compressor at the end of a chain works on each
+of these streams separately. The word of the key is sent as it is.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import struct
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,7 @@ from thinwire.core.errors import BadPayload
 if TYPE_CHECKING:
     from thinwire.compression.codecs.delta_rice import Delta, Rice
     from thinwire.compression.codecs.pack_zstd import Pack
+    from thinwire.compression.codecs.rans import Rans
     from thinwire.core.types import Vector
 
 NEW_BYTES = ctypes.pythonapi.PyBytes_FromStringAndSize
@@ -196,6 +197,12 @@ def _rice() -> Rice:
     return Rice()
 
 
+def _rans() -> Rans:
+    from thinwire.compression.codecs.rans import Rans
+
+    return Rans()
+
+
 def _delta() -> Delta:
     from thinwire.compression.codecs.delta_rice import Delta
 
@@ -208,59 +215,73 @@ def _pack() -> Pack:
     return Pack()
 
 
+NumberCoder: TypeAlias = Literal["rice", "rans"]  # of indices, and of symbols of at most 8 bits
+
+
 @dataclass(frozen=True)
 class StreamCoders:
     """The coders of a chain. Its `read_*` methods raise BadPayload before memory is allocated for a stream."""
 
-    rice: bool = False
+    named: NumberCoder | None = None
     last: Compressor | None = None
 
     @property
     def specs(self) -> list[str]:
         """Return the specs of the coders that are not always present."""
-        return ["rice"] * self.rice + ([self.last.spec] if self.last else [])
+        return ([self.named] if self.named else []) + ([self.last.spec] if self.last else [])
+
+    @property
+    def _numbers(self) -> Rice | Rans | None:
+        """Return the coder of numbers that the chain names."""
+        if self.named is None:
+            return None
+        return _rans() if self.named == "rans" else _rice()
 
     def indices(self, indices: Indices, of: Sparsifier) -> Stream:
         """Return the stream of sorted indices."""
-        count = b"" if of.fixed else WORD.pack(indices.size)
-        return self.shrink(count + (_rice().pack_indices(indices) if self.rice else _delta().pack(indices)))
+        count, coder = b"" if of.fixed else WORD.pack(indices.size), self._numbers
+        return self.shrink(count + (coder.pack_indices(indices) if coder else _delta().pack(indices)))
 
     def read_indices(self, stream: Stream, size: int, of: Sparsifier) -> Indices:
         """Return the sorted indices under `size` in a stream."""
-        most = of.count(size)
+        most, coder = of.count(size), self._numbers
         data = memoryview(self.grow(stream, self.most_of_indices(size, of)))
         if not of.fixed:
             least = min(1, size)  # the largest value is always sent
             if len(data) < WORD.size or not least <= WORD.unpack(data[: WORD.size])[0] <= most:
                 raise BadPayload("a number of indices that is not valid", why=f"it is {least} to {most}")
             most, data = int(WORD.unpack(data[: WORD.size])[0]), data[WORD.size :]
-        return _rice().unpack_indices(data, most, size) if self.rice else _delta().unpack(data, most, size)
+        return coder.unpack_indices(data, most, size) if coder else _delta().unpack(data, most, size)
 
     def most_of_indices(self, size: int, of: Sparsifier) -> int:
         """Return the largest number of bytes of the indices of a vector of `size`."""
-        most, count = of.count(size), 0 if of.fixed else WORD.size
-        return count + (_rice().max_index_bytes(most, size) if self.rice else _delta().max_bytes(most, size))
+        most, count, coder = of.count(size), 0 if of.fixed else WORD.size, self._numbers
+        return count + (coder.max_index_bytes(most, size) if coder else _delta().max_bytes(most, size))
 
     def symbols(self, symbols: Symbols, of: Quantizer) -> Stream:
         """Return the stream of symbols."""
-        bits = of.bits
-        return self.shrink(_rice().pack_symbols(symbols, bits) if self._rices(of) else _pack().pack(symbols, bits))
+        coder = self._coder_of(of)
+        return self.shrink(coder.pack_symbols(symbols, of.bits) if coder else _pack().pack(symbols, of.bits))
 
     def read_symbols(self, stream: Stream, sent: int, of: Quantizer) -> Symbols:
         """Return `sent` symbols of a stream, still packed if the quantizer can add them so."""
         data = self.grow(stream, self.most_of_symbols(sent, of))
-        if self._rices(of):
-            return _rice().unpack_symbols(data, sent, of.bits)
+        if (coder := self._coder_of(of)) is not None:
+            return coder.unpack_symbols(data, sent, of.bits)
         if of.bits < 8 and isinstance(of, FusedQuantizer):
             return cast("Symbols", _pack().held(data, sent, of.bits))  # `FusedQuantizer` says what it may do with them
         return _pack().unpack(data, sent, of.symbols_dtype, of.bits)
 
     def most_of_symbols(self, sent: int, of: Quantizer) -> int:
         """Return the largest number of bytes of `sent` symbols."""
-        return _rice().max_symbol_bytes(sent, of.bits) if self._rices(of) else packed_bytes(sent, of.bits)
+        coder = self._coder_of(of)
+        return coder.max_symbol_bytes(sent, of.bits) if coder else packed_bytes(sent, of.bits)
 
-    def _rices(self, of: Quantizer) -> bool:
-        return self.rice and of.bits <= 8
+    def _coder_of(self, of: Quantizer) -> Rice | Rans | None:
+        """Return the coder of a quantizer's symbols, or None if they are packed."""
+        if of.entropy_coded:
+            return _rans()
+        return self._numbers if of.bits <= 8 else None
 
     def scales(self, scales: Scales) -> Stream:
         """Return the stream of scales."""

@@ -5,7 +5,8 @@ papers.
     layers = "layers(" PATTERN "=" chain {";" PATTERN "=" chain} ")"
 
 The spec that a codec carries is canonical: exact decimals, one space around ">", and patterns in double quotes. It
-leaves out the coders that are always present (`delta` on indices, `pack` on symbols).
+leaves out the coders that are always present (`delta` on indices, `pack` on symbols; `rans` on the symbols of a
+quantizer that is `entropy_coded`).
 
 Per-tensor rules assign a chain to each tensor by its name: `layers("*.bias"=fp16; *=topk(0.01) > int8)`.
 
@@ -27,7 +28,7 @@ from typing import TYPE_CHECKING, cast
 from thinwire.compression.base import Compressor, Quantizer, Sparsifier, Step
 from thinwire.compression.chain import PLAIN, Chain, SegmentedCodec, TensorGroup
 from thinwire.compression.codecs import STAGES, load, registry
-from thinwire.compression.frame import StreamCoders
+from thinwire.compression.frame import NumberCoder, StreamCoders
 from thinwire.core.errors import CodecError
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def _group(chain: Chain | LowRank, pieces: list[Slice]) -> TensorGroup:
 STAGE = re.compile(r"\s*+([A-Za-z][A-Za-z0-9_]*+)\s*+(?:\(([^()]*+)\)\s*+)?")
 LAYERS = re.compile(r"layers\s*+\((.*)\)", re.DOTALL)
 RULE = re.compile(r"""\s*+(?:"([^"]++)"\s*+|'([^'"]++)'\s*+|([^"'=;\s][^"'=;]*+))=([^"=;]++)(?:;|$)""")
-DELTA, RICE = "delta", "rice"  # coders of the frame, which a chain names by itself
+DELTA, RICE, RANS = "delta", "rice", "rans"  # coders of the frame, which a chain names by itself
 ORDER = {"sparsifier": 0, "lowrank": 0, "quantizer": 1, "coder": 2}
 LONGEST = 4096  # characters of a spec, which every assignment carries
 EXAMPLE, RULES = "topk(0.01) > int8 > zstd", 'layers("*.bias"=fp16; *=topk(0.01) > int8)'
@@ -139,8 +140,9 @@ def _gathered(steps: Sequence[Step]) -> Chain:
     sparsifier = next((step for step in steps if step.role == "sparsifier"), None)
     quantizer = next((step for step in steps if step.role == "quantizer" and step.spec != PLAIN), None) or load(PLAIN)()
     last = next((step for step in steps if isinstance(step, Compressor)), None)
-    rice = any(step.spec == RICE for step in steps)
-    return Chain(cast("Quantizer", quantizer), cast("Sparsifier | None", sparsifier), StreamCoders(rice, last))
+    names = {step.spec for step in steps}
+    named: NumberCoder | None = "rans" if RANS in names else "rice" if RICE in names else None
+    return Chain(cast("Quantizer", quantizer), cast("Sparsifier | None", sparsifier), StreamCoders(named, last))
 
 
 def _nearest(steps: Sequence[Step]) -> Chain | LowRank:
@@ -151,7 +153,7 @@ def _nearest(steps: Sequence[Step]) -> Chain | LowRank:
         from thinwire.compression.codecs.powersgd import LowRank
 
         return LowRank(cast("PowerSgd", low), _cast(replace(chain, sparsifier=None)))
-    return _without_idle_rice(chain)
+    return _without_idle_coder(chain)
 
 
 def _low_rank(spec: str, step: PowerSgd, inner: Chain, codes: list[str]) -> LowRank:
@@ -183,24 +185,30 @@ def _sends_places(chain: Chain) -> bool:
     return chain.sparsifier is not None and not chain.sparsifier.seeded
 
 
-def _rice_works(chain: Chain) -> bool:
-    """Return True if the chain has something for `rice` to code, or no `rice`."""
-    return not chain.coded.rice or _sends_places(chain) or chain.quantizer.bits <= 8
+def _coder_works(chain: Chain) -> bool:
+    """Return True if the chain has something for `rice` or `rans` to code, or names neither."""
+    quantizer = chain.quantizer
+    return not chain.coded.named or _sends_places(chain) or (quantizer.bits <= 8 and not quantizer.entropy_coded)
 
 
-def _without_idle_rice(chain: Chain) -> Chain:
-    return chain if _rice_works(chain) else replace(chain, coded=replace(chain.coded, rice=False))
+def _without_idle_coder(chain: Chain) -> Chain:
+    return chain if _coder_works(chain) else replace(chain, coded=replace(chain.coded, named=None))
 
 
 def _require_work(spec: str, chain: Chain, codes: list[str]) -> None:
     """Raise CodecError if a coder has nothing to code."""
-    places = _sends_places(chain)
-    if DELTA in codes and (chain.coded.rice or not places):
-        why = "rice codes the places already" if places else "it codes the places that a sparsifier sends"
-        raise CodecError(f"delta in {spec!r} has nothing to code", why=why, hint=_without_idle_rice(chain).spec)
-    if not _rice_works(chain):
+    places, named, hint = _sends_places(chain), chain.coded.named, _without_idle_coder(chain).spec
+    if RICE in codes and RANS in codes:
+        why = "rans codes the same numbers, nearer to their entropy"
+        raise CodecError(f"rice in {spec!r} has nothing to code", why=why, hint=hint)
+    if DELTA in codes and (named or not places):
+        why = f"{named} codes the places already" if places else "it codes the places that a sparsifier sends"
+        raise CodecError(f"delta in {spec!r} has nothing to code", why=why, hint=hint)
+    if not _coder_works(chain):
         why = "it codes places that a sparsifier sends, and symbols of at most 8 bits"
-        raise CodecError(f"rice in {spec!r} has nothing to code", why=why, hint=_without_idle_rice(chain).spec)
+        if chain.quantizer.entropy_coded:
+            why = f"the symbols of {chain.quantizer.spec} pass through rans already"
+        raise CodecError(f"{named} in {spec!r} has nothing to code", why=why, hint=hint)
 
 
 def _steps(written: str, spec: str) -> list[Step]:

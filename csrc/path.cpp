@@ -26,6 +26,7 @@
 #include "topk.hpp"
 #include "delta.hpp"
 #include "rice.hpp"
+#include "rans.hpp"
 #include "sparse.hpp"
 #include "lowrank.hpp"
 #include "sums.hpp"

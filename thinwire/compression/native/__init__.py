@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 # Pointers are c_void_p: callers pass addresses of arrays as integers, after they checked dtype, order and size.
 P, I64, I32, U32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_uint32
 F32, F64 = ctypes.c_float, ctypes.c_double
-ABI = 4  # the version of these signatures: change it here and in csrc/paths.cpp whenever one of them changes
+ABI = 5  # the version of these signatures: change it here and in csrc/paths.cpp whenever one of them changes
 SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "finite": (I32, [P, I64]),
     "add_finite": (I32, [P, P, I64, F32]),
@@ -49,6 +49,13 @@ SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "rice_write_symbols": (I32, [P, I64, I32, I64, P, P, P, P]),
     "rice_read_places": (I32, [P, I64, I64, I64, P]),
     "rice_read_symbols": (I32, [P, I64, I64, I32, P]),
+    "rans_counts": (None, [P, I64, P]),
+    "rans_write": (I64, [P, I64, I64, I32, P, P, P, P, I64]),
+    "rans_read": (I64, [P, I64, I64, I64, I32, P, P, P, P, I64, P]),
+    "rans_gaps_at": (I64, [P, I64, P, P]),
+    "rans_gaps_of": (I64, [P, I64, I32, I64, P, P, P, P]),
+    "rans_places": (I32, [P, I64, P, I64, I64, P, P]),
+    "rans_fill": (I32, [P, I64, P, I64, I64, P, P, P]),
     "levels_held": (I32, [P, P, F32, I64, I32, F32, I32, U32, U32, I32, P, P]),
     "sign_held": (I32, [P, P, F32, I64, P, P]),
     "fp16_held": (I32, [P, P, F32, I64, P, P]),

@@ -25,7 +25,8 @@ inline void make_steps(const uint16_t* frequencies, const uint16_t* starts, int 
     }
 }
 
-// Returns the place of the first of `words` that was written; they are written from the end on.
+// Returns the place of the first of `words` that was written; they are written from the end on, and one more is
+// written over before the first.
 inline int64_t rans_write(
     const uint8_t* numbers, int64_t count, int64_t lanes, const Step* steps, uint32_t* states, uint16_t* words, int64_t at) {
     int64_t lane = count % lanes;
@@ -33,16 +34,18 @@ inline int64_t rans_write(
         lane = (lane ? lane : lanes) - 1;
         const Step step = steps[numbers[i]];
         uint32_t x = states[lane];
-        const bool full = x >= step.most;
-        if (full) words[--at] = static_cast<uint16_t>(x);
-        x = full ? x >> 16 : x;
+        const uint32_t full = x >= step.most;  // no branch: it would be guessed wrong every few numbers
+        words[at - 1] = static_cast<uint16_t>(x);
+        at -= full;
+        x >>= 16 * full;
         const uint32_t quotient = static_cast<uint32_t>((static_cast<unsigned __int128>(step.factor) * x) >> 64);
         states[lane] = x + step.start + quotient * step.rest;
     }
     return at;
 }
 
-// Decodes one step of `here` lanes. Returns the place of the next word, or -1 if there are too few.
+// Decodes one step of `here` lanes. Returns the place of the next word. `words` is at least 1; if there are too few, the
+// last one is taken again, and the place returned is behind it.
 inline int64_t rans_step(
     const uint8_t* data, int64_t words, int64_t at, int64_t here, int bits, const uint8_t* slots,
     const uint32_t* frequencies, uint32_t* states, uint8_t* out) {
@@ -52,25 +55,15 @@ inline int64_t rans_step(
         const uint8_t number = slots[slot];
         const uint32_t of = frequencies[number];
         uint32_t x = (of >> 16) * (states[lane] >> bits) + slot - (of & 0xFFFF);
-        if (x < LEAST_STATE) {
-            if (at == words) return -1;
-            uint16_t word;
-            std::memcpy(&word, data + 2 * at++, 2);
-            x = x << 16 | word;
-        }
-        states[lane] = x;
+        const uint32_t takes = x < LEAST_STATE;
+        uint16_t word;
+        std::memcpy(&word, data + 2 * at_most(at, words - 1), 2);
+        at += takes;
+        states[lane] = x << 16 * takes | (word & (0u - takes));  // no branch here either
         out[lane] = number;
     }
     return at;
 }
-
-inline int class_of(uint32_t gap) {
-    if (gap < 8) return static_cast<int>(gap);
-    const int octave = 31 - __builtin_clz(gap);
-    return 4 * (octave - 1) + static_cast<int>(gap >> (octave - 2) & 3);
-}
-
-inline int width_of(int number) { return number < 8 ? 0 : (number >> 2) - 1; }
 
 // Writes the classes of gaps, and the rest of each gap as bits.
 struct GapsOut {
@@ -81,22 +74,17 @@ struct GapsOut {
     GapsOut(uint8_t* to, uint8_t* bits) : classes(to), rest(bits), first(bits) {}
     void put(int64_t place) {
         const uint32_t gap = static_cast<uint32_t>(place - before - 1);
-        const int number = class_of(gap), width = width_of(number);
+        const int width = 29 - __builtin_clz(gap | 4);
         before = place;
-        *classes++ = static_cast<uint8_t>(number);
+        *classes++ = static_cast<uint8_t>((gap >> width) + 4u * static_cast<uint32_t>(width));
         held |= static_cast<uint64_t>(gap & ((1u << width) - 1)) << filled;
         filled += width;
-        if (filled >= 32) {
-            std::memcpy(rest, &held, 4);
-            rest += 4;
-            held >>= 32;
-            filled -= 32;
-        }
+        std::memcpy(rest, &held, 8);
+        rest += filled >> 3;
+        held >>= filled & ~7;
+        filled &= 7;
     }
-    int64_t finish() {
-        for (; filled > 0; filled -= 8, held >>= 8) *rest++ = static_cast<uint8_t>(held);
-        return rest - first;
-    }
+    int64_t finish() const { return rest - first + (filled > 0); }
 };
 
 // Bit i is set if symbol i of the 64 at `symbols` is not the background.
@@ -128,15 +116,12 @@ inline uint64_t others(const int8_t* symbols, int8_t background) {
 struct GapsIn {
     const uint8_t* data;
     int64_t length, bit, before;
-    int64_t next(int number) {
-        const int width = width_of(number);
-        int64_t gap = number;
-        if (number >= 8) {
-            gap = static_cast<int64_t>(4 + (number & 3)) << width;
-            gap += static_cast<int64_t>(bits() & ((uint64_t{1} << width) - 1));
-        }
+    int64_t next(uint32_t number) {
+        const uint32_t octave = number >> 2, width = octave - (octave > 0);
+        const uint64_t gap = static_cast<uint64_t>(number - 4 * width) << width;
+        before += static_cast<int64_t>(gap + (bits() & ((uint64_t{1} << width) - 1))) + 1;
         bit += width;
-        return before += gap + 1;
+        return before;
     }
     uint64_t bits() const {
         uint64_t word = 0;
@@ -193,12 +178,14 @@ TW_EXPORT int64_t TW(rans_read)(
     const uint16_t* frequencies, const uint16_t* starts, uint32_t* states, int64_t count, uint8_t* out) {
     uint32_t both[256];
     for (int n = 0; n < 256; ++n) both[n] = static_cast<uint32_t>(frequencies[n]) << 16 | starts[n];
-    for (int64_t i = 0; i < count && at >= 0; i += lanes)
-        at = rans_step(data, words, at, at_most(lanes, count - i), bits, slots, both, states, out + i);
-    return at;
+    const uint8_t none[2] = {};
+    const uint8_t* from = words ? data : none;
+    for (int64_t i = 0; i < count && at <= words; i += lanes)
+        at = rans_step(from, words ? words : 1, at, at_most(lanes, count - i), bits, slots, both, states, out + i);
+    return at <= words ? at : -1;
 }
 
-// `rest` has room for 3 bytes a place, and 8 more. Returns the number of its bytes.
+// `rest` has room for 3 bytes a place, and 8 more, all of which may be written. Returns the number of its bytes.
 TW_EXPORT int64_t TW(rans_gaps_at)(const int64_t* places, int64_t count, uint8_t* classes, uint8_t* rest) {
     GapsOut gaps(classes, rest);
     for (int64_t i = 0; i < count; ++i) gaps.put(places[i]);

@@ -89,7 +89,7 @@ def write_numbers(parts: Sequence[tuple[Bytes, Model]], lanes: int, spare: int =
     A lane begins in a state of 17 bits, of which 16 are free. `spare` has these bits; it is 0 for more than one lane.
     """
     parts = [(numbers, model) for numbers, model in parts if not model.frequencies.is_certain]
-    words = np.empty(sum(numbers.size for numbers, _ in parts), "<u2")
+    words = np.empty(1 + sum(numbers.size for numbers, _ in parts), "<u2")  # a kernel writes over one more
     states, at, run = np.full(lanes, LEAST_STATE + spare, "<u4"), words.size, kernel("rans_write")
     for numbers, model in reversed(parts):
         if run is None:

@@ -33,6 +33,7 @@ CHAINS = {
     "topk(0.04) > sign > rice",
     "topk(0.01) > qsgd(4) > rice",
     "ternary > rice",
+    "qsgd(4) > rans",
     "threshold(1.5) > sign > rice > zstd",
     "fp16 > zstd",
     'layers("*.bias"=fp16; *=topk(0.1) > int8)',

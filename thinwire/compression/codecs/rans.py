@@ -42,7 +42,7 @@ COMPLEMENT = 254  # where a model of gaps begins: the gaps are of the indices th
 AMPLIFICATION = (
     256  # bytes of a result for each of its stream; before a larger result the stream is read once for nothing
 )
-LONG_TABLE = 16  # numbers: for fewer, measured frequencies are short enough
+LONG_TABLE = 8  # numbers: for fewer, measured frequencies are short enough
 SYMBOLS = tuple((n >> 1) ^ -(n & 1) for n in range(256))  # by number
 
 
@@ -228,10 +228,15 @@ def _sparse(gaps: Gaps, values: Bytes, background: int, bits: int) -> bytes:
     elif width:
         number = np.zeros(256, np.uint8)
         number[of] = np.arange(of.size)
-        even = bytes(Pack().pack(number[values].view(np.int8), width))
+        even = bytes(Pack().pack(_translated(values, number).view(np.int8), width))
     spare, rest = gaps.split_rest()
     words = write_numbers(parts, lanes_for(values.size), spare)
     return b"".join([bytes([form | kind | width << 4]), start, gap_head, head, even, words, rest])
+
+
+def _translated(values: Bytes, by: Bytes) -> Bytes:
+    """Return by[values] for a table of 256 bytes: a tenth of numpy's time."""
+    return np.frombuffer(values.tobytes().translate(by.tobytes()), np.uint8)
 
 
 def _numbered(background: int, bits: int) -> Bytes:
@@ -343,4 +348,4 @@ class SparseStream:
             numbers = unpacked(self.even, self.count, self.width).view(np.uint8) & np.uint8((1 << self.width) - 1)
         if numbers.max() >= self.of.size:
             raise BadPayload(f"a symbol of number {int(numbers.max())}", why=f"all are under {self.of.size}")
-        return self.of[numbers]
+        return _translated(numbers, np.resize(self.of, 256))

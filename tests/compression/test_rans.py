@@ -45,7 +45,7 @@ def normal(size: int, seed: int, bits: int) -> Symbols:
 
 
 def signs(size: int, seed: int, share: float) -> Symbols:
-    return -(np.random.default_rng(seed).random(size) < share).astype(np.int8)
+    return np.where(np.random.default_rng(seed).random(size) < share, -1, 0).astype(np.int8)
 
 
 def near(symbols: Symbols, bits: int, more: float = 0) -> None:
@@ -151,7 +151,7 @@ def test_symbols_are_coded_alike_on_all_paths_and_streams_that_are_none_refused_
             assert np.array_equal(sparse[1], found[found != 0])
         return found.tobytes()
 
-    results = []
+    results = list[tuple[bytes, list[bytes | str]]]()
     for path in PATHS:
         with native.using(path):
             right = RANS.pack_symbols(symbols, bits)
@@ -177,7 +177,7 @@ def test_indices_are_coded_alike_on_all_paths_and_streams_that_are_none_refused_
         except BadPayload:
             return "refused"
 
-    results = []
+    results = list[tuple[bytes, list[bytes | str]]]()
     for path in PATHS:
         with native.using(path):
             right = RANS.pack_indices(indices)

@@ -68,7 +68,7 @@ def power(eighths: int) -> int:
     """Return 2^16 times 2^(eighths / 8), rounded down; `eighths` is at least -128.
 
     >>> power(8), power(1)
-    (131072, 71468)
+    (131072, 71467)
     """
     return isqrt(isqrt(isqrt(1 << (128 + eighths))))
 

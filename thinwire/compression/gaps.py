@@ -23,7 +23,7 @@ Places = NDArray[np.int64]
 MOST_ITEMS = 1 << 26  # no gap is larger
 MEASURED_GAPS = 255  # a model of gaps that is no parameter of `geometric`
 CLASS_BITS = 7
-SPARE = 2  # bytes of the rests that a single lane's first state has
+FREE = 2  # bytes of the rests, which a single lane has in its first state
 CLASS_BYTES = np.arange(CLASSES, dtype=np.uint8)
 
 
@@ -72,11 +72,11 @@ class Gaps:
         return None if found < 0 else (cls(classes[:found], rest[: sizes[0]], int(sizes[1])), values[:found])
 
     def split_rest(self) -> tuple[int, bytes]:
-        """Return the spare bits of the first state, and the rests behind them as a stream ends with them."""
+        """Return the free bits of the first state, and the rests behind them as a stream ends with them."""
         if lanes_for(self.classes.size) > 1:
             return 0, self.rest[::-1].tobytes()
-        whole = self.rest.tobytes().ljust(SPARE, b"\0")
-        return int.from_bytes(whole[:SPARE], "little"), whole[: SPARE - 1 : -1]
+        whole = self.rest.tobytes().ljust(FREE, b"\0")
+        return int.from_bytes(whole[:FREE], "little"), whole[: FREE - 1 : -1]
 
     def model(self) -> tuple[bytes, Model]:
         """Return the shorter model, as the stream has it and as the coder takes it."""
@@ -141,7 +141,7 @@ class GapReader:
             classes = np.empty(min(PART, self.count - first), np.uint8)
             self.words.read(self.model, classes)
             if self.words.lanes == 1:  # so this is the only part
-                data = np.concatenate([data, np.frombuffer(self.words.spare.to_bytes(SPARE, "big"), np.uint8)])
+                data = np.concatenate([data, np.frombuffer(self.words.free.to_bytes(FREE, "big"), np.uint8)])
             if run is None:
                 places = _places(classes, data, state)
                 if places[-1] >= self.size:
@@ -151,9 +151,9 @@ class GapReader:
                 own = (data.ctypes.data, data.size, self.size, state.ctypes.data)
                 if not run(classes.ctypes.data, classes.size, *own, *arguments(first)):
                     raise BadPayload("a place behind the last one", why=f"all are under {self.size}")
-        bits, spare = int(state[0]), SPARE if self.words.lanes == 1 else 0
-        used = max(spare, -(-bits // 8))
-        self.words.finish(used - spare, self.words.spare)
+        bits, free = int(state[0]), FREE if self.words.lanes == 1 else 0
+        used = max(free, -(-bits // 8))
+        self.words.finish(used - free, self.words.free)
         if int.from_bytes(data[data.size - used : data.size - bits // 8].tobytes(), "big") >> bits % 8:
             raise BadPayload("bits behind the last gap", why="they are 0 in what an encoder makes")
 

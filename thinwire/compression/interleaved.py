@@ -25,7 +25,7 @@ from thinwire.core.errors import BadPayload
 Bytes = NDArray[np.uint8]
 
 LEAST_STATE = 1 << 16
-LANE, MOST_LANES = 2048, 256  # a lane has so many numbers at least: its two spare bytes are under 1 % of them
+LANE, MOST_LANES = 2048, 256  # a lane has so many numbers at least: its two free bytes are under 1 % of them
 PART = 1 << 13  # numbers that are counted or decoded at a time; every number of lanes divides it
 
 
@@ -83,14 +83,14 @@ def counts_of(numbers: Bytes) -> list[int]:
     return counts
 
 
-def write_numbers(parts: Sequence[tuple[Bytes, Model]], lanes: int, spare: int = 0) -> bytes:
+def write_numbers(parts: Sequence[tuple[Bytes, Model]], lanes: int, free: int = 0) -> bytes:
     """Return the states and words of these parts; each begins at the first lane.
 
-    A lane begins in a state of 17 bits, of which 16 are free. `spare` has these bits; it is 0 for more than one lane.
+    A lane begins in a state of 17 bits, of which 16 are free. `free` has these bits; it is 0 for more than one lane.
     """
     parts = [(numbers, model) for numbers, model in parts if not model.frequencies.is_certain]
     words = np.empty(1 + sum(numbers.size for numbers, _ in parts), "<u2")  # a kernel writes over one more
-    states, at, run = np.full(lanes, LEAST_STATE + spare, "<u4"), words.size, kernel("rans_write")
+    states, at, run = np.full(lanes, LEAST_STATE + free, "<u4"), words.size, kernel("rans_write")
     for numbers, model in reversed(parts):
         if run is None:
             at = _write_numbers(numbers, model, states, words, at)
@@ -170,13 +170,13 @@ class Words:
         return at
 
     @property
-    def spare(self) -> int:
-        """Return the bits that a single lane had to spare when its encoder began; all numbers are read."""
+    def free(self) -> int:
+        """Return the 16 free bits of a single lane in its first state; all numbers are read."""
         return int(self.states[0]) % LEAST_STATE if self.lanes == 1 else 0
 
-    def finish(self, rest: int = 0, spare: int = 0) -> None:
+    def finish(self, rest: int = 0, free: int = 0) -> None:
         """Raise BadPayload unless the words end where `rest` bytes begin, and the lanes are where an encoder begins."""
         if len(self.data) != 2 * self.at + rest:
             raise BadPayload("a stream that is not as long as its numbers")
-        if (self.states != LEAST_STATE + spare).any():
+        if (self.states != LEAST_STATE + free).any():
             raise BadPayload("a stream that does not end in the state in which an encoder begins")

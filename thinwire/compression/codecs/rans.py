@@ -73,8 +73,8 @@ class Rans(Coder):
             return start
         gaps = Gaps.at(places)
         head, model = gaps.model()
-        spare, rest = gaps.split_rest()
-        words = write_numbers([(gaps.classes, model)], lanes_for(places.size), spare)
+        free, rest = gaps.split_rest()
+        words = write_numbers([(gaps.classes, model)], lanes_for(places.size), free)
         return b"".join([start, head, words, rest])
 
     def unpack_indices(self, data: bytes | memoryview, items: int, size: int) -> Indices:
@@ -229,8 +229,8 @@ def _sparse(gaps: Gaps, values: Bytes, background: int, bits: int) -> bytes:
         number = np.zeros(256, np.uint8)
         number[of] = np.arange(of.size)
         even = bytes(Pack().pack(_translated(values, number).view(np.int8), width))
-    spare, rest = gaps.split_rest()
-    words = write_numbers(parts, lanes_for(values.size), spare)
+    free, rest = gaps.split_rest()
+    words = write_numbers(parts, lanes_for(values.size), free)
     return b"".join([bytes([form | kind | width << 4]), start, gap_head, head, even, words, rest])
 
 

@@ -41,7 +41,8 @@ def normal(size: int, seed: int, bits: int) -> Symbols:
     rng, top = np.random.default_rng(seed), 2 ** (bits - 1) - 1
     x = rng.standard_normal(size)
     levels = x * (top / np.abs(x).max(initial=1e-9))
-    return np.floor(levels + rng.random(size)).clip(-top, top).astype(np.int8)
+    symbols: Symbols = np.floor(levels + rng.random(size)).clip(-top, top).astype(np.int8)
+    return symbols
 
 
 def signs(size: int, seed: int, share: float) -> Symbols:

@@ -11,11 +11,12 @@ struct Levels {
     int count;
 };
 
-inline Levels levels_of(const float* levels, int32_t width) {
+// `table` has the levels, then the borders between them.
+inline Levels levels_of(const float* table, int32_t width) {
     Levels found = {};
     found.count = 1 << (width - 1);
-    for (int i = 0; i < found.count; ++i) found.level[i] = levels[i];
-    for (int i = 0; i + 1 < found.count; ++i) found.border[i] = (levels[i + 1] + levels[i]) * 0.5f;
+    for (int i = 0; i < found.count; ++i) found.level[i] = table[i];
+    for (int i = 0; i + 1 < found.count; ++i) found.border[i] = table[found.count + i];
     return found;
 }
 
@@ -39,8 +40,8 @@ inline __m512i found_among(__m512 place, __m512 borders) {
 #endif
 
 // Writes symbols and returns the sum of each value's magnitude times its level. `out` holds bytes, or bits if the
-// width is 1.
-template <int WIDTH, bool BITS>
+// width is 1. The symbol of a level of 0 has no sign. `TURNED`: the block is rotated to its end already.
+template <int WIDTH, bool BITS, bool TURNED = false>
 inline double symbols_of(
     float* block, int64_t size, float inverse, const Levels& levels, const float* next, uint8_t* out) {
     const int64_t chunks = size < CHUNK ? 1 : size / CHUNK;
@@ -50,6 +51,8 @@ inline double symbols_of(
     const __m512 table = _mm512_castps256_ps512(_mm256_loadu_ps(levels.level));
     const __m512 borders = _mm512_castps256_ps512(_mm256_loadu_ps(levels.border));
     const __m512d only = _mm512_set1_pd(static_cast<double>(levels.level[0]));
+    const __m512i unsigned_least = _mm512_set1_epi32(levels.level[0] == 0 ? 0 : -1);
+    const __m512i all = _mm512_set1_epi32(-1);
     const auto use = [&](int64_t r, int64_t i, Floats turned) {
         if (r % 2 == 0) ahead(next + size / 2 + i * 8 + r * WIDE / 2);
         const __mmask16 negative = _mm512_cmp_ps_mask(turned, _mm512_setzero_ps(), _CMP_LT_OQ);
@@ -68,7 +71,8 @@ inline double symbols_of(
             const __m512 level = _mm512_permutexvar_ps(found, table);
             low_level = _mm512_cvtps_pd(_mm512_castps512_ps256(level));
             high_level = _mm512_cvtps_pd(_mm512_extractf32x8_ps(level, 1));
-            const __m512i symbol = _mm512_xor_si512(found, _mm512_movm_epi32(negative));
+            const __mmask16 has_sign = _mm512_mask_test_epi32_mask(negative, _mm512_or_si512(found, unsigned_least), all);
+            const __m512i symbol = _mm512_xor_si512(found, _mm512_movm_epi32(has_sign));
             _mm_storeu_si128(reinterpret_cast<__m128i*>(out + at), _mm512_cvtepi32_epi8(symbol));
         }
         // The product of two 24-bit significands is exact in a double.
@@ -80,13 +84,13 @@ inline double symbols_of(
     if (WIDTH == 1 && size == LARGEST_BLOCK) {
         between<16>(block, CHUNK, use);
     } else {
-        turn_chunks(block, size);
+        if constexpr (!TURNED) turn_chunks(block, size);
         for (int64_t r = 0; r < chunks; ++r)
             for (int64_t i = 0; i < at_most(CHUNK, size); i += WIDE) use(r, i, loaded(block + r * PITCH + i));
     }
 #else
     (void)next;
-    turn_chunks(block, size);
+    if constexpr (!TURNED) turn_chunks(block, size);
     for (int64_t r = 0; r < chunks; ++r) {
         const int64_t here = at_most(CHUNK, size);
         const float* from = block + r * PITCH;
@@ -103,7 +107,7 @@ inline double symbols_of(
                 nearest = place >= own.border[k] ? own.level[k + 1] : nearest;
             }
             level[i] = nearest;
-            symbol[i] = from[i] < 0 ? ~found : found;
+            symbol[i] = (from[i] < 0) & (nearest > 0) ? ~found : found;
         }
         if constexpr (!BITS)
             for (int64_t i = 0; i < here; ++i) out[r * CHUNK + i] = static_cast<uint8_t>(symbol[i]);
@@ -121,14 +125,29 @@ inline double symbols_of(
     return along;
 }
 
+// As `symbols_of`, with the largest values of a block if none reaches the border.
+template <int WIDTH>
+inline double bytes_of(
+    float* block, int64_t size, float inverse, const Levels& levels, const float* next, uint8_t* out) {
+    const double along = symbols_of<WIDTH, false>(block, size, inverse, levels, next, out);
+    if (WIDTH != 2 || along != 0) return along;
+    uint32_t largest = 0;
+    for (int64_t i = 0; i < size; i += CHUNK) {
+        const uint32_t here = largest_bits(block + i / CHUNK * PITCH, at_most(CHUNK, size - i));
+        largest = here > largest ? here : largest;
+    }
+    Levels lower = levels;
+    lower.border[0] = float_of(largest) * inverse;
+    return symbols_of<WIDTH, false, true>(block, size, inverse, lower, next, out);
+}
+
 template <int WIDTH>
 inline double packed_symbols(
     float* block, int64_t size, float inverse, const Levels& levels, const float* next, int32_t bits, uint8_t* out) {
-    if (bits == 8) return symbols_of<WIDTH, false>(block, size, inverse, levels, next, out);
+    if (bits == 8) return bytes_of<WIDTH>(block, size, inverse, levels, next, out);
     if constexpr (WIDTH == 1) return symbols_of<WIDTH, true>(block, size, inverse, levels, next, out);
     int8_t symbols[LARGEST_BLOCK];
-    const double along =
-        symbols_of<WIDTH, false>(block, size, inverse, levels, next, reinterpret_cast<uint8_t*>(symbols));
+    const double along = bytes_of<WIDTH>(block, size, inverse, levels, next, reinterpret_cast<uint8_t*>(symbols));
     pack_symbols(symbols, size, bits, out);
     return along;
 }

@@ -19,8 +19,11 @@ multiplies by the size itself.
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
@@ -35,11 +38,11 @@ from thinwire.compression.base import (
     shrinkage,
     shrunk,
 )
-from thinwire.compression.codecs import read_whole
+from thinwire.compression.codecs import read_number, read_whole
 from thinwire.compression.codecs.identity_fp16_bf16 import Fp16
 from thinwire.compression.native import GRAIN, each, kernel, require_kernel, stored
 from thinwire.compression.vector_ops import Memory, in_order, partial_sums, write_in_parts
-from thinwire.core.errors import BadPayload
+from thinwire.core.errors import BadPayload, CodecError
 from thinwire.core.prng import lowbias32
 
 if TYPE_CHECKING:
@@ -76,8 +79,19 @@ class Eden(FusedQuantizer):
 
     @classmethod
     def read(cls, argument: str | None) -> Self:
-        """Make the codec from its argument, the bits a value."""
+        """Make the codec from its argument, the bits a value: a whole number, or a number under 1."""
+        if (argument or "").strip().startswith(("0.", ".")):
+            return cls.sparse(argument)
         return cls(read_whole("eden", argument, 1, max(LEVELS), 2))
+
+    @staticmethod
+    def sparse(argument: str | None) -> Any:
+        """Make the codec of less than one bit a value; raise CodecError below `FEWEST_BITS`."""
+        rate = read_number("eden", argument, Decimal(1), "0.1")
+        if rate < FEWEST_BITS:
+            why = f"below {FEWEST_BITS} bits a value a block of {LARGEST} values sends only a few of them"
+            raise CodecError(f"eden({rate:f}) is not valid", why=why, hint=f"eden({FEWEST_BITS})")
+        return SparseEden(rate=rate)
 
     @property
     def spec(self) -> str:
@@ -109,6 +123,12 @@ class Eden(FusedQuantizer):
         return np.array(LEVELS[self.width], np.float32)
 
     @property
+    def borders(self) -> Vector:
+        """Return the magnitudes, in root mean squares, from which on the next level is the nearest."""
+        levels = self.levels
+        return (levels[1:] + levels[:-1]) * np.float32(0.5)
+
+    @property
     def divisor(self) -> float:
         """Return the divisor of the scale."""
         return shrinkage(Unbiased(self.omega), 0.0) if self.fed_back else 1.0
@@ -133,7 +153,8 @@ class Eden(FusedQuantizer):
         self, values: Vector, memory: Memory | None, word: int, bits: int, symbols: NDArray[np.uint8], scales: Scales
     ) -> None:
         """Write symbols of `bits` bits each, and the bytes of a float32 for each block, except for the tail."""
-        table, q, factors = self.levels, symbols.ctypes.data, scales.ctypes.data
+        table = np.concatenate([self.levels, self.borders])
+        q, factors = symbols.ctypes.data, scales.ctypes.data
         args = word, self.width, bits, table.ctypes.data, self.divisor, MOST
         write_in_parts(
             "eden", values, memory, lambda a: (a, *args, _room(), factors + a // GRAIN * 4, q + a * bits // 8)
@@ -163,11 +184,13 @@ class Eden(FusedQuantizer):
         turned = rotate(near, drawn)
         magnitudes = np.abs(turned)
         levels = self.levels
-        borders = (levels[1:] + levels[:-1]) * np.float32(0.5)
-        found = np.searchsorted(borders, magnitudes * np.float32(1 / np.sqrt(square)), side="right").astype(np.int8)
+        places = magnitudes * np.float32(1 / np.sqrt(square))
+        borders = self.borders if levels[0] else np.minimum(self.borders, places.max())
+        found = np.searchsorted(borders, places, side="right").astype(np.int8)
         along = _sum(magnitudes.astype(np.float64) * levels[found].astype(np.float64))
         scale = square / along / self.divisor
-        return np.where(turned < 0, ~found, found), min(float(np.ldexp(scale, exponent)), float(MOST))
+        negative = (turned < 0) & (levels[found] > 0)
+        return np.where(negative, ~found, found), min(float(np.ldexp(scale, exponent)), float(MOST))
 
     def dequantize(self, symbols: Symbols, scales: Scales, span: slice, word: int) -> Vector:
         out = np.empty(span.stop - span.start, np.float32)
@@ -228,6 +251,84 @@ class Drive(Eden):
     @property
     def spec(self) -> str:
         return "drive"
+
+
+FEWEST_BITS = Decimal("0.001")
+
+
+@dataclass(frozen=True)
+class SparseEden(Eden):
+    """Rotates at random and sends the signs of the largest values and one scale a block: `eden(b)` for b below 1.
+
+    A rotated value is sent if its magnitude is at least t root mean squares of its block (`threshold`); the largest
+    one of a block always is. The symbols are 0, 1 and ~1 for the levels 0, 1 and -1, and an entropy coder writes them:
+    h(p) + p bits a value, p being the share that is sent. The scale is that of `eden`, ||x||^2 / <rotated, levels>, so
+    the mean is exact over uniform rotations, and for normal values omega = p / (4 phi(t)^2) - 1. On blocks of fewer
+    than about 1 / p values more is sent than b says.
+
+    There is no state. Error feedback is refused: omega is above 1, and what a residual would hold is noise.
+    """
+
+    width: int = 2
+    rate: Decimal = Decimal("0.1")
+    entropy_coded: ClassVar[bool] = True
+
+    @property
+    def spec(self) -> str:
+        return f"eden({self.rate:f})"
+
+    @property
+    def levels(self) -> Vector:
+        return np.array([0, 1], np.float32)
+
+    @property
+    def borders(self) -> Vector:
+        return np.array([threshold(self.rate)], np.float32)
+
+    @property
+    def omega(self) -> float:
+        """Return the variance on normal values, p / (4 phi(t)^2) - 1."""
+        t = threshold(self.rate)
+        return share_beyond(t) / (4 * (math.exp(-t * t / 2) / math.sqrt(2 * math.pi)) ** 2) - 1
+
+    def under_feedback(self) -> Self:
+        """Raise CodecError: there is no form for error feedback."""
+        raise CodecError(
+            f"feedback around {self.spec!r} is of no use",
+            why=f"it is unbiased with a variance of {self.omega:.3g} times the update, which a residual would pile up",
+            hint='[uplink] feedback = "none", or a codec that contracts: topk(0.01)',
+        )
+
+
+def share_beyond(t: float) -> float:
+    """Return the share of normal values whose magnitude is at least `t` standard deviations."""
+    return math.erfc(t / math.sqrt(2))
+
+
+def bits_beyond(t: float) -> float:
+    """Return the entropy in bits a value of which normal values are beyond `t`, and of their signs.
+
+    >>> round(bits_beyond(2.5), 3)
+    0.109
+    """
+    p = share_beyond(t)
+    return p - p * math.log2(p) - (1 - p) * math.log1p(-p) / math.log(2)
+
+
+@functools.cache
+def threshold(rate: Decimal) -> float:
+    """Return the threshold t at which normal values take `rate` bits each, the nearest multiple of 1/4096.
+
+    So coarse a grid gives each machine the same t, whatever the last bits of its exponentials are.
+
+    >>> threshold(Decimal("0.109"))
+    2.500244140625
+    """
+    low, high = 1.0, 6.0  # bits fall from 1.2 to 7e-8
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if bits_beyond(middle) > rate else (low, middle)
+    return round(low * 4096) / 4096
 
 
 def _room() -> object:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.codec_examples import SPECS, layout_of, made
+from tests.support.codec_examples import SPECS, layout_of, made, takes_feedback
 from thinwire.compression import feedback, native, parse
 from thinwire.compression.base import BoundCodec
 from thinwire.compression.feedback import ef21
@@ -144,7 +144,9 @@ def test_what_is_held_and_is_no_vector_of_this_size_is_refused_before_a_kernel_r
     wrong: tuple[Any, ...] = (
         x[:-1].copy(), x[:1].copy(), np.append(x, x[:1]), GIVEN[:600:2], x.astype(np.float64), x.reshape(1, 300),
     )  # fmt: skip
-    for codec in (*bound(spec, layout_of(x.size, spec)), feedback(parse(spec), 0.9).bind(layout_of(x.size, spec))):
+    layout = layout_of(x.size, spec)
+    with_momentum = [feedback(parse(spec), 0.9).bind(layout)] if takes_feedback(spec) else []
+    for codec in (*bound(spec, layout), *with_momentum):
         for name in codec.init().keys() & {"residual", "reference", "momentum"}:
             for bad in wrong:
                 refused(codec, x.copy(), {**codec.init(), name: bad}, ValueError)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.codec_examples import QUANTIZERS, SPARSIFIERS, SPECS, layout_of, made
+from tests.support.codec_examples import QUANTIZERS, SPARSIFIERS, SPECS, layout_of, made, takes_feedback
 from thinwire.compression import NoGuarantee, feedback, native, parse
 from thinwire.compression.feedback import ef21, inside
 from thinwire.compression.native import using_threads
@@ -14,7 +14,11 @@ from thinwire.compression.vector_ops import CACHED
 from thinwire.core import Key
 from thinwire.core.types import Vector
 
-FOLLOWED = [spec for spec in SPECS if not isinstance(inside(parse(spec), layout_of(9, spec)).kind, NoGuarantee)]
+FOLLOWED = [
+    spec
+    for spec in SPECS
+    if takes_feedback(spec) and not isinstance(inside(parse(spec), layout_of(9, spec)).kind, NoGuarantee)
+]
 LONG = [*QUANTIZERS, *SPARSIFIERS, "topk(0.01) > int8 > rice"]
 
 

@@ -15,6 +15,7 @@ from thinwire.conformance.codec_suite import (
     layout_of,
     made,
     rotates,
+    takes_feedback,
     vectors,
 )
 from thinwire.core import Key
@@ -23,7 +24,8 @@ from thinwire.core.types import Vector
 
 __all__ = [
     "CHAINS", "QUANTIZERS", "SPARSIFIERS", "SPECS", "decoded", "dense", "drawn", "fixed_vector", "has_low_rank",
-    "is_ours_alone", "layout_of", "made", "rotates", "vectors",
+    "is_ours_alone", "layout_of", "made", "rotates", "takes_feedback",
+    "vectors",
 ]  # fmt: skip
 
 CHAINS = {

@@ -21,9 +21,10 @@ from thinwire.compression.base import BoundCodec, ErrorBound, contraction
 from thinwire.compression.chain import Chain
 from thinwire.compression.codecs import registry
 from thinwire.compression.codecs.powersgd import LowRank
+from thinwire.compression.feedback import BoundFeedback
 from thinwire.compression.spec import chains
 from thinwire.core import Key, Layout
-from thinwire.core.errors import BadPayload, NonFiniteUpdate
+from thinwire.core.errors import BadPayload, CodecError, NonFiniteUpdate
 from thinwire.core.types import Vector
 
 
@@ -44,6 +45,22 @@ def drawn(spec: str) -> bool:
 def has_low_rank(spec: str) -> bool:
     """Return True if the codec sends factors of matrices."""
     return any(isinstance(chain, LowRank) for chain in chains(parse(spec)))
+
+
+def takes_feedback(spec: str) -> bool:
+    """Return True unless error feedback refuses the codec, as it does where a residual would diverge."""
+    try:
+        feedback(parse(spec)).bind(layout_of(600, spec))
+    except CodecError:
+        return False
+    return True
+
+
+def in_feedback(spec: str, layout: Layout) -> BoundFeedback:
+    """Return the codec inside error feedback; skip the test if error feedback refuses it."""
+    if not takes_feedback(spec):
+        pytest.skip(f"error feedback refuses {spec}")
+    return feedback(parse(spec)).bind(layout)
 
 
 def is_ours_alone(spec: str) -> bool:
@@ -127,7 +144,8 @@ def test_zero_stays_zero(spec: str, n: int) -> None:
 @given(x=vectors(), bad=st.sampled_from([np.nan, np.inf, -np.inf]), place=st.integers(0, 4999))
 def test_what_is_not_finite_is_refused_and_nothing_is_changed(spec: str, x: Vector, bad: float, place: int) -> None:
     """NaN and infinity raise NonFiniteUpdate, and the state keeps its values."""
-    codec = feedback(parse(spec)).bind(layout_of(x.size, spec))
+    bare = parse(spec).bind(layout_of(x.size, spec))
+    codec = in_feedback(spec, bare.layout) if takes_feedback(spec) else bare
     state = {name: array + np.float32(0.5) for name, array in codec.init().items()}
     before = {name: array.copy() for name, array in state.items()}
     x[place % x.size] = bad
@@ -166,7 +184,7 @@ def test_the_error_keeps_within_its_kind(spec: str, x: Vector) -> None:
 @given(x=vectors())
 def test_what_is_left_keeps_within_the_kind_inside_a_residual(spec: str, x: Vector) -> None:
     """The residual keeps the bound of the kind inside error feedback."""
-    codec = feedback(parse(spec)).bind(layout_of(x.size, spec))
+    codec = in_feedback(spec, layout_of(x.size, spec))
 
     def left(key: int) -> Vector:
         return codec.encode(x.copy(), codec.init(), Key(key)).state["residual"].astype(np.float64)
@@ -185,7 +203,8 @@ def _keeps_within(kind: ErrorBound, spec: str, x: Vector, error: Callable[[int],
     whole = float((x.astype(np.float64) ** 2).sum())
     room = 4 * np.std(errors) / np.sqrt(keys)
     if drawn(spec):  # one value may hold nearly all of the norm, and no key may select it
-        room = max(room, 4 * np.sqrt(bound * (1 - bound) / keys) * whole)
+        spread = abs(bound - 1) * bound**0.5 if isinstance(kind, Unbiased) else (bound * (1 - bound)) ** 0.5
+        room = max(room, 4 * spread / keys**0.5 * whole)
     if rotates(spec):
         room += NEARLY * bound * whole
     assert np.mean(errors) <= bound * (1 + 1e-5) * whole + room
@@ -241,7 +260,7 @@ def test_the_support_holds_all_that_was_sent(spec: str, x: Vector) -> None:
 @given(x=vectors(furthest=60), seed=st.integers(0, 1000))
 def test_what_was_sent_and_what_is_left_are_what_was_given(spec: str, x: Vector, seed: int) -> None:
     """The decoded update plus the new residual is the update plus the old residual."""
-    codec = feedback(parse(spec)).bind(layout_of(x.size, spec))
+    codec = in_feedback(spec, layout_of(x.size, spec))
     state = codec.init()
     state["residual"][:] = made(x.size, seed, "normal", 0)
     before = x.copy() + state["residual"]
@@ -253,7 +272,7 @@ def test_what_was_sent_and_what_is_left_are_what_was_given(spec: str, x: Vector,
 
 def test_under_feedback_the_residual_stays_bounded(spec: str) -> None:
     """The residual stays bounded over 500 steps."""
-    codec = feedback(parse(spec)).bind(layout_of(400, spec))
+    codec = in_feedback(spec, layout_of(400, spec))
     delta = contraction(codec.kind)
     state, largest = codec.init(), 0.0
     for step in range(500):
@@ -267,7 +286,7 @@ def test_under_feedback_the_residual_stays_bounded(spec: str) -> None:
 def test_a_residual_survives_a_switch_of_codec(spec: str) -> None:
     """A second codec sends the residual that the first one left."""
     layout, x = layout_of(300, spec), made(300, 1, "normal", 0)
-    first, second = feedback(parse(spec)).bind(layout), feedback(parse("identity")).bind(layout)
+    first, second = in_feedback(spec, layout), feedback(parse("identity")).bind(layout)
     sent = first.encode(x.copy(), first.init(), Key(1))
     rest = second.encode(np.zeros(300, np.float32), sent.state, Key(2))
     total = first.decode(sent.payload) + second.decode(rest.payload)
@@ -278,7 +297,7 @@ def test_a_residual_survives_a_switch_of_codec(spec: str) -> None:
 def test_a_refund_goes_into_the_residual_alone(spec: str) -> None:
     """A refund returns a new residual and does not write to the old state."""
     layout, x = layout_of(300, spec), made(300, 1, "normal", 0)
-    codec = feedback(parse(spec)).bind(layout)
+    codec = in_feedback(spec, layout)
     sent = codec.encode(x.copy(), codec.init(), Key(1))
     kept = sent.state["residual"].copy()
     back = codec.refund(sent.payload, sent.state)

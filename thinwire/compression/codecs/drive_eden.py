@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thinwire.compression.base import (
+    Contractive,
     ErrorBound,
     FusedQuantizer,
     Scales,
@@ -69,7 +70,14 @@ class Eden(FusedQuantizer):
     (1 + omega). A tail of fewer than 64 values is sent as fp16.
     """
 
-    examples: ClassVar[tuple[str, ...]] = ("eden(2)", "eden(1)", "eden(3)", "topk(0.3) > eden(4)")
+    examples: ClassVar[tuple[str, ...]] = (
+        "eden(2)",
+        "eden(1)",
+        "eden(3)",
+        "eden(0.1)",
+        "eden(0.6)",
+        "topk(0.3) > eden(4)",
+    )
     paper: ClassVar[str] = "Vargaftik et al. 2022"
     rotates: ClassVar[bool] = True
     seeded: ClassVar[bool] = True
@@ -78,19 +86,15 @@ class Eden(FusedQuantizer):
     fed_back: bool = False
 
     @classmethod
-    def read(cls, argument: str | None) -> Self:
-        """Make the codec from its argument, the bits a value: a whole number, or a number under 1."""
-        if (argument or "").strip().startswith(("0.", ".")):
-            return cls.sparse(argument)
-        return cls(read_whole("eden", argument, 1, max(LEVELS), 2))
-
-    @staticmethod
-    def sparse(argument: str | None) -> Any:
-        """Make the codec of less than one bit a value; raise CodecError below `FEWEST_BITS`."""
+    def read(cls, argument: str | None) -> Eden:
+        """Make the codec from its argument, the bits a value: a whole number, or one below 1 (`SparseEden`)."""
+        said = (argument or "").strip()
+        if not said.startswith(("0.", ".")):
+            return cls(read_whole("eden", argument, 1, max(LEVELS), 2))
         rate = read_number("eden", argument, Decimal(1), "0.1")
-        if rate < FEWEST_BITS:
-            why = f"below {FEWEST_BITS} bits a value a block of {LARGEST} values sends only a few of them"
-            raise CodecError(f"eden({rate:f}) is not valid", why=why, hint=f"eden({FEWEST_BITS})")
+        if not FEWEST_BITS <= rate < 1:
+            why = f"it takes a whole number up to {max(LEVELS)}, or one from {FEWEST_BITS} to below 1"
+            raise CodecError(f"eden({said}) is not valid", why=why, hint=f"eden({FEWEST_BITS})")
         return SparseEden(rate=rate)
 
     @property
@@ -291,13 +295,13 @@ class SparseEden(Eden):
         t = threshold(self.rate)
         return share_beyond(t) / (4 * (math.exp(-t * t / 2) / math.sqrt(2 * math.pi)) ** 2) - 1
 
-    def under_feedback(self) -> Self:
-        """Raise CodecError: there is no form for error feedback."""
-        raise CodecError(
-            f"feedback around {self.spec!r} is of no use",
-            why=f"it is unbiased with a variance of {self.omega:.3g} times the update, which a residual would pile up",
-            hint='[uplink] feedback = "none", or a codec that contracts: topk(0.01)',
-        )
+    def kind(self) -> ErrorBound:
+        """Return the error bound; inside error feedback that of no contraction, which is refused."""
+        return Contractive(0.0) if self.fed_back else Unbiased(self.omega)
+
+    @property
+    def divisor(self) -> float:
+        return 1.0
 
 
 def share_beyond(t: float) -> float:

@@ -18,10 +18,11 @@ from thinwire.compression.base import (
     Indices,
     SeededSparsifier,
     Sparsifier,
+    Unbiased,
 )
 from thinwire.compression.codecs import read_number, read_ratio
 from thinwire.compression.vector_ops import MAGNITUDE, maxima, reaching, require_finite, rms
-from thinwire.core.errors import NonFiniteUpdate
+from thinwire.core.errors import CodecError, NonFiniteUpdate
 from thinwire.core.prng import lowbias32
 
 if TYPE_CHECKING:
@@ -131,6 +132,7 @@ def guessed(values: Vector, count: int) -> tuple[np.uint32, float]:
     return np.uint32(np.partition(sample, size - rank)[size - rank]), rank / size
 
 
+LARGEST = np.finfo(np.float32).max
 ROUNDS = 4
 GOLDEN = 0x9E3779B9
 
@@ -139,14 +141,40 @@ GOLDEN = 0x9E3779B9
 class RandK(RatioSparsifier, SeededSparsifier):
     """Sends the share r of values at random indices, which encoder and decoder derive from a seed in the frame.
 
-    Contractive with delta = r in expectation (Stich et al. 2018). It does not scale by 1/r: that would be unbiased, and
-    would diverge under error feedback. The indices are the first k of a permutation of all. The permutation is a
+    Contractive with delta = r in expectation (Stich et al. 2018). `randk(r, unbiased)` sends the values times n/k, so
+    that the mean is exact and omega = 1/r - 1; error feedback refuses that form, around which it would diverge. Values
+    that would overflow are sent as the largest finite number. The indices are the first k of a permutation of all. The permutation is a
     Feistel network with four rounds on the next larger even number of bits, walked until it returns into the range
     (Black and Rogaway 2002).
     """
 
-    examples: ClassVar[tuple[str, ...]] = ("randk(0.1)", "randk(0.5) > int8")
+    examples: ClassVar[tuple[str, ...]] = ("randk(0.1)", "randk(0.5) > int8", "randk(0.1, unbiased) > eden(1)")
     paper: ClassVar[str] = "Stich et al. 2018; Black and Rogaway 2002"
+    unbiased: bool = False
+
+    @classmethod
+    def read(cls, argument: str | None) -> Self:
+        """Make the codec from its argument: the ratio, and `unbiased` for values times 1/r."""
+        ratio, comma, word = (argument or "").partition(",")
+        if comma and word.strip() != "unbiased":
+            why, hint = "beside its ratio it takes the word unbiased", f"randk({ratio.strip()}, unbiased)"
+            raise CodecError(f"randk({argument}) is not valid", why=why, hint=hint)
+        return cls(read_ratio("randk", ratio), bool(comma))
+
+    @property
+    def spec(self) -> str:
+        return f"randk({self.ratio:f}, unbiased)" if self.unbiased else super().spec
+
+    def kind(self) -> ErrorBound:
+        return Unbiased(float(1 / self.ratio) - 1) if self.unbiased else super().kind()
+
+    def select(self, values: Vector, word: int) -> tuple[Indices, Vector]:
+        places, sent = super().select(values, word)
+        if self.unbiased:
+            with np.errstate(over="ignore"):
+                sent *= np.float32(values.size / max(1, places.size))
+            np.clip(sent, -LARGEST, LARGEST, out=sent)
+        return places, sent
 
     def places(self, size: int, word: int) -> Indices:
         half = max(1, -(-max(size - 1, 1).bit_length() // 2))

@@ -70,30 +70,45 @@ class Turned {
     float together_[1 << TOGETHER][TOGETHER];
 };
 
+// The rows of a rotated block in chunks of floats.
+struct FloatRows {
+    const float* block;
+    float one(int64_t i) const { return block[i / CHUNK * PITCH + i % CHUNK]; }
+    Floats row(int64_t i) const { return loaded(block + i / CHUNK * PITCH + i % CHUNK); }
+};
+
 // to[first .. last] (+)= factor * (scale * value), times the random signs.
-template <bool ADDS>
+template <bool ADDS, class Rows>
 inline void turn_back(
-    const float* block, const Signs& signs, int64_t first, int64_t last, float scale, float factor, float* to) {
+    Rows rows, const Signs& signs, int64_t first, int64_t last, float scale, float factor, float* to) {
     Words products[RADIX];
     for (int r = 0; r < RADIX; ++r) products[r] = signs.below(static_cast<uint32_t>(r * WIDE), GROUP);
     const auto one = [&](int64_t i) {
-        const float turned = block[i / CHUNK * PITCH + i % CHUNK];
+        const float turned = rows.one(i);
         const float value = float_of(bits_of(turned) ^ signs.of(static_cast<uint32_t>(i))) * scale * factor;
         to[i] = ADDS ? to[i] + value : value;
     };
     int64_t i = first;
     for (; i < last && i % GROUP; ++i) one(i);
     for (; i + GROUP <= last; i += GROUP) {
-        const float* from = block + i / CHUNK * PITCH + i % CHUNK;
         const uint32_t above = signs.above(static_cast<uint32_t>(i), GROUP);
 #pragma GCC unroll 16
         for (int r = 0; r < RADIX; ++r) {
-            const Floats value = Signs::on(loaded(from + r * WIDE), products[r] + above) * scale * factor;
+            const Floats value = Signs::on(rows.row(i + r * WIDE), products[r] + above) * scale * factor;
             float* here = to + i + r * WIDE;
             stored(here, ADDS ? loaded(here) + value : value);
         }
     }
     for (; i < last; ++i) one(i);
+}
+
+template <class Rows>
+inline void turn_back_from(
+    Rows rows, const Signs& signs, int64_t first, int64_t last, float scale, float factor, int32_t adds, float* to) {
+    if (adds)
+        turn_back<true>(rows, signs, first, last, scale, factor, to);
+    else
+        turn_back<false>(rows, signs, first, last, scale, factor, to);
 }
 
 }  // namespace
@@ -121,11 +136,7 @@ TW_EXPORT void TW(eden_add)(
         std::memcpy(&scale, scales, 4);
         const Signs signs(static_cast<uint32_t>(at), word);
         const int64_t first = at > start ? 0 : start - at, last = at_most(here, stop - at);
-        float* to = into + (at - start);
-        if (adds)
-            turn_back<true>(block, signs, first, last, scale, factor, to);
-        else
-            turn_back<false>(block, signs, first, last, scale, factor, to);
+        turn_back_from(FloatRows{block}, signs, first, last, scale, factor, adds, into + (at - start));
     }
 }
 

@@ -148,7 +148,7 @@ TW_EXPORT uint32_t TW(lattice_add)(
     for (int64_t at = 0; at < size; at += CHUNK) {
         const int64_t here = at_most(CHUNK, size - at);
         if (rotate) {
-            turn_back<false>(values, signs, at, at + here, 1.0f, factor, back - at);
+            turn_back<false>(FloatRows{values}, signs, at, at + here, 1.0f, factor, back - at);
         } else {
             const float* chunk = values + at / CHUNK * PITCH;
             for (int64_t i = 0; i < here; ++i) back[i] = chunk[i] * factor;

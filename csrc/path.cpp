@@ -1,6 +1,7 @@
 // One path: every kernel, compiled for one instruction set. TW_PATH is its name and the suffix of every symbol.
 #include <math.h>  // functions of doubles only: those of C, which no path compiles
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -36,5 +37,6 @@
 #include "eden_block.hpp"
 #include "eden.hpp"
 #include "eden_add.hpp"
+#include "eden_sparse.hpp"
 #include "lattice.hpp"
 #include "sampler.hpp"

@@ -83,24 +83,25 @@ class Signs {
     const uint32_t key_;
 };
 
-// a - b as a fused step, which is exact for a factor of 1: on processors with separate fused units both kinds of units
-// share the work.
-inline Floats difference(Floats a, Floats b) {
-#ifdef __AVX512F__
-    return _mm512_fnmadd_ps(b, _mm512_set1_ps(1.0f), a);
-#else
+template <class Row>
+inline Row difference(Row a, Row b) {
     return a - b;
-#endif
 }
 
+#ifdef __AVX512F__
+// a - b as a fused step, which is exact for a factor of 1: on processors with separate fused units both kinds of units
+// share the work.
+inline Floats difference(Floats a, Floats b) { return _mm512_fnmadd_ps(b, _mm512_set1_ps(1.0f), a); }
+#endif
+
 // Butterflies between rows.
-template <int ROWS, int H = 1>
-inline void across(Floats* row) {
+template <int ROWS, int H = 1, class Row>
+inline void across(Row* row) {
     if constexpr (H < ROWS) {
 #pragma GCC unroll 16
         for (int i = 0; i < ROWS / 2; ++i) {
             const int low = i / H * 2 * H + i % H;
-            const Floats a = row[low], b = row[low + H];
+            const Row a = row[low], b = row[low + H];
             row[low] = a + b;
             row[low + H] = difference(a, b);
         }

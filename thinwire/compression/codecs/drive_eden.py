@@ -223,11 +223,7 @@ class Eden(FusedQuantizer):
         size, start, factors, table, to = symbols.size, span.start, scales.ctypes.data, self.levels, into.ctypes.data
         args, levels = (*stored(symbols), factors, size), (word, self.width, table.ctypes.data, factor, adds)
         each(start, span.stop, lambda a, b: run(*args, a, b, *levels, _room(), to + 4 * (a - start)))
-        rotated = rotated_size(symbols.size)
-        first = max(rotated, span.start)
-        if first < span.stop:
-            tail = tail_of(scales, symbols.size)[first - rotated : span.stop - rotated] * factor
-            into[first - span.start :] = into[first - span.start :] + tail if adds else tail
+        add_tail(scales, size, span, factor, adds, into)
         return True
 
     def check(self, symbols: Symbols, scales: Scales) -> None:
@@ -302,6 +298,20 @@ class SparseEden(Eden):
     @property
     def divisor(self) -> float:
         return 1.0
+
+    def add(
+        self, symbols: Symbols, scales: Scales, span: slice, word: int, factor: np.float32, adds: bool, into: Vector
+    ) -> bool:
+        """Add or replace decoded values with a fused kernel, as `FusedQuantizer.add` does."""
+        run = kernel("eden_sparse_add")
+        if run is None:
+            return False
+        places, values = nonzero(symbols)
+        size, start, to = symbols.size, span.start, into.ctypes.data
+        args = places.ctypes.data, values.ctypes.data, places.size, scales.ctypes.data, size
+        each(start, span.stop, lambda a, b: run(*args, a, b, word, factor, adds, _room(), to + 4 * (a - start)))
+        add_tail(scales, size, span, factor, adds, into)
+        return True
 
 
 def share_beyond(t: float) -> float:
@@ -388,6 +398,22 @@ def tail_of(scales: Scales, size: int) -> Vector:
     at = 4 * len(block_sizes(size))
     halves = scales[at + 1 :].view("<f2")
     return TAIL.dequantize(halves, scales[at : at + 1].view(np.int8), slice(0, halves.size), 0)
+
+
+def add_tail(scales: Scales, size: int, span: slice, factor: np.float32, adds: bool, into: Vector) -> None:
+    """Add or replace the values of the tail that are in `span`, times `factor`."""
+    rotated = rotated_size(size)
+    first = max(rotated, span.start)
+    if first < span.stop:
+        tail = tail_of(scales, size)[first - rotated : span.stop - rotated] * factor
+        into[first - span.start :] = into[first - span.start :] + tail if adds else tail
+
+
+def nonzero(symbols: Symbols) -> tuple[NDArray[np.int64], NDArray[np.int8]]:
+    """Return the places of the symbols that are not 0, and those symbols."""
+    dense = symbols[: symbols.size]
+    places = np.flatnonzero(dense)
+    return places, dense[places]
 
 
 def check_scales(spec: str, scales: Scales, size: int) -> None:

@@ -90,6 +90,7 @@ SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "eden_encode": (I32, [P, I64, U32, U32, I32, I32, P, F64, F32, P, P, P]),
     "eden_held": (I32, [P, P, F32, I64, U32, U32, I32, I32, P, F64, F32, P, P, P]),
     "eden_add": (None, [P, I32, P, I64, I64, I64, U32, I32, P, F32, I32, P, P]),
+    "eden_sparse_add": (None, [P, P, I64, P, I64, I64, I64, U32, F32, I32, P, P]),
     "eden_room": (I64, []),
     "lattice_squares": (None, [P, P, I64, I64, P]),
     "lattice_round": (U32, [P, P, I64, I64, I64, I64, F32, F32, I32, U32, I32, P, P, I32, P]),

@@ -1,0 +1,177 @@
+// Decodes eden(b) for b below 1 into a sum: rotates back in 16-bit integers what was sent, 1 and -1. Sums of up to 32767
+// of them are exact there and in float32, so the order of additions is free, and bits are those of `eden_add`.
+#pragma once
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int SHORT_LANES = 32;
+#elif defined(__AVX2__)
+constexpr int SHORT_LANES = 16;
+#else
+constexpr int SHORT_LANES = 8;
+#endif
+typedef int16_t Shorts __attribute__((vector_size(2 * SHORT_LANES)));
+
+constexpr int64_t ROW = 32;  // values whose butterflies are looked up
+constexpr int64_t SHORT_CHUNK = 1 << 13;  // 16 KiB
+constexpr int64_t MOST_SHORTS = 32767;
+constexpr int SHORT_RADIX = SHORT_LANES == 16 ? 8 : 16;
+
+inline Shorts shorts_at(const int16_t* from) {
+    Shorts row;
+    std::memcpy(&row, from, sizeof row);
+    return row;
+}
+
+// The rows of a rotated block of 16-bit integers.
+struct ShortRows {
+    const int16_t* block;
+    float one(int64_t i) const { return static_cast<float>(block[i]); }
+    Floats row(int64_t i) const {
+#if defined(__AVX512F__) || defined(__AVX2__) || defined(__ARM_NEON)
+        typedef int16_t Some __attribute__((vector_size(2 * WIDE)));
+        Some some;
+        std::memcpy(&some, block + i, sizeof some);
+        return __builtin_convertvector(some, Floats);
+#else
+        return one(i);
+#endif
+    }
+};
+
+// The butterflies of 1 and of -1 at each place of a row.
+struct Patterns {
+    int16_t of[2][ROW][ROW];
+    Patterns() {
+        for (int i = 0; i < ROW; ++i)
+            for (int j = 0; j < ROW; ++j) {
+                of[0][i][j] = __builtin_parity(static_cast<unsigned>(i & j)) ? -1 : 1;
+                of[1][i][j] = static_cast<int16_t>(-of[0][i][j]);
+            }
+    }
+};
+
+template <int ROWS>
+inline void short_rows(int16_t* block, int64_t size, int64_t distance) {
+    for (int64_t from = 0; from < size; from += ROWS * distance)
+        for (int64_t i = from; i < from + distance; i += SHORT_LANES) {
+            Shorts row[ROWS];
+#pragma GCC unroll 16
+            for (int r = 0; r < ROWS; ++r) row[r] = shorts_at(block + i + r * distance);
+            across<ROWS>(row);
+#pragma GCC unroll 16
+            for (int r = 0; r < ROWS; ++r) std::memcpy(block + i + r * distance, &row[r], sizeof row[r]);
+        }
+}
+
+// Butterflies of the distances from `distance` to size / 2.
+inline void short_rows_from(int16_t* block, int64_t size, int64_t distance) {
+    for (; distance * SHORT_RADIX <= size; distance *= SHORT_RADIX) short_rows<SHORT_RADIX>(block, size, distance);
+    if (distance * 8 == size) short_rows<8>(block, size, distance);
+    if (distance * 4 == size) short_rows<4>(block, size, distance);
+    if (distance * 2 == size) short_rows<2>(block, size, distance);
+}
+
+// The block of the values that were sent, rotated back except for signs and scale.
+inline void short_block(
+    const int64_t* places, const int8_t* symbols, int64_t count, int64_t first, int64_t size, const Patterns& patterns,
+    int16_t* block) {
+    std::memset(block, 0, static_cast<size_t>(size) * sizeof *block);
+    for (int64_t k = 0; k < count; ++k) {
+        const int64_t place = places[k] - first;
+        const int16_t* pattern = patterns.of[symbols[k] < 0][place % ROW];
+        int16_t* row = block + place / ROW * ROW;
+        for (int j = 0; j < ROW; ++j) row[j] = static_cast<int16_t>(row[j] + pattern[j]);
+    }
+    const int64_t chunk = at_most(SHORT_CHUNK, size);
+    for (int64_t i = 0; i < size; i += chunk) short_rows_from(block + i, chunk, ROW);
+}
+
+// The last butterflies of a whole block of the largest size, then `turn_back`.
+template <bool ADDS>
+inline void last_rows(const int16_t* block, const Signs& signs, float scale, float factor, float* to) {
+    constexpr int CHUNKS = LARGEST_BLOCK / SHORT_CHUNK;
+    Words products[RADIX];
+    for (int r = 0; r < RADIX; ++r) products[r] = signs.below(static_cast<uint32_t>(r * WIDE), GROUP);
+    for (int64_t i = 0; i < SHORT_CHUNK; i += SHORT_LANES) {
+        Shorts row[CHUNKS];
+#pragma GCC unroll 8
+        for (int r = 0; r < CHUNKS; ++r) row[r] = shorts_at(block + i + r * SHORT_CHUNK);
+        across<CHUNKS>(row);
+#pragma GCC unroll 8
+        for (int r = 0; r < CHUNKS; ++r) {
+            int16_t turned[SHORT_LANES];
+            std::memcpy(turned, &row[r], sizeof turned);
+            const int64_t at = i + r * SHORT_CHUNK;
+            const uint32_t above = signs.above(static_cast<uint32_t>(at), GROUP);
+#pragma GCC unroll 8
+            for (int j = 0; j < SHORT_LANES; j += WIDE) {
+                const Words product = products[(at + j) % GROUP / WIDE] + above;
+                const Floats value = Signs::on(ShortRows{turned}.row(j), product) * scale * factor;
+                stored(to + at + j, ADDS ? loaded(to + at + j) + value : value);
+            }
+        }
+    }
+}
+
+// The same in float32, for a block of more values than `MOST_SHORTS`.
+inline void float_block(
+    const int64_t* places, const int8_t* symbols, int64_t count, int64_t first, int64_t size, float* block) {
+    std::memset(block, 0, ROOM * sizeof *block);
+    for (int64_t k = 0; k < count; ++k) {
+        const int64_t place = places[k] - first;
+        block[place / CHUNK * PITCH + place % CHUNK] = symbols[k] < 0 ? -1.0f : 1.0f;
+    }
+    for (int64_t at = 0; at < size; at += CHUNK) {
+        float* chunk = block + at / CHUNK * PITCH;
+        const auto value = [&](int64_t i, int r) { return within(loaded(chunk + i + r * WIDE)); };
+        if (size < CHUNK)
+            turn_small(chunk, size, value);
+        else
+            turn_chunk(chunk, value);
+    }
+    turn_chunks(block, size);
+}
+
+}  // namespace
+
+// into[0 ..] (+)= factor * value, for the rotated values in start .. stop of a vector of `size`, of which `count` were
+// sent, at rising places.
+TW_EXPORT void TW(eden_sparse_add)(
+    const int64_t* places, const int8_t* symbols, int64_t count, const uint8_t* scales, int64_t size, int64_t start,
+    int64_t stop, uint32_t word, float factor, int32_t adds, float* room, float* into) {
+    const Patterns patterns;
+    float* block = lined(room);
+    int16_t* shorts = reinterpret_cast<int16_t*>(block);
+    int64_t at = start - start % LARGEST_BLOCK;
+    scales += at / LARGEST_BLOCK * 4;
+    const int64_t* const last_place = places + count;
+    const int64_t* from = std::lower_bound(places, last_place, at);
+    for (int64_t here; at < stop && (here = block_in(size - at)) != 0; at += here, scales += 4) {
+        const int64_t* const to_place = std::lower_bound(from, last_place, at + here);
+        if (at + here > start) {
+            float scale;
+            std::memcpy(&scale, scales, 4);
+            const Signs signs(static_cast<uint32_t>(at), word);
+            const int64_t first = at > start ? 0 : start - at, last = at_most(here, stop - at);
+            float* to = into + (at - start);
+            if (to_place - from <= MOST_SHORTS) {
+                short_block(from, symbols + (from - places), to_place - from, at, here, patterns, shorts);
+                if (last - first == LARGEST_BLOCK) {
+                    if (adds)
+                        last_rows<true>(shorts, signs, scale, factor, to);
+                    else
+                        last_rows<false>(shorts, signs, scale, factor, to);
+                } else {
+                    short_rows_from(shorts, here, at_most(SHORT_CHUNK, here));
+                    turn_back_from(ShortRows{shorts}, signs, first, last, scale, factor, adds, to);
+                }
+            } else {
+                float_block(from, symbols + (from - places), to_place - from, at, here, block);
+                turn_back_from(FloatRows{block}, signs, first, last, scale, factor, adds, to);
+            }
+        }
+        from = to_place;
+    }
+}

@@ -1,4 +1,4 @@
-// The rotation of thinwire/compression/codecs/drive_eden.py: random signs, then butterflies of distance 1, 2, 4, .. in that
+// The rotation of thinwire/compression/rotation.py: random signs, then butterflies of distance 1, 2, 4, .. in that
 // order. Grouping butterflies changes no bit: each is one addition and one subtraction of the same two values.
 #pragma once
 

@@ -17,7 +17,7 @@ from benchmarks.peers import OURS, PEERS, figures
 from benchmarks.peers_in_torch import eight_bit, rotated, rounded, signs, sparse
 from benchmarks.peers_in_torch.peer import Peer, sent_bytes
 from thinwire.compression.codecs.drive_eden import Drive, Eden
-from thinwire.compression.codecs.drive_eden import signs as signs_of
+from thinwire.compression.rotation import signs as signs_of
 from thinwire.core import Layout
 
 ROOT = Path(__file__).parents[2]

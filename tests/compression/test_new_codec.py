@@ -26,7 +26,7 @@ from typing import ClassVar
 import numpy as np
 
 from thinwire.compression.base import Quantizer, Unbiased
-from thinwire.compression.codecs.drive_eden import LARGEST, SMALLEST, rotate, rotate_back, rotated_blocks, signs
+from thinwire.compression.rotation import LARGEST, SMALLEST, rotate, rotate_back, rotated_blocks, signs
 from thinwire.core.errors import BadPayload
 from thinwire.core.prng import second_word, uniform
 

@@ -7,17 +7,8 @@ import pytest
 
 from tests.support.codec_examples import decoded, layout_of, made
 from thinwire.compression import Unbiased, parse
-from thinwire.compression.codecs.drive_eden import (
-    ERRORS,
-    LEVELS,
-    Drive,
-    Eden,
-    block_sizes,
-    hadamard,
-    rotate,
-    rotate_back,
-    signs,
-)
+from thinwire.compression.codecs.drive_eden import ERRORS, LEVELS, Drive, Eden
+from thinwire.compression.rotation import block_sizes, hadamard, rotate, rotate_back, signs
 from thinwire.core.prng import second_word, uniform
 
 

@@ -5,7 +5,7 @@
 1. The coordinates of the round's window (`SupportWalk`) are multiplied by weight / weight_max.
 2. If their L2 norm is above `clip`, they are scaled down to it.
 3. In blocks of powers of two, a Hadamard transform with random signs makes the coordinates about equal in size. It is
-   the rotation of `compression/codecs/drive_eden.py`, times 1 / sqrt(block). Zeros fill the last block.
+   the rotation of `compression/rotation.py`, times 1 / sqrt(block). Zeros fill the last block.
 4. Each coordinate becomes a whole number of grid steps, rounded up with the probability of its fraction, so the mean
    is exact to 2^-17 of a step. The integers are in [-A, A] with A = 2^(bits - 1) - 1. If one would be outside, the
    whole vector is scaled down once, so that its largest coordinate is A steps.
@@ -43,8 +43,8 @@ import numpy as np
 
 from thinwire.aggregation.lattice_window import Lanes, SupportWalk, Window, padded_size, rotated_blocks, working_memory
 from thinwire.compression.base import BLOCK
-from thinwire.compression.codecs.drive_eden import LARGEST, SMALLEST
 from thinwire.compression.native import each_of, require_writable, threads
+from thinwire.compression.rotation import LARGEST, SMALLEST
 from thinwire.compression.vector_ops import require_finite
 from thinwire.core.errors import NonFiniteUpdate
 from thinwire.core.prng import Key, SecretRng, word32

@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thinwire.compression.base import BLOCK, buckets
-from thinwire.compression.codecs.drive_eden import SMALLEST, rotate, rotate_back, signs
 from thinwire.compression.native import kernel
+from thinwire.compression.rotation import SMALLEST, rotate, rotate_back, signs
 from thinwire.compression.vector_ops import MAGNITUDE, bucket_sums, in_order, partial_sums
 
 if TYPE_CHECKING:

@@ -1,27 +1,21 @@
 """`eden(b)` and `drive`: a random rotation, then the best quantization levels for normal values.
 
-A vector is cut into blocks of 2^16, then into the powers of two of the rest, down to 64; a tail of fewer than 64 values
-is not rotated. The rotation is D, signs drawn from the seed, then H, a Hadamard transform. A rotated block is nearly
-normal whatever it was (Ailon and Chazelle 2009), so one table of levels fits all.
+A vector is rotated in blocks (thinwire/compression/rotation.py). A rotated block is nearly normal whatever it was, so
+one table of levels fits all.
 
-A new codec that rotates uses `rotated_blocks`, `signs`, `rotate` and `rotate_back` of this file. Without a kernel it is
+A new codec that rotates uses `rotated_blocks`, `signs`, `rotate` and `rotate_back` of that file. Without a kernel it is
 a subclass of `Quantizer`; `Eden` is a `FusedQuantizer`, which needs kernels. tests/compression/test_new_codec.py holds
 an example. If it draws again after the rotation, it draws from `second_word(word)`, because `signs` has the bits of
 `word` (see thinwire/core/prng.py).
 
 The scales are a float32 for each rotated block, then the tail as fp16: a byte for its exponent and two bytes for each
 value. Without a tail there is no exponent.
-
-Invariant: the bits are final. Butterflies have the distances 1, 2, 4, .., each an addition and a subtraction in
-float32, without scaling. So `rotate` multiplies norms by the root of the block's size, and `rotate_back` of `rotate`
-multiplies by the size itself.
 """
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -42,9 +36,18 @@ from thinwire.compression.base import (
 from thinwire.compression.codecs import read_number, read_whole
 from thinwire.compression.codecs.identity_fp16_bf16 import Fp16
 from thinwire.compression.native import GRAIN, each, kernel, require_kernel, stored
+from thinwire.compression.rotation import (
+    block_sizes,
+    rotate,
+    rotate_back,
+    rotated_blocks,
+    rotated_size,
+    share_beyond,
+    signs,
+    threshold,
+)
 from thinwire.compression.vector_ops import Memory, in_order, partial_sums, write_in_parts
 from thinwire.core.errors import BadPayload, CodecError
-from thinwire.core.prng import lowbias32
 
 if TYPE_CHECKING:
     from thinwire.core.types import Vector
@@ -299,6 +302,11 @@ class SparseEden(Eden):
     def divisor(self) -> float:
         return 1.0
 
+    def check(self, symbols: Symbols, scales: Scales) -> None:
+        super().check(symbols, scales)
+        if (nonzero(symbols)[1] == -1).any():
+            raise BadPayload(f"a symbol that {self.spec} never makes", why="its symbols are 0, 1 and -2")
+
     def add(
         self, symbols: Symbols, scales: Scales, span: slice, word: int, factor: np.float32, adds: bool, into: Vector
     ) -> bool:
@@ -312,37 +320,6 @@ class SparseEden(Eden):
         each(start, span.stop, lambda a, b: run(*args, a, b, word, factor, adds, _room(), to + 4 * (a - start)))
         add_tail(scales, size, span, factor, adds, into)
         return True
-
-
-def share_beyond(t: float) -> float:
-    """Return the share of normal values whose magnitude is at least `t` standard deviations."""
-    return math.erfc(t / math.sqrt(2))
-
-
-def bits_beyond(t: float) -> float:
-    """Return the entropy in bits a value of which normal values are beyond `t`, and of their signs.
-
-    >>> round(bits_beyond(2.5), 3)
-    0.109
-    """
-    p = share_beyond(t)
-    return p - p * math.log2(p) - (1 - p) * math.log1p(-p) / math.log(2)
-
-
-@functools.cache
-def threshold(rate: Decimal) -> float:
-    """Return the threshold t at which normal values take `rate` bits each, the nearest multiple of 1/4096.
-
-    So coarse a grid gives each machine the same t, whatever the last bits of its exponentials are.
-
-    >>> threshold(Decimal("0.109"))
-    2.500244140625
-    """
-    low, high = 1.0, 6.0  # bits fall from 1.2 to 7e-8
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if bits_beyond(middle) > rate else (low, middle)
-    return round(low * 4096) / 4096
 
 
 def _room() -> object:
@@ -366,11 +343,6 @@ def count(size: int) -> int:
     """
     tail = size - rotated_size(size)
     return 4 * len(block_sizes(size)) + (1 + 2 * tail) * (tail > 0)
-
-
-def rotated_size(size: int) -> int:
-    """Return how many of `size` values are rotated; the rest is the tail."""
-    return sum(block_sizes(size))
 
 
 def factors_of(scales: Scales, size: int) -> Vector:
@@ -409,13 +381,6 @@ def add_tail(scales: Scales, size: int, span: slice, factor: np.float32, adds: b
         into[first - span.start :] = into[first - span.start :] + tail if adds else tail
 
 
-def nonzero(symbols: Symbols) -> tuple[NDArray[np.int64], NDArray[np.int8]]:
-    """Return the places of the symbols that are not 0, and those symbols."""
-    dense = symbols[: symbols.size]
-    places = np.flatnonzero(dense)
-    return places, dense[places]
-
-
 def check_scales(spec: str, scales: Scales, size: int) -> None:
     """Raise BadPayload for scales that no encoder makes."""
     factors = factors_of(scales, size)
@@ -426,66 +391,8 @@ def check_scales(spec: str, scales: Scales, size: int) -> None:
         TAIL.check(rest[1:].view("<f2"), rest[:1].view(np.int8))
 
 
-LARGEST, SMALLEST = 1 << 16, 1 << 6
-
-
-def rotated_blocks(size: int) -> Iterator[tuple[int, int]]:
-    """Yield (start, stop) of each rotated block.
-
-    >>> [stop - start for start, stop in rotated_blocks(2 * LARGEST + 200)]
-    [65536, 65536, 128, 64]
-    """
-    start = 0
-    while size - start >= SMALLEST:
-        length = min(LARGEST, 1 << (size - start).bit_length() - 1)
-        yield start, start + length
-        start += length
-
-
-def block_sizes(size: int) -> list[int]:
-    """Return the size of each rotated block."""
-    return [stop - start for start, stop in rotated_blocks(size)]
-
-
-def signs(start: int, stop: int, word: int) -> NDArray[np.uint32]:
-    """Return the random sign bit of each index."""
-    mixed = np.arange(start, stop, dtype=np.uint32)
-    mixed ^= np.uint32(word)
-    return lowbias32(mixed) & np.uint32(0x80000000)
-
-
-def rotate(values: Vector, drawn: NDArray[np.uint32]) -> Vector:
-    """Return H D x of one block."""
-    return hadamard((values.view(np.uint32) ^ drawn).view(np.float32))
-
-
-def rotate_back(values: Vector, drawn: NDArray[np.uint32]) -> Vector:
-    """Return D H x of one block; the transform is its own inverse except for a factor of the block's size."""
-    back: Vector = (hadamard(values).view(np.uint32) ^ drawn).view(np.float32)
-    return back
-
-
-def hadamard(values: Vector) -> Vector:
-    """Return the unscaled Walsh-Hadamard transform of a power of two values.
-
-    >>> hadamard(np.float32([1, 2, 3, 4])).tolist()
-    [10.0, -2.0, -4.0, 0.0]
-    """
-    size = values.size
-    near = 1 << (size.bit_length() - 1) // 2  # half of the bits: their butterflies run along a transposed copy
-    wide = np.ascontiguousarray(values.reshape(-1, near).T)
-    wide = np.ascontiguousarray(_butterflies(wide).T)
-    return _butterflies(wide).reshape(-1)
-
-
-def _butterflies(rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the rows after butterflies of all distances along the first axis."""
-    distance, width = 1, rows.shape[1]
-    while distance < rows.shape[0]:
-        pairs = rows.reshape(-1, 2, distance, width)
-        out = np.empty_like(pairs)
-        np.add(pairs[:, 0], pairs[:, 1], out=out[:, 0])
-        np.subtract(pairs[:, 0], pairs[:, 1], out=out[:, 1])
-        rows = out.reshape(rows.shape)
-        distance *= 2
-    return rows
+def nonzero(symbols: Symbols) -> tuple[NDArray[np.int64], NDArray[np.int8]]:
+    """Return the places of the symbols that are not 0, and those symbols."""
+    dense = symbols[: symbols.size]
+    places = np.flatnonzero(dense)
+    return places, dense[places]

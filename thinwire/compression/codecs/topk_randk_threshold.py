@@ -143,9 +143,10 @@ class RandK(RatioSparsifier, SeededSparsifier):
 
     Contractive with delta = r in expectation (Stich et al. 2018). `randk(r, unbiased)` sends the values times n/k, so
     that the mean is exact and omega = 1/r - 1; error feedback refuses that form, around which it would diverge. Values
-    that would overflow are sent as the largest finite number. The indices are the first k of a permutation of all. The permutation is a
-    Feistel network with four rounds on the next larger even number of bits, walked until it returns into the range
-    (Black and Rogaway 2002).
+    that would overflow are sent as the largest finite number.
+
+    The indices are the first k of a permutation of all. The permutation is a Feistel network with four rounds on the
+    next larger even number of bits, walked until it returns into the range (Black and Rogaway 2002).
     """
 
     examples: ClassVar[tuple[str, ...]] = ("randk(0.1)", "randk(0.5) > int8", "randk(0.1, unbiased) > eden(1)")

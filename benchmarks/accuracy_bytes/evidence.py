@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from statistics import fmean, stdev
 from typing import Any
@@ -107,11 +108,12 @@ def factors(found: Found) -> list[dict[str, Any]]:
     for trial, cells in found.items():
         fp32 = next(
             other for one, other in found.items()
-            if one.chain == FP32 and (one.split, one.participation) == (trial.split, trial.participation)
+            if one.chain == FP32 and replace(one, chain=trial.chain, rate=trial.rate) == trial
         )  # fmt: skip
         if trial.chain != FP32:
             told = {
-                "split": trial.split or trial.work.split, "participation": trial.participation, "chain": trial.chain,
+                "split": trial.split or trial.work.split, "participation": trial.participation,
+                "clients": trial.clients, "chain": trial.chain,
                 "fp32": fmean(accuracies(fp32)), "difference": paired(accuracies(cells), accuracies(fp32)),
                 "ratio": ratio(cells, fp32),
             }  # fmt: skip

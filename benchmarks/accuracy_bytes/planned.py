@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from benchmarks.accuracy_bytes.models import BASELINES, Model
-from benchmarks.accuracy_bytes.protocol import PARTICIPATIONS, SPLITS, Protocol
+from benchmarks.accuracy_bytes.protocol import COHORTS, PARTICIPATIONS, SPLITS, Protocol
 from benchmarks.accuracy_bytes.rounds import MOST
 from benchmarks.accuracy_bytes.selection import FINALISTS, STAY
-from benchmarks.accuracy_bytes.trials import PARTICIPATION
+from benchmarks.accuracy_bytes.trials import CLIENTS, PARTICIPATION
 from thinwire.reports.sweep_results import TrialStore
 
 
@@ -20,6 +20,7 @@ def rounds_planned(model: Model, rounds: int) -> int:
     on_b = (2 + len(BASELINES)) * seeds.b * rounds
     down = len(model.ways_down) * seeds.a * rounds
     weight = len(SPLITS) + sum(share / PARTICIPATION for share in PARTICIPATIONS)
+    weight += sum(cohort / (CLIENTS * PARTICIPATION) for cohort in COHORTS)
     sweeps = round((1 + FINALISTS) * seeds.sweep * rounds * weight) if model.factors else 0
     return looks + tuning + on_a + on_b + down + sweeps
 

@@ -32,6 +32,7 @@ from thinwire.reports.sweep_results import Trial as Cell
 
 SPLITS = ("dirichlet(0.1)", "dirichlet(1)", "iid")
 PARTICIPATIONS = (1.0, 0.1)
+COHORTS, OF_CLIENTS = (4, 16, 64), 100  # clients of a round, to see how the noise of a codec falls with their number
 Rates = dict[Chain, float]
 T = TypeVar("T")
 
@@ -123,6 +124,8 @@ class Protocol:
         centre = [Trial(self.model.work, chain, rates[chain], rounds) for chain in chains]
         other = [replace(trial, split=split) for split in SPLITS for trial in centre]
         other += [replace(trial, participation=share) for share in PARTICIPATIONS for trial in centre]
+        shares = [cohort / OF_CLIENTS for cohort in COHORTS]
+        other += [replace(trial, participation=share, clients=OF_CLIENTS) for share in shares for trial in centre]
         return self.lab.cells(self.model.work, [*centre, *other], self.model.seeds.seeds_sweep, "one-factor sweeps")
 
     def _judged(

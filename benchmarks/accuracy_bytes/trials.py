@@ -60,7 +60,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Trial:
-    """`split` and `participation` are the work's own where none is named."""
+    """`split`, `participation` and `clients` are the work's own where none is named."""
 
     work: Work
     chain: Chain
@@ -68,6 +68,7 @@ class Trial:
     rounds: int
     split: str = ""
     participation: float = PARTICIPATION
+    clients: int = CLIENTS
 
     def keys(self, seed: int) -> dict[str, Any]:
         """What the plan says; the seed decides the first model, the cut of the data, the draws and the batches.
@@ -92,4 +93,4 @@ class Trial:
         return plan_of(self.made(seed, ""))
 
     def made(self, seed: int, task_digest: str) -> Made:
-        return Made(self.keys(seed), CLIENTS, self.split or self.work.split, "", task_digest)
+        return Made(self.keys(seed), self.clients, self.split or self.work.split, "", task_digest)

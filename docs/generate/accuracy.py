@@ -174,9 +174,10 @@ def _factors(part: Part) -> str:
         return ""
     rows = []
     for one in part["factors"]:
-        where = one["split"], f"{100 * one['participation']:.0f} %", code(one["chain"])
+        clients = one.get("clients", part["clients"])
+        where = one["split"], f"{round(clients * one['participation'])} of {clients}", code(one["chain"])
         rows.append((*where, f"{one['fp32']:.2f}", *_bounded(one["difference"]), f"{one['ratio']:.1f}"))
-    header = ("split", "participation", "chain", "fp32, %", "to fp32, points", "bound", "ratio")
+    header = ("split", "clients of a round", "chain", "fp32, %", "to fp32, points", "bound", "ratio")
     said = f"One thing changed at a time ({part['seeds']['sweep']} seeds, the rates of the centre):"
     return f"{said}\n\n{table(header, rows)}\n"
 

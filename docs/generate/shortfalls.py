@@ -54,6 +54,8 @@ def _elsewhere(part: Part, chain: str) -> str:
 
 
 def _place(row: Part, part: Part) -> str:
+    if row.get("clients", part["clients"]) != part["clients"]:
+        return f"with {round(row['clients'] * row['participation'])} of {row['clients']} clients in a round"
     if row["participation"] != part["participation"]:
         return f"with {100 * row['participation']:.0f} % of the clients in a round"
     return f"with the data cut by `{row['split']}`"

@@ -65,7 +65,7 @@ def test_all_evidence_of_a_model_comes_from_its_cells(tmp_path, monkeypatch):
     assert part["beside"] == [BESIDE.name] and BESIDE.name in part["to_target"]
     assert {row["chain"] for row in part["a"]} > {BESIDE.name}, "it is told of, and no seed B is spent on it"
     assert BESIDE.name not in {one["chain"] for one in (*part["first_of_a"], *part["selection"]["finalists"])}
-    assert len({(row["split"], row["participation"]) for row in part["factors"]}) == 6
+    assert len({(row["split"], row["participation"], row["clients"]) for row in part["factors"]}) == 9
     assert part["curves"][BOLD.name][-1]["round"] == part["rounds"]["rounds"]
 
 

@@ -274,7 +274,8 @@ def trained(
     metrics = {f"eval/{name}": value for name, value in {**measured.sums, **done.sums}.items()}
     evaluate_s = measured.measure_s + done.measure_s
     load_s = prepare_s + measured.load_s + done.load_s
-    spent = Timings(job.delivery.download_s, job.queue_s, evaluate_s, done.train_s, load_s=load_s)
+    stages = (job.delivery.download_s, job.queue_s, evaluate_s, done.train_s, 0.0, load_s)
+    spent = Timings(*(round(seconds, Timings.DIGITS) for seconds in stages))
     if done.params is None or done.buffers is None:
         examples = int(max((count for _, count in metrics.values()), default=0))
         return Trained(replace(header, metrics=metrics, timings=spent, examples=examples), state)
@@ -327,7 +328,7 @@ def encoded(job: AssignmentContext, found: Trained, state: ClientRunState, model
     header = replace(
         header, parts=parts, codec=job.assignment.codec, residual_norm=payload.norm(state.residual),
         counters=found.carried.counters if averaged else {},
-        timings=replace(header.timings, encode_s=job.clock.now() - begun),
+        timings=replace(header.timings, encode_s=round(job.clock.now() - begun, Timings.DIGITS)),
     )  # fmt: skip
     return Result(header, state, body)
 

@@ -279,7 +279,8 @@ class CodecCatalog(Mapping[str, type[Step]]):
         for chain in chains(parse(spec)):
             whole = chain.inner if isinstance(chain, LowRank) else chain
             sent = whole.sparsifier
-            if whole.coded.specs or (sent is not None and not (sent.seeded and sent.fixed)):
+            coded = whole.coded.specs or whole.quantizer.entropy_coded
+            if coded or (sent is not None and not (sent.seeded and sent.fixed)):
                 raise CodecError(
                     f"the size of {chain.spec!r} depends on the update",
                     why="the bytes that each client sent are recorded and shown without noise",

@@ -10,8 +10,8 @@ PROTOCOL = "third"
 FIRST = range(3_000, 3_030)  # seeds B of the first protocol
 FIRST_BOUND = -0.58  # points, of the chain fixed in advance, there
 THIRD = (
-    "the second had decided on seeds 4000 to 4029; the third has candidates below one bit, the two chains of before, and "
-    "fresh seeds B from 6000 on"
+    "the second had decided on seeds 4000 to 4029; the third has candidates below one bit, the two chains of before, "
+    "and fresh seeds B from 6000 on"
 )
 CHANGED = {
     "digits": (

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+
 import numpy as np
 import pytest
 
 from tests.support.codec_examples import decoded, layout_of, made
-from thinwire.compression import Unbiased, parse
+from thinwire.compression import Unbiased, native, parse
 from thinwire.compression.codecs.drive_eden import ERRORS, LEVELS, Drive, Eden
-from thinwire.compression.rotation import block_sizes, hadamard, rotate, rotate_back, signs
+from thinwire.compression.rotation import (
+    bits_beyond,
+    block_sizes,
+    hadamard,
+    rotate,
+    rotate_back,
+    signs,
+    threshold,
+    variance_beyond,
+)
+from thinwire.core import Key
+from thinwire.core.errors import CodecError
 from thinwire.core.prng import second_word, uniform
 
 
@@ -66,3 +79,52 @@ def test_drive_is_eden_of_one_bit() -> None:
     a, b = (step.quantize(x, 99) for step in (Drive(), Eden(1)))
     assert np.array_equal(a[0], b[0])
     assert np.array_equal(a[1], b[1])
+
+
+@pytest.mark.parametrize("rate", ["0.03", "0.1", "0.31", "0.6", "0.95"])
+def test_below_one_bit_a_normal_vector_takes_the_bits_and_gets_the_error_that_it_says(rate: str) -> None:
+    x = np.random.default_rng(3).standard_normal(1 << 19).astype(np.float32)
+    bound = parse(f"eden({rate})").bind(layout_of(x.size))
+    payload = bound.encode(x, bound.init(), Key(1)).payload
+    assert 8 * len(payload) <= 1.02 * float(rate) * x.size + 8 * 100
+    assert isinstance(bound.kind, Unbiased)
+    y = bound.decode(payload).astype(np.float64)
+    assert np.square(y - x).sum() / np.square(x).sum() == pytest.approx(bound.kind.omega, rel=0.05)
+    assert y @ x / (x @ x) == pytest.approx(1, abs=1e-4)  # the scale makes it so, in each block
+
+
+@pytest.mark.parametrize("t, bits, omega", [(1.6, 0.61, 1.23), (2.0, 0.31, 2.90), (2.5, 0.11, 9.11)])
+def test_thresholds_have_the_bits_and_errors_of_the_probe_that_proposed_them(
+    t: float, bits: float, omega: float
+) -> None:
+    assert bits_beyond(t) == pytest.approx(bits, abs=0.005)
+    assert variance_beyond(t) == pytest.approx(omega, abs=0.005)
+    assert threshold(Decimal(str(round(bits_beyond(t), 6)))) == pytest.approx(t, abs=1 / 4096)
+
+
+def test_a_block_of_equal_magnitudes_is_sent_whole_and_alike_on_every_path() -> None:
+    """All values of a rotated spike are the largest: more than 16-bit sums hold, so kernels take floats."""
+    x = np.zeros(1 << 16, np.float32)
+    x[5] = -3
+    found = set[bytes]()
+    for path in native.available():
+        with native.using(path):
+            found.add(decoded("eden(0.1)", x).tobytes())
+    (only,) = found
+    assert np.allclose(np.frombuffer(only, np.float32), x, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "spec, hint", [("eden(0.0001)", "eden(0.001)"), ("eden(1.5)", "eden(2)"), ("eden(0.x)", "0.1")]
+)
+def test_bits_that_are_not_possible_are_refused_with_what_to_try(spec: str, hint: str) -> None:
+    with pytest.raises(CodecError) as refused:
+        parse(spec)
+    assert hint in refused.value.hint
+
+
+def test_the_largest_value_of_a_block_is_sent_where_none_reaches_the_threshold() -> None:
+    x = np.random.default_rng(2).standard_normal(64).astype(np.float32)
+    for key in range(20):
+        y = decoded("eden(0.001)", x, key)
+        assert y @ x / (x @ x) == pytest.approx(1, abs=1e-3)

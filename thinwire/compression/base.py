@@ -102,9 +102,7 @@ def chained(first: ErrorBound, second: ErrorBound) -> ErrorBound:
 def shrinkage(kind: ErrorBound, least: float = 1.0) -> float:
     """Return the divisor with which an unbiased codec of omega >= `least` contracts, 1 + omega; 1 for any other.
 
-    Such a codec C is no contraction, but x -> C(x) / (1 + omega) is one for any omega: E||C(x) / (1 + omega) - x||^2 <=
-    omega / (1 + omega) ||x||^2, so delta = 1 / (1 + omega). A decoder need not know the divisor.
-
+    E||C(x) / (1 + omega) - x||^2 <= omega / (1 + omega) ||x||^2, so delta = 1 / (1 + omega). No decoder needs it.
     >>> shrinkage(Unbiased(63.0)), shrinkage(Unbiased(0.1)), shrinkage(Contractive(0.1))
     (64.0, 1.0, 1.0)
     """
@@ -204,9 +202,8 @@ class Quantizer(Step):
     """Turns values into small symbols and their scales. `word` is 32 bits of the key.
 
     `bits` is the size of a packed symbol; symbols of fewer than 8 bits are signed. If `seeded`, the decoder needs the
-    word too, and the frame carries it. The defaults are symbols of a byte or less and a float32 scale for each bucket.
-
-    If `entropy_coded`, the symbols have at most 8 bits and always pass through `rans`, which the spec then leaves out.
+    word too, and the frame carries it. If `entropy_coded`, symbols have at most 8 bits and always pass through `rans`,
+    which the spec leaves out. The defaults are symbols of a byte or less and a float32 scale for each bucket.
     """
 
     role: ClassVar[Role] = "quantizer"
@@ -282,7 +279,7 @@ class FusedQuantizer(Quantizer):
     """A quantizer with fused kernels for encoding and decoding.
 
     Symbols of fewer than 8 bits reach it, `check` and `dequantize` as `Packed`, which has a size, a minimum, and slices
-    that are arrays.
+    that are arrays; those of an `entropy_coded` one as an array, or as `SparseSymbols`, which has a size and slices.
     """
 
     @property

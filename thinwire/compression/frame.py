@@ -40,7 +40,7 @@ from thinwire.core.errors import BadPayload
 
 if TYPE_CHECKING:
     from thinwire.compression.codecs.delta_rice import Delta, Rice
-    from thinwire.compression.codecs.pack_zstd import Pack
+    from thinwire.compression.codecs.pack_zstd import Pack, SparseSymbols
     from thinwire.compression.codecs.rans import Rans
     from thinwire.core.types import Vector
 
@@ -209,6 +209,12 @@ def _delta() -> Delta:
     return Delta()
 
 
+def _sparse_symbols(places: Indices, symbols: Symbols, size: int) -> SparseSymbols:
+    from thinwire.compression.codecs.pack_zstd import SparseSymbols
+
+    return SparseSymbols(places, symbols, size)
+
+
 def _pack() -> Pack:
     from thinwire.compression.codecs.pack_zstd import Pack
 
@@ -266,6 +272,9 @@ class StreamCoders:
     def read_symbols(self, stream: Stream, sent: int, of: Quantizer) -> Symbols:
         """Return `sent` symbols of a stream, still packed if the quantizer can add them so."""
         data = self.grow(stream, self.most_of_symbols(sent, of))
+        sparse = of.entropy_coded and isinstance(of, FusedQuantizer) and _rans().unpack_sparse(data, sent, of.bits)
+        if sparse:
+            return cast("Symbols", _sparse_symbols(*sparse, sent))
         if (coder := self._coder_of(of)) is not None:
             return coder.unpack_symbols(data, sent, of.bits)
         if of.bits < 8 and isinstance(of, FusedQuantizer):

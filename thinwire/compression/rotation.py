@@ -110,6 +110,16 @@ def bits_beyond(t: float) -> float:
     return p - p * math.log2(p) - (1 - p) * math.log1p(-p) / math.log(2)
 
 
+def variance_beyond(t: float) -> float:
+    """Return E||y - x||^2 / ||x||^2 for normal x, if y has the signs of x beyond `t`, and <x, y> = ||x||^2.
+
+    >>> round(variance_beyond(2.5), 2)
+    9.11
+    """
+    density = math.exp(-t * t / 2) / math.sqrt(2 * math.pi)
+    return share_beyond(t) / (4 * density**2) - 1
+
+
 @functools.cache
 def threshold(rate: Decimal) -> float:
     """Return the threshold t at which normal values take `rate` bits each, the nearest multiple of 1/4096.

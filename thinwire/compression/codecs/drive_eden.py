@@ -14,7 +14,6 @@ value. Without a tail there is no exponent.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -35,6 +34,7 @@ from thinwire.compression.base import (
 )
 from thinwire.compression.codecs import read_number, read_whole
 from thinwire.compression.codecs.identity_fp16_bf16 import Fp16
+from thinwire.compression.codecs.pack_zstd import SparseSymbols
 from thinwire.compression.native import GRAIN, each, kernel, require_kernel, stored
 from thinwire.compression.rotation import (
     block_sizes,
@@ -42,9 +42,9 @@ from thinwire.compression.rotation import (
     rotate_back,
     rotated_blocks,
     rotated_size,
-    share_beyond,
     signs,
     threshold,
+    variance_beyond,
 )
 from thinwire.compression.vector_ops import Memory, in_order, partial_sums, write_in_parts
 from thinwire.core.errors import BadPayload, CodecError
@@ -269,7 +269,7 @@ class SparseEden(Eden):
     the mean is exact over uniform rotations, and for normal values omega = p / (4 phi(t)^2) - 1. On blocks of fewer
     than about 1 / p values more is sent than b says.
 
-    There is no state. Error feedback is refused: omega is above 1, and what a residual would hold is noise.
+    There is no state, and error feedback is refused: omega is above 1, so a residual would hold noise.
     """
 
     width: int = 2
@@ -291,8 +291,7 @@ class SparseEden(Eden):
     @property
     def omega(self) -> float:
         """Return the variance on normal values, p / (4 phi(t)^2) - 1."""
-        t = threshold(self.rate)
-        return share_beyond(t) / (4 * (math.exp(-t * t / 2) / math.sqrt(2 * math.pi)) ** 2) - 1
+        return variance_beyond(threshold(self.rate))
 
     def kind(self) -> ErrorBound:
         """Return the error bound; inside error feedback that of no contraction, which is refused."""
@@ -393,6 +392,8 @@ def check_scales(spec: str, scales: Scales, size: int) -> None:
 
 def nonzero(symbols: Symbols) -> tuple[NDArray[np.int64], NDArray[np.int8]]:
     """Return the places of the symbols that are not 0, and those symbols."""
-    dense = symbols[: symbols.size]
+    if isinstance(symbols, SparseSymbols):
+        return symbols.places, symbols.symbols
+    dense = symbols[0 : symbols.size]
     places = np.flatnonzero(dense)
     return places, dense[places]

@@ -73,6 +73,22 @@ class Packed:
         return min((int(self[a:b].min()) for a, b in blocks(self.size)), default=0)
 
 
+@dataclass(frozen=True)
+class SparseSymbols:
+    """Symbols that are 0 except at strictly rising places. A slice of them is an array."""
+
+    places: NDArray[np.int64]
+    symbols: NDArray[np.int8]
+    size: int
+
+    def __getitem__(self, span: slice) -> NDArray[np.int8]:
+        """Return the symbols of a span with bounds and without a step."""
+        first, last = np.searchsorted(self.places, [span.start, span.stop])
+        found = np.zeros(span.stop - span.start, np.int8)
+        found[self.places[first:last] - span.start] = self.symbols[first:last]
+        return found
+
+
 def require_length(data: bytes | memoryview, items: int, bits: int) -> None:
     """Raise BadPayload unless the data has the length of `items` symbols."""
     if len(data) != packed_bytes(items, bits):

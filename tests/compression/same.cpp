@@ -75,7 +75,7 @@ void held_of_size(int64_t size) {
     fed("steps_held", (n + 3) / 4, [&](float* x, float sign, uint8_t*, uint8_t* q) {
         return TW(steps_held)(x, held, sign, size, 0.25f, 2, q);
     });
-    const float table[] = {0.45f, 1.5f};
+    const float table[] = {0.45f, 1.5f, 0.975f};  // levels, then the border between them
     std::vector<float> room(static_cast<size_t>(TW(eden_room)()));
     fed("eden_held", (n + 3) / 4, [&](float* x, float sign, uint8_t* s, uint8_t* q) {
         return TW(eden_held)(x, held, sign, size, 0, 5, 2, 2, table, 1.25, 0x1p100f, room.data(), s, q);
@@ -217,9 +217,13 @@ void of_size(int64_t size) {
             TW(lowrank_add)(x, values.data() + size / 2, size / 9, 3, start, stop, 0.3f, adds, to);
         });
 
-    const float table[] = {0.125f, 0.5f, 0.75f, 1.0f, 1.5f, 2.0f, 2.5f, 3.0f};
+    const float levels[] = {0.125f, 0.5f, 0.75f, 1.0f, 1.5f, 2.0f, 2.5f, 3.0f};
     std::vector<float> room(static_cast<size_t>(TW(eden_room)()));
     for (int32_t width = 1; width <= 4; ++width) {
+        const int count = 1 << (width - 1);
+        float table[15];
+        for (int i = 0; i < count; ++i) table[i] = levels[i];
+        for (int i = 0; i + 1 < count; ++i) table[count + i] = (levels[i] + levels[i + 1]) * 0.5f;
         Bytes out((n * static_cast<size_t>(width) + 7) / 8), scales(4 * (buckets + 64));
         TW(eden_encode)(x, size, 0, 5, width, width, table, 1.25, 0x1p100f, room.data(), scales.data(), out.data());
         show("eden_encode", size, out);
@@ -227,6 +231,24 @@ void of_size(int64_t size) {
         added("eden_add", [&](int adds, float* to) {
             const uint8_t *q = out.data(), *s = scales.data();
             TW(eden_add)(q, width, s, size, start, stop, 5, width, table, 0.3f, adds, room.data(), to);
+        });
+    }
+    // Few values are sent, then nearly all: 16-bit integers, then floats.
+    for (const float border : {2.5f, 0.01f}) {
+        const float table[] = {0.0f, 1.0f, border};
+        std::vector<int8_t> every(n);
+        Bytes scales(4 * (buckets + 64));
+        uint8_t* const to = reinterpret_cast<uint8_t*>(every.data());
+        TW(eden_encode)(x, size, 0, 5, 2, 8, table, 1.0, 0x1p100f, room.data(), scales.data(), to);
+        show("sparse eden_encode", size, every);
+        std::vector<int64_t> places;
+        std::vector<int8_t> sent;
+        for (size_t i = 0; i < n; ++i)
+            if (every[i]) places.push_back(static_cast<int64_t>(i)), sent.push_back(every[i]);
+        const int64_t count = static_cast<int64_t>(places.size());
+        added("eden_sparse_add", [&](int adds, float* into) {
+            TW(eden_sparse_add)(
+                places.data(), sent.data(), count, scales.data(), size, start, stop, 5, 0.3f, adds, room.data(), into);
         });
     }
     Bytes stream(8 * n);

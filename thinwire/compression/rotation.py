@@ -127,7 +127,7 @@ def threshold(rate: Decimal) -> float:
     So coarse a grid gives each machine the same t, whatever the last bits of its exponentials are.
 
     >>> threshold(Decimal("0.109"))
-    2.500244140625
+    2.49951171875
     """
     low, high = 1.0, 6.0  # bits fall from 1.2 to 7e-8
     for _ in range(60):

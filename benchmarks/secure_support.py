@@ -21,10 +21,11 @@ the last versions. Likewise `no_residual_gap` is the gap of a support of 0.1 wit
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import product
@@ -109,8 +110,11 @@ def measure(preset: Preset, tasks: Sequence[str], workers: int) -> Rows:
         if task in preset.rounds
     ]
     rows = Rows()
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        for row in pool.map(measure_one, *zip(*cells, strict=True)):
+    with contextlib.ExitStack() as opened:
+        each: Callable[..., Iterator[dict[str, Any]]] = map
+        if preset.seeds > 1:  # one seed is sooner here than other processes have imported torch
+            each = opened.enter_context(ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))).map
+        for row in each(measure_one, *zip(*cells, strict=True)):
             note(f"{row['task']}, seed {row['seed']}, {row['arm']}: {row['accuracy']:.4f}, last {row['last']:.4f}")
             rows.append(row)
     return rows

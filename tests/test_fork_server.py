@@ -15,6 +15,7 @@ import pytest
 from tests.support.fork_server import FIXED, Forked, is_forkable, is_server
 from tests.support.forked_program import forked_program
 from tests.support.frozen import children
+from tests.support.namespaces import do, ip, why_not
 from tests.support.processes import environment
 
 TELL = """
@@ -63,6 +64,24 @@ def test_the_parent_is_the_process_that_starts_it_also_of_what_it_starts() -> No
     first, second = process.communicate(timeout=60)[0].splitlines()
     assert second.split() == [str(os.getpid()), str(process.pid), first.split()[1], "0"]
     assert first.split()[0] == str(process.pid)
+
+
+def test_it_and_what_it_starts_are_in_the_network_namespace_of_a_started_one() -> None:
+    if reason := why_not():
+        pytest.skip(reason)
+    tell = "import os; print(os.readlink('/proc/self/ns/net'), flush=True)"
+    nested = f"{tell}; import subprocess, sys; subprocess.run([sys.executable, '-c', {tell!r}], check=True)"
+    name = f"tw{os.getpid()}f"
+    do("netns", "add", name)
+    try:
+        inside = ["ip", "netns", "exec", name, sys.executable, "-c", nested]
+        forked, started = (
+            popen(inside, env=ENV, stdout=subprocess.PIPE, text=True).communicate(timeout=60)[0].split()
+            for popen in (Forked, subprocess.Popen)
+        )
+    finally:
+        ip("netns", "delete", name)
+    assert forked == started == [started[0]] * 2 != [os.readlink("/proc/self/ns/net")] * 2
 
 
 @pytest.mark.parametrize("code", ["raise SystemExit(3)", "raise ValueError", "raise KeyboardInterrupt", "os._exit(7)"])

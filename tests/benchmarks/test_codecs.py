@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 from benchmarks.codecs import PRESETS
 from benchmarks.resnet50 import shapes
+from tests.support.benchmark_document import document_of
 from thinwire.core import Layout
 
 ROOT = Path(__file__).parents[2]
@@ -26,13 +23,7 @@ def test_resnet_50_has_as_many_parameters_as_in_the_paper():
 
 
 def test_the_document_has_its_shape():
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.codecs", "--preset", "tiny", "--json"],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=180,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    made = json.loads(done.stdout)
-    assert (made["benchmark"], made["preset"]) == ("codecs", "tiny")
+    made = document_of("codecs")
     assert [(row["codec"], row["feedback"]) for row in made["rows"]] == [
         ("int8", False), ("topk(0.01)", False), ("int8", True), ("topk(0.01)", True),
     ]  # fmt: skip

@@ -4,23 +4,15 @@ are.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
+
+from tests.support.benchmark_document import document_of
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_it_runs_and_keeps_to_the_bytes_that_are_promised():
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.device_api", "--preset", "tiny", "--json"],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    made = json.loads(done.stdout)
-    assert (made["benchmark"], made["preset"]) == ("device_api", "tiny")
+    made = document_of("device_api")
     figures = made["figures"]
     assert all(figures[name] > 0 for name in ("handshakes_per_s", "requests_per_s", "reconnect_20_s"))
     assert figures["cpu_ms_per_client_round"] >= 0

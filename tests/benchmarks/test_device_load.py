@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 from benchmarks.device_load import LARGE
+from tests.support.benchmark_document import document_of
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_it_runs_plain_and_over_tls_and_the_document_has_its_shape():
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.device_load", "--preset", "tiny", "--json"],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    made = json.loads(done.stdout)
-    assert (made["benchmark"], made["preset"]) == ("device_load", "tiny")
+    made = document_of("device_load")
     assert set(made["figures"]) == {"flood_memory_mb", "honest_pull_ratio", "refused_signature_ms"}
     assert made["figures"]["honest_pull_ratio"] > 0
     assert [row["transport"] for row in made["rows"]] == ["plain", "tls"]

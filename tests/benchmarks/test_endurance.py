@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
+
+from tests.support.benchmark_document import document_of
 
 ROOT = Path(__file__).parents[2]
 FIGURES = {
@@ -16,13 +14,7 @@ FIGURES = {
 
 
 def test_it_runs_and_the_document_has_its_shape() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.endurance", "--preset", "tiny", "--json"],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert (found["benchmark"], found["preset"]) == ("endurance", "tiny")
+    found = document_of("endurance")
     assert {row["part"] for row in found["rows"]} == {"live", "long", "real", "sim"}
     assert found["figures"].keys() >= FIGURES
     assert all(isinstance(value, int | float) for value in found["figures"].values())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +12,8 @@ import pytest
 from benchmarks.faults.__main__ import PRESETS, figures, row_of
 from benchmarks.faults.cases import cases
 from benchmarks.faults.judged import Judge
-from tests.support.fork_server import run_forked
+from tests.support.benchmark_document import document_of
 from tests.support.gated_task import Gated
-from tests.support.processes import environment
 from tests.support.run_outcome import identical_share
 from thinwire.core.events import Event, ModelStored, RoundClosed, RoundOpened, UpdateAccepted, UpdateDropped
 
@@ -27,13 +24,7 @@ ROOT = Path(__file__).parents[2]
 def test_it_runs_and_a_strike_costs_what_its_row_says() -> None:
     """What each of the other faults costs is held by tests/system/test_faults.py, with the same machinery."""
     fault = "aggregator killed"
-    done = run_forked(
-        [sys.executable, "-m", "benchmarks.faults", "--preset", "tiny", "--only", fault, "--json"],
-        230, cwd=ROOT, env=environment(),
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert (found["benchmark"], found["preset"]) == ("faults", "tiny")
+    found = document_of("faults", "--only", fault)
     (row,) = found["rows"]
     assert (row["fault"], row["struck"], row["met"], row["late"]) == (fault, 1, 1, 0)
     assert (row["unanswered"], row["late_answers"]) == (0, 0)

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 from benchmarks.fold import PRESETS
+from tests.support.benchmark_document import document_of
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_it_runs_and_the_document_has_its_shape():
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.fold", "--preset", "tiny", "--json"],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    made = json.loads(done.stdout)
-    assert (made["benchmark"], made["preset"]) == ("fold", "tiny")
+    made = document_of("fold")
     names = {"fp16_bandwidth_share", "int8_bandwidth_share", "topk_updates_per_s", "check_ms", "peak_models"}
     assert set(made["figures"]) == names
     assert all(value > 0 for value in made["figures"].values())

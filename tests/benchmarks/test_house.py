@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import ast
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 from benchmarks.house import COUNTED, docstrings, files_called, in_most_periods, sizes, undocumented
+from tests.support.benchmark_document import document_of
 from thinwire.core import Key
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_it_runs_and_the_document_has_its_shape() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.house", "--preset", "tiny", "--json"],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    made = json.loads(done.stdout)
-    assert (made["benchmark"], made["preset"]) == ("house", "tiny")
+    made = document_of("house")
     figures, rows = made["figures"], made["rows"]
     assert {
         "python_files", "files_under_60", "files_over_400", "lines", "closure_encode", "files_per_encode",

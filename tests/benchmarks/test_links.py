@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 
 from benchmarks.links import ALL, LADDER, figures
-from tests.support.fork_server import run_forked
-from tests.support.processes import environment
+from tests.support.benchmark_document import document_of
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_it_runs_and_the_document_has_its_shape() -> None:
-    done = run_forked(
-        [sys.executable, "-m", "benchmarks.links", "--preset", "tiny", "--costs", "0.001,0.0005,0.006", "--json"],
-        400, cwd=ROOT, env=environment(),
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    made = json.loads(done.stdout)
-    assert (made["benchmark"], made["preset"]) == ("links", "tiny")
+    made = document_of("links", "--costs", "0.001,0.0005,0.006")
     assert {row["uplink"] for row in made["rows"]} == {*LADDER, ALL}
     assert 0.0 < made["figures"]["in_time_share"] <= 1.0 and "speedup" in made["figures"]
     ladder = next(row for row in made["rows"] if row["uplink"] == ALL)

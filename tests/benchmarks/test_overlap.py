@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,8 +10,7 @@ import pytest
 from benchmarks.overlap import seeds
 from benchmarks.overlap.__main__ import PRESETS, figures, here, plan_of
 from benchmarks.overlap.site import Took
-from tests.support.fork_server import run_forked
-from tests.support.processes import environment
+from tests.support.benchmark_document import document_of
 from tests.support.shaped import why_not
 from thinwire.aggregation import codecs
 from thinwire.core import RunPlan
@@ -70,12 +67,7 @@ def test_with_a_delay_a_simulated_run_measures_other_models_of_the_same_plan() -
 
 @pytest.mark.slow
 def test_it_runs_on_machines_of_their_own_where_these_are_allowed_and_says_where_not() -> None:
-    done = run_forked(
-        [sys.executable, "-m", "benchmarks.overlap", "--preset", "tiny", "--json"],
-        280, cwd=ROOT, env=environment(),
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)["figures"]
+    found = document_of("overlap")["figures"]
     reason = why_not()
     assert (found["shaped_by"], found.get("why_proxy", "")) == ("proxy" if reason else "netns", reason)
     assert found["speedup"] > 0

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +12,7 @@ import torch
 from benchmarks.peers import OURS, PEERS, figures
 from benchmarks.peers_in_torch import eight_bit, rotated, rounded, signs, sparse
 from benchmarks.peers_in_torch.peer import Peer, sent_bytes
+from tests.support.benchmark_document import document_of
 from thinwire.compression.codecs.drive_eden import Drive, Eden
 from thinwire.compression.rotation import signs as signs_of
 from thinwire.core import Layout
@@ -112,13 +109,7 @@ def test_the_dynamic_map_has_256_values_of_both_signs_with_0_and_1() -> None:
 
 
 def test_the_document_has_its_shape_and_names_the_fastest_peer_of_each_method() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.peers", "--preset", "tiny", "--json"],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=180,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    made = json.loads(done.stdout)
-    assert (made["benchmark"], made["preset"]) == ("peers", "tiny")
+    made = document_of("peers")
     assert all(set(row) == COLUMNS for row in made["rows"])
     for spec in PEERS:
         of_method = [row for row in made["rows"] if row["method"] == spec]

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 from statistics import NormalDist
 
@@ -15,6 +12,7 @@ import pytest
 from benchmarks.audited_run import attacked_run
 from benchmarks.one_run_audit import lower_bound, probability_of_luck, right_guesses
 from benchmarks.privacy_audit import DELTA, EPSILON, NAMES, figures
+from tests.support.benchmark_document import document_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -68,11 +66,7 @@ def test_guesses_are_even_and_about_canaries_that_there_are() -> None:
 
 
 def test_the_audit_refutes_the_claim_with_the_noise_off_and_not_with_it() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.privacy_audit", "--preset", "tiny", "--json"],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    made = json.loads(done.stdout)
+    made = document_of("privacy_audit")
     found = made["figures"]
     assert (made["benchmark"], made["preset"], len(made["rows"])) == ("privacy_audit", "tiny", 9)
     assert found["claimed_epsilon"] == EPSILON

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 
 import pytest
 
 from benchmarks.secure_round import PRESETS, figures, plan_of, rounds_of
-from tests.support.fork_server import run_forked
-from tests.support.processes import environment
+from tests.support.benchmark_document import document_of
 from thinwire.core.events import Event, RoundClosed
 from thinwire.core.protection_events import PhaseClosed, SumUnmasked
 from thinwire.core.types import PHASES
@@ -24,13 +21,7 @@ FIGURES = {
 
 
 def test_it_runs_and_the_document_has_its_shape() -> None:
-    done = run_forked(
-        [sys.executable, "-m", "benchmarks.secure_round", "--preset", "tiny", "--json"],
-        600, cwd=ROOT, env=environment(),
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert (found["benchmark"], found["preset"]) == ("secure_round", "tiny")
+    found = document_of("secure_round")
     assert found["figures"].keys() == FIGURES
     assert [(row["secure"], row["round"]) for row in found["rows"]] == [
         (secure, number) for secure in (False, True) for number in (2, 3)

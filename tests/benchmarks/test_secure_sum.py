@@ -17,6 +17,7 @@ import pytest
 from benchmarks.secure_case import Case
 from benchmarks.secure_cohort import measure
 from benchmarks.secure_sum import OURS, PRESETS, RESNET_50, THEIRS, figures
+from tests.support.benchmark_document import document_of
 
 ROOT = Path(__file__).parents[2]
 COMPARED = {
@@ -28,13 +29,7 @@ COSTS = {"client_cpu_s", "client_vector_cpu_s", "server_cpu_s", "uplink_bytes", 
 
 def test_it_runs_and_the_document_has_its_shape():
     pytest.importorskip("flwr")
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.secure_sum", "--preset", "tiny", "--json"],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=240,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    made = json.loads(done.stdout)
-    assert (made["benchmark"], made["preset"]) == ("secure_sum", "tiny")
+    made = document_of("secure_sum")
     assert set(made["figures"]) == {*COMPARED, "server_peak_models", "client_peak_models"}
     assert all(made["figures"][name] > 0 for name in COMPARED)
     assert [row["system"] for row in made["rows"]] == [OURS, OURS, THEIRS, THEIRS, OURS, OURS, OURS]

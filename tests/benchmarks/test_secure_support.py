@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from itertools import product
 from pathlib import Path
 
 import pytest
 
 from benchmarks.secure_support import ADAM, ALONE, ARMS, DENSE, MOMENTUM, PRESETS, RATES, SPARSE, figures, plan_of
+from tests.support.benchmark_document import document_of
 from thinwire.aggregation import codecs
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_it_runs_and_the_document_has_its_shape() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.secure_support", "--preset", "tiny", "--json"],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert (found["benchmark"], found["preset"]) == ("secure_support", "tiny")
+    found = document_of("secure_support")
     assert [(row["task"], row["arm"]) for row in found["rows"]] == [("digits", arm) for arm in ARMS]
     dense, sparse, alone, *_ = found["rows"]
     assert sparse["payload_up"] == pytest.approx(alone["payload_up"], rel=1e-3), "a signature has 70 to 72 bytes"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +9,14 @@ import pytest
 
 from benchmarks.curve import Curve, Point
 from benchmarks.stragglers import CROWDED, POLICIES, SETTINGS, SLOW, compared, figures, speeds
-from tests.support.fork_server import run_forked
-from tests.support.processes import environment
+from tests.support.benchmark_document import document_of
 
 ROOT = Path(__file__).parents[2]
 EVERY = (*POLICIES, CROWDED)
 
 
 def test_it_runs_and_the_document_has_its_shape() -> None:
-    done = run_forked(
-        [sys.executable, "-m", "benchmarks.stragglers", "--preset", "tiny", "--json"],
-        400, cwd=ROOT, env=environment(),
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    made = json.loads(done.stdout)
-    assert (made["benchmark"], made["preset"]) == ("stragglers", "tiny")
+    made = document_of("stragglers")
     rows, found = made["rows"], made["figures"]
     assert {(row["policy"], row["dying"], row["exponent"]) for row in rows} == {
         (p, *s) for p in EVERY for s in SETTINGS

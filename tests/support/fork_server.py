@@ -3,7 +3,8 @@
 Importing torch costs a process 1.3 s of CPU, SQLAlchemy and pydantic 0.5 s, and the tests start hundreds of processes.
 A forked process imports them in no time. It is a process like any other: it has the arguments, environment, directory,
 file descriptors, session and umask that it was started with, its parent is the process that started it, and signals and
-exit codes are its own. Processes that it starts in turn are forked as well, by a server of its own.
+exit codes are its own. Processes that it starts in turn are forked as well, by a server of its own. What `ip netns
+exec` starts is forked into that network namespace; there, /sys is the one of this process.
 
 Invariants: a server has one thread and has run nothing but imports when it forks. What cannot be told by forking is
 started afresh: another program, other `PYTHON...` variables, another number of threads (`is_forkable`).
@@ -43,6 +44,8 @@ LIBRARIES = (
     "thinwire.client", "thinwire.privacy", "thinwire.reports",
 )  # fmt: skip
 PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
+CLONE_NEWNET = 0x40000000  # setns(2)
+NETWORKS, INSIDE = Path("/run/netns"), ("ip", "netns", "exec")  # ip-netns(8)
 COMM, SERVER = Path("/proc/self/comm"), "fork-server"  # the name of a process, by which a test knows a server
 MAX_REQUEST = 1 << 20  # bytes of arguments and environment
 MAX_DESCRIPTORS = 64
@@ -103,6 +106,7 @@ def execute_child(popen: subprocess.Popen[Any], *given: Any) -> None:
     """Do what `subprocess.Popen._execute_child` does, by forking where it can be."""
     asked = inspect.signature(EXECUTE).bind(popen, *given).arguments
     words = [os.fspath(word) for word in asked["args"]] if not isinstance(asked["args"], str | bytes) else []
+    network, words = (words[3], words[4:]) if tuple(words[:3]) == INSIDE else ("", words)
     env = dict(os.environ if asked["env"] is None else asked["env"])
     special = asked["shell"] or asked["preexec_fn"] or asked["executable"]
     if special or not is_forkable(words, env):
@@ -111,7 +115,8 @@ def execute_child(popen: subprocess.Popen[Any], *given: Any) -> None:
     ends = [asked["p2cread"], asked["c2pwrite"], asked["errwrite"]]
     ends = [number if end < 0 else end for number, end in enumerate(ends)]
     request = {
-        "words": words[1:], "env": env, "cwd": os.fspath(asked["cwd"] or os.getcwd()), "umask": _umask(),
+        "words": words[1:], "network": network, "env": env,
+        "cwd": os.fspath(asked["cwd"] or os.getcwd()), "umask": _umask(),
         "session": asked["start_new_session"], "group": asked["process_group"], "to": [0, 1, 2, *asked["pass_fds"]],
         "ignored": [number for number in ENDING if signal.getsignal(number) == signal.SIG_IGN],  # under nohup: SIGHUP
     }  # fmt: skip
@@ -215,6 +220,8 @@ def serve(wire: socket.socket) -> Run:
 
 
 def _child(request: Mapping[str, Any], descriptors: Sequence[int], told: int, go: int) -> Run:
+    if request["network"]:
+        _enter(NETWORKS / request["network"])
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if os.fork() == 0:
         for number in (*descriptors, told, go):
@@ -247,6 +254,14 @@ def _child(request: Mapping[str, Any], descriptors: Sequence[int], told: int, go
     sys.modules["numpy"].random.seed()
     _show(request["words"])
     return _program(request["words"])
+
+
+def _enter(network: Path) -> None:
+    """Enter a network namespace, and all processes that this one starts with it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with network.open() as opened:
+        if libc.setns(opened.fileno(), CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), "no such namespace can be entered", str(network))
 
 
 def _show(words: Sequence[str]) -> None:

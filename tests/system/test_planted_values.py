@@ -76,12 +76,13 @@ def searched(
 ) -> tuple[Found, Found]:
     """What is found while a round waits for its last update, and after the run."""
     site = SecureSite(folder / "home", DEVICES)
-    site.forks = False  # all their memory is searched, which is larger with libraries that they do not use
     site.example, site.page = PLANTED, ("--dashboard", site.dashboard_at)
     site.aggregator_program = site.client_program = program
     search = Search.of(len(DEVICES), points)
     try:
+        site.forks = False  # the memory of the aggregator and the dashboard is searched: it is larger in forked ones
         site.serve()
+        site.forks = True
         site.hold(HELD)
         site.join()
         run_id = site.begin(*sets)

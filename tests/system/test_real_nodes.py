@@ -30,7 +30,8 @@ def aggregated_once(site: Site, run_id: str) -> None:
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """A site with a dashboard, whose client pi-a no test ends."""
     folder = tmp_path_factory.mktemp("kept")
-    with shared_site(folder, dashboard=True, forks=False) as made:  # commands are started as a user starts them
+    with shared_site(folder, dashboard=True, forks=False) as made:  # these are started as a user starts them
+        made.forks = True
         yield made
 
 

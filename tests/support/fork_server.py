@@ -309,6 +309,25 @@ def _program(words: Sequence[str]) -> Run:
     return lambda: runpy.run_path(what, run_name="__main__")
 
 
+def end(run: Run) -> None:
+    """Run a program, and end as Python does, but without taking its objects apart, which takes 0.2 s of CPU."""
+    code = 0
+    try:
+        run()
+    except SystemExit as ended:
+        if not isinstance(ended.code, int | None):
+            raise
+        code = ended.code or 0
+    threading._shutdown()  # type: ignore[attr-defined]  # private: it waits for threads
+    atexit._run_exitfuncs()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        sys.exit(code)  # Python says what is wrong
+    os._exit(code & 0xFF)
+
+
 def main() -> Run:
     for number in ENDING:
         signal.signal(number, signal.SIG_IGN)  # of a terminal: the server ends when its process does
@@ -325,4 +344,4 @@ def main() -> Run:
 
 
 if __name__ == "__main__":
-    main()()
+    end(main())

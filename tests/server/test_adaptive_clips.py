@@ -29,7 +29,7 @@ KEPT = TEXT.replace('evaluate = "off"', 'evaluate = "off"\nkeep = "all"')
 ADAPTIVE = KEPT.replace("rounds = 3", "rounds = 4") + "noise_multiplier = 0.05\nadaptive = true"
 PLAN = RunPlan.parse(ADAPTIVE)
 SHARES = 3  # of all places: one test each
-EVERY = 4  # of them is tried
+EVERY = 2  # of them is tried
 
 
 class Adaptive(World):

@@ -23,7 +23,7 @@ from thinwire.server.aggregator import Model, RoundAggregator
 from thinwire.server.model_store import Versions
 from thinwire.simulation import SyntheticUpdates, Turn
 
-EVERY = 23  # of all places: the plain run tries each of them
+EVERY = 11  # of all places: the plain run tries each of them
 BOTH = pytest.mark.parametrize("algorithm", ["scaffold", "feddyn"])
 
 

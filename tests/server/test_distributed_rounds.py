@@ -24,7 +24,7 @@ from thinwire.server.model_store import Versions
 from thinwire.store import Store
 
 SHARES = 3  # of all places: one test each
-EVERY = 4  # of them is tried: test_secure_rounds and test_private_rounds try each place of their own mode
+EVERY = 2  # of them is tried: test_secure_rounds and test_private_rounds try each place of their own mode
 TEXT = f"""{toy_plan("max_dropout = 0.4")}
 [privacy]
 mode = "distributed"

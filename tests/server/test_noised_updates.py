@@ -44,7 +44,7 @@ def test_each_round_is_reserved_with_the_release_of_one_device(undisturbed) -> N
 
 def test_a_crash_anywhere_spends_each_round_once(undisturbed, tmp_path: Path) -> None:
     _, places = undisturbed
-    for where, again in killed(Locals, tmp_path, places, slice(0, None, 8)):
+    for where, again in killed(Locals, tmp_path, places, slice(0, None, 4)):
         assert again.status == "done", where
         assert [event.round for event in again.of(RoundClosed)] == [1, 2, 3], where
         require_accounted(again, PLAN)

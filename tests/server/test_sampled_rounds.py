@@ -212,7 +212,7 @@ def test_a_crash_anywhere_keeps_the_sample_that_was_drawn(undisturbed: Whole, tm
         assert [event.round for event in again.of(RoundClosed)] == [1, 2, 3], where
         require_accounted(again)
     with patch.object(sampled_mode, "poisson", noted):
-        for where, again in killed(World, tmp_path / "noted", places, slice(share, None, 8 * SHARES)):
+        for where, again in killed(World, tmp_path / "noted", places, slice(share, None, 6 * SHARES)):
             samples, draws = [tuple(event.assignments) for event in again.of(RoundOpened)], iter(drawn)
             assert len(samples) == 3, where
             assert all(sample in draws for sample in samples), f"{where}: these draws, in their order"

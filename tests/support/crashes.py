@@ -1,5 +1,8 @@
 """A process that dies at a place that is chosen, and what of a run must not depend on where that was.
 
+Places are equal where the same functions of ours are at work after events of the same kinds. A run is killed at the
+last one of equal places, or at all of them if the environment variable THINWIRE_EVERY_PLACE is set.
+
 The clock stands still while the aggregator is dead. "The same" means: same order of accepted heads and deadline ticks,
 so same model and replica at every version, same aggregated sets and same outcomes.
 """
@@ -8,7 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +23,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
+import thinwire
 from tests.support.faulty_fleet import FaultyFleet, told_of
 from tests.support.linked_fleet import LinkedFleet
 from tests.support.outcomes import every_assignment_has_one_outcome
@@ -42,6 +48,7 @@ from thinwire.simulation import ScriptedDevice, ScriptedFleet, reported
 from thinwire.store import FileSpool, Store
 from thinwire.store.projection import Projection
 
+PACKAGE = f"{Path(thinwire.__file__).parent}{os.sep}"
 LAYOUT = Layout.of({"w": (6, 4), "b": (4,)})
 
 
@@ -49,17 +56,49 @@ class Killed(BaseException):
     """The process is gone: nothing after this line runs."""
 
 
+class Place(str):
+    """A kind of place, and where equal ones are: our functions at work, and the kinds of events journalled last."""
+
+    __slots__ = ("functions", "journalled")
+
+    functions: tuple[object, ...]
+    journalled: tuple[type[Event], ...]
+
+
 @dataclass
 class Fate:
     """Counts the places at which a process can die, and dies at the `at`-th of them, once."""
 
     at: int = 0
-    places: list[str] = field(default_factory=list)
+    places: list[Place] = field(default_factory=list)
+    journalled: tuple[type[Event], ...] = ()
 
     def here(self, place: str) -> None:
-        self.places.append(place)
+        self.places.append(Place(place))
+        self.places[-1].functions = () if self.at else functions_at_work()
+        self.places[-1].journalled = self.journalled
         if len(self.places) == self.at:
             raise Killed(place)
+
+
+def functions_at_work() -> tuple[object, ...]:
+    """Return the functions of the package that called this one, the innermost first."""
+    found, frame = [], sys._getframe(1)
+    while (caller := frame.f_back) is not None:
+        frame = caller
+        if frame.f_code.co_filename.startswith(PACKAGE):
+            found.append(frame.f_code)
+    return tuple(found)
+
+
+def unequal(places: Sequence[Place], kinds: Sequence[str] = ()) -> list[int]:
+    """Return the numbers, from 1, of the last one of equal places, of these kinds only if any are named."""
+    last = dict[object, int]()
+    for at, place in enumerate(places, start=1):
+        if not kinds or place in kinds:
+            alone = at if os.environ.get("THINWIRE_EVERY_PLACE") else 0
+            last[str(place), place.functions, place.journalled, alone] = at
+    return sorted(last.values())
 
 
 @contextlib.contextmanager
@@ -72,6 +111,7 @@ def deadly(fate: Fate, store: Store) -> Iterator[None]:
         fate.here("append")
 
     def committed(run_id: str, events: Sequence[Event], *more: Any, **named: Any) -> None:
+        fate.journalled = tuple(map(type, events))
         record(run_id, events, *more, **named)
         fate.here("commit")
 
@@ -88,10 +128,10 @@ def around_commits(fate: Fate, store: Store) -> None:
     record = store.record
 
     def committed(run_id: str, events: Sequence[Event], *more: Any, **named: Any) -> None:
-        number = len(fate.places) // 2 + 1
-        fate.here(f"before commit {number}")
+        fate.journalled = tuple(map(type, events))
+        fate.here("before a commit")
         record(run_id, events, *more, **named)
-        fate.here(f"after commit {number}")
+        fate.here("after a commit")
 
     store.record = committed  # type: ignore[method-assign]  # the kill
 
@@ -180,7 +220,7 @@ class Outcome:
 
 
 Begin = Callable[[Path, Fate], World]
-Whole = tuple[Outcome, list[str]]  # what a run comes to that nobody kills, and the places at which one could
+Whole = tuple[Outcome, list[Place]]  # what a run comes to that nobody kills, and the places at which one could
 
 
 def undisturbed_once(begin: Begin) -> Any:
@@ -198,10 +238,9 @@ KINDS = ("append", "commit", "fsync")  # of places
 
 
 def killed(
-    begin: Begin, folder: Path, places: Sequence[str], which: slice, kinds: Sequence[str] = KINDS
+    begin: Begin, folder: Path, places: Sequence[Place], which: slice, kinds: Sequence[str] = KINDS
 ) -> Iterator[tuple[str, Outcome]]:
-    """What the run comes to that is killed at one of the places of these kinds, and a sentence that says where."""
-    of_kinds = [(at, place) for at, place in enumerate(places, start=1) if place in kinds]
-    for at, place in of_kinds[which]:
-        yield f"killed at place {at}: {place}", begin(folder / str(at), Fate(at)).live()
+    """What the run comes to that is killed at one of the unequal places of these kinds, and a sentence where."""
+    for at in unequal(places, kinds)[which]:
+        yield f"killed at place {at}: {places[at - 1]}", begin(folder / str(at), Fate(at)).live()
         shutil.rmtree(folder / str(at))

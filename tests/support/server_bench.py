@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from tests.support.crashes import Fate, Killed, around_commits
+from tests.support.crashes import Fate, Killed, Place, around_commits, unequal
 from tests.support.faulty_fleet import AttentiveDevice, FaultyFleet
 from tests.support.store_agreement import empty_database
 from thinwire.aggregation import BufferMean
@@ -140,7 +140,7 @@ def killing(wanted: Callable[[Event], bool]) -> Callable[[Event], None]:
     return on_event
 
 
-def drive_through(bench: Bench, fate: Fate | None = None) -> list[str]:
+def drive_through(bench: Bench, fate: Fate | None = None) -> list[Place]:
     """Drive a run to its end with one death at most; gives the places at which it could die: around its commits."""
     fate = fate or Fate()
     around_commits(fate, bench.store)
@@ -153,13 +153,13 @@ def drive_through(bench: Bench, fate: Fate | None = None) -> list[str]:
 
 
 def killed(
-    begin: Callable[[Path], Bench], folder: Path, places: Sequence[str], which: slice = slice(None)
+    begin: Callable[[Path], Bench], folder: Path, places: Sequence[Place], which: slice = slice(None)
 ) -> Iterator[tuple[str, Bench]]:
-    """What the run comes to that is killed at one of these places, for each of them, and a sentence that says where."""
-    for at, place in list(enumerate(places, start=1))[which]:
+    """What the run comes to that is killed at one of the unequal places, for each, and a sentence that says where."""
+    for at in unequal(places)[which]:
         bench = begin(folder / str(at))
         drive_through(bench, Fate(at))
-        yield f"killed {place}", bench
+        yield f"killed at place {at}: {places[at - 1]}", bench
         bench.store.close()
 
 

@@ -1,4 +1,4 @@
-"""A thousand hostile frames a decoder, always the same ones; `make fuzz` has 100 000, under the sanitizers."""
+"""400 hostile frames a decoder, always the same ones; `make fuzz` has 100 000, under the sanitizers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from thinwire.core.errors import BadPayload, DataLost
 from thinwire.core.types import Vector
 
 ROOT = Path(__file__).parents[2]
-FRAMES = 1000
+FRAMES = 400
 PAST_THE_END = """
 import numpy as np
 from thinwire.compression.native import symbol
@@ -38,7 +38,7 @@ print("went on")
 
 
 @pytest.mark.parametrize("spec", [*SPECS, LANES, LATTICE, MESSAGES])
-def test_a_thousand_hostile_frames_are_refused_or_decode_alike_on_two_paths(spec: str) -> None:
+def test_hundreds_of_hostile_frames_are_refused_or_decode_alike_on_two_paths(spec: str) -> None:
     assert FRAMES // 4 < fuzz(spec, FRAMES) < FRAMES
 
 

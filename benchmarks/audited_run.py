@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -54,6 +53,8 @@ class CoinTask:
 
     def data(self, client: ClientInfo) -> Split:
         """Return this client's part, each example with the client's coin; a tenth is not trained on."""
+        from sklearn.datasets import load_digits  # each worker of the tests collects what imports this file
+
         images, labels = load_digits(return_X_y=True)
         coins = torch.full((len(labels),), float(self.included[client.partition]))
         whole = (torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels), coins)

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.datasets import load_digits
 from torch import nn
 
 from thinwire.core.types import Vector
@@ -45,6 +44,8 @@ class Digits:
 
 def digits_of(seed: int, clients: int = CLIENTS, examples: int = EXAMPLES) -> Digits:
     """Return the examples of all clients; ValueError if there are not as many."""
+    from sklearn.datasets import load_digits  # each worker of the tests collects what imports this file
+
     images, labels = load_digits(return_X_y=True)
     rng = np.random.default_rng(seed)
     order, kept = rng.permutation(len(labels)), len(labels) // 5

@@ -87,7 +87,7 @@ def updates_of(params: Vector, data: Digits, steps: int, rate: float) -> NDArray
         second_bias -= rate * error.sum(1, keepdim=True)
         first -= rate * torch.bmm(back.transpose(1, 2), data.pixels)
         first_bias -= rate * back.sum(1, keepdim=True)
-    ends = torch.cat([tensor.reshape(clients, -1) for tensor in (first, first_bias, second, second_bias)], 1)
+    ends = torch.cat([tensor.flatten(1) for tensor in (first, first_bias, second, second_bias)], 1)
     return np.asarray(ends.numpy() - params, dtype=np.float32)
 
 

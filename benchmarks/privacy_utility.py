@@ -188,7 +188,8 @@ def measure_one(arm: str, epsilon: float, seed: int, draw: int, clients: int, da
     for number in range(plan.run.rounds):
         some = data if arm != AMPLIFIED else data.of(sample(clients, rng))
         updates = updates_of(model, some, STEPS, RATE)
-        norms.append(float(np.median(np.linalg.norm(updates, axis=1))))
+        if len(updates):  # a sample may be empty
+            norms.append(float(np.median(np.linalg.norm(updates, axis=1))))
         model = made(model, updates, number)
     return {
         "arm": arm, "epsilon": None if arm == NONE else epsilon, "delta": DELTA, "seed": seed, "draw": draw,

@@ -5,26 +5,25 @@ A figure is worth what its rules are, and these were not all there from the begi
 
 from __future__ import annotations
 
-PROTOCOL = "third"
+# What is committed is the second protocol's. What `full` runs now is the third: candidates below one bit beside the two
+# chains that were decided for, and fresh seeds B from 6000 on. The task of the digits reads its data in another way
+# since, so cells of before do not count in it.
+PROTOCOL = "second"
 
 FIRST = range(3_000, 3_030)  # seeds B of the first protocol
 FIRST_BOUND = -0.58  # points, of the chain fixed in advance, there
-THIRD = (
-    "the second had decided on seeds 4000 to 4029; the third has candidates below one bit, the two chains of before, "
-    "and fresh seeds B from 6000 on"
-)
 CHANGED = {
     "digits": (
         f"by the first, which took the last round's model alone, the figure was 1: `stc(0.04)` had a bound of "
         f"{FIRST_BOUND} on seeds {FIRST[0]} to {FIRST[-1]}; since then accuracy is the mean of the last quarter, and B "
-        "begins at 4000; " + THIRD
+        "begins at 4000"
     ),
     "cnn": (
         "no seed of its A or B had run by the first; its grid of rates was changed on tuning seeds, and 5 of its 18 "
-        "candidates came after a look at seeds A, before any seed B; " + THIRD
+        "candidates came after a look at seeds A, before any seed B"
     ),
     "code_lm": (
         "no seed of its A or B had run by the first; two of its 5 candidates were changed shortly before any of its "
-        "chains ran, by what the other models had shown; " + THIRD
+        "chains ran, by what the other models had shown"
     ),
 }

@@ -51,13 +51,14 @@ def plots() -> dict[str, str]:
 
 
 def _differing() -> str:
-    """What the protocol has for each model, finished or not."""
-    lines = []
+    """What the protocol has for each model, finished or not; candidates are those of the committed run."""
+    lines, document = [], read()
     for name, model in FULL.items():
-        seeds = model.seeds
+        seeds, part = model.seeds, finished(document, name)
         counts = (seeds.rounds, seeds.rates, seeds.early, seeds.a, seeds.b)
         sweeps = f"{seeds.sweep} seeds" if model.factors else "none"
-        more = len(model.candidates), f"{100 * model.tuned_after:.0f} %", sweeps, len(model.ways_down)
+        candidates = len(part["first_of_a"] if part else model.candidates)
+        more = candidates, f"{100 * model.tuned_after:.0f} %", sweeps, len(model.ways_down)
         lines.append((name, f"`{model.work.split}`", *map(str, (*counts, *more))))
     seeds_of = "R: seeds", "rates: seeds", "first of A", "all A", "B"
     return table(("model", "split", *seeds_of, "candidates", "rates after", "sweeps", "ways down"), lines)

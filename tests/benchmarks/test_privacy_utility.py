@@ -51,6 +51,7 @@ def test_all_clients_at_once_learn_what_one_learns_with_torch() -> None:
         assert found[client] == pytest.approx(end - start, abs=1e-5)
         right = (module(data.measured_pixels).argmax(1) == data.measured_digits).float().mean()
         assert accuracy(start + found[client], data) == pytest.approx(float(right), abs=1e-6)
+    assert updates_of(start, data.of([]), steps=5, rate=0.3).shape == (0, len(start)), "a sample may be empty"
 
 
 def test_each_client_has_twenty_examples_and_no_image_is_both_learned_and_measured() -> None:

@@ -57,6 +57,7 @@ SAY_EVERY_S = (1.0, 60.0)  # least and most seconds between two progress lines
 SAY_SHARE = 0.1  # of the time since training began, until the next line: a log of hours fits on a screen
 MARGIN = 0.1  # of the deadline, which partial work leaves free as a reserve
 LATER = 0.5  # of the allowed staleness, which a client that misses the deadline anyway may train for
+DIGITS = 4  # of a stage's seconds: further ones are noise, and a fifth of a small reply's header
 MAX_STEPS = 2**40  # multiplied by the batch of a step, it still fits the integers of every machine
 
 
@@ -275,7 +276,7 @@ def trained(
     evaluate_s = measured.measure_s + done.measure_s
     load_s = prepare_s + measured.load_s + done.load_s
     stages = (job.delivery.download_s, job.queue_s, evaluate_s, done.train_s, 0.0, load_s)
-    spent = Timings(*(round(seconds, Timings.DIGITS) for seconds in stages))
+    spent = Timings(*(round(seconds, DIGITS) for seconds in stages))
     if done.params is None or done.buffers is None:
         examples = int(max((count for _, count in metrics.values()), default=0))
         return Trained(replace(header, metrics=metrics, timings=spent, examples=examples), state)
@@ -328,7 +329,7 @@ def encoded(job: AssignmentContext, found: Trained, state: ClientRunState, model
     header = replace(
         header, parts=parts, codec=job.assignment.codec, residual_norm=payload.norm(state.residual),
         counters=found.carried.counters if averaged else {},
-        timings=replace(header.timings, encode_s=round(job.clock.now() - begun, Timings.DIGITS)),
+        timings=replace(header.timings, encode_s=round(job.clock.now() - begun, DIGITS)),
     )  # fmt: skip
     return Result(header, state, body)
 

@@ -47,7 +47,7 @@ from thinwire.core.fleet import Delivery
 from thinwire.core.plan import RunPlan
 from thinwire.core.protocol import is_protected
 from thinwire.core.statedir import require_room, write_atomically
-from thinwire.core.types import PROTOCOL, Assignment, Failure, PhaseReply, Reply, ReplyHeader, Timings, training_id
+from thinwire.core.types import PROTOCOL, Assignment, Failure, PhaseReply, Reply, ReplyHeader, training_id
 
 Answer = tuple[Reply, Path | None]  # a reply, and the file that holds its parts one after the other
 
@@ -381,7 +381,7 @@ class AssignmentHandler:
         self.kept.keep(assignment, folder, state, {entry.file: result.body} if entry.file else {})
         if silent:  # an assignment of another plan has no booking
             self.gate.answered(assignment.identity, assignment.assignment_id)
-        commit_s = round(self.clock.now() - begun, Timings.DIGITS)
+        commit_s = self.clock.now() - begun
         if silent:
             return header, folder.path(entry)
         if header.parts:

@@ -34,10 +34,7 @@ def rotates(spec: str) -> bool:
 
 
 def drawn(spec: str) -> bool:
-    """Return True if the indices are random.
-
-    The contraction then holds in expectation, and one value may hold nearly all of the norm.
-    """
+    """Return True if the indices are random: the kind then holds in expectation, and one value may be nearly all."""
     found = [chain.sparsifier for chain in chains(parse(spec)) if isinstance(chain, Chain)]
     return any(sparsifier is not None and sparsifier.seeded for sparsifier in found)
 

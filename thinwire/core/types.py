@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from thinwire.core.errors import BadPayload, ThinwireError, UsageError
 
@@ -163,10 +163,7 @@ class Timings:
 
     `load_s` is the time until evaluation or training begins: admission, reading the state and the model, starting the
     worker, sending vectors to it, and making data and model there. `commit_s` is the time until the reply is durable.
-    Clients send tenths of milliseconds (`DIGITS`): further digits are noise, and a fifth of a small reply's header.
     """
-
-    DIGITS: ClassVar[int] = 4
 
     download_s: float = 0.0
     queue_s: float = 0.0

@@ -217,6 +217,8 @@ def test_a_device_says_when_it_was_last_heard_of_and_not_when_it_came(thinwire, 
         store.record_device(DeviceOffline(now - 500, "pi-01", "its connection is closed", now - 600))
         assert heard() == ("10 min", now - 600)
         store.record_device(DeviceOnline(now - 400, "pi-01"))
+    os.utime(lock, (now - 700, now - 700))
+    assert heard()[1] == pytest.approx(now - 400), "it was heard after the lock was touched last"
     os.utime(lock, (now - 300, now - 300))
     assert heard() == ("5 min", pytest.approx(now - 300)), "as long as there was somebody to hear it"
     store.record_restart(time.time(), now - 300)

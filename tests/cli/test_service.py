@@ -126,7 +126,8 @@ def test_install_puts_the_unit_in_place_and_uninstall_takes_it_away(thinwire, ho
     assert manager() == ["--user daemon-reload", *(f"--user {verb} {path.name}" for verb in ("enable", "restart"))]
     assert "loginctl enable-linger" in said.out
     assert (home / "clients" / "pi-03").stat().st_mode & 0o777 == 0o700  # systemd wants it to be there
-    assert thinwire("client", "service", "uninstall", "--name", "pi-03", "--home", home).code == 0
+    gone = thinwire("client", "service", "uninstall", "--name", "pi-03", "--home", home)
+    assert (gone.code, gone.out) == (0, f"stopped and taken away: {path}; the state directory stays as it is\n")
     assert manager()[3:] == ["--user disable --now thinwire-client-pi-03.service", "--user daemon-reload"]
     assert not path.exists()
     assert thinwire("client", "service", "uninstall", "--name", "pi-03", "--home", home).code == 9

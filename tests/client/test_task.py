@@ -55,6 +55,16 @@ def test_an_object_in_a_module_can_be_a_task(tmp_path: Path) -> None:
     assert "'other'" in refused(f"x={path}:other").what
 
 
+def test_a_file_that_is_no_python_code_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path, WHOLE, "task.txt")
+    found = refused(f"x={path}")
+    assert (found.what, found.why, found.hint) == (
+        f"cannot import the task {path}",
+        "it is not Python code",
+        "a .py file",
+    )
+
+
 def test_a_dotted_name_is_imported() -> None:
     assert refused("x=json.decoder").what.endswith("it has no model, data, loss")
 

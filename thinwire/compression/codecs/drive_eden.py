@@ -65,12 +65,13 @@ ERRORS = {1: 0.363380, 2: 0.117482, 3: 0.034548, 4: 0.009501}
 
 @dataclass(frozen=True)
 class Eden(FusedQuantizer):
-    """Rotates at random and sends b bits a value: the nearest of 2^b levels for normal values, and one scale a block.
+    """Rotates at random and sends b bits a value, b below 1 too: the nearest of 2^b levels, and one scale a block.
 
-    EDEN (Vargaftik et al. 2022). The scale ||x||^2 / <rotated, levels> makes the mean exact over uniform rotations;
-    omega = e / (1 - e) with e the levels' mean squared error. Hadamard rotations come near that on dense data of 1024
-    values and more. Inside error feedback the scale is divided by 1 + omega, which makes a contraction with delta = 1 /
-    (1 + omega). A tail of fewer than 64 values is sent as fp16.
+    EDEN (Vargaftik et al. 2022), with levels for normal values; `SparseEden` is the form below 1. The scale ||x||^2 /
+    <rotated, levels> makes the mean exact over uniform rotations; omega = e / (1 - e) with e the levels' mean squared
+    error. Hadamard rotations come near that on dense data of 1024 values and more. Inside error feedback the scale is
+    divided by 1 + omega, which makes a contraction with delta = 1 / (1 + omega). A tail of fewer than 64 values is sent
+    as fp16.
     """
 
     examples: ClassVar[tuple[str, ...]] = (

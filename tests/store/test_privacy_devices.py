@@ -24,6 +24,11 @@ def greet(store: Store, name: str, count: int, keys: Sequence[str] = (), populat
     store.roster.seen(Hello(name, "p1", booked=booked, booked_keys=tuple(map(key_of, keys))), at=1.0)
 
 
+def claim(store: Store, name: str, *texts: str) -> None:
+    """Register with texts in the place of earlier keys, as a malicious client may."""
+    store.roster.seen(Hello(name, "p1", booked={population_key("ward"): 1}, booked_keys=texts), at=1.0)
+
+
 @pytest.fixture
 def run_id(store: Store) -> str:
     """A run on devices; pi-01 took part in two rounds and left."""
@@ -168,6 +173,34 @@ def test_copies_of_a_device_that_took_part_together_stay_two_spendings_when_forg
     store.forget_device("copy", "ann")
     assert sums(store) == added_up(store)
     assert sum(sum(of.values()) for of in store.privacy.spent_by_device("ward").values()) == 2 + 4
+
+
+def test_a_device_that_claims_what_everyone_spent_does_not_take_it_away_when_it_is_forgotten(
+    store: Store, run_id: str
+) -> None:
+    reserve(store, run_id, 3)  # nobody is named: everyone pays
+    enrol(store, "mallory")
+    claim(store, "mallory", "", "pi-02", "forgotten-0123456789abcdef")
+    store.record(run_id, [status("done")])
+    store.roster.revoke("mallory")
+    store.forget_device("mallory", "ann")
+    assert store.privacy.spent_by_device("ward", ["pi-02"])["pi-02"] == {CHEAP: 3}
+    assert sums(store) == added_up(store)
+
+
+def test_a_device_does_not_pay_for_a_forgotten_one_that_had_claimed_its_earlier_key(store: Store, run_id: str) -> None:
+    enrol(store, "ward-1", "mallory")
+    greet(store, "ward-1", 2, ["pi-01"])
+    greet(store, "mallory", 2, ["pi-01"])
+    reserve(store, run_id, 3, release=DEAR, devices=("mallory",))
+    store.record(run_id, [status("done")])
+    store.roster.revoke("mallory")
+    found = store.forget_device("mallory", "ann")
+    assert found is not None
+    spent = store.privacy.spent_by_device("ward")
+    assert spent == {"pi-02": {CHEAP: 2}, "ward-1": {CHEAP: 2}, found.pseudonym: {DEAR: 1}}
+    assert key_of("pi-01") not in repr([sums(store), _columns(store)])
+    assert sums(store) == added_up(store)
 
 
 def _columns(store: Store) -> list[object]:

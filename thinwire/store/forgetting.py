@@ -33,7 +33,7 @@ from thinwire.store.audit import WAS, act
 from thinwire.store.database import Base
 from thinwire.store.device_registry import next_change
 from thinwire.store.journal import LEVEL
-from thinwire.store.privacy_devices import put_pseudonym
+from thinwire.store.privacy_devices import KEY_LETTERS, put_pseudonym
 from thinwire.store.tables import (
     Action,
     Device,
@@ -69,7 +69,6 @@ PLAIN: Final = frozenset({  # fields with text that names no device
     "code_hash", "token_hash",
 })  # fmt: skip
 NAMED: Final = frozenset({("invitations", "name")})  # a column that is a device's name in this table only
-KEY_LETTERS: Final = 64  # of a fingerprint; a name has at most 63
 _WORD = re.compile("[a-z0-9-]+")  # in a text: a name, and what could be one
 _CODE = re.compile("[a-z-]+")
 OWN_RULE: Final = frozenset(

@@ -30,6 +30,7 @@ from thinwire.store.privacy_tables import PrivacyParticipant, PrivacySpent
 from thinwire.store.tables import Device
 
 EVERYONE: Final = ""  # in place of a device in the sums: each one in the population spends it
+KEY_LETTERS: Final = 64  # of a fingerprint; a name has at most 63, and a pseudonym fewer
 
 
 @dataclass(frozen=True)
@@ -99,13 +100,15 @@ def shortfalls(connection: Connection, population: str) -> dict[str, Shortfall]:
 def reported(connection: Connection, hello: Hello, at: float) -> dict[str, object]:
     """Return the columns of a device that follow from what it reports of its own ledger.
 
-    `booked` is the most that it has ever reported. Of its earlier keys only those count that are in the ledger.
+    `booked` is the most that it has ever reported. Of its earlier keys only those count that are in the ledger. A text
+    that is no fingerprint is none, although the ledger may hold it: EVERYONE, a pseudonym, a simulated device.
     """
     columns = (Device.fingerprint, Device.booked, Device.other_keys, Device.brought, Device.hello)
     before = connection.execute(select(*columns).where(Device.name == hello.name)).first()
     if before is None:
         return {}
-    wanted = select(PrivacySpent.device).where(PrivacySpent.device.in_(hello.booked_keys)).distinct()
+    said = [key for key in hello.booked_keys if len(key) == KEY_LETTERS]
+    wanted = select(PrivacySpent.device).where(PrivacySpent.device.in_(said)).distinct()
     found = set(connection.scalars(wanted)) - {before.fingerprint, *before.other_keys}
     keys = sorted({*before.other_keys, *found})
     if found:
@@ -129,13 +132,16 @@ def put_pseudonym(connection: Connection, keys: Iterable[str], pseudonym: str) -
     """Put a pseudonym in the place of all keys of one device, and return how many rows changed.
 
     A key that took part in a round beside another of them, as a copy of a device does, gets a pseudonym of its own, so
-    that both releases stay spent.
+    that both releases stay spent. So does a key that a device which stays has reported: it goes on to pay for that key,
+    and not for the others.
     """
     part, spent, rows, new = PrivacyParticipant, PrivacySpent, 0, dict[str, str]()
+    devices, keys = connection.execute(select(Device.fingerprint, Device.other_keys)).all(), set(keys)
+    claimed = {key for row in devices if row.fingerprint not in keys for key in row.other_keys}
     for key in sorted(keys):
         beside = select(part.entry).where(part.device == pseudonym).scalar_subquery()
         clash = connection.scalar(select(part.entry).where(part.device == key, part.entry.in_(beside)).limit(1))
-        new[key] = pseudonym if clash is None else f"{pseudonym}-{len(new)}"
+        new[key] = pseudonym if clash is None and key not in claimed else f"{pseudonym}-{len(new)}"
         rows += connection.execute(update(part).where(part.device == key).values(device=new[key])).rowcount
         own = select(spent.population, spent.release, spent.count).where(spent.device == key)
         for population, release, count in connection.execute(own).all():

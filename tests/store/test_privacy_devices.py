@@ -6,12 +6,15 @@ import hashlib
 from collections.abc import Sequence
 
 import pytest
+from sqlalchemy import select
 
 from tests.store.test_privacy_ledger import CHEAP, DEAR, added_up, enrol, report, reserve, sums
 from tests.support.store_story import new_run, status
 from thinwire.core.errors import DataLost, NotFound, Refused, UsageError
 from thinwire.core.fleet import Hello, population_key
 from thinwire.store import Store
+from thinwire.store.privacy_devices import MOST_POPULATIONS
+from thinwire.store.tables import Device
 
 
 def key_of(name: str) -> str:
@@ -201,6 +204,17 @@ def test_a_device_does_not_pay_for_a_forgotten_one_that_had_claimed_its_earlier_
     assert spent == {"pi-02": {CHEAP: 2}, "ward-1": {CHEAP: 2}, found.pseudonym: {DEAR: 1}}
     assert key_of("pi-01") not in repr([sums(store), _columns(store)])
     assert sums(store) == added_up(store)
+
+
+def test_a_device_that_reports_ever_other_populations_takes_no_more_room(store: Store) -> None:
+    enrol(store, "mallory")
+    for number in range(20):
+        made_up = {population_key(f"{number} {one}"): 1 for one in range(64)}
+        store.roster.seen(Hello("mallory", "p1", booked=made_up | {population_key("ward"): number}), at=1.0)
+    with store._database.reading() as connection:
+        booked = connection.execute(select(Device.booked)).scalar_one()
+    assert len(booked) == MOST_POPULATIONS
+    assert booked[population_key("ward")] == 19, "a population that is stored goes on"
 
 
 def _columns(store: Store) -> list[object]:

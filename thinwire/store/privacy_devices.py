@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 from sqlalchemy import Connection, delete, func, select, update
@@ -30,6 +31,7 @@ from thinwire.store.privacy_tables import PrivacyParticipant, PrivacySpent
 from thinwire.store.tables import Device
 
 EVERYONE: Final = ""  # in place of a device in the sums: each one in the population spends it
+MOST_POPULATIONS: Final = 1024  # of which a device's reports are stored; those of later ones are not
 KEY_LETTERS: Final = 64  # of a fingerprint; a name has at most 63, and a pseudonym fewer
 
 
@@ -118,7 +120,7 @@ def reported(connection: Connection, hello: Hello, at: float) -> dict[str, objec
     if not before.hello and connection.scalar(took_part.limit(1)) is None:
         brought = _missing(connection, hello.booked, {before.fingerprint, *keys, EVERYONE})
     booked = before.booked | {key: max(n, before.booked.get(key, 0)) for key, n in hello.booked.items()}
-    return {"booked": booked, "other_keys": keys, "brought": brought}
+    return {"booked": dict(islice(booked.items(), MOST_POPULATIONS)), "other_keys": keys, "brought": brought}
 
 
 def _missing(connection: Connection, booked: Mapping[str, int], devices: Iterable[str]) -> dict[str, int]:

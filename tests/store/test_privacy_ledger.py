@@ -179,7 +179,13 @@ def test_a_device_that_knows_of_more_releases_blocks_its_population_until_that_i
         with pytest.raises(DataLost) as found:
             attempt()
         assert found.value.why == "pi-02 has 5 releases of it in its own ledger, and 2 in this one"
-        assert found.value.hint == "thinwire privacy ledger settle ward --rounds 3, or more"
+        assert found.value.hint == (
+            "thinwire privacy ledger settle ward --rounds 3, or more; it charges everyone, so if you do not believe "
+            "pi-02: thinwire devices revoke pi-02"
+        )
+    store.roster.revoke("pi-02")
+    assert store.privacy.unknown() == {}
+    store.roster.approve("pi-02")
     assert not any(isinstance(one, RoundOpened) and one.round == 3 for _, one in store.events(run_id))
     assert store.privacy.spent("clinic") == {}
     with pytest.raises(Refused, match="less than what devices have recorded"):

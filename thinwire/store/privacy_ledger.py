@@ -143,7 +143,8 @@ def require_known(connection: Connection, population: str) -> None:
             raise DataLost(
                 f"it is not known how much privacy the population {population!r} has spent",
                 why=f"{name} has {found.reported} releases of it in its own ledger, and {found.known} in this one",
-                hint=_settle(population, f"{found.missing}, or more"),
+                hint=_settle(population, f"{found.missing}, or more")
+                + f"; it charges everyone, so if you do not believe {name}: thinwire devices revoke {name}",
             )
 
 

@@ -185,6 +185,8 @@ def test_what_no_graph_withstands_is_refused():
     assert "no k-regular graph" in refused(1000, 899, 0.1, 0.1, "curious", "k-regular").what
     assert "a roster of 5 clients" in refused(10, 5, 0.1, 0.1, "curious").what
     assert "a roster of 11 clients" in refused(10, 11, 0.1, 0.1, "curious").what
+    with pytest.raises(PlanError, match="no k-regular graph of 6 clients"):
+        find_parameters(6, 0.4, 0.4)
     assert "no threshold" in refused(100, 100, 0.4, 0.4, "malicious").what
     assert "at most" in refused(LARGEST_COHORT + 1, LARGEST_COHORT + 1, 0.1, 0.1, "curious").why
 

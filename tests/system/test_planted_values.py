@@ -128,7 +128,12 @@ def test_the_search_finds_every_value_of_a_run_that_is_not_secure(control: tuple
     for number in range(len(DEVICES)):
         assert names(during) | names(after) >= of_client(number, *VALUES)
     for place, values in SEEN.items():
-        assert during[place] | after[place] >= of_client(1, *values), (place, during[place], after[place])
+        found = during[place] | after[place]
+        if place == "memory of the aggregator":  # what was aggregated may be overwritten, but not of every client
+            for value in values:
+                assert found & {name for number in range(len(DEVICES)) for name in of_client(number, value)}, found
+        else:
+            assert found >= of_client(1, *values), (place, during[place], after[place])
 
 
 def test_the_search_finds_the_points_of_a_lattice_without_masks(tmp_path: Path) -> None:

@@ -52,27 +52,6 @@ struct Patterns {
     }
 };
 
-template <int ROWS>
-inline void short_rows(int16_t* block, int64_t size, int64_t distance) {
-    for (int64_t from = 0; from < size; from += ROWS * distance)
-        for (int64_t i = from; i < from + distance; i += SHORT_LANES) {
-            Shorts row[ROWS];
-#pragma GCC unroll 16
-            for (int r = 0; r < ROWS; ++r) row[r] = shorts_at(block + i + r * distance);
-            across<ROWS>(row);
-#pragma GCC unroll 16
-            for (int r = 0; r < ROWS; ++r) std::memcpy(block + i + r * distance, &row[r], sizeof row[r]);
-        }
-}
-
-// Butterflies of the distances from `distance` to size / 2.
-inline void short_rows_from(int16_t* block, int64_t size, int64_t distance) {
-    for (; distance * SHORT_RADIX <= size; distance *= SHORT_RADIX) short_rows<SHORT_RADIX>(block, size, distance);
-    if (distance * 8 == size) short_rows<8>(block, size, distance);
-    if (distance * 4 == size) short_rows<4>(block, size, distance);
-    if (distance * 2 == size) short_rows<2>(block, size, distance);
-}
-
 // The block of the values that were sent, rotated back except for signs and scale.
 inline void short_block(
     const int64_t* places, const int8_t* symbols, int64_t count, int64_t first, int64_t size, const Patterns& patterns,
@@ -85,7 +64,7 @@ inline void short_block(
         for (int j = 0; j < ROW; ++j) row[j] = static_cast<int16_t>(row[j] + pattern[j]);
     }
     const int64_t chunk = at_most(SHORT_CHUNK, size);
-    for (int64_t i = 0; i < size; i += chunk) short_rows_from(block + i, chunk, ROW);
+    for (int64_t i = 0; i < size; i += chunk) rows_from<Shorts, SHORT_RADIX>(block + i, chunk, ROW);
 }
 
 // The last butterflies of a whole block of the largest size, then `turn_back`.
@@ -164,7 +143,7 @@ TW_EXPORT void TW(eden_sparse_add)(
                     else
                         last_rows<false>(shorts, signs, scale, factor, to);
                 } else {
-                    short_rows_from(shorts, here, at_most(SHORT_CHUNK, here));
+                    rows_from<Shorts, SHORT_RADIX>(shorts, here, at_most(SHORT_CHUNK, here));
                     turn_back_from(ShortRows{shorts}, signs, first, last, scale, factor, adds, to);
                 }
             } else {

@@ -146,25 +146,28 @@ inline Floats within(Floats row) {
     return row;
 }
 
-// Rows from this index on, up to the end of a chunk.
-template <int ROWS>
-inline void rows(float* chunk, int64_t distance) {
-    for (int64_t from = 0; from < CHUNK; from += ROWS * distance)
-        for (int64_t i = from; i < from + distance; i += WIDE) {
-            Floats row[ROWS];
+// Butterflies of ROWS rows that are `distance` apart.
+template <class Row, int ROWS, class Item>
+inline void rows(Item* items, int64_t size, int64_t distance) {
+    constexpr int64_t LANES_OF_ROW = sizeof(Row) / sizeof(Item);
+    for (int64_t from = 0; from < size; from += ROWS * distance)
+        for (int64_t i = from; i < from + distance; i += LANES_OF_ROW) {
+            Row row[ROWS];
 #pragma GCC unroll 16
-            for (int r = 0; r < ROWS; ++r) row[r] = loaded(chunk + i + r * distance);
+            for (int r = 0; r < ROWS; ++r) std::memcpy(&row[r], items + i + r * distance, sizeof row[r]);
             across<ROWS>(row);
 #pragma GCC unroll 16
-            for (int r = 0; r < ROWS; ++r) stored(chunk + i + r * distance, row[r]);
+            for (int r = 0; r < ROWS; ++r) std::memcpy(items + i + r * distance, &row[r], sizeof row[r]);
         }
 }
 
-inline void rows_from(float* chunk, int64_t distance) {
-    for (; distance * RADIX <= CHUNK; distance *= RADIX) rows<RADIX>(chunk, distance);
-    if (distance * 8 == CHUNK) rows<8>(chunk, distance);
-    if (distance * 4 == CHUNK) rows<4>(chunk, distance);
-    if (distance * 2 == CHUNK) rows<2>(chunk, distance);
+// Butterflies of the distances from `distance` to size / 2, MOST rows in registers at once.
+template <class Row, int MOST, class Item>
+inline void rows_from(Item* items, int64_t size, int64_t distance) {
+    for (; distance * MOST <= size; distance *= MOST) rows<Row, MOST>(items, size, distance);
+    if (distance * 8 == size) rows<Row, 8>(items, size, distance);
+    if (distance * 4 == size) rows<Row, 4>(items, size, distance);
+    if (distance * 2 == size) rows<Row, 2>(items, size, distance);
 }
 
 // All butterflies inside a chunk. at(i, r) returns the r-th row after i, with the butterflies between its lanes done.
@@ -178,7 +181,7 @@ inline void turn_chunk(float* chunk, At at) {
 #pragma GCC unroll 16
         for (int r = 0; r < RADIX; ++r) stored(chunk + i + r * WIDE, row[r]);
     }
-    rows_from(chunk, GROUP);
+    rows_from<Floats, RADIX>(chunk, CHUNK, GROUP);
 }
 
 // All butterflies of a block that is smaller than a chunk; a vector has at most one of each size.

@@ -201,7 +201,7 @@ def test_a_long_stream_has_the_bytes_of_numpy_in_256_lanes(threads: int) -> None
 STREAMS = {
     "sparse": (RANS.pack_symbols(ternary(500, 1, 0.1), 2), 500, 2),
     "dense": (RANS.pack_symbols(normal(900, 1, 4), 4), 900, 4),
-    "bell": (RANS.pack_symbols(normal(3000, 1, 8), 8), 3000, 8),
+    "normal": (RANS.pack_symbols(normal(3000, 1, 8), 8), 3000, 8),
 }
 
 

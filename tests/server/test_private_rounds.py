@@ -17,6 +17,7 @@ import pytest
 
 from tests.store.test_privacy_ledger import enrol, reserve
 from tests.support import crashes
+from tests.support.backups import restore_and_settle
 from tests.support.crashes import LAYOUT, Fate, Killed, Outcome, Whole, killed, undisturbed_once
 from tests.support.faulty_fleet import AttentiveDevice, FaultyTurn
 from tests.support.store_story import new_run
@@ -38,7 +39,6 @@ from thinwire.server.private_mode import CentralMode, PrivateAggregator
 from thinwire.simulation import SyntheticUpdates
 from thinwire.simulation.scripted_device import Answer, Turn
 from thinwire.store import Store
-from thinwire.store.backup import back_up, restore
 from thinwire.store.privacy_ledger import PrivacyLedger
 
 SHARES = 4  # of all places: one test each
@@ -240,11 +240,7 @@ class Restored(World):
         try:
             super()._drive(run_id, store, agreed)
         except Killed:
-            back_up(self.home, self.file, "1.2.3")
-            store.close()
-            restore(self.file, self.home, force=True)
-            with Store.open(self.home.database, durable=False) as again:
-                again.privacy.settle("toy", 0, "", "test")
+            restore_and_settle(self.home, self.file, store)
             raise
 
 

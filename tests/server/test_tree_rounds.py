@@ -15,6 +15,7 @@ import pytest
 
 from tests.server.test_private_rounds import TEXT, require_accounted
 from tests.server.test_private_rounds import World as PrivateWorld
+from tests.support.backups import restore_and_settle
 from tests.support.crashes import LAYOUT, Fate, Killed, Outcome, Whole, killed, undisturbed_once
 from thinwire.core import RunPlan
 from thinwire.core.events import ModelStored, RoundClosed, RunStatusChanged
@@ -31,7 +32,6 @@ from thinwire.server.submit import submit
 from thinwire.server.tree_noise import KEYS, StoredTree, TreeNoise
 from thinwire.simulation import reported
 from thinwire.store import Store
-from thinwire.store.backup import back_up, restore
 
 SHARES = 4  # of all places: one test each
 TREE = TEXT.replace("rounds = 3", "rounds = 4") + 'mechanism = "tree"\nrestart_every = 3\nnoise_multiplier = 100.0\n'
@@ -187,11 +187,7 @@ class Restored(World):
                 super()._drive(run_id, store, agreed)
         except Killed:
             self.had_keys = (self.home.run(run_id) / KEYS).exists()
-            back_up(self.home, self.file, "1.2.3")
-            store.close()
-            restore(self.file, self.home, force=True)
-            with Store.open(self.home.database, durable=False) as again:
-                again.privacy.settle("toy", 0, "", "test")
+            restore_and_settle(self.home, self.file, store)
             raise
 
 

@@ -14,6 +14,7 @@ from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import Part
 from thinwire.server.model_store import Versions
 from thinwire.store import FileSpool, Store
+from thinwire.store.backup import back_up, restore
 
 BODY = b"frames of an answer"
 
@@ -58,3 +59,12 @@ def contents(home: AggregatorHome) -> dict[str, bytes]:
     """Everything but the database and what belongs to a running process."""
     files = (path for name in ("runs", "spool", "tls") for path in (home.root / name).rglob("*") if path.is_file())
     return {str(path.relative_to(home.root)): path.read_bytes() for path in files}
+
+
+def restore_and_settle(home: AggregatorHome, file: Path, store: Store) -> None:
+    """Replace an aggregator's folder with a backup of it, and settle the population `toy` as if nothing was lost."""
+    back_up(home, file, "1.2.3")
+    store.close()
+    restore(file, home, force=True)
+    with Store.open(home.database, durable=False) as again:
+        again.privacy.settle("toy", 0, "", "test")

@@ -5,7 +5,7 @@ carries measured frequencies as levels, four an octave, each as the difference t
 9 % off, which costs 0.002 bits a number.
 
 Distributions have one parameter, a byte c, and a ratio m / (1 + m) with m = 2^(c / 8): `geometric` has the classes of
-gaps whose mean is m, and `bell` has symbols whose frequency falls as ratio^(s^2). A parameter is at most 4.5 % off.
+gaps whose mean is m, and `normal` has symbols whose frequency falls as ratio^(s^2). A parameter is at most 4.5 % off.
 """
 
 from __future__ import annotations
@@ -124,14 +124,14 @@ def _ratio(parameter: int) -> int:
 # The mean from which on the next parameter is nearer: 2^16 times 2^((2 c + 1) / 16).
 _BETWEEN = [isqrt(isqrt(isqrt(isqrt(1 << (256 + 2 * c + 1))))) for c in range(MEANS)]
 
-SMALLEST_BELL, MOST_BELL = 24, 255  # eighths: parameter 0 is 2^(-3)
-_TWICE_SQUARES = [power(parameter - SMALLEST_BELL) for parameter in range(MOST_BELL)]
+SMALLEST_NORMAL, MOST_NORMAL = 24, 255  # eighths: parameter 0 is 2^(-3)
+_TWICE_SQUARES = [power(parameter - SMALLEST_NORMAL) for parameter in range(MOST_NORMAL)]
 
 
 @functools.lru_cache(maxsize=32)
-def bell(parameter: int, symbols: tuple[int, ...]) -> Frequencies:
+def normal(parameter: int, symbols: tuple[int, ...]) -> Frequencies:
     """Return the frequencies of these symbols, in proportion to ratio^(s^2): near those of rounded normal values."""
-    ratio, weight = _ratio(parameter - SMALLEST_BELL), 1 << ONE
+    ratio, weight = _ratio(parameter - SMALLEST_NORMAL), 1 << ONE
     twice, step, weights = ratio * ratio >> ONE, ratio, list[int]()
     for _ in range(1 + max(map(abs, symbols))):
         weights.append(max(1, weight))
@@ -139,15 +139,15 @@ def bell(parameter: int, symbols: tuple[int, ...]) -> Frequencies:
     return normalized([weights[abs(s)] for s in symbols], bits_for(len(symbols)))
 
 
-def fitting_bell(counts: Sequence[int], symbols: Sequence[int]) -> tuple[int, Frequencies]:
-    """Return the parameter of `bell` that best suits so many of each symbol, and its frequencies."""
+def fitting_normal(counts: Sequence[int], symbols: Sequence[int]) -> tuple[int, Frequencies]:
+    """Return the parameter of `normal` that best suits so many of each symbol, and its frequencies."""
     given = tuple(symbols)
     squares = sum(n * s * s for n, s in zip(counts, given, strict=True))
     parameter = bisect_left(_TWICE_SQUARES, (squares << 17) // sum(counts))
-    found = bell(parameter, given)
+    found = normal(parameter, given)
     for step in (-1, 1):
-        while 0 <= parameter + step <= MOST_BELL:
-            nearby = bell(parameter + step, given)
+        while 0 <= parameter + step <= MOST_NORMAL:
+            nearby = normal(parameter + step, given)
             if nearby.cost(counts) >= found.cost(counts):
                 break
             parameter, found = parameter + step, nearby

@@ -93,13 +93,17 @@ class Eden(FusedQuantizer):
     def read(cls, argument: str | None) -> Eden:
         """Make the codec from its argument, the bits a value: a whole number, or one below 1 (`SparseEden`)."""
         said = (argument or "").strip()
-        if not said.startswith(("0.", ".")):
-            return cls(read_whole("eden", argument, 1, max(LEVELS), 2))
-        rate = read_number("eden", argument, Decimal(1), "0.1")
-        if not FEWEST_BITS <= rate < 1:
-            why = f"it takes a whole number up to {max(LEVELS)}, or one from {FEWEST_BITS} to below 1"
+        why = f"it takes a whole number from 1 to {max(LEVELS)}, or a number from {FEWEST_BITS} to below 1"
+        if said.startswith(("0.", ".")):
+            rate = read_number("eden", argument, Decimal(1), "0.1")
+            if FEWEST_BITS <= rate < 1:
+                return SparseEden(rate=rate)
             raise CodecError(f"eden({said}) is not valid", why=why, hint=f"eden({FEWEST_BITS})")
-        return SparseEden(rate=rate)
+        try:
+            return cls(read_whole("eden", argument, 1, max(LEVELS), 2))
+        except CodecError as error:
+            hint = f"eden({said.replace(',', '.')})" if said.startswith("0,") else error.hint
+            raise CodecError(error.what, why=why, hint=hint) from None
 
     @property
     def spec(self) -> str:
@@ -297,10 +301,6 @@ class SparseEden(Eden):
     def kind(self) -> ErrorBound:
         """Return the error bound; inside error feedback that of no contraction, which is refused."""
         return Contractive(0.0) if self.fed_back else Unbiased(self.omega)
-
-    @property
-    def divisor(self) -> float:
-        return 1.0
 
     def check(self, symbols: Symbols, scales: Scales) -> None:
         super().check(symbols, scales)

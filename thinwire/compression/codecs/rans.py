@@ -2,7 +2,7 @@
 
 A stream of symbols begins with a byte, its form: 0, and the symbols follow as `pack` writes them; else
 
-    bits 0-1: frequencies of the symbols: 0 even, 1 measured, 2 a bell | 2: sparse | 3: background | 4-7: width
+    bits 0-1: frequencies of the symbols: 0 even, 1 measured, 2 normal | 2: sparse | 3: background | 4-7: width
 
 A sparse stream has the places of the symbols that are not the background (a byte if bit 3 is set, else 0), and these
 symbols. A symbol's number is zigzag: 0, -1, 1, -2, .. have the numbers 0, 1, 2, 3, .., without the background. `width`
@@ -35,7 +35,7 @@ from thinwire.compression.gaps import GapReader, Gaps, Places, read_model
 from thinwire.compression.interleaved import Bytes, Model, Words, counts_of, lanes_for, write_numbers
 from thinwire.core.errors import BadPayload
 
-EVEN, MEASURED, BELL = range(3)
+EVEN, MEASURED, NORMAL = range(3)
 SPARSE, BACKGROUND = 4, 8  # bits of the form
 PACKED = b"\0"  # the form of packed symbols
 COMPLEMENT = 254  # where a model of gaps begins: the gaps are of the indices that are left out
@@ -256,8 +256,8 @@ def _model(counts: list[int], of: Bytes) -> tuple[int, int, bytes, Model | None]
     levels = frequencies.levels_of(counts)
     tried = [(MEASURED, frequencies.of_levels(levels, bits), frequencies.write_levels(levels, width, 2))]
     if len(counts) > LONG_TABLE:
-        parameter, bell = frequencies.fitting_bell(counts, of.view(np.int8)[: len(counts)].tolist())
-        tried.append((BELL, bell, bytes([len(counts) - 1, parameter])))
+        parameter, fitted = frequencies.fitting_normal(counts, of.view(np.int8)[: len(counts)].tolist())
+        tried.append((NORMAL, fitted, bytes([len(counts) - 1, parameter])))
     for kind, given, head in tried:
         cost = given.cost(counts) + 8 * UNIT * len(head)
         if cost < best:
@@ -268,7 +268,7 @@ def _model(counts: list[int], of: Bytes) -> tuple[int, int, bytes, Model | None]
 def _form(view: memoryview, bits: int) -> int:
     """Return the first byte of symbols; raise BadPayload if rans never makes it."""
     form = view[0] if len(view) else 255
-    if form & 3 > BELL or form >> 4 > bits or (form & BACKGROUND and not form & SPARSE):
+    if form & 3 > NORMAL or form >> 4 > bits or (form & BACKGROUND and not form & SPARSE):
         raise BadPayload("symbols of a form that rans never makes")
     return form
 
@@ -284,7 +284,7 @@ def _read_model(view: memoryview, kind: int, width: int, of: Bytes) -> tuple[Mod
         if len(view) < 2:
             raise BadPayload("a stream that ends before its symbols")
         count, size = view[0] + 1, 2
-        given = frequencies.bell(view[1], tuple(of.view(np.int8)[:count].tolist()))
+        given = frequencies.normal(view[1], tuple(of.view(np.int8)[:count].tolist()))
     if count > of.size or (count - 1).bit_length() != width:
         raise BadPayload(f"frequencies of {count} symbols", why=f"there are at most {of.size}, of {width} bits")
     return Model(given, of), view[size:]

@@ -45,7 +45,7 @@ Rows = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Preset:
-    """Sizes of all parts. `repeated` counts the rounds that are recorded again; `limit_s` bounds recording them."""
+    """Sizes of all parts. `repeated` counts the rounds that are recorded again; `limit_s` bounds each long program."""
 
     devices: int
     rounds: int
@@ -83,7 +83,7 @@ def measure(preset: Preset, folder: Path, parts: Sequence[str]) -> tuple[Rows, d
     if "sim" in parts:
         found = sim(preset)
         rows.append({"part": "sim", **found})
-        figures["sim_overhead_ms"] = found["client_round_ms"]
+        figures["sim_overhead_ms"], figures["sim_cpu_ms"] = found["client_round_ms"], found["client_round_cpu_ms"]
     if ready:
         figures["aggregator_ready_s"] = median(ready)
     return rows, figures
@@ -95,7 +95,7 @@ def live(preset: Preset, folder: Path, ready: list[float]) -> tuple[dict[str, An
     with Processes(folder) as processes:
         ours = Ours(folder, processes, preset.devices, {TASK: SHAPE}, together=2)
         ready.append(ours.ready_s)
-        made = ours.rounds(TASK, preset.rounds, WITHIN_S)
+        made = ours.rounds(TASK, preset.rounds, preset.limit_s)
         run_id = ours.store.runs()[0].run_id
         ours.close()
     cpu_ms = 1000 * made.cpu_s / (preset.rounds * preset.devices)
@@ -135,7 +135,7 @@ def real(preset: Preset, folder: Path, ready: list[float]) -> dict[str, Any]:
         sets = {"run.rounds": preset.real_rounds, "cohort.wait_for": preset.clients, "local.steps": 5}
         changed = [word for name, value in sets.items() for word in ("--set", f"{name}={value}")]
         before = time.time()
-        _call("run", str(folder / "task" / "plan.toml"), *changed, *at_home)
+        _call("run", str(folder / "task" / "plan.toml"), *changed, *at_home, within_s=preset.limit_s)
         lists = [_call("runs", "list", *at_home) for _ in range(preset.lists)]
     with Store.open(home.database, read_only=True) as store:
         from thinwire.cli.runs.commands import whys
@@ -157,8 +157,12 @@ def sim(preset: Preset) -> dict[str, Any]:
     """Simulate rounds of clients that do nothing, in one process."""
     clients, selected, rounds = preset.simulated
     words = ["-m", "benchmarks.simulated_rounds", "noop", str(clients), str(selected), str(rounds), "1"]
-    seconds = _json([sys.executable, *words], WITHIN_S)["seconds"]
-    found = {"clients": clients, "selected": selected, "client_round_ms": 1000 * median(seconds[1:]) / selected}
+    measured = _json([sys.executable, *words], preset.limit_s)
+    round_s, round_cpu_s = (median(measured[name][1:]) for name in ("seconds", "cpu_s"))
+    found = {
+        "clients": clients, "selected": selected, "client_round_ms": 1000 * round_s / selected,
+        "client_round_cpu_ms": 1000 * round_cpu_s / selected,
+    }  # fmt: skip
     note(f"sim: {found}")
     return found
 
@@ -167,10 +171,10 @@ def _thinwire(*words: str) -> list[str]:
     return [sys.executable, "-m", "thinwire.cli", *words]
 
 
-def _call(*words: str) -> float:
+def _call(*words: str, within_s: float = WITHIN_S) -> float:
     """Run a command to its end; return its seconds."""
     began = time.perf_counter()
-    done = subprocess.run(_thinwire(*words), capture_output=True, text=True, timeout=WITHIN_S, check=False)
+    done = subprocess.run(_thinwire(*words), capture_output=True, text=True, timeout=within_s, check=False)
     if done.returncode:
         raise RuntimeError(f"thinwire {words[0]} ended with {done.returncode}:\n{done.stderr}")
     return time.perf_counter() - began

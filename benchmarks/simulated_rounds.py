@@ -2,7 +2,8 @@
 
     python -m benchmarks.simulated_rounds noop|mlp CLIENTS ASKED ROUNDS PROCESSES
 
-Prints one JSON line: seconds of each round, from the close of the one before. It is what `thinwire.simulate` does.
+Prints one JSON line: seconds of each round, from the close of the one before, and the CPU seconds of this process. It
+is what `thinwire.simulate` does.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ def plan_of(work: str, selected: int, rounds: int) -> RunPlan:
     })  # fmt: skip
 
 
-def rounds(work: str, clients: int, selected: int, count: int, processes: int) -> list[float]:
-    moments = [time.perf_counter()]
+def rounds(work: str, clients: int, selected: int, count: int, processes: int) -> dict[str, list[float]]:
+    moments = [(time.perf_counter(), time.process_time())]
 
     def on_event(event: Event) -> None:
         if isinstance(event, RoundClosed):
@@ -45,7 +46,7 @@ def rounds(work: str, clients: int, selected: int, count: int, processes: int) -
                 raise RuntimeError(
                     f"round {event.round} closed with {len(event.aggregated)} of {selected}: {event.reason}"
                 )
-            moments.append(time.perf_counter())
+            moments.append((time.perf_counter(), time.process_time()))
 
     with tempfile.TemporaryDirectory(prefix="thinwire-bench-") as folder:
         home = AggregatorHome.under(Path(folder), durable=False)
@@ -54,8 +55,9 @@ def rounds(work: str, clients: int, selected: int, count: int, processes: int) -
                 plan_of(work, selected, count), load_task(TASKS[work]), store=store, home=home, clients=clients,
                 client=ClientInfo(), on_event=on_event, processes=processes, spec=TASKS[work],
             )  # fmt: skip
-    return [after - before for before, after in itertools.pairwise(moments)]
+    took = [(after - before for before, after in itertools.pairwise(each)) for each in zip(*moments, strict=True)]
+    return {name: list(each) for name, each in zip(("seconds", "cpu_s"), took, strict=True)}
 
 
 if __name__ == "__main__":
-    print(json.dumps({"seconds": rounds(sys.argv[1], *(int(given) for given in sys.argv[2:6]))}))
+    print(json.dumps(rounds(sys.argv[1], *(int(given) for given in sys.argv[2:6]))))

@@ -9,7 +9,7 @@ from tests.support.benchmark_document import document_of
 ROOT = Path(__file__).parents[2]
 FIGURES = {
     "server_cpu_ms_per_client_round", "restart_s", "restart_mb", "store_bytes", "rss_bytes", "unaccounted_share",
-    "run_to_first_round_s", "cli_list_s", "sim_overhead_ms", "aggregator_ready_s",
+    "run_to_first_round_s", "cli_list_s", "sim_overhead_ms", "sim_cpu_ms", "aggregator_ready_s",
 }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -35,6 +35,7 @@ from thinwire.core import types
 from thinwire.core.errors import NonFiniteUpdate
 from thinwire.core.prng import Key, derive
 from thinwire.core.protocol import without_facts
+from thinwire.core.records import replace
 from thinwire.core.types import Assignment, Failure, ReplyHeader, Timings, Vector
 
 if TYPE_CHECKING:

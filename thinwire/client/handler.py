@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -46,6 +45,7 @@ from thinwire.client.train.task import LoadedTask
 from thinwire.core.fleet import Delivery
 from thinwire.core.plan import RunPlan
 from thinwire.core.protocol import is_protected
+from thinwire.core.records import replace
 from thinwire.core.statedir import require_room, write_atomically
 from thinwire.core.types import PROTOCOL, Assignment, Failure, PhaseReply, Reply, ReplyHeader, training_id
 

@@ -36,7 +36,7 @@ model that was trained on, and no difference to a decoded update accumulates, so
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from thinwire.aggregation.control_variates import algorithm_of, carried, followed
@@ -45,6 +45,7 @@ from thinwire.client import payload
 from thinwire.client.errors import CannotReply
 from thinwire.client.run_state import NOT_KNOWN, ClientRunState, Entry, RunFolder
 from thinwire.core.errors import BadPayload
+from thinwire.core.records import replace
 from thinwire.core.types import ReplyHeader, UpdateId, UpdateOutcome
 
 if TYPE_CHECKING:

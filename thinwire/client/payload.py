@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from thinwire.core.part_file import damaged_part
 from thinwire.core.plan import RunPlan
 from thinwire.core.plan_schema import UplinkSection
 from thinwire.core.prng import Key
+from thinwire.core.records import replace
 from thinwire.core.types import Assignment, Part, Payload, State, Vector
 
 

@@ -2,8 +2,6 @@
 
 Invariant: a received message is bounded before it is parsed, and any mistake in it raises BadPayload. Nothing uses
 pickle.
-
-`plainly` makes dictionaries like `dataclasses.asdict`, at a third of its cost.
 """
 
 from __future__ import annotations
@@ -17,6 +15,7 @@ from typing import Any
 from thinwire.core.errors import BadPayload
 from thinwire.core.formatting import plain
 from thinwire.core.protocol import BYTES_A_TOKEN, read_json, require_small
+from thinwire.core.records import plainly
 from thinwire.core.types import (
     Assignment,
     Failure,
@@ -337,49 +336,3 @@ def _keys(kind: type, *more: str) -> frozenset[str]:
 _TYPES: Mapping[type, str] = {ReplyHeader: "reply", Failure: "failure", PhaseReply: "phase"}
 _KEYS = {name: _keys(kind, "type") for kind, name in _TYPES.items()}
 _TRANSFER, _PART, _TIMINGS = _keys(Transfer), _keys(Part), _keys(Timings)
-
-
-LEAVES = frozenset({str, int, float, bool, type(None)})
-
-
-def plainly(thing: Any) -> dict[str, Any]:
-    """Return a dictionary equal to `dataclasses.asdict(thing)`, without copying leaves.
-
-    >>> from thinwire.core.types import Work
-    >>> plainly(Work(5, 32))
-    {'steps': 5, 'batch': 32, 'clip': 0.0}
-    """
-    return {
-        name: value if type(value := getattr(thing, name)) in LEAVES else _plain(value) for name in _names(type(thing))
-    }
-
-
-def _plain(value: Any) -> Any:
-    kind = type(value)
-    if kind in LEAVES:
-        return value
-    if kind is list or kind is tuple:
-        return kind([each if type(each) in LEAVES else _plain(each) for each in value])
-    if kind is dict:
-        return {key: each if type(each) in LEAVES else _plain(each) for key, each in value.items()}
-    if _names(kind):
-        return plainly(value)
-    if isinstance(value, (list, tuple, dict)):  # named tuples and the like, as asdict treats them
-        return dataclasses.asdict(_Holder(value))["value"]
-    return value
-
-
-@dataclasses.dataclass(frozen=True)
-class _Holder:
-    value: Any
-
-
-def _names(kind: type[Any]) -> tuple[str, ...]:
-    """Return the names of a dataclass's fields; none for any other class."""
-    if (known := _NAMES.get(kind)) is None:
-        known = tuple(each.name for each in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else ()
-        _NAMES[kind] = known
-    return known
-
-
-_NAMES: dict[type[Any], tuple[str, ...]] = {}

@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from thinwire.core.errors import BadPayload, ThinwireError, UsageError
+from thinwire.core.records import replace
 
 PROTOCOL = 1
 
@@ -176,8 +177,7 @@ class Timings:
 
 @dataclass(frozen=True)
 class Transfer:
-    """Holds what the aggregator measured of one exchange: wall-clock seconds since 1970, and bytes on the client's TCP
-    socket.
+    """Holds what the aggregator measured of one exchange: wall-clock seconds since 1970, bytes on the client's socket.
 
     `sent_bytes` and `received_bytes` are counted at the aggregator: sent to and received from the client. Both are None
     in a simulation, which has no connection.

@@ -12,7 +12,7 @@ import platform
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -29,6 +29,7 @@ from thinwire.client.train.runtime import use_threads
 from thinwire.client.train.schedule import Clock
 from thinwire.core.clock import VirtualClock
 from thinwire.core.fleet import Delivery, Hello
+from thinwire.core.records import replace
 from thinwire.core.types import GIB, PhaseReply, Reply
 from thinwire.simulation.client_folders import CachedRunFolder, shared_folder
 from thinwire.simulation.local_fleet import LocalFleet, LocalLink

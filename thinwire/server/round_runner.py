@@ -301,8 +301,9 @@ class RoundRunner:
             **fields, staleness=action.staleness, discount=action.discount, late=action.late,
             ignored=len(header.metrics) - len(fields["header"]["metrics"]),
         )  # fmt: skip
-        lost = StateLost(counts.at, counts.round, update_id.device, counts.update_id, header.lost)
-        return [counts, lost] if header.lost else [counts]
+        if not header.lost:
+            return [counts]
+        return [counts, StateLost(counts.at, counts.round, update_id.device, counts.update_id, header.lost)]
 
     def _fields(self, header: ReplyHeader) -> dict[str, Any]:
         """Return the fields of an event about a reply; of its metrics the event has those that the run records."""

@@ -31,7 +31,7 @@ TaskName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{
 class Section(BaseModel):
     """A table of the plan: it is frozen, and an unknown key is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=False, defer_build=True)
 
 
 class Target(Section):
@@ -373,13 +373,13 @@ class Sections(Section):
 
     plan_version: Literal[1] = 1
     run: RunSection
-    cohort: CohortSection = CohortSection()
+    cohort: CohortSection = CohortSection.model_construct()
     local: LocalSection
-    uplink: UplinkSection = UplinkSection()
-    downlink: DownlinkSection = DownlinkSection()
-    server: ServerSection = ServerSection()
-    secure: SecureSection = SecureSection()
-    privacy: PrivacySection = PrivacySection()
+    uplink: UplinkSection = UplinkSection.model_construct()
+    downlink: DownlinkSection = DownlinkSection.model_construct()
+    server: ServerSection = ServerSection.model_construct()
+    secure: SecureSection = SecureSection.model_construct()
+    privacy: PrivacySection = PrivacySection.model_construct()
 
     @property
     def is_protected(self) -> bool:

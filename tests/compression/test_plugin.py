@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+
+from tests.support.fork_server import run_forked
+from tests.support.processes import environment
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "how" / "your-own-codec.md"
@@ -24,11 +26,7 @@ def mypkg(tmp_path: Path) -> Path:
 
 def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     call = [sys.executable, "-m", "pytest", "-p", PLUGIN, "-p", "no:cacheprovider", "-q", *words]
-    return subprocess.run(call, cwd=folder, text=True, capture_output=True, timeout=240, check=False, env=environment())
-
-
-def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": f".:{ROOT}"}
+    return run_forked(call, 240, cwd=folder, env=environment())
 
 
 @pytest.mark.slow

@@ -53,7 +53,7 @@ def test_a_browser_opens_only_on_a_desktop(monkeypatch, platform, variable, expe
 
 def test_it_runs_by_itself_and_prints_one_document(place):
     command = [*COMMAND, "demo", "--clients", "4", "--rounds", "4", "--seed", "2", "--json", "--no-browser"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, stdin=subprocess.DEVNULL)
+    done = run_forked(command, 200, stdin=subprocess.DEVNULL, env=environment())
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found.keys() >= KEYS

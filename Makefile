@@ -24,9 +24,11 @@ setup: $(VENV)/.ready  ## build .venv here with everything that `thinwire demo` 
 demo: $(VENV)/.ready  ## a live federated run of eight processes on this machine (DEMO_ARGS="--no-browser --json")
 	@$(BIN)/thinwire demo $(DEMO_ARGS)
 
-# Hundreds of processes import what is compiled once.
+# Hundreds of processes import what is compiled once, and write what they must sync: in memory, if 2 GB of it are free.
 test: $(VENV)/.dev chromium postgresql  ## run every test (PYTEST_ARGS="-x tests/cli")
-	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	@free=$$(df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 {print $$4}'); \
+	if [ -z "$${TMPDIR:-}" ] && [ "$${free:-0}" -gt 2000000 ]; then export TMPDIR=/dev/shm; fi; \
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 # Then the service is restarted 100 times under hostile messages: FUZZ_SERVICE_ARGS="--restarts 6 --cases 100".
 fuzz: $(VENV)/.dev  ## 100 000 hostile frames a decoder, kernels under sanitizers (FUZZ_ARGS="--frames 1000 --only rice")

@@ -17,6 +17,8 @@ import pytest
 
 from tests.server.test_run_notices import serves
 from tests.support.cli_story import LAYOUT, PLAN
+from tests.support.fork_server import Forked
+from tests.support.processes import environment
 from tests.support.server_bench import Bench, three
 from thinwire.cli.runs import commands
 from thinwire.core import RunPlan
@@ -56,9 +58,8 @@ def begun(home: Path, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     (tmp_path / "slow.py").write_text(TASK)
     (tmp_path / "plan.toml").write_text('[run]\ntask = "slow"\nrounds = 100000\n[local]\nlr = 0.1\nsteps = 1\n')
     words = ["sim", "plan.toml", "--task", "slow=slow.py", "--clients", "2", "--home", str(home)]
-    with subprocess.Popen(
-        [sys.executable, "-m", "thinwire.cli", *words], cwd=tmp_path, stderr=subprocess.DEVNULL
-    ) as it:
+    command = [sys.executable, "-m", "thinwire.cli", *words]
+    with Forked(command, cwd=tmp_path, stderr=subprocess.DEVNULL, env=environment()) as it:
         place = AggregatorHome(home / "aggregator")
         until(lambda: (place.root / "runs").exists() or it.poll() is not None)
         with Store.open(place.database) as store:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 
+from tests.support.fork_server import run_forked
+from tests.support.processes import environment
 from tests.support.shell_blocks import ROOT
 
 PAGE = ROOT / "docs" / "how" / "from-flower.md"
@@ -24,7 +25,7 @@ def test_the_task_and_the_plan_of_the_dashboard_train(tmp_path):
     (tmp_path / "plan.toml").write_text(block("toml", "[run]"))
     command = [sys.executable, "-m", "thinwire.cli", "sim", "plan.toml", "--task", "digits=task.py", "--clients", "4"]
     command += ["--set", "run.rounds=1", "--home", str(tmp_path / "home"), "--json"]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    ended = run_forked(command, 120, cwd=tmp_path, env=environment())
     assert ended.returncode == 0, ended.stderr
     (one,) = json.loads(ended.stdout)["rounds"]
     assert one["reason"] == "all" and one["metrics"]["accuracy"] > 0

@@ -14,6 +14,7 @@ import pytest
 
 from benchmarks.processes import free_port
 from tests.support.fleet_words import PATIENCE_S, hello
+from tests.support.fork_server import Forked
 from tests.support.processes import environment
 from tests.support.proxy import Proxy, proxy
 from tests.transport.test_cuts import BESIDE, SENT_TWICE, SIZE, assignment_of, file_of, header_of, pulled, pushed
@@ -80,7 +81,7 @@ class Aggregator:
 
     def start(self, *more: str) -> str:
         command = [sys.executable, "-c", AGGREGATOR, str(self.folder), str(self.port), *more]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment())
+        self.process = Forked(command, stdout=subprocess.PIPE, text=True, env=environment())
         return self.out.readline()
 
     def kill(self) -> None:

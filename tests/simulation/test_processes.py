@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.fork_server import Forked
+from tests.support.processes import environment
 from tests.support.small_task import plan_of, task_of
 from thinwire.client import ClientInfo
 from thinwire.core.errors import UsageError
@@ -21,7 +23,6 @@ from thinwire.simulation import simulate
 from thinwire.simulation.client_pool import ClientPopulation
 from thinwire.simulation.process_pool import ProcessExecutor
 
-ROOT = Path(__file__).parents[2]
 TASK = """
 import os, signal, time
 from pathlib import Path
@@ -96,8 +97,7 @@ def test_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
     (tmp_path / "plan.toml").write_text('[run]\ntask = "small"\n[local]\nlr = 0.1\nsteps = 2\n')
     spec = task(tmp_path, LONG)
     command = [sys.executable, "-m", "thinwire.cli", "sim", "plan.toml", "--task", spec, "--processes", "2"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}  # the task imports from the tests
-    sim = subprocess.Popen([*command, "--home", "home"], cwd=tmp_path, stderr=subprocess.DEVNULL, env=environment)
+    sim = Forked([*command, "--home", "home"], cwd=tmp_path, stderr=subprocess.DEVNULL, env=environment())
     while len(pids := [int(path.name[4:]) for path in tmp_path.glob("pid-*")]) < 2:
         assert sim.poll() is None
         time.sleep(0.05)

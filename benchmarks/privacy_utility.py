@@ -1,12 +1,13 @@
 """Accuracy against epsilon: central and distributed privacy, and Flower's central mechanism on the same work.
 
-    python -m benchmarks.privacy_utility [--preset tiny|small|full] --json
+    python -m benchmarks.privacy_utility [--preset tiny|small|full|code_lm] --json
 
 200 clients with 24 examples each (`benchmarks.many_clients`) train the network of `examples/digits`, all of them in
 each round: without amplification by sampling, more clients a round cost no epsilon. Each client is charged for all
 rounds (`max_participations`). Delta is 1e-4. The number of rounds and the clip were chosen for each epsilon on seeds
 101 to 103, with central noise; the seeds here are from 1 on. A seed decides the examples and the first model. The
-noise comes from the system's entropy, so each seed has several draws, and figures differ from run to run.
+noise comes from the system's entropy, so each seed has several draws, and figures differ from run to run. The preset
+`code_lm` trains the language model of `benchmarks.many_files`; its rounds and clip were chosen on seeds 101 and 102.
 
 The code of the sums is that of the product, with the noise that `noise_plan` finds for the claim:
 
@@ -26,7 +27,7 @@ The code of the sums is that of the product, with the noise that `noise_plan` fi
 `distributed_gap_error EPSILON` the standard error of that mean; `distributed_gap` is the largest of them (goal: at most
 0.01). `peer_gap` is likewise `flower` minus `central`: at most 0 if ours is as good. `support_gap` is `distributed`
 minus `distributed 0.25`, and `amplification_gain` is `amplified` minus `central`. On two cores the small preset takes a
-minute, and the full one a quarter of an hour.
+minute, and the others a quarter of an hour.
 """
 
 from __future__ import annotations
@@ -49,9 +50,10 @@ from flwr.common import Code, FitRes, Status, ndarrays_to_parameters, parameters
 from flwr.server.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
 from numpy.typing import NDArray
 
+from benchmarks import many_clients, many_files
 from benchmarks.document import note
 from benchmarks.entry import run_in_folder
-from benchmarks.many_clients import CLIENTS, SIZE, Digits, accuracy, digits_of, first_model, updates_of
+from benchmarks.many_clients import CLIENTS
 from thinwire.aggregation.plan_codecs import lattice_of
 from thinwire.aggregation.private_lattice import PrivateSum
 from thinwire.aggregation.server_optimizers import stepped
@@ -62,11 +64,9 @@ from thinwire.privacy.noise_plan import NoisePlan, noise_plan
 from thinwire.privacy.secret_rng import SystemRng
 from thinwire.server.policy.cohort import poisson
 
-DELTA, STEPS, RATE = 1e-4, 10, 0.3
-WORK = {2.0: (16, 0.6), 4.0: (16, 0.8), 8.0: (24, 0.8)}  # epsilon -> (rounds, clip)
+DELTA = 1e-4
 NONE, CENTRAL, DISTRIBUTED, SPARSE, FLOWER = "none", "central", "distributed", "distributed 0.25", "flower"
 AMPLIFIED, SAMPLING_RATE = "amplified", 0.25
-SAMPLED = {2.0: 32, 4.0: 64, 8.0: 96}  # epsilon -> rounds
 GAPS = {
     "distributed_gap": (CENTRAL, DISTRIBUTED), "peer_gap": (FLOWER, CENTRAL), "support_gap": (DISTRIBUTED, SPARSE),
     "amplification_gain": (AMPLIFIED, CENTRAL),
@@ -77,27 +77,63 @@ Round = Callable[[Vector, NDArray[np.float32], int], Vector]  # (model, updates,
 
 
 @dataclass(frozen=True)
+class Task:
+    """Holds what the clients learn: model and data by a seed, and the settings of their plan.
+
+    `size` is that of the model. `work` maps an epsilon to the rounds and the clip of its runs, and to the rounds of
+    those with samples.
+    """
+
+    name: str
+    size: int
+    steps: int
+    rate: float
+    work: Mapping[float, tuple[int, float, int]]
+    data: Callable[..., Any]  # (seed, clients)
+    first_model: Callable[[int], Vector]
+    updates: Callable[[Vector, Any, int, float], NDArray[np.float32]]
+    accuracy: Callable[[Vector, Any], float]
+
+
+DIGITS = Task(
+    "digits", many_clients.SIZE, 10, 0.3, {2.0: (16, 0.6, 32), 4.0: (16, 0.8, 64), 8.0: (24, 0.8, 96)},
+    many_clients.digits_of, many_clients.first_model, many_clients.updates_of, many_clients.accuracy,
+)  # fmt: skip
+CODE_LM = Task(
+    "code_lm", many_files.SIZE, 5, 2.0, {4.0: (24, 2.0, 48), 8.0: (24, 2.0, 48)},
+    many_files.code_of, many_files.first_model, many_files.updates_of, many_files.accuracy,
+)  # fmt: skip
+TASKS = {task.name: task for task in (DIGITS, CODE_LM)}
+
+
+@dataclass(frozen=True)
 class Preset:
     epsilons: tuple[float, ...]
     seeds: int
     draws: int
     clients: int = CLIENTS
+    task: str = DIGITS.name
 
 
-PRESETS = {"tiny": Preset((8.0,), 1, 1, 50), "small": Preset((2.0, 8.0), 2, 1), "full": Preset(tuple(WORK), 5, 2)}
+PRESETS = {
+    "tiny": Preset((8.0,), 1, 1, 50),
+    "small": Preset((2.0, 8.0), 2, 1),
+    "full": Preset(tuple(DIGITS.work), 5, 2),
+    "code_lm": Preset(tuple(CODE_LM.work), 5, 1, task=CODE_LM.name),
+}
 
 
-def plan_of(arm: str, epsilon: float, clients: int) -> RunPlan:
+def plan_of(arm: str, epsilon: float, clients: int, task: Task = DIGITS) -> RunPlan:
     """Return the plan of one arm; that of Flower's and of no privacy is the central one."""
-    (rounds, clip), support = WORK[epsilon], SUPPORT.get(arm, 1.0)
+    (rounds, clip, more), support = task.work[epsilon], SUPPORT.get(arm, 1.0)
     distributed, sampled = arm in SUPPORT, arm == AMPLIFIED
     if sampled:
-        rounds = SAMPLED[epsilon]
+        rounds = more
     secure = {"enabled": True, "max_corrupt": 0.1, "max_dropout": 0.1, "support": support}
     return RunPlan.from_json({
-        "run": {"task": "digits", "rounds": rounds, "evaluate": "off"},
+        "run": {"task": task.name, "rounds": rounds, "evaluate": "off"},
         "cohort": {"wait_for" if sampled else "clients": clients, "deadline_s": 60, "late": "drop"},
-        "local": {"lr": RATE, "steps": STEPS, "buffers": "local"},
+        "local": {"lr": task.rate, "steps": task.steps, "buffers": "local"},
         "uplink": {} if distributed else {"codec": "identity"},
         "server": {"lr": 1 / support},
         "secure": secure if distributed else {},
@@ -108,17 +144,17 @@ def plan_of(arm: str, epsilon: float, clients: int) -> RunPlan:
     })  # fmt: skip
 
 
-def central(plan: RunPlan, clients: int) -> tuple[Round, NoisePlan]:
+def central(plan: RunPlan, clients: int, size: int) -> tuple[Round, NoisePlan]:
     """Return the round of central mode, and its noise; its sum is divided by the clients that are expected in it."""
     divisor = clients * (plan.privacy.sampling_rate or 1.0)
-    rng, noise, clip = SystemRng(), noise_plan(plan, SIZE, clients), plan.privacy.clip
+    rng, noise, clip = SystemRng(), noise_plan(plan, size, clients), plan.privacy.clip
     assert clip is not None, "the plan has one"
     state: State = {}
 
     def made(model: Vector, updates: NDArray[np.float32], number: int) -> Vector:
         nonlocal state
         del number
-        total = PrivateSum(SIZE, clip, noise.scale, divisor, rng)
+        total = PrivateSum(size, clip, noise.scale, divisor, rng)
         for update in updates:
             total.add(update)
         model, state = stepped(plan.server, model, total.release(lambda out: noise.sampler.fill(out, rng)), state)
@@ -127,11 +163,11 @@ def central(plan: RunPlan, clients: int) -> tuple[Round, NoisePlan]:
     return made, noise
 
 
-def distributed(plan: RunPlan, clients: int) -> tuple[Round, NoisePlan]:
+def distributed(plan: RunPlan, clients: int, size: int) -> tuple[Round, NoisePlan]:
     """Return the round of distributed mode, and its noise. No client leaves it."""
     rng, clip, state = SystemRng(), plan.privacy.clip, dict[str, Any]()
     assert clip is not None, "the plan has one"
-    lattice = lattice_of(plan, SIZE, SecureWork(clients, 0, clip), "utility")
+    lattice = lattice_of(plan, size, SecureWork(clients, 0, clip), "utility")
 
     def made(model: Vector, updates: NDArray[np.float32], number: int) -> Vector:
         nonlocal state
@@ -165,37 +201,37 @@ def flower(plan: RunPlan, clients: int, noise_multiplier: float, seed: int) -> R
     return made
 
 
-def gaussian_multiplier(plan: RunPlan) -> float:
+def gaussian_multiplier(plan: RunPlan, size: int) -> float:
     """Return the least noise multiplier of a Gaussian for the plan's claim."""
     epsilon, delta = plan.privacy.target_epsilon, plan.privacy.delta
     assert epsilon is not None and delta is not None, "the plan has both"  # noqa: PT018
-    return noise_for(epsilon, delta, lambda z: Release("gaussian", 1.0, z * z, SIZE), plan.run.rounds)
+    return noise_for(epsilon, delta, lambda z: Release("gaussian", 1.0, z * z, size), plan.run.rounds)
 
 
-def measure_one(arm: str, epsilon: float, seed: int, draw: int, clients: int, data: Digits) -> dict[str, Any]:
+def measure_one(arm: str, epsilon: float, seed: int, draw: int, clients: int, task: Task, data: Any) -> dict[str, Any]:
     """Train one model, and return its accuracy and the numbers of its noise; `draw` numbers runs of one seed."""
-    plan, model, noise = plan_of(arm, epsilon, clients), first_model(seed), None
+    plan, model, noise = plan_of(arm, epsilon, clients, task), task.first_model(seed), None
     if arm == NONE:
         made: Round = lambda model, updates, number: model + updates.mean(0)  # noqa: E731
         multiplier = 0.0
     elif arm == FLOWER:
-        multiplier = gaussian_multiplier(plan)
+        multiplier = gaussian_multiplier(plan, task.size)
         made = flower(plan, clients, multiplier, 1000 * seed + draw)
     else:
-        made, noise = (distributed if arm in SUPPORT else central)(plan, clients)
+        made, noise = (distributed if arm in SUPPORT else central)(plan, clients, task.size)
         multiplier = noise.noise_multiplier
     norms, rng = list[float](), SystemRng()
     for number in range(plan.run.rounds):
         some = data if arm != AMPLIFIED else data.of(sample(clients, rng))
-        updates = updates_of(model, some, STEPS, RATE)
+        updates = task.updates(model, some, task.steps, task.rate)
         if len(updates):  # a sample may be empty
             norms.append(float(np.median(np.linalg.norm(updates, axis=1))))
         model = made(model, updates, number)
     return {
-        "arm": arm, "epsilon": None if arm == NONE else epsilon, "delta": DELTA, "seed": seed, "draw": draw,
-        "clients": clients, "rounds": plan.run.rounds, "clip": plan.privacy.clip, "noise_multiplier": multiplier,
-        "width": noise.width if noise else 0, "dimensions": noise.release.dimensions if noise else SIZE,
-        "median_norm": fmean(norms), "accuracy": accuracy(model, data),
+        "task": task.name, "arm": arm, "epsilon": None if arm == NONE else epsilon, "delta": DELTA, "seed": seed,
+        "draw": draw, "clients": clients, "rounds": plan.run.rounds, "clip": plan.privacy.clip, "noise_multiplier": multiplier,
+        "width": noise.width if noise else 0, "dimensions": noise.release.dimensions if noise else task.size,
+        "median_norm": fmean(norms), "accuracy": task.accuracy(model, data),
     }  # fmt: skip
 
 
@@ -219,11 +255,14 @@ def measure(preset: Preset, folder: Path, workers: int = 1) -> tuple[list[dict[s
 def measure_seed(preset: Preset, seed: int) -> list[dict[str, Any]]:
     """Run all cells of one seed."""
     torch.set_num_threads(1)
-    largest, data = max(preset.epsilons), digits_of(seed, preset.clients)
-    rows = [measure_one(NONE, largest, seed, 1, preset.clients, data)]
+    largest, task = max(preset.epsilons), TASKS[preset.task]
+    data = task.data(seed, preset.clients)
+    rows = [measure_one(NONE, largest, seed, 1, preset.clients, task, data)]
     cells = [(arm, epsilon) for epsilon in preset.epsilons for arm in (CENTRAL, AMPLIFIED, DISTRIBUTED, FLOWER)]
-    for draw, (arm, epsilon) in product(range(1, preset.draws + 1), [*cells, (SPARSE, largest)]):
-        rows.append(measure_one(arm, epsilon, seed, draw, preset.clients, data))
+    if task is DIGITS:
+        cells.append((SPARSE, largest))
+    for draw, (arm, epsilon) in product(range(1, preset.draws + 1), cells):
+        rows.append(measure_one(arm, epsilon, seed, draw, preset.clients, task, data))
         note(f"seed {seed}, draw {draw}, epsilon {epsilon:g}, {arm}: {rows[-1]['accuracy']:.4f}")
     return rows
 
@@ -245,6 +284,8 @@ def figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         end = arm if epsilon is None else f"{arm}, {epsilon:g}"
         tell("accuracy", end, [of[arm, epsilon, seed] for seed in seeds])
     for name, (better, worse) in GAPS.items():
+        if not any(arm == worse for arm, _, _ in of):
+            continue
         both = [epsilon for arm, epsilon in dict.fromkeys((row["arm"], row["epsilon"]) for row in rows) if arm == worse]
         for epsilon in both:
             tell(name, f"{epsilon:g}", [of[better, epsilon, seed] - of[worse, epsilon, seed] for seed in seeds])

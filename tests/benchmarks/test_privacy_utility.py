@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks import many_files
 from benchmarks.many_clients import PIXELS, SIZE, accuracy, digits_of, first_model, updates_of
+from benchmarks.many_files import CONTEXT, HIDDEN, SYMBOLS, WIDTH, WINDOW, code_of
 from benchmarks.privacy_utility import (
     AMPLIFIED,
     CENTRAL,
@@ -19,7 +21,7 @@ from benchmarks.privacy_utility import (
     PRESETS,
     SAMPLING_RATE,
     SPARSE,
-    WORK,
+    TASKS,
     Preset,
     central,
     distributed,
@@ -67,11 +69,11 @@ def test_each_client_has_twenty_examples_and_no_image_is_both_learned_and_measur
 @pytest.mark.parametrize("arm", [CENTRAL, DISTRIBUTED, SPARSE, FLOWER])
 def test_the_noise_of_a_mean_is_what_the_arm_claims(arm: str) -> None:
     plan, none = plan_of(arm, EPSILON, CLIENTS), np.full((CLIENTS, SIZE), 1e-9, np.float32)
-    exact, more = gaussian_multiplier(plan), 1.0
+    exact, more = gaussian_multiplier(plan, SIZE), 1.0
     if arm == FLOWER:
         step, multiplier = flower(plan, CLIENTS, exact, 1), exact
     else:
-        step, noise = (central if arm == CENTRAL else distributed)(plan, CLIENTS)
+        step, noise = (central if arm == CENTRAL else distributed)(plan, CLIENTS, SIZE)
         multiplier = noise.noise_multiplier
         assert noise.epsilon(plan.privacy.delta or 0.0) == pytest.approx(EPSILON, rel=1e-3)
         assert exact <= multiplier <= 1.06 * exact, "rounding costs a few percent of the noise, and never lowers it"
@@ -88,9 +90,9 @@ def test_the_noise_of_a_mean_is_what_the_arm_claims(arm: str) -> None:
 def test_a_sampled_round_has_the_noise_of_an_amplified_claim_for_the_sample_that_is_expected() -> None:
     plan = plan_of(AMPLIFIED, EPSILON, CLIENTS)
     assert plan.check(codecs) == []
-    step, noise = central(plan, CLIENTS)
+    step, noise = central(plan, CLIENTS, SIZE)
     assert noise.epsilon(plan.privacy.delta or 0.0) == pytest.approx(EPSILON, rel=1e-3)
-    assert noise.noise_multiplier < gaussian_multiplier(plan) / 2, "without amplification it needs twice as much"
+    assert noise.noise_multiplier < gaussian_multiplier(plan, SIZE) / 2, "without amplification it needs twice as much"
     moved = step(np.zeros(SIZE, np.float32), np.zeros((0, SIZE), np.float32), 0)
     claimed = noise.noise_multiplier * (plan.privacy.clip or 0.0) / (SAMPLING_RATE * CLIENTS)
     assert moved.std() == pytest.approx(claimed, rel=0.05), "an empty sample is released as noise"
@@ -117,4 +119,43 @@ def test_figures_are_of_the_rows_and_gaps_of_the_same_seeds() -> None:
 
 
 def test_each_epsilon_of_a_preset_has_its_work() -> None:
-    assert all(epsilon in WORK for preset in PRESETS.values() for epsilon in preset.epsilons)
+    assert all(epsilon in TASKS[preset.task].work for preset in PRESETS.values() for epsilon in preset.epsilons)
+
+
+def test_all_files_at_once_learn_what_one_learns_with_torch() -> None:
+    data, start = code_of(3, clients=3, examples=20), many_files.first_model(3)
+    assert data.windows.shape == (3, 20, WINDOW)
+    found = many_files.updates_of(start, data, steps=3, rate=2.0)
+    for client in range(3):
+        layers = nn.Embedding(SYMBOLS, WIDTH), nn.Linear(CONTEXT * WIDTH, HIDDEN), nn.Linear(HIDDEN, SYMBOLS)
+        module = nn.ModuleList(layers)
+        nn.utils.vector_to_parameters(torch.from_numpy(start.copy()), module.parameters())
+        optimizer = torch.optim.SGD(module.parameters(), 2.0)
+
+        def logits(windows: torch.Tensor, layers: tuple[nn.Module, ...] = layers) -> torch.Tensor:
+            before = torch.stack([windows[:, at : at + CONTEXT] for at in range(WINDOW - CONTEXT)], 1)
+            vectors, first, second = layers
+            return second(first(vectors(before).flatten(2)).tanh())
+
+        for _ in range(3):
+            optimizer.zero_grad()
+            lost = nn.functional.cross_entropy(
+                logits(data.windows[client]).flatten(0, 1), data.windows[client, :, CONTEXT:].flatten()
+            )
+            torch.autograd.backward(lost)
+            optimizer.step()
+        end = nn.utils.parameters_to_vector(module.parameters()).detach().numpy()
+        assert found[client] == pytest.approx(end - start, abs=1e-5)
+        right = (logits(data.measured).argmax(2) == data.measured[:, CONTEXT:]).float().mean()
+        assert many_files.accuracy(start + found[client], data) == pytest.approx(float(right), abs=1e-6)
+    assert many_files.updates_of(start, data.of([]), steps=3, rate=2.0).shape == (0, len(start))
+
+
+def test_each_client_has_twenty_windows_of_a_file_and_others_are_measured() -> None:
+    data = code_of(1)
+    assert data.windows.shape == (200, 24, WINDOW)
+    assert data.measured.shape == (200 * many_files.MEASURED, WINDOW)
+    files = many_files.long_files()
+    assert len({file.tobytes() for file in files}) == len(files) >= 200
+    with pytest.raises(ValueError, match="with a file each"):
+        code_of(1, clients=10_000)

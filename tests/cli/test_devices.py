@@ -14,13 +14,15 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
+from tests.store.test_privacy_ledger import reserve
 from tests.support.cli_story import KEY, T, told
 from tests.support.reasons import noted
+from tests.support.store_story import new_run, status
 from thinwire.cli.console import moment
 from thinwire.cli.local_state import operator
 from thinwire.core.clock import DOWN_SINCE
 from thinwire.core.events import DeviceOffline, DeviceOnline, RunNoted
-from thinwire.core.fleet import Hello
+from thinwire.core.fleet import Hello, population_key
 from thinwire.core.statedir import AggregatorHome, hold
 from thinwire.core.types import Equipment
 from thinwire.store import MeasureRow
@@ -250,6 +252,26 @@ def test_where_no_aggregator_ever_was_nothing_is_made(thinwire, home, words):
     said = thinwire("devices", *words, "--home", home)
     assert (said.code, "aggregator start" in said.err) == (9, True)
     assert not AggregatorHome(Path(home) / "aggregator").database.exists()
+
+
+def test_devices_whose_keys_a_device_reported_are_named_and_forgotten_only_with_yes(thinwire, home, store, device):
+    run_id, (row,) = new_run(store), store.roster.rows()
+    reserve(store, run_id, 1, devices=("pi-01",))
+    store.record(run_id, [status("done")])
+    store.roster.enrol("pi-02", "ab" * 32, b"another", "manual")
+    store.roster.seen(Hello("pi-02", "p1", booked={population_key("ward"): 1}, booked_keys=(row.fingerprint,)), at=1.0)
+    for name in ("pi-01", "pi-02"):
+        store.roster.revoke(name)
+    refused = thinwire("devices", "forget", "pi-02", "--home", home)
+    assert refused.code != 0
+    assert "pi-02 is forgotten only together with pi-01" in refused.err
+    assert "pi-02 --yes" in refused.err
+    assert len(store.roster.rows()) == 2
+    said = thinwire("devices", "forget", "pi-02", "--yes", "--home", home)
+    assert said.code == 0
+    assert "pi-01 is forgotten with it" in said.err
+    store.roster.refresh()
+    assert store.roster.rows() == []
 
 
 def test_a_revoked_device_is_forgotten_and_the_command_may_be_typed_again(thinwire, home, store, device):

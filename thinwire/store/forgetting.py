@@ -93,6 +93,7 @@ class Forgotten:
     rows: int
     runs: tuple[str, ...] = ()
     kept_names: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()  # earlier enrolments of the device that were forgotten with it
 
 
 @dataclass(frozen=True)
@@ -160,12 +161,13 @@ class Renaming:
         return _WORD.sub(lambda found: self._exact(found[0]), one)
 
 
-def forget(connection: Connection, name: str, who: str, at: float) -> Forgotten:
+def forget(connection: Connection, name: str, who: str, at: float, with_others: bool = False) -> Forgotten:
     """Put a pseudonym in the place of a device; raise `Refused` while it may take part, `NotFound` if nothing names it.
 
-    If it joined again with a new key, its revoked earlier enrolments are forgotten with it: their spending is one sum.
-    The privacy ledger keeps all its spending, under the pseudonym. Measurements of its link and speed are deleted, and
-    its row too: then its name and key are free.
+    A device that joined again with a new key reports its earlier keys, and nothing proves that they were its own. The
+    revoked devices with these keys are forgotten with it, because their spending is one sum: `Refused` names them
+    unless `with_others`. The privacy ledger keeps all its spending, under the pseudonym. Measurements of its link and
+    speed are deleted, and its row too: then its name and key are free.
     """
     columns = (Device.fingerprint, Device.state, Device.other_keys)
     device = connection.execute(select(*columns).where(Device.name == name)).first()
@@ -179,6 +181,12 @@ def forget(connection: Connection, name: str, who: str, at: float) -> Forgotten:
     others = connection.execute(select(Device.name, Device.fingerprint, Device.state).where(Device.name != name)).all()
     keys -= {row.fingerprint for row in others if row.state != "revoked"}
     same = {row.name for row in others if row.fingerprint in keys}  # this device, when it had another key
+    if same and not with_others:
+        raise Refused(
+            f"{name} is forgotten only together with {', '.join(sorted(same))}",
+            f"{name} has reported their keys as its own earlier ones, so the privacy ledger counts them as one device",
+            f"thinwire devices forget {name} --yes, if all of them may be forgotten",
+        )
     taken = {row.name for row in others} - same
     before = set[str]().union(*(_earlier(connection, one) for one in (name, *same)))
     names = {one: FORGOTTEN + secrets.token_hex(8) for one in (name, *sorted((before | same) - taken - {name}))}
@@ -204,7 +212,7 @@ def forget(connection: Connection, name: str, who: str, at: float) -> Forgotten:
         )
     connection.execute(delete(Snapshot).where(Snapshot.run_id.in_(runs)))
     act(connection, at, who, pseudonym, "forget")
-    return Forgotten(pseudonym, rows, tuple(sorted(runs)), tuple(sorted(before & taken)))
+    return Forgotten(pseudonym, rows, tuple(sorted(runs)), tuple(sorted(before & taken)), tuple(sorted(same)))
 
 
 def _earlier(connection: Connection, name: str) -> set[str]:

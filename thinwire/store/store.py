@@ -117,16 +117,16 @@ class Store(RunQueries, JournalReader, Recorder):
         args = {"device": name, "fingerprint": self.roster.revoke(name, who, fingerprint)}
         return self.commands.add("revoke", args=args, who=who) if is_running() else None
 
-    def forget_device(self, name: str, who: str = "operator") -> Forgotten | None:
+    def forget_device(self, name: str, who: str = "operator", with_others: bool = False) -> Forgotten | None:
         """Put a pseudonym in the place of a revoked device in journal, tables and ledger; raise `Refused` if it may
-        still take part.
+        still take part, or if other devices go with it and `with_others` is False.
 
         Return None if nothing names it, as after an earlier call. Either way the file is written again, so that no
         freed page keeps the name.
         """
         try:
             with self._database.writing() as connection:
-                found = forget(connection, name, who, self._clock.wall())
+                found = forget(connection, name, who, self._clock.wall(), with_others)
         except NotFound:
             found = None
         self._database.compact()

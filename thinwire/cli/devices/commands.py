@@ -210,7 +210,12 @@ def rename(
 
 
 @app.command()
-def forget(name: Device, json: Json = False, home: Home = None) -> None:
+def forget(
+    name: Device,
+    yes: Annotated[bool, typer.Option("--yes", help="forget the devices whose keys it reported, too")] = False,
+    json: Json = False,
+    home: Home = None,
+) -> None:
     """Put a random pseudonym in the place of a revoked device, in the journal, the tables and the privacy ledger.
 
     Not reached: backups, logs, exported files and models (docs/how/personal-data.md).
@@ -218,14 +223,17 @@ def forget(name: Device, json: Json = False, home: Home = None) -> None:
     from thinwire.cli.local_state import opened, operator
 
     with opened(home, read_only=False) as store:
-        found = store.forget_device(name, operator())
+        found = store.forget_device(name, operator(), with_others=yes)
     if json:
-        console.document({"device": name, "pseudonym": found and found.pseudonym, "kept": found and found.kept_names})
+        of = {"pseudonym": "pseudonym", "kept": "kept_names", "others": "others"}
+        console.document({"device": name} | {key: found and getattr(found, field) for key, field in of.items()})
         return
     if found is None:
         console.line(f"nothing in the database names {name}")
         return
     console.line(f"{name} is now {found.pseudonym} in {formatting.counted(found.rows, 'row')} and events")
+    for other in found.others:
+        console.note(f"{other} is forgotten with it: {name} had reported its key")
     for kept in found.kept_names:
         console.note(f"its earlier name {kept} stays in old events: another device has that name now")
     console.note("backups, logs, exported files and models still have what they had: delete what you may not keep")

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.fleet_words import hello
 from tests.support.transport_doubles import Place, drawn_invitation, place
 from thinwire.client.privacy_ledger import FILE, Booking, DeviceLedger
+from thinwire.core.fleet import population_key
 from thinwire.core.statedir import client_home, hold
 from thinwire.transport.protocol.registration import Invitation
 
@@ -248,6 +250,24 @@ def test_a_device_that_joins_again_under_another_name_goes_on_with_its_privacy_l
     assert join(thinwire, api, home, "ward-2").code == 0, "the older of the two ledgers is a part of the newer one"
     third = DeviceLedger(client_home(home, "ward-2"), api.roster.devices["ward-2"].fingerprint)
     assert (len(third.bookings), third.reported()[2]) == (2, (second, first))
+
+
+def test_a_start_takes_over_the_ledger_that_an_earlier_key_left_and_reports_that_key(
+    thinwire, home, tmp_path, monkeypatch
+):
+    """Over loopback a client registers without joining: `start` itself makes its key."""
+    monkeypatch.setattr("thinwire.client.agent.serve", lambda link, *args, **options: link.hello(hello("ward-1")) and 0)
+    left = client_home(home, "pi-03")
+    spend(left, 1, "ab" * 32)  # its key was deleted, as `leave` does
+    with place(tmp_path / "api") as plain:
+        start = ("client", "start", "--aggregator", plain.url, *TASK, "--name", "ward-1", "--home", home)
+        first = thinwire(*start)
+        assert first.code == 0, first.err
+        assert "the privacy ledger of a client that left this state directory goes on here" in first.err
+        said = plain.roster.hellos[-1]
+        assert (said.booked, said.booked_keys) == ({population_key("ward"): 1}, ("ab" * 32,))
+    found = DeviceLedger(client_home(home, "ward-1"), row_key := plain.roster.devices["ward-1"].fingerprint)
+    assert (len(found.bookings), found.reported()[2], row_key == "ab" * 32) == (1, ("ab" * 32,), False)
 
 
 def test_a_client_of_its_own_data_does_not_get_the_ledger_of_one_that_still_trains(thinwire, home, api):

@@ -30,6 +30,7 @@ PLAN = (ROOT / "examples" / "digits" / "private.toml").read_text()
 PLANS = {  # by [privacy] mode
     "central": PLAN,
     "local": PLAN.replace('mode = "central"', 'mode = "local"'),
+    "example": PLAN.replace('mode = "central"', 'mode = "example"\nrecords = 400').replace("1e-3", "1e-4"),
     "distributed": (ROOT / "examples" / "digits" / "private-secure.toml").read_text().replace(
         "clients = 20", "clients = 3"
     ),

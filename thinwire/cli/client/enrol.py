@@ -158,7 +158,7 @@ def read(given: str | None) -> Invitation:
     if text is None:
         raise UsageError(
             "there is no invitation", why=f"it stands behind the URL, or in {VARIABLE}",
-            hint="thinwire client join URL -    (and paste it), or assignment the operator: thinwire devices invite",
+            hint="thinwire client join URL -    (and paste it), or get one from the operator: thinwire devices invite",
         )  # fmt: skip
     return Invitation.parse(text)
 

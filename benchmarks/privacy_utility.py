@@ -229,8 +229,9 @@ def measure_one(arm: str, epsilon: float, seed: int, draw: int, clients: int, ta
         model = made(model, updates, number)
     return {
         "task": task.name, "arm": arm, "epsilon": None if arm == NONE else epsilon, "delta": DELTA, "seed": seed,
-        "draw": draw, "clients": clients, "rounds": plan.run.rounds, "clip": plan.privacy.clip, "noise_multiplier": multiplier,
-        "width": noise.width if noise else 0, "dimensions": noise.release.dimensions if noise else task.size,
+        "draw": draw, "clients": clients, "rounds": plan.run.rounds, "clip": plan.privacy.clip,
+        "noise_multiplier": multiplier, "width": noise.width if noise else 0,
+        "dimensions": noise.release.dimensions if noise else task.size,
         "median_norm": fmean(norms), "accuracy": task.accuracy(model, data),
     }  # fmt: skip
 

@@ -15,9 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thinwire.client.privacy_ledger import FILE, MAX_REPORTED, Booking, DataSet, DeviceLedger
+from thinwire.client import privacy_ledger
+from thinwire.client.privacy_ledger import FILE, Booking, DataSet, DeviceLedger
 from thinwire.client.run_store import delete_learned
-from thinwire.core.errors import DataLost, NotWritten
+from thinwire.core.errors import DataLost, NotWritten, Refused
 from thinwire.core.fleet import population_key
 
 CHEAP, DEAR = '{"variance": 4.0}', '{"variance": 1.0, "note": "é }"}'
@@ -100,12 +101,24 @@ def test_a_hello_reports_all_releases_by_a_hash_of_their_population_and_the_earl
     ledger.book(booking(7))
     expected = {population_key("ward"): before + 2, population_key("clinic"): 1}
     assert ledger.reported() == (expected, ledger.head, ("before",))
-    for number in range(10, 10 + MAX_REPORTED):
-        ledger.book(booking(number, population=f"p{number}"))
-    counts, _, _ = ledger.reported()
-    assert len(counts) == MAX_REPORTED
-    assert population_key("ward") not in counts
-    assert population_key("p10") in counts
+
+
+def test_a_ledger_takes_no_more_populations_and_keys_than_a_hello_reports(tmp_path, monkeypatch):
+    for name, most in (("MAX_POPULATIONS", 3), ("MAX_EARLIER_KEYS", 2)):
+        monkeypatch.setattr(privacy_ledger, name, most)
+    for key in ("a", "b", "c"):
+        DeviceLedger(tmp_path, key).book(booking(1, population=key, assignment=key))
+    ledger, head = DeviceLedger(tmp_path, "c"), DeviceLedger(tmp_path).head
+    with pytest.raises(Refused, match="would have 4 populations, and may have 3") as found:
+        ledger.book(booking(2, population="d"))
+    assert "count too little" in found.value.why
+    assert found.value.hint.startswith("thinwire client privacy")
+    assert (ledger.head, len(ledger.bookings)) == (head, 3), "nothing was written"
+    with pytest.raises(Refused, match="3 earlier keys of this device, and may have 2"):
+        DeviceLedger(tmp_path, "d").book(booking(2, population="a"))
+    ledger.book(booking(2, population="a"))
+    counts, _, keys = ledger.reported()
+    assert (counts[population_key("a")], len(counts), set(keys)) == (2, 3, {"a", "b"})
 
 
 def test_a_file_that_was_cut_anywhere_keeps_every_whole_line_and_goes_on(tmp_path):

@@ -11,9 +11,8 @@ from sqlalchemy import select
 from tests.store.test_privacy_ledger import CHEAP, DEAR, added_up, enrol, report, reserve, sums
 from tests.support.store_story import new_run, status
 from thinwire.core.errors import DataLost, NotFound, Refused, UsageError
-from thinwire.core.fleet import Hello, population_key
+from thinwire.core.fleet import MAX_POPULATIONS, Hello, population_key
 from thinwire.store import Store
-from thinwire.store.privacy_devices import MOST_POPULATIONS
 from thinwire.store.tables import Device
 
 
@@ -144,8 +143,15 @@ def test_a_device_that_joined_again_is_forgotten_with_all_its_keys(store: Store,
     reserve(store, run_id, 3, devices=("ward-1",))
     store.record(run_id, [status("done")])
     store.roster.leave("ward-1")
-    found = store.forget_device("ward-1", "ann")
+    before = sums(store)
+    with pytest.raises(Refused, match="ward-1 is forgotten only together with pi-01") as refused:
+        store.forget_device("ward-1", "ann")
+    assert refused.value.hint.startswith("thinwire devices forget ward-1 --yes")
+    assert ({row.name for row in store.roster.rows()}, sums(store)) == ({"pi-01", "pi-02", "ward-1"}, before)
+    found = store.forget_device("ward-1", "ann", with_others=True)
     assert found is not None
+    assert found.others == ("pi-01",)
+    store.roster.refresh()
     assert store.privacy.spent_by_device("ward") == {"pi-02": {CHEAP: 2}, found.pseudonym: {CHEAP: 3}}
     assert [row.name for row in store.roster.rows()] == ["pi-02"]
     assert sums(store) == added_up(store)
@@ -173,7 +179,7 @@ def test_copies_of_a_device_that_took_part_together_stay_two_spendings_when_forg
     store.record(run_id, [status("done")])
     for name in ("pi-01", "copy"):
         store.roster.revoke(name)
-    store.forget_device("copy", "ann")
+    store.forget_device("copy", "ann", with_others=True)
     assert sums(store) == added_up(store)
     assert sum(sum(of.values()) for of in store.privacy.spent_by_device("ward").values()) == 2 + 4
 
@@ -198,7 +204,7 @@ def test_a_device_does_not_pay_for_a_forgotten_one_that_had_claimed_its_earlier_
     reserve(store, run_id, 3, release=DEAR, devices=("mallory",))
     store.record(run_id, [status("done")])
     store.roster.revoke("mallory")
-    found = store.forget_device("mallory", "ann")
+    found = store.forget_device("mallory", "ann", with_others=True)
     assert found is not None
     spent = store.privacy.spent_by_device("ward")
     assert spent == {"pi-02": {CHEAP: 2}, "ward-1": {CHEAP: 2}, found.pseudonym: {DEAR: 1}}
@@ -208,12 +214,14 @@ def test_a_device_does_not_pay_for_a_forgotten_one_that_had_claimed_its_earlier_
 
 def test_a_device_that_reports_ever_other_populations_takes_no_more_room(store: Store) -> None:
     enrol(store, "mallory")
-    for number in range(20):
-        made_up = {population_key(f"{number} {one}"): 1 for one in range(64)}
-        store.roster.seen(Hello("mallory", "p1", booked=made_up | {population_key("ward"): number}), at=1.0)
+    made_up = {population_key(str(one)): 1 for one in range(MAX_POPULATIONS - 1)}
+    store.roster.seen(Hello("mallory", "p1", booked=made_up | {population_key("ward"): 1}), at=1.0)
+    with pytest.raises(Refused, match="has reported 1025 populations of its ledger, and may report 1024"):
+        store.roster.seen(Hello("mallory", "p1", booked={population_key("another"): 1}), at=1.0)
+    store.roster.seen(Hello("mallory", "p1", booked={population_key("ward"): 19}), at=1.0)
     with store._database.reading() as connection:
         booked = connection.execute(select(Device.booked)).scalar_one()
-    assert len(booked) == MOST_POPULATIONS
+    assert len(booked) == MAX_POPULATIONS
     assert booked[population_key("ward")] == 19, "a population that is stored goes on"
 
 

@@ -16,7 +16,7 @@ from tests.support.store_story import DEVICES, closed, new_run, opened, status
 from thinwire.core.clock import VirtualClock
 from thinwire.core.errors import DataLost, Refused, UsageError
 from thinwire.core.events import ClientSelected, RoundClosed, RoundOpened
-from thinwire.core.fleet import Hello, population_key
+from thinwire.core.fleet import MAX_RELEASES, Hello, population_key
 from thinwire.core.formatting import Reason
 from thinwire.core.protection_events import PrivacyCommitted, PrivacyReserved
 from thinwire.store import Store
@@ -227,12 +227,26 @@ def test_a_revoked_device_blocks_nothing(store: Store) -> None:
     assert store.privacy.spent("ward") == {}
 
 
-@pytest.mark.parametrize(("population", "rounds", "release"), [("", 1, CHEAP), ("ward", -1, CHEAP), ("ward", 1, "")])
-def test_a_settlement_of_nobody_nothing_or_less_is_refused(
+@pytest.mark.parametrize(
+    ("population", "rounds", "release"),
+    [("", 1, CHEAP), ("ward", -1, CHEAP), ("ward", 1, ""), ("ward", MAX_RELEASES + 1, CHEAP), ("ward", 2**63, CHEAP)],
+)
+def test_a_settlement_of_nobody_nothing_less_or_too_much_is_refused(
     store: Store, population: str, rounds: int, release: str
 ) -> None:
     with pytest.raises(UsageError, match="is no valid charge"):
         store.privacy.settle(population, rounds, release, "ann")
+
+
+def test_the_largest_settlements_add_up_exactly(store: Store) -> None:
+    enrol(store, "pi-01")
+    for _ in range(3):
+        store.privacy.settle("ward", MAX_RELEASES, CHEAP, "ann", "pi-01")
+    with pytest.raises(UsageError, match="is no valid charge") as found:
+        store.privacy.settle("ward", 2**62, CHEAP, "ann", "pi-01")
+    assert "to 1000000000" in found.value.why
+    assert store.privacy.spent("ward") == store.privacy.spent_by_device("ward")["pi-01"] == {CHEAP: 3 * MAX_RELEASES}
+    assert sums(store) == added_up(store)
 
 
 def sums(store: Store) -> dict[tuple[str, str, str], int]:

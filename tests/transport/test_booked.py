@@ -11,10 +11,9 @@ import pytest
 from tests.support.fleet_words import hello, polled, pulled
 from tests.support.transport_doubles import place
 from thinwire.core.errors import BadPayload
-from thinwire.core.fleet import ClientConnected, Envelope
+from thinwire.core.fleet import MAX_EARLIER_KEYS, MAX_POPULATIONS, MAX_RELEASES, ClientConnected, Envelope
 from thinwire.core.types import Assignment
 from thinwire.transport.protocol import registration
-from thinwire.transport.protocol.registration import MAX_BOOKED
 
 WARD, HEAD = "ab" * 8, "cd" * 32
 
@@ -28,13 +27,26 @@ def test_a_hello_carries_the_ledger_and_one_without_it_has_no_word_of_it() -> No
 
 
 def test_what_a_stranger_reports_of_its_ledger_is_bounded() -> None:
-    many = {f"{number:016x}": number for number in range(1000)}
+    many = {f"{number:016x}": number for number in range(MAX_POPULATIONS)}
     raw = json.loads(registration.to_bytes(replace(hello("pi-1"), booked=many, booked_head="f" * 9999)))
-    raw["booked_keys"] = ["e" * 999] * 100
+    raw["booked_keys"] = ["e" * 999] * MAX_EARLIER_KEYS
     said = registration.hello_from_bytes(json.dumps(raw).encode())
-    assert (len(said.booked), len(said.booked_head)) == (MAX_BOOKED, 64)
-    assert (len(said.booked_keys), len(said.booked_keys[0])) == (MAX_BOOKED, 64)
-    for wrong in ({WARD: -1}, {WARD: 1e300}, {WARD: "many"}, {WARD: None}, [WARD], {WARD: float("nan")}):
+    assert (said.booked, len(said.booked_head)) == (many, 64)
+    assert (len(said.booked_keys), len(said.booked_keys[0])) == (MAX_EARLIER_KEYS, 64)
+    for more in ({"booked": many | {WARD: 1}}, {"booked_keys": ["e"] * (MAX_EARLIER_KEYS + 1)}):
+        with pytest.raises(BadPayload, match=r"and may report (1024|64) ") as found:
+            registration.hello_from_bytes(json.dumps(raw | more).encode())
+        assert found.value.why
+        assert found.value.hint
+    for wrong in (
+        {WARD: -1},
+        {WARD: 1e300},
+        {WARD: MAX_RELEASES + 1},
+        {WARD: "many"},
+        {WARD: None},
+        [WARD],
+        {WARD: float("nan")},
+    ):
         with pytest.raises(BadPayload):
             registration.hello_from_bytes(json.dumps(raw | {"booked": wrong}).encode())
 

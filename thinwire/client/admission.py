@@ -38,7 +38,7 @@ from thinwire.client.privacy_ledger import Account, Prospect
 from thinwire.client.run_state import Write
 from thinwire.client.run_store import PlanStore
 from thinwire.client.train.schedule import Clock
-from thinwire.core.errors import DataLost, PlanError
+from thinwire.core.errors import DataLost, PlanError, Refused
 from thinwire.core.statedir import MB, write_atomically
 from thinwire.core.types import Assignment
 
@@ -124,7 +124,7 @@ class AdmissionController:
             if prospect.booking is not None and self._account is not None:
                 try:
                     self._account.ledger.book(prospect.booking)
-                except DataLost as error:
+                except (DataLost, Refused) as error:
                     raise CannotReply("declined", f"privacy: {error.what}") from error
             if day is not None and self._file is not None:
                 self._file.keep(day.with_one(assignment.kind, key_of(assignment)))

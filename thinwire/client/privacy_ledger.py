@@ -27,15 +27,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
-from thinwire.core.errors import DataLost, PlanError, ThinwireError
-from thinwire.core.fleet import population_key
+from thinwire.core.errors import DataLost, PlanError, Refused, ThinwireError
+from thinwire.core.fleet import MAX_EARLIER_KEYS, MAX_POPULATIONS, population_key
 from thinwire.core.plan import RunPlan
 from thinwire.core.statedir import disk_error, sync_path
 from thinwire.core.types import Assignment
 
 FILE = "privacy.jsonl"
 ANSWERED = "answered"  # of a line: the number of the booking whose reply was made
-MAX_REPORTED = 64  # populations and earlier keys in a hello: those of the latest lines
 
 
 @dataclass(frozen=True)
@@ -175,18 +174,37 @@ class DeviceLedger:
         with self._lock:
             if self.damage:
                 return {}, "", ()
-            latest = dict.fromkeys(one.population for one in reversed(self._bookings))
             counted = Counter(one.population for one in self._bookings)
-            keys = dict.fromkeys(one.key for one in reversed(self._bookings) if one.key not in ("", self.key))
-            booked = {population_key(name): counted[name] for name in list(latest)[:MAX_REPORTED]}
-            return booked, self._head, tuple(keys)[:MAX_REPORTED]
+            return {population_key(name): counted[name] for name in counted}, self._head, self._earlier_keys()
+
+    def _earlier_keys(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(one.key for one in reversed(self._bookings) if one.key not in ("", self.key)))
+
+    def require_room(self, population: str) -> None:
+        """Raise `Refused` if a hello could not report a booking of this population besides all that it has."""
+        with self._lock:
+            held = {population, *(one.population for one in self._bookings)}
+            for count, most, what in (
+                (len(held), MAX_POPULATIONS, "populations"),
+                (len(self._earlier_keys()), MAX_EARLIER_KEYS, "earlier keys of this device"),
+            ):
+                if count > most:
+                    raise Refused(
+                        f"this device's privacy ledger would have {count} {what}, and may have {most}",
+                        why="an aggregator that did not learn of all of them would count too little",
+                        hint="thinwire client privacy lists them; other populations need another device",
+                    )
 
     def book(self, booking: Booking) -> None:
-        """Add a line durably, once for each assignment; raise `DataLost` if the ledger is damaged or the disk full."""
+        """Add a line durably, once for each assignment; raise `DataLost` if the ledger is damaged or the disk full.
+
+        Raise `Refused` as `require_room` does.
+        """
         with self._lock:
             self._require_whole()
             if self.has(booking):
                 return
+            self.require_room(booking.population)
             booking = replace(booking, key=self.key)
             self._take(booking, self._add(asdict(booking)))
 
@@ -345,6 +363,7 @@ class Account:
             if assignment.kind == "train":
                 population, release = self.release(assignment, plan)
                 require_readable(release)
+                self.ledger.require_room(population)
                 booking = Booking(
                     at, dataset.name, dataset.data, population, release, assignment.run, assignment.identity,
                     assignment.round, assignment.assignment_id, sequence,

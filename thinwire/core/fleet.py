@@ -51,6 +51,9 @@ class TaskReport:
 SECURE_PARTS = ("secure", "secure.post_quantum", "secure.malicious")
 
 
+MAX_POPULATIONS = 1024  # in a device's privacy ledger: a hello reports each of them
+MAX_EARLIER_KEYS = 64  # of a device, in the same ledger
+MAX_RELEASES = 10**9  # of one report or charge: sums of them stay below 2^63, the largest number of a database
 KEY_LETTERS = 16  # of a population's key: two populations of one ledger share one with probability 2^-64
 
 

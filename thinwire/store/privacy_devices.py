@@ -19,19 +19,18 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from typing import Final
 
 from sqlalchemy import Connection, delete, func, select, update
 
-from thinwire.core.fleet import Hello, population_key
+from thinwire.core.errors import Refused
+from thinwire.core.fleet import MAX_POPULATIONS, Hello, population_key
 from thinwire.store.audit import act
 from thinwire.store.database import upsert
 from thinwire.store.privacy_tables import PrivacyParticipant, PrivacySpent
 from thinwire.store.tables import Device
 
 EVERYONE: Final = ""  # in place of a device in the sums: each one in the population spends it
-MOST_POPULATIONS: Final = 1024  # of which a device's reports are stored; those of later ones are not
 KEY_LETTERS: Final = 64  # of a fingerprint; a name has at most 63, and a pseudonym fewer
 
 
@@ -120,7 +119,13 @@ def reported(connection: Connection, hello: Hello, at: float) -> dict[str, objec
     if not before.hello and connection.scalar(took_part.limit(1)) is None:
         brought = _missing(connection, hello.booked, {before.fingerprint, *keys, EVERYONE})
     booked = before.booked | {key: max(n, before.booked.get(key, 0)) for key, n in hello.booked.items()}
-    return {"booked": dict(islice(booked.items(), MOST_POPULATIONS)), "other_keys": keys, "brought": brought}
+    if len(booked) > MAX_POPULATIONS:
+        raise Refused(
+            f"{hello.name} has reported {len(booked)} populations of its ledger, and may report {MAX_POPULATIONS}",
+            why="its ledger was replaced by another one, or it made populations up",
+            hint=f"thinwire devices revoke {hello.name}; its data may join under another name",
+        )
+    return {"booked": booked, "other_keys": keys, "brought": brought}
 
 
 def _missing(connection: Connection, booked: Mapping[str, int], devices: Iterable[str]) -> dict[str, int]:

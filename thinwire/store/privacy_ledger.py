@@ -36,7 +36,7 @@ from sqlalchemy import Connection, exists, func, insert, select, update
 from thinwire.core.clock import Clock
 from thinwire.core.errors import DataLost, NotFound, Refused, UsageError
 from thinwire.core.events import ClientSelected
-from thinwire.core.fleet import population_key
+from thinwire.core.fleet import MAX_RELEASES, population_key
 from thinwire.core.protection_events import PrivacyCommitted, PrivacyReserved
 from thinwire.store.database import Database
 from thinwire.store.privacy_devices import EVERYONE, bearers, charge, shortfalls, sums
@@ -273,11 +273,10 @@ class PrivacyLedger:
         with its own ledger. Raise `UsageError` if nothing of the population is unknown, `NotFound` for an unknown
         device, and `Refused` if a device's own ledger shows that there were more.
         """
-        if not population or rounds < bool(device) or (rounds and not release):
+        if not population or not bool(device) <= rounds <= MAX_RELEASES or (rounds and not release):
             raise UsageError(
                 f"--rounds {rounds} of {release!r} is no valid charge to {population!r}",
-                why="a population, a number of rounds from 0 on (from 1 on for a device), and a release that they are "
-                "charged as",
+                why=f"it has a population, from 0 (for a device from 1) to {MAX_RELEASES} rounds, and their release",
                 hint=_settle(population or "POPULATION", "N", device),
             )
         row = {

@@ -13,7 +13,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from thinwire.core.errors import BadPayload, UsageError
-from thinwire.core.fleet import KEY_LETTERS, MAX_TENSORS, SECURE_PARTS, Hello, TaskReport, Welcome
+from thinwire.core.fleet import (
+    KEY_LETTERS,
+    MAX_EARLIER_KEYS,
+    MAX_POPULATIONS,
+    MAX_RELEASES,
+    MAX_TENSORS,
+    SECURE_PARTS,
+    Hello,
+    TaskReport,
+    Welcome,
+)
 from thinwire.core.formatting import plain
 from thinwire.core.protocol import read_json
 from thinwire.core.types import DEVICE_NAME, Equipment
@@ -25,7 +35,6 @@ MAX_VERSION = 2**31
 MAX_TASKS = 256
 MAX_PLANS = 64
 MAX_RUNS = 64  # that a device names in a hello, and a welcome as ended
-MAX_BOOKED = 64  # populations of a device's privacy ledger, and earlier keys in it
 MAX_TEXT = 4096
 MAX_POLL_S, MAX_SPREAD_S = 3600.0, 86_400.0
 LONGEST_SPREAD_S = 3600.0  # that a device stores: it waits as long at its next start and after each outage
@@ -73,10 +82,11 @@ def hello_from_bytes(data: bytes) -> Hello:
         has = _equipment(raw.get("has", {}))
         open_runs = {_text(k, 128): _text(v, 64) for k, v in list(raw.get("open_runs", {}).items())[:MAX_RUNS]}
         secure = tuple(part for part in SECURE_PARTS if part in list(raw.get("secure", ()))[:16])
-        reported = list(raw.get("booked", {}).items())[:MAX_BOOKED]
-        booked = {_text(key, KEY_LETTERS): int(_within(count, MAX_SEQUENCE)) for key, count in reported}
+        reported = _at_most(MAX_POPULATIONS, raw.get("booked", {}), "populations")
+        booked = {_text(key, KEY_LETTERS): int(_within(count, MAX_RELEASES)) for key, count in reported.items()}
         head = _text(raw.get("booked_head", ""), 64)
-        keys = tuple(_text(key, 64) for key in raw.get("booked_keys", ())[:MAX_BOOKED])
+        earlier = _at_most(MAX_EARLIER_KEYS, raw.get("booked_keys", ()), "earlier keys")
+        keys = tuple(_text(key, 64) for key in earlier)
     except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError) as error:
         raise BadPayload("cannot read the hello", why=f"{type(error).__name__}: {error}") from error
     return Hello(
@@ -103,6 +113,17 @@ def welcome_from_bytes(data: bytes) -> Welcome:
         )  # fmt: skip
     except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError) as error:
         raise BadPayload("cannot read the welcome", why=f"{type(error).__name__}: {error}") from error
+
+
+def _at_most(most: int, reported: Any, what: str) -> Any:
+    """Return what a device reports of its privacy ledger; raise `BadPayload` if it is more than `most`."""
+    if len(reported) > most:
+        raise BadPayload(
+            f"the hello reports {len(reported)} {what} of the device's privacy ledger, and may report {most}",
+            why="without all of them the aggregator would count too little privacy as spent",
+            hint="enroll another device for further populations: this one takes part in no private run",
+        )
+    return reported
 
 
 def _equipment(raw: Any) -> Equipment:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 from thinwire.aggregation.plan_codecs import lattice_of
 from thinwire.core.plan import RunPlan
 from thinwire.core.types import Assignment, SecureWork, Work
+from thinwire.privacy import contexts
 from thinwire.privacy.contexts import SecureTerms, context_of_assignment, holders_of, terms_of
 
 PLAN = RunPlan.parse('[run]\ntask="t"\nrounds=7\n[local]\nlr=1')
@@ -86,3 +89,18 @@ def test_the_holders_of_a_complete_graph_take_no_quadratic_memory():
 def test_a_lattice_with_another_step_or_other_noise_has_another_context():
     grids = ("", "215.0 40.0 0 skellam", "215.0 41.0 0 skellam", "216.0 40.0 0 skellam")
     assert len({replace(terms(), grid=grid).bound(bytes(32)) for grid in grids}) == len(grids)
+
+
+def test_no_code_of_a_secure_round_reads_a_clock() -> None:
+    """So a device whose clock is wrong computes the same masks (docs/explain/secure-aggregation.md, Clocks)."""
+    root = Path(contexts.__file__).parents[1]
+    files = [
+        *sorted((root / "privacy").glob("*.py")),
+        root / "client" / "secure.py",
+        root / "aggregation" / "lattice.py",
+    ]
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [one.name for one in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not {"time", "datetime", "thinwire.core.clock"} & set(names), file.name

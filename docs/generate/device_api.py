@@ -77,6 +77,7 @@ KINDS: Mapping[str, str] = {
     "409 damaged": "bytes that do not fit their digest",
     "409 protocol": "a body that is not readable",
     "409 run": "the answer is to another run of this id, whose identity differs",
+    "409 ledger": "the device reports more of its privacy ledger than is stored",
     "409 state-lost": "this number was used for another answer before",
     "413 too-large": "longer than is taken here, or of unknown length",
     "429 joins": "too many joins failed from this address",

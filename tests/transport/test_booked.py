@@ -10,8 +10,8 @@ import pytest
 
 from tests.support.fleet_words import hello, polled, pulled
 from tests.support.transport_doubles import place
-from thinwire.core.errors import BadPayload
-from thinwire.core.fleet import MAX_EARLIER_KEYS, MAX_POPULATIONS, MAX_RELEASES, ClientConnected, Envelope
+from thinwire.core.errors import BadPayload, Refused, ThinwireError
+from thinwire.core.fleet import MAX_EARLIER_KEYS, MAX_POPULATIONS, MAX_RELEASES, ClientConnected, Envelope, Hello
 from thinwire.core.types import Assignment
 from thinwire.transport.protocol import registration
 
@@ -49,6 +49,25 @@ def test_what_a_stranger_reports_of_its_ledger_is_bounded() -> None:
     ):
         with pytest.raises(BadPayload):
             registration.hello_from_bytes(json.dumps(raw | {"booked": wrong}).encode())
+
+
+def test_a_report_that_the_aggregator_cannot_take_is_refused_with_what_why_and_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = {f"{number:016x}": 1 for number in range(MAX_POPULATIONS + 1)}
+    with place(tmp_path) as here:
+        with pytest.raises(ThinwireError) as found:
+            here.link("pi-1", booked=lambda: (many, HEAD, ())).hello(hello("pi-1"))
+        assert all(words in str(found.value) for words in ("its privacy ledger", "may report 1024", "too little privacy", "another device"))
+        assert here.roster.hellos == []
+
+        def refuse(said: Hello, at: float) -> None:
+            raise Refused("pi-1 has reported 1025 populations", "it made some up", "thinwire devices revoke pi-1")
+
+        monkeypatch.setattr(here.roster, "seen", refuse)
+        with pytest.raises(ThinwireError) as found:
+            here.link("pi-1").hello(hello("pi-1"))
+        assert all(words in str(found.value) for words in ("1025 populations", "it made some up", "devices revoke"))
 
 
 def test_each_registration_reports_the_ledger_as_it_is_then(tmp_path: Path) -> None:

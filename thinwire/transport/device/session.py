@@ -237,6 +237,7 @@ ABOUT: dict[str, tuple[str, str]] = {
     ),
     "process": ("hears this device from elsewhere too", "stop the other process, or give this one another name"),
     "protocol": ("does not speak this client's protocol", "update thinwire on the side that is older"),
+    "ledger": ("cannot store what this device reports of its privacy ledger", "thinwire client privacy shows it"),
     "clock": ("does not take this device's clock", "set this machine's clock (timedatectl set-ntp true)"),
     "signature": ("does not take this client's signature", "is thinwire here as new as there?"),
     "state-lost": (

@@ -187,7 +187,7 @@ class ApiError(Exception):
     - 401: signature, clock, replay, hello, unknown;
     - 403: pending, revoked, device, invitation, protocol;
     - 404;
-    - 409: offset, writer, name, process, state-lost, protocol;
+    - 409: offset, writer, name, process, state-lost, protocol, ledger;
     - 412, 413, 429 and 503.
     """
 

@@ -43,6 +43,10 @@ MOST_HAD = 2.0**60  # of cores or bytes
 MAX_MEASURED = 1e12  # seconds of a round trip or a clock's skew: sums of them can still be shown
 
 
+class TooMuchReported(BadPayload):
+    """A hello has more of the device's privacy ledger than the aggregator stores; nothing of it is cut off."""
+
+
 def to_bytes(said: Hello | Welcome) -> bytes:
     """Return a message as JSON, without empty optional fields."""
     raw = dataclasses.asdict(said)
@@ -116,9 +120,9 @@ def welcome_from_bytes(data: bytes) -> Welcome:
 
 
 def _at_most(most: int, reported: Any, what: str) -> Any:
-    """Return what a device reports of its privacy ledger; raise `BadPayload` if it is more than `most`."""
+    """Return what a device reports of its privacy ledger; raise `TooMuchReported` if it is more than `most`."""
     if len(reported) > most:
-        raise BadPayload(
+        raise TooMuchReported(
             f"the hello reports {len(reported)} {what} of the device's privacy ledger, and may report {most}",
             why="without all of them the aggregator would count too little privacy as spent",
             hint="enroll another device for further populations: this one takes part in no private run",

@@ -64,8 +64,10 @@ class HelloRoute:
         try:
             said = registration.hello_from_bytes(header)
             version = self._speaks.agreed(Range(said.oldest, said.protocol))
+        except registration.TooMuchReported as error:
+            raise ApiError(409, "ledger", f"{error}; {error.hint}") from error
         except BadPayload as error:
-            raise ApiError(409, "protocol", f"{error}; {error.hint}" if error.hint else str(error)) from error
+            raise ApiError(409, "protocol", str(error)) from error
         except Refused as error:
             await self._write_down(request, said.name, str(error))
             raise ApiError(403, "protocol", f"{error}; {error.hint}") from error
@@ -85,8 +87,8 @@ class HelloRoute:
             self._exchange.arrived(ClientConnected(row.name, said))
         try:
             await asyncio.to_thread(self._roster.seen, said, self._clock.wall())
-        except Refused as error:  # of what it reports of its privacy ledger
-            raise ApiError(403, "protocol", f"{error}; {error.hint}") from error
+        except Refused as error:
+            raise ApiError(409, "ledger", f"{error}; {error.hint}") from error
         sequences = await asyncio.to_thread(self._sequences, row.name)
         runs, spread_s = await asyncio.to_thread(self._roster.runs), len(self._roster.rows()) / SPREAD_PER_S
         # A run that ends after this reads the arrival of this device from the mailbox, and sends it a stop.

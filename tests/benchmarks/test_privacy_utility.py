@@ -11,7 +11,7 @@ from torch import nn
 
 from benchmarks import many_files
 from benchmarks.many_clients import PIXELS, SIZE, accuracy, digits_of, first_model, updates_of
-from benchmarks.many_files import CONTEXT, HIDDEN, SYMBOLS, WIDTH, WINDOW, code_of
+from benchmarks.many_files import CONTEXT, HIDDEN, WIDTH, WINDOW, code_of
 from benchmarks.privacy_utility import (
     AMPLIFIED,
     CENTRAL,
@@ -32,6 +32,7 @@ from benchmarks.privacy_utility import (
     plan_of,
     sample,
 )
+from examples.code_lm.task import SYMBOLS
 from thinwire.aggregation import codecs
 from thinwire.privacy.secret_rng import SystemRng
 
@@ -135,7 +136,8 @@ def test_all_files_at_once_learn_what_one_learns_with_torch() -> None:
         def logits(windows: torch.Tensor, layers: tuple[nn.Module, ...] = layers) -> torch.Tensor:
             before = torch.stack([windows[:, at : at + CONTEXT] for at in range(WINDOW - CONTEXT)], 1)
             vectors, first, second = layers
-            return second(first(vectors(before).flatten(2)).tanh())
+            found: torch.Tensor = second(first(vectors(before).flatten(2)).tanh())
+            return found
 
         for _ in range(3):
             optimizer.zero_grad()

@@ -58,7 +58,10 @@ def test_a_report_that_the_aggregator_cannot_take_is_refused_with_what_why_and_w
     with place(tmp_path) as here:
         with pytest.raises(ThinwireError) as found:
             here.link("pi-1", booked=lambda: (many, HEAD, ())).hello(hello("pi-1"))
-        assert all(words in str(found.value) for words in ("its privacy ledger", "may report 1024", "too little privacy", "another device"))
+        assert all(
+            words in str(found.value)
+            for words in ("its privacy ledger", "may report 1024", "too little privacy", "another device")
+        )
         assert here.roster.hellos == []
 
         def refuse(said: Hello, at: float) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from docs.generate.evidence import Row, measured, read
 from docs.generate.table import table
+from thinwire.core.formatting import counted
 
 SHARED = "with other work on the same two cores"
 NOISE = {1.0: "as claimed", 0.5: "half", 0.0: "none"}
@@ -62,14 +64,15 @@ def _sum(row: Row) -> str:
     return SUMS["one" if row["mode"] == "distributed" and row["attack"] == "one sum" else row["mode"]]
 
 
-def utility_part() -> str:
-    """Return accuracy against epsilon, and the gaps."""
-    document = read("privacy-utility")
+def utility_part(name: str = "privacy-utility") -> str:
+    """Return accuracy against epsilon of one document, and the gaps."""
+    document = read(name)
     rows, figures = document["rows"], document["figures"]
     epsilons = sorted({row["epsilon"] for row in rows if row["epsilon"] is not None})
     lines = [
         (told, *(_around(figures, f"accuracy{{}} {arm}, {epsilon:g}") for epsilon in epsilons))
         for arm, told in ARMS.items()
+        if any(row["arm"] == arm for row in rows)
     ]
     lines.append(("no privacy", *("" for _ in epsilons[1:]), _around(figures, "accuracy{} none")))
     work = [_work(rows, epsilon) for epsilon in epsilons]
@@ -82,7 +85,7 @@ def utility_part() -> str:
     seeds, draws = (len({row[name] for row in rows}) for name in ("seed", "draw"))
     names = tuple(f"epsilon {epsilon:g}" for epsilon in epsilons)
     return "\n\n".join((
-        measured(document, "in one process", f"{seeds} seeds with {draws} draws of the noise each",
+        measured(document, "in one process", f"{seeds} seeds with {counted(draws, 'draw')} of the noise each",
                  "mean ± standard error over the seeds"),
         table(("accuracy", *names), [*lines, ("rounds, clip", *work)]),
         table(("figure", "largest", "goal", "what it is", *names), gaps),
@@ -121,9 +124,10 @@ def sampler_part() -> str:
     return "\n\n".join((measured(document, SHARED, path), table(header, lines)))
 
 
-SECTIONS = {
+SECTIONS: dict[str, Callable[[], str]] = {
     "What an attacker shows": audit_part,
     "Accuracy against epsilon": utility_part,
+    "Accuracy against epsilon, of a language model": partial(utility_part, "privacy-utility-code_lm"),
     "Time of a draw": sampler_part,
 }
 

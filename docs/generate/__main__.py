@@ -13,7 +13,7 @@ from docs.generate.device_api import device_api_page
 from docs.generate.drift import drift_part
 from docs.generate.meanings import closing_page, exit_codes_page, failures_page
 from docs.generate.plan import plan_page
-from docs.generate.policy import policy_page
+from docs.generate.policy import aggregator_page, policy_page
 from docs.generate.privacy import PARTS as PRIVACY
 from docs.generate.readme import PARTS as QUOTED
 from docs.generate.readme import evidence_index, readme_table
@@ -31,6 +31,7 @@ NOTE = "<!-- Written by docs/generate from the code. Do not edit. -->"
 PAGES: dict[str, Callable[[], str]] = {
     "plan.md": plan_page,
     "policy.md": policy_page,
+    "aggregator.md": aggregator_page,
     "cli.md": cli_page,
     "environment.md": environment_page,
     "codecs.md": codecs_page,

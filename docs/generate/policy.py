@@ -1,4 +1,4 @@
-"""docs/reference/policy.md: every key of a device's client.toml."""
+"""docs/reference/policy.md and aggregator.md: every key of client.toml and of aggregator.toml."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import inspect
 from docs.generate.plan import keys
 from docs.generate.table import table
 from thinwire.client.policy import ClientFile, Policy
+from thinwire.core.owner_file import AggregatorFile
 
 
 def policy_page() -> str:
@@ -20,3 +21,14 @@ def policy_page() -> str:
         ["# A device's policy", said, f"## [policy]\n\n{inspect.getdoc(Policy)}",
          table(("key", "value", "default", "meaning"), rows)]
     )  # fmt: skip
+
+
+def aggregator_page() -> str:
+    said = (
+        "`aggregator.toml` in the state directory (`--home`), read when the aggregator starts. A key that is not in "
+        "this list is refused at the start. `thinwire aggregator config` prints what is in force, and where it came "
+        "from. How to use it: [several runs at once](../how/several-runs.md)."
+    )
+    schema = {"$defs": {AggregatorFile.__name__: AggregatorFile.model_json_schema()}}
+    rows = list(keys(AggregatorFile, schema, lambda key, field: ""))
+    return "\n\n".join(["# The aggregator's settings", said, table(("key", "value", "default", "meaning"), rows)])

@@ -20,7 +20,7 @@ from tests.support.cli_story import LAYOUT, PLAN
 from tests.support.fork_server import Forked
 from tests.support.processes import environment
 from tests.support.server_bench import Bench, three
-from thinwire.cli.runs import commands
+from thinwire.cli.runs import orders
 from thinwire.core import RunPlan
 from thinwire.core.fleet import TaskReport
 from thinwire.core.statedir import AggregatorHome, holder, own, private_folder
@@ -116,7 +116,7 @@ def test_a_simulation_of_which_nothing_is_known_is_ended_by_a_person_alone(
     thinwire, home: Path, store: Store, about: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch
 ):
     """On another machine, whose locks may not be seen here, or begun this moment."""
-    monkeypatch.setattr(commands, "STOP_WAIT_S", 0.1)
+    monkeypatch.setattr(orders, "WAIT_S", 0.1)
     path = AggregatorHome.under(home).owner(run_id := left_behind(store, "sim"))
     if about:
         path.parent.mkdir(parents=True)

@@ -289,7 +289,7 @@ def test_stopping_a_run_that_is_over_changes_nothing(thinwire, home):
 
 
 def test_a_stop_without_an_aggregator_is_kept_as_an_order(thinwire, home, monkeypatch):
-    monkeypatch.setattr("thinwire.cli.runs.commands.STOP_WAIT_S", 0.0)
+    monkeypatch.setattr("thinwire.cli.runs.orders.WAIT_S", 0.0)
     told(home, "running")
     assert "as soon as" in thinwire("runs", "stop", "toy-1", "--home", home).out
     with Store.open(AggregatorHome.under(home).database) as store:

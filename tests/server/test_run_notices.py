@@ -21,7 +21,9 @@ def over(event: Event) -> bool:
     return isinstance(event, RunStatusChanged) and event.status in ("done", "failed", "stopped")
 
 
-def serves(bench: Bench, seconds: float, kill: Callable[[Event], bool] = lambda event: False) -> list[str]:
+def serves(
+    bench: Bench, seconds: float, kill: Callable[[Event], bool] = lambda event: False, max_runs: int = 4
+) -> list[str]:
     """One life of the service, of so many seconds or until such an event; gives who was sent a stop meanwhile."""
     ending, until, poll = threading.Event(), bench.clock.now() + seconds, bench.fleet.poll
     before = len(bench.fleet.sent)
@@ -37,7 +39,9 @@ def serves(bench: Bench, seconds: float, kill: Callable[[Event], bool] = lambda 
 
     bench.fleet.poll = polled  # type: ignore[method-assign, assignment]  # ends the run
     with contextlib.suppress(Killed):
-        serve(bench.fleet, bench.store, bench.home, clock=bench.clock, ending=ending, on_event=on_event)
+        serve(
+            bench.fleet, bench.store, bench.home, clock=bench.clock, ending=ending, max_runs=max_runs, on_event=on_event
+        )
     bench.restart()
     return sorted(envelope.device for envelope in bench.fleet.sent[before:] if envelope.assignment.kind == "stop")
 

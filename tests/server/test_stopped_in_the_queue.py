@@ -28,7 +28,7 @@ def test_a_queued_run_is_stopped_while_another_one_goes_on(tmp_path: Path) -> No
             meanwhile.append(bench.store.run(second).status)
         return False
 
-    serves(bench, 60.0, kill=look)
+    serves(bench, 60.0, kill=look, max_runs=1)
     assert meanwhile[0] == "stopped", "it waited until the run before it was over"
     events = [event for _, event in bench.store.events(second)]
     assert not [event for event in events if isinstance(event, RoundOpened)]

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-import tomllib
 from datetime import time
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, ValidationError, field_validator
+from pydantic import ConfigDict, Field, field_validator
 
-from thinwire.core.errors import PlanError
-from thinwire.core.plan import explain
+from thinwire.core.owner_file import parse_owner_text, read_owner_file
 from thinwire.core.plan_schema import Below1, Count, NotNegative, Positive, Section, TaskName
 
 FILE = "client.toml"
@@ -150,19 +148,7 @@ def load_policy(path: Path, must_exist: bool = False) -> Policy:
 
     Raises `PlanError`, which names every wrong key and value.
     """
-    try:
-        text = path.read_text()
-    except FileNotFoundError as error:
-        if must_exist:
-            raise PlanError(
-                f"there is no policy {path}", hint="--policy FILE, in TOML, with a [policy] table"
-            ) from error
-        return Policy()
-    except (OSError, UnicodeDecodeError) as error:
-        raise PlanError(
-            f"cannot read the policy {path}", why=str(error), hint="make it readable, or move it"
-        ) from error
-    return parse_policy(text, str(path))
+    return read_owner_file(path, ClientFile, "the policy", KEYS, must_exist).policy
 
 
 def parse_policy(text: str, source: str = FILE) -> Policy:
@@ -171,12 +157,4 @@ def parse_policy(text: str, source: str = FILE) -> Policy:
     >>> parse_policy('[policy]\\nhours = "22:00-06:00"').hours
     '22:00-06:00'
     """
-    try:
-        raw: dict[str, Any] = tomllib.loads(text)
-        return ClientFile.model_validate(raw).policy
-    except tomllib.TOMLDecodeError as error:
-        raise PlanError(f"{source} is not TOML", why=str(error), hint='a line reads: key = "value"') from error
-    except ValidationError as error:
-        found = [explain(ClientFile, details, "client.toml", KEYS) for details in error.errors()]
-        whats, whys = ("; ".join(dict.fromkeys(column)) for column in ([f[0] for f in found], [f[1] for f in found]))
-        raise PlanError(f"{source}: {whats}", why=whys, hint=found[0][2]) from error
+    return parse_owner_text(text, ClientFile, source, KEYS).policy

@@ -14,7 +14,7 @@ from thinwire.core.formatting import Capped, Reason, Reasons
 
 CloseReason = Literal["all", "enough", "deadline", "too-few", "buffer", "stopped", "aborted"]
 DropReason = Literal["late", "stale", "bad-payload", "too-few", "duplicate", "revoked", "stopped", "aborted"]
-RunStatus = Literal["preparing", "queued", "waiting", "running", "done", "failed", "stopped"]
+RunStatus = Literal["preparing", "queued", "waiting", "running", "paused", "done", "failed", "stopped"]
 ENDED: tuple[RunStatus, ...] = ("done", "failed", "stopped")  # statuses of a run that is over
 NO_STEP: tuple[CloseReason, ...] = ("too-few", "stopped", "aborted")  # reasons of rounds that left the model as it was
 OVER = "over"  # kind of failure: the run ended before the reply was aggregated
@@ -150,6 +150,7 @@ class RoundOpened(Event):
     sampling: Reasons = ()  # how clients were sampled, if not uniformly
     removed: list[str] = field(default_factory=list)  # considered when the round before opened, and not now
     considered: int = 0  # number of devices
+    device_s: float = 0.0  # that the run has had of devices, by which runs that share them take turns
 
 
 @dataclass(frozen=True)

@@ -241,13 +241,14 @@ def explain(
     keys.
     """
     place = place_of(details)
-    name = _shown(place)
+    flat = all(_model_at(plan, (name,)) is None for name in plan.model_fields)
+    name = ".".join(place) if flat else _shown(place)
     kind = details["type"]
     if kind == "extra_forbidden":
         known = _keys(plan, place[:-1])
         near = _nearest(place[-1], known)
         where = f"[{place[0]}]" if len(place) > 1 else f"a {noun}"
-        hint = _shown((*place[:-1], near)) if near else keys.format(place[0])
+        hint = near if flat and near else _shown((*place[:-1], near)) if near else keys.format(place[0])
         return f"unknown key {name}", f"{where} has the keys {', '.join(known)}", hint
     if kind == "missing":
         return f"{name} is missing", f"every {noun} needs it", _example(place)

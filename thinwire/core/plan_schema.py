@@ -58,6 +58,9 @@ class RunSection(Section):
     alpha: Positive = Field(default=0.1, description="of feddyn: how strongly a device is held to the round's model")
     rounds: Count = Field(default=20, description="rounds to make")
     seed: int = Field(default=0, ge=0, lt=2**63, description="of everything that is drawn in public")
+    priority: Annotated[float, Field(ge=0.01, le=100)] = Field(
+        default=1.0, description="share of the devices' time, beside other runs that use them"
+    )
     init: str = Field(
         default="",
         description=(

@@ -36,14 +36,13 @@ from thinwire.core.types import (
     AssignmentKind,
     Failure,
     ReplyHeader,
-    assignment_id_of,
     assignment_round,
-    is_follow_up,
 )
 from thinwire.server.aggregator import Model
+from thinwire.server.leases import DeviceLeases
 from thinwire.server.model_store import ModelDistributor, PlanCache, SentAssignments, Versions
 from thinwire.server.policy.assignment_terms import work_of
-from thinwire.server.policy.cohort import missing
+from thinwire.server.policy.cohort import missing, short_of
 from thinwire.server.policy.device_profiles import DeviceProfiles
 from thinwire.server.policy.eligibility import BARRING, ConnectedDevices, Eligibility, mismatch
 from thinwire.server.state import snapshot
@@ -58,7 +57,6 @@ StopOrder = Literal["run", "service"] | None
 SHORTEST_S = 1e-6  # of a wait
 RETURN_S = 30.0  # after a restart the run waits this long for devices to reconnect before it continues without them
 POLL_S = 0.25  # how long a person's command or a deadline may go unnoticed
-MAX_CODEC_LETTERS = 64  # in a reply that names a codec; the frames themselves decide whether they can be decoded
 
 
 class RunContext:
@@ -78,9 +76,11 @@ class RunContext:
         stop: Callable[[], StopOrder],
         on_event: Callable[[Event], None],
         mode_of: Callable[[RunPlan], RoundMode],
+        leases: DeviceLeases | None = None,
     ) -> None:
         self.run_id, self.store, self.fleet, self.clock, self.presence = run_id, store, fleet, clock, presence
         self.home, self.on_event, self._stop = home, on_event, stop
+        self.leases = leases or DeviceLeases()
         self.stopped: StopOrder = None
         row = store.run(run_id)
         self.identity = row.identity
@@ -108,10 +108,12 @@ class RunContext:
         self.deferred: dict[str, ReplyHeader] = {}  # assignment_id -> a reply that a later round handles
         self.came_late: dict[str, bool] = {}  # assignment_id of a deferred reply -> whether it was late when it arrived
         self._clock_base = self.past.elapsed_s - clock.now()
+        self._stands_at: float | None = None  # seconds at which the run's clock stands still
         self.eligibility = Eligibility(
             self.plan, self.report, self.task_layout, self.simulated, presence, self._excluded
         )
         self.return_by = self.elapsed + (RETURN_S if self.past.rounds_opened or self.past.first.times else 0.0)
+        self.go_on()
 
     def begin(self) -> None:
         """Load the newest model version and prepare its distribution; without a version, assignments carry no model."""
@@ -125,8 +127,20 @@ class RunContext:
 
     @property
     def elapsed(self) -> float:
-        """Return the seconds on the run's own clock, which stops while the aggregator is down."""
-        return self._clock_base + self.clock.now()
+        """Return the seconds on the run's own clock, which stops while the aggregator is down or the run is paused."""
+        return self._clock_base + self.clock.now() if self._stands_at is None else self._stands_at
+
+    def pause(self) -> None:
+        """Let the run's clock stand still, and leave the devices to other runs."""
+        self._stands_at = self.elapsed
+        self.leases.leave(self.run_id)
+
+    def go_on(self) -> None:
+        """Let the run's clock go on, and share the devices with other runs again."""
+        if self._stands_at is not None:
+            self._clock_base, self._stands_at = self._stands_at - self.clock.now(), None
+        if self.mode.shares_devices:
+            self.leases.join(self.run_id, self.plan.run.priority, self.past.ledger, lambda: self.elapsed)
 
     def record(self, *events: Event, measured: Sequence[MeasureRow] = ()) -> None:
         """Make events and measurements of devices durable in one transaction, then apply the events and
@@ -278,26 +292,6 @@ class RunContext:
         self.record(self.failed(assigned.round, device, assignment_id, kind, text))
         self.fleet.cancel([assignment_id])
 
-    def invalid_reply(self, header: ReplyHeader) -> tuple[str, str] | None:
-        """Return kind and text of the failure if a reply is not a valid update of this run, otherwise None.
-
-        Headers come from devices and are not trusted. A reply is valid only if its assignment went to the same device.
-        It must have frames, and start from the version that the assignment named. The update of an invalid reply is not
-        dropped: its assignment fails.
-        """
-        if header.update_id.device in self.revoked():
-            return "refused", "revoked"
-        assigned = self.past.ledger.find(header.assignment_id, header.update_id.device)
-        if assigned is None and not self._is_forgotten(header):
-            return "protocol", "it replies to no assignment of its own"
-        if not header.parts:
-            return "protocol", "an answer without frames"
-        if assigned is not None and header.base_version != assigned.base_version:
-            return "base-mismatch", f"trained from version {header.base_version}, assigned from {assigned.base_version}"
-        if len(header.codec) > max(MAX_CODEC_LETTERS, len(self.codec_of(header))):
-            return "protocol", f"it names a codec in {len(header.codec)} letters, and its assignment has a shorter one"
-        return None
-
     def codec_of(self, header: ReplyHeader) -> str:
         """Return the codec that was assigned for this reply.
 
@@ -305,16 +299,6 @@ class RunContext:
         """
         assigned = self.past.ledger.find(header.assignment_id, header.update_id.device)
         return assigned.codec if assigned else self.codec
-
-    def _is_forgotten(self, header: ReplyHeader) -> bool:
-        """Return True if the device may have had this assignment in a round that the ledger has forgotten."""
-        name = assignment_id_of(
-            self.run_id,
-            assignment_round(header.assignment_id),
-            header.update_id.device,
-            is_follow_up(header.assignment_id),
-        )
-        return header.assignment_id == name and self.past.ledger.is_forgotten(name)
 
     def steps_of(self, header: ReplyHeader) -> int:
         """Return the steps that were assigned for this reply; 0 if the plan counts epochs instead."""
@@ -377,14 +361,29 @@ class RunContext:
 
     def waits_for(self) -> str | None:
         """Return the reason why the run waits for devices, or None if it does not."""
-        begun = self.past.rounds_opened > 0
+        begun, devices, unable = self.past.rounds_opened > 0, self.presence.devices, self.eligibility.reasons()
         if begun and (away := self.returning()):
             return reconnect_text(away)
-        return missing(self.plan, self.presence.devices, self.eligibility.reasons(), begun)
+        if absent := missing(self.plan, devices, unable, begun):
+            self.leases.give_up_place(self.run_id)
+            self.leases.want(self.run_id, ())
+            return absent
+        taken = self.leases.taken(self.run_id, [device for device in devices if device not in unable])
+        short = short_of(self.plan, devices, unable, taken) if taken else ""
+        self.leases.want(self.run_id, set(devices) - unable.keys() if short else ())
+        if short:
+            return f"waiting for devices that {' and '.join(self.leases.holders(self.run_id))} use: {short}"
+        return self.leases.place(self.run_id) or None
 
     def is_free(self, device: str) -> bool:
         """Return True if the device can be selected now and has no outstanding assignment."""
-        return device not in self.past.ledger.busy and not self.eligibility.reason(device)
+        idle = device not in self.past.ledger.busy and not self.eligibility.reason(device)
+        return idle and not self.leases.reason(self.run_id, device)
+
+    def unable(self) -> dict[str, str]:
+        """Return device -> reason for the connected devices that no round of this run may select now."""
+        found = self.eligibility.reasons()
+        return found | self.leases.taken(self.run_id, [one for one in self.presence.hellos if one not in found])
 
     def _excluded(self, device: str) -> str:
         return self.past.barred.reason(device, self.elapsed, self.presence.said) or self.mode.excluded(self, device)

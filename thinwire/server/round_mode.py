@@ -52,6 +52,7 @@ class RoundMode:
     """
 
     replaces = True  # False: no device is selected after the opening
+    shares_devices = True  # False: other runs may not learn which devices a round selected
     evaluates_alone = True  # False: no client tells a metric outside of a round
     counts_alike = False  # True: each update counts as a whole, however many examples it was made from
 
@@ -78,7 +79,7 @@ class RoundMode:
         """Return the selected devices, and the reasons why others are not selected."""
         work = at_work_before(running.past, number).values() if self.plan.cohort.max_concurrency else ()
         holding = sum(running.elapsed < lease.until_s for lease in work)
-        present, unable = running.presence.devices, running.eligibility.reasons()
+        present, unable = running.presence.devices, running.unable()
         weights = partial(weights_of, running, number)
         return choose(self.plan, number, present, unable, self.busy(running), weights, holding)
 
@@ -264,6 +265,7 @@ def open_round(running: RunContext) -> RoundOpened | None:
         sampling=cohort.sampling,
         removed=sorted(past.considered - considered),
         considered=len(considered),
+        device_s=past.ledger.device_s if mode.shares_devices else 0.0,
         standings={
             device: (choice.standing.less_compressed, choice.standing.rounds) for device, choice in chosen.items()
         },

@@ -35,6 +35,7 @@ from thinwire.server.aggregator import AggregationQueue, Frames
 from thinwire.server.context import POLL_S, RunContext
 from thinwire.server.policy.cohort import in_time, who_could_answer
 from thinwire.server.policy.eligibility import AbleDevices
+from thinwire.server.reply_checks import invalid_reply
 from thinwire.server.round_events import AggregateUpdate, Replacement, nobody
 from thinwire.server.round_mode import own_codec, own_work
 from thinwire.store import MeasureRow
@@ -104,18 +105,17 @@ class RoundRunner:
         self._take(self.running.take_deferred())
 
     def _miss(self, assigned: Iterable[str]) -> None:
-        """Count the devices that did not reconnect after a restart as lost, once `return_by` has passed.
-
-        This happens once, because the fleet reports every later disconnection itself.
-        """
+        """Count the devices that did not reconnect after a restart as lost; later the fleet reports them itself."""
         if not self.missed and self.running.elapsed >= self.running.return_by:
             self.missed = True
             for device in sorted(set(assigned) - set(self.running.presence.hellos)):
                 self.on(round_events.DeviceDisconnected(device, "did not come back"))
 
     def _wait(self) -> float:
-        """Return the seconds that the next poll may wait."""
+        """Return the seconds that the next poll may wait. A round that only sums wants its devices for the next one."""
         if self.folds.running:
+            if not self.running.past.ledger.busy:
+                self.running.leases.want(self.running.run_id, self.machine.assignments)
             return 0.0
         return max(0.0, min(POLL_S, self.machine.deadline_at - self.running.elapsed))
 
@@ -154,7 +154,7 @@ class RoundRunner:
         self.running.forget(device)
         if self.later:
             self.record()
-        self._take_deferred()  # the round may accept replies again
+        self._take_deferred()
 
     def _earlier(self, device: str, kind: str, text: str, assignment_id: str = "") -> None:
         """Record that the device will not reply to its assignments of other rounds.
@@ -184,7 +184,7 @@ class RoundRunner:
         if update_id.run != running.run_id or running.past.ledger.is_decided(update_id):
             running.fleet.ack([update_id])  # it belongs to another run, or its outcome is recorded already
             return
-        if wrong := running.invalid_reply(header):
+        if wrong := invalid_reply(running, header):
             kind, text = wrong
             self._earlier(update_id.device, kind, text, header.assignment_id)
             self.on(round_events.AssignmentFailed(update_id.device, header.assignment_id, kind, text))
@@ -209,9 +209,7 @@ class RoundRunner:
             running.past.ledger.is_forgotten(header.assignment_id)
             or assignment_round(header.assignment_id) < running.past.references_from
         ):
-            self._drop_unseen(
-                update_id, "stale"
-            )  # its version is too old, or it is a difference to a state that no longer counts
+            self._drop_unseen(update_id, "stale")  # too old, or a difference to a state that no longer counts
             return
         came_late = running.came_late.get(header.assignment_id)
         self._act(
@@ -274,11 +272,11 @@ class RoundRunner:
             running.assign([running.mode.assignment(running, assignment_id) for assignment_id in assigned])
 
     def facts_of(self, action: round_events.Action) -> list[Event]:
-        """Return the events of an action that only other modes of rounds have."""
+        """Return the events of an action that only other modes have."""
         return []
 
     def over(self) -> None:
-        """Clean up after the round's end is recorded."""
+        """Clean up after the end."""
 
     def _drop_unseen(self, update_id: UpdateId, reason: str) -> None:
         """Drop an update without passing it to the state machine, and record the reason."""
@@ -380,9 +378,10 @@ class Replacements:
         """Yield the candidates that can reply within `left_s` seconds, first those that the round sampled at its
         opening.
 
-        The search runs lazily, so a round that needs no replacement pays nothing.
+        The search runs lazily. A round that needs more devices than are free wants those that other runs have.
         """
         running, past, opened = self._running, self._running.past, self._opened
+        running.leases.want(running.run_id, ())
         while self._drawn and self._drawn[0] in self._assignments:
             self._drawn.popleft()
         terms = left_s, past.took, opened.deadline_s
@@ -394,6 +393,7 @@ class Replacements:
         idle = (device for device in able if device not in drawn and running.is_free(device))
         for device in who_could_answer(idle, *terms, running.plan.run.seed, opened.round):
             yield self._replacement(device)
+        running.leases.want(running.run_id, running.leases.taken(running.run_id, able))
 
     def _replacement(self, device: str) -> Replacement:
         """Return the device as a candidate, with its `assignment_id` in this round."""

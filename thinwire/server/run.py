@@ -21,11 +21,13 @@ from thinwire.server.buffered_round import BufferedMode
 from thinwire.server.context import POLL_S, RunContext, StopOrder, reconnect_text
 from thinwire.server.evaluation import require_metrics
 from thinwire.server.initial_model import take_first_model
+from thinwire.server.leases import DeviceLeases
 from thinwire.server.pipelining import PipelinedMode
 from thinwire.server.policy.cohort import way_out
 from thinwire.server.policy.eligibility import ConnectedDevices
 from thinwire.server.private_mode import CentralMode, DeviceMode, DistributedMode
 from thinwire.server.recovery import rebuild_round
+from thinwire.server.reply_checks import invalid_reply
 from thinwire.server.round_close import finish
 from thinwire.server.round_mode import RoundMode
 from thinwire.server.round_runner import RoundRunner
@@ -53,11 +55,14 @@ def drive(
     clock: Clock | None = None,
     presence: ConnectedDevices | None = None,
     stop: Callable[[], StopOrder] = lambda: None,
+    paused: Callable[[], bool] = lambda: False,
+    leases: DeviceLeases | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
 ) -> RunRow:
     """Execute or resume a run until it is done, failed or stopped, and return its row.
 
     `stop` is called often: "run" ends the run for good; "service" leaves it unchanged, and the next start resumes it.
+    While `paused` is True, no round opens. `leases` are those of all runs that share the devices.
 
     A `ThinwireError` ends the run as failed, with the reason in its status; any other exception is raised. On a full
     disk `NotWritten` is raised and the run is left unchanged; the next start resumes it.
@@ -65,11 +70,11 @@ def drive(
     A simulated run differs: no device can be revoked, nothing waits during an aggregation, and no later process resumes
     it. Therefore `NotWritten` ends it as failed.
     """
-    running = RunContext(
-        run_id, store, fleet, home, clock or RealClock(), presence or ConnectedDevices(), stop, on_event, mode_of
-    )
+    clock, presence = clock or RealClock(), presence or ConnectedDevices()
+    running = RunContext(run_id, store, fleet, home, clock, presence, stop, on_event, mode_of, leases)
     try:
-        _rounds(running)
+        _rounds(running, paused)
+        running.leases.leave(run_id)
         if running.stopped != "service":
             _leave(running)
             end(running)
@@ -83,10 +88,10 @@ def drive(
     return store.run(run_id)
 
 
-def _rounds(running: RunContext) -> None:
+def _rounds(running: RunContext, paused: Callable[[], bool]) -> None:
     """Make the run's rounds: first the initial model if a device makes it, then the open round, then new ones."""
     plan, past = running.plan, running.past
-    if past.bases.model is None and not ((past.first.open or _gather(running)) and take_first_model(running)):
+    if past.bases.model is None and not ((past.first.open or _gather(running, paused)) and take_first_model(running)):
         return
     running.assign(running.mode.sent_again(running))
     if past.line.current and past.line.accepts_replies:
@@ -102,7 +107,7 @@ def _rounds(running: RunContext) -> None:
                 hint="look at the clients' failures: thinwire runs show latest; or lower [cohort] min_updates",
             )
         running.mode.require_budget(running)
-        if not _gather(running):
+        if not _gather(running, paused):
             return
         if (opened := running.mode.open_next(running)) is None:
             _wait_for_busy(running)
@@ -145,16 +150,24 @@ def _leave(running: RunContext) -> None:
         listen(running, POLL_S)
 
 
-def _gather(running: RunContext) -> bool:
-    """Wait until enough devices are online, or the current pipelined round can close; return False if the run is
-    stopped.
+def _gather(running: RunContext, paused: Callable[[], bool]) -> bool:
+    """Wait until enough devices are online and the run is not paused, or the current pipelined round can close; return
+    False if the run is stopped.
 
     Raise `TooFewClients` after the plan's `wait_s`, unless that is 0.
     """
     began = running.elapsed
     wait_s = running.plan.cohort.wait_s
     listen(running, 0.0)  # note the devices that connected before the run began
-    while (sentence := running.waits_for()) is not None and not running.mode.can_continue(running):
+    while True:
+        if paused():
+            _wait_while(running, paused)
+            if running.stop_ordered():
+                return False
+        _take_turn(running)
+        sentence = running.waits_for()
+        if sentence is None or running.mode.can_continue(running):
+            return True
         for_ever = not wait_s and running.elapsed - began >= PATIENCE_S
         running.status("waiting", f"{sentence}; {way_out(running.run_id)}" if for_ever else sentence)
         if running.stop_ordered():
@@ -164,7 +177,24 @@ def _gather(running: RunContext) -> bool:
                 sentence, why=f"the plan waits {wait_s:g} s", hint="start more clients, or raise [cohort] wait_s"
             )
         listen(running, POLL_S)
-    return True
+
+
+def _take_turn(running: RunContext) -> None:
+    """Wait for the run's turn to select devices, if it shares them with other runs and there are any."""
+    while not running.leases.may_decide(running.run_id) and (able := running.eligibility.able()):
+        running.leases.want(running.run_id, able)
+        if running.stop_ordered():
+            return
+        listen(running, POLL_S)
+
+
+def _wait_while(running: RunContext, paused: Callable[[], bool]) -> None:
+    """Open no round until a person lets the run go on or stops it; replies are kept for the next round."""
+    running.status("paused", f"paused by a person after {running.past.steps_made} of {running.plan.run.rounds} rounds")
+    running.pause()
+    while paused() and not running.stop_ordered():
+        listen(running, POLL_S)
+    running.go_on()
 
 
 def _wait_for_busy(running: RunContext) -> None:
@@ -206,7 +236,7 @@ def _keep(running: RunContext, header: ReplyHeader) -> None:
         running.fleet.ack([header.update_id])  # its outcome is recorded already, or it belongs to another run
     elif header.assignment_id == evaluation_id_of(running.run_id, past.version, device):
         running.defer(header)  # an evaluation that came before a restart and is not recorded yet
-    elif wrong := running.invalid_reply(header):
+    elif wrong := invalid_reply(running, header):
         _fail(running, device, *wrong, header.assignment_id)
         running.fleet.ack([header.update_id])
     else:

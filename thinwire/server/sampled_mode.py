@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 class SampledMode(CentralMode):
     """Rounds with `[privacy] mode = "central"` and `sampling_rate`."""
 
+    shares_devices = False
+
     @classmethod
     def is_for(cls, plan: RunPlan) -> bool:
         return CentralMode.is_for(plan) and plan.privacy.sampling_rate is not None

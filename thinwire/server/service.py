@@ -1,4 +1,4 @@
-"""The aggregator's service: it executes the queued runs one after the other, and the commands of people.
+"""The aggregator's service: it executes runs, several at once, and the commands of people.
 
 People leave commands as rows of the store, so a command survives a crash and stays on record.
 
@@ -14,8 +14,9 @@ import math
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from thinwire.aggregation.control_variates import algorithm_of, carried
@@ -31,9 +32,10 @@ from thinwire.core.plan import RunPlan
 from thinwire.core.registry import blamed
 from thinwire.core.serialization import FREE_HEADER_BYTES, MAX_HEADER_BYTES, ReplyLimit
 from thinwire.core.statedir import AggregatorHome
-from thinwire.core.types import ReplyHeader
 from thinwire.privacy.messages import max_bytes
 from thinwire.server.context import POLL_S, StopOrder
+from thinwire.server.dispatcher import Dispatcher
+from thinwire.server.leases import MAX_RUNS, DeviceLeases
 from thinwire.server.policy.eligibility import ConnectedDevices
 from thinwire.server.run import drive
 from thinwire.server.run_end import close_undriven, delete_messages, end_abandoned, notify
@@ -57,7 +59,7 @@ class RecordingFleet:
         self._told: list[Order] = []
         self._home, self._looked_at = home, -LOOKED_S
         self._noted_at = -NOTED_S  # time at which deliveries were written last
-        self.driven = ""  # the run whose driver polls
+        self.driven: Container[str] = ()  # the runs that have a driver
         self.send, self.open, self.ack, self.cancel, self.close = (
             fleet.send,
             fleet.open,
@@ -107,15 +109,22 @@ class RecordingFleet:
             self._store.record_noted()
 
     def _stop_queued(self) -> None:
-        """Stop the queued runs that people do not want any more, before they start."""
-        for run_id in self._orders.runs_to_stop():
-            row = self._store.run(run_id)
-            if row.status in ENDED:
-                self._orders.stop_run(run_id)  # the run ended before the command was read
-            if row.status == "queued" and row.source == "devices" and run_id != self.driven:
-                said = "stopped by a person before it began"
-                close_undriven(self._store, run_id, RunStatusChanged(self._clock.wall(), "stopped", said, 10))
-                self._orders.stop_run(run_id)
+        """Carry out the commands about runs without a driver: queued, paused before a restart, or over."""
+        for kind in ("stop-run", "pause-run", "resume-run"):
+            for run_id in self._orders.runs_of(kind):
+                row = self._store.run(run_id)
+                if row.status not in ENDED and (run_id in self.driven or row.source == "sim"):
+                    continue
+                if kind == "stop-run" and row.status in ("queued", "paused"):
+                    begun = "while it was paused" if row.rounds_closed else "before it began"
+                    stopped = RunStatusChanged(self._clock.wall(), "stopped", f"stopped by a person {begun}", 10)
+                    close_undriven(self._store, run_id, stopped)
+                elif kind == "pause-run" and row.status == "queued":
+                    said = "paused by a person before it began"
+                    self._store.record(run_id, [RunStatusChanged(self._clock.wall(), "paused", said)])
+                elif kind == "resume-run" and row.status == "paused":
+                    self._store.record(run_id, [RunStatusChanged(self._clock.wall(), "queued", "resumed by a person")])
+                self._orders.answer(kind, run_id)
 
     def _end_abandoned(self) -> None:
         """End the runs whose own process died; if the disk is full, the next call tries again."""
@@ -147,66 +156,66 @@ def serve(
     *,
     clock: Clock | None = None,
     ending: threading.Event | None = None,
+    max_runs: int = MAX_RUNS,
     on_event: Callable[[str, Event], None] = lambda run_id, event: None,
 ) -> int:
-    """Execute queued runs until `ending` is set or a person commands `stop-service`, and return the exit code.
+    """Execute runs until `ending` is set or a person commands `stop-service`, and return the exit code.
 
-    The next start resumes a run in progress. A run that fails through a defect of Thinwire is marked failed, with the
-    traceback on stderr, and the next run starts. `NotWritten`, raised when the disk is full, ends the service.
+    The rounds of up to `max_runs` runs go on at once. The next start resumes runs in progress. A run that fails through
+    a defect of Thinwire is marked failed, with the traceback on stderr, and the others go on. `NotWritten`, raised when
+    the disk is full, ends the service.
     """
     clock, ending = clock or RealClock(), ending or threading.Event()
-    orders, presence = CommandQueue(store.commands), ConnectedDevices()
+    orders, leases = CommandQueue(store.commands), DeviceLeases(max_runs)
     noted = RecordingFleet(fleet, store, clock, orders, home)
 
-    def undriven(run_id: str, said: str, exit_code: int) -> None:
+    def close(run_id: str, said: str, exit_code: int) -> None:
         """Record that the run failed and notify its devices, because its driver did neither."""
         close_undriven(store, run_id, RunStatusChanged(clock.wall(), "failed", said, exit_code))
         delete_messages(store, home)
-        for arrival in noted.poll(0.0):  # devices that registered before the end was recorded
-            presence.take(arrival)
+        dispatcher.receive(0.0)  # devices that registered before the end was recorded
         row, clients = store.run(run_id), {client.device for client in store.clients(run_id)}
-        notify(noted, row, {device: () for device in presence.devices if device in clients})
+        notify(noted, row, {device: () for device in dispatcher.presence.devices if device in clients})
 
-    delete_messages(store, home)  # of runs whose process died before it did, or that a person stopped meanwhile
-    while not (ending.is_set() or orders.stop_service()):
-        row = store.next_run()
-        if row is None:
-            for arrival in noted.poll(POLL_S):
-                presence.take(arrival)
-                if isinstance(arrival, ReplyHeader):
-                    noted.ack([arrival.update_id])  # it belongs to a run that is over
-            continue
-
-        def stop(run_id: str = row.run_id) -> StopOrder:
-            if ending.is_set() or orders.stop_service():
-                return "service"
-            return "run" if orders.stop_run(run_id) else None
-
-        def tell(event: Event, run_id: str = row.run_id) -> None:
-            on_event(run_id, event)
-
-        noted.driven = row.run_id
-        try:
-            drive(
-                row.run_id,
-                store=store,
-                fleet=noted,
-                home=home,
-                clock=clock,
-                presence=presence,
-                stop=stop,
-                on_event=tell,
-            )
-        except NotWritten:  # nothing can be recorded: the service ends, and its next start resumes the run
-            raise
-        except ThinwireError as error:  # the run could not be started
-            undriven(row.run_id, str(error), error.exit_code)
-        except Exception as error:
-            traceback.print_exc()
+    def ended(run_id: str, error: BaseException | None) -> None:
+        if isinstance(error, NotWritten):  # nothing can be recorded: the service ends, and its next start goes on
+            raise error
+        if isinstance(error, ThinwireError):  # the run could not be started
+            close(run_id, str(error), error.exit_code)
+        elif isinstance(error, Exception):
+            traceback.print_exception(error)
             blame = blamed(error, steps, optimizers)
             said = blame.said(error) if blame else f"a defect of Thinwire: {type(error).__name__}: {error}"
-            undriven(row.run_id, said, 1)
-        noted.driven = ""
+            close(run_id, said, 1)
+
+    def closing() -> bool:
+        return ending.is_set() or orders.stop_service()
+
+    def start(run_id: str) -> None:
+        def stop() -> StopOrder:
+            return "service" if closing() else "run" if orders.answer("stop-run", run_id) else None
+
+        def driver(own: Fleet, here: ConnectedDevices) -> None:
+            drive(
+                run_id, store=store, fleet=own, home=home, clock=clock, presence=here, stop=stop, leases=leases,
+                paused=partial(orders.paused, run_id), on_event=partial(on_event, run_id),
+            )  # fmt: skip
+
+        dispatcher.start(run_id, driver)
+
+    dispatcher = Dispatcher(noted, store, clock, leases, ended)
+    noted.driven = dispatcher.drivers
+    delete_messages(store, home)  # of runs whose process died before it did, or that a person stopped meanwhile
+    looked_at = -math.inf
+    with contextlib.closing(dispatcher):
+        while not closing():
+            if clock.now() - looked_at >= LOOK_S or not dispatcher.drivers:
+                looked_at = clock.now()
+                waiting = [row.run_id for row in store.line() if row.run_id not in dispatcher.drivers]
+                for run_id in waiting[: leases.free_places(len(dispatcher.drivers))]:
+                    start(run_id)
+            dispatcher.step(POLL_S)
+        dispatcher.finish()
     noted.write_noted()
     return 0
 
@@ -222,6 +231,7 @@ class CommandQueue:
         self._looked_at = 0.0
         self._open: list[Order] = []
         self._ending = False
+        self._paused = set[str]()
 
     def _look(self) -> list[Order]:
         """Return the unanswered commands, read from the store at most every LOOK_S seconds."""
@@ -231,16 +241,20 @@ class CommandQueue:
 
     def stop_service(self) -> bool:
         """Return True if a person commanded the service to end; once True it stays True."""
-        self._ending = self._ending or self._answer("stop-service", "")
+        self._ending = self._ending or self.answer("stop-service", "")
         return self._ending
 
-    def stop_run(self, run_id: str) -> bool:
-        """Return True if a person commanded this run to end, and answer the command."""
-        return self._answer("stop-run", run_id)
+    def runs_of(self, kind: str) -> list[str]:
+        """Return the runs with an unanswered command of this kind."""
+        return [order.run_id for order in self._look() if order.kind == kind]
 
-    def runs_to_stop(self) -> list[str]:
-        """Return the runs with an unanswered command to end."""
-        return [order.run_id for order in self._look() if order.kind == "stop-run"]
+    def paused(self, run_id: str) -> bool:
+        """Return True from a command to pause this run until one to resume it; answer both."""
+        if self.answer("pause-run", run_id):
+            self._paused.add(run_id)
+        if self.answer("resume-run", run_id):
+            self._paused.discard(run_id)
+        return run_id in self._paused
 
     def revoked(self) -> list[Order]:
         """Return the unanswered commands to revoke a device; `done` answers one."""
@@ -251,7 +265,7 @@ class CommandQueue:
         self._commands.answer(order.id, {"done": True, **result})
         self._open = [other for other in self._open if other.id != order.id]
 
-    def _answer(self, kind: str, run_id: str) -> bool:
+    def answer(self, kind: str, run_id: str) -> bool:
         """Answer all commands of this kind for this run; return True if there was one."""
         found = [order for order in self._look() if order.kind == kind and order.run_id == run_id]
         for order in found:

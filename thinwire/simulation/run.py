@@ -243,7 +243,7 @@ def run_sim(
         on_begin(run_id)
 
         def stop() -> StopOrder:
-            return "run" if orders.stop_run(run_id) else None
+            return "run" if orders.answer("stop-run", run_id) else None
 
         clock = VirtualClock(origin=float(int(time.time())))  # a whole second: fractions would round times differently
         fleet = LocalFleet(HeldSpool(folder / "spool"), clock)

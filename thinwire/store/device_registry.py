@@ -146,7 +146,9 @@ class StoredRoster:
 
     def runs(self) -> Mapping[str, str]:
         """Return the identity of each run on devices that has started and not ended."""
-        begun = Run.status.in_(("running", "waiting")) | ((Run.status == "queued") & Run.started_at.is_not(None))
+        begun = Run.status.in_(("running", "waiting", "paused")) | (
+            (Run.status == "queued") & Run.started_at.is_not(None)
+        )
         wanted = select(Run.run_id, Run.identity).where(begun, Run.source == "devices")
         with self._database.reading() as connection:
             return {row.run_id: row.identity for row in connection.execute(wanted)}

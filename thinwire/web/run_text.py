@@ -34,6 +34,8 @@ def run_sentence(run: RunRow, open_round: RoundRow | None = None, waits: str = "
             return _stop(_capital(waits or "queued: it has not begun yet"))
         case "waiting":
             return _stop(_capital(run.status_text or "waiting for devices"))
+        case "paused":
+            return _stop(_capital(run.status_text or "paused by a person"))
         case "running":
             return _running(run, open_round)
         case "done":

@@ -72,11 +72,11 @@ def status(
     json: Json = False,
     home: Home = None,
 ) -> None:
-    """Show the aggregator's addresses, its devices and its current run."""
+    """Show the aggregator's addresses, its devices and its current runs."""
     from thinwire.cli.aggregator.serve import login_url
     from thinwire.cli.devices.render import Known
     from thinwire.cli.local_state import again, aggregator_home, end_abandoned, opened, require_alive
-    from thinwire.cli.runs.commands import standing
+    from thinwire.cli.runs.render import standing
     from thinwire.core.clock import heard_by
     from thinwire.reports.reason_text import behind
 
@@ -84,7 +84,7 @@ def status(
     end_abandoned(home)
     with opened(home, read_only=not login) as store:
         devices = list(store.devices())
-        going = [row for row in store.runs() if row.status in ("running", "waiting")]
+        going = [row for row in store.runs() if row.status in ("running", "waiting", "paused")]
         line = store.line()
         code = login_url(about["dashboard"], store.logins.new_code()) if login and about.get("dashboard") else None
     queued = [row for row in line if row.status == "queued"]
@@ -97,7 +97,8 @@ def status(
         found: dict[str, Any] = {key: about.get(key) for key in keys}
         found |= {"devices": len(online), "online": online, "waiting": waiting}
         found |= {"last_seen_at": {name: known.last_seen_at(info) for name, info in heard.items()}}
-        found |= {"running": going[0].run_id if going else None, "queued": [row.run_id for row in queued]}
+        found |= {"running": next((row.run_id for row in going if row.status != "paused"), None)}
+        found |= {"runs": {row.run_id: row.status for row in going}, "queued": [row.run_id for row in queued]}
         console.document(found | ({"login": code} if login else {}))
         return
     console.line(f"thinwire {about.get('version')}, process {about['pid']}, in {about.get('home')}")
@@ -115,8 +116,32 @@ def status(
 
 
 @app.command()
+def config(json: Json = False, home: Home = None) -> None:
+    """Show the aggregator's settings, and where each value came from: aggregator.toml, or the default."""
+    from thinwire.cli.local_state import aggregator_home
+    from thinwire.core.owner_file import AGGREGATOR_FILE, aggregator_file
+
+    place = aggregator_home(home).root.parent
+    found = aggregator_file(place)
+    rows = [
+        {
+            "key": key,
+            "value": getattr(found, key),
+            "from": AGGREGATOR_FILE if key in found.model_fields_set else "default",
+        }
+        for key in type(found).model_fields
+    ]
+    if json:
+        console.document({"file": str(place / AGGREGATOR_FILE), "settings": rows})
+        return
+    console.line(f"{place / AGGREGATOR_FILE}{'' if (place / AGGREGATOR_FILE).exists() else ' (there is none)'}")
+    console.table(("key", "value", "from"), [(row["key"], str(row["value"]), row["from"]) for row in rows])
+    console.note("a running aggregator has what the file said at its start")
+
+
+@app.command()
 def stop(home: Home = None) -> None:
-    """End the service; a run in progress goes on when it is started again."""
+    """End the service; runs in progress go on when it is started again."""
     from thinwire.cli.local_state import alive, opened, require_alive
     from thinwire.core.errors import ThinwireError
     from thinwire.core.signals import until

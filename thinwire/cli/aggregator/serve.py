@@ -56,12 +56,14 @@ def serve_here(wanted: Wanted, home: Path | None) -> int:
 
     with imported_for_good():
         from thinwire.core.clock import DOWN_SINCE, beating, down_since_of, last_beat
+        from thinwire.core.owner_file import aggregator_file
         from thinwire.core.statedir import write_about
         from thinwire.flower import FlowerFleet, stock_guests
         from thinwire.server.service import RunLimits, serve
         from thinwire.store import FileSpool, Store
 
     place = aggregator_home(home)
+    settings = aggregator_file(place.root.parent)
     served_at = down_since_of(place.lock)
     down_since = last_beat(place.lock)  # a restored folder has no lock file, and therefore no last beat
     with contextlib.ExitStack() as stack:
@@ -108,7 +110,7 @@ def serve_here(wanted: Wanted, home: Path | None) -> int:
         StartOptions.of_this_command().save(place.root)
         _greet(store, about, home)
         write_about(lock, about)  # from here on other processes find this aggregator; everything was printed before
-        code = serve(fleet, store, place, ending=ending)
+        code = serve(fleet, store, place, ending=ending, max_runs=settings.max_runs)
         console.note("stopped; what was going on goes on at the next start")
         return code
 
@@ -208,8 +210,8 @@ def _greet(store: Store, about: dict[str, Any], home: Path | None) -> None:
     add = f"client start --aggregator http://{about['listen']} --task NAME=MODULE --name NAME"
     console.line(f"           {again('devices invite' if about['pin'] else add, home)}")
     console.line(f"run      {again('run PLAN', home)}")
-    if going := store.next_run():
-        console.line(f"         {going.run_id} goes on")
+    if going := store.line():
+        console.line(f"         {', '.join(row.run_id for row in going)} {'go' if going[1:] else 'goes'} on")
 
 
 class Page:

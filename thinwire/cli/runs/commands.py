@@ -1,4 +1,4 @@
-"""The commands of `thinwire runs`: list, show, watch, compare, model and stop.
+"""The commands of `thinwire runs`: list, show, watch, compare, model, pause, resume and stop.
 
 `show --why` explains where the time of a run and of each of its rounds went.
 """
@@ -14,6 +14,8 @@ import typer
 from thinwire.cli import console
 from thinwire.cli.params import Home, Json, RunId
 from thinwire.cli.runs.compare import compare
+from thinwire.cli.runs.orders import pause, resume, stop
+from thinwire.cli.runs.render import standing
 from thinwire.core import formatting
 from thinwire.core.events import ENDED
 
@@ -23,11 +25,12 @@ if TYPE_CHECKING:
     from thinwire.store import RoundRow, RunRow, Store
 
 
-app = typer.Typer(name="runs", help="Runs: list, show, watch, compare, take the model, stop.", no_args_is_help=True)
+app = typer.Typer(
+    name="runs", help="Runs: list, show, watch, compare, take the model, pause, resume, stop.", no_args_is_help=True
+)
 
-app.command()(compare)
-
-STOP_WAIT_S = 30.0
+for command in (compare, stop, pause, resume):
+    app.command()(command)
 
 
 @app.command(name="list")
@@ -113,11 +116,6 @@ def _note_halted(rows: Sequence[RunRow], home: Path | None) -> None:
     halted = [row.run_id for row in rows if row.source == "devices" and row.status not in ENDED]
     if halted and alive(home) is None:
         console.note(f"no aggregator is running; to go on with {', '.join(halted)}: {way_back(home)}")
-
-
-def standing(row: RunRow) -> str:
-    """Return the status of a run as a sentence, without repeating a word with which the sentence begins."""
-    return row.status_text if row.status_text.startswith(row.status) else f"{row.status}: {row.status_text}"
 
 
 def _ahead(row: RunRow, rounds: Sequence[RoundRow]) -> str:
@@ -283,46 +281,6 @@ def model(
             console.line(f"its buffers (BatchNorm statistics and the like) are {found.statistics}")
         if found.frozen:
             console.line(f"not in it: {len(found.frozen)} frozen tensors, which are those of the task's model()")
-
-
-@app.command()
-def stop(run_id: RunId, json: Json = False, home: Home = None) -> None:
-    """Stop a run for good; its models stay."""
-    from thinwire.cli.local_state import end_abandoned, opened
-    from thinwire.core.signals import until
-
-    end_abandoned(home)
-    with opened(home, read_only=False) as store:
-        row = store.run(run_id)
-        if row.status not in ENDED:
-            store.commands.add("stop-run", row.run_id)
-            if not until(lambda: store.run(row.run_id).status in ENDED, STOP_WAIT_S) and _nobody_serves(row):
-                _stop_here(store, row.run_id)
-        row = store.run(row.run_id)
-    if json:
-        console.document({"run_id": row.run_id, "status": row.status})
-    elif row.status in ENDED:
-        console.line(f"{row.run_id} {standing(row)}")
-    else:
-        console.line(f"{row.run_id} will stop as soon as its aggregator runs and sees the order")
-
-
-def _nobody_serves(row: RunRow) -> bool:
-    """Return True if no aggregator will ever carry out a command about this run."""
-    return row.source == "sim" or row.status == "preparing"
-
-
-def _stop_here(store: Store, run_id: str) -> None:
-    """Close a run by the order of a person: its own process does not respond and may have died elsewhere."""
-    import time
-
-    from thinwire.core.events import RunStatusChanged
-    from thinwire.server.run_end import close_undriven
-    from thinwire.server.service import CommandQueue
-
-    said = "stopped by a person; the process that simulated it or handed it over did not answer"
-    close_undriven(store, run_id, RunStatusChanged(time.time(), "stopped", said, 10))
-    CommandQueue(store.commands).stop_run(run_id)
 
 
 def whys(store: Store, row: RunRow, shown: Sequence[RoundRow] | None = None) -> list[RoundExplanation]:

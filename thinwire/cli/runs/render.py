@@ -191,3 +191,8 @@ def print_phases(store: Store, found: RoundRow) -> None:
         console.line(
             f"sum of {total['survivors']} clients, weight {total['weight']}, norm {total['norm']:.3g}; {clips}"
         )
+
+
+def standing(row: RunRow) -> str:
+    """Return the status of a run as a sentence, without repeating a word with which the sentence begins."""
+    return row.status_text if row.status_text.startswith(row.status) else f"{row.status}: {row.status_text}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from statistics import median
@@ -171,6 +171,28 @@ def missing(plan: RunPlan, present: Sequence[str], unable: Mapping[str, str], be
         except PlanError as error:
             return f"waiting for more devices: {error}{noted}"
     return None
+
+
+def short_of(plan: RunPlan, present: Sequence[str], unable: Mapping[str, str], taken: Collection[str]) -> str:
+    """Return what a round lacks while other runs keep the devices `taken`, as a phrase; "" if the others are enough.
+
+    A round needs as many free devices as it would need updates if all able devices were free.
+
+    >>> plan = RunPlan.parse('[run]\ntask="t"\n[local]\nlr=1')
+    >>> short_of(plan, ["a", "b", "c"], {}, ["a", "b"])
+    'a round needs 2 free devices'
+    """
+    able = [device for device in present if device not in unable]
+    target, free = min(wanted_count(plan, len(present)), len(able)), len(able) - len(taken)
+    needs = min_updates_of(plan.cohort.min_updates, with_excess(plan, target, len(able)))
+    if free < needs:
+        return f"a round needs {counted(needs, 'free device')}"
+    if plan.secure.enabled:
+        try:
+            check_numbers(plan.secure, with_excess(plan, min(target, free), free), min(target, free))
+        except PlanError as error:
+            return str(error)
+    return ""
 
 
 def way_out(run_id: str) -> str:

@@ -29,14 +29,18 @@ DIGITS = 16  # of a digest, in hex: enough to compare reports of one device
 
 @dataclass
 class ConnectedDevices:
-    """Holds the connected devices, and what each one reports about itself. The service keeps it across runs; a run
-    reads it.
+    """Holds the connected devices, and what each one reports about itself. The service keeps it across runs; each run
+    has a copy, to which it applies the arrivals that it has polled.
     """
 
     hellos: dict[str, Hello] = field(default_factory=dict)
     joined: int = 0  # how often a device connected
     _last: dict[str, Hello] = field(default_factory=dict)  # device -> last report, disconnected devices too
     _said: dict[str, str] = field(default_factory=dict)  # device -> digest of the last report, computed on demand
+
+    def copy(self) -> ConnectedDevices:
+        """Return a copy, which later arrivals leave as it is."""
+        return ConnectedDevices(dict(self.hellos), self.joined, dict(self._last), dict(self._said))
 
     def take(self, arrival: Arrival) -> bool:
         """Record an arrival. Return True if a device connects with another report than last time.

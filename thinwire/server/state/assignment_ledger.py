@@ -59,7 +59,7 @@ Status = Literal["open", "accepted", "dropped", "failed"]
 
 @dataclass(slots=True)
 class AssignmentRecord:
-    """Holds what the run knows of one assignment; times are seconds of the run's clock.
+    """Holds what the run knows of one assignment; times are seconds of the run's clock, but for `at`, the wall clock's.
 
     `codec` is the one of the reply. `steps` and `batch` are 0 if the plan sets the work.
     `update_id` names the reply that the round decided about; "" before.
@@ -72,6 +72,7 @@ class AssignmentRecord:
     assigned_s: float
     deadline_s: float
     codec: str = ""
+    at: float = 0.0  # when it was made
     steps: int = 0
     batch: int = 0
     sent_bytes: int = 0  # of the model that were last sent with it
@@ -149,6 +150,7 @@ class AssignmentLedger:
     pipelined: bool = False
     rounds: dict[int, AssignedRound] = field(default_factory=dict)  # oldest first
     deadline_s: float = 0.0  # of the last round that opened
+    device_s: float = 0.0  # seconds that devices spent on settled assignments, as far as other runs wait for devices
     outcomes: OutcomeLog = field(default_factory=OutcomeLog)
     _records: dict[str, AssignmentRecord] = field(default_factory=dict)  # id -> all that `rounds` holds
     _unresolved: dict[str, bool] = field(default_factory=dict)  # ids of those without an outcome, oldest first
@@ -237,7 +239,7 @@ class AssignmentLedger:
                 self._decide(event, "dropped")
                 self.outcomes.add(UpdateOutcome(UpdateId.parse(event.update_id), "dropped"))
             case ClientFailed():
-                self._resolve(event.assignment_id, "failed")
+                self._resolve(event.assignment_id, "failed", event.at)
                 self.release(event.device, event.assignment_id)
             case ClientReconnected():
                 self._wait_again(event)
@@ -269,12 +271,12 @@ class AssignmentLedger:
         return [*facts, end]
 
     def _open_round(self, event: RoundOpened) -> None:
-        self.deadline_s = event.deadline_s
+        self.deadline_s, self.device_s = event.deadline_s, event.device_s
         selected = len(event.assignments) + len(event.later)
         made = AssignedRound(event.round, event.base_version, selected, event.codec, dict(event.codecs))
         self.rounds[event.round] = made
         for device, assignment_id in event.assignments.items():
-            self._add(made, device, assignment_id, event.elapsed_s, event.deadline_s)
+            self._add(made, device, assignment_id, event.elapsed_s, event.deadline_s, event.at)
         self._forget(event)
 
     def _assign(self, event: ClientSelected) -> None:
@@ -284,16 +286,16 @@ class AssignmentLedger:
             assigned = self.rounds.get(event.round)
             if assigned is None or not assigned.is_open:
                 return
-            found = self._add(assigned, event.device, event.assignment_id, event.elapsed_s, event.deadline_s)
+            found = self._add(assigned, event.device, event.assignment_id, event.elapsed_s, event.deadline_s, event.at)
         found.sent_bytes, found.steps, found.batch = event.payload_bytes, event.steps, event.batch
         found.codec = event.codec or found.codec
 
     def _add(
-        self, assigned: AssignedRound, device: str, assignment_id: str, assigned_s: float, deadline_s: float
+        self, assigned: AssignedRound, device: str, assignment_id: str, assigned_s: float, deadline_s: float, at: float
     ) -> AssignmentRecord:
         codec = assigned.codecs.get(device) or assigned.codec
         made = AssignmentRecord(
-            assignment_id, device, assigned.number, assigned.base_version, assigned_s, deadline_s, codec
+            assignment_id, device, assigned.number, assigned.base_version, assigned_s, deadline_s, codec, at
         )
         made.reported = self.outcomes.count[device]
         assigned.assignments.append(made)
@@ -309,7 +311,7 @@ class AssignmentLedger:
         found = self._records.get(event.assignment_id)
         if found is not None and found.update_id in ("", event.update_id):
             found.update_id = event.update_id
-            self._resolve(event.assignment_id, status)
+            self._resolve(event.assignment_id, status, event.at)
         self.release(event.device, event.assignment_id)
 
     def _note(self, number: int, update_id: str, status: Status) -> None:
@@ -318,9 +320,11 @@ class AssignmentLedger:
             self._decided_in.setdefault(number, []).append(update_id)
         self._decided[update_id] = status
 
-    def _resolve(self, assignment_id: str, status: Status) -> None:
+    def _resolve(self, assignment_id: str, status: Status, at: float) -> None:
         self._unresolved.pop(assignment_id, None)
         if found := self._records.get(assignment_id):
+            if found.status == "open":
+                self.device_s += min(max(0.0, at - found.at), found.deadline_s)
             found.status = status
 
     def _wait_again(self, event: ClientReconnected) -> None:

@@ -1,0 +1,78 @@
+"""A person pauses a run: its open round ends, no device gets an assignment of it, and its clock stands still."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.several_runs import Site, steady
+from thinwire.core.events import Event, RoundClosed, RoundOpened, RunStatusChanged
+from thinwire.server import service
+
+
+@pytest.fixture(autouse=True)
+def looks_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands are read at each poll, because the virtual clock does not wait for real seconds."""
+    monkeypatch.setattr(service, "LOOK_S", 0.0)
+
+
+def pausing(site: Site, run_id: str, closed: int) -> None:
+    """Order a pause when so many rounds of the run are closed."""
+
+    def on_event(of: str, event: Event) -> None:
+        if of == run_id and isinstance(event, RoundClosed) and event.round == closed:
+            site.store.commands.add("pause-run", run_id)
+
+    site.on_event = on_event
+
+
+def test_a_paused_run_stands_still_while_another_one_goes_on_with_its_devices(tmp_path: Path) -> None:
+    site = Site(tmp_path, steady({"a": 1.0, "b": 1.5}))
+    paused, other = site.submit(run={"rounds": 6}), site.submit(run={"seed": 1, "rounds": 6})
+    pausing(site, paused, closed=2)
+    site.serve(seconds=100.0)
+    assert [site.store.run(run_id).status for run_id in (paused, other)] == ["paused", "done"]
+    assert site.store.run(paused).status_text == "paused by a person after 2 of 6 rounds"
+    assert not site.store.commands.pending()
+    site.store.commands.add("resume-run", paused)
+    site.serve()
+    row = site.store.run(paused)
+    assert (row.status, row.rounds_closed) == ("done", 6)
+    rounds = site.events(paused, RoundOpened)
+    assert rounds[2].at - rounds[1].at > 50.0 > rounds[2].elapsed_s, "the run's clock stood still"
+
+
+def test_a_run_stays_paused_over_a_restart_and_is_resumed_or_stopped_by_the_next_service(tmp_path: Path) -> None:
+    site = Site(tmp_path, steady({"a": 1.0, "b": 1.5}))
+    runs = [site.submit(run={"rounds": 5, "seed": seed}) for seed in range(2)]
+    for run_id in runs:
+        site.store.commands.add("pause-run", run_id)
+    site.serve(seconds=50.0)
+    site.serve(seconds=50.0)
+    assert {site.store.run(run_id).status for run_id in runs} == {"paused"}
+    assert not site.events(runs[0], RoundOpened)
+    site.store.commands.add("resume-run", runs[0])
+    site.store.commands.add("stop-run", runs[1])
+    site.serve()
+    assert [site.store.run(run_id).status for run_id in runs] == ["done", "stopped"]
+
+
+def test_a_paused_run_that_is_stopped_says_so_and_notifies_its_devices(tmp_path: Path) -> None:
+    site = Site(tmp_path, steady({"a": 1.0}))
+    run_id = site.submit(run={"rounds": 4})
+    pausing(site, run_id, closed=1)
+    site.serve(seconds=30.0)
+    site.store.commands.add("stop-run", run_id)
+    site.serve(seconds=30.0)
+    last = site.events(run_id, RunStatusChanged)[-1]
+    assert (last.status, last.exit_code) == ("stopped", 10)
+    assert len(site.events(run_id, RoundClosed)) == 1
+
+
+def test_a_run_that_waits_for_devices_can_be_paused(tmp_path: Path) -> None:
+    site = Site(tmp_path, steady({"a": 1.0}))
+    run_id = site.submit(cohort={"wait_for": ["nobody"]})
+    site.store.commands.add("pause-run", run_id)
+    site.serve(seconds=10.0)
+    assert site.store.run(run_id).status == "paused"

@@ -1,0 +1,67 @@
+"""Several runs share the devices of one aggregator: each device works for one run at a time, and all runs go on."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tests.support.several_runs import Site, steady
+from thinwire.core.events import RoundClosed, RoundOpened
+
+EIGHT = dict(zip("abcdefgh", (1.0, 1.2, 0.8, 1.5, 2.0, 0.7, 1.1, 10.0), strict=True))
+
+
+def statuses(site: Site) -> set[str]:
+    return {site.store.run(run_id).status for run_id in site.runs}
+
+
+def test_runs_go_on_at_once_and_no_device_works_for_two(tmp_path: Path) -> None:
+    site = Site(tmp_path, steady(EIGHT))
+    for seed in range(3):
+        site.submit(run={"seed": seed, "rounds": 4}, cohort={"clients": 3})
+    site.serve()
+    assert statuses(site) == {"done"}
+    ends = {run_id: [e.at for e in site.events(run_id, RoundClosed)] for run_id in site.runs}
+    begins = {run_id: site.events(run_id, RoundOpened)[0].at for run_id in site.runs}
+    assert max(begins.values()) < min(end[-1] for end in ends.values()), "one waited for another one's end"
+    for device in EIGHT:
+        work = sorted(one for run_id in site.runs for one in site.work_of(run_id, device))
+        assert all(end <= begin for (_, end), (begin, _) in pairwise(work)), f"{device} worked for two runs at once"
+
+
+def test_a_run_gets_as_much_of_the_devices_as_its_priority_says(tmp_path: Path) -> None:
+    site = Site(tmp_path, steady(dict.fromkeys("abcd", 1.0)))
+    for priority in (1.0, 3.0):
+        site.submit(run={"rounds": 1000, "priority": priority})
+    site.serve(seconds=400.0)
+    slow, quick = (len(site.events(run_id, RoundClosed)) for run_id in site.runs)
+    assert quick / slow == pytest.approx(3.0, rel=0.1)
+
+
+def test_the_reason_for_waiting_names_the_other_run(tmp_path: Path) -> None:
+    site = Site(tmp_path, steady(dict.fromkeys("ab", 5.0)))
+    first, second = site.submit(), site.submit(run={"seed": 1})
+    said = set()
+    site.on_event = lambda run_id, event: said.add((run_id, getattr(event, "text", "")))
+    site.serve()
+    assert (second, f"waiting for devices that {first} use: a round needs 1 free device") in said
+    assert statuses(site) == {"done"}
+
+
+def test_no_more_runs_than_allowed_have_rounds_at_once(tmp_path: Path) -> None:
+    site = Site(tmp_path, steady(EIGHT))
+    for seed in range(3):
+        site.submit(run={"seed": seed}, cohort={"clients": 2})
+    site.serve(max_runs=1)
+    opened = [(event.at, run_id) for run_id in site.runs for event in site.events(run_id, RoundOpened)]
+    assert opened == sorted(opened), "a round of a later run opened before the earlier run was over"
+    assert statuses(site) == {"done"}
+
+
+def test_a_run_whose_devices_are_not_there_keeps_no_other_run_from_its_place(tmp_path: Path) -> None:
+    site = Site(tmp_path, steady(dict.fromkeys("ab", 1.0)))
+    absent, other = site.submit(cohort={"wait_for": ["nobody"]}), site.submit(run={"seed": 1})
+    site.serve(seconds=200.0, max_runs=1)
+    assert [site.store.run(run_id).status for run_id in (absent, other)] == ["waiting", "done"]

@@ -1,0 +1,94 @@
+"""Commands that a person gives about a run: stop, pause and resume. The aggregator carries them out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from thinwire.cli import console
+from thinwire.cli.params import Home, Json, RunId
+from thinwire.cli.runs.render import standing
+from thinwire.core.events import ENDED
+
+if TYPE_CHECKING:
+    from thinwire.store import RunRow, Store
+
+WAIT_S = 30.0  # for the aggregator to carry out a command
+
+
+def stop(run_id: RunId, json: Json = False, home: Home = None) -> None:
+    """Stop a run for good; its models stay."""
+    from thinwire.cli.local_state import end_abandoned, opened
+    from thinwire.core.signals import until
+
+    end_abandoned(home)
+    with opened(home, read_only=False) as store:
+        row = store.run(run_id)
+        if row.status not in ENDED:
+            store.commands.add("stop-run", row.run_id)
+            if not until(lambda: store.run(row.run_id).status in ENDED, WAIT_S) and _nobody_serves(row):
+                _stop_here(store, row.run_id)
+        row = store.run(row.run_id)
+    if json:
+        console.document({"run_id": row.run_id, "status": row.status})
+    elif row.status in ENDED:
+        console.line(f"{row.run_id} {standing(row)}")
+    else:
+        console.line(f"{row.run_id} will stop as soon as its aggregator runs and sees the order")
+
+
+def pause(run_id: RunId, json: Json = False, home: Home = None) -> None:
+    """Let a run stand still after its open round: no device gets an assignment of it until it is resumed."""
+    _order("pause-run", run_id, "paused", json, home)
+
+
+def resume(run_id: RunId, json: Json = False, home: Home = None) -> None:
+    """Let a paused run go on."""
+    _order("resume-run", run_id, "", json, home)
+
+
+def _order(kind: str, run_id: str, wanted: str, json: bool, home: Path | None) -> None:
+    """Leave a command about a run for the aggregator, and wait until the run has the `wanted` status, or leaves it."""
+    from thinwire.cli.local_state import opened
+    from thinwire.core.errors import Refused
+    from thinwire.core.signals import until
+
+    with opened(home, read_only=False) as store:
+        row = store.run(run_id)
+        verb = kind.partition("-")[0]
+        if row.source == "sim" or row.status in (*ENDED, "preparing"):
+            why = "it is simulated" if row.source == "sim" else f"it is {row.status}"
+            raise Refused(f"{row.run_id} cannot be {verb}d", why=why, hint="thinwire runs list")
+        if kind == "resume-run" and row.status != "paused":
+            raise Refused(f"{row.run_id} is not paused", why=f"it is {row.status}", hint=f"thinwire runs show {run_id}")
+        store.commands.add(kind, row.run_id)
+
+        def done() -> bool:
+            return (store.run(row.run_id).status == "paused") == (wanted == "paused")
+
+        until(done, WAIT_S)
+        row = store.run(row.run_id)
+    if json:
+        console.document({"run_id": row.run_id, "status": row.status})
+    elif (row.status == "paused") == (wanted == "paused"):
+        console.line(f"{row.run_id} {standing(row)}")
+    else:
+        console.line(f"{row.run_id} {row.status}: it is {verb}d as soon as its open round ends and its aggregator runs")
+
+
+def _nobody_serves(row: RunRow) -> bool:
+    """Return True if no aggregator will ever carry out a command about this run."""
+    return row.source == "sim" or row.status == "preparing"
+
+
+def _stop_here(store: Store, run_id: str) -> None:
+    """Close a run by the order of a person: its own process does not respond and may have died elsewhere."""
+    import time
+
+    from thinwire.core.events import RunStatusChanged
+    from thinwire.server.run_end import close_undriven
+    from thinwire.server.service import CommandQueue
+
+    said = "stopped by a person; the process that simulated it or handed it over did not answer"
+    close_undriven(store, run_id, RunStatusChanged(time.time(), "stopped", said, 10))
+    CommandQueue(store.commands).answer("stop-run", run_id)

@@ -1,0 +1,68 @@
+"""Reads the TOML files that a machine's owner writes: `client.toml` on a device, `aggregator.toml` beside its state."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, Field, ValidationError
+
+from thinwire.core.errors import PlanError
+from thinwire.core.plan import explain
+from thinwire.core.plan_schema import Section
+
+File = TypeVar("File", bound=BaseModel)
+
+
+def read_owner_file(path: Path, model: type[File], what: str, keys: str, must_exist: bool = False) -> File:
+    """Return the content of a TOML file, or the defaults if there is no file and none has to be there.
+
+    `what` names the file in errors ("the policy"), `keys` says where its keys are listed. Raise `PlanError`, which
+    names every wrong key and value.
+    """
+    try:
+        text = path.read_text()
+    except FileNotFoundError as error:
+        if must_exist:
+            raise PlanError(f"there is no file {path}", why=f"{what} was to be read from it") from error
+        return model()
+    except (OSError, UnicodeDecodeError) as error:
+        raise PlanError(f"cannot read {what} {path}", why=str(error), hint="make it readable, or move it") from error
+    return parse_owner_text(text, model, str(path), keys)
+
+
+def parse_owner_text(text: str, model: type[File], source: str, keys: str) -> File:
+    """Return the content of a TOML text from `source`; raise `PlanError`, which names every wrong key and value."""
+    try:
+        return model.model_validate(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise PlanError(f"{source} is not TOML", why=str(error), hint='a line reads: key = "value"') from error
+    except ValidationError as error:
+        found = [explain(model, details, "file", keys) for details in error.errors()]
+        whats, whys = ("; ".join(dict.fromkeys(column)) for column in ([f[0] for f in found], [f[1] for f in found]))
+        raise PlanError(f"{source}: {whats}", why=whys, hint=found[0][2]) from error
+
+
+MOST_RUNS = 64
+
+
+class AggregatorFile(Section):
+    """The content of `HOME/aggregator.toml`: what the operator of an aggregator decides for all its runs."""
+
+    max_runs: int = Field(
+        default=4,
+        ge=1,
+        le=MOST_RUNS,
+        description="runs whose rounds go on at once; others wait in the queue. A run whose devices are not there does "
+        "not count",
+    )
+
+
+AGGREGATOR_FILE = "aggregator.toml"
+
+
+def aggregator_file(home: Path) -> AggregatorFile:
+    """Return what `HOME/aggregator.toml` says, or the defaults without that file; raise `PlanError` if it is wrong."""
+    keys = "docs/reference/aggregator.md lists the keys"
+    return read_owner_file(home / AGGREGATOR_FILE, AggregatorFile, "the aggregator's settings", keys)

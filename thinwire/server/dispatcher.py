@@ -1,0 +1,173 @@
+"""The drivers of several runs take turns on one thread, and each gets the arrivals of its own run.
+
+A driver (`run.drive`) is written as if it were alone: it polls its fleet, and handles what arrived. Here each driver is
+a greenlet, a function that is suspended inside its poll and goes on when it has arrivals or its wait is over. So there
+are no locks: one thread calls the real fleet, and nothing happens between a driver's question which devices are free
+and the event that selects them. The order of turns follows from the arrivals alone, so runs on a virtual clock repeat
+bit for bit. Uploads and sums do not wait for a turn: they have threads of their own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from greenlet import getcurrent, greenlet
+
+from thinwire.core.clock import Clock
+from thinwire.core.errors import NotFound
+from thinwire.core.events import ENDED
+from thinwire.core.fleet import Arrival, ClientConnected, ClientDisconnected, Delivered, Fleet
+from thinwire.core.types import Failure, PhaseReply, ReplyHeader
+from thinwire.server.context import POLL_S, SHORTEST_S
+from thinwire.server.leases import DeviceLeases
+from thinwire.server.policy.eligibility import ConnectedDevices
+from thinwire.store import Store
+
+
+class RunFleet:
+    """The fleet as the driver of one run sees it: `poll` suspends the driver, and returns what arrived for its run."""
+
+    def __init__(self, fleet: Fleet, clock: Clock) -> None:
+        self.send, self.open, self.ack, self.cancel = fleet.send, fleet.open, fleet.ack, fleet.cancel
+        self.revoke_access, self.drop_uploads = fleet.revoke_access, fleet.drop_uploads
+        self._clock = clock
+        self.mailbox: list[Arrival] = []
+        self.due_at = -math.inf  # when the driver goes on though nothing arrived
+
+    def poll(self, wait_s: float) -> list[Arrival]:
+        """Let the other drivers work until something arrives for this run, or for `wait_s` seconds."""
+        self.due_at = self._clock.now() + wait_s
+        dispatcher = getcurrent().parent
+        assert dispatcher is not None, "a driver is started by the dispatcher"
+        dispatcher.switch()
+        arrived, self.mailbox = self.mailbox, []
+        return arrived
+
+    def delivered(self) -> Sequence[Delivered]:
+        """Return nothing: the service records the deliveries of all runs."""
+        return ()
+
+    def close(self) -> None:
+        """Leave the real fleet open, which is not this run's."""
+
+
+@dataclass
+class Driver:
+    """One run's driver between two turns."""
+
+    run_id: str
+    fleet: RunFleet
+    does: greenlet
+
+    def is_due(self, now: float) -> bool:
+        """Return True if the driver has something to do."""
+        return bool(self.fleet.mailbox) or self.fleet.due_at <= now
+
+
+@dataclass
+class Dispatcher:
+    """Gives arrivals to the runs that they concern, and turns to their drivers.
+
+    `ended` is called after a driver returned or raised, with the exception in the second case; what it raises ends the
+    service. A reply to a run that is not over and has no driver, because it is paused or waits in the queue, is kept.
+    """
+
+    fleet: Fleet
+    store: Store
+    clock: Clock
+    leases: DeviceLeases
+    ended: Callable[[str, BaseException | None], None]
+    presence: ConnectedDevices = field(default_factory=ConnectedDevices)
+    drivers: dict[str, Driver] = field(default_factory=dict)
+    _kept: dict[str, list[Arrival]] = field(default_factory=dict)
+    _busy_since: float = math.inf  # the time since which some driver always has something to do
+
+    def start(self, run_id: str, drive: Callable[[RunFleet, ConnectedDevices], object]) -> None:
+        """Start the driver of a run, which sees the devices that are connected now."""
+        fleet = RunFleet(self.fleet, self.clock)
+        fleet.mailbox = self._kept.pop(run_id, [])
+        here = self.presence.copy()
+        self.drivers[run_id] = Driver(run_id, fleet, greenlet(lambda: drive(fleet, here)))
+
+    def step(self, wait_s: float) -> None:
+        """Wait for arrivals, at most `wait_s` seconds, then give a turn to each driver that has something to do."""
+        waits = [one.fleet.due_at - self.clock.now() for one in self.drivers.values()]
+        if any(one.fleet.mailbox for one in self.drivers.values()):
+            waits.append(0.0)
+        shortest = min([*waits, wait_s])
+        self.receive(max(shortest, SHORTEST_S) if shortest > 0 else 0.0)
+        now = self.clock.now()
+        for run_id in self.leases.in_turn([one.run_id for one in self.drivers.values() if one.is_due(now)]):
+            self._turn(self.drivers[run_id])
+        quiet = not any(one.is_due(now) for one in self.drivers.values())
+        self._busy_since = math.inf if quiet else min(self._busy_since, now)
+        if quiet or now - self._busy_since >= POLL_S:
+            self._decide()
+
+    def _decide(self) -> None:
+        """Let the runs that want devices decide, one after the other.
+
+        They wait until no driver has anything else to do, but not for long: sums of large updates may never pause.
+        """
+        self.leases.level()
+        for run_id in self.leases.waiting():
+            self.leases.deciding = run_id
+            self._turn(self.drivers[run_id])
+        self.leases.deciding = ""
+
+    def finish(self) -> None:
+        """Give turns to all drivers until each has returned, because the service ends."""
+        while self.drivers:
+            self.receive(0.0)
+            for driver in list(self.drivers.values()):
+                self._turn(driver)
+
+    def receive(self, wait_s: float) -> None:
+        """Poll the fleet once, and put what arrived into the mailboxes of the runs that it concerns."""
+        for arrival in self.fleet.poll(wait_s):
+            if isinstance(arrival, ClientConnected | ClientDisconnected):
+                self.presence.take(arrival)
+                for driver in self.drivers.values():
+                    driver.fleet.mailbox.append(arrival)
+            else:
+                self._give(arrival)
+
+    def close(self) -> None:
+        """Abandon the drivers where they are, as a crash would; the journal has all that they decided."""
+        for driver in self.drivers.values():
+            driver.does.throw()
+        self.drivers.clear()
+
+    def _give(self, arrival: ReplyHeader | PhaseReply | Failure) -> None:
+        """Put a reply or a failure into its run's mailbox; acknowledge a reply to a run that is over."""
+        reply = arrival if isinstance(arrival, ReplyHeader) else None
+        run_id = reply.update_id.run if reply else arrival.assignment_id.partition(".")[0]
+        if (driver := self.drivers.get(run_id)) is not None:
+            driver.fleet.mailbox.append(arrival)
+        elif reply and self._goes_on(run_id):
+            self._kept.setdefault(run_id, []).append(reply)
+        elif reply:
+            self.fleet.ack([reply.update_id])
+
+    def _goes_on(self, run_id: str) -> bool:
+        try:
+            return self.store.run(run_id).status not in ENDED
+        except NotFound:
+            return False
+
+    def _turn(self, driver: Driver) -> None:
+        """Let a driver work until it polls again, returns or raises."""
+        failed: BaseException | None = None
+        try:
+            driver.does.switch()
+        except Exception as error:
+            failed = error
+        if driver.does.dead:
+            del self.drivers[driver.run_id]
+            self.leases.leave(driver.run_id)
+            self.ended(driver.run_id, failed)
+            for arrival in driver.fleet.mailbox:
+                if not isinstance(arrival, ClientConnected | ClientDisconnected):
+                    self._give(arrival)

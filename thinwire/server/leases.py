@@ -4,7 +4,7 @@ A device works for one run at a time. It is leased to the run whose ledger has a
 so a lease begins with the event that selects the device, and ends with its reply, failure, cancellation or deadline.
 No table of leases exists: after a restart the ledgers of all runs, rebuilt from their journals, say the same.
 
-Runs ask for devices in turn, when nothing else is to be done: first the one that has had least (`deciding`).
+Runs select devices in turn, when nothing else is to be done: first the one that has had least (`deciding`).
 So it does not matter whose round closed first at one moment, nor whether a restart of the aggregator came between.
 
 A free device goes to the run that has had the least device-seconds for its `[run] priority`, among the runs that could

@@ -58,7 +58,7 @@ def _order(kind: str, run_id: str, wanted: str, json: bool, home: Path | None) -
         verb = kind.partition("-")[0]
         if row.source == "sim" or row.status in (*ENDED, "preparing"):
             why = "it is simulated" if row.source == "sim" else f"it is {row.status}"
-            raise Refused(f"{row.run_id} cannot be {verb}d", why=why, hint="thinwire runs list")
+            raise Refused(f"{row.run_id} is not {verb}d", why=why, hint="thinwire runs list")
         if kind == "resume-run" and row.status != "paused":
             raise Refused(f"{row.run_id} is not paused", why=f"it is {row.status}", hint=f"thinwire runs show {run_id}")
         store.commands.add(kind, row.run_id)

@@ -178,7 +178,7 @@ def short_of(plan: RunPlan, present: Sequence[str], unable: Mapping[str, str], t
 
     A round needs as many free devices as it would need updates if all able devices were free.
 
-    >>> plan = RunPlan.parse('[run]\ntask="t"\n[local]\nlr=1')
+    >>> plan = RunPlan.parse('[run]\\ntask="t"\\n[local]\\nlr=1')
     >>> short_of(plan, ["a", "b", "c"], {}, ["a", "b"])
     'a round needs 2 free devices'
     """

@@ -34,8 +34,8 @@ from benchmarks.ours import ROOT, Ours
 from benchmarks.processes import Processes, free_port
 from thinwire.client.calls import ClientStatus
 from thinwire.core.statedir import AggregatorHome, holder
-from thinwire.reports.round_timing import UNACCOUNTED
 from thinwire.store import Store
+from thinwire.store.round_timing import UNACCOUNTED
 
 WITHIN_S = 300.0
 TASK, SHAPE = "noop", Shape(1, 2, 2)
@@ -138,10 +138,8 @@ def real(preset: Preset, folder: Path, ready: list[float]) -> dict[str, Any]:
         _call("run", str(folder / "task" / "plan.toml"), *changed, *at_home, within_s=preset.limit_s)
         lists = [_call("runs", "list", *at_home) for _ in range(preset.lists)]
     with Store.open(home.database, read_only=True) as store:
-        from thinwire.cli.runs.commands import whys
-
         row = store.runs()[0]
-        told = whys(store, row)[1:]
+        told = store.explanations(row.run_id)[1:]
         opened = min(one.opened_at for one in store.rounds(row.run_id))
     stages = {name: sum(one.stages.get(name, 0.0) for one in told) for one in told for name in one.stages}
     took, unaccounted = sum(one.seconds for one in told), sum(one.stages.get(UNACCOUNTED, 0.0) for one in told)

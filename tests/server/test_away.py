@@ -10,10 +10,10 @@ import pytest
 from tests.support.crashes import Killed
 from tests.support.server_bench import Bench, ToldFleet, scripted
 from thinwire.core.events import RoundClosed, RoundOpened, RoundResumed
-from thinwire.reports.round_explanation import RoundExplanation, why
 from thinwire.server.state.run_state import RunState
 from thinwire.simulation import ScriptedDevice
 from thinwire.store import RoundRow
+from thinwire.store.round_explanation import RoundExplanation, why
 
 DAY_S = 86_400.0
 REAL_S = 2.0  # that a step may really take, which on this clock takes no time

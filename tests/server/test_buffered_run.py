@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from tests.support.crashes import Killed
+from tests.support.explained import whys
 from tests.support.faulty_fleet import FaultyTurn
 from tests.support.server_bench import (
     FAILS,
@@ -42,10 +43,9 @@ from thinwire.core.events import (
 )
 from thinwire.core.types import Assignment, Vector
 from thinwire.reports.reason_text import sentence
-from thinwire.reports.round_explanation import whys
-from thinwire.reports.round_timing import turns
 from thinwire.server.model_store import Versions
 from thinwire.simulation import ScriptedDevice, SyntheticUpdates, Turn
+from thinwire.store.round_timing import turns
 
 
 def bench(folder: Path, *devices: ScriptedDevice, rounds: int = 6, **cohort: Any) -> Bench:

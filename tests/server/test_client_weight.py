@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.server.test_hostile_devices import Liar, Lie, liar
+from tests.support.explained import whys
 from tests.support.normed import NORMED, normed
 from tests.support.server_bench import LAYOUT, Bench, drive_through, killed, outcome, scripted, work
 from thinwire.cli.runs.progress import Teller
@@ -21,11 +22,10 @@ from thinwire.core import RunPlan
 from thinwire.core.errors import BadPayload, PlanError
 from thinwire.core.events import ClientSelected, ModelStored, RoundClosed, UpdateDropped
 from thinwire.core.types import ReplyHeader, UpdateId
-from thinwire.reports.round_explanation import whys
-from thinwire.reports.round_timing import turns
 from thinwire.server.aggregator import caps_of, largest_a, require_a
 from thinwire.server.model_store import Versions
 from thinwire.simulation import ScriptedDevice, SyntheticUpdates, Turn
+from thinwire.store.round_timing import turns
 from thinwire.web.run_queries import Reader
 
 RAW = {"codec": "identity", "feedback": "none"}

@@ -16,10 +16,10 @@ from thinwire.core.errors import DataLost
 from thinwire.core.events import OVER, ClientFailed, RoundClosed, RunStatusChanged
 from thinwire.core.fleet import Arrival
 from thinwire.core.types import Assignment
-from thinwire.reports.round_explanation import why
 from thinwire.server.context import RunContext
 from thinwire.server.service import serve
 from thinwire.simulation import Turn
+from thinwire.store.round_explanation import why
 
 
 def untaken(bench: Bench) -> list[tuple[int, str]]:

@@ -15,6 +15,7 @@ import pytest
 
 from tests.support import crashes
 from tests.support.crashes import LAYOUT, Fate, Killed, Outcome, Whole, change, killed, undisturbed_once
+from tests.support.explained import whys
 from tests.support.secure_fleet import SecureDevice, SecureFleet, SecureTurn, toy_plan
 from thinwire.aggregation.plan_codecs import LATTICE
 from thinwire.core import RunPlan, VirtualClock
@@ -23,8 +24,6 @@ from thinwire.core.protection_events import PhaseClosed, SumUnmasked
 from thinwire.core.statedir import AggregatorHome, private_folder
 from thinwire.core.types import PHASES
 from thinwire.privacy.contexts import identity_of, simulated_key
-from thinwire.reports.round_explanation import whys
-from thinwire.reports.round_timing import turns
 from thinwire.server.model_store import Versions
 from thinwire.server.run import drive
 from thinwire.server.secure_round_runner import SecureRoundRunner
@@ -32,6 +31,7 @@ from thinwire.server.service import serve
 from thinwire.server.submit import submit
 from thinwire.simulation import ScriptedFleet, reported
 from thinwire.store import FileSpool, Store
+from thinwire.store.round_timing import turns
 
 SHARES = 6  # of all places: one test each
 PLAN = RunPlan.parse(toy_plan("bits = 12\nclip = 20.0\nmax_dropout = 0.4"))

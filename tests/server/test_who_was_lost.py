@@ -11,9 +11,9 @@ import pytest
 from tests.support.server_bench import Bench, scripted
 from thinwire.core.events import RoundClosed, UpdateAggregated
 from thinwire.core.types import ReplyHeader
-from thinwire.reports.round_explanation import RoundExplanation, why
 from thinwire.server.aggregator import RoundAggregator
 from thinwire.simulation import ScriptedDevice, Turn
+from thinwire.store.round_explanation import RoundExplanation, why
 
 
 def told_of(bench: Bench) -> RoundExplanation:

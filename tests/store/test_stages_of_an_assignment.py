@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from thinwire.reports.round_timing import Stretch, along, stretches
 from thinwire.store import UpdateRow
+from thinwire.store.round_timing import Stretch, along, stretches
 
 ROW = UpdateRow(
     run_id="r-1", round=1, device="a", assignment_id="r-1.1.a", update_id="r-1/a/1", outcome="aggregated", reason="",

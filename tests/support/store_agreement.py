@@ -5,16 +5,20 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.support.explained import whys
 from tests.support.store_story import LAYOUT, PLAN
 from thinwire.core.events import Evaluated, UpdateAccepted, UpdateDropped
 from thinwire.core.fleet import TaskReport
 from thinwire.store import Store, UpdateRow
+from thinwire.store.round_timing import turns
+from thinwire.store.run_totals import RunTotals
 
 TRAFFIC = ("payload_up", "payload_down", "wire_up", "wire_down")
 
@@ -53,6 +57,38 @@ def assert_sums_agree(store: Store, run_id: str) -> None:
         mine = [u for u in updates if u.device == client.device]
         assert _kept(client) == _added(mine)
         assert (client.selected, client.arrived) == (len(mine), sum(bool(u.update_id) for u in mine))
+    assert_explanations_agree(store, run_id)
+
+
+def assert_explanations_agree(store: Store, run_id: str) -> None:
+    """The stored explanation of each closed round is the one of its rows as they are, and the sums are over all rounds.
+
+    Links that were measured after a round closed are not in its explanation; so a store with some is not compared.
+    """
+    run, rounds = store.run(run_id), store.rounds(run_id)
+    found, until = store.explanations(run_id), (0.0, 0, 0)
+    if run.source == "sim" or not store.measures("rtt"):
+        phases = store.phases(run_id)
+        assert found == whys(run, rounds, store.updates(run_id), turns(rounds), phases=phases)
+    totals = RunTotals()
+    for one in found:
+        totals.add(one)
+    slowest, silent = store.most_waited_for(run_id)
+    assert sum(slowest.values()) == max(totals.slowest.values(), default=0)
+    assert sum(silent.values()) == max(totals.missed.values(), default=0)
+    kept = RunTotals.from_json(run.totals)
+    assert (kept.rounds, kept.requests, kept.timed) == (totals.rounds, totals.requests, totals.timed)
+    assert math.isclose(kept.seconds, totals.seconds, abs_tol=1e-6)
+    for name in kept.stages.keys() | totals.stages.keys():
+        assert math.isclose(kept.stages[name], totals.stages[name], rel_tol=1e-6, abs_tol=1e-6)
+    for row in rounds:
+        if row.until_s is None:
+            assert not row.reason
+            continue
+        wires = (row.wire_up or 0) + (row.wire_down or 0)
+        until = until[0] + (row.seconds or 0.0), until[1] + row.payload_up + row.payload_down, until[2] + wires
+        assert math.isclose(row.until_s, until[0], abs_tol=1e-6)
+        assert (row.until_payload, row.until_wire or 0) == until[1:]
 
 
 @functools.cache
@@ -88,7 +124,7 @@ def shown(store: Store, run_id: str) -> dict[str, Any]:
     run = dataclasses.replace(store.run(run_id), created_at=0.0, identity="")  # neither is in the journal
     return {
         "run": run,
-        "rounds": store.rounds(run_id),
+        "rounds": [dataclasses.replace(row, explanation={}) for row in store.rounds(run_id)],  # it has measured links
         "phases": store.phases(run_id),
         "updates": store.updates(run_id),
         "clients": store.clients(run_id),

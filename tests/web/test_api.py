@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections import Counter
 from typing import Any
 
 import pytest
@@ -23,7 +22,6 @@ from thinwire.core.events import (
     RunNoted,
 )
 from thinwire.store import MeasureRow, Store
-from thinwire.web.run_queries import Reader
 
 
 def get(page: TestClient, path: str) -> Any:
@@ -138,13 +136,18 @@ def test_a_run_says_in_all_where_its_time_went(page: TestClient, told: Told, sto
     assert "% of it in the stage train; pi-07 was the slowest in " in run["why"]
     assert run["stages"]["train"] > run["stages"]["upload"] > 0
     assert (run["requests"], run["rtt_s"], run["trips_s"], run["uncounted"]) == (24, None, None, {})
-    store.record(
-        told.run_id,
-        [RunNoted(told.now, noted(""))],
-        [MeasureRow("pi-07", "rtt", "", [[1.0, 0.05]], 0.05, 0.06, told.now)],
-    )
-    found = get(page, f"runs/{told.run_id}/rounds/3")
-    assert (found["requests"], found["rtt_s"], found["trips_s"]) == (2, 0.05, 0.1)
+
+
+def test_a_round_keeps_the_round_trip_that_was_measured_when_it_closed(page: TestClient, store: Store):
+    run = new_run(store)
+    for seconds in (0.05, 0.2):
+        link = MeasureRow("pi-07", "rtt", "", [[1.0, seconds]], seconds, seconds, run.now)
+        store.record(run.run_id, [RunNoted(run.now, noted(""))], [link])
+        run.quiet_round()
+    first, second = (get(page, f"runs/{run.run_id}/rounds/{number}") for number in (1, 2))
+    assert (first["requests"], first["rtt_s"], first["trips_s"]) == (2, 0.05, 0.1)
+    assert (second["rtt_s"], second["trips_s"]) == (0.2, 0.4)
+    assert get(page, f"runs/{run.run_id}")["trips_s"] == pytest.approx(0.5)
 
 
 def test_the_reasons_of_a_run_follow_it_round_by_round(page: TestClient, store: Store):
@@ -293,70 +296,3 @@ def test_stopping_a_run_leaves_an_order_in_the_store(page: TestClient, told: Tol
         told.run_id,
         "dashboard",
     )
-
-
-# What an event costs.
-
-
-def rows_read(store: Store, monkeypatch: pytest.MonkeyPatch, rounds: int) -> tuple[int, int]:
-    """The rounds and assignments that are read for the list, the run's page and its newest round after one event."""
-    run = new_run(store, rounds=rounds + 1)
-    for _ in range(rounds):
-        run.quiet_round(1.0)
-    run.open()
-    page, read = Reader(store), Counter[str]()
-    show(page, run, rounds + 1)
-
-    def count(patched: pytest.MonkeyPatch, name: str) -> None:
-        original = getattr(Store, name)
-
-        def counted(*given: Any, **named: Any) -> Any:
-            found = original(*given, **named)
-            read[name] += len(found)
-            return found
-
-        patched.setattr(Store, name, counted)
-
-    with monkeypatch.context() as patched:
-        count(patched, "rounds")
-        count(patched, "updates")
-        run.answer(next(iter(run.assignments)), 0.5)
-        show(page, run, rounds + 1)
-    run.status("done", "done")
-    return read["rounds"], read["updates"]
-
-
-def show(page: Reader, run: Told, newest: int) -> None:
-    page.runs()
-    page.run(run.run_id)
-    page.rounds(run.run_id, newest - 8)
-    page.round(run.run_id, newest)
-
-
-def test_an_event_costs_as_much_in_a_long_run_as_in_a_short_one(store: Store, monkeypatch: pytest.MonkeyPatch):
-    short, long = rows_read(store, monkeypatch, 25), rows_read(store, monkeypatch, 60)
-    assert short == long
-    assert long[0] < 50
-
-
-def test_what_is_kept_of_a_run_is_what_a_new_reader_finds(store: Store, monkeypatch: pytest.MonkeyPatch):
-    """Late answers change rounds that were explained already."""
-    run, followed = twelve_rounds(store), Reader(store)
-    for name in list(run.assignments)[5:]:
-        followed.run(run.run_id)
-        run.answer(name, 2.0)
-    run.close("all", 2.1)
-    for _ in range(2):
-        followed.run(run.run_id)
-        run.open()
-        run.late("pi-07", run.round - 2, 4.0)
-        followed.rounds(run.run_id)
-        for device in run.assignments:
-            run.answer(device, 1.0)
-        run.close("all", 1.1)
-    kept, found = followed.run(run.run_id), Reader(store).run(run.run_id)
-    assert kept.why == found.why
-    assert kept.stages == pytest.approx(found.stages)
-    assert kept.seconds == pytest.approx(found.seconds)
-    assert kept.requests == found.requests
-    assert followed.rounds(run.run_id) == Reader(store).rounds(run.run_id)

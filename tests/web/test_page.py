@@ -20,9 +20,9 @@ from tests.support.reasons import noted
 from tests.support.serving import Shown, serving, showing
 from thinwire.core.events import AssignmentDelivered, Evaluated, RoundClosed, RoundResumed, RunNoted
 from thinwire.core.statedir import hold
-from thinwire.reports.round_timing import ALONG, UNACCOUNTED
 from thinwire.reports.sweep_results import TrialStore
 from thinwire.store import MeasureRow, Store
+from thinwire.store.round_timing import ALONG, UNACCOUNTED
 from thinwire.web.security import STATIC
 
 
@@ -206,12 +206,9 @@ def test_a_run_and_a_round_say_where_the_time_went_and_whom_was_waited_for(store
     for device in run.devices[:-1]:
         run.answer(device, 0.5)
     run.fail(run.devices[-1], 6.0, "offline", "no request for 6 s")
+    links = [MeasureRow(name, "rtt", "", [[1.0, 0.05]], 0.05, 0.06, 9.0) for name in run.devices]
+    store.record(run.run_id, [RunNoted(9.0, noted(""))], links)
     run.close("enough", 6.05)
-    store.record(
-        run.run_id,
-        [RunNoted(9.0, noted(""))],
-        [MeasureRow(name, "rtt", "", [[1.0, 0.05]], 0.05, 0.06, 9.0) for name in run.devices],
-    )
     page = look(served.url, f"runs/{run.run_id}")
     expect(page.locator("#rounds .why")).to_have_text("Round 1 took 6.0 s: waited 5.5 s for pi-08, which was lost.")
     expect(page.locator("#rounds .went")).to_contain_text("Round trips within these: 2 requests × 50 ms = 100 ms.")

@@ -32,6 +32,7 @@ ROUTES = (
     "/api/runs/{run_id}/rounds/{number}", "/api/runs/{run_id}/updates", "/api/runs/{run_id}/rounds.csv",
     "/api/runs/{run_id}/updates.csv", "/api/runs/{run_id}/clients.csv", "/api/devices", "/api/devices/{name}",
     "/api/devices.csv", "/api/invitations", "/api/refusals",
+    "/api/runs/{run_id}/view", "/api/runs/{run_id}/lines", "/api/runs/{run_id}/clients",
 )  # fmt: skip
 OTHERS = {"/api/live", "/api/devices/{name}/revocations/{number}"}
 """The stream has the number of `Store.changes`, which has a test of its own; the other tells of no run."""

@@ -1,4 +1,4 @@
-"""Puts reasons and stages into words: one sentence for each code of a decision, one clause for each stage.
+"""Puts reasons into words: one sentence for each code of a decision.
 
 The aggregator's decisions return reasons (`thinwire.core.formatting.Reason`), which the journal and the tables hold.
 The command line and the dashboard show them with `sentence`. Law: `SENTENCES` has a sentence for each code that the
@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from thinwire.core.formatting import Reasons, counted, duration, size, speed
-from thinwire.reports.round_timing import UNACCOUNTED
-from thinwire.store.read_models import RunRow, UpdateRow
+from thinwire.core.formatting import Reasons
+from thinwire.store.read_models import RunRow
 
 SENTENCES: Mapping[str, str] = {
     # deadline
@@ -108,53 +107,6 @@ def deadline_sentence(seconds: float, reasons: Reasons) -> str:
     '60 s: set by the plan'
     """
     return f"{seconds:g} s: {sentence(reasons)}" if reasons else ""
-
-
-def did(stages: Mapping[str, float], assignment: UpdateRow | None, rtt_s: float | None = None) -> str:
-    """Return the longest stage in words, with the device as the subject of the sentence."""
-    name = max(stages, key=lambda stage: stages[stage])
-    took = duration(stages[name])
-    if name == "upload" and assignment and assignment.payload_up and stages[name] > 0:
-        sent = assignment.payload_up if assignment.wire_up is None else assignment.wire_up
-        return f"uploaded {size(sent)} at {speed(8 * sent / stages[name])} in {took}"
-    if name == "download" and assignment and assignment.payload_down and stages[name] > 0:
-        return (
-            f"downloaded {size(assignment.payload_down)} at "
-            f"{speed(8 * assignment.payload_down / stages[name])} in {took}"
-        )
-    if name == "train" and assignment and assignment.steps:
-        return f"trained {counted(assignment.steps, 'step')} in {took}"
-    if name == UNACCOUNTED and assignment and assignment.requests:
-        of_it = ""
-        if rtt_s and assignment.requests * rtt_s < stages[name] / 2:
-            of_it = ": it was offline or busy"
-        return f"spent {took} in no measured stage ({exchange(assignment.requests, rtt_s)}){of_it}"
-    return {
-        "delivery": f"got the assignment after {took}", "redelivery": again(stages[name]),
-        "queue": f"did other work first for {took}",
-        "evaluate": f"measured the model for {took}", "encode": f"encoded for {took}",
-        "load": f"loaded the model for {took}", "commit": f"wrote its update to its disk for {took}",
-        UNACCOUNTED: f"spent {took} in no measured stage", "upload": f"uploaded for {took}",
-        "download": f"downloaded for {took}", "train": f"trained for {took}", "work": f"worked for {took}",
-    }[name]  # fmt: skip
-
-
-def again(took_s: float) -> str:
-    """Return the second delivery of an assignment in words: the device's process or connection was lost during its
-    work.
-    """
-    return f"got the assignment again after {duration(took_s)}: what it had begun was lost"
-
-
-def exchange(requests: int, rtt_s: float | None) -> str:
-    """Return the requests times the round trip, and the product if it is known; "" without a request.
-
-    >>> exchange(2, 0.048), exchange(1, None), exchange(0, 0.048)
-    ('2 requests x 48 ms = 96 ms', '1 request', '')
-    """
-    if not requests:
-        return ""
-    return counted(requests, "request") + (f" x {duration(rtt_s)} = {duration(requests * rtt_s)}" if rtt_s else "")
 
 
 def behind(row: RunRow, line: Sequence[RunRow]) -> str:

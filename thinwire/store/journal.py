@@ -40,7 +40,8 @@ from thinwire.core.events import (
 from thinwire.core.protection_events import PrivacyReserved, is_sampled
 from thinwire.store import queries
 from thinwire.store.database import Database, upsert
-from thinwire.store.projection import Facts, Projection
+from thinwire.store.explaining import Facts
+from thinwire.store.projection import Projection
 from thinwire.store.read_models import MeasureRow
 from thinwire.store.tables import HAS_SAMPLES, Device, Journal, Run, Segment, Snapshot
 from thinwire.store.write_batch import KnownRows
@@ -214,11 +215,11 @@ class Recorder:
             while loose >= 2 * KEPT:
                 loose -= pack_segment(connection, run_id)
             connection.execute(_JOURNAL, [_row(run_id, event) for event in events])
+            queries.keep(connection, measured)
             projection = Projection(connection, facts, known or KnownRows.read(connection, run_id))
             for event in events:
                 projection.apply(event)
             projection.finish()
-            queries.keep(connection, measured)
         self._loose[run_id], self._known[run_id] = loose + len(events), projection.known
         self._noted.pop(run_id, None)
         if any(isinstance(event, RunStatusChanged) and event.status in ENDED for event in events):
@@ -251,12 +252,13 @@ class Recorder:
 
     def _find(self, run_id: str) -> Facts:
         with self._database.reading() as connection:
-            found = connection.execute(select(Run.size, Run.plan).where(Run.run_id == run_id)).first()
+            found = connection.execute(select(Run.size, Run.plan, Run.source).where(Run.run_id == run_id)).first()
         if found is None:
             raise NotFound(f"no run {run_id!r}")
         masked = bool((found.plan.get("secure") or {}).get("enabled"))
         protected = masked or (found.plan.get("privacy") or {}).get("mode", "off") != "off"
-        facts = Facts(run_id, found.size, found.plan["run"]["metric"], protected, is_sampled(found.plan))
+        simulated, sampled = found.source == "sim", is_sampled(found.plan)
+        facts = Facts(run_id, found.size, found.plan["run"]["metric"], protected, simulated, masked, sampled)
         return self._facts.setdefault(run_id, facts)
 
 

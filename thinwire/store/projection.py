@@ -7,6 +7,7 @@ update aggregated again after a restart) changes nothing.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,23 +47,13 @@ from thinwire.core.protection_events import (
 from thinwire.core.types import UpdateId
 from thinwire.store import privacy_ledger
 from thinwire.store.database import upsert
+from thinwire.store.explaining import Explainer, Facts
 from thinwire.store.tables import Checkpoint, Round, RoundPhase, Run, Snapshot, Update
 from thinwire.store.write_batch import CounterDeltas, KnownRows, Row, Rows, columns
 
 SUM = ("survivors", "weight", "norm", "clip", "next_clip", "elapsed_s", "unmask_s")  # of a `SumUnmasked`
 OF_PROTECTED = ("parts", "transfer")  # what the header of a protected update tells; its other fields are zeros
 MOMENTS = {"running": "started_at", "done": "finished_at", "failed": "finished_at", "stopped": "finished_at"}
-
-
-@dataclass(frozen=True)
-class Facts:
-    """The constants of a run."""
-
-    run_id: str
-    size: int
-    metric: str
-    protected: bool = False  # a reply tells nothing of its client: under masks, or with differential privacy
-    sampled: bool = False  # its tables tell nothing of who took part: Poisson sampling
 
 
 @dataclass
@@ -121,8 +112,16 @@ class Projection:
         """Write all changes to the tables."""
         self.assignments.rows.write()
         self.sums.write()
+        self._explain()
         if self.closed:
             self.known.forget(self.closed)
+
+    def _explain(self) -> None:
+        """Store the explanations of the rounds that ended here, and of earlier ones that changed."""
+        over = (self.sums.rounds.keys() | self.assignments.turned.keys()) - self.known.selections.keys()
+        late = {number: devices for number, devices in self.assignments.turned.items() if number in over}
+        came = {number: self.sums.rounds[number] for number in over & self.sums.rounds.keys()}
+        Explainer(self.connection, self.facts, self.known.changes).store(self.closed, late, came)
 
     def _run(self, **values: Any) -> None:
         self.sums.of_run.update(values)
@@ -214,6 +213,9 @@ class Projection:
         self._run(metrics=dict(event.metrics), clipped=clipped, **best)
         if event.round:
             self._round(event.round, metrics=dict(event.metrics), spread=dict(event.spread), clipped=clipped)
+            if event.metrics:
+                self.known.points += 1
+                self._round(event.round, point=self.known.points)
         else:
             spread = {name: found for name, found in event.spread.items() if name not in event.robust}
             self._run(metrics0=event.decisive, spread0=spread)
@@ -237,6 +239,7 @@ class UpdateProjector:
     facts: Facts
     sums: CounterDeltas
     known: KnownRows
+    turned: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))  # round -> devices: their outcomes
     rows: Rows = field(init=False)
 
     def __post_init__(self) -> None:
@@ -295,7 +298,11 @@ class UpdateProjector:
         where = (Update.run_id == self.facts.run_id, Update.assignment_id == event.assignment_id)
         self.rows.write()  # the row may have been added in this transaction
         # the device could not use the first delivery
-        more = {"payload_down": Update.payload_down + event.payload_bytes, "delivered_at": None}
+        more = {
+            "payload_down": Update.payload_down + event.payload_bytes,
+            "delivered_at": None,
+            "changed": self.known.changes,
+        }
         self.connection.execute(update(Update).where(*where).values(more))
 
     def _taken(self, event: AssignmentDelivered) -> None:
@@ -388,4 +395,5 @@ class UpdateProjector:
         if row["outcome"] == outcome and "update_id" not in values:
             return  # nothing new
         self.sums.turn(row["round"], row["device"], row["outcome"], outcome, values.get("reason", ""), at)
+        self.turned[row["round"]].add(row["device"])
         self.rows.change(row, outcome=outcome, **values)

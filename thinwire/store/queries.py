@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, RowMapping, Select, case, func, select
@@ -19,10 +20,12 @@ from thinwire.store.read_models import (
     MeasureRow,
     ModelRow,
     PhaseRow,
+    PointRow,
     RoundRow,
     RunRow,
     UpdateRow,
 )
+from thinwire.store.round_explanation import RoundExplanation, stored
 from thinwire.store.tables import Checkpoint, Client, Device, Measure, Round, RoundPhase, Run, Update
 
 Row = TypeVar("Row", RoundRow, UpdateRow, ClientRow)
@@ -36,7 +39,7 @@ class RunQueries:
 
     def runs(self) -> list[RunRow]:
         """Return all runs, latest first."""
-        return [_run(found) for found in _all(self._database, _columns(Run, RunRow).order_by(Run.number.desc()))]
+        return [_run(found) for found in _all(self._database, columns_of(Run, RunRow).order_by(Run.number.desc()))]
 
     def run(self, name: str) -> RunRow:
         """Return the run of this id, of a unique prefix of one, or the `latest`; raise `NotFound` if there is none."""
@@ -47,13 +50,13 @@ class RunQueries:
             }
             whole = [run_id for run_id, status in ids.items() if status != "preparing"]
             found = whole[-1] if name == "latest" and whole else _named(name, list(ids))
-            return _run(connection.execute(_columns(Run, RunRow).where(Run.run_id == found)).mappings().one())
+            return _run(connection.execute(columns_of(Run, RunRow).where(Run.run_id == found)).mappings().one())
 
     def line(self, most: int | None = None) -> list[RunRow]:
         """Return the runs on devices in the order of service: a started one, then the queue, oldest first."""
         turn = case({"running": 0, "waiting": 1, "queued": 2}, value=Run.status)
         there = Run.status.in_(("running", "waiting", "queued")) & (Run.source == "devices")
-        wanted = _columns(Run, RunRow).where(there).order_by(turn, Run.number).limit(most)
+        wanted = columns_of(Run, RunRow).where(there).order_by(turn, Run.number).limit(most)
         return [_run(found) for found in _all(self._database, wanted)]
 
     def next_run(self) -> RunRow | None:
@@ -63,32 +66,112 @@ class RunQueries:
     def owned(self) -> list[RunRow]:
         """Return the unfinished runs that a process of their own simulates or has not submitted yet."""
         going = Run.status.in_(("queued", "waiting", "running")) & (Run.source == "sim")
-        wanted = _columns(Run, RunRow).where(going | (Run.status == "preparing"))
+        wanted = columns_of(Run, RunRow).where(going | (Run.status == "preparing"))
         return [_run(found) for found in _all(self._database, wanted.order_by(Run.number))]
 
     def rounds(
-        self, run_id: str, first: int = 1, last: int | None = None, *, changed_after: int = 0
+        self, run_id: str, first: int = 1, last: int | None = None, *, changed_after: int = 0, limit: int | None = None
     ) -> list[RoundRow]:  # fmt: skip
-        """Return the rounds of a run from `first` to `last`; only those whose `changed` is above `changed_after`."""
+        """Return the rounds of a run from `first` to `last`; only those whose `changed` is above `changed_after`.
+
+        At most `limit` are returned, whichever.
+        """
         there = (Update.run_id == Round.run_id) & (Update.round == Round.round) & (Update.outcome == "accepted")
         arrived = case((Round.reason == "", select(func.count()).where(there).scalar_subquery()), else_=0)
-        wanted = _columns(Round, RoundRow, arrived=arrived).where(Round.run_id == run_id)
+        wanted = columns_of(Round, RoundRow, arrived=arrived).where(Round.run_id == run_id)
         if changed_after:
             wanted = wanted.where(Round.changed > changed_after)
         if first > 1:
             wanted = wanted.where(Round.round >= first)
         if last is not None:
             wanted = wanted.where(Round.round <= last)
-        found = sorted(_all(self._database, wanted), key=lambda row: int(row["round"]))  # each by its own index
+        found = sorted(
+            _all(self._database, wanted.limit(limit)), key=lambda row: int(row["round"])
+        )  # each by its own index
         return [RoundRow(**row) for row in found]
 
-    def updates(self, run_id: str, round: int | None = None, last: int | None = None) -> list[UpdateRow]:  # noqa: A002
-        """Return one row for each assignment of the run, of one of its rounds, or of those from `round` to `last`."""
-        wanted = _columns(Update, UpdateRow).where(Update.run_id == run_id)
+    def rounds_of(self, run_id: str, numbers: Collection[int]) -> list[RoundRow]:
+        """Return these rounds of a run."""
+        return [row for number in sorted(numbers) for row in self.rounds(run_id, number, number)]
+
+    def round_count(self, run_id: str) -> tuple[int, int]:
+        """Return how many rounds a run has opened, and the number of the last transaction that changed one."""
+        wanted = [select(func.max(column)).where(Round.run_id == run_id) for column in (Round.round, Round.changed)]
+        with self._database.reading() as connection:
+            opened, changed = (int(connection.scalar(one) or 0) for one in wanted)
+        return opened, changed
+
+    def open_rounds(self, run_id: str, first: int, last: int) -> list[int]:
+        """Return the numbers of the open rounds from `first` to `last`."""
+        wanted = select(Round.round).where(Round.run_id == run_id, Round.round.between(first, last), Round.reason == "")
+        with self._database.reading() as connection:
+            return list(connection.scalars(wanted.order_by(Round.round)))
+
+    def points(self, run_id: str, most: int) -> list[PointRow]:
+        """Return the measured rounds of a run as points of its curves: every one, or every 2nd, 4th, 8th of them.
+
+        At most `most` and the newest are returned. Invariant: no more rows are read than are returned, and the points
+        stay as they are until their number is halved.
+        """
+        newest = select(func.max(Round.point)).where(Round.run_id == run_id)
+        with self._database.reading() as connection:
+            count = int(connection.scalar(newest) or 0)
+            step = 1 << max(0, math.ceil(math.log2(max(1, count) / most)))
+            numbers = [*range(step, count, step), count]
+            wanted = columns_of(Round, PointRow).where(Round.run_id == run_id, Round.point.in_(numbers))
+            return [PointRow(**found) for found in connection.execute(wanted.order_by(Round.point)).mappings()]
+
+    def explanations(self, run_id: str, first: int = 1, last: int | None = None) -> list[RoundExplanation]:
+        """Return the stored explanations of the closed rounds from `first` to `last`."""
+        columns = select(Round.round, Round.seconds, Round.explanation)
+        wanted = columns.where(Round.run_id == run_id, Round.round >= first, Round.reason != "")
+        if last is not None:
+            wanted = wanted.where(Round.round <= last)
+        with self._database.reading() as connection:
+            return [stored(*found) for found in connection.execute(wanted.order_by(Round.round))]
+
+    def most_waited_for(self, run_id: str) -> tuple[dict[str, int], dict[str, int]]:
+        """Return the client that was the slowest of a round most often, and the one waited for in vain, with counts."""
+        found = list[dict[str, int]]()
+        with self._database.reading() as connection:
+            for column in (Client.times_slowest, Client.times_silent):
+                wanted = select(Client.device, column).where(Client.run_id == run_id, column > 0)
+                most = connection.execute(wanted.order_by(column.desc(), Client.device).limit(1)).first()
+                found.append({most[0]: most[1]} if most else {})
+        return found[0], found[1]
+
+    def updates(
+        self, run_id: str, round: int | None = None, last: int | None = None, *, changed_after: int = 0,  # noqa: A002
+        devices: Sequence[str] | None = None, outcomes: Sequence[str] = (),
+    ) -> list[UpdateRow]:  # fmt: skip
+        """Return one row for each assignment of the run, of one of its rounds, or of those from `round` to `last`.
+
+        Only those whose `changed` is above `changed_after`, of these `devices`, and with one of `outcomes`.
+        """
+        wanted = columns_of(Update, UpdateRow).where(Update.run_id == run_id)
         if round is not None:
             wanted = wanted.where(Update.round.between(round, round if last is None else last))
+        if changed_after:
+            wanted = wanted.where(Update.changed > changed_after)
+        if devices is not None:
+            wanted = wanted.where(Update.device.in_(devices))
+        if outcomes:
+            wanted = wanted.where(Update.outcome.in_(outcomes))
         ordered = wanted.order_by(Update.round, Update.device, Update.assigned_at)
         return [UpdateRow(**found) for found in _all(self._database, ordered)]
+
+    def updates_into(self, run_id: str, number: int, since: int, outcomes: Sequence[str] = ()) -> list[UpdateRow]:
+        """Return the assignments of earlier rounds that were aggregated into this one, and with one of `outcomes` those
+        of the rounds after `since` that may still be.
+        """
+        wanted = columns_of(Update, UpdateRow).where(Update.run_id == run_id)
+        found = _all(
+            self._database, wanted.where(Update.aggregated_round == number, Update.aggregated_round != Update.round)
+        )
+        if outcomes:
+            between = Update.round.between(since + 1, number - 1) & Update.outcome.in_(outcomes)
+            found += _all(self._database, wanted.where(between))
+        return sorted((UpdateRow(**one) for one in found), key=lambda one: (-one.round, one.device))
 
     def phases(self, run_id: str, round: int | None = None) -> list[PhaseRow]:  # noqa: A002
         """Return the closed phases of the run's rounds, or of one, in order; none without secure aggregation."""
@@ -96,38 +179,50 @@ class RunQueries:
         wanted = select(RoundPhase.__table__).where(own.run_id == run_id).order_by(own.round)
         if round is not None:
             wanted = wanted.where(own.round == round)
-        rows = sorted(_all(self._database, wanted), key=lambda row: (row["round"], PHASES.index(row["phase"])))
-        shown, before = list[PhaseRow](), (0, 0.0)
-        for row in rows:
-            since = before[1] if before[0] == row["round"] else 0.0
-            shown.append(
-                PhaseRow(
-                    **{name: row[name] for name in row if name != "run_id"}, seconds=max(0.0, row["elapsed_s"] - since)
-                )
-            )
-            before = row["round"], row["elapsed_s"]
-        return shown
+        return phase_rows(_all(self._database, wanted))
 
-    def clients(self, run_id: str) -> list[ClientRow]:
-        """Return each device's part in a run, by name."""
-        wanted = _columns(Client, ClientRow).where(Client.run_id == run_id).order_by(Client.device)
-        return [ClientRow(**found) for found in _all(self._database, wanted)]
+    def clients(self, run_id: str, first: int = 0, count: int | None = None) -> list[ClientRow]:
+        """Return each device's part in a run, by name: `count` of them from the place `first` on."""
+        wanted = columns_of(Client, ClientRow).where(Client.run_id == run_id).order_by(Client.device)
+        return [ClientRow(**found) for found in _all(self._database, wanted.offset(first).limit(count))]
+
+    def client_count(self, run_id: str) -> tuple[int, int]:
+        """Return how many devices take part in a run, and how many of them were selected."""
+        wanted = select(func.count(), func.count().filter(Client.selected > 0)).where(Client.run_id == run_id)
+        with self._database.reading() as connection:
+            there, selected = connection.execute(wanted).one()
+        return int(there), int(selected)
+
+    def strangers(self, run_id: str, names: Sequence[str]) -> list[str]:
+        """Return those of these devices that take no part in a run, by name."""
+        wanted = select(Client.device).where(Client.run_id == run_id)
+        with self._database.reading() as connection:
+            return sorted({*names}.difference(connection.scalars(wanted))) if names else []
+
+    def online_since(self) -> dict[str, float]:
+        """Return the devices that are online, with the moment of their registration, infinity if it is unknown."""
+        wanted = select(Device.name, Device.seen_at).where(Device.online.is_(True)).order_by(Device.name)
+        with self._database.reading() as connection:
+            return {name: math.inf if seen_at is None else seen_at for name, seen_at in connection.execute(wanted)}
 
     def models(self, run_id: str) -> list[ModelRow]:
         """Return the model versions of a run, oldest first."""
-        wanted = _columns(Checkpoint, ModelRow).where(Checkpoint.run_id == run_id).order_by(Checkpoint.version)
+        wanted = columns_of(Checkpoint, ModelRow).where(Checkpoint.run_id == run_id).order_by(Checkpoint.version)
         return [
             ModelRow(**{**found, "parts": [(name, length, digest) for name, length, digest in found["parts"]]})
             for found in _all(self._database, wanted)
         ]
 
-    def devices(self) -> list[DeviceInfo]:
-        """Return all devices by name."""
+    def devices(self, names: Sequence[str] | None = None) -> list[DeviceInfo]:
+        """Return all devices by name, or those with these names."""
+        wanted = select(*Device.__table__.c).order_by(Device.name)
+        parts = select(Client.device, Client.arrived, Client.payload_up, Client.last_outcome).join(
+            Run, (Run.run_id == Client.run_id) & (Run.source == "devices")
+        )
+        if names is not None:
+            wanted, parts = wanted.where(Device.name.in_(names)), parts.where(Client.device.in_(names))
         with self._database.reading() as connection:
-            known = connection.execute(select(*Device.__table__.c).order_by(Device.name)).mappings().all()
-            parts = select(Client.device, Client.arrived, Client.payload_up, Client.last_outcome).join(
-                Run, (Run.run_id == Client.run_id) & (Run.source == "devices")
-            )
+            known = connection.execute(wanted).mappings().all()
             done = connection.execute(parts.order_by(func.coalesce(Client.last_at, 0.0))).all()
         sums: dict[str, tuple[int, int, str]] = {}
         for device, arrived, payload, outcome in done:
@@ -147,7 +242,7 @@ class RunQueries:
 
         With `kinds`, only measurements of these kinds are returned.
         """
-        wanted = _columns(Measure, MeasureRow).order_by(Measure.device, Measure.kind, Measure.work)
+        wanted = columns_of(Measure, MeasureRow).order_by(Measure.device, Measure.kind, Measure.work)
         if kinds:
             wanted = wanted.where(Measure.kind.in_(kinds))
         return [MeasureRow(**found) for found in _all(self._database, wanted)]
@@ -173,10 +268,21 @@ class RunQueries:
     def device_updates(self, name: str, limit: int = 50) -> list[UpdateRow]:
         """Return a device's last assignments and their outcomes over all runs on devices, latest first."""
         mine = (Client.run_id == Update.run_id) & (Client.device == name)  # uses an index to find the device's runs
-        wanted = _columns(Update, UpdateRow).join(Client, mine).join(Run, Run.run_id == Update.run_id)
+        wanted = columns_of(Update, UpdateRow).join(Client, mine).join(Run, Run.run_id == Update.run_id)
         wanted = wanted.where(Update.device == name, Run.source == "devices")
         wanted = wanted.order_by(Run.number.desc(), Update.round.desc(), Update.assigned_at.desc()).limit(limit)
         return [UpdateRow(**found) for found in _all(self._database, wanted)]
+
+
+def phase_rows(found: Iterable[dict[str, Any]]) -> list[PhaseRow]:
+    """Make `PhaseRow` values of rows of the table, in the order of rounds and phases."""
+    shown, before = list[PhaseRow](), (0, 0.0)
+    for row in sorted(found, key=lambda row: (row["round"], PHASES.index(row["phase"]))):
+        since = before[1] if before[0] == row["round"] else 0.0
+        own = {name: row[name] for name in row if name != "run_id"}
+        shown.append(PhaseRow(**own, seconds=max(0.0, row["elapsed_s"] - since)))
+        before = row["round"], row["elapsed_s"]
+    return shown
 
 
 def device_row(found: Mapping[str, Any] | RowMapping) -> DeviceRow:
@@ -184,7 +290,7 @@ def device_row(found: Mapping[str, Any] | RowMapping) -> DeviceRow:
     return DeviceRow(**{name: found[name] for name in DeviceRow.__dataclass_fields__})
 
 
-def _columns(table: type[Base], row: type[Any], **computed: ColumnElement[Any]) -> Select[Any]:
+def columns_of(table: type[Base], row: type[Any], **computed: ColumnElement[Any]) -> Select[Any]:
     """Return a select of the table's own columns: attributes of a mapped class take five times as long to compile."""
     own = table.__table__.columns
     return select(*(computed[name].label(name) if name in computed else own[name] for name in row.__dataclass_fields__))

@@ -60,10 +60,8 @@ class RunRow(Traffic, Outcomes, Measured):
     """A run as it is now. Times are wall-clock seconds; `wire_*` is None without a network (simulation).
 
     `identity` is 64 random bits in hex, "" for a simulation. By it a device tells a run from a run of the same id in
-    another state directory.
-
-    `dense_*` are the bytes of the same transfers in plain float32. `late`, `dropped` and `failed` count assignments by
-    outcome.
+    another state directory. `dense_*` are the bytes of the same transfers in plain float32. `late`, `dropped` and
+    `failed` count assignments by outcome.
     """
 
     run_id: str
@@ -91,6 +89,7 @@ class RunRow(Traffic, Outcomes, Measured):
     dense_up: int
     dense_down: int
     notes: list[Reasons] = field(default_factory=list)  # for users who follow the run
+    totals: dict[str, Any] = field(default_factory=dict, compare=False)  # `RunTotals` of its closed rounds, as JSON
     identity: str = ""
 
 
@@ -144,7 +143,11 @@ class RoundRow(Traffic, Outcomes, Measured):
     ignored: int = 0  # number of metrics not recorded, since fewer than half of its updates carried them
     secure_sum: dict[str, Any] = field(default_factory=dict)
     detail: str = ""  # why a round with secure aggregation has no sum
-    changed: int = field(default=0, compare=False)  # number of the transaction that changed the row last
+    explanation: dict[str, Any] = field(default_factory=dict)  # of a closed round; store/explaining.py reads it
+    until_s: float | None = None  # of a closed round: sums from the run's start until its end
+    until_payload: int | None = None
+    until_wire: int | None = None
+    changed: int = field(default=0, compare=False)  # as of a round
     arrived: int = 0  # of an open round: own assignments with a recorded reply that is not aggregated yet
 
     @property
@@ -161,6 +164,16 @@ class RoundRow(Traffic, Outcomes, Measured):
     def answered(self) -> int:
         """Return the number of selected devices that have replied so far; failures do not count."""
         return self.aggregated_count + self.arrived + self.dropped
+
+
+@dataclass(frozen=True, kw_only=True)
+class PointRow(Measured):
+    """A point of a run's curves: the metrics of a round, and the sums from the run's start until its end."""
+
+    round: int
+    until_s: float | None
+    until_payload: int | None
+    spread: dict[str, list[float]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,6 +251,7 @@ class UpdateRow(Traffic):
     failed_at: float | None = None
     delivered_at: float | None = None
     clipped: list[str] = field(default_factory=list)  # names of the metrics that were clipped for `best` and `target`
+    changed: int = field(default=0, compare=False)  # number of the transaction that changed the row last
 
 
 @dataclass(frozen=True)

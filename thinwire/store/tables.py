@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, ForeignKey, Index, Integer, LargeBinary, String, Text, UniqueConstraint
+from sqlalchemy import JSON, BigInteger, ForeignKey, Index, Integer, LargeBinary, String, Text, UniqueConstraint, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from thinwire.store.database import Base, Counter, Words
@@ -77,6 +77,7 @@ class Run(Traffic, Outcomes, Base):
     dense_up: Mapped[int] = mapped_column(default=0)  # bytes of the same transfers in plain float32
     dense_down: Mapped[int] = mapped_column(default=0)
     notes: Mapped[list[Any]] = mapped_column(default=list, server_default="[]")  # each a list of reasons
+    totals: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default="{}")  # of its rounds' explanations
     identity: Mapped[str] = mapped_column(String(64), default="", server_default="")  # random; "" for a simulation
 
 
@@ -87,7 +88,7 @@ class Round(Traffic, Outcomes, Base):
     """A round of a run: its decisions, its result and its sums."""
 
     __tablename__ = "rounds"
-    __table_args__ = (Index(None, "run_id", "changed"),)
+    __table_args__ = (Index(None, "run_id", "changed"), Index(None, "run_id", "point"))
 
     run_id: Mapped[str] = _run()
     round: Mapped[int] = mapped_column(Integer, primary_key=True)
@@ -120,6 +121,11 @@ class Round(Traffic, Outcomes, Base):
     slowest: Mapped[str] = mapped_column(default="")
     secure_sum: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default="{}")  # what the masks covered
     detail: Mapped[str] = mapped_column(default="", server_default="")  # why a secure round has no sum
+    explanation: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default="{}")  # {} while it is open
+    until_s: Mapped[float | None]  # sums from the run's start until this round's end; null while it is open
+    until_payload: Mapped[int | None]
+    until_wire: Mapped[int | None]
+    point: Mapped[int | None] = mapped_column(Integer)  # its place among the rounds with metrics
     changed: Mapped[int]  # number of the run's transaction that changed this row last
 
 
@@ -147,6 +153,8 @@ class Client(Traffic, Outcomes, Base):
     selected: Mapped[int] = mapped_column(default=0)
     arrived: Mapped[int] = mapped_column(default=0)
     sequence: Mapped[int] = mapped_column(default=0)  # the highest received
+    times_slowest: Mapped[int] = mapped_column(default=0, server_default="0")  # rounds whose stages are its own
+    times_silent: Mapped[int] = mapped_column(default=0, server_default="0")  # rounds that waited for it in vain
     last_outcome: Mapped[str] = mapped_column(default="")
     last_at: Mapped[float | None]
 
@@ -155,7 +163,14 @@ class Update(Traffic, Base):
     """An assignment and its outcome."""
 
     __tablename__ = "updates"
-    __table_args__ = (Index(None, "run_id", "update_id"), Index(None, "run_id", "round"))
+    __table_args__ = (
+        Index(None, "run_id", "update_id"),
+        Index(None, "run_id", "round"),
+        Index(  # of the few updates that went into a later round
+            None, "run_id", "aggregated_round",
+            sqlite_where=text("aggregated_round <> round"), postgresql_where=text("aggregated_round <> round"),
+        ),
+    )  # fmt: skip
 
     run_id: Mapped[str] = _run()
     assignment_id: Mapped[str] = mapped_column(Words(255), primary_key=True)  # a late reply brings its own
@@ -195,6 +210,7 @@ class Update(Traffic, Base):
     requests: Mapped[int] = mapped_column(default=0)
     metrics: Mapped[dict[str, Any]] = mapped_column(default=dict)
     clipped: Mapped[list[Any]] = mapped_column(default=list, server_default="[]")  # clipped names of `metrics`
+    changed: Mapped[int] = mapped_column(default=0, server_default="0")  # number of the transaction, as in `rounds`
 
 
 class Measure(Base):

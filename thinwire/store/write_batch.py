@@ -78,7 +78,7 @@ OF_CLIENTS = (*EVERYWHERE, "selected", "arrived")
 WIRE = ("wire_up", "wire_down")  # null until a transfer was measured
 ADD = {name: f"add_{name}" for name in (*OF_RUNS, *OF_CLIENTS)}  # the parameter for an amount
 NOTHING = {name: None if name in WIRE else 0 for name in ADD}  # the amount where nothing was added
-ONCE = ("started_at", "finished_at")  # the first time that is set stays
+ONCE = ("started_at", "finished_at", "point")  # the first time that is set stays
 Amounts = dict[str, int]  # name -> the sum of what was added; a defaultdict, which takes less time than a Counter
 SET = "set_"  # prefix of the parameter for a column that is set
 
@@ -175,7 +175,7 @@ class CounterDeltas:
         if missing := sorted(self.new - self.devices):
             self.connection.execute(_NEW_CLIENT, [{"run_id": self.run_id, "device": name} for name in missing])
             self.devices.update(missing)
-        rows = []
+        rows = list[Row]()
         for device, counter in self.clients.items():
             outcome, at = self.outcomes.get(device, (None, None))
             own = {"the_run": self.run_id, "the_device": device, "outcome": outcome, "at": at}
@@ -193,9 +193,8 @@ def _set(values: Row) -> Row:
 
 def _setting(table: Any, names: frozenset[str]) -> dict[str, Any]:
     given = {name: bindparam(SET + name, type_=getattr(table, name).type) for name in sorted(names)}
-    return {
-        name: func.coalesce(getattr(table, name), value) if name in ONCE else value for name, value in given.items()
-    }
+    first = {name: func.coalesce(getattr(table, name), given[name]) for name in given if name in ONCE}
+    return {**given, **first}
 
 
 def _adding(table: Any, names: tuple[str, ...]) -> dict[str, Any]:
@@ -211,11 +210,8 @@ def _adding(table: Any, names: tuple[str, ...]) -> dict[str, Any]:
     }
 
 
-_SEEN, _OUTCOME, _AT = (
-    bindparam("seen", type_=Whole),
-    bindparam("outcome", type_=Words),
-    bindparam("at", type_=Double),
-)
+_SEEN, _AT = bindparam("seen", type_=Whole), bindparam("at", type_=Double)
+_OUTCOME = bindparam("outcome", type_=Words)
 _DEVICES = select(Client.device).where(Client.run_id == bindparam("the_run"))
 _NEW_CLIENT, _NEW_ROUND = insert(Client), insert(Round)
 _RUN = update(Run).where(Run.run_id == bindparam("the_run")).values(_adding(Run, OF_RUNS))
@@ -271,15 +267,18 @@ class KnownRows:
     selections: dict[int, Row] = field(default_factory=dict)  # open round -> values of _SELECTION
     reserved: set[int] = field(default_factory=set)  # rounds that spend privacy
     changes: int = 0  # transactions that changed rounds of the run
+    points: int = 0  # the last number of a measured round
 
     @classmethod
     def read(cls, connection: Connection, run_id: str) -> KnownRows:
         """Read the assignments of the last rounds that may still change, and the run's devices."""
         found = cls(devices=set(connection.scalars(_DEVICES, {"the_run": run_id})))
-        last, found.changes = (
+        last, found.changes, found.points = (
             connection.scalar(select(func.max(column)).where(Round.run_id == run_id)) or 0
-            for column in (Round.round, Round.changed)
+            for column in (Round.round, Round.changed, Round.point)
         )
+        written = select(func.max(Update.changed)).where(Update.run_id == run_id, Update.round > last - RECENT)
+        found.changes = max(found.changes, connection.scalar(written) or 0)
         wanted = select(*_KNOWN).where(Update.run_id == run_id, Update.round > last - RECENT)
         for row in connection.execute(wanted.where(Update.outcome.not_in(FINAL))).mappings():
             found.add(dict(row))
@@ -364,9 +363,10 @@ class Rows:
 
     def write(self) -> None:
         """Write the rows with one statement for each set of columns."""
-        for rows in alike(self._new.values()):
+        change = {"changed": self._held.changes}
+        for rows in alike({**row, **change} for row in self._new.values()):
             self._connection.execute(_NEW, rows)
-        changed = [{"the_assignment": assignment_id, **values} for assignment_id, values in self._changed.items()]
+        changed = [{"the_assignment": key, **values, **change} for key, values in self._changed.items()]
         for rows in alike(changed):
             self._connection.execute(_UPDATE, [{"the_run": self._run_id, **row} for row in rows])
         for assignment_id, row in self._new.items():

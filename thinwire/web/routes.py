@@ -164,6 +164,22 @@ def api_routes(settings: Settings, store: Store, reader: Reader, live: Live) -> 
     def rounds(run_id: RunId, first: Since = 1) -> list[schemas.Round]:
         return reader.rounds(run_id, first)
 
+    @router.get("/runs/{run_id}/view")
+    def view(
+        run_id: RunId, since: Change = 0, number: Chosen = 0, held: Change = 0, first_client: AnyClient = None
+    ) -> schemas.RunView:  # fmt: skip
+        """Return what the run's page shows, or what has changed of it `since` a change."""
+        return reader.view(run_id, since, number, held, first_client)
+
+    @router.get("/runs/{run_id}/lines")
+    def lines(run_id: RunId, first: Since = 1, last: Last = 2**31 - 1) -> list[schemas.RoundLine]:
+        """Return rounds as lines of a table, at most 120."""
+        return reader.lines(run_id, first, last)
+
+    @router.get("/runs/{run_id}/clients")
+    def clients(run_id: RunId, first: FirstClient = 0, count: Count = 50) -> schemas.Clients:
+        return reader.clients(run_id, first, count)
+
     @router.get("/runs/{run_id}/rounds/{number}")
     def one_round(run_id: RunId, number: Number) -> schemas.RoundPage:
         return reader.round(run_id, number)
@@ -267,7 +283,7 @@ def csv_routes(reader: Reader, devices: Devices) -> APIRouter:
 
     @router.get("/api/runs/{run_id}/clients.csv", response_class=Response)
     def clients_csv(run_id: RunId) -> Response:
-        return as_csv(reader.run(run_id).clients, schemas.Client, f"{run_id}-clients")
+        return as_csv(reader.clients(run_id).clients, schemas.Client, f"{run_id}-clients")
 
     @router.get("/api/devices.csv", response_class=Response)
     def devices_csv() -> Response:
@@ -317,4 +333,10 @@ RunId = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,80}$", description="an id
 DeviceName = Annotated[str, Path(pattern=r"^[a-z0-9-]{1,63}$")]
 Number = Annotated[int, Path(ge=1, le=2**31 - 1)]
 Since = Annotated[int, Query(ge=1, le=2**31 - 1, alias="from")]
+Last = Annotated[int, Query(ge=1, le=2**31 - 1, alias="to")]
+Change = Annotated[int, Query(ge=0, le=2**62)]
+Chosen = Annotated[int, Query(ge=0, le=2**31 - 1, alias="round")]
+FirstClient = Annotated[int, Query(ge=0, le=2**31 - 1, alias="client")]
+AnyClient = Annotated[int | None, Query(ge=0, le=2**31 - 1, alias="client")]
+Count = Annotated[int, Query(ge=1, le=1000)]
 OfRound = Annotated[int | None, Query(ge=1, le=2**31 - 1, alias="round")]

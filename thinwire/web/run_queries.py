@@ -1,108 +1,142 @@
-"""Reads of the store for the API about runs, rounds, clients and updates.
+"""Reads of the store for the API about runs, rounds and updates, and for a run's page.
 
-Open tabs repeat the same reads after each event. Therefore `RunHistory` keeps a run's sums and explanations, and reads
-only the rounds that changed. Invariant: what an event costs does not depend on the number of the run's rounds.
+Invariant: what a read of a run's page costs does not depend on the number of the run's rounds. A round's explanation and
+the sums until its end are stored in its row; curves have a bounded number of points; an index finds what changed.
 """
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, TypeVar
 
 from thinwire.core.errors import NotFound
-from thinwire.core.events import ENDED
 from thinwire.core.formatting import with_home
 from thinwire.core.layout import Layout
+from thinwire.core.protection_events import is_sampled
 from thinwire.reports import secure_rounds
 from thinwire.reports.privacy_history import PrivacyState, SpendingHistory
 from thinwire.reports.reason_text import behind, deadline_sentence, sentence
-from thinwire.reports.round_explanation import RoundExplanation, RunTotals, why, whys
-from thinwire.reports.round_timing import clock_was_set, down_s, round_trips, stretches, turn_at, turns
-from thinwire.store import ClientRow, DeviceInfo, RoundRow, RunRow, Store, UpdateRow
+from thinwire.reports.run_explanation import explain_run
+from thinwire.store import RoundRow, RunRow, Store, UpdateRow
+from thinwire.store.round_explanation import RoundExplanation, stored
+from thinwire.store.round_timing import clock_was_set, down_s, stretches, turns
+from thinwire.store.run_totals import RunTotals
+from thinwire.store.secure_phases import open_text, phases_of
 from thinwire.web import schemas
+from thinwire.web.client_queries import Clients
 from thinwire.web.run_text import buffered, closing, not_evaluated, open_round, overlaps, run_sentence
 
 Shown = TypeVar("Shown", bound=schemas.Run)
 
-LATEST_ROUNDS = 3  # rounds in which a device's examples are searched
-KEPT_RUNS = 8
+POINTS: Final = 400  # most points of a curve: a screen's width has 1 000 to 2 000 pixels for two curves
+LINES: Final = 60  # newest rounds of a page
+MOST_CHANGED: Final = 2 * LINES  # rounds; where more have changed, everything is read
+EARLIER_ROUNDS: Final = 20  # rounds in which earlier assignments are searched
+LATEST_ROUNDS: Final = 3  # rounds in which the latest version with metrics is searched
+KEPT_RUNS: Final = 8
+AT_WORK: Final = ("selected", "accepted")  # outcomes of an assignment that is not decided yet
 
 
 class Reader:
     """All queries about runs. `home` is the `--home` option for commands in recorded sentences."""
 
     def __init__(self, store: Store, home: str = "") -> None:
-        self._store, self._home = store, home
-        self._kept: dict[str, RunHistory] = {}
+        self._store, self._home, self._clients = store, home, Clients(store)
+        self._kept: dict[str, SpendingHistory] = {}
         self._following = threading.Lock()
 
     def runs(self) -> list[schemas.Run]:
         """Return all runs, newest first; a running one has the state of its open round in its sentence."""
         rows, line = self._store.runs(), self._store.line()
-        return [_run(schemas.Run, row, self._open_round(row), line, self._home) for row in rows]
+        return [self._run(schemas.Run, row, self._open_rounds(row), line) for row in rows]
 
     def run(self, name: str) -> schemas.RunPage:
-        """Return one run with its clients and its time breakdown.
+        """Return one run with its plan, its clients and its time breakdown.
 
         `name` is an id, a unique beginning of one, or "latest".
         """
-        store = self._store
-        seq, row = store.changes(), store.run(name)
-        rounds = store.rounds(row.run_id, row.rounds_closed + 1 - LATEST_ROUNDS)
-        latest = [store.updates(row.run_id, found.round) for found in rounds[: -LATEST_ROUNDS - 1 : -1]]
-        newest = rounds[-1] if rounds else None
-        clients = client_states(row, newest, latest, store.clients(row.run_id), store.devices())
-        history = self._history(row)
-        protection = secure_rounds.protection(row, history.selected)
-        return _run(
-            schemas.RunPage, row, self._open_round(row), store.line() if row.status == "queued" else (), self._home,
-            plan=row.plan, model_digest=row.model_digest, layout_digest=Layout.from_json(row.layout).digest,
-            task_version=row.task_report.version, seconds=history.until(history.opened).seconds,
-            notes=[with_home(sentence(note), self._home) for note in row.notes], clients=clients, seq=seq,
-            protection=protection and schemas.Protection.model_validate(protection),
-            privacy=history.privacy and schemas.Privacy.model_validate(history.privacy),
-            not_evaluated=not_evaluated(row, rounds), now=time.time(),
-            **_went(history.totals.explanation() if history.totals.rounds else None),
+        row = self._store.run(name)
+        return schemas.RunPage(**dict(self._now(row)), **_about(row), clients=self._clients.page(row).clients)
+
+    def view(
+        self, name: str, since: int = 0, number: int = 0, held: int = 0, first_client: int | None = None
+    ) -> schemas.RunView:  # fmt: skip
+        """Return what a run's page shows, or what has changed of it since the view with the change `since`.
+
+        `number` is the chosen round, 0 for the one that takes replies; of the round `held` the browser has the assignments
+        until `since`. Without `first_client` the view has no clients. In a run with Poisson sampling every view is
+        whole: the number of changes would tell how many clients were sampled.
+        """
+        store, row = self._store, self._store.run(name)
+        opened, change = (
+            (store.round_count(row.run_id)[0], 0) if is_sampled(row.plan) else store.round_count(row.run_id)
+        )
+        since = min(since, change)
+        changed = store.rounds(row.run_id, changed_after=since, limit=MOST_CHANGED + 1) if since else []
+        whole = not since or len(changed) > MOST_CHANGED
+        rounds = store.rounds(row.run_id, opened - LINES + 1) if whole else changed
+        spent = self._spent(row)
+        number = min(number or self._current(row, opened), opened)
+        return schemas.RunView(
+            change=change, whole=whole, opened=opened, run=self._now(row), about=_about(row) if whole else None,
+            lines=[_line(one, row, spent) for one in rounds],
+            points=list(map(schemas.CurvePoint.model_validate, store.points(row.run_id, POINTS) if whole else ())),
+            spent=_spent_points(spent) if whole else [],
+            round=self._round_page(row, number, 0 if whole or held != number else since) if number else None,
+            clients=None if first_client is None else self._clients.page(row, first_client, CLIENTS),
         )  # fmt: skip
+
+    def lines(self, name: str, first: int, last: int) -> list[schemas.RoundLine]:
+        """Return the rounds from `first` to `last` as lines of a table, at most `MOST_CHANGED` of them."""
+        row = self._store.run(name)
+        spent = self._spent(row)
+        last = min(last, first + MOST_CHANGED - 1)
+        return [_line(one, row, spent) for one in self._store.rounds(row.run_id, first, last)]
 
     def rounds(self, name: str, first: int = 1) -> list[schemas.Round]:
         """Return the run's rounds from `first` on, with sums since the run's start."""
         row = self._store.run(name)
-        rounds = self._store.rounds(row.run_id, first)
-        history = self._history(row)
-        return [_round(one, history) for one in rounds]
+        spent = self._spent(row)
+        return [_round(one, row, spent) for one in self._store.rounds(row.run_id, first)]
 
-    def round(self, name: str, number: int) -> schemas.RoundPage:
-        """Return one round with its assignments; `NotFound` if the run has not opened it."""
-        row = self._store.run(name)
-        rounds = self._store.rounds(row.run_id, number - EARLIER_ROUNDS, number)
-        history = self._history(row)
+    def round(self, name: str, number: int, since: int = 0) -> schemas.RoundPage:
+        """Return one round with its assignments; `NotFound` if the run has not opened it.
+
+        With `since` the result has only the assignments that changed after this change, unless the times of all do.
+        """
+        return self._round_page(self._store.run(name), number, since)
+
+    def _round_page(self, row: RunRow, number: int, since: int) -> schemas.RoundPage:
+        store = self._store
+        opened, change = store.round_count(row.run_id)
+        rounds = store.rounds(row.run_id, number - 1, number)
         if not rounds or rounds[-1].round != number:
-            raise NotFound(f"{row.run_id} has no round {number}", why=f"it has opened {history.opened}")
+            raise NotFound(f"{row.run_id} has no round {number}", why=f"it has opened {opened}")
         found = rounds[-1]
-        own, hidden = self._store.updates(row.run_id, number), secure_rounds.why_not_known(row)
-        before = earlier(row, found, own, lambda one: self._store.updates(row.run_id, one))
-        turn_at = turns(rounds, self._store.current_round(row.run_id) if overlaps(row) else None)[number]
-        ahead = [one.round for one in rounds if not one.reason and one.round < number]
-        closed = self._store.phases(row.run_id, number) if secure_rounds.is_secure(row) else None
-        phases = [] if closed is None else secure_rounds.phases_of(found, closed, own)
+        since = 0 if found.downtimes or overlaps(row) else since
+        own, hidden = store.updates(row.run_id, number, changed_after=since), secure_rounds.why_not_known(row)
+        before = self._earlier(row, found, own if not since else ())
+        turn_at = turns(rounds, store.current_round(row.run_id) if overlaps(row) else None)[number]
+        closed = store.phases(row.run_id, number) if secure_rounds.is_secure(row) else None
+        phases = [] if closed is None else phases_of(found, closed, store.updates(row.run_id, number))
         if found.reason:
-            simulated = row.source == "sim"
-            took = why(found, own, before, turn_at, simulated=simulated, rtts=rtts(self._store, row), phases=closed)
+            took = stored(number, found.seconds, found.explanation)
         elif phases:
-            took = RoundExplanation(number, 0.0, secure_rounds.open_text(found, phases))
+            took = RoundExplanation(number, 0.0, open_text(found, phases))
         else:
-            said = open_round(found, own, before, buffered(row), ahead, taken=turn_at is not None)
+            all_own = store.updates(row.run_id, number) if since and buffered(row) else own
+            ahead = store.open_rounds(row.run_id, number - EARLIER_ROUNDS, number - 1)
+            said = open_round(found, all_own, before, buffered(row), ahead, taken=turn_at is not None)
             took = RoundExplanation(number, 0.0, said)
-        shown = _round(found, history).model_copy(update={"slowest": took.device})
-        of = {one.round: one for one in rounds}
+        of = {one.round: one for one in (*store.rounds_of(row.run_id, {one.round for one in before}), found)}
+        shown = _round(found, row, self._spent(row)).model_copy(update={"slowest": took.device})
         return schemas.RoundPage(
-            **{**dict(shown), **_went(took)}, now=time.time(), waited_for=list(took.waited_for),
+            **{**dict(shown), **_went(took)}, now=time.time(), waited_for=list(took.waited_for), whole=not since,
+            change=0 if is_sampled(row.plan) else max([change, *(one.changed for one in own)]),
             deadline_reason=deadline_sentence(found.deadline_s, found.deadline_reason), sampling=found.sampling,
             turn_at=turn_at,
             missed_s=max(found.missed_s, down_s(found)),
@@ -120,20 +154,73 @@ class Reader:
         of = {found.round: found for found in self._store.rounds(row.run_id, number or 1, number)}
         return [update(one, of.get(one.round), hidden=hidden) for one in self._store.updates(row.run_id, number)]
 
-    def _history(self, row: RunRow) -> RunHistory:
-        """Return what is kept of a run, with all changes until now."""
+    def clients(self, name: str, first: int = 0, count: int | None = None) -> schemas.Clients:
+        """Return the clients of a run, `count` of them from the place `first` on."""
+        return self._clients.page(self._store.run(name), first, count)
+
+    def _now(self, row: RunRow) -> schemas.RunNow:
+        """Return a run as it is now, without its plan."""
+        seq, open_rounds = self._store.changes(), self._open_rounds(row)
+        sizes = [size for size in (row.totals.get("fewest"), row.totals.get("most")) if size is not None]
+        protection = secure_rounds.protection(row, [*sizes, *(len(one.selected) for one in open_rounds)])
+        spent, totals = self._spent(row), RunTotals.from_json(row.totals)
+        totals.slowest, totals.missed = map(Counter, self._store.most_waited_for(row.run_id))
+        secure = secure_rounds.is_secure(row)
+        latest = self._store.rounds(row.run_id, row.rounds_closed + 1 - LATEST_ROUNDS) if secure else []
+        return self._run(
+            schemas.RunNow, row, open_rounds, self._store.line() if row.status == "queued" else (),
+            model_digest=row.model_digest, seconds=totals.seconds,
+            notes=[with_home(sentence(note), self._home) for note in row.notes], seq=seq,
+            protection=protection and schemas.Protection.model_validate(protection),
+            privacy=spent and schemas.Privacy.model_validate(spent[0]),
+            not_evaluated=not_evaluated(row, latest), now=time.time(),
+            **_went(explain_run(totals) if totals.rounds else None),
+        )  # fmt: skip
+
+    def _run(
+        self, kind: type[Shown], row: RunRow, open_rounds: Sequence[RoundRow], line: Sequence[RunRow], **more: Any
+    ) -> Shown:  # fmt: skip
+        """Return a run as the schema `kind`, with its sentence."""
+        values = {name: getattr(row, name) for name in schemas.Run.model_fields if name != "sentence"}
+        values["status_text"] = with_home(row.status_text, self._home)
+        said = with_home(run_sentence(row, next(iter(open_rounds), None), behind(row, line)), self._home)
+        return kind(**values, sentence=said, **more)
+
+    def _current(self, row: RunRow, opened: int) -> int:
+        """Return the first open round, or the last one; 0 if there is none."""
+        waiting = self._store.open_rounds(row.run_id, opened - EARLIER_ROUNDS, opened)
+        return waiting[0] if waiting else opened
+
+    def _open_rounds(self, row: RunRow) -> list[RoundRow]:
+        """Return the open rounds of a running run, oldest first."""
+        newest = self._store.rounds(row.run_id, row.rounds_closed + 1) if row.status == "running" else []
+        return [found for found in newest if not found.reason]
+
+    def _spent(self, row: RunRow) -> Spent:
+        """Return what a private run has spent until now, in all and by round; None for other runs."""
         with self._following:
-            history = self._kept.pop(row.run_id, None) or RunHistory(self._store)
-            history.follow(row)
+            history = self._kept.pop(row.run_id, None) or SpendingHistory(self._store)
+            if (found := history.follow(row)) is None:
+                return None
             self._kept[row.run_id] = history
             for oldest in list(self._kept)[:-KEPT_RUNS]:
                 del self._kept[oldest]
-        return history
+            return found, history.by_round
 
-    def _open_round(self, row: RunRow) -> RoundRow | None:
-        """Return the first open round of a running run."""
-        newest = self._store.rounds(row.run_id, row.rounds_closed + 1) if row.status == "running" else []
-        return next((found for found in newest if not found.reason), None)
+    def _earlier(self, row: RunRow, found: RoundRow, own: Sequence[UpdateRow]) -> list[UpdateRow]:
+        """Return the assignments of earlier rounds that were aggregated into this one, the newest round first.
+
+        For an open buffered round the result includes those that may still be aggregated into it.
+        """
+        waits = not found.reason and buffered(row)
+        if own and not waits and {*found.aggregated} <= {one.update_id for one in own}:
+            return []
+        since = found.round - EARLIER_ROUNDS
+        return self._store.updates_into(row.run_id, found.round, since, AT_WORK if waits else ())
+
+
+Spent = tuple[PrivacyState, Mapping[int, tuple[float | None, float | None]]] | None
+CLIENTS: Final = 50  # of a page
 
 
 def update(
@@ -180,221 +267,53 @@ def _downtimes(found: RoundRow, begin: float) -> list[schemas.Downtime]:
     )
 
 
-def _run(
-    kind: type[Shown], row: RunRow, open_round: RoundRow | None, line: Sequence[RunRow], home: str, **more: Any
-) -> Shown:  # fmt: skip
-    """Return a run as the schema `kind`, with its sentence."""
-    values = {name: getattr(row, name) for name in schemas.Run.model_fields if name != "sentence"}
-    values["status_text"] = with_home(row.status_text, home)
-    said = with_home(run_sentence(row, open_round, behind(row, line)), home)
-    return kind(**values, sentence=said, **more)
+def _about(row: RunRow) -> dict[str, Any]:
+    """Return what of a run never changes."""
+    digest = Layout.from_json(row.layout).digest
+    return {"plan": row.plan, "layout_digest": digest, "task_version": row.task_report.version}
 
 
-def _round(row: RoundRow, history: RunHistory) -> schemas.Round:
+def _sums(row: RoundRow, run: RunRow) -> dict[str, Any]:
+    """Return the sums from the run's start until this round's end, or until now while it is open."""
+    wires = [wire for wire in (run.wire_up, run.wire_down) if wire is not None]
+    open_sums = run.totals.get("seconds", 0.0), run.payload_up + run.payload_down, sum(wires) if wires else None
+    sums = open_sums if row.until_s is None else (row.until_s, row.until_payload, row.until_wire)
+    return dict(zip(("until_s", "until_payload", "until_wire"), sums, strict=True))
+
+
+def _epsilons(number: int, spent: Spent) -> dict[str, float | None]:
+    """Return what a private run had spent after this round."""
+    epsilon_run, epsilon = spent[1].get(number, (None, None)) if spent else (None, None)
+    return {"epsilon_run": epsilon_run, "epsilon": epsilon}
+
+
+def _least(row: RoundRow, run: RunRow) -> int:
+    """Return the fewest clients in a sum under masks, 0 without secure aggregation."""
+    found = secure_rounds.protection(run, [len(row.selected)])
+    return found.least if found else 0
+
+
+def _round(row: RoundRow, run: RunRow, spent: Spent) -> schemas.Round:
     """Return a round with its explanation; the sums include all rounds before."""
-    until, told = history.until(row.round), history.explained.get(row.round)
-    sums = {"until_s": until.seconds, "until_payload": until.payload, "until_wire": until.wire}
-    found = secure_rounds.protection(history.run, [len(row.selected)]) if history.run else None
-    least = found.least if found else 0
-    said: dict[str, Any] = {"closing": closing(row, least), "why": told.sentence if told else ""}
-    said["epsilon_run"], said["epsilon"] = history.spending.by_round.get(row.round, (None, None))
-    return schemas.Round.model_validate(row).model_copy(
-        update={**sums, **said, "min_updates": max(row.min_updates, least)}
-    )
+    least = _least(row, run)
+    said = {"closing": closing(row, least), "why": row.explanation.get("sentence", "")}
+    until, more = _sums(row, run), {**_epsilons(row.round, spent), **said}
+    more["min_updates"] = max(row.min_updates, least)
+    return schemas.Round.model_validate(replace(row, **until)).model_copy(update=more)
 
 
-EARLIER_ROUNDS = 20  # rounds in which earlier assignments are searched
-AT_WORK = ("selected", "accepted")  # outcomes of an assignment that is not decided yet
-AT_ONCE = 24  # rounds whose assignments are read at once, if so many are to be explained
+def _line(row: RoundRow, run: RunRow, spent: Spent) -> schemas.RoundLine:
+    """Return a round as a line of a table."""
+    own = {name: getattr(row, name) for name in schemas.RoundLine.model_fields if hasattr(row, name)}
+    own |= {**_sums(row, run), **_epsilons(row.round, spent)}
+    return schemas.RoundLine(**{**own, "selected": len(row.selected)}, closing=closing(row, _least(row, run)))
 
 
-@dataclass(frozen=True)
-class RoundSums:
-    """The seconds and bytes of one round, or of all rounds until one; `wire` is None if no transfer was measured."""
-
-    seconds: float = 0.0
-    payload: int = 0
-    wire: int | None = None
-
-    def __add__(self, other: RoundSums) -> RoundSums:
-        measured = [wire for wire in (self.wire, other.wire) if wire is not None]
-        return RoundSums(
-            self.seconds + other.seconds, self.payload + other.payload, sum(measured) if measured else None
-        )
-
-
-class RunHistory:
-    """The sums of a run's rounds and the explanations of the closed ones, which `follow` brings up to date.
-
-    A late reply changes the explanation of its round when the next round closes.
-    """
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self.run: RunRow | None = None  # as of the last call of `follow`
-        self._change, self._status = 0, ""  # as of the last call of `follow`
-        self._changed: dict[int, RoundRow] = {}  # rounds that changed since they were explained
-        self._closed_at: dict[int, float | None] = {}
-        self._own: dict[int, RoundSums] = {}
-        self.spending = SpendingHistory(store)
-        self.privacy: PrivacyState | None = None  # of a private run
-        self.selected = set[int]()  # the numbers of clients that its rounds selected
-        self._until = {0: RoundSums()}  # number of a round -> the sums of all rounds until its end
-        self.explained: dict[int, RoundExplanation] = {}
-        self.totals = RunTotals()
-
-    @property
-    def opened(self) -> int:
-        """Return the number of rounds."""
-        return len(self._own)
-
-    def until(self, number: int) -> RoundSums:
-        """Return the sums of the rounds from 1 to `number`."""
-        return self._until[number]
-
-    def follow(self, row: RunRow) -> None:
-        """Read the rounds that changed since the last call, and what was spent."""
-        self.run, self.privacy = row, self.spending.follow(row)
-        changed = self._store.rounds(row.run_id, changed_after=self._change)
-        for one in changed:
-            self._change, self._changed[one.round] = max(self._change, one.changed), one
-            self._closed_at[one.round] = one.closed_at
-            self.selected.add(len(one.selected))
-            up, down = RoundSums(0.0, one.payload_up, one.wire_up), RoundSums(0.0, one.payload_down, one.wire_down)
-            self._own[one.round] = up + down + RoundSums(one.seconds or 0.0)
-        for number in range(changed[0].round if changed else self.opened + 1, self.opened + 1):
-            self._until[number] = self._until[number - 1] + self._own[number]
-        closed = [one for one in self._changed.values() if one.reason]
-        if row.status != self._status or any(one.round not in self.explained for one in closed):
-            self._explain(row, closed)
-            self._status, self._changed = row.status, {}
-
-    def _explain(self, row: RunRow, closed: Sequence[RoundRow]) -> None:
-        """Explain these rounds, and replace their earlier explanations in the totals."""
-        trips = rtts(self._store, row)
-        for start in range(0, len(closed), AT_ONCE):
-            part = closed[start : start + AT_ONCE]
-            since = {one.round: turn_at(one, self._closed_at.get(one.round - 1, 0.0)) for one in part}
-            assignments = self._assignments(row, part)
-            numbers = [one.round for one in part] if secure_rounds.is_secure(row) else []
-            phases = [found for number in numbers for found in self._store.phases(row.run_id, number)]
-            for told in whys(row, part, assignments, since, trips, phases):
-                if earlier_told := self.explained.get(told.round):
-                    self.totals.add(earlier_told, -1)
-                self.totals.add(told)
-                self.explained[told.round] = told
-
-    def _assignments(self, row: RunRow, rounds: Sequence[RoundRow]) -> list[UpdateRow]:
-        """Return the assignments of these rounds, and the earlier ones that were aggregated into them."""
-        if len(rounds) == AT_ONCE:
-            return self._store.updates(row.run_id, rounds[0].round - EARLIER_ROUNDS, rounds[-1].round)
-        found = dict[str, UpdateRow]()
-        for one in rounds:
-            own = self._store.updates(row.run_id, one.round)
-            before = earlier(row, one, own, lambda number: self._store.updates(row.run_id, number))
-            found |= {assignment.assignment_id: assignment for assignment in [*own, *before]}
-        return list(found.values())
-
-
-def rtts(store: Store, row: RunRow) -> Mapping[str, float]:
-    """Return the round-trip time of each device in seconds; empty for a simulation."""
-    return round_trips(store.measures("rtt")) if row.source == "devices" else {}
-
-
-def earlier(
-    row: RunRow, found: RoundRow, own: Sequence[UpdateRow], read: Callable[[int], Sequence[UpdateRow]]
-) -> list[UpdateRow]:
-    """Return the assignments of earlier rounds that were aggregated into this one.
-
-    For an open buffered round the result includes those that may still be aggregated into it.
-    """
-    missing = set(found.aggregated) - {one.update_id for one in own}
-    waits = not found.reason and buffered(row)
-    came = list[UpdateRow]()
-    for number in range(found.round - 1, max(0, found.round - EARLIER_ROUNDS), -1):
-        if found.reason and not missing:
-            break
-        assignments = read(number)
-        mine = [one for one in assignments if one.update_id in missing or one.aggregated_round == found.round]
-        came += mine + [one for one in assignments if waits and one.outcome in AT_WORK]
-        missing -= {one.update_id for one in mine}
-    return came
-
-
-def client_states(
-    run: RunRow,
-    newest: RoundRow | None,
-    latest: Sequence[Sequence[UpdateRow]],
-    clients: Sequence[ClientRow],
-    devices: Sequence[DeviceInfo],
-) -> list[schemas.Client]:
-    """Return every selected client, and every client that was not selected for the latest round, with the reason.
-
-    `latest` are the assignments of the latest rounds, newest first. A client's state follows from its latest assignment
-    and from its device's connection.
-    """
-    known, hidden = {info.row.name: info for info in devices}, secure_rounds.why_not_known(run)
-    # a client that is busy with an earlier round is not selected for the latest one
-    open_assignments = {u.device: u for rows in reversed(latest[1:]) for u in rows if u.outcome == "selected"}
-    open_assignments |= {u.device: u for u in (latest[0] if latest else ()) if u.outcome in ("selected", "accepted")}
-    working = open_assignments if newest is not None and not newest.reason and run.status not in ENDED else {}
-    examples = {u.device: u.examples for rows in reversed(latest) for u in rows if u.examples}
-    ratios = {u.device: u.residual_ratio for rows in reversed(latest) for u in rows if u.residual_ratio is not None}
-    not_selected = {} if newest is None or run.status in ENDED else _not_selected(run, newest, clients, devices)
-    shown = [
-        schemas.Client(
-            **{name: getattr(row, name) for name in _COUNTS}, examples=examples.get(row.device, 0),
-            residual_ratio=ratios.get(row.device), not_known=hidden,
-            **_now(run, working.get(row.device), known.get(row.device), not_selected.get(row.device)),
-        )
-        for row in clients
-    ]  # fmt: skip
-    absent = sorted(not_selected.keys() - {row.device for row in clients})
-    return shown + [_never_selected(name, run, known.get(name), not_selected) for name in absent]
-
-
-def _not_selected(
-    run: RunRow, newest: RoundRow, clients: Sequence[ClientRow], devices: Sequence[DeviceInfo]
-) -> dict[str, str]:
-    """Return the reason of each device that the latest round considered and did not select.
-
-    The round names no device that was not sampled: these are the others that were online when it opened.
-    """
-    reasons = {device: sentence(why) for device, why in newest.not_selected.items()}
-    if not newest.not_sampled:
-        return reasons
-    online = [info.row.name for info in devices if info.online and (info.seen_at or math.inf) <= newest.opened_at]
-    others = {row.device for row in clients} if run.source == "sim" else set(online)
-    return {**dict.fromkeys(sorted(others.difference(newest.selected)), "not sampled"), **reasons}
-
-
-_COUNTS = (
-    "device", "selected", "arrived", "aggregated_count", "late", "dropped", "failed", "last_outcome", "last_at",
-    "payload_up", "payload_down", "wire_up", "wire_down",
-)  # fmt: skip
-
-
-def _never_selected(name: str, run: RunRow, info: DeviceInfo | None, why: Mapping[str, str]) -> schemas.Client:
-    """Return a client that was never selected, with the reason."""
-    return schemas.Client(
-        device=name, selected=0, arrived=0, aggregated_count=0, late=0, dropped=0, failed=0, examples=0,
-        last_outcome="",
-        last_at=None, payload_up=0, payload_down=0, wire_up=None, wire_down=None, **_now(run, None, info, why[name]),
-    )  # fmt: skip
-
-
-def _now(
-    run: RunRow, assignment: UpdateRow | None, info: DeviceInfo | None, not_selected: str | None
-) -> dict[str, object]:
-    """Return a client's `state` as one word, with `state_text` for reading."""
-    if info is not None and not info.online:
-        return {"state": "offline", "state_text": "offline", "since": info.last_seen_at}
-    if run.status in ENDED:
-        return {"state": "idle", "state_text": "simulated" if run.source == "sim" else "idle"}
-    if assignment is not None and assignment.outcome == "accepted":
-        return {"state": "arrived", "state_text": f"round {assignment.round} is being aggregated"}
-    if assignment is not None:
-        return {"state": "working", "state_text": f"in round {assignment.round}", "since": assignment.assigned_at}
-    if not_selected:
-        return {"state": "not-selected", "state_text": f"not selected: {not_selected}"}
-    return {"state": "idle", "state_text": "idle"}
+def _spent_points(spent: Spent) -> list[schemas.SpentPoint]:
+    """Return what a private run had spent after its rounds: after every one, or every 2nd, 4th, 8th and the last."""
+    numbers = sorted(spent[1]) if spent else []
+    step = 1
+    while len(numbers) / step > POINTS:
+        step *= 2
+    kept = [*numbers[step - 1 : -1 : step], *numbers[-1:]]
+    return [schemas.SpentPoint(round=number, **_epsilons(number, spent)) for number in kept]

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from thinwire.core.formatting import duration, figure
 from thinwire.reports import secure_rounds
-from thinwire.reports.round_explanation import downtime_text, unanswered
 from thinwire.store import RoundRow, RunRow, UpdateRow
+from thinwire.store.round_explanation import downtime_text, unanswered
 
 NOT_MEASURED = 'the plan measures no model: [run] evaluate = "off"'
 

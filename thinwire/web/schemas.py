@@ -157,25 +157,44 @@ class Privacy(Answer):
     unknown: str
 
 
-class RunPage(Went, Run):
-    """A run with everything that its page shows besides the rounds. `notes` are sentences on its plan.
+class RunNow(Went, Run):
+    """A run as it is now. `notes` are sentences on its plan.
 
     `protection` is null without secure aggregation, `privacy` without differential privacy.
     `not_evaluated` is the reason why its latest version has no metric.
     """
 
     notes: list[str]
-    plan: dict[str, Any]
     model_digest: str
-    layout_digest: str
-    task_version: str
-    clients: list[Client]
     protection: Protection | None = None
     privacy: Privacy | None = None
     not_evaluated: str = ""
     seconds: float
     seq: int
     now: float
+
+
+class About(Answer):
+    """What of a run never changes."""
+
+    plan: dict[str, Any]
+    layout_digest: str
+    task_version: str
+
+
+class RunPage(About, RunNow):
+    """A run with its plan and its clients."""
+
+    clients: list[Client]
+
+
+class Clients(Answer):
+    """A page of the clients of a run: those from the place `first` on, of `total`; `selected` of them had work."""
+
+    total: int
+    selected: int
+    first: int
+    clients: list[Client]
 
 
 class Round(Traffic, Outcomes):
@@ -216,6 +235,49 @@ class Round(Traffic, Outcomes):
     epsilon_run: float | None = None
     epsilon: float | None = None
     slowest: str
+
+
+class RoundLine(Traffic, Outcomes):
+    """A round in a table or a strip: a `Round` without what is said of single clients; `selected` is their number."""
+
+    round: int
+    opened_at: float
+    closed_at: float | None
+    reason: str
+    closing: str
+    base_version: int
+    version: int | None
+    deadline_s: float
+    selected: int
+    arrived: int
+    seconds: float | None
+    until_s: float
+    until_payload: int
+    until_wire: int | None
+    metrics: dict[str, float]
+    spread: dict[str, list[float]]
+    clipped: dict[str, Any]
+    epsilon_run: float | None = None
+    epsilon: float | None = None
+
+
+class CurvePoint(Answer):
+    """A measured round of a run's curves, as `Round` has it."""
+
+    round: int
+    until_s: float | None
+    until_payload: int | None
+    metrics: dict[str, float]
+    spread: dict[str, list[float]]
+    clipped: dict[str, Any]
+
+
+class SpentPoint(Answer):
+    """What a private run had spent after a round."""
+
+    round: int
+    epsilon_run: float | None
+    epsilon: float | None
 
 
 class Stretch(Answer):
@@ -308,7 +370,12 @@ class RoundPage(Went, Round):
     - `downtimes` are the times without an aggregator. `missed_s` is how long the run's clock stood still for them, and
       by how much the deadline moved.
     - `phases` are those of a round with secure aggregation, the open one too.
+    - `updates` are all assignments if `whole`, else those that changed after the requested change; `change` is the one
+      to request next.
     """
+
+    whole: bool = True
+    change: int = 0
 
     turn_at: float | None
     deadline_reason: str
@@ -321,6 +388,28 @@ class RoundPage(Went, Round):
     downtimes: list[Downtime]
     missed_s: float
     now: float
+
+
+class RunView(Answer):
+    """What a run's page shows, if `whole`; else what of it has changed since the requested change.
+
+    - `change` is the number to request next; 0 if every view is whole.
+    - `opened` is the number of rounds. `lines` are the newest ones, or those that changed.
+    - `points` and `spent` are those of the curves, thinned to a bounded number; a view that is not whole has none, and
+      its `lines` go on with them.
+    - `round` is the chosen one, null before the first. `clients` are null if they were not requested.
+    """
+
+    change: int
+    whole: bool
+    opened: int
+    run: RunNow
+    about: About | None
+    lines: list[RoundLine]
+    points: list[CurvePoint]
+    spent: list[SpentPoint]
+    round: RoundPage | None
+    clients: Clients | None
 
 
 class Service(Answer):

@@ -20,9 +20,9 @@ from thinwire.core import formatting
 from thinwire.core.events import ENDED
 
 if TYPE_CHECKING:
-    from thinwire.reports.round_explanation import RoundExplanation
     from thinwire.reports.sweep_results import Group
     from thinwire.store import RoundRow, RunRow, Store
+    from thinwire.store.round_explanation import RoundExplanation
 
 
 app = typer.Typer(
@@ -93,18 +93,19 @@ def show(
     end_abandoned(home)
     with opened(home) as store:
         row = store.run(run_id)
-        rounds = store.rounds(row.run_id)
-        shown = [one for one in rounds if number in (None, one.round)]
-        if number is not None and not shown:
-            raise NotFound(f"{row.run_id} has no round {number}", why=f"it has opened {len(rounds)}")
+        last, _ = store.round_count(row.run_id)
+        if number is not None and number > last:
+            raise NotFound(f"{row.run_id} has no round {number}", why=f"it has opened {last}")
+        found = store.explanations(row.run_id, number or 1, number) if why else []
         if json:
-            more = explanations_document(whys(store, row, shown)) if why else {}
+            more = explanations_document(found) if why else {}
             console.document(run_document(store, row.run_id, number) | more)
         elif why:
-            _header(store, row, rounds)
-            print_explanations(whys(store, row, shown))
+            _header(store, row, store.rounds(row.run_id, row.rounds_closed + 1))
+            print_explanations(found)
         else:
-            _show(store, row, rounds, shown)
+            rounds = store.rounds(row.run_id)
+            _show(store, row, rounds, [one for one in rounds if number in (None, one.round)])
         if not json:
             _note_halted([row], home)
 
@@ -283,20 +284,9 @@ def model(
             console.line(f"not in it: {len(found.frozen)} frozen tensors, which are those of the task's model()")
 
 
-def whys(store: Store, row: RunRow, shown: Sequence[RoundRow] | None = None) -> list[RoundExplanation]:
-    """Return the explanations of the closed rounds among those shown, by default of all, in their order."""
-    from thinwire.reports.round_explanation import whys as of_all
-    from thinwire.reports.round_timing import round_trips, turns
-
-    rounds = store.rounds(row.run_id)
-    rtts = round_trips(store.measures("rtt")) if row.source == "devices" else {}
-    updates, phases = store.updates(row.run_id), store.phases(row.run_id)
-    return of_all(row, rounds if shown is None else shown, updates, turns(rounds), rtts, phases)
-
-
 def explanations_document(found: list[RoundExplanation]) -> dict[str, Any]:
     """Return the part of the run's document that `--why` adds."""
-    from thinwire.reports.round_explanation import in_all
+    from thinwire.reports.run_explanation import in_all
 
     return {
         "why": _explanation_document(in_all(found)),
@@ -306,8 +296,8 @@ def explanations_document(found: list[RoundExplanation]) -> dict[str, Any]:
 
 def print_explanations(found: list[RoundExplanation]) -> None:
     """Print a sentence for the run, a table of seconds by round and stage, and a sentence for each round."""
-    from thinwire.reports.round_explanation import in_all
-    from thinwire.reports.round_timing import STAGES
+    from thinwire.reports.run_explanation import in_all
+    from thinwire.store.round_timing import STAGES
 
     if not found:
         console.line("no round of it has closed yet")

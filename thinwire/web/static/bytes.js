@@ -1,15 +1,16 @@
 // What was sent, beside what the same exchange takes in plain float32.
 import { html, link } from "./dom.js";
 import { bytes, ratio, wired } from "./format.js";
-import { Section, Table } from "./parts.js";
+import { Lines } from "./lines.js";
+import { Section } from "./parts.js";
 import { useTable } from "./query.js";
 
-export const Bytes = ({ run, rounds }) => {
+export const Bytes = ({ run, opened, lines, news }) => {
   const [table, setTable] = useTable("bytes");
   return html`
     <${Section} id="bytes" title="Bytes" aside="against dense float32" table=${table} setTable=${setTable}
       csv=${link(`api/runs/${run.run_id}/rounds.csv`)} json=${link(`api/runs/${run.run_id}`)}>
-      ${table ? html`<${Numbers} rounds=${rounds} />` : html`
+      ${table ? html`<${Numbers} run=${run} opened=${opened} lines=${lines} news=${news} />` : html`
         <${Way} title="Up, from the devices" dense=${run.dense_up} payload=${run.payload_up} wire=${run.wire_up} />
         <${Way} title="Down, to the devices" dense=${run.dense_down} payload=${run.payload_down} wire=${run.wire_down} />
         <p class="note">Payload: the ${run.protection ? "masked updates, with keys, shares and signatures" : "frames"}. ${run.source === "sim" ? "A simulation has no wire." : "Wire: read from and written to the devices' sockets, HTTP included, counted for each assignment with its reply."}</p>`}
@@ -35,8 +36,8 @@ const Bar = ({ name, value, most, tone, times, said }) => html`
     <span class="times">${times ? html`<b>${times}</b>` : ""}</span>
   </div>`;
 
-const Numbers = ({ rounds }) => html`
-  <${Table} label="Bytes of each round" rows=${[...rounds].reverse()} columns=${[
+const Numbers = ({ run, opened, lines, news }) => html`
+  <${Lines} label="Bytes of each round" run=${run} opened=${opened} lines=${lines} news=${news} columns=${[
     { title: "Round", cell: (r) => r.round },
     { title: "Payload up", right: true, cell: (r) => bytes(r.payload_up) },
     { title: "Wire up", right: true, cell: (r) => wired(r.wire_up, r.payload_up) },

@@ -3,8 +3,11 @@ import { LastOutcome } from "./devices.js";
 import { html, link } from "./dom.js";
 import { ago, bytes, count, share, wired } from "./format.js";
 import { serverNow } from "./live.js";
+import { Pager } from "./lines.js";
 import { Icon, Section, Table } from "./parts.js";
 import { NotKnown } from "./secure.js";
+
+const PAGE = 50; // as the server has it
 
 const STATES = {
   working: ["is-working", "play"],
@@ -20,13 +23,14 @@ const State = ({ client }) => {
   return html`<span class=${`outcome ${tone}`}><${Icon} name=${icon} /><span>${client.state_text}${since}</span></span>`;
 };
 
-export const Clients = ({ run }) => {
-  const feeds = run.clients.some((c) => c.residual_ratio !== null);
-  const simulated = run.clients.every((c) => c.wire_up === null && c.wire_down === null);
+export const Clients = ({ run, page, turn }) => {
+  const { clients, first, total } = page;
+  const feeds = clients.some((c) => c.residual_ratio !== null);
+  const simulated = clients.every((c) => c.wire_up === null && c.wire_down === null);
   return html`
-    <${Section} id="clients" title="Clients" aside=${taking(run.clients)}
+    <${Section} id="clients" title="Clients" aside=${taking(page)}
       csv=${link(`api/runs/${run.run_id}/clients.csv`)} json=${link(`api/runs/${run.run_id}`)}>
-      <${Table} label="Table of clients" rows=${run.clients} columns=${[
+      <${Table} label="Table of clients" rows=${clients} keyOf=${(c) => c.device} columns=${[
         { title: "Client", cell: (c) => c.device },
         { title: "Now", cell: (c) => html`<${State} client=${c} />` },
         { title: "Last outcome", cell: (c) => html`<${LastOutcome} said=${c.last_outcome} />` },
@@ -42,13 +46,11 @@ export const Clients = ({ run }) => {
         { title: "Payload down", right: true, cell: (c) => bytes(c.payload_down) },
         ...(simulated ? [] : [{ title: "Wire down", right: true, cell: (c) => wired(c.wire_down, c.payload_down) }]),
       ]} />
-      <${NotKnown} rows=${run.clients} columns="Examples" />
+      ${total > PAGE && html`<${Pager} label="Pages of clients" said=${`Clients ${first + 1} to ${first + clients.length} of ${count(total)}`} before=${first > 0 && (() => turn(Math.max(0, first - PAGE)))} after=${first + PAGE < total && (() => turn(first + PAGE))} words=${["Before", "After"]} />`}
+      <${NotKnown} rows=${clients} columns="Examples" />
     <//>`;
 };
 
-const taking = (clients) => {
-  const selected = clients.filter((c) => c.selected).length;
-  return `${selected} in this run${selected < clients.length ? `, ${clients.length - selected} not selected so far` : ""}`;
-};
+const taking = ({ selected, total }) => `${count(selected)} in this run${selected < total ? `, ${count(total - selected)} not selected so far` : ""}`;
 
 const zero = (n) => (n ? n : html`<span class="faint">0</span>`);

@@ -1,12 +1,14 @@
 // A round's clients on one axis of time: what each did when, the deadline, and the moment at which the round closed.
-import { html } from "./dom.js";
-import { seconds } from "./format.js";
+import { html, useRef, useState } from "./dom.js";
+import { count, seconds } from "./format.js";
 import { useTime } from "./live.js";
 import { Outcome, reasonOf, restarted } from "./parts.js";
 
 export const STAGES = ["delivery", "redelivery", "download", "queue", "load", "evaluate", "train", "encode", "commit", "work", "unaccounted", "upload"]; // as thinwire/reports/round_timing.py names them
 const RARE = ["redelivery", "unaccounted", "work"]; // they stand in the legend only where one is drawn
 const FAR = 2; // an answer that came later than so many times the round's length runs out of the picture
+const MOST = 60; // rows at first: of more clients, those that the round waited for
+const STEP = 1.1; // by how much the axis of an open round grows at once
 const NEAR = 1.6; // a deadline farther away than so many times the round's length is not drawn to scale
 
 export const Gantt = ({ round, buffered, still }) => {
@@ -16,7 +18,8 @@ export const Gantt = ({ round, buffered, still }) => {
   const length = Math.max(0.05, open ? now - since : round.seconds);
   const deadline = round.deadline_s + round.missed_s; // it moves on with the run's clock, which stood still while nobody was there
   const last = Math.max(length, ...round.updates.flatMap((u) => u.stretches.map((s) => s.end_s)));
-  const content = Math.min(last, length * FAR);
+  const wide = Math.min(last, length * FAR);
+  const content = open ? STEP ** Math.ceil(Math.log(wide) / Math.log(STEP)) : wide; // in steps, so that not every row is drawn at every tick
   const near = !buffered && round.turn_at !== null && deadline <= content * NEAR; // of a buffer each assignment has its own
   const span = Math.max(content, near ? deadline : 0) * 1.03;
   const said = `deadline ${seconds(round.deadline_s)}${round.missed_s ? ` + ${seconds(round.missed_s)} not counted` : ""}`;
@@ -26,7 +29,23 @@ export const Gantt = ({ round, buffered, still }) => {
   const lines = html`
     ${round.downtimes.map((a) => html`<i class="away" style=${{ left: `${at(a.begin_s)}%`, width: `${at(a.end_s) - at(a.begin_s)}%` }}></i>`)}
     ${near ? html`<i class="line deadline" style=${{ left: `${at(deadline)}%` }}></i>` : null}
-    ${open ? html`<i class="line now" style=${{ left: `${at(length)}%` }}></i>` : html`<i class="line closed" style=${{ left: `${at(round.seconds)}%` }}></i>`}`;
+    ${open ? null : html`<i class="line closed" style=${{ left: `${at(round.seconds)}%` }}></i>`}`;
+  const [whole, setWhole] = useState(false);
+  const rows = [...round.updates, ...round.late_aggregated];
+  const shown = whole || rows.length <= MOST ? rows : urgent(rows);
+  const drawnRows = useRef(new Map());
+  const axis = JSON.stringify([round.round, span, since, open, near, deadline, round.seconds, round.downtimes]);
+  const before = drawnRows.current;
+  drawnRows.current = new Map();
+  /** A row is drawn again only if its client, the axis or the moment changed of which its bar depends. */
+  const draw = (u) => {
+    const waits = open && unanswered(u);
+    const old = before.get(u.assignment_id);
+    const row = !waits && old?.update === u && old.axis === axis ? old.row
+      : html`<${GanttRow} key=${u.assignment_id} update=${u} opened=${since} at=${at} span=${span} length=${length} open=${open} lines=${lines} now=${waits} earlier=${u.round !== round.round} />`;
+    drawnRows.current.set(u.assignment_id, { update: u, axis, row });
+    return row;
+  };
   return html`
     <div class="gantt">
       <div class="gantt-row axis" aria-hidden="true"><span></span>
@@ -35,9 +54,10 @@ export const Gantt = ({ round, buffered, still }) => {
             : buffered ? null : html`<b class="flag deadline far">${said} →</b>`}
         </span><span></span></div>
       <ul aria-label=${`Clients of round ${round.round}`}>
-        ${round.updates.map((u) => html`<${GanttRow} key=${u.assignment_id} update=${u} opened=${since} at=${at} span=${span} length=${length} open=${open} lines=${lines} />`)}
-        ${round.late_aggregated.map((u) => html`<${GanttRow} key=${u.assignment_id} update=${u} opened=${since} at=${at} span=${span} length=${length} open=${open} lines=${lines} earlier />`)}
+        ${shown.map(draw)}
       </ul>
+      ${rows.length > MOST && html`<p class="pager"><button type="button" class="tool" aria-expanded=${whole} onClick=${() => setWhole(!whole)}>${whole ? `Only the ${MOST} that it waited for` : `All ${count(rows.length)} clients`}</button>
+        ${!whole && html`<span class="faint">${MOST} are drawn: those without an answer, and then the slowest</span>`}</p>`}
       <div class="gantt-row axis" aria-hidden="true"><span></span>
         <span class="track">${ticks(span).map((t) => html`<b class="tick" style=${{ left: `${at(t)}%` }}>${+t.toFixed(3)}${t ? "" : " s"}</b>`)}</span><span></span></div>
       <ul class="legend" aria-label="Colours">
@@ -50,7 +70,7 @@ export const Gantt = ({ round, buffered, still }) => {
     </div>`;
 };
 
-const GanttRow = ({ update, opened, at, span, length, open, lines, earlier }) => {
+const GanttRow = ({ update, opened, at, span, length, open, lines, now, earlier }) => {
   const selected = at(Math.max(0, (update.assigned_at ?? opened) - opened));
   const bars = update.stretches.filter((s) => s.end_s > 0 && s.begin_s < span);
   const silent = !update.stretches.length;
@@ -63,6 +83,7 @@ const GanttRow = ({ update, opened, at, span, length, open, lines, earlier }) =>
       <span class="who">${update.device}${earlier ? html`<small> round ${update.round}</small>` : update.instead_of ? html`<small> for ${update.instead_of}</small>` : ""}</span>
       <span class="track" aria-hidden="true">
         ${lines}
+        ${now ? html`<i class="line now" style=${{ left: `${at(length)}%` }}></i>` : null}
         ${silent ? html`<i class=${`stage silent is-${update.outcome}`} style=${{ left: `${selected}%`, width: `${Math.max(0, until - selected)}%` }}></i>` : null}
         ${taken === null ? null : html`<i class="stage work" style=${{ left: `${taken}%`, width: `${Math.max(0, at(length) - taken)}%` }}></i>`}
         ${bars.map((s) => html`<i class=${`stage ${s.stage}`} style=${{ left: `${at(s.begin_s)}%`, width: `${at(s.end_s) - at(s.begin_s)}%` }}></i>`)}
@@ -71,6 +92,16 @@ const GanttRow = ({ update, opened, at, span, length, open, lines, earlier }) =>
       <span class="end"><${Outcome} outcome=${update.outcome}>${detail(update, open)}<//></span>
       <span class="unseen">${tell(update)}</span>
     </li>`;
+};
+
+const RANKS = ["aggregated", "accepted", "aggregated-late", "dropped", "failed", "over", "selected"]; // the later, the more a round waited for it
+
+/** The rows that a round waited for most, in the order that they had. */
+const urgent = (rows) => {
+  const end = (u) => u.stretches.at(-1)?.end_s ?? 0;
+  const worst = [...rows].sort((a, b) => RANKS.indexOf(b.outcome) - RANKS.indexOf(a.outcome) || end(b) - end(a)).slice(0, MOST);
+  const kept = new Set(worst);
+  return rows.filter((u) => kept.has(u));
 };
 
 /** Whether nothing has come of an assignment: it is waited for, or the run was over first. */

@@ -2,7 +2,8 @@
 import { Curve } from "./chart.js";
 import { html, link, useMemo, useState } from "./dom.js";
 import { bytes, decisive, measures, metric, seconds } from "./format.js";
-import { Section, Switch, Table } from "./parts.js";
+import { Lines } from "./lines.js";
+import { Section, Switch } from "./parts.js";
 import { useQuery, useTable } from "./query.js";
 
 const AXES = {
@@ -12,17 +13,17 @@ const AXES = {
 };
 const COLORS = { accuracy: "--train", loss: "--late" };
 
-export const Learning = ({ run, rounds }) => {
+export const Learning = ({ run, opened, lines, points, news }) => {
   const [axis, setAxis] = useQuery("x", "rounds");
   const [table, setTable] = useTable("learning");
   const by = AXES[axis] || AXES.rounds;
-  const names = metricNames(run, rounds);
+  const names = metricNames(run, points);
   return html`
     <${Section} id="learning" title="Learning" wide table=${table} setTable=${setTable}
       aside=${html`<${Switch} label="Horizontal axis" name="axis" value=${axis} choose=${setAxis} options=${[["rounds", "rounds"], ["seconds", "seconds"], ["bytes", "bytes"]]} />`}
       csv=${link(`api/runs/${run.run_id}/rounds.csv`)} json=${link(`api/runs/${run.run_id}/rounds`)}>
-      ${table ? html`<${Numbers} run=${run} rounds=${rounds} names=${names} />`
-        : measures(run) && html`<div class="curves">${names.map((name) => html`<${OneCurve} key=${name} name=${name} run=${run} rounds=${rounds} by=${by} />`)}</div>`}
+      ${table ? html`<${Numbers} run=${run} opened=${opened} lines=${lines} news=${news} names=${names} />`
+        : measures(run) && html`<div class="curves">${names.map((name) => html`<${OneCurve} key=${name} name=${name} run=${run} rounds=${points} by=${by} />`)}</div>`}
       ${run.not_evaluated && html`<p class="note">${run.not_evaluated[0].toUpperCase()}${run.not_evaluated.slice(1)}.</p>`}
     <//>`;
 };
@@ -68,8 +69,8 @@ const cut = (name, clipped) => {
   return who.length ? `, clipped: ${who.join(", ")}` : "";
 };
 
-const Numbers = ({ run, rounds, names }) => html`
-  <${Table} label="Metrics of each round" rows=${[...rounds].reverse()} columns=${[
+const Numbers = ({ run, opened, lines, news, names }) => html`
+  <${Lines} label="Metrics of each round" run=${run} opened=${opened} lines=${lines} news=${news} columns=${[
     { title: "Round", cell: (r) => r.round },
     ...names.map((name) => ({ title: name, right: true, cell: (r) => html`${metric(decisive(r)[name])}${cut(name, r.clipped)}` })),
     ...names.map((name) => ({ title: `${name}, clients`, right: true, cell: (r) => (r.spread[name] ? `${metric(r.spread[name][0])} – ${metric(r.spread[name][1])}` : "–") })),

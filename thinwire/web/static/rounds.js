@@ -1,35 +1,36 @@
 // The rounds as a strip to choose from, and the chosen one as a Gantt chart of its clients.
-import { get } from "./api.js";
 import { AssignedFor } from "./assignments.js";
 import { html, link, useEffect, useRef } from "./dom.js";
 import { seconds, share } from "./format.js";
 import { Gantt, STAGES } from "./gantt.js";
-import { stoodStill, useReading } from "./live.js";
+import { useLines } from "./lines.js";
+import { stoodStill } from "./live.js";
 import { Icon, Outcome, Refusal, Section, Table, reasonOf, restarted } from "./parts.js";
-import { useQuery, useTable } from "./query.js";
+import { useTable } from "./query.js";
 import { NotKnown, Phases } from "./secure.js";
 import { Went } from "./went.js";
 
 const SHOWN = 60; // rounds in the strip at once
+const NAMED = 8; // clients that are named with the reason why they are not selected
 
-export const Rounds = ({ run, rounds, news }) => {
-  const [chosen, choose] = useQuery("round", null);
+export const Rounds = ({ run, opened, lines, round, news, chosen, choose, error }) => {
   const [table, setTable] = useTable("gantt");
-  const last = rounds.at(-1).round;
-  const newest = (rounds.find((r) => !r.reason) ?? rounds.at(-1)).round; // the round that takes replies; rounds after it may have assignments already
+  const last = opened;
+  const newest = (lines.find((r) => !r.reason) ?? lines.at(-1)).round; // the round that takes replies; rounds after it may have assignments already
   const number = Math.min(last, Math.max(1, Number.parseInt(chosen, 10) || newest));
-  const { data, error } = useReading(() => get(`runs/${run.run_id}/rounds/${number}`), news, [run.run_id, number]);
+  const first = Math.max(1, Math.min(last - SHOWN + 1, number - SHOWN / 2));
+  const strip = useLines(run, lines, first, Math.min(last, first + SHOWN - 1), news);
   const pick = (n) => {
     const found = n === null ? newest : Math.min(last, Math.max(1, n));
     choose(found === newest ? null : String(found));
   };
-  const shown = data?.round === number ? data : null;
+  const shown = round?.round === number ? round : null;
   const buffered = run.plan.cohort?.mode === "buffered";
   return html`
     <${Section} id="rounds" title=${`Round ${number}`} table=${table} setTable=${setTable} wide
       aside=${html`<${Steps} number=${number} last=${last} following=${chosen === null} pick=${pick} />`}
       csv=${link(`api/runs/${run.run_id}/updates.csv?round=${number}`)} json=${link(`api/runs/${run.run_id}/rounds/${number}`)}>
-      <${Strip} rounds=${rounds} number=${number} pick=${pick} />
+      <${Strip} rounds=${strip.rows ?? []} last=${last} number=${number} pick=${pick} />
       ${error && !shown ? html`<${Refusal} error=${error} />` : null}
       ${shown ? html`<${Said} run=${run} round=${shown} buffered=${buffered} />${shown.phases.length > 0 && html`<${Phases} round=${shown} still=${stoodStill(news)} />`}${table ? html`<${Assignments} round=${shown} />` : html`<${Gantt} round=${shown} buffered=${buffered} still=${stoodStill(news)} />`}<${AssignedFor} round=${shown} />`
         : html`<p class="loading">Reading…</p>`}
@@ -46,20 +47,18 @@ const Steps = ({ number, last, following, pick }) => html`
 const MARKS = { "too-few": "cross", aborted: "cross", deadline: "clock", stopped: "stop", "": "dots" };
 
 /** A column a round, as high as it was long; arrow keys move along it. */
-const Strip = ({ rounds, number, pick }) => {
+const Strip = ({ rounds, last, number, pick }) => {
   const box = useRef(null);
-  const first = Math.max(0, Math.min(rounds.length - SHOWN, number - SHOWN / 2));
-  const shown = rounds.slice(first, first + SHOWN);
-  const longest = Math.max(...shown.map((r) => r.seconds ?? 0), 0.001);
+  const longest = Math.max(...rounds.map((r) => r.seconds ?? 0), 0.001);
   const moved = useRef(false);
   useEffect(() => {
     const current = box.current?.querySelector('[aria-pressed="true"]');
     if (moved.current) current?.focus();
     else if (box.current && current) box.current.scrollLeft = current.offsetLeft - box.current.clientWidth / 2;
     moved.current = false;
-  }, [number]);
+  }, [number, rounds.length]);
   const key = (event) => {
-    const step = { ArrowLeft: -1, ArrowRight: 1, Home: -rounds.length, End: rounds.length }[event.key];
+    const step = { ArrowLeft: -1, ArrowRight: 1, Home: -last, End: last }[event.key];
     if (!step) return;
     event.preventDefault();
     moved.current = true;
@@ -67,7 +66,7 @@ const Strip = ({ rounds, number, pick }) => {
   };
   return html`
     <div class="strip" ref=${box} role="group" aria-label="Rounds, as high as they were long" onKeyDown=${key}>
-      ${shown.map((r) => html`
+      ${rounds.map((r) => html`
         <button type="button" key=${r.round} tabindex=${r.round === number ? 0 : -1} aria-pressed=${r.round === number}
           class=${`is-${r.reason || "open"}`} title=${describe(r)} aria-label=${describe(r)} onClick=${() => pick(r.round)}>
           <span class="column"><i style=${{ height: `${r.seconds === null ? 100 : Math.max(6, (100 * r.seconds) / longest)}%` }}></i></span>
@@ -86,6 +85,7 @@ const describe = (r) => (r.reason ? `Round ${r.round}, ${seconds(r.seconds)}: ${
 
 const Said = ({ run, round, buffered }) => {
   const notSelected = Object.entries(round.not_selected).map(([name, why]) => html`<b>${name}</b> (${why})`);
+  if (notSelected.length > NAMED) notSelected.splice(NAMED - 1, notSelected.length, `${notSelected.length - NAMED + 1} more`);
   if (round.not_sampled) notSelected.push(`${round.not_sampled} not sampled`);
   const deadline = `${buffered ? "Deadline of each assignment" : "Deadline"} ${round.deadline_reason || seconds(round.deadline_s)}`;
   const least = buffered ? `At least ${round.min_updates} of its updates must be right` : `At least ${round.min_updates} of ${round.selected.length} must answer`;

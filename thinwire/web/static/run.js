@@ -10,52 +10,57 @@ import { Learning } from "./learning.js";
 import { stoodStill, useReading, useTime } from "./live.js";
 import { Command, Icon, Refusal, Section, Status } from "./parts.js";
 import { Privacy } from "./privacy.js";
+import { useQuery } from "./query.js";
 import { Rounds } from "./rounds.js";
 import { Protection } from "./secure.js";
+import { address, merge } from "./view.js";
 import { Went } from "./went.js";
 
-const LOOK_BACK = 8; // rounds read again: late answers and measurements change those before the newest
+const CLIENTS_MS = 1000; // between two reads of the clients' states
 const ENDED = ["done", "failed", "stopped"];
 
 export const RunPage = ({ id, news }) => {
-  const known = useRef([]);
+  const [chosen, choose] = useQuery("round", null);
+  const [clients, setClients] = useState(0); // place of the first one that is shown
+  const known = useRef({ view: null, clients: null, at: 0 });
   const read = async () => {
-    const first = Math.max(1, known.current.length - LOOK_BACK);
-    const [run, rounds] = await Promise.all([get(`runs/${id}`), get(`runs/${id}/rounds?from=${first}`)]);
-    known.current = [...known.current.slice(0, first - 1), ...rounds];
-    const early = known.current.length ? {} : { devices: await get("devices"), service: await get("service") };
-    return { run, rounds: known.current, ...early };
+    const now = known.current;
+    const due = now.clients !== clients || performance.now() - now.at > CLIENTS_MS;
+    const view = merge(now.view, await get(address(id, now.view, Math.max(0, Number.parseInt(chosen, 10) || 0), due ? clients : null)));
+    known.current = { view, clients, at: due ? performance.now() : now.at };
+    const early = view.opened ? {} : { devices: await get("devices"), service: await get("service") };
+    return { ...view, ...early };
   };
-  const { data, error } = useReading(read, news, [id]);
+  const { data, error } = useReading(read, news, [id, chosen, clients]);
   useEffect(() => {
     document.title = data ? `${data.run.run_id} · ${data.run.status} · Thinwire` : "Thinwire";
   }, [data?.run.run_id, data?.run.status]);
   if (!data) return error && news.reached ? html`<${Refusal} error=${error} /><p><a href=${link("")}>All runs</a></p>` : html`<${Gone} news=${news} matters /><p class="loading">Reading…</p>`;
-  const { run, rounds, devices, service } = data;
+  const { run, opened, lines, devices, service } = data;
   return html`
     <${Gone} news=${news} matters=${!ENDED.includes(run.status) && run.source === "devices"} />
-    <${Head} run=${run} rounds=${rounds} still=${stoodStill(news)} />
-    ${run.status === "waiting" || (!rounds.length && !ENDED.includes(run.status))
+    <${Head} run=${run} lines=${lines} still=${stoodStill(news)} />
+    ${run.status === "waiting" || (!opened && !ENDED.includes(run.status))
       ? html`<${Waiting} run=${run} devices=${devices} service=${service} gone=${news.aggregator === "gone" || !news.reached} />` : null}
-    ${rounds.length ? html`
+    ${opened ? html`
       <div class="grid">
-        ${measures(run) || !run.privacy ? html`<${Learning} run=${run} rounds=${rounds} />` : html`<${Privacy} run=${run} rounds=${rounds} />`}
-        <${Bytes} run=${run} rounds=${rounds} />
+        ${measures(run) || !run.privacy ? html`<${Learning} ...${data} news=${news} />` : html`<${Privacy} ...${data} news=${news} />`}
+        <${Bytes} ...${data} news=${news} />
       </div>
-      ${measures(run) && run.privacy && html`<${Privacy} run=${run} rounds=${rounds} />`}
+      ${measures(run) && run.privacy && html`<${Privacy} ...${data} news=${news} />`}
       ${run.why && html`
         <${Section} id="time" title="Where the time went" aside=${run.protection ? "by phase" : "along the slowest of each round"}>
           <p class="why">${run.why}</p>
           <${Went} went=${run} />
         <//>`}
-      <${Rounds} run=${run} rounds=${rounds} news=${news} />
+      <${Rounds} ...${data} news=${news} chosen=${chosen} choose=${choose} error=${error} />
       ${run.protection && html`<${Protection} said=${run.protection} />`}` : null}
-    ${run.clients.length ? html`<${Clients} run=${run} />` : null}
+    ${data.clients?.total ? html`<${Clients} run=${run} page=${data.clients} turn=${setClients} />` : null}
     <${Plan} run=${run} />`;
 };
 
-const Head = ({ run, rounds, still }) => {
-  const open = rounds.find((r) => r.reason === "") ?? null; // the first: where assignments are sent ahead, others wait behind it
+const Head = ({ run, lines, still }) => {
+  const open = lines.find((r) => r.reason === "") ?? null; // the first: where assignments are sent ahead, others wait behind it
   const going = run.status === "running" || run.status === "waiting";
   const now = useTime(going, still);
   const took = run.started_at ? (run.finished_at ?? now) - run.started_at : null;
@@ -68,7 +73,7 @@ const Head = ({ run, rounds, still }) => {
     <p class="sentence" aria-live="polite">${run.sentence}</p>
     ${run.notes.map((said) => html`<div class="notice said"><${Icon} name="alert" /><div>${said}</div></div>`)}
     <${Progress} run=${run} open=${open} now=${now} />
-    ${rounds.length || ENDED.includes(run.status) ? html`<dl class="figures">
+    ${lines.length || ENDED.includes(run.status) ? html`<dl class="figures">
       ${measures(run) && figure("accuracy" in run.metrics || !("loss" in run.metrics) ? "accuracy" : "loss", run)}
       ${"accuracy" in run.metrics && figure("loss", run)}
       <div><dt>steps made</dt><dd>${run.version}<small> of ${run.rounds_total}</small></dd></div>
@@ -91,7 +96,7 @@ const figure = (name, run) => html`
 
 const Progress = ({ run, open, now }) => {
   const share = Math.min(100, (100 * run.version) / Math.max(1, run.rounds_total));
-  const answered = open ? `${open.aggregated_count + open.arrived + open.dropped} of ${open.selected.length} answered, ${open.failed ? `${open.failed} failed, ` : ""}` : "";
+  const answered = open ? `${open.aggregated_count + open.arrived + open.dropped} of ${open.selected} answered, ${open.failed ? `${open.failed} failed, ` : ""}` : "";
   const since = open ? `open for ${seconds(Math.max(0, now - open.opened_at))}` : "";
   const buffered = run.plan.cohort?.mode === "buffered";
   const said = !open ? "" : buffered ? `round ${open.round}: ${since}` : `round ${open.round}: ${answered}${since}, deadline ${seconds(open.deadline_s)}`;

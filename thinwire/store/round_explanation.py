@@ -1,23 +1,22 @@
 """This module explains why a round took as long as it did, by the stages of the device that it waited for.
 
-The explanation is computed from the rows of the round and its assignments, so a late reply completes it. `whys`
-explains all rounds of a run, `in_all` the run.
+The explanation follows from the rows of the round and its assignments. The projection stores it when the round closes
+(store/projection.py), and again when a reply comes late that the round had waited for.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from thinwire.core.formatting import counted, duration
+from thinwire.core.formatting import counted, duration, size, speed
 from thinwire.core.types import is_follow_up
-from thinwire.reports import secure_rounds
-from thinwire.reports.reason_text import again, did
-from thinwire.reports.round_timing import (
+from thinwire.store import secure_phases
+from thinwire.store.read_models import PhaseRow, RoundRow, UpdateRow
+from thinwire.store.round_timing import (
     ALONG,
     OWN,
-    STAGES,
     UNACCOUNTED,
     along,
     clock_was_set,
@@ -25,8 +24,7 @@ from thinwire.reports.round_timing import (
     of_round,
     over_at,
 )
-from thinwire.reports.secure_rounds import Phase
-from thinwire.store.read_models import PhaseRow, RoundRow, RunRow, UpdateRow
+from thinwire.store.secure_phases import Phase
 
 
 @dataclass(frozen=True)
@@ -56,6 +54,19 @@ class RoundExplanation:
         """Return the seconds of all round trips; they are no stage, but a part of others and of the rest."""
         return None if self.rtt_s is None else self.requests * self.rtt_s
 
+    def to_json(self) -> dict[str, Any]:
+        """Return what is stored in the round's row, which has its number and seconds already."""
+        return {
+            "sentence": self.sentence, "device": self.device, "stages": dict(self.stages),
+            "waited_for": list(self.waited_for), "requests": self.requests, "rtt_s": self.rtt_s,
+            "uncounted": dict(self.uncounted),
+        }  # fmt: skip
+
+
+def stored(number: int, seconds: float | None, found: Mapping[str, Any]) -> RoundExplanation:
+    """Return the explanation of a round from what `RoundExplanation.to_json` gave."""
+    return RoundExplanation(number, seconds or 0.0, **{**found, "waited_for": tuple(found["waited_for"])})
+
 
 def why(
     found: RoundRow, assignments: Sequence[UpdateRow] = (), earlier: Sequence[UpdateRow] = (),
@@ -71,7 +82,7 @@ def why(
     """
     took = found.seconds or 0.0
     if phases is not None:
-        return _secure(found, secure_rounds.phases_of(found, phases, assignments), simulated=simulated)
+        return _secure(found, secure_phases.phases_of(found, phases, assignments), simulated=simulated)
     if clock_was_set(found):
         return _unknown(found)
     slowest = _slowest(found, assignments, earlier)
@@ -119,13 +130,13 @@ def _secure(found: RoundRow, phases: Sequence[Phase], *, simulated: bool) -> Rou
     stages |= {name: seconds for name, seconds in {"downtime": found.missed_s, **own}.items() if seconds}
     if (left := took - sum(stages.values())) > 0.0:
         stages[UNACCOUNTED] = left
-    most = secure_rounds.longest(phases)
+    most = secure_phases.longest(phases)
     if downtime_text(found) and (most is None or (most.seconds or 0.0) < max(found.missed_s, down_s(found))):
         most, reason = None, downtime_text(found)
     else:
-        reason = "no phase of it was closed" if most is None else secure_rounds.waited_text(found, most)
+        reason = "no phase of it was closed" if most is None else secure_phases.waited_text(found, most)
         reason = _blamed(found, stages, reason)
-    silent = secure_rounds.waited_for(found, most) if most else ()
+    silent = secure_phases.waited_for(found, most) if most else ()
     device = most.last if most and not silent else ""
     said = f"Round {found.round} took {duration(took)}: {reason}{own_part(took, own, uncounted)}."
     return RoundExplanation(found.round, took, said, device, stages, silent, uncounted=uncounted)
@@ -309,79 +320,48 @@ def names(devices: Sequence[str]) -> str:
     return devices[0] if len(devices) == 1 else f"{devices[0]} and {len(devices) - 1} more"
 
 
-def whys(
-    run: RunRow, rounds: Sequence[RoundRow], updates: Iterable[UpdateRow], since: Mapping[int, float | None],
-    rtts: Mapping[str, float] | None = None, phases: Iterable[PhaseRow] = (),
-) -> list[RoundExplanation]:  # fmt: skip
-    """Return the explanations of the closed rounds among these, in order.
-
-    `updates` are all rows that were assigned or aggregated in the rounds. `since` is when each round began to accept
-    replies (`turns`). `rtts` are seconds by device (`round_trips`). `phases` are the closed phases of secure rounds.
-    """
-    assignments, earlier = defaultdict[int, list[UpdateRow]](list), defaultdict[int, list[UpdateRow]](list)
-    for one in updates:
-        assignments[one.round].append(one)
-        if one.aggregated_round not in (None, one.round):
-            earlier[one.aggregated_round or 0].append(one)
-    simulated, secure = run.source == "sim", secure_rounds.is_secure(run)
-    closed_phases = defaultdict[int, list[PhaseRow]](list)
-    for row in phases:
-        closed_phases[row.round].append(row)
-    return [
-        why(
-            one, assignments[one.round], earlier[one.round], since[one.round], simulated=simulated, rtts=rtts,
-            phases=closed_phases[one.round] if secure else None,
+def did(stages: Mapping[str, float], assignment: UpdateRow | None, rtt_s: float | None = None) -> str:
+    """Return the longest stage in words, with the device as the subject of the sentence."""
+    name = max(stages, key=lambda stage: stages[stage])
+    took = duration(stages[name])
+    if name == "upload" and assignment and assignment.payload_up and stages[name] > 0:
+        sent = assignment.payload_up if assignment.wire_up is None else assignment.wire_up
+        return f"uploaded {size(sent)} at {speed(8 * sent / stages[name])} in {took}"
+    if name == "download" and assignment and assignment.payload_down and stages[name] > 0:
+        return (
+            f"downloaded {size(assignment.payload_down)} at "
+            f"{speed(8 * assignment.payload_down / stages[name])} in {took}"
         )
-        for one in rounds if one.reason
-    ]  # fmt: skip
+    if name == "train" and assignment and assignment.steps:
+        return f"trained {counted(assignment.steps, 'step')} in {took}"
+    if name == UNACCOUNTED and assignment and assignment.requests:
+        of_it = ""
+        if rtt_s and assignment.requests * rtt_s < stages[name] / 2:
+            of_it = ": it was offline or busy"
+        return f"spent {took} in no measured stage ({exchange(assignment.requests, rtt_s)}){of_it}"
+    return {
+        "delivery": f"got the assignment after {took}", "redelivery": again(stages[name]),
+        "queue": f"did other work first for {took}",
+        "evaluate": f"measured the model for {took}", "encode": f"encoded for {took}",
+        "load": f"loaded the model for {took}", "commit": f"wrote its update to its disk for {took}",
+        UNACCOUNTED: f"spent {took} in no measured stage", "upload": f"uploaded for {took}",
+        "download": f"downloaded for {took}", "train": f"trained for {took}", "work": f"worked for {took}",
+    }[name]  # fmt: skip
 
 
-@dataclass
-class RunTotals:
-    """The sums over the explanations of a run's rounds; `add` with the sign -1 takes an explanation out again."""
-
-    rounds: int = 0
-    seconds: float = 0.0
-    requests: int = 0
-    timed: int = 0  # requests of rounds with a measured round trip; their round trips took `trips_s`
-    trips_s: float = 0.0
-    stages: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    uncounted: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    slowest: Counter[str] = field(default_factory=Counter)
-    missed: Counter[str] = field(default_factory=Counter)
-
-    def add(self, one: RoundExplanation, sign: int = 1) -> None:
-        """Add the explanation of a round."""
-        self.rounds, self.seconds = self.rounds + sign, self.seconds + sign * one.seconds
-        self.requests += sign * one.requests
-        if one.rtt_s is not None:
-            self.timed, self.trips_s = self.timed + sign * one.requests, self.trips_s + sign * one.requests * one.rtt_s
-        for sums, parts in ((self.stages, one.stages), (self.uncounted, one.uncounted)):
-            for name, took in parts.items():
-                sums[name] += sign * took
-        self.slowest.update({one.device: sign} if one.device else {})
-        for name in one.waited_for:
-            self.missed[name] += sign
-
-    def explanation(self) -> RoundExplanation:
-        """Return the explanation of the run: the stages' sums, and the device that was waited for most often."""
-        spent = {name: self.stages[name] for name in STAGES if self.stages.get(name, 0.0) > 0}
-        uncounted = {name: self.uncounted[name] for name in OWN if self.uncounted.get(name, 0.0) > 0}
-        said = f"{counted(self.rounds, 'round')} took {duration(self.seconds)}"
-        if spent and self.seconds:
-            most = max(spent, key=lambda name: spent[name])
-            said += f", {100 * spent[most] / self.seconds:.0f} % of it in the stage {most}"
-        (device, count), (silent, times) = ((*each.most_common(1), ("", 0))[0] for each in (self.slowest, self.missed))
-        said += f"; {device} was the slowest in {count} of {self.rounds}" if count else ""
-        said += f"; {silent} had not answered in time in {times}" if times else ""
-        said += own_part(self.seconds, {}, uncounted)
-        rtt_s, device = self.trips_s / self.timed if self.timed else None, device if count else ""
-        return RoundExplanation(0, self.seconds, f"{said}.", device, spent, (), self.requests, rtt_s, uncounted)
+def again(took_s: float) -> str:
+    """Return the second delivery of an assignment in words: the device's process or connection was lost during its
+    work.
+    """
+    return f"got the assignment again after {duration(took_s)}: what it had begun was lost"
 
 
-def in_all(found: Iterable[RoundExplanation]) -> RoundExplanation:
-    """Return the explanation of a run from those of its rounds."""
-    totals = RunTotals()
-    for one in found:
-        totals.add(one)
-    return totals.explanation()
+def exchange(requests: int, rtt_s: float | None) -> str:
+    """Return the requests times the round trip, and the product if it is known; "" without a request.
+
+    >>> exchange(2, 0.048), exchange(1, None), exchange(0, 0.048)
+    ('2 requests x 48 ms = 96 ms', '1 request', '')
+    """
+    if not requests:
+        return ""
+    return counted(requests, "request") + (f" x {duration(rtt_s)} = {duration(requests * rtt_s)}" if rtt_s else "")

@@ -1,0 +1,64 @@
+"""The sums over the explanations of a run's rounds, which the projection keeps beside the run."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Self
+
+from thinwire.store.round_explanation import RoundExplanation
+
+LEAST_S: Final = 1e-9  # a sum below it is what rounding left of zero
+
+
+@dataclass
+class RunTotals:
+    """The sums over the explanations of a run's rounds; `add` with the sign -1 takes an explanation out again."""
+
+    rounds: int = 0
+    seconds: float = 0.0
+    requests: int = 0
+    timed: int = 0  # requests of rounds with a measured round trip; their round trips took `trips_s`
+    trips_s: float = 0.0
+    stages: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    uncounted: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    fewest: int | None = None  # clients selected for a round, as far as `saw` was called
+    most: int = 0
+    slowest: Counter[str] = field(default_factory=Counter)
+    missed: Counter[str] = field(default_factory=Counter)
+
+    def add(self, one: RoundExplanation, sign: int = 1) -> None:
+        """Add the explanation of a round."""
+        self.rounds, self.seconds = self.rounds + sign, self.seconds + sign * one.seconds
+        self.requests += sign * one.requests
+        if one.rtt_s is not None:
+            self.timed, self.trips_s = self.timed + sign * one.requests, self.trips_s + sign * one.requests * one.rtt_s
+        for sums, parts in ((self.stages, one.stages), (self.uncounted, one.uncounted)):
+            for name, took in parts.items():
+                sums[name] += sign * took
+        self.slowest.update({one.device: sign} if one.device else {})
+        for name in one.waited_for:
+            self.missed[name] += sign
+
+    def saw(self, selected: int) -> None:
+        """Record how many clients a round selected."""
+        self.fewest = selected if self.fewest is None else min(selected, self.fewest)
+        self.most = max(selected, self.most)
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> Self:
+        """Return the sums that `to_json` gave, without a count of any client."""
+        totals = cls(**{name: found[name] for name in NUMBERS if name in found})
+        totals.stages.update(found.get("stages", {}))
+        totals.uncounted.update(found.get("uncounted", {}))
+        return totals
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all sums but the counts of clients, as plain values."""
+        parts = {"stages": self.stages, "uncounted": self.uncounted}
+        kept = {name: {stage: took for stage, took in part.items() if took > LEAST_S} for name, part in parts.items()}
+        return {name: getattr(self, name) for name in NUMBERS} | kept
+
+
+NUMBERS: Final = ("rounds", "seconds", "requests", "timed", "trips_s", "fewest", "most")

@@ -1,0 +1,115 @@
+"""Reads of the store for the clients of a run: what each does now, and why one was not selected."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from thinwire.core.events import ENDED
+from thinwire.reports import secure_rounds
+from thinwire.reports.reason_text import sentence
+from thinwire.store import ClientRow, DeviceInfo, RoundRow, RunRow, Store, UpdateRow
+from thinwire.web import schemas
+
+LATEST_ROUNDS = 3  # rounds in which a device's examples are searched
+
+
+class Clients:
+    """The clients of runs, a page of them at a time."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def page(self, row: RunRow, first: int = 0, count: int | None = None) -> schemas.Clients:
+        """Return `count` clients of a run from the place `first` on: those that take part by name, then the others."""
+        store = self._store
+        there, selected = store.client_count(row.run_id)
+        rounds = store.rounds(row.run_id, row.rounds_closed + 1 - LATEST_ROUNDS)
+        newest = rounds[-1] if rounds else None
+        clients = store.clients(row.run_id, first, count)
+        reasons = {} if newest is None or row.status in ENDED else self._reasons(row, newest)
+        absent = store.strangers(row.run_id, list(reasons))
+        end = None if count is None else max(0, first + count - there)
+        shown_absent = absent[max(0, first - there) : end]
+        names = [one.device for one in clients] + shown_absent
+        wanted = None if count is None else names
+        latest = [store.updates(row.run_id, found.round, devices=wanted) for found in rounds[: -LATEST_ROUNDS - 1 : -1]]
+        shown = client_states(row, newest, latest, clients, store.devices(wanted), reasons, shown_absent)
+        return schemas.Clients(total=there + len(absent), selected=selected, first=first, clients=shown)
+
+    def _reasons(self, run: RunRow, newest: RoundRow) -> dict[str, str]:
+        """Return the reason of each device that the latest round considered and did not select.
+
+        The round names no device that was not sampled: these are the others that were online when it opened.
+        """
+        reasons = {device: sentence(why) for device, why in newest.not_selected.items()}
+        if not newest.not_sampled:
+            return reasons
+        if run.source == "sim":
+            others = {one.device for one in self._store.clients(run.run_id)}
+        else:
+            others = {name for name, at in self._store.online_since().items() if at <= newest.opened_at}
+        return {**dict.fromkeys(sorted(others.difference(newest.selected)), "not sampled"), **reasons}
+
+
+def client_states(
+    run: RunRow,
+    newest: RoundRow | None,
+    latest: Sequence[Sequence[UpdateRow]],
+    clients: Sequence[ClientRow],
+    devices: Sequence[DeviceInfo],
+    not_selected: Mapping[str, str],
+    absent: Sequence[str],
+) -> list[schemas.Client]:
+    """Return these `clients`, then the `absent` ones, which never had an assignment.
+
+    `latest` are the assignments of the latest rounds, newest first. A client's state follows from its latest assignment
+    and from its device's connection. `not_selected` has the reasons of the latest round.
+    """
+    known, hidden = {info.row.name: info for info in devices}, secure_rounds.why_not_known(run)
+    # a client that is busy with an earlier round is not selected for the latest one
+    open_assignments = {u.device: u for rows in reversed(latest[1:]) for u in rows if u.outcome == "selected"}
+    open_assignments |= {u.device: u for u in (latest[0] if latest else ()) if u.outcome in ("selected", "accepted")}
+    working = open_assignments if newest is not None and not newest.reason and run.status not in ENDED else {}
+    examples = {u.device: u.examples for rows in reversed(latest) for u in rows if u.examples}
+    ratios = {u.device: u.residual_ratio for rows in reversed(latest) for u in rows if u.residual_ratio is not None}
+    shown = [
+        schemas.Client(
+            **{name: getattr(row, name) for name in _COUNTS}, examples=examples.get(row.device, 0),
+            residual_ratio=ratios.get(row.device), not_known=hidden,
+            **_now(run, working.get(row.device), known.get(row.device), not_selected.get(row.device)),
+        )
+        for row in clients
+    ]  # fmt: skip
+    return shown + [_never_selected(name, run, known.get(name), not_selected) for name in absent]
+
+
+_COUNTS = (
+    "device", "selected", "arrived", "aggregated_count", "late", "dropped", "failed", "last_outcome", "last_at",
+    "payload_up", "payload_down", "wire_up", "wire_down",
+)  # fmt: skip
+
+
+def _never_selected(name: str, run: RunRow, info: DeviceInfo | None, why: Mapping[str, str]) -> schemas.Client:
+    """Return a client that was never selected, with the reason."""
+    return schemas.Client(
+        device=name, selected=0, arrived=0, aggregated_count=0, late=0, dropped=0, failed=0, examples=0,
+        last_outcome="",
+        last_at=None, payload_up=0, payload_down=0, wire_up=None, wire_down=None, **_now(run, None, info, why[name]),
+    )  # fmt: skip
+
+
+def _now(
+    run: RunRow, assignment: UpdateRow | None, info: DeviceInfo | None, not_selected: str | None
+) -> dict[str, object]:
+    """Return a client's `state` as one word, with `state_text` for reading."""
+    if info is not None and not info.online:
+        return {"state": "offline", "state_text": "offline", "since": info.last_seen_at}
+    if run.status in ENDED:
+        return {"state": "idle", "state_text": "simulated" if run.source == "sim" else "idle"}
+    if assignment is not None and assignment.outcome == "accepted":
+        return {"state": "arrived", "state_text": f"round {assignment.round} is being aggregated"}
+    if assignment is not None:
+        return {"state": "working", "state_text": f"in round {assignment.round}", "since": assignment.assigned_at}
+    if not_selected:
+        return {"state": "not-selected", "state_text": f"not selected: {not_selected}"}
+    return {"state": "idle", "state_text": "idle"}

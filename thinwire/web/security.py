@@ -245,12 +245,13 @@ def _file(name: str) -> str:
     return (STATIC / name).read_text(encoding="utf-8")
 
 
-def shell(depth: int, home: str) -> HTMLResponse:
-    """Return the dashboard's HTML frame, `depth` folders below the root; static/app.js fills it.
+def shell(depth: int, home: str, script: str, style: str) -> HTMLResponse:
+    """Return the dashboard's HTML frame, `depth` folders below the root; `script` fills it.
 
     `home` is the option for shown commands. Addresses are relative, so that any prefix works.
     """
     text = _file("page.html").replace("{{root}}", ".." if depth else ".")
+    text = text.replace("{{script}}", script).replace("{{style}}", style)
     return HTMLResponse(text.replace("{{home}}", html.escape(home)))
 
 

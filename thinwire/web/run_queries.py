@@ -1,7 +1,7 @@
 """Reads of the store for the API about runs, rounds and updates, and for a run's page.
 
-Invariant: what a read of a run's page costs does not depend on the number of the run's rounds. A round's explanation and
-the sums until its end are stored in its row; curves have a bounded number of points; an index finds what changed.
+Invariant: what a read of a run's page costs does not depend on the number of rounds. A round's explanation and the sums
+until its end are stored in its row; curves have a bounded number of points; an index finds what changed.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class Reader:
     ) -> schemas.RunView:  # fmt: skip
         """Return what a run's page shows, or what has changed of it since the view with the change `since`.
 
-        `number` is the chosen round, 0 for the one that takes replies; of the round `held` the browser has the assignments
-        until `since`. Without `first_client` the view has no clients. In a run with Poisson sampling every view is
+        `number` is the chosen round, 0 for the one that takes replies. Of the round `held` the browser has what it was
+        at `since`. Without `first_client` the view has no clients. In a run with Poisson sampling every view is
         whole: the number of changes would tell how many clients were sampled.
         """
         store, row = self._store, self._store.run(name)

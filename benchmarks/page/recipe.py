@@ -21,6 +21,7 @@ from typing import Final
 from thinwire.core.events import (
     ClientFailed,
     ClientSelected,
+    DeviceOnline,
     Evaluated,
     Event,
     ModelStored,
@@ -142,6 +143,8 @@ class Teller:
         run.answer(run.assigned[len(run.assigned) // 2 :])
         run.close()
         run.now = time.time()
+        for name in run.names:
+            store.record_device(DeviceOnline(run.now, name))
         run.open()
         run.answer(run.assigned[: len(run.assigned) // 2])
         return run

@@ -13,8 +13,21 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import Connection, bindparam, func, literal, select, update
+from sqlalchemy import (
+    Connection,
+    CursorResult,
+    Double,
+    Executable,
+    Integer,
+    String,
+    bindparam,
+    func,
+    literal,
+    select,
+    update,
+)
 
+from thinwire.store.database import Whole
 from thinwire.store.queries import columns_of, phase_rows
 from thinwire.store.read_models import PhaseRow, RoundRow, UpdateRow
 from thinwire.store.round_explanation import RoundExplanation, stored, why
@@ -67,25 +80,34 @@ class Explainer:
         before = self._waited_for(late)
         if not closed and not before:
             return
-        totals = RunTotals.from_json(self.connection.scalar(_TOTALS, {"the_run": self.run_id}) or {})
+        totals = RunTotals.from_json(self._scalar(_TOTALS) or {})
         for number in sorted({*closed, *before}):
             if (row := self._round(number)) is None:
                 continue  # a journal without its opening
-            told = self._explain(row)
+            last = self._last(row)
+            told = self._explain(row, last)
             if number in before:
                 totals.add(stored(row.round, row.seconds, row.explanation), -1)
             totals.add(told)
             totals.saw(len(row.selected))
-            until = self._until(row) if number in closed else {}
-            key = {"the_run": self.run_id, "the_round": number}
-            self.connection.execute(_ROUND.values(explanation=told.to_json(), changed=self.change, **until), key)
-        self.connection.execute(_RUN.values(totals=totals.to_json()), {"the_run": self.run_id})
+            values = {"the_explanation": told.to_json(), "the_change": self.change}
+            if number in closed:
+                self._execute(_CLOSED, the_round=number, **values, **self._until(row, last))
+            else:
+                self._execute(_AGAIN, the_round=number, **values)
+        self._execute(_NEW_TOTALS, the_totals=totals.to_json())
         counts = [
             {"the_run": self.run_id, "the_device": name, "slow": totals.slowest[name], "silent": totals.missed[name]}
             for name in sorted(totals.slowest.keys() | totals.missed.keys())
         ]
         if counts:
             self.connection.execute(_CLIENT, counts)
+
+    def _execute(self, statement: Executable, **values: Any) -> CursorResult[Any]:
+        return self.connection.execute(statement, {"the_run": self.run_id, **values})
+
+    def _scalar(self, statement: Executable) -> Any:
+        return self.connection.scalar(statement, {"the_run": self.run_id})
 
     def _add_late_bytes(self, number: int, amounts: Mapping[str, int]) -> None:
         """Add the bytes of a closed round to the sums until it and until each closed round after it."""
@@ -109,67 +131,89 @@ class Explainer:
         }
 
     def _round(self, number: int) -> RoundRow | None:
-        wanted = columns_of(Round, RoundRow, arrived=literal(0))
-        found = self.connection.execute(wanted.where(Round.run_id == self.run_id, Round.round == number))
-        row = found.mappings().first()
+        row = self._execute(_ROUND, the_round=number).mappings().first()
         return None if row is None else RoundRow(**row)
 
-    def _explain(self, row: RoundRow) -> RoundExplanation:
-        """Return the explanation of a closed round from its rows."""
-        own = self._updates(Update.round == row.round)
-        missing = sorted({*row.aggregated} - {one.update_id for one in own})
-        earlier = [
-            one
-            for start in range(0, len(missing), MANY)
-            for one in self._updates(Update.update_id.in_(missing[start : start + MANY]))
-        ]
-        before = select(Round.closed_at).where(Round.run_id == self.run_id, Round.round == row.round - 1)
-        closed_at = self.connection.scalar(before) if row.round > 1 else 0.0
+    def _last(self, row: RoundRow) -> dict[str, Any]:
+        """Return when the round before was closed, and the sums until its end; {} for the first round."""
+        return dict(self._execute(_BEFORE, the_round=row.round).mappings().first() or {})
+
+    def _explain(self, row: RoundRow, last: Mapping[str, Any]) -> RoundExplanation:
+        """Return the explanation of a closed round from those of its rows on which it depends."""
+        own = self._updates(_UNUSUAL, the_round=row.round, the_slowest=row.slowest) if row.reason != "buffer" else []
+        if not any(one.device == row.slowest for one in own):
+            own = self._updates(_OWN, the_round=row.round)
+        earlier = self._updates(_EARLIER, the_round=row.round)
         return why(
-            row, own, earlier, turn_at(row, closed_at), simulated=self.facts.simulated, rtts=self._rtts(own, earlier),
-            phases=self._phases(row.round) if self.facts.masked else None,
+            row, own, earlier, turn_at(row, last.get("closed_at") if last else 0.0), simulated=self.facts.simulated,
+            rtts=self._rtts(own, earlier), phases=self._phases(row.round) if self.facts.masked else None,
         )  # fmt: skip
 
-    def _updates(self, where: Any) -> list[UpdateRow]:
-        wanted = columns_of(Update, UpdateRow).where(Update.run_id == self.run_id, where)
-        ordered = wanted.order_by(Update.round, Update.device, Update.assigned_at)
-        return [UpdateRow(**found) for found in self.connection.execute(ordered).mappings()]
+    def _updates(self, statement: Executable, **values: Any) -> list[UpdateRow]:
+        return [UpdateRow(**found) for found in self._execute(statement, **values).mappings()]
 
     def _phases(self, number: int) -> list[PhaseRow]:
-        wanted = select(RoundPhase.__table__).where(RoundPhase.run_id == self.run_id, RoundPhase.round == number)
-        return phase_rows(dict(found) for found in self.connection.execute(wanted).mappings())
+        return phase_rows(dict(found) for found in self._execute(_PHASES, the_round=number).mappings())
 
     def _rtts(self, *rows: Sequence[UpdateRow]) -> dict[str, float]:
         """Return the measured round trips of the devices that made requests; none in a simulation."""
         devices = sorted({one.device for part in rows for one in part if one.requests})
-        if self.facts.simulated or not devices:
+        if self.facts.simulated:
             return {}
-        wanted = select(Measure.device, Measure.p50).where(Measure.kind == "rtt", Measure.p50 > 0)
         found: dict[str, float] = {}
         for start in range(0, len(devices), MANY):
-            some = wanted.where(Measure.device.in_(devices[start : start + MANY]))
-            found |= {device: seconds for device, seconds in self.connection.execute(some) if seconds is not None}
+            links = self.connection.execute(_LINKS, {"devices": devices[start : start + MANY]})
+            found |= {device: seconds for device, seconds in links if seconds is not None}
         return found
 
-    def _until(self, row: RoundRow) -> dict[str, Any]:
+    def _until(self, row: RoundRow, last: Mapping[str, Any]) -> dict[str, Any]:
         """Return the sums from the run's start until the end of this round."""
-        last = select(Round.until_s, Round.until_payload, Round.until_wire).where(Round.run_id == self.run_id)
-        last = last.where(Round.round < row.round, Round.until_s.is_not(None)).order_by(Round.round.desc())
-        found = dict(self.connection.execute(last.limit(1)).mappings().first() or {})
-        sums: dict[str, Any] = {"until_s": (found.get("until_s") or 0.0) + (row.seconds or 0.0)}
+        if last and last["until_s"] is None:  # the round before is open
+            last = dict(self._execute(_LAST_CLOSED, the_round=row.round).mappings().first() or {})
+        sums: dict[str, Any] = {"until_s": (last.get("until_s") or 0.0) + (row.seconds or 0.0)}
         for name, parts in UNTIL.items():
-            amounts = [getattr(row, part) for part in parts] + [found.get(name)]
+            amounts = [getattr(row, part) for part in parts] + [last.get(name)]
             measured = [amount for amount in amounts if amount is not None]
             sums[name] = sum(measured) if measured else None
-        return sums
+        return {f"the_{name}": amount for name, amount in sums.items()}
 
 
-_TOTALS = select(Run.totals).where(Run.run_id == bindparam("the_run"))
-_RUN = update(Run).where(Run.run_id == bindparam("the_run"))
-_ROUND = update(Round).where(Round.run_id == bindparam("the_run"), Round.round == bindparam("the_round"))
+# Each statement is made once, for every round calls it: to make one takes longer than to execute it.
+_RUN, _NUMBER = bindparam("the_run", type_=String), bindparam("the_round", type_=Integer)
+_TOTALS = select(Run.totals).where(Run.run_id == _RUN)
+_NEW_TOTALS = update(Run).where(Run.run_id == _RUN).values(totals=bindparam("the_totals", type_=Run.totals.type))
+_ROUND = columns_of(Round, RoundRow, arrived=literal(0)).where(Round.run_id == _RUN, Round.round == _NUMBER)
+_SUMS = select(Round.closed_at, Round.until_s, Round.until_payload, Round.until_wire).where(Round.run_id == _RUN)
+_BEFORE = _SUMS.where(Round.round == _NUMBER - 1)
+_LAST_CLOSED = _SUMS.where(Round.round < _NUMBER, Round.until_s.is_not(None)).order_by(Round.round.desc()).limit(1)
+_ASSIGNMENTS = (
+    columns_of(Update, UpdateRow).where(Update.run_id == _RUN).order_by(Update.round, Update.device, Update.assigned_at)
+)
+_OWN = _ASSIGNMENTS.where(Update.round == _NUMBER)
+_UNUSUAL = _OWN.where(  # of the others an explanation tells nothing
+    (Update.device == bindparam("the_slowest")) | (Update.outcome != "aggregated") | (Update.weight_reason != "")
+)
+_EARLIER = _ASSIGNMENTS.where(Update.aggregated_round == _NUMBER, Update.aggregated_round != Update.round)
+_PHASES = select(RoundPhase.__table__).where(RoundPhase.run_id == _RUN, RoundPhase.round == _NUMBER)
+_LINKS = select(Measure.device, Measure.p50).where(
+    Measure.kind == "rtt", Measure.p50 > 0, Measure.device.in_(bindparam("devices", expanding=True))
+)
+_AGAIN = (
+    update(Round)
+    .where(Round.run_id == _RUN, Round.round == _NUMBER)
+    .values(
+        explanation=bindparam("the_explanation", type_=Round.explanation.type),
+        changed=bindparam("the_change", type_=Whole),
+    )
+)
+_CLOSED = _AGAIN.values(
+    until_s=bindparam("the_until_s", type_=Double),
+    until_payload=bindparam("the_until_payload", type_=Whole),
+    until_wire=bindparam("the_until_wire", type_=Whole),
+)
 _CLIENT = (
     update(Client)
-    .where(Client.run_id == bindparam("the_run"), Client.device == bindparam("the_device"))
+    .where(Client.run_id == _RUN, Client.device == bindparam("the_device"))
     .values(
         times_slowest=Client.times_slowest + bindparam("slow"), times_silent=Client.times_silent + bindparam("silent")
     )

@@ -142,11 +142,12 @@ class RunQueries:
 
     def updates(
         self, run_id: str, round: int | None = None, last: int | None = None, *, changed_after: int = 0,  # noqa: A002
-        devices: Sequence[str] | None = None, outcomes: Sequence[str] = (),
+        devices: Sequence[str] | None = None, outcomes: Sequence[str] = (), with_reason: bool = False,
     ) -> list[UpdateRow]:  # fmt: skip
         """Return one row for each assignment of the run, of one of its rounds, or of those from `round` to `last`.
 
-        Only those whose `changed` is above `changed_after`, of these `devices`, and with one of `outcomes`.
+        Only those whose `changed` is above `changed_after`, of these `devices`, with one of `outcomes`, and if
+        `with_reason` with one for their loss or a reduced weight.
         """
         wanted = columns_of(Update, UpdateRow).where(Update.run_id == run_id)
         if round is not None:
@@ -157,6 +158,8 @@ class RunQueries:
             wanted = wanted.where(Update.device.in_(devices))
         if outcomes:
             wanted = wanted.where(Update.outcome.in_(outcomes))
+        if with_reason:
+            wanted = wanted.where((Update.reason != "") | (Update.weight_reason != ""))
         ordered = wanted.order_by(Update.round, Update.device, Update.assigned_at)
         return [UpdateRow(**found) for found in _all(self._database, ordered)]
 

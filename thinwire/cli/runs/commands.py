@@ -169,7 +169,7 @@ def _show(store: Store, row: RunRow, rounds: Sequence[RoundRow], shown: Sequence
         console.sentence(said, begin="        ")
     if is_sampled(row.plan):
         console.line("bytes   not shown: they would tell how many clients were sampled")
-    updates = store.updates(row.run_id)
+    updates = store.updates(row.run_id, with_reason=True)
     for sentence in (*clipping(row, rounds), *capping(updates, rounds), *losses(updates), *without_sum(shown)):
         console.sentence(sentence, begin="        ")
     for way, payload, wire, dense in (

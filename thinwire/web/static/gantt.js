@@ -7,7 +7,8 @@ import { Outcome, reasonOf, restarted } from "./parts.js";
 export const STAGES = ["delivery", "redelivery", "download", "queue", "load", "evaluate", "train", "encode", "commit", "work", "unaccounted", "upload"]; // as thinwire/reports/round_timing.py names them
 const RARE = ["redelivery", "unaccounted", "work"]; // they stand in the legend only where one is drawn
 const FAR = 2; // an answer that came later than so many times the round's length runs out of the picture
-const MOST = 60; // rows at first: of more clients, those that the round waited for
+const ROWS = [40, 20]; // rows at first, on a wide screen and on a narrow one: of more clients, those that the round waited for
+const NARROW = matchMedia("(max-width: 640px)");
 const STEP = 1.1; // by how much the axis of an open round grows at once
 const NEAR = 1.6; // a deadline farther away than so many times the round's length is not drawn to scale
 
@@ -32,7 +33,8 @@ export const Gantt = ({ round, buffered, still }) => {
     ${open ? null : html`<i class="line closed" style=${{ left: `${at(round.seconds)}%` }}></i>`}`;
   const [whole, setWhole] = useState(false);
   const rows = [...round.updates, ...round.late_aggregated];
-  const shown = whole || rows.length <= MOST ? rows : urgent(rows);
+  const most = ROWS[Number(NARROW.matches)];
+  const shown = whole || rows.length <= most ? rows : urgent(rows, most);
   const drawnRows = useRef(new Map());
   const axis = JSON.stringify([round.round, span, since, open, near, deadline, round.seconds, round.downtimes]);
   const before = drawnRows.current;
@@ -56,8 +58,8 @@ export const Gantt = ({ round, buffered, still }) => {
       <ul aria-label=${`Clients of round ${round.round}`}>
         ${shown.map(draw)}
       </ul>
-      ${rows.length > MOST && html`<p class="pager"><button type="button" class="tool" aria-expanded=${whole} onClick=${() => setWhole(!whole)}>${whole ? `Only the ${MOST} that it waited for` : `All ${count(rows.length)} clients`}</button>
-        ${!whole && html`<span class="faint">${MOST} are drawn: those without an answer, and then the slowest</span>`}</p>`}
+      ${rows.length > most && html`<p class="pager"><button type="button" class="tool" aria-expanded=${whole} onClick=${() => setWhole(!whole)}>${whole ? `Only the ${most} that it waited for` : `All ${count(rows.length)} clients`}</button>
+        ${!whole && html`<span class="faint">${most} are drawn: those without an answer, and then the slowest</span>`}</p>`}
       <div class="gantt-row axis" aria-hidden="true"><span></span>
         <span class="track">${ticks(span).map((t) => html`<b class="tick" style=${{ left: `${at(t)}%` }}>${+t.toFixed(3)}${t ? "" : " s"}</b>`)}</span><span></span></div>
       <ul class="legend" aria-label="Colours">
@@ -97,9 +99,9 @@ const GanttRow = ({ update, opened, at, span, length, open, lines, now, earlier 
 const RANKS = ["aggregated", "accepted", "aggregated-late", "dropped", "failed", "over", "selected"]; // the later, the more a round waited for it
 
 /** The rows that a round waited for most, in the order that they had. */
-const urgent = (rows) => {
+const urgent = (rows, most) => {
   const end = (u) => u.stretches.at(-1)?.end_s ?? 0;
-  const worst = [...rows].sort((a, b) => RANKS.indexOf(b.outcome) - RANKS.indexOf(a.outcome) || end(b) - end(a)).slice(0, MOST);
+  const worst = [...rows].sort((a, b) => RANKS.indexOf(b.outcome) - RANKS.indexOf(a.outcome) || end(b) - end(a)).slice(0, most);
   const kept = new Set(worst);
   return rows.filter((u) => kept.has(u));
 };

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from thinwire.core.formatting import counted, duration
+from thinwire.store import RunRow, Store
 from thinwire.store.round_explanation import RoundExplanation, own_part
 from thinwire.store.round_timing import OWN, STAGES
 from thinwire.store.run_totals import RunTotals
@@ -17,6 +18,13 @@ def in_all(found: Iterable[RoundExplanation]) -> RoundExplanation:
     for one in found:
         totals.add(one)
     return explain_run(totals)
+
+
+def totals_of(store: Store, row: RunRow) -> RunTotals:
+    """Return the stored sums over the closed rounds of a run, with the clients that were counted most often."""
+    totals = RunTotals.from_json(row.totals)
+    totals.slowest, totals.missed = map(Counter, store.most_waited_for(row.run_id))
+    return totals
 
 
 def explain_run(totals: RunTotals) -> RoundExplanation:

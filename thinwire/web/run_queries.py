@@ -20,11 +20,10 @@ from thinwire.core.protection_events import is_sampled
 from thinwire.reports import secure_rounds
 from thinwire.reports.privacy_history import PrivacyState, SpendingHistory
 from thinwire.reports.reason_text import behind, deadline_sentence, sentence
-from thinwire.reports.run_explanation import explain_run
+from thinwire.reports.run_explanation import explain_run, totals_of
 from thinwire.store import RoundRow, RunRow, Store, UpdateRow
 from thinwire.store.round_explanation import RoundExplanation, stored
 from thinwire.store.round_timing import clock_was_set, down_s, stretches, turns
-from thinwire.store.run_totals import RunTotals
 from thinwire.store.secure_phases import open_text, phases_of
 from thinwire.web import schemas
 from thinwire.web.client_queries import Clients
@@ -163,8 +162,7 @@ class Reader:
         seq, open_rounds = self._store.changes(), self._open_rounds(row)
         sizes = [size for size in (row.totals.get("fewest"), row.totals.get("most")) if size is not None]
         protection = secure_rounds.protection(row, [*sizes, *(len(one.selected) for one in open_rounds)])
-        spent, totals = self._spent(row), RunTotals.from_json(row.totals)
-        totals.slowest, totals.missed = map(Counter, self._store.most_waited_for(row.run_id))
+        spent, totals = self._spent(row), totals_of(self._store, row)
         secure = secure_rounds.is_secure(row)
         latest = self._store.rounds(row.run_id, row.rounds_closed + 1 - LATEST_ROUNDS) if secure else []
         return self._run(

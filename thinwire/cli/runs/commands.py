@@ -32,6 +32,8 @@ app = typer.Typer(
 for command in (compare, stop, pause, resume):
     app.command()(command)
 
+EXPLAINED = 100  # newest rounds that `show --why` prints
+
 
 @app.command(name="list")
 def list_(json: Json = False, home: Home = None) -> None:
@@ -89,6 +91,7 @@ def show(
     from thinwire.cli.local_state import end_abandoned, opened
     from thinwire.cli.runs.render import run_document
     from thinwire.core.errors import NotFound
+    from thinwire.reports.run_explanation import explain_run, in_all, totals_of
 
     end_abandoned(home)
     with opened(home) as store:
@@ -96,13 +99,17 @@ def show(
         last, _ = store.round_count(row.run_id)
         if number is not None and number > last:
             raise NotFound(f"{row.run_id} has no round {number}", why=f"it has opened {last}")
-        found = store.explanations(row.run_id, number or 1, number) if why else []
         if json:
-            more = explanations_document(found) if why else {}
+            more = explanations_document(store.explanations(row.run_id, number or 1, number)) if why else {}
             console.document(run_document(store, row.run_id, number) | more)
         elif why:
             _header(store, row, store.rounds(row.run_id, row.rounds_closed + 1))
-            print_explanations(found)
+            first = max(1, last - EXPLAINED + 1) if number is None else number
+            found = store.explanations(row.run_id, first, number)
+            print_explanations(found, in_all(found) if number else explain_run(totals_of(store, row)))
+            if first > 1 and number is None:
+                earlier = f"rounds 1 to {first - 1}" if first > 2 else "round 1"
+                console.note(f"not shown: {earlier}; --round N explains one, --json all of them")
         else:
             rounds = store.rounds(row.run_id)
             _show(store, row, rounds, [one for one in rounds if number in (None, one.round)])
@@ -294,18 +301,18 @@ def explanations_document(found: list[RoundExplanation]) -> dict[str, Any]:
     }
 
 
-def print_explanations(found: list[RoundExplanation]) -> None:
+def print_explanations(found: list[RoundExplanation], all_of_it: RoundExplanation) -> None:
     """Print a sentence for the run, a table of seconds by round and stage, and a sentence for each round."""
-    from thinwire.reports.run_explanation import in_all
     from thinwire.store.round_timing import STAGES
 
     if not found:
         console.line("no round of it has closed yet")
         return
-    all_of_it = in_all(found)
     console.sentence(all_of_it.sentence)
     console.line()
-    there = tuple(name for name in STAGES if any(name in {**one.stages, **one.uncounted} for one in found))
+    there = tuple(
+        name for name in STAGES if any(name in {**one.stages, **one.uncounted} for one in (*found, all_of_it))
+    )
     wired = any(one.requests for one in found)
     header = ("round", "seconds", *there, "slowest", *(("requests",) if wired else ()), "not in time")
     rows = [(str(one.round), *_explanation_row(one, there, wired)) for one in found]

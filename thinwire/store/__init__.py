@@ -1,22 +1,20 @@
 """The aggregator's durable state except its models: journal, read tables, commands, devices, logins, spool."""
 
 from thinwire.store.audit import by_todays_name
+from thinwire.store.enrollment_rows import DeviceAction, InvitationRow, Invited, RefusalNote
 from thinwire.store.privacy_ledger import PrivacyRow
 from thinwire.store.read_models import (
     ClientRow,
-    DeviceAction,
     DeviceInfo,
-    InvitationRow,
-    Invited,
     MeasureRow,
     ModelRow,
     Order,
     PhaseRow,
     PointRow,
-    RefusalNote,
     RoundRow,
     RunRow,
     UpdateRow,
+    WorkRow,
 )
 from thinwire.store.spool import FileSpool
 from thinwire.store.store import Commands, Store
@@ -40,5 +38,6 @@ __all__ = [
     "RunRow",
     "Store",
     "UpdateRow",
+    "WorkRow",
     "by_todays_name",
 ]  # fmt: skip

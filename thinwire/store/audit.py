@@ -11,7 +11,7 @@ from sqlalchemy import Connection, delete, func, insert, select
 
 from thinwire.core.clock import Clock
 from thinwire.store.database import Database
-from thinwire.store.read_models import DeviceAction, RefusalNote
+from thinwire.store.enrollment_rows import DeviceAction, RefusalNote
 from thinwire.store.tables import Action, Note
 
 NOTES = 1000  # kept at most: a year of refused requests must not fill the disk

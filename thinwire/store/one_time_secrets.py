@@ -21,7 +21,7 @@ from thinwire.core.formatting import duration
 from thinwire.core.types import require_device_name
 from thinwire.store.audit import act
 from thinwire.store.database import Database
-from thinwire.store.read_models import InvitationRow, InvitationState, Invited
+from thinwire.store.enrollment_rows import InvitationRow, InvitationState, Invited
 from thinwire.store.tables import Device, Invitation, Login, Session
 
 SECRET_BYTES = 16

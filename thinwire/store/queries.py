@@ -24,6 +24,7 @@ from thinwire.store.read_models import (
     RoundRow,
     RunRow,
     UpdateRow,
+    WorkRow,
 )
 from thinwire.store.round_explanation import RoundExplanation, stored
 from thinwire.store.tables import Checkpoint, Client, Device, Measure, Round, RoundPhase, Run, Update
@@ -162,6 +163,14 @@ class RunQueries:
             wanted = wanted.where((Update.reason != "") | (Update.weight_reason != ""))
         ordered = wanted.order_by(Update.round, Update.device, Update.assigned_at)
         return [UpdateRow(**found) for found in _all(self._database, ordered)]
+
+    def latest_work(self, run_id: str, since: int, devices: Sequence[str] | None) -> list[WorkRow]:
+        """Return what the pages of clients show of the assignments from round `since` on, oldest first."""
+        wanted = columns_of(Update, WorkRow).where(Update.run_id == run_id, Update.round >= since)
+        if devices is not None:
+            wanted = wanted.where(Update.device.in_(devices))
+        ordered = wanted.order_by(Update.round, Update.assigned_at)
+        return [WorkRow(**found) for found in _all(self._database, ordered)]
 
     def updates_into(self, run_id: str, number: int, since: int, outcomes: Sequence[str] = ()) -> list[UpdateRow]:
         """Return the assignments of earlier rounds that were aggregated into this one, and with one of `outcomes` those

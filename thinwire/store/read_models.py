@@ -255,6 +255,18 @@ class UpdateRow(Traffic):
 
 
 @dataclass(frozen=True)
+class WorkRow:
+    """An assignment, with what a table of clients shows of it."""
+
+    round: int
+    device: str
+    outcome: AssignmentOutcome
+    assigned_at: float | None
+    examples: int
+    residual_ratio: float | None
+
+
+@dataclass(frozen=True)
 class MeasureRow:
     """Measurements of one device: the last `samples` (amount, seconds) of `kind`, for `work` ("" for its link).
 
@@ -305,9 +317,6 @@ class ModelRow:
     at: float
 
 
-InvitationState = Literal["open", "used", "expired", "withdrawn"]
-
-
 @dataclass(frozen=True)
 class DeviceInfo:
     """A device and its contributions: `hello` as JSON, `updates` and `payload_up` over all runs on devices.
@@ -335,56 +344,6 @@ class DeviceInfo:
         """Return the equipment that the device reported at its last registration."""
         said = self.hello.get("has", {})
         return Equipment(**{field.name: said.get(field.name) for field in fields(Equipment)})
-
-
-@dataclass(frozen=True)
-class Invited:
-    """A new invitation with its secret (32 hex digits), which is known only now. `name` is "" for any free name."""
-
-    id: int
-    secret: str
-    name: str
-    expires_at: float
-
-
-@dataclass(frozen=True)
-class InvitationRow:
-    """An invitation in a list; `used_by` is the device that joined with it."""
-
-    id: int
-    name: str
-    state: InvitationState
-    created_at: float
-    expires_at: float
-    approve_manually: bool
-    who: str
-    used_by: str
-    used_at: float | None
-
-
-@dataclass(frozen=True)
-class DeviceAction:
-    """An action on a device's row: enrol, join, add, approve, revoke, leave, rename; or invite and withdraw."""
-
-    at: float
-    who: str
-    device: str
-    what: str
-    detail: str
-
-
-@dataclass(frozen=True)
-class RefusalNote:
-    """A refusal of the device API.
-
-    `name` is the name in the request, which proves nothing. Only the operator may see `why`.
-    """
-
-    at: float
-    kind: str
-    address: str
-    name: str
-    why: str
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from thinwire.core.events import ENDED
 from thinwire.reports import secure_rounds
 from thinwire.reports.reason_text import sentence
-from thinwire.store import ClientRow, DeviceInfo, RoundRow, RunRow, Store, UpdateRow
+from thinwire.store import ClientRow, DeviceInfo, RoundRow, RunRow, Store, WorkRow
 from thinwire.web import schemas
 
 LATEST_ROUNDS = 3  # rounds in which a device's examples are searched
@@ -32,7 +32,8 @@ class Clients:
         shown_absent = absent[max(0, first - there) : end]
         names = [one.device for one in clients] + shown_absent
         wanted = None if count is None else names
-        latest = [store.updates(row.run_id, found.round, devices=wanted) for found in rounds[: -LATEST_ROUNDS - 1 : -1]]
+        since = max(1, newest.round - LATEST_ROUNDS + 1) if newest else 1
+        latest = store.latest_work(row.run_id, since, wanted)
         shown = client_states(row, newest, latest, clients, store.devices(wanted), reasons, shown_absent)
         return schemas.Clients(total=there + len(absent), selected=selected, first=first, clients=shown)
 
@@ -54,7 +55,7 @@ class Clients:
 def client_states(
     run: RunRow,
     newest: RoundRow | None,
-    latest: Sequence[Sequence[UpdateRow]],
+    latest: Sequence[WorkRow],
     clients: Sequence[ClientRow],
     devices: Sequence[DeviceInfo],
     not_selected: Mapping[str, str],
@@ -62,16 +63,17 @@ def client_states(
 ) -> list[schemas.Client]:
     """Return these `clients`, then the `absent` ones, which never had an assignment.
 
-    `latest` are the assignments of the latest rounds, newest first. A client's state follows from its latest assignment
+    `latest` are the assignments of the latest rounds, oldest first. A client's state follows from its latest assignment
     and from its device's connection. `not_selected` has the reasons of the latest round.
     """
     known, hidden = {info.row.name: info for info in devices}, secure_rounds.why_not_known(run)
+    last = newest.round if newest else 0
     # a client that is busy with an earlier round is not selected for the latest one
-    open_assignments = {u.device: u for rows in reversed(latest[1:]) for u in rows if u.outcome == "selected"}
-    open_assignments |= {u.device: u for u in (latest[0] if latest else ()) if u.outcome in ("selected", "accepted")}
-    working = open_assignments if newest is not None and not newest.reason and run.status not in ENDED else {}
-    examples = {u.device: u.examples for rows in reversed(latest) for u in rows if u.examples}
-    ratios = {u.device: u.residual_ratio for rows in reversed(latest) for u in rows if u.residual_ratio is not None}
+    at_work = {one.device: one for one in latest if one.round < last and one.outcome == "selected"}
+    at_work |= {one.device: one for one in latest if one.round == last and one.outcome in ("selected", "accepted")}
+    working = at_work if newest is not None and not newest.reason and run.status not in ENDED else {}
+    examples = {one.device: one.examples for one in latest if one.examples}
+    ratios = {one.device: one.residual_ratio for one in latest if one.residual_ratio is not None}
     shown = [
         schemas.Client(
             **{name: getattr(row, name) for name in _COUNTS}, examples=examples.get(row.device, 0),
@@ -99,7 +101,7 @@ def _never_selected(name: str, run: RunRow, info: DeviceInfo | None, why: Mappin
 
 
 def _now(
-    run: RunRow, assignment: UpdateRow | None, info: DeviceInfo | None, not_selected: str | None
+    run: RunRow, assignment: WorkRow | None, info: DeviceInfo | None, not_selected: str | None
 ) -> dict[str, object]:
     """Return a client's `state` as one word, with `state_text` for reading."""
     if info is not None and not info.online:

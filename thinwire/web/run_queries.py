@@ -21,7 +21,7 @@ from thinwire.reports import secure_rounds
 from thinwire.reports.privacy_history import PrivacyState, SpendingHistory
 from thinwire.reports.reason_text import behind, deadline_sentence, sentence
 from thinwire.reports.run_explanation import explain_run, totals_of
-from thinwire.store import RoundRow, RunRow, Store, UpdateRow
+from thinwire.store import PointRow, RoundRow, RunRow, Store, UpdateRow
 from thinwire.store.round_explanation import RoundExplanation, stored
 from thinwire.store.round_timing import clock_was_set, down_s, stretches, turns
 from thinwire.store.secure_phases import open_text, phases_of
@@ -83,7 +83,7 @@ class Reader:
         return schemas.RunView(
             change=change, whole=whole, opened=opened, run=self._now(row), about=_about(row) if whole else None,
             lines=[_line(one, row, spent) for one in rounds],
-            points=list(map(schemas.CurvePoint.model_validate, store.points(row.run_id, POINTS) if whole else ())),
+            points=list(map(_point, store.points(row.run_id, POINTS) if whole else ())),
             spent=_spent_points(spent) if whole else [],
             round=self._round_page(row, number, 0 if whole or held != number else since) if number else None,
             clients=None if first_client is None else self._clients.page(row, first_client, CLIENTS),
@@ -230,17 +230,26 @@ def update(
     """
     if opened_at is None:
         opened_at = selected.opened_at if selected else row.assigned_at or 0.0
-    shown = schemas.Update.model_validate(row)
     downtimes = selected.downtimes if selected else ()
     known = selected is None or not clock_was_set(selected)  # else a moment before it has no place beside one after it
-    stages = [
-        schemas.Stretch(stage=one.stage, begin_s=one.begin_s - opened_at, end_s=one.end_s - opened_at)
-        for one in (stretches(row, downtimes) if known else [])
-        if one.stage != "downtime"  # drawn once, behind all devices
-    ]
-    codec = {"codec": selected.codecs.get(row.device, selected.codec) if selected else ""}
-    codec["codec_reason"] = sentence(selected.codec_reasons.get(row.device, ())) if selected else ""
-    return shown.model_copy(update={"stretches": stages, "not_known": hidden, **codec})
+    own = {name: getattr(row, name) for name in OF_UPDATES}
+    own |= {name: sentence(own[name]) for name in ("selection_reason", "work_reason")}
+    own |= {name: own[name] or None for name in ("examples", "steps")}  # a reply that tells none has 0
+    return schemas.Update.model_construct(  # its values are checked already, and a round may have hundreds
+        **own, not_known=hidden,
+        codec=selected.codecs.get(row.device, selected.codec) if selected else "",
+        codec_reason=sentence(selected.codec_reasons.get(row.device, ())) if selected else "",
+        stretches=[
+            schemas.Stretch.model_construct(
+                stage=one.stage, begin_s=one.begin_s - opened_at, end_s=one.end_s - opened_at
+            )
+            for one in (stretches(row, downtimes) if known else [])
+            if one.stage != "downtime"  # drawn once, behind all devices
+        ],
+    )  # fmt: skip
+
+
+OF_UPDATES = [name for name in schemas.Update.model_fields if name in UpdateRow.__dataclass_fields__]
 
 
 def _went(took: RoundExplanation | None) -> dict[str, Any]:
@@ -305,6 +314,19 @@ def _line(row: RoundRow, run: RunRow, spent: Spent) -> schemas.RoundLine:
     own = {name: getattr(row, name) for name in schemas.RoundLine.model_fields if hasattr(row, name)}
     own |= {**_sums(row, run), **_epsilons(row.round, spent)}
     return schemas.RoundLine(**{**own, "selected": len(row.selected)}, closing=closing(row, _least(row, run)))
+
+
+def _point(row: PointRow) -> schemas.CurvePoint:
+    """Return a point of the run's curves, in six significant figures: more are not drawn."""
+    return schemas.CurvePoint(
+        round=row.round, until_s=None if row.until_s is None else _short(row.until_s), until_payload=row.until_payload,
+        metrics={name: _short(value) for name, value in row.metrics.items()},
+        spread={name: list(map(_short, ends)) for name, ends in row.spread.items()}, clipped=row.clipped,
+    )  # fmt: skip
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.6g}")
 
 
 def _spent_points(spent: Spent) -> list[schemas.SpentPoint]:

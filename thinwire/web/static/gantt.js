@@ -24,7 +24,7 @@ export const Gantt = ({ round, buffered, still }) => {
   const near = !buffered && round.turn_at !== null && deadline <= content * NEAR; // of a buffer each assignment has its own
   const span = Math.max(content, near ? deadline : 0) * 1.03;
   const said = `deadline ${seconds(round.deadline_s)}${round.missed_s ? ` + ${seconds(round.missed_s)} not counted` : ""}`;
-  const at = (s) => Math.max(0, Math.min(100, (100 * s) / span));
+  const at = axisOf(span);
   const drawn = new Set([...round.updates, ...round.late_aggregated].flatMap((u) => u.stretches.map((s) => s.stage)));
   const masked = round.phases.length > 0 || round.updates.some((u) => u.not_known); // nothing is known of what a client did between two messages
   const lines = html`
@@ -95,6 +95,9 @@ const GanttRow = ({ update, opened, at, span, length, open, lines, now, earlier 
       <span class="unseen">${tell(update)}</span>
     </li>`;
 };
+
+/** The place of a moment on an axis, in percent. Rows that are kept hold it, so it holds nothing of the chart. */
+const axisOf = (span) => (s) => Math.max(0, Math.min(100, (100 * s) / span));
 
 const RANKS = ["aggregated", "accepted", "aggregated-late", "dropped", "failed", "over", "selected"]; // the later, the more a round waited for it
 

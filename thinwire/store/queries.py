@@ -111,14 +111,14 @@ class RunQueries:
     def points(self, run_id: str, most: int) -> list[PointRow]:
         """Return the measured rounds of a run as points of its curves: every one, or every 2nd, 4th, 8th of them.
 
-        At most `most` and the newest are returned. Invariant: no more rows are read than are returned, and the points
+        At most `most`, the first and the newest are returned. Invariant: no more rows are read than are returned, and the points
         stay as they are until their number is halved.
         """
         newest = select(func.max(Round.point)).where(Round.run_id == run_id)
         with self._database.reading() as connection:
             count = int(connection.scalar(newest) or 0)
             step = 1 << max(0, math.ceil(math.log2(max(1, count) / most)))
-            numbers = [*range(step, count, step), count]
+            numbers = {1, *range(step, count, step), count}
             wanted = columns_of(Round, PointRow).where(Round.run_id == run_id, Round.point.in_(numbers))
             return [PointRow(**found) for found in connection.execute(wanted.order_by(Round.point)).mappings()]
 

@@ -56,7 +56,7 @@ function options(box, { color, show, showX, whole, more, told, seen }) {
     cursor: { y: false, points: { size: 7 }, drag: { x: false, y: false } },
     scales: { x: { time: false }, y: { range: (_, low, high) => room(low, high) } },
     axes: [
-      { ...axis, size: 30, space: 60, incrs: whole ? [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000] : undefined,
+      { ...axis, size: 30, space: 60, incrs: whole ? [1, 10, 100, 1000, 10000, 100000].flatMap((power) => [power, 2 * power, 5 * power]) : undefined,
         values: (_, ticks) => ticks.map(showX), grid: { show: false } },
       { ...axis, size: 48, space: 36, values: (_, ticks) => ticks.map((t) => show(t)) },
     ],

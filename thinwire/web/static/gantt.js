@@ -1,5 +1,5 @@
 // A round's clients on one axis of time: what each did when, the deadline, and the moment at which the round closed.
-import { html, useRef, useState } from "./dom.js";
+import { Component, html, useState } from "./dom.js";
 import { count, seconds } from "./format.js";
 import { useTime } from "./live.js";
 import { Outcome, reasonOf, restarted } from "./parts.js";
@@ -27,27 +27,17 @@ export const Gantt = ({ round, buffered, still }) => {
   const at = axisOf(span);
   const drawn = new Set([...round.updates, ...round.late_aggregated].flatMap((u) => u.stretches.map((s) => s.stage)));
   const masked = round.phases.length > 0 || round.updates.some((u) => u.not_known); // nothing is known of what a client did between two messages
-  const lines = html`
-    ${round.downtimes.map((a) => html`<i class="away" style=${{ left: `${at(a.begin_s)}%`, width: `${at(a.end_s) - at(a.begin_s)}%` }}></i>`)}
-    ${near ? html`<i class="line deadline" style=${{ left: `${at(deadline)}%` }}></i>` : null}
-    ${open ? null : html`<i class="line closed" style=${{ left: `${at(round.seconds)}%` }}></i>`}`;
+  const lines = [
+    ...round.downtimes.map((a) => ["away", { left: `${at(a.begin_s)}%`, width: `${at(a.end_s) - at(a.begin_s)}%` }]),
+    ...(near ? [["line deadline", { left: `${at(deadline)}%` }]] : []),
+    ...(open ? [] : [["line closed", { left: `${at(round.seconds)}%` }]]),
+  ];
   const [whole, setWhole] = useState(false);
   const rows = [...round.updates, ...round.late_aggregated];
   const most = ROWS[Number(NARROW.matches)];
   const shown = whole || rows.length <= most ? rows : urgent(rows, most);
-  const drawnRows = useRef(new Map());
-  const axis = JSON.stringify([round.round, span, since, open, near, deadline, round.seconds, round.downtimes]);
-  const before = drawnRows.current;
-  drawnRows.current = new Map();
-  /** A row is drawn again only if its client, the axis or the moment changed of which its bar depends. */
-  const draw = (u) => {
-    const waits = open && unanswered(u);
-    const old = before.get(u.assignment_id);
-    const row = !waits && old?.update === u && old.axis === axis ? old.row
-      : html`<${GanttRow} key=${u.assignment_id} update=${u} opened=${since} at=${at} span=${span} length=${length} open=${open} lines=${lines} now=${waits} earlier=${u.round !== round.round} />`;
-    drawnRows.current.set(u.assignment_id, { update: u, axis, row });
-    return row;
-  };
+  const axis = JSON.stringify([round.round, span, since, open, lines]);
+  const draw = (u) => html`<${Row} key=${u.assignment_id} update=${u} axis=${axis} opened=${since} at=${at} span=${span} length=${length} open=${open} lines=${lines} now=${open && unanswered(u)} earlier=${u.round !== round.round} />`;
   return html`
     <div class="gantt">
       <div class="gantt-row axis" aria-hidden="true"><span></span>
@@ -72,6 +62,17 @@ export const Gantt = ({ round, buffered, still }) => {
     </div>`;
 };
 
+/** A row is drawn again only if its client or the axis changed, or if its bar grows with the time. */
+class Row extends Component {
+  shouldComponentUpdate(next) {
+    return next.now || next.update !== this.props.update || next.axis !== this.props.axis || next.now !== this.props.now;
+  }
+
+  render(props) {
+    return html`<${GanttRow} ...${props} />`;
+  }
+}
+
 const GanttRow = ({ update, opened, at, span, length, open, lines, now, earlier }) => {
   const selected = at(Math.max(0, (update.assigned_at ?? opened) - opened));
   const bars = update.stretches.filter((s) => s.end_s > 0 && s.begin_s < span);
@@ -84,7 +85,7 @@ const GanttRow = ({ update, opened, at, span, length, open, lines, now, earlier 
     <li class=${`gantt-row is-${update.outcome}`} title=${tell(update)}>
       <span class="who">${update.device}${earlier ? html`<small> round ${update.round}</small>` : update.instead_of ? html`<small> for ${update.instead_of}</small>` : ""}</span>
       <span class="track" aria-hidden="true">
-        ${lines}
+        ${lines.map(([name, style]) => html`<i class=${name} style=${style}></i>`)}
         ${now ? html`<i class="line now" style=${{ left: `${at(length)}%` }}></i>` : null}
         ${silent ? html`<i class=${`stage silent is-${update.outcome}`} style=${{ left: `${selected}%`, width: `${Math.max(0, until - selected)}%` }}></i>` : null}
         ${taken === null ? null : html`<i class="stage work" style=${{ left: `${taken}%`, width: `${Math.max(0, at(length) - taken)}%` }}></i>`}
@@ -96,7 +97,7 @@ const GanttRow = ({ update, opened, at, span, length, open, lines, now, earlier 
     </li>`;
 };
 
-/** The place of a moment on an axis, in percent. Rows that are kept hold it, so it holds nothing of the chart. */
+/** The place of a moment on an axis, in percent. */
 const axisOf = (span) => (s) => Math.max(0, Math.min(100, (100 * s) / span));
 
 const RANKS = ["aggregated", "accepted", "aggregated-late", "dropped", "failed", "over", "selected"]; // the later, the more a round waited for it

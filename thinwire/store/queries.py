@@ -111,8 +111,8 @@ class RunQueries:
     def points(self, run_id: str, most: int) -> list[PointRow]:
         """Return the measured rounds of a run as points of its curves: every one, or every 2nd, 4th, 8th of them.
 
-        At most `most`, the first and the newest are returned. Invariant: no more rows are read than are returned, and the points
-        stay as they are until their number is halved.
+        At most `most`, the first and the newest are returned. Invariant: no more rows are read than are returned, and
+        the points stay as they are until their number is halved.
         """
         newest = select(func.max(Round.point)).where(Round.run_id == run_id)
         with self._database.reading() as connection:

@@ -33,6 +33,10 @@ LETTERS = 'a1 .-_/"(=,;>:\n'
 OWN = {
     ("cli/sim.py", "COMMA"): "an option that the operator types; a command line is short",
     ("compression/spec.py", "search"): "examples of installed codecs, for a name that is registered",
+    **{
+        ("web/bundle.py", name): "modules of the dashboard, which are the package's own"
+        for name in ("_COMMENT", "_IMPORT", "_AGAIN", "_DECLARED", "_DEFAULT", "_LISTED", "search", "sub")
+    },
 }
 
 

@@ -28,12 +28,12 @@ FIRST: Final = "app.js"
 STYLES: Final = ("vendor/uplot.css", "style.css")
 FOREVER: Final = "public, max-age=31536000, immutable"
 NOTICE: Final = "// Of thinwire and of preact, htm and uPlot, whose licenses are in static/vendor/LICENSE.*"
-_COMMENT: Final = re.compile(r"^[ \t]*/\*.*?\*/", re.MULTILINE | re.DOTALL)  # it may hold code that is not used
-_IMPORT: Final = re.compile(r'^import\s*(?P<what>[^"]+?)\s*from\s*"(?P<path>\./[^"]+|\.\./[^"]+)";?', re.MULTILINE)
-_AGAIN: Final = re.compile(r'^export\s*\{(?P<what>[^}]*)\}\s*from\s*"(?P<path>\./[^"]+)";?', re.MULTILINE)
-_DECLARED: Final = re.compile(r"^export (?=(?:const|(?:async )?function|class) (?P<name>\w+))", re.MULTILINE)
-_DEFAULT: Final = re.compile(r"\bexport default (?=function)")
-_LISTED: Final = re.compile(r"\bexport\s*\{(?P<what>[^}]*)\};?")
+_COMMENT = re.compile(r"^[ \t]*/\*.*?\*/", re.MULTILINE | re.DOTALL)  # it may hold code that is not used
+_IMPORT = re.compile(r'^import\s*(?P<what>[^"]+?)\s*from\s*"(?P<path>\./[^"]+|\.\./[^"]+)";?', re.MULTILINE)
+_AGAIN = re.compile(r'^export\s*\{(?P<what>[^}]*)\}\s*from\s*"(?P<path>\./[^"]+)";?', re.MULTILINE)
+_DECLARED = re.compile(r"^export (?=(?:const|(?:async )?function|class) (?P<name>\w+))", re.MULTILINE)
+_DEFAULT = re.compile(r"\bexport default (?=function)")
+_LISTED = re.compile(r"\bexport\s*\{(?P<what>[^}]*)\};?")
 
 
 class BadModule(Exception):

@@ -3,7 +3,7 @@
 `AssignmentContext` is one assignment with everything its work needs: keys, schedule, deadline, progress and limits.
 `work` handles an assignment to train or evaluate. `trained` and `encoded` are its two halves, which overlap runs in two
 threads. `first_model` makes the model of an `init` assignment: what the task's `model()` makes from the run's seed,
-sent whole. Nothing is stored here: each function returns the state after it.
+sent whole. Each function returns the state after it, and stores nothing.
 """
 
 from __future__ import annotations
@@ -368,11 +368,8 @@ def _local_of(section: LocalSection, clip: float = 0.0, prox: float = 0.0) -> Lo
 def _is_measured(assignment: Assignment, plan: RunPlan) -> bool:
     if assignment.kind == "evaluate":
         return True
-    return (
-        plan.run.evaluate == "clients"
-        and not assignment.is_follow_up
-        and (assignment.round - 1) % plan.run.evaluate_every == 0
-    )
+    is_due = (assignment.round - 1) % plan.run.evaluate_every == 0
+    return plan.run.evaluate == "clients" and not assignment.is_follow_up and is_due
 
 
 def first_model(

@@ -125,9 +125,8 @@ class RoundOpened(Event):
 
     `codec` is the codec of most assignments. With a codec ladder each device has its own in `codecs`, and `standings`
     hold its progress towards a less compressed rung (server/policy/assignment_terms.py).
-
-    A round considers each device that is online or busy: it selects the device, or `reasons` say why not, or it was not
-    sampled. The event holds how this set differs from that of the round opened before, and its size `considered`.
+    A round considers each device that is online or busy: it selects it, or `reasons` say why not, or it is not sampled.
+    The event holds how this set differs from that of the round before, and its size `considered`.
     """
 
     round: int

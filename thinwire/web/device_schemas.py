@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from thinwire.web.schemas import Answer, Update
+from thinwire.web.round_schemas import Update
+from thinwire.web.schemas import Answer
 
 
 class Task(Answer):

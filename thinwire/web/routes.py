@@ -28,7 +28,7 @@ from thinwire.reports.sweep_results import groups
 from thinwire.store import Store
 from thinwire.web import device_queries as say
 from thinwire.web import device_schemas as models
-from thinwire.web import schemas
+from thinwire.web import round_schemas, schemas
 from thinwire.web.device_queries import Devices
 from thinwire.web.device_schemas import Device
 from thinwire.web.run_queries import Reader
@@ -161,10 +161,10 @@ def api_routes(settings: Settings, store: Store, reader: Reader, live: Live) -> 
         return reader.run(run_id)
 
     @router.get("/runs/{run_id}/rounds")
-    def rounds(run_id: RunId, first: Since = 1) -> list[schemas.Round]:
+    def rounds(run_id: RunId, first: Since = 1) -> list[round_schemas.Round]:
         return reader.rounds(run_id, first)
 
-    @router.get("/runs/{run_id}/view", response_model=schemas.RunView)
+    @router.get("/runs/{run_id}/view", response_model=round_schemas.RunView)
     def view(
         run_id: RunId, since: Change = 0, number: Chosen = 0, held: Change = 0, first_client: AnyClient = None
     ) -> Response:  # fmt: skip
@@ -172,7 +172,7 @@ def api_routes(settings: Settings, store: Store, reader: Reader, live: Live) -> 
         return _once(reader.view(run_id, since, number, held, first_client))
 
     @router.get("/runs/{run_id}/lines")
-    def lines(run_id: RunId, first: Since = 1, last: Last = 2**31 - 1) -> list[schemas.RoundLine]:
+    def lines(run_id: RunId, first: Since = 1, last: Last = 2**31 - 1) -> list[round_schemas.RoundLine]:
         """Return rounds as lines of a table, at most 120."""
         return reader.lines(run_id, first, last)
 
@@ -180,12 +180,12 @@ def api_routes(settings: Settings, store: Store, reader: Reader, live: Live) -> 
     def clients(run_id: RunId, first: FirstClient = 0, count: Count = 50) -> schemas.Clients:
         return reader.clients(run_id, first, count)
 
-    @router.get("/runs/{run_id}/rounds/{number}", response_model=schemas.RoundPage)
+    @router.get("/runs/{run_id}/rounds/{number}", response_model=round_schemas.RoundPage)
     def one_round(run_id: RunId, number: Number) -> Response:
         return _once(reader.round(run_id, number))
 
     @router.get("/runs/{run_id}/updates")
-    def updates(run_id: RunId, number: OfRound = None) -> list[schemas.Update]:
+    def updates(run_id: RunId, number: OfRound = None) -> list[round_schemas.Update]:
         return reader.updates(run_id, number)
 
     @router.post("/runs/{run_id}/stop", status_code=202)
@@ -279,12 +279,12 @@ def csv_routes(reader: Reader, devices: Devices) -> APIRouter:
 
     @router.get("/api/runs/{run_id}/rounds.csv", response_class=Response)
     def rounds_csv(run_id: RunId) -> Response:
-        return as_csv(reader.rounds(run_id), schemas.Round, f"{run_id}-rounds")
+        return as_csv(reader.rounds(run_id), round_schemas.Round, f"{run_id}-rounds")
 
     @router.get("/api/runs/{run_id}/updates.csv", response_class=Response)
     def updates_csv(run_id: RunId, number: OfRound = None) -> Response:
         name = f"{run_id}-updates" if number is None else f"{run_id}-round-{number}"
-        return as_csv(reader.updates(run_id, number), schemas.Update, name)
+        return as_csv(reader.updates(run_id, number), round_schemas.Update, name)
 
     @router.get("/api/runs/{run_id}/clients.csv", response_class=Response)
     def clients_csv(run_id: RunId) -> Response:

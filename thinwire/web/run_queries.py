@@ -25,7 +25,7 @@ from thinwire.store import PointRow, RoundRow, RunRow, Store, UpdateRow
 from thinwire.store.round_explanation import RoundExplanation, stored
 from thinwire.store.round_timing import clock_was_set, down_s, stretches, turns
 from thinwire.store.secure_phases import open_text, phases_of
-from thinwire.web import schemas
+from thinwire.web import round_schemas, schemas
 from thinwire.web.client_queries import Clients
 from thinwire.web.run_text import buffered, closing, not_evaluated, open_round, overlaps, run_sentence
 
@@ -63,7 +63,7 @@ class Reader:
 
     def view(
         self, name: str, since: int = 0, number: int = 0, held: int = 0, first_client: int | None = None
-    ) -> schemas.RunView:  # fmt: skip
+    ) -> round_schemas.RunView:  # fmt: skip
         """Return what a run's page shows, or what has changed of it since the view with the change `since`.
 
         `number` is the chosen round, 0 for the one that takes replies. Of the round `held` the browser has what it was
@@ -80,7 +80,7 @@ class Reader:
         rounds = store.rounds(row.run_id, opened - LINES + 1) if whole else changed
         spent = self._spent(row)
         number = min(number or self._current(row, opened), opened)
-        return schemas.RunView(
+        return round_schemas.RunView(
             change=change, whole=whole, opened=opened, run=self._now(row), about=_about(row) if whole else None,
             lines=[_line(one, row, spent) for one in rounds],
             points=list(map(_point, store.points(row.run_id, POINTS) if whole else ())),
@@ -89,27 +89,27 @@ class Reader:
             clients=None if first_client is None else self._clients.page(row, first_client, CLIENTS),
         )  # fmt: skip
 
-    def lines(self, name: str, first: int, last: int) -> list[schemas.RoundLine]:
+    def lines(self, name: str, first: int, last: int) -> list[round_schemas.RoundLine]:
         """Return the rounds from `first` to `last` as lines of a table, at most `MOST_CHANGED` of them."""
         row = self._store.run(name)
         spent = self._spent(row)
         last = min(last, first + MOST_CHANGED - 1)
         return [_line(one, row, spent) for one in self._store.rounds(row.run_id, first, last)]
 
-    def rounds(self, name: str, first: int = 1) -> list[schemas.Round]:
+    def rounds(self, name: str, first: int = 1) -> list[round_schemas.Round]:
         """Return the run's rounds from `first` on, with sums since the run's start."""
         row = self._store.run(name)
         spent = self._spent(row)
         return [_round(one, row, spent) for one in self._store.rounds(row.run_id, first)]
 
-    def round(self, name: str, number: int, since: int = 0) -> schemas.RoundPage:
+    def round(self, name: str, number: int, since: int = 0) -> round_schemas.RoundPage:
         """Return one round with its assignments; `NotFound` if the run has not opened it.
 
         With `since` the result has only the assignments that changed after this change, unless the times of all do.
         """
         return self._round_page(self._store.run(name), number, since)
 
-    def _round_page(self, row: RunRow, number: int, since: int) -> schemas.RoundPage:
+    def _round_page(self, row: RunRow, number: int, since: int) -> round_schemas.RoundPage:
         store = self._store
         opened, change = store.round_count(row.run_id)
         rounds = store.rounds(row.run_id, number - 1, number)
@@ -133,20 +133,20 @@ class Reader:
             took = RoundExplanation(number, 0.0, said)
         of = {one.round: one for one in (*store.rounds_of(row.run_id, {one.round for one in before}), found)}
         shown = _round(found, row, self._spent(row)).model_copy(update={"slowest": took.device})
-        return schemas.RoundPage(
+        return round_schemas.RoundPage(
             **{**dict(shown), **_went(took)}, now=time.time(), waited_for=list(took.waited_for), whole=not since,
             change=0 if is_sampled(row.plan) else max([change, *(one.changed for one in own)]),
             deadline_reason=deadline_sentence(found.deadline_s, found.deadline_reason), sampling=found.sampling,
             turn_at=turn_at,
             missed_s=max(found.missed_s, down_s(found)),
             codecs=Counter(found.codecs.values()).most_common(),
-            phases=[schemas.Phase.model_validate(one) for one in phases],
+            phases=[round_schemas.Phase.model_validate(one) for one in phases],
             updates=[update(one, of.get(one.round), turn_at, hidden) for one in own],
             late_aggregated=[update(one, of.get(one.round), turn_at, hidden) for one in before],
             downtimes=_downtimes(found, found.opened_at if turn_at is None else turn_at),
         )  # fmt: skip
 
-    def updates(self, name: str, number: int | None) -> list[schemas.Update]:
+    def updates(self, name: str, number: int | None) -> list[round_schemas.Update]:
         """Return every assignment of the run, or of one round."""
         row = self._store.run(name)
         hidden = secure_rounds.why_not_known(row)
@@ -223,7 +223,7 @@ CLIENTS: Final = 50  # of a page
 
 def update(
     row: UpdateRow, selected: RoundRow | None, opened_at: float | None = None, hidden: str = ""
-) -> schemas.Update:
+) -> round_schemas.Update:
     """Return an assignment of the round `selected`, with its stages in seconds since `opened_at`.
 
     The default of `opened_at` is the opening of its own round. `hidden` says why the client's facts are not known.
@@ -235,12 +235,12 @@ def update(
     own = {name: getattr(row, name) for name in OF_UPDATES}
     own |= {name: sentence(own[name]) for name in ("selection_reason", "work_reason")}
     own |= {name: own[name] or None for name in ("examples", "steps")}  # a reply that tells none has 0
-    return schemas.Update.model_construct(  # its values are checked already, and a round may have hundreds
+    return round_schemas.Update.model_construct(  # its values are checked already, and a round may have hundreds
         **own, not_known=hidden,
         codec=selected.codecs.get(row.device, selected.codec) if selected else "",
         codec_reason=sentence(selected.codec_reasons.get(row.device, ())) if selected else "",
         stretches=[
-            schemas.Stretch.model_construct(
+            round_schemas.Stretch.model_construct(
                 stage=one.stage, begin_s=one.begin_s - opened_at, end_s=one.end_s - opened_at
             )
             for one in (stretches(row, downtimes) if known else [])
@@ -249,7 +249,7 @@ def update(
     )  # fmt: skip
 
 
-OF_UPDATES = [name for name in schemas.Update.model_fields if name in UpdateRow.__dataclass_fields__]
+OF_UPDATES = [name for name in round_schemas.Update.model_fields if name in UpdateRow.__dataclass_fields__]
 
 
 def _went(took: RoundExplanation | None) -> dict[str, Any]:
@@ -261,13 +261,13 @@ def _went(took: RoundExplanation | None) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _downtimes(found: RoundRow, begin: float) -> list[schemas.Downtime]:
+def _downtimes(found: RoundRow, begin: float) -> list[round_schemas.Downtime]:
     """Return the times without an aggregator, in seconds since `begin`; none if the wall clock was set."""
     return (
         []
         if clock_was_set(found)
         else [
-            schemas.Downtime(begin_s=max(0.0, since - begin), end_s=until - begin)
+            round_schemas.Downtime(begin_s=max(0.0, since - begin), end_s=until - begin)
             for since, until in found.downtimes
             if until > begin
         ]
@@ -300,25 +300,25 @@ def _least(row: RoundRow, run: RunRow) -> int:
     return found.least if found else 0
 
 
-def _round(row: RoundRow, run: RunRow, spent: Spent) -> schemas.Round:
+def _round(row: RoundRow, run: RunRow, spent: Spent) -> round_schemas.Round:
     """Return a round with its explanation; the sums include all rounds before."""
     least = _least(row, run)
     said = {"closing": closing(row, least), "why": row.explanation.get("sentence", "")}
     until, more = _sums(row, run), {**_epsilons(row.round, spent), **said}
     more["min_updates"] = max(row.min_updates, least)
-    return schemas.Round.model_validate(replace(row, **until)).model_copy(update=more)
+    return round_schemas.Round.model_validate(replace(row, **until)).model_copy(update=more)
 
 
-def _line(row: RoundRow, run: RunRow, spent: Spent) -> schemas.RoundLine:
+def _line(row: RoundRow, run: RunRow, spent: Spent) -> round_schemas.RoundLine:
     """Return a round as a line of a table."""
-    own = {name: getattr(row, name) for name in schemas.RoundLine.model_fields if hasattr(row, name)}
+    own = {name: getattr(row, name) for name in round_schemas.RoundLine.model_fields if hasattr(row, name)}
     own |= {**_sums(row, run), **_epsilons(row.round, spent)}
-    return schemas.RoundLine(**{**own, "selected": len(row.selected)}, closing=closing(row, _least(row, run)))
+    return round_schemas.RoundLine(**{**own, "selected": len(row.selected)}, closing=closing(row, _least(row, run)))
 
 
-def _point(row: PointRow) -> schemas.CurvePoint:
+def _point(row: PointRow) -> round_schemas.CurvePoint:
     """Return a point of the run's curves, in six significant figures: more are not drawn."""
-    return schemas.CurvePoint(
+    return round_schemas.CurvePoint(
         round=row.round, until_s=None if row.until_s is None else _short(row.until_s), until_payload=row.until_payload,
         metrics={name: _short(value) for name, value in row.metrics.items()},
         spread={name: list(map(_short, ends)) for name, ends in row.spread.items()}, clipped=row.clipped,
@@ -329,11 +329,11 @@ def _short(value: float) -> float:
     return float(f"{value:.6g}")
 
 
-def _spent_points(spent: Spent) -> list[schemas.SpentPoint]:
+def _spent_points(spent: Spent) -> list[round_schemas.SpentPoint]:
     """Return what a private run had spent after its rounds: after every one, or every 2nd, 4th, 8th and the last."""
     numbers = sorted(spent[1]) if spent else []
     step = 1
     while len(numbers) / step > POINTS:
         step *= 2
     kept = [*numbers[step - 1 : -1 : step], *numbers[-1:]]
-    return [schemas.SpentPoint(round=number, **_epsilons(number, spent)) for number in kept]
+    return [round_schemas.SpentPoint(round=number, **_epsilons(number, spent)) for number in kept]

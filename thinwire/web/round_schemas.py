@@ -1,0 +1,227 @@
+"""The schemas of the API's responses about rounds and updates, and of the one response that draws a run's page.
+
+Units are those of `schemas.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from thinwire.web.schemas import About, Answer, Clients, Outcomes, ReasonText, RunNow, ToldCount, Traffic, Went
+
+
+class Round(Traffic, Outcomes):
+    """A round. `closing` and `why` are sentences; `until_*` are sums from the run's start to this round's end.
+
+    `clipped` holds the clipped metrics of `clients`, and the `means` that `best` and `target` use then. `ignored`
+    counts metrics that were not recorded. `min_updates` are the fewest that make a step. `secure_sum` has the facts of
+    a sum whose masks were removed. `epsilon_run` and `epsilon` are those of `Spending` after this round.
+    """
+
+    round: int
+    opened_at: float
+    closed_at: float | None
+    reason: str
+    closing: str = ""
+    why: str = ""
+    base_version: int
+    version: int | None
+    deadline_s: float
+    codec: str
+    target_updates: int
+    min_updates: int
+    selected: list[str]
+    not_selected: dict[str, ReasonText]
+    not_sampled: int
+    arrived: int = 0
+    seconds: float | None
+    until_s: float = 0.0
+    until_payload: int = 0
+    until_wire: int | None = None
+    metrics: dict[str, float]
+    spread: dict[str, list[float]]
+    clipped: dict[str, Any] = Field(default_factory=dict)
+    train_metrics: dict[str, float]
+    ignored: int = 0
+    spent: dict[str, float]
+    secure_sum: dict[str, float] = Field(default_factory=dict)
+    epsilon_run: float | None = None
+    epsilon: float | None = None
+    slowest: str
+
+
+class RoundLine(Traffic, Outcomes):
+    """A round in a table or a strip: a `Round` without what is said of single clients; `selected` is their number."""
+
+    round: int
+    opened_at: float
+    closed_at: float | None
+    reason: str
+    closing: str
+    base_version: int
+    version: int | None
+    deadline_s: float
+    selected: int
+    arrived: int
+    seconds: float | None
+    until_s: float
+    until_payload: int
+    until_wire: int | None
+    metrics: dict[str, float]
+    spread: dict[str, list[float]]
+    clipped: dict[str, Any]
+    epsilon_run: float | None = None
+    epsilon: float | None = None
+
+
+class CurvePoint(Answer):
+    """A measured round of a run's curves, as `Round` has it."""
+
+    round: int
+    until_s: float | None
+    until_payload: int | None
+    metrics: dict[str, float]
+    spread: dict[str, list[float]]
+    clipped: dict[str, Any]
+
+
+class SpentPoint(Answer):
+    """What a private run had spent after a round."""
+
+    round: int
+    epsilon_run: float | None
+    epsilon: float | None
+
+
+class Stretch(Answer):
+    """A stage of an assignment; seconds since its round opened."""
+
+    stage: str
+    begin_s: float
+    end_s: float
+
+
+class Downtime(Answer):
+    """A time without an aggregator; seconds since the round began to take replies."""
+
+    begin_s: float
+    end_s: float
+
+
+class Update(Traffic):
+    """An assignment and its outcome, with its stages in time since the round opened.
+
+    - `codec` is the codec of the assignment, and `codec_reason` its reason if the plan has a codec ladder.
+    - `work_reason` is the reason for the number of steps if they follow the device's speed.
+    - `weight_reason` is the reason why an update has less weight than its reply claims.
+    - `selection_reason` is the reason for an assignment in the middle of a round; `instead_of` is the client that it
+      replaces.
+    - `residual_ratio` is the norm of the residual divided by that of the update.
+    - `state_lost` describes the state that the device found if it started the run again with this reply.
+    - `pulled_at` is the delivery of the assignment, as far as the aggregator knows.
+    - `failed_at` is the moment from which no reply can come.
+    - `not_known` is the reason why the facts of the client are null, "" if its reply tells them.
+    """
+
+    round: int
+    device: str
+    assignment_id: str
+    update_id: str
+    outcome: str
+    reason: str
+    aggregated_round: int | None
+    staleness: int
+    assigned_at: float | None
+    selection_reason: ReasonText
+    instead_of: str
+    codec: str = ""
+    codec_reason: str = ""
+    work_reason: ReasonText
+    weight_reason: str
+    pulled_at: float | None
+    arrived_at: float | None
+    failed_at: float | None
+    examples: ToldCount
+    steps: ToldCount
+    norm: float | None
+    residual_norm: float | None
+    residual_ratio: float | None
+    state_lost: str
+    requests: int
+    metrics: dict[str, float]
+    clipped: list[str] = Field(default_factory=list)
+    not_known: str = ""
+    stretches: list[Stretch] = Field(default_factory=list)
+
+
+class Phase(Answer):
+    """A phase of a round with secure aggregation: `begin_s` counts from the round's begin, without downtimes.
+
+    `seconds` is null while it is open, and `received` and `received_bytes` for a phase that was not closed. `dropped`
+    maps each client that dropped out in it to the reason.
+    """
+
+    phase: str
+    waits_for: str
+    begin_s: float
+    seconds: float | None
+    is_closed: bool
+    received: int | None
+    received_bytes: int | None
+    dropped: dict[str, str]
+
+
+class RoundPage(Went, Round):
+    """A round with its assignments, and with those of earlier rounds that were or may be aggregated into it.
+
+    - `stages` and `requests` follow the slowest client (`slowest`) and then the aggregator; `waited_for` are the
+      clients that kept the round open after that.
+    - `codecs` counts the assignments of each rung of the codec ladder, most first; it is empty without a ladder.
+    - `turn_at` is the moment from which the round takes replies, and its seconds and stages count from there. With
+      pipelined rounds it is later than `opened_at`, and null until then.
+    - `sampling` describes the selection if the clients did not all have the same probability.
+    - `downtimes` are the times without an aggregator. `missed_s` is how long the run's clock stood still for them, and
+      by how much the deadline moved.
+    - `phases` are those of a round with secure aggregation, the open one too.
+    - `updates` are all assignments if `whole`, else those that changed after the requested change; `change` is the one
+      to request next.
+    """
+
+    whole: bool = True
+    change: int = 0
+
+    turn_at: float | None
+    deadline_reason: str
+    sampling: ReasonText
+    codecs: list[tuple[str, int]]
+    waited_for: list[str]
+    phases: list[Phase] = Field(default_factory=list)
+    updates: list[Update]
+    late_aggregated: list[Update]
+    downtimes: list[Downtime]
+    missed_s: float
+    now: float
+
+
+class RunView(Answer):
+    """What a run's page shows, if `whole`; else what of it has changed since the requested change.
+
+    - `change` is the number to request next; 0 if every view is whole.
+    - `opened` is the number of rounds. `lines` are the newest ones, or those that changed.
+    - `points` and `spent` are those of the curves, thinned to a bounded number; a view that is not whole has none, and
+      its `lines` go on with them.
+    - `round` is the chosen one, null before the first. `clients` are null if they were not requested.
+    """
+
+    change: int
+    whole: bool
+    opened: int
+    run: RunNow
+    about: About | None
+    lines: list[RoundLine]
+    points: list[CurvePoint]
+    spent: list[SpentPoint]
+    round: RoundPage | None
+    clients: Clients | None

@@ -13,6 +13,9 @@ OFF = '[run]\nevaluate = "off"\n'
 ALWAYS, NOT_BUILT = "it has an effect in every run", "core/plan_schema.py refuses all but the default"
 UNUSED: dict[str, str] = {
     "run.task": ALWAYS, "run.algorithm": ALWAYS, "run.rounds": ALWAYS, "run.seed": ALWAYS, "run.init": ALWAYS,
+    "run.priority": (
+        "[run]\npriority = 2\n[privacy]\nmode = 'central'\nclip = 1\nnoise_multiplier = 1\nsampling_rate = 0.1"
+    ),
     "run.alpha": "[run]\nalpha = 0.2",
     "run.keep": '[run]\nkeep = "last"',
     "run.target": '[run]\nevaluate = "off"\ntarget = { value = 0.9 }',

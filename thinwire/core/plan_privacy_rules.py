@@ -286,6 +286,8 @@ def sampled_rules(plan: Sections) -> list[Rule]:
         (cohort.selection != first.selection, form.format(f'[cohort] selection = "{cohort.selection}"'), coins,
          "leave [cohort] selection out"),
         (cohort.requires != first.requires, form.format("[cohort.requires]"), coins, "leave [cohort.requires] out"),
+        (plan.run.priority != type(plan.run).model_fields["priority"].default,
+         form.format(f"[run] priority = {plan.run.priority:g}"), coins, "leave [run] priority out"),
         (privacy.max_participations, form.format(f"max_participations = {privacy.max_participations}"),
          "each client pays for every round, sampled or not, and one at its bound would have no coin any more",
          "leave max_participations out"),

@@ -20,6 +20,7 @@ from thinwire.core.events import (
     Evaluated,
     RoundResumed,
     RunNoted,
+    RunStatusChanged,
 )
 from thinwire.store import MeasureRow, Store
 
@@ -284,6 +285,23 @@ def test_a_wrong_name_is_refused_with_near_ones(page: TestClient, told: Told):
 
 def test_a_run_is_found_by_its_beginning_and_as_the_latest(page: TestClient, told: Told):
     assert get(page, "runs/latest")["run_id"] == get(page, "runs/digits")["run_id"] == told.run_id
+
+
+def test_a_run_is_paused_and_resumed_by_orders_and_what_makes_no_sense_is_refused(page: TestClient, told: Told):
+    here = {"Origin": "http://127.0.0.1:8080"}
+    told.store.record(told.run_id, [RunStatusChanged(0.5, "running", "round 2, step 2 of 3")])
+    refused = page.post(f"/api/runs/{told.run_id}/resume", headers=here)
+    assert (refused.status_code, refused.json()["error"]) == (409, f"{told.run_id} is not paused")
+    assert page.post(f"/api/runs/{told.run_id}/pause", headers=here).status_code == 202
+    told.store.record(told.run_id, [RunStatusChanged(1.0, "paused", "paused by a person after 1 of 3 rounds")])
+    assert get(page, f"runs/{told.run_id}")["sentence"] == "Paused by a person after 1 of 3 rounds."
+    assert page.post(f"/api/runs/{told.run_id}/resume", headers=here).status_code == 202
+    assert [(order.kind, order.who) for order in told.store.commands.pending()] == [
+        ("pause-run", "dashboard"), ("resume-run", "dashboard"),
+    ]  # fmt: skip
+    told.store.record(told.run_id, [RunStatusChanged(2.0, "done", "3 rounds")])
+    assert page.post(f"/api/runs/{told.run_id}/pause", headers=here).json()["why"] == "it is done"
+    assert page.post(f"/api/runs/{told.run_id}/burn", headers=here).status_code == 422
 
 
 def test_stopping_a_run_leaves_an_order_in_the_store(page: TestClient, told: Told):

@@ -17,7 +17,7 @@ from thinwire.store.read_models import (
     WorkRow,
 )
 from thinwire.store.spool import FileSpool
-from thinwire.store.store import Commands, Store
+from thinwire.store.store import Commands, RunOrder, Store
 
 __all__ = [
     "ClientRow",
@@ -35,6 +35,7 @@ __all__ = [
     "PrivacyRow",
     "RefusalNote",
     "RoundRow",
+    "RunOrder",
     "RunRow",
     "Store",
     "UpdateRow",

@@ -6,12 +6,13 @@ import dataclasses
 import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from sqlalchemy import func, insert, select, update
 
 from thinwire.core.clock import Clock, RealClock
-from thinwire.core.errors import NotFound
+from thinwire.core.errors import NotFound, Refused
+from thinwire.core.events import ENDED
 from thinwire.core.fleet import TaskReport
 from thinwire.store import schema
 from thinwire.store.audit import AuditLog
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from thinwire.core.layout import Layout
     from thinwire.core.plan import RunPlan
 
+RunOrder = Literal["stop", "pause", "resume"]
 IDENTITY_BYTES = 8  # random; the probability that two of a million runs share one is 3e-8
 
 
@@ -106,6 +108,20 @@ class Store(RunQueries, JournalReader, Recorder):
             }  # fmt: skip
             connection.execute(insert(Run), row)
         return run_id
+
+    def order(self, verb: RunOrder, run_id: str, who: str = "operator") -> int:
+        """Leave a command about a run for the aggregator, and return its number.
+
+        Raise `Refused` if a run that is over, simulated or not handed over yet is to be paused or resumed, and if a run
+        is to be resumed that is not paused.
+        """
+        row = self.run(run_id)
+        if verb != "stop" and (row.source == "sim" or row.status in (*ENDED, "preparing")):
+            why = "it is simulated" if row.source == "sim" else f"it is {row.status}"
+            raise Refused(f"{row.run_id} is not {verb}d", why=why, hint="thinwire runs list")
+        if verb == "resume" and row.status != "paused":
+            raise Refused(f"{row.run_id} is not paused", why=f"it is {row.status}", hint=f"thinwire runs show {run_id}")
+        return self.commands.add(f"{verb}-run", row.run_id, who=who)
 
     def revoke_device(self, name: str, who: str, fingerprint: str, is_running: Callable[[], bool]) -> int | None:
         """Revoke a device, and leave a command for a running aggregator, which clears what is open.

@@ -25,7 +25,7 @@ import thinwire
 from thinwire.core.errors import ThinwireError
 from thinwire.core.statedir import SWEEPS
 from thinwire.reports.sweep_results import groups
-from thinwire.store import Store
+from thinwire.store import RunOrder, Store
 from thinwire.web import device_queries as say
 from thinwire.web import device_schemas as models
 from thinwire.web import round_schemas, schemas
@@ -188,10 +188,9 @@ def api_routes(settings: Settings, store: Store, reader: Reader, live: Live) -> 
     def updates(run_id: RunId, number: OfRound = None) -> list[round_schemas.Update]:
         return reader.updates(run_id, number)
 
-    @router.post("/runs/{run_id}/stop", status_code=202)
-    def stop(run_id: RunId) -> schemas.Ordered:
-        found = store.run(run_id)
-        return schemas.Ordered(order=store.commands.add("stop-run", found.run_id, who="dashboard"))
+    @router.post("/runs/{run_id}/{verb}", status_code=202)
+    def order(run_id: RunId, verb: RunOrder) -> schemas.Ordered:
+        return schemas.Ordered(order=store.order(verb, run_id, WHO))
 
     @router.get("/live", response_class=StreamingResponse)
     async def news(request: Request) -> Response:

@@ -11,7 +11,7 @@ from thinwire.cli.runs.render import standing
 from thinwire.core.events import ENDED
 
 if TYPE_CHECKING:
-    from thinwire.store import RunRow, Store
+    from thinwire.store import RunOrder, RunRow, Store
 
 WAIT_S = 30.0  # for the aggregator to carry out a command
 
@@ -25,7 +25,7 @@ def stop(run_id: RunId, json: Json = False, home: Home = None) -> None:
     with opened(home, read_only=False) as store:
         row = store.run(run_id)
         if row.status not in ENDED:
-            store.commands.add("stop-run", row.run_id)
+            store.order("stop", row.run_id)
             if not until(lambda: store.run(row.run_id).status in ENDED, WAIT_S) and _nobody_serves(row):
                 _stop_here(store, row.run_id)
         row = store.run(row.run_id)
@@ -39,41 +39,31 @@ def stop(run_id: RunId, json: Json = False, home: Home = None) -> None:
 
 def pause(run_id: RunId, json: Json = False, home: Home = None) -> None:
     """Let a run stand still after its open round: no device gets an assignment of it until it is resumed."""
-    _order("pause-run", run_id, "paused", json, home)
+    _order("pause", run_id, json, home)
 
 
 def resume(run_id: RunId, json: Json = False, home: Home = None) -> None:
     """Let a paused run go on."""
-    _order("resume-run", run_id, "", json, home)
+    _order("resume", run_id, json, home)
 
 
-def _order(kind: str, run_id: str, wanted: str, json: bool, home: Path | None) -> None:
-    """Leave a command about a run for the aggregator, and wait until the run has the `wanted` status, or leaves it."""
+def _order(verb: RunOrder, run_id: str, json: bool, home: Path | None) -> None:
+    """Leave a command about a run for the aggregator, and wait until it has carried the command out."""
     from thinwire.cli.local_state import opened
-    from thinwire.core.errors import Refused
     from thinwire.core.signals import until
 
     with opened(home, read_only=False) as store:
+        run_id = store.run(run_id).run_id
+        store.order(verb, run_id)
+        is_done = until(lambda: (store.run(run_id).status == "paused") == (verb == "pause"), WAIT_S)
         row = store.run(run_id)
-        verb = kind.partition("-")[0]
-        if row.source == "sim" or row.status in (*ENDED, "preparing"):
-            why = "it is simulated" if row.source == "sim" else f"it is {row.status}"
-            raise Refused(f"{row.run_id} is not {verb}d", why=why, hint="thinwire runs list")
-        if kind == "resume-run" and row.status != "paused":
-            raise Refused(f"{row.run_id} is not paused", why=f"it is {row.status}", hint=f"thinwire runs show {run_id}")
-        store.commands.add(kind, row.run_id)
-
-        def done() -> bool:
-            return (store.run(row.run_id).status == "paused") == (wanted == "paused")
-
-        until(done, WAIT_S)
-        row = store.run(row.run_id)
     if json:
         console.document({"run_id": row.run_id, "status": row.status})
-    elif (row.status == "paused") == (wanted == "paused"):
+    elif is_done:
         console.line(f"{row.run_id} {standing(row)}")
     else:
-        console.line(f"{row.run_id} {row.status}: it is {verb}d as soon as its open round ends and its aggregator runs")
+        said = "paused as soon as its open round ends and its aggregator runs"
+        console.line(f"{row.run_id} {row.status}: it is {said if verb == 'pause' else 'resumed by its aggregator'}")
 
 
 def _nobody_serves(row: RunRow) -> bool:

@@ -18,6 +18,7 @@ import { Went } from "./went.js";
 
 const CLIENTS_MS = 1000; // between two reads of the clients' states
 const ENDED = ["done", "failed", "stopped"];
+const ORDERED = { queued: ["pause", "stop"], waiting: ["pause", "stop"], running: ["pause", "stop"], paused: ["resume", "stop"] }; // status -> what a person may order
 
 export const RunPage = ({ id, news }) => {
   const [chosen, choose] = useQuery("round", null);
@@ -68,7 +69,7 @@ const Head = ({ run, lines, still }) => {
     <div class="head">
       <nav aria-label="Where you are"><a href=${link("")}>Runs</a><span aria-hidden="true"> / </span><h1>${run.run_id}</h1></nav>
       <${Status} status=${run.status} />
-      ${(going || run.status === "queued") && html`<${Stop} id=${run.run_id} />`}
+      ${ORDERED[run.status]?.filter((verb) => verb === "stop" || run.source === "devices").map((verb) => html`<${Order} key=${verb} id=${run.run_id} verb=${verb} />`)}
     </div>
     <p class="sentence" aria-live="polite">${run.sentence}</p>
     ${run.notes.map((said) => html`<div class="notice said"><${Icon} name="alert" /><div>${said}</div></div>`)}
@@ -108,21 +109,22 @@ const Progress = ({ run, open, now }) => {
     </div>`;
 };
 
-/** A second click confirms: a stop is final. */
-const Stop = ({ id }) => {
+/** A second click confirms a stop, because it is final. */
+const Order = ({ id, verb }) => {
   const [state, setState] = useState("idle");
+  const name = verb[0].toUpperCase() + verb.slice(1);
   const order = async () => {
     setState("sent");
-    await post(`runs/${id}/stop`).then(() => setState("ordered"), () => setState("failed"));
+    await post(`runs/${id}/${verb}`).then(() => setState("ordered"), (error) => setState(error.message || "the order was not taken"));
   };
-  if (state === "ordered") return html`<span class="faint" role="status">stop ordered</span>`;
-  if (state === "failed") return html`<span class="bad-text" role="alert">the order was not taken</span>`;
-  if (state !== "idle") {
+  if (state === "ordered") return html`<span class="faint" role="status">${verb} ordered</span>`;
+  if (state === "confirm" || (state === "sent" && verb === "stop")) {
     return html`<span class="confirm" role="group" aria-label="Stop this run?">Stop this run?
       <button type="button" class="tool bad" disabled=${state === "sent"} onClick=${order}>Stop</button>
       <button type="button" class="tool" onClick=${() => setState("idle")}>Keep</button></span>`;
   }
-  return html`<button type="button" class="tool" onClick=${() => setState("confirm")}><${Icon} name="stop" />Stop</button>`;
+  if (state !== "idle" && state !== "sent") return html`<span class="bad-text" role="alert">${state}</span>`;
+  return html`<button type="button" class="tool" disabled=${state === "sent"} onClick=${verb === "stop" ? () => setState("confirm") : order}><${Icon} name=${verb === "resume" ? "play" : verb} />${name}</button>`;
 };
 
 const Waiting = ({ run, devices, service, gone }) => html`

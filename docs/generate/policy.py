@@ -26,8 +26,8 @@ def policy_page() -> str:
 def aggregator_page() -> str:
     said = (
         "`aggregator.toml` in the state directory (`--home`), read when the aggregator starts. A key that is not in "
-        "this list is refused at the start. `thinwire aggregator config` prints what is in force, and where it came "
-        "from. How to use it: [several runs at once](../how/several-runs.md)."
+        "this list is refused at the start. `thinwire aggregator config` prints what the file says, and which values "
+        "are defaults. How to use it: [several runs at once](../how/several-runs.md)."
     )
     schema = {"$defs": {AggregatorFile.__name__: AggregatorFile.model_json_schema()}}
     rows = list(keys(AggregatorFile, schema, lambda key, field: ""))

@@ -31,7 +31,7 @@ def nobody_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_an_aggregator_the_order_stays_and_that_is_said(thinwire, home: Path, store: Store, run_id: str):
     said = thinwire("runs", "pause", run_id, "--home", home)
     assert (said.code, said.out.strip()) == (
-        0, f"{run_id} running: it is paused as soon as its open round ends and its aggregator runs",
+        0, f"{run_id} running: its aggregator will pause it when its open round closes",
     )  # fmt: skip
     (order,) = store.commands.pending()
     assert (order.kind, order.run_id) == ("pause-run", run_id)

@@ -9,6 +9,14 @@ import pytest
 
 from tests.support.several_runs import Site, steady
 from thinwire.core.events import RoundClosed, RoundOpened
+from thinwire.server import service
+
+
+@pytest.fixture(autouse=True)
+def looks_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands are read at each poll, because the virtual clock does not wait for real seconds."""
+    monkeypatch.setattr(service, "LOOK_S", 0.0)
+
 
 EIGHT = dict(zip("abcdefgh", (1.0, 1.2, 0.8, 1.5, 2.0, 0.7, 1.1, 10.0), strict=True))
 
@@ -65,3 +73,44 @@ def test_a_run_whose_devices_are_not_there_keeps_no_other_run_from_its_place(tmp
     absent, other = site.submit(cohort={"wait_for": ["nobody"]}), site.submit(run={"seed": 1})
     site.serve(seconds=200.0, max_runs=1)
     assert [site.store.run(run_id).status for run_id in (absent, other)] == ["waiting", "done"]
+
+
+def test_the_end_of_the_service_opens_no_round_of_a_run_that_waits_for_another_one_s_devices(tmp_path: Path) -> None:
+    site = Site(tmp_path, steady(dict.fromkeys("ab", 100.0)))
+    first, second = site.submit(cohort={"deadline_s": 600}), site.submit(run={"seed": 1}, cohort={"deadline_s": 600})
+    site.serve(seconds=30.0)
+    assert len(site.events(first, RoundOpened)) == 1
+    assert not site.events(second, RoundOpened)
+    site.serve()
+    assert statuses(site) == {"done"}
+
+
+def test_a_run_does_not_fail_by_its_patience_while_others_have_the_devices(tmp_path: Path) -> None:
+    site = Site(tmp_path, steady(dict.fromkeys("ab", 50.0)))
+    site.submit(run={"rounds": 4})
+    patient = site.submit(run={"rounds": 2, "seed": 1}, cohort={"wait_s": 20})
+    site.serve()
+    assert statuses(site) == {"done"}, site.store.run(patient).status_text
+
+
+def test_a_paused_run_takes_no_place_and_saves_up_no_time(tmp_path: Path) -> None:
+    site = Site(tmp_path, steady(dict.fromkeys("ab", 1.0)))
+    paused, other = (site.submit(run={"rounds": 400, "seed": seed}) for seed in range(2))
+    site.store.commands.add("pause-run", paused)
+    site.serve(seconds=100.0, max_runs=1)
+    before = len(site.events(other, RoundClosed))
+    assert (site.store.run(paused).status, before > 80) == ("paused", True)
+    site.store.commands.add("resume-run", paused)
+    site.serve(seconds=50.0)
+    ours, theirs = len(site.events(paused, RoundClosed)), len(site.events(other, RoundClosed)) - before
+    assert abs(ours - theirs) <= 2, "it caught up at the other run's expense"
+
+
+def test_a_run_that_was_left_without_a_driver_is_stopped_by_a_command(tmp_path: Path) -> None:
+    site = Site(tmp_path, steady(dict.fromkeys("abcd", 5.0)))
+    runs = [site.submit(run={"rounds": 100, "seed": seed}, cohort={"clients": 2}) for seed in range(2)]
+    site.serve(seconds=40.0)
+    site.store.commands.add("stop-run", runs[1])
+    site.serve(seconds=20.0, max_runs=1)
+    assert [site.store.run(run_id).status for run_id in runs] == ["running", "stopped"]
+    assert not site.store.commands.pending()

@@ -1,4 +1,4 @@
-"""Reads the TOML files that a machine's owner writes: `client.toml` on a device, `aggregator.toml` beside its state."""
+"""Reads settings files: the device owner's `client.toml`, and `aggregator.toml` in the aggregator's state directory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ File = TypeVar("File", bound=BaseModel)
 
 
 def read_owner_file(path: Path, model: type[File], what: str, keys: str, must_exist: bool = False) -> File:
-    """Return the content of a TOML file, or the defaults if there is no file and none has to be there.
+    """Return the content of a TOML file, or the defaults if the file is missing and optional.
 
     `what` names the file in errors ("the policy"), `keys` says where its keys are listed. Raise `PlanError`, which
     names every wrong key and value.
@@ -44,18 +44,18 @@ def parse_owner_text(text: str, model: type[File], source: str, keys: str) -> Fi
         raise PlanError(f"{source}: {whats}", why=whys, hint=found[0][2]) from error
 
 
-MOST_RUNS = 64
+MAX_RUNS, MOST_RUNS = 4, 64
 
 
 class AggregatorFile(Section):
     """The content of `HOME/aggregator.toml`: what the operator of an aggregator decides for all its runs."""
 
     max_runs: int = Field(
-        default=4,
+        default=MAX_RUNS,
         ge=1,
         le=MOST_RUNS,
-        description="runs whose rounds go on at once; others wait in the queue. A run whose devices are not there does "
-        "not count",
+        description="runs whose rounds go on at once; others wait in the queue. A run that is paused or waits for "
+        "offline devices does not count",
     )
 
 

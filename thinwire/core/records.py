@@ -1,4 +1,4 @@
-"""Copies of dataclasses, and dictionaries of them, at a part of the cost of the functions of `dataclasses`.
+"""Copies of dataclasses, and dictionaries of them, faster than `dataclasses.replace` and `asdict`.
 
 An update makes some fifteen changed copies of frozen records, on its device and on the aggregator. `replace` copies the
 dictionary of an instance, in place of a call of `object.__setattr__` for each field. `plainly` copies no leaf.

@@ -137,10 +137,11 @@ class RunContext:
 
     def go_on(self) -> None:
         """Let the run's clock go on, and share the devices with other runs again."""
+        begins = not self.past.rounds_opened or self._stands_at is not None or self.past.status == "queued"
         if self._stands_at is not None:
             self._clock_base, self._stands_at = self._stands_at - self.clock.now(), None
-        if self.mode.shares_devices:
-            self.leases.join(self.run_id, self.plan.run.priority, self.past.ledger, lambda: self.elapsed)
+        priority, ledger, shares = self.plan.run.priority, self.past.ledger, self.mode.shares_devices
+        self.leases.join(self.run_id, priority, ledger, lambda: self.elapsed, begins, shares)
 
     def record(self, *events: Event, measured: Sequence[MeasureRow] = ()) -> None:
         """Make events and measurements of devices durable in one transaction, then apply the events and
@@ -362,18 +363,18 @@ class RunContext:
     def waits_for(self) -> str | None:
         """Return the reason why the run waits for devices, or None if it does not."""
         begun, devices, unable = self.past.rounds_opened > 0, self.presence.devices, self.eligibility.reasons()
-        if begun and (away := self.returning()):
-            return reconnect_text(away)
-        if absent := missing(self.plan, devices, unable, begun):
-            self.leases.give_up_place(self.run_id)
-            self.leases.want(self.run_id, ())
+        away = self.returning() if begun else ()
+        if absent := reconnect_text(away) if away else missing(self.plan, devices, unable, begun):
+            self.leases.wait_for_offline(self.run_id)
             return absent
+        if refusal := self.leases.begin(self.run_id):
+            return refusal
         taken = self.leases.taken(self.run_id, [device for device in devices if device not in unable])
         short = short_of(self.plan, devices, unable, taken) if taken else ""
         self.leases.want(self.run_id, set(devices) - unable.keys() if short else ())
         if short:
             return f"waiting for devices that {' and '.join(self.leases.holders(self.run_id))} use: {short}"
-        return self.leases.place(self.run_id) or None
+        return None
 
     def is_free(self, device: str) -> bool:
         """Return True if the device can be selected now and has no outstanding assignment."""

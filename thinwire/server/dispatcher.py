@@ -1,10 +1,10 @@
-"""The drivers of several runs take turns on one thread, and each gets the arrivals of its own run.
+"""Runs the drivers of several runs on one thread, one at a time, and gives each the arrivals of its own run.
 
 A driver (`run.drive`) is written as if it were alone: it polls its fleet, and handles what arrived. Here each driver is
-a greenlet, a function that is suspended inside its poll and goes on when it has arrivals or its wait is over. So there
-are no locks: one thread calls the real fleet, and nothing happens between a driver's question which devices are free
-and the event that selects them. The order of turns follows from the arrivals alone, so runs on a virtual clock repeat
-bit for bit. Uploads and sums do not wait for a turn: they have threads of their own.
+a greenlet: a function that is suspended inside its poll. The dispatcher resumes it when it has arrivals, or when its
+wait has ended; that is its turn. So there are no locks: one thread calls the real fleet, and nothing changes while a
+driver reads which devices are free and records its selection. The order of turns follows from the arrivals alone, so
+runs on a virtual clock repeat bit for bit. Uploads and sums do not wait for a turn: they have threads of their own.
 """
 
 from __future__ import annotations
@@ -81,13 +81,14 @@ class Dispatcher:
     ended: Callable[[str, BaseException | None], None]
     presence: ConnectedDevices = field(default_factory=ConnectedDevices)
     drivers: dict[str, Driver] = field(default_factory=dict)
-    _kept: dict[str, list[Arrival]] = field(default_factory=dict)
+    _kept: dict[str, list[ReplyHeader]] = field(default_factory=dict)
+    _over: list[tuple[Driver, BaseException | None]] = field(default_factory=list)  # since the last turn of all
     _busy_since: float = math.inf  # the time since which some driver always has something to do
 
     def start(self, run_id: str, drive: Callable[[RunFleet, ConnectedDevices], object]) -> None:
         """Start the driver of a run, which sees the devices that are connected now."""
         fleet = RunFleet(self.fleet, self.clock)
-        fleet.mailbox = self._kept.pop(run_id, [])
+        fleet.mailbox += self._kept.pop(run_id, [])
         here = self.presence.copy()
         self.drivers[run_id] = Driver(run_id, fleet, greenlet(lambda: drive(fleet, here)))
 
@@ -101,6 +102,7 @@ class Dispatcher:
         now = self.clock.now()
         for run_id in self.leases.in_turn([one.run_id for one in self.drivers.values() if one.is_due(now)]):
             self._turn(self.drivers[run_id])
+        self._end()
         quiet = not any(one.is_due(now) for one in self.drivers.values())
         self._busy_since = math.inf if quiet else min(self._busy_since, now)
         if quiet or now - self._busy_since >= POLL_S:
@@ -116,6 +118,7 @@ class Dispatcher:
             self.leases.deciding = run_id
             self._turn(self.drivers[run_id])
         self.leases.deciding = ""
+        self._end()
 
     def finish(self) -> None:
         """Give turns to all drivers until each has returned, because the service ends."""
@@ -123,9 +126,12 @@ class Dispatcher:
             self.receive(0.0)
             for driver in list(self.drivers.values()):
                 self._turn(driver)
+            self._end()
 
     def receive(self, wait_s: float) -> None:
         """Poll the fleet once, and put what arrived into the mailboxes of the runs that it concerns."""
+        for run_id in [run_id for run_id in self._kept if not self._goes_on(run_id)]:
+            self.fleet.ack([one.update_id for one in self._kept.pop(run_id)])
         for arrival in self.fleet.poll(wait_s):
             if isinstance(arrival, ClientConnected | ClientDisconnected):
                 self.presence.take(arrival)
@@ -153,7 +159,8 @@ class Dispatcher:
 
     def _goes_on(self, run_id: str) -> bool:
         try:
-            return self.store.run(run_id).status not in ENDED
+            row = self.store.run(run_id)
+            return row.run_id == run_id and row.status not in ENDED
         except NotFound:
             return False
 
@@ -167,6 +174,12 @@ class Dispatcher:
         if driver.does.dead:
             del self.drivers[driver.run_id]
             self.leases.leave(driver.run_id)
+            self._over.append((driver, failed))
+
+    def _end(self) -> None:
+        """Report the drivers that returned or raised, after all others have handled the same arrivals."""
+        while self._over:
+            driver, failed = self._over.pop(0)
             self.ended(driver.run_id, failed)
             for arrival in driver.fleet.mailbox:
                 if not isinstance(arrival, ClientConnected | ClientDisconnected):

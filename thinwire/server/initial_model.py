@@ -111,7 +111,7 @@ def _unable(running: RunContext) -> dict[str, str]:
     """Return device -> reason for the connected devices that are not selected now."""
     there = running.presence.hellos
     barred = running.past.first.bars(running.elapsed, _most(running), running.presence.said)
-    return running.eligibility.reasons() | {device: why for device, why in barred.items() if device in there}
+    return running.unable() | {device: why for device, why in barred.items() if device in there}
 
 
 def _wait(running: RunContext, waited_s: float) -> float:

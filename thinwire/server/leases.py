@@ -1,18 +1,20 @@
-"""Several runs share the devices of one aggregator: which run a device works for, and which run gets it next.
+"""Decides which of several active runs may select a device.
 
-A device works for one run at a time. It is leased to the run whose ledger has an assignment of it that is not overdue,
-so a lease begins with the event that selects the device, and ends with its reply, failure, cancellation or deadline.
-No table of leases exists: after a restart the ledgers of all runs, rebuilt from their journals, say the same.
+A device is leased to the run whose ledger has an assignment of it that is not overdue. A lease begins with the event
+that selects the device, and ends with its reply, failure, cancellation or deadline. There is no table of leases: after
+a restart they follow from the ledgers, which are rebuilt from the journals.
 
-Runs select devices in turn, when nothing else is to be done: first the one that has had least (`deciding`).
-So it does not matter whose round closed first at one moment, nor whether a restart of the aggregator came between.
+A free device goes to the run with the fewest device-seconds divided by its `[run] priority`, among the runs that could
+use it now. An assignment counts once it is settled. So runs that always want devices get equal shares (start-time fair
+queueing, Goyal et al. 1996). A run that begins, was paused, or waited for offline devices starts level with the run
+that has used least: nobody saves up time. `RoundOpened.device_s` journals what each run has used, so a restarted
+aggregator makes the same decision.
 
-A free device goes to the run that has had the least device-seconds for its `[run] priority`, among the runs that could
-use it now. So runs that always want devices have equal shares (start-time fair queueing, Goyal et al. 1996): a run that
-begins, or whose devices were not there, starts level with the others and cannot save up time. An assignment counts once
-it is settled. The journal of each run has what it has had, so a restart of the aggregator decides as it would have.
+The runs that want devices decide one after the other, the one that has used least first, and only when no driver has
+other work (`deciding`). So the decision does not depend on whose round closed first within one moment.
 
-Runs with Poisson sampling are not here. A lease would tell other runs which devices were sampled.
+A run with Poisson sampling leases no devices and goes on alone: leases and times of replies would tell other runs which
+devices were sampled.
 """
 
 from __future__ import annotations
@@ -21,35 +23,35 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from thinwire.core.formatting import counted
+from thinwire.core.owner_file import MAX_RUNS
 from thinwire.server.state.assignment_ledger import AssignmentLedger
-
-MAX_RUNS = 4  # whose rounds go on at once
 
 
 @dataclass
 class RunShare:
-    """Holds what an active run has had of the devices, and which ones it would use now if they were free."""
+    """Holds what an active run has used of the devices, and which ones it would use now if they were free."""
 
     run_id: str
     priority: float
     ledger: AssignmentLedger
     elapsed: Callable[[], float]
     wants: frozenset[str] = frozenset()
-    has_place: bool = False  # among the `max_runs` whose rounds go on
-    is_short: bool = False  # of devices that are there: it needs no place
+    leases: bool = True  # False: with Poisson sampling
+    is_going: bool = False  # one of the `max_runs` whose rounds go on
+    is_short: bool = False  # it waits for offline devices
 
     @property
     def used_s(self) -> float:
-        """Return the device-seconds that the run has had, over its priority."""
+        """Return the device-seconds that the run has used, divided by its priority."""
         return self.ledger.device_s / self.priority
 
     def raise_to(self, used_s: float) -> None:
-        """Count the run as if it had had so much at least."""
+        """Count the run as if it had used so much at least."""
         self.ledger.device_s = max(self.ledger.device_s, used_s * self.priority)
 
     def has(self, device: str) -> bool:
         """Return True if the device has an assignment of this run that is not overdue."""
-        return any(self.elapsed() < assigned.due_s for assigned in self.ledger.outstanding(device))
+        return self.leases and any(self.elapsed() < assigned.due_s for assigned in self.ledger.outstanding(device))
 
 
 class DeviceLeases:
@@ -69,14 +71,27 @@ class DeviceLeases:
         self._runs: dict[str, RunShare] = {}
 
     def may_decide(self, run_id: str) -> bool:
-        """Return True if the run may select devices for a round now, because it is alone or it is its turn."""
-        return len(self._runs) < 2 or run_id not in self._runs or self.deciding == run_id
+        """Return True if the run may select devices for a round now: it is alone, or it is the one that decides."""
+        return len(self._runs) < 2 or self._sharing(run_id) is None or self.deciding == run_id
 
-    def join(self, run_id: str, priority: float, ledger: AssignmentLedger, elapsed: Callable[[], float]) -> None:
-        """Add a run that becomes active; it starts level with the run that has had least."""
-        mine = RunShare(run_id, priority, ledger, elapsed)
-        if not ledger.rounds:
-            mine.raise_to(min((one.used_s for one in self._runs.values()), default=0.0))
+    def _sharing(self, run_id: str) -> RunShare | None:
+        """Return the share of an active run that leases devices, None of others."""
+        mine = self._runs.get(run_id)
+        return mine if mine and mine.leases else None
+
+    def join(
+        self,
+        run_id: str,
+        priority: float,
+        ledger: AssignmentLedger,
+        elapsed: Callable[[], float],
+        begins: bool = True,
+        leases: bool = True,
+    ) -> None:
+        """Add a run that becomes active. One that `begins`, or goes on after a pause, saves up no time."""
+        mine = RunShare(run_id, priority, ledger, elapsed, leases=leases)
+        if begins:
+            mine.raise_to(min((one.used_s for one in self._runs.values() if one.leases), default=0.0))
         self._runs[run_id] = mine
 
     def leave(self, run_id: str) -> None:
@@ -84,23 +99,22 @@ class DeviceLeases:
         self._runs.pop(run_id, None)
 
     def level(self) -> None:
-        """Raise the runs that wait for absent devices to the one that has had least of the others."""
-        least = min((one.used_s for one in self._runs.values() if not one.is_short), default=0.0)
+        """Raise the runs that wait for offline devices to the one that has used least of the others."""
+        least = min((one.used_s for one in self._runs.values() if one.leases and not one.is_short), default=0.0)
         for one in self._runs.values():
             if one.is_short:
                 one.raise_to(least)
 
     def reason(self, run_id: str, device: str) -> str:
         """Return why other runs keep this device from the run, as a phrase about the device; "" if they do not."""
-        if len(self._runs) < 2 or run_id not in self._runs:
+        if len(self._runs) < 2 or (mine := self._sharing(run_id)) is None:
             return ""
-        mine = self._runs[run_id]
         others = [one for one in self._runs.values() if one is not mine]
         if holder := next((one for one in others if one.has(device)), None):
             return f"works for {holder.run_id}"
         for one in others:
             if device in one.wants and one.used_s < mine.used_s:
-                return f"is kept for {one.run_id}, which has had less time of devices"
+                return f"is kept for {one.run_id}, which has used less time of devices"
         return ""
 
     def taken(self, run_id: str, devices: Iterable[str]) -> dict[str, str]:
@@ -111,39 +125,66 @@ class DeviceLeases:
 
     def want(self, run_id: str, devices: Iterable[str]) -> None:
         """Record the devices that the run would select now if other runs did not keep them; none if it has enough."""
-        if run_id in self._runs:
-            self._runs[run_id].wants = frozenset(devices)
+        if mine := self._sharing(run_id):
+            mine.wants = frozenset(devices)
 
-    def place(self, run_id: str) -> str:
-        """Give the run a place among those whose rounds go on; return why there is none, "" if it has one."""
+    def begin(self, run_id: str) -> str:
+        """Count the run among those whose rounds go on; return why it may not, or "" if it may."""
+        refusal = self.refusal(run_id)
+        if mine := self._runs.get(run_id):
+            mine.is_short, mine.is_going = False, not refusal
+            if refusal:
+                self.want(run_id, ())
+        return refusal
+
+    def refusal(self, run_id: str) -> str:
+        """Return why the run's rounds may not go on beside those of other runs; "" if they may.
+
+        A run with Poisson sampling goes on alone: the times of a device's replies to another run would tell whether
+        the device was sampled.
+        """
         mine = self._runs.get(run_id)
-        if mine is None or mine.has_place:
+        if mine is None or mine.is_going:
             return ""
-        mine.is_short = False
-        if sum(one.has_place for one in self._runs.values()) >= self.max_runs:
+        going = [one for one in self._runs.values() if one.is_going]
+        if len(going) >= self.max_runs:
             return f"waiting: {counted(self.max_runs, 'other run')} at once, as aggregator.toml says (max_runs)"
-        mine.has_place = True
+        sampled = next((one for one in going if not one.leases), None)
+        if sampled or (going and not mine.leases):
+            secret = "a run with [privacy] sampling_rate goes on alone, so that no reply tells who was sampled"
+            return f"waiting for {(sampled or going[0]).run_id}: {secret}"
         return ""
 
-    def free_places(self, drivers: int) -> int:
-        """Return how many further runs may start beside so many drivers: those that wait for devices have no place."""
-        return max(0, self.max_runs - drivers + sum(one.is_short for one in self._runs.values()))
+    def is_short(self, run_id: str) -> bool:
+        """Return True if the run waits for offline devices."""
+        return run_id in self._runs and self._runs[run_id].is_short
 
-    def give_up_place(self, run_id: str) -> None:
-        """Take the run's place, because it waits for devices that are not there."""
+    def busy_s(self, run_id: str) -> float:
+        """Return the seconds after which no device works for another run any more, if all reply in time."""
+        others = [one for one in self._runs.values() if one.run_id != run_id and one.leases]
+        due = (assigned.due_s - one.elapsed() for one in others for assigned in one.ledger.oldest())
+        return max(due, default=0.0)
+
+    def free(self) -> int:
+        """Return how many further runs may start: those that are paused or wait for offline devices do not count."""
+        return max(0, self.max_runs - sum(not one.is_short for one in self._runs.values()))
+
+    def wait_for_offline(self, run_id: str) -> None:
+        """Count the run no longer among those whose rounds go on, because devices that it needs are offline."""
         if run_id in self._runs:
-            self._runs[run_id].has_place, self._runs[run_id].is_short = False, True
+            self._runs[run_id].is_going, self._runs[run_id].is_short = False, True
+            self.want(run_id, ())
 
     def holders(self, run_id: str) -> list[str]:
         """Return the other runs that have devices or want some, sorted."""
         others = (one for one in self._runs.values() if one.run_id != run_id)
-        return sorted(one.run_id for one in others if one.ledger.busy or one.wants)
+        return sorted(one.run_id for one in others if one.leases and (one.ledger.busy or one.wants))
 
     def waiting(self) -> list[str]:
-        """Return the runs that want devices, those first that have had least."""
+        """Return the runs that want devices, those first that have used least."""
         return self.in_turn([one.run_id for one in self._runs.values() if one.wants])
 
     def in_turn(self, run_ids: Iterable[str]) -> list[str]:
-        """Return the runs in the order of what they have had, least first; a run that has not begun is first."""
+        """Return the runs in the order of what they have used, least first; a run that has not begun is first."""
         used = {run_id: one.used_s for run_id, one in self._runs.items()}
         return sorted(run_ids, key=lambda run_id: (used.get(run_id, 0.0), run_id))

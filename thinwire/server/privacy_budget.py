@@ -142,6 +142,7 @@ class PrivacyBudget:
         Raise `TooFewClients` if a simulation waits for ever, since all its clients took part too short a time ago. On
         devices another one may connect.
         """
+        self._spent = None  # another run of the population may have spent since
         excluded = {device: self._ended(running, device, release) for device in running.presence.devices}
         left = sum(not why for why in excluded.values())
         needed = self.plan.cohort.clients if isinstance(self.plan.cohort.clients, int) else 1

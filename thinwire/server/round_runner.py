@@ -227,6 +227,7 @@ class RoundRunner:
 
     def _act(self, event: round_events.Input) -> None:
         """Pass an event to the state machine and carry out its actions."""
+        self.running.leases.want(self.running.run_id, ())  # until the machine seeks devices again
         self._carry_out(self.machine.on(event, self.running.elapsed, self.replacements))
 
     def _carry_out(self, actions: Sequence[round_events.Action]) -> None:
@@ -381,7 +382,6 @@ class Replacements:
         The search runs lazily. A round that needs more devices than are free wants those that other runs have.
         """
         running, past, opened = self._running, self._running.past, self._opened
-        running.leases.want(running.run_id, ())
         while self._drawn and self._drawn[0] in self._assignments:
             self._drawn.popleft()
         terms = left_s, past.took, opened.deadline_s

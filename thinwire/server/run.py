@@ -73,8 +73,10 @@ def drive(
     clock, presence = clock or RealClock(), presence or ConnectedDevices()
     running = RunContext(run_id, store, fleet, home, clock, presence, stop, on_event, mode_of, leases)
     try:
-        _rounds(running, paused)
-        running.leases.leave(run_id)
+        try:
+            _rounds(running, paused)
+        finally:
+            running.leases.leave(run_id)
         if running.stopped != "service":
             _leave(running)
             end(running)
@@ -165,9 +167,13 @@ def _gather(running: RunContext, paused: Callable[[], bool]) -> bool:
             if running.stop_ordered():
                 return False
         _take_turn(running)
+        if running.stop_ordered():
+            return False
         sentence = running.waits_for()
         if sentence is None or running.mode.can_continue(running):
             return True
+        if not running.leases.is_short(running.run_id):
+            began = running.elapsed  # other runs have the devices, or go on first: more clients would not help
         for_ever = not wait_s and running.elapsed - began >= PATIENCE_S
         running.status("waiting", f"{sentence}; {way_out(running.run_id)}" if for_ever else sentence)
         if running.stop_ordered():
@@ -180,9 +186,10 @@ def _gather(running: RunContext, paused: Callable[[], bool]) -> bool:
 
 
 def _take_turn(running: RunContext) -> None:
-    """Wait for the run's turn to select devices, if it shares them with other runs and there are any."""
-    while not running.leases.may_decide(running.run_id) and (able := running.eligibility.able()):
-        running.leases.want(running.run_id, able)
+    """Wait until the run may select devices, if it shares them with other runs and there are any."""
+    leases, run_id = running.leases, running.run_id
+    while not (leases.may_decide(run_id) or leases.refusal(run_id)) and (able := running.eligibility.able()):
+        leases.want(run_id, able)
         if running.stop_ordered():
             return
         listen(running, POLL_S)

@@ -105,7 +105,7 @@ def _evaluate_last(running: RunContext) -> None:
     again, and count.
     """
     version = running.past.version
-    deadline = evaluation_deadline(running.past.slowest)
+    deadline = evaluation_deadline(running.past.slowest) + running.leases.busy_s(running.run_id)
     headers = _measured_before(running)
     answered = {header.update_id.device for header in headers}
     able = [device for device in running.eligibility.able() if device not in answered]

@@ -83,8 +83,8 @@ class SampledMode(CentralMode):
         return True
 
     def can_continue(self, running: RunContext) -> bool:
-        """Return True once the run has begun: from then on no round waits for devices."""
-        return running.past.rounds_opened > 0
+        """Return True once the run has begun: from then on no round waits for devices, but for other runs to end."""
+        return running.past.rounds_opened > 0 and not running.leases.begin(running.run_id)
 
     def notes(self, able: int) -> list[Reason]:
         """Return the public numbers of the run's samples: `able` is the size of the population."""

@@ -27,7 +27,9 @@ from thinwire.core.clock import Clock, RealClock
 from thinwire.core.errors import NotFound, NotWritten, ThinwireError
 from thinwire.core.events import ENDED, AssignmentDelivered, DeviceOffline, DeviceOnline, Event, RunStatusChanged
 from thinwire.core.fleet import Arrival, ClientConnected, ClientDisconnected, Fleet
+from thinwire.core.formatting import counted
 from thinwire.core.layout import FLOAT_BYTES, Layout
+from thinwire.core.owner_file import MAX_RUNS
 from thinwire.core.plan import RunPlan
 from thinwire.core.registry import blamed
 from thinwire.core.serialization import FREE_HEADER_BYTES, MAX_HEADER_BYTES, ReplyLimit
@@ -35,11 +37,11 @@ from thinwire.core.statedir import AggregatorHome
 from thinwire.privacy.messages import max_bytes
 from thinwire.server.context import POLL_S, StopOrder
 from thinwire.server.dispatcher import Dispatcher
-from thinwire.server.leases import MAX_RUNS, DeviceLeases
+from thinwire.server.leases import DeviceLeases
 from thinwire.server.policy.eligibility import ConnectedDevices
 from thinwire.server.run import drive
 from thinwire.server.run_end import close_undriven, delete_messages, end_abandoned, notify
-from thinwire.store import Commands, Order, Store
+from thinwire.store import Commands, Order, RunRow, Store
 
 NOTED_S = 1.0  # deliveries decide nothing, so their events may wait this long to be written
 LOOKED_S = 5.0  # period of the check whether the processes of simulations live
@@ -60,6 +62,7 @@ class RecordingFleet:
         self._home, self._looked_at = home, -LOOKED_S
         self._noted_at = -NOTED_S  # time at which deliveries were written last
         self.driven: Container[str] = ()  # the runs that have a driver
+        self.presence = ConnectedDevices()
         self.send, self.open, self.ack, self.cancel, self.close = (
             fleet.send,
             fleet.open,
@@ -76,7 +79,7 @@ class RecordingFleet:
     def poll(self, wait_s: float) -> list[Arrival]:
         """Carry out the commands, then return the arrivals of the fleet, with connections recorded."""
         self._revoke()
-        self._stop_queued()
+        self._carry_out()
         self._end_abandoned()
         arrivals = list(self._fleet.poll(0.0 if self._told else wait_s))
         for arrival in arrivals:
@@ -108,23 +111,28 @@ class RecordingFleet:
         with contextlib.suppress(NotWritten):
             self._store.record_noted()
 
-    def _stop_queued(self) -> None:
-        """Carry out the commands about runs without a driver: queued, paused before a restart, or over."""
+    def _carry_out(self) -> None:
+        """Carry out the commands about runs without a driver: in the queue, paused before a restart, or over."""
         for kind in ("stop-run", "pause-run", "resume-run"):
             for run_id in self._orders.runs_of(kind):
                 row = self._store.run(run_id)
-                if row.status not in ENDED and (run_id in self.driven or row.source == "sim"):
-                    continue
-                if kind == "stop-run" and row.status in ("queued", "paused"):
-                    begun = "while it was paused" if row.rounds_closed else "before it began"
-                    stopped = RunStatusChanged(self._clock.wall(), "stopped", f"stopped by a person {begun}", 10)
-                    close_undriven(self._store, run_id, stopped)
-                elif kind == "pause-run" and row.status == "queued":
-                    said = "paused by a person before it began"
-                    self._store.record(run_id, [RunStatusChanged(self._clock.wall(), "paused", said)])
-                elif kind == "resume-run" and row.status == "paused":
-                    self._store.record(run_id, [RunStatusChanged(self._clock.wall(), "queued", "resumed by a person")])
-                self._orders.answer(kind, run_id)
+                if row.status in ENDED or not (run_id in self.driven or row.source == "sim"):
+                    self._change(kind, row)
+                    self._orders.answer(kind, run_id)
+
+    def _change(self, kind: str, row: RunRow) -> None:
+        """Stop, pause or resume a run without a driver; one that is over stays as it is."""
+        begun = f"after {counted(row.rounds_closed, 'round')}" if row.rounds_closed else "before it began"
+        now, run_id = self._clock.wall(), row.run_id
+        if kind == "stop-run" and row.status not in ENDED:
+            close_undriven(self._store, run_id, RunStatusChanged(now, "stopped", f"stopped by a person {begun}", 10))
+            self._fleet.drop_uploads(run_id)
+            clients = {client.device for client in self._store.clients(run_id)}
+            notify(self._fleet, row, {device: () for device in self.presence.devices if device in clients})
+        elif kind == "pause-run" and row.status in ("queued", "waiting", "running"):
+            self._store.record(run_id, [RunStatusChanged(now, "paused", f"paused by a person {begun}")])
+        elif kind == "resume-run" and row.status == "paused":
+            self._store.record(run_id, [RunStatusChanged(now, "queued", "resumed by a person")])
 
     def _end_abandoned(self) -> None:
         """End the runs whose own process died; if the disk is full, the next call tries again."""
@@ -193,7 +201,7 @@ def serve(
 
     def start(run_id: str) -> None:
         def stop() -> StopOrder:
-            return "service" if closing() else "run" if orders.answer("stop-run", run_id) else None
+            return "service" if closing() else "run" if run_id in orders.runs_of("stop-run") else None
 
         def driver(own: Fleet, here: ConnectedDevices) -> None:
             drive(
@@ -204,7 +212,7 @@ def serve(
         dispatcher.start(run_id, driver)
 
     dispatcher = Dispatcher(noted, store, clock, leases, ended)
-    noted.driven = dispatcher.drivers
+    noted.driven, noted.presence = dispatcher.drivers, dispatcher.presence
     delete_messages(store, home)  # of runs whose process died before it did, or that a person stopped meanwhile
     looked_at = -math.inf
     with contextlib.closing(dispatcher):
@@ -212,7 +220,7 @@ def serve(
             if clock.now() - looked_at >= LOOK_S or not dispatcher.drivers:
                 looked_at = clock.now()
                 waiting = [row.run_id for row in store.line() if row.run_id not in dispatcher.drivers]
-                for run_id in waiting[: leases.free_places(len(dispatcher.drivers))]:
+                for run_id in waiting[: leases.free()]:
                     start(run_id)
             dispatcher.step(POLL_S)
         dispatcher.finish()
@@ -249,11 +257,16 @@ class CommandQueue:
         return [order.run_id for order in self._look() if order.kind == kind]
 
     def paused(self, run_id: str) -> bool:
-        """Return True from a command to pause this run until one to resume it; answer both."""
-        if self.answer("pause-run", run_id):
-            self._paused.add(run_id)
-        if self.answer("resume-run", run_id):
-            self._paused.discard(run_id)
+        """Return True from a command to pause this run until one to resume it.
+
+        A command is answered at the call after the one that returned its effect: by then the driver has recorded it.
+        """
+        kinds = {"pause-run": self._paused.add, "resume-run": self._paused.discard}
+        if found := next((one for one in self._look() if one.run_id == run_id and one.kind in kinds), None):
+            if (run_id in self._paused) == (found.kind == "pause-run"):
+                self.done(found, {})
+            else:
+                kinds[found.kind](run_id)
         return run_id in self._paused
 
     def revoked(self) -> list[Order]:

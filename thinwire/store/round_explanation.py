@@ -1,7 +1,7 @@
 """This module explains why a round took as long as it did, by the stages of the device that it waited for.
 
 The explanation follows from the rows of the round and its assignments. The projection stores it when the round closes
-(store/projection.py), and again when a reply comes late that the round had waited for.
+(store/explaining.py), and again when a reply comes late that the round had waited for.
 """
 
 from __future__ import annotations

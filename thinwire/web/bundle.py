@@ -1,11 +1,11 @@
 """The dashboard's scripts and styles, each as one file: assembled from static/ when the dashboard starts.
 
-So a page takes four requests and not forty, there is no build step, and a browser keeps both files until their content
-changes, which changes their names.
+A page then needs a few requests instead of 40, and there is no build step. The name of each file contains the digest of
+its content, so a browser keeps it until it changes.
 
 The script is one ES module. Each module of static/ becomes a function in it, which is called once, after those that it
-imports. Law: it has the same exports as the module, except that an imported name does not follow later assignments; no
-module of static/ assigns to a name that it exports.
+imports. Invariant: it has the same exports as the module, except that an imported name does not follow later
+assignments; no module of static/ assigns to a name that it exports.
 """
 
 from __future__ import annotations

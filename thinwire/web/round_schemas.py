@@ -1,4 +1,4 @@
-"""The schemas of the API's responses about rounds and updates, and of the one response that draws a run's page.
+"""The schemas of the API's responses about rounds and updates, and of the one from which a run's page is drawn.
 
 Units are those of `schemas.py`.
 """
@@ -16,8 +16,8 @@ class Round(Traffic, Outcomes):
     """A round. `closing` and `why` are sentences; `until_*` are sums from the run's start to this round's end.
 
     `clipped` holds the clipped metrics of `clients`, and the `means` that `best` and `target` use then. `ignored`
-    counts metrics that were not recorded. `min_updates` are the fewest that make a step. `secure_sum` has the facts of
-    a sum whose masks were removed. `epsilon_run` and `epsilon` are those of `Spending` after this round.
+    counts metrics that were not recorded. `min_updates` are the fewest updates that a step requires. `secure_sum` has
+    the facts of a sum whose masks were removed. `epsilon_run` and `epsilon` are those of `Spending` after this round.
     """
 
     round: int
@@ -53,7 +53,7 @@ class Round(Traffic, Outcomes):
 
 
 class RoundLine(Traffic, Outcomes):
-    """A round in a table or a strip: a `Round` without what is said of single clients; `selected` is their number."""
+    """A round in a table or a strip: a `Round` without the fields of single clients; `selected` is their number."""
 
     round: int
     opened_at: float

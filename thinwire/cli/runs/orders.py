@@ -34,11 +34,11 @@ def stop(run_id: RunId, json: Json = False, home: Home = None) -> None:
     elif row.status in ENDED:
         console.line(f"{row.run_id} {standing(row)}")
     else:
-        console.line(f"{row.run_id} will stop as soon as its aggregator runs and sees the order")
+        console.line(f"{row.run_id} will stop as soon as its aggregator runs and sees the command")
 
 
 def pause(run_id: RunId, json: Json = False, home: Home = None) -> None:
-    """Let a run stand still after its open round: no device gets an assignment of it until it is resumed."""
+    """Pause a run when its open round closes: no device gets an assignment of it until it is resumed."""
     _order("pause", run_id, json, home)
 
 
@@ -62,8 +62,8 @@ def _order(verb: RunOrder, run_id: str, json: bool, home: Path | None) -> None:
     elif is_done:
         console.line(f"{row.run_id} {standing(row)}")
     else:
-        said = "paused as soon as its open round ends and its aggregator runs"
-        console.line(f"{row.run_id} {row.status}: it is {said if verb == 'pause' else 'resumed by its aggregator'}")
+        when = " when its open round closes" if verb == "pause" else ""
+        console.line(f"{row.run_id} {row.status}: its aggregator will {verb} it{when}")
 
 
 def _nobody_serves(row: RunRow) -> bool:

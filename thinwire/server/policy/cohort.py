@@ -185,6 +185,7 @@ def short_of(plan: RunPlan, present: Sequence[str], unable: Mapping[str, str], t
     able = [device for device in present if device not in unable]
     target, free = min(wanted_count(plan, len(present)), len(able)), len(able) - len(taken)
     needs = min_updates_of(plan.cohort.min_updates, with_excess(plan, target, len(able)))
+    needs = target if plan.privacy.mode == "distributed" else needs  # its noise follows from the number of clients
     if free < needs:
         return f"a round needs {counted(needs, 'free device')}"
     if plan.secure.enabled:

@@ -330,7 +330,7 @@ class AssignmentLedger:
     def _wait_again(self, event: ClientReconnected) -> None:
         """Record that an assignment is outstanding again, as the oldest one of its device."""
         if found := self._records.get(event.assignment_id):
-            found.status, self._unresolved[event.assignment_id] = "open", True
+            found.status, found.at, self._unresolved[event.assignment_id] = "open", event.at, True
             since = [
                 assignment_id
                 for assignment_id in self._outstanding.get(event.device, ())

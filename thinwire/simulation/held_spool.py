@@ -27,13 +27,13 @@ def spooled(
     """Store a reply in the spool and return its header; check each part against its digest, as the device API does.
 
     `transfer` is called once the spool has all parts. Raise `BadPayload` for a part that does not match its digest, or
-    that is missing. Of bytes that stay in memory only the length is checked: this program has just hashed them.
+    that is missing. Of bytes that stay in memory only the length is checked, because this program has just hashed them.
     """
     if isinstance(spool, HeldSpool) and spool.has_room(reply):
         body = bundle.read_bytes() if isinstance(bundle, Path) else bundle or b""
         if isinstance(bundle, Path) and (part := damaged_part(io.BytesIO(body), reply.parts)) is not None:
             raise BadPayload(f"{part.name} is not what its digest says")
-        if len(body) != reply.payload_bytes:
+        if len(body) < reply.payload_bytes:
             raise BadPayload(f"an answer of {len(body)} bytes, whose parts have {reply.payload_bytes}")
         header = reply.arrived(transfer())
         spool.hold(header, body)

@@ -31,7 +31,9 @@ def test_a_client_that_joins_again_is_charged_for_both_and_a_forgotten_one_waits
 
     kill(second)
     assert site.typed("client", "leave", "--name", "ward-0").returncode == 0
-    assert site.typed("devices", "forget", "ward-0").returncode == 0
+    refused = site.typed("devices", "forget", "ward-0")
+    assert (refused.returncode, "--yes" in refused.stderr) == (5, True), "another name of it goes, too"
+    assert site.typed("devices", "forget", "ward-0", "--yes").returncode == 0
     site.start_client("ward-1", 0, 2)
     site.until(lambda: "ward-1" in site.online(), "the client is online")
     run_id = site.begin(*PLAN, "cohort.wait_for=1")

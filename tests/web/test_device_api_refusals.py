@@ -33,7 +33,7 @@ OPEN = ["/healthz", "/login", "/static/app.js", "/static/vendor/preact.js", "/st
 def routes(page: TestClient) -> list[tuple[str, str]]:
     """Every documented route with its method, its places filled in."""
     paths = page.get("/api/openapi.json").json()["paths"]
-    places = {"run_id": "digits-1", "number": "1", "name": "pi-01"}
+    places = {"run_id": "digits-1", "number": "1", "name": "pi-01", "verb": "stop"}
     filled = [(method, path.format(**places)) for path, methods in paths.items() for method in methods]
     assert len(filled) >= 16
     return filled

@@ -185,8 +185,8 @@ def capped_text(capped: Capped) -> str:
 COMMANDS = (
     "run", "sim",
     "aggregator start", "aggregator status", "aggregator stop", "aggregator doctor", "aggregator backup",
-    "aggregator restore", "aggregator service install", "aggregator ca show", "aggregator ca rotate",
-    "runs compare", "runs list", "runs show", "runs watch", "runs model", "runs stop",
+    "aggregator config", "aggregator restore", "aggregator service install", "aggregator ca show", "aggregator ca rotate",
+    "runs compare", "runs list", "runs show", "runs watch", "runs model", "runs stop", "runs pause", "runs resume",
     "devices list", "devices show", "devices invite", "devices approve", "devices revoke", "devices rename",
     "devices forget", "privacy report",
     "devices roster export", "devices roster install", "privacy ledger settle", "privacy ledger",

@@ -293,22 +293,6 @@ class RunContext:
         self.record(self.failed(assigned.round, device, assignment_id, kind, text))
         self.fleet.cancel([assignment_id])
 
-    def codec_of(self, header: ReplyHeader) -> str:
-        """Return the codec that was assigned for this reply.
-
-        The codec of a late reply, or of another device, may differ from the codec of most devices.
-        """
-        assigned = self.past.ledger.find(header.assignment_id, header.update_id.device)
-        return assigned.codec if assigned else self.codec
-
-    def steps_of(self, header: ReplyHeader) -> int:
-        """Return the steps that were assigned for this reply; 0 if the plan counts epochs instead."""
-        steps = self.plan.local.steps
-        if steps == "auto":
-            assigned = self.past.ledger.find(header.assignment_id, header.update_id.device)
-            return assigned.steps if assigned else 0
-        return steps or 0
-
     def revoked(self) -> frozenset[str]:
         """Return the revoked devices; of their updates only those that are aggregated already count."""
         return frozenset() if self.simulated else self.store.roster.revoked()

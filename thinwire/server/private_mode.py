@@ -37,6 +37,7 @@ from thinwire.privacy.tree_aggregation import length_of
 from thinwire.server.aggregator import Frames, Model, RoundAggregator
 from thinwire.server.model_store import HIDDEN
 from thinwire.server.privacy_budget import PrivacyBudget
+from thinwire.server.reply_checks import assigned_codec
 from thinwire.server.round_mode import RoundMode
 from thinwire.server.secure_mode import SecureMode
 from thinwire.server.tree_noise import TreeNoise, erase_keys
@@ -138,7 +139,13 @@ class CentralMode(SpendingRounds):
         del caps
         noise, clients = self.noise(running), self.divisor(running, opened.round)
         made = PrivateAggregator(
-            self.plan, running.layout, opened.codec, running.codec_of, noise, clients, self.clip(running)
+            self.plan,
+            running.layout,
+            opened.codec,
+            partial(assigned_codec, running),
+            noise,
+            clients,
+            self.clip(running),
         )
         if (tree := self.tree(running)) is not None:
             assert isinstance(self.plan.cohort.clients, int), "the plan check demands it"
@@ -181,7 +188,7 @@ class DeviceMode(SpendingRounds):
 
     def aggregator(self, running: RunContext, opened: RoundOpened, caps: WeightCaps | None = None) -> NoisedMean:
         del caps
-        return NoisedMean(self.plan, running.layout, opened.codec, codec_of=running.codec_of)
+        return NoisedMean(self.plan, running.layout, opened.codec, codec_of=partial(assigned_codec, running))
 
 
 class PrivateAggregator(RoundAggregator):

@@ -1,4 +1,7 @@
-"""Checks a reply's header before a round sees it: headers come from devices, and are not trusted."""
+"""Checks a reply's header before a round sees it, and finds what was assigned for it.
+
+Headers come from devices, and are not trusted.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ def invalid_reply(running: RunContext, header: ReplyHeader) -> tuple[str, str] |
         return "protocol", "an answer without frames"
     if assigned is not None and header.base_version != assigned.base_version:
         return "base-mismatch", f"trained from version {header.base_version}, assigned from {assigned.base_version}"
-    if len(header.codec) > max(MAX_CODEC_LETTERS, len(running.codec_of(header))):
+    if len(header.codec) > max(MAX_CODEC_LETTERS, len(assigned_codec(running, header))):
         return "protocol", f"it names a codec in {len(header.codec)} letters, and its assignment has a shorter one"
     return None
 
@@ -37,3 +40,21 @@ def is_forgotten(running: RunContext, header: ReplyHeader) -> bool:
         is_follow_up(header.assignment_id),
     )
     return header.assignment_id == name and running.past.ledger.is_forgotten(name)
+
+
+def assigned_codec(running: RunContext, header: ReplyHeader) -> str:
+    """Return the codec that was assigned for this reply.
+
+    The codec of a late reply, or of another device, may differ from the codec of most devices.
+    """
+    assigned = running.past.ledger.find(header.assignment_id, header.update_id.device)
+    return assigned.codec if assigned else running.codec
+
+
+def assigned_steps(running: RunContext, header: ReplyHeader) -> int:
+    """Return the steps that were assigned for this reply; 0 if the plan counts epochs instead."""
+    steps = running.plan.local.steps
+    if steps == "auto":
+        assigned = running.past.ledger.find(header.assignment_id, header.update_id.device)
+        return assigned.steps if assigned else 0
+    return steps or 0

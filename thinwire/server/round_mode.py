@@ -39,6 +39,7 @@ from thinwire.server.policy.assignment_terms import (
 )
 from thinwire.server.policy.cohort import Cohort, SelectionWeights, choose, min_updates_of, weights
 from thinwire.server.policy.device_profiles import update_bytes, work_key, workload
+from thinwire.server.reply_checks import assigned_codec, assigned_steps
 from thinwire.server.round import Round, at_work_before, slowest_s
 from thinwire.server.round_events import RoundConfig
 from thinwire.server.round_machine import RoundMachine
@@ -174,8 +175,8 @@ class RoundMode:
         """Return an empty sum for the updates of a round, with these caps on weights."""
         weights, counters = running.past.weights, running.model.counters
         return RoundAggregator(
-            self.plan, running.layout, opened.codec, weights, running.codec_of, counters, running.steps_of, caps,
-            self.counts_alike,
+            self.plan, running.layout, opened.codec, weights, partial(assigned_codec, running), counters,
+            partial(assigned_steps, running), caps, self.counts_alike,
         )  # fmt: skip
 
     def evaluate(

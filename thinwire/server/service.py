@@ -116,7 +116,8 @@ class RecordingFleet:
         for kind in ("stop-run", "pause-run", "resume-run"):
             for run_id in self._orders.runs_of(kind):
                 row = self._store.run(run_id)
-                if row.status in ENDED or not (run_id in self.driven or row.source == "sim"):
+                others = run_id in self.driven or row.source == "sim" or row.status == "preparing"
+                if row.status in ENDED or not others:  # else another process or a driver carries it out
                     self._change(kind, row)
                     self._orders.answer(kind, run_id)
 

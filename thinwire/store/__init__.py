@@ -1,7 +1,7 @@
 """The aggregator's durable state except its models: journal, read tables, commands, devices, logins, spool."""
 
-from thinwire.store.audit import by_todays_name
-from thinwire.store.enrollment_rows import DeviceAction, InvitationRow, Invited, RefusalNote
+from thinwire.store.audit import DeviceAction, RefusalNote, by_todays_name
+from thinwire.store.one_time_secrets import InvitationRow, Invited
 from thinwire.store.privacy_ledger import PrivacyRow
 from thinwire.store.read_models import (
     ClientRow,

@@ -6,16 +6,41 @@ Rows are only added and read.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from sqlalchemy import Connection, delete, func, insert, select
 
 from thinwire.core.clock import Clock
 from thinwire.store.database import Database
-from thinwire.store.enrollment_rows import DeviceAction, RefusalNote
 from thinwire.store.tables import Action, Note
 
 NOTES = 1000  # kept at most: a year of refused requests must not fill the disk
 WAS = "was "  # before the old name, in the detail of a rename
+
+
+@dataclass(frozen=True)
+class DeviceAction:
+    """An action on a device's row: enrol, join, add, approve, revoke, leave, rename; or invite and withdraw."""
+
+    at: float
+    who: str
+    device: str
+    what: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class RefusalNote:
+    """A refusal of the device API.
+
+    `name` is the name in the request, which proves nothing. Only the operator may see `why`.
+    """
+
+    at: float
+    kind: str
+    address: str
+    name: str
+    why: str
 
 
 def act(connection: Connection, at: float, who: str, device: str, what: str, detail: str = "") -> None:

@@ -11,7 +11,8 @@ import hmac
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from sqlalchemy import Connection, RowMapping, delete, insert, select, update
 
@@ -21,7 +22,6 @@ from thinwire.core.formatting import duration
 from thinwire.core.types import require_device_name
 from thinwire.store.audit import act
 from thinwire.store.database import Database
-from thinwire.store.enrollment_rows import InvitationRow, InvitationState, Invited
 from thinwire.store.tables import Device, Invitation, Login, Session
 
 SECRET_BYTES = 16
@@ -29,6 +29,34 @@ SECRET = re.compile(r"[0-9a-f]{32}")
 DAY_S = 24 * 3600.0
 LONGEST_S = 366 * DAY_S
 MOST = 10_000  # at once
+
+
+InvitationState = Literal["open", "used", "expired", "withdrawn"]
+
+
+@dataclass(frozen=True)
+class Invited:
+    """A new invitation with its secret (32 hex digits), which is known only now. `name` is "" for any free name."""
+
+    id: int
+    secret: str
+    name: str
+    expires_at: float
+
+
+@dataclass(frozen=True)
+class InvitationRow:
+    """An invitation in a list; `used_by` is the device that joined with it."""
+
+    id: int
+    name: str
+    state: InvitationState
+    created_at: float
+    expires_at: float
+    approve_manually: bool
+    who: str
+    used_by: str
+    used_at: float | None
 
 
 class Invitations:

@@ -148,7 +148,7 @@ def load_policy(path: Path, must_exist: bool = False) -> Policy:
 
     Raises `PlanError`, which names every wrong key and value.
     """
-    return read_owner_file(path, ClientFile, "the policy", KEYS, must_exist).policy
+    return read_owner_file(path, ClientFile, "policy", KEYS, must_exist).policy
 
 
 def parse_policy(text: str, source: str = FILE) -> Policy:

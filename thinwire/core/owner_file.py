@@ -18,17 +18,21 @@ File = TypeVar("File", bound=BaseModel)
 def read_owner_file(path: Path, model: type[File], what: str, keys: str, must_exist: bool = False) -> File:
     """Return the content of a TOML file, or the defaults if the file is missing and optional.
 
-    `what` names the file in errors ("the policy"), `keys` says where its keys are listed. Raise `PlanError`, which
+    `what` names the file in errors ("policy"), `keys` says where its keys are listed. Raise `PlanError`, which
     names every wrong key and value.
     """
     try:
         text = path.read_text()
     except FileNotFoundError as error:
         if must_exist:
-            raise PlanError(f"there is no file {path}", why=f"{what} was to be read from it") from error
+            raise PlanError(
+                f"there is no {what} {path}", why="it was named, so it has to be there", hint=keys
+            ) from error
         return model()
     except (OSError, UnicodeDecodeError) as error:
-        raise PlanError(f"cannot read {what} {path}", why=str(error), hint="make it readable, or move it") from error
+        raise PlanError(
+            f"cannot read the {what} {path}", why=str(error), hint="make it readable, or move it"
+        ) from error
     return parse_owner_text(text, model, str(path), keys)
 
 
@@ -65,4 +69,4 @@ AGGREGATOR_FILE = "aggregator.toml"
 def aggregator_file(home: Path) -> AggregatorFile:
     """Return what `HOME/aggregator.toml` says, or the defaults without that file; raise `PlanError` if it is wrong."""
     keys = "docs/reference/aggregator.md lists the keys"
-    return read_owner_file(home / AGGREGATOR_FILE, AggregatorFile, "the aggregator's settings", keys)
+    return read_owner_file(home / AGGREGATOR_FILE, AggregatorFile, "file of settings", keys)

@@ -10,7 +10,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, x25519
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thinwire.core.errors import DataLost
@@ -73,6 +73,7 @@ def test_the_layout_of_the_json_is_not_signed_and_its_content_is():
         assert refused(changed(devices=devices)).what == "the roster is not signed by this key"
 
 
+@settings(deadline=None)
 @given(st.integers(0, 511))
 def test_every_bit_of_the_signature_counts(bit):
     signature = bytearray(base64.b64decode(json.loads(sign_roster(DEVICES, KEY))["signature"]))

@@ -120,10 +120,12 @@ class Address:
         anywhere = {self.host, other.host} & {"0.0.0.0", "::"}
         return self.port == other.port != 0 and bool(anywhere or self.host == other.host)
 
-    def require_free(self, option: str) -> Address:
-        """Return this address with a port that is free now; `Unreachable` if binding fails."""
+    def require_free(self, option: str, wait_s: float = 0.0) -> Address:
+        """Return this address with a port that is free now, or within `wait_s`; `Unreachable` if binding fails."""
         from thinwire.core.errors import Unreachable
+        from thinwire.core.signals import until
 
+        until(self._is_not_taken, wait_s)
         try:
             with bind(self.host, self.port) as tried:
                 return Address(self.host, tried.getsockname()[1])
@@ -134,6 +136,13 @@ class Address:
                 why="the port is taken by another process" if taken else error.strerror or str(error),
                 hint=self._instead(option, error.errno),
             ) from error
+
+    def _is_not_taken(self) -> bool:
+        try:
+            bind(self.host, self.port).close()
+        except OSError as error:
+            return error.errno != errno.EADDRINUSE
+        return True
 
     def _instead(self, option: str, code: int | None) -> str:
         """Return the hint for an address that failed with errno `code`."""

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from thinwire.store import Store
 
 START_S = 60.0  # of an aggregator
+LEFT_S = 5.0  # in which the dashboard of an aggregator that was killed has ended
 READY_S = 30.0
 PAUSE_S = 5.0  # between two starts of a dashboard that ended by itself
 END_S = 5.0
@@ -79,7 +80,7 @@ def serve_here(wanted: Wanted, home: Path | None) -> int:
         wanted.listen.require_free("--listen")
         authority = wanted.certificates.authority(place.tls, wanted.listen)
         names = wanted.certificates.reached()
-        dashboard_at = wanted.dashboard.require_free("--dashboard") if wanted.dashboard else None
+        dashboard_at = wanted.dashboard.require_free("--dashboard", LEFT_S) if wanted.dashboard else None
         at = wanted.listen
         spool, limits = FileSpool(place.spool), RunLimits(store)
         said = place.root / "stock.log"

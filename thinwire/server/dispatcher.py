@@ -55,7 +55,7 @@ class RunFleet:
 
 @dataclass
 class Driver:
-    """One run's driver between two turns."""
+    """Holds the driver of one run between two turns."""
 
     run_id: str
     fleet: RunFleet

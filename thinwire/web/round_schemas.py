@@ -88,7 +88,7 @@ class CurvePoint(Answer):
 
 
 class SpentPoint(Answer):
-    """What a private run had spent after a round."""
+    """Holds the epsilon that a private run had spent after a round."""
 
     round: int
     epsilon_run: float | None
@@ -206,7 +206,7 @@ class RoundPage(Went, Round):
 
 
 class RunView(Answer):
-    """What a run's page shows, if `whole`; else what of it has changed since the requested change.
+    """Holds what a run's page shows if `whole`, otherwise what has changed of it since the requested change.
 
     - `change` is the number to request next; 0 if every view is whole.
     - `opened` is the number of rounds. `lines` are the newest ones, or those that changed.

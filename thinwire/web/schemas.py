@@ -175,7 +175,7 @@ class RunNow(Went, Run):
 
 
 class About(Answer):
-    """What of a run never changes."""
+    """Holds the facts of a run that never change."""
 
     plan: dict[str, Any]
     layout_digest: str

@@ -49,7 +49,7 @@ def test_a_paused_run_is_resumed_by_an_order(thinwire, home: Path, store: Store,
 def test_a_run_that_is_over_is_refused(thinwire, home: Path, store: Store, run_id: str, verb: str):
     store.record(run_id, [RunStatusChanged(2.0, "done", "20 rounds")])
     said = thinwire("runs", verb, run_id, "--home", home)
-    assert (said.code, f"{run_id} is not {verb}d\nwhy:   it is done" in said.err) == (5, True), said.err
+    assert (said.code, f"{run_id} has nothing to {verb}\nwhy:   it is done" in said.err) == (5, True), said.err
     assert not store.commands.pending()
 
 

@@ -118,7 +118,7 @@ class Store(RunQueries, JournalReader, Recorder):
         row = self.run(run_id)
         if verb != "stop" and (row.source == "sim" or row.status in (*ENDED, "preparing")):
             why = "it is simulated" if row.source == "sim" else f"it is {row.status}"
-            raise Refused(f"{row.run_id} is not {verb}d", why=why, hint="thinwire runs list")
+            raise Refused(f"{row.run_id} has nothing to {verb}", why=why, hint="thinwire runs list")
         if verb == "resume" and row.status != "paused":
             raise Refused(f"{row.run_id} is not paused", why=f"it is {row.status}", hint=f"thinwire runs show {run_id}")
         return self.commands.add(f"{verb}-run", row.run_id, who=who)

@@ -97,7 +97,7 @@ def _reads(url: str, code: str, run_id: str, times: int) -> list[float]:
     opener.addheaders = [("Accept-Encoding", "gzip")]
 
     def get(path: str) -> bytes:
-        with opener.open(f"{url}/api/runs/{run_id}/{path}") as answer:
+        with opener.open(f"{url}/api/v1/runs/{run_id}/{path}") as answer:
             return bytes(answer.read())
 
     paths = ("view?client=0", f"view?since={2**40}&held=1", "lines?from=1&to=50", "clients?client=0", "rounds/2")

@@ -9,6 +9,7 @@ from pathlib import Path
 from docs.generate.accuracy import accuracy_page, plots
 from docs.generate.cli import cli_page, environment_page
 from docs.generate.codecs import codecs_page
+from docs.generate.dashboard_api import openapi
 from docs.generate.device_api import device_api_page
 from docs.generate.drift import drift_part
 from docs.generate.meanings import closing_page, exit_codes_page, failures_page
@@ -61,6 +62,7 @@ def written() -> dict[str, str]:
         "../README.md": filled(DOCS.parent / "README.md", readme_table()),
         "README.md": filled(DOCS / "README.md", evidence_index()),
         **{f"reference/{name}": page(name) for name in PAGES},
+        "reference/openapi.json": openapi(),
         **{f"evidence/{name}": text for name, text in evidence.items()},
         **{f"evidence/{name}.md": filled(DOCS / "evidence" / f"{name}.md", part()) for name, part in parts.items()},
         **{f"how/{name}.md": filled(DOCS / "how" / f"{name}.md", part()) for name, part in HOW.items()},

@@ -37,10 +37,10 @@ def test_a_client_that_is_stopped_is_shown_offline_after_two_polls_and_online_wh
     with dashboard(site) as page:
 
         def shown() -> dict[str, Any]:
-            (device,) = page.get("/api/devices").raise_for_status().json()
+            (device,) = page.get("/api/v1/devices").raise_for_status().json()
             return dict(device)
 
-        site.until(lambda: len(page.get("/api/devices").json()) == 1, "the dashboard lists the device")
+        site.until(lambda: len(page.get("/api/v1/devices").json()) == 1, "the dashboard lists the device")
         site.until(lambda: listed(site)["online"] and shown()["online"], "the device is online")
         with frozen(client.pid):
             stopped_at = time.time()

@@ -32,9 +32,10 @@ HELD = DEVICES[-1]  # its training is held: what it plants is searched for at th
 PLANTED = Path(__file__).parent / "planted"
 Found = Mapping[str, set[str]]
 PAGES = (
-    "/api/runs", "/api/runs/{run}", "/api/runs/{run}/rounds", "/api/runs/{run}/rounds/1", "/api/runs/{run}/updates",
-    "/api/runs/{run}/rounds.csv", "/api/runs/{run}/updates.csv", "/api/runs/{run}/clients.csv", "/api/devices",
-    *(f"/api/devices/{name}" for name in DEVICES), "/api/devices.csv",
+    "/api/v1/runs", "/api/v1/runs/{run}", "/api/v1/runs/{run}/rounds", "/api/v1/runs/{run}/rounds/1",
+    "/api/v1/runs/{run}/updates", "/api/v1/runs/{run}/rounds.csv", "/api/v1/runs/{run}/updates.csv",
+    "/api/v1/runs/{run}/clients.csv", "/api/v1/devices",
+    *(f"/api/v1/devices/{name}" for name in DEVICES), "/api/v1/devices.csv",
 )  # fmt: skip
 VALUES = ("weight", "metric", "norm", "buffer", "update")
 SEEN = {  # what a plain run shows of a client, by place

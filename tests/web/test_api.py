@@ -26,7 +26,7 @@ from thinwire.store import MeasureRow, Store
 
 
 def get(page: TestClient, path: str) -> Any:
-    answer = page.get(f"/api/{path}")
+    answer = page.get(f"/api/v1/{path}")
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -262,25 +262,25 @@ def test_what_is_not_a_number_is_null(page: TestClient, told: Told):
 
 
 def test_csv_holds_the_same_rows(page: TestClient, told: Told):
-    answer = page.get(f"/api/runs/{told.run_id}/rounds.csv")
+    answer = page.get(f"/api/v1/runs/{told.run_id}/rounds.csv")
     assert answer.headers["content-type"].startswith("text/csv")
     rows = list(csv.DictReader(io.StringIO(answer.text)))
     assert len(rows) == 12
     assert float(rows[0]["metrics.accuracy"]) == get(page, f"runs/{told.run_id}/rounds")[0]["metrics"]["accuracy"]
-    updates = list(csv.DictReader(io.StringIO(page.get(f"/api/runs/{told.run_id}/updates.csv?round=4").text)))
+    updates = list(csv.DictReader(io.StringIO(page.get(f"/api/v1/runs/{told.run_id}/updates.csv?round=4").text)))
     assert [row["device"] for row in updates] == DEVICES
-    clients = list(csv.DictReader(io.StringIO(page.get(f"/api/runs/{told.run_id}/clients.csv").text)))
+    clients = list(csv.DictReader(io.StringIO(page.get(f"/api/v1/runs/{told.run_id}/clients.csv").text)))
     assert [row["device"] for row in clients] == DEVICES
-    assert page.get("/api/devices.csv").text.count("\n") == 9
+    assert page.get("/api/v1/devices.csv").text.count("\n") == 9
 
 
 def test_a_wrong_name_is_refused_with_near_ones(page: TestClient, told: Told):
-    answer = page.get("/api/runs/digit-1")
+    answer = page.get("/api/v1/runs/digit-1")
     assert answer.status_code == 404
     assert answer.json()["try"] == told.run_id
-    assert page.get(f"/api/runs/{told.run_id}/rounds/99").status_code == 404
-    assert page.get("/api/runs/a%20b").status_code == 422
-    assert page.get("/api/nothing").json()["error"] == "not found"
+    assert page.get(f"/api/v1/runs/{told.run_id}/rounds/99").status_code == 404
+    assert page.get("/api/v1/runs/a%20b").status_code == 422
+    assert page.get("/api/v1/nothing").json()["detail"] == "not found"
 
 
 def test_a_run_is_found_by_its_beginning_and_as_the_latest(page: TestClient, told: Told):
@@ -290,22 +290,22 @@ def test_a_run_is_found_by_its_beginning_and_as_the_latest(page: TestClient, tol
 def test_a_run_is_paused_and_resumed_by_orders_and_what_makes_no_sense_is_refused(page: TestClient, told: Told):
     here = {"Origin": "http://127.0.0.1:8080"}
     told.store.record(told.run_id, [RunStatusChanged(0.5, "running", "round 2, step 2 of 3")])
-    refused = page.post(f"/api/runs/{told.run_id}/resume", headers=here)
-    assert (refused.status_code, refused.json()["error"]) == (409, f"{told.run_id} is not paused")
-    assert page.post(f"/api/runs/{told.run_id}/pause", headers=here).status_code == 202
+    refused = page.post(f"/api/v1/runs/{told.run_id}/resume", headers=here)
+    assert (refused.status_code, refused.json()["detail"]) == (409, f"{told.run_id} is not paused")
+    assert page.post(f"/api/v1/runs/{told.run_id}/pause", headers=here).status_code == 202
     told.store.record(told.run_id, [RunStatusChanged(1.0, "paused", "paused by a person after 1 of 3 rounds")])
     assert get(page, f"runs/{told.run_id}")["sentence"] == "Paused by a person after 1 of 3 rounds."
-    assert page.post(f"/api/runs/{told.run_id}/resume", headers=here).status_code == 202
+    assert page.post(f"/api/v1/runs/{told.run_id}/resume", headers=here).status_code == 202
     assert [(order.kind, order.who) for order in told.store.commands.pending()] == [
         ("pause-run", "dashboard"), ("resume-run", "dashboard"),
     ]  # fmt: skip
     told.store.record(told.run_id, [RunStatusChanged(2.0, "done", "3 rounds")])
-    assert page.post(f"/api/runs/{told.run_id}/pause", headers=here).json()["why"] == "it is done"
-    assert page.post(f"/api/runs/{told.run_id}/burn", headers=here).status_code == 422
+    assert page.post(f"/api/v1/runs/{told.run_id}/pause", headers=here).json()["why"] == "it is done"
+    assert page.post(f"/api/v1/runs/{told.run_id}/burn", headers=here).status_code == 422
 
 
 def test_stopping_a_run_leaves_an_order_in_the_store(page: TestClient, told: Told):
-    answer = page.post("/api/runs/latest/stop", headers={"Origin": "http://127.0.0.1:8080"})
+    answer = page.post("/api/v1/runs/latest/stop", headers={"Origin": "http://127.0.0.1:8080"})
     assert answer.status_code == 202
     (order,) = told.store.commands.pending()
     assert (order.id, order.kind, order.run_id, order.who) == (

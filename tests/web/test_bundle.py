@@ -71,5 +71,5 @@ def test_a_page_names_both_files_and_a_browser_may_keep_them_for_ever(page: Test
 
 
 def test_a_large_answer_is_compressed_and_a_small_one_is_not(page: TestClient, told: Told):
-    assert page.get(f"/api/runs/{told.run_id}/view").headers["content-encoding"] == "gzip"
-    assert "content-encoding" not in page.get("/api/service").headers
+    assert page.get(f"/api/v1/runs/{told.run_id}/view").headers["content-encoding"] == "gzip"
+    assert "content-encoding" not in page.get("/api/v1/service").headers

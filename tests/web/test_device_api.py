@@ -24,7 +24,7 @@ AT = time.time() - 60
 
 
 def post(page: TestClient, path: str, body: Any = None, status: int = 200) -> Any:
-    answer = page.post(f"/api/{path}", json=body, headers=OURS)
+    answer = page.post(f"/api/v1/{path}", json=body, headers=OURS)
     assert answer.status_code == status, answer.text
     return answer.json()
 
@@ -125,8 +125,8 @@ def test_a_device_is_shown_with_its_deeds_its_last_assignments_and_where_it_stay
 
 
 def test_a_device_that_is_not_there_is_not_found(page: TestClient):
-    assert page.get("/api/devices/pi-01").status_code == 404
-    assert page.get("/api/devices/Pi_01").status_code == 422
+    assert page.get("/api/v1/devices/pi-01").status_code == 404
+    assert page.get("/api/v1/devices/Pi_01").status_code == 422
 
 
 # A person's word.
@@ -155,7 +155,7 @@ def test_a_revocation_counts_at_once_and_the_aggregator_says_when_all_is_cleared
     later = get(page, f"devices/pi-02/revocations/{order.id}")
     assert (later["confirmed"], later["stays_text"]) == (True, "digits-1 rounds 1–2")
     assert later["sentence"].startswith("pi-02 is revoked, and what was open is cleared")
-    assert page.get("/api/devices/pi-02/revocations/99").status_code == 404
+    assert page.get("/api/v1/devices/pi-02/revocations/99").status_code == 404
 
 
 def test_without_an_aggregator_the_row_is_enough(visit: Visit, fleet: Store, tmp_path: Path):
@@ -179,7 +179,7 @@ def test_a_decision_about_another_key_than_the_one_that_was_shown_is_refused(pag
     wrong = {"fingerprint": fingerprint("cam-02")}
     for what in ("approve", "revoke"):
         said = post(page, f"devices/cam-01/{what}", wrong, 409)
-        assert said["error"] == "cam-01 has another key than the one that was shown"
+        assert said["detail"] == "cam-01 has another key than the one that was shown"
         post(page, f"devices/cam-01/{what}", {"fingerprint": "ab"}, 422)
         post(page, f"devices/cam-01/{what}", None, 422)
         post(page, f"devices/nobody/{what}", wrong, 404)
@@ -191,12 +191,12 @@ def test_a_decision_about_another_key_than_the_one_that_was_shown_is_refused(pag
 def test_only_our_own_page_may_give_such_orders(page: TestClient, visit: Visit, fleet: Store, path: str):
     body = {"fingerprint": fingerprint("cam-01")}
     before = fleet.audit.last()
-    assert visit().post(f"/api/{path}", json=body, headers=OURS).status_code == 401
+    assert visit().post(f"/api/v1/{path}", json=body, headers=OURS).status_code == 401
     for headers in ({}, {"Origin": "http://evil.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "same-site"}):
-        assert page.post(f"/api/{path}", json=body, headers=headers).status_code == 403, headers
-    assert page.get(f"/api/{path}").status_code == 405
+        assert page.post(f"/api/v1/{path}", json=body, headers=headers).status_code == 403, headers
+    assert page.get(f"/api/v1/{path}").status_code == 405
     assert fleet.audit.last() == before
-    assert page.post(f"/api/{path}", json=body, headers=OURS).status_code == 200
+    assert page.post(f"/api/v1/{path}", json=body, headers=OURS).status_code == 200
 
 
 # Invitations, and who was refused.
@@ -204,7 +204,7 @@ def test_only_our_own_page_may_give_such_orders(page: TestClient, visit: Visit, 
 
 def test_invitations_say_the_outcome_of_them_and_never_their_secret(page: TestClient, fleet: Store):
     (made,) = fleet.invitations.invite(who="ann")
-    answer = page.get("/api/invitations")
+    answer = page.get("/api/v1/invitations")
     assert made.secret not in answer.text
     found = {one["id"]: (one["state"], one["sentence"]) for one in answer.json()}
     assert found[1] == ("used", "used by ward-4")
@@ -217,7 +217,7 @@ def test_invitations_say_the_outcome_of_them_and_never_their_secret(page: TestCl
 def test_an_invitation_is_withdrawn_and_a_used_one_is_not(page: TestClient, fleet: Store):
     assert "nobody can join" in post(page, "invitations/8/withdraw")["sentence"]
     said = post(page, "invitations/1/withdraw", status=409)
-    assert said["error"] == "invitation 1 was used by ward-4"
+    assert said["detail"] == "invitation 1 was used by ward-4"
     post(page, "invitations/77/withdraw", status=404)
     assert fleet.audit.actions()[0].who == "dashboard"
 

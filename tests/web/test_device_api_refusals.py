@@ -24,15 +24,15 @@ HIDDEN = [
     "/runs/digits-1/more",
     "/nothing",
     "/api",
-    "/api/openapi.json",
+    "/api/v1/openapi.json",
 ]
-CSV = ["/api/devices.csv", *(f"/api/runs/digits-1/{name}.csv" for name in ("rounds", "updates", "clients"))]
+CSV = ["/api/v1/devices.csv", *(f"/api/v1/runs/digits-1/{name}.csv" for name in ("rounds", "updates", "clients"))]
 OPEN = ["/healthz", "/login", "/static/app.js", "/static/vendor/preact.js", "/static/style.css"]
 
 
 def routes(page: TestClient) -> list[tuple[str, str]]:
     """Every documented route with its method, its places filled in."""
-    paths = page.get("/api/openapi.json").json()["paths"]
+    paths = page.get("/api/v1/openapi.json").json()["paths"]
     places = {"run_id": "digits-1", "number": "1", "name": "pi-01", "verb": "stop"}
     filled = [(method, path.format(**places)) for path, methods in paths.items() for method in methods]
     assert len(filled) >= 16
@@ -55,7 +55,7 @@ def test_no_route_answers_without_a_session(page: TestClient, visit: Visit, told
 def test_all_routes_answer_with_a_session(page: TestClient, told: Told):
     told.store.commands.add("revoke", args={"device": "pi-01"})
     for method, path in routes(page):
-        if method == "get" and path != "/api/live":
+        if method == "get" and path != "/api/v1/live":
             assert page.get(path).status_code == 200, path
     for path in [*HIDDEN[:4], *CSV]:
         assert page.get(path).status_code == 200, path
@@ -104,7 +104,7 @@ def test_a_printed_link_logs_in_but_not_when_fetched_ahead(visit: Visit, store: 
 def test_a_session_ends_with_the_logout(page: TestClient):
     answer = page.post("/logout", headers={"Origin": "http://127.0.0.1:8080"})
     assert answer.status_code == 303
-    assert page.get("/api/runs").status_code == 401
+    assert page.get("/api/v1/runs").status_code == 401
 
 
 def test_guessing_codes_is_told_and_never_burns_the_right_one(visit: Visit, store: Store):
@@ -119,12 +119,12 @@ def test_only_a_link_that_is_followed_may_come_from_another_page(page: TestClien
     assert page.get("/login", headers=said).status_code == 200
     for other in ({"Sec-Fetch-Dest": "iframe"}, {"Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "image"}):
         assert page.get("/login", headers=said | other).status_code == 403
-        assert page.get("/api/runs", headers=said | other).status_code == 403
+        assert page.get("/api/v1/runs", headers=said | other).status_code == 403
 
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:8080", "", "[::2]"])
 def test_another_name_for_this_address_is_refused(page: TestClient, visit: Visit, host: str):
-    for client, path in [(page, "/api/runs"), (page, "/"), (visit(), "/login"), (visit(), "/healthz")]:
+    for client, path in [(page, "/api/v1/runs"), (page, "/"), (visit(), "/login"), (visit(), "/healthz")]:
         assert client.get(path, headers={"Host": host}).status_code == 421, path
 
 
@@ -137,21 +137,21 @@ def test_the_loopback_has_several_names(page: TestClient, host: str):
     "other", ["http://evil.example", "http://127.0.0.1:3000", "http://localhost:8080", "null", "http://["]
 )
 def test_other_pages_of_the_same_browser_are_refused(page: TestClient, told: Told, other: str):
-    assert page.get("/api/runs", headers={"Origin": other}).status_code == 403
-    assert page.post(f"/api/runs/{told.run_id}/stop", headers={"Origin": other}).status_code == 403
+    assert page.get("/api/v1/runs", headers={"Origin": other}).status_code == 403
+    assert page.post(f"/api/v1/runs/{told.run_id}/stop", headers={"Origin": other}).status_code == 403
     assert page.post("/login", data={"code": "x"}, headers={"Origin": other}).status_code == 403
     cross = {"Sec-Fetch-Site": "same-site"}
-    assert page.post(f"/api/runs/{told.run_id}/stop", headers=cross).status_code == 403
-    assert page.post(f"/api/runs/{told.run_id}/stop").status_code == 403  # nothing says where it comes from
+    assert page.post(f"/api/v1/runs/{told.run_id}/stop", headers=cross).status_code == 403
+    assert page.post(f"/api/v1/runs/{told.run_id}/stop").status_code == 403  # nothing says where it comes from
     assert not told.store.commands.pending()
 
 
 def test_every_answer_forbids_inline_code_and_guessing_of_types(page: TestClient, visit: Visit, told: Told):
     stranger = visit()
     answers = [
-        page.get(path) for path in ("/", "/api/runs", "/api/runs/none", "/login", "/static/app.js", "/static/no")
+        page.get(path) for path in ("/", "/api/v1/runs", "/api/v1/runs/none", "/login", "/static/app.js", "/static/no")
     ]
-    answers += [stranger.get("/"), stranger.get("/api/runs"), stranger.get("/", headers={"Host": "x"})]
+    answers += [stranger.get("/"), stranger.get("/api/v1/runs"), stranger.get("/", headers={"Host": "x"})]
     for answer in answers:
         policy = answer.headers["content-security-policy"]
         assert "unsafe" not in policy

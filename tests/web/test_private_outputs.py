@@ -96,7 +96,7 @@ def made(plan: Path, home: Path) -> Outputs:
         with TestClient(app, base_url=HOST) as client:
             client.post("/login", data={"code": store.logins.new_code()})
             for path in gets(app.app):
-                if path != "/api/live":
+                if path != "/api/v1/live":
                     shown[path] = client.get(path.format(run_id="digits-1", number=1, name=CLIENT)).content
     for file in sorted(home.rglob("*")):
         if file.is_file():
@@ -161,7 +161,7 @@ def test_no_output_of_a_private_run_has_a_fact_of_one_client_and_a_plain_run_sho
         assert [name for name, data in plain.shown.items() if any(form in data for form in forms)], f"blind to {fact}"
         assert not [name for name, data in private.shown.items() if any(form in data for form in forms)], fact
     for pattern in (size, TRAINED):
-        assert {"/api/runs/{run_id}/updates", "aggregator/store.sqlite3"} & {
+        assert {"/api/v1/runs/{run_id}/updates", "aggregator/store.sqlite3"} & {
             name for name, data in plain.shown.items() if pattern.search(data)
         }, "the search is blind"
         assert not [name for name, data in private.shown.items() if pattern.search(data)], pattern
@@ -169,20 +169,20 @@ def test_no_output_of_a_private_run_has_a_fact_of_one_client_and_a_plain_run_sho
 
 def test_documents_of_a_private_run_have_no_metric_and_no_fact(private: Outputs) -> None:
     shown = private.shown
-    updates = json.loads(shown["/api/runs/{run_id}/updates"])
+    updates = json.loads(shown["/api/v1/runs/{run_id}/updates"])
     assert len(updates) == 6
     for one in updates:
         assert [one[name] for name in ("examples", "steps", "norm", "residual_norm")] == [None] * 4
         assert one["metrics"] == {}
-    assert all(not one["metrics"] and not one["spread"] for one in json.loads(shown["/api/runs/{run_id}/rounds"]))
+    assert all(not one["metrics"] and not one["spread"] for one in json.loads(shown["/api/v1/runs/{run_id}/rounds"]))
 
 
 def test_the_routes_of_the_table_are_those_of_the_dashboard(private: Outputs) -> None:
     with Store.open(private.home / "aggregator" / "store.sqlite3") as store:
         found = set(gets(create_app(Settings(store.url, port=8080), store).app))
     listed = set(re.findall(r"`(/[^`]*)`", PAGE.partition("## Dashboard")[2].partition("## Commands")[0]))
-    assert listed - {"/static", "/logout", "/api/openapi.json"} == found
-    assert {path for path in private.shown if path.startswith("/")} == found - {"/api/live"}
+    assert listed - {"/static", "/logout", "/api/v1/openapi.json"} == found
+    assert {path for path in private.shown if path.startswith("/")} == found - {"/api/v1/live"}
 
 
 def test_the_commands_of_the_page_are_all_there_are() -> None:

@@ -84,7 +84,7 @@ def test_a_run_that_the_budget_stopped_says_so(story: PrivateStory, served: Show
 
 
 def test_a_reply_without_times_is_work_and_not_unaccounted(story: PrivateStory, page: Any) -> None:
-    run = f"/api/runs/{story.run_id}"
+    run = f"/api/v1/runs/{story.run_id}"
     one = page.get(f"{run}/rounds/1").json()
     assert one["stages"].keys() == {"delivery", "work", "upload", "unaccounted"}, one["stages"]
     assert one["stages"]["work"] > 4
@@ -92,12 +92,12 @@ def test_a_reply_without_times_is_work_and_not_unaccounted(story: PrivateStory, 
     assert "which worked for" in one["why"]
     plain = PrivateStory(story.store, plan=PLAIN)
     plain.play()
-    assert "work" not in page.get(f"/api/runs/{plain.run_id}/rounds/1").json()["stages"]
-    assert page.get(f"/api/runs/{plain.run_id}").json()["privacy"] is None
+    assert "work" not in page.get(f"/api/v1/runs/{plain.run_id}/rounds/1").json()["stages"]
+    assert page.get(f"/api/v1/runs/{plain.run_id}").json()["privacy"] is None
 
 
 def test_rounds_have_epsilon_in_json_and_csv(story: PrivateStory, page: Any) -> None:
-    run = f"/api/runs/{story.run_id}"
+    run = f"/api/v1/runs/{story.run_id}"
     expected = [cost(story, count) for count in (1, 2, 3, 4)]
     assert [one["epsilon_run"] for one in page.get(f"{run}/rounds").json()] == expected
     rows = list(csv.DictReader(io.StringIO(page.get(f"{run}/rounds.csv").text)))

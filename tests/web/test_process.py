@@ -21,7 +21,7 @@ def logged_in(url: str, store: Store) -> httpx.Client:
 
 def test_it_says_when_it_listens_and_ends_with_open_streams(store: Store):
     with serving(store.url) as served, logged_in(served.url, store) as client:
-        with client.stream("GET", "/api/live") as news:
+        with client.stream("GET", "/api/v1/live") as news:
             lines = news.iter_lines()
             assert "id: 0" in [next(lines) for _ in range(3)]
             served.process.terminate()

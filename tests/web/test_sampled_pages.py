@@ -28,13 +28,13 @@ from thinwire.web.run_queries import Reader
 from thinwire.web.settings import Settings
 
 ROUTES = (
-    "/api/service", "/api/runs", "/api/groups", "/api/runs/{run_id}", "/api/runs/{run_id}/rounds",
-    "/api/runs/{run_id}/rounds/{number}", "/api/runs/{run_id}/updates", "/api/runs/{run_id}/rounds.csv",
-    "/api/runs/{run_id}/updates.csv", "/api/runs/{run_id}/clients.csv", "/api/devices", "/api/devices/{name}",
-    "/api/devices.csv", "/api/invitations", "/api/refusals",
-    "/api/runs/{run_id}/view", "/api/runs/{run_id}/lines", "/api/runs/{run_id}/clients",
+    "/api/v1/service", "/api/v1/runs", "/api/v1/groups", "/api/v1/runs/{run_id}", "/api/v1/runs/{run_id}/rounds",
+    "/api/v1/runs/{run_id}/rounds/{number}", "/api/v1/runs/{run_id}/updates", "/api/v1/runs/{run_id}/rounds.csv",
+    "/api/v1/runs/{run_id}/updates.csv", "/api/v1/runs/{run_id}/clients.csv", "/api/v1/devices",
+    "/api/v1/devices/{name}", "/api/v1/devices.csv", "/api/v1/invitations", "/api/v1/refusals",
+    "/api/v1/runs/{run_id}/view", "/api/v1/runs/{run_id}/lines", "/api/v1/runs/{run_id}/clients",
 )  # fmt: skip
-OTHERS = {"/api/live", "/api/devices/{name}/revocations/{number}"}
+OTHERS = {"/api/v1/live", "/api/v1/devices/{name}/revocations/{number}"}
 """The stream has the number of `Store.changes`, which has a test of its own; the other tells of no run."""
 COMMANDS = (
     ("runs", "list"), ("runs", "list", "--json"), ("runs", "show"), ("runs", "show", "--json"),
@@ -118,11 +118,11 @@ def test_the_same_comparison_finds_who_was_selected_without_sampling(run: Made) 
     assert of_one != of_two
     differing = {place for place, said in one.items() if said != two[place]}
     assert {
-        "/api/runs/toy-1", "/api/runs/toy-1/rounds", "/api/runs/toy-1/rounds/1", "/api/runs/toy-1/updates",
-        "/api/runs/toy-1/rounds.csv", "/api/runs/toy-1/updates.csv", "/api/runs/toy-1/clients.csv",
-        "/api/devices/a", "runs show", "runs show --json", "privacy ledger --json",
+        "/api/v1/runs/toy-1", "/api/v1/runs/toy-1/rounds", "/api/v1/runs/toy-1/rounds/1", "/api/v1/runs/toy-1/updates",
+        "/api/v1/runs/toy-1/rounds.csv", "/api/v1/runs/toy-1/updates.csv", "/api/v1/runs/toy-1/clients.csv",
+        "/api/v1/devices/a", "runs show", "runs show --json", "privacy ledger --json",
     } <= differing  # fmt: skip
-    assert re.search(r"toy-1\.\d\.[a-e]", one["/api/runs/toy-1/updates"])
+    assert re.search(r"toy-1\.\d\.[a-e]", one["/api/v1/runs/toy-1/updates"])
 
 
 def test_no_route_is_left_out(store: Store) -> None:

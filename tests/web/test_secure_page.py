@@ -98,7 +98,7 @@ def test_facts_of_a_single_client_are_not_known_and_the_reason_is_shown(story: S
 
 
 def test_documents_and_files_have_null_and_empty_cells_in_place_of_zeros(story: SecureStory, page: Any):
-    run = f"/api/runs/{story.run_id}"
+    run = f"/api/v1/runs/{story.run_id}"
     unknown = ("examples", "steps", "norm", "residual_norm", "residual_ratio")
     for update in page.get(f"{run}/rounds/1").json()["updates"]:
         assert [update[name] for name in unknown] == [None] * 5
@@ -108,7 +108,7 @@ def test_documents_and_files_have_null_and_empty_cells_in_place_of_zeros(story: 
     rows = list(csv.DictReader(io.StringIO(page.get(f"{run}/updates.csv").text)))
     assert {row[name] for row in rows for name in unknown} == {""}
     assert page.get(f"{run}/rounds").json()[0]["secure_sum"]["survivors"] == 10
-    assert page.get("/api/devices/pi-01").json()["assignments"][0]["not_known"] == MASKED
+    assert page.get("/api/v1/devices/pi-01").json()["assignments"][0]["not_known"] == MASKED
 
 
 def test_the_smallest_round_decides_the_protection_of_a_run_and_each_round_its_own_sum(store: Store, page: Any):
@@ -118,7 +118,7 @@ def test_the_smallest_round_decides_the_protection_of_a_run_and_each_round_its_o
     story.play(least=4)
     story.devices = DEVICES
     story.play()
-    run = f"/api/runs/{story.run_id}"
+    run = f"/api/v1/runs/{story.run_id}"
     assert "up to 1 of 6 clients colluding; a sum holds at least 4" in page.get(run).json()["protection"]["sentence"]
     assert [one["min_updates"] for one in page.get(f"{run}/rounds").json()] == [6, 5, 6]
 
@@ -126,13 +126,13 @@ def test_the_smallest_round_decides_the_protection_of_a_run_and_each_round_its_o
 def test_the_reason_of_an_aborted_round_is_said(store: Store, page: Any):
     story = SecureStory(store)
     story.play(reason="aborted")
-    said = page.get(f"/api/runs/{story.run_id}/rounds/1").json()["closing"]
+    said = page.get(f"/api/v1/runs/{story.run_id}/rounds/1").json()["closing"]
     assert said == f"there is no sum: {ABORTED}; the model stays as it was"
 
 
 def test_a_run_in_the_clear_shows_neither_phases_nor_a_protection(store: Store, page: Any):
     plain = SecureStory(store, plan=SECURE.replace("enabled = true", "enabled = false"))
     plain.play()
-    run = f"/api/runs/{plain.run_id}"
+    run = f"/api/v1/runs/{plain.run_id}"
     assert (page.get(run).json()["protection"], page.get(run).json()["not_evaluated"]) == (None, "")
     assert page.get(f"{run}/rounds/1").json()["phases"] == []

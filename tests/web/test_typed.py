@@ -60,11 +60,11 @@ def test_what_a_run_says_and_what_the_store_refuses_can_be_typed(
     page = visit(lock=lock)
     code = store.logins.new_code()
     page.post("/login", data={"code": code})
-    assert page.get("/api/runs/none").json()["try"] == f"thinwire run {option} PLAN"
+    assert page.get("/api/v1/runs/none").json()["try"] == f"thinwire run {option} PLAN"
     run = new_run(store)
     run.status("waiting", f"waiting: 0 of 2 devices; end it: thinwire runs stop {run.run_id}")
     store.record(run.run_id, [RunNoted(run.now, noted("look: thinwire runs show latest"))])
-    found: dict[str, Any] = page.get(f"/api/runs/{run.run_id}").json()
+    found: dict[str, Any] = page.get(f"/api/v1/runs/{run.run_id}").json()
     stop = f"thinwire runs stop {option} {run.run_id}"
     assert found["status_text"].endswith(stop)
     assert found["sentence"].endswith(f"{stop}.")

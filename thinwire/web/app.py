@@ -7,19 +7,17 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
-from starlette.exceptions import HTTPException
+from fastapi import FastAPI
 from starlette.middleware.gzip import GZipMiddleware
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 import thinwire
 from thinwire.core.clock import HEARD, down_since_of, last_beat
-from thinwire.core.errors import NotFound, Refused, ThinwireError
-from thinwire.core.formatting import with_home
 from thinwire.store import Store
+from thinwire.web.access import Access
 from thinwire.web.bundle import BundledFiles, script, styles
 from thinwire.web.device_queries import Devices
+from thinwire.web.problems import DescribedApp, add_handlers
 from thinwire.web.routes import DeviceName, Live, News, RunId, api_routes, csv_routes, device_routes
 from thinwire.web.run_queries import Reader
 from thinwire.web.security import STATIC, Guard, login_routes, shell
@@ -50,13 +48,11 @@ def create_app(settings: Settings, store: Store, closing: Callable[[], bool] = l
             with contextlib.suppress(asyncio.CancelledError):
                 await looking
 
-    app = FastAPI(
+    app = DescribedApp(
         title="Thinwire", version=thinwire.__version__, lifespan=lifespan,
-        docs_url=None, redoc_url=None, openapi_url="/api/openapi.json",
+        docs_url=None, redoc_url=None, openapi_url="/api/v1/openapi.json",
     )  # fmt: skip
-    app.add_exception_handler(ThinwireError, _refused(settings.home_option))
-    app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(RequestValidationError, _invalid)
+    add_handlers(app, settings.home_option)
     app.include_router(login_routes(settings, store))
     app.include_router(csv_routes(reader, devices))
     app.include_router(api_routes(settings, store, reader, live))
@@ -65,7 +61,7 @@ def create_app(settings: Settings, store: Store, closing: Callable[[], bool] = l
     _pages(app, settings.home_option, tuple(one.name for one in files))
     app.mount("/static", BundledFiles(STATIC, *files))
     app.add_middleware(GZipMiddleware, minimum_size=ZIPPED_BYTES, compresslevel=ZIP_LEVEL)
-    return Guard(app, settings, store)
+    return Guard(app, settings, store, Access.of(app))
 
 
 def look(store: Store, lock: Path | None) -> News:
@@ -100,27 +96,3 @@ def _pages(app: FastAPI, home: str, files: tuple[str, ...]) -> None:
     @app.get("/runs/{run_id}", include_in_schema=False)
     def run_page(run_id: RunId) -> Response:  # noqa: ARG001 - JavaScript reads it from the address
         return shell(1, home, *files)
-
-
-def _refused(home: str) -> Callable[[Request, Exception], Response]:
-    """Return the handler that turns a ThinwireError into JSON with status 404, 409 or 503."""
-
-    def refused(_: Request, error: Exception) -> Response:
-        assert isinstance(error, ThinwireError)
-        status = 404 if isinstance(error, NotFound) else 409 if isinstance(error, Refused) else 503
-        return JSONResponse({"error": error.what, "why": error.why, "try": with_home(error.hint, home)}, status)
-
-    return refused
-
-
-def _http(_: Request, error: Exception) -> Response:
-    """Return an HTTP error as JSON."""
-    assert isinstance(error, HTTPException)
-    return JSONResponse({"error": str(error.detail).lower(), "why": "", "try": ""}, error.status_code)
-
-
-def _invalid(_: Request, error: Exception) -> Response:
-    """Return a validation error as JSON with status 422."""
-    assert isinstance(error, RequestValidationError)
-    said = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-    return JSONResponse({"error": "the request is not valid", "why": said, "try": ""}, 422)

@@ -1,4 +1,4 @@
-"""The routes under /api: reads of the store, a person's commands to it, the same rows as CSV, and live events.
+"""The routes under /api/v1: reads of the store, a person's commands to it, the same rows as CSV, and live events.
 
 One pattern for each kind of name in an address serves HTML pages and API alike. `Live` sends server-sent events to
 browser tabs: the store is read four times a second, however many tabs are open. A tab receives only the latest status
@@ -19,7 +19,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Request
 from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 
 import thinwire
 from thinwire.core.errors import ThinwireError
@@ -31,11 +31,12 @@ from thinwire.web import device_schemas as models
 from thinwire.web import round_schemas, schemas
 from thinwire.web.device_queries import Devices
 from thinwire.web.device_schemas import Device
+from thinwire.web.problems import PROBLEMS, problem
 from thinwire.web.run_queries import Reader
-from thinwire.web.schemas import Refusal
 from thinwire.web.security import session_token
 from thinwire.web.settings import Settings, aggregator, may_serve
 
+API = "/api/v1"
 TICK_S = 0.25
 HEARTBEAT_S = 15.0
 MOST_TABS = 64
@@ -137,7 +138,7 @@ STREAM = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}  # a proxy mus
 
 def api_routes(settings: Settings, store: Store, reader: Reader, live: Live) -> APIRouter:
     """Return the routes about runs, rounds, updates, the aggregator's state, and the live events."""
-    router = APIRouter(prefix="/api", responses={404: {"model": schemas.Refusal}, 401: {"model": schemas.Refusal}})
+    router = APIRouter(prefix=API, responses=PROBLEMS)
 
     @router.get("/service")
     def service() -> schemas.Service:
@@ -195,7 +196,7 @@ def api_routes(settings: Settings, store: Store, reader: Reader, live: Live) -> 
     @router.get("/live", response_class=StreamingResponse)
     async def news(request: Request) -> Response:
         if live.full:
-            return JSONResponse({"error": "too many tabs are open", "why": "", "try": "close some"}, 503)
+            return problem(503, "too many tabs are open", f"at most {MOST_TABS} get news", "close some")
         token = session_token(request.headers, settings)
         stream = live.stream(lambda: store.logins.valid(token))
         return StreamingResponse(stream, media_type="text/event-stream", headers=STREAM)
@@ -213,7 +214,7 @@ WHO = "dashboard"  # the actor in the audit log: the dashboard has no users yet
 
 def device_routes(settings: Settings, store: Store, devices: Devices) -> APIRouter:
     """Return the routes about devices and invitations, and those that approve, revoke and withdraw."""
-    router = APIRouter(prefix="/api", responses={status: {"model": Refusal} for status in (401, 404, 409)})
+    router = APIRouter(prefix=API, responses=PROBLEMS)
 
     @router.get("/devices")
     def listed() -> list[models.Device]:
@@ -274,22 +275,22 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 def csv_routes(reader: Reader, devices: Devices) -> APIRouter:
     """Return the routes of the CSV files."""
-    router = APIRouter(include_in_schema=False)
+    router = APIRouter(prefix=API, include_in_schema=False)
 
-    @router.get("/api/runs/{run_id}/rounds.csv", response_class=Response)
+    @router.get("/runs/{run_id}/rounds.csv", response_class=Response)
     def rounds_csv(run_id: RunId) -> Response:
         return as_csv(reader.rounds(run_id), round_schemas.Round, f"{run_id}-rounds")
 
-    @router.get("/api/runs/{run_id}/updates.csv", response_class=Response)
+    @router.get("/runs/{run_id}/updates.csv", response_class=Response)
     def updates_csv(run_id: RunId, number: OfRound = None) -> Response:
         name = f"{run_id}-updates" if number is None else f"{run_id}-round-{number}"
         return as_csv(reader.updates(run_id, number), round_schemas.Update, name)
 
-    @router.get("/api/runs/{run_id}/clients.csv", response_class=Response)
+    @router.get("/runs/{run_id}/clients.csv", response_class=Response)
     def clients_csv(run_id: RunId) -> Response:
         return as_csv(reader.clients(run_id).clients, schemas.Client, f"{run_id}-clients")
 
-    @router.get("/api/devices.csv", response_class=Response)
+    @router.get("/devices.csv", response_class=Response)
     def devices_csv() -> Response:
         return as_csv(devices.all(), Device, "devices")
 

@@ -216,10 +216,3 @@ class Ordered(Answer):
     """A command that was stored for the aggregator."""
 
     order: int
-
-
-class Refusal(Answer):
-    """An error: what failed, why, and what to try."""
-
-    error: str
-    why: str = ""

@@ -5,7 +5,7 @@ The middleware checks a request in this order:
 - Host, against names rebound to this address.
 - Origin and Sec-Fetch-Site, against other sites in the same browser, also those on other ports of this machine.
 - The size of the body.
-- The session.
+- The session, and the least role of the route (web/access.py).
 
 Every response, errors included, carries the headers of `HEADERS`.
 
@@ -30,12 +30,14 @@ from fastapi import APIRouter, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
-from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from thinwire.core.errors import ThinwireError
 from thinwire.store import Store
+from thinwire.web.access import ANYONE, Access
+from thinwire.web.problems import problem
 from thinwire.web.settings import Settings
 
 POLICY = (
@@ -50,7 +52,6 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-ANONYMOUS = ("/healthz", "/login", "/static/")
 SAFE = ("GET", "HEAD")
 NEXT = re.compile(r"runs/[A-Za-z0-9_-]{1,80}|devices(/[a-z0-9-]{1,63})?")  # paths to which a login may redirect
 MAX_BODY = 64 * 1024
@@ -60,8 +61,8 @@ LENGTH = re.compile(r"[0-9]{1,9}")  # int() raises on thousands of digits
 class Guard:
     """ASGI middleware that answers every request without a valid session itself; the app sees only the others."""
 
-    def __init__(self, app: ASGIApp, settings: Settings, store: Store) -> None:
-        self.app, self.settings, self.store = app, settings, store
+    def __init__(self, app: ASGIApp, settings: Settings, store: Store, access: Access) -> None:
+        self.app, self.settings, self.store, self.access = app, settings, store, access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -79,7 +80,8 @@ class Guard:
 
         headers = Headers(scope=scope)
         refusal = self._foreign(scope["method"], headers) or self._too_large(headers)
-        if refusal is None and not _anonymous(path):
+        least = self.access.least(scope["method"], path)
+        if refusal is None and least != ANYONE:
             refusal = await self._stranger(scope["method"], path, headers)
             if refusal is None:
                 mark_known(scope)
@@ -89,22 +91,25 @@ class Guard:
         """Return an error if the request names another host or comes from another site; else None."""
         host = headers.get("host", "")
         if _name(host) not in self.settings.host_names or len(headers.getlist("host")) != 1:
-            return _refuse(421, "this page is not called that", "its address is on the aggregator's first lines")
+            return problem(
+                421, "this page is not called that", "another name may be rebound to this address",
+                "its address is on the aggregator's first lines",
+            )  # fmt: skip
         origin = headers.get("origin")
         if origin is not None:
             if origin.lower() not in (f"http://{host}".lower(), f"https://{host}".lower()):
-                return _refuse(403, "another page sent this request", "open the dashboard itself")
+                return _from_elsewhere()
         elif headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none") and not (
             method in SAFE and _opened_as_page(headers)
         ):
-            return _refuse(403, "another page sent this request", "open the dashboard itself")
+            return _from_elsewhere()
         return None
 
     def _too_large(self, headers: Headers) -> Response | None:
         """Return an error if the body is too large or has no length; else None."""
         length = headers.get("content-length", "0")
         if "transfer-encoding" in headers or not LENGTH.fullmatch(length) or int(length) > MAX_BODY:
-            return _refuse(413, "the request is too large", "")
+            return problem(413, "the request is too large", f"a body has a length, of at most {MAX_BODY} bytes")
         return None
 
     async def _stranger(self, method: str, path: str, headers: Headers) -> Response | None:
@@ -113,11 +118,13 @@ class Guard:
         try:
             known = bool(token) and await run_in_threadpool(self.store.logins.valid, token)
         except ThinwireError as error:
-            return _refuse(503, error.what, error.hint)
+            return problem(503, error.what, error.why, error.hint)
         if not known:
             return login_first(path) if method in SAFE and not path.startswith("/api/") else _unknown(self.settings)
         if method not in SAFE and "origin" not in headers and headers.get("sec-fetch-site") != "same-origin":
-            return _refuse(403, "nothing says which page sent this", "send an Origin header")
+            return problem(
+                403, "nothing says which page sent this", "another page may have", "send an Origin header"
+            )  # fmt: skip
         return None
 
 
@@ -137,14 +144,17 @@ def login_first(path: str) -> Response:
     return RedirectResponse("../" * depth + "login" + where, 303)
 
 
-def _anonymous(path: str) -> bool:
-    """Return True if a path needs no session."""
-    return any(path == open_ or (open_.endswith("/") and path.startswith(open_)) for open_ in ANONYMOUS)
-
-
 def _opened_as_page(headers: Headers) -> bool:
     """Return True if a browser opens the response as a document, as for a link, and not in an image or a frame."""
     return headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest", "document") == "document"
+
+
+def _from_elsewhere() -> Response:
+    """Return the error for a request of another page."""
+    return problem(
+        403, "another page sent this request", "a page elsewhere must not act for who is logged in",
+        "open the dashboard itself",
+    )  # fmt: skip
 
 
 def _name(host: str) -> str:
@@ -157,12 +167,9 @@ def _name(host: str) -> str:
 
 def _unknown(settings: Settings) -> Response:
     """Return the error for a request without a session."""
-    return _refuse(401, "log in first", f"thinwire aggregator status --login{settings.home_option} prints a fresh code")
-
-
-def _refuse(status: int, error: str, hint: str) -> Response:
-    """Return an error as JSON."""
-    return JSONResponse({"error": error, "why": "", "try": hint}, status)
+    return problem(
+        401, "log in first", hint=f"thinwire aggregator status --login{settings.home_option} prints a fresh code"
+    )
 
 
 WRONG_CODES = 10  # in WINDOW_S, from all browsers together

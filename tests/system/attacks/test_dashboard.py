@@ -73,7 +73,7 @@ def test_half_requests_keep_nobody_out(served: Served, store: Store):
     ]
     with visitor(served) as early, contextlib.ExitStack() as held:
         assert early.post("/login", data={"code": store.logins.new_code()}).status_code == 303
-        with early.stream("GET", "/api/live") as news:
+        with early.stream("GET", "/api/v1/live") as news:
             lines = news.iter_lines()
             assert "id: 0" in [next(lines) for _ in range(3)]
             for number in range(300):
@@ -82,7 +82,7 @@ def test_half_requests_keep_nobody_out(served: Served, store: Store):
             with visitor(served) as late:
                 assert late.post("/login", data={"code": store.logins.new_code()}).status_code == 303
                 assert late.get("/").status_code == 200
-            assert early.get("/api/runs").status_code == 200
+            assert early.get("/api/v1/runs").status_code == 200
             store.commands.add("revoke", args={"device": "pi-01"})
             assert any(line.startswith("data:") for line in lines)  # the stream from before goes on
 

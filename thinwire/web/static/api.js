@@ -3,7 +3,7 @@ import { link, root } from "./dom.js";
 
 export class ApiError extends Error {
   constructor(status, said) {
-    super(said.error || `the dashboard's server answered ${status}`);
+    super(said.detail || `the dashboard's server answered ${status}`);
     this.status = status;
     this.why = said.why || "";
     this.hint = said.try || "";
@@ -21,9 +21,9 @@ export async function post(path, body) {
 
 async function reach(path, options) {
   try {
-    return await fetch(link(`api/${path}`), options);
+    return await fetch(link(`api/v1/${path}`), options);
   } catch {
-    throw new ApiError(0, { error: "the dashboard's server is not reachable", why: "nothing says whether it heard this", try: "once more, when this page is live again" });
+    throw new ApiError(0, { detail: "the dashboard's server is not reachable", why: "nothing says whether it heard this", try: "once more, when this page is live again" });
   }
 }
 

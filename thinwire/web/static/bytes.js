@@ -9,7 +9,7 @@ export const Bytes = ({ run, opened, lines, news }) => {
   const [table, setTable] = useTable("bytes");
   return html`
     <${Section} id="bytes" title="Bytes" aside="against dense float32" table=${table} setTable=${setTable}
-      csv=${link(`api/runs/${run.run_id}/rounds.csv`)} json=${link(`api/runs/${run.run_id}`)}>
+      csv=${link(`api/v1/runs/${run.run_id}/rounds.csv`)} json=${link(`api/v1/runs/${run.run_id}`)}>
       ${table ? html`<${Numbers} run=${run} opened=${opened} lines=${lines} news=${news} />` : html`
         <${Way} title="Up, from the devices" dense=${run.dense_up} payload=${run.payload_up} wire=${run.wire_up} />
         <${Way} title="Down, to the devices" dense=${run.dense_down} payload=${run.payload_down} wire=${run.wire_down} />

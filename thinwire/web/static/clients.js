@@ -29,7 +29,7 @@ export const Clients = ({ run, page, turn }) => {
   const simulated = clients.every((c) => c.wire_up === null && c.wire_down === null);
   return html`
     <${Section} id="clients" title="Clients" aside=${taking(page)}
-      csv=${link(`api/runs/${run.run_id}/clients.csv`)} json=${link(`api/runs/${run.run_id}`)}>
+      csv=${link(`api/v1/runs/${run.run_id}/clients.csv`)} json=${link(`api/v1/runs/${run.run_id}`)}>
       <${Table} label="Table of clients" rows=${clients} keyOf=${(c) => c.device} columns=${[
         { title: "Client", cell: (c) => c.device },
         { title: "Now", cell: (c) => html`<${State} client=${c} />` },

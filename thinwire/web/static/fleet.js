@@ -90,7 +90,7 @@ const Known = ({ devices, gone, service, decide }) => {
   const found = kinds[show] ?? selected;
   const shown = all ? found : found.slice(0, AT_ONCE);
   return html`
-    <${Section} id="known" title="Approved" aside=${plural(devices.length, "device")} csv=${link("api/devices.csv")} json=${link("api/devices")}>
+    <${Section} id="known" title="Approved" aside=${plural(devices.length, "device")} csv=${link("api/v1/devices.csv")} json=${link("api/v1/devices")}>
       <div class="filter">
         <label class="search"><${Icon} name="find" /><span class="unseen">Search devices</span>
           <input type="search" placeholder="name, version, task, reason" value=${words} onInput=${(e) => setWords(e.target.value)} /></label>

@@ -21,7 +21,7 @@ export const Learning = ({ run, opened, lines, points, news }) => {
   return html`
     <${Section} id="learning" title="Learning" wide table=${table} setTable=${setTable}
       aside=${html`<${Switch} label="Horizontal axis" name="axis" value=${axis} choose=${setAxis} options=${[["rounds", "rounds"], ["seconds", "seconds"], ["bytes", "bytes"]]} />`}
-      csv=${link(`api/runs/${run.run_id}/rounds.csv`)} json=${link(`api/runs/${run.run_id}/rounds`)}>
+      csv=${link(`api/v1/runs/${run.run_id}/rounds.csv`)} json=${link(`api/v1/runs/${run.run_id}/rounds`)}>
       ${table ? html`<${Numbers} run=${run} opened=${opened} lines=${lines} news=${news} names=${names} />`
         : measures(run) && html`<div class="curves">${names.map((name) => html`<${OneCurve} key=${name} name=${name} run=${run} rounds=${points} by=${by} />`)}</div>`}
       ${run.not_evaluated && html`<p class="note">${run.not_evaluated[0].toUpperCase()}${run.not_evaluated.slice(1)}.</p>`}

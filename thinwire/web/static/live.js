@@ -21,7 +21,7 @@ export function useNews() {
     const listen = () => {
       clearTimeout(timer);
       if (source || document.hidden) return;
-      source = new EventSource(link("api/live"));
+      source = new EventSource(link("api/v1/live"));
       source.addEventListener("news", (event) => {
         const said = JSON.parse(event.data);
         setServerNow(said.now);

@@ -19,7 +19,7 @@ export const Privacy = ({ run, opened, lines, spent, news }) => {
   const whose = all ? `in all runs of ${spending.population}` : "in this run";
   return html`
     <${Section} id="privacy" title="Privacy" wide table=${table} setTable=${setTable}
-      aside=${`differential privacy, mode ${spending.mode}`} csv=${link(`api/runs/${run.run_id}/rounds.csv`)} json=${link(`api/runs/${run.run_id}`)}>
+      aside=${`differential privacy, mode ${spending.mode}`} csv=${link(`api/v1/runs/${run.run_id}/rounds.csv`)} json=${link(`api/v1/runs/${run.run_id}`)}>
       <p class="why">${privacy.sentence[0].toUpperCase()}${privacy.sentence.slice(1)}.</p>
       ${[privacy.stopped, privacy.unreleased, privacy.unknown].filter(Boolean).map((said) => html`<div class="notice said"><${Icon} name="alert" /><div>${said}</div></div>`)}
       <dl class="figures">

@@ -29,7 +29,7 @@ export const Rounds = ({ run, opened, lines, round, news, chosen, choose, error 
   return html`
     <${Section} id="rounds" title=${`Round ${number}`} table=${table} setTable=${setTable} wide
       aside=${html`<${Steps} number=${number} last=${last} following=${chosen === null} pick=${pick} />`}
-      csv=${link(`api/runs/${run.run_id}/updates.csv?round=${number}`)} json=${link(`api/runs/${run.run_id}/rounds/${number}`)}>
+      csv=${link(`api/v1/runs/${run.run_id}/updates.csv?round=${number}`)} json=${link(`api/v1/runs/${run.run_id}/rounds/${number}`)}>
       <${Strip} rounds=${strip.rows ?? []} last=${last} number=${number} pick=${pick} />
       ${error && !shown ? html`<${Refusal} error=${error} />` : null}
       ${shown ? html`<${Said} run=${run} round=${shown} buffered=${buffered} />${shown.phases.length > 0 && html`<${Phases} round=${shown} still=${stoodStill(news)} />`}${table ? html`<${Assignments} round=${shown} />` : html`<${Gantt} round=${shown} buffered=${buffered} still=${stoodStill(news)} />`}<${AssignedFor} round=${shown} />`

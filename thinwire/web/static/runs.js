@@ -27,13 +27,13 @@ export const RunsPage = ({ news }) => {
       <p class="sentence small">${summary(runs, devices, online)}</p></div>
     ${runs.length ? html`<ol class="runs" aria-label="Runs, newest first">${runs.map((run) => html`<${RunLine} key=${run.run_id} run=${run} />`)}</ol>`
       : html`<${Nothing} service=${service} devices=${devices} />`}
-    ${groups.length > 0 && html`<${Section} id="sweeps" title="Simulated groups" json=${link("api/groups")}>
+    ${groups.length > 0 && html`<${Section} id="sweeps" title="Simulated groups" json=${link("api/v1/groups")}>
       <ul aria-label="Groups of simulated runs, the latest first">${groups.map((g) => html`<li key=${g.name}>
         <b>${g.name}</b> ${g.task}: ${g.done} of ${plural(g.runs, "run")}, the last ${ago(g.at, serverNow())};${" "}
         <code>thinwire runs compare --group ${g.name}${home}</code></li>`)}</ul>
     <//>`}
     <${Section} id="devices" title="Devices" aside=${devices.length ? html`${online} · <a href=${link("devices")}>all about them</a>` : ""}
-      csv=${devices.length ? link("api/devices.csv") : ""} json=${devices.length ? link("api/devices") : ""}>
+      csv=${devices.length ? link("api/v1/devices.csv") : ""} json=${devices.length ? link("api/v1/devices") : ""}>
       ${devices.length ? html`<${DeviceTable} devices=${devices} gone=${gone} />` : html`<p class="faint">No device has come yet.</p>`}
       <details class="more"><summary>Add a device</summary>
         <p>On the device, with the task's code installed there:</p>

@@ -1,0 +1,98 @@
+"""Errors of the dashboard's API as problem documents (RFC 9457), and their place in the OpenAPI document.
+
+`title` is the name of the HTTP status, and `detail` says what failed. `why` and `try` are the other two parts of every
+error of this product; they are extension members, which the RFC allows.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from typing import Any, Final
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+
+from thinwire.core.errors import NotFound, Refused, ThinwireError
+from thinwire.core.formatting import with_home
+
+MEDIA_TYPE: Final = "application/problem+json"
+_SCHEMA: Final = {"$ref": "#/components/schemas/Problem"}
+_OF_FASTAPI: Final = ("HTTPValidationError", "ValidationError")  # schemas of errors that this API does not send
+
+
+class Problem(BaseModel):
+    """An error: what failed, why, and what to try."""
+
+    model_config = ConfigDict(frozen=True, populate_by_name=True)
+
+    type: str = "about:blank"
+    title: str = Field(description="name of the HTTP status")
+    status: int
+    detail: str = Field(description="what failed")
+    why: str = ""
+    hint: str = Field("", alias="try", description="what to try")
+
+
+PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {"default": {"model": Problem, "description": "Error"}}
+
+
+def problem(
+    status: int, detail: str, why: str = "", hint: str = "", headers: Mapping[str, str] | None = None
+) -> Response:  # fmt: skip
+    """Return an error as a problem document."""
+    said = Problem(title=HTTPStatus(status).phrase, status=status, detail=detail, why=why, hint=hint)
+    return JSONResponse(said.model_dump(by_alias=True), status, headers, MEDIA_TYPE)
+
+
+def add_handlers(app: FastAPI, home: str) -> None:
+    """Turn every error into a problem document; `home` is the option for commands in hints."""
+    app.add_exception_handler(ThinwireError, _refused(home))
+    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(RequestValidationError, _invalid)
+
+
+def _refused(home: str) -> Callable[[Request, Exception], Response]:
+    """Return the handler for a ThinwireError: status 404, 409 or 503."""
+
+    def refused(_: Request, error: Exception) -> Response:
+        assert isinstance(error, ThinwireError)
+        status = 404 if isinstance(error, NotFound) else 409 if isinstance(error, Refused) else 503
+        return problem(status, error.what, error.why, with_home(error.hint, home))
+
+    return refused
+
+
+def _http(_: Request, error: Exception) -> Response:
+    """Return an HTTP error as a problem document."""
+    assert isinstance(error, HTTPException)
+    return problem(error.status_code, str(error.detail).lower(), headers=error.headers)
+
+
+def _invalid(_: Request, error: Exception) -> Response:
+    """Return a validation error as a problem document with status 422."""
+    assert isinstance(error, RequestValidationError)
+    said = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+    return problem(422, "the request is not valid", said)
+
+
+class DescribedApp(FastAPI):
+    """FastAPI whose OpenAPI document names the media type and the schema of our errors."""
+
+    def openapi(self) -> dict[str, Any]:
+        """Return the OpenAPI document."""
+        if self.openapi_schema is None:
+            document = copy.deepcopy(super().openapi())
+            for methods in document["paths"].values():
+                for one in methods.values():
+                    one["responses"].pop("422", None)  # it is among the errors of "default"
+                    if "default" in one["responses"]:
+                        one["responses"]["default"]["content"] = {MEDIA_TYPE: {"schema": _SCHEMA}}
+            for name in _OF_FASTAPI:
+                document["components"]["schemas"].pop(name, None)
+            self.openapi_schema = document
+        return self.openapi_schema

@@ -11,12 +11,14 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks.processes import free_port
 from tests.support.fork_server import Forked, run_forked
 from tests.support.processes import environment
+from thinwire.core.statedir import AggregatorHome, living_holder
 
 PATIENCE_S = 60.0
 COMMAND = [sys.executable, "-m", "thinwire.cli"]
@@ -95,18 +97,52 @@ def test_a_client_that_was_given_the_dashboard_s_address_says_so(thinwire, home,
     )
 
 
-def test_the_dashboard_dies_with_its_aggregator_and_is_started_again_without_it(thinwire, home, background):
+def dashboard_of(home: Path) -> dict[str, Any]:
+    return living_holder(AggregatorHome(home / "aggregator").dashboard_lock) or {}
+
+
+def test_a_dashboard_that_was_killed_is_started_again(thinwire, home, background):
     about = thinwire("aggregator", "status", "--json", "--home", home).document
-    (page,) = processes_that_name(f"--listen {about['dashboard']} --parent")
+    page = dashboard_of(home)["pid"]
     os.kill(page, signal.SIGKILL)
     assert thinwire("aggregator", "status", "--home", home).code == 0
-    until(
-        lambda: processes_that_name(f"--listen {about['dashboard']} --parent") - {page},
-        "the dashboard did not come back",
-    )
+    until(lambda: dashboard_of(home).get("dashboard") == about["dashboard"], "the dashboard did not come back")
+    assert dashboard_of(home)["pid"] != page
+
+
+def test_the_dashboard_outlives_an_aggregator_that_was_killed_and_the_next_one_adopts_it(thinwire, home, background):
+    about = thinwire("aggregator", "status", "--json", "--home", home).document
+    page = dashboard_of(home)["pid"]
     os.kill(about["pid"], signal.SIGKILL)
-    until(lambda: not processes_that_name(str(home)), "the dashboard outlived its aggregator")
-    assert thinwire("aggregator", "status", "--home", home).code == 4
+    until(lambda: thinwire("aggregator", "status", "--home", home).code == 4, "the aggregator lives")
+    login = thinwire("aggregator", "status", "--login", "--json", "--home", home).document["login"]
+    with urllib.request.build_opener(urllib.request.HTTPCookieProcessor()).open(login) as answer:
+        assert answer.status == 200  # runs stay readable
+    listen = ["--listen", about["listen"], "--dashboard", about["dashboard"], "--home", str(home)]
+    again = run_forked([*COMMAND, "aggregator", "start", "--background", *listen], PATIENCE_S, env=environment())
+    assert again.returncode == 0, again.stderr
+    assert dashboard_of(home)["pid"] == page
+    said = thinwire("aggregator", "logs", "--home", home).out
+    assert said.count(f"serves devices at {about['listen']}") == 2  # and `background` sees that stop ends both
+
+
+def test_a_standalone_dashboard_replaces_the_aggregator_s_and_is_not_ended_with_it(thinwire, home, background):
+    about = thinwire("aggregator", "status", "--json", "--home", home).document
+    command = [*COMMAND, "aggregator", "dashboard", "--listen", about["dashboard"], "--home", str(home)]
+    own = Forked(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment())
+    assert own.stdout is not None
+    try:
+        assert own.stdout.readline() == f"ready {about['dashboard']}\n"
+        assert thinwire("aggregator", "status", "--json", "--home", home).document["dashboard"] == about["dashboard"]
+        assert dashboard_of(home)["standalone"]
+        other = thinwire("aggregator", "dashboard", "--listen", "127.0.0.1:0", "--home", home)
+        assert (other.code, "a dashboard of this folder runs already" in other.err) == (1, True)
+        assert thinwire("aggregator", "stop", "--home", home).code == 0
+        assert dashboard_of(home)["standalone"]
+    finally:
+        own.terminate()
+        own.wait(PATIENCE_S)
+        own.stdout.close()
 
 
 def test_ctrl_c_detaches_from_a_run_which_goes_on_until_it_is_stopped(thinwire, home, background):

@@ -14,7 +14,7 @@ MOST, LINE, LINES = 20_000, 100, 1000
 PRINTING = f"""
 import os, sys
 from pathlib import Path
-from thinwire.cli.aggregator.serve import turn_over
+from thinwire.core.log_file import turn_over
 log = Path(sys.argv[1])
 for number in range({LINES}):
     os.write(1 + number % 2, f"{{number:0{LINE - 1}}}\\n".encode())

@@ -43,7 +43,9 @@ def manager(tmp_path, monkeypatch):
 
 
 def rows(text: str) -> dict[str, str]:
-    return dict(line.split("=", 1) for line in text.splitlines() if "=" in line and not line.startswith("#"))
+    """The rows of the first unit in the text."""
+    lines = [line for line in text.splitlines() if "=" in line and not line.startswith("#")]
+    return dict(line.split("=", 1) for line in reversed(lines))
 
 
 def command_in(text: str) -> list[str]:
@@ -140,6 +142,22 @@ def test_a_service_begins_as_the_last_start_by_hand_did(thinwire, home, tmp_path
     said = thinwire("aggregator", "service", "install", "--print", "--home", home)
     assert command_in(said.out)[-5:] == ["aggregator", "start", "--listen", "127.0.0.1:9999", "--no-dashboard"]
     assert rows(said.out)["WorkingDirectory"] == str(tmp_path)
+
+
+def test_the_dashboard_has_a_unit_of_its_own_which_goes_with_the_aggregator_s(thinwire, home, tmp_path, manager):
+    units = tmp_path / "config" / "systemd" / "user"
+    words = ["--dashboard", "127.0.0.1:8081", "--home", home]
+    assert thinwire("aggregator", "service", "install", *words).code == 0
+    commands = {path.stem: command_in(path.read_text())[-4:] for path in units.iterdir()}
+    assert commands == {
+        "thinwire-aggregator": ["aggregator", "start", "--dashboard", "127.0.0.1:8081"],
+        "thinwire-dashboard": ["aggregator", "dashboard", "--listen", "127.0.0.1:8081"],
+    }
+    assert thinwire("aggregator", "service", "uninstall").code == 0
+    assert list(units.iterdir()) == []
+    assert "--user disable --now thinwire-dashboard.service" in manager()
+    assert thinwire("aggregator", "service", "install", "--no-dashboard", "--home", home).code == 0
+    assert [path.stem for path in units.iterdir()] == ["thinwire-aggregator"]
 
 
 def test_a_start_keeps_the_options_that_it_was_given(thinwire, home):

@@ -17,12 +17,14 @@ from typing import Any
 from benchmarks.processes import free_port
 from tests.support.fork_server import Forked, run_forked
 from thinwire.aggregation import codecs
+from thinwire.cli.aggregator.dashboard import end_running
 from thinwire.cli.local_state import alive
 from thinwire.cli.main import main
 from thinwire.cli.params import overrides
 from thinwire.cli.run import hand_over
 from thinwire.core import RunPlan
 from thinwire.core.events import Event
+from thinwire.core.statedir import AggregatorHome
 from thinwire.store import RunRow, Store
 
 PATIENCE_S = 90.0  # nothing takes that long: it only ends a test that would hang
@@ -190,6 +192,7 @@ class Site:
 
     def close(self) -> None:
         self.end(self.processes)
+        end_running(AggregatorHome(self.home / "aggregator"))  # the dashboard outlives an aggregator that was killed
 
     def end(self, processes: Iterable[subprocess.Popen[bytes]]) -> None:
         ending = list(processes)

@@ -53,13 +53,15 @@ def command(database: str, listen: str = "127.0.0.1:0", *more: str) -> list[str]
 
 
 @contextlib.contextmanager
-def serving(database: str, listen: str = "127.0.0.1:0", *more: str, said: Path | None = None) -> Iterator[Served]:
+def serving(
+    database: str, listen: str = "127.0.0.1:0", *more: str, said: Path | None = None, adds: bool = False
+) -> Iterator[Served]:
     """The dashboard on `database`, ready; it ends with the block, or with this process. `said`: a file for its
-    stderr.
+    stderr, to which it `adds`.
     """
     line = command(database, listen, "--parent", str(os.getpid()), *more)
     with contextlib.ExitStack() as stack:
-        stderr = stack.enter_context(said.open("wb")) if said else None
+        stderr = stack.enter_context(said.open("ab" if adds else "wb")) if said else None
         process = stack.enter_context(Forked(line, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment()))
         try:
             assert process.stdout is not None

@@ -98,7 +98,17 @@ def alive(home: Path | None) -> dict[str, Any] | None:
     from thinwire.core.clock import is_starting
 
     about = _holding(home)
-    return None if about is None or is_starting(about) else about
+    if about is None or is_starting(about):
+        return None
+    return about | {"dashboard": (dashboard_of(aggregator_home(home)) or {}).get("dashboard")}
+
+
+def dashboard_of(place: AggregatorHome) -> dict[str, Any] | None:
+    """Return what the running dashboard says of itself (pid, dashboard: its address); None if none listens."""
+    from thinwire.core.statedir import living_holder
+
+    about = living_holder(place.dashboard_lock)
+    return about if about and about.get("dashboard") else None
 
 
 def starting(home: Path | None) -> int | None:

@@ -30,6 +30,8 @@ OneName: TypeAlias = Annotated[str | None, typer.Option("--name", help="client's
 Print: TypeAlias = Annotated[bool, typer.Option("--print", help="print the unit, change nothing")]
 System: TypeAlias = Annotated[bool, typer.Option("--system", help="service of the machine, as root")]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="print one JSON document")]
+Follow: TypeAlias = Annotated[bool, typer.Option("--follow", "-f", help="follow new lines until Ctrl-C")]
+Lines: TypeAlias = Annotated[int, typer.Option("--lines", "-n", min=0, help="number of lines to show")]
 Task: TypeAlias = Annotated[
     str | None, typer.Option("--task", metavar="NAME=MODULE", help="a task's code: a dotted name or a .py file")
 ]
@@ -120,12 +122,10 @@ class Address:
         anywhere = {self.host, other.host} & {"0.0.0.0", "::"}
         return self.port == other.port != 0 and bool(anywhere or self.host == other.host)
 
-    def require_free(self, option: str, wait_s: float = 0.0) -> Address:
-        """Return this address with a port that is free now, or within `wait_s`; `Unreachable` if binding fails."""
+    def require_free(self, option: str) -> Address:
+        """Return this address with a port that is free now; `Unreachable` if binding fails."""
         from thinwire.core.errors import Unreachable
-        from thinwire.core.signals import until
 
-        until(self._is_not_taken, wait_s)
         try:
             with bind(self.host, self.port) as tried:
                 return Address(self.host, tried.getsockname()[1])
@@ -136,13 +136,6 @@ class Address:
                 why="the port is taken by another process" if taken else error.strerror or str(error),
                 hint=self._instead(option, error.errno),
             ) from error
-
-    def _is_not_taken(self) -> bool:
-        try:
-            bind(self.host, self.port).close()
-        except OSError as error:
-            return error.errno != errno.EADDRINUSE
-        return True
 
     def _instead(self, option: str, code: int | None) -> str:
         """Return the hint for an address that failed with errno `code`."""

@@ -185,8 +185,8 @@ def capped_text(capped: Capped) -> str:
 COMMANDS = (
     "run", "sim",
     "aggregator start", "aggregator status", "aggregator stop", "aggregator doctor", "aggregator backup",
-    "aggregator config", "aggregator restore", "aggregator service install", "aggregator ca show",
-    "aggregator ca rotate",
+    "aggregator config", "aggregator logs", "aggregator dashboard", "aggregator restore",
+    "aggregator service install", "aggregator ca show", "aggregator ca rotate",
     "runs compare", "runs list", "runs show", "runs watch", "runs model", "runs stop", "runs pause", "runs resume",
     "devices list", "devices show", "devices invite", "devices approve", "devices revoke", "devices rename",
     "devices forget", "privacy report",

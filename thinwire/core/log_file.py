@@ -1,7 +1,7 @@
 """Keep the output of a process in a log file of bounded size, because the SD card of a device is small.
 
 `Logbook` writes each line with its time, to two files of at most `MOST_BYTES` each. `append_all` keeps what another
-process prints. `last_lines` and `new_lines` read the files.
+process prints, `bounded_log` what this process prints. `last_lines` and `new_lines` read the files.
 """
 
 from __future__ import annotations
@@ -11,15 +11,19 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, TextIO
 
+from thinwire.core.clock import repeating
 from thinwire.core.formatting import plain
+from thinwire.core.statedir import private_opener
 
 LOG_FILE = "client.log"  # and client.log.1, the one before
 MOST_BYTES = 500_000  # of each of the two files: about a thousand rounds
 LOOK_S = 0.25
+TURN_S = 1.0  # between two looks at the size of this process's output
+OUTPUT = (1, 2)  # descriptors: also what C code prints
 
 
 class Logbook:
@@ -30,9 +34,10 @@ class Logbook:
     """
 
     def __init__(
-        self, folder: Path, say: Callable[[str], None], most: int = MOST_BYTES, wall: Callable[[], float] = time.time
-    ) -> None:
-        self._folder, self._say, self._most, self._wall = folder, say, most, wall
+        self, folder: Path, say: Callable[[str], None], most: int = MOST_BYTES, wall: Callable[[], float] = time.time,
+        file_name: str = LOG_FILE,
+    ) -> None:  # fmt: skip
+        self._path, self._say, self._most, self._wall = folder / file_name, say, most, wall
         self._lock = threading.Lock()
 
     def __call__(self, line: str) -> None:
@@ -41,7 +46,7 @@ class Logbook:
         lines = [plain(one) for one in line.splitlines()] or [""]
         text = "".join(f"{stamp} {one}\n" for one in lines).encode(errors="replace")
         with self._lock, contextlib.suppress(OSError):
-            append(self._folder / LOG_FILE, text[: self._most], self._most)
+            append(self._path, text[: self._most], self._most)
         self._say("\n".join(lines))
 
 
@@ -65,6 +70,38 @@ def append_all(said: IO[bytes], path: Path, most: int) -> None:
         while text := os.read(said.fileno(), min(most, 1 << 16)):
             with contextlib.suppress(OSError):
                 append(path, text, most)
+
+
+@contextlib.contextmanager
+def bounded_log(log: Path, most: int, every_s: float = TURN_S, outputs: Sequence[int] = OUTPUT) -> Iterator[None]:
+    """Rotate the log while the block runs: a log of more than `most` bytes becomes LOG.1.
+
+    The size is checked each `every_s` seconds. Output that goes to a terminal or systemd's journal is not touched.
+
+    Invariant: no line is lost, and the last line of a crash is in the file, because this process writes to it directly.
+    """
+    is_ours = _is_output(log, outputs)
+    with repeating(lambda: turn_over(log, most, outputs), every_s, log.name) if is_ours else contextlib.nullcontext():
+        yield
+
+
+def turn_over(log: Path, most: int, outputs: Sequence[int] = OUTPUT) -> None:
+    """Redirect the output into a new file if it goes to `log` and that is larger than `most` bytes."""
+    if not _is_output(log, outputs) or os.fstat(outputs[0]).st_size <= most:
+        return
+    os.replace(log, log.with_name(f"{log.name}.1"))
+    with open(log, "ab", opener=private_opener) as fresh:
+        for descriptor in outputs:
+            os.dup2(fresh.fileno(), descriptor)
+
+
+def _is_output(log: Path, outputs: Sequence[int]) -> bool:
+    """Return True if all these descriptors of this process go to this file."""
+    try:
+        there = log.stat()
+        return all(os.path.samestat(os.fstat(descriptor), there) for descriptor in outputs)
+    except OSError:
+        return False
 
 
 def last_lines(folder: Path, count: int, file_name: str = LOG_FILE) -> list[str]:

@@ -26,6 +26,7 @@ log = logging.getLogger("thinwire.home")
 
 MB = 10**6
 SWEEPS = "sweeps"
+DASHBOARD_LOCK = "dashboard.lock"
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 NO_MORE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)  # the disk accepts no writes, for now
 
@@ -68,6 +69,11 @@ class AggregatorHome:
     def lock(self) -> Path:
         """Return the file that a running aggregator locks."""
         return self.root / "lock"
+
+    @property
+    def dashboard_lock(self) -> Path:
+        """Return the file that a running dashboard locks."""
+        return self.root / DASHBOARD_LOCK
 
     @property
     def spool(self) -> Path:

@@ -47,6 +47,13 @@ NOTED_S = 1.0  # deliveries decide nothing, so their events may wait this long t
 LOOKED_S = 5.0  # period of the check whether the processes of simulations live
 
 
+OnEvent = Callable[[str, Event], None]
+
+
+def unreported(run_id: str, event: Event) -> None:
+    """Report nothing."""
+
+
 class RecordingFleet:
     """A fleet that records in the store which devices connect and disconnect, whichever run polls it.
 
@@ -55,9 +62,11 @@ class RecordingFleet:
     """
 
     def __init__(
-        self, fleet: Fleet, store: Store, clock: Clock, orders: CommandQueue, home: AggregatorHome | None = None
-    ) -> None:
+        self, fleet: Fleet, store: Store, clock: Clock, orders: CommandQueue, home: AggregatorHome | None = None,
+        on_event: OnEvent = unreported,
+    ) -> None:  # fmt: skip
         self._fleet, self._store, self._clock, self._orders = fleet, store, clock, orders
+        self._on_event = on_event
         self._told: list[Order] = []
         self._home, self._looked_at = home, -LOOKED_S
         self._noted_at = -NOTED_S  # time at which deliveries were written last
@@ -84,12 +93,16 @@ class RecordingFleet:
         arrivals = list(self._fleet.poll(0.0 if self._told else wait_s))
         for arrival in arrivals:
             if isinstance(arrival, ClientConnected):
-                self._store.record_device(DeviceOnline(self._clock.wall(), arrival.device))
+                self._record(DeviceOnline(self._clock.wall(), arrival.device))
             elif isinstance(arrival, ClientDisconnected):
                 now = self._clock.wall()
-                self._store.record_device(DeviceOffline(now, arrival.device, arrival.why, now - arrival.silent_s))
+                self._record(DeviceOffline(now, arrival.device, arrival.why, now - arrival.silent_s))
         self._note_taken()
         return arrivals
+
+    def _record(self, event: DeviceOnline | DeviceOffline) -> None:
+        self._store.record_device(event)
+        self._on_event("", event)
 
     def _note_taken(self) -> None:
         """Record which assignments were delivered.
@@ -166,21 +179,22 @@ def serve(
     clock: Clock | None = None,
     ending: threading.Event | None = None,
     max_runs: int = MAX_RUNS,
-    on_event: Callable[[str, Event], None] = lambda run_id, event: None,
+    on_event: OnEvent = unreported,
 ) -> int:
     """Execute runs until `ending` is set or a person commands `stop-service`, and return the exit code.
 
     The rounds of up to `max_runs` runs go on at once. The next start resumes runs in progress. A run that fails through
     a defect of Thinwire is marked failed, with the traceback on stderr, and the others go on. `NotWritten`, raised when
-    the disk is full, ends the service.
+    the disk is full, ends the service. `on_event` gets what was recorded: of a run with its id, of a device with "".
     """
     clock, ending = clock or RealClock(), ending or threading.Event()
     orders, leases = CommandQueue(store.commands), DeviceLeases(max_runs)
-    noted = RecordingFleet(fleet, store, clock, orders, home)
+    noted = RecordingFleet(fleet, store, clock, orders, home, on_event)
 
     def close(run_id: str, said: str, exit_code: int) -> None:
         """Record that the run failed and notify its devices, because its driver did neither."""
-        close_undriven(store, run_id, RunStatusChanged(clock.wall(), "failed", said, exit_code))
+        close_undriven(store, run_id, failed := RunStatusChanged(clock.wall(), "failed", said, exit_code))
+        on_event(run_id, failed)
         delete_messages(store, home)
         dispatcher.receive(0.0)  # devices that registered before the end was recorded
         row, clients = store.run(run_id), {client.device for client in store.clients(run_id)}

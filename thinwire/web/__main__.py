@@ -3,7 +3,12 @@
     --database URL      what Store.open takes: a SQLite file or a database's URL
     --listen HOST:PORT  an address of this machine's loopback; port 0 takes a free one
     --lock FILE         the aggregator's lock, to show when it is down; by default the one beside the database
+    --log FILE          the file to which stderr goes: it is rotated, so that two files bound its size
+    --standalone        the aggregator does not end this dashboard when it is stopped
     --parent PID        end when this process is no longer our parent
+
+Beside the aggregator's lock it holds `dashboard.lock`, in which it writes its address: a state directory has one
+dashboard. It does not need the aggregator: runs and devices stay readable while none is running.
 
 It prints `ready HOST:PORT` on stdout when it listens, and nothing else. It ends with 0 on SIGINT and SIGTERM. If the
 database or an argument is invalid, it ends with the exit code of that error, and if the port is in use, with 1.
@@ -13,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -23,8 +29,11 @@ from urllib.parse import urlsplit
 
 import uvicorn
 
+from thinwire import __version__
 from thinwire.core.errors import ThinwireError, UsageError
+from thinwire.core.log_file import bounded_log
 from thinwire.core.net import bind, host_port
+from thinwire.core.statedir import DASHBOARD_LOCK, lock_file, write_about
 from thinwire.store import Store
 from thinwire.web.app import create_app
 from thinwire.web.security import BoundedProtocol
@@ -32,6 +41,8 @@ from thinwire.web.settings import Settings, listen_address, lock_beside
 
 PARENT_S = 0.25
 GRACE_S = 2
+MAX_LOG_BYTES = 1 << 20  # of dashboard.log and its predecessor dashboard.log.1: strangers can make us print
+STDERR = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,6 +62,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--database", required=True)
     parser.add_argument("--listen", required=True)
     parser.add_argument("--lock", type=Path)
+    parser.add_argument("--log", type=Path)
+    parser.add_argument("--standalone", action="store_true")
     parser.add_argument("--parent", type=int)
     return parser
 
@@ -72,11 +85,19 @@ def _serve(given: argparse.Namespace) -> int:
         raise UsageError(
             f"cannot listen on {host}:{port}", why=error.strerror or str(error), hint="another port: --listen HOST:PORT"
         ) from error
-    with listener, Store.open(given.database) as store:
+    with contextlib.ExitStack() as stack:
+        store = stack.enter_context(Store.open(given.database))
+        stack.enter_context(listener)
+        if given.log:
+            stack.enter_context(bounded_log(given.log, MAX_LOG_BYTES, outputs=(STDERR,)))
         settings = Settings(
             database=given.database, host=host, port=listener.getsockname()[1],
             lock=given.lock or lock_beside(store.url),
         )  # fmt: skip
+        if settings.lock:
+            own = stack.enter_context(lock_file(settings.lock.with_name(DASHBOARD_LOCK)))
+            at = host_port(host, settings.port)
+            write_about(own, {"dashboard": at, "version": __version__, "standalone": given.standalone})
         server = page(settings, store)
         for ending in (signal.SIGINT, signal.SIGTERM):  # uvicorn raises the signal again when it has ended
             signal.signal(ending, lambda *_: setattr(server, "should_exit", True))

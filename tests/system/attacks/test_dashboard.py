@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,9 +12,8 @@ import httpx
 import pytest
 
 from tests.support.serving import Served, serving
-from thinwire.cli.aggregator.serve import Page
-from thinwire.cli.params import Address
 from thinwire.store import Store
+from thinwire.web.__main__ import MAX_LOG_BYTES
 from thinwire.web.security import MAX_HEADER_BYTES
 
 PATIENCE_S = 60.0
@@ -117,19 +114,13 @@ def test_broken_requests_leave_nothing_in_the_log(store: Store, tmp_path: Path):
     assert log.read_text() == ""
 
 
-def test_what_the_dashboard_prints_fills_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    printed = tmp_path / "printed"
-    chatty = tmp_path / "chatty"
-    chatty.write_text(f"#!/bin/sh\necho ready\nyes error | head -c 4999998 >&2\n: >{printed}\nexec sleep 60\n")
-    chatty.chmod(0o700)
-    monkeypatch.setattr(sys, "executable", str(chatty))
+def test_what_the_dashboard_prints_fills_no_disk(store: Store, tmp_path: Path):
     log = tmp_path / "dashboard.log"
-    with Page("sqlite:///none", tmp_path / "lock", Address("127.0.0.1", 1), log, os.environ, print):
+    log.write_bytes(b"error\n" * (MAX_LOG_BYTES // 6 + 1))  # of a process that has printed as much
+    with serving(store.url, "127.0.0.1:0", "--log", str(log), said=log, adds=True):
         end = time.monotonic() + PATIENCE_S
-        while not printed.exists():
+        while not (tmp_path / "dashboard.log.1").exists() or not log.exists():
             assert time.monotonic() < end
             time.sleep(0.02)
-    kept = [path.stat().st_size for path in sorted(tmp_path.glob("dashboard.log*"))]
-    assert len(kept) == 2
-    assert max(kept) <= 1 << 20
-    assert log.read_text().endswith("error\n")
+    kept = {path.name: path.stat().st_size for path in tmp_path.glob("dashboard.log*")}
+    assert kept == {"dashboard.log": 0, "dashboard.log.1": 6 * (MAX_LOG_BYTES // 6 + 1)}

@@ -9,7 +9,7 @@ import typer
 
 from thinwire.cli import console
 from thinwire.cli.aggregator import tls
-from thinwire.cli.params import Home, Json
+from thinwire.cli.params import Follow, Home, Json, Lines
 from thinwire.cli.service import commands as aggregator_service
 from thinwire.core import formatting
 
@@ -75,11 +75,28 @@ def status(
     """Show the aggregator's addresses, its devices and its current runs."""
     from thinwire.cli.aggregator.serve import login_url
     from thinwire.cli.devices.render import Known
-    from thinwire.cli.local_state import again, aggregator_home, end_abandoned, opened, require_alive
+    from thinwire.cli.local_state import (
+        absent,
+        again,
+        aggregator_home,
+        alive,
+        dashboard_of,
+        end_abandoned,
+        opened,
+        require_alive,
+        way_back,
+    )
     from thinwire.cli.runs.render import standing
     from thinwire.core.clock import heard_by
     from thinwire.reports.reason_text import behind
 
+    page = dashboard_of(aggregator_home(home))
+    if login and page and not alive(home):
+        with opened(home, read_only=False) as store:
+            url = login_url(page["dashboard"], store.logins.new_code())
+        console.document({"dashboard": page["dashboard"], "login": url}) if json else console.line(f"web      {url}")
+        console.note(f"{absent(home)}; the dashboard shows what was: {way_back(home)}")
+        return
     about = require_alive(home)
     end_abandoned(home)
     with opened(home, read_only=not login) as store:
@@ -113,6 +130,40 @@ def status(
         console.line(f"         waiting to be approved: {', '.join(waiting)}; look at {again('devices list', home)}")
     for row in (*going, *queued):
         console.line(f"run      {row.run_id} {behind(row, line) or standing(row)}")
+
+
+@app.command()
+def dashboard(
+    listen: Annotated[
+        str, typer.Option(envvar="THINWIRE_DASHBOARD", metavar="HOST:PORT", help="address of the dashboard")
+    ] = "127.0.0.1:8080",
+    home: Home = None,
+) -> None:
+    """Serve the dashboard as a process of its own, with or without an aggregator, until told to stop.
+
+    An aggregator that runs in the same state directory uses it, and does not end it.
+    """
+    from thinwire.cli.aggregator.dashboard import serve_standalone
+    from thinwire.cli.params import Address
+
+    address = Address.parse(listen, "--listen")
+    address.require_loopback("--listen")
+    raise typer.Exit(serve_standalone(address, home))
+
+
+@app.command()
+def logs(follow: Follow = False, count: Lines = 50, home: Home = None) -> None:
+    """Show the aggregator's log: devices, runs and failures as they happened, also while it is down."""
+    from thinwire.cli.aggregator.reporting import AGGREGATOR_LOG
+    from thinwire.cli.local_state import aggregator_home
+    from thinwire.core.log_file import last_lines, new_lines
+
+    folder = aggregator_home(home).root
+    for line in last_lines(folder, count, AGGREGATOR_LOG):
+        console.line(line)
+    console.note(f"from {folder / AGGREGATOR_LOG}")
+    for line in new_lines(folder, file_name=AGGREGATOR_LOG) if follow else ():
+        console.line(line)
 
 
 @app.command()

@@ -1,43 +1,38 @@
 """The aggregator's process: lock the state directory, open the store, serve device API and dashboard, drive the runs.
 
 `serve_here` does so in this process, `serve_in_background` in a new one that outlives the command. The dashboard is a
-process of its own (`Page`), so that its end never stops training. The output of an aggregator in the background goes to
-service.log, which is rotated: two files bound its size.
+process of its own (`dashboard.py`). The output of an aggregator in the background goes to service.log, which is
+rotated: two files bound its size.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import select
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from thinwire.cli import console
+from thinwire.cli.aggregator.dashboard import Dashboard, end_running
+from thinwire.cli.aggregator.reporting import ACTIONS_S, AGGREGATOR_LOG, Reporter
 from thinwire.cli.aggregator.tls import Certificates, urls, write_invite
-from thinwire.cli.local_state import NOT_KEPT, StartOptions, again, aggregator_home, alive, opened
+from thinwire.cli.local_state import NOT_KEPT, StartOptions, again, aggregator_home, alive, dashboard_of, opened
 from thinwire.cli.params import Address
+from thinwire.core.log_file import Logbook, bounded_log
 from thinwire.core.signals import ended_by_signals, until
 
 if TYPE_CHECKING:
     from thinwire.store import Store
 
 START_S = 60.0  # of an aggregator
-LEFT_S = 5.0  # in which the dashboard of an aggregator that was killed has ended
-READY_S = 30.0
-PAUSE_S = 5.0  # between two starts of a dashboard that ended by itself
-END_S = 5.0
-MAX_LOG_BYTES = 1 << 20  # of dashboard.log and its predecessor dashboard.log.1: strangers can make the dashboard print
-SERVICE_LOG = "service.log"  # its predecessor is service.log.1
-LOOK_S = 1.0
-OUTPUT = (1, 2)  # descriptors: also what C code prints
+MAX_LOG_BYTES = 1 << 20  # of service.log and its predecessor service.log.1
+SERVICE_LOG = "service.log"
 
 
 @dataclass(frozen=True)
@@ -56,7 +51,7 @@ def serve_here(wanted: Wanted, home: Path | None) -> int:
     from thinwire.client.train.worker import imported_for_good
 
     with imported_for_good():
-        from thinwire.core.clock import DOWN_SINCE, beating, down_since_of, last_beat
+        from thinwire.core.clock import DOWN_SINCE, beating, down_since_of, last_beat, repeating
         from thinwire.core.owner_file import aggregator_file
         from thinwire.core.statedir import write_about
         from thinwire.flower import FlowerFleet, stock_guests
@@ -70,7 +65,7 @@ def serve_here(wanted: Wanted, home: Path | None) -> int:
     with contextlib.ExitStack() as stack:
         lock = stack.enter_context(_alone(place.lock, home))
         ending = stack.enter_context(ended_by_signals(threading.Event()))
-        stack.enter_context(bounded_log(place.root / SERVICE_LOG))
+        stack.enter_context(bounded_log(place.root / SERVICE_LOG, MAX_LOG_BYTES))
         stack.callback(os.umask, os.umask(0o077))  # also for the files of Flower and the dashboard
         store = Store.open(place.database, upgrade=True)
         stack.callback(store.close)
@@ -80,7 +75,11 @@ def serve_here(wanted: Wanted, home: Path | None) -> int:
         wanted.listen.require_free("--listen")
         authority = wanted.certificates.authority(place.tls, wanted.listen)
         names = wanted.certificates.reached()
-        dashboard_at = wanted.dashboard.require_free("--dashboard", LEFT_S) if wanted.dashboard else None
+        if wanted.dashboard:
+            page = Dashboard(store.url, place, wanted.dashboard, os.environ, console.note)
+        else:
+            page = None
+            end_running(place, also_standalone=False)  # left by an aggregator that crashed
         at = wanted.listen
         spool, limits = FileSpool(place.spool), RunLimits(store)
         said = place.root / "stock.log"
@@ -96,23 +95,25 @@ def serve_here(wanted: Wanted, home: Path | None) -> int:
             directory=place.root,
         )
         stack.callback(fleet.close)
-        if dashboard_at:
-            stack.enter_context(
-                Page(store.url, place.lock, dashboard_at, place.root / "dashboard.log", os.environ, console.note)
-            )
+        if page:
+            stack.enter_context(page)
         write_invite(place.tls, authority, fleet.address, names)
         about: dict[str, Any] = {
             "version": __version__, "home": str(place.root.parent), "listen": fleet.address,
             "pin": authority.pin if authority else None,
             "urls": urls(fleet.address, names) if authority else [f"http://{fleet.address}"],
-            "dashboard": str(dashboard_at) if dashboard_at else None,
+            "dashboard": str(page.address) if page else (dashboard_of(place) or {}).get("dashboard"),
             "control_address": guests.control_address if guests else None,
         }  # fmt: skip
         StartOptions.of_this_command().save(place.root)
         _greet(store, about, home)
         write_about(lock, about)  # from here on other processes find this aggregator; everything was printed before
-        code = serve(fleet, store, place, ending=ending, max_runs=settings.max_runs)
-        console.note("stopped; what was going on goes on at the next start")
+        log = Logbook(place.root, console.note, file_name=AGGREGATOR_LOG)
+        log(f"thinwire {__version__}, process {os.getpid()}, serves devices at {fleet.address}")
+        reporter = Reporter(store, log)
+        stack.enter_context(repeating(reporter.actions, ACTIONS_S, AGGREGATOR_LOG))
+        code = serve(fleet, store, place, ending=ending, max_runs=settings.max_runs, on_event=reporter.event)
+        log("stopped; what was going on goes on at the next start")
         return code
 
 
@@ -213,129 +214,3 @@ def _greet(store: Store, about: dict[str, Any], home: Path | None) -> None:
     console.line(f"run      {again('run PLAN', home)}")
     if going := store.line():
         console.line(f"         {', '.join(row.run_id for row in going)} {'go' if going[1:] else 'goes'} on")
-
-
-class Page:
-    """The process `python -m thinwire.web` on the store: restarted if it ends by itself, ended with the aggregator."""
-
-    def __init__(
-        self,
-        database: str,
-        lock: Path,
-        address: Address,
-        log: Path,
-        environment: Mapping[str, str],
-        say: Callable[[str], None],
-    ) -> None:
-        self.address, self._log, self._say = address, log, say
-        self._environment = dict(environment)
-        self._command = [sys.executable, "-m", "thinwire.web", "--database", database, "--lock", str(lock)]
-        self._command += ["--listen", str(address), "--parent", str(os.getpid())]
-        self._ending = threading.Event()
-        self._process = self._begin()
-        self._watch = threading.Thread(target=self._keep, name="dashboard", daemon=True)
-
-    def __enter__(self) -> Self:
-        """Wait until the dashboard listens; `Unreachable` with the last line of its log if it does not."""
-        from thinwire.core.errors import Unreachable
-
-        words = ["it said nothing"]
-        if not _ready(self._process, READY_S):
-            self._end()
-            self._logging.join(END_S)
-            with contextlib.suppress(OSError):
-                words = self._log.read_text(errors="replace").strip().splitlines()[-1:] or words
-            raise Unreachable(
-                f"the dashboard did not start on {self.address}",
-                why=words[0],
-                hint=f"{self._log} says more; or --no-dashboard",
-            )
-        self._watch.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._ending.set()
-        self._end()
-        self._watch.join(END_S)
-        self._logging.join(END_S)
-
-    def _begin(self) -> subprocess.Popen[bytes]:
-        """Start the process and the thread that writes its log."""
-        from thinwire.core.log_file import append_all
-
-        process = subprocess.Popen(
-            self._command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            env=self._environment, start_new_session=True,
-        )  # fmt: skip
-        assert process.stderr is not None
-        said = (process.stderr, self._log, MAX_LOG_BYTES)
-        self._logging = threading.Thread(target=append_all, args=said, name="dashboard.log", daemon=True)
-        self._logging.start()
-        return process
-
-    def _keep(self) -> None:
-        """Restart the process `PAUSE_S` after each unexpected end."""
-        while True:
-            assert self._process.stdout is not None
-            for _ in self._process.stdout:  # drain the pipe: if it fills up, the dashboard blocks
-                pass
-            code = self._process.wait()
-            if self._ending.is_set():
-                return
-            self._say(f"the dashboard ended ({code}) and is started again; training goes on. {self._log} says more")
-            if self._ending.wait(PAUSE_S):
-                return
-            self._process = self._begin()
-
-    def _end(self) -> None:
-        """Terminate the process, and kill it after `END_S`."""
-        self._process.terminate()
-        try:
-            self._process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
-
-def _ready(process: subprocess.Popen[bytes], within_s: float) -> bool:
-    """Return True if the process printed `ready ...` as its first line within `within_s` seconds."""
-    assert process.stdout is not None
-    readable, _, _ = select.select([process.stdout], [], [], within_s)
-    with contextlib.suppress(OSError):
-        return bool(readable) and process.stdout.readline().startswith(b"ready")
-    return False
-
-
-@contextlib.contextmanager
-def bounded_log(log: Path, most: int = MAX_LOG_BYTES, every_s: float = LOOK_S) -> Iterator[None]:
-    """Rotate the log while the block runs: a log of more than `most` bytes becomes LOG.1.
-
-    The size is checked each `every_s` seconds. Output that goes to a terminal or systemd's journal is not touched.
-
-    Invariant: no line is lost, and the last line of a crash is in the file, because this process writes to it directly.
-    """
-    from thinwire.core.clock import repeating
-
-    with repeating(lambda: turn_over(log, most), every_s, SERVICE_LOG) if _is_output(log) else contextlib.nullcontext():
-        yield
-
-
-def turn_over(log: Path, most: int) -> None:
-    """Redirect the output into a new file if it goes to `log` and that is larger than `most` bytes."""
-    from thinwire.core.statedir import private_opener
-
-    if not _is_output(log) or os.fstat(OUTPUT[0]).st_size <= most:
-        return
-    os.replace(log, log.with_name(f"{log.name}.1"))
-    with open(log, "ab", opener=private_opener) as fresh:
-        for descriptor in OUTPUT:
-            os.dup2(fresh.fileno(), descriptor)
-
-
-def _is_output(log: Path) -> bool:
-    """Return True if stdout and stderr of this process both go to this file."""
-    try:
-        there = log.stat()
-        return all(os.path.samestat(os.fstat(descriptor), there) for descriptor in OUTPUT)
-    except OSError:
-        return False

@@ -15,7 +15,7 @@ import typer
 
 from thinwire.cli import console
 from thinwire.cli.local_state import StartOptions, again, chosen, is_joined, joined_url, named
-from thinwire.cli.params import ClientName, Data, Home, Json, NewName, OneName
+from thinwire.cli.params import ClientName, Data, Follow, Home, Json, Lines, NewName, OneName
 from thinwire.cli.service import commands as client_service
 from thinwire.core import formatting
 
@@ -173,8 +173,8 @@ def privacy(name: ClientName = None, json: Json = False, home: Home = None) -> N
 @app.command()
 def logs(
     name: ClientName = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="follow new lines until Ctrl-C")] = False,
-    count: Annotated[int, typer.Option("--lines", "-n", min=0, help="number of lines to show")] = 50,
+    follow: Follow = False,
+    count: Lines = 50,
     last_error: Annotated[bool, typer.Option("--last-error", help="show the last error's traceback")] = False,
     worker: Annotated[bool, typer.Option("--worker", help="show what the task printed")] = False,
     home: Home = None,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 aggregator_app = typer.Typer(name="service", help="The aggregator as a systemd service.", no_args_is_help=True)
 
-NAME = "thinwire-aggregator"
+NAME, DASHBOARD = "thinwire-aggregator", "thinwire-dashboard"
 TAKES_REST = {"allow_extra_args": True, "ignore_unknown_options": True}
 GivenOptions = Annotated[
     list[str] | None,
@@ -38,7 +38,10 @@ GivenOptions = Annotated[
 def install_aggregator(
     options: GivenOptions = None, printed: Print = False, system: System = False, home: Home = None
 ) -> None:
-    """Install `aggregator start` as a systemd service, with these options or those of its last start."""
+    """Install `aggregator start` as a systemd service, with these options or those of its last start.
+
+    The dashboard gets a service of its own, so that it goes on while the aggregator is down; none with --no-dashboard.
+    """
     from thinwire.cli.params import Address
     from thinwire.cli.service.systemd import Systemd
     from thinwire.core.errors import UsageError
@@ -48,19 +51,27 @@ def install_aggregator(
     start = options_of("aggregator", options or (), state)
     if "background" in start.options:
         raise UsageError("a service runs in the foreground of its unit", hint="drop --background")
-    if "dashboard" in start.options and "no_dashboard" not in start.options:
+    shown = "no_dashboard" not in start.options
+    if shown and "dashboard" in start.options:
         Address.parse(start.options["dashboard"], "--dashboard").require_loopback("--dashboard")
     low = "listen" in start.options and 0 < Address.parse(start.options["listen"], "--listen").port < 1024
-    unit = unit_of(NAME, "Thinwire aggregator", "aggregator", start, state, at, manager, low_port=low)
+    unit = unit_of(NAME, "Thinwire aggregator", "aggregator start", start, state, at, manager, low_port=low)
     install_unit(unit, manager, state / "lock", printed)
+    if shown:
+        page = replace(start, options={"listen": start.options["dashboard"]} if "dashboard" in start.options else {})
+        own = unit_of(DASHBOARD, "Thinwire dashboard", "aggregator dashboard", page, state, at, manager)
+        install_unit(own, manager, state / "dashboard.lock", printed)
 
 
 @aggregator_app.command("uninstall")
 def uninstall_aggregator(system: System = False) -> None:
-    """Stop the service and remove its unit; runs, devices and keys stay."""
+    """Stop the services of aggregator and dashboard and remove their units; runs, devices and keys stay."""
     from thinwire.cli.service.systemd import Systemd
 
-    remove_unit(NAME, Systemd(system))
+    manager = Systemd(system)
+    remove_unit(NAME, manager)
+    if manager.has(f"{DASHBOARD}.service"):
+        remove_unit(DASHBOARD, manager)
 
 
 def comes_back() -> str:
@@ -98,7 +109,7 @@ def install_client(
         )
     trusted(start.options.get("aggregator"), state)
     start = replace(start, options={**start.options, "name": called})
-    unit = unit_of(_unit(called), f"Thinwire client {called}", "client", start, state, at, Systemd(system))
+    unit = unit_of(_unit(called), f"Thinwire client {called}", "client start", start, state, at, Systemd(system))
     install_unit(unit, Systemd(system), state / "lock", printed)
 
 
@@ -143,7 +154,7 @@ def install_unit(unit: Unit, manager: Systemd, lock: Path, printed: bool) -> Non
     from thinwire.core.statedir import holder, private_folder
 
     if printed:
-        console.line(unit.text().rstrip())
+        console.line(f"# {unit.file}\n{unit.text().rstrip()}")
         return
     running = holder(lock)
     if running and not manager.has(unit.file):
@@ -170,13 +181,13 @@ def remove_unit(name: str, manager: Systemd) -> None:
 
 
 def unit_of(
-    name: str, says: str, noun: str, start: StartOptions, state: Path, home: Path, manager: Systemd, **more: Any
+    name: str, says: str, command: str, start: StartOptions, state: Path, home: Path, manager: Systemd, **more: Any
 ) -> Unit:
-    """Return the unit that runs `thinwire NOUN start` with the options of `start`, in its folder."""
+    """Return the unit that runs `thinwire COMMAND` with the options of `start`, in its folder."""
     from thinwire.cli.service.systemd import Unit
 
     return Unit(
-        name, says, (*_program(), noun, "start", *start.words()), start.folder, state,
+        name, says, (*_program(), *command.split(), *start.words()), start.folder, state,
         {"THINWIRE_HOME": str(home), **_environment(os.environ)}, _owner(home) if manager.system else "", **more,
     )  # fmt: skip
 

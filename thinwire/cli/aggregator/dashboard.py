@@ -1,0 +1,182 @@
+"""The dashboard's process, `python -m thinwire.web`: the aggregator starts it, adopts one that runs, and ends it.
+
+It is a process of its own with a lock of its own, `HOME/aggregator/dashboard.lock`. So it never stops training, and it
+goes on while an aggregator that has crashed is down: runs stay readable. The next aggregator adopts it if it has the
+same version and address, and else replaces it. `thinwire aggregator stop` ends it, but not one that is standalone
+(`thinwire aggregator dashboard`, or its systemd unit), which belongs to whoever started it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from thinwire.cli.local_state import dashboard_of
+from thinwire.cli.params import Address
+from thinwire.core.signals import until
+from thinwire.core.statedir import AggregatorHome, living_holder, private_opener
+
+READY_S = 30.0
+PAUSE_S = 5.0  # between two starts of a dashboard that ended by itself
+END_S = 5.0
+LOOK_S = 0.5  # between two looks whether an adopted dashboard lives
+LOG = "dashboard.log"  # its predecessor is dashboard.log.1
+
+
+class Dashboard:
+    """The dashboard of one aggregator: as a context it runs, is started again if it ends by itself, and ends with it.
+
+    `address` is where it listens; `say` gets a line when it had to be started again.
+    """
+
+    def __init__(
+        self, database: str, place: AggregatorHome, wanted: Address, environment: Mapping[str, str],
+        say: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self._place, self._say = place, say
+        self._log = place.root / LOG
+        self._database, self._environment = database, dict(environment)
+        self._ending = threading.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._watch = threading.Thread(target=self._keep, name="dashboard", daemon=True)
+        self.address = self._adopted(wanted) or wanted.require_free("--dashboard")
+
+    def __enter__(self) -> Self:
+        """Wait until the dashboard listens; `Unreachable` with the last line of its log if it does not."""
+        from thinwire.core.errors import Unreachable
+
+        if dashboard_of(self._place) is None:
+            self._process = self._begin()
+            if not _ready(self._process, READY_S):
+                self._end()
+                words = ["it said nothing"]
+                with contextlib.suppress(OSError):
+                    words = self._log.read_text(errors="replace").strip().splitlines()[-1:] or words
+                raise Unreachable(
+                    f"the dashboard did not start on {self.address}",
+                    why=words[0],
+                    hint=f"{self._log} says more; or --no-dashboard",
+                )
+        self._watch.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._ending.set()
+        self._end()
+        self._watch.join(END_S)
+
+    def _adopted(self, wanted: Address) -> Address | None:
+        """Return the address of a running dashboard that may stay; end one of another version or address.
+
+        A standalone one keeps its address, and one of another version is ended for its service to start it again.
+        """
+        from thinwire import __version__
+
+        if (about := dashboard_of(self._place)) is None:
+            return None
+        address = Address.parse(str(about["dashboard"]), "--dashboard")
+        same_place = address.host == wanted.host and wanted.port in (0, address.port)
+        is_current = about.get("version") == __version__
+        if about.get("standalone"):
+            if not is_current:
+                end_running(self._place)
+            return address
+        if same_place and is_current:
+            return address
+        end_running(self._place)
+        return None
+
+    def _begin(self) -> subprocess.Popen[bytes]:
+        """Start the process; it writes its log itself, so that it does not need us."""
+        command = [sys.executable, "-m", "thinwire.web", "--database", self._database]
+        command += ["--lock", str(self._place.lock), "--listen", str(self.address), "--log", str(self._log)]
+        with open(self._log, "ab", opener=private_opener) as log:
+            return subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log,
+                env=self._environment, start_new_session=True,
+            )  # fmt: skip
+
+    def _keep(self) -> None:
+        """Start the process again, `PAUSE_S` after each unexpected end; adopt one that was started meanwhile."""
+        while not self._ending.wait(LOOK_S):
+            own, about = self._process, dashboard_of(self._place)
+            if (own is not None and own.poll() is None) or about is not None:
+                continue
+            code = f" ({own.returncode})" if own is not None else ""
+            self._say(f"the dashboard ended{code} and is started again; training goes on. {self._log} says more")
+            if self._ending.wait(PAUSE_S):
+                return
+            if dashboard_of(self._place) is None:
+                self._process = self._begin()
+
+    def _end(self) -> None:
+        """End the dashboard, unless it is standalone."""
+        end_running(self._place, also_standalone=False)
+        if self._process is not None:
+            self._process.terminate()  # one that does not hold its lock yet
+            try:
+                self._process.wait(END_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            if self._process.stdout is not None:
+                self._process.stdout.close()
+
+
+def end_running(place: AggregatorHome, also_standalone: bool = True) -> None:
+    """End the dashboard that runs on this state directory, if any, and wait for its end."""
+    about = dashboard_of(place)
+    if about is None or (about.get("standalone") and not also_standalone):
+        return
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(about["pid"]), number)
+        if until(lambda: living_holder(place.dashboard_lock) is None, END_S):
+            return
+
+
+def _ready(process: subprocess.Popen[bytes], within_s: float) -> bool:
+    """Return True if the process printed `ready ...` as its first line within `within_s` seconds."""
+    assert process.stdout is not None
+    readable, _, _ = select.select([process.stdout], [], [], within_s)
+    with contextlib.suppress(OSError):
+        return bool(readable) and process.stdout.readline().startswith(b"ready")
+    return False
+
+
+def serve_standalone(listen: Address, home: Path | None) -> int:
+    """Serve the dashboard in this process until a signal, with or without an aggregator; return the exit code.
+
+    It takes the place of one that the aggregator has started.
+    """
+    from thinwire.cli import console
+    from thinwire.cli.local_state import again, aggregator_home, has_database
+    from thinwire.core.errors import NotFound, ThinwireError
+    from thinwire.web.__main__ import main
+
+    place = aggregator_home(home)
+    if not has_database(place):
+        raise NotFound(
+            f"there is nothing to show in {place.root}",
+            why="no aggregator was ever started there",
+            hint=again("aggregator start", home) + "; or name another folder: --home FOLDER",
+        )
+    end_running(place, also_standalone=False)
+    if about := dashboard_of(place):
+        raise ThinwireError(
+            f"a dashboard of this folder runs already: process {about['pid']}, at {about['dashboard']}",
+            why="two would show the same",
+            hint=f"use that one ({again('aggregator status --login', home)}), or end it: kill {about['pid']}",
+        )
+    console.note(f"a code to log in with: {again('aggregator status --login', home)}")
+    given = ["--database", f"sqlite:///{place.database}", "--listen", str(listen), "--lock", str(place.lock)]
+    return main([*given, "--standalone"])

@@ -100,7 +100,10 @@ def alive(home: Path | None) -> dict[str, Any] | None:
     about = _holding(home)
     if about is None or is_starting(about):
         return None
-    return about | {"dashboard": (dashboard_of(aggregator_home(home)) or {}).get("dashboard")}
+    from thinwire.core.statedir import AggregatorHome, find_home
+
+    page = dashboard_of(AggregatorHome(find_home(home) / "aggregator"))
+    return {**about, "dashboard": page["dashboard"]} if page else about
 
 
 def dashboard_of(place: AggregatorHome) -> dict[str, Any] | None:

@@ -227,9 +227,9 @@ class ApiError(Exception):
         }
         try:
             said: Any = json.loads(body)
+            if "try" in said:  # the dashboard responds so (web/problems.py), the device API never does
+                return cls(status, "dashboard", f'it answers "{plain(str(said["detail"])[:MOST_LETTERS])}"')
             kind, why = (plain(str(said[name])[:MOST_LETTERS]) for name in ("error", "why"))
-            if "try" in said:  # the dashboard responds so (web/app.py), the device API never does
-                return cls(status, "dashboard", f'it answers "{kind}"')
             now = min(max(_number(said.get("now", 0.0), 0.0), 0.0), LATEST)
             return cls(status, kind, why, now=now, **numbers)  # type: ignore[arg-type]  # each of its kind
         except (ValueError, KeyError, TypeError, RecursionError):

@@ -29,6 +29,7 @@ def aggregator_page() -> str:
         "this list is refused at the start. `thinwire aggregator config` prints what the file says, and which values "
         "are defaults. How to use it: [several runs at once](../how/several-runs.md)."
     )
-    schema = {"$defs": {AggregatorFile.__name__: AggregatorFile.model_json_schema()}}
+    own = AggregatorFile.model_json_schema()
+    schema = {"$defs": {**own.pop("$defs", {}), AggregatorFile.__name__: own}}
     rows = list(keys(AggregatorFile, schema, lambda key, field: ""))
     return "\n\n".join(["# The aggregator's settings", said, table(("key", "value", "default", "meaning"), rows)])

@@ -34,6 +34,8 @@ NOT_PERSONAL = {  # of runs, models and the house itself
     "refusal_notes": "id at kind",
     "commands": "id kind run_id at answered_at",
     "logins": "code_hash expires_at used_at",
+    "alerts": "id kind subject opened_at closed_at acknowledged_at opening_sent_at closing_sent_at failures "
+    "failure due_at",
     "sessions": "token_hash created_at expires_at",
 }
 

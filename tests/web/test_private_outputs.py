@@ -49,6 +49,7 @@ READING = {  # each command of the tables that reads the store of a run, as it i
     "devices show": [f"devices show {CLIENT}"],
     "aggregator status": ["aggregator status"],
     "aggregator doctor": ["aggregator doctor"],
+    "aggregator logs": ["aggregator logs"],
     "aggregator backup": ["aggregator backup {out}/backup.tar"],
 }
 BEGIN = {"run", "sim", "demo"}  # begin runs; `sim` has made those of this test, and its print is searched
@@ -201,6 +202,7 @@ def test_every_file_of_a_state_directory_is_of_a_kind_on_the_page(private: Outpu
     for name in private.shown:
         if name.startswith("aggregator/"):
             assert re.match(
-                r"aggregator/(runs/|store\.sqlite3|spool/|report\.key|lock|backup\.lock|.*\.log|sweeps/)", name
+                r"aggregator/(runs/|store\.sqlite3|spool/|report\.key|lock|dashboard\.lock|backup\.lock|.*\.log|sweeps/)",
+                name,
             ), name
     assert not [name for name in private.shown if name.startswith(("aggregator/spool/", "backup: spool/"))]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -49,6 +50,37 @@ def parse_owner_text(text: str, model: type[File], source: str, keys: str) -> Fi
 
 
 MAX_RUNS, MOST_RUNS = 4, 64
+WEBHOOK = r"^https?://[^\s/?#]+"
+SMTP = r"^[A-Za-z0-9.-]+:[0-9]{1,5}$"
+
+
+class AlertSettings(Section):
+    """Alerts of the dashboard: when there is one, and where its messages go.
+
+    Only this file names the targets: nothing that reaches the API can make the dashboard call another machine.
+    """
+
+    webhook: str = Field(
+        default="", pattern=f"{WEBHOOK}|^$",
+        description="URL that gets each message as JSON by POST; empty: none",
+    )  # fmt: skip
+    email_to: tuple[str, ...] = Field(default=(), description="addresses that get each message by e-mail")
+    email_from: str = Field(default="", description="sender of these e-mails; default: the first address")
+    smtp: str = Field(default="localhost:25", pattern=SMTP, description="HOST:PORT of the mail server")
+    smtp_security: Literal["none", "starttls", "tls"] = Field(
+        default="none", description="how the connection to the mail server is protected"
+    )
+    smtp_user: str = Field(default="", description="user at the mail server; empty: no login")
+    smtp_password_file: str = Field(default="", description="file with this user's password, which others cannot read")
+    no_progress_min: float = Field(
+        default=30, gt=0, description="minutes without a closed round after which a running run has an alert"
+    )
+    too_few_min: float = Field(
+        default=10, gt=0, description="minutes for which a run may wait for devices before it has an alert"
+    )
+    offline_min: float = Field(default=2, gt=0, description="minutes for which the aggregator may be down")
+    min_free_disk_mb: int = Field(default=1000, ge=0, description="free space below which there is an alert")
+    certificate_days: float = Field(default=14, ge=0, description="days before the end of the device API's certificate")
 
 
 class AggregatorFile(Section):
@@ -61,6 +93,17 @@ class AggregatorFile(Section):
         description="runs whose rounds go on at once; others wait in the queue. A run that is paused or waits for "
         "offline devices does not count",
     )
+    alerts: AlertSettings = AlertSettings()
+
+
+def settings_of(section: Section, prefix: str = "") -> Iterator[tuple[str, Any, bool]]:
+    """Yield each setting with its value and whether the file gives it; a key of a table is `table.key`."""
+    for key in type(section).model_fields:
+        value = getattr(section, key)
+        if isinstance(value, Section):
+            yield from settings_of(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value, key in section.model_fields_set
 
 
 AGGREGATOR_FILE = "aggregator.toml"

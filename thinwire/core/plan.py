@@ -241,7 +241,8 @@ def explain(
     keys.
     """
     place = place_of(details)
-    flat = all(_model_at(plan, (name,)) is None for name in plan.model_fields)
+    has_keys = noun == "file" and any(_model_at(plan, (key,)) is None for key in plan.model_fields)
+    flat = has_keys and _model_at(plan, place[:1]) is None  # a key outside of any table
     name = ".".join(place) if flat else _shown(place)
     kind = details["type"]
     if kind == "extra_forbidden":

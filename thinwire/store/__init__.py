@@ -1,5 +1,6 @@
 """The aggregator's durable state except its models: journal, read tables, commands, devices, logins, spool."""
 
+from thinwire.store.alerts import AlertRow, Condition
 from thinwire.store.audit import DeviceAction, RefusalNote, by_todays_name
 from thinwire.store.one_time_secrets import InvitationRow, Invited
 from thinwire.store.privacy_ledger import PrivacyRow
@@ -20,8 +21,10 @@ from thinwire.store.spool import FileSpool
 from thinwire.store.store import Commands, RunOrder, Store
 
 __all__ = [
+    "AlertRow",
     "ClientRow",
     "Commands",
+    "Condition",
     "DeviceAction",
     "DeviceInfo",
     "FileSpool",

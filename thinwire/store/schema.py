@@ -19,6 +19,7 @@ from sqlalchemy import Connection, inspect, text
 from sqlalchemy.engine import Dialect
 from sqlalchemy.schema import CreateIndex, CreateTable
 
+import thinwire.store.alerts
 import thinwire.store.privacy_tables
 import thinwire.store.tables  # noqa: F401 - they define the tables
 from thinwire.core.errors import DataLost

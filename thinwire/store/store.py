@@ -15,6 +15,7 @@ from thinwire.core.errors import NotFound, Refused
 from thinwire.core.events import ENDED
 from thinwire.core.fleet import TaskReport
 from thinwire.store import schema
+from thinwire.store.alerts import Alerts
 from thinwire.store.audit import AuditLog
 from thinwire.store.database import Database, database_url
 from thinwire.store.device_registry import StoredRoster
@@ -52,6 +53,7 @@ class Store(RunQueries, JournalReader, Recorder):
         self.roster, self.invitations = StoredRoster(database, clock), Invitations(database, clock)
         self.commands, self.logins = Commands(database, clock), Logins(database, clock)
         self.audit, self.privacy = AuditLog(database, clock), PrivacyLedger(database, clock)
+        self.alerts = Alerts(database, clock)
 
     @classmethod
     def open(

@@ -15,6 +15,7 @@ import thinwire
 from thinwire.core.clock import HEARD, down_since_of, last_beat
 from thinwire.store import Store
 from thinwire.web.access import Access
+from thinwire.web.alerts import AlertWatch, alert_routes
 from thinwire.web.bundle import BundledFiles, script, styles
 from thinwire.web.device_queries import Devices
 from thinwire.web.problems import DescribedApp, add_handlers
@@ -36,12 +37,14 @@ def create_app(settings: Settings, store: Store, closing: Callable[[], bool] = l
     reader = Reader(store, settings.home_option)
     devices = Devices(store, settings.lock)
     live = Live(lambda: look(store, settings.lock), closing)
+    watch = AlertWatch(store, settings.lock).running() if settings.lock else contextlib.nullcontext()
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         looking = asyncio.create_task(live.run())
         try:
-            yield
+            with watch:
+                yield
         finally:
             live.close()
             looking.cancel()
@@ -57,6 +60,7 @@ def create_app(settings: Settings, store: Store, closing: Callable[[], bool] = l
     app.include_router(csv_routes(reader, devices))
     app.include_router(api_routes(settings, store, reader, live))
     app.include_router(device_routes(settings, store, devices))
+    app.include_router(alert_routes(store))
     files = script(STATIC), styles(STATIC)
     _pages(app, settings.home_option, tuple(one.name for one in files))
     app.mount("/static", BundledFiles(STATIC, *files))
@@ -70,8 +74,8 @@ def look(store: Store, lock: Path | None) -> News:
     rows, tls = store.roster.rows(), bool(about.get("pin"))
     pending = sum(row.standing(tls) == "pending" for row in rows)
     down_since = down_since_of(lock) if lock and state == "gone" else 0.0
-    heard = last_beat(lock.with_name(HEARD)) if lock else 0.0
-    return News(store.changes(), state, down_since, "", store.audit.last(), pending, heard)
+    heard, alerts = last_beat(lock.with_name(HEARD)) if lock else 0.0, store.alerts.counts()
+    return News(store.changes(), state, down_since, "", store.audit.last(), pending, heard, *alerts)
 
 
 def _pages(app: FastAPI, home: str, files: tuple[str, ...]) -> None:
@@ -83,6 +87,10 @@ def _pages(app: FastAPI, home: str, files: tuple[str, ...]) -> None:
 
     @app.get("/", include_in_schema=False)
     def runs_page() -> Response:
+        return shell(0, home, *files)
+
+    @app.get("/alerts", include_in_schema=False)
+    def alerts_page() -> Response:
         return shell(0, home, *files)
 
     @app.get("/devices", include_in_schema=False)

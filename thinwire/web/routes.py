@@ -49,7 +49,7 @@ class News:
     `aggregator` is running, gone or unknown. `down_since` is the moment when an aggregator that is down was last alive,
     wall clock; 0 if unknown. `store` is the error if the store could not be read. `acts` rises with changes outside the
     journal, such as approvals and refusals. `pending` devices wait for approval. `heard` is the moment when the last
-    contacts of all devices were last written.
+    contacts of all devices were last written. `alerts` are open, and nobody has acknowledged `unseen` of them.
     """
 
     seq: int = 0
@@ -59,6 +59,8 @@ class News:
     acts: int = 0
     pending: int = 0
     heard: float = 0.0
+    alerts: int = 0
+    unseen: int = 0
 
 
 class Live:

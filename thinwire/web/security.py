@@ -53,7 +53,7 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 SAFE = ("GET", "HEAD")
-NEXT = re.compile(r"runs/[A-Za-z0-9_-]{1,80}|devices(/[a-z0-9-]{1,63})?")  # paths to which a login may redirect
+NEXT = re.compile(r"runs/[A-Za-z0-9_-]{1,80}|alerts|devices(/[a-z0-9-]{1,63})?")  # paths to which a login may redirect
 MAX_BODY = 64 * 1024
 LENGTH = re.compile(r"[0-9]{1,9}")  # int() raises on thousands of digits
 

@@ -170,17 +170,13 @@ def logs(follow: Follow = False, count: Lines = 50, home: Home = None) -> None:
 def config(json: Json = False, home: Home = None) -> None:
     """Show the aggregator's settings, and where each value came from: aggregator.toml, or the default."""
     from thinwire.cli.local_state import aggregator_home
-    from thinwire.core.owner_file import AGGREGATOR_FILE, aggregator_file
+    from thinwire.core.owner_file import AGGREGATOR_FILE, aggregator_file, settings_of
 
     place = aggregator_home(home).root.parent
     found = aggregator_file(place)
     rows = [
-        {
-            "key": key,
-            "value": getattr(found, key),
-            "from": AGGREGATOR_FILE if key in found.model_fields_set else "default",
-        }
-        for key in type(found).model_fields
+        {"key": key, "value": value, "from": AGGREGATOR_FILE if is_given else "default"}
+        for key, value, is_given in settings_of(found)
     ]
     if json:
         console.document({"file": str(place / AGGREGATOR_FILE), "settings": rows})

@@ -104,6 +104,7 @@ def serve_here(wanted: Wanted, home: Path | None) -> int:
             "urls": urls(fleet.address, names) if authority else [f"http://{fleet.address}"],
             "dashboard": str(page.address) if page else (dashboard_of(place) or {}).get("dashboard"),
             "control_address": guests.control_address if guests else None,
+            "certificate": str(wanted.certificates.certificate.absolute()) if wanted.certificates.certificate else None,
         }  # fmt: skip
         StartOptions.of_this_command().save(place.root)
         _greet(store, about, home)

@@ -1,4 +1,5 @@
 // Which page this is.
+import { AlertsPage } from "./alerts.js";
 import { DevicePage } from "./device.js";
 import { html, render } from "./dom.js";
 import { FleetPage } from "./fleet.js";
@@ -10,6 +11,7 @@ import { RunsPage } from "./runs.js";
 const PAGES = [
   [/\/runs\/([A-Za-z0-9_-]+)\/?$/, (news, id) => html`<${RunPage} id=${id} news=${news} />`],
   [/\/devices\/([a-z0-9-]+)\/?$/, (news, name) => html`<${DevicePage} name=${name} news=${news} />`],
+  [/\/alerts\/?$/, (news) => html`<${AlertsPage} news=${news} />`],
   [/\/devices\/?$/, (news) => html`<${FleetPage} news=${news} />`],
   [/$/, (news) => html`<${RunsPage} news=${news} />`],
 ];
@@ -17,7 +19,7 @@ const PAGES = [
 const App = () => {
   const news = useNews();
   const [address, page] = PAGES.find(([pattern]) => pattern.test(location.pathname));
-  return html`<${Frame} news=${news} at=${/\/devices(\/|$)/.test(location.pathname) ? "devices" : "runs"}>${page(news, address.exec(location.pathname)[1])}<//>`;
+  return html`<${Frame} news=${news} at=${/\/(devices|alerts)(\/|$)/.exec(location.pathname)?.[1] ?? "runs"}>${page(news, address.exec(location.pathname)[1])}<//>`;
 };
 
 render(html`<${App} />`, document.getElementById("app"));

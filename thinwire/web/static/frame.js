@@ -51,6 +51,8 @@ export const Frame = ({ news, at, children }) => {
         <a href=${link("")} aria-current=${at === "runs" ? "page" : undefined}>Runs</a>
         <a href=${link("devices")} aria-current=${at === "devices" ? "page" : undefined}>Devices${news.pending
           ? html` <b class="badge" title="to be approved">${news.pending}<span class="unseen"> to be approved</span></b>` : ""}</a>
+        <a href=${link("alerts")} aria-current=${at === "alerts" ? "page" : undefined}>Alerts${news.unseen
+          ? html` <b class="badge" title="not acknowledged">${news.unseen}<span class="unseen"> not acknowledged</span></b>` : ""}</a>
       </nav>
       <span class=${`beat ${tone}`} role="status"><i aria-hidden="true"></i>${word}</span>
       <${Theme} />

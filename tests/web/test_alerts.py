@@ -1,0 +1,259 @@
+"""Alerts: what is decided from a store, what is sent where, and what the page shows."""
+
+from __future__ import annotations
+
+import json
+import smtplib
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+from playwright.sync_api import expect
+from starlette.testclient import TestClient
+
+from tests.support.api_answers import DEVICES, Told
+from tests.support.browsing import Open, axe, overflow
+from tests.support.filled_store import add_devices, new_run
+from tests.support.serving import showing
+from thinwire.core.owner_file import AlertSettings, aggregator_file
+from thinwire.core.statedir import hold
+from thinwire.reports.alerting import Surroundings, conditions
+from thinwire.store import Condition, Store
+from thinwire.web.alerts import AlertWatch, deliver, message
+
+DEFAULT = AlertSettings()
+MINUTE_S, DAY_S = 60.0, 86_400.0
+
+
+def kinds(store: Store, **around: Any) -> list[str]:
+    found, _ = conditions(store, Surroundings(**{"now": time.time(), **around}), DEFAULT)
+    return [one.kind for one in found]
+
+
+@pytest.fixture
+def run(store: Store) -> Told:
+    """A running run with a quiet round."""
+    add_devices(store, DEVICES, time.time())
+    run = new_run(store, at=time.time() - 60)
+    run.quiet_round()
+    return run
+
+
+def test_a_run_that_goes_on_has_no_alert(store: Store, run: Told):
+    assert kinds(store, now=run.now + 29 * MINUTE_S, free_bytes=5 * 10**9) == []
+
+
+def test_a_run_without_a_closed_round_for_half_an_hour_has_one(store: Store, run: Told):
+    ((one,), unknown) = conditions(store, Surroundings(run.now + 31 * MINUTE_S), DEFAULT)
+    assert (one.kind, one.subject, unknown) == ("no-progress", run.run_id, frozenset())
+    assert "no round has closed for 31 min" in one.sentence
+    run.status("paused", "paused by a person")  # nobody expects progress then
+    assert kinds(store, now=run.now + 31 * MINUTE_S) == []
+
+
+def test_a_run_that_waits_for_devices_or_closes_rounds_as_too_few_has_one(store: Store, run: Told):
+    for _ in range(3):
+        assert kinds(store, now=run.now) == []
+        run.open()
+        run.close("too-few", 2.6)
+    assert kinds(store, now=run.now) == ["too-few-clients"]
+    run.quiet_round()
+    assert kinds(store, now=run.now) == []
+    run.status("waiting", "waiting: 3 of 8 devices")
+    assert kinds(store, now=run.now + 9 * MINUTE_S) == []
+    assert kinds(store, now=run.now + 11 * MINUTE_S) == ["too-few-clients"]
+
+
+def test_updates_that_are_not_finite_have_one_with_what_to_try(store: Store, run: Told):
+    run.open()
+    for device in DEVICES[:3]:
+        run.fail(device, 1.0, "non-finite", "the loss became NaN or infinity")
+    for device in DEVICES[3:]:
+        run.answer(device, 1.5)
+    run.close("enough", 2.0)
+    ((one,), _) = conditions(store, Surroundings(run.now), DEFAULT)
+    assert (one.kind, one.subject) == ("not-finite", run.run_id)
+    assert "3 updates of the last 2 rounds held NaN or infinity" in one.sentence
+    assert "[local] lr" in one.hint
+
+
+def test_disk_certificate_and_aggregator_are_judged_by_their_numbers(store: Store):
+    now = time.time()
+    assert kinds(store, free_bytes=999 * 10**6) == ["disk"]
+    assert kinds(store, certificate_until=now + 13 * DAY_S) == ["certificate"]
+    assert kinds(store, certificate_until=now + 15 * DAY_S) == []
+    assert kinds(store, down_since=now - 1 * MINUTE_S) == []
+    assert kinds(store, down_since=now - 3 * MINUTE_S) == ["aggregator-offline"]
+
+
+def test_while_the_aggregator_is_down_nobody_judges_its_runs(store: Store, run: Told):
+    found, unknown = conditions(store, Surroundings(run.now + 60 * MINUTE_S, down_since=run.now), DEFAULT)
+    assert [one.kind for one in found] == ["aggregator-offline"]
+    assert unknown == {"no-progress", "too-few-clients", "not-finite"}
+
+
+@contextmanager
+def target(status: int = 204, **headers: str) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """A webhook on this machine, and what it got."""
+    got: list[dict[str, Any]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+
+        def log_message(self, *said: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/hook", got
+    finally:
+        server.shutdown()
+        thread.join(20)
+        server.server_close()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Path]:
+    """The lock of an aggregator that runs; its settings are in HOME, above its folder."""
+    folder = tmp_path / "aggregator"
+    folder.mkdir()
+    with hold(folder / "lock", {"listen": "127.0.0.1:9090"}):
+        yield folder / "lock"
+
+
+def settings(place: Path, text: str) -> None:
+    (place.parent.parent / "aggregator.toml").write_text(f"[alerts]\n{text}\n")
+
+
+def test_each_change_is_sent_once_to_the_webhook(store: Store, run: Told, place: Path):
+    watch = AlertWatch(store, place)
+    with target() as (url, got):
+        settings(place, f'webhook = "{url}"\nno_progress_min = 1e-6\nmin_free_disk_mb = 0')
+        watch.look()
+        watch.look()
+        run.status("done", "12 rounds")
+        watch.look()
+        watch.look()
+    assert [(said["kind"], said["change"], said["run_id"]) for said in got] == [
+        ("no-progress", "opened", run.run_id), ("no-progress", "closed", run.run_id),
+    ]  # fmt: skip
+
+
+def test_a_webhook_that_fails_or_redirects_is_tried_again_and_says_why(store: Store, place: Path):
+    watch = AlertWatch(store, place)
+    with target(302, Location="http://127.0.0.1:1/other") as (url, got):
+        settings(place, f'webhook = "{url}"\nmin_free_disk_mb = 1000000000')
+        watch.look()
+        assert len(got) == 1
+    (row,) = store.alerts.open()
+    assert (row.failures, row.opening_sent_at) == (1, None)
+    assert "302" in row.failure
+
+
+def test_without_a_target_nothing_is_owed(store: Store, place: Path):
+    settings(place, "min_free_disk_mb = 1000000000")
+    AlertWatch(store, place).look()
+    (row,) = store.alerts.open()
+    assert (row.due, row.failures) == (None, 0)
+
+
+def test_a_file_that_is_wrong_changes_nothing(store: Store, place: Path):
+    watch = AlertWatch(store, place)
+    settings(place, "min_free_disk_mb = 1000000000")
+    watch.look()
+    settings(place, 'min_free_disk_mb = "much"')
+    watch.look()
+    assert [one.kind for one in store.alerts.open()] == ["disk"]
+
+
+def test_a_mail_names_the_alert_and_keeps_the_password_in_its_file(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    calls: list[tuple[str, ...]] = []
+
+    class Server:
+        def __init__(self, host: str, port: int, timeout: float) -> None:
+            calls.append(("connect", f"{host}:{port}"))
+
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            pass
+
+        def starttls(self, context: object) -> None:
+            assert context is not None
+            calls.append(("starttls",))
+
+        def login(self, user: str, password: str) -> None:
+            calls.append(("login", user, password))
+
+        def send_message(self, letter: Any) -> None:
+            calls.append((letter["To"], letter["From"], letter["Subject"], letter.get_content()))
+
+    monkeypatch.setattr(smtplib, "SMTP", Server)
+    secret = tmp_path / "password"
+    secret.write_text("hunter2\n")
+    wanted = AlertSettings(
+        email_to=("ann@example.org", "bob@example.org"), smtp="mail.example.org:587", smtp_security="starttls",
+        smtp_user="thinwire", smtp_password_file=str(secret),
+    )  # fmt: skip
+    store.alerts.update([Condition("disk", "", "the disk has 3 MB free", "free some space")])
+    deliver(wanted, message(store.alerts.open()[0], "opened"))
+    assert calls[:3] == [("connect", "mail.example.org:587"), ("starttls",), ("login", "thinwire", "hunter2")]
+    to, sender, subject, text = calls[3]
+    assert (to, sender) == ("ann@example.org, bob@example.org", "ann@example.org")
+    assert subject == "Thinwire: the disk has 3 MB free"
+    assert "try: free some space" in text
+
+
+@pytest.mark.parametrize(
+    "wrong", ['webhook = "file:///etc/passwd"', 'webhook = "gopher://x"', 'smtp = "mail"', "x = 1"]
+)
+def test_a_target_that_is_none_is_refused_with_the_file(tmp_path: Path, wrong: str):
+    (tmp_path / "aggregator.toml").write_text(f"[alerts]\n{wrong}\n")
+    with pytest.raises(Exception, match="aggregator.toml"):
+        aggregator_file(tmp_path)
+
+
+def test_alerts_are_read_and_acknowledged_through_the_api(page: TestClient, store: Store):
+    store.alerts.update([Condition("disk", "", "the disk has 3 MB free")])
+    assert [one["kind"] for one in page.get("/api/v1/alerts").json()] == ["disk"]
+    origin = {"Origin": "http://127.0.0.1:8080"}
+    assert page.post("/api/v1/alerts/1/acknowledge", headers=origin).json()["acknowledged_by"]
+    assert page.post("/api/v1/alerts/9/acknowledge", headers=origin).status_code == 404
+    assert page.get("/api/v1/alerts.csv").text.splitlines()[1].startswith("1,disk,")
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1300, "light"), (420, "dark")])
+def test_the_page_shows_what_is_wrong_and_takes_an_acknowledgement(store: Store, look: Open, width: int, scheme: Any):
+    store.alerts.update([Condition("disk", "", "the disk of the state directory has 3 MB free", "free some space")])
+    store.alerts.update(
+        [
+            Condition("disk", "", "the disk of the state directory has 3 MB free", "free some space"),
+            Condition("no-progress", "digits-1", "digits-1: no round has closed for 40 min", "runs show --why"),
+        ]
+    )
+    store.alerts.update([Condition("disk", "", "the disk of the state directory has 3 MB free", "free some space")])
+    with showing(store.url, None) as shown:
+        page = look(shown.url, "alerts", viewport={"width": width, "height": 900}, color_scheme=scheme)
+        expect(page.get_by_role("link", name="Alerts")).to_contain_text("1 not acknowledged")
+        expect(page.locator("#closed-alerts")).to_contain_text("digits-1")
+        assert axe(page) == []
+        assert overflow(page) == 0
+        page.get_by_role("button", name="Acknowledge: the disk").click()
+        expect(page.locator("#open-alerts")).to_contain_text("dashboard")
+        expect(page.get_by_role("link", name="Alerts")).not_to_contain_text("not acknowledged")
+    assert store.alerts.counts() == (1, 0)

@@ -1,0 +1,95 @@
+"""What an operator should know of: conditions of the runs and of the aggregator, decided from the store.
+
+Every condition is a pure function of what was read, with the numbers of `aggregator.toml`. Its sentence says what is
+so, and its hint what to try. `conditions` gives all that hold now, and the kinds of which nobody can tell now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from thinwire.core.formatting import counted, duration, size
+from thinwire.core.owner_file import AlertSettings
+from thinwire.store import Condition, Store
+
+if TYPE_CHECKING:
+    from thinwire.store import RoundRow, RunRow
+
+LATEST: Final = 3  # closed rounds of a run that are looked at
+MINUTE_S, DAY_S, MB = 60.0, 86_400.0, 10**6
+NO_PROGRESS, TOO_FEW, DIVERGED = "no-progress", "too-few-clients", "not-finite"
+DISK, CERTIFICATE, OFFLINE = "disk", "certificate", "aggregator-offline"
+OF_RUNS: Final = (NO_PROGRESS, TOO_FEW, DIVERGED)
+NON_FINITE: Final = "non-finite"  # kind of a failure (docs/reference/failures.md)
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What is not in the store: times are wall-clock seconds, None is unknown.
+
+    `down_since` is the moment at which the aggregator was last alive, None while it runs. `certificate_until` is the
+    end of the certificate that devices see.
+    """
+
+    now: float
+    down_since: float | None = None
+    free_bytes: int | None = None
+    certificate_until: float | None = None
+
+
+def conditions(store: Store, around: Surroundings, wanted: AlertSettings) -> tuple[list[Condition], frozenset[str]]:
+    """Return the conditions that hold, and the kinds that nobody can judge now: those of runs without an aggregator."""
+    found = list(_of_the_aggregator(around, wanted))
+    if around.down_since is not None:
+        return found, frozenset(OF_RUNS)
+    for run in store.line():
+        latest = store.rounds(run.run_id, max(1, run.rounds_closed - LATEST + 1), run.rounds_closed)
+        rounds = [one for one in latest if one.closed_at is not None]
+        found += of_run(run, rounds, _diverged(store, run, rounds), around.now, wanted)
+    return found, frozenset()
+
+
+def of_run(
+    run: RunRow, rounds: list[RoundRow], diverged: int, now: float, wanted: AlertSettings
+) -> Iterator[Condition]:
+    """Yield the conditions of one run; `rounds` are its latest closed ones, `diverged` the failures as not finite."""
+    id_, since = run.run_id, max([run.started_at or run.created_at, *(one.closed_at or 0.0 for one in rounds)])
+    quiet_s = now - since
+    few = bool(len(rounds) == LATEST and all(one.reason == "too-few" for one in rounds))
+    if few or (run.status == "waiting" and quiet_s >= wanted.too_few_min * MINUTE_S):
+        said = f"its last {LATEST} rounds had too few updates" if few else run.status_text or "it waits for devices"
+        hint = f"thinwire devices list; thinwire runs show {id_} --why; a smaller [cohort] min_updates in the next plan"
+        yield Condition(TOO_FEW, id_, f"{id_}: {said}", hint)
+    elif run.status == "running" and quiet_s >= wanted.no_progress_min * MINUTE_S:
+        deadline = f"; its rounds have a deadline of {duration(rounds[-1].deadline_s)}" if rounds else ""
+        said = f"{id_}: no round has closed for {duration(quiet_s)}{deadline}"
+        yield Condition(NO_PROGRESS, id_, said, f"thinwire runs show {id_} --why; thinwire aggregator logs")
+    if diverged:
+        said = f"{id_}: {counted(diverged, 'update')} of the last {counted(len(rounds), 'round')} held NaN or infinity"
+        yield Condition(DIVERGED, id_, said, "a smaller [local] lr, or [local] clip_grad")
+
+
+def _diverged(store: Store, run: RunRow, rounds: list[RoundRow]) -> int:
+    """Return how many clients of the latest closed rounds failed as `non-finite`; 0 where nobody may count clients."""
+    if not rounds or any(one.hides_sample for one in rounds):
+        return 0
+    failed = store.updates(run.run_id, rounds[0].round, rounds[-1].round, outcomes=("failed",), with_reason=True)
+    return sum(one.reason.partition(":")[0] == NON_FINITE for one in failed)
+
+
+def _of_the_aggregator(around: Surroundings, wanted: AlertSettings) -> Iterator[Condition]:
+    down_s = None if around.down_since is None else around.now - around.down_since
+    if down_s is not None and down_s >= wanted.offline_min * MINUTE_S:
+        yield Condition(OFFLINE, "", "the aggregator is not running", "thinwire aggregator start; runs go on then")
+    free = around.free_bytes
+    if free is not None and free < wanted.min_free_disk_mb * MB:
+        said = f"the disk of the state directory has {size(free)} free"
+        yield Condition(DISK, "", said, "free some space, or delete runs: thinwire runs delete RUN")
+    left_s = None if around.certificate_until is None else around.certificate_until - around.now
+    if left_s is not None and left_s < wanted.certificate_days * DAY_S:
+        said = f"the certificate of the device API ends in {duration(left_s)}" if left_s > 0 else (
+            "the certificate of the device API has ended"
+        )  # fmt: skip
+        yield Condition(CERTIFICATE, "", said, "thinwire aggregator start makes it again; yours: replace its files")

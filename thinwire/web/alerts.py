@@ -1,0 +1,183 @@
+"""Alerts of the dashboard: a thread decides them from the store and sends their messages; routes show them.
+
+Each look reads what may be wrong (`thinwire/reports/alerting.py`), opens and closes alerts in the store, and sends the
+messages that are due to the targets of `aggregator.toml`: a webhook, e-mail, or none. A target that does not answer
+gets the message later; nothing else waits for it. Only the dashboard that holds the state directory's lock looks, so
+each message is sent by one process. The targets are read from the file at each look, and never from a request.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import shutil
+import smtplib
+import ssl
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from email.message import EmailMessage
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel
+from starlette.responses import Response
+
+import thinwire
+from thinwire.core.clock import down_since_of, repeating
+from thinwire.core.errors import ThinwireError
+from thinwire.core.owner_file import AggregatorFile, AlertSettings, aggregator_file
+from thinwire.reports.alerting import Surroundings, conditions
+from thinwire.store import AlertRow, Store
+from thinwire.web.routes import WHO, Number, as_csv
+from thinwire.web.settings import aggregator
+
+LOOK_S: Final = 10.0
+SEND_S: Final = 10.0  # time limit of one message
+log = logging.getLogger("thinwire.alerts")
+Send = Callable[[AlertSettings, dict[str, Any]], None]
+
+
+class AlertWatch:
+    """Looks at the store and its surroundings, and keeps the alerts as they should be."""
+
+    def __init__(self, store: Store, lock: Path, send: Send | None = None) -> None:
+        self._store, self._lock, self._send = store, lock, send or deliver
+        self._settings = AggregatorFile()
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Look every `LOOK_S` seconds in a thread while the block runs."""
+        with repeating(self._look_safely, LOOK_S, "alerts"):
+            yield
+
+    def look(self) -> None:
+        """Open and close alerts, then send what is due; a message that fails is due again later."""
+        with contextlib.suppress(ThinwireError):  # a wrong file: the aggregator refuses it at its next start
+            self._settings = aggregator_file(self._lock.parent.parent)
+        wanted = self._settings.alerts
+        found, unknown = conditions(self._store, self._around(), wanted)
+        self._store.alerts.update(found, unknown)
+        has_target = bool(wanted.webhook or wanted.email_to)
+        for row in self._store.alerts.due():
+            change = row.due
+            assert change is not None, "the store returns rows with a message to send"
+            try:
+                if has_target:
+                    self._send(wanted, message(row, change))
+            except (OSError, ValueError, smtplib.SMTPException) as error:
+                self._store.alerts.not_sent(row, f"{type(error).__name__}: {error}")
+            else:
+                self._store.alerts.sent(row, change)
+
+    def _look_safely(self) -> None:
+        try:
+            self.look()
+        except ThinwireError as error:  # the store is not readable now; the next look tries again
+            log.warning("alerts: %s", error)
+
+    def _around(self) -> Surroundings:
+        state, about = aggregator(self._lock)
+        until, free = _ends_at(str(about.get("certificate") or "")), None
+        with contextlib.suppress(OSError):
+            free = shutil.disk_usage(self._lock.parent).free
+        down_since = (down_since_of(self._lock) or time.time()) if state == "gone" else None
+        return Surroundings(time.time(), down_since, free, until)
+
+
+def _ends_at(certificate: str) -> float | None:
+    """Return when the certificate in a PEM file ends, wall clock; None without one: the aggregator renews its own."""
+    if not certificate:
+        return None
+    from cryptography.x509 import load_pem_x509_certificate
+
+    try:
+        return load_pem_x509_certificate(Path(certificate).read_bytes()).not_valid_after_utc.timestamp()
+    except (OSError, ValueError):
+        return None
+
+
+def message(row: AlertRow, change: str) -> dict[str, Any]:
+    """Return what is sent about an alert: plain facts by name."""
+    at = row.opened_at if change == "opened" else row.closed_at
+    said = {"alert": row.id, "kind": row.kind, "run_id": row.subject, "change": change, "at": at}
+    return {**said, "sentence": row.sentence, "try": row.hint if change == "opened" else ""}
+
+
+def deliver(wanted: AlertSettings, said: dict[str, Any]) -> None:
+    """Send a message to each target; raise OSError, ValueError or SMTPException if one does not take it."""
+    if wanted.webhook:
+        _post(wanted.webhook, said)
+    if wanted.email_to:
+        _mail(wanted, said)
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Follows no redirect: the file names the target, and the target may not name another one."""
+
+    def redirect_request(self, *given: object, **named: object) -> None:  # type: ignore[override]
+        return None
+
+
+def _post(url: str, said: dict[str, Any]) -> None:
+    """Send a message by POST; an answer of 300 and above raises HTTPError, which is an OSError."""
+    headers = {"Content-Type": "application/json", "User-Agent": f"thinwire/{thinwire.__version__}"}
+    request = urllib.request.Request(url, json.dumps(said).encode(), headers)  # noqa: S310 - the file allows http only
+    with urllib.request.build_opener(_NoRedirect).open(request, timeout=SEND_S):
+        pass
+
+
+def _mail(wanted: AlertSettings, said: dict[str, Any]) -> None:
+    """Send a message by e-mail."""
+    letter = EmailMessage()
+    letter["Subject"] = f"Thinwire: {said['sentence']}" if said["change"] == "opened" else f"Over: {said['sentence']}"
+    letter["From"], letter["To"] = wanted.email_from or wanted.email_to[0], ", ".join(wanted.email_to)
+    letter.set_content("\n".join(f"{name}: {value}" for name, value in said.items() if value not in ("", None)))
+    host, _, port = wanted.smtp.rpartition(":")
+    kind = smtplib.SMTP_SSL if wanted.smtp_security == "tls" else smtplib.SMTP
+    with kind(host, int(port), timeout=SEND_S) as server:
+        if wanted.smtp_security == "starttls":
+            server.starttls(context=ssl.create_default_context())
+        if wanted.smtp_user:
+            server.login(wanted.smtp_user, Path(wanted.smtp_password_file).read_text().strip())
+        server.send_message(letter)
+
+
+class ShownAlert(BaseModel):
+    """Holds an alert as the dashboard shows it; times are wall-clock seconds."""
+
+    id: int
+    kind: str
+    subject: str
+    sentence: str
+    hint: str
+    opened_at: float
+    closed_at: float | None
+    acknowledged_by: str
+    acknowledged_at: float | None
+    opening_sent_at: float | None
+    closing_sent_at: float | None
+    failures: int
+    failure: str
+
+
+def alert_routes(store: Store) -> APIRouter:
+    """Return the routes about alerts."""
+    router = APIRouter(prefix="/api/v1")
+
+    @router.get("/alerts")
+    def alerts(limit: Annotated[int, Query(ge=1, le=1000)] = 200) -> list[ShownAlert]:
+        return [ShownAlert(**asdict(row)) for row in store.alerts.all(limit)]
+
+    @router.get("/alerts.csv", response_class=Response, include_in_schema=False)
+    def alerts_csv() -> Response:
+        return as_csv(alerts(1000), ShownAlert, "alerts")
+
+    @router.post("/alerts/{number}/acknowledge")
+    def acknowledge(number: Number) -> ShownAlert:
+        return ShownAlert(**asdict(store.alerts.acknowledge(number, WHO)))
+
+    return router

@@ -118,7 +118,7 @@ def deliver(wanted: AlertSettings, said: dict[str, Any]) -> None:
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     """Follows no redirect: the file names the target, and the target may not name another one."""
 
-    def redirect_request(self, *given: object, **named: object) -> None:  # type: ignore[override]
+    def redirect_request(self, *given: object, **named: object) -> None:
         return None
 
 

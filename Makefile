@@ -10,6 +10,8 @@ TORCH := torch==2.13.0
 LOCK := requirements/linux-x86_64-py311.txt
 TORCH_INDEX ?=
 PYTEST_ARGS ?=
+# pip shows its progress to a person, and prints nothing into a log.
+QUIET := $(shell [ -t 2 ] || echo -q)
 DEMO_ARGS ?=
 FUZZ_ARGS ?=
 FUZZ_SERVICE_ARGS ?=
@@ -72,20 +74,21 @@ $(VENV)/.made:
 $(VENV)/.locked: $(VENV)/.made $(LOCK)
 	@set -eu; : > $@.new; \
 	if $(BIN)/python -c 'import platform as p, sys; raise SystemExit((p.system(), p.machine(), sys.version_info[:2]) != ("Linux", "x86_64", (3, 11)))'; \
-	then $(BIN)/python -m pip install -q --force-reinstall --require-hashes --no-deps -r $(LOCK); echo locked > $@.new; fi; \
+	then $(BIN)/python -m pip install $(QUIET) --force-reinstall --require-hashes --no-deps -r $(LOCK); echo locked > $@.new; fi; \
 	mv $@.new $@
 
 $(VENV)/.ready: $(VENV)/.made pyproject.toml constraints.txt setup.py $(wildcard csrc/*)
 	@set -eu; \
+	echo "installing Thinwire and torch into $(VENV): some 300 MB, one to five minutes" >&2; \
 	isolated=; if [ -s $(VENV)/.locked ]; then isolated=--no-build-isolation; fi; \
-	if [ -n "$(TORCH_INDEX)" ]; then $(BIN)/python -m pip install -q '$(TORCH)' --index-url '$(TORCH_INDEX)'; fi; \
-	$(BIN)/python -m pip install -q $$isolated -c constraints.txt -e '.[client,server,demo]'; \
+	if [ -n "$(TORCH_INDEX)" ]; then $(BIN)/python -m pip install $(QUIET) '$(TORCH)' --index-url '$(TORCH_INDEX)'; fi; \
+	$(BIN)/python -m pip install $(QUIET) $$isolated -c constraints.txt -e '.[client,server,demo]'; \
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.locked $(VENV)/.ready
 	@set -eu; \
 	isolated=; if [ -s $(VENV)/.locked ]; then isolated=--no-build-isolation; fi; \
-	$(BIN)/python -m pip install -q $$isolated -c constraints.txt -e '.[client,server,demo,dev]'; \
+	$(BIN)/python -m pip install $(QUIET) $$isolated -c constraints.txt -e '.[client,server,demo,dev]'; \
 	touch $@
 
 chromium:

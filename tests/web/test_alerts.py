@@ -22,7 +22,7 @@ from tests.support.filled_store import add_devices, new_run
 from tests.support.serving import showing
 from thinwire.core.owner_file import AlertSettings, aggregator_file
 from thinwire.core.statedir import hold
-from thinwire.reports.alerting import Surroundings, conditions
+from thinwire.reports.alerting import Surroundings, conditions, divergence
 from thinwire.store import Condition, Store
 from thinwire.web.alerts import AlertWatch, deliver, message
 
@@ -42,6 +42,16 @@ def run(store: Store) -> Told:
     run = new_run(store, at=time.time() - 60)
     run.quiet_round()
     return run
+
+
+def diverge(run: Told) -> None:
+    run.open()
+    for device in DEVICES[:3]:
+        run.fail(device, 1.0, "non-finite", "the loss became NaN or infinity")
+    for device in DEVICES[3:]:
+        run.answer(device, 1.5)
+    run.close("enough", 2.0)
+    run.open()
 
 
 def test_a_run_that_goes_on_has_no_alert(store: Store, run: Told):
@@ -70,12 +80,7 @@ def test_a_run_that_waits_for_devices_or_closes_rounds_as_too_few_has_one(store:
 
 
 def test_updates_that_are_not_finite_have_one_with_what_to_try(store: Store, run: Told):
-    run.open()
-    for device in DEVICES[:3]:
-        run.fail(device, 1.0, "non-finite", "the loss became NaN or infinity")
-    for device in DEVICES[3:]:
-        run.answer(device, 1.5)
-    run.close("enough", 2.0)
+    diverge(run)
     ((one,), _) = conditions(store, Surroundings(run.now), DEFAULT)
     assert (one.kind, one.subject) == ("not-finite", run.run_id)
     assert "3 updates of the last 2 rounds held NaN or infinity" in one.sentence
@@ -257,3 +262,14 @@ def test_the_page_shows_what_is_wrong_and_takes_an_acknowledgement(store: Store,
         expect(page.locator("#open-alerts")).to_contain_text("dashboard")
         expect(page.get_by_role("link", name="Alerts")).not_to_contain_text("not acknowledged")
     assert store.alerts.counts() == (1, 0)
+
+
+def test_the_headline_of_a_run_whose_training_diverges_says_so_with_what_to_try(store: Store, run: Told, look: Open):
+    wanted = "Training diverges: 3 updates of the last 2 rounds held NaN or infinity; try a smaller [local] lr"
+    diverge(run)
+    with showing(store.url, None) as shown:
+        page = look(shown.url, f"runs/{run.run_id}")
+        expect(page.locator(".notice").first).to_contain_text(wanted)
+        assert axe(page) == []
+    run.status("done", "12 rounds")
+    assert divergence(store, store.run(run.run_id)) == ""

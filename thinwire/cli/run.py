@@ -6,6 +6,7 @@ task, a file, another run, or later from a device.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -29,6 +30,7 @@ def run(
     task: Task = None,
     sets: Sets = None,
     detach: Annotated[bool, typer.Option("--detach", help="print the run's id and end")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="submit it with fewer known devices than it selects")] = False,
     json: Json = False,
     home: Home = None,
 ) -> None:
@@ -41,11 +43,36 @@ def run(
     read = checked_plan(plan, sets)
     require_alive(home)
     with opened(home, read_only=False) as store:
+        if not yes:
+            require_known(store, read, home)
         run_id = hand_over(store, home, read, plan, task)
         if detach:
             _detached(run_id, home, json)
             return
         raise typer.Exit(_followed(run_id, home, json))
+
+
+def require_known(store: Store, plan: RunPlan, home: Path | None) -> None:
+    """Raise `TooFewClients` if a plan selects more devices than are known; at a terminal the person decides.
+
+    Such a run would wait without an end, and nobody would see why before looking at it.
+    """
+    from thinwire.cli.local_state import again
+    from thinwire.core.errors import TooFewClients
+
+    wanted = plan.cohort.clients
+    known = sum(row.state != "revoked" for row in store.roster.rows())
+    if not isinstance(wanted, int) or known >= wanted:
+        return
+    said = f"the plan selects {wanted} devices a round, and {known} are known"
+    if sys.stdin.isatty() and sys.stderr.isatty():
+        if typer.confirm(f"{said}. Submit it, and wait for the others?", err=True):
+            return
+        raise typer.Exit(INTERRUPTED)
+    raise TooFewClients(
+        said, why="the run would wait until the others have joined",
+        hint=f"{again('devices list', home)}; a smaller [cohort] clients; or --yes to submit it and wait",
+    )  # fmt: skip
 
 
 def _detached(run_id: str, home: Path | None, json: bool) -> None:

@@ -22,6 +22,7 @@ MINUTE_S, DAY_S, MB = 60.0, 86_400.0, 10**6
 NO_PROGRESS, TOO_FEW, DIVERGED = "no-progress", "too-few-clients", "not-finite"
 DISK, CERTIFICATE, OFFLINE = "disk", "certificate", "aggregator-offline"
 OF_RUNS: Final = (NO_PROGRESS, TOO_FEW, DIVERGED)
+SMALLER_STEPS: Final = "a smaller [local] lr, or [local] clip_grad"
 NON_FINITE: Final = "non-finite"  # kind of a failure (docs/reference/failures.md)
 
 
@@ -45,10 +46,28 @@ def conditions(store: Store, around: Surroundings, wanted: AlertSettings) -> tup
     if around.down_since is not None:
         return found, frozenset(OF_RUNS)
     for run in store.line():
-        latest = store.rounds(run.run_id, max(1, run.rounds_closed - LATEST + 1), run.rounds_closed)
-        rounds = [one for one in latest if one.closed_at is not None]
+        rounds = _latest(store, run)
         found += of_run(run, rounds, _diverged(store, run, rounds), around.now, wanted)
     return found, frozenset()
+
+
+def divergence(store: Store, run: RunRow) -> str:
+    """Return a sentence with what to try if the training of a run diverges on its devices; "" if it does not."""
+    if run.status != "running":
+        return ""
+    rounds = _latest(store, run)
+    count = _diverged(store, run, rounds)
+    return f"Training diverges: {_not_finite(count, rounds)}; try {SMALLER_STEPS}." if count else ""
+
+
+def _latest(store: Store, run: RunRow) -> list[RoundRow]:
+    """Return the latest closed rounds of a run, oldest first."""
+    latest = store.rounds(run.run_id, max(1, run.rounds_closed - LATEST + 1), run.rounds_closed)
+    return [one for one in latest if one.closed_at is not None]
+
+
+def _not_finite(count: int, rounds: list[RoundRow]) -> str:
+    return f"{counted(count, 'update')} of the last {counted(len(rounds), 'round')} held NaN or infinity"
 
 
 def of_run(
@@ -67,8 +86,7 @@ def of_run(
         said = f"{id_}: no round has closed for {duration(quiet_s)}{deadline}"
         yield Condition(NO_PROGRESS, id_, said, f"thinwire runs show {id_} --why; thinwire aggregator logs")
     if diverged:
-        said = f"{id_}: {counted(diverged, 'update')} of the last {counted(len(rounds), 'round')} held NaN or infinity"
-        yield Condition(DIVERGED, id_, said, "a smaller [local] lr, or [local] clip_grad")
+        yield Condition(DIVERGED, id_, f"{id_}: {_not_finite(diverged, rounds)}", SMALLER_STEPS)
 
 
 def _diverged(store: Store, run: RunRow, rounds: list[RoundRow]) -> int:

@@ -18,6 +18,7 @@ from thinwire.core.formatting import with_home
 from thinwire.core.layout import Layout
 from thinwire.core.protection_events import is_sampled
 from thinwire.reports import secure_rounds
+from thinwire.reports.alerting import divergence
 from thinwire.reports.privacy_history import PrivacyState, SpendingHistory
 from thinwire.reports.reason_text import behind, deadline_sentence, sentence
 from thinwire.store import PointRow, RoundRow, RunRow, Store, UpdateRow
@@ -165,13 +166,14 @@ class Reader:
         spent, totals = self._spent(row), totals_of(self._store, row)
         secure = secure_rounds.is_secure(row)
         latest = self._store.rounds(row.run_id, row.rounds_closed + 1 - LATEST_ROUNDS) if secure else []
+        warning = divergence(self._store, row)
         return self._run(
             schemas.RunNow, row, open_rounds, self._store.line() if row.status == "queued" else (),
             model_digest=row.model_digest, seconds=totals.seconds,
             notes=[with_home(sentence(note), self._home) for note in row.notes], seq=seq,
             protection=protection and schemas.Protection.model_validate(protection),
             privacy=spent and schemas.Privacy.model_validate(spent[0]),
-            not_evaluated=not_evaluated(row, latest), now=time.time(),
+            not_evaluated=not_evaluated(row, latest), now=time.time(), warning=warning,
             **_went(explain_run(totals) if totals.rounds else None),
         )  # fmt: skip
 

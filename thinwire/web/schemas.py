@@ -161,10 +161,12 @@ class RunNow(Went, Run):
     """A run as it is now. `notes` are sentences on its plan.
 
     `protection` is null without secure aggregation, `privacy` without differential privacy.
-    `not_evaluated` is the reason why its latest version has no metric.
+    `not_evaluated` is the reason why its latest version has no metric. `warning` says that its training diverges, and
+    what to try.
     """
 
     notes: list[str]
+    warning: str = ""
     model_digest: str
     protection: Protection | None = None
     privacy: Privacy | None = None

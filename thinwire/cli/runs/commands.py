@@ -137,9 +137,12 @@ def _ahead(row: RunRow, rounds: Sequence[RoundRow]) -> str:
 
 def _header(store: Store, row: RunRow, rounds: Sequence[RoundRow]) -> None:
     """Print the id, status and notes of a run."""
+    from thinwire.reports.alerting import divergence
     from thinwire.reports.reason_text import behind, sentence
 
     console.sentence(behind(row, store.line()) or _ahead(row, rounds) or standing(row), begin=f"{row.run_id}  ")
+    if warning := divergence(store, row):
+        console.sentence(warning, begin="warning ")
     for note in row.notes:
         console.sentence(sentence(note), begin="note    ")
 

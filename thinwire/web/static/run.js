@@ -72,6 +72,7 @@ const Head = ({ run, lines, still }) => {
       ${ORDERED[run.status]?.filter((verb) => verb === "stop" || run.source === "devices").map((verb) => html`<${Order} key=${verb} id=${run.run_id} verb=${verb} />`)}
     </div>
     <p class="sentence" aria-live="polite">${run.sentence}</p>
+    ${run.warning && html`<div class="notice bad" role="alert"><${Icon} name="alert" /><div><strong>${run.warning}</strong></div></div>`}
     ${run.notes.map((said) => html`<div class="notice said"><${Icon} name="alert" /><div>${said}</div></div>`)}
     <${Progress} run=${run} open=${open} now=${now} />
     ${lines.length || ENDED.includes(run.status) ? html`<dl class="figures">

@@ -52,6 +52,7 @@ READING = {  # each command of the tables that reads the store of a run, as it i
     "aggregator logs": ["aggregator logs"],
     "aggregator backup": ["aggregator backup {out}/backup.tar"],
 }
+STREAMS = {"/api/v1/live", "/api/v1/runs/{run_id}/events/stream"}  # they have no end
 BEGIN = {"run", "sim", "demo"}  # begin runs; `sim` has made those of this test, and its print is searched
 
 
@@ -97,7 +98,7 @@ def made(plan: Path, home: Path) -> Outputs:
         with TestClient(app, base_url=HOST) as client:
             client.post("/login", data={"code": store.logins.new_code()})
             for path in gets(app.app):
-                if path != "/api/v1/live":
+                if path not in STREAMS:
                     shown[path] = client.get(path.format(run_id="digits-1", number=1, name=CLIENT)).content
     for file in sorted(home.rglob("*")):
         if file.is_file():
@@ -183,7 +184,7 @@ def test_the_routes_of_the_table_are_those_of_the_dashboard(private: Outputs) ->
         found = set(gets(create_app(Settings(store.url, port=8080), store).app))
     listed = set(re.findall(r"`(/[^`]*)`", PAGE.partition("## Dashboard")[2].partition("## Commands")[0]))
     assert listed - {"/static", "/logout", "/api/v1/openapi.json"} == found
-    assert {path for path in private.shown if path.startswith("/")} == found - {"/api/v1/live"}
+    assert {path for path in private.shown if path.startswith("/")} == found - STREAMS
 
 
 def test_the_commands_of_the_page_are_all_there_are() -> None:

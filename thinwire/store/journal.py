@@ -90,6 +90,13 @@ class JournalReader:
             ]
         return [(seq, from_json({**body, "event": kind})) for seq, kind, body in rows]
 
+    def newest_events(self, run_id: str, limit: int) -> list[tuple[int, Event]]:
+        """Return (seq, event) of the newest events of a run, oldest first: at most `limit`, and those that are rows."""
+        wanted = select(Journal.seq, Journal.kind, Journal.body).where(Journal.run_id == run_id)
+        with self._database.reading() as connection:
+            rows = connection.execute(wanted.order_by(Journal.seq.desc()).limit(limit)).all()
+        return [(row.seq, from_json({**row.body, "event": row.kind})) for row in reversed(rows)]
+
     def stream(self, run_id: str, after: int = 0) -> Iterator[tuple[int, Event]]:
         """Yield (seq, event) of a run like `events`, with few of them in memory at once."""
         while found := self.events(run_id, after, CHUNK):

@@ -34,6 +34,8 @@ LEAST: Final[Mapping[str, str]] = {
     "GET /api/v1/groups": "viewer",
     "GET /api/v1/runs/{run_id}": "viewer",
     "GET /api/v1/runs/{run_id}/view": "viewer",
+    "GET /api/v1/runs/{run_id}/events": "viewer",
+    "GET /api/v1/runs/{run_id}/events/stream": "viewer",
     "GET /api/v1/runs/{run_id}/rounds": "viewer",
     "GET /api/v1/runs/{run_id}/rounds.csv": "viewer",
     "GET /api/v1/runs/{run_id}/rounds/{number}": "viewer",

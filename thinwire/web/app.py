@@ -18,6 +18,7 @@ from thinwire.web.access import Access
 from thinwire.web.alerts import AlertWatch, alert_routes
 from thinwire.web.bundle import BundledFiles, script, styles
 from thinwire.web.device_queries import Devices
+from thinwire.web.event_feed import EventFeeds, event_routes
 from thinwire.web.problems import DescribedApp, add_handlers
 from thinwire.web.routes import DeviceName, Live, News, RunId, api_routes, csv_routes, device_routes
 from thinwire.web.run_queries import Reader
@@ -37,19 +38,21 @@ def create_app(settings: Settings, store: Store, closing: Callable[[], bool] = l
     reader = Reader(store, settings.home_option)
     devices = Devices(store, settings.lock)
     live = Live(lambda: look(store, settings.lock), closing)
+    feeds = EventFeeds(store, closing)
     watch = AlertWatch(store, settings.lock).running() if settings.lock else contextlib.nullcontext()
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        looking = asyncio.create_task(live.run())
+        looking = [asyncio.create_task(live.run()), asyncio.create_task(feeds.run())]
         try:
             with watch:
                 yield
         finally:
             live.close()
-            looking.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await looking
+            feeds.close()
+            for task in looking:
+                task.cancel()
+            await asyncio.gather(*looking, return_exceptions=True)
 
     app = DescribedApp(
         title="Thinwire", version=thinwire.__version__, lifespan=lifespan,
@@ -61,6 +64,7 @@ def create_app(settings: Settings, store: Store, closing: Callable[[], bool] = l
     app.include_router(api_routes(settings, store, reader, live))
     app.include_router(device_routes(settings, store, devices))
     app.include_router(alert_routes(store))
+    app.include_router(event_routes(store, feeds, settings))
     files = script(STATIC), styles(STATIC)
     _pages(app, settings.home_option, tuple(one.name for one in files))
     app.mount("/static", BundledFiles(STATIC, *files))

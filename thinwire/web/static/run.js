@@ -6,6 +6,7 @@ import { DeviceTable, joinCommand } from "./devices.js";
 import { html, link, useEffect, useRef, useState } from "./dom.js";
 import { bytes, decisive, measures, metric, moment, plural, ratio, seconds, wired } from "./format.js";
 import { Gone } from "./frame.js";
+import { Journal } from "./journal.js";
 import { Learning } from "./learning.js";
 import { stoodStill, useReading, useTime } from "./live.js";
 import { Command, Icon, Refusal, Section, Status } from "./parts.js";
@@ -57,7 +58,8 @@ export const RunPage = ({ id, news }) => {
       <${Rounds} ...${data} news=${news} chosen=${chosen} choose=${choose} error=${error} />
       ${run.protection && html`<${Protection} said=${run.protection} />`}` : null}
     ${data.clients?.total ? html`<${Clients} run=${run} page=${data.clients} turn=${setClients} />` : null}
-    <${Plan} run=${run} />`;
+    <${Plan} run=${run} />
+    <${Journal} id=${run.run_id} />`;
 };
 
 const Head = ({ run, lines, still }) => {

@@ -1,0 +1,179 @@
+"""The journal as a live feed: what a reader gets, resumes and misses, and what it must not learn."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncGenerator
+
+import pytest
+from playwright.sync_api import expect
+from starlette.testclient import TestClient
+
+from tests.support.api_answers import DEVICES, Told
+from tests.support.browsing import Open, axe, overflow
+from tests.support.filled_store import add_devices, new_run
+from tests.support.serving import showing
+from thinwire.store import Store
+from thinwire.web import event_feed
+from thinwire.web.event_feed import EventFeeds, RunFeed
+
+PATIENCE_S = 20.0
+
+
+@pytest.fixture
+def run(store: Store) -> Told:
+    add_devices(store, DEVICES, time.time())
+    run = new_run(store, at=time.time() - 60)
+    run.quiet_round()
+    return run
+
+
+async def taken(stream: AsyncGenerator[str, None], count: int) -> list[dict[str, str]]:
+    """The next messages of a stream, by their fields; comments and `retry` are left out."""
+    found: list[dict[str, str]] = []
+    while len(found) < count:
+        for block in (await asyncio.wait_for(anext(stream), PATIENCE_S)).split("\n\n"):
+            said = dict(line.split(": ", 1) for line in block.splitlines() if not line.startswith((":", "retry")))
+            found += [said] if said else []
+    return found
+
+
+def followed(store: Store, steps):
+    """Run `steps` with feeds that look at the store."""
+
+    async def go() -> None:
+        over = False
+        feeds = EventFeeds(store, lambda: over)
+        looking = asyncio.create_task(feeds.run())
+        try:
+            await steps(feeds)
+        finally:
+            over = True
+            await looking
+
+    asyncio.run(go())
+
+
+def test_all_readers_get_each_event_once_in_order(store: Store, run: Told):
+    async def steps(feeds: EventFeeds) -> None:
+        feed = await feeds.of(run.run_id)
+        before = feed.count
+        streams = [feeds.stream(feed, "", lambda: True) for _ in range(3)]
+        for stream in streams:
+            await anext(stream)  # `retry`: it is subscribed
+        run.status("paused", "paused by a person")
+        run.status("running", "goes on")
+        for stream in streams:
+            first, second = await taken(stream, 2)
+            assert [json.loads(one["data"])["fields"]["status"] for one in (first, second)] == ["paused", "running"]
+            assert first["id"] == f"{feed.name}-{before + 1}"
+
+    followed(store, steps)
+
+
+def test_a_reader_that_comes_back_gets_what_it_missed(store: Store, run: Told):
+    async def steps(feeds: EventFeeds) -> None:
+        feed = await feeds.of(run.run_id)
+        stream = feeds.stream(feed, "", lambda: True)
+        await anext(stream)
+        run.status("paused", "one")
+        (first,) = await taken(stream, 1)
+        await stream.aclose()
+        run.status("running", "two")
+        run.status("paused", "three")
+        again = feeds.stream(await feeds.of(run.run_id), first["id"], lambda: True)
+        assert [json.loads(one["data"])["fields"]["text"] for one in await taken(again, 2)] == ["two", "three"]
+        await again.aclose()
+
+    followed(store, steps)
+
+
+@pytest.mark.parametrize("last", ["0123456789abcdef-3", "x", "-1", "9" * 60, "{name}-999999"])
+def test_an_id_that_the_feed_does_not_have_begins_with_reset(store: Store, run: Told, last: str):
+    async def steps(feeds: EventFeeds) -> None:
+        feed = await feeds.of(run.run_id)
+        stream = feeds.stream(feed, last.format(name=feed.name), lambda: True)
+        (said,) = await taken(stream, 1)
+        assert (said["event"], said["id"]) == ("reset", f"{feed.name}-{feed.count}")
+        await stream.aclose()
+
+    followed(store, steps)
+
+
+def test_a_reader_that_is_too_far_behind_begins_again(store: Store, run: Told, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(event_feed, "BEHIND", 3)
+
+    async def steps(feeds: EventFeeds) -> None:
+        feed = await feeds.of(run.run_id)
+        stream = feeds.stream(feed, "", lambda: True)
+        await anext(stream)
+        for number in range(5):
+            run.status("paused", str(number))
+        await feeds._read(feed)
+        (said,) = await taken(stream, 1)
+        assert said["event"] == "reset"
+        await stream.aclose()
+
+    followed(store, steps)
+
+
+def test_a_stream_ends_with_its_session(store: Store, run: Told, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(event_feed, "HEARTBEAT_S", 0.05)
+
+    async def steps(feeds: EventFeeds) -> None:
+        answers = iter([True, False])
+        stream = feeds.stream(await feeds.of(run.run_id), "", lambda: next(answers))
+        assert [said async for said in stream] == ["retry: 1000\n\n", ": still here\n\n"]
+
+    followed(store, steps)
+
+
+def test_only_the_newest_events_are_kept_and_listed(store: Store, monkeypatch: pytest.MonkeyPatch, page: TestClient):
+    add_devices(store, DEVICES, time.time())
+    run = new_run(store, at=time.time() - 60)
+    for number in range(20):
+        run.status("paused", str(number))
+    monkeypatch.setattr(event_feed, "KEPT", 5)
+    listed = page.get(f"/api/v1/runs/{run.run_id}/events").json()
+    assert [one["fields"]["text"] for one in listed] == ["15", "16", "17", "18", "19"]
+    assert page.get("/api/v1/runs/none/events").status_code == 404
+
+
+def test_a_run_with_a_secret_sample_shows_neither_its_replies_nor_their_number(store: Store):
+    """Two runs of which one had more replies have the same feed, and ids tell nothing of the journal's numbers."""
+    privacy = '[privacy]\nmode = "central"\nclip = 1.0\nnoise_multiplier = 1.0\nsampling_rate = 0.5\n'
+    add_devices(store, DEVICES, time.time())
+    feeds = []
+    for replies in (2, 5):
+        run = new_run(store, at=time.time() - 60, more=privacy)
+        run.open()
+        for device in DEVICES[:replies]:
+            run.answer(device, 1.0)
+        run.close("all", 2.0)
+        feed = RunFeed(run.run_id, name="same")
+        _, events, _ = EventFeeds(store)._new(feed)
+        feed.add(events)
+        feeds.append([(one["id"], one["event"]) for one in json.loads(feed.listed())])
+    assert feeds[0] == feeds[1]
+    assert not {"UpdateAccepted", "ClientSelected"} & {kind for _, kind in feeds[0]}
+
+
+def test_the_page_follows_the_journal_and_filters_it(store: Store, run: Told, look: Open):
+    with showing(store.url, None) as shown:
+        page = look(shown.url, f"runs/{run.run_id}")
+        page.get_by_text("Every decision of this run").click()
+        table = page.get_by_role("table").filter(has_text="RoundClosed").last
+        expect(table).to_contain_text("RoundOpened")
+        run.status("paused", "paused by a person")
+        expect(page.locator("#journal")).to_contain_text("paused by a person")
+        page.locator("#journal select").select_option("RoundClosed")
+        expect(page.locator("#journal tbody tr")).to_have_count(1)
+        page.locator("#journal select").select_option("")
+        page.locator("#journal input").fill("pi-03")
+        expect(page.locator("#journal tbody")).to_contain_text("device pi-03")
+        expect(page.locator("#journal tbody")).not_to_contain_text("device pi-04")
+        assert axe(page) == []
+        page.set_viewport_size({"width": 420, "height": 900})
+        assert overflow(page) == 0

@@ -1,0 +1,228 @@
+"""The journal of a run as a live feed: its newest events, and a stream that a reader can resume.
+
+A run that somebody follows has one `RunFeed`. It reads each new event once, makes its message once, and gives that to
+all readers, so that 200 of them cost little more than one. It keeps the newest `KEPT` messages; a reader that comes
+back with `Last-Event-ID` gets what it has missed, or `reset` if the feed does not have that any more.
+
+The id of a message is the feed's random name and a count. It is not the number in the journal, which rises over all
+runs: where the sample of one is secret, the gaps between numbers would tell how many of its devices replied.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Header, Request
+from pydantic import BaseModel
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response, StreamingResponse
+
+from thinwire.core.errors import ThinwireError
+from thinwire.core.events import Event
+from thinwire.core.protection_events import is_sampled, without_sample
+from thinwire.store import Store
+from thinwire.web.problems import problem
+from thinwire.web.routes import STREAM, RunId
+from thinwire.web.security import session_token
+from thinwire.web.settings import Settings
+
+KEPT: Final = 1000  # messages of a run
+AT_ONCE: Final = 500  # events that are read at once
+BEHIND: Final = 500  # messages that a slow reader may be behind before it has to begin again
+MOST_READERS: Final = 400
+TICK_S: Final = 0.25
+HEARTBEAT_S: Final = 15.0
+IDLE_S: Final = 60.0  # until a feed without a reader is forgotten
+
+
+class JournalEvent(BaseModel):
+    """An event of a run's journal: its class, its wall-clock time, and its own fields."""
+
+    id: str
+    event: str
+    at: float
+    fields: dict[str, Any]
+
+
+@dataclass
+class RunFeed:
+    """The newest events of one run. Only the event loop's thread changes it, but for `read`, which a worker calls."""
+
+    run_id: str
+    name: str = field(default_factory=lambda: secrets.token_hex(8))
+    kept: deque[tuple[int, str]] = field(default_factory=lambda: deque(maxlen=KEPT))  # count, JSON
+    count: int = 0  # events until now, numbered from 1
+    seq: int = 0  # number in the journal of the last one that was read
+    readers: set[asyncio.Event] = field(default_factory=set)
+    used_at: float = field(default_factory=time.monotonic)
+    reading: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def add(self, events: list[Event]) -> None:
+        """Number the events, write their JSON, and wake the readers."""
+        for event in events:
+            self.count += 1
+            said = JournalEvent(
+                id=f"{self.name}-{self.count}", event=type(event).__name__, at=event.at,
+                fields={key: value for key, value in vars(event).items() if key != "at"},
+            )  # fmt: skip
+            self.kept.append((self.count, said.model_dump_json()))
+        if events:
+            for reader in self.readers:
+                reader.set()
+
+    def after(self, last_id: str) -> int | None:
+        """Return the count of the message with this id; None if the feed cannot go on from there."""
+        name, _, number = last_id.rpartition("-")
+        if name != self.name or not number.isdecimal() or len(number) > 15:
+            return None
+        oldest = self.kept[0][0] if self.kept else self.count + 1
+        return int(number) if oldest - 1 <= int(number) <= self.count else None
+
+    def since(self, count: int) -> list[str] | None:
+        """Return the messages after the one with this count; None if some of them are gone."""
+        if self.kept and count < self.kept[0][0] - 1:
+            return None
+        new = list(itertools.takewhile(lambda one: one[0] > count, reversed(self.kept)))
+        return [f"id: {self.name}-{number}\nevent: journal\ndata: {said}\n\n" for number, said in reversed(new)]
+
+    def listed(self) -> str:
+        """Return the events that are kept as a JSON list, oldest first."""
+        return f"[{','.join(said for _, said in self.kept)}]"
+
+
+class EventFeeds:
+    """The feeds of all runs that somebody follows; `run` reads what is new, and runs until `closing`."""
+
+    def __init__(self, store: Store, closing: Callable[[], bool] = lambda: False) -> None:
+        self._store, self._closing = store, closing
+        self._feeds: dict[str, RunFeed] = {}
+        self._seen = -1
+
+    async def run(self) -> None:
+        """Look four times a second whether there is anything new while somebody reads."""
+        while not self._closing():
+            if any(feed.readers for feed in self._feeds.values()):
+                try:
+                    await self._look()
+                except ThinwireError:  # the store is not readable now: readers wait
+                    self._seen = -1
+            now = time.monotonic()
+            for run_id in [key for key, one in self._feeds.items() if not one.readers and now - one.used_at > IDLE_S]:
+                del self._feeds[run_id]
+            await asyncio.sleep(TICK_S)
+        self.close()
+
+    async def _look(self) -> None:
+        if (changes := await run_in_threadpool(self._store.changes)) == self._seen:
+            return
+        for feed in list(self._feeds.values()):
+            if feed.readers:
+                await self._read(feed)
+        self._seen = changes
+
+    async def _read(self, feed: RunFeed) -> None:
+        """Give a feed the events that are new; first of all the newest that it keeps."""
+        more = True
+        async with feed.reading:
+            while more:
+                feed.seq, events, more = await run_in_threadpool(self._new, feed)
+                feed.add(events)
+
+    def _new(self, feed: RunFeed) -> tuple[int, list[Event], bool]:
+        """Return the number of the last event that was read, the new events to show, and whether there are more."""
+        first = feed.seq == 0
+        found = (
+            self._store.newest_events(feed.run_id, KEPT)
+            if first
+            else self._store.events(feed.run_id, feed.seq, AT_ONCE)
+        )
+        if is_sampled(self._store.run(feed.run_id).plan):
+            shown = [one for _, event in found if (one := without_sample(event)) is not None]
+        else:
+            shown = [event for _, event in found]
+        return (found[-1][0] if found else feed.seq), shown, not first and len(found) == AT_ONCE
+
+    async def of(self, run_id: str) -> RunFeed:
+        """Return the feed of a run, up to date; `NotFound` without such a run."""
+        row = await run_in_threadpool(self._store.run, run_id)
+        feed = self._feeds.setdefault(row.run_id, RunFeed(row.run_id))
+        feed.used_at = time.monotonic()
+        if not feed.readers:  # else `run` keeps it up to date
+            await self._read(feed)
+        return feed
+
+    @property
+    def full(self) -> bool:
+        """Return True if no more readers are accepted."""
+        return sum(len(feed.readers) for feed in self._feeds.values()) >= MOST_READERS
+
+    async def stream(self, feed: RunFeed, last_id: str, still_known: Callable[[], bool]) -> AsyncGenerator[str, None]:
+        """Yield the feed's messages after `last_id`, and each new one.
+
+        A reader without `last_id` gets what comes from now on. `reset` tells a reader to read the events again: they
+        follow a message that the feed has no more. At each heartbeat `still_known` checks the session.
+        """
+        reader = asyncio.Event()
+        feed.readers.add(reader)
+        try:
+            at = feed.after(last_id) if last_id else feed.count
+            yield "retry: 1000\n\n"
+            if at is None:
+                at = feed.count
+                yield f"id: {feed.name}-{at}\nevent: reset\ndata: {{}}\n\n"
+            while not self._closing():
+                missed = feed.since(at)
+                at = feed.count
+                if missed is None or len(missed) > BEHIND:
+                    yield f"id: {feed.name}-{at}\nevent: reset\ndata: {{}}\n\n"
+                elif missed:
+                    yield "".join(missed)
+                try:
+                    await asyncio.wait_for(reader.wait(), HEARTBEAT_S)
+                except TimeoutError:
+                    if not await run_in_threadpool(still_known):
+                        return
+                    yield ": still here\n\n"
+                reader.clear()
+        finally:
+            feed.readers.discard(reader)
+            feed.used_at = time.monotonic()
+
+    def close(self) -> None:
+        """Wake all readers, so that their streams end."""
+        for feed in self._feeds.values():
+            for reader in feed.readers:
+                reader.set()
+
+
+def event_routes(store: Store, feeds: EventFeeds, settings: Settings) -> APIRouter:
+    """Return the routes of a run's events: the newest ones, and their stream."""
+    router = APIRouter(prefix="/api/v1")
+
+    @router.get("/runs/{run_id}/events", response_model=list[JournalEvent])
+    async def events(run_id: RunId) -> Response:
+        """Return the newest events of the run's journal, at most 1000, oldest first."""
+        feed = await feeds.of(run_id)
+        return Response(feed.listed(), media_type="application/json")
+
+    @router.get("/runs/{run_id}/events/stream", response_class=StreamingResponse)
+    async def stream(request: Request, run_id: RunId, last_event_id: LastId = "") -> Response:
+        """Stream the run's events; with `Last-Event-ID` from the one after it, or `reset` if that is not kept."""
+        feed = await feeds.of(run_id)
+        if feeds.full:
+            return problem(503, "too many readers follow runs", hint="close some tabs")
+        token = session_token(request.headers, settings)
+        sent = feeds.stream(feed, last_event_id, lambda: store.logins.valid(token))
+        return StreamingResponse(sent, media_type="text/event-stream", headers=STREAM)
+
+    return router
+
+
+LastId = Annotated[str, Header(max_length=64)]

@@ -1,0 +1,103 @@
+// The journal of a run as a live feed: what happened, newest first, filtered by kind and by words.
+import { get } from "./api.js";
+import { html, link, useEffect, useState } from "./dom.js";
+import { moment } from "./format.js";
+import { Refusal, Section, Table } from "./parts.js";
+
+const KEPT = 1000; // events in this tab
+const SHOWN = 100;
+const AGAIN_MS = 1000;
+const GAP_MS = 250; // between two redraws
+
+/** The newest events while `on`: read once, then as they come; read again where the stream says that some are missed. */
+const useEvents = (id, on) => {
+  const [state, setState] = useState({ events: null, error: null });
+  useEffect(() => {
+    if (!on) return undefined;
+    let source = null;
+    let timer = 0;
+    let fresh = [];
+    const show = () => {
+      timer = 0;
+      const more = fresh;
+      fresh = [];
+      setState((old) => ({ events: [...(old.events ?? []), ...more].slice(-KEPT), error: null }));
+    };
+    const follow = () => {
+      source = new EventSource(link(`api/v1/runs/${id}/events/stream`));
+      source.addEventListener("journal", (event) => {
+        fresh.push(JSON.parse(event.data));
+        timer ||= setTimeout(show, GAP_MS);
+      });
+      source.addEventListener("reset", read);
+    };
+    const read = async () => {
+      try {
+        if (!source) follow(); // first, so that nothing falls between the two
+        const events = await get(`runs/${id}/events`);
+        const known = new Set(events.map((one) => one.id));
+        fresh = fresh.filter((one) => !known.has(one.id));
+        setState({ events, error: null });
+      } catch (error) {
+        setState((old) => ({ ...old, error }));
+        timer = setTimeout(read, AGAIN_MS);
+      }
+    };
+    const turn = () => {
+      if (!document.hidden && !source) read();
+      if (document.hidden) {
+        source?.close();
+        source = null;
+      }
+    };
+    turn();
+    document.addEventListener("visibilitychange", turn);
+    return () => {
+      clearTimeout(timer);
+      source?.close();
+      document.removeEventListener("visibilitychange", turn);
+    };
+  }, [id, on]);
+  return state;
+};
+
+/** The fields that say something, as words: numbers and short texts, a list by its length. */
+const told = (fields) =>
+  Object.entries(fields)
+    .filter(([, value]) => value !== null && value !== "" && !(typeof value === "object" && !Object.keys(value).length))
+    .map(([name, value]) => {
+      if (Array.isArray(value)) return value.length <= 3 && value.every((one) => typeof one === "string") ? `${name} ${value.join(", ")}` : `${value.length} ${name}`;
+      if (typeof value === "object") return `${Object.keys(value).length} ${name}`;
+      return `${name} ${typeof value === "number" && !Number.isInteger(value) ? value.toPrecision(4) : value}`;
+    })
+    .join(" · ");
+
+const COLUMNS = [
+  { title: "When", cell: (one) => moment(one.at) },
+  { title: "Event", cell: (one) => html`<b>${one.event}</b>` },
+  { title: "Facts", cell: (one) => html`<span class="facts">${told(one.fields)}</span>` },
+];
+
+export const Journal = ({ id }) => {
+  const [open, setOpen] = useState(false);
+  const [kind, setKind] = useState("");
+  const [words, setWords] = useState("");
+  const { events, error } = useEvents(id, open);
+  const kinds = [...new Set((events ?? []).map((one) => one.event))].sort();
+  const wanted = words.toLowerCase();
+  const rows = (events ?? []).filter((one) => (!kind || one.event === kind) && (!wanted || JSON.stringify(one).toLowerCase().includes(wanted)));
+  return html`
+    <${Section} id="journal" title="Journal" json=${link(`api/v1/runs/${id}/events`)}>
+      <details class="more" onToggle=${(event) => setOpen(event.target.open)}><summary>Every decision of this run, as it is recorded</summary>
+        ${error && html`<${Refusal} error=${error} />`}
+        ${events === null ? html`<p class="loading">Reading…</p>` : html`
+          <div class="filters">
+            <label>Event <select value=${kind} onChange=${(event) => setKind(event.target.value)}>
+              <option value="">all</option>${kinds.map((one) => html`<option value=${one}>${one}</option>`)}</select></label>
+            <label>Words <input type="search" value=${words} onInput=${(event) => setWords(event.target.value)} /></label>
+            <span class="faint" role="status">${rows.length} of the newest ${events.length}</span>
+          </div>
+          <${Table} label="Events of this run, newest first" rows=${rows.slice(-SHOWN).reverse()} stacks keyOf=${(one) => one.id} columns=${COLUMNS} empty="none like this" />`}
+      </details>
+    <//>`;
+};

@@ -1,4 +1,4 @@
-// One stream of news a tab. A hidden tab closes it: browsers allow six connections to a host, over all tabs.
+// One stream of news for all tabs of a browser (live-worker.js), which hidden tabs do not follow.
 import { link, useEffect, useRef, useState } from "./dom.js";
 
 const AGAIN_MS = 1000;
@@ -12,42 +12,57 @@ export const setServerNow = (now) => {
   clockAhead = now - Date.now() / 1000;
 };
 
+/** Tells `news` each message of the stream, and null when it is lost; gives a function that says whether this tab is
+ * visible. Without shared workers (Chrome on Android) the tab has a stream of its own. */
+const follow = (news) => {
+  if (typeof SharedWorker !== "undefined") {
+    const { port } = new SharedWorker(link("static/live-worker.js"), { name: link("") });
+    port.onmessage = ({ data }) => news(data);
+    return (visible) => port.postMessage({ visible });
+  }
+  let source = null;
+  let timer = 0;
+  const say = (visible) => {
+    clearTimeout(timer);
+    if (visible && !source) {
+      source = new EventSource(link("api/v1/live"));
+      source.addEventListener("news", (event) => news(JSON.parse(event.data)));
+      source.onerror = () => {
+        say(false);
+        news(null);
+        timer = setTimeout(() => say(true), AGAIN_MS);
+      };
+    } else if (!visible) {
+      source?.close();
+      source = null;
+    }
+  };
+  return say;
+};
+
 /** {seq, acts, pending, aggregator, down_since, store, reached}: what the server said last, and whether it can be reached now. */
 export function useNews() {
   const [news, setNews] = useState({ seq: 0, acts: 0, pending: 0, alerts: 0, unseen: 0, aggregator: "unknown", down_since: 0, store: "", reached: true, lost: 0 });
   useEffect(() => {
-    let source = null;
-    let timer = 0;
-    const listen = () => {
-      clearTimeout(timer);
-      if (source || document.hidden) return;
-      source = new EventSource(link("api/v1/live"));
-      source.addEventListener("news", (event) => {
-        const said = JSON.parse(event.data);
-        setServerNow(said.now);
-        setNews({ ...said, reached: true, lost: 0 });
-      });
-      source.onerror = () => {
-        stop();
+    const say = follow((said) => {
+      if (said === null) {
         setNews((old) => ({ ...old, reached: false, lost: old.lost || serverNow() }));
-        timer = setTimeout(listen, AGAIN_MS);
-      };
-    };
-    const stop = () => {
-      source?.close();
-      source = null;
-    };
-    const turn = () => (document.hidden ? stop() : listen());
-    listen();
+        return;
+      }
+      setServerNow(said.now);
+      setNews({ ...said, reached: true, lost: 0 });
+    });
+    const turn = () => say(!document.hidden);
+    const hide = () => say(false);
+    turn();
     document.addEventListener("visibilitychange", turn);
-    addEventListener("pagehide", stop);
-    addEventListener("pageshow", listen);
+    addEventListener("pagehide", hide);
+    addEventListener("pageshow", turn);
     return () => {
-      clearTimeout(timer);
-      stop();
+      say(false);
       document.removeEventListener("visibilitychange", turn);
-      removeEventListener("pagehide", stop);
-      removeEventListener("pageshow", listen);
+      removeEventListener("pagehide", hide);
+      removeEventListener("pageshow", turn);
     };
   }, []);
   return news;

@@ -36,7 +36,8 @@ NOT_PERSONAL = {  # of runs, models and the house itself
     "logins": "code_hash expires_at used_at",
     "alerts": "id kind subject opened_at closed_at acknowledged_at opening_sent_at closing_sent_at failures "
     "failure due_at",
-    "sessions": "token_hash created_at expires_at",
+    "sessions": "token_hash",
+    "tokens": "id secret_hash",
 }
 
 

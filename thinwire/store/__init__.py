@@ -1,7 +1,7 @@
-"""The aggregator's durable state except its models: journal, read tables, commands, devices, logins, spool."""
+"""The aggregator's durable state except its models: journal, read tables, commands, devices, users, spool."""
 
 from thinwire.store.alerts import AlertRow, Condition
-from thinwire.store.audit import DeviceAction, RefusalNote, by_todays_name
+from thinwire.store.audit import AuditRow, DeviceAction, RefusalNote, by_todays_name
 from thinwire.store.one_time_secrets import InvitationRow, Invited
 from thinwire.store.privacy_ledger import PrivacyRow
 from thinwire.store.read_models import (
@@ -17,11 +17,17 @@ from thinwire.store.read_models import (
     UpdateRow,
     WorkRow,
 )
+from thinwire.store.sessions import MACHINE, ROLES, Person
 from thinwire.store.spool import FileSpool
 from thinwire.store.store import Commands, RunOrder, Store
+from thinwire.store.tokens import TokenRow
+from thinwire.store.users import UserRow
 
 __all__ = [
+    "MACHINE",
+    "ROLES",
     "AlertRow",
+    "AuditRow",
     "ClientRow",
     "Commands",
     "Condition",
@@ -33,6 +39,7 @@ __all__ = [
     "MeasureRow",
     "ModelRow",
     "Order",
+    "Person",
     "PhaseRow",
     "PointRow",
     "PrivacyRow",
@@ -41,7 +48,9 @@ __all__ = [
     "RunOrder",
     "RunRow",
     "Store",
+    "TokenRow",
     "UpdateRow",
+    "UserRow",
     "WorkRow",
     "by_todays_name",
 ]  # fmt: skip

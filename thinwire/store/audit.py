@@ -1,4 +1,4 @@
-"""The audit log: actions of users and devices on the device registry, and refusals of the device API.
+"""The audit log: actions on devices, users and tokens, commands about runs, and refusals of the device API.
 
 Rows are only added and read.
 """
@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, delete, func, insert, select
+from sqlalchemy import Connection, delete, func, insert, literal, select, union_all
 
 from thinwire.core.clock import Clock
 from thinwire.store.database import Database
-from thinwire.store.tables import Action, Note
+from thinwire.store.tables import Action, Command, Note
 
 NOTES = 1000  # kept at most: a year of refused requests must not fill the disk
 WAS = "was "  # before the old name, in the detail of a rename
@@ -26,6 +26,20 @@ class DeviceAction:
     who: str
     device: str
     what: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class AuditRow:
+    """An action on a device, a user or a token, or a command about a run.
+
+    `about` is the device or the run; actions on users and tokens have them in `detail`.
+    """
+
+    at: float
+    who: str
+    what: str
+    about: str
     detail: str
 
 
@@ -90,6 +104,26 @@ class AuditLog:
                 for row in connection.execute(wanted.where(Action.device.in_(names) | renames)).mappings()
             ]
         return [one for today, one in by_todays_name(found) if today == device][:limit]
+
+    def rows(self, first: int = 0, count: int = 100) -> tuple[int, list[AuditRow]]:
+        """Return how many actions and commands there are, and `count` of them from number `first` on, latest first.
+
+        The command to revoke a device is left out, because the action is there.
+        """
+        actions = select(
+            Action.at, Action.who, Action.what, Action.device.label("about"), Action.detail, Action.id.label("number")
+        )
+        empty, number = literal("").label("detail"), Command.id.label("number")
+        orders = select(
+            Command.at, Command.who, Command.kind.label("what"), Command.run_id.label("about"), empty, number
+        )
+        both = union_all(actions, orders.where(Command.kind != "revoke")).subquery()
+        order = (both.c.at.desc(), both.c.number.desc())
+        wanted = select(*(both.c[name] for name in AuditRow.__dataclass_fields__)).order_by(*order)
+        with self._database.reading() as connection:
+            total = int(connection.scalar(select(func.count()).select_from(both)) or 0)
+            found = connection.execute(wanted.offset(first).limit(count)).mappings()
+            return total, [AuditRow(**row) for row in found]
 
     def note(self, kind: str, address: str, why: str, name: str) -> None:
         """Record a refusal; the oldest one is deleted if there are too many."""

@@ -67,7 +67,7 @@ PLAIN: Final = frozenset({  # fields with text that names no device
     "train_metrics", "secure_sum", "downtimes", "run_id", "task", "source", "plan", "layout", "task_report", "identity",
     "model_digest", "model_file", "metrics0", "spread0", "outcome", "last_outcome", "task_version", "what", "who",
     "body", "address", "name", "hello", "booked", "brought", "public_key", "how", "samples", "work", "secret_hash",
-    "code_hash", "token_hash", "totals", "subject", "acknowledged_by", "failure",
+    "code_hash", "token_hash", "totals", "subject", "acknowledged_by", "failure", "user", "role", "password_hash",
 })  # fmt: skip
 NAMED: Final = frozenset({("invitations", "name")})  # a column that is a device's name in this table only
 _WORD = re.compile("[a-z0-9-]+")  # in a text: a name, and what could be one

@@ -21,14 +21,17 @@ from thinwire.store.database import Database, database_url
 from thinwire.store.device_registry import StoredRoster
 from thinwire.store.forgetting import Forgotten, forget
 from thinwire.store.journal import JournalReader, Recorder
-from thinwire.store.one_time_secrets import Invitations, Logins
+from thinwire.store.one_time_secrets import Invitations
 from thinwire.store.privacy_ledger import PrivacyLedger
 from thinwire.store.queries import RunQueries
 from thinwire.store.read_models import (
     Order,
     Source,
 )
+from thinwire.store.sessions import Logins
 from thinwire.store.tables import Command, Run
+from thinwire.store.tokens import Tokens
+from thinwire.store.users import Users
 
 if TYPE_CHECKING:
     from thinwire.core.layout import Layout
@@ -52,6 +55,7 @@ class Store(RunQueries, JournalReader, Recorder):
         self._clock = clock
         self.roster, self.invitations = StoredRoster(database, clock), Invitations(database, clock)
         self.commands, self.logins = Commands(database, clock), Logins(database, clock)
+        self.users, self.tokens = Users(database, clock), Tokens(database, clock)
         self.audit, self.privacy = AuditLog(database, clock), PrivacyLedger(database, clock)
         self.alerts = Alerts(database, clock)
 

@@ -323,7 +323,7 @@ class Invitation(Base):
 
 
 class Action(Base):
-    """The audit log: an action on a device's row, its actor and its time. Rows are only added."""
+    """The audit log: an action on a device, a user or a token, its actor and its time. Rows are only added."""
 
     __tablename__ = "device_actions"
 
@@ -361,23 +361,3 @@ class Command(Base):
     at: Mapped[float]
     answered_at: Mapped[float | None] = mapped_column(index=True)
     result: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
-
-
-class Login(Base):
-    """A code that opens one session of the dashboard, once."""
-
-    __tablename__ = "logins"
-
-    code_hash: Mapped[str] = mapped_column(String(64), primary_key=True)
-    expires_at: Mapped[float]
-    used_at: Mapped[float | None]
-
-
-class Session(Base):
-    """An open session of the dashboard."""
-
-    __tablename__ = "sessions"
-
-    token_hash: Mapped[str] = mapped_column(String(64), primary_key=True)
-    created_at: Mapped[float]
-    expires_at: Mapped[float]

@@ -1,0 +1,145 @@
+"""Who uses the dashboard: sessions, the one-time codes that open one, and what every user of the dashboard may do.
+
+A code is printed by a command on the aggregator's machine. Who can type it there reads and writes the state directory
+anyway, so its session is that of the user `machine`, an admin. Nobody is ever locked out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from dataclasses import dataclass
+from typing import Final
+
+from sqlalchemy import Connection, delete, insert, select, update
+
+from thinwire.core.clock import Clock
+from thinwire.store.database import Database
+from thinwire.store.user_tables import Login, Session
+
+ROLES: Final = ("viewer", "operator", "admin")  # each may do all that those before it may
+MACHINE: Final = "machine"  # the user of a session that began with a code
+LETTERS = "ABCDEFGHJKMNPQRSTVWXYZ23456789"  # no letter that looks like another one
+CODE_LETTERS = 16  # 78 bits: cannot be guessed from its hash while it is valid
+SESSION_S = 7 * 24 * 3600.0
+
+
+@dataclass(frozen=True)
+class Person:
+    """Who sent a request: a user with a session, or a program with the token of a user.
+
+    `confirmed_at` is when the user last gave the password or a code; 0 for a token. `run_id` is the one run that a
+    token may read; "" for all.
+    """
+
+    user: str
+    role: str
+    confirmed_at: float = 0.0
+    token: int = 0
+    run_id: str = ""
+
+    @property
+    def who(self) -> str:
+        """Return the actor for the audit log."""
+        return f"{self.user}, token {self.token}" if self.token else self.user
+
+
+class Logins:
+    """Creates login codes, and opens and ends sessions."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database, self._clock = database, clock
+
+    def new_code(self, valid_s: float = 600) -> str:
+        """Return a new code in groups of four letters; expired codes are deleted."""
+        code = "".join(secrets.choice(LETTERS) for _ in range(CODE_LETTERS))
+        now = self._clock.wall()
+        with self._database.writing() as connection:
+            connection.execute(delete(Login).where(Login.expires_at <= now))
+            connection.execute(insert(Login), {"code_hash": hashed(code), "expires_at": now + valid_s})
+        return "-".join(code[i : i + 4] for i in range(0, CODE_LETTERS, 4))
+
+    def redeem(self, code: str) -> str | None:
+        """Return the token of a session of `machine` for a valid and unused code, or None.
+
+        A wrong code only reads the database.
+        """
+        now = self._clock.wall()
+        if not self._might_be_live(code, now):
+            return None
+        with self._database.writing() as connection:
+            return open_session(connection, MACHINE, "admin", now) if _use(connection, code, now) else None
+
+    def confirm(self, token: str, code: str) -> bool:
+        """Note that who has the session `token` gave a fresh code; return False if the code is not valid."""
+        now = self._clock.wall()
+        if not self._might_be_live(code, now):
+            return False
+        with self._database.writing() as connection:
+            return _use(connection, code, now) and confirm_session(connection, token, now)
+
+    def _might_be_live(self, code: str, now: float) -> bool:
+        with self._database.reading() as connection:
+            return _is_live(connection, _given(code), now)
+
+    def person(self, token: str) -> Person | None:
+        """Return who has the session with this token; None if there is none, or if it has expired."""
+        wanted = select(Session.user, Session.role, Session.confirmed_at, Session.expires_at)
+        with self._database.reading() as connection:
+            found = connection.execute(wanted.where(Session.token_hash == hashed(token))).first()
+        if found is None or found.expires_at <= self._clock.wall():
+            return None
+        return Person(found.user, found.role, found.confirmed_at)
+
+    def valid(self, token: str) -> bool:
+        """Return True if a session with this token is open."""
+        return self.person(token) is not None
+
+    def end(self, token: str) -> None:
+        """End the session with this token."""
+        with self._database.writing() as connection:
+            connection.execute(delete(Session).where(Session.token_hash == hashed(token)))
+
+
+def open_session(connection: Connection, user: str, role: str, now: float) -> str:
+    """Open a session with a new token and return the token; sessions that have expired are deleted."""
+    token = secrets.token_urlsafe(32)
+    connection.execute(delete(Session).where(Session.expires_at <= now))
+    row = {"token_hash": hashed(token), "user": user, "role": role, "created_at": now, "confirmed_at": now}
+    connection.execute(insert(Session), row | {"expires_at": now + SESSION_S})
+    return token
+
+
+def confirm_session(connection: Connection, token: str, now: float) -> bool:
+    """Note that the user of a session gave the password, or a code, again; return False if there is no session."""
+    mine = update(Session).where(Session.token_hash == hashed(token), Session.expires_at > now)
+    return connection.execute(mine, {"confirmed_at": now}).rowcount == 1
+
+
+def end_sessions(connection: Connection, user: str) -> None:
+    """End all sessions of a user, in the transaction that changes what the user may do."""
+    connection.execute(delete(Session).where(Session.user == user))
+
+
+def hashed(secret: str) -> str:
+    """Return the SHA-256 of a random secret in hex."""
+    return hashlib.sha256(secret.encode("utf-8", "replace")).hexdigest()
+
+
+def _given(code: str) -> str:
+    return hashed(code.replace("-", "").replace(" ", "").upper())
+
+
+def _use(connection: Connection, code: str, now: float) -> bool:
+    """Mark a code as used; return False if it is not valid, or if another request was first."""
+    given = _given(code)
+    if not _is_live(connection, given, now):
+        return False
+    connection.execute(update(Login).where(Login.code_hash == given), {"used_at": now})
+    return True
+
+
+def _is_live(connection: Connection, given: str, now: float) -> bool:
+    live = connection.scalars(select(Login.code_hash).where(Login.expires_at > now, Login.used_at.is_(None)))
+    return any(hmac.compare_digest(kept, given) for kept in live)

@@ -1,0 +1,151 @@
+"""The dashboard's users: their roles and passwords.
+
+Invariant: whatever changes what a user may do (role, password, disabled) ends all sessions of the user in the same
+transaction, and is in the audit log.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, insert, select, update
+
+from thinwire.core.clock import Clock
+from thinwire.core.errors import NotFound, Refused, UsageError
+from thinwire.store.audit import act
+from thinwire.store.database import Database
+from thinwire.store.passwords import hash_password, matches, require_password
+from thinwire.store.sessions import MACHINE, ROLES, confirm_session, end_sessions, open_session
+from thinwire.store.user_tables import USER_LETTERS
+from thinwire.store.user_tables import User as Row
+
+NAME = re.compile(rf"[a-z0-9][a-z0-9._-]{{0,{USER_LETTERS - 1}}}")
+RESERVED = (MACHINE, "operator", "dashboard", "aggregator")  # actors in the audit log that are no users
+
+
+@dataclass(frozen=True)
+class UserRow:
+    """A user in a list."""
+
+    name: str
+    role: str
+    created_at: float
+    who: str
+    password_at: float
+    login_at: float | None
+    disabled_at: float | None
+
+
+class Users:
+    """Adds, lists and changes users, and logs them in."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database, self._clock = database, clock
+
+    def add(self, name: str, role: str, password: str, who: str) -> None:
+        """Add a user; raise `Refused` if there is one of this name, also a disabled one."""
+        require_role(role)
+        if not NAME.fullmatch(name) or name in RESERVED:
+            why = f"a name has 1 to {USER_LETTERS} of a-z, 0-9, '.', '_' and '-'; {', '.join(RESERVED)} are no users"
+            raise UsageError(f"{name[:80]!r} is no name for a user", why, "anna, for instance")
+        kept, now = hash_password(require_password(password, name)), self._clock.wall()
+        row = {"name": name, "role": role, "password_hash": kept, "created_at": now, "who": who, "password_at": now}
+        with self._database.writing() as connection:
+            if connection.scalar(select(Row.name).where(Row.name == name)) is not None:
+                raise Refused(
+                    f"there is a user {name}", "a name belongs to one person, as the audit log has it",
+                    f"another name, or thinwire aggregator users reset {name}",
+                )  # fmt: skip
+            connection.execute(insert(Row), row)
+            act(connection, now, who, "", "add user", f"{name}, {role}")
+
+    def all(self) -> list[UserRow]:
+        """Return all users by name."""
+        columns = (getattr(Row, name) for name in UserRow.__dataclass_fields__)
+        with self._database.reading() as connection:
+            return [UserRow(**row) for row in connection.execute(select(*columns).order_by(Row.name)).mappings()]
+
+    def has_admin(self) -> bool:
+        """Return True if an admin may log in."""
+        return any(row.role == "admin" and row.disabled_at is None for row in self.all())
+
+    def set_password(self, name: str, password: str, who: str) -> None:
+        """Set the password of a user."""
+        kept, now = hash_password(require_password(password, name)), self._clock.wall()
+        what = "change password" if who == name else "reset password"
+        self._change(name, {"password_hash": kept, "password_at": now}, who, what, name)
+
+    def set_role(self, name: str, role: str, who: str) -> None:
+        """Set the role of a user."""
+        self._change(name, {"role": require_role(role)}, who, "change role", f"{name}, {role}")
+
+    def disable(self, name: str, who: str) -> None:
+        """Disable a user, who can then not log in, and whose tokens are refused."""
+        self._change(name, {"disabled_at": self._clock.wall()}, who, "disable user", name)
+
+    def enable(self, name: str, who: str) -> None:
+        """Enable a disabled user."""
+        self._change(name, {"disabled_at": None}, who, "enable user", name)
+
+    def log_in(self, name: str, password: str) -> str | None:
+        """Return the token of a new session; None if there is no such user, or if the password is wrong.
+
+        Neither the result nor its time tells which of the two it is.
+        """
+        row = self._checked(name, password)
+        if row is None:
+            return None
+        now = self._clock.wall()
+        with self._database.writing() as connection:
+            same = connection.execute(_OF.where(Row.name == row.name)).first()
+            if same is None or same.disabled_at is not None or same.password_hash != row.password_hash:
+                return None  # it was changed while this check ran
+            connection.execute(update(Row).where(Row.name == row.name), {"login_at": now})
+            act(connection, now, row.name, "", "log in")
+            return open_session(connection, row.name, same.role, now)
+
+    def confirm(self, token: str, name: str, password: str) -> bool:
+        """Note that the user of the session `token` gave the password again; return False if it is wrong."""
+        if self._checked(name, password) is None:
+            return False
+        with self._database.writing() as connection:
+            return confirm_session(connection, token, self._clock.wall())
+
+    def _checked(self, name: str, password: str) -> Any:
+        """Return the row of an enabled user with this password, or None; it always checks one hash."""
+        row = None
+        if NAME.fullmatch(name):
+            with self._database.reading() as connection:
+                row = connection.execute(_OF.where(Row.name == name)).first()
+        found = matches(password, None if row is None else row.password_hash)
+        return row if found and row is not None and row.disabled_at is None else None
+
+    def _change(self, name: str, values: Mapping[str, Any], who: str, what: str, detail: str) -> None:
+        """Change a user and end the user's sessions; raise `NotFound` if there is none."""
+        with self._database.writing() as connection:
+            mine = update(Row).where(Row.name == name)
+            if not NAME.fullmatch(name) or connection.execute(mine, dict(values)).rowcount == 0:
+                raise NotFound(f"no user {name[:80]!r}", hint="thinwire aggregator users list")
+            end_sessions(connection, name)
+            act(connection, self._clock.wall(), who, "", what, detail)
+
+
+_OF = select(Row.name, Row.role, Row.password_hash, Row.disabled_at)
+
+
+def role_now(connection: Connection, name: str) -> str | None:
+    """Return what a user may do at this moment; None for an unknown or disabled one. `machine` is an admin."""
+    if name == MACHINE:
+        return "admin"
+    found = connection.execute(_OF.where(Row.name == name)).first()
+    return None if found is None or found.disabled_at is not None else str(found.role)
+
+
+def require_role(role: str) -> str:
+    """Return a role; raise `UsageError` if there is none of this name."""
+    if role not in ROLES:
+        raise UsageError(f"{role[:80]!r} is no role", f"a user is one of {', '.join(ROLES)}", "viewer")
+    return role

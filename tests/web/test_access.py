@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 
 from tests.support.api_answers import Told
 from thinwire.store import Store
-from thinwire.web.access import LEAST, Access, RouteWithoutRole, declared
+from thinwire.web.access import LEAST, Access, Least, Match, RouteWithoutRole, declared
 from thinwire.web.app import create_app
 from thinwire.web.settings import Settings
 
@@ -43,10 +43,10 @@ def test_every_route_of_the_api_is_under_its_version(app: Any):
 def test_of_two_rows_that_match_the_higher_role_counts(app: Any):
     app.router.routes.append(Route("/api/v1/runs/{run_id}/delete", lambda _: None, methods=["POST"]))
     access = Access.of(app, {**LEAST, "POST /api/v1/runs/{run_id}/delete": "admin"})
-    assert access.least("POST", "/api/v1/runs/digits-1/delete") == "admin"
-    assert access.least("POST", "/api/v1/runs/digits-1/stop") == "operator"
-    assert access.least("HEAD", "/api/v1/runs") == "viewer"
-    assert access.least("GET", "/nothing") is None
+    assert access.find("POST", "/api/v1/runs/digits-1/delete").least == Least("admin")
+    assert access.find("POST", "/api/v1/runs/digits-1/stop") == Match(Least("operator"), "digits-1")
+    assert access.find("HEAD", "/api/v1/runs") == Match(Least("viewer"))
+    assert access.find("GET", "/nothing") == Match(None)
 
 
 def test_every_error_is_a_problem_document(page: TestClient, visit: Visit, told: Told):

@@ -297,7 +297,7 @@ def test_a_run_is_paused_and_resumed_by_orders_and_what_makes_no_sense_is_refuse
     assert get(page, f"runs/{told.run_id}")["sentence"] == "Paused by a person after 1 of 3 rounds."
     assert page.post(f"/api/v1/runs/{told.run_id}/resume", headers=here).status_code == 202
     assert [(order.kind, order.who) for order in told.store.commands.pending()] == [
-        ("pause-run", "dashboard"), ("resume-run", "dashboard"),
+        ("pause-run", "machine"), ("resume-run", "machine"),
     ]  # fmt: skip
     told.store.record(told.run_id, [RunStatusChanged(2.0, "done", "3 rounds")])
     assert page.post(f"/api/v1/runs/{told.run_id}/pause", headers=here).json()["why"] == "it is done"
@@ -312,5 +312,5 @@ def test_stopping_a_run_leaves_an_order_in_the_store(page: TestClient, told: Tol
         answer.json()["order"],
         "stop-run",
         told.run_id,
-        "dashboard",
+        "machine",
     )

@@ -136,8 +136,8 @@ def test_an_approval_counts_from_the_next_call_on_and_is_on_record(page: TestCli
     said = decide(page, "ward-4", "approve")
     assert said["sentence"] == "ward-4 is approved: it has access at its next call."
     assert fleet.roster.by_fingerprint(fingerprint("ward-4")).state == "approved"  # type: ignore[union-attr]  # it is there
-    assert (fleet.audit.actions("ward-4")[0].who, fleet.audit.actions("ward-4")[0].what) == ("dashboard", "approve")
-    assert get(page, "devices/ward-4")["sentence"] == "Approved by dashboard."
+    assert (fleet.audit.actions("ward-4")[0].who, fleet.audit.actions("ward-4")[0].what) == ("machine", "approve")
+    assert get(page, "devices/ward-4")["sentence"] == "Approved by machine."
 
 
 def test_a_revocation_counts_at_once_and_the_aggregator_says_when_all_is_cleared(page: TestClient, store: Store):
@@ -148,7 +148,7 @@ def test_a_revocation_counts_at_once_and_the_aggregator_says_when_all_is_cleared
     assert said["stays_text"] == "digits-1 rounds 1–6, 8, 10–12"
     assert [row.state for row in store.roster.rows() if row.name == "pi-02"] == ["revoked"]
     (order,) = store.commands.pending()
-    assert (order.id, order.kind, order.who) == (said["order"], "revoke", "dashboard")
+    assert (order.id, order.kind, order.who) == (said["order"], "revoke", "machine")
     assert order.args == {"device": "pi-02", "fingerprint": row.fingerprint}
     assert get(page, f"devices/pi-02/revocations/{order.id}")["confirmed"] is None
     store.commands.answer(order.id, {"done": True, "rounds": {"digits-1": [1, 2]}})
@@ -219,7 +219,7 @@ def test_an_invitation_is_withdrawn_and_a_used_one_is_not(page: TestClient, flee
     said = post(page, "invitations/1/withdraw", status=409)
     assert said["detail"] == "invitation 1 was used by ward-4"
     post(page, "invitations/77/withdraw", status=404)
-    assert fleet.audit.actions()[0].who == "dashboard"
+    assert fleet.audit.actions()[0].who == "machine"
 
 
 def test_the_operator_reads_the_reason_that_the_outside_does_not_learn(page: TestClient, fleet: Store):

@@ -33,7 +33,7 @@ OPEN = ["/healthz", "/login", "/static/app.js", "/static/vendor/preact.js", "/st
 def routes(page: TestClient) -> list[tuple[str, str]]:
     """Every documented route with its method, its places filled in."""
     paths = page.get("/api/v1/openapi.json").json()["paths"]
-    places = {"run_id": "digits-1", "number": "1", "name": "pi-01", "verb": "stop"}
+    places = {"run_id": "digits-1", "number": "1", "name": "pi-01", "verb": "stop", "user": "anna", "change": "disable"}
     filled = [(method, path.format(**places)) for path, methods in paths.items() for method in methods]
     assert len(filled) >= 16
     return filled

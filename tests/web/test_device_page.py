@@ -55,7 +55,7 @@ def test_who_waits_stands_first_and_is_approved_by_its_fingerprint(store: Store,
     page.get_by_role("button", name="Close").click()
     expect(page.locator("#known")).to_contain_text("ward-4")
     expect(page.locator("#pending .cards li")).to_have_count(1)
-    assert store.audit.actions("ward-4")[0].who == "dashboard"
+    assert store.audit.actions("ward-4")[0].who == "machine"
 
 
 def test_a_device_is_revoked_and_the_dashboard_says_what_stays(store: Store, open_api: Shown, look: Open):
@@ -74,7 +74,7 @@ def test_a_device_is_revoked_and_the_dashboard_says_what_stays(store: Store, ope
     expect(page.get_by_role("dialog")).to_contain_text("what was open is cleared")
     expect(page.get_by_role("dialog")).to_contain_text(f"Its updates stay in: {run.run_id} rounds 1–3.")
     page.get_by_role("button", name="Close").click()
-    expect(page.locator(".sentence")).to_have_text("Revoked by dashboard.")
+    expect(page.locator(".sentence")).to_have_text("Revoked by machine.")
     expect(page.locator("#deeds")).to_contain_text("was revoked")
     expect(page.get_by_role("button", name="Approve again…")).to_be_visible()
 

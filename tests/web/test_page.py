@@ -109,7 +109,7 @@ def test_the_login_says_why_a_code_is_refused(store: Store, served: Shown, brows
         page.goto(f"{served.url}/login")
         assert axe(page) == []
         page.get_by_label("One-time code").fill("WRONG")
-        page.get_by_role("button", name="Log in").click()
+        page.get_by_role("button", name="Use code").click()
         expect(page.get_by_role("alert")).to_contain_text("not valid")
         page.get_by_label("One-time code").fill(store.logins.new_code())
         page.keyboard.press("Enter")

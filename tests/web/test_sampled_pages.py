@@ -26,6 +26,7 @@ from thinwire.web.device_queries import Devices
 from thinwire.web.routes import csv_routes
 from thinwire.web.run_queries import Reader
 from thinwire.web.settings import Settings
+from thinwire.web.user_routes import audit_routes
 
 ROUTES = (
     "/api/v1/service", "/api/v1/runs", "/api/v1/groups", "/api/v1/runs/{run_id}", "/api/v1/runs/{run_id}/rounds",
@@ -34,8 +35,11 @@ ROUTES = (
     "/api/v1/devices/{name}", "/api/v1/devices.csv", "/api/v1/invitations", "/api/v1/refusals",
     "/api/v1/runs/{run_id}/view", "/api/v1/runs/{run_id}/lines", "/api/v1/runs/{run_id}/clients",
 )  # fmt: skip
-OTHERS = {"/api/v1/live", "/api/v1/devices/{name}/revocations/{number}"}
-"""The stream has the number of `Store.changes`, which has a test of its own; the other tells of no run."""
+OTHERS = {
+    "/api/v1/live", "/api/v1/devices/{name}/revocations/{number}", "/api/v1/session", "/api/v1/users", "/api/v1/tokens",
+    "/api/v1/audit", "/api/v1/audit.csv",
+}  # fmt: skip
+"""The stream has the number of `Store.changes`, which has a test of its own; the others tell of no reply of a run."""
 COMMANDS = (
     ("runs", "list"), ("runs", "list", "--json"), ("runs", "show"), ("runs", "show", "--json"),
     ("runs", "show", "--why"), ("runs", "show", "--why", "--json"), ("runs", "watch"), ("devices", "list", "--json"),
@@ -128,7 +132,8 @@ def test_the_same_comparison_finds_who_was_selected_without_sampling(run: Made) 
 def test_no_route_is_left_out(store: Store) -> None:
     app: Any = create_app(Settings(store.url, port=8080), store).app
     described = {path for path, methods in app.openapi()["paths"].items() if "get" in methods}
-    files = {one.path for one in csv_routes(Reader(store), Devices(store, None)).routes if isinstance(one, Route)}
+    with_files = (csv_routes(Reader(store), Devices(store, None)), audit_routes(store))
+    files = {one.path for router in with_files for one in router.routes if isinstance(one, Route)}
     assert {path for path in described | files if path.startswith("/api/")} == set(ROUTES) | OTHERS
 
 

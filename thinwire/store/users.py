@@ -78,6 +78,17 @@ class Users:
         what = "change password" if who == name else "reset password"
         self._change(name, {"password_hash": kept, "password_at": now}, who, what, name)
 
+    def change_password(self, name: str, old: str, new: str) -> str | None:
+        """Change the user's own password and return the token of a new session; None if `old` is wrong."""
+        require_password(new, name)
+        if self._checked(name, old) is None:
+            return None
+        self.set_password(name, new, name)
+        now = self._clock.wall()
+        with self._database.writing() as connection:
+            role = role_now(connection, name)
+            return None if role is None else open_session(connection, name, role, now)
+
     def set_role(self, name: str, role: str, who: str) -> None:
         """Set the role of a user."""
         self._change(name, {"role": require_role(role)}, who, "change role", f"{name}, {role}")

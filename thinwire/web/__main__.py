@@ -36,7 +36,7 @@ from thinwire.core.net import bind, host_port
 from thinwire.core.statedir import DASHBOARD_LOCK, lock_file, write_about
 from thinwire.store import Store
 from thinwire.web.app import create_app
-from thinwire.web.security import BoundedProtocol
+from thinwire.web.connections import BoundedProtocol
 from thinwire.web.settings import Settings, listen_address, lock_beside
 
 PARENT_S = 0.25

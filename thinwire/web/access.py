@@ -1,7 +1,7 @@
 """The least role of each route. The guard enforces this table, and a route without a row is refused at the start.
 
 A person with a role may do all that the roles before it may: viewers read, operators direct runs and devices, admins
-revoke, delete and decide who else may do what.
+revoke, delete and decide who else may do what. A row is a role, or a `Least` that asks for more.
 """
 
 from __future__ import annotations
@@ -13,20 +13,38 @@ from typing import Final
 
 from starlette.routing import Mount, Route, compile_path
 
-ROLES: Final = ("viewer", "operator", "admin")
-ANYONE: Final = "anyone"  # also without a session
+from thinwire.store import ROLES
 
-LEAST: Final[Mapping[str, str]] = {
+ANYONE: Final = "anyone"  # also without a session
+RECENT_S: Final = 600.0  # for which the password, once given, counts
+
+
+@dataclass(frozen=True)
+class Least:
+    """What a request needs.
+
+    `role` is the least role. `recent` asks for the password, given within `RECENT_S`; the token of a program is exempt.
+    `session` refuses tokens: a program that leaked its token must not make others.
+    """
+
+    role: str
+    recent: bool = False
+    session: bool = False
+
+
+LEAST: Final[Mapping[str, str | Least]] = {
     "GET /healthz": ANYONE,
     "GET /login": ANYONE,
     "POST /login": ANYONE,
-    "POST /logout": "viewer",
+    "POST /logout": Least("viewer", session=True),
     "GET /static/{path:path}": ANYONE,
     "GET /": "viewer",
     "GET /alerts": "viewer",
     "GET /devices": "viewer",
     "GET /devices/{name}": "viewer",
     "GET /runs/{run_id}": "viewer",
+    "GET /users": "viewer",
+    "GET /audit": "viewer",
     "GET /api/v1/openapi.json": "viewer",
     "GET /api/v1/service": "viewer",
     "GET /api/v1/live": "viewer",
@@ -52,11 +70,22 @@ LEAST: Final[Mapping[str, str]] = {
     "GET /api/v1/devices.csv": "viewer",
     "GET /api/v1/devices/{name}": "viewer",
     "POST /api/v1/devices/{name}/approve": "operator",
-    "POST /api/v1/devices/{name}/revoke": "admin",
+    "POST /api/v1/devices/{name}/revoke": Least("admin", recent=True),
     "GET /api/v1/devices/{name}/revocations/{number}": "viewer",
     "GET /api/v1/invitations": "viewer",
     "POST /api/v1/invitations/{number}/withdraw": "operator",
     "GET /api/v1/refusals": "viewer",
+    "GET /api/v1/audit": "viewer",
+    "GET /api/v1/audit.csv": "viewer",
+    "GET /api/v1/session": "viewer",
+    "POST /api/v1/session/confirm": Least("viewer", session=True),
+    "POST /api/v1/session/password": Least("viewer", session=True),
+    "GET /api/v1/users": "admin",
+    "POST /api/v1/users": Least("admin", recent=True, session=True),
+    "POST /api/v1/users/{user}/{change}": Least("admin", recent=True, session=True),
+    "GET /api/v1/tokens": "viewer",
+    "POST /api/v1/tokens": Least("viewer", recent=True, session=True),
+    "POST /api/v1/tokens/{number}/revoke": Least("viewer", recent=True, session=True),
 }
 
 
@@ -65,37 +94,57 @@ class RouteWithoutRole(Exception):
 
 
 @dataclass(frozen=True)
+class Match:
+    """What a request needs, and the run in its path; `least` is None if there is no route."""
+
+    least: Least | None
+    run_id: str = ""
+
+    @property
+    def is_open(self) -> bool:
+        """Return True if the request needs no session."""
+        return self.least is not None and self.least.role == ANYONE
+
+    def allows(self, role: str) -> bool:
+        """Return True if a person with this role may send the request."""
+        return self.least is None or _RANKS[role] >= _RANKS[self.least.role]
+
+
+@dataclass(frozen=True)
 class Access:
-    """The table, compiled: method, pattern of the path and least role of each route.
+    """The table, compiled: method, pattern of the path and needs of each route.
 
     Invariant: the patterns are those by which Starlette finds a route, so that a path has a row if it has a route.
     """
 
-    rows: tuple[tuple[str, re.Pattern[str], str], ...]
+    rows: tuple[tuple[str, re.Pattern[str], Least], ...]
 
     @classmethod
-    def of(cls, app: object, least: Mapping[str, str] = LEAST) -> Access:
+    def of(cls, app: object, table: Mapping[str, str | Least] = LEAST) -> Access:
         """Compile the table of an application; raise `RouteWithoutRole` if it is not that of its routes."""
         found = set(declared(app))
-        if found != least.keys():
-            without, unused = sorted(found - least.keys()), sorted(least.keys() - found)
+        if found != table.keys():
+            without, unused = sorted(found - table.keys()), sorted(table.keys() - found)
             raise RouteWithoutRole(f"routes without a row in LEAST: {without}; rows without a route: {unused}")
-        split = ((*row.split(" ", 1), role) for row, role in least.items())
-        return cls(tuple((method, compile_path(path)[0], role) for method, path, role in split))
+        rows = []
+        for row, need in table.items():
+            method, path = row.split(" ", 1)
+            rows.append((method, compile_path(path)[0], need if isinstance(need, Least) else Least(need)))
+        return cls(tuple(rows))
 
-    def least(self, method: str, path: str) -> str | None:
-        """Return the least role for a request, the highest one if several rows match; None if there is no route."""
+    def find(self, method: str, path: str) -> Match:
+        """Return what a request needs: all that any row asks for which matches it."""
         wanted = "GET" if method == "HEAD" else method
-        found = [role for row, pattern, role in self.rows if row == wanted and pattern.match(path)]
-        return max(found, key=_RANKS.__getitem__, default=None)
+        each = ((need, pattern.match(path)) for row, pattern, need in self.rows if row == wanted)
+        found = [(need, match) for need, match in each if match]
+        if not found:
+            return Match(None)
+        role = max((need.role for need, _ in found), key=_RANKS.__getitem__)
+        recent, session = any(need.recent for need, _ in found), any(need.session for need, _ in found)
+        return Match(Least(role, recent, session), found[0][1].groupdict().get("run_id", ""))
 
 
 _RANKS = {role: rank for rank, role in enumerate((ANYONE, *ROLES))}
-
-
-def may(role: str, least: str | None) -> bool:
-    """Return True if a person with `role` may use a route with this least role."""
-    return least is None or _RANKS[role] >= _RANKS[least]
 
 
 def declared(app: object) -> Iterator[str]:

@@ -32,7 +32,9 @@ from thinwire.core.errors import ThinwireError
 from thinwire.core.owner_file import AggregatorFile, AlertSettings, aggregator_file
 from thinwire.reports.alerting import Surroundings, conditions
 from thinwire.store import AlertRow, Store
-from thinwire.web.routes import WHO, Number, as_csv
+from thinwire.web.routes import API, Number, as_csv
+from thinwire.web.problems import PROBLEMS
+from thinwire.web.security import Who
 from thinwire.web.settings import aggregator
 
 LOOK_S: Final = 10.0
@@ -166,7 +168,7 @@ class ShownAlert(BaseModel):
 
 def alert_routes(store: Store) -> APIRouter:
     """Return the routes about alerts."""
-    router = APIRouter(prefix="/api/v1")
+    router = APIRouter(prefix=API, responses=PROBLEMS)
 
     @router.get("/alerts")
     def alerts(limit: Annotated[int, Query(ge=1, le=1000)] = 200) -> list[ShownAlert]:
@@ -177,7 +179,7 @@ def alert_routes(store: Store) -> APIRouter:
         return as_csv(alerts(1000), ShownAlert, "alerts")
 
     @router.post("/alerts/{number}/acknowledge")
-    def acknowledge(number: Number) -> ShownAlert:
-        return ShownAlert(**asdict(store.alerts.acknowledge(number, WHO)))
+    def acknowledge(number: Number, who: Who) -> ShownAlert:
+        return ShownAlert(**asdict(store.alerts.acknowledge(number, who)))
 
     return router

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import Response
 
@@ -19,11 +19,13 @@ from thinwire.web.alerts import AlertWatch, alert_routes
 from thinwire.web.bundle import BundledFiles, script, styles
 from thinwire.web.device_queries import Devices
 from thinwire.web.event_feed import EventFeeds, event_routes
+from thinwire.web.login import PasswordChecks, login_routes
 from thinwire.web.problems import DescribedApp, add_handlers
 from thinwire.web.routes import DeviceName, Live, News, RunId, api_routes, csv_routes, device_routes
 from thinwire.web.run_queries import Reader
-from thinwire.web.security import STATIC, Guard, login_routes, shell
+from thinwire.web.security import STATIC, Guard, shell, visitor
 from thinwire.web.settings import Settings, aggregator
+from thinwire.web.user_routes import audit_routes, session_routes, token_routes, user_routes
 
 ZIPPED_BYTES = 1000  # least size of a compressed response: a smaller one fits into one packet anyway
 ZIP_LEVEL = 5  # of 1 to 9: from 6 on the time doubles for 2 %
@@ -59,12 +61,20 @@ def create_app(settings: Settings, store: Store, closing: Callable[[], bool] = l
         docs_url=None, redoc_url=None, openapi_url="/api/v1/openapi.json",
     )  # fmt: skip
     add_handlers(app, settings.home_option)
-    app.include_router(login_routes(settings, store))
+    checks = PasswordChecks()
+    app.include_router(login_routes(settings, store, checks))
     app.include_router(csv_routes(reader, devices))
     app.include_router(api_routes(settings, store, reader, live))
     app.include_router(device_routes(settings, store, devices))
     app.include_router(alert_routes(store))
-    app.include_router(event_routes(store, feeds, settings))
+    for router in (
+        event_routes(feeds),
+        session_routes(settings, store, checks),
+        user_routes(store),
+        token_routes(store),
+        audit_routes(store),
+    ):
+        app.include_router(router)
     files = script(STATIC), styles(STATIC)
     _pages(app, settings.home_option, tuple(one.name for one in files))
     app.mount("/static", BundledFiles(STATIC, *files))
@@ -90,21 +100,17 @@ def _pages(app: FastAPI, home: str, files: tuple[str, ...]) -> None:
         return {"ok": True}
 
     @app.get("/", include_in_schema=False)
-    def runs_page() -> Response:
-        return shell(0, home, *files)
-
     @app.get("/alerts", include_in_schema=False)
-    def alerts_page() -> Response:
-        return shell(0, home, *files)
-
     @app.get("/devices", include_in_schema=False)
-    def devices_page() -> Response:
-        return shell(0, home, *files)
+    @app.get("/users", include_in_schema=False)
+    @app.get("/audit", include_in_schema=False)
+    def page(request: Request) -> Response:
+        return shell(visitor(request).person, 0, home, *files)
 
     @app.get("/devices/{name}", include_in_schema=False)
-    def device_page(name: DeviceName) -> Response:  # noqa: ARG001 - as below
-        return shell(1, home, *files)
+    def device_page(request: Request, name: DeviceName) -> Response:  # noqa: ARG001 - as below
+        return shell(visitor(request).person, 1, home, *files)
 
     @app.get("/runs/{run_id}", include_in_schema=False)
-    def run_page(run_id: RunId) -> Response:  # noqa: ARG001 - JavaScript reads it from the address
-        return shell(1, home, *files)
+    def run_page(request: Request, run_id: RunId) -> Response:  # noqa: ARG001 - JavaScript reads it from the address
+        return shell(visitor(request).person, 1, home, *files)

@@ -30,8 +30,7 @@ from thinwire.core.protection_events import is_sampled, without_sample
 from thinwire.store import Store
 from thinwire.web.problems import problem
 from thinwire.web.routes import STREAM, RunId
-from thinwire.web.security import session_token
-from thinwire.web.settings import Settings
+from thinwire.web.security import visitor
 
 KEPT: Final = 1000  # messages of a run
 AT_ONCE: Final = 500  # events that are read at once
@@ -202,7 +201,7 @@ class EventFeeds:
                 reader.set()
 
 
-def event_routes(store: Store, feeds: EventFeeds, settings: Settings) -> APIRouter:
+def event_routes(feeds: EventFeeds) -> APIRouter:
     """Return the routes of a run's events: the newest ones, and their stream."""
     router = APIRouter(prefix="/api/v1")
 
@@ -218,8 +217,7 @@ def event_routes(store: Store, feeds: EventFeeds, settings: Settings) -> APIRout
         feed = await feeds.of(run_id)
         if feeds.full:
             return problem(503, "too many readers follow runs", hint="close some tabs")
-        token = session_token(request.headers, settings)
-        sent = feeds.stream(feed, last_event_id, lambda: store.logins.valid(token))
+        sent = feeds.stream(feed, last_event_id, visitor(request).still_known)
         return StreamingResponse(sent, media_type="text/event-stream", headers=STREAM)
 
     return router

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
-from thinwire.core.errors import NotFound, Refused, ThinwireError
+from thinwire.core.errors import NotFound, Refused, ThinwireError, UsageError
 from thinwire.core.formatting import with_home
 
 MEDIA_TYPE: Final = "application/problem+json"
@@ -36,17 +36,22 @@ class Problem(BaseModel):
     detail: str = Field(description="what failed")
     why: str = ""
     hint: str = Field("", alias="try", description="what to try")
+    confirm: str | None = Field(None, description="what to give again first, at /session/confirm: password or code")
 
 
 PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {"default": {"model": Problem, "description": "Error"}}
 
 
 def problem(
-    status: int, detail: str, why: str = "", hint: str = "", headers: Mapping[str, str] | None = None
+    status: int, detail: str, why: str = "", hint: str = "", headers: Mapping[str, str] | None = None,
+    confirm: str | None = None,
 ) -> Response:  # fmt: skip
     """Return an error as a problem document."""
-    said = Problem(title=HTTPStatus(status).phrase, status=status, detail=detail, why=why, hint=hint)
-    return JSONResponse(said.model_dump(by_alias=True), status, headers, MEDIA_TYPE)
+    said = Problem(title=HTTPStatus(status).phrase, status=status, detail=detail, why=why, hint=hint, confirm=confirm)
+    return JSONResponse(said.model_dump(by_alias=True, exclude_none=True), status, headers, MEDIA_TYPE)
+
+
+_STATUS: Final[tuple[tuple[type[ThinwireError], int], ...]] = ((NotFound, 404), (Refused, 409), (UsageError, 422))
 
 
 def add_handlers(app: FastAPI, home: str) -> None:
@@ -57,11 +62,11 @@ def add_handlers(app: FastAPI, home: str) -> None:
 
 
 def _refused(home: str) -> Callable[[Request, Exception], Response]:
-    """Return the handler for a ThinwireError: status 404, 409 or 503."""
+    """Return the handler for a ThinwireError: status 404, 409, 422 or 503."""
 
     def refused(_: Request, error: Exception) -> Response:
         assert isinstance(error, ThinwireError)
-        status = 404 if isinstance(error, NotFound) else 409 if isinstance(error, Refused) else 503
+        status = next((code for kind, code in _STATUS if isinstance(error, kind)), 503)
         return problem(status, error.what, error.why, with_home(error.hint, home))
 
     return refused

@@ -33,7 +33,7 @@ from thinwire.web.device_queries import Devices
 from thinwire.web.device_schemas import Device
 from thinwire.web.problems import PROBLEMS, problem
 from thinwire.web.run_queries import Reader
-from thinwire.web.security import session_token
+from thinwire.web.security import Who, visitor
 from thinwire.web.settings import Settings, aggregator, may_serve
 
 API = "/api/v1"
@@ -192,15 +192,14 @@ def api_routes(settings: Settings, store: Store, reader: Reader, live: Live) -> 
         return reader.updates(run_id, number)
 
     @router.post("/runs/{run_id}/{verb}", status_code=202)
-    def order(run_id: RunId, verb: RunOrder) -> schemas.Ordered:
-        return schemas.Ordered(order=store.order(verb, run_id, WHO))
+    def order(run_id: RunId, verb: RunOrder, who: Who) -> schemas.Ordered:
+        return schemas.Ordered(order=store.order(verb, run_id, who))
 
     @router.get("/live", response_class=StreamingResponse)
     async def news(request: Request) -> Response:
         if live.full:
             return problem(503, "too many tabs are open", f"at most {MOST_TABS} get news", "close some")
-        token = session_token(request.headers, settings)
-        stream = live.stream(lambda: store.logins.valid(token))
+        stream = live.stream(visitor(request).still_known)
         return StreamingResponse(stream, media_type="text/event-stream", headers=STREAM)
 
     return router
@@ -209,9 +208,6 @@ def api_routes(settings: Settings, store: Store, reader: Reader, live: Live) -> 
 def _once(found: BaseModel) -> Response:
     """Return a large answer as it is: FastAPI would check it against its schema again, as long as the read takes."""
     return Response(found.model_dump_json(), media_type="application/json")
-
-
-WHO = "dashboard"  # the actor in the audit log: the dashboard has no users yet
 
 
 def device_routes(settings: Settings, store: Store, devices: Devices) -> APIRouter:
@@ -227,16 +223,16 @@ def device_routes(settings: Settings, store: Store, devices: Devices) -> APIRout
         return devices.one(name)
 
     @router.post("/devices/{name}/approve")
-    def approve(name: DeviceName, compared: models.Compared) -> models.Decided:
+    def approve(name: DeviceName, compared: models.Compared, who: Who) -> models.Decided:
         """Approve the device; this takes effect at its next request."""
-        store.roster.approve(name, WHO, compared.fingerprint)
+        store.roster.approve(name, who, compared.fingerprint)
         said = say.approved(name, aggregator(settings.lock)[0])
         return models.Decided(device=name, standing="approved", sentence=said)
 
     @router.post("/devices/{name}/revoke")
-    def revoke(name: DeviceName, compared: models.Compared) -> models.Decided:
+    def revoke(name: DeviceName, compared: models.Compared, who: Who) -> models.Decided:
         """Revoke the device at once; the aggregator gets a command to clear what is open, unless none is running."""
-        order = store.revoke_device(name, WHO, compared.fingerprint, lambda: may_serve(settings.lock))
+        order = store.revoke_device(name, who, compared.fingerprint, lambda: may_serve(settings.lock))
         return _revoke_access(name, order)
 
     @router.get("/devices/{name}/revocations/{number}")
@@ -250,8 +246,8 @@ def device_routes(settings: Settings, store: Store, devices: Devices) -> APIRout
         return devices.invitations()
 
     @router.post("/invitations/{number}/withdraw")
-    def withdraw(number: Number) -> models.Withdrawn:
-        store.invitations.withdraw(number, WHO)
+    def withdraw(number: Number, who: Who) -> models.Withdrawn:
+        store.invitations.withdraw(number, who)
         return models.Withdrawn(invitation=number, sentence=say.withdrawn(number))
 
     @router.get("/refusals")

@@ -1,45 +1,45 @@
-"""The dashboard's security: middleware in front of every route, login by a one-time code, and bounded connections.
+"""The dashboard's guard: middleware in front of every route.
 
 The middleware checks a request in this order:
 
 - Host, against names rebound to this address.
-- Origin and Sec-Fetch-Site, against other sites in the same browser, also those on other ports of this machine.
 - The size of the body.
-- The session, and the least role of the route (web/access.py).
+- Origin and Sec-Fetch-Site, against other sites in the same browser, also those on other ports of this machine.
+- The session, or on the API the token of a program.
+- What the route needs (web/access.py): a role, and sometimes a password that was given a moment ago.
 
-Every response, errors included, carries the headers of `HEADERS`.
-
-Connections that wait for a request are bounded in time, number and bytes, so that strangers cannot keep a browser out.
+Every response, errors included, carries the headers of `HEADERS`. web/login.py has the login, web/connections.py the
+bounds on connections.
 """
 
 from __future__ import annotations
 
-import asyncio
 import html
-import itertools
 import re
 import time
-from collections import deque
-from functools import cache
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
 from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
-from typing import Annotated, Any
-from urllib.parse import parse_qs, urlsplit
+from typing import Annotated
+from urllib.parse import urlsplit
 
-from fastapi import APIRouter, Query, Request
+from fastapi import Depends, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import ClientDisconnect
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from thinwire.core.errors import ThinwireError
-from thinwire.store import Store
-from thinwire.web.access import ANYONE, Access
+from thinwire.store import MACHINE, Person, Store
+from thinwire.web.access import RECENT_S, Access, Match
+from thinwire.web.connections import mark_known
 from thinwire.web.problems import problem
 from thinwire.web.settings import Settings
 
+API = "/api/"
+VISITOR = "thinwire.visitor"  # in the scope of a request
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
@@ -53,13 +53,36 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 SAFE = ("GET", "HEAD")
-NEXT = re.compile(r"runs/[A-Za-z0-9_-]{1,80}|alerts|devices(/[a-z0-9-]{1,63})?")  # paths to which a login may redirect
+NEXT = re.compile(r"[a-z]{1,20}(/[A-Za-z0-9_-]{1,80})?")  # paths to which a login may redirect: our pages
 MAX_BODY = 64 * 1024
 LENGTH = re.compile(r"[0-9]{1,9}")  # int() raises on thousands of digits
 
 
+@dataclass(frozen=True)
+class Visitor:
+    """Who sent a request; `still_known` looks again, for a response that lasts."""
+
+    person: Person
+    still_known: Callable[[], bool]
+
+
+def visitor(request: Request) -> Visitor:
+    """Return who sent a request that the guard let pass."""
+    found = request.scope[VISITOR]
+    assert isinstance(found, Visitor)
+    return found
+
+
+def who(request: Request) -> str:
+    """Return the actor of a request for the audit log and for commands."""
+    return visitor(request).person.who
+
+
+Who = Annotated[str, Depends(who)]
+
+
 class Guard:
-    """ASGI middleware that answers every request without a valid session itself; the app sees only the others."""
+    """ASGI middleware that answers every request without the right to be answered; the app sees only the others."""
 
     def __init__(self, app: ASGIApp, settings: Settings, store: Store, access: Access) -> None:
         self.app, self.settings, self.store, self.access = app, settings, store, access
@@ -78,24 +101,48 @@ class Guard:
                 headers.setdefault("Cache-Control", "no-cache" if path.startswith("/static/") else "no-store")
             await send(message)
 
-        headers = Headers(scope=scope)
-        refusal = self._foreign(scope["method"], headers) or self._too_large(headers)
-        least = self.access.least(scope["method"], path)
-        if refusal is None and least != ANYONE:
-            refusal = await self._stranger(scope["method"], path, headers)
-            if refusal is None:
-                mark_known(scope)
+        refusal = await self._refusal(scope, Headers(scope=scope))
         await (refusal or self.app)(scope, receive, send_guarded)
 
+    async def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
+        """Return an error or a redirect to the login if the app must not answer; else note who is asking."""
+        method, path = scope["method"], scope["path"]
+        token = bearer_token(headers) if path.startswith(API) else None
+        refusal = self._misnamed(headers) or self._too_large(headers)
+        if refusal is None and token is None:  # a browser adds no token by itself, so another page cannot use it
+            refusal = self._foreign(method, headers)
+        found = self.access.find(method, path)
+        if refusal is not None or found.is_open:
+            return refusal
+        look = partial(self._known, token, session_token(headers, self.settings))
+        try:
+            person = await run_in_threadpool(look)
+        except ThinwireError as error:
+            return problem(503, error.what, error.why, error.hint)
+        if person is None:
+            return self._stranger(method, path, token is not None)
+        mark_known(scope)
+        scope[VISITOR] = Visitor(person, lambda: look() is not None)
+        return self._unproven(method, headers, person) or self._forbidden(method, found, person)
+
+    def _known(self, token: str | None, session: str) -> Person | None:
+        """Return whose token, or else whose session this is; None if nobody's."""
+        if token is not None:
+            return self.store.tokens.person(token)
+        return self.store.logins.person(session) if session else None
+
+    def _misnamed(self, headers: Headers) -> Response | None:
+        """Return an error if the request names another host; else None."""
+        if _name(headers.get("host", "")) in self.settings.host_names and len(headers.getlist("host")) == 1:
+            return None
+        return problem(
+            421, "this page is not called that", "another name may be rebound to this address",
+            "its address is on the aggregator's first lines",
+        )  # fmt: skip
+
     def _foreign(self, method: str, headers: Headers) -> Response | None:
-        """Return an error if the request names another host or comes from another site; else None."""
-        host = headers.get("host", "")
-        if _name(host) not in self.settings.host_names or len(headers.getlist("host")) != 1:
-            return problem(
-                421, "this page is not called that", "another name may be rebound to this address",
-                "its address is on the aggregator's first lines",
-            )  # fmt: skip
-        origin = headers.get("origin")
+        """Return an error if the request comes from another site; else None."""
+        host, origin = headers.get("host", ""), headers.get("origin")
         if origin is not None:
             if origin.lower() not in (f"http://{host}".lower(), f"https://{host}".lower()):
                 return _from_elsewhere()
@@ -112,20 +159,51 @@ class Guard:
             return problem(413, "the request is too large", f"a body has a length, of at most {MAX_BODY} bytes")
         return None
 
-    async def _stranger(self, method: str, path: str, headers: Headers) -> Response | None:
-        """Return an error or a redirect to the login if the request has no session; else None."""
-        token = session_token(headers, self.settings)
-        try:
-            known = bool(token) and await run_in_threadpool(self.store.logins.valid, token)
-        except ThinwireError as error:
-            return problem(503, error.what, error.why, error.hint)
-        if not known:
-            return login_first(path) if method in SAFE and not path.startswith("/api/") else _unknown(self.settings)
-        if method not in SAFE and "origin" not in headers and headers.get("sec-fetch-site") != "same-origin":
+    def _stranger(self, method: str, path: str, has_token: bool) -> Response:
+        """Return the error, or the redirect to the login, for a request of nobody."""
+        if has_token:
+            hint = "a new token, from the page Users and tokens"
+            why = "it is unknown, expired or revoked, or its user is disabled"
+            return problem(401, "this token is not valid", why, hint, {"WWW-Authenticate": "Bearer"})
+        if method in SAFE and not path.startswith(API):
+            return login_first(path)
+        hint = f"thinwire aggregator status --login{self.settings.home_option} prints a fresh code"
+        return problem(401, "log in first", "this request has no open session", hint, {"WWW-Authenticate": "Bearer"})
+
+    def _unproven(self, method: str, headers: Headers, person: Person) -> Response | None:
+        """Return an error if a session's request that changes something does not say which page sent it; else None."""
+        if person.token or method in SAFE or "origin" in headers or headers.get("sec-fetch-site") == "same-origin":
+            return None
+        return problem(403, "nothing says which page sent this", "another page may have", "send an Origin header")
+
+    def _forbidden(self, method: str, found: Match, person: Person) -> Response | None:
+        """Return an error if this person may not do this, or has to give the password again first; else None."""
+        least = found.least
+        if person.run_id and not (method in SAFE and found.run_id == person.run_id):
+            return problem(403, f"this token only reads {person.run_id}", "it was made so", "another token")
+        if least is None:
+            return None
+        if least.session and person.token:
+            return problem(403, "a token may not do this", "who finds a token must not get more", "log in for it")
+        if not found.allows(person.role):
+            needed = f"it needs the role {least.role}, and {person.user} has the role {person.role}"
+            hint = "an admin changes roles on the page Users and tokens"
+            return problem(403, "your role does not allow this", needed, hint)
+        if least.recent and not person.token and time.time() - person.confirmed_at >= RECENT_S:
+            what = "code" if person.user == MACHINE else "password"
+            option = self.settings.home_option
+            hint = f"thinwire aggregator status --login{option} prints one" if what == "code" else "your password"
+            why = f"this needs a {what} that was given within {RECENT_S / 60:g} minutes"
             return problem(
-                403, "nothing says which page sent this", "another page may have", "send an Origin header"
-            )  # fmt: skip
+                403, f"give a {'fresh code' if what == 'code' else 'password again'}", why, hint, confirm=what
+            )
         return None
+
+
+def bearer_token(headers: Headers) -> str | None:
+    """Return the token of the Authorization header; None without one."""
+    kind, _, token = headers.get("authorization", "").partition(" ")
+    return token.strip() if kind.lower() == "bearer" else None
 
 
 def session_token(headers: Headers, settings: Settings) -> str:
@@ -165,198 +243,21 @@ def _name(host: str) -> str:
         return ""
 
 
-def _unknown(settings: Settings) -> Response:
-    """Return the error for a request without a session."""
-    return problem(
-        401, "log in first", hint=f"thinwire aggregator status --login{settings.home_option} prints a fresh code"
-    )
-
-
-WRONG_CODES = 10  # in WINDOW_S, from all browsers together
-WINDOW_S = 60.0
-
-
-class Tries:
-    """Counts the wrong codes of the last minute. It refuses no correct code, because nobody guesses 78 bits."""
-
-    def __init__(self) -> None:
-        self.wrong: deque[float] = deque(maxlen=WRONG_CODES)
-
-    def too_many(self) -> bool:
-        """Return True if `WRONG_CODES` were wrong within `WINDOW_S`."""
-        return len(self.wrong) == WRONG_CODES and time.monotonic() - self.wrong[0] < WINDOW_S
-
-    def note(self) -> None:
-        """Count one wrong code."""
-        self.wrong.append(time.monotonic())
-
-
-def login_routes(settings: Settings, store: Store) -> APIRouter:
-    """Return the routes of login and logout.
-
-    GET shows the form or takes the code of a link; POST takes the form's code. A valid code starts a session of seven
-    days in a cookie.
-    """
-    router, tries, home = APIRouter(include_in_schema=False), Tries(), settings.home_option
-
-    async def enter(request: Request, code: str, after: str) -> Response:
-        """Start a session with a one-time code and redirect to `after`; show the form again if it is not valid."""
-        where = after if NEXT.fullmatch(after) else "./"
-        if await run_in_threadpool(store.logins.valid, session_token(request.headers, settings)):
-            return RedirectResponse(where, 303)  # the link of a session that already exists
-        token = await run_in_threadpool(store.logins.redeem, code[:64])
-        if token is None:
-            if tries.too_many():
-                return login_page(home, "That code is not valid, like many in the last minute. A fresh one works.", 429)
-            tries.note()
-            return login_page(home, "That code is not valid: each works once, for ten minutes.", 401)
-        answer = RedirectResponse(where, 303)
-        answer.set_cookie(
-            settings.cookie, token, httponly=True, samesite="strict", max_age=7 * 24 * 3600,
-        )  # fmt: skip
-        return answer
-
-    @router.get("/login")
-    async def form(request: Request, code: str = "", after: Annotated[str, Query(alias="next")] = "") -> Response:
-        fetched_ahead = "prefetch" in request.headers.get("sec-purpose", request.headers.get("purpose", ""))
-        return await enter(request, code, after) if code and not fetched_ahead else login_page(home)
-
-    @router.post("/login")
-    async def take(request: Request, after: Annotated[str, Query(alias="next")] = "") -> Response:
-        try:
-            said = await request.body()
-        except ClientDisconnect:
-            return Response(status_code=400)  # the client has disconnected
-        try:
-            fields = parse_qs(said.decode("utf-8", "replace"), max_num_fields=4)
-        except ValueError:  # too many fields: not our form
-            return login_page(home, "That is not what this form sends. A fresh code works.", 400)
-        return await enter(request, fields.get("code", [""])[0], after)
-
-    @router.post("/logout")
-    async def leave(request: Request) -> Response:
-        await run_in_threadpool(store.logins.end, session_token(request.headers, settings))
-        answer = RedirectResponse("login", 303)
-        answer.delete_cookie(settings.cookie)
-        return answer
-
-    return router
-
-
 STATIC = Path(__file__).parent / "static"
 
 
 @cache
-def _file(name: str) -> str:
+def static_text(name: str) -> str:
     """Return the text of a static file."""
     return (STATIC / name).read_text(encoding="utf-8")
 
 
-def shell(depth: int, home: str, script: str, style: str) -> HTMLResponse:
-    """Return the dashboard's HTML frame, `depth` folders below the root; `script` fills it.
+def shell(person: Person, depth: int, home: str, script: str, style: str) -> HTMLResponse:
+    """Return the dashboard's HTML frame for a person, `depth` folders below the root; `script` fills it.
 
     `home` is the option for shown commands. Addresses are relative, so that any prefix works.
     """
-    text = _file("page.html").replace("{{root}}", ".." if depth else ".")
+    text = static_text("page.html").replace("{{root}}", ".." if depth else ".")
+    text = text.replace("{{user}}", html.escape(person.user)).replace("{{role}}", html.escape(person.role))
     text = text.replace("{{script}}", script).replace("{{style}}", style)
     return HTMLResponse(text.replace("{{home}}", html.escape(home)))
-
-
-def login_page(home: str, said: str = "", status: int = 200) -> HTMLResponse:
-    """Return the form for a code; `said` is the reason why the last one was refused."""
-    text = _file("login.html").replace("{{said}}", html.escape(said)).replace("{{home}}", html.escape(home))
-    return HTMLResponse(text, status)
-
-
-REQUEST_S = 10.0  # until a request is complete: a browser on a slow tunnel sends its 64 kB in less
-MAX_HEADER_BYTES = 64 * 1024  # of one request; our cookies and addresses have less than 1 kB
-MAX_STRANGERS = 64  # open connections without an accepted session; a browser opens six
-KNOWN = "thinwire.known"
-
-_numbers = itertools.count()
-
-
-def mark_known(scope: Scope) -> None:
-    """Mark the connection of this request as one with a session, so that newer strangers do not close it."""
-    if found := scope.get("extensions", {}).get(KNOWN):
-        found["mark"]()
-
-
-class BoundedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol with a time limit for each request; above `MAX_STRANGERS` the oldest stranger is closed.
-
-    A stranger is a connection without an accepted session, whatever it does: it may be silent, stop inside a request,
-    or never read its response.
-
-    Invariant: connections with a session are never closed for a stranger, and a new connection always finds a place.
-    """
-
-    def __init__(self, *given: Any, **named: Any) -> None:
-        super().__init__(*given, **named)
-        self.known, self.number = False, next(_numbers)
-        self._late: asyncio.TimerHandle | None = None
-        self._in_header, self._header_bytes = False, 0
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
-        """Start the time limit, and close the oldest stranger if there are too many."""
-        super().connection_made(transport)
-        self._expect()
-        strangers = [one for one in self.connections if isinstance(one, BoundedProtocol) and not one.known]
-        if len(strangers) > MAX_STRANGERS:
-            oldest = min(strangers, key=lambda one: one.number)
-            self.connections.discard(oldest)  # now: the next connection may arrive before this loss is reported
-            oldest.transport.abort()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timers of the connection."""
-        self._whole()
-        super().connection_lost(exc)
-        self._unset_keepalive_if_required()  # uvicorn leaves it running where a connection was reset
-
-    def data_received(self, data: bytes) -> None:
-        """Parse received bytes; close the connection if a request's head is too large."""
-        if self.transport.is_closing():
-            return
-        if self._late is None:
-            self._expect()
-        super().data_received(data)
-        if self._in_header:
-            self._header_bytes += len(data)
-            if self._header_bytes > MAX_HEADER_BYTES:
-                self.transport.abort()
-
-    def on_message_begin(self) -> None:
-        """Start counting the bytes of the header, and give the request a way to mark its connection."""
-        super().on_message_begin()
-        self._in_header, self._header_bytes = True, 0
-        self.scope["extensions"] = {KNOWN: {"mark": self._mark_known}}
-
-    def on_headers_complete(self) -> None:
-        """Stop counting the bytes of the header."""
-        self._in_header = False
-        super().on_headers_complete()
-
-    def on_message_complete(self) -> None:
-        """Stop the time limit: the request is complete."""
-        self._whole()
-        super().on_message_complete()
-
-    def _mark_known(self) -> None:
-        """Record that a request of this connection had a session."""
-        self.known = True
-
-    def _expect(self) -> None:
-        """Start the time limit of a request."""
-        self._late = self.loop.call_later(REQUEST_S, self._too_late)
-
-    def _whole(self) -> None:
-        """Stop the time limit of a request."""
-        if self._late is not None:
-            self._late.cancel()
-            self._late = None
-
-    def _too_late(self) -> None:
-        """Close the connection: its request took too long."""
-        self._late = None
-        if not self.transport.is_closing():
-            self.transport.abort()

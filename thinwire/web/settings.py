@@ -35,6 +35,11 @@ class Settings:
         return f"thinwire-{self.port}"
 
     @property
+    def secure(self) -> bool:
+        """Return True if browsers reach the dashboard over TLS."""
+        return False
+
+    @property
     def home_option(self) -> str:
         """Return the `--home` option for shown commands; "" if they find the state directory without it."""
         if self.lock is None or (home := self.lock.absolute().parent.parent) == default_home():

@@ -14,7 +14,7 @@ import pytest
 from tests.support.serving import Served, serving
 from thinwire.store import Store
 from thinwire.web.__main__ import MAX_LOG_BYTES
-from thinwire.web.security import MAX_HEADER_BYTES
+from thinwire.web.connections import MAX_HEADER_BYTES
 
 PATIENCE_S = 60.0
 

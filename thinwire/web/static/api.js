@@ -7,6 +7,7 @@ export class ApiError extends Error {
     this.status = status;
     this.why = said.why || "";
     this.hint = said.try || "";
+    this.confirm = said.confirm;
   }
 }
 
@@ -14,10 +15,23 @@ export async function get(path) {
   return answer(await reach(path, { headers: { Accept: "application/json" } }));
 }
 
+/** Sends what changes something. Where the server wants the password again, it is asked for, and this is sent again. */
 export async function post(path, body) {
   const sent = body ? { headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) } : {};
-  return answer(await reach(path, { method: "POST", ...sent }));
+  try {
+    return await answer(await reach(path, { method: "POST", ...sent }));
+  } catch (error) {
+    if (!error.confirm || !askAgain || !(await askAgain(error))) throw error;
+    return answer(await reach(path, { method: "POST", ...sent }));
+  }
 }
+
+let askAgain = null;
+
+/** `ask(error)` promises whether the person gave the password, or a fresh code, again. */
+export const onConfirm = (ask) => {
+  askAgain = ask;
+};
 
 async function reach(path, options) {
   try {
@@ -29,8 +43,8 @@ async function reach(path, options) {
 
 async function answer(response) {
   if (response.status === 401) {
-    const here = /\/(runs\/[A-Za-z0-9_-]+|devices(\/[a-z0-9-]+)?)$/.exec(location.pathname);
-    location.assign(`${root}/login${here ? `?next=${here[0].slice(1)}` : ""}`);
+    const here = root === "." ? /\/([a-z]+)$/.exec(location.pathname) : /\/([a-z]+\/[A-Za-z0-9_-]+)$/.exec(location.pathname);
+    location.assign(`${root}/login${here ? `?next=${here[1]}` : ""}`);
     return new Promise(() => {});
   }
   const said = await response.json().catch(() => ({}));

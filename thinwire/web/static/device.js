@@ -2,7 +2,7 @@
 import { get } from "./api.js";
 import { Deciding } from "./deciding.js";
 import { LastOutcome, Seen, Skew } from "./devices.js";
-import { html, link, useEffect, useState } from "./dom.js";
+import { html, link, may, useEffect, useState } from "./dom.js";
 import { Fingerprint, groups } from "./fingerprint.js";
 import { bytes, count, moment, plural, seconds, share, speed } from "./format.js";
 import { Gone } from "./frame.js";
@@ -28,8 +28,8 @@ export const DevicePage = ({ name, news }) => {
     <${Gone} news=${news} matters />
     <div class="head"><${Where} name=${data.device} /><${Seen} device=${data} gone=${gone} />
       <span class="orders">
-        ${data.standing !== "approved" && html`<button type="button" class="tool go" onClick=${() => decide("approve")}><${Icon} name="check" />${data.standing === "pending" ? "Approve…" : "Approve again…"}</button>`}
-        ${data.standing !== "revoked" && html`<button type="button" class="tool" onClick=${() => decide("revoke")}>Revoke…</button>`}
+        ${data.standing !== "approved" && may("operator") && html`<button type="button" class="tool go" onClick=${() => decide("approve")}><${Icon} name="check" />${data.standing === "pending" ? "Approve…" : "Approve again…"}</button>`}
+        ${data.standing !== "revoked" && may("admin") && html`<button type="button" class="tool" onClick=${() => decide("revoke")}>Revoke…</button>`}
       </span></div>
     <p class="sentence">${data.sentence}${data.disconnected_at && data.standing === "approved" && !gone ? ` Offline since ${moment(data.disconnected_at)}: ${data.disconnect_reason}.` : ""}</p>
     ${error && html`<${Refusal} error=${error} />`}

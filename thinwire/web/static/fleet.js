@@ -2,7 +2,7 @@
 import { get } from "./api.js";
 import { Deciding } from "./deciding.js";
 import { LastOutcome, LinkCell, Name, Seen, Tasks, Versions, address, joinCommand, presence, troubled } from "./devices.js";
-import { home, html, link, useEffect, useState } from "./dom.js";
+import { home, html, link, may, useEffect, useState } from "./dom.js";
 import { Fingerprint } from "./fingerprint.js";
 import { count, moment, plural } from "./format.js";
 import { Gone } from "./frame.js";
@@ -69,8 +69,8 @@ const Pending = ({ devices, decide }) => {
             <p>${d.sentence}</p>
             <${Fingerprint} digits=${d.fingerprint} label=${`Fingerprint of the key of ${d.device}`} />
             <div class="buttons">
-              <button type="button" class="tool go" aria-label=${`Approve ${d.device}`} onClick=${() => decide("approve", d)}><${Icon} name="check" />Approve…</button>
-              <button type="button" class="tool" aria-label=${`Revoke ${d.device}`} onClick=${() => decide("revoke", d)}>Revoke…</button>
+              ${may("operator") ? html`<button type="button" class="tool go" aria-label=${`Approve ${d.device}`} onClick=${() => decide("approve", d)}><${Icon} name="check" />Approve…</button>` : html`<span class="faint">An operator approves devices.</span>`}
+              ${may("admin") && html`<button type="button" class="tool" aria-label=${`Revoke ${d.device}`} onClick=${() => decide("revoke", d)}>Revoke…</button>`}
             </div>
           </li>`)}
       </ul>
@@ -106,7 +106,7 @@ const Known = ({ devices, gone, service, decide }) => {
     { title: "Link", cell: (d) => html`<${LinkCell} link=${d.link} />` },
     { title: "Updates", right: true, cell: (d) => count(d.updates) },
     { title: "Last outcome", cell: (d) => html`<${LastOutcome} said=${d.last_outcome} />` },
-    { title: html`<span class="unseen">Revoke</span>`, right: true, cell: (d) => html`<button type="button" class="tool" aria-label=${`Revoke ${d.device}`} onClick=${() => decide("revoke", d)}>Revoke…</button>` },
+    ...(may("admin") ? [{ title: html`<span class="unseen">Revoke</span>`, right: true, cell: (d) => html`<button type="button" class="tool" aria-label=${`Revoke ${d.device}`} onClick=${() => decide("revoke", d)}>Revoke…</button>` }] : []),
   ]} />
       <${More} shown=${shown.length} of=${found.length} all=${() => setAll(true)} />
     <//>`;
@@ -131,7 +131,7 @@ const Out = ({ devices, decide }) => html`
     { title: "Device", cell: (d) => html`<${Name} device=${d} /><small class="below">${d.how}</small>` },
     { title: "Why", cell: (d) => d.sentence },
     { title: "Updates", right: true, cell: (d) => count(d.updates) },
-    { title: html`<span class="unseen">Approve</span>`, right: true, cell: (d) => html`<button type="button" class="tool" aria-label=${`Approve again: ${d.device}`} onClick=${() => decide("approve", d)}>Approve again…</button>` },
+    ...(may("operator") ? [{ title: html`<span class="unseen">Approve</span>`, right: true, cell: (d) => html`<button type="button" class="tool" aria-label=${`Approve again: ${d.device}`} onClick=${() => decide("approve", d)}>Approve again…</button>` }] : []),
   ]} />
     </details>
   <//>`;

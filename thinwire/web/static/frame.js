@@ -1,5 +1,6 @@
 // What stands around every page: name, the aggregator's state, the theme.
-import { home, html, link, useState } from "./dom.js";
+import { Confirming } from "./confirm.js";
+import { home, html, link, role, user, useState } from "./dom.js";
 import { clock, when } from "./format.js";
 import { serverNow } from "./live.js";
 import { Command, Icon } from "./parts.js";
@@ -53,12 +54,16 @@ export const Frame = ({ news, at, children }) => {
           ? html` <b class="badge" title="to be approved">${news.pending}<span class="unseen"> to be approved</span></b>` : ""}</a>
         <a href=${link("alerts")} aria-current=${at === "alerts" ? "page" : undefined}>Alerts${news.unseen
           ? html` <b class="badge" title="not acknowledged">${news.unseen}<span class="unseen"> not acknowledged</span></b>` : ""}</a>
+        <a href=${link("users")} aria-current=${at === "users" ? "page" : undefined}>Users</a>
+        <a href=${link("audit")} aria-current=${at === "audit" ? "page" : undefined}>Audit</a>
       </nav>
       <span class=${`beat ${tone}`} role="status"><i aria-hidden="true"></i>${word}</span>
       <${Theme} />
-      <form method="post" action=${link("logout")}><button class="tool">Log out</button></form>
+      <span class="me" title=${`logged in with the role ${role}`}>${user} <small>${role}</small></span>
+      <form method="post" action=${link("logout")}><button class="tool" aria-label=${`Log out ${user}`}>Log out</button></form>
     </header>
-    <main>${children}</main>`;
+    <main>${children}</main>
+    <${Confirming} />`;
 };
 
 /** The state in which nothing that is shown will change; `matters` says that somebody waits for a change. */

@@ -1,6 +1,6 @@
 // Invitations: who may still come with one, and the state of the others. They are made on the command line.
 import { post } from "./api.js";
-import { home, html, useState } from "./dom.js";
+import { home, html, may, useState } from "./dom.js";
 import { moment, plural } from "./format.js";
 import { serverNow, useNow } from "./live.js";
 import { Command, Icon, Section, Table } from "./parts.js";
@@ -31,7 +31,7 @@ const COLUMNS = [
 
 const Open = ({ label, rows }) => html`<${Table} label=${label} rows=${rows} stacks keyOf=${(r) => r.id} columns=${[...COLUMNS,
   { title: "Expires", cell: (r) => moment(r.expires_at) },
-  { title: html`<span class="unseen">Withdraw</span>`, right: true, cell: (r) => html`<${Withdraw} id=${r.id} />` }]} />`;
+  ...(may("operator") ? [{ title: html`<span class="unseen">Withdraw</span>`, right: true, cell: (r) => html`<${Withdraw} id=${r.id} />` }] : [])]} />`;
 
 export const Invitations = ({ rows, service }) => {
   useNow(true); // they expire by themselves

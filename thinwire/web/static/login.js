@@ -1,5 +1,5 @@
 // A link may carry its code behind "#", where no server and no log sees it.
-const form = document.querySelector("form");
+const form = document.getElementById("by-code");
 
 const enter = () => {
   const code = decodeURIComponent(location.hash.slice(1));

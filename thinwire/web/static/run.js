@@ -3,7 +3,7 @@ import { get, post } from "./api.js";
 import { Bytes } from "./bytes.js";
 import { Clients } from "./clients.js";
 import { DeviceTable, joinCommand } from "./devices.js";
-import { html, link, useEffect, useRef, useState } from "./dom.js";
+import { html, link, may, useEffect, useRef, useState } from "./dom.js";
 import { bytes, decisive, measures, metric, moment, plural, ratio, seconds, wired } from "./format.js";
 import { Gone } from "./frame.js";
 import { Journal } from "./journal.js";
@@ -71,7 +71,7 @@ const Head = ({ run, lines, still }) => {
     <div class="head">
       <nav aria-label="Where you are"><a href=${link("")}>Runs</a><span aria-hidden="true"> / </span><h1>${run.run_id}</h1></nav>
       <${Status} status=${run.status} />
-      ${ORDERED[run.status]?.filter((verb) => verb === "stop" || run.source === "devices").map((verb) => html`<${Order} key=${verb} id=${run.run_id} verb=${verb} />`)}
+      ${may("operator") && ORDERED[run.status]?.filter((verb) => verb === "stop" || run.source === "devices").map((verb) => html`<${Order} key=${verb} id=${run.run_id} verb=${verb} />`)}
     </div>
     <p class="sentence" aria-live="polite">${run.sentence}</p>
     ${run.warning && html`<div class="notice bad" role="alert"><${Icon} name="alert" /><div><strong>${run.warning}</strong></div></div>`}

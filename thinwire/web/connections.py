@@ -1,0 +1,106 @@
+"""Bounded connections: strangers that keep many open, or finish no request, cannot keep a browser out.
+
+A connection that waits for a request is bounded in time, number and bytes, until a request of it has a session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Any
+
+from starlette.types import Scope
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+REQUEST_S = 10.0  # until a request is complete: a browser on a slow tunnel sends its 64 kB in less
+MAX_HEADER_BYTES = 64 * 1024  # of one request; our cookies and addresses have less than 1 kB
+MAX_STRANGERS = 64  # open connections without an accepted session; a browser opens six
+KNOWN = "thinwire.known"
+
+_numbers = itertools.count()
+
+
+def mark_known(scope: Scope) -> None:
+    """Mark the connection of this request as one with a session, so that newer strangers do not close it."""
+    if found := scope.get("extensions", {}).get(KNOWN):
+        found["mark"]()
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """uvicorn's protocol with a time limit for each request; above `MAX_STRANGERS` the oldest stranger is closed.
+
+    A stranger is a connection without an accepted session, whatever it does: it may be silent, stop inside a request,
+    or never read its response.
+
+    Invariant: connections with a session are never closed for a stranger, and a new connection always finds a place.
+    """
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.known, self.number = False, next(_numbers)
+        self._late: asyncio.TimerHandle | None = None
+        self._in_header, self._header_bytes = False, 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        """Start the time limit, and close the oldest stranger if there are too many."""
+        super().connection_made(transport)
+        self._expect()
+        strangers = [one for one in self.connections if isinstance(one, BoundedProtocol) and not one.known]
+        if len(strangers) > MAX_STRANGERS:
+            oldest = min(strangers, key=lambda one: one.number)
+            self.connections.discard(oldest)  # now: the next connection may arrive before this loss is reported
+            oldest.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the timers of the connection."""
+        self._whole()
+        super().connection_lost(exc)
+        self._unset_keepalive_if_required()  # uvicorn leaves it running where a connection was reset
+
+    def data_received(self, data: bytes) -> None:
+        """Parse received bytes; close the connection if a request's head is too large."""
+        if self.transport.is_closing():
+            return
+        if self._late is None:
+            self._expect()
+        super().data_received(data)
+        if self._in_header:
+            self._header_bytes += len(data)
+            if self._header_bytes > MAX_HEADER_BYTES:
+                self.transport.abort()
+
+    def on_message_begin(self) -> None:
+        """Start counting the bytes of the header, and give the request a way to mark its connection."""
+        super().on_message_begin()
+        self._in_header, self._header_bytes = True, 0
+        self.scope["extensions"] = {KNOWN: {"mark": self._mark_known}}
+
+    def on_headers_complete(self) -> None:
+        """Stop counting the bytes of the header."""
+        self._in_header = False
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """Stop the time limit: the request is complete."""
+        self._whole()
+        super().on_message_complete()
+
+    def _mark_known(self) -> None:
+        """Record that a request of this connection had a session."""
+        self.known = True
+
+    def _expect(self) -> None:
+        """Start the time limit of a request."""
+        self._late = self.loop.call_later(REQUEST_S, self._too_late)
+
+    def _whole(self) -> None:
+        """Stop the time limit of a request."""
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+    def _too_late(self) -> None:
+        """Close the connection: its request took too long."""
+        self._late = None
+        if not self.transport.is_closing():
+            self.transport.abort()

@@ -1,0 +1,207 @@
+"""Login and logout: by name and password, or by a one-time code.
+
+Each login opens a session with a new id and ends the one that the browser brought, so that nobody can choose the id of
+another person's session. Wrong passwords are limited for each name, known or not, and in all. One-time codes are not
+limited, because nobody guesses 78 bits: a code works whatever others do.
+"""
+
+from __future__ import annotations
+
+import html
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated, TypeVar
+from urllib.parse import parse_qs
+
+import anyio
+from anyio.to_thread import run_sync
+from fastapi import APIRouter, Query, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+from thinwire.core.errors import ThinwireError
+from thinwire.store import MACHINE, Store
+from thinwire.store.passwords import AT_ONCE
+from thinwire.web.security import NEXT, session_token, static_text
+from thinwire.web.settings import Settings
+
+WRONG_CODES = 10  # in WINDOW_S, from all browsers together
+WINDOW_S = 60.0
+WRONG_OF_ONE = 5  # passwords of one name in NAME_WINDOW_S
+NAME_WINDOW_S = 300.0
+WRONG_IN_ALL = 60  # passwords in WINDOW_S
+WAITING = 16  # checks that wait for their turn; a check takes 0.1 s
+SESSION_S = 7 * 24 * 3600
+Found = TypeVar("Found")
+
+
+class TooMany(ThinwireError):
+    """Too many wrong passwords, or too many checks that wait."""
+
+
+class Tries:
+    """Counts the wrong codes of the last minute. It refuses no correct code, because nobody guesses 78 bits."""
+
+    def __init__(self) -> None:
+        self.wrong: deque[float] = deque(maxlen=WRONG_CODES)
+
+    def too_many(self) -> bool:
+        """Return True if `WRONG_CODES` were wrong within `WINDOW_S`."""
+        return len(self.wrong) == WRONG_CODES and time.monotonic() - self.wrong[0] < WINDOW_S
+
+    def note(self) -> None:
+        """Count one wrong code."""
+        self.wrong.append(time.monotonic())
+
+
+class PasswordChecks:
+    """Checks passwords: few at a time, and few wrong ones for a name and in all.
+
+    A check counts as wrong from its beginning until it turns out right, so that many at once gain nothing.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._turns, self._open = clock, anyio.CapacityLimiter(AT_ONCE), 0
+        self._of_name: dict[str, deque[float]] = {}
+        self._in_all: deque[float] = deque()
+
+    async def check(self, name: str, work: Callable[[], Found | None]) -> Found | None:
+        """Return what `work` returns in a thread, None or False for a wrong password; raise `TooMany`."""
+        now = self._clock()
+        self._forget(now)
+        tried = self._of_name.get(name, deque())
+        if len(tried) >= WRONG_OF_ONE or len(self._in_all) >= WRONG_IN_ALL:
+            raise TooMany(
+                "too many wrong passwords", "each minute and each name has a limit, against guessing",
+                "wait five minutes, or log in with a code: thinwire aggregator status --login",
+            )  # fmt: skip
+        if self._open >= AT_ONCE + WAITING:
+            raise TooMany(
+                "too many logins at this moment", f"{AT_ONCE} are checked at a time", "again in a few seconds"
+            )
+        self._of_name.setdefault(name, tried).append(now)
+        self._in_all.append(now)
+        self._open += 1
+        try:
+            found = await run_sync(work, limiter=self._turns)
+        finally:
+            self._open -= 1
+        if found:
+            for counted in (tried, self._in_all):
+                if now in counted:
+                    counted.remove(now)
+        return found
+
+    def _forget(self, now: float) -> None:
+        """Drop what is older than its window; so the names are at most those of the last five minutes."""
+        while self._in_all and now - self._in_all[0] >= WINDOW_S:
+            self._in_all.popleft()
+        for name, tried in list(self._of_name.items()):
+            while tried and now - tried[0] >= NAME_WINDOW_S:
+                tried.popleft()
+            if not tried:
+                del self._of_name[name]
+
+
+class Entrance:
+    """Opens sessions: each way in ends the session that the browser brought, and returns the form again if it fails."""
+
+    def __init__(self, settings: Settings, store: Store, checks: PasswordChecks) -> None:
+        self._settings, self._store, self._checks, self._codes = settings, store, checks, Tries()
+
+    def form(self, said: str = "", status: int = 200, name: str = "") -> Response:
+        """Return the form; `said` is the reason why the last try was refused."""
+        return login_page(self._settings.home_option, said, status, name)
+
+    async def by_link(self, request: Request, code: str, after: str) -> Response:
+        """Log in with the code of a link; a link that is opened again goes on with the session that it began."""
+        token = session_token(request.headers, self._settings)
+        there = await run_in_threadpool(self._store.logins.person, token)
+        if there is not None and there.user == MACHINE:
+            return _go_on(after)
+        return await self.by_code(request, code, after)
+
+    async def by_code(self, request: Request, code: str, after: str) -> Response:
+        """Log in with a one-time code."""
+        token = await run_in_threadpool(self._store.logins.redeem, code[:64])
+        if token is not None:
+            return await self._enter(request, token, after)
+        if self._codes.too_many():
+            return self.form("That code is not valid, like many in the last minute. A fresh one works.", 429)
+        self._codes.note()
+        return self.form("That code is not valid: each works once, for ten minutes.", 401)
+
+    async def by_password(self, request: Request, name: str, password: str, after: str) -> Response:
+        """Log in with name and password; what was typed as the name stays in the form."""
+        try:
+            token = await self._checks.check(name, partial(self._store.users.log_in, name, password))
+        except TooMany as error:
+            return self.form(f"{error.what.capitalize()}. Try: {error.hint}.", 429, name)
+        if token is None:
+            return self.form("Name or password is wrong.", 401, name)
+        return await self._enter(request, token, after)
+
+    async def _enter(self, request: Request, token: str, after: str) -> Response:
+        await run_in_threadpool(self._store.logins.end, session_token(request.headers, self._settings))
+        answer = _go_on(after)
+        set_session(answer, self._settings, token)
+        return answer
+
+
+def login_routes(settings: Settings, store: Store, checks: PasswordChecks) -> APIRouter:
+    """Return the routes of login and logout.
+
+    GET shows the form or takes the code of a link; POST takes the form's name and password, or its code. A valid one
+    starts a session of seven days in a cookie.
+    """
+    router, entrance = APIRouter(include_in_schema=False), Entrance(settings, store, checks)
+
+    @router.get("/login")
+    async def form(request: Request, code: str = "", after: Annotated[str, Query(alias="next")] = "") -> Response:
+        fetched_ahead = "prefetch" in request.headers.get("sec-purpose", request.headers.get("purpose", ""))
+        return await entrance.by_link(request, code, after) if code and not fetched_ahead else entrance.form()
+
+    @router.post("/login")
+    async def take(request: Request, after: Annotated[str, Query(alias="next")] = "") -> Response:
+        try:
+            said = await request.body()
+        except ClientDisconnect:
+            return Response(status_code=400)  # the client has disconnected
+        try:
+            fields = parse_qs(said.decode("utf-8", "replace"), max_num_fields=4)
+        except ValueError:  # too many fields: not our form
+            return entrance.form("That is not what this form sends. A fresh code works.", 400)
+        name, password, code = (fields.get(field, [""])[0] for field in ("name", "password", "code"))
+        if name or password:
+            return await entrance.by_password(request, name.strip().lower()[:64], password, after)
+        return await entrance.by_code(request, code, after)
+
+    @router.post("/logout")
+    async def leave(request: Request) -> Response:
+        await run_in_threadpool(store.logins.end, session_token(request.headers, settings))
+        answer = RedirectResponse("login", 303)
+        answer.delete_cookie(settings.cookie, secure=settings.secure, httponly=True, samesite="strict")
+        return answer
+
+    return router
+
+
+def _go_on(after: str) -> Response:
+    """Redirect to the page from which a person was sent to the login, else to the first page."""
+    return RedirectResponse(after if NEXT.fullmatch(after) else "./", 303)
+
+
+def set_session(answer: Response, settings: Settings, token: str) -> None:
+    """Put a session into the cookie of a response."""
+    answer.set_cookie(
+        settings.cookie, token, httponly=True, samesite="strict", secure=settings.secure, max_age=SESSION_S,
+    )  # fmt: skip
+
+
+def login_page(home: str, said: str = "", status: int = 200, name: str = "") -> HTMLResponse:
+    """Return the form; `said` is the reason why the last try was refused, and `name` what was typed as a name."""
+    text = static_text("login.html").replace("{{said}}", html.escape(said)).replace("{{home}}", html.escape(home))
+    return HTMLResponse(text.replace("{{name}}", html.escape(name)), status)

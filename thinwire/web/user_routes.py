@@ -1,0 +1,272 @@
+"""The routes about users, tokens, one's own session, and the audit log."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Path, Query, Request
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import JSONResponse, Response
+
+from thinwire.core.errors import Refused, UsageError
+from thinwire.store import MACHINE, Store
+from thinwire.web.access import RECENT_S
+from thinwire.web.login import PasswordChecks, TooMany, set_session
+from thinwire.web.problems import PROBLEMS, problem
+from thinwire.web.routes import API, Number, as_csv
+from thinwire.web.schemas import Answer
+from thinwire.web.security import Who, session_token, visitor
+from thinwire.web.settings import Settings
+
+Role = Literal["viewer", "operator", "admin"]
+Password = Annotated[str, Field(min_length=1, max_length=256)]
+UserName = Annotated[str, Path(pattern=r"^[a-z0-9][a-z0-9._-]{0,31}$")]
+First = Annotated[int, Query(ge=0, le=2**31 - 1)]
+Count = Annotated[int, Query(ge=1, le=1000)]
+DAY_S = 24 * 3600.0
+AUDIT_ROWS = 1_000_000  # of a CSV file at most
+
+
+class Asked(BaseModel):
+    """The base of the bodies of requests: an unknown key is refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Session(Answer):
+    """Who is logged in. `confirm` is what this person gives again before some actions, until `confirmed_until`."""
+
+    user: str
+    role: Role
+    confirm: Literal["password", "code"] | None
+    confirmed_until: float
+    run_id: str = ""
+
+
+class Confirmed(Asked):
+    """The password, or for a session by code a fresh code."""
+
+    password: str = Field("", max_length=256)
+    code: str = Field("", max_length=64)
+
+
+class NewPassword(Asked):
+    """One's own new password, with the present one."""
+
+    old: Password
+    new: Password
+
+
+class User(Answer):
+    """A user. `who` added the user."""
+
+    name: str
+    role: Role
+    created_at: float
+    who: str
+    password_at: float
+    login_at: float | None
+    disabled_at: float | None
+
+
+class NewUser(Asked):
+    """A user to add."""
+
+    name: str = Field(max_length=64)
+    role: Role
+    password: Password
+
+
+class Change(Asked):
+    """What a change of a user needs: `role` for role, `password` for reset."""
+
+    role: Role | None = None
+    password: str = Field("", max_length=256)
+
+
+class Token(Answer):
+    """A token without its secret; `run_id` is "" or the one run that it reads."""
+
+    id: int
+    name: str
+    user: str
+    role: Role
+    run_id: str
+    created_at: float
+    expires_at: float
+    used_at: float | None
+
+
+class AskedToken(Asked):
+    """A token to make."""
+
+    name: str = Field(max_length=63)
+    role: Role = "viewer"
+    run_id: str = Field("", max_length=80)
+    days: float = Field(30, gt=0, le=366)
+
+
+class MadeToken(Answer):
+    """A new token; `secret` is shown now and never again."""
+
+    token: Token
+    secret: str
+
+
+class Done(Answer):
+    """What was done, as a sentence."""
+
+    sentence: str
+
+
+class AuditLine(Answer):
+    """An action, or a command about a run: its actor, time and object."""
+
+    at: float
+    who: str
+    what: str
+    about: str
+    detail: str
+
+
+class AuditPage(Answer):
+    """A part of the audit log, latest first; `total` counts all of it."""
+
+    total: int
+    first: int
+    rows: list[AuditLine]
+
+
+def session_routes(settings: Settings, store: Store, checks: PasswordChecks) -> APIRouter:
+    """Return the routes about one's own session."""
+    router = APIRouter(prefix=f"{API}/session", responses=PROBLEMS)
+
+    def session(request: Request, confirmed_at: float | None = None) -> Session:
+        person = visitor(request).person
+        again: Literal["password", "code"] = "code" if person.user == MACHINE else "password"
+        return Session(
+            user=person.user, role=person.role, confirm=None if person.token else again, run_id=person.run_id,
+            confirmed_until=(person.confirmed_at if confirmed_at is None else confirmed_at) + RECENT_S,
+        )  # fmt: skip
+
+    @router.get("")
+    def mine(request: Request) -> Session:
+        return session(request)
+
+    @router.post("/confirm", response_model=Session)
+    async def confirm(request: Request, given: Confirmed) -> Session | Response:
+        """Give the password again, or a fresh code."""
+        person, token = visitor(request).person, session_token(request.headers, settings)
+        if person.user == MACHINE:
+            done: bool | None = await run_in_threadpool(store.logins.confirm, token, given.code)
+        else:
+            try:
+                done = await checks.check(person.user, partial(store.users.confirm, token, person.user, given.password))
+            except TooMany as error:
+                return problem(429, error.what, error.why, error.hint)
+        if not done:
+            what = "code is not valid" if person.user == MACHINE else "password is wrong"
+            return problem(403, f"this {what}", hint="once more")
+        return session(request, time.time())
+
+    @router.post("/password", response_model=Done)
+    async def change(request: Request, given: NewPassword) -> Response:
+        """Change one's own password; all other sessions of this user end, and this one gets a new id."""
+        name = visitor(request).person.user
+        if name == MACHINE:
+            raise Refused("this session has no password", "it began with a code", "log in as a user")
+
+        try:
+            token = await checks.check(name, partial(store.users.change_password, name, given.old, given.new))
+        except TooMany as error:
+            return problem(429, error.what, error.why, error.hint)
+        if token is None:
+            return problem(403, "this is not your present password", hint="once more")
+        answer = JSONResponse({"sentence": "Your password is changed. Your other sessions have ended."})
+        set_session(answer, settings, token)
+        return answer
+
+    return router
+
+
+def user_routes(store: Store) -> APIRouter:
+    """Return the routes about users, for admins."""
+    router = APIRouter(prefix=f"{API}/users", responses=PROBLEMS)
+
+    @router.get("")
+    def listed() -> list[User]:
+        return [User.model_validate(row) for row in store.users.all()]
+
+    @router.post("", status_code=201)
+    def add(given: NewUser, who: Who) -> Done:
+        store.users.add(given.name, given.role, given.password, who)
+        return Done(sentence=f"{given.name} may log in, with the role {given.role}.")
+
+    @router.post("/{user}/{change}")
+    def change(user: UserName, change: Literal["role", "reset", "disable", "enable"], given: Change, who: Who) -> Done:
+        """Change another user: `role`, `reset` (the password), `disable` or `enable`. The user's sessions end."""
+        if user == who:
+            raise Refused("nobody changes this for oneself", "an admin could lock the others out", "another admin")
+        if change == "role":
+            if given.role is None:
+                raise UsageError("no role is given", "to change a role", '{"role": "viewer"}')
+            store.users.set_role(user, given.role, who)
+            return Done(sentence=f"{user} has the role {given.role}, from the next login on.")
+        if change == "reset":
+            store.users.set_password(user, given.password, who)
+            return Done(sentence=f"{user} has a new password.")
+        if change == "disable":
+            store.users.disable(user, who)
+            return Done(sentence=f"{user} is disabled: no login, no session and no token works any more.")
+        store.users.enable(user, who)
+        return Done(sentence=f"{user} may log in again.")
+
+    return router
+
+
+def token_routes(store: Store) -> APIRouter:
+    """Return the routes about tokens: everybody's own, and for admins those of all."""
+    router = APIRouter(prefix=f"{API}/tokens", responses=PROBLEMS)
+
+    @router.get("")
+    def listed(request: Request) -> list[Token]:
+        """Return one's own tokens; for an admin those of all users."""
+        person = visitor(request).person
+        found = store.tokens.all(None if person.role == "admin" else person.user)
+        return [Token.model_validate(row) for row in found]
+
+    @router.post("", status_code=201)
+    def make(request: Request, given: AskedToken) -> MadeToken:
+        person = visitor(request).person
+        run_id = store.run(given.run_id).run_id if given.run_id else ""
+        made = store.tokens.make(given.name, person.user, given.role, run_id, given.days * DAY_S, person.who)
+        return MadeToken(token=Token.model_validate(made.row), secret=made.secret)
+
+    @router.post("/{number}/revoke")
+    def revoke(request: Request, number: Number) -> Done:
+        person = visitor(request).person
+        store.tokens.revoke(number, person.who, None if person.role == "admin" else person.user)
+        return Done(sentence=f"Token {number} is revoked.")
+
+    return router
+
+
+def audit_routes(store: Store) -> APIRouter:
+    """Return the routes of the audit log."""
+    router = APIRouter(prefix=API, responses=PROBLEMS)
+
+    @router.get("/audit")
+    def page(first: First = 0, count: Count = 50) -> AuditPage:
+        """Return actions on devices, users and tokens, and commands about runs, latest first."""
+        total, rows = store.audit.rows(first, count)
+        return AuditPage(total=total, first=first, rows=[AuditLine.model_validate(row) for row in rows])
+
+    @router.get("/audit.csv", response_class=Response, include_in_schema=False)
+    def as_file() -> Response:
+        rows = store.audit.rows(0, AUDIT_ROWS)[1]
+        return as_csv([AuditLine.model_validate(row) for row in rows], AuditLine, "audit")
+
+    return router

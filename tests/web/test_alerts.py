@@ -259,7 +259,7 @@ def test_the_page_shows_what_is_wrong_and_takes_an_acknowledgement(store: Store,
         assert axe(page) == []
         assert overflow(page) == 0
         page.get_by_role("button", name="Acknowledge: the disk").click()
-        expect(page.locator("#open-alerts")).to_contain_text("dashboard")
+        expect(page.locator("#open-alerts")).to_contain_text("machine")
         expect(page.get_by_role("link", name="Alerts")).not_to_contain_text("not acknowledged")
     assert store.alerts.counts() == (1, 0)
 

@@ -159,7 +159,7 @@ def test_a_password_that_was_given_again_opens_what_needs_it(as_anna: TestClient
     assert as_anna.post("/api/v1/tokens", json=made).status_code == 201
 
 
-def test_a_session_by_code_is_asked_for_a_fresh_code(page: TestClient, store: Store):
+def test_a_session_by_code_needs_a_fresh_code(page: TestClient, store: Store):
     page.headers["Origin"] = HOST
     age(store, RECENT_S + 1)
     user = {"name": "anna", "role": "viewer", "password": GOOD}

@@ -37,7 +37,7 @@ ROUTES = (
 )  # fmt: skip
 OTHERS = {
     "/api/v1/live", "/api/v1/devices/{name}/revocations/{number}", "/api/v1/session", "/api/v1/users", "/api/v1/tokens",
-    "/api/v1/audit", "/api/v1/audit.csv",
+    "/api/v1/audit", "/api/v1/audit.csv", "/api/v1/alerts",
 }  # fmt: skip
 """The stream has the number of `Store.changes`, which has a test of its own; the others tell of no reply of a run."""
 COMMANDS = (

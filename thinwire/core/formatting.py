@@ -187,6 +187,8 @@ COMMANDS = (
     "aggregator start", "aggregator status", "aggregator stop", "aggregator doctor", "aggregator backup",
     "aggregator config", "aggregator logs", "aggregator dashboard", "aggregator restore",
     "aggregator service install", "aggregator ca show", "aggregator ca rotate",
+    "aggregator users add", "aggregator users reset", "aggregator users list", "aggregator users disable",
+    "aggregator users enable", "aggregator tokens add", "aggregator tokens list", "aggregator tokens revoke",
     "runs compare", "runs list", "runs show", "runs watch", "runs model", "runs stop", "runs pause", "runs resume",
     "devices list", "devices show", "devices invite", "devices approve", "devices revoke", "devices rename",
     "devices forget", "privacy report",

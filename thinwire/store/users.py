@@ -68,6 +68,11 @@ class Users:
         with self._database.reading() as connection:
             return [UserRow(**row) for row in connection.execute(select(*columns).order_by(Row.name)).mappings()]
 
+    def require(self, name: str) -> None:
+        """Raise `NotFound` if there is no user of this name."""
+        if all(row.name != name for row in self.all()):
+            raise _no_user(name)
+
     def has_admin(self) -> bool:
         """Return True if an admin may log in."""
         return any(row.role == "admin" and row.disabled_at is None for row in self.all())
@@ -139,12 +144,16 @@ class Users:
         with self._database.writing() as connection:
             mine = update(Row).where(Row.name == name)
             if not NAME.fullmatch(name) or connection.execute(mine, dict(values)).rowcount == 0:
-                raise NotFound(f"no user {name[:80]!r}", hint="thinwire aggregator users list")
+                raise _no_user(name)
             end_sessions(connection, name)
             act(connection, self._clock.wall(), who, "", what, detail)
 
 
 _OF = select(Row.name, Row.role, Row.password_hash, Row.disabled_at)
+
+
+def _no_user(name: str) -> NotFound:
+    return NotFound(f"no user {name[:80]!r}", hint="thinwire aggregator users list")
 
 
 def role_now(connection: Connection, name: str) -> str | None:

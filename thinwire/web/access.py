@@ -1,7 +1,7 @@
 """The least role of each route. The guard enforces this table, and a route without a row is refused at the start.
 
 A person with a role may do all that the roles before it may: viewers read, operators direct runs and devices, admins
-revoke, delete and decide who else may do what. A row is a role, or a `Least` that asks for more.
+revoke, delete and decide who else may do what. A row is a role, or a `Least` that wants more.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RECENT_S: Final = 600.0  # for which the password, once given, counts
 class Least:
     """What a request needs.
 
-    `role` is the least role. `recent` asks for the password, given within `RECENT_S`; the token of a program is exempt.
+    `role` is the least role. `recent` wants the password, given within `RECENT_S`; the token of a program is exempt.
     `session` refuses tokens: a program that leaked its token must not make others.
     """
 
@@ -133,7 +133,7 @@ class Access:
         return cls(tuple(rows))
 
     def find(self, method: str, path: str) -> Match:
-        """Return what a request needs: all that any row asks for which matches it."""
+        """Return what a request needs: all that the rows which match it want."""
         wanted = "GET" if method == "HEAD" else method
         each = ((need, pattern.match(path)) for row, pattern, need in self.rows if row == wanted)
         found = [(need, match) for need, match in each if match]

@@ -32,8 +32,8 @@ from thinwire.core.errors import ThinwireError
 from thinwire.core.owner_file import AggregatorFile, AlertSettings, aggregator_file
 from thinwire.reports.alerting import Surroundings, conditions
 from thinwire.store import AlertRow, Store
-from thinwire.web.routes import API, Number, as_csv
 from thinwire.web.problems import PROBLEMS
+from thinwire.web.routes import API, Number, as_csv
 from thinwire.web.security import Who
 from thinwire.web.settings import aggregator
 

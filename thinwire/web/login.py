@@ -190,7 +190,7 @@ def login_routes(settings: Settings, store: Store, checks: PasswordChecks) -> AP
 
 
 def _go_on(after: str) -> Response:
-    """Redirect to the page from which a person was sent to the login, else to the first page."""
+    """Redirect to where a person came from before the login, else to the runs."""
     return RedirectResponse(after if NEXT.fullmatch(after) else "./", 303)
 
 

@@ -105,7 +105,7 @@ class Guard:
         await (refusal or self.app)(scope, receive, send_guarded)
 
     async def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
-        """Return an error or a redirect to the login if the app must not answer; else note who is asking."""
+        """Return an error or a redirect to the login if the app must not answer; else note who sent it."""
         method, path = scope["method"], scope["path"]
         token = bearer_token(headers) if path.startswith(API) else None
         refusal = self._misnamed(headers) or self._too_large(headers)
@@ -162,7 +162,7 @@ class Guard:
     def _stranger(self, method: str, path: str, has_token: bool) -> Response:
         """Return the error, or the redirect to the login, for a request of nobody."""
         if has_token:
-            hint = "a new token, from the page Users and tokens"
+            hint = "a new token, made on Users in the dashboard"
             why = "it is unknown, expired or revoked, or its user is disabled"
             return problem(401, "this token is not valid", why, hint, {"WWW-Authenticate": "Bearer"})
         if method in SAFE and not path.startswith(API):
@@ -187,7 +187,7 @@ class Guard:
             return problem(403, "a token may not do this", "who finds a token must not get more", "log in for it")
         if not found.allows(person.role):
             needed = f"it needs the role {least.role}, and {person.user} has the role {person.role}"
-            hint = "an admin changes roles on the page Users and tokens"
+            hint = "an admin changes roles on Users in the dashboard"
             return problem(403, "your role does not allow this", needed, hint)
         if least.recent and not person.token and time.time() - person.confirmed_at >= RECENT_S:
             what = "code" if person.user == MACHINE else "password"

@@ -30,7 +30,7 @@ DAY_S = 24 * 3600.0
 AUDIT_ROWS = 1_000_000  # of a CSV file at most
 
 
-class Asked(BaseModel):
+class Body(BaseModel):
     """The base of the bodies of requests: an unknown key is refused."""
 
     model_config = ConfigDict(extra="forbid")
@@ -46,14 +46,14 @@ class Session(Answer):
     run_id: str = ""
 
 
-class Confirmed(Asked):
+class Confirmed(Body):
     """The password, or for a session by code a fresh code."""
 
     password: str = Field("", max_length=256)
     code: str = Field("", max_length=64)
 
 
-class NewPassword(Asked):
+class NewPassword(Body):
     """One's own new password, with the present one."""
 
     old: Password
@@ -72,7 +72,7 @@ class User(Answer):
     disabled_at: float | None
 
 
-class NewUser(Asked):
+class NewUser(Body):
     """A user to add."""
 
     name: str = Field(max_length=64)
@@ -80,7 +80,7 @@ class NewUser(Asked):
     password: Password
 
 
-class Change(Asked):
+class Change(Body):
     """What a change of a user needs: `role` for role, `password` for reset."""
 
     role: Role | None = None
@@ -100,7 +100,7 @@ class Token(Answer):
     used_at: float | None
 
 
-class AskedToken(Asked):
+class TokenWish(Body):
     """A token to make."""
 
     name: str = Field(max_length=63)
@@ -239,7 +239,7 @@ def token_routes(store: Store) -> APIRouter:
         return [Token.model_validate(row) for row in found]
 
     @router.post("", status_code=201)
-    def make(request: Request, given: AskedToken) -> MadeToken:
+    def make(request: Request, given: TokenWish) -> MadeToken:
         person = visitor(request).person
         run_id = store.run(given.run_id).run_id if given.run_id else ""
         made = store.tokens.make(given.name, person.user, given.role, run_id, given.days * DAY_S, person.who)

@@ -1,4 +1,4 @@
-"""The commands of `thinwire aggregator`: start, status, stop, doctor, backup, restore, and the groups ca, service."""
+"""The commands of `thinwire aggregator`: start, status, stop, doctor, backup, restore, with groups."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from thinwire.cli import console
-from thinwire.cli.aggregator import tls
+from thinwire.cli.aggregator import tls, users
 from thinwire.cli.params import Follow, Home, Json, Lines
 from thinwire.cli.service import commands as aggregator_service
 from thinwire.core import formatting
@@ -16,6 +16,8 @@ from thinwire.core import formatting
 app = typer.Typer(name="aggregator", help="The aggregator: the service that devices reach.", no_args_is_help=True)
 app.add_typer(aggregator_service.aggregator_app)
 app.add_typer(tls.app)
+app.add_typer(users.users)
+app.add_typer(users.tokens)
 
 END_S = 30.0
 

@@ -1,6 +1,6 @@
 // What an operator should know of: open alerts, who has seen them, and those that are over.
 import { get, post } from "./api.js";
-import { home, html, link, useState } from "./dom.js";
+import { home, html, link, may, useState } from "./dom.js";
 import { ago, moment } from "./format.js";
 import { Gone } from "./frame.js";
 import { serverNow, useReading } from "./live.js";
@@ -45,6 +45,7 @@ const sent = (one) => {
 const Seen = ({ one }) => {
   const [now, setNow] = useState({ step: "idle" });
   if (one.acknowledged_at !== null) return html`<span class="faint">${one.acknowledged_by}, ${ago(one.acknowledged_at, serverNow())}</span>`;
+  if (!may("operator")) return html`<span class="faint">an operator acknowledges it</span>`;
   const acknowledge = async () => {
     setNow({ step: "sent" });
     try {

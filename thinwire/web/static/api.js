@@ -15,22 +15,22 @@ export async function get(path) {
   return answer(await reach(path, { headers: { Accept: "application/json" } }));
 }
 
-/** Sends what changes something. Where the server wants the password again, it is asked for, and this is sent again. */
+/** Sends what changes something. Where the server wants the password again, the person gives it, and this is sent again. */
 export async function post(path, body) {
   const sent = body ? { headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) } : {};
   try {
     return await answer(await reach(path, { method: "POST", ...sent }));
   } catch (error) {
-    if (!error.confirm || !askAgain || !(await askAgain(error))) throw error;
+    if (!error.confirm || !giveAgain || !(await giveAgain(error))) throw error;
     return answer(await reach(path, { method: "POST", ...sent }));
   }
 }
 
-let askAgain = null;
+let giveAgain = null;
 
-/** `ask(error)` promises whether the person gave the password, or a fresh code, again. */
-export const onConfirm = (ask) => {
-  askAgain = ask;
+/** `give(error)` promises whether the person gave the password, or a fresh code, again. */
+export const onConfirm = (give) => {
+  giveAgain = give;
 };
 
 async function reach(path, options) {

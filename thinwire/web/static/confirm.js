@@ -1,4 +1,4 @@
-// Asks for the password again, or for a fresh code, where the server wants it before an action.
+// A person gives the password again, or a fresh code, where the server wants it before an action.
 import { ApiError, onConfirm, post } from "./api.js";
 import { Dialog } from "./dialog.js";
 import { home, html, useEffect, useState } from "./dom.js";

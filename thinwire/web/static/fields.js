@@ -1,4 +1,4 @@
-// Fields of forms, and forms that say what became of them.
+// Fields of forms, and forms that show their result.
 import { html, useState } from "./dom.js";
 import { Icon, Refusal } from "./parts.js";
 
@@ -11,7 +11,7 @@ export const Choice = ({ label, name, options, value }) => html`
   <label class="field"><span>${label}</span>
     <select name=${name}>${options.map((one) => html`<option value=${one} selected=${one === value}>${one}</option>`)}</select></label>`;
 
-/** A form whose fields go to `send(fields, form)`; below it stands what came of it, or the refusal. */
+/** A form whose fields go to `send(fields, form)`; below it stands the result, or the refusal. */
 export const Form = ({ label, button, send, children }) => {
   const [state, setState] = useState({});
   const submit = async (event) => {

@@ -28,8 +28,8 @@ from thinwire.core.errors import ThinwireError
 from thinwire.core.events import Event
 from thinwire.core.protection_events import is_sampled, without_sample
 from thinwire.store import Store
-from thinwire.web.problems import problem
-from thinwire.web.routes import STREAM, RunId
+from thinwire.web.problems import PROBLEMS, problem
+from thinwire.web.routes import API, STREAM, RunId
 from thinwire.web.security import visitor
 
 KEPT: Final = 1000  # messages of a run
@@ -203,7 +203,7 @@ class EventFeeds:
 
 def event_routes(feeds: EventFeeds) -> APIRouter:
     """Return the routes of a run's events: the newest ones, and their stream."""
-    router = APIRouter(prefix="/api/v1")
+    router = APIRouter(prefix=API, responses=PROBLEMS)
 
     @router.get("/runs/{run_id}/events", response_model=list[JournalEvent])
     async def events(run_id: RunId) -> Response:

@@ -103,7 +103,7 @@ def alive(home: Path | None) -> dict[str, Any] | None:
     from thinwire.core.statedir import AggregatorHome, find_home
 
     page = dashboard_of(AggregatorHome(find_home(home) / "aggregator"))
-    return {**about, "dashboard": page["dashboard"]} if page else about
+    return {**about, "dashboard": page["dashboard"], "dashboard_url": page["url"]} if page else about
 
 
 def dashboard_of(place: AggregatorHome) -> dict[str, Any] | None:

@@ -107,13 +107,13 @@ class Address:
         return is_loopback(self.host)
 
     def require_loopback(self, option: str) -> None:
-        """Raise `UsageError` unless the address is loopback: the dashboard has no TLS and no users."""
+        """Raise `UsageError` unless the address is loopback: only an aggregator issues the dashboard a certificate."""
         from thinwire.core.errors import UsageError
 
         if not self.is_loopback:
             raise UsageError(
                 f"{option} {self} would be open to other machines",
-                why="the dashboard has no users and no TLS yet, so it stays on this machine",
+                why="it needs TLS there, and only the aggregator that starts it issues its certificate",
                 hint=f"{option} 127.0.0.1:{self.port}, and elsewhere: ssh -L {self.port}:127.0.0.1:{self.port} HOST",
             )
 

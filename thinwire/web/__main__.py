@@ -5,6 +5,9 @@
     --lock FILE         the aggregator's lock, to show when it is down; by default the one beside the database
     --log FILE          the file to which stderr goes: it is rotated, so that two files bound its size
     --standalone        the aggregator does not end this dashboard when it is stopped
+    --cert, --key FILE  certificate and key: beyond loopback it listens with TLS only, and after there is an admin
+    --name NAME         further name that the dashboard may be called; repeatable
+    --proxy ADDR        address of the proxy whose forwarded headers count
     --parent PID        end when this process is no longer our parent
 
 Beside the aggregator's lock it holds `dashboard.lock`, in which it writes its address: a state directory has one
@@ -32,7 +35,7 @@ import uvicorn
 from thinwire import __version__
 from thinwire.core.errors import ThinwireError, UsageError
 from thinwire.core.log_file import bounded_log
-from thinwire.core.net import bind, host_port
+from thinwire.core.net import bind, host_port, is_loopback
 from thinwire.core.statedir import DASHBOARD_LOCK, lock_file, write_about
 from thinwire.store import Store
 from thinwire.web.app import create_app
@@ -64,6 +67,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--lock", type=Path)
     parser.add_argument("--log", type=Path)
     parser.add_argument("--standalone", action="store_true")
+    parser.add_argument("--cert", type=Path)
+    parser.add_argument("--key", type=Path)
+    parser.add_argument("--name", action="append", default=[])
+    parser.add_argument("--proxy", default="")
     parser.add_argument("--parent", type=int)
     return parser
 
@@ -78,7 +85,7 @@ def _serve(given: argparse.Namespace) -> int:
             "--database has a password in it", why="every user of this machine can read a command line",
             hint="postgresql://USER@HOST/NAME, and the password in ~/.pgpass",
         )  # fmt: skip
-    host, port = listen_address(given.listen)
+    host, port = listen_address(given.listen, tls=bool(given.cert and given.key))
     try:
         listener = bind(host, port)
     except OSError as error:
@@ -87,47 +94,84 @@ def _serve(given: argparse.Namespace) -> int:
         ) from error
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(Store.open(given.database))
+        if not is_loopback(host) and not store.users.has_admin():
+            raise UsageError(
+                f"the dashboard does not listen on {host} before there is an admin",
+                "users log in with passwords there", "thinwire aggregator users add NAME --role admin",
+            )  # fmt: skip
         stack.enter_context(listener)
         if given.log:
             stack.enter_context(bounded_log(given.log, MAX_LOG_BYTES, outputs=(STDERR,)))
         settings = Settings(
             database=given.database, host=host, port=listener.getsockname()[1],
-            lock=given.lock or lock_beside(store.url),
+            lock=given.lock or lock_beside(store.url), names=tuple(given.name), tls=bool(given.cert), proxy=given.proxy,
         )  # fmt: skip
         if settings.lock:
             own = stack.enter_context(lock_file(settings.lock.with_name(DASHBOARD_LOCK)))
             at = host_port(host, settings.port)
-            write_about(own, {"dashboard": at, "version": __version__, "standalone": given.standalone})
-        server = page(settings, store)
+            options = [*given.name, given.proxy, str(given.cert or "")]
+            said = {
+                "dashboard": at,
+                "url": settings.url,
+                "version": __version__,
+                "standalone": given.standalone,
+                "options": options,
+            }
+            write_about(own, said)
+        server = page(settings, store, given.cert, given.key)
         for ending in (signal.SIGINT, signal.SIGTERM):  # uvicorn raises the signal again when it has ended
             signal.signal(ending, lambda *_: setattr(server, "should_exit", True))
-        asyncio.run(_until_the_end(server, listener, given.parent))
+        asyncio.run(_until_the_end(server, listener, given.parent, given.cert))
     return 0
 
 
-def page(settings: Settings, store: Store) -> uvicorn.Server:
-    """Return the dashboard's server, which ends once its `should_exit` is set."""
+def page(
+    settings: Settings, store: Store, certificate: Path | None = None, key: Path | None = None
+) -> uvicorn.Server:  # fmt: skip
+    """Return the dashboard's server, which ends once its `should_exit` is set; with a certificate it speaks TLS."""
     server: uvicorn.Server
     app = create_app(settings, store, closing=lambda: server.should_exit)
     config = uvicorn.Config(
         app, http=BoundedProtocol, log_level="error", access_log=False, server_header=False, proxy_headers=False,
         timeout_graceful_shutdown=GRACE_S, limit_concurrency=256, ws="none",
+        ssl_certfile=certificate, ssl_keyfile=key,
     )  # fmt: skip
     server = uvicorn.Server(config)
     return server
 
 
-async def _until_the_end(server: uvicorn.Server, listener: socket.socket, parent: int | None) -> None:
+class Certificate:
+    """The certificate's file, which is loaded again once it has changed."""
+
+    def __init__(self, file: Path) -> None:
+        self._file, self._loaded = file, file.stat().st_mtime_ns
+
+    def look(self, config: uvicorn.Config) -> None:
+        """Load a renewed certificate for later connections; those that are open go on."""
+        with contextlib.suppress(OSError):  # one of the two files is not written yet: the next look finds both
+            changed = self._file.stat().st_mtime_ns
+            if changed != self._loaded and config.ssl is not None and config.ssl_keyfile is not None:
+                config.ssl.load_cert_chain(self._file, config.ssl_keyfile)
+                self._loaded = changed
+
+
+async def _until_the_end(
+    server: uvicorn.Server, listener: socket.socket, parent: int | None, certificate: Path | None = None
+) -> None:  # fmt: skip
     """Serve until a signal or the end of the parent, and print `ready` when it listens.
+
+    A certificate that was renewed is loaded for later connections.
 
     The parent's process id is polled: a signal on the parent's death would follow the death of one of its threads.
     """
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    said = False
+    said, watched = False, Certificate(certificate) if certificate else None
     while not serving.done():
         if server.started and not said:
             print(f"ready {host_port(*listener.getsockname()[:2])}", flush=True)
             said = True
+        if watched and said:
+            watched.look(server.config)
         if parent is not None and os.getppid() != parent:
             server.should_exit = True
         await asyncio.wait([serving], timeout=PARENT_S if said else 0.02)

@@ -25,7 +25,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from thinwire.core.errors import ThinwireError
 from thinwire.store import MACHINE, Store
 from thinwire.store.passwords import AT_ONCE
-from thinwire.web.security import NEXT, session_token, static_text
+from thinwire.web.security import NEXT, is_secure, session_token, static_text
 from thinwire.web.settings import Settings
 
 WRONG_CODES = 10  # in WINDOW_S, from all browsers together
@@ -147,7 +147,7 @@ class Entrance:
     async def _enter(self, request: Request, token: str, after: str) -> Response:
         await run_in_threadpool(self._store.logins.end, session_token(request.headers, self._settings))
         answer = _go_on(after)
-        set_session(answer, self._settings, token)
+        set_session(request, answer, self._settings, token)
         return answer
 
 
@@ -183,7 +183,7 @@ def login_routes(settings: Settings, store: Store, checks: PasswordChecks) -> AP
     async def leave(request: Request) -> Response:
         await run_in_threadpool(store.logins.end, session_token(request.headers, settings))
         answer = RedirectResponse("login", 303)
-        answer.delete_cookie(settings.cookie, secure=settings.secure, httponly=True, samesite="strict")
+        answer.delete_cookie(settings.cookie, secure=is_secure(request), httponly=True, samesite="strict")
         return answer
 
     return router
@@ -194,10 +194,10 @@ def _go_on(after: str) -> Response:
     return RedirectResponse(after if NEXT.fullmatch(after) else "./", 303)
 
 
-def set_session(answer: Response, settings: Settings, token: str) -> None:
+def set_session(request: Request, answer: Response, settings: Settings, token: str) -> None:
     """Put a session into the cookie of a response."""
     answer.set_cookie(
-        settings.cookie, token, httponly=True, samesite="strict", secure=settings.secure, max_age=SESSION_S,
+        settings.cookie, token, httponly=True, samesite="strict", secure=is_secure(request), max_age=SESSION_S,
     )  # fmt: skip
 
 

@@ -39,7 +39,7 @@ from thinwire.web.problems import problem
 from thinwire.web.settings import Settings
 
 API = "/api/"
-VISITOR = "thinwire.visitor"  # in the scope of a request
+VISITOR, SECURE = "thinwire.visitor", "thinwire.secure"  # in the scope of a request
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
@@ -107,10 +107,12 @@ class Guard:
     async def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
         """Return an error or a redirect to the login if the app must not answer; else note who sent it."""
         method, path = scope["method"], scope["path"]
+        secure, host = forwarded(scope, headers, self.settings)
+        scope[SECURE] = secure
         token = bearer_token(headers) if path.startswith(API) else None
-        refusal = self._misnamed(headers) or self._too_large(headers)
+        refusal = self._misnamed(headers, host) or self._too_large(headers)
         if refusal is None and token is None:  # a browser adds no token by itself, so another page cannot use it
-            refusal = self._foreign(method, headers)
+            refusal = self._foreign(method, headers, host)
         found = self.access.find(method, path)
         if refusal is not None or found.is_open:
             return refusal
@@ -131,20 +133,20 @@ class Guard:
             return self.store.tokens.person(token)
         return self.store.logins.person(session) if session else None
 
-    def _misnamed(self, headers: Headers) -> Response | None:
+    def _misnamed(self, headers: Headers, host: str) -> Response | None:
         """Return an error if the request names another host; else None."""
-        if _name(headers.get("host", "")) in self.settings.host_names and len(headers.getlist("host")) == 1:
+        if _name(host) in self.settings.host_names and len(headers.getlist("host")) == 1:
             return None
         return problem(
             421, "this page is not called that", "another name may be rebound to this address",
             "its address is on the aggregator's first lines",
         )  # fmt: skip
 
-    def _foreign(self, method: str, headers: Headers) -> Response | None:
+    def _foreign(self, method: str, headers: Headers, host: str) -> Response | None:
         """Return an error if the request comes from another site; else None."""
-        host, origin = headers.get("host", ""), headers.get("origin")
+        origin, schemes = headers.get("origin"), ("https",) if self.settings.tls else ("http", "https")
         if origin is not None:
-            if origin.lower() not in (f"http://{host}".lower(), f"https://{host}".lower()):
+            if origin.lower() not in [f"{scheme}://{host}".lower() for scheme in schemes]:
                 return _from_elsewhere()
         elif headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none") and not (
             method in SAFE and _opened_as_page(headers)
@@ -198,6 +200,23 @@ class Guard:
                 403, f"give a {'fresh code' if what == 'code' else 'password again'}", why, hint, confirm=what
             )
         return None
+
+
+def forwarded(scope: Scope, headers: Headers, settings: Settings) -> tuple[bool, str]:
+    """Return whether the browser's connection has TLS, and the host that it named.
+
+    Headers of a proxy count if the connection comes from its address, and from nobody else.
+    """
+    secure, host = settings.tls, headers.get("host", "")
+    if settings.proxy and (scope.get("client") or ("",))[0] == settings.proxy:
+        secure = secure or headers.get("x-forwarded-proto", "").lower() == "https"
+        host = headers.get("x-forwarded-host", host)
+    return secure, host
+
+
+def is_secure(request: Request) -> bool:
+    """Return True if the browser reaches the dashboard over TLS, so that its cookie must never travel without."""
+    return bool(request.scope[SECURE])
 
 
 def bearer_token(headers: Headers) -> str | None:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from thinwire.core.clock import is_starting
 from thinwire.core.errors import UsageError
-from thinwire.core.net import is_loopback
+from thinwire.core.net import host_port, is_loopback
 from thinwire.core.statedir import AggregatorHome, default_home, living_holder
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -17,27 +17,34 @@ LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of one dashboard process."""
+    """The settings of one dashboard process.
+
+    `names` are further names that it may be called. Forwarded headers count from the address `proxy` only.
+    """
 
     database: str
     host: str = "127.0.0.1"
     port: int = 0
     lock: Path | None = None
+    names: tuple[str, ...] = ()
+    tls: bool = False
+    proxy: str = ""
 
     @property
     def host_names(self) -> frozenset[str]:
         """Return the names that a Host header may have; any other one may be rebound to this address and is refused."""
-        return LOOPBACK_NAMES | {self.host}
+        return LOOPBACK_NAMES | {self.host} | {name.lower() for name in self.names}
 
     @property
     def cookie(self) -> str:
         """Return the name of the session cookie. Cookies ignore ports, so two dashboards on one host need two names."""
-        return f"thinwire-{self.port}"
+        return f"__Host-thinwire-{self.port}" if self.tls else f"thinwire-{self.port}"
 
     @property
-    def secure(self) -> bool:
-        """Return True if browsers reach the dashboard over TLS."""
-        return False
+    def url(self) -> str:
+        """Return the address to type into a browser: with TLS by the first name."""
+        host = self.names[0] if self.tls and self.names else self.host
+        return f"{'https' if self.tls else 'http'}://{host_port(host, self.port)}"
 
     @property
     def home_option(self) -> str:
@@ -47,8 +54,8 @@ class Settings:
         return f" --home {shlex.quote(str(home))}"
 
 
-def listen_address(text: str) -> tuple[str, int]:
-    """Parse HOST:PORT of this machine's loopback; any other address is refused, because the dashboard has no TLS.
+def listen_address(text: str, tls: bool = False) -> tuple[str, int]:
+    """Parse HOST:PORT; an address beyond this machine's loopback is refused without TLS.
 
     >>> listen_address("127.0.0.1:8080"), listen_address("[::1]:0")
     (('127.0.0.1', 8080), ('::1', 0))
@@ -58,11 +65,11 @@ def listen_address(text: str) -> tuple[str, int]:
     if not host or not port.isdecimal() or int(port) > 65535:
         why = "it reads HOST:PORT; a port is 1 to 65535, and 0 takes one that is free"
         raise UsageError(f"{text!r} is no address to listen on", why=why, hint="127.0.0.1:8080, for instance")
-    if not is_loopback(host):
+    if not tls and not is_loopback(host):
         raise UsageError(
             f"the dashboard does not listen on {host}",
-            why="it speaks no TLS, and whoever reads along could take over the session",
-            hint="listen on 127.0.0.1, and elsewhere: ssh -L 8080:127.0.0.1:8080 HOST",
+            why="it has no certificate, and whoever reads along could take over the session",
+            hint=f"thinwire aggregator start --dashboard {text}, which issues one; or ssh -L 8080:127.0.0.1:8080 HOST",
         )
     return host, int(port)
 

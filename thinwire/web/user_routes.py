@@ -186,7 +186,7 @@ def session_routes(settings: Settings, store: Store, checks: PasswordChecks) -> 
         if token is None:
             return problem(403, "this is not your present password", hint="once more")
         answer = JSONResponse({"sentence": "Your password is changed. Your other sessions have ended."})
-        set_session(answer, settings, token)
+        set_session(request, answer, settings, token)
         return answer
 
     return router

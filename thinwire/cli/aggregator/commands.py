@@ -30,6 +30,15 @@ def start(
     dashboard: Annotated[
         str, typer.Option(envvar="THINWIRE_DASHBOARD", metavar="HOST:PORT", help="address of the dashboard")
     ] = "127.0.0.1:8080",
+    dashboard_name: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--dashboard-name", metavar="NAME", help="further name of the dashboard, also for its certificate"
+        ),
+    ] = None,
+    proxy: Annotated[
+        str, typer.Option("--proxy", metavar="ADDR", help="proxy whose forwarded headers the dashboard believes")
+    ] = "",
     san: Annotated[
         list[str] | None,
         typer.Option("--san", metavar="NAME", help="further name or address for the device API's certificate"),
@@ -56,9 +65,11 @@ def start(
         None if no_dashboard else Address.parse(dashboard, "--dashboard"),
         Certificates(tuple(san or ()), cert, key, ca),
         allow_stock_nodes,
+        tuple(dashboard_name or ()),
+        proxy,
     )
     if wanted.dashboard:
-        wanted.dashboard.require_loopback("--dashboard")
+        wanted.exposure.require_possible()
         if wanted.dashboard.overlaps(wanted.listen):
             raise UsageError(
                 f"--dashboard and --listen both say port {wanted.dashboard.port}",
@@ -95,7 +106,7 @@ def status(
     page = dashboard_of(aggregator_home(home))
     if login and page and not alive(home):
         with opened(home, read_only=False) as store:
-            url = login_url(page["dashboard"], store.logins.new_code())
+            url = login_url(page["url"], store.logins.new_code())
         console.document({"dashboard": page["dashboard"], "login": url}) if json else console.line(f"web      {url}")
         console.note(f"{absent(home)}; the dashboard shows what was: {way_back(home)}")
         return
@@ -105,7 +116,7 @@ def status(
         devices = list(store.devices())
         going = [row for row in store.runs() if row.status in ("running", "waiting", "paused")]
         line = store.line()
-        code = login_url(about["dashboard"], store.logins.new_code()) if login and about.get("dashboard") else None
+        code = login_url(about["dashboard_url"], store.logins.new_code()) if login and about.get("dashboard") else None
     queued = [row for row in line if row.status == "queued"]
     known = Known(heard_by=heard_by(aggregator_home(home).lock))
     heard = {info.row.name: info for info in devices if info.online}
@@ -123,7 +134,7 @@ def status(
     console.line(f"thinwire {about.get('version')}, process {about['pid']}, in {about.get('home')}")
     urls = f"TLS; {', '.join(about.get('urls') or ())}" if about.get("pin") else "this machine only"
     console.line(f"api      {about['listen']} ({urls})")
-    console.line(f"web      {code or about.get('dashboard') or 'none (--no-dashboard)'}")
+    console.line(f"web      {code or about.get('dashboard_url') or 'none (--no-dashboard)'}")
     if about.get("control_address"):
         console.line(f"flower   {about['control_address']} for flwr run")
     named = ", ".join(f"{name} (heard {known.heard(info)})" for name, info in heard.items())

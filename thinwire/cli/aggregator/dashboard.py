@@ -20,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from thinwire.cli.aggregator.dashboard_tls import Reach
 from thinwire.cli.local_state import dashboard_of
 from thinwire.cli.params import Address
 from thinwire.core.signals import until
@@ -40,15 +41,20 @@ class Dashboard:
 
     def __init__(
         self, database: str, place: AggregatorHome, wanted: Address, environment: Mapping[str, str],
-        say: Callable[[str], None],
+        say: Callable[[str], None], reach: Reach | None = None,
     ) -> None:  # fmt: skip
-        self._place, self._say = place, say
+        self._place, self._say, self._reach = place, say, reach or Reach()
         self._log = place.root / LOG
         self._database, self._environment = database, dict(environment)
         self._ending = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._watch = threading.Thread(target=self._keep, name="dashboard", daemon=True)
         self.address = self._adopted(wanted) or wanted.require_free("--dashboard")
+
+    @property
+    def url(self) -> str:
+        """Return the address to type into a browser."""
+        return str((dashboard_of(self._place) or {}).get("url") or self.address.url)
 
     def __enter__(self) -> Self:
         """Wait until the dashboard listens; `Unreachable` with the last line of its log if it does not."""
@@ -85,6 +91,7 @@ class Dashboard:
             return None
         address = Address.parse(str(about["dashboard"]), "--dashboard")
         same_place = address.host == wanted.host and wanted.port in (0, address.port)
+        same_place = same_place and about.get("options", []) == self._reach.options()
         is_current = about.get("version") == __version__
         if about.get("standalone"):
             if not is_current:
@@ -99,6 +106,7 @@ class Dashboard:
         """Start the process; it writes its log itself, so that it does not need us."""
         command = [sys.executable, "-m", "thinwire.web", "--database", self._database]
         command += ["--lock", str(self._place.lock), "--listen", str(self.address), "--log", str(self._log)]
+        command += self._reach.words()
         with open(self._log, "ab", opener=private_opener) as log:
             return subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log,

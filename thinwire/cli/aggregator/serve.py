@@ -15,11 +15,13 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from thinwire.cli import console
 from thinwire.cli.aggregator.dashboard import Dashboard, end_running
+from thinwire.cli.aggregator.dashboard_tls import RENEWED_S, Exposure
 from thinwire.cli.aggregator.reporting import ACTIONS_S, AGGREGATOR_LOG, Reporter
 from thinwire.cli.aggregator.tls import Certificates, urls, write_invite
 from thinwire.cli.local_state import NOT_KEPT, StartOptions, again, aggregator_home, alive, dashboard_of, opened
@@ -43,6 +45,14 @@ class Wanted:
     dashboard: Address | None
     certificates: Certificates = field(default_factory=Certificates)
     stock: bool = False
+    dashboard_names: tuple[str, ...] = ()
+    proxy: str = ""
+
+    @property
+    def exposure(self) -> Exposure:
+        """Return where browsers reach the dashboard; there must be one."""
+        assert self.dashboard is not None
+        return Exposure(self.dashboard, self.dashboard_names, self.proxy)
 
 
 def serve_here(wanted: Wanted, home: Path | None) -> int:
@@ -73,10 +83,15 @@ def serve_here(wanted: Wanted, home: Path | None) -> int:
         write_about(lock, {DOWN_SINCE: served_at})
         stack.enter_context(beating(lock))
         wanted.listen.require_free("--listen")
+        if wanted.dashboard:
+            wanted.exposure.require_admin(store)
+            renew = partial(wanted.exposure.reach, place, wanted.certificates)
+            reach = renew()
+            stack.enter_context(repeating(renew, RENEWED_S, "dashboard-tls"))
         authority = wanted.certificates.authority(place.tls, wanted.listen)
         names = wanted.certificates.reached()
         if wanted.dashboard:
-            page = Dashboard(store.url, place, wanted.dashboard, os.environ, console.note)
+            page = Dashboard(store.url, place, wanted.dashboard, os.environ, console.note, reach)
         else:
             page = None
             end_running(place, also_standalone=False)  # left by an aggregator that crashed
@@ -103,6 +118,7 @@ def serve_here(wanted: Wanted, home: Path | None) -> int:
             "pin": authority.pin if authority else None,
             "urls": urls(fleet.address, names) if authority else [f"http://{fleet.address}"],
             "dashboard": str(page.address) if page else (dashboard_of(place) or {}).get("dashboard"),
+            "dashboard_url": page.url if page else (dashboard_of(place) or {}).get("url"),
             "control_address": guests.control_address if guests else None,
             "certificate": str(wanted.certificates.certificate.absolute()) if wanted.certificates.certificate else None,
         }  # fmt: skip
@@ -149,7 +165,7 @@ def serve_in_background(home: Path | None) -> int:
     about = alive(home) or {}
     if about.get("dashboard") and sys.stdout.isatty():
         with opened(home, read_only=False) as store:
-            console.line(f"log in   {login_url(about['dashboard'], store.logins.new_code())}")
+            console.line(f"log in   {login_url(about['dashboard_url'], store.logins.new_code())}")
     console.note(f"it goes on in the background; {log}; end it: {again('aggregator stop', home)}")
     return 0
 
@@ -179,9 +195,9 @@ def _alone(lock: Path, home: Path | None) -> Iterator[int]:
         yield descriptor
 
 
-def login_url(dashboard: str, code: str) -> str:
+def login_url(url: str, code: str) -> str:
     """Return the dashboard's address with a one-time login code."""
-    return f"http://{dashboard}/login?code={code}"
+    return f"{url}/login?code={code}"
 
 
 def _greet(store: Store, about: dict[str, Any], home: Path | None) -> None:
@@ -194,10 +210,10 @@ def _greet(store: Store, about: dict[str, Any], home: Path | None) -> None:
     if about["dashboard"]:
         another = again("aggregator status --login", home)
         if sys.stdout.isatty():
-            console.line(f"web      {login_url(about['dashboard'], store.logins.new_code())}")
+            console.line(f"web      {login_url(about['dashboard_url'], store.logins.new_code())}")
             console.line(f"         (works once, for ten minutes; another: {another})")
         else:
-            console.line(f"web      http://{about['dashboard']}")
+            console.line(f"web      {about['dashboard_url']}")
             console.line(f"         (a code to log in with: {another})")
     if about["pin"]:
         console.line(f"api      {about['listen']} (TLS; {', '.join(about['urls'])})")

@@ -126,11 +126,11 @@ def _open(crowd: Crowd, home: Path, browse: bool) -> str:
 
     about = crowd.aggregator()
     with opened(home, read_only=False) as store:
-        url = login_url(about["dashboard"], store.logins.new_code())
+        url = login_url(about["dashboard_url"], store.logins.new_code())
     if sys.stderr.isatty():
         console.note(f"web      {url}")
     else:  # this output may be kept in a file, so it has no login code
-        console.note(f"web      http://{about['dashboard']}    (to log in: {again('aggregator status --login', home)})")
+        console.note(f"web      {about['dashboard_url']}    (to log in: {again('aggregator status --login', home)})")
     console.note(f"state    {home}")
     if browse and has_desktop():
         webbrowser.open(url)

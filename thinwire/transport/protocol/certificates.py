@@ -93,12 +93,17 @@ def make_ca(names: Sequence[str], now: datetime) -> CertificateAndKey:
     return _signed(builder, key, key)
 
 
-def make_leaf(ca: CertificateAndKey, names: Sequence[str], now: datetime) -> CertificateAndKey:
-    """Issue the aggregator's certificate, for the CA's server name and for the `names` that the CA may certify."""
+def make_leaf(
+    ca: CertificateAndKey, names: Sequence[str], now: datetime, for_devices: bool = True
+) -> CertificateAndKey:  # fmt: skip
+    """Issue a certificate for the `names` that the CA may certify.
+
+    Unless it is not `for_devices`, it is also for the CA's server name, which devices look for.
+    """
     authority = ca.parsed
     key = ec.generate_private_key(ec.SECP256R1())
-    own = server_name(pin_of(authority))
-    allowed = [name for name in dict.fromkeys([own, "localhost", "127.0.0.1", "::1", *names]) if permits(ca, name)]
+    own = [server_name(pin_of(authority))] if for_devices else []
+    allowed = [name for name in dict.fromkeys([*own, "localhost", "127.0.0.1", "::1", *names]) if permits(ca, name)]
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Thinwire aggregator")])
     issuer_identifier = authority.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
     builder = (

@@ -150,6 +150,19 @@ class InternalCA:
                 self._write(State(self._state.pins[:1], self._state.names))
                 self._pems = self._pems[:1]
 
+    def issue(self, certificate: Path, key: Path, names: Sequence[str]) -> None:
+        """Write a leaf of the latest CA that no device takes for the device API, unless the one there is not due.
+
+        Raise `UsageError` if the CA may not certify one of the names.
+        """
+        ca = self._ca(self.pin)
+        self._add(names)
+        present = _issued(certificate, key) if certificate.exists() and key.exists() else None
+        if present is None or due(present, names, ca, self._now()):
+            made = make_leaf(ca, names, self._now(), for_devices=False)
+            write_atomically(key, made.key)
+            write_atomically(certificate, made.certificate)
+
     def _found(self, names: Sequence[str]) -> State:
         """Make the first CA, for the given names and those of this machine."""
         self._state = State((), tuple(dict.fromkeys(names)))

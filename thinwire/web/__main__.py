@@ -133,7 +133,7 @@ def page(
     app = create_app(settings, store, closing=lambda: server.should_exit)
     config = uvicorn.Config(
         app, http=BoundedProtocol, log_level="error", access_log=False, server_header=False, proxy_headers=False,
-        timeout_graceful_shutdown=GRACE_S, limit_concurrency=256, ws="none",
+        timeout_graceful_shutdown=GRACE_S, limit_concurrency=512, ws="none",
         ssl_certfile=certificate, ssl_keyfile=key,
     )  # fmt: skip
     server = uvicorn.Server(config)

@@ -21,7 +21,7 @@ from benchmarks.device_api_load import Answering, Devices, handshakes, quiet_pol
 from benchmarks.device_api_process import ApiProcess, api_process
 from benchmarks.document import note
 from benchmarks.entry import run_in_folder
-from thinwire.flower.fleet import POLL_S
+from thinwire.core.link_state import POLL_S
 
 PAYLOAD_BYTES = 10_000
 WARM_ROUNDS = 2

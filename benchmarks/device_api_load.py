@@ -23,8 +23,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from benchmarks.device_api_process import CODEC, RUN, ApiProcess
 from thinwire.core.errors import ThinwireError
 from thinwire.core.fleet import Hello, TaskReport
+from thinwire.core.link_state import POLL_S
 from thinwire.core.types import Part, ReplyHeader, Timings, UpdateId
-from thinwire.flower.fleet import POLL_S
 from thinwire.transport.device.enroll import trust_of
 from thinwire.transport.device.identity import Trust
 from thinwire.transport.device.link import HttpsLink

@@ -15,7 +15,7 @@ from tests.support.proxy import proxy
 from tests.support.transport_doubles import Place, place
 from thinwire.core.errors import Unreachable
 from thinwire.core.fleet import Delivery
-from thinwire.flower.fleet import POLL_S
+from thinwire.core.link_state import POLL_S
 from thinwire.transport.device.connect import moved
 
 DAY_S = 86_400.0

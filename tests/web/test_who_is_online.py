@@ -47,6 +47,11 @@ def test_pages_say_who_was_heard_when_and_nothing_of_a_dead_aggregator(
         write_heard(place.lock.with_name(HEARD), dict.fromkeys(online, time.time() - 187))
         row = page.locator("#known").get_by_role("row", name=online[0])
         expect(row).to_contain_text("last seen 3 min")
+        expect(row).to_contain_text("suspect: it has missed a call")
+        write_heard(place.lock.with_name(HEARD), dict.fromkeys(online, time.time() - 4))
+        expect(row).not_to_contain_text("suspect")
+        write_heard(place.lock.with_name(HEARD), dict.fromkeys(online, time.time() - 187))
+        expect(row).to_contain_text("suspect")
         assert axe(page) == []
         runs = look(shown.url)
         expect(runs.locator(".head")).to_contain_text(f" of {len(store.devices())} devices online")

@@ -9,10 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from thinwire.core.fleet import Envelope
 from thinwire.core.serialization import assignment_to_bytes
+
+POLL_S = 120.0  # of a pull, which is the heartbeat. 60 s would cost 1.5 MB a day (benchmarks/device_api.py)
+SUSPECT_S = POLL_S + 10.0  # of silence, after which a device has missed a pull; it is offline if it stays silent
+
+
+def presence(online: bool, last_seen_at: float | None, now: float) -> Literal["online", "suspect", "offline"]:
+    """Return what is said of a device everywhere, from its last contact; only a running aggregator knows `online`.
+
+    >>> presence(True, 100.0, 200.0), presence(True, 100.0, 231.0), presence(False, 100.0, 101.0)
+    ('online', 'suspect', 'offline')
+    """
+    if not online:
+        return "offline"
+    return "suspect" if last_seen_at is not None and now - last_seen_at > SUSPECT_S else "online"
 
 
 @dataclass(eq=False)

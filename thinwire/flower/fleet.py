@@ -23,6 +23,7 @@ from thinwire.core.fleet import (
     Roster,
     Spool,
 )
+from thinwire.core.link_state import POLL_S
 from thinwire.core.protocol import SPEAKS, Range
 from thinwire.core.serialization import ReplyLimit
 from thinwire.core.statedir import write_atomically
@@ -42,7 +43,6 @@ from thinwire.transport.server.tls import CertificateProvider
 from thinwire.transport.server.uploads import PushRoute, Uploads, push_bytes
 
 GRACE_S = 4.0  # time to reconnect for a device whose connection closed
-POLL_S = 120.0  # of a pull, which is the heartbeat. 60 s would cost 1.5 MB a day (benchmarks/device_api.py)
 MOST = ReplyLimit(int(4 * GIB))  # of one reply, if the aggregator sets no limit
 ADDRESSES = "addresses.json"  # addresses from which devices have signed
 RENEW_S = 20.0  # between two checks of the certificate and of the CAs that devices trust

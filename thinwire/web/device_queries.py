@@ -13,6 +13,7 @@ from thinwire.core.clock import heard_by
 from thinwire.core.errors import NotFound
 from thinwire.core.events import DeviceOffline, DeviceOnline
 from thinwire.core.formatting import duration
+from thinwire.core.link_state import SUSPECT_S
 from thinwire.reports.secure_rounds import why_not_known
 from thinwire.store import (
     DeviceAction,
@@ -120,6 +121,7 @@ def _device(info: DeviceInfo, beside: Beside) -> dict[str, Any]:
     device_standing, deed = row.standing(beside.tls), beside.deeds.get(row.name)
     gone = left if left and not info.online and left.at >= (info.seen_at or 0.0) else None
     link = dict(info.hello.get("link", {}))
+    heard = max(info.last_seen_at or 0.0, beside.heard.get(row.name, 0.0) if info.online else 0.0) or None
     sentence = {
         "pending": lambda: waits(row.state, row.how, beside.invitations.get(row.name)),
         "approved": lambda: admitted(row.how, deed),
@@ -129,7 +131,7 @@ def _device(info: DeviceInfo, beside: Beside) -> dict[str, Any]:
         "device": row.name, "standing": device_standing, "sentence": sentence, "state": row.state, "how": row.how,
         "came": CAME.get(row.how, row.how), "fingerprint": row.fingerprint, "created_at": row.created_at,
         "online": info.online, "seen_at": info.seen_at,
-        "last_seen_at": max(info.last_seen_at or 0.0, beside.heard.get(row.name, 0.0) if info.online else 0.0) or None,
+        "last_seen_at": heard, "suspect_at": heard + SUSPECT_S if heard and info.online else None,
         "disconnected_at": gone.at if gone else None, "disconnect_reason": gone.why if gone else "",
         "tasks": [_task(said, beside.runs) for said in info.tasks],
         "versions": {str(k): str(v) for k, v in dict(info.hello.get("versions", {})).items() if k != "policy"},

@@ -63,7 +63,8 @@ class Device(Answer):
     """A device that is, may be, or was allowed to reach the aggregator.
 
     `standing` is the state in which the device API treats it: pending, approved or revoked. If the device API has TLS,
-    the row's own `state` may differ from it. `sentence` gives the reason. `last_seen_at` is the last contact.
+    the row's own `state` may differ from it. `sentence` gives the reason. `last_seen_at` is the last contact; a device
+    that is online and silent beyond `suspect_at` has missed a pull.
     `disconnected_at` is the moment of the disconnect, if known.
     """
 
@@ -78,6 +79,7 @@ class Device(Answer):
     online: bool
     seen_at: float | None
     last_seen_at: float | None
+    suspect_at: float | None
     disconnected_at: float | None
     disconnect_reason: str
     tasks: list[Task]

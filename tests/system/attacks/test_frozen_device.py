@@ -17,7 +17,8 @@ from thinwire.cli.devices.render import Known
 from thinwire.core.clock import VirtualClock, heard_by
 from thinwire.core.events import DeviceOnline
 from thinwire.core.fleet import ClientConnected, ClientDisconnected
-from thinwire.flower.fleet import GRACE_S, POLL_S
+from thinwire.core.link_state import POLL_S
+from thinwire.flower.fleet import GRACE_S
 from thinwire.flower.link_state import SuperLink
 from thinwire.store import Store
 from thinwire.transport.server.presence import Presence

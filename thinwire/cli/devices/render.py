@@ -197,6 +197,12 @@ class Known:
             return max(at, info.last_seen_at or 0.0)
         return time.time() if self.alive else max(self.down_since, info.last_seen_at or 0.0)
 
+    def presence(self, info: DeviceInfo, unknown: str) -> str:
+        """Return online, suspect or offline, as the dashboard says it; `unknown` while no aggregator runs."""
+        from thinwire.core.link_state import presence
+
+        return presence(info.online, self.last_seen_at(info), time.time()) if self.alive else unknown
+
     def heard(self, info: DeviceInfo) -> str:
         """Return the last contact of a device in words."""
         is_now = info.online and self.alive and info.row.name not in self.heard_by  # it connected later
@@ -211,7 +217,8 @@ def devices(found: Sequence[DeviceInfo], known: Known, json: bool) -> None:
         nothing(json, known.tls)
     else:
         header = (
-            "device", "state", "how", "fingerprint", "online", "heard", "has", "tasks", "updates", "payload up", "last",
+            "device", "state", "how", "fingerprint", "presence", "heard", "has", "tasks", "updates", "payload up",
+            "last",
         )  # fmt: skip
         console.table(header, [_row(info, known) for info in found], right=header[8:10])
         for row in (info.row for info in found if info.row.standing(known.tls) == "pending"):
@@ -228,6 +235,7 @@ def document(info: DeviceInfo, known: Known) -> dict[str, Any]:
         "how": info.row.how,
         "fingerprint": info.row.fingerprint,
         "online": info.online if known.alive else None,
+        "presence": known.presence(info, "unknown"),
         "seen_at": info.seen_at,
         "last_seen_at": known.last_seen_at(info),
         "has": dataclasses.asdict(info.has),
@@ -251,7 +259,7 @@ def one(info: DeviceInfo, links: Sequence[MeasureRow], known: Known, json: bool)
     rows = {
         "state": f"{info.row.standing(known.tls)} ({info.row.how})",
         "fingerprint": formatting.grouped(info.row.fingerprint),
-        "online": ("yes" if info.online else "no") if known.alive else unknown,
+        "presence": known.presence(info, unknown),
         "connected": console.ago(info.seen_at), "heard": known.heard(info),
         "cores": unknown if has.cores is None else str(has.cores), "memory free": f"{memory[0]} of {memory[1]}",
         "power": power, "link": link, **_measured(links),
@@ -357,9 +365,9 @@ def invitations(rows: Sequence[InvitationRow], withdrawn: int | None, json: bool
 def _row(info: DeviceInfo, known: Known) -> tuple[str, ...]:
     """Return the cells of a device in the list."""
     tasks = _tasks(info)
-    state, online = info.row.standing(known.tls), ("yes" if info.online else "no") if known.alive else ""
+    state, presence = info.row.standing(known.tls), known.presence(info, "")
     return (
-        info.row.name, state, info.row.how, info.row.fingerprint[:SHORT], online, known.heard(info),
+        info.row.name, state, info.row.how, info.row.fingerprint[:SHORT], presence, known.heard(info),
         info.has.sentence, tasks, str(info.updates), formatting.size(info.payload_up), info.last_outcome,
     )  # fmt: skip
 

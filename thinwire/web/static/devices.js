@@ -19,6 +19,7 @@ export const address = (service) => {
 
 const PRESENCE = {
   online: ["is-aggregated", "check", "online"],
+  suspect: ["is-late", "wait", "suspect: it has missed a call"],
   offline: ["is-away", "away", "offline"],
   never: ["is-away", "dash", "not seen yet"],
   pending: ["is-late", "wait", "to be approved"],
@@ -30,7 +31,7 @@ const PRESENCE = {
 export const presence = (device, gone) => {
   if (device.standing !== "approved") return device.standing;
   if (gone) return "unknown";
-  if (device.online) return "online";
+  if (device.online) return device.suspect_at && serverNow() > device.suspect_at ? "suspect" : "online";
   return device.seen_at ? "offline" : "never";
 };
 
@@ -45,10 +46,10 @@ export const Seen = ({ device, gone }) => {
   const is = presence(device, gone);
   const [tone, icon, word] = PRESENCE[is];
   const now = serverNow();
-  const since = is === "online" ? device.seen_at : is === "offline" ? device.disconnected_at : null;
+  const since = is === "online" || is === "suspect" ? device.seen_at : is === "offline" ? device.disconnected_at : null;
   const came = device.seen_at && (is === "offline" || is === "unknown") ? `, came ${when(device.seen_at, now)}` : "";
   const said = since ? ` since ${when(since, now)}` : came;
-  return html`<span class=${`outcome ${tone}`} title=${is === "offline" ? device.disconnect_reason : ""}><${Icon} name=${icon} /><span>${word}${said}${is === "online" && device.last_seen_at ? html`, <${Heard} device=${device} />` : ""}</span></span>`;
+  return html`<span class=${`outcome ${tone}`} title=${is === "offline" ? device.disconnect_reason : ""}><${Icon} name=${icon} /><span>${word}${said}${device.online && !gone && device.last_seen_at ? html`, <${Heard} device=${device} />` : ""}</span></span>`;
 };
 
 const Presence = ({ device, gone }) => {

@@ -160,6 +160,17 @@ def test_the_dashboard_has_a_unit_of_its_own_which_goes_with_the_aggregator_s(th
     assert [path.stem for path in units.iterdir()] == ["thinwire-aggregator"]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [["--dashboard", "0.0.0.0:8443", "--dashboard-name", "fl.example"], ["--proxy", "192.0.2.7"]],
+    ids=["other machines", "a proxy"],
+)
+def test_a_dashboard_that_others_reach_is_started_by_the_aggregator_s_unit(thinwire, home, tmp_path, manager, words):
+    assert thinwire("aggregator", "service", "install", *words, "--home", home).code == 0
+    (unit,) = (tmp_path / "config" / "systemd" / "user").iterdir()
+    assert command_in(unit.read_text())[-len(words) - 2 :] == ["aggregator", "start", *words]
+
+
 def test_a_start_keeps_the_options_that_it_was_given(thinwire, home):
     words = ["--aggregator", "127.0.0.1:9", "--task", "digits=examples/digits/task.py", "--name", "pi-01"]
     assert thinwire("client", "start", *words, "--once", "--home", home).code == 4
@@ -190,7 +201,6 @@ def test_words_that_start_would_not_take_are_refused_before_anything_is_written(
     for wrong in (["--nonsense"], [*START, "--once"], ["--partition"]):
         assert thinwire("client", "service", "install", *wrong, "--name", "pi-03", "--home", home).code == 2
     assert thinwire("aggregator", "service", "install", "--background", "--home", home).code == 2
-    assert thinwire("aggregator", "service", "install", "--dashboard", "0.0.0.0:8080", "--home", home).code == 2
     assert not (tmp_path / "config").exists()
     assert manager() == []
 

@@ -41,6 +41,7 @@ def install_aggregator(
     """Install `aggregator start` as a systemd service, with these options or those of its last start.
 
     The dashboard gets a service of its own, so that it goes on while the aggregator is down; none with --no-dashboard.
+    Beyond loopback, or with names or a proxy, the aggregator's service starts it, because it issues its certificate.
     """
     from thinwire.cli.params import Address
     from thinwire.cli.service.systemd import Systemd
@@ -51,9 +52,9 @@ def install_aggregator(
     start = options_of("aggregator", options or (), state)
     if "background" in start.options:
         raise UsageError("a service runs in the foreground of its unit", hint="drop --background")
-    shown = "no_dashboard" not in start.options
-    if shown and "dashboard" in start.options:
-        Address.parse(start.options["dashboard"], "--dashboard").require_loopback("--dashboard")
+    at_dashboard = Address.parse(start.options.get("dashboard", "127.0.0.1:8080"), "--dashboard")
+    by_aggregator = not at_dashboard.is_loopback or {"dashboard_name", "proxy"} & start.options.keys()
+    shown = "no_dashboard" not in start.options and not by_aggregator
     low = "listen" in start.options and 0 < Address.parse(start.options["listen"], "--listen").port < 1024
     unit = unit_of(NAME, "Thinwire aggregator", "aggregator start", start, state, at, manager, low_port=low)
     install_unit(unit, manager, state / "lock", printed)

@@ -143,8 +143,20 @@ def test_there_is_an_admin_when_one_may_log_in(store: Store, anna: str) -> None:
     assert not store.users.has_admin()
     store.users.set_role(anna, "admin", "root")
     assert store.users.has_admin()
+
+
+def test_the_last_admin_stays_one(store: Store, anna: str) -> None:
+    store.users.set_role(anna, "admin", "root")
+    token = session(store, anna)
+    for change in (lambda: store.users.disable(anna, "root"), lambda: store.users.set_role(anna, "viewer", "root")):
+        with pytest.raises(Refused):
+            change()
+    assert store.logins.valid(token)
+    store.users.add("bert", "admin", OTHER, "root")
     store.users.disable(anna, "root")
-    assert not store.users.has_admin()
+    assert store.users.has_admin()
+    with pytest.raises(Refused):
+        store.users.disable("bert", "root")
 
 
 def test_a_token_acts_for_its_user_until_it_expires(store: Store, clock: VirtualClock, anna: str) -> None:

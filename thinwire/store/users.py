@@ -75,7 +75,8 @@ class Users:
 
     def has_admin(self) -> bool:
         """Return True if an admin may log in."""
-        return any(row.role == "admin" and row.disabled_at is None for row in self.all())
+        with self._database.reading() as connection:
+            return _has_admin(connection)
 
     def set_password(self, name: str, password: str, who: str) -> None:
         """Set the password of a user."""
@@ -140,11 +141,20 @@ class Users:
         return row if found and row is not None and row.disabled_at is None else None
 
     def _change(self, name: str, values: Mapping[str, Any], who: str, what: str, detail: str) -> None:
-        """Change a user and end the user's sessions; raise `NotFound` if there is none."""
+        """Change a user and end the user's sessions; raise `NotFound` if there is none, `Refused` for the last admin.
+
+        A dashboard that other machines reach does not start without an admin.
+        """
         with self._database.writing() as connection:
+            had_admin = _has_admin(connection)
             mine = update(Row).where(Row.name == name)
             if not NAME.fullmatch(name) or connection.execute(mine, dict(values)).rowcount == 0:
                 raise _no_user(name)
+            if had_admin and not _has_admin(connection):
+                raise Refused(
+                    f"{name} is the last admin", "the dashboard is not opened to other machines without one",
+                    f"another admin first, or a new password: thinwire aggregator users reset {name}",
+                )  # fmt: skip
             end_sessions(connection, name)
             act(connection, self._clock.wall(), who, "", what, detail)
 
@@ -154,6 +164,11 @@ _OF = select(Row.name, Row.role, Row.password_hash, Row.disabled_at)
 
 def _no_user(name: str) -> NotFound:
     return NotFound(f"no user {name[:80]!r}", hint="thinwire aggregator users list")
+
+
+def _has_admin(connection: Connection) -> bool:
+    found = select(Row.name).where(Row.role == "admin", Row.disabled_at.is_(None)).limit(1)
+    return connection.scalar(found) is not None
 
 
 def role_now(connection: Connection, name: str) -> str | None:

@@ -20,10 +20,10 @@ from thinwire.core.errors import PlanError
 from thinwire.core.events import DeviceOnline, UpdateAccepted
 from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import Part, ReplyHeader, Timings, Transfer, UpdateId
-from thinwire.server.policy.device_profiles import KEPT, START_S, DeviceProfiles, Workload, durations
 from thinwire.server.submit import submit
 from thinwire.simulation import ScriptedDevice, Turn, run_sim
 from thinwire.store import MeasureRow, Store
+from thinwire.store.device_profiles import KEPT, START_S, DeviceProfiles, Workload, durations
 
 WORK = "model/32"
 TIMINGS = Timings(download_s=2.0, queue_s=0.5, evaluate_s=1.0, train_s=5.0, encode_s=0.5)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thinwire.server.policy.device_profiles import KEPT, START_S, THIN_BYTES_S, Quantiles, line, spread
+from thinwire.store.device_profiles import KEPT, START_S, THIN_BYTES_S, Quantiles, line, spread
 
 seconds = st.floats(1e-3, 1e3)
 rates = st.floats(1e4, 1e9)  # bits/s

@@ -13,9 +13,9 @@ from thinwire.core.events import ClientSelected, RunNoted
 from thinwire.core.plan_schema import LocalSection
 from thinwire.reports.reason_text import sentence
 from thinwire.server.policy.assignment_terms import FIRST_STEPS, HALVINGS, SHARE, DeviceSpeed, choose_work
-from thinwire.server.policy.device_profiles import LINK, work_key
 from thinwire.simulation import ScriptedDevice, SyntheticUpdates, Turn
 from thinwire.store import MeasureRow
+from thinwire.store.device_profiles import LINK, work_key
 
 
 def local(**more: object) -> LocalSection:

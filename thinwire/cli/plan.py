@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
@@ -55,11 +54,12 @@ def check(plan: PlanFile, sets: Sets = None, clients: Clients = None, json: Json
     from thinwire.cli import secure_cost
     from thinwire.core import RunPlan
     from thinwire.core.errors import PlanError
+    from thinwire.reports.secure_cost import few_visits, thresholds
 
     read = RunPlan.load(plan, overrides(sets))
     refused = read.check(codecs)
     is_known = clients is not None or isinstance(read.cohort.clients, int)  # else devices that are online decide
-    masked = secure_cost.thresholds(read, clients) if read.secure.enabled and is_known and not refused else None
+    masked = thresholds(read, clients) if read.secure.enabled and is_known and not refused else None
     if json:
         rows = [{"what": r.what, "why": r.why, "try": r.hint} for r in refused]
         found = {"plan": str(plan), "ok": not refused, "digest": read.digest, "refusals": rows}
@@ -79,7 +79,7 @@ def check(plan: PlanFile, sets: Sets = None, clients: Clients = None, json: Json
             console.line(f"{masked['protection']}:")
             console.line(secure_cost.numbers_text(masked))
     if read.secure.enabled:
-        _warn([secure_cost.few_visits(read)])
+        _warn([few_visits(read)])
         if not is_known:
             console.note(f"whom it protects depends on the number of devices: thinwire plan check {plan} --clients N")
 
@@ -89,7 +89,8 @@ def explain(plan: PlanFile, sets: Sets = None, clients: Clients = None, task: Ta
     """Show each key of a plan with its value and meaning, the cost of a secure round, and epsilon of a private run."""
     from thinwire.aggregation import codecs
     from thinwire.cli import privacy_cost, secure_cost
-    from thinwire.core import RunPlan
+    from thinwire.core import RunPlan, plan_text
+    from thinwire.reports.secure_cost import round_cost
 
     read = RunPlan.load(plan, overrides(sets))
     values = read.to_json()
@@ -98,16 +99,17 @@ def explain(plan: PlanFile, sets: Sets = None, clients: Clients = None, task: Ta
     private = privacy_cost.private_run(read, size, clients) if is_private else None
 
     def cost() -> dict[str, Any]:
-        return secure_cost.round_cost(read, size, clients)
+        return round_cost(read, size, clients)
 
     if json:
         masked = {"secure_round": cost()} if read.secure.enabled else {}
         console.document(values | masked | ({"private_run": privacy_cost.to_json(private)} if private else {}))
         return
     rows = [
-        (f"[{section}] {name}", _toml(value), "" if _is_default(field, value) else "set", field.description or "")
-        for section, name, field in _keys()
+        (f"[{section}] {name}", _toml(value), given, field.description or "")
+        for section, name, field in plan_text.plan_keys()
         for value in (values[section][name],)
+        for given in ("" if plan_text.is_default(field, value) else "set",)
     ]
     if read.secure.enabled:
         rows = [secure_cost.LATTICE_ROW if row[0] == secure_cost.LATTICE_ROW[0] else row for row in rows]
@@ -139,12 +141,12 @@ def _warn(warnings: list[str]) -> None:
 @app.command()
 def diff(one: PlanFile, other: PlanFile, json: Json = False) -> None:
     """Show the keys in which two plans differ."""
-    from thinwire.core import RunPlan
+    from thinwire.core import RunPlan, plan_text
 
     left, right = RunPlan.load(one).to_json(), RunPlan.load(other).to_json()
     found = [
         (f"[{section}] {name}", left[section][name], right[section][name])
-        for section, name, _ in _keys()
+        for section, name, _ in plan_text.plan_keys()
         if left[section][name] != right[section][name]
     ]
     if json:
@@ -161,15 +163,16 @@ def keys(
     json: Json = False,
 ) -> None:
     """List the keys that a plan may have, with their defaults."""
+    from thinwire.core import plan_text
     from thinwire.core.errors import NotFound
 
     rows = [
         (f"[{s}] {name}", _default(field), field.description or "")
-        for s, name, field in _keys()
+        for s, name, field in plan_text.plan_keys()
         if section in (None, s)
     ]
     if not rows:
-        known = ", ".join(dict.fromkeys(s for s, _, _ in _keys()))
+        known = ", ".join(dict.fromkeys(s for s, _, _ in plan_text.plan_keys()))
         raise NotFound(f"a plan has no section [{section}]", why=f"it has {known}", hint="thinwire plan keys")
     if json:
         console.document([{"key": key, "default": default, "meaning": meaning} for key, default, meaning in rows])
@@ -177,45 +180,18 @@ def keys(
         console.table(("key", "default", "meaning"), rows)
 
 
-def _keys() -> Iterator[tuple[str, str, FieldInfo]]:
-    """Yield (section, key, field) of all keys of a plan, in the plan's order."""
-    from thinwire.core.plan import RunPlan
-
-    for section, table in RunPlan.model_fields.items():
-        for name, field in getattr(table.annotation, "model_fields", {}).items():
-            yield section, name, field
-
-
 def _default(field: FieldInfo) -> str:
     """Return the default of a key as it is written in a plan, or (needed)."""
-    return "(needed)" if field.is_required() else _toml(_plain(field.get_default(call_default_factory=True)))
+    from thinwire.core import plan_text
 
-
-def _is_default(field: FieldInfo, value: Any) -> bool:
-    """Return True if `value` is the default of a key."""
-    return not field.is_required() and _plain(field.get_default(call_default_factory=True)) == value
-
-
-def _plain(value: Any) -> Any:
-    """Return a value as JSON types."""
-    return value.model_dump(mode="json") if hasattr(value, "model_dump") else value
+    return "(needed)" if field.is_required() else _toml(plan_text.default_of(field))
 
 
 def _toml(value: Any) -> str:
-    """Format a value as it is written in a plan; a key without a value becomes a dash."""
-    if value is None:
-        return formatting.NOTHING
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, dict):
-        return "{" + ", ".join(f'"{name}" = {_toml(inner)}' for name, inner in value.items()) + "}"
-    return (
-        str(value).replace("'", '"')
-        if isinstance(value, list)
-        else f'"{value}"'
-        if isinstance(value, str)
-        else str(value)
-    )
+    """Return a value as it is written in a plan; a key without a value becomes a dash."""
+    from thinwire.core import plan_text
+
+    return formatting.NOTHING if value is None else plan_text.toml(value)
 
 
 def init(directory: Annotated[Path, typer.Argument(metavar="DIR", help="new or empty folder")]) -> None:

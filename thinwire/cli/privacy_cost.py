@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from thinwire.aggregation.plan_codecs import noised_dimensions
 from thinwire.cli import console
-from thinwire.cli.secure_cost import selected_of, thresholds
+from thinwire.core.cohort_numbers import selected_of
 from thinwire.core.errors import PlanError
 from thinwire.core.formatting import counted, rounded_up
 from thinwire.core.plan_privacy_rules import LEAST_NOISE, MOST_NOISE
@@ -21,6 +21,7 @@ from thinwire.privacy.accounting import Budget, epsilon
 from thinwire.privacy.noise_plan import NoisePlan, honest_survivors, noise_plan, share_of_participation
 from thinwire.privacy.tree_aggregation import length_of, nodes_in_model
 from thinwire.reports.privacy import TRUSTED, sampling_text, unit_text
+from thinwire.reports.secure_cost import thresholds
 
 if TYPE_CHECKING:
     from thinwire.core import RunPlan
@@ -97,8 +98,8 @@ class PrivateRun:
 def private_run(plan: RunPlan, parameters: int, online: int | None) -> PrivateRun:
     """Return the noise of a plan that `RunPlan.check` does not refuse, for a model with so many trained parameters.
 
-    `online` is the number of devices, as for `secure_cost.selected_of`. PlanError if no noise reaches the target, if
-    the sum does not fit, or if delta is not below 1 / clients.
+    `online` is the number of devices, as for `core.cohort_numbers.selected_of`. PlanError if no noise reaches the
+    target, if the sum does not fit, or if delta is not below 1 / clients.
     """
     selected, _ = selected_of(plan, online)
     delta, is_distributed = plan.privacy.delta, plan.privacy.mode == "distributed"

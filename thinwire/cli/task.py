@@ -99,6 +99,7 @@ def checked(module: str, data: Path | None, plan: Path | None) -> dict[str, Any]
     from thinwire.client import ClientInfo, load_task
     from thinwire.client.task_check import rehearse
     from thinwire.core import RunPlan
+    from thinwire.reports.secure_cost import round_cost, upload_s
 
     read = RunPlan.load(plan) if plan else RunPlan.parse('[run]\ntask = "task"\n[local]\nlr = 0.01')
     if refused := read.check(codecs):
@@ -106,10 +107,10 @@ def checked(module: str, data: Path | None, plan: Path | None) -> dict[str, Any]
     task = load_task(module if "=" in module else f"{read.run.task}={module}")
     found = dataclasses.asdict(rehearse(task, ClientInfo(data=data.absolute() if data else None), read))
     if read.secure.enabled:  # the check itself trains and aggregates in the clear
-        cost = secure_cost.round_cost(read, found["parameters"], None)
+        cost = round_cost(read, found["parameters"], None)
         codec = f"{secure_cost.uplink_text(read)} ({cost['selected']} clients)"
         found |= {"codec": codec, "up_bytes": cost["up_bytes"]}
-    uploads = secure_cost.upload_s(found["up_bytes"])
+    uploads = upload_s(found["up_bytes"])
     return {"task": task.name, "plan": str(plan) if plan else None, **found, "upload_s_at_mbit": uploads}
 
 

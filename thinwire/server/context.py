@@ -43,12 +43,12 @@ from thinwire.server.leases import DeviceLeases
 from thinwire.server.model_store import ModelDistributor, PlanCache, SentAssignments, Versions
 from thinwire.server.policy.assignment_terms import work_of
 from thinwire.server.policy.cohort import missing, short_of
-from thinwire.server.policy.device_profiles import DeviceProfiles
 from thinwire.server.policy.eligibility import BARRING, ConnectedDevices, Eligibility, mismatch
 from thinwire.server.state import snapshot
 from thinwire.server.state.assignment_ledger import AssignmentRecord
 from thinwire.server.state.run_state import empty_state
 from thinwire.store import MeasureRow, Store
+from thinwire.store.device_profiles import DeviceProfiles
 
 if TYPE_CHECKING:
     from thinwire.server.round_mode import RoundMode

@@ -18,11 +18,11 @@ from thinwire.core.formatting import Capped
 from thinwire.core.types import ReplyHeader, UpdateId
 from thinwire.server.aggregator import Frames, RoundAggregator, caps_of
 from thinwire.server.evaluation import names_in, pooled
-from thinwire.server.policy.device_profiles import at_own_pace, durations, epochs_of, work_key
 from thinwire.server.round_events import RoundResult
 from thinwire.server.round_runner import RoundRunner
 from thinwire.server.state.model_history import MEASURED, TRAINED
 from thinwire.store import MeasureRow
+from thinwire.store.device_profiles import at_own_pace, durations, epochs_of, work_key
 
 
 def finish(one: RoundRunner) -> None:

@@ -38,11 +38,11 @@ from thinwire.server.policy.assignment_terms import (
     in_groups,
 )
 from thinwire.server.policy.cohort import Cohort, SelectionWeights, choose, min_updates_of, weights
-from thinwire.server.policy.device_profiles import update_bytes, work_key, workload
 from thinwire.server.reply_checks import assigned_codec, assigned_steps
 from thinwire.server.round import Round, at_work_before, slowest_s
 from thinwire.server.round_events import RoundConfig
 from thinwire.server.round_machine import RoundMachine
+from thinwire.store.device_profiles import update_bytes, work_key, workload
 
 
 class RoundMode:

@@ -11,19 +11,19 @@ import numpy as np
 
 from thinwire.aggregation import codecs
 from thinwire.aggregation.control_variates import algorithm_of, carried
-from thinwire.aggregation.plan_codecs import require_rules
+from thinwire.aggregation.plan_codecs import require_rules, rungs
 from thinwire.core.errors import PlanError
 from thinwire.core.events import Event, RunStatusChanged
 from thinwire.core.fleet import TaskReport
-from thinwire.core.layout import Layout
+from thinwire.core.layout import FLOAT_BYTES, Layout
 from thinwire.core.plan import RunPlan
 from thinwire.core.plan_rules import DeviceTimes
 from thinwire.core.statedir import AggregatorHome, own
 from thinwire.core.types import GIB, Fixed, Vector
 from thinwire.server.aggregator import require_values
 from thinwire.server.model_store import Versions
-from thinwire.server.policy.device_profiles import DeviceProfiles, best_times
 from thinwire.store import Store
+from thinwire.store.device_profiles import DeviceProfiles, update_bytes, work_key, workload
 
 LARGEST = 200_000_000  # trained float32 on 24 GiB: the model, the sum, one update, and a copy that is being written
 
@@ -84,3 +84,14 @@ def _measured(store: Store, plan: RunPlan, layout: Layout) -> dict[str, DeviceTi
     there = {info.row.name for info in store.devices() if info.online and info.row.state == "approved"}
     best = best_times(DeviceProfiles(store.measures()), plan, layout)
     return {name: best[name] for name in there} if there <= best.keys() else {}
+
+
+def best_times(known: DeviceProfiles, plan: RunPlan, layout: Layout) -> dict[str, DeviceTimes]:
+    """Return for each device the least time that it could need for the least that a round of this plan takes.
+
+    Devices of which a part was never measured are left out.
+    """
+    down = 0 if plan.downlink.compressed else layout.size * FLOAT_BYTES
+    taken = workload(plan, 0, down, min(update_bytes(codec, layout, {}) for codec in rungs(plan.uplink)))
+    found = {device: known.best(device, work_key(plan, layout), taken) for device in known.devices}
+    return {device: times for device, times in found.items() if times is not None}

@@ -17,9 +17,9 @@ from thinwire.core import Layout, RunPlan
 from thinwire.core.events import ClientFailed, RoundOpened, UpdateAccepted
 from thinwire.core.fleet import TaskReport
 from thinwire.core.types import ReplyHeader
-from thinwire.server.policy.device_profiles import DeviceProfiles, line
 from thinwire.server.policy.eligibility import mismatch
 from thinwire.simulation import SyntheticUpdates, Turn
+from thinwire.store.device_profiles import DeviceProfiles, line
 from thinwire.transport.protocol import registration
 from thinwire.transport.protocol.http import HELLO, packed
 

@@ -16,6 +16,7 @@ from statistics import median
 
 import numpy as np
 
+from thinwire.core.cohort_numbers import wanted_count, with_excess
 from thinwire.core.errors import PlanError
 from thinwire.core.formatting import Reason, Reasons, counted
 from thinwire.core.plan import RunPlan
@@ -42,22 +43,6 @@ class Cohort:
     reasons: Mapping[str, Reasons]
     later: tuple[str, ...] = ()
     sampling: Reasons = ()
-
-
-def wanted_count(plan: RunPlan, online: int) -> int:
-    """Return from how many of `online` devices a round wants replies."""
-    clients = plan.cohort.clients
-    if clients == "all":
-        return online
-    if isinstance(clients, float):
-        return max(1, math.ceil(clients * online - 1e-9))
-    return min(clients, online)
-
-
-def with_excess(plan: RunPlan, wanted: int, online: int) -> int:
-    """Return how many of `online` devices a round selects to get `wanted` replies, with over-selection."""
-    excess = 0.0 if plan.cohort.clients == "all" else plan.cohort.over_select
-    return min(online, math.ceil(wanted * (1 + excess)))
 
 
 def choose(

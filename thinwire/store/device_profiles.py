@@ -13,10 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from thinwire.aggregation.plan_codecs import rungs
 from thinwire.compression.catalog import bits
 from thinwire.core.formatting import p90_rank
-from thinwire.core.layout import FLOAT_BYTES, Layout
+from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
 from thinwire.core.plan_rules import DeviceTimes
 from thinwire.core.plan_schema import LocalSection
@@ -368,14 +367,3 @@ def workload(plan: RunPlan, round_number: int, down_bytes: int, up_bytes: int) -
     evaluates = plan.run.evaluate == "clients" and (round_number - 1) % plan.run.evaluate_every == 0
     steps = plan.local.steps if isinstance(plan.local.steps, int) else 0
     return Workload(down_bytes, up_bytes, steps, epochs_of(plan), evaluates)
-
-
-def best_times(known: DeviceProfiles, plan: RunPlan, layout: Layout) -> dict[str, DeviceTimes]:
-    """Return for each device the least time that it could need for the least that a round of this plan takes.
-
-    Devices of which a part was never measured are left out.
-    """
-    down = 0 if plan.downlink.compressed else layout.size * FLOAT_BYTES
-    taken = workload(plan, 0, down, min(update_bytes(codec, layout, {}) for codec in rungs(plan.uplink)))
-    found = {device: known.best(device, work_key(plan, layout), taken) for device in known.devices}
-    return {device: times for device, times in found.items() if times is not None}

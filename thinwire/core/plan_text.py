@@ -1,0 +1,101 @@
+"""Plans as text and as values: the keys of a plan, the ones that differ from their defaults, and TOML.
+
+`sparse` and `toml_text` make from any plan the short one that means the same: `RunPlan.parse(toml_text(sparse(plan)))`
+is the plan again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic.fields import FieldInfo
+
+from thinwire.core.plan_schema import Sections
+
+BARE = re.compile(r"[A-Za-z0-9_-]+")  # a key that TOML reads without quotes
+
+
+def plan_keys() -> Iterator[tuple[str, str, FieldInfo]]:
+    """Yield (section, key, field) of all keys of a plan, in the plan's order."""
+    for section, table in Sections.model_fields.items():
+        for name, field in getattr(table.annotation, "model_fields", {}).items():
+            yield section, name, field
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON types."""
+    return value.model_dump(mode="json") if hasattr(value, "model_dump") else value
+
+
+def default_of(field: FieldInfo) -> Any:
+    """Return the default of a key as JSON types; None for a key that a plan needs."""
+    return None if field.is_required() else plain(field.get_default(call_default_factory=True))
+
+
+def is_default(field: FieldInfo, value: Any) -> bool:
+    """Return True if `value` is the default of a key."""
+    return not field.is_required() and default_of(field) == value
+
+
+def sparse(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the keys of a plan whose values differ from their defaults, by section.
+
+    >>> sparse({"run": {"task": "digits", "rounds": 20}, "local": {"lr": 0.5, "batch": 8}})
+    {'run': {'task': 'digits'}, 'local': {'lr': 0.5, 'batch': 8}}
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for section, name, field in plan_keys():
+        table = values.get(section)
+        if isinstance(table, Mapping) and name in table and not is_default(field, table[name]):
+            found.setdefault(section, {})[name] = table[name]
+    return found
+
+
+def toml_text(given: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return tables of a plan as TOML; a key without a value is left out.
+
+    >>> print(toml_text({"run": {"task": "digits", "target": {"value": 0.9}}, "local": {"lr": 0.5}}), end="")
+    [run]
+    task = "digits"
+    target = {value = 0.9}
+    <BLANKLINE>
+    [local]
+    lr = 0.5
+    """
+    tables = []
+    for section, table in given.items():
+        lines = [f"{_key(name)} = {toml(value)}" for name, value in table.items() if value is not None]
+        if lines:
+            tables.append("\n".join([f"[{_key(section)}]", *lines, ""]))
+    return "\n".join(tables)
+
+
+def toml(value: Any) -> str:
+    """Return a value in TOML's notation; a table is written on one line.
+
+    >>> toml({"*.bias": "fp16"}), toml([1, 0.5]), toml(True)
+    ('{"*.bias" = "fp16"}', '[1, 0.5]', 'true')
+    """
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Mapping):
+        pairs = (f"{_key(name)} = {toml(inner)}" for name, inner in value.items() if inner is not None)
+        return "{" + ", ".join(pairs) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(toml, value)) + "]"
+    if isinstance(value, float):
+        return repr(value) if math.isfinite(value) else "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+    return _string(value) if isinstance(value, str) else str(value)
+
+
+def _key(name: str) -> str:
+    return name if BARE.fullmatch(name) else _string(name)
+
+
+def _string(text: str) -> str:
+    """Return a basic string of TOML: as in JSON, but for DEL, which TOML wants escaped."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from tests.support.shell_blocks import ROOT
-from thinwire.cli.runs.export import read_model_file
 from thinwire.client import load_task
 from thinwire.core.errors import TaskError
 from thinwire.core.layout import Layout, Tensor
 from thinwire.core.statedir import AggregatorHome, hold
+from thinwire.server.model_files import read_model_file
 from thinwire.simulation import simulate
 from thinwire.store import Store
 

@@ -13,11 +13,11 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from tests.support.small_task import task_of
-from thinwire.cli.runs.export import stored_model
 from thinwire.client.task_check import rehearse
 from thinwire.client.train.protocol import ClientInfo, Split
 from thinwire.core import RunPlan
 from thinwire.core.statedir import AggregatorHome
+from thinwire.server.model_files import stored_model
 from thinwire.simulation import History, run_sim, simulate
 from thinwire.store import Store
 
@@ -124,7 +124,7 @@ def test_what_is_read_of_a_run_is_the_model_alone(tmp_path: Path) -> None:
     task, plan, home = task_of(Point, data=data, loss=loss), plan_of("scaffold", 2), AggregatorHome.under(tmp_path)
     with Store.open(home.database) as store:
         run_id = run_sim(plan, task, store=store, home=home, clients=3, client=ClientInfo())
-        whole, model = store.run(run_id), stored_model(store, tmp_path, run_id, "last")
+        whole, model = store.run(run_id), stored_model(store, home, run_id, "last")
     assert model.params.shape == (3,)
     assert model.row.digest == whole.model_digest
     assert model.export(tmp_path / "model.safetensors")

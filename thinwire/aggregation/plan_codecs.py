@@ -24,14 +24,14 @@ from thinwire.aggregation.downlink import require_downlink
 from thinwire.aggregation.lattice import Lattice, LatticeTerms
 from thinwire.aggregation.lattice_window import SupportWalk
 from thinwire.aggregation.private_lattice import PrivateLattice, PrivateTerms
-from thinwire.aggregation.server_optimizers import server_optimizer
+from thinwire.aggregation.server_optimizers import optimizers, server_optimizer
 from thinwire.compression.base import BoundCodec, NoGuarantee, Step, Unbiased
 from thinwire.compression.catalog import bits, steps
 from thinwire.compression.chain import Chain
 from thinwire.compression.codecs.powersgd import LowRank
 from thinwire.compression.feedback import ef21, feedback
 from thinwire.compression.feedback import feedback as classic
-from thinwire.compression.spec import PerTensorCodec, chains, parse, with_layers
+from thinwire.compression.spec import ALIASES, PerTensorCodec, chains, parse, with_layers
 from thinwire.core.errors import CodecError
 from thinwire.core.layout import Layout
 from thinwire.core.plan_schema import ServerSection, UplinkSection
@@ -253,6 +253,10 @@ class CodecCatalog(Mapping[str, type[Step]]):
 
     def __len__(self) -> int:
         return len(steps)
+
+    def own_names(self) -> frozenset[str]:
+        """Return the names of codecs, aliases and server optimizers that no other package brings."""
+        return frozenset({*steps.own, *ALIASES, *optimizers.own})
 
     def require_contraction(self, spec: str, feedback: str = "classic") -> None:
         """Raise CodecError if this kind of feedback around this chain would diverge."""

@@ -22,7 +22,7 @@ from thinwire.core.signals import INTERRUPTED
 if TYPE_CHECKING:
     from thinwire.client.task import Initial
     from thinwire.core import RunPlan, Vector
-    from thinwire.store import RunRow, Store
+    from thinwire.store import Store
 
 
 def run(
@@ -126,29 +126,6 @@ def hand_over(store: Store, home: Path | None, plan: RunPlan, file: Path, task: 
     return submit(store, place, plan, made.layout, vector, buffers, counters, report(code), fixed=made.fixed)
 
 
-def require_counted(plan: RunPlan, other: RunRow) -> None:
-    """Raise `PlanError` if a private plan begins with a model of devices whose cost its population's ledger lacks."""
-    from thinwire.core.errors import PlanError
-    from thinwire.reports.privacy import population_of, privacy_section
-
-    if plan.privacy.mode == "off" or other.source != "devices":
-        return
-    population, mode = plan.privacy.population or plan.run.task, privacy_section(other).mode
-    if mode == "off":
-        why = "it tells of its clients' data without a bound, and so would every model that is made of it"
-    elif mode == "example" != plan.privacy.mode:
-        why = "its noise hides one record, and not all data of a client"
-    elif population_of(other) != population:
-        why = f"what it spent is counted in the population {population_of(other)}, and not in {population}"
-    else:
-        return
-    raise PlanError(
-        f"a private run that begins with the model of {other.run_id}",
-        why,
-        "leave [run] init out, or take a model of public data, or of a private run of the same population",
-    )
-
-
 def first_model(
     store: Store, home: Path | None, plan: RunPlan, file: Path, made: Initial
 ) -> tuple[Vector, Vector, Mapping[str, int]]:
@@ -157,22 +134,13 @@ def first_model(
     A relative file name is resolved beside the plan if the file exists there, else in the current folder. `TaskError`
     if the model of another run has another layout, `PlanError` if a private run would begin with an uncounted cost.
     """
-    from thinwire.cli.runs.export import read_model_file, stored_model
-    from thinwire.core.errors import TaskError
+    from thinwire.server.model_files import model_of_run, read_model_file
 
     init = plan.run.init
     if init in ("", "device"):  # the aggregator requests a device's model when the run begins
         return made.vector, made.buffers, made.counters
     if init.startswith("run:"):
-        name, _, which = init.removeprefix("run:").partition("@")
-        other = stored_model(store, home, name, which or "last")
-        if other.layout.digest != made.layout.digest:
-            raise TaskError(
-                f"the model of {other.run.run_id} is not one of this task",
-                why="its tensors have other names or shapes",
-                hint="the same task, or leave [run] init out",
-            )
-        require_counted(plan, other.run)
+        other = model_of_run(store, aggregator_home(home), plan, made.layout)
         return other.params, other.buffers, other.row.counters
     path = Path(init).expanduser()
     beside = file.absolute().parent / path

@@ -50,6 +50,8 @@ def parse_owner_text(text: str, model: type[File], source: str, keys: str) -> Fi
 
 
 MAX_RUNS, MOST_RUNS = 4, 64
+MOST_ALLOWED = 256  # patterns
+MAX_UPLOAD_MB, MOST_UPLOAD_MB = 512, 16_384
 WEBHOOK = r"^https?://[^\s/?#]+"
 SMTP = r"^[A-Za-z0-9.-]+:[0-9]{1,5}$"
 
@@ -92,6 +94,18 @@ class AggregatorFile(Section):
         le=MOST_RUNS,
         description="runs whose rounds go on at once; others wait in the queue. A run that is paused or waits for "
         "offline devices does not count",
+    )
+    allow: list[str] = Field(
+        default=[],
+        max_length=MOST_ALLOWED,
+        description="what a plan from the dashboard may name beside Thinwire's own codecs and optimizers: MODULE:CLASS "
+        "of another package, or the path of an initial model; * stands for any letters",
+    )
+    max_upload_mb: int = Field(
+        default=MAX_UPLOAD_MB,
+        ge=0,
+        le=MOST_UPLOAD_MB,
+        description="largest initial model that the dashboard takes, in MB; 0: none",
     )
     alerts: AlertSettings = AlertSettings()
 

@@ -152,10 +152,22 @@ def digest_of(resolved: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical(resolved)).hexdigest()
 
 
-def _explained(error: ValidationError, source: str, overrides: Overrides) -> PlanError:
-    """Return pydantic's errors as one PlanError: each wrong key once, with every way in which it could be valid."""
-    found: dict[str, tuple[list[str], str]] = {}
-    origins: dict[str, dict[str, None]] = {}
+@dataclass(frozen=True)
+class Problem:
+    """Holds what is wrong with a plan at one place, the reason, and what to try; `place` is section, key and so on.
+
+    A problem of the whole plan has the place ().
+    """
+
+    place: tuple[str, ...]
+    what: str
+    why: str
+    hint: str
+
+
+def wrong_values(error: ValidationError) -> list[Problem]:
+    """Return pydantic's errors about a plan: each wrong key once, with every way in which it could be valid."""
+    found: dict[str, tuple[tuple[str, ...], list[str], str]] = {}
     unknown = [place_of(details) for details in error.errors() if details["type"] == "extra_forbidden"]
     for details in error.errors():
         what, why, hint = explain(RunPlan, details)
@@ -164,13 +176,18 @@ def _explained(error: ValidationError, source: str, overrides: Overrides) -> Pla
             there = [key for *table, key in unknown if tuple(table) == place[:-1] and len(key) <= MAX_COMPARED]
             if near := _nearest(place[-1], there):
                 hint = f"{_shown(place)} instead of {_shown((*place[:-1], near))}"
-        whys, _ = found.setdefault(what, ([], hint))
+        _, whys, _ = found.setdefault(what, (place, [], hint))
         whys += [why] if why not in whys else []
-        origins.setdefault(overrides.origin(place, source), {})[what] = None
-    reasons = dict.fromkeys(either(whys) for whys, _ in found.values())
-    hint = next(hint for _, hint in found.values())
+    return [Problem(place, what, either(whys), hint) for what, (place, whys, hint) in found.items()]
+
+
+def _explained(error: ValidationError, source: str, overrides: Overrides) -> PlanError:
+    """Return pydantic's errors as one PlanError."""
+    found, origins = wrong_values(error), dict[str, list[str]]()
+    for problem in found:
+        origins.setdefault(overrides.origin(problem.place, source), []).append(problem.what)
     wrong = "; ".join(f"{origin}: {'; '.join(whats)}" for origin, whats in origins.items())
-    return PlanError(wrong, why="; ".join(reasons), hint=hint)
+    return PlanError(wrong, why="; ".join(dict.fromkeys(one.why for one in found)), hint=found[0].hint)
 
 
 SHOWN = 200  # characters of a typed value in an error

@@ -37,6 +37,7 @@ class Registry(Mapping[str, T], Generic[T]):
     def __init__(self, kind: str, group: str = "", admit: Callable[[str, Any], T] | None = None) -> None:
         self.kind, self.group = kind, group
         self.admit = admit or (lambda name, thing: thing)
+        self.own: set[str] = set()  # the names that no other package brings
         self._named: dict[str, T] = {}
         self._lazy: dict[str, Callable[[], T]] = {}
 
@@ -71,12 +72,14 @@ class Registry(Mapping[str, T], Generic[T]):
         if name in self._named or name in self._lazy:
             raise ValueError(f"{self.kind} {name!r} is registered twice")
         self._named[name] = thing
+        self.own.add(name)
 
     def add_lazy(self, name: str, load: Callable[[], T]) -> None:
         """Register a thing of our own that `load` imports on first use; raise ValueError if the name is taken."""
         if name in self._named or name in self._lazy:
             raise ValueError(f"{self.kind} {name!r} is registered twice")
         self._lazy[name] = load
+        self.own.add(name)
 
     def find(self, name: str, also: Iterable[str] = ()) -> T:
         """Return the thing of that name; raise `CodecError` with the nearest name, of `also` too, if there is none."""

@@ -86,6 +86,11 @@ class AggregatorHome:
         return private_folder(self.root / "tls")
 
     @property
+    def uploads(self) -> Path:
+        """Return the directory of initial models that came through the dashboard; it is in no backup."""
+        return self.root / "uploads"
+
+    @property
     def roster(self) -> Path:
         """Return the file `HOME/roster.json`: devices that an offline key approved for `adversary = "malicious"`."""
         return self.root.parent / "roster.json"

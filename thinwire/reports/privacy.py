@@ -17,6 +17,7 @@ from thinwire.core.errors import DataLost
 from thinwire.core.formatting import counted, rounded_up
 from thinwire.core.plan_schema import PrivacySection
 from thinwire.privacy.accounting import epsilon_of, releases_of, unit_of_all
+from thinwire.store.read_models import population_of, privacy_section
 
 if TYPE_CHECKING:
     from thinwire.store import PrivacyRow, RunRow, Store
@@ -95,18 +96,6 @@ class Spending:
             f"{self.run_id}: {count} of {counted(self.reserved, 'reserved round')} {have} no released model (open, "
             "ended without a step, or lost in a crash), and a reservation stays spent"
         )
-
-
-def privacy_section(run: RunRow) -> PrivacySection:
-    """Return the table [privacy] of the run's plan."""
-    return PrivacySection.model_validate(run.plan.get("privacy") or {})
-
-
-def population_of(run: RunRow) -> str:
-    """Return the clients whose spending counts together, as server/privacy_budget.py names them."""
-    if run.source == "sim":  # each simulated run has its own
-        return f"simulation of {run.run_id}"
-    return privacy_section(run).population or run.task
 
 
 def spending_of_run(store: Store, run: RunRow) -> Spending | None:

@@ -18,11 +18,10 @@ from thinwire.reports.privacy import (
     Spending,
     assumptions,
     largest_epsilon,
-    population_of,
-    privacy_section,
     spending_from,
     spent_text,
 )
+from thinwire.store.read_models import population_of, privacy_section
 
 if TYPE_CHECKING:
     from thinwire.store import PrivacyRow, RunRow, Store

@@ -27,13 +27,12 @@ from thinwire.reports.privacy import (
     SIMULATED,
     TREE,
     TRUSTED,
-    population_of,
-    privacy_section,
     sampling_text,
     spending_of_run,
     unit_text,
 )
 from thinwire.reports.privacy_history import meaning, right_guesses
+from thinwire.store.read_models import population_of, privacy_section
 
 if TYPE_CHECKING:
     from thinwire.core.plan_schema import PrivacySection

@@ -38,6 +38,7 @@ from thinwire.privacy.messages import max_bytes
 from thinwire.server.context import POLL_S, StopOrder
 from thinwire.server.dispatcher import Dispatcher
 from thinwire.server.leases import DeviceLeases
+from thinwire.server.ordered_runs import START_RUN, RunStarter
 from thinwire.server.policy.eligibility import ConnectedDevices
 from thinwire.server.run import drive
 from thinwire.server.run_end import close_undriven, delete_messages, end_abandoned, notify
@@ -230,10 +231,11 @@ def serve(
     noted.driven, noted.presence = dispatcher.drivers, dispatcher.presence
     delete_messages(store, home)  # of runs whose process died before it did, or that a person stopped meanwhile
     looked_at = -math.inf
-    with contextlib.closing(dispatcher):
+    with contextlib.closing(dispatcher), contextlib.closing(RunStarter(store, home)) as starter:
         while not closing():
             if clock.now() - looked_at >= LOOK_S or not dispatcher.drivers:
                 looked_at = clock.now()
+                starter.step(orders.starts())
                 waiting = [row.run_id for row in store.line() if row.run_id not in dispatcher.drivers]
                 for run_id in waiting[: leases.free()]:
                     start(run_id)
@@ -283,6 +285,10 @@ class CommandQueue:
             else:
                 kinds[found.kind](run_id)
         return run_id in self._paused
+
+    def starts(self) -> list[Order]:
+        """Return the unanswered commands to start a run."""
+        return [order for order in self._look() if order.kind == START_RUN]
 
     def revoked(self) -> list[Order]:
         """Return the unanswered commands to revoke a device; `done` answers one."""

@@ -27,6 +27,7 @@ from thinwire.store.read_models import (
     WorkRow,
 )
 from thinwire.store.round_explanation import RoundExplanation, stored
+from thinwire.store.run_list import ALL, RunFilter, SortKey, counts_of, ids_of, in_order
 from thinwire.store.tables import Checkpoint, Client, Device, Measure, Round, RoundPhase, Run, Update
 
 Row = TypeVar("Row", RoundRow, UpdateRow, ClientRow)
@@ -41,6 +42,26 @@ class RunQueries:
     def runs(self) -> list[RunRow]:
         """Return all runs, latest first."""
         return [_run(found) for found in _all(self._database, columns_of(Run, RunRow).order_by(Run.number.desc()))]
+
+    def some_runs(
+        self, found: RunFilter = ALL, sort: SortKey = "number", descending: bool = True, first: int = 0, limit: int = 50
+    ) -> list[RunRow]:  # fmt: skip
+        """Return a page of the runs that match, in this order."""
+        return self.runs_of(ids_of(self._database, found, sort, descending, first, limit))
+
+    def runs_of(self, ids: Sequence[str]) -> list[RunRow]:
+        """Return the runs with these ids, in their order; an unknown id is left out."""
+        places = in_order(ids)
+        rows = map(_run, _all(self._database, columns_of(Run, RunRow).where(Run.run_id.in_(ids)))) if ids else ()
+        return sorted(rows, key=lambda row: places[row.run_id])
+
+    def run_ids(self, found: RunFilter = ALL) -> list[str]:
+        """Return the ids of all runs that match, latest first."""
+        return ids_of(self._database, found)
+
+    def run_counts(self, found: RunFilter = ALL) -> tuple[int, dict[str, int]]:
+        """Return how many runs match, and how many of all runs have each status."""
+        return counts_of(self._database, found)
 
     def run(self, name: str) -> RunRow:
         """Return the run of this id, of a unique prefix of one, or the `latest`; raise `NotFound` if there is none."""

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from thinwire.core.events import RunStatus
 from thinwire.core.fleet import DeviceRow, TaskReport
 from thinwire.core.formatting import Reasons
+from thinwire.core.plan_schema import PrivacySection
 from thinwire.core.types import Equipment
 
 Source = Literal["devices", "sim"]
@@ -356,3 +357,15 @@ class Order:
     args: Mapping[str, Any]
     who: str
     at: float
+
+
+def privacy_section(run: RunRow) -> PrivacySection:
+    """Return the table [privacy] of the run's plan."""
+    return PrivacySection.model_validate(run.plan.get("privacy") or {})
+
+
+def population_of(run: RunRow) -> str:
+    """Return the clients whose spending counts together, as server/privacy_budget.py names them."""
+    if run.source == "sim":  # each simulated run has its own
+        return f"simulation of {run.run_id}"
+    return privacy_section(run).population or run.task

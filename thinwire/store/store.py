@@ -182,13 +182,22 @@ class Commands:
         with self._database.reading() as connection:
             return [Order(**row) for row in connection.execute(_PENDING).mappings()]
 
-    def answer(self, order_id: int, result: Mapping[str, Any]) -> None:
-        """Store a command's result. The first result stays, so a command that was executed twice has one result."""
+    def answer(self, order_id: int, result: Mapping[str, Any], run_id: str = "") -> None:
+        """Store a command's result, and the run that it made.
+
+        The first result stays, so a command that was executed twice has one result.
+        """
         first = update(Command).where(Command.id == order_id, Command.answered_at.is_(None))
-        values = {"result": dict(result), "answered_at": self._clock.wall()}
+        values = {"result": dict(result), "answered_at": self._clock.wall(), **({"run_id": run_id} if run_id else {})}
         with self._database.writing() as connection:
             if connection.execute(first, values).rowcount == 0:
                 _must_be(connection.scalar(select(Command.id).where(Command.id == order_id)), order_id)
+
+    def args_of(self, kind: str, run_id: str) -> dict[str, Any]:
+        """Return the arguments of the first command of this kind about a run; {} if there was none."""
+        wanted = select(Command.args).where(Command.kind == kind, Command.run_id == run_id).order_by(Command.id)
+        with self._database.reading() as connection:
+            return dict(connection.scalar(wanted.limit(1)) or {})
 
     def result(self, order_id: int) -> dict[str, Any] | None:
         """Return a command's result, or None while it is pending; raise `NotFound` for an unknown number."""

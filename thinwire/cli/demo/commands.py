@@ -26,7 +26,7 @@ import typer
 from thinwire.cli import console
 from thinwire.cli.demo.processes import SLOW_STEP_S, Crowd, Disturbance, names_of, roles
 from thinwire.cli.demo.report import document, protected, spent, tell_table
-from thinwire.cli.local_state import again, opened
+from thinwire.cli.local_state import again, aggregator_home, opened
 from thinwire.cli.params import Json
 from thinwire.cli.runs.progress import Teller, screen
 from thinwire.core import formatting
@@ -281,11 +281,11 @@ def measured(home: Path, run_id: str, plan: RunPlan, clients: int) -> float:
 
     In a private run no client evaluates. This process can, because it makes the data of all clients; no aggregator can.
     """
-    from thinwire.cli.runs.export import stored_model
+    from thinwire.server.model_files import stored_model
 
     file = home / "released.safetensors"
     with opened(home) as store:
-        stored_model(store, home, run_id, "last").export(file)
+        stored_model(store, aggregator_home(home), run_id, "last").export(file)
     measure: Callable[..., Mapping[str, float]] = runpy.run_path(str(digits() / "centralised.py"))["measured"]
     return measure(file, plan, clients, SPLIT)["accuracy"]
 

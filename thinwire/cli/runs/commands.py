@@ -266,9 +266,9 @@ def model(
     home: Home = None,
 ) -> None:
     """Write a run's model as .safetensors: weights, buffers, and in its metadata where it comes from."""
-    from thinwire.cli.local_state import opened
-    from thinwire.cli.runs.export import stored_model
+    from thinwire.cli.local_state import aggregator_home, opened
     from thinwire.core.errors import UsageError
+    from thinwire.server.model_files import stored_model
 
     if not out.absolute().parent.is_dir():
         raise UsageError(
@@ -279,7 +279,7 @@ def model(
             f"{out} is there already", why="nothing is overwritten", hint="another name, or remove it first"
         )
     with opened(home) as store:
-        found = stored_model(store, home, run_id, which)
+        found = stored_model(store, aggregator_home(home), run_id, which)
     names = found.export(out)
     if json:
         document = {"run_id": found.run.run_id, "version": found.row.version, "digest": found.row.digest}

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.cli.local_state import aggregator_home
+from thinwire.core.statedir import AggregatorHome
 
 if TYPE_CHECKING:
-    from thinwire.core import Layout, Vector
+    from thinwire.core import Layout, RunPlan, Vector
     from thinwire.core.layout import Tensor
     from thinwire.core.types import Fixed
     from thinwire.store import ModelRow, RunRow, Store
@@ -198,7 +198,7 @@ class StoredModel:
         )
 
 
-def stored_model(store: Store, home: Path | None, run_id: str, which: str) -> StoredModel:
+def stored_model(store: Store, home: AggregatorHome, run_id: str, which: str) -> StoredModel:
     """Return a model version of a run; `which` is "last", "best" or the number of a round (0: the first model).
 
     `NotFound` if the version is the first model and `which` is not 0, so that nobody takes an untrained model by
@@ -217,7 +217,7 @@ def stored_model(store: Store, home: Path | None, run_id: str, which: str) -> St
     row = next((m for m in store.models(run.run_id) if m.version == version), None)
     layout = Layout.from_json(run.layout)
     travels = carried(algorithm_of(RunPlan.from_json(run.plan)), layout)
-    folder = Versions(aggregator_home(home).run(run.run_id), travels)
+    folder = Versions(home.run(run.run_id), travels)
     if row is None or not folder.path(version).exists():
         raise NotFound(
             f"{run.run_id} no longer has the model of round {which}",
@@ -284,3 +284,45 @@ def _metrics(store: Store, run: RunRow, version: int) -> Mapping[str, float]:
         return run.metrics0
     found = [r.decisive for r in store.rounds(run.run_id) if r.version == version and r.metrics]
     return found[0] if found else {}
+
+
+def model_of_run(store: Store, home: AggregatorHome, plan: RunPlan, layout: Layout | None) -> StoredModel:
+    """Return the first model of a plan with `[run] init = "run:ID"`, or run:ID@ROUND.
+
+    `TaskError` if its layout is not `layout`, `PlanError` if a private run would begin with an uncounted cost.
+    """
+    from thinwire.core.errors import TaskError
+
+    name, _, which = plan.run.init.removeprefix("run:").partition("@")
+    other = stored_model(store, home, name, which or "last")
+    if layout is not None and other.layout.digest != layout.digest:
+        raise TaskError(
+            f"the model of {other.run.run_id} is not one of this task",
+            why="its tensors have other names or shapes",
+            hint="the same task, or leave [run] init out",
+        )
+    require_counted(plan, other.run)
+    return other
+
+
+def require_counted(plan: RunPlan, other: RunRow) -> None:
+    """Raise `PlanError` if a private plan begins with a model of devices whose cost its population's ledger lacks."""
+    from thinwire.core.errors import PlanError
+    from thinwire.store.read_models import population_of, privacy_section
+
+    if plan.privacy.mode == "off" or other.source != "devices":
+        return
+    population, mode = plan.privacy.population or plan.run.task, privacy_section(other).mode
+    if mode == "off":
+        why = "it tells of its clients' data without a bound, and so would every model that is made of it"
+    elif mode == "example" != plan.privacy.mode:
+        why = "its noise hides one record, and not all data of a client"
+    elif population_of(other) != population:
+        why = f"what it spent is counted in the population {population_of(other)}, and not in {population}"
+    else:
+        return
+    raise PlanError(
+        f"a private run that begins with the model of {other.run_id}",
+        why,
+        "leave [run] init out, or take a model of public data, or of a private run of the same population",
+    )

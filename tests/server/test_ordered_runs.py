@@ -1,0 +1,129 @@
+"""A run that is ordered in the dashboard begins as one of `thinwire run`: without the task's code on the aggregator."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from tests.server.test_run_notices import serves
+from tests.support.server_bench import LAYOUT, REPORT, Bench, three
+from thinwire.core.errors import PlanError, TaskError
+from thinwire.core.fleet import Hello
+from thinwire.core.plan import RunPlan
+from thinwire.server.ordered_runs import START_RUN, first_model, start
+from thinwire.store.task_layouts import known_task
+
+PLAN: dict[str, Any] = {"run": {"task": "toy", "rounds": 2}, "local": {"lr": 0.5}}
+
+
+def ordered(bench: Bench, **run: Any) -> int:
+    plan = RunPlan.from_json({**PLAN, "run": {**PLAN["run"], **run}})
+    return bench.store.commands.add(START_RUN, args={"plan": plan.to_json()})
+
+
+def carried_out(bench: Bench, **run: Any) -> str:
+    number = ordered(bench, **run)
+    return start(bench.store, bench.home, next(one for one in bench.store.commands.pending() if one.id == number))
+
+
+def test_an_ordered_run_begins_with_the_model_of_another_run_and_goes_to_its_end(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, three(), run={"rounds": 2})
+    number = ordered(bench, init=f"run:{bench.run_id}@0")
+    serves(bench, 60.0)
+    result = bench.store.commands.result(number)
+    assert result == {"done": True, "run_id": "toy-2"}
+    row = bench.store.run("toy-2")
+    assert (row.status, row.rounds_closed, row.plan["run"]["init"]) == ("done", 2, f"run:{bench.run_id}@0")
+    first = [bench.store.models(run_id)[0].digest for run_id in (bench.run_id, "toy-2")]
+    assert first[0] == first[1]
+    assert bench.store.commands.args_of(START_RUN, "toy-2")["plan"] == row.plan
+
+
+def test_a_plan_without_an_origin_begins_with_the_model_of_a_device(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, three())
+    run_id = carried_out(bench)
+    row = bench.store.run(run_id)
+    assert (row.status, row.plan["run"]["init"], row.layout) == ("queued", "device", LAYOUT.to_json())
+    assert bench.store.models(run_id) == []
+
+
+def test_an_order_that_is_refused_says_why_and_leaves_no_run(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, three(), run={"rounds": 1})
+    other, missing = ordered(bench, task="nobody-has-it"), ordered(bench, init="run:toy-9")
+    serves(bench, 30.0)
+    answers = [bench.store.commands.result(number) or {} for number in (other, missing)]
+    assert [answer["done"] for answer in answers] == [False, False]
+    assert answers[0]["error"] == "nothing is known of the model of the task nobody-has-it"
+    assert "thinwire run PLAN" in answers[0]["try"]
+    assert answers[1]["error"] == "no run 'toy-9'"
+    assert [row.run_id for row in bench.store.runs()] == [bench.run_id]
+
+
+def test_an_order_is_carried_out_once_also_if_the_aggregator_dies_before_the_run_is_in_the_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tmp_path, three(), run={"rounds": 1})
+    number = ordered(bench, init=f"run:{bench.run_id}@0")
+    order = bench.store.commands.pending()[0]
+
+    def dies(run_id: str, events: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(bench.store, "record", dies)
+        with pytest.raises(KeyboardInterrupt):
+            start(bench.store, bench.home, order)
+    assert bench.store.commands.result(number) == {"done": True, "run_id": "toy-2"}
+    serves(bench, 30.0)
+    assert {row.run_id: row.status for row in bench.store.runs()} == {bench.run_id: "done", "toy-2": "failed"}
+
+
+@pytest.mark.parametrize("allow", [[], ["/elsewhere/*"]])
+def test_a_file_that_the_operator_does_not_allow_is_never_opened(tmp_path: Path, allow: list[str]) -> None:
+    bench = Bench(tmp_path, three())
+    (bench.home.root.parent / "aggregator.toml").write_text(f"allow = {json.dumps(allow)}\n")
+    with pytest.raises(PlanError, match=r"\[run\] init names '/dev/zero/a.safetensors'"):
+        carried_out(bench, init="/dev/zero/a.safetensors")
+
+
+def test_an_allowed_file_is_checked_against_the_layout(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, three())
+    file = tmp_path / "models" / "first.safetensors"
+    file.parent.mkdir()
+    (bench.home.root.parent / "aggregator.toml").write_text(f'allow = ["{file.parent}/*"]\n')
+    w, b = np.ones((30, 20), np.float32), np.zeros(20, np.float32)
+    save_file({"w": w[:10], "b": b}, file)
+    with pytest.raises(TaskError, match="is not a model of this task") as refused:
+        carried_out(bench, init=str(file))
+    assert refused.value.why == "missing or of another shape: w"
+    save_file({"w": w * np.nan, "b": b}, file)
+    with pytest.raises(TaskError, match="NaN"):
+        carried_out(bench, init=str(file))
+    save_file({"w": w, "b": b}, file)
+    run_id = carried_out(bench, init=str(file))
+    assert bench.store.run(run_id).status == "queued"
+    made = first_model(bench.store, bench.home, RunPlan.from_json(bench.store.run(run_id).plan))
+    assert made.params.tolist() == [1.0] * 600 + [0.0] * 20
+
+
+def test_the_layout_is_the_one_that_most_devices_report_and_else_that_of_the_newest_run(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, three())
+    assert known_task(bench.store, "other") is None
+    found = known_task(bench.store, "toy")
+    assert found is not None
+    assert (found.run_id, found.devices, found.layout.digest) == (bench.run_id, (), LAYOUT.digest)
+    told = replace(REPORT, tensors=LAYOUT.text, source_digest="f" * 64)
+    for number, name in enumerate(("a", "b")):
+        bench.store.roster.enrol(name, f"{number}" * 64, b"key", "loopback")
+        bench.store.roster.seen(Hello(name, "p", (told,)), 1.0)
+    bench.store.roster.enrol("c", "c" * 64, b"key", "loopback")
+    bench.store.roster.seen(Hello("c", "p", (replace(told, layout_digest="1" * 64),)), 1.0)  # it lies
+    found = known_task(bench.store, "toy")
+    assert found is not None
+    assert (found.devices, found.report.source_digest, found.report.tensors) == (("a", "b"), "f" * 64, "")

@@ -1,0 +1,114 @@
+"""What a plan names of code and files on the aggregator's machine, and whether `aggregator.toml` allows it.
+
+A plan that a person types on the machine may name whatever is installed there. A plan from the API may not: `allow` in
+`aggregator.toml` lists what else than Thinwire's own it may name.
+
+Invariant: `named_in` finds a name before any code is imported for it, and knows every key whose value may lead to code
+or to a file: `NAMING` and `HARMLESS` together have all keys of a plan that hold text (a test compares them).
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from importlib.metadata import entry_points
+
+from thinwire.core.plan import Problem
+from thinwire.core.plan_schema import Sections
+
+CODECS, OPTIMIZERS = "thinwire.codecs", "thinwire.optimizers"  # groups of entry points
+NAMING = ("run.init", "uplink.codec", "uplink.layers", "uplink.ladder", "downlink.codec", "server.optimizer",
+          "server.reduce")  # fmt: skip
+HARMLESS = {
+    "run.task": "a device maps it to the code that is installed there; the aggregator has no use for the code",
+    "run.keep": "words of our own, checked by a rule",
+    "run.metric": "a key of the numbers that clients report",
+    "run.target": "a metric, as above",
+    "cohort.wait_for": "names of devices",
+    "secure.metrics": "metrics, as above",
+    "privacy.population": "a name in the privacy ledger",
+}
+RUN, UPLOAD = "run:", "upload:"  # how `[run] init` names a model that this aggregator holds
+_WORD = re.compile(r"[A-Za-z][A-Za-z0-9_]*")  # names of stages, as compression/spec.py reads them
+_PLACE = re.compile(r"[^\s>();,=\"']*[:/\\][^\s>();,=\"']*")  # MODULE:CLASS or a path: no codec is called so
+_PATTERN = re.compile(r"\"[^\"]*\"|'[^']*'|[^=;(]*=")  # of tensors, in layers(...)
+
+
+@dataclass(frozen=True)
+class Name:
+    """Holds a name that leads to code or to a file, and the key of the plan that has it."""
+
+    section: str
+    key: str
+    name: str
+    is_path: bool = False
+
+
+def named_in(plan: Sections, own: Collection[str]) -> list[Name]:
+    """Return what a plan names of code and files, except for the names in `own`, Thinwire's own codecs and optimizers.
+
+    >>> from thinwire.core.plan import RunPlan
+    >>> plan = {"run": {"task": "t", "init": "/models/a.safetensors"}, "local": {"lr": 1}, "uplink": {"codec": "a > b"}}
+    >>> [one.name for one in named_in(RunPlan.from_json(plan), own=["a", "eden", "identity", "fedavg"])]
+    ['/models/a.safetensors', 'b']
+    """
+    return list(dict.fromkeys(_names(plan, own)))
+
+
+def _names(plan: Sections, own: Collection[str]) -> Iterator[Name]:
+    init = plan.run.init
+    if init not in ("", "device") and not init.startswith((RUN, UPLOAD)):
+        yield Name("run", "init", init, is_path=True)
+    uplink, downlink = plan.uplink, plan.downlink
+    specs = [("uplink", "codec", uplink.codec), ("downlink", "codec", downlink.codec)]
+    specs += [("uplink", "ladder", spec) for spec in uplink.ladder]
+    specs += [("uplink", "layers", spec) for spec in uplink.layers.values()]
+    for section, key, spec in specs:
+        for word in (*_WORD.findall(spec), *_PLACE.findall(_PATTERN.sub(" ", spec))):
+            if word not in own and word != "layers":
+                yield Name(section, key, word)
+    for key, value in (("optimizer", plan.server.optimizer), ("reduce", plan.server.reduce)):
+        if value not in own and value != "mean":
+            yield Name("server", key, value)
+
+
+def installed() -> dict[str, str]:
+    """Return the codecs and optimizers of other packages on this machine, name -> MODULE:CLASS; it imports none."""
+    return {entry.name: entry.value for group in (CODECS, OPTIMIZERS) for entry in entry_points(group=group)}
+
+
+def refused_names(
+    plan: Sections, own: Collection[str], allow: Sequence[str], others: Mapping[str, str]
+) -> list[Problem]:
+    """Return a problem for each name in a plan that `allow` does not list; `others` are the `installed` ones.
+
+    A name that is neither installed nor a path is left to the check of the plan, which refuses it with the nearest one.
+    """
+    found = []
+    for one in named_in(plan, own):
+        value = others.get(one.name, one.name)
+        is_code = one.is_path or one.name in others or re.search(r"[:/\\]", one.name) is not None
+        if is_code and not is_allowed(one.name, allow) and not is_allowed(value, allow):
+            where = f"[{one.section}] {one.key} names {one.name!r}"
+            what = "a file of this machine" if one.is_path else f"the code {value} of another package"
+            found.append(
+                Problem(
+                    (one.section, one.key), where, f"it is {what}, and aggregator.toml does not allow it",
+                    f'allow = ["{value}"] in aggregator.toml, by who runs the aggregator; or leave it out',
+                )
+            )  # fmt: skip
+    return found
+
+
+def is_allowed(name: str, allow: Sequence[str]) -> bool:
+    """Return True if a pattern of `allow` matches the name; a path must be absolute and without `..`.
+
+    >>> is_allowed("/models/a.safetensors", ["/models/*"]), is_allowed("/models/../etc/passwd", ["/models/*"])
+    (True, False)
+    """
+    if ("/" in name or "\\" in name) and (not name.startswith("/") or posixpath.normpath(name) != name):
+        return False
+    return any(fnmatchcase(name, pattern) for pattern in allow)

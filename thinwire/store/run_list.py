@@ -1,0 +1,86 @@
+"""The list of runs: a page of those that match, in the order that a person chooses.
+
+Invariant: what a page costs depends on its length, and not on the number of runs: only its rows are read whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, get_args
+
+from sqlalchemy import ColumnElement, Select, func, or_, select
+
+from thinwire.store.database import Database
+from thinwire.store.tables import Run
+
+SortKey = Literal["number", "run_id", "task", "status", "rounds", "best", "bytes", "seconds", "started"]
+SORT_KEYS: Final[tuple[str, ...]] = get_args(SortKey)
+MAX_SEARCH: Final = 100  # characters
+
+
+@dataclass(frozen=True)
+class RunFilter:
+    """Which runs a list has: `text` is part of an id or a task, `statuses` are theirs; empty for all."""
+
+    text: str = ""
+    statuses: Collection[str] = ()
+
+    def applied(self, wanted: Select[tuple[str]]) -> Select[tuple[str]]:
+        """Return the query with this filter; runs that are not handed over yet are in no list."""
+        own = Run.__table__.columns
+        wanted = wanted.where(own.status.in_(self.statuses) if self.statuses else own.status != "preparing")
+        for word in self.text[:MAX_SEARCH].lower().split():
+            part = f"%{_literal(word)}%"
+            columns = (own.run_id, own.task, own.status)
+            wanted = wanted.where(or_(*(func.lower(column).like(part, escape="\\") for column in columns)))
+        return wanted
+
+
+ALL: Final = RunFilter()
+
+
+def ids_of(
+    database: Database, found: RunFilter, sort: SortKey = "number", descending: bool = True, first: int = 0,
+    count: int | None = None,
+) -> list[str]:  # fmt: skip
+    """Return the ids of a page of runs; runs without the value that is sorted by come last, in either direction."""
+    own = Run.__table__.columns
+    by = _order(sort)
+    ordered = found.applied(select(own.run_id)).order_by(by.is_(None), by.desc() if descending else by.asc())
+    with database.reading() as connection:
+        return list(connection.scalars(ordered.order_by(own.number.desc()).offset(first).limit(count)))
+
+
+def counts_of(database: Database, found: RunFilter) -> tuple[int, dict[str, int]]:
+    """Return how many runs match, and how many of all runs have each status."""
+    own = Run.__table__.columns
+    matching = found.applied(select(own.run_id)).subquery()
+    by_status = select(own.status, func.count()).where(own.status != "preparing").group_by(own.status)
+    with database.reading() as connection:
+        total = int(connection.scalar(select(func.count()).select_from(matching)) or 0)
+        return total, {status: int(count) for status, count in connection.execute(by_status)}
+
+
+def in_order(ids: Sequence[str]) -> dict[str, int]:
+    """Return the place of each id."""
+    return {run_id: place for place, run_id in enumerate(ids)}
+
+
+def _order(sort: str) -> ColumnElement[object]:
+    own = Run.__table__.columns
+    expressions: dict[str, ColumnElement[object]] = {
+        "number": own.number, "run_id": own.run_id, "task": own.task, "status": own.status,
+        "rounds": own.rounds_closed, "best": own.best_value, "bytes": own.payload_up + own.payload_down,
+        "seconds": own.finished_at - own.started_at, "started": own.started_at,
+    }  # fmt: skip
+    return expressions[sort]
+
+
+def _literal(word: str) -> str:
+    """Return a word for LIKE in which no letter has a meaning of its own.
+
+    >>> _literal("50%_a")
+    '50\\\\%\\\\_a'
+    """
+    return "".join(f"\\{letter}" if letter in "\\%_" else letter for letter in word)

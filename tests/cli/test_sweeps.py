@@ -74,8 +74,9 @@ def test_stored_runs_are_compared_too(thinwire, plan, home):
     for codec in ("identity", "fp16"):
         thinwire("sim", plan, "--clients", 2, "--set", f"uplink.codec={codec}", "--home", home)
     found = thinwire("runs", "compare", "tiny-1", "tiny-2", "--json", "--home", home).document
-    assert [row["uplink.codec"] for row in found["rows"]] == ["fp16", "identity"]
-    assert found["rows"][0]["payload_up"] < found["rows"][1]["payload_up"]
+    assert [row["uplink.codec"] for row in found["rows"]] == ["identity", "fp16"], "as they were named"
+    assert found["rows"][1]["payload_up"] < found["rows"][0]["payload_up"]
+    assert found["differs"]["uplink.codec"] == {"tiny-1": "identity", "tiny-2": "fp16"}
     assert "±" not in thinwire("runs", "compare", "tiny-1", "tiny-2", "--home", home).out
 
 
@@ -127,30 +128,37 @@ def test_a_drawing_of_nothing_is_still_a_drawing():
         assert ET.fromstring(svg(curves, "bytes", "accuracy", 0.9)).tag.endswith("svg")
 
 
-def test_stored_runs_that_are_no_sample_of_one_setting_stand_apart(thinwire, home):
-    def rows(*ids):
-        return thinwire("runs", "compare", *ids, "--json", "--home", home).document["rows"]
+def test_stored_runs_have_a_row_each_and_those_that_were_stopped_stand_apart(thinwire, home):
+    def found(*ids):
+        return thinwire("runs", "compare", *ids, "--json", "--home", home).document
 
     one, other, stopped = (
         told(home),
         told(home, plan=STORY.replace("rounds = 2", "rounds = 2\nseed = 2")),
         told(home, "stopped", 10),
     )
-    assert [(row["runs"], row["failed"]) for row in rows(one, other)] == [(2, 0)]  # the same plan with other seeds
-    apart = rows(one, stopped)
-    assert [(row["run"], row["runs"]) for row in apart] == [(one, 1), (f"{stopped} (stopped)", 1)]
-    assert [(row["failed"], row["stopped"]) for row in apart] == [(0, 0), (0, 1)]
-    assert [row["run"] for row in rows(one, told(home))] == ["toy-1", "toy-4"]  # of one seed: nothing is averaged
-    assert [row["runs"] for row in rows(one, one)] == [1]
-    shown = thinwire("runs", "compare", one, stopped, "--home", home).out
-    assert f"{stopped} (stopped)" in shown
-    assert "1 (1 stopped)" in shown
-    assert "failed" not in shown
+    both = found(one, other)["rows"]
+    assert [(row["run"], row["run.seed"], row["status"]) for row in both] == [(one, "0", "done"), (other, "2", "done")]
+    with_stopped = found(one, stopped)
+    assert [row["run"] for row in with_stopped["rows"]] == [one]
+    assert [(row["run"], row["status"], row["stopped"]) for row in with_stopped["apart"]] == [(stopped, "stopped", 1)]
+    assert [row["run"] for row in found(one, told(home))["rows"]] == ["toy-1", "toy-4"]
+    assert [row["run"] for row in found(one, one)["rows"]] == [one]
+    for run_id, row in zip((one, other), both, strict=True):
+        whole = thinwire("runs", "show", run_id, "--json", "--home", home).document
+        assert {key: row[key] for key in (*BYTES, "metrics")} == {key: whole[key] for key in (*BYTES, "metrics")}
+        assert row["seconds"] == pytest.approx(sum(one["seconds"] for one in whole["rounds"]))
+    shown = thinwire("runs", "compare", one, stopped, "--home", home)
+    before, after = shown.out.split(stopped)
+    assert one in before
+    assert "stopped" in after
+    assert "stopped or failed: " in shown.err
 
 
-def test_stored_simulations_of_other_seeds_are_no_sample_since_nothing_says_how_their_data_were_split(
-    thinwire, plan, home
-):
+BYTES = ("payload_up", "payload_down", "wire_up", "wire_down")
+
+
+def test_stored_simulations_of_other_seeds_have_a_row_each(thinwire, plan, home):
     for clients, seed, split in ((2, 1, "iid"), (3, 2, "iid"), (2, 3, "shards(1)")):
         words = ("--clients", clients, "--split", split, "--set", f"run.seed={seed}")
         thinwire("sim", plan, *words, "--home", home)

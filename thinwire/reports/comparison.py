@@ -1,20 +1,34 @@
-"""This module compares simulated runs: means over seeds, and the bytes and seconds until a target is reached."""
+"""Compare runs: bytes and seconds, also until a target is reached, what differs in their plans, and their curves.
+
+Simulated runs of a sweep are compared by settings, with mean and spread over seeds (`compare`). Stored runs have a row
+each (`compare_runs`): the command line, the API and the dashboard show what that function returns.
+"""
 
 from __future__ import annotations
 
 import json
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from thinwire.core.plan_schema import Target
-from thinwire.reports.sweep_results import Trial
+from thinwire.reports.sweep_results import Made, Trial
+from thinwire.store.run_totals import totals_of
+
+if TYPE_CHECKING:
+    from thinwire.store import RunRow, Store
 
 SEED, RUN = "run.seed", "run"
 NONE = "none"
-SIM = "sim"  # in place of the split of a stored simulation, which its row does not have
+BROKEN_OFF = ("stopped", "failed")
+POINTS = 400  # most points of a curve
+FACTS = (
+    "task", "source", "status", "version", "rounds_closed", "rounds_total", "best_value", "wire_up", "wire_down",
+    "dense_up", "dense_down", "started_at", "finished_at",
+)  # fmt: skip
+MOST_RUNS = 8  # of a comparison on the page: more colours are not told apart
 
 
 @dataclass(frozen=True)
@@ -91,42 +105,104 @@ class Row:
         return ", ".join(f"{key}={value}" for key, value in self.settings.items()) or "all"
 
 
-def compare(
-    cells: Sequence[Trial], metric: str, target: float | None, link: Link = Link(), names: Sequence[str] = ()
-) -> list[Row]:
-    """Return one row for each setting, sorted by the settings' values.
-
-    `names` are the names of stored runs, one for each cell. Runs of one setting get a row each, if they share a seed or
-    are not all done, because they are then no sample. Each stored simulation gets a row of its own too, because its
-    split is not known.
-    """
+def compare(cells: Sequence[Trial], metric: str, target: float | None, link: Link = Link()) -> list[Row]:
+    """Return one row for each setting, sorted by the settings' values."""
     told = [(cell, dict(_flat(cell))) for cell in cells]
-    keys = dict.fromkeys(key for _, flat in told for key in flat)
-    differ = [key for key in keys if key != SEED and len({flat.get(key, NONE) for _, flat in told}) > 1]
+    differ = [key for key in _differing([flat for _, flat in told]) if key != SEED]
     groups: dict[tuple[str, ...], list[Trial]] = {}
     for cell, flat in told:
         groups.setdefault(tuple(flat.get(key, NONE) for key in differ), []).append(cell)
     settings = {values: dict(zip(differ, values, strict=True)) for values in sorted(groups)}
-    called = {id(cell): name for cell, name in zip(cells, names, strict=bool(names))}
-    if not names:
-        return [_row(settings[values], groups[values], metric, target, link) for values in settings]
-    rows = list[Row]()
-    for values, of in settings.items():
-        for group in [groups[values]] if _is_one_sample(groups[values]) else [[cell] for cell in groups[values]]:
-            said = ", ".join(_called(cell, called[id(cell)]) for cell in group)
-            rows.append(_row({RUN: said, **of}, group, metric, target, link))
-    return rows
+    return [_row(settings[values], groups[values], metric, target, link) for values in settings]
 
 
-def _is_one_sample(cells: Sequence[Trial]) -> bool:
-    """Return True if stored runs differ only in the seed, as far as is known of them."""
-    seeds = [cell.made.plan["run"]["seed"] for cell in cells]
-    alike = len(set(seeds)) == len(seeds) and all(cell.status == "done" and cell.made.split != SIM for cell in cells)
-    return len(cells) == 1 or alike
+def _differing(told: Sequence[dict[str, str]]) -> list[str]:
+    """Return the keys whose values are not the same everywhere."""
+    keys = dict.fromkeys(key for flat in told for key in flat)
+    return [key for key in keys if len({flat.get(key, NONE) for flat in told}) > 1]
 
 
-def _called(cell: Trial, name: str) -> str:
-    return name if cell.status == "done" else f"{name} ({cell.status})"
+@dataclass(frozen=True)
+class RunsCompared:
+    """Stored runs side by side: a row each in the order in which they were named.
+
+    `apart` are those that were stopped or failed: what they sent bought no whole run. `differs` has the value of each
+    key in which the plans differ, by run.
+    """
+
+    metric: str
+    target: float | None
+    metrics: list[str]
+    runs: list[RunRow]
+    rows: list[Row]
+    apart: list[Row]
+    differs: dict[str, dict[str, str]]
+
+    def document(self) -> dict[str, Any]:
+        """Return everything as JSON values, as the command line and the API print it."""
+        by_id = {row.run_id: row for row in self.runs}
+
+        def told(rows: Sequence[Row]) -> list[dict[str, Any]]:
+            return [figures(row) | _facts(by_id[row.settings[RUN]]) for row in rows]
+
+        return {
+            "metric": self.metric, "target": self.target, "metrics": self.metrics, "rows": told(self.rows),
+            "apart": told(self.apart), "differs": self.differs,
+        }  # fmt: skip
+
+
+def compare_runs(
+    store: Store, names: Sequence[str], metric: str = "", target: float | None = None, link: Link = Link(),
+    with_rounds: bool = False,
+) -> RunsCompared:  # fmt: skip
+    """Compare stored runs, named by id, unique prefix or `latest`; raise `NotFound` for one that is not there.
+
+    Bytes are those of `runs show`, seconds those of the rounds. Without `metric` it is that of the first run's plan.
+    Rounds are read only if `with_rounds`, or where a target or a link needs them.
+    """
+    runs = list({row.run_id: row for row in map(store.run, names)}.values())
+    whole = with_rounds or target is not None or link != Link()
+    cells = [_cell(store, row, whole) for row in runs]
+    told = [dict(_flat(cell)) for cell in cells]
+    metric = metric or str(runs[0].plan["run"]["metric"])
+    differ = _differing(told)
+    settings = [
+        {RUN: row.run_id, **{key: flat.get(key, NONE) for key in differ}} for row, flat in zip(runs, told, strict=True)
+    ]
+    rows = [_row(of, [cell], metric, target, link) for of, cell in zip(settings, cells, strict=True)]
+    values = {key: {of[RUN]: of[key] for of in settings} for key in differ}
+    ended = {row.run_id for row in runs if row.status in BROKEN_OFF}
+    return RunsCompared(
+        metric, target, sorted({name for row in runs for name in (*row.metrics, *row.metrics0)}), runs,
+        [row for row in rows if row.settings[RUN] not in ended], [row for row in rows if row.settings[RUN] in ended],
+        values,
+    )  # fmt: skip
+
+
+def run_curves(store: Store, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Return for each run its measured rounds: number, seconds and payload bytes until then, and the metrics."""
+    found = []
+    for row in {row.run_id: row for row in map(store.run, names)}.values():
+        first = [{"round": 0, "seconds": 0.0, "bytes": 0, "metrics": row.metrics0}] if row.metrics0 else []
+        points = [
+            {"round": one.round, "seconds": one.until_s, "bytes": one.until_payload, "metrics": one.decisive}
+            for one in store.points(row.run_id, POINTS)
+        ]
+        found.append({"run_id": row.run_id, "points": [*first, *points]})
+    return found
+
+
+def _cell(store: Store, row: RunRow, whole: bool) -> Trial:
+    rounds = store.rounds(row.run_id) if whole else []
+    clients = store.client_count(row.run_id)[0] if row.source == "sim" else 0  # the number of devices changes
+    made = Made(row.plan, clients, row.source, "", row.task_report.source_digest)
+    seconds = totals_of(store, row).seconds if row.rounds_closed else 0.0
+    return replace(Trial.of(made, row, rounds), payload_up=row.payload_up, seconds=None if whole else seconds)
+
+
+def _facts(row: RunRow) -> dict[str, Any]:
+    """Return what a row of a stored run has besides: what it is, how far it came, and its bytes on the wire."""
+    return {name: getattr(row, name) for name in FACTS} | {"metrics": row.decisive}
 
 
 def reached(cell: Trial, metric: str, target: float, link: Link = Link()) -> Reached | None:
@@ -168,11 +244,8 @@ def figures(row: Row) -> dict[str, Any]:
 def _row(settings: dict[str, str], cells: list[Trial], metric: str, target: float | None, link: Link) -> Row:
     firsts = [reached(cell, metric, target, link) for cell in cells] if target is not None else []
     there = [first for first in firsts if first]
-    sent = [(sum(r.payload_up for r in cell.rounds), _down(cell)) for cell in cells]
-    took = [
-        sum(r.seconds + link.seconds((r.payload_up + r.payload_down) / max(1, r.selected)) for r in cell.rounds)
-        for cell in cells
-    ]
+    sent = [(_up(cell), _down(cell)) for cell in cells]
+    took = [_took(cell, link) for cell in cells]
     up = sum(one for one, _ in sent)
     return Row(
         settings=settings,
@@ -191,6 +264,16 @@ def _row(settings: dict[str, str], cells: list[Trial], metric: str, target: floa
         seconds_to=Spread.of(first.seconds for first in there),
         cells=tuple(cells),
     )
+
+
+def _up(cell: Trial) -> int:
+    return sum(one.payload_up for one in cell.rounds) if cell.payload_up is None else cell.payload_up
+
+
+def _took(cell: Trial, link: Link) -> float:
+    if cell.seconds is not None:
+        return cell.seconds
+    return sum(r.seconds + link.seconds((r.payload_up + r.payload_down) / max(1, r.selected)) for r in cell.rounds)
 
 
 def _down(cell: Trial) -> int:

@@ -83,6 +83,8 @@ class Trial:
     took_s: float = 0.0
     payload_down: int | None = None  # of the whole run, with the last model's evaluation; None in older files
     failures: list[str] = field(default_factory=list)
+    payload_up: int | None = None  # of a stored run, as its row has them; None: the sums of its rounds
+    seconds: float | None = None
 
     @classmethod
     def of(

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
@@ -21,9 +21,7 @@ from thinwire.cli.params import Home, Json
 from thinwire.core import formatting
 
 if TYPE_CHECKING:
-    from thinwire.reports.comparison import Row, Spread
-    from thinwire.reports.sweep_results import Trial
-    from thinwire.store.read_models import RoundRow, RunRow
+    from thinwire.reports.comparison import Link, Row, Spread
 
 
 TO = "target of a metric: shows bytes and seconds to it"
@@ -40,31 +38,69 @@ def compare(
     json: Json = False,
     home: Home = None,
 ) -> None:
-    """Compare runs: mean and spread over seeds, bytes and seconds to a target.
+    """Compare runs: bytes and seconds, also to a target; a group's runs with mean and spread over seeds.
 
-    Runs of a group that differ in nothing but the seed are one row, and so are stored runs of devices that are done. A
-    stored simulation has a row of its own: how its data were split is not stored. Bytes are payload of all clients
-    together; seconds are those of clients that work side by side, without a wire unless --mbps and --rtt-ms say how one
-    is.
+    Each named run has a row, with the bytes that `runs show` prints; those that were stopped or failed come apart. Runs
+    of a group that differ in nothing but the seed are one row. Bytes are payload of all clients together; seconds are
+    those of clients that work side by side, without a wire unless --mbps and --rtt-ms say how one is.
     """
     from thinwire.reports.comparison import Link, figures
-    from thinwire.reports.comparison import compare as compared
 
     metric, target = _target(to)
     if plot is not None and plot.suffix != ".svg":
         raise typer.BadParameter(f"{plot} is no SVG file: --plot writes SVG, so its name ends in .svg")
-    names, cells = _cells(ids or [], group, home)
-    _require_measured(metric, cells)
-    metric = metric or cells[0].plan.run.metric
-    rows = compared(cells, metric, target, Link(mbps, rtt_ms), names)
+    if bool(ids) == bool(group):
+        raise typer.BadParameter("name either runs (thinwire runs compare ID ID) or one --group")
+    link = Link(mbps, rtt_ms)
+    rows, apart, metric, document = (
+        _of_group(str(group), metric, target, link, home)
+        if group
+        else _of_runs(ids or [], metric, target, link, home, plot is not None)
+    )
     if csv is not None:
-        _write_csv(csv, [figures(row) for row in rows])
+        _write_csv(csv, [figures(row) for row in (*rows, *apart)])
     if plot is not None:
-        _write_plot(plot, rows, metric, target)
+        _write_plot(plot, [*rows, *apart], metric, target)
     if json:
-        console.document({"group": group, "metric": metric, "target": target, "rows": [figures(row) for row in rows]})
-    else:
+        console.document({"group": group, **document})
+        return
+    if rows:
         _show(rows, metric, target)
+    if apart:
+        console.note("stopped or failed: what they sent and took is of a part of their plan")
+        _show(apart, metric, target)
+
+
+Compared: TypeAlias = "tuple[list[Row], list[Row], str, dict[str, Any]]"  # rows, rows apart, metric, document
+
+
+def _of_group(name: str, metric: str, target: float | None, link: Link, home: Path | None) -> Compared:
+    """Compare the simulated runs of a group by their settings."""
+    from thinwire.cli.local_state import aggregator_home
+    from thinwire.reports.comparison import compare as compared
+    from thinwire.reports.comparison import figures
+    from thinwire.reports.sweep_results import TrialStore
+
+    cells = list(TrialStore.named(aggregator_home(home).sweeps, name).found().values())
+    known = {metric for cell in cells for metric in cell.metrics}
+    _require_measured(metric, known | {name for cell in cells for each in cell.rounds for name in each.metrics})
+    metric = metric or cells[0].plan.run.metric
+    rows = compared(cells, metric, target, link)
+    return rows, [], metric, {"metric": metric, "target": target, "rows": [figures(row) for row in rows]}
+
+
+def _of_runs(
+    ids: list[str], metric: str, target: float | None, link: Link, home: Path | None, with_rounds: bool
+) -> Compared:
+    """Compare stored runs, a row each."""
+    from thinwire.cli.local_state import end_abandoned, opened
+    from thinwire.reports.comparison import compare_runs
+
+    end_abandoned(home)
+    with opened(home) as store:
+        found = compare_runs(store, ids, metric, target, link, with_rounds)
+    _require_measured(metric, set(found.metrics))
+    return found.rows, found.apart, found.metric, found.document()
 
 
 def _target(to: str | None) -> tuple[str, float | None]:
@@ -78,41 +114,17 @@ def _target(to: str | None) -> tuple[str, float | None]:
     raise typer.BadParameter(f"{to!r} is no target: --to metric=value, as in --to accuracy=0.9")
 
 
-def _require_measured(metric: str, cells: Sequence[Trial]) -> None:
+def _require_measured(metric: str, known: set[str]) -> None:
     """Raise a usage error for a metric that no run has; otherwise the table would show it as never reached."""
-    known = {name for cell in cells for name in cell.metrics}
-    known |= {name for cell in cells for each in cell.rounds for name in each.metrics}
     if metric and known and metric not in known:
         raise typer.BadParameter(f"no run has a metric {metric!r}: there is {', '.join(sorted(known))}")
-
-
-def _cells(ids: list[str], group: str | None, home: Path | None) -> tuple[list[str], list[Trial]]:
-    """Return the names of stored runs (none for a group) and the result of each run."""
-    from thinwire.cli.local_state import aggregator_home, end_abandoned, opened
-    from thinwire.reports.sweep_results import Made, Trial, TrialStore
-
-    if bool(ids) == bool(group):
-        raise typer.BadParameter("name either runs (thinwire runs compare ID ID) or one --group")
-    if group:
-        return [], list(TrialStore.named(aggregator_home(home).sweeps, group).found().values())
-    end_abandoned(home)
-    with opened(home) as store:
-        rows = list({row.run_id: row for row in map(store.run, ids)}.values())
-        return [row.run_id for row in rows], [
-            Trial.of(Made(row.plan, _clients(row, rounds), row.source, "", row.task_report.source_digest), row, rounds)
-            for row, rounds in ((row, store.rounds(row.run_id)) for row in rows)
-        ]
-
-
-def _clients(row: RunRow, rounds: Sequence[RoundRow]) -> int:
-    """Return the number of clients of a simulated run; 0 for devices, whose number changes."""
-    return max((each.considered for each in rounds), default=0) if row.source == "sim" else 0
 
 
 def _show(rows: Sequence[Row], metric: str, target: float | None) -> None:
     """Print the table of the compared settings."""
     keys = list(rows[0].settings)
-    header: tuple[str, ...] = (*keys, "runs", metric, "payload up", "times less", "payload down", "seconds")
+    counted = "runs" if "run" not in keys else "status"  # a stored run has a row of its own
+    header: tuple[str, ...] = (*keys, counted, metric, "payload up", "times less", "payload down", "seconds")
     wanted = f"to {metric} {'at most' if metric == 'loss' else 'at least'} {target:g}" if target is not None else ""
     if target is not None:
         header += ("reached", "rounds to", "up to", "down to", "seconds to")
@@ -120,7 +132,7 @@ def _show(rows: Sequence[Row], metric: str, target: float | None) -> None:
     for row in rows:
         settings = [_brief(key, value) for key, value in row.settings.items()]
         shown = [
-            *settings, _runs(row),
+            *settings, _runs(row) if counted == "runs" else row.cells[0].status,
             _pair(row.value, ".4f"), _size(row.payload_up), f"{row.ratio_up:.1f}" if row.ratio_up else "",
             _size(row.payload_down), _seconds(row.seconds),
         ]  # fmt: skip

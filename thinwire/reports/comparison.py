@@ -202,7 +202,8 @@ def _cell(store: Store, row: RunRow, whole: bool) -> Trial:
 
 def _facts(row: RunRow) -> dict[str, Any]:
     """Return what a row of a stored run has besides: what it is, how far it came, and its bytes on the wire."""
-    return {name: getattr(row, name) for name in FACTS} | {"metrics": row.decisive}
+    found = {name: getattr(row, name) for name in FACTS}
+    return found | {"metrics": row.decisive, "best_metric": row.plan["run"]["metric"]}
 
 
 def reached(cell: Trial, metric: str, target: float, link: Link = Link()) -> Reached | None:

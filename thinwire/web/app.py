@@ -17,9 +17,11 @@ from thinwire.store import Store
 from thinwire.web.access import Access
 from thinwire.web.alerts import AlertWatch, alert_routes
 from thinwire.web.bundle import BundledFiles, script, styles
+from thinwire.web.compare_routes import list_routes
 from thinwire.web.device_queries import Devices
 from thinwire.web.event_feed import EventFeeds, event_routes
 from thinwire.web.login import PasswordChecks, login_routes
+from thinwire.web.plan_routes import plan_routes
 from thinwire.web.problems import DescribedApp, add_handlers
 from thinwire.web.routes import DeviceName, Live, News, RunId, api_routes, csv_routes, device_routes
 from thinwire.web.run_queries import Reader
@@ -63,6 +65,9 @@ def create_app(settings: Settings, store: Store, closing: Callable[[], bool] = l
     add_handlers(app, settings.home_option)
     checks = PasswordChecks()
     app.include_router(login_routes(settings, store, checks))
+    runs = settings.lock.parent / "runs" if settings.lock else None
+    app.include_router(list_routes(store, reader, runs))
+    app.include_router(plan_routes(settings, store))
     app.include_router(csv_routes(reader, devices))
     app.include_router(api_routes(settings, store, reader, live))
     app.include_router(device_routes(settings, store, devices))
@@ -102,6 +107,8 @@ def _pages(app: FastAPI, home: str, files: tuple[str, ...]) -> None:
     @app.get("/", include_in_schema=False)
     @app.get("/alerts", include_in_schema=False)
     @app.get("/devices", include_in_schema=False)
+    @app.get("/new", include_in_schema=False)
+    @app.get("/compare", include_in_schema=False)
     @app.get("/users", include_in_schema=False)
     @app.get("/audit", include_in_schema=False)
     def page(request: Request) -> Response:

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
-from thinwire.core.errors import NotFound, Refused, ThinwireError, UsageError
+from thinwire.core.errors import NotFound, PlanError, Refused, ThinwireError, UsageError
 from thinwire.core.formatting import with_home
 
 MEDIA_TYPE: Final = "application/problem+json"
@@ -51,7 +51,9 @@ def problem(
     return JSONResponse(said.model_dump(by_alias=True, exclude_none=True), status, headers, MEDIA_TYPE)
 
 
-_STATUS: Final[tuple[tuple[type[ThinwireError], int], ...]] = ((NotFound, 404), (Refused, 409), (UsageError, 422))
+_STATUS: Final[tuple[tuple[type[ThinwireError], int], ...]] = (
+    (NotFound, 404), (Refused, 409), (UsageError, 422), (PlanError, 422),
+)  # fmt: skip
 
 
 def add_handlers(app: FastAPI, home: str) -> None:

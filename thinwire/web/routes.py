@@ -300,8 +300,13 @@ def as_csv(rows: Sequence[BaseModel], kind: type[BaseModel], name: str) -> Respo
 
     Dictionaries of numbers become a column for each key; other structures stay JSON.
     """
-    flat = [_flat(row.model_dump(mode="json")) for row in rows]
-    columns = list(dict.fromkeys(key for row in flat for key in row)) or list(kind.model_fields)
+    return text_of([row.model_dump(mode="json") for row in rows], list(kind.model_fields), name)
+
+
+def text_of(rows: Sequence[dict[str, object]], columns: Sequence[str], name: str) -> Response:
+    """Return rows of JSON values as a CSV response; `columns` are those without any row."""
+    flat = [_flat(row) for row in rows]
+    columns = list(dict.fromkeys(key for row in flat for key in row)) or list(columns)
     out = io.StringIO()
     writer = csv.DictWriter(out, columns, restval="")
     writer.writeheader()

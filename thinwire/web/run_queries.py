@@ -54,6 +54,11 @@ class Reader:
         rows, line = self._store.runs(), self._store.line()
         return [self._run(schemas.Run, row, self._open_rounds(row), line) for row in rows]
 
+    def sentences(self, rows: Sequence[RunRow]) -> list[str]:
+        """Return the status of each of these runs in a sentence."""
+        line = self._store.line() if any(row.status == "queued" for row in rows) else ()
+        return [self._sentence(row, self._open_rounds(row), line) for row in rows]
+
     def run(self, name: str) -> schemas.RunPage:
         """Return one run with its plan, its clients and its time breakdown.
 
@@ -183,8 +188,10 @@ class Reader:
         """Return a run as the schema `kind`, with its sentence."""
         values = {name: getattr(row, name) for name in schemas.Run.model_fields if name != "sentence"}
         values["status_text"] = with_home(row.status_text, self._home)
-        said = with_home(run_sentence(row, next(iter(open_rounds), None), behind(row, line)), self._home)
-        return kind(**values, sentence=said, **more)
+        return kind(**values, sentence=self._sentence(row, open_rounds, line), **more)
+
+    def _sentence(self, row: RunRow, open_rounds: Sequence[RoundRow], line: Sequence[RunRow]) -> str:
+        return with_home(run_sentence(row, next(iter(open_rounds), None), behind(row, line)), self._home)
 
     def _current(self, row: RunRow, opened: int) -> int:
         """Return the first open round, or the last one; 0 if there is none."""

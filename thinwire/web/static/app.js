@@ -1,11 +1,13 @@
 // Which page this is.
 import { AlertsPage } from "./alerts.js";
 import { AuditPage } from "./audit.js";
+import { ComparePage } from "./compare.js";
 import { DevicePage } from "./device.js";
 import { html, render } from "./dom.js";
 import { FleetPage } from "./fleet.js";
 import { Frame } from "./frame.js";
 import { useNews } from "./live.js";
+import { NewRunPage } from "./newrun.js";
 import { RunPage } from "./run.js";
 import { RunsPage } from "./runs.js";
 import { UsersPage } from "./users.js";
@@ -17,6 +19,8 @@ const PAGES = [
   [/\/users\/?$/, (news) => html`<${UsersPage} news=${news} />`],
   [/\/audit\/?$/, (news) => html`<${AuditPage} news=${news} />`],
   [/\/devices\/?$/, (news) => html`<${FleetPage} news=${news} />`],
+  [/\/new\/?$/, (news) => html`<${NewRunPage} news=${news} />`],
+  [/\/compare\/?$/, (news) => html`<${ComparePage} news=${news} />`],
   [/$/, (news) => html`<${RunsPage} news=${news} />`],
 ];
 

@@ -6,7 +6,7 @@ import { Lines } from "./lines.js";
 import { Section, Switch } from "./parts.js";
 import { useQuery, useTable } from "./query.js";
 
-const AXES = {
+export const AXES = {
   rounds: { x: (r) => r.round, show: (x) => String(x), word: "rounds" },
   seconds: { x: (r) => r.until_s, show: (x) => (x < 120 ? `${+x.toFixed(1)} s` : `${+(x / 60).toFixed(1)} min`), word: "seconds of training" },
   bytes: { x: (r) => r.until_payload, show: (x) => (x ? bytes(x).replace(/\.0+ /, " ") : "0"), word: "payload bytes, both ways" },

@@ -1,0 +1,153 @@
+"""The routes of lists of runs: a page of the table of runs, runs side by side, and both as CSV."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from fastapi import APIRouter, Query
+from starlette.responses import Response
+
+from thinwire.core.errors import NotFound
+from thinwire.core.events import ENDED
+from thinwire.reports.comparison import MOST_RUNS, compare_runs, run_curves
+from thinwire.store import RunRow, Store
+from thinwire.store.run_list import MAX_SEARCH, RunFilter, SortKey
+from thinwire.web.list_schemas import Compared, RunCurve, RunLine, RunList
+from thinwire.web.problems import PROBLEMS
+from thinwire.web.routes import API, as_csv, text_of
+from thinwire.web.run_queries import Reader
+
+ListKey = Literal[SortKey, "disk"]
+MOST_LINES: Final = 10_000  # of a CSV
+RUN_FOLDER_FILES: Final = 100_000  # at which counting a folder's bytes ends
+
+
+class DiskSizes:
+    """Counts the bytes of runs on disk. What a run has that is over is counted once; it changes only when deleted."""
+
+    def __init__(self, runs: Path | None) -> None:
+        self._runs = runs
+        self._known: dict[str, tuple[int, int]] = {}  # run -> modification time of its folder, bytes
+        self._counting = threading.Lock()
+
+    def of(self, run_id: str, is_over: bool) -> int | None:
+        """Return the bytes of a run's folder; None if the dashboard has no state directory to look at."""
+        if self._runs is None:
+            return None
+        folder = self._runs / run_id
+        try:
+            changed = folder.stat().st_mtime_ns
+        except OSError:
+            return 0
+        with self._counting:
+            known = self._known.get(run_id)
+            if is_over and known is not None and known[0] == changed:
+                return known[1]
+            size = sum(_sizes(folder))
+            self._known[run_id] = changed, size
+        return size
+
+
+def _sizes(folder: Path) -> Iterator[int]:
+    """Yield the bytes of the files of a folder and of those in it; a file that goes meanwhile has none."""
+    left = [folder]
+    for _ in range(RUN_FOLDER_FILES):
+        if not left:
+            return
+        try:
+            for entry in left.pop().iterdir():
+                if entry.is_symlink():
+                    continue
+                if entry.is_dir():
+                    left.append(entry)
+                else:
+                    yield entry.stat().st_size
+        except OSError:
+            continue
+
+
+class RunLines:
+    """Makes pages of the table of runs."""
+
+    def __init__(self, store: Store, reader: Reader, runs: Path | None) -> None:
+        self._store, self._reader, self._disk = store, reader, DiskSizes(runs)
+
+    def page(self, found: RunFilter, sort: ListKey, descending: bool, first: int, count: int) -> RunList:
+        """Return a page of the runs that match, in this order."""
+        total, statuses = self._store.run_counts(found)
+        if sort == "disk":
+            rows = self._store.runs_of(self._by_disk(found, descending)[first : first + count])
+        else:
+            rows = self._store.some_runs(found, sort, descending, first, count)
+        return RunList(total=total, first=first, statuses=statuses, runs=self._lines(rows))
+
+    def _by_disk(self, found: RunFilter, descending: bool) -> list[str]:
+        ids = self._store.run_ids(found)  # newest first, and sorting keeps that among equal ones
+        return sorted(ids, key=lambda run_id: self._disk.of(run_id, True) or 0, reverse=descending)
+
+    def _lines(self, rows: Sequence[RunRow]) -> list[RunLine]:
+        return [self._line(row, said) for row, said in zip(rows, self._reader.sentences(rows), strict=True)]
+
+    def _line(self, row: RunRow, sentence: str) -> RunLine:
+        own = {name: getattr(row, name) for name in RunLine.model_fields if hasattr(row, name)}
+        metric = str(row.plan["run"]["metric"])
+        best = row.decisive.get(metric) if row.best_value is None else row.best_value
+        took = None if row.started_at is None or row.finished_at is None else row.finished_at - row.started_at
+        disk = self._disk.of(row.run_id, row.status in ENDED)
+        return RunLine(**own, sentence=sentence, metric=metric, best=best, seconds=took, disk_bytes=disk)
+
+
+def list_routes(store: Store, reader: Reader, runs: Path | None) -> APIRouter:
+    """Return the routes; `runs` is the folder of the runs' files, None if the dashboard does not know it."""
+    router = APIRouter(prefix=API, responses=PROBLEMS)
+    lines = RunLines(store, reader, runs)
+
+    @router.get("/run-list.csv", response_class=Response, include_in_schema=False)
+    def list_csv(
+        q: Search = "", status: Statuses = None, sort: ListKey = "number", down: bool = True
+    ) -> Response:  # fmt: skip
+        found = lines.page(RunFilter(q, tuple(status or ())), sort, down, 0, MOST_LINES)
+        return as_csv(found.runs, RunLine, "runs")
+
+    @router.get("/run-list")
+    def listed(
+        q: Search = "", status: Statuses = None, sort: ListKey = "number", down: bool = True, first: First = 0,
+        count: Count = 50,
+    ) -> RunList:  # fmt: skip
+        """Return a page of the runs whose id, task or status has all words of `q`."""
+        return lines.page(RunFilter(q, tuple(status or ())), sort, down, first, count)
+
+    @router.get("/compare.csv", response_class=Response, include_in_schema=False)
+    def compared_csv(runs: RunIds, metric: Metric = "") -> Response:
+        document = compare_runs(store, _ids(runs), metric).document()
+        return text_of([*document["rows"], *document["apart"]], [], "comparison")
+
+    @router.get("/compare")
+    def compared(runs: RunIds, metric: Metric = "", target: float | None = None) -> Compared:
+        """Return up to eight runs side by side, with their curves."""
+        ids = _ids(runs)
+        found: dict[str, Any] = compare_runs(store, ids, metric, target).document()
+        return Compared(**found, curves=[RunCurve(**one) for one in run_curves(store, ids)])
+
+    return router
+
+
+def _ids(runs: str) -> list[str]:
+    """Return the names of the runs to compare; `NotFound` unless they are one to `MOST_RUNS`."""
+    ids = list(dict.fromkeys(filter(None, runs.split(","))))
+    if not 1 <= len(ids) <= MOST_RUNS:
+        raise NotFound(
+            f"{len(ids)} runs to compare", why=f"one to {MOST_RUNS} stand side by side", hint="?runs=A,B with their ids"
+        )
+    return ids
+
+
+Search = Annotated[str, Query(max_length=MAX_SEARCH)]
+Statuses = Annotated[list[str] | None, Query(max_length=10)]
+First = Annotated[int, Query(ge=0, le=2**31 - 1)]
+Count = Annotated[int, Query(ge=1, le=200)]
+RunIds = Annotated[str, Query(pattern=r"^[A-Za-z0-9_,-]{1,700}$", description="ids, separated by commas")]
+Metric = Annotated[str, Query(max_length=80)]

@@ -1,0 +1,157 @@
+"""The routes of a new run: the plan's schema, its check as a person types it, and the order to start it.
+
+A check has no side effects. An order is a row of `store.commands`; the aggregator makes the run and answers.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path as File
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Path
+
+from thinwire.core.errors import PlanError, Refused
+from thinwire.core.owner_file import AggregatorFile, aggregator_file
+from thinwire.core.plan import RunPlan
+from thinwire.core.plan_names import RUN, UPLOAD
+from thinwire.reports.plan_check import PlanCheck, check_text, check_values
+from thinwire.reports.run_estimate import Estimate, estimate
+from thinwire.store import DeviceInfo, MeasureRow, Store
+from thinwire.store.task_layouts import KnownTask, hosts, known_task, known_tasks
+from thinwire.web import list_schemas as models
+from thinwire.web.problems import PROBLEMS
+from thinwire.web.routes import API
+from thinwire.web.settings import Settings, may_serve
+
+START_RUN: Final = "start-run"  # the command that server/ordered_runs.py carries out
+KEPT_S: Final = 3.0  # for which devices and links are not read again while a person types
+WHO: Final = "dashboard"
+
+
+class Planning:
+    """Checks plans and tells their cost; `settings_file` reads what `aggregator.toml` says now."""
+
+    def __init__(self, store: Store, lock: File | None) -> None:
+        self._store, self._home = store, lock.parent.parent if lock else None
+        self._known: tuple[float, str, KnownTask | None, list[DeviceInfo], list[MeasureRow]] | None = None
+
+    @property
+    def owner_file(self) -> AggregatorFile:
+        """Return what `aggregator.toml` says; the defaults if the dashboard has no state directory to look at."""
+        return aggregator_file(self._home) if self._home else AggregatorFile()
+
+    def check(self, given: models.Given) -> models.PlanChecked:
+        """Return every problem of a plan at its key, and what it would cost if it has none."""
+        allow = self.owner_file.allow
+        found = check_values(given.plan or {}, allow) if given.text is None else check_text(given.text, allow)
+        if found.plan is None or not found.ok:
+            return _checked(found, [], None)
+        known, there, measures = self._of_task(found.plan.run.task)
+        if known is not None:  # once more, with the tensors that rules by layer name
+            found = check_values(found.plan.to_json(), allow, known.layout, found.toml)
+        cost = estimate(found.plan, known, there, measures) if found.plan is not None and found.ok else None
+        return _checked(found, _notes(found.plan, known, there) if found.plan else [], cost)
+
+    def order(self, plan: dict[str, Any]) -> int:
+        """Leave an order to start a run of this plan, and return its number; raise `PlanError` if it is refused."""
+        found = check_values(plan, self.owner_file.allow)
+        if found.plan is None or not found.ok:
+            first = found.problems[0]
+            more = f" (and {len(found.problems) - 1} more)" if len(found.problems) > 1 else ""
+            raise PlanError(f"{first.what}{more}", first.why, first.hint)
+        known, there, measures = self._of_task(found.plan.run.task)
+        expected = estimate(found.plan, known, there, measures).summary()
+        args = {"plan": found.plan.to_json(), "estimate": expected}
+        return self._store.commands.add(START_RUN, args=args, who=WHO)
+
+    def _of_task(self, task: str) -> tuple[KnownTask | None, list[DeviceInfo], list[MeasureRow]]:
+        now, kept = time.monotonic(), self._known
+        if kept is None or kept[1] != task or now - kept[0] > KEPT_S:
+            devices = self._store.devices()
+            kept = now, task, known_task(self._store, task), hosts(devices, task), self._store.measures()
+            self._known = kept
+        return kept[2:]
+
+
+def _checked(found: PlanCheck, notes: list[str], cost: Estimate | None) -> models.PlanChecked:
+    return models.PlanChecked(
+        ok=found.ok, given={name: dict(table) for name, table in found.given.items()}, toml=found.toml, notes=notes,
+        problems=[models.Wrong(**{**asdict(one), "place": list(one.place)}) for one in found.problems],
+        digest=found.plan.digest if found.plan else "", first_model=_origin(found.plan) if found.plan else "",
+        cost=models.Cost.model_validate(cost) if cost else None,
+    )  # fmt: skip
+
+
+def _origin(plan: RunPlan) -> str:
+    """Return in words where the first model of a run would come from."""
+    init = plan.run.init
+    if init in ("", "device"):
+        return "a device makes the first model when the run begins"
+    if init.startswith(RUN):
+        name, _, which = init.removeprefix(RUN).partition("@")
+        return f"the {'last model' if which in ('', 'last') else f'model {which}'} of {name}"
+    return "the uploaded model" if init.startswith(UPLOAD) else f"the file {init} on the aggregator's machine"
+
+
+def _notes(plan: RunPlan, known: KnownTask | None, there: list[DeviceInfo]) -> list[str]:
+    """Return sentences on what would keep a run waiting, though its plan is right."""
+    notes, clients, waits = [], plan.cohort.clients, plan.cohort.wait_for
+    needed = max(clients if isinstance(clients, int) else 0, waits if isinstance(waits, int) else len(waits))
+    if not there:
+        notes.append(f"No approved device has the task {plan.run.task}: the run would wait for one.")
+    elif needed > len(there):
+        notes.append(f"The plan wants {needed} devices, and {len(there)} have the task: the run would wait for more.")
+    if known is not None and known.others:
+        named = ", ".join(known.others[:3])
+        notes.append(
+            f"{len(known.others)} devices report another layout of this task ({named}): they cannot take part."
+        )
+    return notes
+
+
+@cache
+def plan_schema() -> dict[str, Any]:
+    """Return the JSON schema of a plan, from which the form is made."""
+    return RunPlan.model_json_schema()
+
+
+def plan_routes(settings: Settings, store: Store) -> APIRouter:
+    """Return the routes of a new run."""
+    router = APIRouter(prefix=API, responses=PROBLEMS)
+    planning = Planning(store, settings.lock)
+
+    @router.get("/plans/schema")
+    def schema() -> dict[str, Any]:
+        """Return the JSON schema of a plan: sections, keys with descriptions, defaults and values."""
+        return plan_schema()
+
+    @router.get("/plans/tasks")
+    def tasks() -> models.KnownTasks:
+        devices = store.devices()
+        return models.KnownTasks(tasks={name: len(hosts(devices, name)) for name in known_tasks(store)})
+
+    @router.post("/plans/check")
+    def check(given: models.Given) -> models.PlanChecked:
+        """Check a plan, given as TOML or as values, without side effects."""
+        return planning.check(given)
+
+    @router.post("/runs", status_code=202)
+    def begin(new: models.NewRun) -> models.Begun:
+        """Order a run of a plan; the aggregator makes it, and `/orders/{number}` tells its id or the refusal."""
+        if not may_serve(settings.lock):
+            raise Refused("no aggregator is running", "it makes and runs what is ordered", "thinwire aggregator start")
+        return models.Begun(order=planning.order(new.plan))
+
+    @router.get("/orders/{number}")
+    def ordered(number: Annotated[int, Path(ge=1, le=2**31 - 1)]) -> models.Begun:
+        """Return what became of an order to start a run."""
+        result = store.commands.result(number) or {}
+        return models.Begun(
+            order=number, run_id=str(result.get("run_id", "")), error=str(result.get("error", "")),
+            why=str(result.get("why", "")), hint=str(result.get("try", "")),
+        )  # fmt: skip
+
+    return router

@@ -1,0 +1,213 @@
+// A new run: a plan from a file, from the form or from another run, checked as one types, with what it would cost.
+import { get, post } from "./api.js";
+import { home, html, link, useEffect, useRef, useState } from "./dom.js";
+import { bytes, count, plural, ratio, seconds } from "./format.js";
+import { Gone } from "./frame.js";
+import { Command, Icon, Refusal, Section, Table } from "./parts.js";
+import { PlanForm, idOf, sectionsOf, withValue } from "./planform.js";
+
+const TYPED_MS = 300; // without a change, until the plan is checked
+const ASKED_MS = 300; // between two looks at an order
+const PATIENT_MS = 30_000; // for which an order is looked at
+const MAX_FILE = 48 * 1024;
+const BLANK = { run: { task: "" }, local: {} };
+
+export const NewRunPage = ({ news }) => {
+  const [ready, setReady] = useState({ sections: null, tasks: {}, error: null });
+  const plan = usePlan();
+  const from = useRef(new URLSearchParams(location.search).get("from"));
+  useEffect(() => {
+    document.title = "New run · Thinwire";
+    Promise.all([get("plans/schema"), get("plans/tasks"), from.current ? get(`runs/${encodeURIComponent(from.current)}`) : null]).then(
+      ([schema, tasks, run]) => {
+        setReady({ sections: sectionsOf(schema), tasks: tasks.tasks, error: null });
+        if (run) plan.take(run.plan, run.run_id);
+        else plan.take({ ...BLANK, run: { task: Object.keys(tasks.tasks).length === 1 ? Object.keys(tasks.tasks)[0] : "" } });
+      },
+      (error) => setReady((old) => ({ ...old, error })),
+    );
+  }, []);
+  if (ready.error) return html`<${Refusal} error=${ready.error} /><p><a href=${link("")}>All runs</a></p>`;
+  if (!ready.sections) return html`<p class="loading">Reading…</p>`;
+  const problems = plan.checked?.problems ?? [];
+  const suggestions = { "run.task": Object.keys(ready.tasks), "run.init": ["device", ...(from.current ? [`run:${plan.origin ?? from.current}`] : [])] };
+  const gone = news.aggregator === "gone" || !news.reached;
+  return html`
+    <${Gone} news=${news} matters />
+    <div class="head"><nav aria-label="Where you are"><a href=${link("")}>Runs</a><span aria-hidden="true"> / </span><h1>New run</h1></nav>
+      ${plan.origin && html`<p class="sentence small">A clone of <a href=${link(`runs/${plan.origin}`)}>${plan.origin}</a>: change what should differ.</p>`}</div>
+    <div class="new-run">
+      <div>
+        <${Drop} take=${plan.takeText} />
+        <${PlanForm} sections=${ready.sections} plan=${plan.values} problems=${problems} choose=${plan.choose} suggestions=${suggestions} />
+      </div>
+      <div class="beside">
+        <${Verdict} plan=${plan} gone=${gone} problems=${problems} />
+        <${Cost} checked=${plan.checked} />
+        <${Text} plan=${plan} />
+      </div>
+    </div>`;
+};
+
+/** One plan with two views, values and TOML: a change of one is checked by the server, and the answer fills the other. */
+function usePlan() {
+  const [state, setState] = useState({ values: BLANK, text: "", checked: null, busy: true, origin: null, error: null });
+  const work = useRef({ number: 0, timer: 0, values: BLANK });
+  const check = (given, fill, wait) => {
+    const number = ++work.current.number;
+    clearTimeout(work.current.timer);
+    setState((old) => ({ ...old, busy: true }));
+    work.current.timer = setTimeout(async () => {
+      try {
+        const checked = await post("plans/check", given);
+        if (number === work.current.number) setState((old) => fill({ ...old, checked, busy: false, error: null }, checked));
+      } catch (error) {
+        if (number === work.current.number) setState((old) => ({ ...old, busy: false, error }));
+      }
+    }, wait);
+  };
+  const put = (values) => {
+    work.current.values = values;
+    setState((old) => ({ ...old, values }));
+  };
+  const both = (old, checked) => {
+    work.current.values = checked.given;
+    return { ...old, values: checked.given, text: checked.toml };
+  };
+  return {
+    ...state,
+    take: (values, origin = null) => {
+      put(values);
+      setState((old) => ({ ...old, origin }));
+      check({ plan: values }, both, 0);
+    },
+    choose: (place, value) => {
+      const values = withValue(work.current.values, place, value);
+      put(values);
+      check({ plan: values }, (old, checked) => ({ ...old, text: checked.toml }), TYPED_MS);
+    },
+    takeText: (text, wait = 0) => {
+      setState((old) => ({ ...old, text }));
+      check({ text }, (old, checked) => (Object.keys(checked.given).length || checked.ok ? { ...both(old, checked), text: old.text } : old), wait);
+    },
+    type: (text) => {
+      setState((old) => ({ ...old, text }));
+      check({ text }, (old, checked) => {
+        if (!Object.keys(checked.given).length) return old; // no TOML yet: the form stays
+        work.current.values = checked.given;
+        return { ...old, values: checked.given };
+      }, TYPED_MS);
+    },
+  };
+}
+
+/** The file is read here in the browser. */
+const Drop = ({ take }) => {
+  const [over, setOver] = useState(false);
+  const [said, setSaid] = useState("");
+  const read = async (file) => {
+    if (!file) return;
+    if (file.size > MAX_FILE) {
+      setSaid(`${file.name} has ${bytes(file.size)}: a plan has at most ${bytes(MAX_FILE)}`);
+      return;
+    }
+    take(await file.text());
+    setSaid(`${file.name} was read`);
+  };
+  return html`
+    <div class=${over ? "drop over" : "drop"} onDragOver=${(event) => { event.preventDefault(); setOver(true); }} onDragLeave=${() => setOver(false)}
+      onDrop=${(event) => { event.preventDefault(); setOver(false); read(event.dataTransfer.files[0]); }}>
+      <label class="tool file"><${Icon} name="down" />Choose a plan file
+        <input type="file" accept=".toml,text/plain,application/toml" onChange=${(event) => { read(event.target.files[0]); event.target.value = ""; }} /></label>
+      <span class="faint" role="status">${said || "or drop it here, or fill in the form; it is read in this browser"}</span>
+    </div>`;
+};
+
+const Verdict = ({ plan, gone, problems }) => {
+  const [sent, setSent] = useState({ state: "idle", error: null });
+  const ready = plan.checked?.ok && !plan.busy && !gone && sent.state !== "sent";
+  const start = async () => {
+    setSent({ state: "sent", error: null });
+    try {
+      const { order } = await post("runs", { plan: plan.values });
+      const until = performance.now() + PATIENT_MS;
+      while (performance.now() < until) {
+        const found = await get(`orders/${order}`);
+        if (found.run_id) {
+          location.assign(link(`runs/${found.run_id}`));
+          return;
+        }
+        if (found.error) throw Object.assign(new Error(found.error), { why: found.why, hint: found.hint });
+        await new Promise((done) => setTimeout(done, ASKED_MS));
+      }
+      setSent({ state: "waits", error: null });
+    } catch (error) {
+      setSent({ state: "idle", error });
+    }
+  };
+  return html`
+    <section class="block verdict" aria-labelledby="check-title">
+      <header><h2 id="check-title">Check</h2>
+        <div class="tools"><button type="button" class="tool primary" disabled=${!ready} onClick=${start}><${Icon} name="play" />${sent.state === "sent" ? "Starting…" : "Start the run"}</button></div></header>
+      <div class="said" role="status" aria-live="polite">
+        ${plan.error ? html`<p class="bad-text">${plan.error.message}</p>`
+          : !plan.checked ? html`<p class="faint">Checking…</p>`
+            : plan.checked.ok ? html`<p class="good-text"><${Icon} name="check" />This plan can run${gone ? ", once an aggregator is running" : ""}.</p>`
+              : html`<p class="bad-text"><${Icon} name="alert" />${plural(problems.length, "problem")}: this plan cannot run.</p>`}
+      </div>
+      ${problems.length > 0 && html`<ul class="wrongs" aria-label="Problems of the plan">${problems.map((one) => html`
+        <li key=${one.what}>${one.place.length > 1 ? html`<a href=${`#${idOf(one.place.slice(0, 2))}`} onClick=${(event) => reach(event, one.place)}>${one.what}</a>` : html`<b>${one.what}</b>${one.why ? `: ${one.why}` : ""}`}</li>`)}</ul>`}
+      ${plan.checked?.ok && html`<p class="faint">First model: ${plan.checked.first_model}.</p>`}
+      ${plan.checked?.notes.map((one) => html`<p class="warn-text note-line"><${Icon} name="alert" />${one}</p>`)}
+      ${sent.error && html`<${Refusal} error=${sent.error} />`}
+      ${sent.state === "waits" && html`<p class="warn-text">The aggregator has not answered yet. The order stays: <a href=${link("")}>all runs</a> shows the run when it is made.</p>`}
+    </section>`;
+};
+
+const reach = (event, place) => {
+  const field = document.getElementById(idOf(place.slice(0, 2)));
+  if (!field) return;
+  event.preventDefault();
+  field.scrollIntoView({ block: "center" });
+  field.focus({ preventScroll: true });
+};
+
+const UNKNOWN = html`<span class="faint">not known yet</span>`;
+const figure = (value, show) => (value === null || value === undefined ? UNKNOWN : show(value));
+
+/** Keeps its height while it has nothing to say, so that nothing below it moves. */
+const Cost = ({ checked }) => {
+  const [last, setLast] = useState(null);
+  useEffect(() => {
+    if (checked?.cost) setLast(checked.cost);
+  }, [checked]);
+  const cost = checked?.cost ?? last;
+  const stale = !checked?.cost;
+  const total = cost?.up_bytes === null || !cost ? null : (cost.up_bytes + cost.down_bytes) * cost.clients * cost.rounds;
+  return html`
+    <${Section} id="cost" title="Cost" aside=${cost ? `${plural(cost.clients, "client")} a round, ${plural(cost.rounds, "round")}` : ""}>
+      <dl class=${stale ? "facts cost stale" : "facts cost"}>
+        <div><dt>up</dt><dd>${figure(cost?.up_bytes, (b) => html`<b>${bytes(b)}</b> a client and round${cost.dense_bytes > b ? html` <span class="faint">(${ratio(cost.dense_bytes, b)} less than dense)</span>` : ""}${cost.up_least < b ? html`<br /><span class="faint">${bytes(cost.up_least)} on the slowest links</span>` : ""}`)}</dd></div>
+        <div><dt>down</dt><dd>${figure(cost?.down_bytes, (b) => html`<b>${bytes(b)}</b> a client and round`)}</dd></div>
+        <div><dt>in all</dt><dd>${figure(total, (b) => html`<b>${bytes(b)}</b> of all clients and rounds`)}</dd></div>
+        <div><dt>a round</dt><dd>${figure(cost?.round_s, (s) => html`<b>${seconds(s)}</b>${cost.slowest ? html` <span class="faint">with ${cost.slowest}, the slowest of ${count(cost.measured)} measured</span>` : ""}`)}</dd></div>
+        <div><dt>the run</dt><dd>${figure(cost?.run_s, (s) => html`<b>${seconds(s)}</b>`)}</dd></div>
+        <div><dt>model</dt><dd>${figure(cost?.parameters, (n) => html`${plural(n, "parameter")} <span class="faint">${cost.layout_from}</span>`)}</dd></div>
+      </dl>
+      <p class="note">${stale && cost ? "Of the last plan without a problem." : cost?.unknown ? `${cost.unknown[0].toUpperCase()}${cost.unknown.slice(1)}.` : cost ? "Bytes are estimates of payload; seconds follow from the measured links." : "Shown once the plan has no problem."}</p>
+      ${cost?.devices.length > 0 && html`<details class="more"><summary>${plural(cost.devices.length, "device")} with this task</summary>
+        <${Table} label="Seconds of each device in a round" rows=${cost.devices} keyOf=${(d) => d.device} columns=${[
+          { title: "Device", cell: (d) => html`${d.device}<small class="below">${d.online ? "online" : "offline"}</small>` },
+          { title: "Down", right: true, cell: (d) => figure(d.down_s, seconds) },
+          { title: "Train", right: true, cell: (d) => figure(d.train_s, seconds) },
+          { title: "Up", right: true, cell: (d) => figure(d.up_s, seconds) },
+          { title: "Round", right: true, cell: (d) => figure(d.round_s, (s) => html`<b>${seconds(s)}</b>`) },
+        ]} /></details>`}
+    <//>`;
+};
+
+const Text = ({ plan }) => html`
+  <${Section} id="toml" title="The same plan as TOML" aside="what is left out has its default">
+    <textarea class="toml" id="toml-text" aria-label="Plan as TOML" spellcheck="false" rows="14" value=${plan.text} onInput=${(event) => plan.type(event.target.value)}></textarea>
+    <details class="more"><summary>Run it from the command line</summary><${Command} text=${`thinwire run plan.toml${home}`} /></details>
+  <//>`;

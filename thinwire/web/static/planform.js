@@ -5,6 +5,12 @@ import { Icon } from "./parts.js";
 
 const NUMBER = /^[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$/i;
 const OPEN = ["run", "local"]; // sections that every plan has something in
+// Shown at once; what is set or wrong is shown too, and the others behind a button.
+const COMMON = {
+  run: ["task", "rounds", "init", "target", "metric", "seed"], cohort: ["clients", "wait_for", "min_updates", "deadline_s", "over_select", "late", "mode"],
+  local: ["lr", "steps", "epochs", "batch", "optimizer", "momentum", "schedule"], uplink: ["codec", "feedback", "ladder"], downlink: ["codec"],
+  server: ["optimizer", "lr", "momentum"], secure: ["enabled", "adversary", "max_corrupt", "max_dropout"], privacy: ["mode", "clip", "noise_multiplier", "target_epsilon", "delta", "budget"],
+};
 const WIDE = ["uplink.codec", "downlink.codec", "run.init"];
 
 /** {name, about, keys: [field]} of each table of a plan. */
@@ -83,14 +89,18 @@ const SectionForm = ({ section, table, problems, choose, suggestions, extras }) 
   const names = section.keys.map((field) => field.key);
   const stray = problems.filter((one) => !names.includes(one.place[1]));
   const open = opened || problems.length > 0;
+  const [all, setAll] = useState(!COMMON[section.name]);
+  const shown = section.keys.filter((field) => all || COMMON[section.name].includes(field.key) || field.key in table || problems.some((one) => one.place[1] === field.key));
+  const hidden = section.keys.length - shown.length;
   return html`
     <details class="plan-section" open=${open} id=${`s-${section.name}`}>
       <summary onClick=${(event) => { event.preventDefault(); setOpened(!open); }}>
         <h2>[${section.name}]</h2><span class="faint">${section.about.split(". ")[0].replace(/\.$/, "")}</span>
         <span class="counts">${problems.length ? html`<b class="bad-text">${plural(problems.length, "problem")}</b>` : ""}${set ? html`<small>${set} set</small>` : ""}</span></summary>
       ${stray.map((one) => html`<${Said} problem=${one} />`)}
-      ${open && html`<div class="fields">${section.keys.map((field) => html`<${Field} key=${field.key} field=${field} place=${[section.name, field.key]} value=${table[field.key]}
-        problems=${problems.filter((one) => one.place[1] === field.key)} choose=${(rest, value) => choose([field.key, ...rest], value)} suggestions=${suggestions} extras=${extras} />`)}</div>`}
+      ${open && html`<div class="fields">${shown.map((field) => html`<${Field} key=${field.key} field=${field} place=${[section.name, field.key]} value=${table[field.key]}
+        problems=${problems.filter((one) => one.place[1] === field.key)} choose=${(rest, value) => choose([field.key, ...rest], value)} suggestions=${suggestions} extras=${extras} />`)}</div>
+        ${(hidden > 0 || all) && COMMON[section.name] && html`<button type="button" class="tool rest" aria-expanded=${all} onClick=${() => setAll(!all)}>${all ? "Fewer keys" : `${plural(hidden, "more key")}`}</button>`}`}
     </details>`;
 };
 

@@ -22,6 +22,7 @@ from thinwire.core.events import RoundOpened
 from thinwire.core.statedir import AggregatorHome
 from thinwire.store import Store
 from thinwire.web.app import create_app
+from thinwire.web.compare_routes import list_routes
 from thinwire.web.device_queries import Devices
 from thinwire.web.routes import csv_routes
 from thinwire.web.run_queries import Reader
@@ -34,10 +35,12 @@ ROUTES = (
     "/api/v1/runs/{run_id}/updates.csv", "/api/v1/runs/{run_id}/clients.csv", "/api/v1/devices",
     "/api/v1/devices/{name}", "/api/v1/devices.csv", "/api/v1/invitations", "/api/v1/refusals",
     "/api/v1/runs/{run_id}/view", "/api/v1/runs/{run_id}/lines", "/api/v1/runs/{run_id}/clients",
+    "/api/v1/run-list", "/api/v1/run-list.csv", "/api/v1/compare?runs={run_id}", "/api/v1/compare.csv?runs={run_id}",
 )  # fmt: skip
 OTHERS = {
     "/api/v1/live", "/api/v1/devices/{name}/revocations/{number}", "/api/v1/session", "/api/v1/users", "/api/v1/tokens",
-    "/api/v1/audit", "/api/v1/audit.csv", "/api/v1/alerts",
+    "/api/v1/audit", "/api/v1/audit.csv", "/api/v1/alerts", "/api/v1/plans/schema", "/api/v1/plans/tasks",
+    "/api/v1/orders/{number}",
 }  # fmt: skip
 """The stream has the number of `Store.changes`, which has a test of its own; the others tell of no reply of a run."""
 COMMANDS = (
@@ -132,9 +135,11 @@ def test_the_same_comparison_finds_who_was_selected_without_sampling(run: Made) 
 def test_no_route_is_left_out(store: Store) -> None:
     app: Any = create_app(Settings(store.url, port=8080), store).app
     described = {path for path, methods in app.openapi()["paths"].items() if "get" in methods}
-    with_files = (csv_routes(Reader(store), Devices(store, None)), audit_routes(store))
+    reader = Reader(store)
+    with_files = csv_routes(reader, Devices(store, None)), audit_routes(store), list_routes(store, reader, None)
     files = {one.path for router in with_files for one in router.routes if isinstance(one, Route)}
-    assert {path for path in described | files if path.startswith("/api/")} == set(ROUTES) | OTHERS
+    told = {route.partition("?")[0] for route in ROUTES}
+    assert {path for path in described | files if path.startswith("/api/")} == told | OTHERS
 
 
 def test_the_number_of_changes_tells_no_number_of_replies(tmp_path: Path) -> None:

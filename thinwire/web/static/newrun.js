@@ -208,6 +208,6 @@ const Cost = ({ checked }) => {
 
 const Text = ({ plan }) => html`
   <${Section} id="toml" title="The same plan as TOML" aside="what is left out has its default">
-    <textarea class="toml" id="toml-text" aria-label="Plan as TOML" spellcheck="false" rows="14" value=${plan.text} onInput=${(event) => plan.type(event.target.value)}></textarea>
+    <textarea class="toml" id="toml-text" aria-label="Plan as TOML" spellcheck=${false} rows="14" value=${plan.text} onInput=${(event) => plan.type(event.target.value)}></textarea>
     <details class="more"><summary>Run it from the command line</summary><${Command} text=${`thinwire run plan.toml${home}`} /></details>
   <//>`;

@@ -160,11 +160,11 @@ const Input = ({ id, field, value, change, told, wrong, suggestions }) => {
   }
   if (field.kind === "lines" || field.kind === "map") {
     const lines = Math.max(2, text.split("\n").length);
-    return html`<textarea ...${common} rows=${lines} spellcheck="false" placeholder=${field.kind === "map" ? "name = value, a line each" : "a line each"} onInput=${type} value=${text}></textarea>`;
+    return html`<textarea ...${common} rows=${lines} spellcheck=${false} placeholder=${field.kind === "map" ? "name = value, a line each" : "a line each"} onInput=${type} value=${text}></textarea>`;
   }
   const options = suggestions ?? field.words;
   return html`
-    <input type="text" ...${common} inputmode=${field.numeric && !field.words.length && !field.list ? "decimal" : undefined} required=${field.needed} autocomplete="off" spellcheck="false"
+    <input type="text" ...${common} inputmode=${field.numeric && !field.words.length && !field.list ? "decimal" : undefined} required=${field.needed} autocomplete="off" spellcheck=${false}
       list=${options.length ? `${id}-list` : undefined} placeholder=${shownDefault(field)} value=${text.replaceAll("\n", ", ")} onInput=${type} />
     ${options.length > 0 && html`<datalist id=${`${id}-list`}>${options.map((one) => html`<option key=${one} value=${String(one)} />`)}</datalist>`}`;
 };

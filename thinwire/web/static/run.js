@@ -71,6 +71,7 @@ const Head = ({ run, lines, still }) => {
     <div class="head">
       <nav aria-label="Where you are"><a href=${link("")}>Runs</a><span aria-hidden="true"> / </span><h1>${run.run_id}</h1></nav>
       <${Status} status=${run.status} />
+      ${may("operator") && html`<a class="tool clone" href=${link(`new?from=${run.run_id}`)} title="A new run with this plan, to be changed"><${Icon} name="copy" />Clone</a>`}
       ${may("operator") && ORDERED[run.status]?.filter((verb) => verb === "stop" || run.source === "devices").map((verb) => html`<${Order} key=${verb} id=${run.run_id} verb=${verb} />`)}
     </div>
     <p class="sentence" aria-live="polite">${run.sentence}</p>

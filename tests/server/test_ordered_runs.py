@@ -16,7 +16,8 @@ from tests.support.server_bench import LAYOUT, REPORT, Bench, three
 from thinwire.core.errors import PlanError, TaskError
 from thinwire.core.fleet import Hello
 from thinwire.core.plan import RunPlan
-from thinwire.server.ordered_runs import START_RUN, first_model, start
+from thinwire.server.ordered_runs import first_model, start
+from thinwire.store import START_RUN
 from thinwire.store.task_layouts import known_task
 
 PLAN: dict[str, Any] = {"run": {"task": "toy", "rounds": 2}, "local": {"lr": 0.5}}

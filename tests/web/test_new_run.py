@@ -271,7 +271,7 @@ def test_the_form_and_the_text_are_two_views_of_one_plan(store: Store, served: S
     expect(text).to_have_value(TEXT + '\n[uplink]\nlayers = {"*.bias" = "fp16"}\n')
     text.fill("[run")
     expect(page.locator(".verdict")).to_contain_text("the plan is not TOML")
-    expect(page.locator("#f-run-rounds")).to_have_value("3"), "what is no TOML empties no form"
+    expect(page.locator("#f-run-rounds")).to_have_value("3")  # what is no TOML empties no form
 
 
 DROPPED = """(text) => {

@@ -8,7 +8,7 @@ guessed: it is None, and `missing` says why.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -168,8 +168,3 @@ def _unknown(plan: RunPlan, clients: int, why: str) -> Estimate:
     return Estimate(
         plan.run.task, None, "", clients, plan.run.rounds, None, None, None, None, None, None, "", 0, why, ()
     )
-
-
-def beside(estimated: Mapping[str, Any], actual: Mapping[str, float | None]) -> dict[str, dict[str, float | None]]:
-    """Return the estimated and the actual value of each figure of `actual`."""
-    return {name: {"estimated": estimated.get(name), "actual": value} for name, value in actual.items()}

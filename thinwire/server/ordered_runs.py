@@ -33,7 +33,6 @@ from thinwire.server.submit import submit
 from thinwire.store import Order, Store
 from thinwire.store.task_layouts import known_task
 
-START_RUN = "start-run"  # kind of the command
 NO_VALUES = np.zeros(0, np.float32)
 
 

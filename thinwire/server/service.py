@@ -38,11 +38,11 @@ from thinwire.privacy.messages import max_bytes
 from thinwire.server.context import POLL_S, StopOrder
 from thinwire.server.dispatcher import Dispatcher
 from thinwire.server.leases import DeviceLeases
-from thinwire.server.ordered_runs import START_RUN, RunStarter
+from thinwire.server.ordered_runs import RunStarter
 from thinwire.server.policy.eligibility import ConnectedDevices
 from thinwire.server.run import drive
 from thinwire.server.run_end import close_undriven, delete_messages, end_abandoned, notify
-from thinwire.store import Commands, Order, RunRow, Store
+from thinwire.store import START_RUN, Commands, Order, RunRow, Store
 
 NOTED_S = 1.0  # deliveries decide nothing, so their events may wait this long to be written
 LOOKED_S = 5.0  # period of the check whether the processes of simulations live

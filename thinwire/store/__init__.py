@@ -19,13 +19,14 @@ from thinwire.store.read_models import (
 )
 from thinwire.store.sessions import MACHINE, ROLES, Person
 from thinwire.store.spool import FileSpool
-from thinwire.store.store import Commands, RunOrder, Store
+from thinwire.store.store import START_RUN, Commands, RunOrder, Store
 from thinwire.store.tokens import TokenRow
 from thinwire.store.users import UserRow
 
 __all__ = [
     "MACHINE",
     "ROLES",
+    "START_RUN",
     "AlertRow",
     "AuditRow",
     "ClientRow",

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from thinwire.core.plan import RunPlan
 
 RunOrder = Literal["stop", "pause", "resume"]
+START_RUN = "start-run"  # the command with a plan from which the aggregator makes a run
 IDENTITY_BYTES = 8  # random; the probability that two of a million runs share one is 3e-8
 
 

@@ -19,14 +19,13 @@ from thinwire.core.plan import RunPlan
 from thinwire.core.plan_names import RUN, UPLOAD
 from thinwire.reports.plan_check import PlanCheck, check_text, check_values
 from thinwire.reports.run_estimate import Estimate, estimate
-from thinwire.store import DeviceInfo, MeasureRow, Store
+from thinwire.store import START_RUN, DeviceInfo, MeasureRow, Store
 from thinwire.store.task_layouts import KnownTask, hosts, known_task, known_tasks
 from thinwire.web import list_schemas as models
 from thinwire.web.problems import PROBLEMS
 from thinwire.web.routes import API
 from thinwire.web.settings import Settings, may_serve
 
-START_RUN: Final = "start-run"  # the command that server/ordered_runs.py carries out
 KEPT_S: Final = 3.0  # for which devices and links are not read again while a person types
 WHO: Final = "dashboard"
 

@@ -21,7 +21,7 @@ from thinwire.reports import secure_rounds
 from thinwire.reports.alerting import divergence
 from thinwire.reports.privacy_history import PrivacyState, SpendingHistory
 from thinwire.reports.reason_text import behind, deadline_sentence, sentence
-from thinwire.store import PointRow, RoundRow, RunRow, Store, UpdateRow
+from thinwire.store import START_RUN, PointRow, RoundRow, RunRow, Store, UpdateRow
 from thinwire.store.round_explanation import RoundExplanation, stored
 from thinwire.store.round_timing import clock_was_set, down_s, stretches, turns
 from thinwire.store.run_totals import explain_run, totals_of
@@ -65,7 +65,7 @@ class Reader:
         `name` is an id, a unique beginning of one, or "latest".
         """
         row = self._store.run(name)
-        return schemas.RunPage(**dict(self._now(row)), **_about(row), clients=self._clients.page(row).clients)
+        return schemas.RunPage(**dict(self._now(row)), **self._about(row), clients=self._clients.page(row).clients)
 
     def view(
         self, name: str, since: int = 0, number: int = 0, held: int = 0, first_client: int | None = None
@@ -87,7 +87,7 @@ class Reader:
         spent = self._spent(row)
         number = min(number or self._current(row, opened), opened)
         return round_schemas.RunView(
-            change=change, whole=whole, opened=opened, run=self._now(row), about=_about(row) if whole else None,
+            change=change, whole=whole, opened=opened, run=self._now(row), about=self._about(row) if whole else None,
             lines=[_line(one, row, spent) for one in rounds],
             points=list(map(_point, store.points(row.run_id, POINTS) if whole else ())),
             spent=_spent_points(spent) if whole else [],
@@ -193,6 +193,12 @@ class Reader:
     def _sentence(self, row: RunRow, open_rounds: Sequence[RoundRow], line: Sequence[RunRow]) -> str:
         return with_home(run_sentence(row, next(iter(open_rounds), None), behind(row, line)), self._home)
 
+    def _about(self, row: RunRow) -> dict[str, Any]:
+        """Return what of a run never changes."""
+        digest, version = Layout.from_json(row.layout).digest, row.task_report.version
+        estimate = self._store.commands.args_of(START_RUN, row.run_id).get("estimate")
+        return {"plan": row.plan, "layout_digest": digest, "task_version": version, "estimate": estimate}
+
     def _current(self, row: RunRow, opened: int) -> int:
         """Return the first open round, or the last one; 0 if there is none."""
         waiting = self._store.open_rounds(row.run_id, opened - EARLIER_ROUNDS, opened)
@@ -281,12 +287,6 @@ def _downtimes(found: RoundRow, begin: float) -> list[round_schemas.Downtime]:
             if until > begin
         ]
     )
-
-
-def _about(row: RunRow) -> dict[str, Any]:
-    """Return what of a run never changes."""
-    digest = Layout.from_json(row.layout).digest
-    return {"plan": row.plan, "layout_digest": digest, "task_version": row.task_report.version}
 
 
 def _sums(row: RoundRow, run: RunRow) -> dict[str, Any]:

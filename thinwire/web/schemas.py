@@ -177,8 +177,12 @@ class RunNow(Went, Run):
 
 
 class About(Answer):
-    """Holds the facts of a run that never change."""
+    """Holds the facts of a run that never change.
 
+    `estimate` is the cost that was expected when the dashboard ordered the run; null for a run of the command line.
+    """
+
+    estimate: dict[str, float | None] | None = None
     plan: dict[str, Any]
     layout_digest: str
     task_version: str

@@ -9,7 +9,7 @@ import { Gone } from "./frame.js";
 import { Journal } from "./journal.js";
 import { Learning } from "./learning.js";
 import { stoodStill, useReading, useTime } from "./live.js";
-import { Command, Icon, Refusal, Section, Status } from "./parts.js";
+import { Command, Icon, Refusal, Section, Status, Table } from "./parts.js";
 import { Privacy } from "./privacy.js";
 import { useQuery } from "./query.js";
 import { Rounds } from "./rounds.js";
@@ -57,6 +57,7 @@ export const RunPage = ({ id, news }) => {
         <//>`}
       <${Rounds} ...${data} news=${news} chosen=${chosen} choose=${choose} error=${error} />
       ${run.protection && html`<${Protection} said=${run.protection} />`}` : null}
+    ${run.estimate && ENDED.includes(run.status) && html`<${Estimated} run=${run} />`}
     ${data.clients?.total ? html`<${Clients} run=${run} page=${data.clients} turn=${setClients} />` : null}
     <${Plan} run=${run} />
     <${Journal} id=${run.run_id} />`;
@@ -138,6 +139,26 @@ const Waiting = ({ run, devices, service, gone }) => html`
       <${Command} text=${joinCommand(service, run.task)} />`}
     ${devices?.length ? html`<${DeviceTable} devices=${devices} task=${run.task} gone=${gone} />` : null}
   </section>`;
+
+/** What was estimated when the run was ordered, beside what it was. */
+const Estimated = ({ run }) => {
+  const replies = run.aggregated_count + run.late + run.dropped;
+  const mean = (sum, count) => (count ? sum / count : null);
+  const rows = [
+    ["up, a client and round", run.estimate.up_bytes, mean(run.payload_up, replies), bytes],
+    ["down, a client and round", run.estimate.down_bytes, mean(run.payload_down, replies + run.failed), bytes],
+    ["a round", run.estimate.round_s, mean(run.seconds, run.rounds_closed), seconds],
+    ["all rounds", run.estimate.run_s, run.seconds, seconds],
+  ];
+  return html`
+    <${Section} id="estimate" title="Estimated and actual" aside="as it was known when the run was ordered" json=${link(`api/v1/runs/${run.run_id}`)}>
+      <${Table} label="Estimated and actual cost" rows=${rows} keyOf=${([name]) => name} columns=${[
+        { title: "Payload and time", cell: ([name]) => name },
+        { title: "Estimated", right: true, cell: ([, before, , show]) => (before === null || before === undefined ? html`<span class="faint">was not known</span>` : show(before)) },
+        { title: "Actual", right: true, cell: ([, , after, show]) => html`<b>${after === null ? "–" : show(after)}</b>` },
+      ]} />
+    <//>`;
+};
 
 const Plan = ({ run }) => html`
   <${Section} id="plan" title="Plan" aside=${html`task <b>${run.task}</b>${run.task_version ? ` ${run.task_version}` : ""}, ${plural(run.size, "parameter")} (${bytes(run.size * 4)} dense), made ${moment(run.created_at)}`}>

@@ -229,14 +229,14 @@ def fill(page: Page, place: str, value: str) -> None:
 def test_a_person_makes_a_plan_in_the_form_and_starts_it(store: Store, running: Shown, look: Open):
     twelve_rounds(store)
     page = look(running.url, "new")
-    expect(page.locator(".verdict")).to_contain_text("1 problem: this plan cannot run.")
+    expect(page.locator(".plan-state")).to_contain_text("1 problem: this plan cannot run.")
     expect(page.get_by_role("button", name="Start the run")).to_be_disabled()
     expect(page.locator("#f-local-lr-wrong-0")).to_contain_text("every plan needs it")
     assert page.locator("#f-local-lr").get_attribute("aria-invalid") == "true"
     fill(page, "local.lr", "0.")
     fill(page, "local.lr", "0.5")
     fill(page, "run.rounds", "3")
-    expect(page.locator(".verdict")).to_contain_text("This plan can run.")
+    expect(page.locator(".plan-state")).to_contain_text("This plan can run.")
     expect(toml(page)).to_have_value('[run]\ntask = "digits"\nrounds = 3\n\n[local]\nlr = 0.5\n')
     expect(page.locator("#cost")).to_contain_text("1.20 kB a client and round")
     expect(page.locator("#cost")).to_contain_text("not known yet")
@@ -270,7 +270,7 @@ def test_the_form_and_the_text_are_two_views_of_one_plan(store: Store, served: S
     fill(page, "uplink.codec", "")
     expect(text).to_have_value(TEXT + '\n[uplink]\nlayers = {"*.bias" = "fp16"}\n')
     text.fill("[run")
-    expect(page.locator(".verdict")).to_contain_text("the plan is not TOML")
+    expect(page.locator(".plan-state")).to_contain_text("the plan is not TOML")
     expect(page.locator("#f-run-rounds")).to_have_value("3")  # what is no TOML empties no form
 
 
@@ -288,7 +288,7 @@ def test_a_plan_file_is_read_in_the_browser(store: Store, served: Shown, look: O
     page = look(served.url, "new")
     page.locator("input[type=file]").set_input_files(file)
     expect(page.locator("#f-run-rounds")).to_have_value("3")
-    expect(page.locator(".verdict")).to_contain_text("This plan can run")
+    expect(page.locator(".plan-state")).to_contain_text("This plan can run")
     expect(page.locator(".drop [role=status]")).to_have_text("plan.toml was read")
     toml(page).fill("")
     page.evaluate(DROPPED, TEXT)
@@ -307,7 +307,7 @@ def test_a_clone_begins_with_the_plan_of_its_run(store: Store, served: Shown, lo
         '[run]\ntask = "digits"\nrounds = 12\n\n[local]\nlr = 0.5\nsteps = 50\n\n[uplink]\ncodec = "fp16"\n'
     )
     fill(page, "run.init", f"run:{run.run_id}")
-    expect(page.locator(".verdict")).to_contain_text(f"First model: the last model of {run.run_id}.")
+    expect(page.locator(".plan-state")).to_contain_text(f"First model: the last model of {run.run_id}.")
 
 
 def show_all(page: Page) -> None:
@@ -321,7 +321,7 @@ def show_all(page: Page) -> None:
 def test_the_form_is_usable_by_all_and_at_every_width(store: Store, served: Shown, look: Open, scheme: Any):
     twelve_rounds(store)
     page = look(served.url, "new", color_scheme=scheme)
-    expect(page.locator(".verdict")).to_contain_text("1 problem")
+    expect(page.locator(".plan-state")).to_contain_text("1 problem")
     for section in ("cohort", "uplink", "downlink", "server", "secure", "privacy"):
         page.locator(f"#s-{section} > summary").focus()
         page.keyboard.press("Enter")

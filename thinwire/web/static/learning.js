@@ -74,7 +74,7 @@ const Large = ({ name, run, rounds, by }) => {
       <label class=${log ? "chip chosen" : "chip"}><input type="checkbox" checked=${Boolean(log)} onChange=${() => setLog(log ? "" : "1")} />log scale</label></div>
     <${RunChart} label=${last === null ? `${name}: nothing measured yet` : `${name} over ${by.word}: ${metric(last)} at last; its numbers are in the table`} series=${series} showX=${by.show} show=${short} whole=${by === AXES.rounds} log=${Boolean(log)} read=${setAt} />
     <ul class="readings" aria-label=${at === null ? "Latest value" : `Value at ${by.show(at)}`}>${series.map((one) => html`
-      <li key=${one.name}><${Mark} place=${one.place} /><span>${one.faint ? "as measured" : one.name}</span> <b>${metric(valueAt(one.points, at))}</b></li>`)}
+      <li key=${one.name}><${Mark} place=${one.place} faint=${one.faint} /><span>${one.faint ? "as measured" : one.name}</span> <b>${metric(valueAt(one.points, at))}</b></li>`)}
       <li class="faint">${at === null ? "latest" : `at ${by.show(at)}`}</li></ul>`;
 };
 

@@ -7,7 +7,7 @@ import { Command, Icon, Refusal, Section, Table } from "./parts.js";
 import { PlanForm, idOf, sectionsOf, withValue } from "./planform.js";
 
 const TYPED_MS = 300; // without a change, until the plan is checked
-const ASKED_MS = 300; // between two looks at an order
+const LOOK_MS = 300; // between two looks at an order
 const PATIENT_MS = 30_000; // for which an order is looked at
 const MAX_FILE = 48 * 1024;
 const BLANK = { run: { task: "" }, local: {} };
@@ -42,7 +42,7 @@ export const NewRunPage = ({ news }) => {
         <${PlanForm} sections=${ready.sections} plan=${plan.values} problems=${problems} choose=${plan.choose} suggestions=${suggestions} />
       </div>
       <div class="beside">
-        <${Verdict} plan=${plan} gone=${gone} problems=${problems} />
+        <${PlanState} plan=${plan} gone=${gone} problems=${problems} />
         <${Cost} checked=${plan.checked} />
         <${Text} plan=${plan} />
       </div>
@@ -123,7 +123,7 @@ const Drop = ({ take }) => {
     </div>`;
 };
 
-const Verdict = ({ plan, gone, problems }) => {
+const PlanState = ({ plan, gone, problems }) => {
   const [sent, setSent] = useState({ state: "idle", error: null });
   const ready = plan.checked?.ok && !plan.busy && !gone && sent.state !== "sent";
   const start = async () => {
@@ -138,7 +138,7 @@ const Verdict = ({ plan, gone, problems }) => {
           return;
         }
         if (found.error) throw Object.assign(new Error(found.error), { why: found.why, hint: found.hint });
-        await new Promise((done) => setTimeout(done, ASKED_MS));
+        await new Promise((done) => setTimeout(done, LOOK_MS));
       }
       setSent({ state: "waits", error: null });
     } catch (error) {
@@ -146,7 +146,7 @@ const Verdict = ({ plan, gone, problems }) => {
     }
   };
   return html`
-    <section class="block verdict" aria-labelledby="check-title">
+    <section class="block plan-state" aria-labelledby="check-title">
       <header><h2 id="check-title">Check</h2>
         <div class="tools"><button type="button" class="tool primary" disabled=${!ready} onClick=${start}><${Icon} name="play" />${sent.state === "sent" ? "Starting…" : "Start the run"}</button></div></header>
       <div class="said" role="status" aria-live="polite">

@@ -11,7 +11,7 @@ const DASHES = [[], [], [], [], [7, 4], [7, 4], [7, 4], [7, 4]];
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 /** The line beside a name: as on the chart, by colour and dash. */
-export const Mark = ({ place }) => html`<svg class="mark-line" viewBox="0 0 22 8" aria-hidden="true"><path d="M1 4h20" class=${`series-${place + 1}`} stroke-dasharray=${(DASHES[place] ?? []).join(" ") || undefined} /></svg>`;
+export const Mark = ({ place, faint }) => html`<svg class=${faint ? "mark-line pale" : "mark-line"} viewBox="0 0 22 8" aria-hidden="true"><path d="M1 4h20" class=${`series-${place + 1}`} stroke-dasharray=${(DASHES[place] ?? []).join(" ") || undefined} /></svg>`;
 
 /** `series`: [{name, place, points: [{x, y}]}]; `read` is told the x that is pointed at, or null. */
 export const RunChart = ({ label, series, showX, show, whole, log, read }) => {

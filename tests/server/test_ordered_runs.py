@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 from tests.server.test_run_notices import serves
 from tests.support.server_bench import LAYOUT, REPORT, Bench, three
-from thinwire.core.errors import PlanError, TaskError
+from thinwire.core.errors import PlanError, TaskError, ThinwireError
 from thinwire.core.fleet import Hello
 from thinwire.core.plan import RunPlan
 from thinwire.server.ordered_runs import first_model, start
@@ -111,6 +111,20 @@ def test_an_allowed_file_is_checked_against_the_layout(tmp_path: Path) -> None:
     assert bench.store.run(run_id).status == "queued"
     made = first_model(bench.store, bench.home, RunPlan.from_json(bench.store.run(run_id).plan))
     assert made.params.tolist() == [1.0] * 600 + [0.0] * 20
+
+
+def test_an_uploaded_model_is_checked_when_its_run_is_made(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, three())
+    bench.home.uploads.mkdir()
+    save_file({"w": np.ones((30, 20), np.float32)}, bench.home.uploads / "0a1b.safetensors")
+    with pytest.raises(TaskError, match="is not a model of this task"):
+        carried_out(bench, init="upload:0a1b")
+    for name in ("../0a1b", "", "0a1b.safetensors", "0a1c"):
+        with pytest.raises(ThinwireError):
+            carried_out(bench, init=f"upload:{name}")
+    model = {"w": np.ones((30, 20), np.float32), "b": np.zeros(20, np.float32)}
+    save_file(model, bench.home.uploads / "0a1b.safetensors")
+    assert bench.store.run(carried_out(bench, init="upload:0a1b")).status == "queued"
 
 
 def test_the_layout_is_the_one_that_most_devices_report_and_else_that_of_the_newest_run(tmp_path: Path) -> None:

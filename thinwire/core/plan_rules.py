@@ -119,7 +119,8 @@ def _work(plan: Sections) -> list[Rule]:
     clients, least = cohort.clients, cohort.min_updates
     assigned = math.ceil(clients * (1 + cohort.over_select)) if isinstance(clients, int) else math.inf
     unknown = set(run.keep.split(",")) - {"last", "best", "all"}
-    init = not run.init or run.init == "device" or run.init.endswith(".safetensors") or run.init.startswith("run:")
+    init = not run.init or run.init == "device" or run.init.endswith(".safetensors")
+    init = init or run.init.startswith(("run:", "upload:"))
     return [
         (local.steps is not None and local.epochs is not None, "[local] steps and epochs are both given",
          "each says how long a device trains", "leave one of them out"),

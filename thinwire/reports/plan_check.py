@@ -29,7 +29,7 @@ _KEY = re.compile(r"\[(\w+)(?:\.\w+)?\] (\w+)")
 
 @dataclass(frozen=True)
 class PlanCheck:
-    """What was found of a plan. `plan` is None if it cannot be read; `given` are its keys that are not at a default."""
+    """Holds what was found of a plan; `plan` is None if a value is not valid, `given` are the keys not at a default."""
 
     plan: RunPlan | None
     given: Mapping[str, Mapping[str, Any]]

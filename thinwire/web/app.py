@@ -27,6 +27,7 @@ from thinwire.web.routes import DeviceName, Live, News, RunId, api_routes, csv_r
 from thinwire.web.run_queries import Reader
 from thinwire.web.security import STATIC, Guard, shell, visitor
 from thinwire.web.settings import Settings, aggregator
+from thinwire.web.uploads import remove_each_hour, upload_routes
 from thinwire.web.user_routes import audit_routes, session_routes, token_routes, user_routes
 
 ZIPPED_BYTES = 1000  # least size of a compressed response: a smaller one fits into one packet anyway
@@ -47,7 +48,8 @@ def create_app(settings: Settings, store: Store, closing: Callable[[], bool] = l
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        looking = [asyncio.create_task(live.run()), asyncio.create_task(feeds.run())]
+        work = live.run(), feeds.run(), remove_each_hour(settings.lock)
+        looking = [asyncio.create_task(one) for one in work]
         try:
             with watch:
                 yield
@@ -68,6 +70,7 @@ def create_app(settings: Settings, store: Store, closing: Callable[[], bool] = l
     runs = settings.lock.parent / "runs" if settings.lock else None
     app.include_router(list_routes(store, reader, runs))
     app.include_router(plan_routes(settings, store))
+    app.include_router(upload_routes(settings))
     app.include_router(csv_routes(reader, devices))
     app.include_router(api_routes(settings, store, reader, live))
     app.include_router(device_routes(settings, store, devices))

@@ -26,6 +26,12 @@ def mark_known(scope: Scope) -> None:
         found["mark"]()
 
 
+def allow_time(scope: Scope) -> None:
+    """Set no time limit for this request as a whole, because its route bounds the time between two chunks."""
+    if found := scope.get("extensions", {}).get(KNOWN):
+        found["wait"]()
+
+
 class BoundedProtocol(HttpToolsProtocol):
     """uvicorn's protocol with a time limit for each request; above `MAX_STRANGERS` the oldest stranger is closed.
 
@@ -39,7 +45,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().__init__(*given, **named)
         self.known, self.number = False, next(_numbers)
         self._late: asyncio.TimerHandle | None = None
-        self._in_header, self._header_bytes = False, 0
+        self._in_header, self._header_bytes, self._is_upload = False, 0, False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         """Start the time limit, and close the oldest stranger if there are too many."""
@@ -61,7 +67,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Parse received bytes; close the connection if a request's head is too large."""
         if self.transport.is_closing():
             return
-        if self._late is None:
+        if self._late is None and not self._is_upload:
             self._expect()
         super().data_received(data)
         if self._in_header:
@@ -73,7 +79,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Start counting the bytes of the header, and give the request a way to mark its connection."""
         super().on_message_begin()
         self._in_header, self._header_bytes = True, 0
-        self.scope["extensions"] = {KNOWN: {"mark": self._mark_known}}
+        self.scope["extensions"] = {KNOWN: {"mark": self._mark_known, "wait": self._wait}}
 
     def on_headers_complete(self) -> None:
         """Stop counting the bytes of the header."""
@@ -83,7 +89,13 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """Stop the time limit: the request is complete."""
         self._whole()
+        self._is_upload = False
         super().on_message_complete()
+
+    def _wait(self) -> None:
+        """Set no time limit for this request."""
+        self._whole()
+        self._is_upload = True
 
     def _mark_known(self) -> None:
         """Record that a request of this connection had a session."""

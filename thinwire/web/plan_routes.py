@@ -5,8 +5,9 @@ A check has no side effects. An order is a row of `store.commands`; the aggregat
 
 from __future__ import annotations
 
+import os
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path as File
 from typing import Annotated, Any, Final
@@ -15,7 +16,7 @@ from fastapi import APIRouter, Path
 
 from thinwire.core.errors import PlanError, Refused
 from thinwire.core.owner_file import AggregatorFile, aggregator_file
-from thinwire.core.plan import RunPlan
+from thinwire.core.plan import Problem, RunPlan
 from thinwire.core.plan_names import RUN, UPLOAD
 from thinwire.reports.plan_check import PlanCheck, check_text, check_values
 from thinwire.reports.run_estimate import Estimate, estimate
@@ -25,9 +26,11 @@ from thinwire.web import list_schemas as models
 from thinwire.web.problems import PROBLEMS
 from thinwire.web.routes import API
 from thinwire.web.settings import Settings, may_serve
+from thinwire.web.uploads import Uploads
 
 KEPT_S: Final = 3.0  # for which devices and links are not read again while a person types
 WHO: Final = "dashboard"
+AGAIN: Final = "upload it again, or run:ID@0"
 
 
 class Planning:
@@ -35,6 +38,7 @@ class Planning:
 
     def __init__(self, store: Store, lock: File | None) -> None:
         self._store, self._home = store, lock.parent.parent if lock else None
+        self._uploads = Uploads(lock)
         self._known: tuple[float, str, KnownTask | None, list[DeviceInfo], list[MeasureRow]] | None = None
 
     @property
@@ -46,6 +50,7 @@ class Planning:
         """Return every problem of a plan at its key, and what it would cost if it has none."""
         allow = self.owner_file.allow
         found = check_values(given.plan or {}, allow) if given.text is None else check_text(given.text, allow)
+        found = self._with_upload(found)
         if found.plan is None or not found.ok:
             return _checked(found, [], None)
         known, there, measures = self._of_task(found.plan.run.task)
@@ -56,7 +61,7 @@ class Planning:
 
     def order(self, plan: dict[str, Any]) -> int:
         """Leave an order to start a run of this plan, and return its number; raise `PlanError` if it is refused."""
-        found = check_values(plan, self.owner_file.allow)
+        found = self._with_upload(check_values(plan, self.owner_file.allow), use=True)
         if found.plan is None or not found.ok:
             first = found.problems[0]
             more = f" (and {len(found.problems) - 1} more)" if len(found.problems) > 1 else ""
@@ -65,6 +70,19 @@ class Planning:
         expected = estimate(found.plan, known, there, measures).summary()
         args = {"plan": found.plan.to_json(), "estimate": expected}
         return self._store.commands.add(START_RUN, args=args, who=WHO)
+
+    def _with_upload(self, found: PlanCheck, use: bool = False) -> PlanCheck:
+        """Add a problem to a plan whose uploaded model is not there; with `use` the file counts as used now."""
+        if found.plan is None or not found.plan.run.init.startswith(UPLOAD):
+            return found
+        path = self._uploads.path(found.plan.run.init.removeprefix(UPLOAD))
+        if path is None:
+            why = "an upload goes when it was not used for a day; the run that began with it has it as its model 0"
+            missing = Problem(("run", "init"), "there is no such upload", why, AGAIN)
+            return replace(found, problems=[*found.problems, missing])
+        if use:
+            os.utime(path)
+        return found
 
     def _of_task(self, task: str) -> tuple[KnownTask | None, list[DeviceInfo], list[MeasureRow]]:
         now, kept = time.monotonic(), self._known
@@ -146,7 +164,7 @@ def plan_routes(settings: Settings, store: Store) -> APIRouter:
 
     @router.get("/orders/{number}")
     def ordered(number: Annotated[int, Path(ge=1, le=2**31 - 1)]) -> models.Begun:
-        """Return what became of an order to start a run."""
+        """Return the result of an order to start a run."""
         result = store.commands.result(number) or {}
         return models.Begun(
             order=number, run_id=str(result.get("run_id", "")), error=str(result.get("error", "")),

@@ -15,6 +15,7 @@ bounds on connections.
 from __future__ import annotations
 
 import html
+import math
 import re
 import time
 from collections.abc import Callable
@@ -34,7 +35,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from thinwire.core.errors import ThinwireError
 from thinwire.store import MACHINE, Person, Store
 from thinwire.web.access import RECENT_S, Access, Match
-from thinwire.web.connections import mark_known
+from thinwire.web.connections import allow_time, mark_known
 from thinwire.web.problems import problem
 from thinwire.web.settings import Settings
 
@@ -55,7 +56,8 @@ HEADERS = {
 SAFE = ("GET", "HEAD")
 NEXT = re.compile(r"[a-z]{1,20}(/[A-Za-z0-9_-]{1,80})?")  # paths to which a login may redirect: our pages
 MAX_BODY = 64 * 1024
-LENGTH = re.compile(r"[0-9]{1,9}")  # int() raises on thousands of digits
+UPLOADS = "/api/v1/uploads"  # the one route whose body may be larger
+LENGTH = re.compile(r"[0-9]{1,12}")  # int() raises on thousands of digits
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,8 @@ class Guard:
         secure, host = forwarded(scope, headers, self.settings)
         scope[SECURE] = secure
         token = bearer_token(headers) if path.startswith(API) else None
-        refusal = self._misnamed(headers, host) or self._too_large(headers)
+        is_upload = (method, path) == ("POST", UPLOADS)  # its route bounds what it takes
+        refusal = self._misnamed(headers, host) or self._too_large(headers, is_upload)
         if refusal is None and token is None:  # a browser adds no token by itself, so another page cannot use it
             refusal = self._foreign(method, headers, host)
         found = self.access.find(method, path)
@@ -125,7 +128,10 @@ class Guard:
             return self._stranger(method, path, token is not None)
         mark_known(scope)
         scope[VISITOR] = Visitor(person, lambda: look() is not None)
-        return self._unproven(method, headers, person) or self._forbidden(method, found, person)
+        refusal = self._unproven(method, headers, person) or self._forbidden(method, found, person)
+        if refusal is None and is_upload:
+            allow_time(scope)
+        return refusal
 
     def _known(self, token: str | None, session: str) -> Person | None:
         """Return whose token, or else whose session this is; None if nobody's."""
@@ -154,10 +160,11 @@ class Guard:
             return _from_elsewhere()
         return None
 
-    def _too_large(self, headers: Headers) -> Response | None:
+    def _too_large(self, headers: Headers, is_upload: bool = False) -> Response | None:
         """Return an error if the body is too large or has no length; else None."""
         length = headers.get("content-length", "0")
-        if "transfer-encoding" in headers or not LENGTH.fullmatch(length) or int(length) > MAX_BODY:
+        most = math.inf if is_upload else MAX_BODY
+        if "transfer-encoding" in headers or not LENGTH.fullmatch(length) or int(length) > most:
             return problem(413, "the request is too large", f"a body has a length, of at most {MAX_BODY} bytes")
         return None
 

@@ -1,5 +1,5 @@
 // A new run: a plan from a file, from the form or from another run, checked as one types, with what it would cost.
-import { get, post } from "./api.js";
+import { get, post, send } from "./api.js";
 import { home, html, link, useEffect, useRef, useState } from "./dom.js";
 import { bytes, count, plural, ratio, seconds } from "./format.js";
 import { Gone } from "./frame.js";
@@ -39,7 +39,8 @@ export const NewRunPage = ({ news }) => {
     <div class="new-run">
       <div>
         <${Drop} take=${plan.takeText} />
-        <${PlanForm} sections=${ready.sections} plan=${plan.values} problems=${problems} choose=${plan.choose} suggestions=${suggestions} />
+        <${PlanForm} sections=${ready.sections} plan=${plan.values} problems=${problems} choose=${plan.choose} suggestions=${suggestions}
+          extras=${{ "run.init": html`<${Upload} done=${(init) => plan.choose(["run", "init"], init)} />` }} />
       </div>
       <div class="beside">
         <${PlanState} plan=${plan} gone=${gone} problems=${problems} />
@@ -121,6 +122,26 @@ const Drop = ({ take }) => {
         <input type="file" accept=".toml,text/plain,application/toml" onChange=${(event) => { read(event.target.files[0]); event.target.value = ""; }} /></label>
       <span class="faint" role="status">${said || "or drop it here, or fill in the form; it is read in this browser"}</span>
     </div>`;
+};
+
+/** A model of one's own, streamed to the aggregator's machine; only its header is read there. */
+const Upload = ({ done }) => {
+  const [said, setSaid] = useState({ tone: "faint", text: "" });
+  const take = async (file) => {
+    if (!file) return;
+    setSaid({ tone: "faint", text: `${file.name}, ${bytes(file.size)}: 0 %` });
+    try {
+      const found = await send(file, (share) => setSaid({ tone: "faint", text: `${file.name}, ${bytes(file.size)}: ${Math.floor(100 * share)} %` }));
+      setSaid({ tone: "good-text", text: `${file.name} is uploaded: ${plural(found.tensors, "tensor")}, ${plural(found.elements, "value")}` });
+      done(found.init);
+    } catch (error) {
+      setSaid({ tone: "bad-text", text: `${error.message}${error.why ? `: ${error.why}` : ""}. Try: ${error.hint || "once more"}` });
+    }
+  };
+  return html`
+    <p class="upload"><label class="tool file"><${Icon} name="down" />Upload a model
+      <input type="file" accept=".safetensors" onChange=${(event) => { take(event.target.files[0]); event.target.value = ""; }} /></label>
+      <span class=${said.tone} role="status">${said.text || ".safetensors, checked against the task when the run starts"}</span></p>`;
 };
 
 const PlanState = ({ plan, gone, problems }) => {

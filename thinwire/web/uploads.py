@@ -1,0 +1,170 @@
+"""Initial models that come through the dashboard: streamed to disk, only their header is read.
+
+The aggregator checks such a model against the task's layout when its run starts. A file is named at random, and goes
+when it was not used for a day.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import secrets
+import shutil
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from fastapi import APIRouter, Request
+from pydantic import Field
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect
+
+from thinwire.core.errors import PlanError, Refused
+from thinwire.core.owner_file import aggregator_file
+from thinwire.core.plan_names import UPLOAD
+from thinwire.core.statedir import AggregatorHome, disk_error, private_folder
+from thinwire.core.tensor_header import LENGTH_BYTES, StoredTensor, header_length, read_header
+from thinwire.web.problems import PROBLEMS
+from thinwire.web.routes import API
+from thinwire.web.schemas import Answer
+from thinwire.web.settings import Settings
+
+NAME_BYTES: Final = 16
+UNUSED_S: Final = 24 * 3600.0  # after which a file that no run was ordered with is removed
+EACH_S: Final = 3600.0
+CHUNK_S: Final = 30.0  # until the next bytes of an upload
+MOST_AT_ONCE: Final = 2
+FREE_BYTES: Final = 256 * 2**20  # that stay free on the disk, for the journal and the models of runs
+BODY: Final = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+    }
+}
+SUFFIX, DRAFT = ".safetensors", ".part"
+
+
+class Uploaded(Answer):
+    """An uploaded model; `init` is its name for the plan's key `[run] init`."""
+
+    init: str
+    tensors: int
+    elements: int
+    size: int = Field(description="bytes")
+
+
+def limit_bytes(lock: Path | None) -> int:
+    """Return how large an upload may be; 0 if `aggregator.toml` allows none, or nothing says where it is."""
+    return 0 if lock is None else aggregator_file(lock.parent.parent).max_upload_mb * 10**6
+
+
+def remove_unused(folder: Path, now: float) -> None:
+    """Remove the files that were not used for a day, also those of an upload that did not end."""
+    for path in folder.glob("*") if folder.is_dir() else ():
+        with contextlib.suppress(OSError):
+            if path.suffix in (SUFFIX, DRAFT) and now - path.stat().st_mtime > UNUSED_S:
+                path.unlink()
+
+
+class Uploads:
+    """Takes uploads into the state directory, a few at a time."""
+
+    def __init__(self, lock: Path | None) -> None:
+        self._lock = lock
+        self._under_way = 0
+
+    @property
+    def folder(self) -> Path | None:
+        """Return the folder of the uploads; None if the dashboard does not know the state directory."""
+        return None if self._lock is None else AggregatorHome(self._lock.parent).uploads
+
+    def path(self, name: str) -> Path | None:
+        """Return the file of an upload by its name; None if there is none."""
+        if self.folder is None or not (name.isascii() and name.isalnum()):
+            return None
+        found = self.folder / f"{name}{SUFFIX}"
+        return found if found.is_file() else None
+
+    async def take(self, body: AsyncIterator[bytes], total: int) -> Uploaded:
+        """Write a body of `total` bytes to a file; raise `PlanError` or `Refused`, and leave nothing behind then."""
+        if self._lock is None or self.folder is None or not 0 < total <= limit_bytes(self._lock):
+            allowed = limit_bytes(self._lock) // 10**6
+            raise Refused(
+                f"a model of {total / 1e6:.0f} MB is not taken", f"this aggregator takes uploads of up to {allowed} MB",
+                "max_upload_mb in aggregator.toml, or [run] init with a file on its machine",
+            )  # fmt: skip
+        if self._under_way >= MOST_AT_ONCE:
+            raise Refused("other uploads are under way", f"{MOST_AT_ONCE} at once are taken", "try again when they end")
+        folder = await run_in_threadpool(private_folder, self.folder)
+        await run_in_threadpool(remove_unused, folder, time.time())
+        if shutil.disk_usage(folder).free < total + FREE_BYTES:
+            raise Refused("the disk has too little space", f"{total / 1e6:.0f} MB more would fill it", "free some")
+        name = secrets.token_hex(NAME_BYTES)
+        draft, self._under_way = folder / f"{name}{DRAFT}", self._under_way + 1
+        try:
+            with draft.open("xb") as file:
+                tensors = await _write(file, body, total)
+                await run_in_threadpool(os.fsync, file.fileno())
+            draft.rename(folder / f"{name}{SUFFIX}")
+        except OSError as error:
+            raise disk_error(error, folder) from error
+        finally:
+            self._under_way -= 1
+            draft.unlink(missing_ok=True)
+        elements = sum(math.prod(one.shape) for one in tensors)
+        return Uploaded(init=UPLOAD + name, tensors=len(tensors), elements=elements, size=total)
+
+
+async def _write(file: BinaryIO, body: AsyncIterator[bytes], total: int) -> list[StoredTensor]:
+    """Write a body to the file and return the tensors of its header, which is checked as soon as it is there."""
+    head, wanted, written, tensors = bytearray(), LENGTH_BYTES, 0, None
+    async for chunk in _timed(body):
+        written += len(chunk)
+        if written > total:
+            raise PlanError("the upload has more bytes than it said", f"it said {total}", "upload the file again")
+        if tensors is None:
+            head += chunk
+            if wanted == LENGTH_BYTES <= len(head):
+                wanted += header_length(bytes(head[:LENGTH_BYTES]), total)
+            if LENGTH_BYTES < wanted <= len(head):
+                tensors = read_header(bytes(head[LENGTH_BYTES:wanted]), total)
+        await run_in_threadpool(file.write, chunk)
+    if written != total or tensors is None:
+        raise PlanError(
+            "the upload did not arrive as a whole", f"{written} of {total} bytes came", "upload the file again"
+        )
+    return tensors
+
+
+async def _timed(body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield the chunks of a body; end early if one takes longer than `CHUNK_S`, or the browser is gone."""
+    while True:
+        try:
+            chunk = await asyncio.wait_for(anext(body), CHUNK_S)
+        except (TimeoutError, ClientDisconnect, StopAsyncIteration):
+            return
+        if chunk:
+            yield chunk
+
+
+def upload_routes(settings: Settings) -> APIRouter:
+    """Return the route that takes an initial model."""
+    router, uploads = APIRouter(prefix=API, responses=PROBLEMS), Uploads(settings.lock)
+
+    @router.post("/uploads", status_code=201, openapi_extra=BODY)
+    async def upload(request: Request) -> Uploaded:
+        """Take a .safetensors file as the body, for a plan's `[run] init`; it goes when it is unused for a day."""
+        return await uploads.take(request.stream(), int(request.headers.get("content-length", "0")))
+
+    return router
+
+
+async def remove_each_hour(lock: Path | None) -> None:
+    """Remove unused uploads now and every hour, until it is cancelled."""
+    while lock is not None:
+        with contextlib.suppress(OSError):
+            await run_in_threadpool(remove_unused, AggregatorHome(lock.parent).uploads, time.time())
+        await asyncio.sleep(EACH_S)

@@ -197,8 +197,8 @@ def test_a_person_uploads_a_model_in_the_form(store: Store, lock: Path, look: Op
     with serving(store.url, "127.0.0.1:0", "--lock", str(lock)) as served:
         page = look(served.url, "new")
         page.locator("#f-local-lr").fill("0.5")
-        page.locator(".upload input").set_input_files(file)
-        expect(page.locator(".upload")).to_contain_text("mine.safetensors is uploaded: 2 tensors, 7 values")
+        page.locator(".own-model input").set_input_files(file)
+        expect(page.locator(".own-model")).to_contain_text("mine.safetensors is uploaded: 2 tensors, 7 values")
         [stored] = left(lock)
         expect(page.locator("#f-run-init")).to_have_value(f"upload:{stored.stem}")
         expect(page.locator(".plan-state")).to_contain_text("First model: the uploaded model.")

@@ -139,7 +139,7 @@ const Upload = ({ done }) => {
     }
   };
   return html`
-    <p class="upload"><label class="tool file"><${Icon} name="down" />Upload a model
+    <p class="own-model"><label class="tool file"><${Icon} name="down" />Upload a model
       <input type="file" accept=".safetensors" onChange=${(event) => { take(event.target.files[0]); event.target.value = ""; }} /></label>
       <span class=${said.tone} role="status">${said.text || ".safetensors, checked against the task when the run starts"}</span></p>`;
 };

@@ -95,7 +95,7 @@ const SectionForm = ({ section, table, problems, choose, suggestions, extras }) 
   return html`
     <details class="plan-section" open=${open} id=${`s-${section.name}`}>
       <summary onClick=${(event) => { event.preventDefault(); setOpened(!open); }}>
-        <h2>[${section.name}]</h2><span class="faint">${section.about.split(". ")[0].replace(/\.$/, "")}</span>
+        <h2>[${section.name}]</h2><span class="faint">${plainly(section.about.split(/\.\s/)[0].replace(/\.$/, ""))}</span>
         <span class="counts">${problems.length ? html`<b class="bad-text">${plural(problems.length, "problem")}</b>` : ""}${set ? html`<small>${set} set</small>` : ""}</span></summary>
       ${stray.map((one) => html`<${Said} problem=${one} />`)}
       ${open && html`<div class="fields">${shown.map((field) => html`<${Field} key=${field.key} field=${field} place=${[section.name, field.key]} value=${table[field.key]}
@@ -116,7 +116,7 @@ const Field = ({ field, place, value, problems, choose, suggestions, extras }) =
   if (field.kind === "table") {
     return html`
       <fieldset class=${tone} id=${id} tabindex="-1"><legend><code>${field.key}</code></legend>
-        <p class="about">${field.about}</p>
+        <p class="about">${plainly(field.about)}</p>
         <div class="fields">${field.inner.map((inner) => html`<${Field} key=${inner.key} field=${inner} place=${[...place, inner.key]} value=${value?.[inner.key]} problems=${[]}
           choose=${(rest, next) => choose([inner.key, ...rest], next)} suggestions=${suggestions} />`)}</div>
         ${errors}
@@ -127,13 +127,16 @@ const Field = ({ field, place, value, problems, choose, suggestions, extras }) =
     <div class=${tone}>
       <label for=${id}><code>${field.key}</code>${field.needed ? html`<small> needed</small>` : ""}</label>
       <${Input} id=${id} field=${field} value=${value} change=${change} told=${told} wrong=${problems.length > 0} suggestions=${suggestions?.[place.join(".")]} />
-      <p class="about" id=${`${id}-about`}>${field.about}</p>
+      <p class="about" id=${`${id}-about`}>${plainly(field.about)}</p>
       ${extras?.[place.join(".")] ?? ""}
       ${errors}
     </div>`;
 };
 
 const WORDED = { init: "a device makes it" };
+
+/** What stands between backticks is code. */
+const plainly = (text) => text.split("`").map((part, i) => (i % 2 ? html`<code>${part}</code>` : part));
 
 const shownDefault = (field) => (field.needed ? "" : WORDED[field.key] ? WORDED[field.key] : field.fallback === null || field.fallback === undefined ? "not set" : field.fallback === "" ? "empty" : written(field.fallback).replaceAll("\n", ", ") || "none");
 

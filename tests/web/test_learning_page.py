@@ -1,0 +1,56 @@
+"""One metric of a run over the whole width, and what a run was expected to cost beside what it did."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.support.browsing import Open, axe, overflow
+from tests.support.filled_store import finish, twelve_rounds
+from tests.support.serving import Shown
+from thinwire.store import START_RUN, Store
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_any_metric_is_smoothed_zoomed_and_put_on_a_log_scale(store: Store, served: Shown, look: Open, scheme: Any):
+    run = twelve_rounds(store)
+    page = look(served.url, f"runs/{run.run_id}", color_scheme=scheme)
+    expect(page.locator("#learning .curve")).to_have_count(2)
+    page.locator("#learning").get_by_label("Metric").select_option("loss")
+    expect(page.locator("#learning .curve")).to_have_count(0)
+    measured = page.locator(".readings b").first.inner_text()
+    page.get_by_role("radio", name="much smoothing").check(force=True)
+    expect(page.locator(".readings")).to_contain_text("loss, smoothed")
+    expect(page.locator(".readings li", has_text="as measured").locator("b")).to_have_text(measured)
+    assert float(page.locator(".readings b").first.inner_text()) > float(measured), "the loss falls"
+    page.get_by_role("checkbox", name="log scale").check(force=True)
+    page.get_by_role("button", name="Zoom in").press("Enter")
+    expect(page.locator(".zoom [role=status]")).to_contain_text(" to ")
+    page.reload()
+    expect(page.get_by_role("radio", name="much smoothing")).to_be_checked()
+    expect(page.get_by_role("checkbox", name="log scale")).to_be_checked()
+    assert axe(page) == []
+    for width in (400, 1920):
+        page.set_viewport_size({"width": width, "height": 900})
+        assert overflow(page) <= 0, width
+    page.locator("#learning").get_by_label("Metric").select_option("all")
+    expect(page.locator("#learning .curve")).to_have_count(2)
+
+
+def test_the_estimate_stands_beside_what_the_run_was(store: Store, served: Shown, look: Open):
+    run = twelve_rounds(store)
+    expected = {"up_bytes": 2048, "down_bytes": 38440, "round_s": 2.0, "run_s": None}
+    order = store.commands.add(START_RUN, args={"plan": {}, "estimate": expected})
+    store.commands.answer(order, {"done": True, "run_id": run.run_id}, run.run_id)
+    page = look(served.url, f"runs/{run.run_id}")
+    expect(page.locator("#plan")).to_be_visible()
+    expect(page.locator("#estimate")).to_have_count(0)
+    finish(run)
+    table = page.get_by_role("region", name="Estimated and actual cost")
+    expect(table.get_by_role("row", name="up, a client and round")).to_contain_text("2.05 kB")
+    expect(table.get_by_role("row").filter(has_text=re.compile("^a round"))).to_contain_text("2.0 s")
+    expect(table.get_by_role("row", name="all rounds")).to_contain_text("was not known")
+    assert axe(page) == []

@@ -143,12 +143,12 @@ def test_an_order_to_start_is_a_row_with_the_plan_and_what_it_was_expected_to_co
     assert (order.kind, order.id) == ("start-run", answer.json()["order"])
     assert order.args["plan"] == RunPlan.from_json(PLAN).to_json()
     assert order.args["estimate"]["rounds"] == 3
-    assert page.get(f"/api/v1/orders/{order.id}").json() == {
+    assert page.get(f"/api/v1/starts/{order.id}").json() == {
         "order": order.id, "run_id": "", "error": "", "why": "", "hint": ""
     }  # fmt: skip
     store.commands.answer(order.id, {"done": False, "error": "no", "why": "because", "try": "yes"})
-    assert page.get(f"/api/v1/orders/{order.id}").json()["hint"] == "yes"
-    assert page.get("/api/v1/orders/99").status_code == 404
+    assert page.get(f"/api/v1/starts/{order.id}").json()["hint"] == "yes"
+    assert page.get("/api/v1/starts/99").status_code == 404
 
 
 def test_a_plan_that_cannot_run_is_not_ordered(page: TestClient, store: Store):
@@ -216,7 +216,7 @@ def toml(page: Page) -> Locator:
 
 def started(page: Page, store: Store) -> Order:
     """The order that a click on the button leaves."""
-    with page.expect_response(re.compile(r"/orders/\d+$")):
+    with page.expect_response(re.compile(r"/starts/\d+$")):
         page.get_by_role("button", name="Start the run").click()
     [order] = store.commands.pending()
     return order

@@ -157,12 +157,12 @@ def plan_routes(settings: Settings, store: Store) -> APIRouter:
 
     @router.post("/runs", status_code=202)
     def begin(new: models.NewRun) -> models.Begun:
-        """Order a run of a plan; the aggregator makes it, and `/orders/{number}` tells its id or the refusal."""
+        """Order a run of a plan; the aggregator makes it, and `/starts/{number}` tells its id or the refusal."""
         if not may_serve(settings.lock):
             raise Refused("no aggregator is running", "it makes and runs what is ordered", "thinwire aggregator start")
         return models.Begun(order=planning.order(new.plan))
 
-    @router.get("/orders/{number}")
+    @router.get("/starts/{number}")
     def ordered(number: Annotated[int, Path(ge=1, le=2**31 - 1)]) -> models.Begun:
         """Return the result of an order to start a run."""
         result = store.commands.result(number) or {}

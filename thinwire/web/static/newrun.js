@@ -153,7 +153,7 @@ const PlanState = ({ plan, gone, problems }) => {
       const { order } = await post("runs", { plan: plan.values });
       const until = performance.now() + PATIENT_MS;
       while (performance.now() < until) {
-        const found = await get(`orders/${order}`);
+        const found = await get(`starts/${order}`);
         if (found.run_id) {
           location.assign(link(`runs/${found.run_id}`));
           return;

@@ -286,7 +286,7 @@ def test_a_plan_file_is_read_in_the_browser(store: Store, served: Shown, look: O
     file = tmp_path / "plan.toml"
     file.write_text(TEXT)
     page = look(served.url, "new")
-    page.locator("input[type=file]").set_input_files(file)
+    page.locator(".drop input").set_input_files(file)
     expect(page.locator("#f-run-rounds")).to_have_value("3")
     expect(page.locator(".plan-state")).to_contain_text("This plan can run")
     expect(page.locator(".drop [role=status]")).to_have_text("plan.toml was read")

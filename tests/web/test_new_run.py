@@ -266,9 +266,9 @@ def test_the_form_and_the_text_are_two_views_of_one_plan(store: Store, served: S
     expect(page.locator("#f-uplink-codec")).to_have_value("int8")
     expect(page.locator("#f-uplink-layers")).to_have_value("*.bias = fp16")
     fill(page, "uplink.codec", "topk(0.1)")
-    expect(text).to_have_value(TEXT + '\n[uplink]\ncodec = "topk(0.1)"\nlayers = {"*.bias" = "fp16"}\n')
+    expect(text).to_have_value(TEXT + '\n[uplink]\ncodec = "topk(0.1)"\nlayers = { "*.bias" = "fp16" }\n')
     fill(page, "uplink.codec", "")
-    expect(text).to_have_value(TEXT + '\n[uplink]\nlayers = {"*.bias" = "fp16"}\n')
+    expect(text).to_have_value(TEXT + '\n[uplink]\nlayers = { "*.bias" = "fp16" }\n')
     text.fill("[run")
     expect(page.locator(".plan-state")).to_contain_text("the plan is not TOML")
     expect(page.locator("#f-run-rounds")).to_have_value("3")  # what is no TOML empties no form

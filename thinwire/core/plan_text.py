@@ -10,11 +10,14 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic.fields import FieldInfo
 
 from thinwire.core.plan_schema import Sections
+
+if TYPE_CHECKING:
+    from thinwire.core.plan import RunPlan
 
 BARE = re.compile(r"[A-Za-z0-9_-]+")  # a key that TOML reads without quotes
 
@@ -55,13 +58,21 @@ def sparse(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return found
 
 
+def plan_text(plan: RunPlan) -> str:
+    """Return a plan as the TOML that a person would type: the keys that differ from their defaults.
+
+    Invariant: reading the text gives a plan with the same digest.
+    """
+    return toml_text(sparse(plan.to_json()))
+
+
 def toml_text(given: Mapping[str, Mapping[str, Any]]) -> str:
     """Return tables of a plan as TOML; a key without a value is left out.
 
     >>> print(toml_text({"run": {"task": "digits", "target": {"value": 0.9}}, "local": {"lr": 0.5}}), end="")
     [run]
     task = "digits"
-    target = {value = 0.9}
+    target = { value = 0.9 }
     <BLANKLINE>
     [local]
     lr = 0.5
@@ -78,13 +89,13 @@ def toml(value: Any) -> str:
     """Return a value in TOML's notation; a table is written on one line.
 
     >>> toml({"*.bias": "fp16"}), toml([1, 0.5]), toml(True)
-    ('{"*.bias" = "fp16"}', '[1, 0.5]', 'true')
+    ('{ "*.bias" = "fp16" }', '[1, 0.5]', 'true')
     """
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, Mapping):
         pairs = (f"{_key(name)} = {toml(inner)}" for name, inner in value.items() if inner is not None)
-        return "{" + ", ".join(pairs) + "}"
+        return f"{{ {', '.join(pairs)} }}" if value else "{}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(toml, value)) + "]"
     if isinstance(value, float):

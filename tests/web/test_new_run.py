@@ -17,13 +17,14 @@ from tests.support.browsing import Open, axe, overflow
 from tests.support.filled_store import add_devices, finish, new_run, twelve_rounds
 from tests.support.reasons import noted
 from tests.support.serving import Shown, serving
+from tests.web.test_roles import Visitors
 from thinwire.core.events import RunNoted
 from thinwire.core.fleet import Hello
 from thinwire.core.plan import RunPlan
 from thinwire.core.statedir import hold
-from thinwire.store import MeasureRow, Order, Store
+from thinwire.store import ROLES, MeasureRow, Order, Store
 from thinwire.store.device_profiles import work_key
-from thinwire.web.access import LEAST, ROLES
+from thinwire.web.access import LEAST
 
 HERE = {"Origin": "http://127.0.0.1:8080"}
 PLAN: dict[str, dict[str, Any]] = {"run": {"task": "digits", "rounds": 3}, "local": {"lr": 0.5, "steps": 50}}
@@ -166,34 +167,34 @@ def test_nothing_is_ordered_while_no_aggregator_runs(visit: Any, store: Store, t
     assert store.commands.pending() == []
 
 
-WAYS = [("POST", "/api/v1/plans/check"), ("POST", "/api/v1/runs")]
+WAYS = ("/api/v1/plans/check", "/api/v1/runs")
 KEYS = [(key, value) for key, values in NAMED.items() for value in values]
 
 
-@pytest.mark.parametrize("who", ["anonymous", "logged in"])
+@pytest.mark.parametrize("who", ["anonymous", *ROLES])
 @pytest.mark.parametrize(("key", "value"), KEYS)
-def test_no_plan_of_the_api_names_what_is_not_allowed(
-    page: TestClient, visit: Any, store: Store, monkeypatch: pytest.MonkeyPatch, who: str, key: str, value: Any
+def test_no_plan_of_the_api_names_what_is_not_allowed_whoever_sends_it(
+    visit: Any, store: Store, monkeypatch: pytest.MonkeyPatch, who: str, key: str, value: Any
 ):
     from thinwire.reports import plan_check
 
     others = {"evil": "evil.codecs:Evil", "evilopt": "evil.optimizers:Opt"}
     monkeypatch.setattr(plan_check, "installed", lambda: others)
-    client = page if who == "logged in" else visit()
-    plan = with_key(key, value)
-    answers = {
-        path: client.post(path, json={"plan": plan}, headers=HERE) for _, path in WAYS
-    }  # fmt: skip
+    client = visit()
+    headers = HERE if who == "anonymous" else Visitors(store, client).session(who)
+    checked, begun = (client.post(path, json={"plan": with_key(key, value)}, headers=headers) for path in WAYS)
     assert store.commands.pending() == []
     if who == "anonymous":
-        assert {answer.status_code for answer in answers.values()} == {401}
+        assert (checked.status_code, begun.status_code) == (401, 401)
         return
-    problems = answers["/api/v1/plans/check"].json()["problems"]
+    problems = checked.json()["problems"]
     assert {".".join(one["place"]) for one in problems} == {key}
     assert all("aggregator.toml does not allow it" in one["why"] for one in problems)
-    refused = answers["/api/v1/runs"]
-    assert (refused.status_code, refused.json()["detail"]) == (422, refused.json()["detail"])
-    assert "names" in refused.json()["detail"]
+    if who == "viewer":
+        assert begun.status_code == 403
+        return
+    assert begun.status_code == 422
+    assert "names" in begun.json()["detail"]
 
 
 def test_who_may_start_a_run_is_an_operator_and_who_may_look_a_viewer():

@@ -38,14 +38,9 @@ ROUTES = (
     "/api/v1/run-list", "/api/v1/run-list.csv", "/api/v1/compare?runs={run_id}", "/api/v1/compare.csv?runs={run_id}",
 )  # fmt: skip
 OTHERS = {
-<<<<<<< HEAD
     "/api/v1/live", "/api/v1/devices/{name}/revocations/{number}", "/api/v1/session", "/api/v1/users", "/api/v1/tokens",
     "/api/v1/audit", "/api/v1/audit.csv", "/api/v1/alerts", "/api/v1/plans/schema", "/api/v1/plans/tasks",
-    "/api/v1/orders/{number}",
-=======
-    "/api/v1/live", "/api/v1/devices/{name}/revocations/{number}", "/api/v1/plans/schema", "/api/v1/plans/tasks",
     "/api/v1/starts/{number}",
->>>>>>> a5a3b001 (web: tell the result of an order to start a run under /starts)
 }  # fmt: skip
 """The stream has the number of `Store.changes`, which has a test of its own; the others tell of no reply of a run."""
 COMMANDS = (

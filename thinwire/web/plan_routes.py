@@ -25,11 +25,11 @@ from thinwire.store.task_layouts import KnownTask, hosts, known_task, known_task
 from thinwire.web import list_schemas as models
 from thinwire.web.problems import PROBLEMS
 from thinwire.web.routes import API
+from thinwire.web.security import Who
 from thinwire.web.settings import Settings, may_serve
 from thinwire.web.uploads import Uploads
 
 KEPT_S: Final = 3.0  # for which devices and links are not read again while a person types
-WHO: Final = "dashboard"
 AGAIN: Final = "upload it again, or run:ID@0"
 
 
@@ -59,7 +59,7 @@ class Planning:
         cost = estimate(found.plan, known, there, measures) if found.plan is not None and found.ok else None
         return _checked(found, _notes(found.plan, known, there) if found.plan else [], cost)
 
-    def order(self, plan: dict[str, Any]) -> int:
+    def order(self, plan: dict[str, Any], who: str) -> int:
         """Leave an order to start a run of this plan, and return its number; raise `PlanError` if it is refused."""
         found = self._with_upload(check_values(plan, self.owner_file.allow), use=True)
         if found.plan is None or not found.ok:
@@ -69,7 +69,7 @@ class Planning:
         known, there, measures = self._of_task(found.plan.run.task)
         expected = estimate(found.plan, known, there, measures).summary()
         args = {"plan": found.plan.to_json(), "estimate": expected}
-        return self._store.commands.add(START_RUN, args=args, who=WHO)
+        return self._store.commands.add(START_RUN, args=args, who=who)
 
     def _with_upload(self, found: PlanCheck, use: bool = False) -> PlanCheck:
         """Add a problem to a plan whose uploaded model is not there; with `use` the file counts as used now."""
@@ -156,11 +156,11 @@ def plan_routes(settings: Settings, store: Store) -> APIRouter:
         return planning.check(given)
 
     @router.post("/runs", status_code=202)
-    def begin(new: models.NewRun) -> models.Begun:
+    def begin(new: models.NewRun, who: Who) -> models.Begun:
         """Order a run of a plan; the aggregator makes it, and `/starts/{number}` tells its id or the refusal."""
         if not may_serve(settings.lock):
             raise Refused("no aggregator is running", "it makes and runs what is ordered", "thinwire aggregator start")
-        return models.Begun(order=planning.order(new.plan))
+        return models.Begun(order=planning.order(new.plan, who))
 
     @router.get("/starts/{number}")
     def ordered(number: Annotated[int, Path(ge=1, le=2**31 - 1)]) -> models.Begun:

@@ -1,6 +1,6 @@
 // A new run: a plan from a file, from the form or from another run, checked as one types, with what it would cost.
 import { get, post, send } from "./api.js";
-import { home, html, link, useEffect, useRef, useState } from "./dom.js";
+import { home, html, link, may, useEffect, useRef, useState } from "./dom.js";
 import { bytes, count, plural, ratio, seconds } from "./format.js";
 import { Gone } from "./frame.js";
 import { Command, Icon, Refusal, Section, Table } from "./parts.js";
@@ -40,7 +40,7 @@ export const NewRunPage = ({ news }) => {
       <div>
         <${Drop} take=${plan.takeText} />
         <${PlanForm} sections=${ready.sections} plan=${plan.values} problems=${problems} choose=${plan.choose} suggestions=${suggestions}
-          extras=${{ "run.init": html`<${Upload} done=${(init) => plan.choose(["run", "init"], init)} />` }} />
+          extras=${{ "run.init": may("operator") && html`<${Upload} done=${(init) => plan.choose(["run", "init"], init)} />` }} />
       </div>
       <div class="beside">
         <${PlanState} plan=${plan} gone=${gone} problems=${problems} />
@@ -146,7 +146,7 @@ const Upload = ({ done }) => {
 
 const PlanState = ({ plan, gone, problems }) => {
   const [sent, setSent] = useState({ state: "idle", error: null });
-  const ready = plan.checked?.ok && !plan.busy && !gone && sent.state !== "sent";
+  const ready = may("operator") && plan.checked?.ok && !plan.busy && !gone && sent.state !== "sent";
   const start = async () => {
     setSent({ state: "sent", error: null });
     try {
@@ -178,6 +178,7 @@ const PlanState = ({ plan, gone, problems }) => {
       </div>
       ${problems.length > 0 && html`<ul class="wrongs" aria-label="Problems of the plan">${problems.map((one) => html`
         <li key=${one.what}>${one.place.length > 1 ? html`<a href=${`#${idOf(one.place.slice(0, 2))}`} onClick=${(event) => reach(event, one.place)}>${one.what}</a>` : html`<b>${one.what}</b>${one.why ? `: ${one.why}` : ""}`}</li>`)}</ul>`}
+      ${!may("operator") && html`<p class="faint">An operator can start it.</p>`}
       ${plan.checked?.ok && html`<p class="faint">First model: ${plan.checked.first_model}.</p>`}
       ${plan.checked?.notes.map((one) => html`<p class="warn-text note-line"><${Icon} name="alert" />${one}</p>`)}
       ${sent.error && html`<${Refusal} error=${sent.error} />`}

@@ -1,6 +1,6 @@
 // All runs as a table that is searched, filtered and sorted, and the devices that make them.
 import { get } from "./api.js";
-import { home, html, link, useEffect, useRef, useState } from "./dom.js";
+import { home, html, link, may, useEffect, useRef, useState } from "./dom.js";
 import { DeviceTable, joinCommand, presence } from "./devices.js";
 import { ago, bytes, count, metric, plural, seconds, when } from "./format.js";
 import { Gone } from "./frame.js";
@@ -56,7 +56,7 @@ export const RunsPage = ({ news }) => {
     <${Gone} news=${news} matters />
     <div class="head"><h1>Runs</h1>
       <p class="sentence small">${summary(list.statuses, all, devices, online)}</p>
-      <a class="tool go" href=${link("new")}><${Icon} name="plus" />New run</a></div>
+      ${may("operator") && html`<a class="tool go" href=${link("new")}><${Icon} name="plus" />New run</a>`}</div>
     ${all ? html`
       <${Section} id="runs" title="All runs" aside=${html`<span role="status">${found(list, q, chosen)}</span>`} csv=${link(`api/v1/run-list.csv?${matching}`)} json=${link(`api/v1/run-list?${query}`)}>
         <div class="filter">

@@ -16,7 +16,7 @@ NOT_PERSONAL = {  # of runs, models and the house itself
     "runs": "number run_id task task_number source status exit_code plan layout size task_report created_at started_at "
     "finished_at rounds_total rounds_closed version model_digest model_file best_version best_value metrics metrics0 "
     "clipped dense_up dense_down identity payload_up payload_down wire_up wire_down aggregated_count late dropped "
-    "failed totals",
+    "failed totals name tags archived_at deleted_at",
     "rounds": "run_id round opened_at closed_at reason base_version version deadline_s codec target_updates "
     "min_updates considered seconds metrics train_metrics ignored spent downtimes missed_s secure_sum changed "
     "payload_up payload_down wire_up wire_down aggregated_count late dropped failed "

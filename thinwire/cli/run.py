@@ -108,10 +108,10 @@ def _followed(run_id: str, home: Path | None, json: bool) -> int:
         return code
 
 
-def hand_over(store: Store, home: Path | None, plan: RunPlan, file: Path, task: str | None) -> str:
+def hand_over(store: Store, home: Path | None, plan: RunPlan, file: Path, task: str | None, name: str = "") -> str:
     """Submit a run with its first model to the aggregator's queue and return its id.
 
-    The task `task`, or the one beside the plan `file`, is imported in this process.
+    The task `task`, or the one beside the plan `file`, is imported in this process. `name` is for people.
     """
     from thinwire.client.task import initial_model, report, require_own_loop
     from thinwire.server.submit import submit
@@ -123,7 +123,7 @@ def hand_over(store: Store, home: Path | None, plan: RunPlan, file: Path, task: 
         console.note(f"warning: {made.left_out}")
     place = aggregator_home(home)
     vector, buffers, counters = first_model(store, home, plan, file, made)
-    return submit(store, place, plan, made.layout, vector, buffers, counters, report(code), fixed=made.fixed)
+    return submit(store, place, plan, made.layout, vector, buffers, counters, report(code), fixed=made.fixed, name=name)
 
 
 def first_model(

@@ -53,7 +53,7 @@ from thinwire.store.device_profiles import DeviceProfiles
 if TYPE_CHECKING:
     from thinwire.server.round_mode import RoundMode
 
-StopOrder = Literal["run", "service"] | None
+StopOrder = Literal["run", "after-round", "service"] | None
 SHORTEST_S = 1e-6  # of a wait
 RETURN_S = 30.0  # after a restart the run waits this long for devices to reconnect before it continues without them
 POLL_S = 0.25  # how long a person's command or a deadline may go unnoticed
@@ -82,6 +82,7 @@ class RunContext:
         self.home, self.on_event, self._stop = home, on_event, stop
         self.leases = leases or DeviceLeases()
         self.stopped: StopOrder = None
+        self.in_round = False  # a round is driven: an order to stop after the round waits for its close
         row = store.run(run_id)
         self.identity = row.identity
         self.simulated = row.source == "sim"  # its devices are not enrolled, and their speed is not kept
@@ -178,12 +179,22 @@ class RunContext:
 
     def stop_ordered(self) -> bool:
         """Return True if a person stopped the run or the service is closing; once True it stays True."""
-        self.stopped = self.stopped or self._stop()
+        self.stopped = self.stopped or self._ordered()
         return self.stopped is not None
+
+    def _ordered(self) -> StopOrder:
+        """Return what is ordered now.
+
+        To stop after the round means to stop, unless a round is driven, or all rounds are made.
+        """
+        order = self._stop()
+        if order == "after-round":
+            return None if self.in_round or self.past.steps_made >= self.plan.run.rounds else "run"
+        return order
 
     def closing(self) -> bool:
         """Return True if the service is closing, even if a person stopped the run before."""
-        order = self._stop()
+        order = self._ordered()
         self.stopped = self.stopped or order
         return "service" in (self.stopped, order)
 

@@ -61,7 +61,8 @@ def drive(
 ) -> RunRow:
     """Execute or resume a run until it is done, failed or stopped, and return its row.
 
-    `stop` is called often: "run" ends the run for good; "service" leaves it unchanged, and the next start resumes it.
+    `stop` is called often: "run" ends the run for good, "after-round" does so when the open round has closed; "service"
+    leaves it unchanged, and the next start resumes it.
     While `paused` is True, no round opens. `leases` are those of all runs that share the devices.
 
     A `ThinwireError` ends the run as failed, with the reason in its status; any other exception is raised. On a full
@@ -126,7 +127,9 @@ def _runner(running: RunContext, opened: RoundOpened) -> RoundRunner:
 
 def _one(running: RunContext, one: RoundRunner) -> None:
     """Drive one round to its close, then delete the model versions that nothing needs any more."""
+    running.in_round = True
     one.run()
+    running.in_round = False
     if one.machine.closed:
         finish(one)
         require_metrics(running)

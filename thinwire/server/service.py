@@ -14,7 +14,7 @@ import math
 import threading
 import time
 import traceback
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -42,7 +42,14 @@ from thinwire.server.ordered_runs import RunStarter
 from thinwire.server.policy.eligibility import ConnectedDevices
 from thinwire.server.run import drive
 from thinwire.server.run_end import close_undriven, delete_messages, end_abandoned, notify
+from thinwire.server.run_removal import removing
 from thinwire.store import START_RUN, Commands, Order, RunRow, Store
+
+
+def refused(error: ThinwireError) -> dict[str, Any]:
+    """Return a refusal as the result of a command."""
+    return {"done": False, "error": error.what, "why": error.why, "try": error.hint, "exit_code": error.exit_code}
+
 
 NOTED_S = 1.0  # deliveries decide nothing, so their events may wait this long to be written
 LOOKED_S = 5.0  # period of the check whether the processes of simulations live
@@ -69,6 +76,7 @@ class RecordingFleet:
         self._fleet, self._store, self._clock, self._orders = fleet, store, clock, orders
         self._on_event = on_event
         self._told: list[Order] = []
+        self._removals: dict[int, Iterator[None]] = {}  # number of a command to delete a run -> what is left to do
         self._home, self._looked_at = home, -LOOKED_S
         self._noted_at = -NOTED_S  # time at which deliveries were written last
         self.driven: Container[str] = ()  # the runs that have a driver
@@ -90,8 +98,9 @@ class RecordingFleet:
         """Carry out the commands, then return the arrivals of the fleet, with connections recorded."""
         self._revoke()
         self._carry_out()
+        self._remove()
         self._end_abandoned()
-        arrivals = list(self._fleet.poll(0.0 if self._told else wait_s))
+        arrivals = list(self._fleet.poll(0.0 if self._told or self._removals else wait_s))
         for arrival in arrivals:
             if isinstance(arrival, ClientConnected):
                 self._record(DeviceOnline(self._clock.wall(), arrival.device))
@@ -127,10 +136,11 @@ class RecordingFleet:
 
     def _carry_out(self) -> None:
         """Carry out the commands about runs without a driver: in the queue, paused before a restart, or over."""
-        for kind in ("stop-run", "pause-run", "resume-run"):
+        for kind in ("stop-run", "stop-after-round", "pause-run", "resume-run"):
             for run_id in self._orders.runs_of(kind):
                 row = self._store.run(run_id)
                 others = run_id in self.driven or row.source == "sim" or row.status == "preparing"
+                others |= kind == "stop-after-round" and row.status in ("running", "waiting")  # a round may be open
                 if row.status in ENDED or not others:  # else another process or a driver carries it out
                     self._change(kind, row)
                     self._orders.answer(kind, run_id)
@@ -139,7 +149,7 @@ class RecordingFleet:
         """Stop, pause or resume a run without a driver; one that is over stays as it is."""
         begun = f"after {counted(row.rounds_closed, 'round')}" if row.rounds_closed else "before it began"
         now, run_id = self._clock.wall(), row.run_id
-        if kind == "stop-run" and row.status not in ENDED:
+        if kind in ("stop-run", "stop-after-round") and row.status not in ENDED:
             close_undriven(self._store, run_id, RunStatusChanged(now, "stopped", f"stopped by a person {begun}", 10))
             self._fleet.drop_uploads(run_id)
             clients = {client.device for client in self._store.clients(run_id)}
@@ -148,6 +158,27 @@ class RecordingFleet:
             self._store.record(run_id, [RunStatusChanged(now, "paused", f"paused by a person {begun}")])
         elif kind == "resume-run" and row.status == "paused":
             self._store.record(run_id, [RunStatusChanged(now, "queued", "resumed by a person")])
+
+    def _remove(self) -> None:
+        """Do the next step of each command to delete a run, and answer it after the last one, or with a refusal."""
+        for order in self._orders.about_runs("delete-run") if self._home is not None else ():
+            assert self._home is not None
+            steps = self._removals.get(order.id)
+            if steps is None:
+                drop = self._fleet.drop_uploads
+                steps = self._removals[order.id] = removing(self._store, self._home, order.run_id, order.who, drop)
+            try:
+                next(steps)
+                continue
+            except StopIteration:
+                result: dict[str, Any] = {}
+            except NotWritten:
+                del self._removals[order.id]
+                raise
+            except ThinwireError as error:
+                result = refused(error)
+            del self._removals[order.id]
+            self._orders.done(order, result)
 
     def _end_abandoned(self) -> None:
         """End the runs whose own process died; if the disk is full, the next call tries again."""
@@ -217,7 +248,7 @@ def serve(
 
     def start(run_id: str) -> None:
         def stop() -> StopOrder:
-            return "service" if closing() else "run" if run_id in orders.runs_of("stop-run") else None
+            return "service" if closing() else orders.stop_order(run_id)
 
         def driver(own: Fleet, here: ConnectedDevices) -> None:
             drive(
@@ -257,6 +288,7 @@ class CommandQueue:
         self._open: list[Order] = []
         self._ending = False
         self._paused = set[str]()
+        self._kept = set[tuple[str, str]]()
 
     def _look(self) -> list[Order]:
         """Return the unanswered commands, read from the store at most every LOOK_S seconds."""
@@ -268,6 +300,11 @@ class CommandQueue:
         """Return True if a person commanded the service to end; once True it stays True."""
         self._ending = self._ending or self.answer("stop-service", "")
         return self._ending
+
+    def stop_order(self, run_id: str) -> StopOrder:
+        """Return how a person stops this run, by the unanswered commands."""
+        kinds = {order.kind for order in self._look() if order.run_id == run_id}
+        return "run" if "stop-run" in kinds else "after-round" if "stop-after-round" in kinds else None
 
     def runs_of(self, kind: str) -> list[str]:
         """Return the runs with an unanswered command of this kind."""
@@ -298,6 +335,16 @@ class CommandQueue:
         """Answer a command with its result."""
         self._commands.answer(order.id, {"done": True, **result})
         self._open = [other for other in self._open if other.id != order.id]
+
+    def keeps(self, kind: str, run_id: str) -> bool:
+        """Return True from a command of this kind for this run on; it is answered at once."""
+        if self.answer(kind, run_id):
+            self._kept.add((kind, run_id))
+        return (kind, run_id) in self._kept
+
+    def about_runs(self, *kinds: str) -> list[Order]:
+        """Return the unanswered commands of these kinds; `done` answers one."""
+        return [order for order in self._look() if order.kind in kinds]
 
     def answer(self, kind: str, run_id: str) -> bool:
         """Answer all commands of this kind for this run; return True if there was one."""

@@ -11,6 +11,7 @@ import numpy as np
 
 from thinwire.aggregation import codecs
 from thinwire.aggregation.control_variates import algorithm_of, carried
+from thinwire.aggregation.mean import BufferMean
 from thinwire.aggregation.plan_codecs import require_rules, rungs
 from thinwire.core.errors import PlanError
 from thinwire.core.events import Event, RunStatusChanged
@@ -41,12 +42,13 @@ def submit(
     owned: contextlib.ExitStack | None = None,
     fixed: Fixed | None = None,
     before_queue: Callable[[str], None] = lambda run_id: None,
+    name: str = "",
 ) -> str:
     """Check everything, store the initial model, queue the run, and return its id.
 
     With `[run] init = "device"` there is no initial model yet: only the layout and the fixed buffers are used. `owned`
     is for a caller that executes the run itself: it holds the run's lock for that time. `before_queue` is called with
-    the id when everything but the place in the queue is durable.
+    the id when everything but the place in the queue is durable. `name` is shown to people.
 
     A crash meanwhile leaves a row with status `preparing`. Such a run never starts, and `end_abandoned` closes it.
     """
@@ -67,7 +69,7 @@ def submit(
     if plan.run.init != "device":
         require_values(params)
     with contextlib.ExitStack() as meanwhile:
-        run_id = store.create_run(plan.run.task, plan, layout, report, source=source)
+        run_id = store.create_run(plan.run.task, plan, layout, report, source=source, name=name)
         folder, now = home.run(run_id), time.time()
         (owned or meanwhile).enter_context(own(home.owner(run_id)))
         versions, stored = Versions(folder, travels, home.durable), list[Event]()
@@ -78,6 +80,11 @@ def submit(
         before_queue(run_id)
         store.record(run_id, [*stored, RunStatusChanged(now, "queued", "in the queue")])
     return run_id
+
+
+def first_model_of(layout: Layout) -> tuple[Vector, Vector]:
+    """Return (params, buffers) of zeros for a run whose first model a device makes."""
+    return np.zeros(layout.size, np.float32), np.zeros(BufferMean(layout).layout.size, np.float32)
 
 
 def _measured(store: Store, plan: RunPlan, layout: Layout) -> dict[str, DeviceTimes]:

@@ -243,7 +243,9 @@ def run_sim(
         on_begin(run_id)
 
         def stop() -> StopOrder:
-            return "run" if orders.answer("stop-run", run_id) else None
+            if orders.answer("stop-run", run_id):
+                return "run"
+            return "after-round" if orders.keeps("stop-after-round", run_id) else None
 
         clock = VirtualClock(origin=float(int(time.time())))  # a whole second: fractions would round times differently
         fleet = LocalFleet(HeldSpool(folder / "spool"), clock)

@@ -29,7 +29,7 @@ from thinwire.store.audit import WAS, AuditLog, act
 from thinwire.store.database import Database
 from thinwire.store.privacy_devices import reported
 from thinwire.store.queries import device_row
-from thinwire.store.tables import HAS_SAMPLES, Client, Command, Device, Invitation, Measure, Run, Update
+from thinwire.store.tables import HAS_SAMPLES, Action, Client, Command, Device, Invitation, Measure, Run, Update
 
 LOOK_S = 1.0  # longest time for which a change by another process may be missing
 
@@ -220,7 +220,9 @@ class StoredRoster:
 
 AT_ONCE: Mapping[How, DeviceState] = {"loopback": "approved", "invitation": "approved"}  # others wait for approval
 ROW = tuple(getattr(Device, name) for name in DeviceRow.__dataclass_fields__)
-CHANGE = select(func.coalesce(func.max(Device.change), 0))
+FAR = 10**6  # changes: so far is a number from all earlier ones, when the last device was removed
+_REMOVED = select(func.count()).select_from(Action).where(Action.what == "remove").scalar_subquery()
+CHANGE = select(func.coalesce(select(func.max(Device.change)).scalar_subquery(), FAR * _REMOVED))
 
 
 def enrol(connection: Connection, row: DeviceRow) -> DeviceRow:

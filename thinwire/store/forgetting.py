@@ -29,13 +29,16 @@ from sqlalchemy import Connection, Table, and_, delete, func, select, update
 
 from thinwire.core.errors import NotFound, Refused
 from thinwire.core.events import ENDED
+from thinwire.core.formatting import grouped
 from thinwire.store.audit import WAS, act
 from thinwire.store.database import Base
 from thinwire.store.device_registry import next_change
 from thinwire.store.journal import LEVEL
 from thinwire.store.privacy_devices import KEY_LETTERS, put_pseudonym
+from thinwire.store.privacy_tables import PrivacyParticipant
 from thinwire.store.tables import (
     Action,
+    Client,
     Device,
     Journal,
     Measure,
@@ -68,6 +71,7 @@ PLAIN: Final = frozenset({  # fields with text that names no device
     "model_digest", "model_file", "metrics0", "spread0", "outcome", "last_outcome", "task_version", "what", "who",
     "body", "address", "name", "hello", "booked", "brought", "public_key", "how", "samples", "work", "secret_hash",
     "code_hash", "token_hash", "totals", "subject", "acknowledged_by", "failure", "user", "role", "password_hash",
+    "tags", "deleted_by",
 })  # fmt: skip
 NAMED: Final = frozenset({("invitations", "name")})  # a column that is a device's name in this table only
 _WORD = re.compile("[a-z0-9-]+")  # in a text: a name, and what could be one
@@ -214,6 +218,34 @@ def forget(connection: Connection, name: str, who: str, at: float, with_others: 
     connection.execute(delete(Snapshot).where(Snapshot.run_id.in_(runs)))
     act(connection, at, who, pseudonym, "forget")
     return Forgotten(pseudonym, rows, tuple(sorted(runs)), tuple(sorted(before & taken)), tuple(sorted(same)))
+
+
+def remove(connection: Connection, name: str, who: str, at: float) -> None:
+    """Remove the row of a device that never got an assignment. Invitations and actions that name it stay."""
+    row = connection.execute(select(*Device.__table__.c).where(Device.name == name)).first()
+    if row is None:
+        names = ", ".join(connection.scalars(select(Device.name).order_by(Device.name)))
+        raise NotFound(f"no device {name!r}", why=f"known: {names or 'none'}", hint="thinwire devices list")
+    has_worked = connection.scalar(select(Client.run_id).where(Client.device == name).limit(1))
+    keys = [row.fingerprint, *row.other_keys]
+    spent = connection.scalar(select(PrivacyParticipant.entry).where(PrivacyParticipant.device.in_(keys)).limit(1))
+    if has_worked or spent is not None or row.booked or row.brought:
+        raise Refused(
+            f"{name} is not removed",
+            why=f"it has worked in {has_worked}" if has_worked else "the privacy ledger counts what it has spent",
+            hint=f"thinwire devices revoke {name}, and then to remove its name: thinwire devices forget {name}",
+        )
+    if row.online:
+        raise Refused(
+            f"{name} is not removed",
+            why="it is online, and would enroll again",
+            hint=f"stop its client first, or thinwire devices revoke {name}",
+        )
+    change = next_change(connection)
+    connection.execute(delete(Device).where(Device.name == name))
+    if (other := connection.scalar(select(Device.name).limit(1))) is not None:
+        connection.execute(update(Device).where(Device.name == other), {"change": change})  # caches notice it
+    act(connection, at, who, name, "remove", f"key {grouped(row.fingerprint)}")
 
 
 def _earlier(connection: Connection, name: str) -> set[str]:

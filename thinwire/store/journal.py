@@ -25,7 +25,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Text, cast, delete, func, insert, select, update
 
-from thinwire.core import protection_events  # noqa: F401  # a journal may have its events
+from thinwire.core import protection_events, run_events  # noqa: F401  # a journal may have their events
 from thinwire.core.errors import NotFound
 from thinwire.core.events import (
     ENDED,
@@ -283,6 +283,11 @@ def _row(run_id: str | None, event: Event) -> dict[str, object]:
 
 
 _JOURNAL = insert(Journal)
+
+
+def append(connection: Connection, run_id: str | None, event: Event) -> None:
+    """Append one event that no read table shows, in the transaction of its caller."""
+    connection.execute(_JOURNAL, _row(run_id, event))
 
 
 KEPT = 1000  # events, so the size of a segment too

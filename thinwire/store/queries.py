@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -39,9 +40,12 @@ class RunQueries:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def runs(self) -> list[RunRow]:
-        """Return all runs, latest first."""
-        return [_run(found) for found in _all(self._database, columns_of(Run, RunRow).order_by(Run.number.desc()))]
+    def runs(self, with_deleted: bool = False) -> list[RunRow]:
+        """Return all runs, latest first; with those that a person deleted only if it is said."""
+        wanted = columns_of(Run, RunRow).order_by(Run.number.desc())
+        if not with_deleted:
+            wanted = wanted.where(Run.deleted_at.is_(None))
+        return [_run(found) for found in _all(self._database, wanted)]
 
     def some_runs(
         self, found: RunFilter = ALL, sort: SortKey = "number", descending: bool = True, first: int = 0, limit: int = 50
@@ -64,15 +68,26 @@ class RunQueries:
         return counts_of(self._database, found)
 
     def run(self, name: str) -> RunRow:
-        """Return the run of this id, of a unique prefix of one, or the `latest`; raise `NotFound` if there is none."""
+        """Return the run of this id, of a unique prefix of one, or the `latest`.
+
+        Raise `NotFound` if there is none, or if a person deleted it (then with who and when).
+        """
         with self._database.reading() as connection:
-            ids = {
-                row.run_id: row.status
-                for row in connection.execute(select(Run.run_id, Run.status).order_by(Run.number))
-            }
+            there = select(Run.run_id, Run.status, Run.deleted_at).order_by(Run.number)
+            found_ids = connection.execute(there).all()
+            if any(row.run_id == name and row.deleted_at for row in found_ids):
+                raise deleted(
+                    _run(connection.execute(columns_of(Run, RunRow).where(Run.run_id == name)).mappings().one())
+                )
+            ids = {row.run_id: row.status for row in found_ids if not row.deleted_at}
             whole = [run_id for run_id, status in ids.items() if status != "preparing"]
             found = whole[-1] if name == "latest" and whole else _named(name, list(ids))
             return _run(connection.execute(columns_of(Run, RunRow).where(Run.run_id == found)).mappings().one())
+
+    def deleted_run(self, run_id: str) -> RunRow | None:
+        """Return what is left of a run that a person deleted; None for any other id."""
+        wanted = columns_of(Run, RunRow).where(Run.run_id == run_id, Run.deleted_at.is_not(None))
+        return next((_run(found) for found in _all(self._database, wanted)), None)
 
     def line(self, most: int | None = None) -> list[RunRow]:
         """Return the runs on devices in the order of service: a started one, then the queue, oldest first."""
@@ -302,7 +317,7 @@ class RunQueries:
         """Return a device's last assignments and their outcomes over all runs on devices, latest first."""
         mine = (Client.run_id == Update.run_id) & (Client.device == name)  # uses an index to find the device's runs
         wanted = columns_of(Update, UpdateRow).join(Client, mine).join(Run, Run.run_id == Update.run_id)
-        wanted = wanted.where(Update.device == name, Run.source == "devices")
+        wanted = wanted.where(Update.device == name, Run.source == "devices", Run.deleted_at.is_(None))
         wanted = wanted.order_by(Run.number.desc(), Update.round.desc(), Update.assigned_at.desc()).limit(limit)
         return [UpdateRow(**found) for found in _all(self._database, wanted)]
 
@@ -337,6 +352,17 @@ def _all(database: Database, wanted: Select[Any]) -> list[dict[str, Any]]:
 def _run(found: Mapping[str, Any] | RowMapping) -> RunRow:
     report = dict(found["task_report"])
     return RunRow(**{**found, "task_report": TaskReport(**{**report, "codecs": tuple(report["codecs"])})})
+
+
+def deleted(row: RunRow) -> NotFound:
+    """Return the error about a run that a person deleted."""
+    return NotFound(f"{row.run_id} was deleted", why=deleted_text(row), hint="thinwire runs list --deleted")
+
+
+def deleted_text(row: RunRow) -> str:
+    """Return by whom and when a run was deleted."""
+    at = time.strftime("%Y-%m-%d %H:%M", time.localtime(row.deleted_at))
+    return f"deleted by {row.deleted_by} on {at}"
 
 
 def _named(name: str, ids: list[str]) -> str:

@@ -92,6 +92,11 @@ class RunRow(Traffic, Outcomes, Measured):
     notes: list[Reasons] = field(default_factory=list)  # for users who follow the run
     totals: dict[str, Any] = field(default_factory=dict, compare=False)  # `RunTotals` of its closed rounds, as JSON
     identity: str = ""
+    name: str = ""  # that a person gave it
+    tags: list[str] = field(default_factory=list)
+    archived_at: float | None = None
+    deleted_at: float | None = None  # then only this row is left, and the devices' parts in the run
+    deleted_by: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,8 +19,9 @@ from thinwire.store.alerts import Alerts
 from thinwire.store.audit import AuditLog
 from thinwire.store.database import Database, database_url
 from thinwire.store.device_registry import StoredRoster
-from thinwire.store.forgetting import Forgotten, forget
+from thinwire.store.forgetting import Forgotten, forget, remove
 from thinwire.store.journal import JournalReader, Recorder
+from thinwire.store.kept_runs import KeptRuns
 from thinwire.store.one_time_secrets import Invitations
 from thinwire.store.privacy_ledger import PrivacyLedger
 from thinwire.store.queries import RunQueries
@@ -37,12 +38,12 @@ if TYPE_CHECKING:
     from thinwire.core.layout import Layout
     from thinwire.core.plan import RunPlan
 
-RunOrder = Literal["stop", "pause", "resume"]
+RunOrder = Literal["stop", "stop-after-round", "pause", "resume"]
 START_RUN = "start-run"  # the command with a plan from which the aggregator makes a run
 IDENTITY_BYTES = 8  # random; the probability that two of a million runs share one is 3e-8
 
 
-class Store(RunQueries, JournalReader, Recorder):
+class Store(RunQueries, JournalReader, Recorder, KeptRuns):
     """The aggregator's store. Several threads and processes may use it at once; every call is one short transaction.
 
     Invariant: a write is durable when it returns (SQLite: WAL, synchronous=FULL) and changes nothing when it raises. A
@@ -53,7 +54,7 @@ class Store(RunQueries, JournalReader, Recorder):
         RunQueries.__init__(self, database)
         JournalReader.__init__(self, database)
         Recorder.__init__(self, database)
-        self._clock = clock
+        KeptRuns.__init__(self, database, clock)
         self.roster, self.invitations = StoredRoster(database, clock), Invitations(database, clock)
         self.commands, self.logins = Commands(database, clock), Logins(database, clock)
         self.users, self.tokens = Users(database, clock), Tokens(database, clock)
@@ -100,9 +101,13 @@ class Store(RunQueries, JournalReader, Recorder):
         self.close()
 
     def create_run(
-        self, task: str, plan: RunPlan, layout: Layout, task_report: TaskReport, *, source: Source = "devices"
-    ) -> str:
-        """Create a run `TASK-N` with the status `preparing`, and return its id."""
+        self, task: str, plan: RunPlan, layout: Layout, task_report: TaskReport, *, source: Source = "devices",
+        name: str = "",
+    ) -> str:  # fmt: skip
+        """Create a run `TASK-N` with the status `preparing`, and return its id.
+
+        Invariant: an id is never given again, because the row of a deleted run stays.
+        """
         with self._database.writing() as connection:
             number = int(connection.scalar(select(func.max(Run.task_number)).where(Run.task == task)) or 0) + 1
             run_id = f"{task}-{number}"
@@ -110,7 +115,7 @@ class Store(RunQueries, JournalReader, Recorder):
                 "run_id": run_id, "task": task, "task_number": number, "source": source, "status": "preparing",
                 "plan": plan.to_json(), "layout": layout.to_json(), "size": layout.size,
                 "task_report": dataclasses.asdict(task_report), "created_at": self._clock.wall(),
-                "rounds_total": plan.run.rounds,
+                "rounds_total": plan.run.rounds, "name": name,
                 "identity": secrets.token_hex(IDENTITY_BYTES) if source == "devices" else "",
             }  # fmt: skip
             connection.execute(insert(Run), row)
@@ -123,12 +128,12 @@ class Store(RunQueries, JournalReader, Recorder):
         is to be resumed that is not paused.
         """
         row = self.run(run_id)
-        if verb != "stop" and (row.source == "sim" or row.status in (*ENDED, "preparing")):
+        if verb in ("pause", "resume") and (row.source == "sim" or row.status in (*ENDED, "preparing")):
             why = "it is simulated" if row.source == "sim" else f"it is {row.status}"
             raise Refused(f"{row.run_id} has nothing to {verb}", why=why, hint="thinwire runs list")
         if verb == "resume" and row.status != "paused":
             raise Refused(f"{row.run_id} is not paused", why=f"it is {row.status}", hint=f"thinwire runs show {run_id}")
-        return self.commands.add(f"{verb}-run", row.run_id, who=who)
+        return self.commands.add(verb if verb == "stop-after-round" else f"{verb}-run", row.run_id, who=who)
 
     def revoke_device(self, name: str, who: str, fingerprint: str, is_running: Callable[[], bool]) -> int | None:
         """Revoke a device, and leave a command for a running aggregator, which clears what is open.
@@ -139,6 +144,15 @@ class Store(RunQueries, JournalReader, Recorder):
         """
         args = {"device": name, "fingerprint": self.roster.revoke(name, who, fingerprint)}
         return self.commands.add("revoke", args=args, who=who) if is_running() else None
+
+    def remove_device(self, name: str, who: str = "operator") -> None:
+        """Remove a device that never got an assignment; its name and key may be used again.
+
+        Raise `Refused` if it has worked, has spent privacy, or is online.
+        """
+        with self._database.writing() as connection:
+            remove(connection, name, who, self._clock.wall())
+        self.roster.refresh()
 
     def forget_device(self, name: str, who: str = "operator", with_others: bool = False) -> Forgotten | None:
         """Put a pseudonym in the place of a revoked device in journal, tables and ledger; raise `Refused` if it may
@@ -182,6 +196,10 @@ class Commands:
         """Return the commands without a result, oldest first."""
         with self._database.reading() as connection:
             return [Order(**row) for row in connection.execute(_PENDING).mappings()]
+
+    def pending_of(self, kind: str, run_id: str) -> Order | None:
+        """Return the oldest command of this kind for this run that has no result yet; None without one."""
+        return next((one for one in self.pending() if (one.kind, one.run_id) == (kind, run_id)), None)
 
     def answer(self, order_id: int, result: Mapping[str, Any], run_id: str = "") -> None:
         """Store a command's result, and the run that it made.

@@ -79,6 +79,11 @@ class Run(Traffic, Outcomes, Base):
     notes: Mapped[list[Any]] = mapped_column(default=list, server_default="[]")  # each a list of reasons
     totals: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default="{}")  # of its rounds' explanations
     identity: Mapped[str] = mapped_column(String(64), default="", server_default="")  # random; "" for a simulation
+    name: Mapped[str] = mapped_column(Words(80), default="", server_default="")  # that a person gave it
+    tags: Mapped[list[Any]] = mapped_column(default=list, server_default="[]")
+    archived_at: Mapped[float | None]
+    deleted_at: Mapped[float | None]  # of its models, rounds and events; this row stays
+    deleted_by: Mapped[str] = mapped_column(default="", server_default="")
 
 
 HAS_SAMPLES = Run.plan["privacy"]["sampling_rate"].as_float() > 0  # of a run: by Poisson sampling

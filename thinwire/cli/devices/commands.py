@@ -1,4 +1,6 @@
-"""The commands of `thinwire devices`: list, show, invite, approve, revoke and rename; `roster` has a file of its own.
+"""The commands of `thinwire devices`: list, show, invite, approve, revoke, rename, remove and forget.
+
+`roster` has a file of its own.
 
 The running aggregator reads the command to revoke a device, refuses the device from then on, and clears what is open:
 waiting requests, uploads, assignments, and updates that are not aggregated yet.
@@ -207,6 +209,19 @@ def rename(
         console.document({"name": new, "was": old})
     else:
         console.line(f"{old} is now {new}; the device learns it at once if it is connected, else when it comes")
+
+
+@app.command()
+def remove(name: Device, json: Json = False, home: Home = None) -> None:
+    """Remove a device that never got an assignment; its name is free again."""
+    from thinwire.cli.local_state import opened, operator
+
+    with opened(home, read_only=False) as store:
+        store.remove_device(name, operator())
+    if json:
+        console.document({"device": name, "removed": True})
+    else:
+        console.line(f"{name} is removed; it may join again like a new device")
 
 
 @app.command()

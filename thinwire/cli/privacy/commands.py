@@ -82,7 +82,7 @@ def ledger(
 
     with opened(home) as store:
         rows, blocked = store.privacy.rows(population, device), store.privacy.unknown()
-        runs = {row.run_id: row for row in store.runs()}
+        runs = {row.run_id: row for row in store.runs(with_deleted=True)}
         names = {row.population for row in rows if row.population} | ({population} if population else set())
         excluded = {name: store.privacy.excluded(name) for name in sorted(names)}
     deltas = {run_id: _delta(row.plan) for run_id, row in runs.items()}
@@ -133,7 +133,7 @@ def settle(
     from thinwire.privacy.accounting import costliest, releases_of
 
     with opened(home, read_only=False) as store:
-        rows, deltas = store.privacy.rows(), [_delta(row.plan) for row in store.runs()]
+        rows, deltas = store.privacy.rows(), [_delta(row.plan) for row in store.runs(with_deleted=True)]
         mine = [row for row in rows if row.population == population and row.count]
         spent = Counter[str]()
         for row in mine:

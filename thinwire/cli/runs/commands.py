@@ -1,4 +1,4 @@
-"""The commands of `thinwire runs`: list, show, watch, compare, model, pause, resume and stop.
+"""The commands of `thinwire runs`: list, show, watch, compare and model; others have files of their own.
 
 `show --why` explains where the time of a run and of each of its rounds went.
 """
@@ -13,70 +13,32 @@ import typer
 
 from thinwire.cli import console
 from thinwire.cli.params import Home, Json, RunId
+from thinwire.cli.runs.clone import clone
 from thinwire.cli.runs.compare import compare
+from thinwire.cli.runs.keeping import SETTINGS, archive, delete, tag, unarchive
+from thinwire.cli.runs.listing import list_, note_halted
 from thinwire.cli.runs.orders import pause, resume, stop
 from thinwire.cli.runs.render import standing
 from thinwire.core import formatting
 from thinwire.core.events import ENDED
 
 if TYPE_CHECKING:
-    from thinwire.reports.sweep_results import Group
     from thinwire.store import RoundRow, RunRow, Store
     from thinwire.store.round_explanation import RoundExplanation
 
 
 app = typer.Typer(
-    name="runs", help="Runs: list, show, watch, compare, take the model, pause, resume, stop.", no_args_is_help=True
+    name="runs",
+    help="Runs: list, show, watch, compare, take the model, pause, resume, stop, tag, delete.",
+    no_args_is_help=True,
 )
 
-for command in (compare, stop, pause, resume):
+for command in (compare, stop, pause, resume, clone, archive, unarchive, delete):
     app.command()(command)
+app.command(name="list")(list_)
+app.command(context_settings=SETTINGS)(tag)
 
 EXPLAINED = 100  # newest rounds that `show --why` prints
-
-
-@app.command(name="list")
-def list_(json: Json = False, home: Home = None) -> None:
-    """List all runs, the newest first, and the groups of simulated runs."""
-    from thinwire.cli.local_state import again, aggregator_home, end_abandoned, has_database, opened
-    from thinwire.cli.runs.render import run_summary
-    from thinwire.reports.sweep_results import groups
-
-    end_abandoned(home)
-    if not has_database(aggregator_home(home)):
-        rows: list[RunRow] = []
-    else:
-        with opened(home) as store:
-            rows = store.runs()
-    swept = groups(aggregator_home(home).sweeps)
-    if json:
-        document = [{k: v for k, v in run_summary(row).items() if k != "plan"} for row in rows]
-        console.document([*document, *({"run_id": None, **_group(group)} for group in swept)])
-        return
-    if rows:
-        header = ("run", "status", "rounds", "accuracy", "loss", "payload up", "made")
-        console.table(header, [_row(row) for row in rows], right=header[2:6])
-    elif not swept:
-        console.note(f"no runs yet; to make one: {again('run PLAN', home)}")
-    _note_halted(rows, home)
-    if rows and swept:
-        console.line()
-    if swept:
-        lines = [(g.name, g.task or formatting.NOTHING, f"{g.done}/{g.runs}", console.ago(g.at)) for g in swept]
-        console.table(("group", "task", "runs", "last"), lines, right=("runs",))
-
-
-def _group(group: Group) -> dict[str, Any]:
-    """Return a group of simulated runs as JSON types."""
-    status = "done" if group.done == group.runs else "partial"
-    return {"group": group.name, "task": group.task, "status": status, "done": group.done, "runs": group.runs}
-
-
-def _row(row: RunRow) -> tuple[str, ...]:
-    """Return the cells of a run in the list."""
-    done = f"{row.rounds_closed}/{row.rounds_total}"
-    accuracy, loss = formatting.figure(row.decisive.get("accuracy")), formatting.figure(row.decisive.get("loss"))
-    return row.run_id, row.status, done, accuracy, loss, formatting.size(row.payload_up), console.ago(row.created_at)
 
 
 @app.command()
@@ -95,6 +57,9 @@ def show(
 
     end_abandoned(home)
     with opened(home) as store:
+        if (gone := store.deleted_run(run_id)) is not None:
+            _show_deleted(gone, json)
+            return
         row = store.run(run_id)
         last, _ = store.round_count(row.run_id)
         if number is not None and number > last:
@@ -114,16 +79,20 @@ def show(
             rounds = store.rounds(row.run_id)
             _show(store, row, rounds, [one for one in rounds if number in (None, one.round)])
         if not json:
-            _note_halted([row], home)
+            note_halted([row], home)
 
 
-def _note_halted(rows: Sequence[RunRow], home: Path | None) -> None:
-    """Note the runs that make no progress because no aggregator is running."""
-    from thinwire.cli.local_state import alive, way_back
+def _show_deleted(row: RunRow, json: bool) -> None:
+    """Show what is left of a run that a person deleted."""
+    from thinwire.core.plan import digest_of
+    from thinwire.store.queries import deleted_text
 
-    halted = [row.run_id for row in rows if row.source == "devices" and row.status not in ENDED]
-    if halted and alive(home) is None:
-        console.note(f"no aggregator is running; to go on with {', '.join(halted)}: {way_back(home)}")
+    if json:
+        left = {"run_id": row.run_id, "status": "deleted", "task": row.task, "plan_digest": digest_of(row.plan)}
+        console.document(left | {"deleted_by": row.deleted_by, "deleted_at": row.deleted_at, "was": row.status})
+        return
+    console.line(f"{row.run_id} was {deleted_text(row)}; it was {row.status} after {row.rounds_closed} rounds")
+    console.line(f"plan    digest {digest_of(row.plan)}")
 
 
 def _ahead(row: RunRow, rounds: Sequence[RoundRow]) -> str:
@@ -143,6 +112,9 @@ def _header(store: Store, row: RunRow, rounds: Sequence[RoundRow]) -> None:
     console.sentence(behind(row, store.line()) or _ahead(row, rounds) or standing(row), begin=f"{row.run_id}  ")
     if warning := divergence(store, row):
         console.sentence(warning, begin="warning ")
+    if row.name or row.tags or row.archived_at is not None:
+        said = [row.name, " ".join(row.tags), "archived" if row.archived_at is not None else ""]
+        console.sentence("; ".join(filter(None, said)), begin="        ")
     for note in row.notes:
         console.sentence(sentence(note), begin="note    ")
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from thinwire.cli import console
 from thinwire.cli.params import Home, Json, RunId
@@ -16,23 +18,31 @@ if TYPE_CHECKING:
 WAIT_S = 30.0  # for the aggregator to carry out a command
 
 
-def stop(run_id: RunId, json: Json = False, home: Home = None) -> None:
-    """Stop a run for good; its models stay."""
-    from thinwire.cli.local_state import end_abandoned, opened
+def stop(
+    run_id: RunId,
+    after_round: Annotated[bool, typer.Option("--after-round", help="let the open round end first")] = False,
+    json: Json = False,
+    home: Home = None,
+) -> None:
+    """Stop a run for good, now or after its open round; its models stay."""
+    from thinwire.cli.local_state import end_abandoned, opened, operator
     from thinwire.core.signals import until
 
     end_abandoned(home)
     with opened(home, read_only=False) as store:
         row = store.run(run_id)
         if row.status not in ENDED:
-            store.order("stop", row.run_id)
-            if not until(lambda: store.run(row.run_id).status in ENDED, WAIT_S) and _nobody_serves(row):
+            store.order("stop-after-round" if after_round else "stop", row.run_id, operator())
+            is_over = until(lambda: store.run(row.run_id).status in ENDED, WAIT_S)
+            if not is_over and _nobody_serves(row) and not after_round:
                 _stop_here(store, row.run_id)
         row = store.run(row.run_id)
     if json:
         console.document({"run_id": row.run_id, "status": row.status})
     elif row.status in ENDED:
         console.line(f"{row.run_id} {standing(row)}")
+    elif after_round:
+        console.line(f"{row.run_id} {row.status}: it will stop when its open round closes")
     else:
         console.line(f"{row.run_id} will stop as soon as its aggregator runs and sees the command")
 

@@ -73,7 +73,7 @@ RUN_KEYS = (
     "run_id", "task", "source", "status", "status_text", "exit_code", "rounds_total", "rounds_closed", "version",
     "model_digest", "notes", "metrics", "clipped", "best_version", "best_value", "late", "dropped", "failed",
     "payload_up", "payload_down", "wire_up", "wire_down", "dense_up", "dense_down", "created_at", "started_at",
-    "finished_at", "plan",
+    "finished_at", "name", "tags", "archived_at", "plan",
 )  # fmt: skip
 ROUND_KEYS = (
     "round", "reason", "detail", "selected", "aggregated", "late", "failed", "dropped", "seconds", "payload_up",

@@ -1,0 +1,169 @@
+"""`runs tag`, `archive`, `delete`, `clone` and `stop --after-round`: what is printed, asked and refused."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.cli_story import told
+from thinwire.cli import local_state
+from thinwire.cli.runs import clone, keeping, orders
+from thinwire.core import RunPlan
+from thinwire.core.events import RunStatusChanged
+from thinwire.core.statedir import AggregatorHome, lock_file
+from thinwire.store import Store
+
+
+@pytest.fixture(autouse=True)
+def nobody_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(orders, "WAIT_S", 0.0)
+    monkeypatch.setattr(keeping, "DELETED_S", 0.0)
+
+
+@pytest.fixture
+def folder(home: Path) -> Path:
+    """The folder of the run toy-1, which is done."""
+    told(home)
+    return AggregatorHome.under(home).run("toy-1")
+
+
+def test_tags_are_set_shown_and_listed(thinwire, home: Path, folder: Path):
+    said = thinwire("runs", "tag", "latest", "+paper", "+best", "--home", home)
+    assert (said.code, said.out.strip()) == (0, "toy-1  best paper")
+    assert thinwire("runs", "tag", "toy-1", "-best", "--json", "--home", home).document["tags"] == ["paper"]
+    assert thinwire("runs", "tag", "toy-1", "--home", home).out.strip() == "toy-1  paper"
+    assert "TAGS" in thinwire("runs", "list", "--home", home).out
+    assert "toy-1" in thinwire("runs", "list", "--tag", "paper", "--home", home).out
+    none = thinwire("runs", "list", "--tag", "old", "--home", home)
+    assert (none.code, none.out, f"thinwire runs list --home {home}" in none.err) == (0, "", True)
+
+
+def test_a_tag_without_a_sign_and_one_of_other_letters_are_refused(thinwire, home: Path, folder: Path):
+    said = thinwire("runs", "tag", "toy-1", "paper", "--home", home)
+    assert (said.code, "'paper' says neither to add nor to remove" in said.err) == (2, True)
+    said = thinwire("runs", "tag", "toy-1", "+Paper", "--home", home)
+    assert (said.code, "the tag 'Paper' is not valid" in said.err) == (2, True)
+
+
+def test_an_archived_run_is_hidden_and_still_read(thinwire, home: Path, folder: Path):
+    thinwire("runs", "archive", "toy-1", "--home", home)
+    assert thinwire("runs", "list", "--json", "--home", home).document == []
+    assert [row["run_id"] for row in thinwire("runs", "list", "--archived", "--json", "--home", home).document] == [
+        "toy-1"
+    ]
+    assert "archived" in thinwire("runs", "show", "toy-1", "--home", home).out
+    thinwire("runs", "unarchive", "toy-1", "--home", home)
+    assert "toy-1" in thinwire("runs", "list", "--home", home).out
+
+
+def test_a_run_is_not_deleted_without_a_terminal_or_yes(thinwire, home: Path, folder: Path):
+    said = thinwire("runs", "delete", "toy-1", "--home", home)
+    assert (said.code, "toy-1 is not deleted without --yes" in said.err) == (2, True)
+    assert folder.exists()
+
+
+def test_at_a_terminal_it_asks(thinwire, home: Path, folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    monkeypatch.setattr(keeping.typer, "confirm", lambda text: asked.append(text) or len(asked) > 1)
+    asked: list[str] = []
+    said = thinwire("runs", "delete", "toy-1", "--home", home)
+    assert (said.code, said.out.strip()) == (1, "toy-1 stays")
+    assert asked == ["Delete toy-1 (done): its models, 2 rounds and events; nothing brings them back?"]
+    assert thinwire("runs", "delete", "toy-1", "--home", home).code == 0
+    assert not folder.exists()
+
+
+def test_without_an_aggregator_this_process_deletes_it(thinwire, home: Path, folder: Path, store: Store):
+    said = thinwire("runs", "delete", "toy-1", "--yes", "--home", home)
+    assert (said.code, said.out.strip()) == (0, "toy-1 is deleted")
+    assert not folder.exists()
+    assert not store.commands.pending()
+    shown = thinwire("runs", "show", "toy-1", "--home", home)
+    assert (shown.code, f"toy-1 was deleted by {local_state.operator()} on " in shown.out) == (0, True)
+    document = thinwire("runs", "show", "toy-1", "--json", "--home", home).document
+    assert (document["status"], len(document["plan_digest"])) == ("deleted", 64)
+    assert thinwire("runs", "list", "--json", "--home", home).document == []
+    assert "toy-1" in thinwire("runs", "list", "--deleted", "--home", home).out
+    for words in (("model", "toy-1", "--out", home / "m.safetensors"), ("watch", "toy-1"), ("clone", "toy-1")):
+        said = thinwire("runs", *words, "--home", home)
+        assert (said.code, "toy-1 was deleted" in said.err) == (9, True), words
+    assert thinwire("runs", "delete", "toy-1", "--yes", "--home", home).code == 0, "once more changes nothing"
+
+
+def test_with_an_aggregator_the_command_is_left_to_it(
+    thinwire, home: Path, folder: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(local_state, "alive", lambda home: {"pid": 1})
+    said = thinwire("runs", "delete", "toy-1", "--yes", "--home", home)
+    assert (said.code, said.out.strip()) == (0, "toy-1: its aggregator is still deleting it")
+    (order,) = store.commands.pending()
+    assert (order.kind, order.run_id, order.who) == ("delete-run", "toy-1", local_state.operator())
+    thinwire("runs", "delete", "toy-1", "--yes", "--home", home)
+    assert len(store.commands.pending()) == 1, "the command that is left is waited for"
+    assert folder.exists()
+
+
+def test_nothing_is_deleted_while_an_aggregator_starts(thinwire, home: Path, folder: Path):
+    with lock_file(AggregatorHome.under(home).lock):
+        said = thinwire("runs", "delete", "toy-1", "--yes", "--home", home)
+    assert "is in use by process" in said.err
+    assert folder.exists()
+
+
+def test_a_run_that_goes_on_is_refused(thinwire, home: Path):
+    told(home, status="running")
+    said = thinwire("runs", "delete", "toy-1", "--yes", "--home", home)
+    assert (said.code, "toy-1 is running\nwhy:   only a run that is over can be deleted" in said.err) == (5, True)
+    said = thinwire("runs", "archive", "toy-1", "--home", home)
+    assert (said.code, "toy-1 is running" in said.err) == (5, True)
+
+
+def test_a_stop_after_the_round_is_left_for_the_aggregator(thinwire, home: Path, store: Store):
+    told(home, status="running")
+    said = thinwire("runs", "stop", "toy-1", "--after-round", "--home", home)
+    assert said.out.strip() == "toy-1 running: it will stop when its open round closes"
+    assert [one.kind for one in store.commands.pending()] == ["stop-after-round"]
+
+
+def test_the_plan_of_a_clone_is_printed_with_its_changes(thinwire, home: Path, folder: Path, store: Store):
+    said = thinwire("runs", "clone", "toy-1", "--print", "--set", "run.seed=7", "--home", home)
+    assert said.code == 0
+    read, old = RunPlan.parse(said.out), RunPlan.from_json(store.run("toy-1").plan)
+    assert read.run.seed == 7
+    assert read.model_copy(update={"run": read.run.model_copy(update={"seed": old.run.seed})}).digest == old.digest
+
+
+def test_a_clone_begins_with_the_first_model_of_the_old_run(
+    thinwire, home: Path, folder: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(local_state, "require_alive", lambda home: {"pid": 1})
+    store.record("toy-1", [RunStatusChanged(9.0, "done", "2 rounds")])
+    said = thinwire(
+        "runs", "clone", "toy-1", "--set", "run.rounds=9", "--name", "longer", "--json", "--home", home
+    )  # fmt: skip
+    assert said.document == {"run_id": "toy-2", "cloned_from": "toy-1"}, said.err
+    made = store.run("toy-2")
+    assert (made.status, made.rounds_total, made.name) == ("queued", 9, "longer")
+    assert made.model_digest == store.models("toy-1")[0].digest
+    assert "longer" in thinwire("runs", "list", "--home", home).out
+
+
+def test_a_clone_with_another_seed_needs_the_code_of_the_task(
+    thinwire, home: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(local_state, "require_alive", lambda home: {"pid": 1})
+    said = thinwire("runs", "clone", "toy-1", "--set", "run.seed=7", "--home", home)
+    assert (said.code, "[run] seed differs" in said.err, "--task toy=MODULE" in said.err) == (3, True, True), said.err
+
+
+def test_a_clone_needs_an_aggregator(thinwire, home: Path, folder: Path):
+    assert clone.__doc__
+    assert thinwire("runs", "clone", "toy-1", "--home", home).code == 4
+
+
+def test_a_device_that_never_worked_is_removed(thinwire, home: Path, device: None):
+    said = thinwire("devices", "remove", "pi-01", "--home", home)
+    assert (said.code, said.out.strip()) == (0, "pi-01 is removed; it may join again like a new device")
+    assert thinwire("devices", "remove", "pi-01", "--home", home).code == 9

@@ -1,0 +1,171 @@
+"""A run is deleted with all its files, and a deletion that is killed anywhere is completed: by repeating, or by the
+next start of the service.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.crashes import Fate, Killed
+from tests.support.several_runs import Site, steady
+from thinwire.core.errors import NotFound, Refused
+from thinwire.core.events import RoundClosed
+from thinwire.server import service
+from thinwire.server.run_removal import delete_run, require_deletable
+from thinwire.store import Store, kept_runs
+from thinwire.store.database import Database
+
+
+@pytest.fixture(autouse=True)
+def looks_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands are read at each poll, because the virtual clock does not wait for real seconds."""
+    monkeypatch.setattr(service, "LOOK_S", 0.0)
+
+
+def over(folder: Path) -> tuple[Site, str, str]:
+    """A site with two runs that are done."""
+    site = Site(folder, steady({"a": 1.0, "b": 1.5}))
+    first, second = site.submit(run={"rounds": 3, "keep": "all"}), site.submit(run={"seed": 1, "rounds": 2})
+    site.serve()
+    spooled = site.home.spool / first
+    spooled.mkdir(parents=True, exist_ok=True)
+    (spooled / ".partial-a-7-0000").write_bytes(b"half an upload")
+    return site, first, second
+
+
+def left(site: Site, run_id: str) -> list[str]:
+    """What is left of a run, apart from its row: files, and the tables with rows of it."""
+    files = [str(path) for path in site.home.root.rglob("*") if run_id in path.parts]
+    with site.store._database.reading() as connection:
+        for table, _ in kept_runs.OWNED:
+            if connection.execute(table.__table__.select().where(table.run_id == run_id)).first():
+                files.append(table.__tablename__)
+    return files
+
+
+@contextlib.contextmanager
+def dying(fate: Fate, store: Store) -> Iterator[None]:
+    """While it lasts, the process may die after each commit of this store and each removal of a file or a folder."""
+    writing, unlink, rmdir = Database.writing, os.unlink, os.rmdir
+
+    @contextlib.contextmanager
+    def committed(database: Database) -> Iterator[Any]:
+        with writing(database) as connection:
+            yield connection
+        if database is store._database:
+            fate.here("commit")
+
+    def removed(remove: Any) -> Any:
+        def call(*given: Any, **named: Any) -> None:
+            remove(*given, **named)
+            fate.here("removal")
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Database, "writing", committed)
+        patch.setattr(os, "unlink", removed(unlink))
+        patch.setattr(os, "rmdir", removed(rmdir))
+        yield
+
+
+def test_nothing_is_left_of_it_but_its_row_and_the_other_run_is_whole(tmp_path: Path) -> None:
+    site, first, second = over(tmp_path)
+    before = site.result(second)
+    assert left(site, first)
+    delete_run(site.store, site.home, first, "ann")
+    assert not left(site, first)
+    row = site.store.deleted_run(first)
+    assert row is not None
+    assert (row.deleted_by, row.rounds_closed) == ("ann", 3)
+    assert site.result(second) == before
+
+
+def test_a_deletion_that_is_killed_anywhere_is_completed_by_repeating_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept_runs, "CHUNK", 5)
+    site, first, second = over(tmp_path / "counted")
+    with dying(counted := Fate(), site.store):
+        delete_run(site.store, site.home, first, "ann")
+    assert len(counted.places) > 20, "rows go in several transactions, and each file is a place"
+    for at in range(1, len(counted.places) + 1):
+        site, first, second = over(tmp_path / str(at))
+        before = site.result(second)
+        with dying(Fate(at), site.store), pytest.raises(Killed):
+            delete_run(site.store, site.home, first, "ann")
+        with pytest.raises(NotFound, match="was deleted"):
+            site.store.run(first)  # from the first place on: the mark is the first commit
+        delete_run(site.store, site.home, first, "ben")
+        assert not left(site, first), f"killed at place {at}: {counted.places[at - 1]}"
+        row = site.store.deleted_run(first)
+        assert row is not None
+        assert row.deleted_by == "ann", "the first mark stays"
+        assert site.result(second) == before
+        site.store.close()
+
+
+def test_the_next_service_completes_a_deletion_that_was_killed(tmp_path: Path) -> None:
+    site, first, second = over(tmp_path)
+    number = site.store.commands.add("delete-run", first, who="ann")
+    with dying(Fate(4), site.store), pytest.raises(Killed):
+        delete_run(site.store, site.home, first, "ann")
+    assert left(site, first)
+    third = site.submit(run={"seed": 3, "rounds": 2})
+    site.runs.remove(first)
+    site.serve()
+    assert not left(site, first)
+    assert site.store.commands.result(number) == {"done": True}
+    assert site.store.run(third).status == "done"
+    assert site.store.run(second).status == "done"
+
+
+def test_a_service_deletes_a_run_while_another_one_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_runs, "CHUNK", 5)
+    site, first, _ = over(tmp_path)
+    going = site.submit(run={"seed": 3, "rounds": 4})
+    site.runs.remove(first)
+
+    def on_event(of: str, event: object) -> None:
+        if of == going and isinstance(event, RoundClosed) and event.round == 1:
+            site.store.commands.add("delete-run", first, who="ann")
+
+    site.on_event = on_event
+    site.serve()
+    assert not left(site, first)
+    assert (site.store.run(going).status, site.store.run(going).rounds_closed) == ("done", 4)
+    assert not site.store.commands.pending()
+
+
+def test_a_service_refuses_to_delete_a_run_that_goes_on(tmp_path: Path) -> None:
+    site = Site(tmp_path, steady({"a": 1.0}))
+    run_id = site.submit(run={"rounds": 3})
+    numbers = list[int]()
+
+    def on_event(of: str, event: object) -> None:
+        if isinstance(event, RoundClosed) and not numbers:
+            numbers.append(site.store.commands.add("delete-run", run_id, who="ann"))
+
+    site.on_event = on_event
+    site.serve()
+    result = site.store.commands.result(numbers[0])
+    assert result is not None
+    assert (result["done"], result["error"]) == (False, f"{run_id} is running")
+    assert site.store.run(run_id).status == "done"
+
+
+def test_a_queued_run_is_deleted_only_if_that_is_said(tmp_path: Path) -> None:
+    site = Site(tmp_path, steady({"a": 1.0}))
+    run_id = site.submit()
+    with pytest.raises(Refused, match="is queued, and not over"):
+        require_deletable(site.store.run(run_id), with_queued=False)
+    require_deletable(site.store.run(run_id), with_queued=True)
+    delete_run(site.store, site.home, run_id, "ann")
+    assert not left(site, run_id)
+    assert site.store.next_run() is None

@@ -1,0 +1,100 @@
+"""`thinwire runs list`: a table of runs, narrowed by tags, the archive and deletion."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from thinwire.cli import console
+from thinwire.cli.params import Home, Json
+from thinwire.core import formatting
+from thinwire.core.events import ENDED
+
+if TYPE_CHECKING:
+    from thinwire.reports.sweep_results import Group
+    from thinwire.store import RunRow
+
+
+def list_(
+    tag: Annotated[list[str] | None, typer.Option("--tag", help="only runs with this tag; repeatable")] = None,
+    archived: Annotated[bool, typer.Option("--archived", help="only archived runs")] = False,
+    deleted: Annotated[bool, typer.Option("--deleted", help="only what is left of deleted runs")] = False,
+    json: Json = False,
+    home: Home = None,
+) -> None:
+    """List all runs, the newest first, and the groups of simulated runs; archived and deleted runs are left out."""
+    from thinwire.cli.local_state import again, aggregator_home, end_abandoned, has_database, opened
+    from thinwire.cli.runs.render import run_summary
+    from thinwire.reports.sweep_results import groups
+
+    end_abandoned(home)
+    if not has_database(aggregator_home(home)):
+        rows: list[RunRow] = []
+    else:
+        with opened(home) as store:
+            rows = [row for row in store.runs(with_deleted=deleted) if (row.deleted_at is not None) == deleted]
+    if not deleted:
+        rows = [row for row in rows if (row.archived_at is not None) == archived and set(tag or ()) <= {*row.tags}]
+    narrowed = bool(tag or archived or deleted)
+    swept = [] if narrowed else groups(aggregator_home(home).sweeps)
+    if json:
+        document = [{k: v for k, v in run_summary(row).items() if k != "plan"} for row in rows]
+        console.document([*document, *({"run_id": None, **_group(group)} for group in swept)])
+        return
+    if rows and deleted:
+        console.table(("run", "rounds", "deleted"), [_deleted_row(row) for row in rows], right=("rounds",))
+    elif rows:
+        _table(rows)
+    elif narrowed:
+        console.note(f"no such runs; all others: {again('runs list', home)}")
+    elif not swept:
+        console.note(f"no runs yet; to make one: {again('run PLAN', home)}")
+    note_halted([] if deleted else rows, home)
+    if rows and swept:
+        console.line()
+    if swept:
+        lines = [(g.name, g.task or formatting.NOTHING, f"{g.done}/{g.runs}", console.ago(g.at)) for g in swept]
+        console.table(("group", "task", "runs", "last"), lines, right=("runs",))
+
+
+def _group(group: Group) -> dict[str, Any]:
+    """Return a group of simulated runs as JSON types."""
+    status = "done" if group.done == group.runs else "partial"
+    return {"group": group.name, "task": group.task, "status": status, "done": group.done, "runs": group.runs}
+
+
+def _table(rows: Sequence[RunRow]) -> None:
+    """Print the list of runs; it has the columns for names and tags only if a run has some."""
+    header = ["run", "status", "rounds", "accuracy", "loss", "payload up", "made"]
+    cells = [list(_row(row)) for row in rows]
+    for title, words in (("name", [row.name for row in rows]), ("tags", [" ".join(row.tags) for row in rows])):
+        if any(words):
+            header.append(title)
+            cells = [[*known, word] for known, word in zip(cells, words, strict=True)]
+    console.table(header, cells, right=header[2:6])
+
+
+def _deleted_row(row: RunRow) -> tuple[str, ...]:
+    """Return the cells of what is left of a deleted run."""
+    from thinwire.store.queries import deleted_text
+
+    return row.run_id, f"{row.rounds_closed}/{row.rounds_total}", deleted_text(row)
+
+
+def _row(row: RunRow) -> tuple[str, ...]:
+    """Return the cells of a run in the list."""
+    done = f"{row.rounds_closed}/{row.rounds_total}"
+    accuracy, loss = formatting.figure(row.decisive.get("accuracy")), formatting.figure(row.decisive.get("loss"))
+    return row.run_id, row.status, done, accuracy, loss, formatting.size(row.payload_up), console.ago(row.created_at)
+
+
+def note_halted(rows: Sequence[RunRow], home: Path | None) -> None:
+    """Note the runs that make no progress because no aggregator is running."""
+    from thinwire.cli.local_state import alive, way_back
+
+    halted = [row.run_id for row in rows if row.source == "devices" and row.status not in ENDED]
+    if halted and alive(home) is None:
+        console.note(f"no aggregator is running; to go on with {', '.join(halted)}: {way_back(home)}")

@@ -1,0 +1,42 @@
+"""Events about a run as a whole that a person caused after its end: it got more rounds, or it was deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from thinwire.core.events import Event
+
+
+@dataclass(frozen=True)
+class RunExtended(Event):
+    """Reports that a run that was over gets more rounds, so that it is queued again.
+
+    `rounds` is the new total of rounds and `was` the total before; `version` is the model version from which the run
+    goes on. `plan` is the resolved plan that holds from now on. `sets` are the keys that the person changed, in TOML's
+    notation.
+
+    Invariant: the devices begin again with residual 0. `first_round` is the first round whose state on devices counts.
+    Devices drop older state when they get an assignment of it, and the aggregator drops updates of earlier rounds.
+    """
+
+    rounds: int
+    was: int
+    version: int
+    first_round: int
+    plan: Mapping[str, Any]
+    sets: Mapping[str, str] = field(default_factory=dict)
+    who: str = ""
+
+
+@dataclass(frozen=True)
+class RunDeleted(Event):
+    """Reports that a person deleted a run: its models, rounds and events; its row and its ledger entries stay.
+
+    The event belongs to no run, so it outlives the run's own events. Its number in the journal is above theirs: no
+    number is given twice.
+    """
+
+    run_id: str
+    who: str

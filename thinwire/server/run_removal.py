@@ -1,0 +1,97 @@
+"""Deletion of a run that is over: its rows in the store, and its files.
+
+The command is a row of `store.commands` first, so a deletion that was killed is completed by the next start of the
+aggregator, or by the same command again. The steps have an order in which no reader finds a row without its file:
+
+1. The store marks the run as deleted, and journals by whom. From then on nobody reads it, and its id stays taken.
+2. Its rows go, in short transactions.
+3. Its files go: models, server optimizer states, downlink bundles, messages of secure rounds and keys of noise (all in
+   the run's folder), and its replies in the spool, those that were set aside included.
+
+Devices drop what they keep of the run when they learn that it is over. The run's row stays for this: a device that was
+offline learns it at its next registration.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from thinwire.core.errors import DataLost, Refused
+from thinwire.core.events import ENDED, RunStatusChanged
+from thinwire.core.statedir import AggregatorHome, sync_path
+from thinwire.server.run_end import close_undriven
+from thinwire.store import RunRow, Store
+from thinwire.store.spool import UNREADABLE
+
+
+def require_deletable(row: RunRow, with_queued: bool) -> None:
+    """Raise `Refused` unless a run is over, or `with_queued` waits in the queue and has opened no round."""
+    if row.status in ENDED or (with_queued and is_unbegun(row)):
+        return
+    if is_unbegun(row):
+        raise Refused(
+            f"{row.run_id} is queued, and not over",
+            why="deleting it also takes it out of the queue",
+            hint=f"thinwire runs delete {row.run_id} --yes",
+        )
+    raise Refused(
+        f"{row.run_id} is {row.status}",
+        why="only a run that is over can be deleted: devices work on this one",
+        hint=f"thinwire runs stop {row.run_id}, then delete it",
+    )
+
+
+def is_unbegun(row: RunRow) -> bool:
+    """Return True if a run waits in the queue and was never started."""
+    return row.status == "queued" and row.started_at is None and row.source == "devices"
+
+
+def removing(
+    store: Store, home: AggregatorHome, run_id: str, who: str, drop_uploads: Callable[[str], None] = lambda run_id: None
+) -> Iterator[None]:
+    """Delete a run, or complete a deletion that was killed, and yield between the steps, which are short.
+
+    A run in the queue is stopped first. `drop_uploads` tells a running device API to close the run's unfinished
+    uploads. Raise `Refused` for a run that is not over, and `DataLost` if the disk refuses to delete a file: the run is
+    marked then, and the rest can be repeated.
+    """
+    if store.deleted_run(run_id) is None and is_unbegun(store.run(run_id)):
+        said = "taken out of the queue by a person, who deleted it"
+        close_undriven(store, run_id, RunStatusChanged(time.time(), "stopped", said, 10))
+    store.mark_deleted(run_id, who)
+    yield
+    yield from store.delete_rows(run_id)
+    drop_uploads(run_id)
+    for folder in (home.root / "runs", home.root / "spool", home.root / "spool" / UNREADABLE):
+        remove_folder(folder / run_id, home.durable)
+        yield
+
+
+def delete_run(store: Store, home: AggregatorHome, run_id: str, who: str) -> None:
+    """Delete a run at once, as `removing` does step by step; for a process beside which no aggregator works."""
+    for _ in removing(store, home, run_id, who):
+        pass
+
+
+def remove_folder(folder: Path, durable: bool = True) -> None:
+    """Remove a folder with all that is in it; a missing one is no error, and a link is never followed."""
+    try:
+        if folder.is_symlink():
+            folder.unlink()
+        elif folder.is_dir():
+            shutil.rmtree(folder)
+        else:
+            return
+        if durable:
+            sync_path(folder.parent)
+    except FileNotFoundError:  # another process is deleting it, too
+        return
+    except OSError as error:
+        raise DataLost(
+            f"cannot delete {folder}",
+            why=error.strerror or str(error),
+            hint="make it writable, and repeat: thinwire runs delete --yes",
+        ) from error

@@ -19,7 +19,7 @@ from thinwire.store import Store
 @pytest.fixture(autouse=True)
 def nobody_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(orders, "WAIT_S", 0.0)
-    monkeypatch.setattr(keeping, "DELETED_S", 0.0)
+    monkeypatch.setattr(keeping, "CARRIED_OUT_S", 0.0)
 
 
 @pytest.fixture

@@ -41,6 +41,7 @@ UNUSED: dict[str, str] = {
     "local.momentum": '[local]\noptimizer = "adam"\nmomentum = 0.9',
     "local.weight_decay": ALWAYS, "local.schedule": ALWAYS, "local.lr_warmup": ALWAYS,
     "local.lr_end": "[local]\nlr_end = 0.1",
+    "local.schedule_rounds": "[local]\nschedule_rounds = 5",
     "local.clip_grad": ALWAYS, "local.prox": ALWAYS, "local.buffers": ALWAYS, "local.partial": ALWAYS,
     "local.overlap": ALWAYS, "local.durability": ALWAYS,
     "uplink.codec": "[uplink]\ncodec = 'int8'\nladder = ['fp16', 'topk(0.01) > int8']",

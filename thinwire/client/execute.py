@@ -116,7 +116,8 @@ class AssignmentContext:
         """Return the learning rate's schedule for the part of the run that follows `pending` updates after this
         version.
         """
-        local, made, rounds = self.plan.local, self.assignment.base_version + pending, self.plan.run.rounds
+        local, made = self.plan.local, self.assignment.base_version + pending
+        rounds = local.schedule_rounds or self.plan.run.rounds
         return Schedule(local.schedule, local.lr_warmup, local.lr_end, made / rounds, (made + 1) / rounds)
 
     @property

@@ -179,6 +179,9 @@ class LocalSection(Section):
     schedule: Literal["constant", "linear", "cosine"] = Field(
         default="constant", description="how lr falls over the run, step by step"
     )
+    schedule_rounds: Count | None = Field(
+        default=None, description="rounds over which the schedule runs; left out: [run] rounds"
+    )
     lr_warmup: Below1 = Field(default=0.0, description="share of the run over which lr rises to its value")
     lr_end: Share = Field(default=0.0, description="share of lr at the end of a linear or cosine schedule")
     clip_grad: Positive | None = Field(default=None, description="largest L2 norm of a step's gradient")
@@ -193,6 +196,11 @@ class LocalSection(Section):
     durability: Literal["round", "exit"] = Field(
         default="round", description="when a device's state is durable; exit: a kill costs its residual"
     )
+
+    @property
+    def moves(self) -> bool:
+        """Return True if the learning rate changes during the run."""
+        return self.schedule != "constant" or self.lr_warmup > 0
 
     @property
     def delay(self) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from thinwire.core.events import Event
+from thinwire.core.formatting import Reason, Reasons
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,9 @@ class RunExtended(Event):
     `rounds` is the new total of rounds and `was` the total before; `version` is the model version from which the run
     goes on. `plan` is the resolved plan that holds from now on. `sets` are the keys that the person changed, in TOML's
     notation.
+
+    `order` is the number of the person's command: a command that was carried out and not answered before a crash is not
+    carried out again.
 
     Invariant: the devices begin again with residual 0. `first_round` is the first round whose state on devices counts.
     Devices drop older state when they get an assignment of it, and the aggregator drops updates of earlier rounds.
@@ -28,6 +32,15 @@ class RunExtended(Event):
     plan: Mapping[str, Any]
     sets: Mapping[str, str] = field(default_factory=dict)
     who: str = ""
+    order: int = 0
+
+    @property
+    def note(self) -> Reasons:
+        """Return the event as a note for the operator."""
+        who = self.who or "a person"
+        return [
+            Reason("extended", {"who": who, "was": self.was, "rounds": self.rounds, "first": self.first_round}),
+        ]
 
 
 @dataclass(frozen=True)

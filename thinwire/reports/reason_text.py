@@ -72,6 +72,9 @@ SENTENCES: Mapping[str, str] = {
     "within": "it may take {seconds:g} s",
     "first-model-failed": "{device}, which makes the first model: {kind}: {text}",
     "first-model-of": "the first model is {device}'s",
+    "extended": (
+        "{who} extended the run from {was} to {rounds} rounds: from round {first} on the devices began with residual 0"
+    ),
     # notes on the plan
     "large-buffer": (
         "[cohort] buffer = {buffer} is more than the {devices} devices online: each buffer closes with the updates of "

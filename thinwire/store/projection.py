@@ -37,13 +37,8 @@ from thinwire.core.events import (
 )
 from thinwire.core.formatting import Reasons, capped_text
 from thinwire.core.layout import FLOAT_BYTES
-from thinwire.core.protection_events import (
-    PhaseClosed,
-    PrivacyCommitted,
-    PrivacyReserved,
-    SumUnmasked,
-    without_sample,
-)
+from thinwire.core.protection_events import PhaseClosed, PrivacyCommitted, PrivacyReserved, SumUnmasked, without_sample
+from thinwire.core.run_events import RunExtended
 from thinwire.core.types import UpdateId
 from thinwire.store import privacy_ledger
 from thinwire.store.database import upsert
@@ -83,6 +78,10 @@ class Projection:
                 self._status(event)
             case RunNoted():
                 self._noted(event.note)
+            case RunExtended():
+                self._noted(event.note)
+                values = {"the_run": self.facts.run_id, "plan": dict(event.plan), "rounds_total": event.rounds}
+                self.connection.execute(_EXTENDED, values)
             case FirstModelAssigned() | FirstModelFailed():
                 self.sums.takes_part(event.device)
                 self._noted(event.note, about=event.device)
@@ -155,8 +154,7 @@ class Projection:
             name: getattr(event, name)
             for name in (
                 "round", "base_version", "deadline_s", "deadline_reason", "sampling", "codec", "target_updates",
-                "min_updates",
-                "considered",
+                "min_updates", "considered",
             )
         }  # fmt: skip
         selection = {"selected": list(event.assignments), "not_selected": dict(event.reasons)}
@@ -221,6 +219,7 @@ class Projection:
             self._run(metrics0=event.decisive, spread0=spread)
 
 
+_EXTENDED = update(Run).where(Run.run_id == bindparam("the_run")).values(finished_at=None)
 _NO_SNAPSHOT = delete(Snapshot).where(Snapshot.run_id == bindparam("the_run"))
 _RECEIVED = select(RoundPhase.received).where(
     RoundPhase.run_id == bindparam("the_run"), RoundPhase.round == bindparam("the_round"),

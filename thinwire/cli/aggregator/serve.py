@@ -65,7 +65,8 @@ def serve_here(wanted: Wanted, home: Path | None) -> int:
         from thinwire.core.owner_file import aggregator_file
         from thinwire.core.statedir import write_about
         from thinwire.flower import FlowerFleet, stock_guests
-        from thinwire.server.service import RunLimits, serve
+        from thinwire.server.reply_limits import RunLimits
+        from thinwire.server.service import serve
         from thinwire.store import FileSpool, Store
 
     place = aggregator_home(home)

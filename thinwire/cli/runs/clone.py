@@ -1,7 +1,7 @@
 """`thinwire runs clone`: start a new run with the plan of an old one, with changes.
 
 The first model of the clone is that of the old run where the plan makes the same one, so the task's code is not needed
-here. With another seed or another `[run] init` it is.
+here. With another seed it is. The model of another run (`[run] init = "run:ID"`) is taken if its layout is the same.
 """
 
 from __future__ import annotations
@@ -69,29 +69,33 @@ def _submit(
             why="a clone runs on the devices of the aggregator",
             hint=f"thinwire runs clone {row.run_id} --print > plan.toml, then thinwire sim or thinwire run plan.toml",
         )
-    if task or _differs(row, old, plan):
-        return hand_over(store, home, plan, Path.cwd() / "plan.toml", task, name)
-    if plan.run.init.startswith("run:"):
-        require_counted(plan, store.run(plan.run.init.removeprefix("run:").partition("@")[0]))
     place, layout = aggregator_home(home), Layout.from_json(row.layout)
+    named, _, which = plan.run.init.removeprefix("run:").partition("@")
+    other = store.run(named) if plan.run.init.startswith("run:") else None
+    if other is not None:
+        require_counted(plan, other)
+    takes = other is not None and Layout.from_json(other.layout).digest == layout.digest
+    if task or not (takes or _begins_alike(row, old, plan)):
+        return hand_over(store, home, plan, Path.cwd() / "plan.toml", task, name)
     if plan.run.init == "device":
         params, buffers = first_model_of(layout)
         return submit(store, place, plan, layout, params, buffers, {}, row.task_report, name=name)
-    found = stored_model(store, home, row.run_id, "0")
+    same = plan.run.init == old.run.init or other is None
+    found = stored_model(store, home, row.run_id, "0") if same else stored_model(store, home, named, which or "last")
     return submit(
         store, place, plan, layout, found.params, found.buffers, found.row.counters, row.task_report,
         fixed=found.fixed, name=name,
     )  # fmt: skip
 
 
-def _differs(row: RunRow, old: RunPlan, plan: RunPlan) -> bool:
-    """Return False if the clone begins with the first model of the old run; raise `TaskError` if not."""
+def _begins_alike(row: RunRow, old: RunPlan, plan: RunPlan) -> bool:
+    """Return True if the clone begins with the first model of the old run; raise `TaskError` if not."""
     from thinwire.core.errors import TaskError
 
     keys = [key for key in ("task", "init") if getattr(old.run, key) != getattr(plan.run, key)]
     keys += ["seed"] if not plan.run.init and old.run.seed != plan.run.seed else []
     if not keys:
-        return False
+        return True
     raise TaskError(
         f"the first model of this clone is not that of {row.run_id}",
         why=f"[run] {keys[0]} differs, so the code of the task has to make it",

@@ -15,7 +15,7 @@ from thinwire.cli import console
 from thinwire.cli.params import Home, Json, RunId
 from thinwire.cli.runs.clone import clone
 from thinwire.cli.runs.compare import compare
-from thinwire.cli.runs.keeping import SETTINGS, archive, delete, tag, unarchive
+from thinwire.cli.runs.keeping import SETTINGS, archive, delete, extend, tag, unarchive
 from thinwire.cli.runs.listing import list_, note_halted
 from thinwire.cli.runs.orders import pause, resume, stop
 from thinwire.cli.runs.render import standing
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="runs",
-    help="Runs: list, show, watch, compare, take the model, pause, resume, stop, tag, delete.",
+    help="Runs: list, show, watch, compare, take the model, pause, resume, stop, tag, extend, delete.",
     no_args_is_help=True,
 )
 
-for command in (compare, stop, pause, resume, clone, archive, unarchive, delete):
+for command in (compare, stop, pause, resume, clone, archive, unarchive, delete, extend):
     app.command()(command)
 app.command(name="list")(list_)
 app.command(context_settings=SETTINGS)(tag)

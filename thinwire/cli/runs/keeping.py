@@ -1,24 +1,26 @@
-"""What a person keeps of runs: `thinwire runs tag`, `archive`, `unarchive` and `delete`.
+"""What a person keeps of runs: `thinwire runs tag`, `archive`, `unarchive`, `delete` and `extend`.
 
-The aggregator carries out a deletion if one is running, because it may hold replies of the run. Without one, this
-process does.
+A running aggregator deletes and extends runs, because it may hold replies of them. Without one, this process does. Both
+are commands in the store first, so that a crash loses none.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from thinwire.cli import console
-from thinwire.cli.params import Home, Json, RunId
+from thinwire.cli.params import Home, Json, RunId, Sets, overrides
+from thinwire.core.signals import until
 
 if TYPE_CHECKING:
-    from thinwire.store import RunRow, Store
+    from thinwire.store import Order, RunRow, Store
 
-DELETED_S = 60.0  # for the aggregator to delete a run
+CARRIED_OUT_S = 60.0  # for the aggregator to carry a command out
 SETTINGS = {"ignore_unknown_options": True}  # `-old` is a tag to remove, and no option
 Tags = Annotated[list[str] | None, typer.Argument(metavar="+TAG | -TAG", help="tags to add (+) and to remove (-)")]
 Yes = Annotated[bool, typer.Option("--yes", help="confirm the deletion; also take a queued run out of the queue")]
@@ -74,9 +76,8 @@ def delete(run_id: RunId, yes: Yes = False, json: Json = False, home: Home = Non
 
     Its row, the audit log and all entries of the privacy ledger stay, and its id is never given again.
     """
-    from thinwire.cli.local_state import alive, end_abandoned, opened, operator
-    from thinwire.core.signals import until
-    from thinwire.server.run_removal import require_deletable
+    from thinwire.cli.local_state import aggregator_home, end_abandoned, opened
+    from thinwire.server.run_removal import delete_run, require_deletable
 
     end_abandoned(home)
     with opened(home, read_only=False) as store:
@@ -84,17 +85,92 @@ def delete(run_id: RunId, yes: Yes = False, json: Json = False, home: Home = Non
         require_deletable(row, with_queued=yes or sys.stdin.isatty())
         if not yes and row.deleted_at is None:
             _confirm(row)
-        known = store.commands.pending_of("delete-run", row.run_id)  # one that was killed
-        order = known.id if known else store.commands.add("delete-run", row.run_id, who=operator())
-        is_done = bool(alive(home)) and until(lambda: store.commands.result(order) is not None, DELETED_S)
-        if not is_done and not alive(home):
-            _delete_here(store, home, row.run_id, known.who if known else operator(), order)
-        result = store.commands.result(order)
-    _tell(row, result, json)
+        place = aggregator_home(home)
+        result = carried_out(
+            store, home, "delete-run", row.run_id, {}, lambda order: delete_run(store, place, row.run_id, order.who)
+        )
+    if json:
+        console.document({"run_id": row.run_id, "deleted": result is not None})
+    elif result is not None:
+        console.line(f"{row.run_id} is deleted")
+        console.note("its row, the audit log and its entries in the privacy ledger stay")
+    else:
+        console.line(f"{row.run_id}: its aggregator is still deleting it")
+
+
+def extend(
+    run_id: RunId,
+    rounds: Annotated[int, typer.Option("--rounds", metavar="N", min=1, help="number of more rounds")],
+    sets: Sets = None,
+    json: Json = False,
+    home: Home = None,
+) -> None:
+    """Give a run that is over more rounds: versions and round numbers go on.
+
+    Devices begin with residual 0; the schedule of the learning rate keeps its number of rounds unless --set.
+    """
+    from thinwire.cli.local_state import again, aggregator_home, alive, end_abandoned, opened
+    from thinwire.server.extending import extend_run
+
+    end_abandoned(home)
+    changes = overrides(sets)
+    args = {"rounds": rounds, "sets": changes}
+    with opened(home, read_only=False) as store:
+        row, place = store.run(run_id), aggregator_home(home)
+
+        def here(order: Order) -> None:
+            extend_run(store, place, row.run_id, rounds, changes, order.who, order.id)
+
+        result = carried_out(store, home, "extend-run", row.run_id, args, here)
+        row = store.run(row.run_id)
+    if json:
+        console.document({"run_id": row.run_id, "status": row.status, "rounds_total": row.rounds_total})
+    elif result is None:
+        console.line(f"{row.run_id}: its aggregator has not seen the command yet")
+    else:
+        console.line(f"{row.run_id} is queued for {rounds} more rounds, to {row.rounds_total} in all")
+        console.note("its devices begin with residual 0")
+        if alive(home) is None:
+            console.note(f"no aggregator is running: {again('aggregator start', home)}")
+
+
+def carried_out(
+    store: Store, home: Path | None, kind: str, run_id: str, args: Mapping[str, Any], here: Callable[[Order], object]
+) -> dict[str, Any] | None:
+    """Leave a command for the running aggregator, wait for its result, and return it; None if it takes too long.
+
+    Without an aggregator `here` carries the command out, while none can start on the state directory. A command that
+    was left by an earlier call, and is the same, is completed instead of another one. A refusal is raised.
+    """
+    from thinwire.cli.local_state import aggregator_home, alive, operator
+    from thinwire.core.errors import NotWritten, Refused, ThinwireError
+    from thinwire.core.statedir import lock_file
+    from thinwire.server.service import refused
+
+    known = store.commands.pending_of(kind, run_id)
+    if known is None or known.args != args:
+        number = store.commands.add(kind, run_id, args, operator())
+        known = next(one for one in store.commands.pending() if one.id == number)
+    order = known
+    is_done = bool(alive(home)) and until(lambda: store.commands.result(order.id) is not None, CARRIED_OUT_S)
+    if not is_done and not alive(home):
+        with lock_file(aggregator_home(home).lock):
+            try:
+                here(order)
+            except NotWritten:
+                raise  # the command stays, and the next aggregator tries again
+            except ThinwireError as error:
+                store.commands.answer(order.id, refused(error))
+                raise
+            store.commands.answer(order.id, {"done": True})
+    result = store.commands.result(order.id)
+    if result is not None and not result.get("done"):
+        raise Refused(str(result.get("error")), why=str(result.get("why")), hint=str(result.get("try")))
+    return result
 
 
 def _confirm(row: RunRow) -> None:
-    """Let a person confirm at a terminal that a run is deleted; raise `UsageError` elsewhere, and exit if the answer is no."""
+    """Let a person confirm at a terminal that a run is deleted, else exit; raise `UsageError` without a terminal."""
     from thinwire.core.errors import UsageError
     from thinwire.core.formatting import counted
 
@@ -108,38 +184,3 @@ def _confirm(row: RunRow) -> None:
     if not typer.confirm(f"Delete {row.run_id} ({row.status}): {what}?"):
         console.line(f"{row.run_id} stays")
         raise typer.Exit(1)
-
-
-def _delete_here(store: Store, home: Path | None, run_id: str, who: str, order: int) -> None:
-    """Delete a run in this process, while no aggregator can start on the state directory."""
-    from thinwire.cli.local_state import aggregator_home
-    from thinwire.core.errors import Refused, ThinwireError
-    from thinwire.core.statedir import lock_file
-    from thinwire.server.run_removal import delete_run
-    from thinwire.server.service import refused
-
-    place = aggregator_home(home)
-    with lock_file(place.lock):
-        try:
-            delete_run(store, place, run_id, who)
-        except Refused as error:
-            store.commands.answer(order, refused(error))
-            raise
-        except ThinwireError:
-            raise  # the command stays, and the next aggregator tries again
-        store.commands.answer(order, {"done": True})
-
-
-def _tell(row: RunRow, result: dict[str, Any] | None, json: bool) -> None:
-    """Print the result of a command to delete a run; raise the refusal of the aggregator."""
-    from thinwire.core.errors import Refused
-
-    if result is not None and not result.get("done"):
-        raise Refused(str(result.get("error")), why=str(result.get("why")), hint=str(result.get("try")))
-    if json:
-        console.document({"run_id": row.run_id, "deleted": result is not None})
-    elif result is not None:
-        console.line(f"{row.run_id} is deleted")
-        console.note("its row, the audit log and its entries in the privacy ledger stay")
-    else:
-        console.line(f"{row.run_id}: its aggregator is still deleting it")

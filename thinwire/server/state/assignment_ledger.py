@@ -50,6 +50,7 @@ from thinwire.core.events import (
     UpdateAccepted,
     UpdateDropped,
 )
+from thinwire.core.run_events import RunExtended
 from thinwire.core.types import UpdateId, UpdateOutcome, assignment_round, first_of, is_follow_up
 
 KEPT = 1024  # rounds, and outcomes of one device: far more than a plan waits for a reply
@@ -245,6 +246,8 @@ class AssignmentLedger:
                 self._wait_again(event)
             case RoundClosed():
                 self._close_round(event)
+            case RunExtended():
+                self._close_all()
 
     def release(self, device: str, assignment_id: str) -> None:
         """Stop waiting for an assignment; the device's next outstanding one, if any, becomes its oldest."""
@@ -269,6 +272,11 @@ class AssignmentLedger:
         if first:
             facts.append(FirstModelFailed(end.at, first.device, first.assignment_id, OVER, UNTAKEN, elapsed_s))
         return [*facts, end]
+
+    def _close_all(self) -> None:
+        """Record that no round is open: the run had ended, and all its assignments have an outcome."""
+        for assigned in self.rounds.values():
+            assigned.is_open, assigned.codecs = False, {}
 
     def _open_round(self, event: RoundOpened) -> None:
         self.deadline_s, self.device_s = event.deadline_s, event.device_s

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from thinwire.core.events import NO_STEP, Evaluated, Event, ModelStored, ReplicaStored, RoundClosed, UpdateAccepted
+from thinwire.core.run_events import RunExtended
 from thinwire.core.serialization import MAX_METRIC_LETTERS, MAX_METRICS
 from thinwire.core.types import Metrics
 
@@ -45,7 +46,7 @@ class ModelHistory:
         return self.changes.get(version) or self.models[version]
 
     def apply(self, event: Event) -> None:
-        """Record an event that stores a model version, brings a reply or makes a version."""
+        """Record an event that stores or makes a model version, brings a reply, or extends the run."""
         match event:
             case ModelStored():
                 self.model, self.replica = event, None
@@ -59,6 +60,8 @@ class ModelHistory:
             case RoundClosed() if made_step(event):
                 self.made_by[event.version] = event.round
                 self.made_by.pop(event.version - self.kept, None)
+            case RunExtended():
+                self.held = {}  # the devices dropped it when the run ended
 
 
 def made_step(closed: RoundClosed) -> bool:
@@ -119,6 +122,14 @@ class EvaluationLog:
             reply = Measured(event.update_id, event.device, examples, found)
             self.measured.setdefault(version, []).append(reply)
             self.measured = {known: some for known, some in self.measured.items() if known > newest - self.kept}
+
+    def apply(self, event: Event) -> None:
+        """Record an evaluation, or that the run goes on after it ended: then no version has met its target."""
+        match event:
+            case Evaluated():
+                self.evaluate(event)
+            case RunExtended():
+                self.reached = None
 
     def evaluate(self, event: Evaluated) -> None:
         """Record the evaluation of a version, and forget the measurements that it is made from."""

@@ -17,7 +17,6 @@ from thinwire.core.events import (
     ClientFailed,
     ClientReconnected,
     ClientSelected,
-    Evaluated,
     Event,
     RoundBecameCurrent,
     RoundClosed,
@@ -31,6 +30,7 @@ from thinwire.core.events import (
 )
 from thinwire.core.plan import RunPlan
 from thinwire.core.protection_events import PhaseClosed, PrivacyCommitted, SumUnmasked
+from thinwire.core.run_events import RunExtended
 from thinwire.server.policy.assignment_terms import ROUNDS, CodecHistory, DeviceSpeeds
 from thinwire.server.policy.eligibility import DeviceBackoff
 from thinwire.server.state.assignment_ledger import KEPT, AssignmentLedger
@@ -186,6 +186,7 @@ class RunState:
             self.first.apply(event)
         self.ledger.apply(event)
         self.bases.apply(event)
+        self.scores.apply(event)
         match event:
             case RunStatusChanged():
                 self.status, self.status_text = event.status, event.text
@@ -208,8 +209,14 @@ class RunState:
                 self.connected.add(event.device)
             case RoundClosed():
                 self._close(event)
-            case Evaluated():
-                self.scores.evaluate(event)
+            case RunExtended():
+                self._extend(event)
+
+    def _extend(self, event: RunExtended) -> None:
+        """Begin again after the run's end: no device holds anything of it, and no assignment of before counts."""
+        self.line = OpenRounds(self.line.goes_ahead, current_round=self.line.current_round)
+        self.references_from, self.weights = event.first_round, {}
+        self.connected, self.too_few_in_a_row = set(), 0
 
     def _tell_time(self, event: Event) -> None:
         elapsed_s = getattr(event, "elapsed_s", -1.0)

@@ -1,0 +1,206 @@
+"""More rounds for a run that is over: what is checked before, and the event with which the run is queued again.
+
+Versions and round numbers go on, and so does the server optimizer with its stored state. The schedule of the learning
+rate keeps the number of rounds that it had. Devices dropped their state of the run when it ended, so they begin with
+residual 0; an update that a device made before does not count any more.
+
+Everything is checked before anything is recorded, and all that is recorded is one transaction. A run whose devices
+remember more than a residual (SCAFFOLD, FedDyn, EF21) is refused, and so is one whose masks or noise were planned for
+its number of rounds.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from thinwire.aggregation import codecs
+from thinwire.aggregation.control_variates import algorithm_of, carried
+from thinwire.core.errors import BudgetSpent, DataLost, Refused
+from thinwire.core.events import ENDED, Event, RoundClosed, RunStatusChanged
+from thinwire.core.formatting import counted, rounded_up
+from thinwire.core.layout import Layout
+from thinwire.core.plan import RunPlan
+from thinwire.core.plan_text import plan_text
+from thinwire.core.run_events import RunExtended
+from thinwire.core.statedir import AggregatorHome
+from thinwire.privacy.accounting import Budget, Release, epsilon
+from thinwire.privacy.noise_plan import participations_of
+from thinwire.server.model_store import Versions
+from thinwire.server.state import snapshot
+from thinwire.server.state.run_state import RunState, empty_state
+from thinwire.store import RunRow, Store
+
+CHANGEABLE: Final = frozenset({  # keys that decide nothing about rounds that are closed
+    "run.priority", "run.target", "run.evaluate_every", "cohort.clients", "cohort.wait_for",
+    "cohort.wait_s", "cohort.min_updates", "cohort.over_select", "cohort.deadline_s", "cohort.retry_limit",
+    "local.lr", "local.lr_end", "local.lr_warmup", "local.schedule", "local.schedule_rounds", "local.steps",
+    "local.epochs", "local.batch", "server.lr",
+})  # fmt: skip
+SPENDING: Final = frozenset({  # of those, what the cost of a private round may follow from
+    "cohort.clients", "cohort.min_updates", "cohort.over_select", "local.steps", "local.epochs", "local.batch",
+})  # fmt: skip
+
+
+def extend_run(
+    store: Store, home: AggregatorHome, run_id: str, rounds: int, sets: Mapping[str, str], who: str, order: int = 0,
+    wall: Callable[[], float] = time.time,
+) -> RunRow:  # fmt: skip
+    """Queue a run that is over for so many more rounds, with these keys changed, and return its row.
+
+    `order` is the number of the person's command. A command that was carried out before changes nothing.
+
+    Raise `Refused`, `PlanError` or `BudgetSpent` with the reason if the run does not go on; nothing is changed then.
+    """
+    row = store.run(run_id)
+    events = [event for _, event in store.stream(row.run_id)] if order else []
+    if any(isinstance(event, RunExtended) and event.order == order for event in events):
+        return row
+    old = RunPlan.from_json(row.plan)
+    _require_continuable(row, old, sets)
+    past = _state(store, row, old)
+    plan = _plan(row, old, past, rounds, sets)
+    _require_budget(store, row, plan, rounds)
+    _require_files(home, row, plan, past)
+    now = wall()
+    event = RunExtended(
+        now, plan.run.rounds, row.rounds_total, past.version, past.rounds_opened + 1, plan.to_json(), dict(sets), who,
+        order,
+    )  # fmt: skip
+    said = f"{counted(rounds, 'more round')}, to {plan.run.rounds} in all"
+    store.record(row.run_id, [*_closed(past, now), event, RunStatusChanged(now, "queued", f"queued for {said}")])
+    return store.run(row.run_id)
+
+
+def _require_continuable(row: RunRow, plan: RunPlan, sets: Mapping[str, str]) -> None:
+    """Raise `Refused` for a run that has no way to go on, and for keys that are not changeable."""
+    clone = f'start another run with its model: thinwire runs clone {row.run_id} --set run.init="run:{row.run_id}"'
+    remembers = "ef21" if plan.run.algorithm == "fedavg" else plan.run.algorithm
+    rules = (
+        (row.source != "devices", "it was simulated, and its clients are gone", f"thinwire runs clone {row.run_id}"),
+        (row.status not in ENDED, f"it is {row.status}, and not over",
+         f"thinwire runs clone {row.run_id} --set run.rounds={row.rounds_total * 2}"),
+        (plan.remembered, f"devices and aggregator both remember a state for {remembers}, and devices dropped theirs",
+         clone),
+        (plan.secure.enabled, f"masks, graph and coordinates were planned for {counted(plan.run.rounds, 'round')}",
+         clone),
+        (plan.privacy.mechanism == "tree", "its tree of noise was planned for its number of rounds", clone),
+        (plan.privacy.target_epsilon is not None,
+         (f"its noise was chosen so that {counted(plan.run.rounds, 'round')} cost epsilon = "
+         f"{plan.privacy.target_epsilon or 0:g}, and more rounds would cost more"), clone),
+    )  # fmt: skip
+    if found := next(((why, hint) for when, why, hint in rules if when), None):
+        raise Refused(f"{row.run_id} gets no more rounds", why=found[0], hint=found[1])
+    fixed = {key for key in sets if not any(key == one or key.startswith(f"{one}.") for one in CHANGEABLE)}
+    if plan.privacy.mode != "off":
+        fixed |= set(sets) & SPENDING
+    if fixed:
+        raise Refused(
+            f"{min(fixed)} stays as it is in {row.run_id}",
+            why="closed rounds were decided by it" if min(fixed) not in SPENDING else "what a round spends follows it",
+            hint=f"a new run with other keys: thinwire runs clone {row.run_id} --set {min(fixed)}=...",
+        )
+
+
+def _state(store: Store, row: RunRow, plan: RunPlan) -> RunState:
+    """Return the state at the run's end, by its journal."""
+    past, later = snapshot.restore(store, row.run_id, empty_state(plan))
+    for _, event in later:
+        past.apply(event)
+    if past.bases.model is None:
+        raise Refused(
+            f"{row.run_id} gets no more rounds", why="it never had a model", hint=f"thinwire runs clone {row.run_id}"
+        )
+    return past
+
+
+def _plan(row: RunRow, old: RunPlan, past: RunState, rounds: int, sets: Mapping[str, str]) -> RunPlan:
+    """Return the plan with more rounds; raise `PlanError` for a contradiction, `Refused` for a target that is met."""
+    target_is_same = not any(key.startswith("run.target") for key in sets)
+    if past.scores.reached is not None and old.run.target and target_is_same:
+        raise Refused(
+            f"{row.run_id} gets no more rounds",
+            why=f"it has reached its target, {old.run.target.metric} {old.run.target.value:g}",
+            hint=f"another target: --set run.target.value={old.run.target.value:g}",
+        )
+    over = {"run.rounds": str(past.steps_made + rounds)}
+    if old.local.moves and "local.schedule_rounds" not in sets:
+        over["local.schedule_rounds"] = str(old.local.schedule_rounds or old.run.rounds)
+    plan = RunPlan.parse(plan_text(old), f"the plan of {row.run_id}", over | dict(sets))
+    if refused := plan.check(codecs):
+        raise refused[0].error()
+    return plan
+
+
+def _require_budget(store: Store, row: RunRow, plan: RunPlan, rounds: int) -> None:
+    """Raise `BudgetSpent` if the clients that are known have not enough left for so many rounds.
+
+    Each round takes as many of them as the plan selects, each at most once. That is possible if all of them together
+    have that many participations left, none counted more often than there are rounds.
+    """
+    privacy = plan.privacy
+    population = privacy.population or plan.run.task
+    own = [one for one in store.privacy.rows(population) if one.run_id == row.run_id and one.release]
+    if privacy.mode == "off" or privacy.budget is None or not own:
+        return
+    release = Release.from_json(own[-1].release)
+    first = next((Release.from_json(one.release) for one in store.privacy.rows(population) if one.release), release)
+    budget = Budget(privacy.budget, privacy.delta, first if first.rate < 1 else None)
+    here, left = Counter(device for one in own for device in one.devices), dict[str, int]()
+    known = [client.device for client in store.clients(row.run_id)]
+    spent = store.privacy.spent_by_device(population, known)
+    for device in known:
+        cost = Counter({Release.from_json(text): count for text, count in spent[device].items()})
+        most, participations = rounds, privacy.max_participations
+        if participations is not None:
+            most = min(most, max(0, participations_of(plan) - here[device]))
+        left[device] = _fitting(budget, cost, release, most)
+    selected = plan.cohort.clients
+    of_each = len(known) if selected == "all" or privacy.sampling_rate is not None else (
+        selected if isinstance(selected, int) else max(1, math.ceil(float(selected) * len(known)))
+    )  # fmt: skip
+    fits = next(n for n in range(rounds, -1, -1) if sum(min(n, one) for one in left.values()) >= n * of_each)
+    if fits < rounds:
+        least = min(left, key=lambda device: left[device])
+        cost = Counter({Release.from_json(text): count for text, count in spent[least].items()})
+        raise BudgetSpent(
+            f"{counted(rounds, 'more round')} of {row.run_id} would pass [privacy] budget = {privacy.budget:g}",
+            f"{counted(fits, 'more round')} would fit: {least} has spent {rounded_up(epsilon(cost, privacy.delta))} at "
+            f"delta = {privacy.delta:g}",
+            f"--rounds {fits}" if fits else "what is spent stays spent: other clients, in another population",
+        )
+
+
+def _fitting(budget: Budget, spent: Counter[Release], release: Release, most: int) -> int:
+    """Return how many more of a release the budget allows after what is spent, `most` at most."""
+    for count in range(most):
+        if not budget.allows(spent + Counter({release: count} if count else {}), release):
+            return count
+    return most
+
+
+def _require_files(home: AggregatorHome, row: RunRow, plan: RunPlan, past: RunState) -> None:
+    """Raise `Refused` if the last model, its replica or the server optimizer's state is not whole on the disk."""
+    versions = Versions(home.run(row.run_id), carried(algorithm_of(plan), Layout.from_json(row.layout)), home.durable)
+    try:
+        assert past.bases.model is not None, "`_state` has looked"
+        versions.read(past.bases.model)
+        versions.read_state(past.bases.model)
+        if past.bases.replica is not None:
+            versions.read(past.bases.replica)
+    except DataLost as error:
+        hint = f'restore a backup, or another run: thinwire runs clone {row.run_id} --set run.init="run:{row.run_id}"'
+        raise Refused(f"{row.run_id} gets no more rounds", why=str(error), hint=hint) from error
+
+
+def _closed(past: RunState, now: float) -> list[Event]:
+    """Return that the rounds are over which were open when the run ended without its driver."""
+    accepted = [event.update_id for event in past.line.now.accepted]
+    return [
+        RoundClosed(now, one.round, "stopped", past.version, [], dropped, [], past.elapsed_s, now - one.at, {})
+        for one, dropped in zip(past.line.rounds, itertools.chain([accepted], itertools.repeat([])), strict=False)
+    ]

@@ -17,7 +17,8 @@ from thinwire.core.types import UpdateId
 from thinwire.server import round_runner
 from thinwire.server.aggregator import AggregationQueue
 from thinwire.server.context import RETURN_S
-from thinwire.server.service import CommandQueue, RecordingFleet
+from thinwire.server.recording_fleet import RecordingFleet
+from thinwire.server.service import CommandQueue
 from thinwire.simulation import Script, Turn
 from thinwire.store import RunRow
 

@@ -61,7 +61,7 @@ class Site:
         self.runs.append(run_id)
         return run_id
 
-    def serve(self, seconds: float = 10_000.0, max_runs: int = 4) -> None:
+    def serve(self, seconds: float = 10_000.0, max_runs: int = 4, **limits: Any) -> None:
         """Serve until all runs are over, or for so many seconds; a death begins another life once. A second call is a
         restart.
         """
@@ -70,10 +70,10 @@ class Site:
         self.served = True
         with deadly(self.fate, self.store):
             try:
-                self._life(seconds, max_runs)
+                self._life(seconds, max_runs, **limits)
             except Killed:
                 self.restart()
-                self._life(seconds, max_runs)
+                self._life(seconds, max_runs, **limits)
 
     def restart(self) -> None:
         """Another service before the same devices: of the store it has what lies on the disk."""
@@ -102,7 +102,7 @@ class Site:
         came = self.events(run_id, UpdateAccepted)
         return [(begins[event.assignment_id], event.at) for event in came if event.device == device]
 
-    def _life(self, seconds: float, max_runs: int) -> None:
+    def _life(self, seconds: float, max_runs: int, **limits: Any) -> None:
         ending, until, poll = threading.Event(), self.clock.now() + seconds, self.fleet.poll
 
         def polled(wait_s: float) -> object:
@@ -113,6 +113,6 @@ class Site:
         self.fleet.poll = polled  # type: ignore[method-assign, assignment]  # ends the service
         serve(
             self.fleet, self.store, self.home, clock=self.clock, ending=ending, max_runs=max_runs,
-            on_event=self.on_event,
+            on_event=self.on_event, **limits,
         )  # fmt: skip
         self.fleet.poll = poll  # type: ignore[method-assign]

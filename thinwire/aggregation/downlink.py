@@ -37,7 +37,7 @@ from thinwire.core.errors import BadPayload, CodecError, DataLost
 from thinwire.core.layout import Layout, Tensor
 from thinwire.core.part_file import damaged_part
 from thinwire.core.prng import Key, derive
-from thinwire.core.statedir import disk_error, private_opener, sync_path
+from thinwire.core.statedir import disk_error, patiently, private_opener, sync_path
 from thinwire.core.types import Fixed, Part, Payload, Vector
 
 DIGITS = 18  # the most digits of a version's or a segment's number
@@ -191,6 +191,10 @@ def write_model(
     If `durable`, the file is synced under its name when this returns; otherwise it need not outlive this process.
     DataLost means that there is no file.
     """
+    return patiently(lambda: _write_model(path, layout, params, buffers, durable))
+
+
+def _write_model(path: Path, layout: Layout, params: Vector, buffers: Vector, durable: bool) -> tuple[list[Part], str]:
     parts, whole = [], hashlib.sha256()
     draft = path.with_name(f".{path.name}")
     try:

@@ -72,6 +72,38 @@ class VirtualClock:
         self.at += seconds
 
 
+@dataclass
+class StoppableClock:
+    """Holds the time of another clock without the spans in which it was stopped; the wall clock always goes on.
+
+    >>> clock = StoppableClock(VirtualClock(5.0)); clock.stop(); clock.inner.advance(2.0); clock.go_on(); clock.now()
+    5.0
+    """
+
+    inner: Clock
+    lost_s: float = 0.0
+    stopped_at: float | None = None
+
+    def now(self) -> float:
+        """Return the time in seconds, as of when it was stopped."""
+        return (self.inner.now() if self.stopped_at is None else self.stopped_at) - self.lost_s
+
+    def wall(self) -> float:
+        """Return the other clock's seconds since 1970."""
+        return self.inner.wall()
+
+    def stop(self) -> None:
+        """Let the time stand still from now on."""
+        if self.stopped_at is None:
+            self.stopped_at = self.inner.now()
+
+    def go_on(self) -> float:
+        """Let the time go on, and return for how many seconds it stood still."""
+        stood_s = 0.0 if self.stopped_at is None else self.inner.now() - self.stopped_at
+        self.lost_s, self.stopped_at = self.lost_s + stood_s, None
+        return stood_s
+
+
 MAX_DOWNTIME_S = 30 * 86_400.0  # a longer one means that the wall clock was set
 
 

@@ -107,6 +107,12 @@ class AggregatorFile(Section):
         le=MOST_UPLOAD_MB,
         description="largest initial model that the dashboard takes, in MB; 0: none",
     )
+    memory_mb: int | None = Field(
+        default=None,
+        ge=64,
+        description="memory of all runs together, by estimate; a run that does not fit stays queued. Left out: 80 % of "
+        "what the machine or the control group has available at the start",
+    )
     alerts: AlertSettings = AlertSettings()
 
 

@@ -1,4 +1,4 @@
-"""Events about a run as a whole that a person caused after its end: it got more rounds, or it was deleted."""
+"""Events about runs as a whole: one got more rounds, or was deleted, or all wait because the disk is full."""
 
 from __future__ import annotations
 
@@ -53,3 +53,17 @@ class RunDeleted(Event):
 
     run_id: str
     who: str
+
+
+@dataclass(frozen=True)
+class DiskFilled(Event):
+    """Reports that the aggregator paused all runs, because its disk takes no writes; `why` is what the disk said."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class DiskFreed(Event):
+    """Reports that the disk has space again, so that all runs go on after `seconds`."""
+
+    seconds: float

@@ -15,13 +15,15 @@ import shutil
 import socket
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from thinwire.core.errors import DataLost, NotWritten, ThinwireError
 
+T = TypeVar("T")
 log = logging.getLogger("thinwire.home")
 
 MB = 10**6
@@ -193,8 +195,27 @@ def _close(path: Path, found: os.stat_result, bits: int) -> None:
         log.warning("warning: other users could %s %s (mode %o); it is closed to them now", could, path, mode)
 
 
+PATIENCE: ContextVar[Callable[[NotWritten], None] | None] = ContextVar("patience", default=None)
+"""What a write does where the disk is full: wait until there is space, or raise the error. None: raise it."""
+
+
+def patiently(write: Callable[[], T]) -> T:
+    """Return what `write` returns; where the disk is full, wait as `PATIENCE` says and call it again."""
+    while True:
+        try:
+            return write()
+        except NotWritten as error:
+            if (wait := PATIENCE.get()) is None:
+                raise
+            wait(error)
+
+
 def write_atomically(path: Path, data: bytes | memoryview, mode: int = 0o600) -> None:
     """Replace a file by `data`; after a crash at any moment the old or the new file is complete and durable."""
+    patiently(lambda: _replace(path, data, mode))
+
+
+def _replace(path: Path, data: bytes | memoryview, mode: int) -> None:
     try:
         descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from thinwire.core.formatting import Reasons
-from thinwire.store.read_models import RunRow
+from thinwire.store.read_models import MEMORY_TEXT, RunRow
 
 SENTENCES: Mapping[str, str] = {
     # deadline
@@ -76,6 +76,10 @@ SENTENCES: Mapping[str, str] = {
         "{who} extended the run from {was} to {rounds} rounds: from round {first} on the devices began with residual 0"
     ),
     # notes on the plan
+    "memory": (
+        "it needs about {needs} of memory, and memory_mb of aggregator.toml allows {limit}: it begins because no other "
+        "run goes on, and may take more memory than there is"
+    ),
     "large-buffer": (
         "[cohort] buffer = {buffer} is more than the {devices} devices online: each buffer closes with the updates of "
         "all of them"
@@ -117,6 +121,8 @@ def behind(row: RunRow, line: Sequence[RunRow]) -> str:
 
     Return "" for a run that is served now, has ended, or is simulated and so waits for no other.
     """
+    if row.status == "queued" and row.status_text.startswith(MEMORY_TEXT):
+        return row.status_text
     ids = [one.run_id for one in line]
     if row.status != "queued" or row.run_id not in ids[1:]:
         return ""

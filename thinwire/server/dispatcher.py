@@ -16,11 +16,13 @@ from dataclasses import dataclass, field
 from greenlet import getcurrent, greenlet
 
 from thinwire.core.clock import Clock
-from thinwire.core.errors import NotFound
+from thinwire.core.errors import NotFound, NotWritten
 from thinwire.core.events import ENDED
 from thinwire.core.fleet import Arrival, ClientConnected, ClientDisconnected, Delivered, Fleet
+from thinwire.core.statedir import PATIENCE
 from thinwire.core.types import Failure, PhaseReply, ReplyHeader
 from thinwire.server.context import POLL_S, SHORTEST_S
+from thinwire.server.full_disk import FullDisk
 from thinwire.server.leases import DeviceLeases
 from thinwire.server.policy.eligibility import ConnectedDevices
 from thinwire.store import Store
@@ -33,17 +35,35 @@ class RunFleet:
         self.send, self.open, self.ack, self.cancel = fleet.send, fleet.open, fleet.ack, fleet.cancel
         self.revoke_access, self.drop_uploads = fleet.revoke_access, fleet.drop_uploads
         self._clock = clock
+        self.disk: FullDisk | None = None  # what a write does if the disk is full; None: it raises
         self.mailbox: list[Arrival] = []
         self.due_at = -math.inf  # when the driver goes on though nothing arrived
 
     def poll(self, wait_s: float) -> list[Arrival]:
         """Let the other drivers work until something arrives for this run, or for `wait_s` seconds."""
         self.due_at = self._clock.now() + wait_s
+        self._suspend()
+        arrived, self.mailbox = self.mailbox, []
+        return arrived
+
+    def wait_for_disk(self, error: NotWritten) -> None:
+        """Suspend the driver in the middle of a write until the disk has space; raise `error` if the service ends.
+
+        The write is then made again. What arrived meanwhile stays in the mailbox.
+        """
+        if self.disk is None:
+            raise error
+        self.disk.fill_up(error)
+        while self.disk.is_full:
+            if self.disk.closing():
+                raise error
+            self.due_at = self._clock.now()
+            self._suspend()
+
+    def _suspend(self) -> None:
         dispatcher = getcurrent().parent
         assert dispatcher is not None, "a driver is started by the dispatcher"
         dispatcher.switch()
-        arrived, self.mailbox = self.mailbox, []
-        return arrived
 
     def delivered(self) -> Sequence[Delivered]:
         """Return nothing: the service records the deliveries of all runs."""
@@ -79,6 +99,7 @@ class Dispatcher:
     clock: Clock
     leases: DeviceLeases
     ended: Callable[[str, BaseException | None], None]
+    disk: FullDisk | None = None  # without one a driver's write raises where the disk is full
     presence: ConnectedDevices = field(default_factory=ConnectedDevices)
     drivers: dict[str, Driver] = field(default_factory=dict)
     _kept: dict[str, list[ReplyHeader]] = field(default_factory=dict)
@@ -88,9 +109,15 @@ class Dispatcher:
     def start(self, run_id: str, drive: Callable[[RunFleet, ConnectedDevices], object]) -> None:
         """Start the driver of a run, which sees the devices that are connected now."""
         fleet = RunFleet(self.fleet, self.clock)
+        fleet.disk = self.disk
         fleet.mailbox += self._kept.pop(run_id, [])
         here = self.presence.copy()
-        self.drivers[run_id] = Driver(run_id, fleet, greenlet(lambda: drive(fleet, here)))
+
+        def driver() -> None:
+            PATIENCE.set(fleet.wait_for_disk)  # of this greenlet alone
+            drive(fleet, here)
+
+        self.drivers[run_id] = Driver(run_id, fleet, greenlet(driver))
 
     def step(self, wait_s: float) -> None:
         """Wait for arrivals, at most `wait_s` seconds, then give a turn to each driver that has something to do."""
@@ -101,12 +128,20 @@ class Dispatcher:
         self.receive(max(shortest, SHORTEST_S) if shortest > 0 else 0.0)
         now = self.clock.now()
         for run_id in self.leases.in_turn([one.run_id for one in self.drivers.values() if one.is_due(now)]):
-            self._turn(self.drivers[run_id])
+            if not self._is_paused:
+                self._turn(self.drivers[run_id])
         self._end()
+        if self._is_paused:
+            return
         quiet = not any(one.is_due(now) for one in self.drivers.values())
         self._busy_since = math.inf if quiet else min(self._busy_since, now)
         if quiet or now - self._busy_since >= POLL_S:
             self._decide()
+
+    @property
+    def _is_paused(self) -> bool:
+        """Return True if no driver gets a turn, because the disk is full."""
+        return self.disk is not None and self.disk.is_full
 
     def _decide(self) -> None:
         """Let the runs that want devices decide, one after the other.
@@ -116,7 +151,8 @@ class Dispatcher:
         self.leases.level()
         for run_id in self.leases.waiting():
             self.leases.deciding = run_id
-            self._turn(self.drivers[run_id])
+            if not self._is_paused:
+                self._turn(self.drivers[run_id])
         self.leases.deciding = ""
         self._end()
 

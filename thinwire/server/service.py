@@ -10,204 +10,32 @@ import math
 import threading
 import time
 import traceback
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from thinwire.aggregation.server_optimizers import optimizers
 from thinwire.compression.catalog import steps
-from thinwire.core.clock import Clock, RealClock
+from thinwire.core.clock import Clock, RealClock, StoppableClock
+from thinwire.core.disk_reserve import Reserve
 from thinwire.core.errors import NotWritten, ThinwireError
-from thinwire.core.events import ENDED, AssignmentDelivered, DeviceOffline, DeviceOnline, Event, RunStatusChanged
-from thinwire.core.fleet import Arrival, ClientConnected, ClientDisconnected, Fleet
-from thinwire.core.formatting import counted
+from thinwire.core.events import RunStatusChanged
+from thinwire.core.fleet import Fleet
 from thinwire.core.owner_file import MAX_RUNS
 from thinwire.core.registry import blamed
 from thinwire.core.statedir import AggregatorHome
+from thinwire.server.admission import Admission, queued
 from thinwire.server.context import POLL_S, StopOrder
 from thinwire.server.dispatcher import Dispatcher
-from thinwire.server.extending import extend_run
+from thinwire.server.full_disk import FullDisk
 from thinwire.server.leases import DeviceLeases
 from thinwire.server.ordered_runs import RunStarter
 from thinwire.server.policy.eligibility import ConnectedDevices
+from thinwire.server.recording_fleet import OnEvent, RecordingFleet, unreported
 from thinwire.server.run import drive
-from thinwire.server.run_end import close_undriven, delete_messages, end_abandoned, notify
-from thinwire.server.run_removal import removing
-from thinwire.store import START_RUN, Commands, Order, RunRow, Store
-
-
-def refused(error: ThinwireError) -> dict[str, Any]:
-    """Return a refusal as the result of a command."""
-    return {"done": False, "error": error.what, "why": error.why, "try": error.hint, "exit_code": error.exit_code}
-
-
-NOTED_S = 1.0  # deliveries decide nothing, so their events may wait this long to be written
-LOOKED_S = 5.0  # period of the check whether the processes of simulations live
-
-
-OnEvent = Callable[[str, Event], None]
-
-
-def unreported(run_id: str, event: Event) -> None:
-    """Report nothing."""
-
-
-class RecordingFleet:
-    """A fleet that records in the store which devices connect and disconnect, whichever run polls it.
-
-    It also revokes devices on command. A command to revoke is answered at the poll after the one that carried it out.
-    By then all consequences are recorded.
-    """
-
-    def __init__(
-        self, fleet: Fleet, store: Store, clock: Clock, orders: CommandQueue, home: AggregatorHome | None = None,
-        on_event: OnEvent = unreported,
-    ) -> None:  # fmt: skip
-        self._fleet, self._store, self._clock, self._orders = fleet, store, clock, orders
-        self._on_event = on_event
-        self._told: list[Order] = []
-        self._removals: dict[int, Iterator[None]] = {}  # number of a command to delete a run -> what is left to do
-        self._home, self._looked_at = home, -LOOKED_S
-        self._noted_at = -NOTED_S  # time at which deliveries were written last
-        self.driven: Container[str] = ()  # the runs that have a driver
-        self.presence = ConnectedDevices()
-        self.send, self.open, self.ack, self.cancel, self.close = (
-            fleet.send,
-            fleet.open,
-            fleet.ack,
-            fleet.cancel,
-            fleet.close,
-        )
-        self.revoke_access, self.delivered, self.drop_uploads = (
-            fleet.revoke_access,
-            fleet.delivered,
-            fleet.drop_uploads,
-        )
-
-    def poll(self, wait_s: float) -> list[Arrival]:
-        """Carry out the commands, then return the arrivals of the fleet, with connections recorded."""
-        self._revoke()
-        self._carry_out()
-        self._remove()
-        self._extend()
-        self._end_abandoned()
-        arrivals = list(self._fleet.poll(0.0 if self._told or self._removals else wait_s))
-        for arrival in arrivals:
-            if isinstance(arrival, ClientConnected):
-                self._record(DeviceOnline(self._clock.wall(), arrival.device))
-            elif isinstance(arrival, ClientDisconnected):
-                now = self._clock.wall()
-                self._record(DeviceOffline(now, arrival.device, arrival.why, now - arrival.silent_s))
-        self._note_taken()
-        return arrivals
-
-    def _record(self, event: DeviceOnline | DeviceOffline) -> None:
-        self._store.record_device(event)
-        self._on_event("", event)
-
-    def _note_taken(self) -> None:
-        """Record which assignments were delivered.
-
-        Deliveries decide nothing. They are therefore written with the run's next record, or after NOTED_S.
-        """
-        for one in self._fleet.delivered():
-            if (assignment := one.assignment).kind == "train":
-                self._store.note(
-                    assignment.run,
-                    [AssignmentDelivered(one.at, assignment.round, one.device, assignment.assignment_id)],
-                )
-        if self._clock.now() - self._noted_at >= NOTED_S:
-            self._noted_at = self._clock.now()
-            self.write_noted()
-
-    def write_noted(self) -> None:
-        """Write the pending delivery events; if the disk is full, the next call tries again."""
-        with contextlib.suppress(NotWritten):
-            self._store.record_noted()
-
-    def _carry_out(self) -> None:
-        """Carry out the commands about runs without a driver: in the queue, paused before a restart, or over."""
-        for kind in ("stop-run", "stop-after-round", "pause-run", "resume-run"):
-            for run_id in self._orders.runs_of(kind):
-                row = self._store.run(run_id)
-                others = run_id in self.driven or row.source == "sim" or row.status == "preparing"
-                others |= kind == "stop-after-round" and row.status in ("running", "waiting")  # a round may be open
-                if row.status in ENDED or not others:  # else another process or a driver carries it out
-                    self._change(kind, row)
-                    self._orders.answer(kind, run_id)
-
-    def _change(self, kind: str, row: RunRow) -> None:
-        """Stop, pause or resume a run without a driver; one that is over stays as it is."""
-        begun = f"after {counted(row.rounds_closed, 'round')}" if row.rounds_closed else "before it began"
-        now, run_id = self._clock.wall(), row.run_id
-        if kind in ("stop-run", "stop-after-round") and row.status not in ENDED:
-            close_undriven(self._store, run_id, RunStatusChanged(now, "stopped", f"stopped by a person {begun}", 10))
-            self._fleet.drop_uploads(run_id)
-            clients = {client.device for client in self._store.clients(run_id)}
-            notify(self._fleet, row, {device: () for device in self.presence.devices if device in clients})
-        elif kind == "pause-run" and row.status in ("queued", "waiting", "running"):
-            self._store.record(run_id, [RunStatusChanged(now, "paused", f"paused by a person {begun}")])
-        elif kind == "resume-run" and row.status == "paused":
-            self._store.record(run_id, [RunStatusChanged(now, "queued", "resumed by a person")])
-
-    def _remove(self) -> None:
-        """Do the next step of each command to delete a run, and answer it after the last one, or with a refusal."""
-        for order in self._orders.about_runs("delete-run") if self._home is not None else ():
-            assert self._home is not None
-            steps = self._removals.get(order.id)
-            if steps is None:
-                drop = self._fleet.drop_uploads
-                steps = self._removals[order.id] = removing(self._store, self._home, order.run_id, order.who, drop)
-            try:
-                next(steps)
-                continue
-            except StopIteration:
-                result: dict[str, Any] = {}
-            except NotWritten:
-                del self._removals[order.id]
-                raise
-            except ThinwireError as error:
-                result = refused(error)
-            del self._removals[order.id]
-            self._orders.done(order, result)
-
-    def _extend(self) -> None:
-        """Carry out the commands to give runs that are over more rounds; a refusal is the command's result."""
-        for order in self._orders.about_runs("extend-run") if self._home is not None else ():
-            assert self._home is not None
-            rounds, sets = int(order.args["rounds"]), dict(order.args.get("sets") or {})
-            try:
-                row = extend_run(
-                    self._store, self._home, order.run_id, rounds, sets, order.who, order.id, self._clock.wall
-                )
-                result: dict[str, Any] = {"rounds": row.rounds_total}
-            except NotWritten:
-                raise
-            except ThinwireError as error:
-                result = refused(error)
-            self._orders.done(order, result)
-
-    def _end_abandoned(self) -> None:
-        """End the runs whose own process died; if the disk is full, the next call tries again."""
-        if self._home is not None and self._clock.now() - self._looked_at >= LOOKED_S:
-            self._looked_at = self._clock.now()
-            with contextlib.suppress(NotWritten):
-                end_abandoned(self._store, self._home)
-
-    def _revoke(self) -> None:
-        """Answer the commands to revoke of the last poll, then carry out new ones."""
-        for order in self._told:
-            rounds = [self._store.aggregated_rounds(device) for device in self._devices([order])]
-            self._orders.done(order, {"rounds": dict(*rounds)})
-        self._told = self._orders.revoked()
-        if self._told:
-            self._store.roster.refresh()  # another process revoked them; no request may pass after `revoke_access`
-        self._fleet.revoke_access(self._devices(self._told))
-
-    def _devices(self, orders: Sequence[Order]) -> list[str]:
-        """Return the present names of the devices that these commands are about by their keys."""
-        found = (self._store.roster.by_fingerprint(str(order.args["fingerprint"])) for order in orders)
-        return [row.name for row in found if row is not None]
+from thinwire.server.run_end import close_undriven, delete_messages, notify
+from thinwire.store import START_RUN, Commands, Order, Store
 
 
 def serve(
@@ -218,69 +46,126 @@ def serve(
     clock: Clock | None = None,
     ending: threading.Event | None = None,
     max_runs: int = MAX_RUNS,
+    memory_bytes: int | None = None,
+    reserve: Reserve | None = None,
     on_event: OnEvent = unreported,
 ) -> int:
     """Execute runs until `ending` is set or a person commands `stop-service`, and return the exit code.
 
-    The rounds of up to `max_runs` runs go on at once. The next start resumes runs in progress. A run that fails through
-    a defect of Thinwire is marked failed, with the traceback on stderr, and the others go on. `NotWritten`, raised when
-    the disk is full, ends the service. `on_event` gets what was recorded: of a run with its id, of a device with "".
+    The rounds of up to `max_runs` runs go on at once, as far as they fit into `memory_bytes` (None: no limit). The next
+    start resumes runs in progress. A run that fails through a defect of Thinwire is marked failed, with the traceback
+    on stderr, and the others go on. A full disk pauses all runs; without a `reserve` it raises `NotWritten`. `on_event`
+    gets what was recorded: of a run with its id, of a device with "".
     """
-    clock, ending = clock or RealClock(), ending or threading.Event()
-    orders, leases = CommandQueue(store.commands), DeviceLeases(max_runs)
-    noted = RecordingFleet(fleet, store, clock, orders, home, on_event)
+    service = Service(
+        fleet, store, home, StoppableClock(clock or RealClock()), ending or threading.Event(), max_runs,
+        Admission(memory_bytes), reserve, on_event,
+    )  # fmt: skip
+    return service.serve()
 
-    def close(run_id: str, said: str, exit_code: int) -> None:
-        """Record that the run failed and notify its devices, because its driver did neither."""
-        close_undriven(store, run_id, failed := RunStatusChanged(clock.wall(), "failed", said, exit_code))
-        on_event(run_id, failed)
-        delete_messages(store, home)
-        dispatcher.receive(0.0)  # devices that registered before the end was recorded
-        row, clients = store.run(run_id), {client.device for client in store.clients(run_id)}
-        notify(noted, row, {device: () for device in dispatcher.presence.devices if device in clients})
 
-    def ended(run_id: str, error: BaseException | None) -> None:
-        if isinstance(error, NotWritten):  # nothing can be recorded: the service ends, and its next start goes on
-            raise error
-        if isinstance(error, ThinwireError):  # the run could not be started
-            close(run_id, str(error), error.exit_code)
+@dataclass
+class Service:
+    """Executes the runs of one store."""
+
+    fleet: Fleet
+    store: Store
+    home: AggregatorHome
+    clock: StoppableClock
+    ending: threading.Event
+    max_runs: int
+    admission: Admission
+    reserve: Reserve | None
+    on_event: OnEvent
+
+    def __post_init__(self) -> None:
+        store, clock = self.store, self.clock
+        self.orders, self.leases = CommandQueue(store.commands), DeviceLeases(self.max_runs)
+        self.disk = FullDisk(store, clock, self.reserve, self.closing)
+        self.noted = RecordingFleet(self.fleet, store, clock, self.orders, self.home, self.on_event)
+        self.dispatcher = Dispatcher(self.noted, store, clock, self.leases, self._ended, self.disk)
+        self.noted.driven, self.noted.presence = self.dispatcher.drivers, self.dispatcher.presence
+        self.noted.on_full, self.noted.with_reserve = self.disk.fill_up, self.disk.with_reserve
+
+    def serve(self) -> int:
+        """Execute runs until the service is closing, and return the exit code."""
+        if self.reserve is not None:
+            self.reserve.unmark()
+            self.reserve.fill()
+        delete_messages(self.store, self.home)  # of runs whose process died before it did, or that a person stopped
+        looked_at = -math.inf
+        with contextlib.closing(self.dispatcher), contextlib.closing(RunStarter(self.store, self.home)) as starter:
+            while not self.closing():
+                try:
+                    self.disk.look()
+                    if self.disk.is_full:
+                        self.dispatcher.receive(POLL_S)
+                        continue
+                    if self.clock.now() - looked_at >= LOOK_S or not self.dispatcher.drivers:
+                        looked_at = self.clock.now()
+                        starter.step(self.orders.about_runs(START_RUN))
+                        self._admit()
+                    self.dispatcher.step(POLL_S)
+                except NotWritten as error:
+                    self.disk.fill_up(error)
+            self.dispatcher.finish()
+        self.noted.write_noted()
+        return 0
+
+    def closing(self) -> bool:
+        """Return True if the service is to end."""
+        if self.orders.runs_of("stop-service"):
+            with self.disk.with_reserve():
+                self.orders.stop_service()
+        return self.ending.is_set() or self.orders.stop_service()
+
+    def _admit(self) -> None:
+        """Start the runs of the queue that may go on beside the others; the first that does not fit ends the look."""
+        waiting = [row for row in self.store.line() if row.run_id not in self.dispatcher.drivers]
+        for row in waiting[: self.leases.free()]:
+            going = [self.store.run(run_id) for run_id in self.dispatcher.drivers]
+            if refusal := self.admission.refusal(row, going):
+                self.store.record(row.run_id, queued(row, self.clock.wall(), refusal))
+                return
+            if (note := None if going else self.admission.note(row)) is not None:
+                self.store.record(row.run_id, [replace(note, at=self.clock.wall())])
+            self._start(row.run_id)
+
+    def _start(self, run_id: str) -> None:
+        def stop() -> StopOrder:
+            return "service" if self.closing() else self.orders.stop_order(run_id)
+
+        def driver(own: Fleet, here: ConnectedDevices) -> None:
+            drive(
+                run_id, store=self.store, fleet=own, home=self.home, clock=self.clock, presence=here, stop=stop,
+                leases=self.leases, paused=partial(self.orders.paused, run_id),
+                on_event=partial(self.on_event, run_id),
+            )  # fmt: skip
+
+        self.dispatcher.start(run_id, driver)
+
+    def _ended(self, run_id: str, error: BaseException | None) -> None:
+        """Record the end of a run whose driver raised."""
+        if isinstance(error, NotWritten):  # nothing can be recorded: the next start of the service goes on
+            if not (self.disk.is_full and self.closing()):
+                raise error
+        elif isinstance(error, ThinwireError):  # the run could not be started
+            self._close(run_id, str(error), error.exit_code)
         elif isinstance(error, Exception):
             traceback.print_exception(error)
             blame = blamed(error, steps, optimizers)
             said = blame.said(error) if blame else f"a defect of Thinwire: {type(error).__name__}: {error}"
-            close(run_id, said, 1)
+            self._close(run_id, said, 1)
 
-    def closing() -> bool:
-        return ending.is_set() or orders.stop_service()
-
-    def start(run_id: str) -> None:
-        def stop() -> StopOrder:
-            return "service" if closing() else orders.stop_order(run_id)
-
-        def driver(own: Fleet, here: ConnectedDevices) -> None:
-            drive(
-                run_id, store=store, fleet=own, home=home, clock=clock, presence=here, stop=stop, leases=leases,
-                paused=partial(orders.paused, run_id), on_event=partial(on_event, run_id),
-            )  # fmt: skip
-
-        dispatcher.start(run_id, driver)
-
-    dispatcher = Dispatcher(noted, store, clock, leases, ended)
-    noted.driven, noted.presence = dispatcher.drivers, dispatcher.presence
-    delete_messages(store, home)  # of runs whose process died before it did, or that a person stopped meanwhile
-    looked_at = -math.inf
-    with contextlib.closing(dispatcher), contextlib.closing(RunStarter(store, home)) as starter:
-        while not closing():
-            if clock.now() - looked_at >= LOOK_S or not dispatcher.drivers:
-                looked_at = clock.now()
-                starter.step(orders.starts())
-                waiting = [row.run_id for row in store.line() if row.run_id not in dispatcher.drivers]
-                for run_id in waiting[: leases.free()]:
-                    start(run_id)
-            dispatcher.step(POLL_S)
-        dispatcher.finish()
-    noted.write_noted()
-    return 0
+    def _close(self, run_id: str, said: str, exit_code: int) -> None:
+        """Record that the run failed and notify its devices, because its driver did neither."""
+        store = self.store
+        close_undriven(store, run_id, failed := RunStatusChanged(self.clock.wall(), "failed", said, exit_code))
+        self.on_event(run_id, failed)
+        delete_messages(store, self.home)
+        self.dispatcher.receive(0.0)  # devices that registered before the end was recorded
+        row, clients = store.run(run_id), {client.device for client in store.clients(run_id)}
+        notify(self.noted, row, {device: () for device in self.dispatcher.presence.devices if device in clients})
 
 
 LOOK_S = 0.2  # shortest period between two reads of the commands
@@ -329,10 +214,6 @@ class CommandQueue:
             else:
                 kinds[found.kind](run_id)
         return run_id in self._paused
-
-    def starts(self) -> list[Order]:
-        """Return the unanswered commands to start a run."""
-        return [order for order in self._look() if order.kind == START_RUN]
 
     def revoked(self) -> list[Order]:
         """Return the unanswered commands to revoke a device; `done` answers one."""

@@ -38,6 +38,7 @@ from thinwire.core.events import (
     RunStatusChanged,
 )
 from thinwire.core.protection_events import PrivacyReserved, is_sampled
+from thinwire.core.statedir import patiently
 from thinwire.store import queries
 from thinwire.store.database import Database, upsert
 from thinwire.store.explaining import Facts
@@ -200,8 +201,12 @@ class Recorder:
     ) -> None:
         """Append a run's noted events, then `events`; apply them to the read tables, and store the measurements.
 
-        A `snapshot` is the run's state after all earlier events. Raise `DataLost` on an error of the database.
+        A `snapshot` is the run's state after all earlier events. Raise `DataLost` on an error of the database, after
+        waiting for space as `PATIENCE` says.
         """
+        patiently(lambda: self._record(run_id, events, measured, snapshot))
+
+    def _record(self, run_id: str, events: Sequence[Event], measured: Sequence[MeasureRow], snapshot: str) -> None:
         if (gathered := self._gathered.get(run_id)) is not None:
             gathered += events
             if not _ends(events) and time.monotonic() - self._written_at.get(run_id, 0.0) < GATHERED_S:
@@ -242,6 +247,11 @@ class Recorder:
         with self._database.writing() as connection:
             connection.execute(_JOURNAL, [_row(None, event)])
             connection.execute(update(Device).where(Device.name == event.device), {"online": online, **heard})
+
+    def record_own(self, event: Event) -> None:
+        """Journal an event of the aggregator itself, which belongs to no run."""
+        with self._database.writing() as connection:
+            append(connection, None, event)
 
     def record_restart(self, at: float, down_since: float) -> None:
         """Journal the start of the aggregator, and set every device offline until it registers again."""

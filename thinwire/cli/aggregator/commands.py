@@ -101,6 +101,7 @@ def status(
     )
     from thinwire.cli.runs.render import standing
     from thinwire.core.clock import heard_by
+    from thinwire.core.disk_reserve import disk_full_text
     from thinwire.reports.reason_text import behind
 
     page = dashboard_of(aggregator_home(home))
@@ -117,7 +118,7 @@ def status(
         going = [row for row in store.runs() if row.status in ("running", "waiting", "paused")]
         line = store.line()
         code = login_url(about["dashboard_url"], store.logins.new_code()) if login and about.get("dashboard") else None
-    queued = [row for row in line if row.status == "queued"]
+    queued, full = [row for row in line if row.status == "queued"], disk_full_text(aggregator_home(home).root)
     known = Known(heard_by=heard_by(aggregator_home(home).lock))
     heard = {info.row.name: info for info in devices if info.online}
     online = list(heard)
@@ -129,6 +130,7 @@ def status(
         found |= {"last_seen_at": {name: known.last_seen_at(info) for name, info in heard.items()}}
         found |= {"running": next((row.run_id for row in going if row.status != "paused"), None)}
         found |= {"runs": {row.run_id: row.status for row in going}, "queued": [row.run_id for row in queued]}
+        found |= {"disk_full": full or None}
         console.document(found | ({"login": code} if login else {}))
         return
     console.line(f"thinwire {about.get('version')}, process {about['pid']}, in {about.get('home')}")
@@ -141,6 +143,8 @@ def status(
     console.line(f"devices  {len(online)} of {len(devices)} online{': ' + named if online else ''}")
     if waiting:
         console.line(f"         waiting to be approved: {', '.join(waiting)}; look at {again('devices list', home)}")
+    if full:
+        console.line(f"disk     {full}")
     for row in (*going, *queued):
         console.line(f"run      {row.run_id} {behind(row, line) or standing(row)}")
 

@@ -62,9 +62,11 @@ def serve_here(wanted: Wanted, home: Path | None) -> int:
 
     with imported_for_good():
         from thinwire.core.clock import DOWN_SINCE, beating, down_since_of, last_beat, repeating
+        from thinwire.core.disk_reserve import DiskReserve
         from thinwire.core.owner_file import aggregator_file
         from thinwire.core.statedir import write_about
         from thinwire.flower import FlowerFleet, stock_guests
+        from thinwire.server.admission import memory_limit
         from thinwire.server.reply_limits import RunLimits
         from thinwire.server.service import serve
         from thinwire.store import FileSpool, Store
@@ -130,7 +132,10 @@ def serve_here(wanted: Wanted, home: Path | None) -> int:
         log(f"thinwire {__version__}, process {os.getpid()}, serves devices at {fleet.address}")
         reporter = Reporter(store, log)
         stack.enter_context(repeating(reporter.actions, ACTIONS_S, AGGREGATOR_LOG))
-        code = serve(fleet, store, place, ending=ending, max_runs=settings.max_runs, on_event=reporter.event)
+        code = serve(
+            fleet, store, place, ending=ending, max_runs=settings.max_runs, on_event=reporter.event,
+            memory_bytes=memory_limit(settings.memory_mb), reserve=DiskReserve(place.root),
+        )  # fmt: skip
         log("stopped; what was going on goes on at the next start")
         return code
 

@@ -145,7 +145,7 @@ def carried_out(
     from thinwire.cli.local_state import aggregator_home, alive, operator
     from thinwire.core.errors import NotWritten, Refused, ThinwireError
     from thinwire.core.statedir import lock_file
-    from thinwire.server.service import refused
+    from thinwire.server.recording_fleet import refused
 
     known = store.commands.pending_of(kind, run_id)
     if known is None or known.args != args:

@@ -29,6 +29,7 @@ def list_(
     from thinwire.cli.local_state import again, aggregator_home, end_abandoned, has_database, opened
     from thinwire.cli.runs.render import run_summary
     from thinwire.reports.sweep_results import groups
+    from thinwire.store.read_models import MEMORY_TEXT
 
     end_abandoned(home)
     if not has_database(aggregator_home(home)):
@@ -53,6 +54,9 @@ def list_(
     elif not swept:
         console.note(f"no runs yet; to make one: {again('run PLAN', home)}")
     note_halted([] if deleted else rows, home)
+    for row in rows:
+        if row.status == "queued" and row.status_text.startswith(MEMORY_TEXT):
+            console.note(f"{row.run_id} is {row.status_text}")
     if rows and swept:
         console.line()
     if swept:
@@ -92,9 +96,12 @@ def _row(row: RunRow) -> tuple[str, ...]:
 
 
 def note_halted(rows: Sequence[RunRow], home: Path | None) -> None:
-    """Note the runs that make no progress because no aggregator is running."""
-    from thinwire.cli.local_state import alive, way_back
+    """Note the runs that make no progress because no aggregator is running, or its disk is full."""
+    from thinwire.cli.local_state import aggregator_home, alive, way_back
+    from thinwire.core.disk_reserve import disk_full_text
 
+    if (said := disk_full_text(aggregator_home(home).root)) and alive(home) is not None:
+        console.note(said)
     halted = [row.run_id for row in rows if row.source == "devices" and row.status not in ENDED]
     if halted and alive(home) is None:
         console.note(f"no aggregator is running; to go on with {', '.join(halted)}: {way_back(home)}")

@@ -41,9 +41,9 @@ def test_every_route_of_the_api_is_under_its_version(app: Any):
 
 
 def test_of_two_rows_that_match_the_higher_role_counts(app: Any):
-    app.router.routes.append(Route("/api/v1/runs/{run_id}/delete", lambda _: None, methods=["POST"]))
-    access = Access.of(app, {**LEAST, "POST /api/v1/runs/{run_id}/delete": "admin"})
-    assert access.find("POST", "/api/v1/runs/digits-1/delete").least == Least("admin")
+    app.router.routes.append(Route("/api/v1/runs/{run_id}/burn", lambda _: None, methods=["POST"]))
+    access = Access.of(app, {**LEAST, "POST /api/v1/runs/{run_id}/burn": "admin"})
+    assert access.find("POST", "/api/v1/runs/digits-1/burn").least == Least("admin")
     assert access.find("POST", "/api/v1/runs/digits-1/stop") == Match(Least("operator"), "digits-1")
     assert access.find("HEAD", "/api/v1/runs") == Match(Least("viewer"))
     assert access.find("GET", "/nothing") == Match(None)

@@ -85,7 +85,7 @@ class RecordingFleet:
         """
         quick = False  # whether there is more to do at once
         try:
-            for step in (self._revoke, self._carry_out, self._remove, self._extend, self._end_abandoned):
+            for step in (self._revoke, self._carry_out, self._order_runs, self._end_abandoned):
                 step()
             quick = bool(self._told or self._removals)
         except NotWritten as error:
@@ -138,14 +138,17 @@ class RecordingFleet:
 
     def _carry_out(self) -> None:
         """Carry out the commands about runs without a driver: in the queue, paused before a restart, or over."""
-        for kind in ("stop-run", "stop-after-round", "pause-run", "resume-run"):
-            for run_id in self._orders.runs_of(kind):
-                row = self._store.run(run_id)
-                others = run_id in self.driven or row.source == "sim" or row.status == "preparing"
-                others |= kind == "stop-after-round" and row.status in ("running", "waiting")  # a round may be open
-                if row.status in ENDED or not others:  # else another process or a driver carries it out
-                    self._change(kind, row)
-                    self._orders.answer(kind, run_id)
+        for order in self._orders.about_runs("stop-run", "stop-after-round", "pause-run", "resume-run"):
+            kind, run_id = order.kind, order.run_id
+            if self._store.deleted_run(run_id) is not None:
+                self._orders.done(order, {})
+                continue
+            row = self._store.run(run_id)
+            others = run_id in self.driven or row.source == "sim" or row.status == "preparing"
+            others |= kind == "stop-after-round" and row.status in ("running", "waiting")  # a round may be open
+            if row.status in ENDED or not others:  # else another process or a driver carries it out
+                self._change(kind, row)
+                self._orders.done(order, {})
 
     def _change(self, kind: str, row: RunRow) -> None:
         """Stop, pause or resume a run without a driver; one that is over stays as it is."""
@@ -161,43 +164,43 @@ class RecordingFleet:
         elif kind == "resume-run" and row.status == "paused":
             self._store.record(run_id, [RunStatusChanged(now, "queued", "resumed by a person")])
 
-    def _remove(self) -> None:
-        """Do the next step of each command to delete a run, and answer it after the last one, or with a refusal."""
-        for order in self._orders.about_runs("delete-run") if self._home is not None else ():
+    def _order_runs(self) -> None:
+        """Carry out the commands about runs that are over."""
+        for order in self._orders.about_runs("delete-run", "extend-run") if self._home is not None else ():
             assert self._home is not None
-            steps = self._removals.get(order.id)
-            if steps is None:
-                drop = self._fleet.drop_uploads
-                steps = self._removals[order.id] = removing(self._store, self._home, order.run_id, order.who, drop)
-            try:
-                with self.with_reserve():  # what is deleted makes space
-                    next(steps)
-                continue
-            except StopIteration:
-                result: dict[str, Any] = {}
-            except NotWritten:
-                del self._removals[order.id]
-                raise
-            except ThinwireError as error:
-                result = refused(error)
-            del self._removals[order.id]
-            self._orders.done(order, result)
+            (self._remove if order.kind == "delete-run" else self._extend)(order, self._home)
 
-    def _extend(self) -> None:
-        """Carry out the commands to give runs that are over more rounds; a refusal is the command's result."""
-        for order in self._orders.about_runs("extend-run") if self._home is not None else ():
-            assert self._home is not None
-            rounds, sets = int(order.args["rounds"]), dict(order.args.get("sets") or {})
-            try:
-                row = extend_run(
-                    self._store, self._home, order.run_id, rounds, sets, order.who, order.id, self._clock.wall
-                )
-                result: dict[str, Any] = {"rounds": row.rounds_total}
-            except NotWritten:
-                raise
-            except ThinwireError as error:
-                result = refused(error)
-            self._orders.done(order, result)
+    def _remove(self, order: Order, home: AggregatorHome) -> None:
+        """Do the next step of a command to delete a run, and answer it after the last one, or with a refusal."""
+        steps = self._removals.get(order.id)
+        if steps is None:
+            drop = self._fleet.drop_uploads
+            steps = self._removals[order.id] = removing(self._store, home, order.run_id, order.who, drop)
+        try:
+            with self.with_reserve():  # what is deleted makes space
+                next(steps)
+            return
+        except StopIteration:
+            result: dict[str, Any] = {}
+        except NotWritten:
+            del self._removals[order.id]
+            raise
+        except ThinwireError as error:
+            result = refused(error)
+        del self._removals[order.id]
+        self._orders.done(order, result)
+
+    def _extend(self, order: Order, home: AggregatorHome) -> None:
+        """Carry out a command to give a run that is over more rounds; a refusal is the command's result."""
+        rounds, sets = int(order.args["rounds"]), dict(order.args.get("sets") or {})
+        try:
+            row = extend_run(self._store, home, order.run_id, rounds, sets, order.who, order.id, self._clock.wall)
+            result: dict[str, Any] = {"rounds": row.rounds_total}
+        except NotWritten:
+            raise
+        except ThinwireError as error:
+            result = refused(error)
+        self._orders.done(order, result)
 
     def _end_abandoned(self) -> None:
         """End the runs whose own process died; if the disk is full, the next call tries again."""

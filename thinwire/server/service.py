@@ -10,7 +10,7 @@ import math
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -114,10 +114,7 @@ class Service:
 
     def closing(self) -> bool:
         """Return True if the service is to end."""
-        if self.orders.runs_of("stop-service"):
-            with self.disk.with_reserve():
-                self.orders.stop_service()
-        return self.ending.is_set() or self.orders.stop_service()
+        return self.ending.is_set() or self.orders.stop_service(self.disk.with_reserve)
 
     def _admit(self) -> None:
         """Start the runs of the queue that may go on beside the others; the first that does not fit ends the look."""
@@ -188,9 +185,18 @@ class CommandQueue:
             self._open, self._looked_at = self._commands.pending(), time.monotonic()
         return self._open
 
-    def stop_service(self) -> bool:
-        """Return True if a person commanded the service to end; once True it stays True."""
-        self._ending = self._ending or self.answer("stop-service", "")
+    def stop_service(
+        self, answering: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+    ) -> bool:
+        """Return True if a person commanded the service to end; once True it stays True.
+
+        The command is answered in the context `answering`.
+        """
+        if not self._ending and (found := self.about_runs("stop-service")):
+            self._ending = True
+            with answering():
+                for order in found:
+                    self.done(order, {})
         return self._ending
 
     def stop_order(self, run_id: str) -> StopOrder:

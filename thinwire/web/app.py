@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 import thinwire
 from thinwire.core.clock import HEARD, down_since_of, last_beat
+from thinwire.core.disk_reserve import disk_full_text
 from thinwire.store import Store
 from thinwire.web.access import Access
 from thinwire.web.alerts import AlertWatch, alert_routes
@@ -24,6 +25,7 @@ from thinwire.web.login import PasswordChecks, login_routes
 from thinwire.web.plan_routes import plan_routes
 from thinwire.web.problems import DescribedApp, add_handlers
 from thinwire.web.routes import DeviceName, Live, News, RunId, api_routes, csv_routes, device_routes
+from thinwire.web.run_actions import action_routes
 from thinwire.web.run_queries import Reader
 from thinwire.web.security import STATIC, Guard, shell, visitor
 from thinwire.web.settings import Settings, aggregator
@@ -72,6 +74,7 @@ def create_app(settings: Settings, store: Store, closing: Callable[[], bool] = l
     app.include_router(plan_routes(settings, store))
     app.include_router(upload_routes(settings))
     app.include_router(csv_routes(reader, devices))
+    app.include_router(action_routes(store))
     app.include_router(api_routes(settings, store, reader, live))
     app.include_router(device_routes(settings, store, devices))
     app.include_router(alert_routes(store))
@@ -97,7 +100,8 @@ def look(store: Store, lock: Path | None) -> News:
     pending = sum(row.standing(tls) == "pending" for row in rows)
     down_since = down_since_of(lock) if lock and state == "gone" else 0.0
     heard, alerts = last_beat(lock.with_name(HEARD)) if lock else 0.0, store.alerts.counts()
-    return News(store.changes(), state, down_since, "", store.audit.last(), pending, heard, *alerts)
+    disk = disk_full_text(lock.parent) if lock and state == "running" else ""
+    return News(store.changes(), state, down_since, "", store.audit.last(), pending, heard, *alerts, disk)
 
 
 def _pages(app: FastAPI, home: str, files: tuple[str, ...]) -> None:

@@ -50,6 +50,7 @@ class News:
     wall clock; 0 if unknown. `store` is the error if the store could not be read. `acts` rises with changes outside the
     journal, such as approvals and refusals. `pending` devices wait for approval. `heard` is the moment when the last
     contacts of all devices were last written. `alerts` are open, and nobody has acknowledged `unseen` of them.
+    `disk` says since when and why all runs are paused, if the disk is full.
     """
 
     seq: int = 0
@@ -61,6 +62,7 @@ class News:
     heard: float = 0.0
     alerts: int = 0
     unseen: int = 0
+    disk: str = ""
 
 
 class Live:

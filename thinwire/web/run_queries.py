@@ -50,8 +50,8 @@ class Reader:
         self._following = threading.Lock()
 
     def runs(self) -> list[schemas.Run]:
-        """Return all runs, newest first; a running one has the state of its open round in its sentence."""
-        rows, line = self._store.runs(), self._store.line()
+        """Return all runs but archived ones, newest first; a running one has its open round in its sentence."""
+        rows, line = [row for row in self._store.runs() if row.archived_at is None], self._store.line()
         return [self._run(schemas.Run, row, self._open_rounds(row), line) for row in rows]
 
     def sentences(self, rows: Sequence[RunRow]) -> list[str]:

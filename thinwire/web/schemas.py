@@ -76,6 +76,9 @@ class Run(Traffic, Outcomes):
     best_value: float | None
     dense_up: int
     dense_down: int
+    name: str = ""
+    tags: list[str] = []
+    archived_at: float | None = None
 
 
 class Client(Traffic, Outcomes):

@@ -72,6 +72,10 @@ export const Gone = ({ news, matters }) => {
     return html`<div class="notice bad" role="alert"><${Icon} name="alert" />
       <div><strong>The database is not readable.</strong><p>${news.store}</p></div></div>`;
   }
+  if (news.reached && news.disk) {
+    return html`<div class="notice bad" role="alert"><${Icon} name="alert" />
+      <div><strong>The aggregator's disk is full.</strong><p>${news.disk}. Delete runs that nobody needs, or free space.</p></div></div>`;
+  }
   if (news.reached && (news.aggregator !== "gone" || !matters)) return null;
   const since = news.lost ? ` What you see is as of ${clock(news.lost)}.` : "";
   return html`

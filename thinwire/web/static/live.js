@@ -42,7 +42,7 @@ const follow = (news) => {
 
 /** {seq, acts, pending, aggregator, down_since, store, reached}: what the server said last, and whether it can be reached now. */
 export function useNews() {
-  const [news, setNews] = useState({ seq: 0, acts: 0, pending: 0, alerts: 0, unseen: 0, aggregator: "unknown", down_since: 0, store: "", reached: true, lost: 0 });
+  const [news, setNews] = useState({ seq: 0, acts: 0, pending: 0, alerts: 0, unseen: 0, aggregator: "unknown", down_since: 0, store: "", disk: "", reached: true, lost: 0 });
   useEffect(() => {
     const say = follow((said) => {
       if (said === null) {

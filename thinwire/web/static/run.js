@@ -1,4 +1,5 @@
 // One run: what it does now, how well it learns, where each round's time and bytes went, and who takes part.
+import { Actions } from "./actions.js";
 import { get, post } from "./api.js";
 import { Bytes } from "./bytes.js";
 import { Clients } from "./clients.js";
@@ -74,6 +75,7 @@ const Head = ({ run, lines, still }) => {
       <${Status} status=${run.status} />
       ${may("operator") && html`<a class="tool clone" href=${link(`new?from=${run.run_id}`)} title="A new run with this plan, to be changed"><${Icon} name="copy" />Clone</a>`}
       ${may("operator") && ORDERED[run.status]?.filter((verb) => verb === "stop" || run.source === "devices").map((verb) => html`<${Order} key=${verb} id=${run.run_id} verb=${verb} />`)}
+      ${may("operator") && html`<${Actions} run=${run} />`}
     </div>
     <p class="sentence" aria-live="polite">${run.sentence}</p>
     ${run.warning && html`<div class="notice bad" role="alert"><${Icon} name="alert" /><div><strong>${run.warning}</strong></div></div>`}

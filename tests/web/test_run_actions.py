@@ -1,0 +1,101 @@
+"""What a person does with a run that is over: tags, archive, more rounds, deletion; by the API and on its page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from playwright.sync_api import expect
+from starlette.testclient import TestClient
+
+from tests.support.api_answers import Told
+from thinwire.core.events import RunStatusChanged
+
+HERE = {"Origin": "http://127.0.0.1:8080"}
+
+
+def post(page: TestClient, path: str, body: Any = None) -> Any:
+    return page.post(f"/api/v1/{path}", headers=HERE, json=body)
+
+
+def test_tags_are_set_and_invalid_ones_are_refused(page: TestClient, told: Told):
+    answer = post(page, "runs/latest/tags", {"add": ["paper", "best"], "remove": ["old"]})
+    assert answer.json() == {"run_id": told.run_id, "tags": ["best", "paper"], "archived": False}
+    assert page.get("/api/v1/runs").json()[0]["tags"] == ["best", "paper"]
+    for wrong in ({"add": ["Paper"]}, {"add": [str(number) for number in range(17)]}, {"tags": []}):
+        assert post(page, "runs/latest/tags", wrong).status_code == 422, wrong
+
+
+def test_an_archived_run_leaves_the_list_and_can_be_read(page: TestClient, told: Told):
+    assert post(page, f"runs/{told.run_id}/archive").json()["archived"] is True
+    assert page.get("/api/v1/runs").json() == []
+    assert page.get(f"/api/v1/runs/{told.run_id}").json()["archived_at"] > 0
+    assert post(page, f"runs/{told.run_id}/unarchive").json()["archived"] is False
+    assert len(page.get("/api/v1/runs").json()) == 1
+
+
+def test_more_rounds_are_a_command_whose_result_can_be_read(page: TestClient, told: Told):
+    answer = post(page, f"runs/{told.run_id}/extend", {"rounds": 5, "sets": {"local.lr": "0.1"}})
+    assert answer.status_code == 202
+    (order,) = told.store.commands.pending()
+    assert (order.kind, order.args, order.who) == (
+        "extend-run", {"rounds": 5, "sets": {"local.lr": "0.1"}}, "dashboard",
+    )  # fmt: skip
+    number = answer.json()["order"]
+    assert page.get(f"/api/v1/orders/{number}").json()["done"] is None
+    told.store.commands.answer(number, {"done": False, "error": "no", "why": "its budget is spent", "try": "another"})
+    said = page.get(f"/api/v1/orders/{number}").json()
+    assert (said["done"], said["detail"], said["why"], said["try"]) == (False, "no", "its budget is spent", "another")
+    for wrong in ({"rounds": 0}, {"rounds": 1, "sets": {"lr": "1"}}, {}):
+        assert post(page, f"runs/{told.run_id}/extend", wrong).status_code == 422, wrong
+
+
+def test_a_deletion_repeats_the_id_and_is_for_runs_that_are_over(page: TestClient, told: Told):
+    refused = post(page, f"runs/{told.run_id}/delete", {"run_id": "digits-9"})
+    assert (refused.status_code, refused.json()["why"]) == (409, "the body repeats 'digits-9'")
+    answer = post(page, f"runs/{told.run_id}/delete", {"run_id": told.run_id})
+    assert answer.status_code == 202
+    assert post(page, f"runs/{told.run_id}/delete", {"run_id": told.run_id}).json() == answer.json(), "one command"
+    (order,) = told.store.commands.pending()
+    assert (order.kind, order.run_id) == ("delete-run", told.run_id)
+    told.store.record(told.run_id, [RunStatusChanged(1.0, "running", "round 1")])
+    assert post(page, f"runs/{told.run_id}/delete", {"run_id": told.run_id}).json()["why"] == "it is running"
+
+
+def test_a_deleted_run_is_not_found(page: TestClient, told: Told):
+    told.store.mark_deleted(told.run_id, "ann")
+    said = page.get(f"/api/v1/runs/{told.run_id}").json()
+    assert (said["status"], said["detail"]) == (404, f"{told.run_id} was deleted")
+    assert said["why"].startswith("deleted by ann on ")
+
+
+def test_a_run_is_stopped_after_its_round_by_the_verb(page: TestClient, told: Told):
+    told.store.record(told.run_id, [RunStatusChanged(1.0, "running", "round 1")])
+    assert post(page, f"runs/{told.run_id}/stop-after-round").status_code == 202
+    assert [order.kind for order in told.store.commands.pending()] == ["stop-after-round"]
+
+
+def test_the_menu_of_the_page_wants_the_name_before_it_deletes(told: Told, served: Any, look: Any):
+    page = look(served.url, f"runs/{told.run_id}")
+    page.get_by_text("More", exact=True).click()
+    page.get_by_role("button", name="Delete…").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog.get_by_role("button", name="Delete")).to_be_disabled()
+    dialog.get_by_label("Repeat its name").fill(told.run_id)
+    dialog.get_by_role("button", name="Delete").click()
+    expect(page.get_by_text("sent to the aggregator")).to_be_visible()
+    (order,) = told.store.commands.pending()
+    assert (order.kind, order.run_id) == ("delete-run", told.run_id)
+
+
+def test_the_menu_of_the_page_sets_tags_and_archives(told: Told, served: Any, look: Any):
+    page = look(served.url, f"runs/{told.run_id}")
+    page.get_by_text("More", exact=True).click()
+    page.get_by_role("button", name="Tags…").click()
+    page.get_by_role("dialog").get_by_role("textbox").fill("paper best")
+    page.get_by_role("dialog").get_by_role("button", name="Save").click()
+    expect(page.get_by_text("tags: paper best")).to_be_visible()
+    assert told.store.run(told.run_id).tags == ["best", "paper"]
+    page.get_by_text("More", exact=True).click()
+    page.get_by_role("button", name="Archive").click()
+    expect(page.get_by_text("archived", exact=True)).to_be_visible()
+    assert told.store.run(told.run_id).archived_at

@@ -1,0 +1,130 @@
+"""The routes by which a person acts on a run that is over, or puts it in order: tags, archive, more rounds, deletion.
+
+Tags and the archive take effect at once. More rounds and a deletion are commands in the store: the aggregator carries
+them out, and `orders/{number}` has the result. (Pause, resume and stop: web/routes.py.)
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict, Field
+
+from thinwire.core.errors import Refused
+from thinwire.core.events import ENDED
+from thinwire.store import RunRow, Store
+from thinwire.web.problems import PROBLEMS
+from thinwire.web.routes import API, Number, RunId
+from thinwire.web.schemas import Answer, Ordered
+from thinwire.web.security import Who
+
+MOST_ROUNDS = 1_000_000
+Tag = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,32}$")]
+Key = Annotated[str, Field(pattern=r"^[a-z_]+(\.[a-z0-9_]+)+$", max_length=64)]
+
+
+class Body(BaseModel):
+    """A person's request; an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Tags(Body):
+    """Tags to add and to remove."""
+
+    add: list[Tag] = Field([], max_length=16)
+    remove: list[Tag] = Field([], max_length=16)
+
+
+class Extension(Body):
+    """More rounds, and keys of the plan to change: values in TOML's notation by `section.key`."""
+
+    rounds: int = Field(ge=1, le=MOST_ROUNDS)
+    sets: dict[Key, Annotated[str, Field(max_length=200)]] = Field({}, max_length=32)
+
+
+class Deletion(Body):
+    """The id of the run once more, so that nobody deletes a run by a slip."""
+
+    run_id: str = Field(max_length=80)
+
+
+class Kept(Answer):
+    """The tags of a run, and whether it is in the archive."""
+
+    run_id: str
+    tags: list[str]
+    archived: bool
+
+
+class Outcome(Answer):
+    """The progress of a command: `done` is null until the aggregator has answered it."""
+
+    order: int
+    done: bool | None
+    detail: str = ""
+    why: str = ""
+    hint: str = Field("", alias="try")
+
+
+def action_routes(store: Store) -> APIRouter:
+    """Return the routes of this file; they come before the one of `/runs/{run_id}/{verb}`."""
+    router = APIRouter(prefix=API, responses=PROBLEMS)
+
+    @router.post("/runs/{run_id}/tags")
+    def tags(run_id: RunId, wanted: Tags, who: Who) -> Kept:
+        row = store.run(run_id)
+        store.tag_run(row.run_id, wanted.add, wanted.remove, who)
+        return kept(store.run(row.run_id))
+
+    @router.post("/runs/{run_id}/archive")
+    def archive(run_id: RunId, who: Who) -> Kept:
+        return archived(run_id, True, who)
+
+    @router.post("/runs/{run_id}/unarchive")
+    def unarchive(run_id: RunId, who: Who) -> Kept:
+        return archived(run_id, False, who)
+
+    def archived(run_id: str, is_archived: bool, who: str) -> Kept:
+        row = store.run(run_id)
+        store.archive_run(row.run_id, is_archived, who)
+        return kept(store.run(row.run_id))
+
+    @router.post("/runs/{run_id}/extend", status_code=202)
+    def extend(run_id: RunId, wanted: Extension, who: Who) -> Ordered:
+        row = ended(store.run(run_id), "gets no more rounds")
+        return Ordered(order=store.commands.add("extend-run", row.run_id, wanted.model_dump(), who))
+
+    @router.post("/runs/{run_id}/delete", status_code=202)
+    def delete(run_id: RunId, wanted: Deletion, who: Who) -> Ordered:
+        """Delete a run that is over; the body repeats its id."""
+        row = ended(store.run(run_id), "is not deleted")
+        if wanted.run_id != row.run_id:
+            why = f"the body repeats {wanted.run_id!r}"
+            raise Refused(f"{row.run_id} is not deleted", why=why, hint=f"repeat its id: {row.run_id}")
+        known = store.commands.pending_of("delete-run", row.run_id)
+        return Ordered(order=known.id if known else store.commands.add("delete-run", row.run_id, who=who))
+
+    @router.get("/orders/{number}")
+    def outcome(number: Number) -> Outcome:
+        """Return whether the aggregator has carried out a command, by its number."""
+        found = store.commands.result(number)
+        if found is None or found.get("done"):
+            return Outcome(order=number, done=None if found is None else True, **{"try": ""})
+        said = {name: str(found.get(key, "")) for name, key in (("detail", "error"), ("why", "why"), ("try", "try"))}
+        return Outcome(order=number, done=False, **said)
+
+    return router
+
+
+def kept(row: RunRow) -> Kept:
+    """Return the tags of a run, and whether it is in the archive."""
+    return Kept(run_id=row.run_id, tags=row.tags, archived=row.archived_at is not None)
+
+
+def ended(row: RunRow, what: str) -> RunRow:
+    """Return a run that is over; raise `Refused` for any other."""
+    if row.status in ENDED:
+        return row
+    raise Refused(f"{row.run_id} {what}", why=f"it is {row.status}", hint=f"thinwire runs stop {row.run_id}")

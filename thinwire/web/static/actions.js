@@ -1,0 +1,108 @@
+// What a person may do with a run beside pausing and stopping it now: a menu at the head of its page.
+import { get, post } from "./api.js";
+import { Dialog } from "./dialog.js";
+import { html, link, may, useState } from "./dom.js";
+import { Refusal } from "./parts.js";
+
+const ENDED = ["done", "failed", "stopped"];
+const WAIT_MS = 500; // between two reads of a command's result
+const TAG = "[a-z0-9\\-]{1,32}";
+
+/** The result of a command, once the aggregator has answered it. */
+const outcome = async (order) => {
+  for (;;) {
+    const said = await get(`orders/${order}`);
+    if (said.done) return;
+    if (said.done === false) throw Object.assign(new Error(said.detail), { why: said.why, hint: said.try });
+    await new Promise((resolve) => setTimeout(resolve, WAIT_MS));
+  }
+};
+
+export const Actions = ({ run }) => {
+  const [asked, ask] = useState(null); // the dialog that is open
+  const [said, say] = useState("");
+  const [error, fail] = useState(null);
+  const over = ENDED.includes(run.status), path = `runs/${run.run_id}`;
+  const send = async (verb, body, done) => {
+    fail(null);
+    say("sent to the aggregator");
+    try {
+      const answer = await post(`${path}/${verb}`, body);
+      if (answer.order && (verb === "extend" || verb === "delete")) await outcome(answer.order);
+      say(done);
+      return true;
+    } catch (problem) {
+      say("");
+      fail(problem);
+      return false;
+    }
+  };
+  const close = () => ask(null);
+  const item = (name, act, tone = "") => html`<li><button type="button" class=${`tool ${tone}`} onClick=${(event) => {
+    event.target.closest("details").open = false;
+    act();
+  }}>${name}</button></li>`;
+  return html`
+    <details class="actions">
+      <summary class="tool">More</summary>
+      <ul>
+        ${!over && run.source === "devices" && run.status !== "preparing" ? item("Stop after the round", () => send("stop-after-round", null, "it stops when its round closes")) : null}
+        <li><a class="tool" href=${link(`new?from=${run.run_id}`)}>Clone</a></li>
+        ${over && run.source === "devices" ? item("Add rounds…", () => ask("extend")) : null}
+        ${item("Tags…", () => ask("tags"))}
+        ${over ? item(run.archived_at ? "Take out of the archive" : "Archive", () => send(run.archived_at ? "unarchive" : "archive", null, run.archived_at ? "it is in the lists again" : "archived")) : null}
+        ${over && may("admin") ? item("Delete…", () => ask("delete"), "bad") : null}
+      </ul>
+    </details>
+    ${said && html`<span class="faint" role="status">${said}</span>`}
+    ${error && html`<${Refusal} error=${error} />`}
+    ${asked === "extend" && html`<${Extend} run=${run} close=${close} send=${send} />`}
+    ${asked === "tags" && html`<${Tags} run=${run} close=${close} send=${send} />`}
+    ${asked === "delete" && html`<${Delete} run=${run} close=${close} send=${send} />`}`;
+};
+
+const Extend = ({ run, close, send }) => {
+  const [rounds, setRounds] = useState(String(run.rounds_total));
+  const submit = (event) => {
+    event.preventDefault();
+    close();
+    send("extend", { rounds: Number(rounds), sets: {} }, `${rounds} more rounds are queued`);
+  };
+  return html`<${Dialog} id="extend" title=${`More rounds for ${run.run_id}`} close=${close}>
+    <form onSubmit=${submit}>
+      <p>Versions and round numbers go on. Devices begin with residual 0, and the learning rate's schedule keeps its rounds.</p>
+      <label>More rounds <input data-first type="number" min="1" required value=${rounds} onInput=${(event) => setRounds(event.target.value)} /></label>
+      <p><button class="tool">Add rounds</button> <button type="button" class="tool" onClick=${close}>Cancel</button></p>
+    </form><//>`;
+};
+
+const Tags = ({ run, close, send }) => {
+  const known = run.tags ?? [];
+  const [text, setText] = useState(known.join(" "));
+  const submit = (event) => {
+    event.preventDefault();
+    const wanted = text.split(/\s+/).filter(Boolean);
+    close();
+    send("tags", { add: wanted.filter((tag) => !known.includes(tag)), remove: known.filter((tag) => !wanted.includes(tag)) }, `tags: ${wanted.join(" ") || "none"}`);
+  };
+  return html`<${Dialog} id="tags" title=${`Tags of ${run.run_id}`} close=${close}>
+    <form onSubmit=${submit}>
+      <label>Tags, with spaces between them <input data-first type="text" pattern=${`\\s*(${TAG}(\\s+|$))*`} title="each of a to z, 0 to 9 and -, at most 32" value=${text} onInput=${(event) => setText(event.target.value)} /></label>
+      <p><button class="tool">Save</button> <button type="button" class="tool" onClick=${close}>Cancel</button></p>
+    </form><//>`;
+};
+
+const Delete = ({ run, close, send }) => {
+  const [repeated, repeat] = useState("");
+  const submit = async (event) => {
+    event.preventDefault();
+    close();
+    if (await send("delete", { run_id: repeated }, "deleted")) location.assign(link(""));
+  };
+  return html`<${Dialog} id="delete" title=${`Delete ${run.run_id}?`} close=${close}>
+    <form onSubmit=${submit}>
+      <p>Its models, rounds, updates and events are deleted, and nothing brings them back. Its row, the audit log and the privacy ledger stay.</p>
+      <label>Repeat its name <input data-first type="text" autocomplete="off" value=${repeated} onInput=${(event) => repeat(event.target.value)} /></label>
+      <p><button class="tool bad" disabled=${repeated !== run.run_id}>Delete</button> <button type="button" class="tool" onClick=${close}>Cancel</button></p>
+    </form><//>`;
+};

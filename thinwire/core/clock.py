@@ -76,8 +76,9 @@ class VirtualClock:
 class StoppableClock:
     """Holds the time of another clock without the spans in which it was stopped; the wall clock always goes on.
 
-    >>> clock = StoppableClock(VirtualClock(5.0)); clock.stop(); clock.inner.advance(2.0); clock.go_on(); clock.now()
-    5.0
+    >>> clock = StoppableClock(VirtualClock(5.0)); clock.stop(); clock.inner.advance(2.0)
+    >>> clock.go_on(), clock.now()
+    (2.0, 5.0)
     """
 
     inner: Clock

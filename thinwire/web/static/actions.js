@@ -19,7 +19,7 @@ const outcome = async (order) => {
 };
 
 export const Actions = ({ run }) => {
-  const [asked, ask] = useState(null); // the dialog that is open
+  const [dialog, open] = useState(null); // the dialog that is open
   const [said, say] = useState("");
   const [error, fail] = useState(null);
   const over = ENDED.includes(run.status), path = `runs/${run.run_id}`;
@@ -37,7 +37,7 @@ export const Actions = ({ run }) => {
       return false;
     }
   };
-  const close = () => ask(null);
+  const close = () => open(null);
   const item = (name, act, tone = "") => html`<li><button type="button" class=${`tool ${tone}`} onClick=${(event) => {
     event.target.closest("details").open = false;
     act();
@@ -48,17 +48,17 @@ export const Actions = ({ run }) => {
       <ul>
         ${!over && run.source === "devices" && run.status !== "preparing" ? item("Stop after the round", () => send("stop-after-round", null, "it stops when its round closes")) : null}
         <li><a class="tool" href=${link(`new?from=${run.run_id}`)}>Clone</a></li>
-        ${over && run.source === "devices" ? item("Add rounds…", () => ask("extend")) : null}
-        ${item("Tags…", () => ask("tags"))}
+        ${over && run.source === "devices" ? item("Add rounds…", () => open("extend")) : null}
+        ${item("Tags…", () => open("tags"))}
         ${over ? item(run.archived_at ? "Take out of the archive" : "Archive", () => send(run.archived_at ? "unarchive" : "archive", null, run.archived_at ? "it is in the lists again" : "archived")) : null}
-        ${over && may("admin") ? item("Delete…", () => ask("delete"), "bad") : null}
+        ${over && may("admin") ? item("Delete…", () => open("delete"), "bad") : null}
       </ul>
     </details>
     ${said && html`<span class="faint" role="status">${said}</span>`}
     ${error && html`<${Refusal} error=${error} />`}
-    ${asked === "extend" && html`<${Extend} run=${run} close=${close} send=${send} />`}
-    ${asked === "tags" && html`<${Tags} run=${run} close=${close} send=${send} />`}
-    ${asked === "delete" && html`<${Delete} run=${run} close=${close} send=${send} />`}`;
+    ${dialog === "extend" && html`<${Extend} run=${run} close=${close} send=${send} />`}
+    ${dialog === "tags" && html`<${Tags} run=${run} close=${close} send=${send} />`}
+    ${dialog === "delete" && html`<${Delete} run=${run} close=${close} send=${send} />`}`;
 };
 
 const Extend = ({ run, close, send }) => {

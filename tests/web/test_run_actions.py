@@ -38,7 +38,7 @@ def test_more_rounds_are_a_command_whose_result_can_be_read(page: TestClient, to
     assert answer.status_code == 202
     (order,) = told.store.commands.pending()
     assert (order.kind, order.args, order.who) == (
-        "extend-run", {"rounds": 5, "sets": {"local.lr": "0.1"}}, "dashboard",
+        "extend-run", {"rounds": 5, "sets": {"local.lr": "0.1"}}, "machine",
     )  # fmt: skip
     number = answer.json()["order"]
     assert page.get(f"/api/v1/orders/{number}").json()["done"] is None

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
-from sqlalchemy import ColumnElement, Select, func, or_, select
+from sqlalchemy import ColumnElement, Select, Text, cast, func, or_, select
 
 from thinwire.store.database import Database
 from thinwire.store.tables import Run
@@ -21,18 +21,23 @@ MAX_SEARCH: Final = 100  # characters
 
 @dataclass(frozen=True)
 class RunFilter:
-    """Which runs a list has: `text` is part of an id or a task, `statuses` are theirs; empty for all."""
+    """Which runs a list has: `text` is part of an id, a name, a tag or a task, `statuses` are theirs; empty for all.
+
+    Runs that a person has deleted are in no list, archived ones only in that of the archive.
+    """
 
     text: str = ""
     statuses: Collection[str] = ()
+    archived: bool = False
 
     def applied(self, wanted: Select[tuple[str]]) -> Select[tuple[str]]:
         """Return the query with this filter; runs that are not handed over yet are in no list."""
         own = Run.__table__.columns
         wanted = wanted.where(own.status.in_(self.statuses) if self.statuses else own.status != "preparing")
+        wanted = wanted.where(own.deleted_at.is_(None), own.archived_at.is_not(None) == self.archived)
         for word in self.text[:MAX_SEARCH].lower().split():
             part = f"%{_literal(word)}%"
-            columns = (own.run_id, own.task, own.status)
+            columns = (own.run_id, own.name, own.task, own.status, cast(own.tags, Text))
             wanted = wanted.where(or_(*(func.lower(column).like(part, escape="\\") for column in columns)))
         return wanted
 
@@ -56,7 +61,8 @@ def counts_of(database: Database, found: RunFilter) -> tuple[int, dict[str, int]
     """Return how many runs match, and how many of all runs have each status."""
     own = Run.__table__.columns
     matching = found.applied(select(own.run_id)).subquery()
-    by_status = select(own.status, func.count()).where(own.status != "preparing").group_by(own.status)
+    shown = own.deleted_at.is_(None) & (own.archived_at.is_not(None) == found.archived) & (own.status != "preparing")
+    by_status = select(own.status, func.count()).where(shown).group_by(own.status)
     with database.reading() as connection:
         total = int(connection.scalar(select(func.count()).select_from(matching)) or 0)
         return total, {status: int(count) for status, count in connection.execute(by_status)}

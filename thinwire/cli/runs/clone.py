@@ -57,10 +57,10 @@ def _submit(
 ) -> str:
     """Queue the clone with its first model, and return its id."""
     from thinwire.cli.local_state import aggregator_home
-    from thinwire.cli.run import hand_over, require_counted
-    from thinwire.cli.runs.export import stored_model
+    from thinwire.cli.run import hand_over
     from thinwire.core import Layout
     from thinwire.core.errors import Refused
+    from thinwire.server.model_files import require_counted, stored_model
     from thinwire.server.submit import first_model_of, submit
 
     if row.source != "devices":
@@ -81,7 +81,7 @@ def _submit(
         params, buffers = first_model_of(layout)
         return submit(store, place, plan, layout, params, buffers, {}, row.task_report, name=name)
     same = plan.run.init == old.run.init or other is None
-    found = stored_model(store, home, row.run_id, "0") if same else stored_model(store, home, named, which or "last")
+    found = stored_model(store, place, row.run_id, "0") if same else stored_model(store, place, named, which or "last")
     return submit(
         store, place, plan, layout, found.params, found.buffers, found.row.counters, row.task_report,
         fixed=found.fixed, name=name,

@@ -82,7 +82,7 @@ def test_what_no_list_has_is_refused(page: TestClient, query: str):
 def test_the_csv_has_all_that_match(page: TestClient, store: Store):
     some(store)
     text = page.get("/api/v1/run-list.csv?status=done").text.splitlines()
-    assert text[0].startswith("run_id,status,sentence,task")
+    assert text[0].startswith("run_id,name,tags,status,sentence,task")
     assert [line.split(",")[0] for line in text[1:]] == ["digits-1"]
 
 
@@ -201,3 +201,32 @@ def test_the_next_page_is_reached_by_a_button(store: Store, tmp_path: Path, look
         page.get_by_role("button", name="Next").click()
         expect(rows(page)).to_have_text(["digits-2", "digits-1"])
         assert "page=2" in page.url
+
+
+def test_deleted_runs_are_in_no_list_and_archived_ones_in_that_of_the_archive(page: TestClient, store: Store):
+    done, stopped, *going = some(store)
+    store.tag_run(done, ["paper"])
+    store.archive_run(stopped, True)
+    assert {run["run_id"] for run in listed(page)["runs"]} == {done, *going}
+    assert listed(page)["statuses"] == {"done": 1, "running": 1, "queued": 1}
+    (hidden,) = listed(page, "archived=true")["runs"]
+    assert hidden["run_id"] == stopped
+    (tagged,) = listed(page, "q=paper")["runs"]
+    assert (tagged["run_id"], tagged["tags"]) == (done, ["paper"])
+    store.mark_deleted(done, "ann")
+    assert {run["run_id"] for run in listed(page)["runs"]} == set(going)
+
+
+def test_the_archive_is_a_click_away_and_tags_stand_beside_their_run(store: Store, look: Open):
+    done, stopped, *_ = some(store)
+    store.tag_run(done, ["paper"])
+    store.archive_run(stopped, True)
+    with serving(store.url) as shown:
+        runs = look(shown.url)
+        expect(runs.get_by_role("row", name=done)).to_contain_text("paper")
+        expect(runs.get_by_role("row", name=stopped)).to_have_count(0)
+        runs.get_by_label("archive").check()
+        expect(runs.get_by_role("row", name=stopped)).to_have_count(1)
+        assert axe(runs) == []
+        runs.set_viewport_size({"width": 420, "height": 900})
+        assert overflow(runs) == 0

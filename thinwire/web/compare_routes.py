@@ -107,18 +107,18 @@ def list_routes(store: Store, reader: Reader, runs: Path | None) -> APIRouter:
 
     @router.get("/run-list.csv", response_class=Response, include_in_schema=False)
     def list_csv(
-        q: Search = "", status: Statuses = None, sort: ListKey = "number", down: bool = True
+        q: Search = "", status: Statuses = None, archived: bool = False, sort: ListKey = "number", down: bool = True
     ) -> Response:  # fmt: skip
-        found = lines.page(RunFilter(q, tuple(status or ())), sort, down, 0, MOST_LINES)
+        found = lines.page(RunFilter(q, tuple(status or ()), archived), sort, down, 0, MOST_LINES)
         return as_csv(found.runs, RunLine, "runs")
 
     @router.get("/run-list")
     def listed(
-        q: Search = "", status: Statuses = None, sort: ListKey = "number", down: bool = True, first: First = 0,
-        count: Count = 50,
+        q: Search = "", status: Statuses = None, archived: bool = False, sort: ListKey = "number", down: bool = True,
+        first: First = 0, count: Count = 50,
     ) -> RunList:  # fmt: skip
-        """Return a page of the runs whose id, task or status has all words of `q`."""
-        return lines.page(RunFilter(q, tuple(status or ())), sort, down, first, count)
+        """Return a page of the runs whose id, name, tags or task have all words of `q`, or of those in the archive."""
+        return lines.page(RunFilter(q, tuple(status or ()), archived), sort, down, first, count)
 
     @router.get("/compare.csv", response_class=Response, include_in_schema=False)
     def compared_csv(runs: RunIds, metric: Metric = "") -> Response:

@@ -16,6 +16,8 @@ class RunLine(Answer):
     """A run as a line of the table of runs; `best` is the best value of the plan's `metric`, or the latest one."""
 
     run_id: str
+    name: str = ""
+    tags: list[str] = []
     status: str
     sentence: str
     task: str

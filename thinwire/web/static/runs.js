@@ -22,13 +22,14 @@ const read = async (query) => {
 export const RunsPage = ({ news }) => {
   const [q, setQ] = useQuery("q", "");
   const [status, setStatus] = useQuery("status", "");
+  const [archived, setArchived] = useQuery("archived", "");
   const [sort, setSort] = useQuery("sort", "number");
   const [up, setUp] = useQuery("up", "");
   const [page, setPage] = useQuery("page", "1");
   const [pick, setPick] = useQuery("pick", "");
   const first = Math.max(0, (Number.parseInt(page, 10) || 1) - 1) * PAGE;
   const chosen = status ? status.split(",").filter((one) => STATUSES.includes(one)) : [];
-  const matching = new URLSearchParams({ q, sort, down: String(!up) });
+  const matching = new URLSearchParams({ q, sort, down: String(!up), archived: String(Boolean(archived)) });
   for (const one of chosen) matching.append("status", one);
   const query = `${matching}&first=${first}&count=${PAGE}`;
   const { data, error } = useReading(() => read(query), news, [query, news.heard]);
@@ -57,11 +58,12 @@ export const RunsPage = ({ news }) => {
     <div class="head"><h1>Runs</h1>
       <p class="sentence small">${summary(list.statuses, all, devices, online)}</p>
       ${may("operator") && html`<a class="tool go" href=${link("new")}><${Icon} name="plus" />New run</a>`}</div>
-    ${all ? html`
-      <${Section} id="runs" title="All runs" aside=${html`<span role="status">${found(list, q, chosen)}</span>`} csv=${link(`api/v1/run-list.csv?${matching}`)} json=${link(`api/v1/run-list?${query}`)}>
+    ${all || archived ? html`
+      <${Section} id="runs" title=${archived ? "Archived runs" : "All runs"} aside=${html`<span role="status">${found(list, q, chosen)}</span>`} csv=${link(`api/v1/run-list.csv?${matching}`)} json=${link(`api/v1/run-list?${query}`)}>
         <div class="filter">
           <${Search} value=${q} choose=${narrow(setQ)} />
           <${StatusFilter} counts=${list.statuses} chosen=${chosen} choose=${(next) => narrow(setStatus)(next.join(","))} />
+          <label class=${archived ? "chip chosen" : "chip"}><input type="checkbox" checked=${Boolean(archived)} onChange=${() => narrow(setArchived)(archived ? "" : "1")} /> archive</label>
           <${Picked} picked=${picked} clear=${() => setPick("")} />
         </div>
         <${RunTable} runs=${list.runs} sort=${sort} up=${Boolean(up)} order=${order} picked=${picked} toggle=${toggle} stale=${error} />
@@ -107,8 +109,8 @@ const Search = ({ value, choose }) => {
     timer.current = setTimeout(() => choose(text.trim()), TYPED_MS);
   };
   return html`
-    <label class="search"><${Icon} name="find" /><span class="unseen">Search runs by id, task or status</span>
-      <input type="search" placeholder="id, task or status" maxlength="100" value=${typed} onInput=${(event) => type(event.target.value)} /></label>`;
+    <label class="search"><${Icon} name="find" /><span class="unseen">Search runs by id, name, tag, task or status</span>
+      <input type="search" placeholder="id, name, tag, task or status" maxlength="100" value=${typed} onInput=${(event) => type(event.target.value)} /></label>`;
 };
 
 const StatusFilter = ({ counts, chosen, choose }) => html`
@@ -158,7 +160,8 @@ const RunTable = ({ runs, sort, up, order, picked, toggle }) => html`
         <tr role="row" key=${run.run_id} class=${picked.includes(run.run_id) ? "run picked-row" : "run"}>
           <td role="cell" class="pick"><label><input type="checkbox" checked=${picked.includes(run.run_id)} disabled=${picked.length >= MOST_COMPARED && !picked.includes(run.run_id)}
             onChange=${() => toggle(run.run_id)} /><span class="unseen">Compare ${run.run_id}</span></label></td>
-          <th scope="row" role="rowheader"><a href=${link(`runs/${run.run_id}`)}>${run.run_id}</a>
+          <th scope="row" role="rowheader"><a href=${link(`runs/${run.run_id}`)}>${run.run_id}</a>${run.name && html` <b>${run.name}</b>`}
+            ${run.tags.map((tag) => html` <small class="tag" key=${tag}>${tag}</small>`)}
             <span class="said" title=${run.sentence}>${run.sentence}</span>
             ${(run.status === "running" || run.status === "waiting") && html`<span class="meter" aria-hidden="true"><i style=${{ width: `${share(run)}%` }}></i></span>`}</th>
           ${COLUMNS.map((column) => html`<td role="cell" key=${column.key} data-label=${column.title} class=${column.right ? "right" : ""}>${column.cell(run)}</td>`)}

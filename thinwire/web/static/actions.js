@@ -1,7 +1,7 @@
 // What a person may do with a run beside pausing and stopping it now: a menu at the head of its page.
 import { get, post } from "./api.js";
 import { Dialog } from "./dialog.js";
-import { html, link, may, useState } from "./dom.js";
+import { html, may, useState } from "./dom.js";
 import { Refusal } from "./parts.js";
 
 const ENDED = ["done", "failed", "stopped"];
@@ -47,7 +47,6 @@ export const Actions = ({ run }) => {
       <summary class="tool">More</summary>
       <ul>
         ${!over && run.source === "devices" && run.status !== "preparing" ? item("Stop after the round", () => send("stop-after-round", null, "it stops when its round closes")) : null}
-        <li><a class="tool" href=${link(`new?from=${run.run_id}`)}>Clone</a></li>
         ${over && run.source === "devices" ? item("Add rounds…", () => open("extend")) : null}
         ${item("Tags…", () => open("tags"))}
         ${over ? item(run.archived_at ? "Take out of the archive" : "Archive", () => send(run.archived_at ? "unarchive" : "archive", null, run.archived_at ? "it is in the lists again" : "archived")) : null}

@@ -31,7 +31,7 @@ export const Clients = ({ run, page, turn }) => {
     <${Section} id="clients" title="Clients" aside=${taking(page)}
       csv=${link(`api/v1/runs/${run.run_id}/clients.csv`)} json=${link(`api/v1/runs/${run.run_id}`)}>
       <${Table} label="Table of clients" rows=${clients} keyOf=${(c) => c.device} columns=${[
-        { title: "Client", cell: (c) => c.device },
+        { title: "Client", cell: (c) => (run.source === "devices" ? html`<a href=${link(`devices/${c.device}`)}>${c.device}</a>` : c.device) },
         { title: "Now", cell: (c) => html`<${State} client=${c} />` },
         { title: "Last outcome", cell: (c) => html`<${LastOutcome} said=${c.last_outcome} />` },
         { title: "Examples", right: true, cell: (c) => (c.examples ? count(c.examples) : "–") },

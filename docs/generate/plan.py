@@ -65,7 +65,7 @@ def keys(model: Any, schema: Mapping[str, Any], refused: Refused) -> Iterator[tu
     properties = schema["$defs"][model.__name__]["properties"]
     for name, field in model.model_fields.items():
         if (inner := _inner(properties[name], schema)) is not None:
-            words = field.description or schema["$defs"][inner]["description"]
+            words = " ".join((field.description or schema["$defs"][inner]["description"]).split())
             table = "table or none" if field.default is None else "table"
             yield (
                 f"`{name}`",

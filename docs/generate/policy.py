@@ -25,8 +25,9 @@ def policy_page() -> str:
 
 def aggregator_page() -> str:
     said = (
-        "`aggregator.toml` in the state directory (`--home`), read when the aggregator starts. A key that is not in "
-        "this list is refused at the start. `thinwire aggregator config` prints what the file says, and which values "
+        "`aggregator.toml` in the state directory (`--home`). The aggregator reads it when it starts; `allow`, "
+        "`max_upload_mb` and `alerts` are read whenever they are used. A key that is not in this list is refused. "
+        "`thinwire aggregator config` prints what the file says, and which values "
         "are defaults. How to use it: [several runs at once](../how/several-runs.md)."
     )
     own = AggregatorFile.model_json_schema()

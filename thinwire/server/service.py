@@ -204,10 +204,6 @@ class CommandQueue:
         kinds = {order.kind for order in self._look() if order.run_id == run_id}
         return "run" if "stop-run" in kinds else "after-round" if "stop-after-round" in kinds else None
 
-    def runs_of(self, kind: str) -> list[str]:
-        """Return the runs with an unanswered command of this kind."""
-        return [order.run_id for order in self._look() if order.kind == kind]
-
     def paused(self, run_id: str) -> bool:
         """Return True from a command to pause this run until one to resume it.
 

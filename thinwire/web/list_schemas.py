@@ -17,7 +17,7 @@ class RunLine(Answer):
 
     run_id: str
     name: str = ""
-    tags: list[str] = []
+    tags: tuple[str, ...] = ()
     status: str
     sentence: str
     task: str

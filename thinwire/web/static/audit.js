@@ -29,7 +29,7 @@ export const AuditPage = ({ news }) => {
       <${Table} label="Actions, latest first" rows=${data.rows} stacks empty="none" columns=${[
     { title: "When", cell: (r) => when(r.at, serverNow()) },
     { title: "Who", cell: (r) => r.who },
-    { title: "What", cell: (r) => html`${r.what.replace("-", " ")} <${About} row=${r} />` },
+    { title: "What", cell: (r) => html`${r.what.replaceAll("-", " ")} <${About} row=${r} />` },
     { title: "Detail", cell: (r) => r.detail || "–" },
   ]} />
       ${data.total > PAGE || from > 0 ? html`<${Pager} label="Pages of the audit log" said=${`${count(Math.min(from + 1, data.total))} to ${count(last)} of ${count(data.total)}`}
@@ -40,6 +40,6 @@ export const AuditPage = ({ news }) => {
 /** The device or the run, as a link. */
 const About = ({ row }) => {
   if (!row.about) return null;
-  const place = row.what.endsWith("-run") ? "runs" : "devices";
+  const place = row.what.includes("run") || row.what.startsWith("stop-after") ? "runs" : "devices";
   return html`<a href=${link(`${place}/${row.about}`)}>${row.about}</a>`;
 };

@@ -33,7 +33,7 @@ export const Confirming = () => {
   const code = wish.what === "code";
   return html`
     <${Dialog} id="confirming" title=${code ? "A fresh code, please" : "Your password again, please"} close=${close}>
-      <form class="fields" onSubmit=${send}>
+      <form class="form" onSubmit=${send}>
         <p class="faint">${wish.why[0].toUpperCase()}${wish.why.slice(1)}.</p>
         ${code && html`<p>On the aggregator's machine:</p><${Command} text=${`thinwire aggregator status --login${home}`} />`}
         <${Field} label=${code ? "One-time code" : "Password"} name="given" type=${code ? "text" : "password"} first

@@ -27,7 +27,7 @@ export const Form = ({ label, button, send, children }) => {
     }
   };
   return html`
-    <form class="fields" aria-label=${label} onSubmit=${submit}>
+    <form class="form" aria-label=${label} onSubmit=${submit}>
       ${children}
       <div class="buttons"><button class="tool go" disabled=${state.sent}>${button}</button></div>
       ${state.error && html`<${Refusal} error=${state.error} />`}

@@ -112,7 +112,7 @@ const Field = ({ field, place, value, problems, choose, suggestions, extras }) =
   const wide = WIDE.includes(place.join(".")) || field.kind === "lines" || field.kind === "map" || field.kind === "table";
   const told = [`${id}-about`, ...problems.map((_, i) => `${id}-wrong-${i}`)].join(" ");
   const errors = problems.map((one, i) => html`<${Said} problem=${one} id=${`${id}-wrong-${i}`} />`);
-  const tone = `field${wide ? " wide" : ""}${value === undefined ? "" : " set"}${problems.length ? " wrong" : ""}`;
+  const tone = `plan-field${wide ? " wide" : ""}${value === undefined ? "" : " set"}${problems.length ? " wrong" : ""}`;
   if (field.kind === "table") {
     return html`
       <fieldset class=${tone} id=${id} tabindex="-1"><legend><code>${field.key}</code></legend>

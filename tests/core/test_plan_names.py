@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import typing
 from typing import Any
 
@@ -9,8 +10,9 @@ import pytest
 from pydantic import BaseModel
 
 from thinwire.aggregation import codecs
+from thinwire.core.errors import PlanError
 from thinwire.core.plan import RunPlan
-from thinwire.core.plan_names import HARMLESS, NAMING, is_allowed, named_in, refused_names
+from thinwire.core.plan_names import HARMLESS, NAMING, is_allowed, named_in, refused_names, upload_id
 from thinwire.core.plan_text import plan_keys
 
 OWN = codecs.own_names()
@@ -64,6 +66,35 @@ def test_what_is_not_allowed_is_refused_at_its_key_without_an_import(key: str, v
 @pytest.mark.parametrize("value", ["", "device", "run:digits-1", "run:digits-1@best", "upload:0a1b"])
 def test_a_model_that_the_aggregator_holds_is_no_path(value: str) -> None:
     assert named_in(plan_with("run.init", value), OWN) == []
+
+
+def seconds_of(spec: str) -> float:
+    began = time.perf_counter()
+    named_in(plan_with("uplink.ladder", [spec] * 16), OWN)
+    return time.perf_counter() - began
+
+
+@pytest.mark.parametrize("letter", ["1", "a", "'", "''a", "(", " ", "=", ";"])
+def test_names_in_the_longest_specs_are_found_in_linear_time(letter: str) -> None:
+    assert min(seconds_of((letter * 4096)[:4096]) for _ in range(3)) < 0.5
+
+
+@pytest.mark.parametrize("key", [*NAMED])
+def test_a_name_or_a_spec_that_is_too_long_is_no_value(key: str) -> None:
+    long: dict[str, Any] = {"uplink.layers": {"*": "1" * 4097}, "uplink.ladder": ["1" * 4097, "fp16"]}
+    with pytest.raises(PlanError, match="is not valid"):
+        plan_with(key, long.get(key, "1" * 4097))
+
+
+def test_mean_is_a_way_to_reduce_and_no_optimizer() -> None:
+    assert named_in(plan_with("server.reduce", "mean"), OWN) == []
+    assert [one.key for one in named_in(plan_with("server.optimizer", "mean"), OWN)] == ["optimizer"]
+
+
+@pytest.mark.parametrize("init", ["upload:" + "a" * 33, "upload:", "upload:x.y", "upload:../0a", "upload:0a\n"])
+def test_an_upload_has_an_id_of_hexadecimal_digits(init: str) -> None:
+    assert upload_id(init) == ""
+    assert upload_id("upload:" + "0a" * 16) == "0a" * 16
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -157,6 +158,31 @@ def test_a_plan_that_cannot_run_is_not_ordered(page: TestClient, store: Store):
     assert answer.status_code == 422
     assert answer.json()["detail"] == "[local] steps and epochs are both given"
     assert store.commands.pending() == []
+
+
+def deep(levels: int) -> Any:
+    return 1 if levels == 0 else {"a": deep(levels - 1)}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"plan": with_key("uplink.codec", "1" * 16_000)},
+        {"plan": with_key("uplink.codec", "1:" * 8_000)},
+        {"plan": with_key("run.init", "upload:" + "a" * 5_000)},
+        {"plan": with_key("run.init", "upload:" + "a" * 500)},
+        {"plan": {**PLAN, "local": deep(500)}},
+        {"text": "a." * 10_000 + "b = 1"},
+        {"text": "[" + "a." * 10_000 + "b]"},
+        {"text": "".join(f"[a{number}]\n" for number in range(6_000))},
+    ],
+)
+def test_a_plan_made_to_keep_the_dashboard_busy_has_its_problems_soon(page: TestClient, given: dict[str, Any]):
+    began = time.perf_counter()
+    found = checked(page, **given)
+    assert time.perf_counter() - began < 5
+    assert not found["ok"]
+    assert 1 <= len(found["problems"]) <= 100
 
 
 def test_nothing_is_ordered_while_no_aggregator_runs(visit: Any, store: Store, tmp_path: Path):

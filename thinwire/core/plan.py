@@ -28,6 +28,7 @@ from thinwire.core.plan_rules import DeviceTimes, Refusal, refusals
 from thinwire.core.plan_schema import Sections
 
 MAX_VALUES = 2**14  # tables, lists and their entries: checking a wrong one takes 30 us and 1 kB
+MAX_DEPTH = 16  # tables and lists in each other
 UNCOUNTED = (  # by client/train/evaluate.py; the aggregator knows only names, not why one is missing
     "a task without metrics() has an accuracy only where loss calls the model once and the batch is (inputs, targets), "
     "with logits (N, C) and N integers below C"
@@ -83,7 +84,7 @@ class RunPlan(Sections):
 
     @classmethod
     def _valid(cls, raw: Mapping[str, Any], source: str, overrides: Overrides) -> RunPlan:
-        _require_small(raw, source)
+        require_small(raw, source)
         try:
             return cls.model_validate(raw)
         except ValidationError as error:
@@ -126,20 +127,23 @@ class RunPlan(Sections):
             raise PlanError(f'[run] {key} = "{name[:80]}" is no metric of the task {self.run.task}', why=why, hint=hint)
 
 
-def _require_small(raw: Any, source: str) -> None:
-    """Raise PlanError for more than MAX_VALUES values before pydantic checks any, because clients receive plans from
-    others.
+def require_small(raw: Any, source: str) -> None:
+    """Raise PlanError for more than MAX_VALUES values, or for more than MAX_DEPTH in each other, before pydantic checks
+    any: plans come from others.
     """
-    left, found = [raw], 0
+    left, found = [(raw, 0)], 0
     while left:
-        inner = left.pop()
+        inner, depth = left.pop()
         if isinstance(inner, (Mapping, list, tuple)):
             found += len(inner)
             if found > MAX_VALUES:
                 raise PlanError(
                     f"{source} holds more than {MAX_VALUES:,} values", why="that many are read", hint="shorter lists"
                 )
-            left += inner.values() if isinstance(inner, Mapping) else inner
+            if depth == MAX_DEPTH:
+                why = f"{MAX_DEPTH} tables or lists in each other are read"
+                raise PlanError(f"{source} is nested too deep", why=why, hint="a plan has sections, and keys in them")
+            left += ((one, depth + 1) for one in (inner.values() if isinstance(inner, Mapping) else inner))
 
 
 def canonical(resolved: Mapping[str, Any]) -> bytes:

@@ -25,6 +25,7 @@ NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 MAX_BATCH = 2**20  # examples: a client keeps a whole batch of a stream in memory
 MAX_ACCUMULATE = 4096  # batches: a client keeps those of one step in memory
 MOST_DELAY = 16  # rounds: a client keeps an update of the model's size for each
+Spec = Annotated[str, StringConstraints(max_length=4096)]  # no more is read of a codec; also a path or a name
 TaskName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")]
 
 
@@ -61,7 +62,7 @@ class RunSection(Section):
     priority: Annotated[float, Field(ge=0.01, le=100)] = Field(
         default=1.0, description="share of the devices' time, beside other runs that use them"
     )
-    init: str = Field(
+    init: Spec = Field(
         default="",
         description=(
             "the first model: a .safetensors file, run:ID, device (one is sampled, and makes it); else the task's"
@@ -228,8 +229,8 @@ class UplinkSection(Section):
     (docs/how/which-codec.md).
     """
 
-    codec: str = Field(default="eden(1)", description="a chain of codecs: `thinwire codecs` lists them")
-    layers: dict[str, str] = Field(default={}, description='codecs for tensors by name: { "*.bias" = "fp16" }')
+    codec: Spec = Field(default="eden(1)", description="a chain of codecs: `thinwire codecs` lists them")
+    layers: dict[str, Spec] = Field(default={}, description='codecs for tensors by name: { "*.bias" = "fp16" }')
     feedback: Literal["auto", "classic", "ef21", "none"] = Field(
         default="auto",
         description='error feedback; "auto" is "none" if all codecs of the plan are unbiased, else "classic"',
@@ -239,7 +240,7 @@ class UplinkSection(Section):
     )
     momentum: Below1 = Field(default=0.0, description="momentum correction within the feedback, for [local] steps = 1")
     warmup: Warmup | None = Field(default=None, description="larger ratios for the first rounds")
-    ladder: list[str] = Field(
+    ladder: list[Spec] = Field(
         default=[],
         description="codecs, least compressed first: each device gets the first that its link carries in time",
     )
@@ -270,7 +271,7 @@ class UplinkSection(Section):
 class DownlinkSection(Section):
     """Sets how the model is compressed on its way to the clients."""
 
-    codec: str = Field(default=IDENTITY, description="a chain of codecs for the model's changes")
+    codec: Spec = Field(default=IDENTITY, description="a chain of codecs for the model's changes")
     feedback: Literal["replica"] = Field(default="replica", description="the server keeps the devices' model")
     full_every: Annotated[int, Field(ge=0)] = Field(default=0, description="rounds between two full models; 0: never")
     log_rounds: Annotated[int, Field(ge=1, le=1000)] = Field(
@@ -287,7 +288,7 @@ class ServerSection(Section):
     """Sets how the aggregator turns updates into a new model."""
 
     threads: Annotated[int, Field(ge=0)] = Field(default=0, description="threads that fold; 0: one")
-    optimizer: str = Field(
+    optimizer: Spec = Field(
         default="fedavg",
         description="how the mean change becomes a step: fedavg, fedavgm, fedadam, fedyogi, fedadagrad",
     )
@@ -301,7 +302,7 @@ class ServerSection(Section):
     tau: Positive | None = Field(
         default=None, description="of fedadam, fedyogi and fedadagrad: the least that a step is divided by; 0.001"
     )
-    reduce: str = Field(default="mean", description="how changes are put together")
+    reduce: Spec = Field(default="mean", description="how changes are put together")
 
 
 class SecureSection(Section):

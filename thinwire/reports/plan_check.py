@@ -19,10 +19,11 @@ from pydantic import ValidationError
 
 from thinwire.core.errors import CodecError, PlanError
 from thinwire.core.layout import Layout
-from thinwire.core.plan import Problem, RunPlan, wrong_values
+from thinwire.core.plan import Problem, RunPlan, require_small, wrong_values
 from thinwire.core.plan_names import installed, refused_names
 from thinwire.core.plan_text import plan_keys, sparse, toml_text
 
+MAX_DOTS = 200  # in a key: the time in which Python reads one rises with their square
 MAX_TEXT = 48 * 1024  # characters of a plan; the longest of our examples has 700
 _KEY = re.compile(r"\[(\w+)(?:\.\w+)?\] (\w+)")
 
@@ -47,6 +48,9 @@ def check_text(text: str, allow: Sequence[str], layout: Layout | None = None) ->
     if len(text) > MAX_TEXT:
         why = f"at most {MAX_TEXT} characters are read"
         return PlanCheck(None, {}, text, [Problem((), f"the plan has {len(text)} characters", why, "a shorter one")])
+    if any(part.count(".") > MAX_DOTS for part in re.split("[=\n]", text)):
+        why = f"at most {MAX_DOTS} are read in a key or a value"
+        return PlanCheck(None, {}, text, [Problem((), "a line of the plan has too many dots", why, "a shorter one")])
     try:
         raw = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
@@ -59,6 +63,10 @@ def check_values(
     raw: Mapping[str, Any], allow: Sequence[str], layout: Layout | None = None, text: str | None = None
 ) -> PlanCheck:
     """Check a plan given as values; `layout` is that of its task's model, if it is known."""
+    try:
+        require_small(raw, "the plan")
+    except PlanError as error:  # nothing of it is written again: that would take as long
+        return PlanCheck(None, {}, text or "", [Problem((), error.what, error.why, error.hint)])
     written = toml_text(_tables(raw)) if text is None else text
     try:
         plan = RunPlan.from_json(raw)

@@ -25,7 +25,7 @@ from thinwire.core.fleet import TaskReport
 from thinwire.core.layout import Layout
 from thinwire.core.owner_file import aggregator_file
 from thinwire.core.plan import RunPlan
-from thinwire.core.plan_names import RUN, UPLOAD, installed, refused_names
+from thinwire.core.plan_names import RUN, UPLOAD, installed, refused_names, upload_id
 from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import Fixed, Vector
 from thinwire.server.model_files import model_of_run, read_model_file
@@ -125,7 +125,7 @@ def first_model(store: Store, home: AggregatorHome, plan: RunPlan) -> FirstModel
     if init == "device":
         zeros = np.zeros(buffer_layout(known.layout).size, np.float32)
         return FirstModel(known.layout, known.report, NO_VALUES, zeros)
-    path = upload_path(home, init.removeprefix(UPLOAD)) if init.startswith(UPLOAD) else Path(init)
+    path = upload_path(home, init) if init.startswith(UPLOAD) else Path(init)
     return _of_file(path, known.layout, known.report)
 
 
@@ -143,10 +143,8 @@ def _of_file(path: Path, layout: Layout, report: TaskReport) -> FirstModel:
     return FirstModel(layout, report, params, buffers, counters)
 
 
-def upload_path(home: AggregatorHome, name: str) -> Path:
+def upload_path(home: AggregatorHome, init: str) -> Path:
     """Return the file of an upload; `TaskError` if the name is none that an upload was given."""
-    if not (name.isascii() and name.isalnum()):
-        raise TaskError(
-            f"there is no upload {name[:40]!r}", why="its name has letters and digits only", hint="upload it"
-        )
+    if not (name := upload_id(init)):
+        raise TaskError(f"there is no upload {init[:40]!r}", why="its id has 32 hexadecimal digits", hint="upload it")
     return home.uploads / f"{name}.safetensors"

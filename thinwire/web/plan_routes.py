@@ -17,7 +17,7 @@ from fastapi import APIRouter, Path
 from thinwire.core.errors import PlanError, Refused
 from thinwire.core.owner_file import AggregatorFile, aggregator_file
 from thinwire.core.plan import Problem, RunPlan
-from thinwire.core.plan_names import RUN, UPLOAD
+from thinwire.core.plan_names import RUN, UPLOAD, upload_id
 from thinwire.reports.plan_check import PlanCheck, check_text, check_values
 from thinwire.reports.run_estimate import Estimate, estimate
 from thinwire.store import START_RUN, DeviceInfo, MeasureRow, Store
@@ -30,6 +30,7 @@ from thinwire.web.settings import Settings, may_serve
 from thinwire.web.uploads import Uploads
 
 KEPT_S: Final = 3.0  # for which devices and links are not read again while a person types
+MOST_PROBLEMS: Final = 100  # in one answer
 AGAIN: Final = "upload it again, or run:ID@0"
 
 
@@ -75,7 +76,7 @@ class Planning:
         """Add a problem to a plan whose uploaded model is not there; with `use` the file counts as used now."""
         if found.plan is None or not found.plan.run.init.startswith(UPLOAD):
             return found
-        path = self._uploads.path(found.plan.run.init.removeprefix(UPLOAD))
+        path = self._uploads.path(upload_id(found.plan.run.init))
         if path is None:
             why = "an upload goes when it was not used for a day; the run that began with it has it as its model 0"
             missing = Problem(("run", "init"), "there is no such upload", why, AGAIN)
@@ -96,7 +97,7 @@ class Planning:
 def _checked(found: PlanCheck, notes: list[str], cost: Estimate | None) -> models.PlanChecked:
     return models.PlanChecked(
         ok=found.ok, given={name: dict(table) for name, table in found.given.items()}, toml=found.toml, notes=notes,
-        problems=[models.Wrong(**{**asdict(one), "place": list(one.place)}) for one in found.problems],
+        problems=[models.Wrong(**{**asdict(one), "place": list(one.place)}) for one in found.problems[:MOST_PROBLEMS]],
         digest=found.plan.digest if found.plan else "", first_model=_origin(found.plan) if found.plan else "",
         cost=models.Cost.model_validate(cost) if cost else None,
     )  # fmt: skip

@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thinwire.core import Key, Registry, VirtualClock, derive
+from thinwire.core.clock import repeating
 from thinwire.core.errors import CodecError, DataLost
 from thinwire.core.prng import word32
 from thinwire.core.statedir import Held, disk_error, find_home, hold, holder, keep_private, write_atomically
@@ -108,3 +110,18 @@ def test_the_home_is_the_flag_then_the_environment_then_xdg(tmp_path: Path, monk
     assert find_home() == tmp_path / "env"
     monkeypatch.delenv("THINWIRE_HOME")
     assert find_home() == tmp_path / "xdg" / "thinwire"
+
+
+def test_what_is_repeated_goes_on_after_an_error_and_tells_it(caplog: pytest.LogCaptureFixture) -> None:
+    calls, enough = list[int](), threading.Event()
+
+    def work() -> None:
+        calls.append(1)
+        if len(calls) == 1:
+            raise RuntimeError("a bug")
+        enough.set()
+
+    with repeating(work, 0.01, "some work"):
+        assert enough.wait(20)
+    assert "some work" in caplog.text
+    assert "a bug" in caplog.text

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import threading
 import time
@@ -120,6 +121,7 @@ def downtime_s(down_since: float, back_at: float) -> float | None:
     return took if 0.0 <= took <= MAX_DOWNTIME_S else None
 
 
+log = logging.getLogger("thinwire.clock")
 DOWN_SINCE = "down_since"
 HEARD = "heard.json"  # in the lock's directory: time of the last message from each device
 BEAT_S = 2.0  # seconds, the uncertainty of a downtime; each beat may be a write to a flash card
@@ -134,14 +136,21 @@ def beating(descriptor: int, every_s: float = BEAT_S) -> Iterator[None]:
 
 @contextlib.contextmanager
 def repeating(work: Callable[[], object], every_s: float, name: str) -> Iterator[None]:
-    """Call `work` in a thread now, every `every_s` seconds and at the end; an `OSError` (a full disk) is ignored."""
+    """Call `work` in a thread now, every `every_s` seconds and at the end, whatever it raises.
+
+    An `OSError` (a full disk) is ignored, and any other error is logged: the next call may succeed.
+    """
     over = threading.Event()
 
     def run() -> None:
         while True:
             last = over.is_set()
-            with contextlib.suppress(OSError):
+            try:
                 work()
+            except OSError:
+                pass
+            except Exception:
+                log.exception("%s: this time it failed, and the next one is in %g s", name, every_s)
             if last:
                 return
             over.wait(every_s)

@@ -35,7 +35,7 @@ NOT_PERSONAL = {  # of runs, models and the house itself
     "commands": "id kind run_id at answered_at",
     "logins": "code_hash expires_at used_at",
     "alerts": "id kind subject opened_at closed_at acknowledged_at opening_sent_at closing_sent_at failures "
-    "failure due_at",
+    "failure due_at sent_to",
     "sessions": "token_hash",
     "tokens": "id secret_hash",
 }

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import smtplib
+import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any, Self
@@ -167,6 +170,59 @@ def test_a_webhook_that_fails_or_redirects_is_tried_again_and_says_why(store: St
     assert "302" in row.failure
 
 
+def test_a_target_that_answers_something_else_than_http_does_not_end_the_alerts(store: Store, place: Path):
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(b"garbage not http\r\n\r\n")
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        settings(place, f'webhook = "http://127.0.0.1:{server.getsockname()[1]}/"\nmin_free_disk_mb = 1000000000')
+        AlertWatch(store, place).look()
+        thread.join(20)
+    assert "BadStatusLine" in store.alerts.open()[0].failure
+
+
+def test_a_target_that_has_the_message_does_not_get_it_again_while_another_fails(store: Store, place: Path):
+    tries, broken = list[str](), True
+
+    def send(target: str, wanted: AlertSettings, said: dict[str, Any]) -> None:
+        tries.append(f"{target} {said['change']}")
+        if target == "email" and broken:
+            raise http.client.IncompleteRead(b"")
+
+    settings(place, 'webhook = "http://x/"\nemail_to = ["a@example.org"]\nmin_free_disk_mb = 1000000000')
+    watch, clock = AlertWatch(store, place, send), store.alerts._clock
+    watch.look()
+    (row,) = store.alerts.open()
+    assert (row.failures, row.sent_to, row.opening_sent_at) == (1, "webhook", None)
+    broken = False
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(clock), "wall", lambda _: time.time() + 60)
+        watch.look()
+    settings(place, 'webhook = "http://x/"\nemail_to = ["a@example.org"]\nmin_free_disk_mb = 0')
+    watch.look()
+    assert tries == ["webhook opened", "email opened", "email opened", "webhook closed", "email closed"]
+
+
+def test_a_mail_over_tls_verifies_the_server(monkeypatch: pytest.MonkeyPatch):
+    contexts = list[ssl.SSLContext]()
+
+    def connect(host: str, port: int, timeout: float, context: ssl.SSLContext) -> Any:
+        contexts.append(context)
+        raise OSError("far enough")
+
+    monkeypatch.setattr(smtplib, "SMTP_SSL", connect)
+    wanted = AlertSettings(email_to=("ann@example.org",), smtp="mail.example.org:465", smtp_security="tls")
+    with pytest.raises(OSError, match="far enough"):
+        deliver("email", wanted, {"sentence": "x", "change": "opened"})
+    assert (contexts[0].verify_mode, contexts[0].check_hostname) == (ssl.CERT_REQUIRED, True)
+
+
 def test_without_a_target_nothing_is_owed(store: Store, place: Path):
     settings(place, "min_free_disk_mb = 1000000000")
     AlertWatch(store, place).look()
@@ -215,8 +271,8 @@ def test_a_mail_names_the_alert_and_keeps_the_password_in_its_file(
         email_to=("ann@example.org", "bob@example.org"), smtp="mail.example.org:587", smtp_security="starttls",
         smtp_user="thinwire", smtp_password_file=str(secret),
     )  # fmt: skip
-    store.alerts.update([Condition("disk", "", "the disk has 3 MB free", "free some space")])
-    deliver(wanted, message(store.alerts.open()[0], "opened"))
+    store.alerts.update([Condition("disk", "", "the disk has\n3 MB free", "free some space")])
+    deliver("email", wanted, message(store.alerts.open()[0], "opened"))
     assert calls[:3] == [("connect", "mail.example.org:587"), ("starttls",), ("login", "thinwire", "hunter2")]
     to, sender, subject, text = calls[3]
     assert (to, sender) == ("ann@example.org, bob@example.org", "ann@example.org")
@@ -225,7 +281,17 @@ def test_a_mail_names_the_alert_and_keeps_the_password_in_its_file(
 
 
 @pytest.mark.parametrize(
-    "wrong", ['webhook = "file:///etc/passwd"', 'webhook = "gopher://x"', 'smtp = "mail"', "x = 1"]
+    "wrong",
+    [
+        'smtp_user = "u"\nsmtp = "mail.example.org:25"',
+        'webhook = "http://x:0/"',
+        'webhook = "http://x:99999/"',
+        'webhook = "http://x:abc/"',
+        'webhook = "file:///etc/passwd"',
+        'webhook = "gopher://x"',
+        'smtp = "mail"',
+        "x = 1",
+    ],
 )
 def test_a_target_that_is_none_is_refused_with_the_file(tmp_path: Path, wrong: str):
     (tmp_path / "aggregator.toml").write_text(f"[alerts]\n{wrong}\n")

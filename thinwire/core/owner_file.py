@@ -6,10 +6,12 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, TypeVar
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator
 
 from thinwire.core.errors import PlanError
+from thinwire.core.net import is_loopback
 from thinwire.core.plan import explain
 from thinwire.core.plan_schema import Section
 
@@ -83,6 +85,25 @@ class AlertSettings(Section):
     offline_min: float = Field(default=2, gt=0, description="minutes for which the aggregator may be down")
     min_free_disk_mb: int = Field(default=1000, ge=0, description="free space below which there is an alert")
     certificate_days: float = Field(default=14, ge=0, description="days before the end of the device API's certificate")
+
+    @field_validator("webhook")
+    @classmethod
+    def _has_a_port(cls, url: str) -> str:
+        try:
+            port = urlsplit(url).port
+        except ValueError as error:
+            raise ValueError(f"its port should be a number from 1 to 65535 ({error})") from error
+        if port == 0:
+            raise ValueError("its port should be a number from 1 to 65535")
+        return url
+
+    @field_validator("smtp_user")
+    @classmethod
+    def _has_a_protected_password(cls, user: str, before: ValidationInfo) -> str:
+        host = str(before.data.get("smtp", "")).rpartition(":")[0]
+        if user and before.data.get("smtp_security") == "none" and not is_loopback(host):
+            raise ValueError('its password would be readable on the way: smtp_security should be "starttls" or "tls"')
+        return user
 
 
 class AggregatorFile(Section):

@@ -45,6 +45,7 @@ class Alert(Base):
     closing_sent_at: Mapped[float | None]
     failures: Mapped[int] = mapped_column(default=0)  # of the message that is due, one after the other
     failure: Mapped[str] = mapped_column(Words(300), default="")
+    sent_to: Mapped[str] = mapped_column(String(40), default="")  # targets that have the message that is due
     due_at: Mapped[float] = mapped_column(default=0.0)  # of the next attempt
 
 
@@ -65,6 +66,7 @@ class AlertRow:
     closing_sent_at: float | None
     failures: int
     failure: str
+    sent_to: str
 
     @property
     def due(self) -> Change | None:
@@ -136,14 +138,18 @@ class Alerts:
     def sent(self, row: AlertRow, change: Change) -> None:
         """Record that the message about this change was sent."""
         column = "opening_sent_at" if change == "opened" else "closing_sent_at"
-        values = {column: self._clock.wall(), "failures": 0, "failure": ""}
+        values = {column: self._clock.wall(), "failures": 0, "failure": "", "sent_to": ""}
         with self._database.writing() as connection:
             connection.execute(update(Alert).where(Alert.id == row.id).values(values))
 
-    def not_sent(self, row: AlertRow, why: str) -> None:
-        """Record why a message could not be sent; it is due again after 10 s, then 20 s, up to 10 minutes."""
+    def not_sent(self, row: AlertRow, why: str, sent_to: str = "") -> None:
+        """Record why a message could not be sent to all targets, and which have it.
+
+        It is due again after 10 s, then 20 s, up to 10 minutes.
+        """
         wait_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** min(row.failures, 10))
-        values = {"failures": row.failures + 1, "failure": why[:300], "due_at": self._clock.wall() + wait_s}
+        values = {"failures": row.failures + 1, "failure": why[:300], "sent_to": sent_to}
+        values["due_at"] = self._clock.wall() + wait_s
         with self._database.writing() as connection:
             connection.execute(update(Alert).where(Alert.id == row.id).values(values))
 

@@ -40,7 +40,9 @@ from thinwire.web.settings import aggregator
 LOOK_S: Final = 10.0
 SEND_S: Final = 10.0  # time limit of one message
 log = logging.getLogger("thinwire.alerts")
-Send = Callable[[AlertSettings, dict[str, Any]], None]
+Send = Callable[[str, AlertSettings, dict[str, Any]], None]
+WEBHOOK: Final = "webhook"
+EMAIL: Final = "email"
 
 
 class AlertWatch:
@@ -63,17 +65,25 @@ class AlertWatch:
         wanted = self._settings.alerts
         found, unknown = conditions(self._store, self._around(), wanted)
         self._store.alerts.update(found, unknown)
-        has_target = bool(wanted.webhook or wanted.email_to)
         for row in self._store.alerts.due():
-            change = row.due
-            assert change is not None, "the store returns rows with a message to send"
-            try:
-                if has_target:
-                    self._send(wanted, message(row, change))
-            except (OSError, ValueError, smtplib.SMTPException) as error:
-                self._store.alerts.not_sent(row, f"{type(error).__name__}: {error}")
-            else:
-                self._store.alerts.sent(row, change)
+            self._tell(row, wanted)
+
+    def _tell(self, row: AlertRow, wanted: AlertSettings) -> None:
+        """Send the message that is due to each target that did not get it yet."""
+        change = row.due
+        assert change is not None, "the store returns rows with a message to send"
+        took, failures = set(row.sent_to.split()), list[str]()
+        for target in [WEBHOOK] * bool(wanted.webhook) + [EMAIL] * bool(wanted.email_to):
+            if target not in took:
+                try:
+                    self._send(target, wanted, message(row, change))
+                    took.add(target)
+                except Exception as error:  # whatever a target answers, the others get theirs
+                    failures.append(f"{target}: {type(error).__name__}: {error}")
+        if failures:
+            self._store.alerts.not_sent(row, "; ".join(failures), " ".join(sorted(took)))
+        else:
+            self._store.alerts.sent(row, change)
 
     def _look_safely(self) -> None:
         try:
@@ -109,11 +119,11 @@ def message(row: AlertRow, change: str) -> dict[str, Any]:
     return {**said, "sentence": row.sentence, "try": row.hint if change == "opened" else ""}
 
 
-def deliver(wanted: AlertSettings, said: dict[str, Any]) -> None:
-    """Send a message to each target; raise OSError, ValueError or SMTPException if one does not take it."""
-    if wanted.webhook:
+def deliver(target: str, wanted: AlertSettings, said: dict[str, Any]) -> None:
+    """Send a message to a target; raise an exception of any kind if it does not take it."""
+    if target == WEBHOOK:
         _post(wanted.webhook, said)
-    if wanted.email_to:
+    else:
         _mail(wanted, said)
 
 
@@ -135,14 +145,19 @@ def _post(url: str, said: dict[str, Any]) -> None:
 def _mail(wanted: AlertSettings, said: dict[str, Any]) -> None:
     """Send a message by e-mail."""
     letter = EmailMessage()
-    letter["Subject"] = f"Thinwire: {said['sentence']}" if said["change"] == "opened" else f"Over: {said['sentence']}"
+    begins = "Thinwire" if said["change"] == "opened" else "Over"
+    letter["Subject"] = " ".join(f"{begins}: {said['sentence']}".split())  # a header has one line
     letter["From"], letter["To"] = wanted.email_from or wanted.email_to[0], ", ".join(wanted.email_to)
     letter.set_content("\n".join(f"{name}: {value}" for name, value in said.items() if value not in ("", None)))
     host, _, port = wanted.smtp.rpartition(":")
-    kind = smtplib.SMTP_SSL if wanted.smtp_security == "tls" else smtplib.SMTP
-    with kind(host, int(port), timeout=SEND_S) as server:
+    verified = ssl.create_default_context()  # smtplib's own context verifies nothing
+    with (
+        smtplib.SMTP_SSL(host, int(port), timeout=SEND_S, context=verified)
+        if wanted.smtp_security == "tls"
+        else smtplib.SMTP(host, int(port), timeout=SEND_S)
+    ) as server:
         if wanted.smtp_security == "starttls":
-            server.starttls(context=ssl.create_default_context())
+            server.starttls(context=verified)
         if wanted.smtp_user:
             server.login(wanted.smtp_user, Path(wanted.smtp_password_file).read_text().strip())
         server.send_message(letter)

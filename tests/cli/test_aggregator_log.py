@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,8 +10,18 @@ import pytest
 
 from tests.support.store_story import new_run
 from thinwire.cli.aggregator.reporting import Reporter
-from thinwire.core.events import ClientFailed, DeviceOffline, DeviceOnline, Evaluated, RoundClosed, RunStatusChanged
+from thinwire.core.events import (
+    ClientFailed,
+    DeviceOffline,
+    DeviceOnline,
+    Evaluated,
+    Event,
+    RoundClosed,
+    RunStatusChanged,
+)
+from thinwire.core.protection_events import SHOWN_OF_SAMPLED, without_sample
 from thinwire.store import Store
+from thinwire.store.journal import KINDS
 
 
 @pytest.fixture
@@ -59,6 +70,8 @@ def test_nobody_reads_in_the_log_who_was_sampled(store: Store, monkeypatch: pyte
     reporter = Reporter(store, lines.append)
     reporter.event(run_id, ClientFailed(1.0, 1, "pi-01", f"{run_id}.1.pi-01", "task", "no data", 0.0))
     assert lines == []
+    reporter.event(run_id, closed("too-few"))
+    assert lines == [f"{run_id}: round 3 ended without a step (too-few), after 12.0 s"]
 
 
 def test_what_people_and_devices_did_to_the_registry_is_reported_once(store: Store):
@@ -71,3 +84,12 @@ def test_what_people_and_devices_did_to_the_registry_is_reported_once(store: Sto
     store.roster.rename("pi-01", "lab-01")
     reporter.actions()
     assert lines[1:] == ["lab-01 is a new name: it was pi-01 before"]
+
+
+def test_the_kinds_that_a_sampled_run_shows_are_those_of_which_something_is_left():
+    def some(kind: type[Event]) -> Event:
+        event = object.__new__(kind)
+        vars(event).update({one.name: None for one in dataclasses.fields(kind)})
+        return event
+
+    assert {kind for kind in KINDS.values() if without_sample(some(kind)) is not None} == {*SHOWN_OF_SAMPLED}

@@ -15,11 +15,13 @@ from tests.support.api_answers import DEVICES, Told
 from tests.support.browsing import Open, axe, overflow
 from tests.support.filled_store import add_devices, new_run
 from tests.support.serving import showing
+from thinwire.core.errors import NotFound
 from thinwire.store import Store
 from thinwire.web import event_feed
 from thinwire.web.event_feed import EventFeeds, RunFeed
 
 PATIENCE_S = 20.0
+PRIVACY = '[privacy]\nmode = "central"\nclip = 1.0\nnoise_multiplier = 1.0\nsampling_rate = 0.5\n'
 
 
 @pytest.fixture
@@ -143,11 +145,10 @@ def test_only_the_newest_events_are_kept_and_listed(store: Store, monkeypatch: p
 
 def test_a_run_with_a_secret_sample_shows_neither_its_replies_nor_their_number(store: Store):
     """Two runs of which one had more replies have the same feed, and ids tell nothing of the journal's numbers."""
-    privacy = '[privacy]\nmode = "central"\nclip = 1.0\nnoise_multiplier = 1.0\nsampling_rate = 0.5\n'
     add_devices(store, DEVICES, time.time())
     feeds = []
     for replies in (2, 5):
-        run = new_run(store, at=time.time() - 60, more=privacy)
+        run = new_run(store, at=time.time() - 60, more=PRIVACY)
         run.open()
         for device in DEVICES[:replies]:
             run.answer(device, 1.0)
@@ -158,6 +159,54 @@ def test_a_run_with_a_secret_sample_shows_neither_its_replies_nor_their_number(s
         feeds.append([(one["id"], one["event"]) for one in json.loads(feed.listed())])
     assert feeds[0] == feeds[1]
     assert not {"UpdateAccepted", "ClientSelected"} & {kind for _, kind in feeds[0]}
+
+
+def test_how_far_back_the_events_of_a_sampled_run_go_does_not_tell_how_many_replied(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(event_feed, "KEPT", 4)
+    add_devices(store, DEVICES, time.time())
+    listed = []
+    for replies in (2, 5):
+        run = new_run(store, at=time.time() - 60, more=PRIVACY)
+        for _ in range(3):
+            run.open()
+            for device in DEVICES[:replies]:
+                run.answer(device, 1.0)
+            run.close("all", 2.0)
+        _, events, _ = EventFeeds(store)._new(RunFeed(run.run_id))
+        listed.append([(type(one).__name__, getattr(one, "round", 0)) for one in events])
+    assert listed[0] == listed[1]
+    assert len(listed[0]) == 4
+
+
+def test_a_deleted_run_ends_its_own_streams_and_no_others(store: Store, run: Told, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(event_feed, "HEARTBEAT_S", 0.05)
+    other = new_run(store, at=time.time() - 60)
+
+    async def steps(feeds: EventFeeds) -> None:
+        gone, kept = await feeds.of(run.run_id), await feeds.of(other.run_id)
+        first = feeds.stream(gone, "", lambda: not gone.is_over)
+        second = feeds.stream(kept, "", lambda: True)
+        await anext(first)
+        await anext(second)
+        known = store.run
+
+        def look_up(run_id: str) -> object:
+            if run_id == run.run_id:
+                raise NotFound("no such run")
+            return known(run_id)
+
+        monkeypatch.setattr(store, "run", look_up)
+        other.status("paused", "paused by a person")
+        (said,) = await taken(second, 1)
+        assert json.loads(said["data"])["fields"]["status"] == "paused"
+        assert {one async for one in first} <= {": still here\n\n"}
+        other.status("running", "goes on")
+        (said,) = await taken(second, 1)
+        assert json.loads(said["data"])["fields"]["status"] == "running"
+
+    followed(store, steps)
 
 
 def test_the_page_follows_the_journal_and_filters_it(store: Store, run: Told, look: Open):

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from thinwire.core.events import Event, ModelStored, RoundClosed, RoundOpened, RoundResumed, RunNoted, RunStatusChanged
 
@@ -112,6 +112,12 @@ def is_sampled(plan: Mapping[str, Any]) -> bool:
     return bool((plan.get("privacy") or {}).get("sampling_rate"))
 
 
+SHOWN_OF_SAMPLED: Final[tuple[type[Event], ...]] = (
+    RunStatusChanged, RunNoted, ModelStored, RoundResumed, PrivacyReserved, PrivacyCommitted, RoundOpened, RoundClosed,
+)  # fmt: skip
+"""The kinds of events of which anyone may read something in a run with Poisson sampling."""
+
+
 def without_sample(event: Event) -> Event | None:
     """Return what anyone may read of an event of a run with Poisson sampling; None if that is nothing.
 
@@ -119,11 +125,9 @@ def without_sample(event: Event) -> Event | None:
     a round of k of N clients each one is with probability k / N, and all of them are in a round of N. So a round shows
     neither names nor counts, bytes and times of replies. The journal keeps them, for the aggregator alone.
 
-    Invariant: an event of a kind that is not listed here is not shown.
+    Invariant: an event of a kind that is not in `SHOWN_OF_SAMPLED` is not shown.
     """
     match event:
-        case RunStatusChanged() | RunNoted() | ModelStored() | RoundResumed() | PrivacyReserved() | PrivacyCommitted():
-            return event
         case RoundOpened():  # built anew, so that a field that is added is not shown before someone lists it
             return RoundOpened(
                 event.at, event.round, event.elapsed_s, event.base_version, event.base_digest, [], {}, event.codec,
@@ -133,4 +137,4 @@ def without_sample(event: Event) -> Event | None:
             return RoundClosed(
                 event.at, event.round, event.reason, event.version, [], [], [], event.elapsed_s, event.seconds, {}
             )
-    return None
+    return event if isinstance(event, SHOWN_OF_SAMPLED) else None

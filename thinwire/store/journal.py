@@ -20,7 +20,7 @@ import json
 import threading
 import time
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Text, cast, delete, func, insert, select, update
@@ -91,9 +91,16 @@ class JournalReader:
             ]
         return [(seq, from_json({**body, "event": kind})) for seq, kind, body in rows]
 
-    def newest_events(self, run_id: str, limit: int) -> list[tuple[int, Event]]:
-        """Return (seq, event) of the newest events of a run, oldest first: at most `limit`, and those that are rows."""
+    def newest_events(
+        self, run_id: str, limit: int, kinds: Collection[type[Event]] | None = None
+    ) -> list[tuple[int, Event]]:
+        """Return (seq, event) of the newest events of a run, oldest first: at most `limit`, and those that are rows.
+
+        With `kinds` only events of these classes count.
+        """
         wanted = select(Journal.seq, Journal.kind, Journal.body).where(Journal.run_id == run_id)
+        if kinds is not None:
+            wanted = wanted.where(Journal.kind.in_([kind.__name__ for kind in kinds]))
         with self._database.reading() as connection:
             rows = connection.execute(wanted.order_by(Journal.seq.desc()).limit(limit)).all()
         return [(row.seq, from_json({**row.body, "event": row.kind})) for row in reversed(rows)]

@@ -11,6 +11,7 @@ runs: where the sample of one is secret, the gaps between numbers would tell how
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import secrets
 import time
@@ -24,9 +25,9 @@ from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
-from thinwire.core.errors import ThinwireError
+from thinwire.core.errors import NotFound, ThinwireError
 from thinwire.core.events import Event
-from thinwire.core.protection_events import is_sampled, without_sample
+from thinwire.core.protection_events import SHOWN_OF_SAMPLED, is_sampled, without_sample
 from thinwire.store import Store
 from thinwire.web.problems import PROBLEMS, problem
 from thinwire.web.routes import API, STREAM, RunId
@@ -61,6 +62,7 @@ class RunFeed:
     seq: int = 0  # number in the journal of the last one that was read
     readers: set[asyncio.Event] = field(default_factory=set)
     used_at: float = field(default_factory=time.monotonic)
+    is_over: bool = False  # the run is no more
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def add(self, events: list[Event]) -> None:
@@ -108,10 +110,8 @@ class EventFeeds:
         """Look four times a second whether there is anything new while somebody reads."""
         while not self._closing():
             if any(feed.readers for feed in self._feeds.values()):
-                try:
+                with contextlib.suppress(ThinwireError):  # the store is not readable now: readers wait
                     await self._look()
-                except ThinwireError:  # the store is not readable now: readers wait
-                    self._seen = -1
             now = time.monotonic()
             for run_id in [key for key, one in self._feeds.items() if not one.readers and now - one.used_at > IDLE_S]:
                 del self._feeds[run_id]
@@ -121,9 +121,14 @@ class EventFeeds:
     async def _look(self) -> None:
         if (changes := await run_in_threadpool(self._store.changes)) == self._seen:
             return
-        for feed in list(self._feeds.values()):
-            if feed.readers:
+        for feed in [one for one in self._feeds.values() if one.readers]:
+            try:
                 await self._read(feed)
+            except NotFound:  # its run was deleted: the streams end at their next heartbeat
+                feed.is_over = True
+                self._feeds.pop(feed.run_id, None)
+            except ThinwireError:  # this one is read again at the next look; the others are read now
+                changes = -1
         self._seen = changes
 
     async def _read(self, feed: RunFeed) -> None:
@@ -136,13 +141,13 @@ class EventFeeds:
 
     def _new(self, feed: RunFeed) -> tuple[int, list[Event], bool]:
         """Return the number of the last event that was read, the new events to show, and whether there are more."""
-        first = feed.seq == 0
-        found = (
-            self._store.newest_events(feed.run_id, KEPT)
+        first, sampled = feed.seq == 0, is_sampled(self._store.run(feed.run_id).plan)
+        found = (  # the newest that are shown: among 1000 of all kinds, their number would tell how many were sampled
+            self._store.newest_events(feed.run_id, KEPT, SHOWN_OF_SAMPLED if sampled else None)
             if first
             else self._store.events(feed.run_id, feed.seq, AT_ONCE)
         )
-        if is_sampled(self._store.run(feed.run_id).plan):
+        if sampled:
             shown = [one for _, event in found if (one := without_sample(event)) is not None]
         else:
             shown = [event for _, event in found]
@@ -217,7 +222,8 @@ def event_routes(feeds: EventFeeds) -> APIRouter:
         feed = await feeds.of(run_id)
         if feeds.full:
             return problem(503, "too many readers follow runs", hint="close some tabs")
-        sent = feeds.stream(feed, last_event_id, visitor(request).still_known)
+        known = visitor(request).still_known
+        sent = feeds.stream(feed, last_event_id, lambda: not feed.is_over and known())
         return StreamingResponse(sent, media_type="text/event-stream", headers=STREAM)
 
     return router

@@ -70,9 +70,10 @@ class Reporter:
     def _lines(self, run_id: str, event: Event) -> Iterator[str]:
         from thinwire.reports.reason_text import sentence
 
-        if run_id and self._is_sampled(run_id) and without_sample(event) is None:
+        secret = bool(run_id) and self._is_sampled(run_id)
+        if (shown := without_sample(event) if secret else event) is None:
             return
-        match event:
+        match event := shown:
             case DeviceOnline():
                 yield f"{event.device} is online"
             case DeviceOffline():
@@ -84,8 +85,8 @@ class Reporter:
             case RunNoted():
                 yield sentence(event.note)
             case RoundClosed() if event.reason in NO_STEP:
-                came = counted(len(event.aggregated) + len(event.dropped), "update")
-                yield f"round {event.round} ended without a step ({event.reason}), after {event.seconds:.1f} s: {came}"
+                came = "" if secret else f": {counted(len(event.aggregated) + len(event.dropped), 'update')}"
+                yield f"round {event.round} ended without a step ({event.reason}), after {event.seconds:.1f} s{came}"
             case ClientFailed() if event.kind != OVER:
                 if (fault := (run_id, event.device, event.kind, event.text)) not in self._faults:
                     self._faults.add(fault)

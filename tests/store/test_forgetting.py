@@ -265,3 +265,16 @@ def test_sqlite_keeps_no_freed_page(store: Store, story: PrivateStory):
     store.forget_device(GONE, "me")
     with sqlite3.connect(str(store._database.url.database)) as raw:
         assert raw.execute("PRAGMA freelist_count").fetchone() == (0,)
+
+
+def test_what_was_done_with_users_and_tokens_keeps_its_words_if_a_device_was_called_alike(store: Store):
+    store.users.add("anna", "viewer", "correct horse battery", "me")
+    token = store.tokens.make("nightly", "anna", "viewer")
+    store.tokens.revoke(token.row.id, "me")
+    kept = [one for one in store.audit.actions() if one.device == ""]
+    for name in ("anna", "token", "viewer"):
+        enrol(store, name)
+        store.revoke_device(name, "me", "", lambda: True)
+        store.forget_device(name, "me")
+    assert [one for one in store.audit.actions() if one.device == ""] == kept
+    assert len(kept) == 3

@@ -71,7 +71,7 @@ PLAIN: Final = frozenset({  # fields with text that names no device
     "model_digest", "model_file", "metrics0", "spread0", "outcome", "last_outcome", "task_version", "what", "who",
     "body", "address", "name", "hello", "booked", "brought", "public_key", "how", "samples", "work", "secret_hash",
     "code_hash", "token_hash", "totals", "subject", "acknowledged_by", "failure", "user", "role", "password_hash",
-    "tags", "deleted_by",
+    "tags", "deleted_by", "sent_to",
 })  # fmt: skip
 NAMED: Final = frozenset({("invitations", "name")})  # a column that is a device's name in this table only
 _WORD = re.compile("[a-z0-9-]+")  # in a text: a name, and what could be one
@@ -306,6 +306,8 @@ def _table(connection: Connection, table: Table, made: Renaming) -> tuple[int, s
     wanted = select(*dict.fromkeys([*table.primary_key, *columns, *([] if run_id is None else [run_id])]))
     if run_id is not None and table.name != "commands":
         wanted = wanted.where(run_id.in_(select(Run.run_id).where(Run.source == "devices").scalar_subquery()))
+    if table.name == Action.__tablename__:
+        wanted = wanted.where(table.c.device != "")  # other actions are on users and tokens, which may be called alike
     changed, runs = 0, set[str]()
     for row in connection.execute(wanted).mappings().all():
         new = {one.name: made.value(role[one], row[one.name]) for one in columns}

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from sqlalchemy import text
 
 from tests.support.backups import BODY, Place, contents
 from tests.support.store_story import closed, header, status
@@ -113,3 +114,18 @@ def test_what_strangers_named_does_not_stand_in_the_way(place: Place, tmp_path: 
     back_up(place.home, tmp_path / "b.tar", "1")
     backup.restore(tmp_path / "b.tar", there, force=False)
     assert [h.update_id.run for h in FileSpool(there.spool).headers()] == [place.run_id]
+
+
+def test_a_restore_ends_all_sessions_and_keeps_the_users(place: Place, tmp_path: Path, there: AggregatorHome) -> None:
+    place.store.users.add("anna", "admin", "correct horse battery", "me")
+    session = place.store.logins.redeem(place.store.logins.new_code())
+    code = place.store.logins.new_code()
+    assert session is not None
+    back_up(place.home, tmp_path / "b.tar", "1")
+    backup.restore(tmp_path / "b.tar", there, force=False)
+    with Store.open(there.database) as store:
+        assert [one.name for one in store.users.all()] == ["anna"]
+        assert store.logins.redeem(code) is None
+        assert not store.logins.valid(session)
+        with store._database.reading() as connection:
+            assert connection.execute(text("SELECT count(*) FROM sessions")).scalar() == 0

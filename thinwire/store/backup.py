@@ -41,7 +41,7 @@ from thinwire.core.statedir import (
     require_its_database,
     sync_path,
 )
-from thinwire.store.backup_content import leave_out, lose_reservations, missing_files, renew
+from thinwire.store.backup_content import end_sessions, leave_out, lose_reservations, missing_files, renew
 from thinwire.store.database import Database, database_url
 from thinwire.store.schema import check_file, copy_file, require_known
 from thinwire.store.store import Store
@@ -368,6 +368,7 @@ def _unpack(source: Path, folder: Path) -> tuple[Manifest, int]:
             hint = f"restore it with thinwire {manifest.thinwire}, which wrote it"
             require_known(connection, revision, str(source), hint)
     renew(folder / DATABASE)
+    end_sessions(folder / DATABASE)
     reservations = lose_reservations(folder / DATABASE, manifest.delivered_at)
     for path in [folder, folder / DATABASE, *(path for path in folder.rglob("*") if path.is_dir())]:
         sync_path(path)

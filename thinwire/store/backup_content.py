@@ -99,6 +99,15 @@ def renew(database: Path) -> None:
         restored.commit()
 
 
+def end_sessions(database: Path) -> None:
+    """Delete the sessions and login codes of a restored store: what ended one since the backup may not be in it."""
+    with contextlib.closing(sqlite3.connect(database)) as restored:
+        tables = {name for (name,) in restored.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        for table in {"sessions", "logins"} & tables:
+            restored.execute(f"DELETE FROM {table}")  # noqa: S608  # no outside text
+        restored.commit()
+
+
 def lose_reservations(database: Path, backed_up_at: float) -> int:
     """Write into a restored privacy ledger that what was reserved since its backup is unknown; return its entries.
 

@@ -312,3 +312,7 @@ def restore(
     console.note(
         f"devices that were approved or revoked since then are as they were, too: {again('devices list', home)}"
     )
+    console.note(
+        "users, tokens and passwords are those of the backup, also what was disabled, revoked or changed since then, "
+        f"and everybody has to log in again: {again('aggregator users list', home)}"
+    )

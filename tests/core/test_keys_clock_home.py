@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -17,7 +18,17 @@ from thinwire.core import Key, Registry, VirtualClock, derive
 from thinwire.core.clock import repeating
 from thinwire.core.errors import CodecError, DataLost
 from thinwire.core.prng import word32
-from thinwire.core.statedir import Held, disk_error, find_home, hold, holder, keep_private, write_atomically
+from thinwire.core.statedir import (
+    Held,
+    disk_error,
+    find_home,
+    hold,
+    holder,
+    keep_private,
+    living_holder,
+    lock_file,
+    write_atomically,
+)
 
 labels = st.lists(st.text(max_size=5) | st.integers(-(2**70), 2**70), max_size=4)
 
@@ -110,6 +121,16 @@ def test_the_home_is_the_flag_then_the_environment_then_xdg(tmp_path: Path, monk
     assert find_home() == tmp_path / "env"
     monkeypatch.delenv("THINWIRE_HOME")
     assert find_home() == tmp_path / "xdg" / "thinwire"
+
+
+def test_two_that_look_at_a_lock_at_once_do_not_take_each_other_for_its_holder(tmp_path: Path) -> None:
+    """Else what the file says is believed: the id of a process that ended, which another program may have now."""
+    lock = tmp_path / "lock"
+    lock.write_text(f'{{"pid": {os.getpid()}, "dashboard": "127.0.0.1:1"}}')
+    with lock_file(lock, fcntl.LOCK_SH):
+        assert living_holder(lock) is None
+    with hold(lock, {"dashboard": "127.0.0.1:2"}):
+        assert (living_holder(lock) or {})["dashboard"] == "127.0.0.1:2"
 
 
 def test_what_is_repeated_goes_on_after_an_error_and_tells_it(caplog: pytest.LogCaptureFixture) -> None:

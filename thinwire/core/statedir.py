@@ -292,8 +292,8 @@ def hold(path: Path, about: Mapping[str, Any]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def lock_file(path: Path) -> Iterator[int]:
-    """Hold an exclusive lock on a file, which the system releases when this process ends for any reason.
+def lock_file(path: Path, kind: int = fcntl.LOCK_EX) -> Iterator[int]:
+    """Hold a lock on a file, an exclusive one by default; the system releases it when this process ends for any reason.
 
     It yields the file's descriptor, and raises `Held` if another process has the lock.
     """
@@ -303,7 +303,7 @@ def lock_file(path: Path) -> Iterator[int]:
         raise disk_error(error, path) from error
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             raise Held(path, _read(path)) from None
         yield descriptor
@@ -348,7 +348,7 @@ def holder(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        with lock_file(path):
+        with lock_file(path, fcntl.LOCK_SH):  # two that look at once are no holder to each other
             return None
     except Held as held:
         return held.holder

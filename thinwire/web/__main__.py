@@ -108,6 +108,7 @@ def _serve(given: argparse.Namespace) -> int:
         )  # fmt: skip
         if settings.lock:
             own = stack.enter_context(lock_file(settings.lock.with_name(DASHBOARD_LOCK)))
+            write_about(own, {})  # the last holder's pid may be that of another program now
             at = host_port(host, settings.port)
             options = [*given.name, given.proxy, str(given.cert or "")]
             said = {

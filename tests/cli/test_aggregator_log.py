@@ -41,6 +41,7 @@ def test_devices_runs_and_rounds_without_a_step_are_reported(store: Store):
     reporter.event("", DeviceOnline(1.0, "pi-01"))
     reporter.event("", DeviceOffline(1.0, "pi-01", "its connection was lost", 0.0))
     reporter.event(run_id, RunStatusChanged(1.0, "running", ""))
+    reporter.event(run_id, RunStatusChanged(1.0, "running", "round 2, step 2 of 4"))  # so each round begins
     reporter.event(run_id, closed("all"))
     reporter.event(run_id, closed("too-few"))
     reporter.event(run_id, Evaluated(1.0, 3, 2, {"accuracy": 0.5}, {}, 40, 2))

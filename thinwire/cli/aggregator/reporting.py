@@ -52,6 +52,7 @@ class Reporter:
         self._store, self._say = store, say
         self._faults = set[tuple[str, str, str, str]]()
         self._sampled: dict[str, bool] = {}
+        self._statuses: dict[str, str] = {}
         self._acted_at = max((one.at for one in store.audit.actions(limit=1)), default=0.0)
 
     def event(self, run_id: str, event: Event) -> None:
@@ -81,7 +82,9 @@ class Reporter:
             case RunStatusChanged():
                 if event.status in ENDED:
                     self._faults -= {fault for fault in self._faults if fault[0] == run_id}
-                yield f"{event.status}{f': {event.text}' if event.text else ''}"
+                before, self._statuses[run_id] = self._statuses.get(run_id), event.status
+                if event.status != before or event.status != "running":  # each round of a running run changes the text
+                    yield f"{event.status}{f': {event.text}' if event.text else ''}"
             case RunNoted():
                 yield sentence(event.note)
             case RoundClosed() if event.reason in NO_STEP:

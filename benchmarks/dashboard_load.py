@@ -34,6 +34,7 @@ from benchmarks.entry import Measured, run_in_folder, timed_ms
 from benchmarks.page.visit import chromium, p95
 from benchmarks.processes import cpu_seconds, descendants, free_port
 from tests.support.processes import Site, environment
+from thinwire.web.event_feed import READERS_OF_ONE
 
 RUNS = 4
 ASKED_S = 0.1  # between two requests of the one who reads over HTTP
@@ -96,10 +97,10 @@ def _arm(site: Site, preset: Preset, loaded: bool) -> dict[str, Any]:
         pages = [context.new_page() for _ in range(preset.pages)]
         pages[0].goto(f"http://{address}/login#{_code(site)}")
         pages[0].wait_for_selector("main h1")
-        cookie = "; ".join(f"{one.name}={one.value}" for one in _session(site, address))
+        cookies = _cookies(site, address, preset.readers)
         before, runs = _spent(site), _begun(site, preset.rounds)
         command = [sys.executable, "-m", "benchmarks.event_readers", address, str(preset.readers), *runs]
-        readers = stack.enter_context(_readers(command, cookie, site.home.parent))
+        readers = stack.enter_context(_readers(command, cookies, site.home.parent))
         for number, page in enumerate(pages):
             page.goto(f"http://{address}/runs/{runs[number % RUNS]}")
         asked = stack.enter_context(_asking(site, address, runs))
@@ -139,6 +140,18 @@ def _code(site: Site) -> str:
         return store.logins.new_code()
 
 
+def _cookies(site: Site, address: str, readers: int) -> list[str]:
+    """Return the cookie of each of as many users as so many readers need: the dashboard bounds those of one."""
+    name, password = f"thinwire-{address.rpartition(':')[2]}", "the readers of a benchmark"
+    with site.store() as store:
+        there = {user.name for user in store.users.all()}
+        users = [f"reader-{number}" for number in range(-(-readers // READERS_OF_ONE))]
+        for user in users:
+            if user not in there:
+                store.users.add(user, "viewer", password, "benchmark")
+        return [f"{name}={store.users.log_in(user, password)}" for user in users]
+
+
 def _session(site: Site, address: str) -> CookieJar:
     """Return the cookies of a new session."""
     jar = CookieJar()
@@ -173,7 +186,7 @@ def _asking(site: Site, address: str, runs: list[str]) -> Iterator[list[float]]:
 
 
 @contextlib.contextmanager
-def _readers(command: list[str], cookie: str, folder: Path) -> Iterator[Any]:
+def _readers(command: list[str], cookies: list[str], folder: Path) -> Iterator[Any]:
     """Start the readers; the yielded function ends them and returns what they have read."""
     env = environment()
     with open(folder / "readers.log", "ab") as log:
@@ -191,7 +204,7 @@ def _readers(command: list[str], cookie: str, folder: Path) -> Iterator[Any]:
         return dict(json.loads(process.stdout.readline()))
 
     try:
-        process.stdin.write(f"{cookie}\n")
+        process.stdin.write(f"{json.dumps(cookies)}\n")
         process.stdin.flush()
         if not process.stdout.readline():
             raise RuntimeError((folder / "readers.log").read_text())

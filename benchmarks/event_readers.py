@@ -2,9 +2,9 @@
 
     python -m benchmarks.event_readers HOST:PORT COUNT RUN ...
 
-The session's cookie is the first line of stdin; the run of a reader is one of RUN in turn. It prints a line when all
-readers have their stream, and reads until stdin ends; then it prints the delay of each event at each reader, from the
-event's own time until it was read.
+The first line of stdin is a JSON list of cookies. A reader has one of them and one of RUN, both in turn. It prints a
+line when all readers have their stream, and reads until stdin ends; then it prints the delay of each event at each
+reader, from the event's own time until it was read.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ import time
 async def main(address: str, count: int, runs: list[str]) -> None:
     """Read until stdin ends."""
     loop = asyncio.get_running_loop()
-    cookie = (await loop.run_in_executor(None, sys.stdin.readline)).strip()
+    cookies = json.loads(await loop.run_in_executor(None, sys.stdin.readline))
     delays: list[float] = []
     ready = asyncio.Semaphore(0)
     paths = [f"/api/v1/runs/{run_id}/events/stream" for run_id in runs]
-    work = (_read(address, paths[number % len(paths)], cookie, delays, ready) for number in range(count))
+    turns = ((paths[number % len(paths)], cookies[number % len(cookies)]) for number in range(count))
+    work = (_read(address, path, cookie, delays, ready) for path, cookie in turns)
     tasks = [asyncio.create_task(one) for one in work]
     for _ in range(count):
         await ready.acquire()

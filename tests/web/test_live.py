@@ -8,12 +8,16 @@ import json
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from thinwire.core.clock import DOWN_SINCE
 from thinwire.core.errors import DataLost
 from thinwire.core.statedir import hold
-from thinwire.web.routes import Live, News
+from thinwire.web import streams
+from thinwire.web.routes import TABS_OF_ONE, Live, News
 from thinwire.web.settings import aggregator, lock_beside
 
 
@@ -80,7 +84,7 @@ def test_the_store_is_looked_at_for_all_tabs_together_and_not_without_one():
     async def scene() -> None:
         journal = Journal()
         live = Live(journal.look)
-        tabs = [live.stream(lambda: True) for _ in range(20)]
+        tabs = [live.stream(lambda: True, f"user-{number}") for number in range(20)]
         async with looking(live):
             for _ in range(3):
                 await asyncio.sleep(0)
@@ -92,6 +96,43 @@ def test_the_store_is_looked_at_for_all_tabs_together_and_not_without_one():
             for tab in tabs:
                 assert said(await asyncio.wait_for(anext(tab), 5))["seq"] == 2
             assert journal.looks - looks <= 3  # and not once a tab
+
+    asyncio.run(scene())
+
+
+def test_the_stream_of_a_tab_that_always_gets_news_ends_with_its_session(monkeypatch: pytest.MonkeyPatch):
+    now = [0.0]
+    monkeypatch.setattr(streams, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    async def scene() -> None:
+        journal, known = Journal(), [True]
+        live = Live(journal.look)
+        tab = live.stream(lambda: known[0])
+        await anext(tab)
+        for journal.seq in (2, 3):
+            await live._refresh()
+            assert said(await anext(tab))["seq"] == journal.seq
+        known[0], now[0], journal.seq = False, streams.HEARTBEAT_S, 4
+        await live._refresh()
+        assert [message async for message in tab] == []
+        assert not live.tabs
+
+    asyncio.run(scene())
+
+
+def test_one_user_has_so_many_tabs_and_no_more():
+    async def scene() -> None:
+        live = Live(Journal().look)
+        tabs = [live.stream(lambda: True, "eve") for _ in range(TABS_OF_ONE)]
+        for tab in tabs:
+            await anext(tab)
+        assert live.places.refusal("eve").status_code == 503  # type: ignore[union-attr]
+        assert live.places.refusal("anna") is None
+        assert [message async for message in live.stream(lambda: True, "eve")] == []
+        assert len(live.tabs) == TABS_OF_ONE
+        for tab in tabs:
+            await tab.aclose()  # type: ignore[attr-defined]
+        assert live.places.refusal("eve") is None
 
     asyncio.run(scene())
 

@@ -41,6 +41,7 @@ from thinwire.store import Store
 from thinwire.web.app import create_app
 from thinwire.web.connections import BoundedProtocol
 from thinwire.web.settings import Settings, listen_address, lock_beside
+from thinwire.web.streams import MOST_CONNECTIONS
 
 PARENT_S = 0.25
 GRACE_S = 2
@@ -134,7 +135,7 @@ def page(
     app = create_app(settings, store, closing=lambda: server.should_exit)
     config = uvicorn.Config(
         app, http=BoundedProtocol, log_level="error", access_log=False, server_header=False, proxy_headers=False,
-        timeout_graceful_shutdown=GRACE_S, limit_concurrency=512, ws="none",
+        timeout_graceful_shutdown=GRACE_S, limit_concurrency=MOST_CONNECTIONS, ws="none",
         ssl_certfile=certificate, ssl_keyfile=key,
     )  # fmt: skip
     server = uvicorn.Server(config)

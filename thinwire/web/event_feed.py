@@ -29,16 +29,17 @@ from thinwire.core.errors import NotFound, ThinwireError
 from thinwire.core.events import Event
 from thinwire.core.protection_events import SHOWN_OF_SAMPLED, is_sampled, without_sample
 from thinwire.store import Store
-from thinwire.web.problems import PROBLEMS, problem
+from thinwire.web.problems import PROBLEMS
 from thinwire.web.routes import API, STREAM, RunId
 from thinwire.web.security import visitor
+from thinwire.web.streams import STILL_HERE, Places, Watch
 
 KEPT: Final = 1000  # messages of a run
 AT_ONCE: Final = 500  # events that are read at once
 BEHIND: Final = 500  # messages that a slow reader may be behind before it has to begin again
-MOST_READERS: Final = 400
+MOST_READERS: Final = 256
+READERS_OF_ONE: Final = 32
 TICK_S: Final = 0.25
-HEARTBEAT_S: Final = 15.0
 IDLE_S: Final = 60.0  # until a feed without a reader is forgotten
 
 
@@ -104,6 +105,7 @@ class EventFeeds:
     def __init__(self, store: Store, closing: Callable[[], bool] = lambda: False) -> None:
         self._store, self._closing = store, closing
         self._feeds: dict[str, RunFeed] = {}
+        self.places = Places(MOST_READERS, READERS_OF_ONE)
         self._seen = -1
 
     async def run(self) -> None:
@@ -162,42 +164,40 @@ class EventFeeds:
             await self._read(feed)
         return feed
 
-    @property
-    def full(self) -> bool:
-        """Return True if no more readers are accepted."""
-        return sum(len(feed.readers) for feed in self._feeds.values()) >= MOST_READERS
-
-    async def stream(self, feed: RunFeed, last_id: str, still_known: Callable[[], bool]) -> AsyncGenerator[str, None]:
+    async def stream(
+        self, feed: RunFeed, last_id: str, still_known: Callable[[], bool], user: str = ""
+    ) -> AsyncGenerator[str, None]:  # fmt: skip
         """Yield the feed's messages after `last_id`, and each new one.
 
         A reader without `last_id` gets what comes from now on. `reset` tells a reader to read the events again: they
         follow a message that the feed has no more. At each heartbeat `still_known` checks the session.
         """
-        reader = asyncio.Event()
-        feed.readers.add(reader)
-        try:
-            at = feed.after(last_id) if last_id else feed.count
-            yield "retry: 1000\n\n"
-            if at is None:
-                at = feed.count
-                yield f"id: {feed.name}-{at}\nevent: reset\ndata: {{}}\n\n"
-            while not self._closing():
-                missed = feed.since(at)
-                at = feed.count
-                if missed is None or len(missed) > BEHIND:
+        reader, session = asyncio.Event(), Watch(still_known)
+        with self.places.taken(user) as found:
+            if not found:
+                return
+            feed.readers.add(reader)
+            try:
+                at = feed.after(last_id) if last_id else feed.count
+                yield "retry: 1000\n\n"
+                if at is None:
+                    at = feed.count
                     yield f"id: {feed.name}-{at}\nevent: reset\ndata: {{}}\n\n"
-                elif missed:
-                    yield "".join(missed)
-                try:
-                    await asyncio.wait_for(reader.wait(), HEARTBEAT_S)
-                except TimeoutError:
-                    if not await run_in_threadpool(still_known):
+                while not self._closing():
+                    missed = feed.since(at)
+                    at = feed.count
+                    if missed is None or len(missed) > BEHIND:
+                        yield f"id: {feed.name}-{at}\nevent: reset\ndata: {{}}\n\n"
+                    elif missed:
+                        yield "".join(missed)
+                    if not await session.wait(reader):
                         return
-                    yield ": still here\n\n"
-                reader.clear()
-        finally:
-            feed.readers.discard(reader)
-            feed.used_at = time.monotonic()
+                    if not reader.is_set():
+                        yield STILL_HERE
+                    reader.clear()
+            finally:
+                feed.readers.discard(reader)
+                feed.used_at = time.monotonic()
 
     def close(self) -> None:
         """Wake all readers, so that their streams end."""
@@ -220,10 +220,10 @@ def event_routes(feeds: EventFeeds) -> APIRouter:
     async def stream(request: Request, run_id: RunId, last_event_id: LastId = "") -> Response:
         """Stream the run's events; with `Last-Event-ID` from the one after it, or `reset` if that is not kept."""
         feed = await feeds.of(run_id)
-        if feeds.full:
-            return problem(503, "too many readers follow runs", hint="close some tabs")
-        known = visitor(request).still_known
-        sent = feeds.stream(feed, last_event_id, lambda: not feed.is_over and known())
+        seen = visitor(request)
+        if refused := feeds.places.refusal(seen.person.user):
+            return refused
+        sent = feeds.stream(feed, last_event_id, lambda: not feed.is_over and seen.still_known(), seen.person.user)
         return StreamingResponse(sent, media_type="text/event-stream", headers=STREAM)
 
     return router

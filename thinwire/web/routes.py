@@ -31,15 +31,16 @@ from thinwire.web import device_schemas as models
 from thinwire.web import round_schemas, schemas
 from thinwire.web.device_queries import Devices
 from thinwire.web.device_schemas import Device
-from thinwire.web.problems import PROBLEMS, problem
+from thinwire.web.problems import PROBLEMS
 from thinwire.web.run_queries import Reader
 from thinwire.web.security import Who, visitor
 from thinwire.web.settings import Settings, aggregator, may_serve
+from thinwire.web.streams import STILL_HERE, Places, Watch
 
 API = "/api/v1"
 TICK_S = 0.25
-HEARTBEAT_S = 15.0
 MOST_TABS = 64
+TABS_OF_ONE = 8  # browsers of a user: all tabs of one share a stream
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ class Live:
         self.look, self.closing = look, closing
         self.news, self.closed = News(), False
         self.tabs: set[asyncio.Event] = set()
+        self.places = Places(MOST_TABS, TABS_OF_ONE)
 
     async def run(self) -> None:
         """Poll until the server ends, then end all streams."""
@@ -101,35 +103,27 @@ class Live:
         for tab in self.tabs:
             tab.set()
 
-    @property
-    def full(self) -> bool:
-        """Return True if no more tabs are accepted."""
-        return len(self.tabs) >= MOST_TABS
-
-    async def stream(self, still_known: Callable[[], bool]) -> AsyncIterator[str]:
+    async def stream(self, still_known: Callable[[], bool], user: str = "") -> AsyncIterator[str]:
         """Yield server-sent events: the status now, then each change.
 
         At each heartbeat `still_known` checks the session, and the stream ends if the session has.
         """
-        tab = asyncio.Event()
-        self.tabs.add(tab)
-        try:
-            await self._refresh()
-            tab.clear()  # before the message is made, so that a change during it is not lost
-            yield "retry: 1000\n\n" + self._message()
-            while not self.closed:
-                try:
-                    await asyncio.wait_for(tab.wait(), HEARTBEAT_S)
-                except TimeoutError:
-                    if not await run_in_threadpool(still_known):
-                        return
-                    yield ": still here\n\n"
-                    continue
-                tab.clear()
-                if not self.closed:
-                    yield self._message()
-        finally:
-            self.tabs.discard(tab)
+        tab, session = asyncio.Event(), Watch(still_known)
+        with self.places.taken(user) as found:
+            if not found:
+                return
+            self.tabs.add(tab)
+            try:
+                await self._refresh()
+                tab.clear()  # before the message is made, so that a change during it is not lost
+                yield "retry: 1000\n\n" + self._message()
+                while not self.closed and await session.wait(tab):
+                    changed = tab.is_set()
+                    tab.clear()
+                    if not self.closed:
+                        yield self._message() if changed else STILL_HERE
+            finally:
+                self.tabs.discard(tab)
 
     def _message(self) -> str:
         """Return the status as a server-sent event."""
@@ -199,9 +193,10 @@ def api_routes(settings: Settings, store: Store, reader: Reader, live: Live) -> 
 
     @router.get("/live", response_class=StreamingResponse)
     async def news(request: Request) -> Response:
-        if live.full:
-            return problem(503, "too many tabs are open", f"at most {MOST_TABS} get news", "close some")
-        stream = live.stream(visitor(request).still_known)
+        seen = visitor(request)
+        if refused := live.places.refusal(seen.person.user):
+            return refused
+        stream = live.stream(seen.still_known, seen.person.user)
         return StreamingResponse(stream, media_type="text/event-stream", headers=STREAM)
 
     return router

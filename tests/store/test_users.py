@@ -196,6 +196,58 @@ def test_a_revoked_token_is_refused_at_once_and_another_s_is_not_found(store: St
         store.tokens.revoke(made.row.id, "root")
 
 
+@pytest.mark.parametrize("change", ["reset", "disable"])
+def test_a_reset_and_a_disabled_user_revoke_the_tokens_for_good(store: Store, anna: str, change: str) -> None:
+    store.users.add("bert", "viewer", OTHER, "root")
+    own, other = (store.tokens.make("nightly", user, "viewer").secret for user in (anna, "bert"))
+    assert store.users.change_password(anna, GOOD, OTHER)
+    assert store.tokens.person(own), "one's own change keeps them"
+    if change == "reset":
+        store.users.set_password(anna, GOOD, "root")
+    else:
+        store.users.disable(anna, "root")
+        store.users.enable(anna, "root")
+    assert store.tokens.person(own) is None
+    assert store.tokens.all(anna) == []
+    assert store.tokens.person(other)
+
+
+@pytest.mark.parametrize("change", ["reset", "disable"])
+def test_a_change_of_the_own_password_does_not_undo_what_an_admin_did_meanwhile(
+    store: Store, anna: str, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    checked = store.users._checked
+
+    def slowly(name: str, password: str) -> Any:
+        found = checked(name, password)
+        if change == "reset":
+            store.users.set_password(anna, "a fox in the 9th field", "root")
+        else:
+            store.users.disable(anna, "root")
+        return found
+
+    monkeypatch.setattr(store.users, "_checked", slowly)
+    assert store.users.change_password(anna, GOOD, OTHER) is None
+    monkeypatch.undo()
+    store.users.enable(anna, "root")
+    assert store.users.log_in(anna, OTHER) is None
+    assert store.users.log_in(anna, "a fox in the 9th field" if change == "reset" else GOOD)
+
+
+def test_a_user_has_fifty_valid_tokens_and_old_ones_go_without_a_number_given_twice(
+    store: Store, clock: VirtualClock, anna: str
+) -> None:
+    made = [store.tokens.make(f"t{number}", anna, "viewer", expires_s=100.0) for number in range(50)]
+    with pytest.raises(Refused):
+        store.tokens.make("one more", anna, "viewer")
+    store.tokens.revoke(made[0].row.id, anna)
+    made.append(store.tokens.make("one more", anna, "viewer", expires_s=100.0))
+    clock.advance(31 * 24 * 3600.0)
+    new = store.tokens.make("new", anna, "viewer")
+    assert new.row.id > max(one.row.id for one in made)
+    assert [row.id for row in store.tokens.all()] == [made[-1].row.id, new.row.id]
+
+
 @pytest.mark.parametrize(
     "wrong",
     [{"name": ""}, {"name": "a\nb"}, {"name": "x" * 64}, {"role": "owner"}, {"run_id": "toy-1", "role": "operator"},

@@ -124,16 +124,13 @@ def test_some_routes_ask_an_admin_for_the_password_again(visitors: Visitors, use
 
 @pytest.mark.parametrize("role", ROLES)
 def test_a_token_may_do_what_its_role_allows_on_the_api_and_makes_no_others(visitors: Visitors, role: str):
+    headers = visitors.token(role)
     for row, need in TABLE.items():
         if not is_api(row):
-            check(
-                visitors.send(row, visitors.token(role)),
-                refused_as_stranger(row),
-                row,
-            )
+            check(visitors.send(row, headers), refused_as_stranger(row), row)
             continue
         allowed = not need.session and ROLES.index(role) >= ROLES.index(need.role)
-        check(visitors.send(row, visitors.token(role)), set() if allowed else {403}, row)
+        check(visitors.send(row, headers), set() if allowed else {403}, row)
     for row in ("POST /api/v1/users", "POST /api/v1/users/{user}/{change}", "POST /api/v1/tokens"):
         assert TABLE[row].session, row
 

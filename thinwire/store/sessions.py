@@ -15,6 +15,7 @@ from typing import Final
 from sqlalchemy import Connection, delete, insert, select, update
 
 from thinwire.core.clock import Clock
+from thinwire.store.audit import act
 from thinwire.store.database import Database
 from thinwire.store.user_tables import Login, Session
 
@@ -69,7 +70,10 @@ class Logins:
         if not self._might_be_live(code, now):
             return None
         with self._database.writing() as connection:
-            return open_session(connection, MACHINE, "admin", now) if _use(connection, code, now) else None
+            if not _use(connection, code, now):
+                return None
+            act(connection, now, MACHINE, "", "log in", "by a code")
+            return open_session(connection, MACHINE, "admin", now)
 
     def confirm(self, token: str, code: str) -> bool:
         """Note that who has the session `token` gave a fresh code; return False if the code is not valid."""

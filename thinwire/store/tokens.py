@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import Connection, delete, func, insert, or_, select, update
 
 from thinwire.core.clock import Clock
 from thinwire.core.errors import NotFound, Refused, UsageError
@@ -25,6 +25,8 @@ SECRET_BYTES = 32
 LONGEST_S = 366 * 24 * 3600.0
 USED_S = 60.0  # between two writes of the last use
 NAME_LETTERS = 63
+MOST = 50  # valid tokens of a user
+ENDED_S = 30 * 24 * 3600.0  # until a token that was revoked or has expired is deleted
 
 
 @dataclass(frozen=True)
@@ -72,11 +74,24 @@ class Tokens:
                     f"a token with the role {own}",
                 )  # fmt: skip
             made = insert(Row).values(row | {"secret_hash": hashed(secret)}).returning(Row.id)
+            self._make_room(connection, user, now)
             number = int(connection.scalar(made) or 0)
             only = f", reads {run_id} only" if run_id else ""
             said = f"token {number} of {user}, {role}{only}, for {duration(expires_s)}"
             act(connection, now, who or user, "", "add token", said)
         return NewToken(TokenRow(id=number, **row), secret)  # type: ignore[arg-type]  # as the columns have it
+
+    def _make_room(self, connection: Connection, user: str, now: float) -> None:
+        """Delete what ended long ago; raise `Refused` if the user has `MOST` tokens that are valid.
+
+        The newest row stays, so that no number is given again: the audit log names tokens by it.
+        """
+        ended, newest = now - ENDED_S, select(func.max(Row.id)).scalar_subquery()
+        old = or_(Row.revoked_at < ended, Row.expires_at < ended)
+        connection.execute(delete(Row).where(old, Row.id < newest))
+        valid = select(func.count()).where(Row.user == user, Row.revoked_at.is_(None), Row.expires_at > now)
+        if int(connection.scalar(valid) or 0) >= MOST:
+            raise Refused(f"{user} has {MOST} tokens", "a user gets no more that are valid", "revoke one of them")
 
     def all(self, user: str | None = None) -> list[TokenRow]:
         """Return the tokens that are not revoked, also expired ones: of a user, or of all."""

@@ -6,6 +6,7 @@ transaction, and is in the audit log.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,10 +20,11 @@ from thinwire.store.audit import act
 from thinwire.store.database import Database
 from thinwire.store.passwords import hash_password, matches, require_password
 from thinwire.store.sessions import MACHINE, ROLES, confirm_session, end_sessions, open_session
-from thinwire.store.user_tables import USER_LETTERS
+from thinwire.store.user_tables import USER_LETTERS, Token
 from thinwire.store.user_tables import User as Row
 
 NAME = re.compile(rf"[a-z0-9][a-z0-9._-]{{0,{USER_LETTERS - 1}}}")
+REFUSED_S = 60.0  # between two rows of refused logins of one user
 RESERVED = (MACHINE, "operator", "dashboard", "aggregator")  # actors in the audit log that are no users
 
 
@@ -44,6 +46,7 @@ class Users:
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database, self._clock = database, clock
+        self._refused: dict[str, float] = {}  # when a refused login of this user was last recorded
 
     def add(self, name: str, role: str, password: str, who: str) -> None:
         """Add a user; raise `Refused` if there is one of this name, also a disabled one."""
@@ -79,29 +82,35 @@ class Users:
             return _has_admin(connection)
 
     def set_password(self, name: str, password: str, who: str) -> None:
-        """Set the password of a user."""
+        """Set the password of a user, who may have lost it to another: the user's tokens are revoked too."""
         kept, now = hash_password(require_password(password, name)), self._clock.wall()
-        what = "change password" if who == name else "reset password"
-        self._change(name, {"password_hash": kept, "password_at": now}, who, what, name)
+        values = {"password_hash": kept, "password_at": now}
+        self._change(name, values, who, "reset password", name, tokens_too=True)
 
     def change_password(self, name: str, old: str, new: str) -> str | None:
-        """Change the user's own password and return the token of a new session; None if `old` is wrong."""
+        """Change the user's own password and return the token of a new session; None if `old` is wrong.
+
+        The user's tokens stay.
+        """
         require_password(new, name)
-        if self._checked(name, old) is None:
+        if (row := self._checked(name, old)) is None:
             return None
-        self.set_password(name, new, name)
-        now = self._clock.wall()
+        values, now = {"password_hash": hash_password(new), "password_at": self._clock.wall()}, self._clock.wall()
+        same = update(Row).where(Row.name == name, Row.password_hash == row.password_hash, Row.disabled_at.is_(None))
         with self._database.writing() as connection:
-            role = role_now(connection, name)
-            return None if role is None else open_session(connection, name, role, now)
+            if connection.execute(same, values).rowcount == 0 or (role := role_now(connection, name)) is None:
+                return None  # an admin reset it, or disabled the user, while this check ran
+            end_sessions(connection, name)
+            act(connection, now, name, "", "change password", name)
+            return open_session(connection, name, role, now)
 
     def set_role(self, name: str, role: str, who: str) -> None:
         """Set the role of a user."""
         self._change(name, {"role": require_role(role)}, who, "change role", f"{name}, {role}")
 
     def disable(self, name: str, who: str) -> None:
-        """Disable a user, who can then not log in, and whose tokens are refused."""
-        self._change(name, {"disabled_at": self._clock.wall()}, who, "disable user", name)
+        """Disable a user, who can then not log in, and whose tokens are revoked: they stay so."""
+        self._change(name, {"disabled_at": self._clock.wall()}, who, "disable user", name, tokens_too=True)
 
     def enable(self, name: str, who: str) -> None:
         """Enable a disabled user."""
@@ -124,6 +133,19 @@ class Users:
             act(connection, now, row.name, "", "log in")
             return open_session(connection, row.name, same.role, now)
 
+    def note_refused(self, name: str) -> None:
+        """Record a refused login, at most each minute for a user; all names that are no user count as one.
+
+        What was typed as an unknown name is not kept, because it may be a password.
+        """
+        now = self._clock.wall()
+        with self._database.reading() as connection:
+            known = name if role_now(connection, name) is not None else "a name of no user"
+        if now - self._refused.get(known, -math.inf) >= REFUSED_S:
+            self._refused[known] = now
+            with self._database.writing() as connection:
+                act(connection, now, "dashboard", "", "refuse login", known)
+
     def confirm(self, token: str, name: str, password: str) -> bool:
         """Note that the user of the session `token` gave the password again; return False if it is wrong."""
         if self._checked(name, password) is None:
@@ -140,10 +162,13 @@ class Users:
         found = matches(password, None if row is None else row.password_hash)
         return row if found and row is not None and row.disabled_at is None else None
 
-    def _change(self, name: str, values: Mapping[str, Any], who: str, what: str, detail: str) -> None:
+    def _change(
+        self, name: str, values: Mapping[str, Any], who: str, what: str, detail: str, tokens_too: bool = False
+    ) -> None:  # fmt: skip
         """Change a user and end the user's sessions; raise `NotFound` if there is none, `Refused` for the last admin.
 
-        A dashboard that other machines reach does not start without an admin.
+        With `tokens_too` it revokes the user's tokens. A dashboard that other machines reach does not start without an
+        admin.
         """
         with self._database.writing() as connection:
             had_admin = _has_admin(connection)
@@ -156,7 +181,11 @@ class Users:
                     f"another admin first, or a new password: thinwire aggregator users reset {name}",
                 )  # fmt: skip
             end_sessions(connection, name)
-            act(connection, self._clock.wall(), who, "", what, detail)
+            now = self._clock.wall()
+            if tokens_too:
+                mine = update(Token).where(Token.user == name, Token.revoked_at.is_(None))
+                connection.execute(mine, {"revoked_at": now})
+            act(connection, now, who, "", what, detail)
 
 
 _OF = select(Row.name, Row.role, Row.password_hash, Row.disabled_at)

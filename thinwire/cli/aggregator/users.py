@@ -37,13 +37,13 @@ def add(name: UserName, role: Role = "viewer", password_stdin: FromStdin = False
 
 @users.command()
 def reset(name: UserName, password_stdin: FromStdin = False, home: Home = None) -> None:
-    """Set a new password for a user, and end the user's sessions."""
+    """Set a new password for a user, end the user's sessions, and revoke the user's tokens."""
     from thinwire.cli.local_state import opened, operator
 
     with opened(home, read_only=False) as store:
         store.users.require(name)
         store.users.set_password(name, _password(password_stdin, f"users reset {name}"), operator())
-    console.line(f"{name} has a new password; the sessions of {name} have ended")
+    console.line(f"{name} has a new password; the sessions of {name} have ended, and the tokens are revoked")
 
 
 @users.command()

@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 
 from thinwire.store import MACHINE, Store
 from thinwire.web.access import RECENT_S
-from thinwire.web.login import WAITING, WRONG_IN_ALL, WRONG_OF_ONE, PasswordChecks, TooMany
+from thinwire.web.login import WAITING, WRONG_FROM_ONE, WRONG_OF_NAME, WRONG_OF_ONE, PasswordChecks, TooMany
 
 Visit = Callable[..., TestClient]
 HOST = "http://127.0.0.1:8080"
@@ -98,29 +98,76 @@ def test_a_name_has_few_wrong_passwords_and_the_code_works_meanwhile(visit: Visi
     assert client.post("/login", data={"code": store.logins.new_code()}).status_code == 303
 
 
-def test_wrong_passwords_are_limited_for_each_name_and_in_all_until_their_window_is_over():
+def test_wrong_passwords_are_limited_by_name_and_address_until_their_window_is_over():
     async def tried() -> None:
         now = [0.0]
         checks = PasswordChecks(lambda: now[0])
+
+        async def right(name: str, address: str) -> bool:
+            try:
+                return await checks.of_login(name, address, lambda: "right") == "right"
+            except TooMany:
+                return False
+
         for _ in range(100):
-            assert await checks.check("anna", lambda: "right") == "right"
+            assert await right("anna", "192.0.2.1")
         for _ in range(WRONG_OF_ONE):
-            assert await checks.check("anna", lambda: None) is None
-        with pytest.raises(TooMany):
-            await checks.check("anna", lambda: "right")
-        for number in range(WRONG_IN_ALL - WRONG_OF_ONE):
-            assert await checks.check(f"user-{number}", lambda: None) is None
-        with pytest.raises(TooMany):
-            await checks.check("somebody", lambda: "right")
-        now[0] = 61.0
-        assert await checks.check("somebody", lambda: "right") == "right"
-        with pytest.raises(TooMany):
-            await checks.check("anna", lambda: "right")
+            assert await checks.of_login("anna", "192.0.2.1", lambda: None) is None
+        assert not await right("anna", "192.0.2.1")
+        assert await right("anna", "192.0.2.2"), "a stranger elsewhere keeps nobody out"
+        assert await right("bert", "192.0.2.1")
+        for number in range(WRONG_FROM_ONE - WRONG_OF_ONE):
+            assert await checks.of_login(f"user-{number}", "192.0.2.1", lambda: None) is None
+        assert not await right("bert", "192.0.2.1")
+        assert await right("bert", "192.0.2.2")
+        for number in range(WRONG_OF_NAME - WRONG_OF_ONE):
+            assert await checks.of_login("anna", f"2001:db8:{number:x}::1", lambda: None) is None
+        assert not await right("anna", "192.0.2.2")
         now[0] = 301.0
-        assert await checks.check("anna", lambda: "right") == "right"
-        assert not checks._of_name or set(checks._of_name) <= {"anna"}
+        assert await right("anna", "192.0.2.1")
+        assert {name for name, _ in checks._tried} <= {"anna", ""}
 
     asyncio.run(tried())
+
+
+def test_a_session_confirms_its_password_whatever_strangers_guess(as_anna: TestClient, visit: Visit):
+    stranger = visit()
+    for name in ["anna"] * WRONG_OF_ONE + [f"user-{number}" for number in range(3)]:
+        assert stranger.post("/login", data={"name": name, "password": OTHER}).status_code == 401
+    assert stranger.post("/login", data={"name": "anna", "password": GOOD}).status_code == 429
+    assert as_anna.post("/api/v1/session/confirm", json={"password": GOOD}).status_code == 200
+    for _ in range(WRONG_OF_ONE):
+        assert as_anna.post("/api/v1/session/confirm", json={"password": OTHER}).status_code == 403
+    assert as_anna.post("/api/v1/session/confirm", json={"password": GOOD}).status_code == 429
+
+
+def test_a_new_password_that_is_too_short_is_no_wrong_password(as_anna: TestClient):
+    for _ in range(WRONG_OF_ONE + 1):
+        assert as_anna.post("/api/v1/session/password", json={"old": GOOD, "new": "short"}).status_code == 422
+    assert as_anna.post("/api/v1/session/password", json={"old": GOOD, "new": OTHER}).status_code == 200
+
+
+def test_logins_by_code_and_refused_ones_are_in_the_audit_log_which_no_guessing_fills(
+    page: TestClient, visit: Visit, anna: dict[str, str]
+):
+    stranger = visit()
+    for name in ("anna", "anna", "my secret password", "nobody"):
+        assert stranger.post("/login", data={"name": name, "password": OTHER}).status_code == 401
+    stranger.post("/login", data={"code": "AAAA"})
+    rows = page.get("/api/v1/audit").json()["rows"]
+    assert sorted((row["who"], row["what"], row["detail"]) for row in rows) == [
+        ("dashboard", "refuse login", "a name of no user"),
+        ("dashboard", "refuse login", "anna"),
+        ("dashboard", "refuse login", "machine"),
+        ("machine", "log in", "by a code"),
+        ("root", "add user", "anna, admin"),
+    ]
+
+
+def test_a_token_that_a_session_by_code_makes_lives_thirty_days_at_most(page: TestClient):
+    page.headers["Origin"] = HOST
+    assert page.post("/api/v1/tokens", json={"name": "long", "days": 31}).status_code == 422
+    assert page.post("/api/v1/tokens", json={"name": "month", "days": 30}).status_code == 201
 
 
 def test_many_checks_at_once_run_two_at_a_time_and_gain_no_further_guesses():
@@ -137,10 +184,10 @@ def test_many_checks_at_once_run_two_at_a_time_and_gain_no_further_guesses():
 
         event = threading.Event()
         checks = PasswordChecks()
-        found = await asyncio.gather(*(checks.check("anna", work) for _ in range(50)), return_exceptions=True)
+        found = await asyncio.gather(*(checks.of_login("anna", "::1", work) for _ in range(50)), return_exceptions=True)
         assert sum(one is None for one in found) == WRONG_OF_ONE
         assert most[0] <= 2
-        others = (checks.check(f"user-{n}", work) for n in range(40))
+        others = (checks.of_login(f"user-{n}", "::1", work) for n in range(40))
         found = await asyncio.gather(*others, return_exceptions=True)
         assert sum(isinstance(one, TooMany) for one in found) >= 40 - WAITING - 4
         assert most[0] <= 2

@@ -55,6 +55,39 @@ def test_a_post_through_the_proxy_has_the_origin_that_the_browser_sees(behind: B
         assert said.status_code == status or (status == 303 and said.status_code == 401), origin
 
 
+def test_over_the_tls_of_a_proxy_no_page_without_tls_is_ours(behind: Behind, store: Store):
+    client = behind(names=("fl.example.org",), proxy="192.0.2.7")
+    code = {"code": "AAAA"}
+    for proto, origin, status in (
+        ("https", "http://fl.example.org", 403), ("https", "https://fl.example.org", 401),
+        ("https,http", "http://fl.example.org", 403), ("http", "http://fl.example.org", 401),
+    ):  # fmt: skip
+        headers = {**BY_PROXY, "X-Forwarded-Proto": proto, "Origin": origin}
+        assert client.post("/login", data=code, headers=headers).status_code == status, (proto, origin)
+
+
+def test_behind_a_proxy_wrong_passwords_count_for_the_address_that_the_proxy_names(behind: Behind, store: Store):
+    store.users.add("anna", "admin", "an owl in the 7th tower", "root")
+    client = behind(names=("fl.example.org",), proxy="192.0.2.7")
+
+    def said(address: str, password: str) -> int:
+        headers = {**BY_PROXY, "X-Forwarded-For": address}
+        return client.post("/login", data={"name": "anna", "password": password}, headers=headers).status_code
+
+    assert [said(f"198.51.100.{number}, 203.0.113.9", "wrong") for number in range(6)] == [401] * 5 + [429]
+    assert said("203.0.113.8", "an owl in the 7th tower") == 303
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [("127.0.0.1:8443", 200), ("localhost", 200), ("[::1]:8443", 200), ("[::1]", 200), ("evil.com@127.0.0.1", 421),
+     ("127.0.0.1/evil", 421), ("127.0.0.1:8080:9", 421), ("127.0.0.1?x", 421), ("127.0.0.1#x", 421), ("[::1]x", 421),
+     ("127.0.0.1:", 421), ("::1", 421), ("", 421)],
+)  # fmt: skip
+def test_a_host_is_a_name_with_one_port_and_nothing_else(behind: Behind, host: str, status: int):
+    assert behind().get("/healthz", headers={"Host": host}).status_code == status
+
+
 def test_it_may_be_called_by_its_names_only(behind: Behind):
     client = behind(names=("fl.example.org",), tls=True)
     for host, status in (

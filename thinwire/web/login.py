@@ -1,8 +1,9 @@
 """Login and logout: by name and password, or by a one-time code.
 
 Each login opens a session with a new id and ends the one that the browser brought, so that nobody can choose the id of
-another person's session. Wrong passwords are limited for each name, known or not, and in all. One-time codes are not
-limited, because nobody guesses 78 bits: a code works whatever others do.
+another person's session. Wrong passwords are limited for each name, known or not, and for each neighbourhood of
+addresses, so that a stranger elsewhere keeps nobody out. A session that gives its password again has a limit of its
+own. One-time codes are not limited, because nobody guesses 78 bits: a code works whatever others do.
 """
 
 from __future__ import annotations
@@ -10,32 +11,37 @@ from __future__ import annotations
 import html
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Annotated, TypeVar
+from typing import Annotated, TypeAlias, TypeVar
 from urllib.parse import parse_qs
 
 import anyio
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Query, Request
+from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from thinwire.core.errors import ThinwireError
+from thinwire.core.net import neighbourhood
 from thinwire.store import MACHINE, Store
 from thinwire.store.passwords import AT_ONCE
-from thinwire.web.security import NEXT, is_secure, session_token, static_text
+from thinwire.store.sessions import hashed
+from thinwire.web.security import NEXT, client_address, is_secure, session_token, static_text
 from thinwire.web.settings import Settings
 
 WRONG_CODES = 10  # in WINDOW_S, from all browsers together
 WINDOW_S = 60.0
-WRONG_OF_ONE = 5  # passwords of one name in NAME_WINDOW_S
+WRONG_OF_ONE = 5  # passwords of one name from one neighbourhood, or of one session, in NAME_WINDOW_S
 NAME_WINDOW_S = 300.0
-WRONG_IN_ALL = 60  # passwords in WINDOW_S
+WRONG_OF_NAME = 200  # passwords of one name from everywhere in NAME_WINDOW_S
+WRONG_FROM_ONE = 60  # passwords of all names from one neighbourhood in NAME_WINDOW_S
 WAITING = 16  # checks that wait for their turn; a check takes 0.1 s
 SESSION_S = 7 * 24 * 3600
 Found = TypeVar("Found")
+Bucket: TypeAlias = tuple[str, str]
 
 
 class TooMany(ThinwireError):
@@ -58,52 +64,59 @@ class Tries:
 
 
 class PasswordChecks:
-    """Checks passwords: few at a time, and few wrong ones for a name and in all.
+    """Checks passwords: few at a time, and few wrong ones in each of some buckets, in `NAME_WINDOW_S`.
 
     A check counts as wrong from its beginning until it turns out right, so that many at once gain nothing.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._turns, self._open = clock, anyio.CapacityLimiter(AT_ONCE), 0
-        self._of_name: dict[str, deque[float]] = {}
-        self._in_all: deque[float] = deque()
+        self._tried: dict[Bucket, deque[float]] = {}
 
-    async def check(self, name: str, work: Callable[[], Found | None]) -> Found | None:
-        """Return what `work` returns in a thread, None or False for a wrong password; raise `TooMany`."""
-        now = self._clock()
-        self._forget(now)
-        tried = self._of_name.get(name, deque())
-        if len(tried) >= WRONG_OF_ONE or len(self._in_all) >= WRONG_IN_ALL:
-            raise TooMany(
-                "too many wrong passwords", "each minute and each name has a limit, against guessing",
-                "wait five minutes, or log in with a code: thinwire aggregator status --login",
-            )  # fmt: skip
+    async def of_login(self, name: str, address: str, work: Callable[[], Found | None]) -> Found | None:
+        """Check the password of a login: by name and neighbourhood, and each of the two with a higher limit."""
         if self._open >= AT_ONCE + WAITING:
             raise TooMany(
                 "too many logins at this moment", f"{AT_ONCE} are checked at a time", "again in a few seconds"
             )
-        self._of_name.setdefault(name, tried).append(now)
-        self._in_all.append(now)
+        near = neighbourhood(address)
+        most: dict[Bucket, int] = {(name, near): WRONG_OF_ONE, (name, ""): WRONG_OF_NAME, ("", near): WRONG_FROM_ONE}
+        return await self._check(most, work)
+
+    async def of_session(self, token: str, work: Callable[[], Found | None]) -> Found | None:
+        """Check the password that the user of a session gives again; no login counts here, and this at no login."""
+        return await self._check({("session", hashed(token)): WRONG_OF_ONE}, work)
+
+    async def _check(self, most: Mapping[Bucket, int], work: Callable[[], Found | None]) -> Found | None:
+        """Return what `work` returns in a thread, None or False for a wrong password; raise `TooMany`."""
+        now = self._clock()
+        self._forget(now)
+        if any(len(self._tried.get(bucket, ())) >= limit for bucket, limit in most.items()):
+            raise TooMany(
+                "too many wrong passwords", "each name and each address has a limit, against guessing",
+                "wait five minutes, or log in with a code: thinwire aggregator status --login",
+            )  # fmt: skip
+        counted = [self._tried.setdefault(bucket, deque()) for bucket in most]
+        for tried in counted:
+            tried.append(now)
         self._open += 1
         try:
             found = await run_sync(work, limiter=self._turns)
         finally:
             self._open -= 1
         if found:
-            for counted in (tried, self._in_all):
-                if now in counted:
-                    counted.remove(now)
+            for tried in counted:
+                if now in tried:
+                    tried.remove(now)
         return found
 
     def _forget(self, now: float) -> None:
-        """Drop what is older than its window; so the names are at most those of the last five minutes."""
-        while self._in_all and now - self._in_all[0] >= WINDOW_S:
-            self._in_all.popleft()
-        for name, tried in list(self._of_name.items()):
+        """Drop what is older than the window; what is kept is bounded by the checks of five minutes."""
+        for bucket, tried in list(self._tried.items()):
             while tried and now - tried[0] >= NAME_WINDOW_S:
                 tried.popleft()
             if not tried:
-                del self._of_name[name]
+                del self._tried[bucket]
 
 
 class Entrance:
@@ -132,17 +145,23 @@ class Entrance:
         if self._codes.too_many():
             return self.form("That code is not valid, like many in the last minute. A fresh one works.", 429)
         self._codes.note()
-        return self.form("That code is not valid: each works once, for ten minutes.", 401)
+        return self._failed(self.form("That code is not valid: each works once, for ten minutes.", 401), MACHINE)
 
     async def by_password(self, request: Request, name: str, password: str, after: str) -> Response:
         """Log in with name and password; what was typed as the name stays in the form."""
         try:
-            token = await self._checks.check(name, partial(self._store.users.log_in, name, password))
+            work = partial(self._store.users.log_in, name, password)
+            token = await self._checks.of_login(name, client_address(request, self._settings), work)
         except TooMany as error:
             return self.form(f"{error.what.capitalize()}. Try: {error.hint}.", 429, name)
         if token is None:
-            return self.form("Name or password is wrong.", 401, name)
+            return self._failed(self.form("Name or password is wrong.", 401, name), name)
         return await self._enter(request, token, after)
+
+    def _failed(self, answer: Response, name: str) -> Response:
+        """Have the failure recorded after the answer is sent, so that its time does not tell who exists."""
+        answer.background = BackgroundTask(self._store.users.note_refused, name)
+        return answer
 
     async def _enter(self, request: Request, token: str, after: str) -> Response:
         await run_in_threadpool(self._store.logins.end, session_token(request.headers, self._settings))

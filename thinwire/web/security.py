@@ -24,7 +24,6 @@ from functools import cache, partial
 from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import urlsplit
 
 from fastapi import Depends, Request
 from starlette.concurrency import run_in_threadpool
@@ -57,6 +56,7 @@ SAFE = ("GET", "HEAD")
 NEXT = re.compile(r"[a-z]{1,20}(/[A-Za-z0-9_-]{1,80})?")  # paths to which a login may redirect: our pages
 MAX_BODY = 64 * 1024
 UPLOADS = "/api/v1/uploads"  # the one route whose body may be larger
+HOST = re.compile(r"(?:\[(?P<address>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(?::[0-9]{1,5})?")
 LENGTH = re.compile(r"[0-9]{1,12}")  # int() raises on thousands of digits
 
 
@@ -115,7 +115,7 @@ class Guard:
         is_upload = (method, path) == ("POST", UPLOADS)  # its route bounds what it takes
         refusal = self._misnamed(headers, host) or self._too_large(headers, is_upload)
         if refusal is None and token is None:  # a browser adds no token by itself, so another page cannot use it
-            refusal = self._foreign(method, headers, host)
+            refusal = self._foreign(method, headers, host, secure)
         found = self.access.find(method, path)
         if refusal is not None or found.is_open:
             return refusal
@@ -148,9 +148,9 @@ class Guard:
             "its address is on the aggregator's first lines",
         )  # fmt: skip
 
-    def _foreign(self, method: str, headers: Headers, host: str) -> Response | None:
+    def _foreign(self, method: str, headers: Headers, host: str, secure: bool) -> Response | None:
         """Return an error if the request comes from another site; else None."""
-        origin, schemes = headers.get("origin"), ("https",) if self.settings.tls else ("http", "https")
+        origin, schemes = headers.get("origin"), ("https",) if secure else ("http", "https")
         if origin is not None:
             if origin.lower() not in [f"{scheme}://{host}".lower() for scheme in schemes]:
                 return _from_elsewhere()
@@ -216,9 +216,17 @@ def forwarded(scope: Scope, headers: Headers, settings: Settings) -> tuple[bool,
     """
     secure, host = settings.tls, headers.get("host", "")
     if settings.proxy and (scope.get("client") or ("",))[0] == settings.proxy:
-        secure = secure or headers.get("x-forwarded-proto", "").lower() == "https"
+        secure = secure or headers.get("x-forwarded-proto", "").split(",")[0].strip().lower() == "https"
         host = headers.get("x-forwarded-host", host)
     return secure, host
+
+
+def client_address(request: Request, settings: Settings) -> str:
+    """Return the address of the browser: behind a proxy the one that the proxy itself added to X-Forwarded-For."""
+    address = request.client.host if request.client else ""
+    if settings.proxy and address == settings.proxy:
+        return request.headers.get("x-forwarded-for", address).rpartition(",")[2].strip()[:64]
+    return address
 
 
 def is_secure(request: Request) -> bool:
@@ -262,11 +270,9 @@ def _from_elsewhere() -> Response:
 
 
 def _name(host: str) -> str:
-    """Return the host's name in lower case without its port: `[::1]:80` is `::1`."""
-    try:
-        return (urlsplit(f"//{host}").hostname or "").lower()
-    except ValueError:
-        return ""
+    """Return the host's name in lower case without its port: `[::1]:80` is `::1`; "" if it is no name with a port."""
+    found = HOST.fullmatch(host)
+    return (found["address"] or found["name"]).lower() if found else ""
 
 
 STATIC = Path(__file__).parent / "static"

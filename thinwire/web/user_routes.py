@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 
 from thinwire.core.errors import Refused, UsageError
 from thinwire.store import MACHINE, Store
+from thinwire.store.passwords import require_password
 from thinwire.web.access import RECENT_S
 from thinwire.web.login import PasswordChecks, TooMany, set_session
 from thinwire.web.problems import PROBLEMS, problem
@@ -27,6 +28,7 @@ UserName = Annotated[str, Path(pattern=r"^[a-z0-9][a-z0-9._-]{0,31}$")]
 First = Annotated[int, Query(ge=0, le=2**31 - 1)]
 Count = Annotated[int, Query(ge=1, le=1000)]
 DAY_S = 24 * 3600.0
+MACHINE_DAYS = 30  # of a token that is made in a session by code
 AUDIT_ROWS = 1_000_000  # of a CSV file at most
 
 
@@ -164,7 +166,8 @@ def session_routes(settings: Settings, store: Store, checks: PasswordChecks) -> 
             done: bool | None = await run_in_threadpool(store.logins.confirm, token, given.code)
         else:
             try:
-                done = await checks.check(person.user, partial(store.users.confirm, token, person.user, given.password))
+                work = partial(store.users.confirm, token, person.user, given.password)
+                done = await checks.of_session(token, work)
             except TooMany as error:
                 return problem(429, error.what, error.why, error.hint)
         if not done:
@@ -175,12 +178,13 @@ def session_routes(settings: Settings, store: Store, checks: PasswordChecks) -> 
     @router.post("/password", response_model=Done)
     async def change(request: Request, given: NewPassword) -> Response:
         """Change one's own password; all other sessions of this user end, and this one gets a new id."""
-        name = visitor(request).person.user
+        name, own = visitor(request).person.user, session_token(request.headers, settings)
         if name == MACHINE:
             raise Refused("this session has no password", "it began with a code", "log in as a user")
-
+        require_password(given.new, name)  # before the check, in which it would count as a wrong password
         try:
-            token = await checks.check(name, partial(store.users.change_password, name, given.old, given.new))
+            work = partial(store.users.change_password, name, given.old, given.new)
+            token = await checks.of_session(own, work)
         except TooMany as error:
             return problem(429, error.what, error.why, error.hint)
         if token is None:
@@ -217,12 +221,12 @@ def user_routes(store: Store) -> APIRouter:
             return Done(sentence=f"{user} has the role {given.role}, from the next login on.")
         if change == "reset":
             store.users.set_password(user, given.password, who)
-            return Done(sentence=f"{user} has a new password.")
+            return Done(sentence=f"{user} has a new password, and no session and no token from before works any more.")
         if change == "disable":
             store.users.disable(user, who)
             return Done(sentence=f"{user} is disabled: no login, no session and no token works any more.")
         store.users.enable(user, who)
-        return Done(sentence=f"{user} may log in again.")
+        return Done(sentence=f"{user} may log in again. The tokens from before stay revoked.")
 
     return router
 
@@ -241,6 +245,9 @@ def token_routes(store: Store) -> APIRouter:
     @router.post("", status_code=201)
     def make(request: Request, given: TokenWish) -> MadeToken:
         person = visitor(request).person
+        if person.user == MACHINE and given.days > MACHINE_DAYS:
+            why = f"nobody disables the user {MACHINE}, so a token of it lives at most {MACHINE_DAYS} days"
+            raise UsageError(f"a token of {MACHINE} does not live {given.days:g} days", why, "a token of a user")
         run_id = store.run(given.run_id).run_id if given.run_id else ""
         made = store.tokens.make(given.name, person.user, given.role, run_id, given.days * DAY_S, person.who)
         return MadeToken(token=Token.model_validate(made.row), secret=made.secret)

@@ -13,7 +13,8 @@ from safetensors.numpy import save_file
 
 from tests.server.test_run_notices import serves
 from tests.support.server_bench import LAYOUT, REPORT, Bench, three
-from thinwire.core.errors import PlanError, TaskError, ThinwireError
+from thinwire.core import disk_reserve
+from thinwire.core.errors import PlanError, Refused, TaskError, ThinwireError
 from thinwire.core.fleet import Hello
 from thinwire.core.plan import RunPlan
 from thinwire.server.ordered_runs import first_model, start
@@ -63,6 +64,16 @@ def test_an_order_that_is_refused_says_why_and_leaves_no_run(tmp_path: Path) -> 
     assert answers[0]["error"] == "nothing is known of the model of the task nobody-has-it"
     assert "thinwire run PLAN" in answers[0]["try"]
     assert answers[1]["error"] == "no run 'toy-9'"
+    assert [row.run_id for row in bench.store.runs()] == [bench.run_id]
+
+
+def test_a_run_is_not_made_if_its_first_model_would_fill_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tmp_path, three())
+    monkeypatch.setattr(disk_reserve, "FREE_BYTES", 2**62)
+    with pytest.raises(Refused, match="the disk has too little space"):
+        carried_out(bench)
     assert [row.run_id for row in bench.store.runs()] == [bench.run_id]
 
 

@@ -25,6 +25,7 @@ from thinwire.core.plan import RunPlan
 from thinwire.core.statedir import hold
 from thinwire.store import ROLES, MeasureRow, Order, Store
 from thinwire.store.device_profiles import work_key
+from thinwire.store.store import MOST_WAITING
 from thinwire.web.access import LEAST
 
 HERE = {"Origin": "http://127.0.0.1:8080"}
@@ -136,6 +137,22 @@ def test_what_would_keep_a_run_waiting_is_told(page: TestClient, store: Store):
     assert notes == ["The plan wants 5 devices, and 2 have the task: the run would wait for more."]
     store.roster.seen(Hello("pi-01", "p", (replace(REPORT, tensors=LAYOUT.text),)), 2.0)
     assert checked(page, plan=PLAN)["cost"]["layout_from"] in ("of the run digits-1", "reported by 1 devices")
+
+
+def test_so_many_runs_wait_and_no_further_one_is_ordered(page: TestClient, store: Store):
+    for _ in range(MOST_WAITING):
+        assert page.post("/api/v1/runs", json={"plan": PLAN}, headers=HERE).status_code == 202
+    refused = page.post("/api/v1/runs", json={"plan": PLAN}, headers=HERE)
+    assert refused.status_code == 409
+    assert refused.json()["detail"] == f"{MOST_WAITING} runs wait in the queue"
+    assert refused.json()["why"]
+    assert refused.json()["try"]
+    store.commands.answer(store.commands.pending()[0].id, {"done": False, "error": "no"})
+    assert page.post("/api/v1/runs", json={"plan": PLAN}, headers=HERE).status_code == 202
+    store.commands.answer(store.commands.pending()[0].id, {"done": True, "run_id": "digits-1"})
+    run = new_run(store)
+    run.status("queued", "in the queue")
+    assert page.post("/api/v1/runs", json={"plan": PLAN}, headers=HERE).status_code == 409
 
 
 def test_an_order_to_start_is_a_row_with_the_plan_and_what_it_was_expected_to_cost(page: TestClient, store: Store):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from starlette.testclient import TestClient
 from tests.support.browsing import Open
 from tests.support.filled_store import twelve_rounds
 from tests.support.serving import Shown, serving
-from thinwire.core.errors import PlanError
+from thinwire.core import disk_reserve
+from thinwire.core.errors import PlanError, Refused
 from thinwire.core.statedir import hold
 from thinwire.core.tensor_header import MAX_HEADER, header_length, read_header
 from thinwire.store import Store
@@ -141,9 +143,60 @@ def test_only_uploads_may_be_large_and_only_with_a_session(client: TestClient, v
 def test_a_full_disk_is_told_before_anything_is_written(
     client: TestClient, lock: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(uploads, "FREE_BYTES", 2**62)
+    monkeypatch.setattr(disk_reserve, "FREE_BYTES", 2**62)
     answer = put(client, MODEL)
     assert (answer.status_code, answer.json()["detail"]) == (409, "the disk has too little space")
+    assert left(lock) == []
+
+
+def test_the_folder_has_room_for_four_of_the_largest(client: TestClient, lock: Path):
+    (lock.parent.parent / "aggregator.toml").write_text("max_upload_mb = 1\n")
+    big = save({"w": np.zeros(240_000, np.float32)})
+    assert [put(client, big).status_code for _ in range(5)] == [201] * 4 + [409]
+    assert put(client, big).json()["detail"] == "there are too many uploads"
+    assert len(left(lock)) == 4
+
+
+def test_two_uploads_at_once_are_taken_however_fast_the_third_is_and_the_disk_has_room_for_both(
+    lock: Path, monkeypatch: pytest.MonkeyPatch
+):
+    asked: list[int] = []
+    monkeypatch.setattr(uploads, "require_space", lambda folder, more: asked.append(more))
+
+    async def body() -> AsyncIterator[bytes]:
+        yield MODEL
+
+    async def scene() -> None:
+        taking = uploads.Uploads(lock)
+        found = await asyncio.gather(*(taking.take(body(), len(MODEL)) for _ in range(5)), return_exceptions=True)
+        assert [isinstance(one, Refused) for one in found] == [False, False, True, True, True]
+        assert max(asked) == 2 * len(MODEL)
+        assert (await taking.take(body(), len(MODEL))).tensors == 2
+
+    asyncio.run(scene())
+
+
+def test_an_upload_that_drips_ends_at_its_deadline(lock: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(uploads, "CHUNK_S", 0.2)
+    monkeypatch.setattr(uploads, "LEAST_RATE", 10**9)
+
+    async def drips() -> AsyncIterator[bytes]:
+        for at in range(len(MODEL)):
+            yield MODEL[at : at + 1]
+            await asyncio.sleep(0.05)
+
+    async def scene() -> None:
+        with pytest.raises(PlanError, match="did not arrive as a whole"):
+            await uploads.Uploads(lock).take(drips(), len(MODEL))
+
+    asyncio.run(scene())
+    assert left(lock) == []
+
+
+def test_the_header_of_an_upload_is_bounded(client: TestClient, lock: Path):
+    large = header(10**6 + 1, GOOD.ljust(10**6 + 1), 8)
+    answer = put(client, large)
+    assert (answer.status_code, answer.json()["detail"]) == (422, "the upload's header is too large")
     assert left(lock) == []
 
 

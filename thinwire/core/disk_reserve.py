@@ -18,7 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
+from thinwire.core.errors import Refused
+
 RESERVE_BYTES: Final = 64 * 2**20
+FREE_BYTES: Final = 256 * 2**20  # that an upload or an ordered run leaves free, for the journal and models of others
 SMALL: Final = 8  # of a small disk the eighth part is held back
 SPARE: Final = 2  # the disk has space again once half as much as is held back is free besides
 RESERVE, FLAG = ".reserve", ".disk-full"
@@ -100,6 +103,12 @@ class DiskReserve:
     def _remove(self) -> None:
         with contextlib.suppress(OSError):
             self.path.unlink(missing_ok=True)
+
+
+def require_space(folder: Path, more: int) -> None:
+    """Raise `Refused` unless the folder's disk has space for `more` bytes, and `FREE_BYTES` besides."""
+    if shutil.disk_usage(folder).free < more + FREE_BYTES:
+        raise Refused("the disk has too little space", f"{more / 1e6:.0f} MB more would fill it", "free some")
 
 
 def disk_full_text(folder: Path) -> str:

@@ -20,9 +20,10 @@ import numpy as np
 
 from thinwire.aggregation import codecs
 from thinwire.aggregation.mean import buffer_layout, float_buffers
+from thinwire.core.disk_reserve import require_space
 from thinwire.core.errors import PlanError, TaskError, ThinwireError
 from thinwire.core.fleet import TaskReport
-from thinwire.core.layout import Layout
+from thinwire.core.layout import FLOAT_BYTES, Layout
 from thinwire.core.owner_file import aggregator_file
 from thinwire.core.plan import RunPlan
 from thinwire.core.plan_names import RUN, UPLOAD, installed, refused_names, upload_id
@@ -91,6 +92,7 @@ def start(store: Store, home: AggregatorHome, order: Order) -> str:
     if problems := refused_names(plan, codecs.own_names(), allow, installed()):
         raise PlanError(problems[0].what, problems[0].why, problems[0].hint)
     made = first_model(store, home, plan)
+    require_space(home.root, made.layout.size * FLOAT_BYTES)
 
     def answer(run_id: str) -> None:
         store.commands.answer(order.id, {"done": True, "run_id": run_id}, run_id)

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 RunOrder = Literal["stop", "stop-after-round", "pause", "resume"]
 START_RUN = "start-run"  # the command with a plan from which the aggregator makes a run
+MOST_WAITING = 20  # runs that are ordered or queued before a further order is refused
 IDENTITY_BYTES = 8  # random; the probability that two of a million runs share one is 3e-8
 
 
@@ -190,6 +191,20 @@ class Commands:
         """Add a command, and return its number."""
         row = {"kind": kind, "run_id": run_id, "args": dict(args or {}), "who": who, "at": self._clock.wall()}
         with self._database.writing() as connection:
+            return int(connection.execute(insert(Command).values(row).returning(Command.id)).scalar_one())
+
+    def order_run(self, args: Mapping[str, Any], who: str) -> int:
+        """Add a command to start a run; raise `Refused` if `MOST_WAITING` are ordered and have not begun."""
+        row = {"kind": START_RUN, "run_id": "", "args": dict(args), "who": who, "at": self._clock.wall()}
+        ordered = select(func.count()).where(Command.kind == START_RUN, Command.answered_at.is_(None))
+        waiting = Run.status.in_(("preparing", "queued")) & (Run.source == "devices")
+        with self._database.writing() as connection:
+            there = sum(int(connection.scalar(each) or 0) for each in (ordered, select(func.count()).where(waiting)))
+            if there >= MOST_WAITING:
+                raise Refused(
+                    f"{there} runs wait in the queue", f"no further ones are ordered while {MOST_WAITING} wait",
+                    "stop some of them, or wait until some have begun",
+                )  # fmt: skip
             return int(connection.execute(insert(Command).values(row).returning(Command.id)).scalar_one())
 
     def pending(self) -> list[Order]:

@@ -20,7 +20,7 @@ from thinwire.core.plan import Problem, RunPlan
 from thinwire.core.plan_names import RUN, UPLOAD, upload_id
 from thinwire.reports.plan_check import PlanCheck, check_text, check_values
 from thinwire.reports.run_estimate import Estimate, estimate
-from thinwire.store import START_RUN, DeviceInfo, MeasureRow, Store
+from thinwire.store import DeviceInfo, MeasureRow, Store
 from thinwire.store.task_layouts import KnownTask, hosts, known_task, known_tasks
 from thinwire.web import list_schemas as models
 from thinwire.web.problems import PROBLEMS
@@ -70,7 +70,7 @@ class Planning:
         known, there, measures = self._of_task(found.plan.run.task)
         expected = estimate(found.plan, known, there, measures).summary()
         args = {"plan": found.plan.to_json(), "estimate": expected}
-        return self._store.commands.add(START_RUN, args=args, who=who)
+        return self._store.commands.order_run(args, who)
 
     def _with_upload(self, found: PlanCheck, use: bool = False) -> PlanCheck:
         """Add a problem to a plan whose uploaded model is not there; with `use` the file counts as used now."""

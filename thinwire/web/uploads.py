@@ -11,7 +11,6 @@ import contextlib
 import math
 import os
 import secrets
-import shutil
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -22,6 +21,7 @@ from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
+from thinwire.core.disk_reserve import require_space
 from thinwire.core.errors import PlanError, Refused
 from thinwire.core.owner_file import aggregator_file
 from thinwire.core.plan_names import UPLOAD
@@ -36,8 +36,10 @@ NAME_BYTES: Final = 16
 UNUSED_S: Final = 24 * 3600.0  # after which a file that no run was ordered with is removed
 EACH_S: Final = 3600.0
 CHUNK_S: Final = 30.0  # until the next bytes of an upload
+LEAST_RATE: Final = 100_000  # bytes a second, over the whole upload
 MOST_AT_ONCE: Final = 2
-FREE_BYTES: Final = 256 * 2**20  # that stay free on the disk, for the journal and the models of runs
+LARGEST_ONES: Final = 4  # that the folder holds, or smaller ones of as many bytes
+HEADER_BYTES: Final = 10**6  # of an upload's header: 10 000 tensors with names of 60 letters
 BODY: Final = {
     "requestBody": {
         "required": True,
@@ -74,7 +76,7 @@ class Uploads:
 
     def __init__(self, lock: Path | None) -> None:
         self._lock = lock
-        self._under_way = 0
+        self._under_way: list[int] = []  # bytes of each, whether or not they have come
 
     @property
     def folder(self) -> Path | None:
@@ -96,14 +98,31 @@ class Uploads:
                 f"a model of {total / 1e6:.0f} MB is not taken", f"this aggregator takes uploads of up to {allowed} MB",
                 "max_upload_mb in aggregator.toml, or [run] init with a file on its machine",
             )  # fmt: skip
-        if self._under_way >= MOST_AT_ONCE:
+        if len(self._under_way) >= MOST_AT_ONCE:
             raise Refused("other uploads are under way", f"{MOST_AT_ONCE} at once are taken", "try again when they end")
-        folder = await run_in_threadpool(private_folder, self.folder)
+        self._under_way.append(total)  # before the first wait, during which another may begin
+        try:
+            return await self._into(self.folder, body, total)
+        finally:
+            self._under_way.remove(total)
+
+    def _require_room(self, folder: Path) -> None:
+        """Raise `Refused` unless disk and folder have room for the uploads that are under way."""
+        coming, most = sum(self._under_way), LARGEST_ONES * limit_bytes(self._lock)
+        require_space(folder, coming)
+        if sum(path.stat().st_size for path in folder.glob(f"*{SUFFIX}")) + coming > most:
+            raise Refused(
+                "there are too many uploads", f"{most // 10**6} MB are kept, until they are unused for a day",
+                "run:ID@0 for a model that a run has, or a higher max_upload_mb in aggregator.toml",
+            )  # fmt: skip
+
+    async def _into(self, place: Path, body: AsyncIterator[bytes], total: int) -> Uploaded:
+        """Write a body of `total` bytes to a file in this folder, which is made if need be."""
+        folder = await run_in_threadpool(private_folder, place)
         await run_in_threadpool(remove_unused, folder, time.time())
-        if shutil.disk_usage(folder).free < total + FREE_BYTES:
-            raise Refused("the disk has too little space", f"{total / 1e6:.0f} MB more would fill it", "free some")
+        await run_in_threadpool(self._require_room, folder)
         name = secrets.token_hex(NAME_BYTES)
-        draft, self._under_way = folder / f"{name}{DRAFT}", self._under_way + 1
+        draft = folder / f"{name}{DRAFT}"
         try:
             with draft.open("xb") as file:
                 tensors = await _write(file, body, total)
@@ -112,7 +131,6 @@ class Uploads:
         except OSError as error:
             raise disk_error(error, folder) from error
         finally:
-            self._under_way -= 1
             draft.unlink(missing_ok=True)
         elements = sum(math.prod(one.shape) for one in tensors)
         return Uploaded(init=UPLOAD + name, tensors=len(tensors), elements=elements, size=total)
@@ -121,7 +139,7 @@ class Uploads:
 async def _write(file: BinaryIO, body: AsyncIterator[bytes], total: int) -> list[StoredTensor]:
     """Write a body to the file and return the tensors of its header, which is checked as soon as it is there."""
     head, wanted, written, tensors = bytearray(), LENGTH_BYTES, 0, None
-    async for chunk in _timed(body):
+    async for chunk in _timed(body, time.monotonic() + CHUNK_S + total / LEAST_RATE):
         written += len(chunk)
         if written > total:
             raise PlanError("the upload has more bytes than it said", f"it said {total}", "upload the file again")
@@ -129,8 +147,13 @@ async def _write(file: BinaryIO, body: AsyncIterator[bytes], total: int) -> list
             head += chunk
             if wanted == LENGTH_BYTES <= len(head):
                 wanted += header_length(bytes(head[:LENGTH_BYTES]), total)
+            if wanted > LENGTH_BYTES + HEADER_BYTES:
+                raise PlanError(
+                    "the upload's header is too large", f"at most {HEADER_BYTES // 10**6} MB are read",
+                    "[run] init with a file on the aggregator's machine",
+                )  # fmt: skip
             if LENGTH_BYTES < wanted <= len(head):
-                tensors = read_header(bytes(head[LENGTH_BYTES:wanted]), total)
+                tensors = await run_in_threadpool(read_header, bytes(head[LENGTH_BYTES:wanted]), total)
         await run_in_threadpool(file.write, chunk)
     if written != total or tensors is None:
         raise PlanError(
@@ -139,11 +162,11 @@ async def _write(file: BinaryIO, body: AsyncIterator[bytes], total: int) -> list
     return tensors
 
 
-async def _timed(body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Yield the chunks of a body; end early if one takes longer than `CHUNK_S`, or the browser is gone."""
-    while True:
+async def _timed(body: AsyncIterator[bytes], until: float) -> AsyncIterator[bytes]:
+    """Yield the chunks of a body; end early at `until`, if one takes longer than `CHUNK_S`, or the browser is gone."""
+    while (left := until - time.monotonic()) > 0:
         try:
-            chunk = await asyncio.wait_for(anext(body), CHUNK_S)
+            chunk = await asyncio.wait_for(anext(body), min(CHUNK_S, left))
         except (TimeoutError, ClientDisconnect, StopAsyncIteration):
             return
         if chunk:

@@ -8,9 +8,11 @@ import sys
 from pathlib import Path
 
 import httpx
+import pytest
 
 from tests.support.serving import command, serving
 from thinwire.store import Store
+from thinwire.web.__main__ import main
 
 
 def logged_in(url: str, store: Store) -> httpx.Client:
@@ -50,6 +52,16 @@ def test_a_port_that_is_taken_is_refused(store: Store):
         ended = subprocess.run(command(store.url, served.address), capture_output=True, text=True, timeout=60)
         assert ended.returncode == 2
         assert ended.stderr.startswith(f"error: cannot listen on {served.address}\nwhy:   ")
+
+
+@pytest.mark.parametrize(
+    "place", ["anna:secret@host/name", "host/name?password=secret", "host/name?sslPassword=secret"]
+)
+def test_a_password_on_the_command_line_is_refused(place: str, capsys: pytest.CaptureFixture[str]):
+    assert main(["--database", f"postgresql+psycopg://{place}", "--listen", "127.0.0.1:0"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: --database has a password in it")
+    assert "secret" not in said
 
 
 def test_a_newer_database_is_refused(tmp_path: Path):

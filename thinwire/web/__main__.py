@@ -28,7 +28,7 @@ import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import uvicorn
 
@@ -81,7 +81,8 @@ def _serve(given: argparse.Namespace) -> int:
 
     A password in --database is refused, because every user of the machine can read a command line.
     """
-    if urlsplit(given.database).password:
+    url = urlsplit(given.database)
+    if url.password or any("password" in key.lower() for key in parse_qs(url.query, keep_blank_values=True)):
         raise UsageError(
             "--database has a password in it", why="every user of this machine can read a command line",
             hint="postgresql://USER@HOST/NAME, and the password in ~/.pgpass",

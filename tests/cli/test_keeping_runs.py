@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 
 from tests.support.cli_story import told
 from thinwire.cli import local_state
@@ -66,8 +67,13 @@ def test_a_run_is_not_deleted_without_a_terminal_or_yes(thinwire, home: Path, fo
 
 def test_at_a_terminal_it_asks(thinwire, home: Path, folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
-    monkeypatch.setattr(keeping.typer, "confirm", lambda text: asked.append(text) or len(asked) > 1)
     asked: list[str] = []
+
+    def confirmed(text: str) -> bool:
+        asked.append(text)
+        return len(asked) > 1
+
+    monkeypatch.setattr(typer, "confirm", confirmed)
     said = thinwire("runs", "delete", "toy-1", "--home", home)
     assert (said.code, said.out.strip()) == (1, "toy-1 stays")
     assert asked == ["Delete toy-1 (done): its models, 2 rounds and events; nothing brings them back?"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import select
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,7 @@ def answered(site: Site, answer: str) -> tuple[int, str]:
     ours, theirs = pty.openpty()
     command = ["thinwire.cli", "run", str(site.example / "plan.toml"), "--set", "cohort.clients=3", "--detach"]
     process = Forked(
-        [os.sys.executable, "-m", *command, "--home", str(site.home)], stdin=theirs, stdout=theirs, stderr=theirs,
+        [sys.executable, "-m", *command, "--home", str(site.home)], stdin=theirs, stdout=theirs, stderr=theirs,
         env=environment(), start_new_session=True,
     )  # fmt: skip
     os.close(theirs)

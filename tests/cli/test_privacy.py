@@ -11,13 +11,13 @@ import pytest
 
 from tests.store.test_privacy_ledger import enrol, release_it, reserve
 from tests.support.store_story import DEVICES, new_run, status
-from thinwire.cli.run import require_counted
 from thinwire.client.privacy_ledger import Booking, DeviceLedger
 from thinwire.core import RunPlan
 from thinwire.core.errors import PlanError
 from thinwire.core.fleet import Hello, population_key
 from thinwire.core.statedir import client_home
 from thinwire.privacy.accounting import Release, epsilon
+from thinwire.server.model_files import require_counted
 from thinwire.store import Store
 
 CHEAP = Release("discrete-gaussian", sensitivity=10.0, variance=900.0, dimensions=64)

@@ -148,7 +148,7 @@ def test_a_crash_anywhere_after_the_extension_changes_no_bit(
 
 def test_the_server_optimizer_goes_on_with_its_state(tmp_path: Path) -> None:
     straight = Site(tmp_path / "straight", steady(SPEEDS))
-    plan = {"server": {"optimizer": "fedadam"}, "uplink": {"codec": "identity"}}
+    plan: dict[str, Any] = {"server": {"optimizer": "fedadam"}, "uplink": {"codec": "identity"}}
     one = straight.submit(run={"rounds": 5}, **plan)
     straight.serve()
     site, two = story(tmp_path / "extended", **plan)

@@ -95,8 +95,8 @@ def writes_on(disk: Disk) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Database, "writing", written)
-        patch.setattr(model_store, "write_model", disk.takes(model_store.write_model))
-        patch.setattr(model_store, "write_atomically", disk.takes(model_store.write_atomically))
+        for name in ("write_model", "write_atomically"):
+            patch.setattr(model_store, name, disk.takes(getattr(model_store, name)))
         yield
 
 
@@ -136,6 +136,7 @@ def test_a_disk_that_is_full_at_any_write_loses_nothing(tmp_path: Path, runs: in
             assert [type(event) for event in own] == [DiskFilled, DiskFreed]
             assert disk.said[1].startswith("cannot "), "other processes are told"
             assert disk.said[-1] == ""
+            assert isinstance(own[1], DiskFreed)
             assert own[1].seconds >= FULL_S - 1.0
         site.store.close()
     assert paused > 5

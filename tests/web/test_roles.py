@@ -54,7 +54,7 @@ class Visitors:
 
     def send(self, row: str, headers: Mapping[str, str], run_id: str = "digits-1") -> Any:
         method, path = row.split(" ", 1)
-        body = {"json": {}} if method == "POST" else {}
+        body: dict[str, Any] = {"json": {}} if method == "POST" else {}
         return self.client.request(
             method, path.replace(":path", "").format(**PLACES, run_id=run_id), headers=dict(headers), **body
         )  # fmt: skip
@@ -115,7 +115,7 @@ def test_a_user_may_send_what_the_role_allows_and_nothing_else(visitors: Visitor
 @pytest.mark.parametrize(("user", "what"), [("anna", "password"), (MACHINE, "code")])
 def test_some_routes_ask_an_admin_for_the_password_again(visitors: Visitors, user: str, what: str):
     again = {row for row, need in TABLE.items() if need.recent}
-    assert {row.split("/api/v1/")[1].split("/")[0] for row in again} == {"users", "tokens", "devices"}
+    assert {row.split("/api/v1/")[1].split("/")[0] for row in again} == {"users", "tokens", "devices", "runs"}
     for row in again:
         answer = visitors.send(row, visitors.session("admin", user=user, ago_s=RECENT_S + 1))
         assert (answer.status_code, answer.json()["confirm"]) == (403, what), row

@@ -21,7 +21,9 @@ def test_tags_are_set_and_invalid_ones_are_refused(page: TestClient, told: Told)
     answer = post(page, "runs/latest/tags", {"add": ["paper", "best"], "remove": ["old"]})
     assert answer.json() == {"run_id": told.run_id, "tags": ["best", "paper"], "archived": False}
     assert page.get("/api/v1/runs").json()[0]["tags"] == ["best", "paper"]
-    for wrong in ({"add": ["Paper"]}, {"add": [str(number) for number in range(17)]}, {"tags": []}):
+    many = [str(number) for number in range(17)]
+    bodies: list[dict[str, list[str]]] = [{"add": ["Paper"]}, {"add": many}, {"tags": []}]
+    for wrong in bodies:
         assert post(page, "runs/latest/tags", wrong).status_code == 422, wrong
 
 

@@ -51,10 +51,9 @@ def new(
 def check(plan: PlanFile, sets: Sets = None, clients: Clients = None, json: Json = False) -> None:
     """Check whether a plan can run; if not, print everything that is wrong with it."""
     from thinwire.aggregation import codecs
-    from thinwire.cli import secure_cost
     from thinwire.core import RunPlan
     from thinwire.core.errors import PlanError
-    from thinwire.reports.secure_cost import few_visits, thresholds
+    from thinwire.reports.secure_cost import few_visits, numbers_text, thresholds, uplink_text
 
     read = RunPlan.load(plan, overrides(sets))
     refused = read.check(codecs)
@@ -73,11 +72,11 @@ def check(plan: PlanFile, sets: Sets = None, clients: Clients = None, json: Json
             hint="\n".join(r.hint for r in refused),
         )
     if not json:
-        uplink = secure_cost.uplink_text(read) if read.secure.enabled else " | ".join(read.uplink.codecs)
+        uplink = uplink_text(read) if read.secure.enabled else " | ".join(read.uplink.codecs)
         console.line(f"{plan}: ok ({read.run.rounds} rounds of {read.run.task}, uplink {uplink})")
         if masked:
             console.line(f"{masked['protection']}:")
-            console.line(secure_cost.numbers_text(masked))
+            console.line(numbers_text(masked))
     if read.secure.enabled:
         _warn([few_visits(read)])
         if not is_known:
@@ -88,7 +87,7 @@ def check(plan: PlanFile, sets: Sets = None, clients: Clients = None, json: Json
 def explain(plan: PlanFile, sets: Sets = None, clients: Clients = None, task: Task = None, json: Json = False) -> None:
     """Show each key of a plan with its value and meaning, the cost of a secure round, and epsilon of a private run."""
     from thinwire.aggregation import codecs
-    from thinwire.cli import privacy_cost, secure_cost
+    from thinwire.cli import privacy_cost
     from thinwire.core import RunPlan, plan_text
     from thinwire.reports.secure_cost import round_cost
 
@@ -112,11 +111,11 @@ def explain(plan: PlanFile, sets: Sets = None, clients: Clients = None, task: Ta
         for given in ("" if plan_text.is_default(field, value) else "set",)
     ]
     if read.secure.enabled:
-        rows = [secure_cost.LATTICE_ROW if row[0] == secure_cost.LATTICE_ROW[0] else row for row in rows]
+        rows = [LATTICE_ROW if row[0] == LATTICE_ROW[0] else row for row in rows]
     console.table(("key", "value", "set", "meaning"), rows)
     if read.secure.enabled:
         console.line()
-        secure_cost.print_cost(found := cost())
+        _print_cost(found := cost())
         _warn(found["warnings"])
     if private:
         console.line()
@@ -224,3 +223,21 @@ def init(directory: Annotated[Path, typer.Argument(metavar="DIR", help="new or e
         f"  thinwire client start --aggregator http://127.0.0.1:9090 --task {name}={directory}/task.py --name NAME"
     )
     console.note(f"  thinwire run {directory}/plan.toml")
+
+
+LATTICE_ROW = ("[uplink] codec", "(lattice)", "", "not used under masks: see [secure] bits, support and rotate")
+
+
+def _print_cost(found: dict[str, Any]) -> None:
+    """Print what `round_cost` found."""
+    from thinwire.core.formatting import size
+    from thinwire.reports.secure_cost import cost_lines
+
+    console.line(f"a secure round of {found['selected']} clients, {found['parameters']} parameters; bytes of a client:")
+    rows = [
+        (phase, size(both["up"]), size(both["down"]) if both["down"] else "the model")
+        for phase, both in found["phases"].items()
+    ]
+    console.table(("phase", "up", "down"), [*rows, ("all", size(found["up_bytes"]), size(found["down_bytes"]))])
+    for line in cost_lines(found):
+        console.line(line)

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from thinwire.aggregation.plan_codecs import noised_dimensions
 from thinwire.cli import console
-from thinwire.core.cohort_numbers import selected_of
 from thinwire.core.errors import PlanError
 from thinwire.core.formatting import counted, rounded_up
 from thinwire.core.plan_privacy_rules import LEAST_NOISE, MOST_NOISE
+from thinwire.core.secure_numbers import selected_of
 from thinwire.privacy.accounting import Budget, epsilon
 from thinwire.privacy.noise_plan import NoisePlan, honest_survivors, noise_plan, share_of_participation
 from thinwire.privacy.tree_aggregation import length_of, nodes_in_model
@@ -98,7 +98,7 @@ class PrivateRun:
 def private_run(plan: RunPlan, parameters: int, online: int | None) -> PrivateRun:
     """Return the noise of a plan that `RunPlan.check` does not refuse, for a model with so many trained parameters.
 
-    `online` is the number of devices, as for `core.cohort_numbers.selected_of`. PlanError if no noise reaches the
+    `online` is the number of devices, as for `core.secure_numbers.selected_of`. PlanError if no noise reaches the
     target, if the sum does not fit, or if delta is not below 1 / clients.
     """
     selected, _ = selected_of(plan, online)

@@ -95,11 +95,10 @@ def checked(module: str, data: Path | None, plan: Path | None) -> dict[str, Any]
     The check follows `plan`, or a plan of defaults without one.
     """
     from thinwire.aggregation import codecs
-    from thinwire.cli import secure_cost
     from thinwire.client import ClientInfo, load_task
     from thinwire.client.task_check import rehearse
     from thinwire.core import RunPlan
-    from thinwire.reports.secure_cost import round_cost, upload_s
+    from thinwire.reports.secure_cost import round_cost, uplink_text, upload_s
 
     read = RunPlan.load(plan) if plan else RunPlan.parse('[run]\ntask = "task"\n[local]\nlr = 0.01')
     if refused := read.check(codecs):
@@ -108,7 +107,7 @@ def checked(module: str, data: Path | None, plan: Path | None) -> dict[str, Any]
     found = dataclasses.asdict(rehearse(task, ClientInfo(data=data.absolute() if data else None), read))
     if read.secure.enabled:  # the check itself trains and aggregates in the clear
         cost = round_cost(read, found["parameters"], None)
-        codec = f"{secure_cost.uplink_text(read)} ({cost['selected']} clients)"
+        codec = f"{uplink_text(read)} ({cost['selected']} clients)"
         found |= {"codec": codec, "up_bytes": cost["up_bytes"]}
     uploads = upload_s(found["up_bytes"])
     return {"task": task.name, "plan": str(plan) if plan else None, **found, "upload_s_at_mbit": uploads}

@@ -1,4 +1,6 @@
-"""This module computes the integers of secure aggregation from the plan's shares, and refuses those that do not fit.
+"""This module computes how many clients a round selects, and the integers of secure aggregation that follow.
+
+They come from the plan's shares; those that do not fit are refused.
 
 The aggregator and each device compute them for themselves, from the plan and the number of selected clients.
 
@@ -10,9 +12,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from thinwire.core.errors import PlanError
 from thinwire.core.plan_schema import SecureSection
+
+if TYPE_CHECKING:
+    from thinwire.core.plan import RunPlan
 
 ROUNDING = 1e-9
 LEAST_CLIENTS = 3  # of two clients, each could subtract its own update from the sum
@@ -155,3 +161,43 @@ def _too_few(selected: int) -> PlanError:
         "each of two clients could subtract its own update from the sum, and the sum of one is its update",
         f"{LEAST_CLIENTS} devices or more, and no [cohort] clients below {LEAST_CLIENTS}",
     )
+
+
+ONLINE = 10  # devices, where neither the plan nor a person names a number
+ANY = 1 << 30  # more devices than any aggregator has
+
+
+def wanted_count(plan: RunPlan, online: int) -> int:
+    """Return from how many of `online` devices a round wants replies."""
+    clients = plan.cohort.clients
+    if clients == "all":
+        return online
+    if isinstance(clients, float):
+        return max(1, math.ceil(clients * online - 1e-9))
+    return min(clients, online)
+
+
+def with_excess(plan: RunPlan, wanted: int, online: int) -> int:
+    """Return how many of `online` devices a round selects to get `wanted` replies, with over-selection."""
+    excess = 0.0 if plan.cohort.clients == "all" else plan.cohort.over_select
+    return min(online, math.ceil(wanted * (1 + excess)))
+
+
+def selected_of(plan: RunPlan, online: int | None) -> tuple[int, int]:
+    """Return how many clients a round selects, and with how many updates it closes.
+
+    `online` is the number of devices; None for as many as the plan selects or waits for, or else `ONLINE`.
+
+    >>> from thinwire.core.plan import RunPlan
+    >>> plan = RunPlan.from_json({"run": {"task": "t"}, "local": {"lr": 1}, "cohort": {"clients": 4, "over_select": 1}})
+    >>> selected_of(plan, None), selected_of(plan, 5), selected_of(plan, 2)
+    ((8, 4), (5, 4), (2, 2))
+    """
+    clients = plan.cohort.clients
+    if online is None and isinstance(clients, int):
+        return with_excess(plan, clients, ANY), clients
+    waits = plan.cohort.wait_for if isinstance(plan.cohort.wait_for, int) else len(plan.cohort.wait_for)
+    if online is None:
+        online = waits if waits >= LEAST_CLIENTS else ONLINE
+    target = wanted_count(plan, online)
+    return with_excess(plan, target, online), target

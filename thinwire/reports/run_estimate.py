@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from thinwire.core.cohort_numbers import selected_of
 from thinwire.core.errors import ThinwireError
 from thinwire.core.layout import FLOAT_BYTES, Layout
 from thinwire.core.plan import RunPlan
+from thinwire.core.secure_numbers import selected_of
 from thinwire.store.device_profiles import DeviceProfile, DeviceProfiles, Workload, update_bytes, work_key, workload
 from thinwire.store.read_models import DeviceInfo, MeasureRow
 from thinwire.store.task_layouts import KnownTask

@@ -6,10 +6,11 @@ clients` is a count, else from the number of devices that are online.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from thinwire.core.cohort_numbers import selected_of
-from thinwire.core.secure_numbers import check_numbers, fewest_survivors, protects, share_of
+from thinwire.core.formatting import duration, size
+from thinwire.core.secure_numbers import check_numbers, fewest_survivors, protects, selected_of, share_of
 
 if TYPE_CHECKING:
     from thinwire.core import RunPlan
@@ -96,3 +97,28 @@ def round_cost(plan: RunPlan, parameters: int, online: int | None) -> dict[str, 
 def upload_s(count: int) -> dict[str, float]:
     """Return in how many seconds so many bytes are sent, by the link's rate in Mb/s."""
     return {f"{rate}": count * 8 / (rate * 1e6) for rate in LINKS_MBIT}
+
+
+def uplink_text(plan: RunPlan) -> str:
+    """Return what a client sends of its update, in words."""
+    if plan.privacy.mode == "distributed":
+        return "integers with noise under masks"
+    return f"{plan.secure.bits} bits a value under masks"
+
+
+def cost_lines(found: dict[str, Any]) -> Iterator[str]:
+    """Yield the ratio, the times, the thresholds and the protection as lines for a person."""
+    times = ", ".join(f"{duration(value)} at {rate} Mb/s" for rate, value in found["upload_s_at_mbit"].items())
+    yield f"uplink      {found['uplink_ratio']:.1f} times fewer bytes than dense float32 ({size(found['dense_bytes'])})"
+    yield f"upload      {times}"
+    yield f"numbers     {numbers_text(found)}"
+    yield f"protection  {found['protection']}"
+    yield f"rounding    adds {found['noise']:.2g} times the squared norm of an update; {found['width']} bits a value"
+
+
+def numbers_text(found: dict[str, Any]) -> str:
+    """Return the thresholds in words, with the letters of docs/explain/secure-aggregation.md."""
+    return (
+        f"of n = {found['selected']} clients, A = {found['corrupt']} may be corrupt and D = {found['dropout']} may "
+        f"leave; t = {found['threshold']} reveal a secret; a sum has at least {found['least']}"
+    )

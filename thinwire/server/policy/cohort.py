@@ -16,12 +16,11 @@ from statistics import median
 
 import numpy as np
 
-from thinwire.core.cohort_numbers import wanted_count, with_excess
 from thinwire.core.errors import PlanError
 from thinwire.core.formatting import Reason, Reasons, counted
 from thinwire.core.plan import RunPlan
 from thinwire.core.prng import Key, SecretRng, derive, seed63
-from thinwire.core.secure_numbers import check_numbers
+from thinwire.core.secure_numbers import check_numbers, wanted_count, with_excess
 
 SHOWN = 5  # unable devices that a waiting sentence names
 

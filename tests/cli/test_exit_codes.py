@@ -36,7 +36,6 @@ def refused(said, code):
         ["run"],
         ["runs", "model", "latest"],
         ["aggregator", "start", "--listen", "nowhere"],
-        ["aggregator", "start", "--dashboard", "0.0.0.0:8080"],
         ["client", "start", "--aggregator", "ftp://x", "--task", "a=b"],
         ["client", "start", "--aggregator", "http://127.0.0.1:1", "--task", "a=b", "--name", "UPPER"],
         ["client", "start", "--aggregator", "http://127.0.0.1:1", "--task", "a=b", "--partition", "3/3"],
@@ -53,7 +52,7 @@ def test_a_command_that_cannot_be_understood_is_2(thinwire, words):
     [
         (["runz"], "did you mean 'run', 'runs'?"),
         (["zzz"], "there are demo, init, run, "),
-        (["runs", "list", "--zzz"], "there are --json, --home"),
+        (["runs", "list", "--zzz"], "there are --tag, "),
         (["runs", "show", "a", "b"], "it reads: "),
         (["sim", "plan.toml", "--clients", "x"], "'x' is not a valid integer"),
         (["runs", "list", "--home"], "its value is to stand behind it"),

@@ -55,7 +55,7 @@ def test_no_route_answers_without_a_session(page: TestClient, visit: Visit, told
 def test_all_routes_answer_with_a_session(page: TestClient, told: Told):
     told.store.commands.add("revoke", args={"device": "pi-01"})
     for method, path in routes(page):
-        if method == "get" and path != "/api/v1/live":
+        if method == "get" and path != "/api/v1/live" and not path.endswith("/stream"):
             query = "?runs=digits-1" if path == "/api/v1/compare" else ""
             assert page.get(path + query).status_code == 200, path
     for path in [*HIDDEN[:4], *CSV]:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 # What is committed is the second protocol's. What `full` runs now is the third: candidates below one bit beside the two
 # chains that were decided for, and fresh seeds B from 6000 on. The task of the digits reads its data in another way
-# since, so cells of before do not count in it.
+# since, so cells of before do not count in it. It was begun: docs/evidence/cells/third has the digits' cells and
+# decisions until they were cut off in "all of A", for `archive.restore(folder, "digits", KEPT / "third")` into an empty
+# folder.
 PROTOCOL = "second"
 
 FIRST = range(3_000, 3_030)  # seeds B of the first protocol

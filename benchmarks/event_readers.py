@@ -23,9 +23,12 @@ async def main(address: str, count: int, runs: list[str]) -> None:
     ready = asyncio.Semaphore(0)
     paths = [f"/api/v1/runs/{run_id}/events/stream" for run_id in runs]
     turns = ((paths[number % len(paths)], cookies[number % len(cookies)]) for number in range(count))
-    work = (_read(address, path, cookie, delays, ready) for path, cookie in turns)
-    tasks = [asyncio.create_task(one) for one in work]
-    for _ in range(count):
+    tasks = []
+    for (
+        path,
+        cookie,
+    ) in turns:  # one after the other: the dashboard closes the oldest of many that have not logged in yet
+        tasks.append(asyncio.create_task(_read(address, path, cookie, delays, ready)))
         await ready.acquire()
     print(json.dumps({"readers": count}), flush=True)
     await loop.run_in_executor(None, sys.stdin.readline)
@@ -43,10 +46,10 @@ async def _read(address: str, path: str, cookie: str, delays: list[float], ready
     request = [f"GET {path} HTTP/1.1", f"Host: {address}", f"Cookie: {cookie}", "Accept: text/event-stream"]
     writer.write("\r\n".join([*request, "", ""]).encode())
     status = await reader.readline()
-    if b" 200 " not in status:
-        raise ConnectionError(status.decode().strip())
     began = time.time()
     ready.release()
+    if b" 200 " not in status:
+        raise ConnectionError(status.decode().strip())
     async for line in reader:
         if line.startswith(b"data: {") and (at := json.loads(line[6:]).get("at", 0.0)) > began:
             delays.append(time.time() - at)

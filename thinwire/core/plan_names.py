@@ -1,4 +1,4 @@
-"""What a plan names of code and files on the aggregator's machine, and whether `aggregator.toml` allows it.
+"""Find what a plan names of code and files on the aggregator's machine, and whether `aggregator.toml` allows it.
 
 A plan that a person types on the machine may name whatever is installed there. A plan from the API may not: `allow` in
 `aggregator.toml` lists what else than Thinwire's own it may name.

@@ -1,4 +1,4 @@
-"""What an operator should know of: conditions of the runs and of the aggregator, decided from the store.
+"""Find what an operator should know: conditions of the runs and of the aggregator, decided from the store.
 
 Every condition is a pure function of what was read, with the numbers of `aggregator.toml`. Its sentence says what is
 so, and its hint what to try. `conditions` gives all that hold now, and the kinds of which nobody can tell now.
@@ -28,7 +28,7 @@ NON_FINITE: Final = "non-finite"  # kind of a failure (docs/reference/failures.m
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What is not in the store: times are wall-clock seconds, None is unknown.
+    """Holds what is not in the store: times are wall-clock seconds, None is unknown.
 
     `down_since` is the moment at which the aggregator was last alive, None while it runs. `certificate_until` is the
     end of the certificate that devices see.

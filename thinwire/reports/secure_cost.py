@@ -1,4 +1,4 @@
-"""What a secure round of a plan costs a client: thresholds, bytes and noise, as numbers.
+"""Compute what a secure round of a plan costs a client: thresholds, bytes and noise, as numbers.
 
 The number of selected clients decides the thresholds and most of the bytes. It follows from the plan if `[cohort]
 clients` is a count, else from the number of devices that are online.

@@ -1,4 +1,4 @@
-"""What a person keeps of runs: tags, the archive, and the deletion of a run that is over.
+"""Store what a person keeps of runs: tags, the archive, and the deletion of a run that is over.
 
 Tags and the archive decide nothing in a run. Each change is one transaction with a row in `commands`, answered at once:
 it is the audit log of persons' actions.

@@ -21,7 +21,7 @@ RECENT_S: Final = 600.0  # for which the password, once given, counts
 
 @dataclass(frozen=True)
 class Least:
-    """What a request needs.
+    """Holds what a request needs.
 
     `role` is the least role. `recent` wants the password, given within `RECENT_S`; the token of a program is exempt.
     `session` refuses tokens: a program that leaked its token must not make others.
@@ -113,7 +113,7 @@ class RouteWithoutRole(Exception):
 
 @dataclass(frozen=True)
 class Match:
-    """What a request needs, and the run in its path; `least` is None if there is no route."""
+    """Holds what a request needs, and the run in its path; `least` is None if there is no route."""
 
     least: Least | None
     run_id: str = ""

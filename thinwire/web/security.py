@@ -62,7 +62,7 @@ LENGTH = re.compile(r"[0-9]{1,12}")  # int() raises on thousands of digits
 
 @dataclass(frozen=True)
 class Visitor:
-    """Who sent a request; `still_known` looks again, for a response that lasts."""
+    """Holds who sent a request; `still_known` looks again, for a response that lasts."""
 
     person: Person
     still_known: Callable[[], bool]

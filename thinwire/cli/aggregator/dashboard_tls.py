@@ -25,7 +25,7 @@ RENEWED_S = 3600.0  # between two looks whether the leaf is due
 
 @dataclass(frozen=True)
 class Reach:
-    """How browsers reach the dashboard: names beyond loopback, a proxy, and the files of its certificate."""
+    """Holds how browsers reach the dashboard: names beyond loopback, a proxy, and the files of its certificate."""
 
     names: tuple[str, ...] = ()
     proxy: str = ""

@@ -1,4 +1,4 @@
-"""What a person keeps of runs: `thinwire runs tag`, `archive`, `unarchive`, `delete` and `extend`.
+"""Keep or drop runs: `thinwire runs tag`, `archive`, `unarchive`, `delete` and `extend`.
 
 A running aggregator deletes and extends runs, because it may hold replies of them. Without one, this process does. Both
 are commands in the store first, so that a crash loses none.

@@ -184,9 +184,10 @@ def written() -> dict[tuple[str, str], tuple[str, int, str]]:
             and isinstance(call.func.value, ast.Name)
         }  # fmt: skip
         named = {
-            id(node.value): node.targets[0].id
+            id(node.value): target.id
             for node in ast.walk(tree)
-            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+            if isinstance(node, ast.Assign | ast.AnnAssign)
+            and isinstance(target := node.targets[0] if isinstance(node, ast.Assign) else node.target, ast.Name)
         }
         for call in ast.walk(tree):
             function = call.func if isinstance(call, ast.Call) else None

@@ -15,7 +15,15 @@ from tests.support.outcomes import every_assignment_has_one_outcome
 from tests.support.server_bench import LAYOUT, REPORT, ToldFleet, work
 from tests.support.store_agreement import assert_sums_agree, empty_database
 from thinwire.core import RunPlan, VirtualClock
-from thinwire.core.events import ENDED, ClientSelected, Event, RoundClosed, RoundOpened, UpdateAccepted
+from thinwire.core.events import (
+    ENDED,
+    ClientSelected,
+    Event,
+    RoundClosed,
+    RoundOpened,
+    RunStatusChanged,
+    UpdateAccepted,
+)
 from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import Assignment, UpdateId
 from thinwire.server.service import serve
@@ -104,15 +112,21 @@ class Site:
 
     def _life(self, seconds: float, max_runs: int, **limits: Any) -> None:
         ending, until, poll = threading.Event(), self.clock.now() + seconds, self.fleet.poll
+        going = {run_id for run_id in self.runs if self.store.run(run_id).status not in ENDED}
+
+        def heard(run_id: str, event: Event) -> None:
+            if isinstance(event, RunStatusChanged) and event.status in ENDED:
+                going.discard(run_id)
+            self.on_event(run_id, event)
 
         def polled(wait_s: float) -> object:
-            if self.clock.now() >= until or all(self.store.run(run_id).status in ENDED for run_id in self.runs):
+            if self.clock.now() >= until or not going:
                 ending.set()
             return poll(wait_s)
 
         self.fleet.poll = polled  # type: ignore[method-assign, assignment]  # ends the service
         serve(
             self.fleet, self.store, self.home, clock=self.clock, ending=ending, max_runs=max_runs,
-            on_event=self.on_event, **limits,
+            on_event=heard, **limits,
         )  # fmt: skip
         self.fleet.poll = poll  # type: ignore[method-assign]

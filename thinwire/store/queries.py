@@ -9,7 +9,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, RowMapping, Select, case, func, select
+from sqlalchemy import ColumnElement, Connection, RowMapping, Select, bindparam, case, func, select
 
 from thinwire.core.errors import NotFound
 from thinwire.core.fleet import DeviceRow, TaskReport
@@ -73,32 +73,24 @@ class RunQueries:
         Raise `NotFound` if there is none, or if a person deleted it (then with who and when).
         """
         with self._database.reading() as connection:
-            there = select(Run.run_id, Run.status, Run.deleted_at).order_by(Run.number)
-            found_ids = connection.execute(there).all()
-            if any(row.run_id == name and row.deleted_at for row in found_ids):
-                raise deleted(
-                    _run(connection.execute(columns_of(Run, RunRow).where(Run.run_id == name)).mappings().one())
-                )
-            ids = {row.run_id: row.status for row in found_ids if not row.deleted_at}
-            whole = [run_id for run_id, status in ids.items() if status != "preparing"]
-            found = whole[-1] if name == "latest" and whole else _named(name, list(ids))
-            return _run(connection.execute(columns_of(Run, RunRow).where(Run.run_id == found)).mappings().one())
+            row = connection.execute(_RUN, {"the_run": name}).mappings().first()
+            if row is None:
+                ids = {found.run_id: found.status for found in connection.execute(_IDS)}
+                whole = [run_id for run_id, status in ids.items() if status != "preparing"]
+                found = whole[-1] if name == "latest" and whole else _named(name, list(ids))
+                row = connection.execute(_RUN, {"the_run": found}).mappings().one()
+        if row["deleted_at"]:
+            raise deleted(_run(row))
+        return _run(row)
 
     def deleted_run(self, run_id: str) -> RunRow | None:
         """Return what is left of a run that a person deleted; None for any other id."""
         wanted = columns_of(Run, RunRow).where(Run.run_id == run_id, Run.deleted_at.is_not(None))
         return next((_run(found) for found in _all(self._database, wanted)), None)
 
-    def line(self, most: int | None = None) -> list[RunRow]:
+    def line(self) -> list[RunRow]:
         """Return the runs on devices in the order of service: a started one, then the queue, oldest first."""
-        turn = case({"running": 0, "waiting": 1, "queued": 2}, value=Run.status)
-        there = Run.status.in_(("running", "waiting", "queued")) & (Run.source == "devices")
-        wanted = columns_of(Run, RunRow).where(there).order_by(turn, Run.number).limit(most)
-        return [_run(found) for found in _all(self._database, wanted)]
-
-    def next_run(self) -> RunRow | None:
-        """Return the run to serve now, the first of `line`, or None."""
-        return next(iter(self.line(most=1)), None)
+        return [_run(found) for found in _all(self._database, _LINE)]
 
     def owned(self) -> list[RunRow]:
         """Return the unfinished runs that a process of their own simulates or has not submitted yet."""
@@ -342,6 +334,16 @@ def columns_of(table: type[Base], row: type[Any], **computed: ColumnElement[Any]
     """Return a select of the table's own columns: attributes of a mapped class take five times as long to compile."""
     own = table.__table__.columns
     return select(*(computed[name].label(name) if name in computed else own[name] for name in row.__dataclass_fields__))
+
+
+# Written once: SQLAlchemy takes longer to build such a statement than SQLite to answer it.
+_RUN = columns_of(Run, RunRow).where(Run.run_id == bindparam("the_run"))
+_IDS = select(Run.run_id, Run.status).where(Run.deleted_at.is_(None)).order_by(Run.number)
+_LINE = (
+    columns_of(Run, RunRow)
+    .where(Run.status.in_(("running", "waiting", "queued")), Run.source == "devices")
+    .order_by(case({"running": 0, "waiting": 1, "queued": 2}, value=Run.status), Run.number)
+)
 
 
 def _all(database: Database, wanted: Select[Any]) -> list[dict[str, Any]]:

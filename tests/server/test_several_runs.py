@@ -12,7 +12,7 @@ from thinwire.core.events import RoundClosed, RoundOpened
 from thinwire.server import service
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def looks_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands are read at each poll, because the virtual clock does not wait for real seconds."""
     monkeypatch.setattr(service, "LOOK_S", 0.0)
@@ -43,7 +43,7 @@ def test_a_run_gets_as_much_of_the_devices_as_its_priority_says(tmp_path: Path) 
     site = Site(tmp_path, steady(dict.fromkeys("abcd", 1.0)))
     for priority in (1.0, 3.0):
         site.submit(run={"rounds": 1000, "priority": priority})
-    site.serve(seconds=400.0)
+    site.serve(seconds=160.0)
     slow, quick = (len(site.events(run_id, RoundClosed)) for run_id in site.runs)
     assert quick / slow == pytest.approx(3.0, rel=0.1)
 
@@ -93,6 +93,7 @@ def test_a_run_does_not_fail_by_its_patience_while_others_have_the_devices(tmp_p
     assert statuses(site) == {"done"}, site.store.run(patient).status_text
 
 
+@pytest.mark.usefixtures("looks_each_time")
 def test_a_paused_run_takes_no_place_and_saves_up_no_time(tmp_path: Path) -> None:
     site = Site(tmp_path, steady(dict.fromkeys("ab", 1.0)))
     paused, other = (site.submit(run={"rounds": 400, "seed": seed}) for seed in range(2))
@@ -106,6 +107,7 @@ def test_a_paused_run_takes_no_place_and_saves_up_no_time(tmp_path: Path) -> Non
     assert abs(ours - theirs) <= 2, "it caught up at the other run's expense"
 
 
+@pytest.mark.usefixtures("looks_each_time")
 def test_a_run_that_was_left_without_a_driver_is_stopped_by_a_command(tmp_path: Path) -> None:
     site = Site(tmp_path, steady(dict.fromkeys("abcd", 5.0)))
     runs = [site.submit(run={"rounds": 100, "seed": seed}, cohort={"clients": 2}) for seed in range(2)]

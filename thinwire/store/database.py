@@ -58,7 +58,8 @@ BUSY_S = 15.0  # longest wait for another process's transaction; ours take milli
 class Database:
     """An engine with a way to read and a way to write. Any thread may use it.
 
-    Within a process, writers wait for each other here, not in SQLite.
+    Transactions are begun here and not by a listener of the engine: with one, SQLAlchemy looks for listeners at each
+    statement, a tenth of the time of short ones. Within a process, writers wait for each other here, not in SQLite.
 
     Invariant: a transaction that raises changes nothing. An error of the disk raises `DataLost`; a server that does not
     answer raises `Unreachable`.
@@ -71,12 +72,13 @@ class Database:
         self._for_reading = self.engine
         if not self.sqlite:  # in SQLite a reader has one view from its BEGIN on
             self._for_reading = self.engine.execution_options(isolation_level="REPEATABLE READ")
-        self._for_writing = self.engine.execution_options(thinwire_write=True)
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Connection]:
         """Open a transaction with one consistent view, for a few quick reads."""
         with self._in_words(), self._for_reading.begin() as connection:
+            if self.sqlite:
+                connection.connection.cursor().execute("BEGIN")
             yield connection
 
     @contextlib.contextmanager
@@ -84,7 +86,11 @@ class Database:
         """Open a transaction whose writes are all durable at the end, or none of them."""
         if self.read_only:
             raise DataLost(f"cannot write {self.name}", why="it was opened for reading only")
-        with self._in_words(), self._writers, self._for_writing.begin() as connection:
+        with self._in_words(), self._writers, self.engine.begin() as connection:
+            # The lock is taken at once: a transaction that begins as a reader could be refused at its first write.
+            # One writer at a time also on a server: the journal's seq rises in the order of commits.
+            first = "BEGIN IMMEDIATE" if self.sqlite else f"SELECT pg_advisory_xact_lock({WRITERS_LOCK})"
+            connection.connection.cursor().execute(first)
             yield connection
 
     def compact(self) -> None:
@@ -156,9 +162,7 @@ def database_url(path_or_url: str | Path) -> URL:
 def _engine(url: URL, read_only: bool, durable: bool) -> Engine:
     dumps = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode  # json.dumps makes one for each call
     if url.get_backend_name() != "sqlite":
-        engine = create_engine(url, json_serializer=dumps, pool_pre_ping=True)
-        event.listen(engine, "begin", _begin)
-        return engine
+        return create_engine(url, json_serializer=dumps, pool_pre_ping=True)
     path = str(url.database)
     require_its_database(Path(path))
     if not read_only:
@@ -168,7 +172,6 @@ def _engine(url: URL, read_only: bool, durable: bool) -> Engine:
     options = {"compiled_cache": WORDED}
     engine = create_engine(address, json_serializer=dumps, connect_args={"timeout": BUSY_S}, execution_options=options)
     event.listen(engine, "connect", _reader if read_only else _writer if durable else _passing)
-    event.listen(engine, "begin", _begin)
     return engine
 
 
@@ -206,18 +209,6 @@ def _passing(connection: sqlite3.Connection, _record: object) -> None:
     _reader(connection, _record)
     connection.execute("PRAGMA synchronous=OFF")
     connection.execute("PRAGMA journal_mode=MEMORY")
-
-
-def _begin(connection: Connection) -> None:
-    """Begin a transaction; a writer takes the lock at once.
-
-    A transaction that begins as a reader could be refused at its first write.
-    """
-    writes = connection.get_execution_options().get("thinwire_write", False)
-    if connection.dialect.name == "sqlite":
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
-    elif writes:  # one writer at a time here too: the journal's seq rises in the order of commits
-        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({WRITERS_LOCK})")
 
 
 DRIVER = "sqlite+thinwire"

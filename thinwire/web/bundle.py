@@ -14,6 +14,7 @@ import gzip
 import hashlib
 import re
 from collections.abc import Mapping
+from functools import cache
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -83,11 +84,13 @@ class BundledFiles(StaticFiles):
         return await super().get_response(path, scope)
 
 
+@cache
 def styles(folder: Path) -> Bundle:
     """Return all styles as one file."""
     return Bundle("page", "css", b"\n".join((folder / name).read_bytes() for name in STYLES))
 
 
+@cache
 def script(folder: Path) -> Bundle:
     """Return all modules that `FIRST` imports as one module."""
     done: dict[str, str] = {}

@@ -50,6 +50,7 @@ def test_a_vector_that_is_cut_into_parts_gives_what_numpy_gives_of_it_whole(
         codec = around.bind(layout_of(x.size, spec))
         with native.using("numpy"):
             expected = seen(codec, x)
-        for path, count in itertools.product(native.available()[:-1], COUNTS):
+        best, *others = native.available()[:-1]
+        for path, count in [*((best, count) for count in COUNTS), *((path, COUNTS[-1]) for path in others)]:
             with native.using(path), native.using_threads(count):
                 assert seen(codec, x) == expected, (path, count)

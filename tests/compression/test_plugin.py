@@ -17,9 +17,18 @@ PAGE = ROOT / "docs" / "how" / "your-own-codec.md"
 PLUGIN = "thinwire.conformance.plugin"
 
 
+# A law that fails is not tried on ever smaller vectors: nobody looks at the smallest.
+UNSHRUNK = """
+from hypothesis import Phase, settings
+settings.register_profile("unshrunk", phases=[Phase.explicit, Phase.generate])
+settings.load_profile("unshrunk")
+"""
+
+
 @pytest.fixture
 def mypkg(tmp_path: Path) -> Path:
     (tmp_path / "mypkg.py").write_text(PAGE.read_text().split("```python\n")[1].split("```")[0])
+    (tmp_path / "conftest.py").write_text(UNSHRUNK)
     (tmp_path / "test_of_mine.py").write_text("def test_of_mine(): pass\n")
     return tmp_path / "mypkg.py"
 

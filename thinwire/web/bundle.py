@@ -14,9 +14,8 @@ import gzip
 import hashlib
 import re
 from collections.abc import Mapping
-from functools import cache
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Final
 

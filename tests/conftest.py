@@ -18,25 +18,27 @@ WAITING = ("system", "benchmarks", "docs", "web", "test_packaging.py", "cli", "f
 COMPUTING = ("simulation", "server", "compression", "client", "privacy")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Import the package as its users do: pytest rewrites each module of a package that has a plugin of its own."""
+    marked = config.pluginmanager.rewrite_hook._must_rewrite  # type: ignore[union-attr]  # private: it only grows
+    marked.discard("thinwire")
+    config.pluginmanager.rewrite_hook.mark_rewrite("thinwire.conformance")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mix files that wait with files that compute: alone, the first leave the cores idle and the second share them.
 
     Long files come first: begun last, one of them is what a single worker is at in the end.
     """
-    waiting, computing = dict[Path, float](), dict[Path, float]()
-
-    def place(item: pytest.Item) -> int:
-        part = item.path.relative_to(ROOT).parts[0] if item.path.is_relative_to(ROOT) else ""
-        files, parts = (waiting, WAITING) if part in WAITING else (computing, COMPUTING)
-        files[item.path] = 0.0
-        return parts.index(part) if part in parts else len(parts)
-
-    items.sort(key=place)
-    in_order = dict.fromkeys(item.path for item in items)
-    for files in (waiting, computing):
-        for nth, path in enumerate(path for path in in_order if path in files):
-            files[path] = nth / len(files)
-    share = waiting | computing
+    share = dict[Path, float]()
+    waiting, computing = list[tuple[int, Path]](), list[tuple[int, Path]]()
+    for path in dict.fromkeys(item.path for item in items):
+        part = path.relative_to(ROOT).parts[0] if path.is_relative_to(ROOT) else ""
+        found, parts = (waiting, WAITING) if part in WAITING else (computing, COMPUTING)
+        found.append((parts.index(part) if part in parts else len(parts), path))
+    for found in (waiting, computing):
+        found.sort(key=lambda placed: placed[0])
+        share |= {path: nth / len(found) for nth, (_, path) in enumerate(found)}
     items.sort(key=lambda item: share[item.path])
     gc.freeze()  # all tests of the suite: the collector of each test would walk them again and again
 

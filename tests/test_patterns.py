@@ -176,20 +176,20 @@ def written() -> dict[tuple[str, str], tuple[str, int, str]]:
         source, where = path.read_text(), str(path.relative_to(ROOT))
         if "import re\n" not in source:
             continue
-        tree = ast.parse(source)
+        nodes = list(ast.walk(ast.parse(source)))
         uses: dict[str, str] = {
             call.func.value.id: call.func.attr
-            for call in ast.walk(tree)
+            for call in nodes
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in CALLS
             and isinstance(call.func.value, ast.Name)
         }  # fmt: skip
         named = {
             id(node.value): target.id
-            for node in ast.walk(tree)
+            for node in nodes
             if isinstance(node, ast.Assign | ast.AnnAssign)
             and isinstance(target := node.targets[0] if isinstance(node, ast.Assign) else node.target, ast.Name)
         }
-        for call in ast.walk(tree):
+        for call in nodes:
             function = call.func if isinstance(call, ast.Call) else None
             if not isinstance(call, ast.Call) or not isinstance(function, ast.Attribute) or function.attr not in CALLS:
                 continue

@@ -6,15 +6,18 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pwdlib import PasswordHash
+from pwdlib.hashers.argon2 import Argon2Hasher
 
 from tests.support.api_answers import Told
 from tests.support.browsing import browser, look, served
 from tests.support.filled_store import finish, twelve_rounds
-from thinwire.store import Store
+from thinwire.store import Store, passwords
 from thinwire.store.database import database_url
 from thinwire.web.app import create_app
 from thinwire.web.settings import Settings
@@ -25,6 +28,16 @@ with warnings.catch_warnings():  # it says that it would rather have httpx2
 
 __all__ = ["browser", "look", "served"]
 HOST = "http://127.0.0.1:8080"
+CHEAP = PasswordHash((Argon2Hasher(1, 8, parallelism=1),))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cheap() -> Iterator[None]:
+    """Check passwords without the 0.1 s of CPU that strangers shall need."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(passwords, "_hasher", lambda: CHEAP)
+        patched.setattr(passwords, "_of_nobody", cache(lambda: CHEAP.hash("nobody")))
+        yield
 
 
 @pytest.fixture(scope="session")

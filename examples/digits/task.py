@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import time
@@ -18,6 +19,7 @@ from thinwire.client import ClientInfo, Split, held_out, own_part
 STEP_S = float(os.environ.get("DIGITS_STEP_S", "0"))  # added to each training step: the demo has a slow client
 
 
+@functools.cache  # in a simulation many clients share a process
 def read_digits() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Return scikit-learn's images and labels: its file is read, because to import scikit-learn takes a second."""
     package = importlib.util.find_spec("sklearn")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -38,7 +39,9 @@ PRIVATE = {  # by the mode
 RUN = slice(8, 16)  # eight coordinates in a row: no other bytes are equal to them by chance
 FLOATS = ("<f4", "<f8")
 WHOLE = ("<i1", "<i2", "<i4", "<i8")
-MAGIC = {b"\x28\xb5\x2f\xfd": "zstd", b"\x78\x9c": "zlib", b"\x78\x01": "zlib", b"\x78\xda": "zlib"}
+ZSTD, ZLIB = b"\x28\xb5\x2f\xfd", 0x78  # how a stream begins; zlib's second byte is the level of its compression
+LEVELS = np.zeros(256, np.bool_)
+LEVELS[[0x01, 0x5E, 0x9C, 0xDA]] = True
 PAGE = 4096
 INFLATED = 1 << 20  # bytes that are inflated of one stream
 WORD, LOOK = 4, 1 << 18
@@ -159,18 +162,15 @@ def _hashed(words: NDArray[np.uint32]) -> NDArray[np.uint16]:
 
 
 def _streams(blob: bytes) -> Iterator[bytes]:
-    for magic, kind in MAGIC.items():
-        at = blob.find(magic)
-        while at >= 0:
-            part = memoryview(blob)[at : at + INFLATED]
-            try:
-                if kind == "zstd":
-                    yield zstandard.ZstdDecompressor().decompressobj().decompress(part)
-                else:
-                    yield zlib.decompressobj().decompress(part, INFLATED)
-            except (zstandard.ZstdError, zlib.error, MemoryError):
-                pass
-            at = blob.find(magic, at + 1)
+    data, at = np.frombuffer(blob, np.uint8), blob.find(ZSTD)
+    while at >= 0:
+        with contextlib.suppress(zstandard.ZstdError, MemoryError):
+            yield zstandard.ZstdDecompressor().decompressobj().decompress(memoryview(blob)[at : at + INFLATED])
+        at = blob.find(ZSTD, at + 1)
+    begins = np.flatnonzero(data[:-1] == ZLIB)
+    for at in begins[LEVELS[data[begins + 1]]].tolist():
+        with contextlib.suppress(zlib.error):
+            yield zlib.decompressobj().decompress(memoryview(blob)[at : at + INFLATED], INFLATED)
 
 
 def files_of(folder: Path) -> Iterator[bytes]:

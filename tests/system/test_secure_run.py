@@ -27,7 +27,8 @@ from thinwire.core.types import PHASES
 pytestmark = pytest.mark.slow
 DEVICES = tuple(f"pi-{number}" for number in range(8))
 IN_MASKED, IN_AGREE, HELD = "pi-1", "pi-2", "pi-3"
-ROUNDS = 16
+ROUNDS = 10
+LEARNT = (f"run.rounds={ROUNDS}", "local.steps=32")
 NOISED = (
     *(one for one in SECURE if "metrics" not in one), "run.rounds=3", "run.evaluate='off'", "run.metric='loss'",
     "privacy.mode='distributed'", "privacy.clip=0.5", "privacy.noise_multiplier=1.0", "privacy.delta=1e-3",
@@ -76,7 +77,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         site.hold(IN_MASKED)
         site.hold(HELD)
         site.join()
-        run_id = site.begin(f"run.rounds={ROUNDS}", *SECURE)
+        run_id = site.begin(*LEARNT, *SECURE)
         assert site.until_waiting_for(run_id, IN_MASKED, HELD) == 1
         kill(site.clients[IN_MASKED])  # it has no vector in the sum
         kill(site.clients[IN_AGREE])  # its vector is stored
@@ -93,7 +94,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         site.release(HELD)
         accuracy = accuracy_of(site, run_id)
         counted = site.counted.read_text()
-        without = accuracy_of(site, site.begin(f"run.rounds={ROUNDS}", *PLAIN))
+        without = accuracy_of(site, site.begin(*LEARNT, *PLAIN))
         site.hold(IN_MASKED)
         noised = site.begin(*NOISED)
         site.until_waiting_for(noised, IN_MASKED)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import os
-import random
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.support.fleet_words import answer, answers_now, hello, polled
@@ -30,8 +30,8 @@ both = pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
 
 def in_utf8(header: ReplyHeader, letters: int) -> bytes:
     """The header with so many Chinese letters in it: three bytes each as UTF-8, six as ASCII JSON."""
-    draw = random.Random(17)
-    raw = reply_to_json(header) | {"codec": "".join(chr(draw.randrange(0x4E00, 0x9FA5)) for _ in range(letters))}
+    drawn = np.random.default_rng(17).integers(0x4E00, 0x9FA5, letters, "<u2").tobytes().decode("utf-16-le")
+    raw = reply_to_json(header) | {"codec": drawn}
     return json.dumps(raw, ensure_ascii=False).encode()
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import csv
 import os
 import stat
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.processes import Site
+from tests.support.fork_server import Forked
+from tests.support.processes import Site, environment
 from thinwire.cli.main import main
 from thinwire.core.statedir import AggregatorHome, client_home
 from thinwire.store import Store
@@ -90,7 +90,7 @@ def test_a_state_directory_that_was_open_is_closed_with_a_warning(site: Site, ca
 def test_a_terminal_is_shown_a_login_code(site: Site):
     (master, slave), said = os.openpty(), b""
     words = ["aggregator", "start", "--listen", site.listen, *site.page, "--home", str(site.home)]
-    with subprocess.Popen([sys.executable, "-m", "thinwire.cli", *words], stdout=slave) as process:
+    with Forked([sys.executable, "-m", "thinwire.cli", *words], stdout=slave, env=environment()) as process:
         os.close(slave)
         while b"/login?code=" not in said:
             said += os.read(master, 4096)  # OSError when it ended

@@ -58,7 +58,7 @@ class Preset:
 
 
 PRESETS = {
-    "tiny": Preset(4, 4, 20, 1, 3, (40, 10, 3), 1),  # seconds: for the tests
+    "tiny": Preset(2, 3, 6, 1, 2, (4, 2, 2), 1),  # seconds: for the tests
     "small": Preset(100, 8, 150, 2, 5, (10_000, 1_000, 4), 3),
     "full": Preset(100, 40, 10_000, 3, 30, (10_000, 1_000, 20), 7, 7200.0),
 }

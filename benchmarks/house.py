@@ -113,7 +113,7 @@ class Preset:
     rounds: int
 
 
-PRESETS = {"tiny": Preset(8), "small": Preset(8), "full": Preset(20), "committed": Preset(20)}
+PRESETS = {"tiny": Preset(6), "small": Preset(8), "full": Preset(20), "committed": Preset(20)}
 
 
 def measure(preset: Preset, folder: Path) -> tuple[list[dict[str, Any]], dict[str, float]]:

@@ -70,7 +70,7 @@ class Preset:
 
 
 PRESETS = {
-    "tiny": Preset(3, 20_000, 0.2, 3, 1),
+    "tiny": Preset(3, 20_000, 0.1, 2, 1),
     "small": Preset(8, 1_000_000, 1.0, 4, 1),
     "full": Preset(8, 1_000_000, 5.0, 10, 2),
 }

@@ -81,7 +81,7 @@ class Preset:
 
 
 PRESETS = {
-    "tiny": Preset({"digits": 12}, 1),
+    "tiny": Preset({"digits": 10}, 1),
     "small": Preset({"digits": 80}, 3),
     "full": Preset({"digits": 80, "code_lm": 240}, 3),
 }

@@ -27,7 +27,7 @@ import numpy as np
 
 from benchmarks.entry import Measured, run_in_folder
 from thinwire.core import Layout, RunPlan, VirtualClock
-from thinwire.core.events import ENDED, ClientFailed, RoundOpened, UpdateAccepted
+from thinwire.core.events import ENDED, ClientFailed, Event, RoundOpened, RunStatusChanged, UpdateAccepted
 from thinwire.core.fleet import TaskReport
 from thinwire.core.prng import Key, derive
 from thinwire.core.statedir import AggregatorHome
@@ -51,7 +51,7 @@ class Preset:
     window_s: float  # in which shares are counted
 
 
-PRESETS = {"tiny": Preset(1, 2, 300.0), "small": Preset(3, 10, 3000.0), "full": Preset(10, 20, 10_000.0)}
+PRESETS = {"tiny": Preset(1, 2, 100.0), "small": Preset(3, 10, 3000.0), "full": Preset(10, 20, 10_000.0)}
 
 
 def device(name: str, seed: int, seconds: float) -> ScriptedDevice:
@@ -91,15 +91,19 @@ def served(
         fleet = ScriptedFleet(HeldSpool(home.spool), clock, REPORT, devices(seed))
         nothing, first = np.zeros(0, np.float32), np.zeros(LAYOUT.size, np.float32)
         runs = [submit(store, home, plan, LAYOUT, first, nothing, {}, REPORT) for plan in plans]
-        poll = fleet.poll
+        poll, going = fleet.poll, set(runs)
+
+        def heard(run_id: str, event: Event) -> None:
+            if isinstance(event, RunStatusChanged) and event.status in ENDED:
+                going.discard(run_id)
 
         def polled(wait_s: float) -> Any:
-            if clock.now() >= window_s or all(store.run(run_id).status in ENDED for run_id in runs):
+            if clock.now() >= window_s or not going:
                 ending.set()
             return poll(wait_s)
 
         fleet.poll = polled  # type: ignore[method-assign]
-        serve(fleet, store, home, clock=clock, ending=ending, max_runs=max_runs)
+        serve(fleet, store, home, clock=clock, ending=ending, max_runs=max_runs, on_event=heard)
         return clock.now(), [device_seconds(store, run_id) for run_id in runs]
 
 

@@ -62,7 +62,7 @@ class Preset:
 
 
 PRESETS = {
-    "tiny": Preset(Case("noop", 4, 2, 3), Case("noop", 40, 10, 3), Case("mlp", 4, 2, 3), (1,), flower=False),
+    "tiny": Preset(Case("noop", 2, 1, 2), Case("noop", 8, 4, 2), Case("mlp", 2, 1, 2), (1,), flower=False),
     "small": Preset(Case("noop", 20, 4, 30), Case("noop", 1000, 100, 5), Case("mlp", 20, 4, 20)),
     "full": Preset(Case("noop", 20, 4, 100), Case("noop", 1000, 100, 20), Case("mlp", 20, 4, 100)),
 }

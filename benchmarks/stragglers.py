@@ -66,7 +66,7 @@ class Preset:
     real_step_s: float = 0.1
 
 
-PRESETS = {"tiny": Preset(1, 2, 0), "small": Preset(3, 20, 0), "full": Preset(10, 20, 10)}
+PRESETS = {"tiny": Preset(1, 1, 0), "small": Preset(3, 20, 0), "full": Preset(10, 20, 10)}
 
 
 def plan_of(

@@ -17,9 +17,9 @@ class NotInstallable(Exception):
 
 def made(folder: Path, *requirements: str) -> Path:
     """The Python of a new environment with these; what it lacks it finds among our own packages (torch)."""
-    venv.EnvBuilder(with_pip=True).create(folder)
+    venv.EnvBuilder().create(folder)
     python = folder / "bin" / "python"
-    command = [str(python), "-m", "pip", "install", "--quiet", *requirements]
+    command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", *requirements]
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=INSTALL_S

@@ -106,8 +106,9 @@ def banned(root: Path = ROOT) -> dict[str, Counter[str]]:
 
 def code_texts(tree: ast.Module, *, are_events: bool = False) -> Iterator[tuple[str, str]]:
     """Yield (area, text) of all that a module says or names; its classes are data where they `are_events`."""
-    seen = {id(each) for call in ast.walk(tree) if _is_hashed(call) for each in ast.walk(call)}
-    for node in ast.walk(tree):
+    nodes = list(ast.walk(tree))
+    seen = {id(each) for call in nodes if _is_hashed(call) for each in ast.walk(call)}
+    for node in nodes:
         if isinstance(node, DOCUMENTED) and (text := ast.get_docstring(node)) is not None:
             seen.add(id(node.body[0].value))  # type: ignore[attr-defined]  # a docstring is an expression
             yield "docstrings", text

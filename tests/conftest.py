@@ -20,9 +20,9 @@ COMPUTING = ("simulation", "server", "compression", "client", "privacy")
 
 def pytest_configure(config: pytest.Config) -> None:
     """Import the package as its users do: pytest rewrites each module of a package that has a plugin of its own."""
-    marked = config.pluginmanager.rewrite_hook._must_rewrite  # type: ignore[union-attr]  # private: it only grows
-    marked.discard("thinwire")
-    config.pluginmanager.rewrite_hook.mark_rewrite("thinwire.conformance")
+    hook = config.pluginmanager.rewrite_hook
+    getattr(hook, "_must_rewrite", set()).discard("thinwire")  # private: what is marked can be marked no less
+    hook.mark_rewrite("thinwire.conformance")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -49,7 +49,7 @@ class Preset:
 
 
 PRESETS = {
-    "tiny": Preset(0.2, 2, 1, seeds=1, seed_rounds=4), "small": Preset(1.0, 5, 1, seeds=3, seed_rounds=40),
+    "tiny": Preset(0.05, 1, 1, seeds=1, seed_rounds=2), "small": Preset(1.0, 5, 1, seeds=3, seed_rounds=40),
     "full": Preset(6.0, 10, 2, seeds=10, seed_rounds=40),
 }  # fmt: skip
 

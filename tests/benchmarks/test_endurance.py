@@ -18,4 +18,4 @@ def test_it_runs_and_the_document_has_its_shape() -> None:
     assert {row["part"] for row in found["rows"]} == {"live", "long", "real", "sim"}
     assert found["figures"].keys() >= FIGURES
     assert all(isinstance(value, int | float) for value in found["figures"].values())
-    assert found["figures"]["client_rounds"] == 80, "every reply of every repeated round was recorded"
+    assert found["figures"]["client_rounds"] == 12, "every reply of every repeated round was recorded"

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import processes
 from benchmarks.overlap import seeds
 from benchmarks.overlap.__main__ import PRESETS, figures, here, plan_of
 from benchmarks.overlap.site import Took
 from tests.support.benchmark_document import document_of
+from tests.support.fork_server import forking
 from tests.support.shaped import why_not
 from thinwire.aggregation import codecs
 from thinwire.core import RunPlan
@@ -60,7 +62,7 @@ def test_what_the_delay_costs_is_a_mean_over_seeds_of_the_same_two_plans() -> No
 
 
 def test_with_a_delay_a_simulated_run_measures_other_models_of_the_same_plan() -> None:
-    rows = [seeds.measure_one(1, "int8", delay, 5) for delay in seeds.DELAYS]
+    rows = [seeds.measure_one(1, "int8", delay, 3) for delay in seeds.DELAYS]
     assert rows[0]["accuracy"] != rows[1]["accuracy"]
     assert all(0.2 < row["accuracy"] < 1.0 for row in rows), rows
 
@@ -76,6 +78,6 @@ def test_it_runs_on_machines_of_their_own_where_these_are_allowed_and_says_where
 @pytest.mark.slow
 def test_without_machines_of_their_own_devices_go_through_a_proxy(tmp_path: Path) -> None:
     """The aggregator counts them as there through it; nothing else is there to be selected."""
-    with here(tmp_path / "proxied", "proxy", 1e6) as devices:
+    with forking(processes), here(tmp_path / "proxied", "proxy", 1e6) as devices:
         assert (tmp_path / "proxied" / "line-device-1.log").is_file()
         assert sum(info.online for info in devices.store.devices()) == 2

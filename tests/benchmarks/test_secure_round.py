@@ -23,9 +23,7 @@ FIGURES = {
 def test_it_runs_and_the_document_has_its_shape() -> None:
     found = document_of("secure_round")
     assert found["figures"].keys() == FIGURES
-    assert [(row["secure"], row["round"]) for row in found["rows"]] == [
-        (secure, number) for secure in (False, True) for number in (2, 3)
-    ]
+    assert [(row["secure"], row["round"]) for row in found["rows"]] == [(False, 2), (True, 2)]
     for row in found["rows"]:
         assert row["seconds"] >= PRESETS["tiny"].wait_s, "no round ends before its clients' wait"
         assert row["routes"]["push"] >= (4 if row["secure"] else 1), "of each phase before the last, or of an update"

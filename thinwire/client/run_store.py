@@ -11,6 +11,7 @@ when the device leaves.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -258,7 +259,7 @@ class PlanStore:
         self.folder, self._write = folder, write
         self._held: dict[str, Mapping[str, Any]] = {}  # by digest, least recently used first
         self._parsed: tuple[Mapping[str, Any], RunPlan] | None = None
-        self._hashed: tuple[Mapping[str, Any], str] | None = None  # the whole plan that came last, and its digest
+        self._hashed: tuple[Mapping[str, Any], str, bytes] | None = None  # the plan that came last; its JSON if small
         self._named: dict[str, str] = {}  # assignment id -> the digest that it named and that was not here
         for path in self._files():
             self._load(path)
@@ -293,11 +294,12 @@ class PlanStore:
         if not isinstance(assignment.plan, Mapping):
             raise CannotReply("protocol", "the assignment has neither a plan nor its digest")
         if self._hashed is None or self._hashed[0] is not assignment.plan:
-            self._hashed = assignment.plan, digest_of(assignment.plan)
-        digest = self._hashed[1]
+            data = canonical(assignment.plan)
+            self._hashed = assignment.plan, hashlib.sha256(data).hexdigest(), data if _is_small(data) else b""
+        _, digest, data = self._hashed
         if self._named.get(assignment.assignment_id, digest) != digest:
             raise CannotReply("protocol", "the plan that came is not the one whose digest was sent before")
-        self._keep(digest, assignment.plan)
+        self._keep(digest, assignment.plan, data)
         return self._held.get(digest, assignment.plan)
 
     def _await(self, assignment_id: str, digest: str) -> None:
@@ -307,14 +309,13 @@ class PlanStore:
             while len(self._named) > KEPT:
                 del self._named[next(iter(self._named))]
 
-    def _keep(self, digest: str, plan: Mapping[str, Any]) -> None:
-        """Keep a plan. If the disk refuses, the plan is sent again, and nothing else is lost."""
+    def _keep(self, digest: str, plan: Mapping[str, Any], data: bytes) -> None:
+        """Keep a plan whose JSON is small. If the disk refuses, it is sent again, and nothing else is lost."""
         if (known := self._held.pop(digest, None)) is not None:
             self._held[digest] = known
             self._touch(digest)
             return
-        data = canonical(plan)
-        if not _is_small(data):
+        if not data:
             return
         self._held[digest] = plan
         if self.folder is not None:

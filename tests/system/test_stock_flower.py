@@ -72,7 +72,6 @@ class Stock(Site):
 @pytest.fixture
 def stock(tmp_path: Path) -> Iterator[Stock]:
     made = Stock(tmp_path / "home")
-    made.forks = False  # Flower's programs and ours are started as a user starts them
     yield made
     made.close()
 

@@ -17,7 +17,7 @@ from thinwire.core import RunPlan
 from thinwire.core.errors import BudgetSpent, PlanError, Refused
 from thinwire.core.events import ModelStored, RoundClosed, RoundOpened, RunStatusChanged
 from thinwire.core.run_events import RunExtended
-from thinwire.server import service
+from thinwire.server import command_queue
 from thinwire.server.extending import extend_run
 from thinwire.server.state import snapshot
 from thinwire.server.state.run_state import empty_state
@@ -28,7 +28,7 @@ SPEEDS = {"a": 1.0, "b": 1.4, "c": 2.3}
 @pytest.fixture(autouse=True)
 def looks_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands are read at each poll, because the virtual clock does not wait for real seconds."""
-    monkeypatch.setattr(service, "LOOK_S", 0.0)
+    monkeypatch.setattr(command_queue, "LOOK_S", 0.0)
 
 
 def extended(site: Site, run_id: str, rounds: int = 2, **sets: str) -> Any:

@@ -18,7 +18,7 @@ from thinwire.core.disk_reserve import DiskReserve, disk_full_text
 from thinwire.core.errors import NotWritten
 from thinwire.core.events import RoundClosed
 from thinwire.core.run_events import DiskFilled, DiskFreed
-from thinwire.server import model_store, service
+from thinwire.server import command_queue, model_store
 from thinwire.store.database import Database
 
 FULL_S = 30.0  # for which the disk is full
@@ -28,7 +28,7 @@ SPEEDS = {"a": 1.0, "b": 1.4, "c": 2.3}
 @pytest.fixture(autouse=True)
 def looks_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands are read at each poll, because the virtual clock does not wait for real seconds."""
-    monkeypatch.setattr(service, "LOOK_S", 0.0)
+    monkeypatch.setattr(command_queue, "LOOK_S", 0.0)
 
 
 class Disk:

@@ -16,9 +16,9 @@ from thinwire.core.events import ClientFailed, Event, RoundClosed, UpdateAccepte
 from thinwire.core.types import UpdateId
 from thinwire.server import round_runner
 from thinwire.server.aggregator import AggregationQueue
+from thinwire.server.command_queue import CommandQueue
 from thinwire.server.context import RETURN_S
 from thinwire.server.recording_fleet import RecordingFleet
-from thinwire.server.service import CommandQueue
 from thinwire.simulation import Script, Turn
 from thinwire.store import RunRow
 
@@ -41,7 +41,7 @@ def hold_up(monkeypatch: pytest.MonkeyPatch, held: Callable[[UpdateId], bool], t
 
 @pytest.fixture(autouse=True)
 def orders_are_seen_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("thinwire.server.service.LOOK_S", 0.0)
+    monkeypatch.setattr("thinwire.server.command_queue.LOOK_S", 0.0)
 
 
 class Revoking(Bench):

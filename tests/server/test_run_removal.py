@@ -16,7 +16,7 @@ from tests.support.crashes import Fate, Killed
 from tests.support.several_runs import Site, steady
 from thinwire.core.errors import NotFound, Refused
 from thinwire.core.events import RoundClosed
-from thinwire.server import service
+from thinwire.server import command_queue
 from thinwire.server.run_removal import delete_run, require_deletable
 from thinwire.store import Store, kept_runs
 from thinwire.store.database import Database
@@ -25,7 +25,7 @@ from thinwire.store.database import Database
 @pytest.fixture(autouse=True)
 def looks_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands are read at each poll, because the virtual clock does not wait for real seconds."""
-    monkeypatch.setattr(service, "LOOK_S", 0.0)
+    monkeypatch.setattr(command_queue, "LOOK_S", 0.0)
 
 
 def over(folder: Path) -> tuple[Site, str, str]:

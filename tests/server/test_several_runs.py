@@ -9,13 +9,13 @@ import pytest
 
 from tests.support.several_runs import Site, steady
 from thinwire.core.events import RoundClosed, RoundOpened
-from thinwire.server import service
+from thinwire.server import command_queue
 
 
 @pytest.fixture
 def looks_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands are read at each poll, because the virtual clock does not wait for real seconds."""
-    monkeypatch.setattr(service, "LOOK_S", 0.0)
+    monkeypatch.setattr(command_queue, "LOOK_S", 0.0)
 
 
 EIGHT = dict(zip("abcdefgh", (1.0, 1.2, 0.8, 1.5, 2.0, 0.7, 1.1, 10.0), strict=True))

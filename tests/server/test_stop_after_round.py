@@ -8,13 +8,13 @@ import pytest
 
 from tests.support.several_runs import Site, steady
 from thinwire.core.events import Event, RoundClosed, RoundOpened, RunStatusChanged, UpdateAccepted
-from thinwire.server import service
+from thinwire.server import command_queue
 
 
 @pytest.fixture(autouse=True)
 def looks_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands are read at each poll, because the virtual clock does not wait for real seconds."""
-    monkeypatch.setattr(service, "LOOK_S", 0.0)
+    monkeypatch.setattr(command_queue, "LOOK_S", 0.0)
 
 
 def ordering(site: Site, run_id: str, number: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Container, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from thinwire.core.clock import Clock
 from thinwire.core.errors import NotWritten, ThinwireError
@@ -12,14 +12,12 @@ from thinwire.core.events import ENDED, AssignmentDelivered, DeviceOffline, Devi
 from thinwire.core.fleet import Arrival, ClientConnected, ClientDisconnected, Fleet
 from thinwire.core.formatting import counted
 from thinwire.core.statedir import AggregatorHome
+from thinwire.server.command_queue import CommandQueue
 from thinwire.server.extending import extend_run
 from thinwire.server.policy.eligibility import ConnectedDevices
 from thinwire.server.run_end import close_undriven, end_abandoned, notify
 from thinwire.server.run_removal import removing
 from thinwire.store import Order, RunRow, Store
-
-if TYPE_CHECKING:
-    from thinwire.server.service import CommandQueue
 
 
 def refused(error: ThinwireError) -> dict[str, Any]:

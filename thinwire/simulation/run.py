@@ -43,10 +43,10 @@ from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
 from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import Vector
+from thinwire.server.command_queue import CommandQueue
 from thinwire.server.context import StopOrder
 from thinwire.server.policy.cohort import missing
 from thinwire.server.run import drive
-from thinwire.server.service import CommandQueue
 from thinwire.server.submit import submit
 from thinwire.simulation.client_pool import ClientExecutor, ClientPopulation, SerialExecutor, SimulatedClients
 from thinwire.simulation.held_spool import HeldSpool

@@ -86,8 +86,8 @@ def _stop_here(store: Store, run_id: str) -> None:
     import time
 
     from thinwire.core.events import RunStatusChanged
+    from thinwire.server.command_queue import CommandQueue
     from thinwire.server.run_end import close_undriven
-    from thinwire.server.service import CommandQueue
 
     said = "stopped by a person; the process that simulated it or handed it over did not answer"
     close_undriven(store, run_id, RunStatusChanged(time.time(), "stopped", said, 10))

@@ -1,0 +1,89 @@
+"""The commands that people leave for the service, as rows of the store; each is answered when it has taken effect."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from thinwire.server.context import StopOrder
+from thinwire.store import Commands, Order
+
+LOOK_S = 0.2  # shortest period between two reads of the commands
+
+
+class CommandQueue:
+    """The service's view of `store.commands`; a command is answered when it has taken effect."""
+
+    def __init__(self, commands: Commands) -> None:
+        self._commands = commands
+        self._looked_at = 0.0
+        self._open: list[Order] = []
+        self._ending = False
+        self._paused = set[str]()
+        self._kept = set[tuple[str, str]]()
+
+    def _look(self) -> list[Order]:
+        """Return the unanswered commands, read from the store at most every LOOK_S seconds."""
+        if time.monotonic() - self._looked_at >= LOOK_S:
+            self._open, self._looked_at = self._commands.pending(), time.monotonic()
+        return self._open
+
+    def stop_service(
+        self, answering: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+    ) -> bool:
+        """Return True if a person commanded the service to end; once True it stays True.
+
+        The command is answered in the context `answering`.
+        """
+        if not self._ending and (found := self.about_runs("stop-service")):
+            self._ending = True
+            with answering():
+                for order in found:
+                    self.done(order, {})
+        return self._ending
+
+    def stop_order(self, run_id: str) -> StopOrder:
+        """Return how a person stops this run, by the unanswered commands."""
+        kinds = {order.kind for order in self._look() if order.run_id == run_id}
+        return "run" if "stop-run" in kinds else "after-round" if "stop-after-round" in kinds else None
+
+    def paused(self, run_id: str) -> bool:
+        """Return True from a command to pause this run until one to resume it.
+
+        A command is answered at the call after the one that returned its effect: by then the driver has recorded it.
+        """
+        kinds = {"pause-run": self._paused.add, "resume-run": self._paused.discard}
+        if found := next((one for one in self._look() if one.run_id == run_id and one.kind in kinds), None):
+            if (run_id in self._paused) == (found.kind == "pause-run"):
+                self.done(found, {})
+            else:
+                kinds[found.kind](run_id)
+        return run_id in self._paused
+
+    def revoked(self) -> list[Order]:
+        """Return the unanswered commands to revoke a device; `done` answers one."""
+        return [order for order in self._look() if order.kind == "revoke"]
+
+    def done(self, order: Order, result: Mapping[str, Any]) -> None:
+        """Answer a command with its result."""
+        self._commands.answer(order.id, {"done": True, **result})
+        self._open = [other for other in self._open if other.id != order.id]
+
+    def keeps(self, kind: str, run_id: str) -> bool:
+        """Return True from a command of this kind for this run on; it is answered at once."""
+        if self.answer(kind, run_id):
+            self._kept.add((kind, run_id))
+        return (kind, run_id) in self._kept
+
+    def about_runs(self, *kinds: str) -> list[Order]:
+        """Return the unanswered commands of these kinds; `done` answers one."""
+        return [order for order in self._look() if order.kind in kinds]
+
+    def answer(self, kind: str, run_id: str) -> bool:
+        """Answer all commands of this kind for this run; return True if there was one."""
+        found = [order for order in self._look() if order.kind == kind and order.run_id == run_id]
+        for order in found:
+            self.done(order, {})
+        return bool(found)

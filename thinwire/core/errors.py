@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class ThinwireError(Exception):
     """An error that a person can act on: `what` failed, `why`, and a `hint` that can be typed.
@@ -24,6 +26,10 @@ class ThinwireError(Exception):
         """Return the lines `error:`, `why:` and `try:`, each only if its text is not empty."""
         rows = [("error: ", self.what), ("why:   ", self.why), ("try:   ", self.hint)]
         return "\n".join(label + said.replace("\n", "\n       ") for label, said in rows if said)
+
+    def as_result(self) -> dict[str, Any]:
+        """Return the error as the result of a command in the store."""
+        return {"done": False, "error": self.what, "why": self.why, "try": self.hint, "exit_code": self.exit_code}
 
     def __str__(self) -> str:
         return self.what if not self.why else f"{self.what} ({self.why})"

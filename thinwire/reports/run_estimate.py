@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from thinwire.core.errors import ThinwireError
@@ -65,18 +65,7 @@ class Estimate:
 
     def summary(self) -> dict[str, Any]:
         """Return the figures that are kept with a run: no names of devices are among them."""
-        kept = (
-            "parameters",
-            "clients",
-            "rounds",
-            "up_bytes",
-            "up_least",
-            "down_bytes",
-            "dense_bytes",
-            "round_s",
-            "run_s",
-        )
-        return {name: value for name, value in asdict(self).items() if name in kept}
+        return {name: getattr(self, name) for name in KEPT}
 
 
 def estimate(

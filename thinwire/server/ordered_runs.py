@@ -76,13 +76,13 @@ class RunStarter:
         try:
             start(self._store, self._home, order)
         except ThinwireError as error:
-            refused = {"error": error.what, "why": error.why, "try": error.hint, "exit_code": error.exit_code}
+            refused = error
         except Exception as error:  # a defect of ours ends this order, and not the service
             said = f"a defect of Thinwire: {type(error).__name__}: {error}"
-            refused = {"error": "the run was not started", "why": said, "try": "", "exit_code": 1}
+            refused = ThinwireError("the run was not started", said)
         else:
             return
-        self._store.commands.answer(order.id, {"done": False, **refused})
+        self._store.commands.answer(order.id, refused.as_result())
 
 
 def start(store: Store, home: AggregatorHome, order: Order) -> str:

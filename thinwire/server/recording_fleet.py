@@ -20,11 +20,6 @@ from thinwire.server.run_removal import removing
 from thinwire.store import Order, RunRow, Store
 
 
-def refused(error: ThinwireError) -> dict[str, Any]:
-    """Return a refusal as the result of a command."""
-    return {"done": False, "error": error.what, "why": error.why, "try": error.hint, "exit_code": error.exit_code}
-
-
 def raised(error: NotWritten) -> None:
     """Raise the error: nobody waits for the disk."""
     raise error
@@ -184,7 +179,7 @@ class RecordingFleet:
             del self._removals[order.id]
             raise
         except ThinwireError as error:
-            result = refused(error)
+            result = error.as_result()
         del self._removals[order.id]
         self._orders.done(order, result)
 
@@ -197,7 +192,7 @@ class RecordingFleet:
         except NotWritten:
             raise
         except ThinwireError as error:
-            result = refused(error)
+            result = error.as_result()
         self._orders.done(order, result)
 
     def _end_abandoned(self) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from typing import Final, Literal
 
 from sqlalchemy import ColumnElement, Select, Text, cast, func, or_, select
 
@@ -15,7 +15,6 @@ from thinwire.store.database import Database
 from thinwire.store.tables import Run
 
 SortKey = Literal["number", "run_id", "task", "status", "rounds", "best", "bytes", "seconds", "started"]
-SORT_KEYS: Final[tuple[str, ...]] = get_args(SortKey)
 MAX_SEARCH: Final = 100  # characters
 
 

@@ -23,7 +23,7 @@ ROLES: Final = ("viewer", "operator", "admin")  # each may do all that those bef
 MACHINE: Final = "machine"  # the user of a session that began with a code
 LETTERS = "ABCDEFGHJKMNPQRSTVWXYZ23456789"  # no letter that looks like another one
 CODE_LETTERS = 16  # 78 bits: cannot be guessed from its hash while it is valid
-SESSION_S = 7 * 24 * 3600.0
+SESSION_S = 7 * 24 * 3600
 
 
 @dataclass(frozen=True)

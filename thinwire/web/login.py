@@ -28,7 +28,7 @@ from thinwire.core.errors import ThinwireError
 from thinwire.core.net import neighbourhood
 from thinwire.store import MACHINE, Store
 from thinwire.store.passwords import AT_ONCE
-from thinwire.store.sessions import hashed
+from thinwire.store.sessions import SESSION_S, hashed
 from thinwire.web.security import NEXT, client_address, is_secure, session_token, static_text
 from thinwire.web.settings import Settings
 
@@ -39,7 +39,6 @@ NAME_WINDOW_S = 300.0
 WRONG_OF_NAME = 200  # passwords of one name from everywhere in NAME_WINDOW_S
 WRONG_FROM_ONE = 60  # passwords of all names from one neighbourhood in NAME_WINDOW_S
 WAITING = 16  # checks that wait for their turn; a check takes 0.1 s
-SESSION_S = 7 * 24 * 3600
 Found = TypeVar("Found")
 Bucket: TypeAlias = tuple[str, str]
 

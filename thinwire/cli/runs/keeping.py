@@ -145,7 +145,6 @@ def carried_out(
     from thinwire.cli.local_state import aggregator_home, alive, operator
     from thinwire.core.errors import NotWritten, Refused, ThinwireError
     from thinwire.core.statedir import lock_file
-    from thinwire.server.recording_fleet import refused
 
     known = store.commands.pending_of(kind, run_id)
     if known is None or known.args != args:
@@ -160,7 +159,7 @@ def carried_out(
             except NotWritten:
                 raise  # the command stays, and the next aggregator tries again
             except ThinwireError as error:
-                store.commands.answer(order.id, refused(error))
+                store.commands.answer(order.id, error.as_result())
                 raise
             store.commands.answer(order.id, {"done": True})
     result = store.commands.result(order.id)

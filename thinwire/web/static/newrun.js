@@ -87,9 +87,9 @@ function usePlan() {
       put(values);
       check({ plan: values }, (old, checked) => ({ ...old, text: checked.toml }), TYPED_MS);
     },
-    takeText: (text, wait = 0) => {
+    takeText: (text) => {
       setState((old) => ({ ...old, text }));
-      check({ text }, (old, checked) => (Object.keys(checked.given).length || checked.ok ? { ...both(old, checked), text: old.text } : old), wait);
+      check({ text }, (old, checked) => (Object.keys(checked.given).length || checked.ok ? { ...both(old, checked), text: old.text } : old), 0);
     },
     type: (text) => {
       setState((old) => ({ ...old, text }));

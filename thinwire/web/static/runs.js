@@ -66,7 +66,7 @@ export const RunsPage = ({ news }) => {
           <label class=${archived ? "chip chosen" : "chip"}><input type="checkbox" checked=${Boolean(archived)} onChange=${() => narrow(setArchived)(archived ? "" : "1")} /> archive</label>
           <${Picked} picked=${picked} clear=${() => setPick("")} />
         </div>
-        <${RunTable} runs=${list.runs} sort=${sort} up=${Boolean(up)} order=${order} picked=${picked} toggle=${toggle} stale=${error} />
+        <${RunTable} runs=${list.runs} sort=${sort} up=${Boolean(up)} order=${order} picked=${picked} toggle=${toggle} />
         ${list.total > PAGE && html`<${Pager} label="Pages of runs" said=${`${count(first + 1)} to ${count(Math.min(first + PAGE, list.total))} of ${count(list.total)}`} words=${["Previous", "Next"]}
           before=${first > 0 && (() => setPage(String(first / PAGE)))} after=${first + PAGE < list.total && (() => setPage(String(first / PAGE + 2)))} />`}
       <//>`

@@ -12,11 +12,20 @@ from pydantic import BaseModel
 from thinwire.aggregation import codecs
 from thinwire.core.errors import PlanError
 from thinwire.core.plan import RunPlan
-from thinwire.core.plan_names import HARMLESS, NAMING, is_allowed, named_in, refused_names, upload_id
+from thinwire.core.plan_names import (
+    CODECS,
+    HARMLESS,
+    NAMING,
+    OPTIMIZERS,
+    is_allowed,
+    named_in,
+    refused_names,
+    upload_id,
+)
 from thinwire.core.plan_text import plan_keys
 
 OWN = codecs.own_names()
-OTHERS = {"evil": "evil.codecs:Evil", "evilopt": "evil.optimizers:Opt"}  # installed packages
+OTHERS = {(CODECS, "evil"): "evil.codecs:Evil", (OPTIMIZERS, "evilopt"): "evil.optimizers:Opt"}  # installed packages
 NAMED: dict[str, list[Any]] = {  # every key that leads to code or to a file -> values that do, in each notation
     "run.init": ["/etc/model.safetensors", "model.safetensors", "../model.safetensors", "~/model.safetensors"],
     "uplink.codec": ["evil", "evil(1)", "topk(0.1) > evil", "topk(0.1)>evil>zstd", 'layers("*.b"=fp16; *=evil)',
@@ -101,7 +110,15 @@ def test_an_upload_has_an_id_of_hexadecimal_digits(init: str) -> None:
     "spec", ["topk(0.01) > int8 > zstd", 'layers("a/b:c"=fp16; *=eden(1))', "stc(0.01)", "qsgd(4, l2)"]
 )
 def test_our_own_codecs_need_no_permission(spec: str) -> None:
-    assert refused_names(plan_with("uplink.codec", spec), OWN, [], {**OTHERS, "eden": "evil:Eden"}) == []
+    assert refused_names(plan_with("uplink.codec", spec), OWN, [], {**OTHERS, (CODECS, "eden"): "evil:Eden"}) == []
+
+
+def test_a_codec_and_an_optimizer_of_one_name_are_two_pieces_of_code() -> None:
+    others = {(CODECS, "twin"): "good:Codec", (OPTIMIZERS, "twin"): "evil:Opt", (OPTIMIZERS, "int8"): "evil:Int8"}
+    assert refused_names(plan_with("uplink.codec", "twin"), OWN, ["good:Codec"], others) == []
+    for name in ("twin", "int8"):
+        (found,) = refused_names(plan_with("server.optimizer", name), OWN, ["good:Codec"], others)
+        assert "evil:" in found.why
 
 
 def test_an_allowed_package_is_named_by_its_class_or_by_its_name() -> None:

@@ -34,6 +34,7 @@ from thinwire.compression.feedback import feedback as classic
 from thinwire.compression.spec import ALIASES, PerTensorCodec, chains, parse, with_layers
 from thinwire.core.errors import CodecError
 from thinwire.core.layout import Layout
+from thinwire.core.plan_names import CODECS, OPTIMIZERS, OwnNames
 from thinwire.core.plan_schema import ServerSection, UplinkSection
 from thinwire.core.privacy_numbers import padded_dimensions
 from thinwire.core.prng import Key
@@ -254,9 +255,9 @@ class CodecCatalog(Mapping[str, type[Step]]):
     def __len__(self) -> int:
         return len(steps)
 
-    def own_names(self) -> frozenset[str]:
-        """Return the names of codecs, aliases and server optimizers that no other package brings."""
-        return frozenset({*steps.own, *ALIASES, *optimizers.own})
+    def own_names(self) -> OwnNames:
+        """Return the names of codecs with their aliases, and of server optimizers, that no other package brings."""
+        return {CODECS: {*steps.own, *ALIASES}, OPTIMIZERS: optimizers.own}
 
     def require_contraction(self, spec: str, feedback: str = "classic") -> None:
         """Raise CodecError if this kind of feedback around this chain would diverge."""

@@ -134,12 +134,13 @@ def first_model(
     A relative file name is resolved beside the plan if the file exists there, else in the current folder. `TaskError`
     if the model of another run has another layout, `PlanError` if a private run would begin with an uncounted cost.
     """
+    from thinwire.core.plan_names import named_model
     from thinwire.server.model_files import model_of_run, read_model_file
 
     init = plan.run.init
     if init in ("", "device"):  # the aggregator requests a device's model when the run begins
         return made.vector, made.buffers, made.counters
-    if init.startswith("run:"):
+    if named_model(init):
         other = model_of_run(store, aggregator_home(home), plan, made.layout)
         return other.params, other.buffers, other.row.counters
     path = Path(init).expanduser()

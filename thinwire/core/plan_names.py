@@ -31,6 +31,7 @@ HARMLESS = {
     "secure.metrics": "metrics, as above",
     "privacy.population": "a name in the privacy ledger",
 }
+OwnNames = Mapping[str, Collection[str]]  # group of entry points -> names of our own
 RUN, UPLOAD = "run:", "upload:"  # how `[run] init` names a model that this aggregator holds
 _WORD = re.compile(r"[A-Za-z][A-Za-z0-9_]*")  # names of stages, as compression/spec.py reads them
 _QUOTED = re.compile(r"\"[^\"]*\"|'[^']*'")  # a pattern of tensors, in layers(...)
@@ -46,35 +47,36 @@ class Name:
     section: str
     key: str
     name: str
-    is_path: bool = False
+    group: str = ""  # of entry points, among which the name is one of code; "" for a path
 
 
-def named_in(plan: Sections, own: Collection[str]) -> list[Name]:
+def named_in(plan: Sections, own: OwnNames) -> list[Name]:
     """Return what a plan names of code and files, except for the names in `own`, Thinwire's own codecs and optimizers.
 
     >>> from thinwire.core.plan import RunPlan
     >>> plan = {"run": {"task": "t", "init": "/models/a.safetensors"}, "local": {"lr": 1}, "uplink": {"codec": "a > b"}}
-    >>> [one.name for one in named_in(RunPlan.from_json(plan), own=["a", "eden", "identity", "fedavg"])]
+    >>> own = {CODECS: ["a", "eden", "identity"], OPTIMIZERS: ["fedavg"]}
+    >>> [one.name for one in named_in(RunPlan.from_json(plan), own)]
     ['/models/a.safetensors', 'b']
     """
     return list(dict.fromkeys(_names(plan, own)))
 
 
-def _names(plan: Sections, own: Collection[str]) -> Iterator[Name]:
+def _names(plan: Sections, own: OwnNames) -> Iterator[Name]:
     init = plan.run.init
     if init not in ("", "device") and not init.startswith((RUN, UPLOAD)):
-        yield Name("run", "init", init, is_path=True)
+        yield Name("run", "init", init)
     uplink, downlink = plan.uplink, plan.downlink
     specs = [("uplink", "codec", uplink.codec), ("downlink", "codec", downlink.codec)]
     specs += [("uplink", "ladder", spec) for spec in uplink.ladder]
     specs += [("uplink", "layers", spec) for spec in uplink.layers.values()]
     for section, key, spec in specs:
         for word in (*_WORD.findall(spec), *_places(spec)):
-            if word not in own and word != "layers":
-                yield Name(section, key, word)
+            if word not in own[CODECS] and word != "layers":
+                yield Name(section, key, word, CODECS)
     for key, value in (("optimizer", plan.server.optimizer), ("reduce", plan.server.reduce)):
-        if value not in own and (key, value) != ("reduce", "mean"):
-            yield Name("server", key, value)
+        if value not in own[OPTIMIZERS] and (key, value) != ("reduce", "mean"):
+            yield Name("server", key, value, OPTIMIZERS)
 
 
 def _places(spec: str) -> Iterator[str]:
@@ -87,6 +89,16 @@ def _places(spec: str) -> Iterator[str]:
         yield from (word for word in _BETWEEN.split(rule.rpartition("=")[2]) if _PLACED.search(word))
 
 
+def named_model(init: str) -> tuple[str, str] | None:
+    """Return run and model of `run:ID@MODEL`, the last model if it names none; None for every other origin.
+
+    >>> named_model("run:digits-1@0"), named_model("run:digits-1"), named_model("device")
+    (('digits-1', '0'), ('digits-1', 'last'), None)
+    """
+    run_id, _, model = init.removeprefix(RUN).partition("@")
+    return (run_id, model or "last") if init.startswith(RUN) else None
+
+
 def upload_id(init: str) -> str:
     """Return the id in `upload:ID`; "" if it is none that an upload was given.
 
@@ -97,13 +109,16 @@ def upload_id(init: str) -> str:
     return found if _UPLOAD_ID.fullmatch(found) else ""
 
 
-def installed() -> dict[str, str]:
-    """Return the codecs and optimizers of other packages on this machine, name -> MODULE:CLASS; it imports none."""
-    return {entry.name: entry.value for group in (CODECS, OPTIMIZERS) for entry in entry_points(group=group)}
+def installed() -> dict[tuple[str, str], str]:
+    """Return the codecs and optimizers of other packages on this machine, (group, name) -> MODULE:CLASS.
+
+    It imports none of them. A codec and an optimizer may have the same name.
+    """
+    return {(group, entry.name): entry.value for group in (CODECS, OPTIMIZERS) for entry in entry_points(group=group)}
 
 
 def refused_names(
-    plan: Sections, own: Collection[str], allow: Sequence[str], others: Mapping[str, str]
+    plan: Sections, own: OwnNames, allow: Sequence[str], others: Mapping[tuple[str, str], str]
 ) -> list[Problem]:
     """Return a problem for each name in a plan that `allow` does not list; `others` are the `installed` ones.
 
@@ -111,11 +126,12 @@ def refused_names(
     """
     found = []
     for one in named_in(plan, own):
-        value = others.get(one.name, one.name)
-        is_code = one.is_path or one.name in others or _PLACED.search(one.name) is not None
+        key, is_path = (one.group, one.name), not one.group
+        value = others.get(key, one.name)
+        is_code = is_path or key in others or _PLACED.search(one.name) is not None
         if is_code and not is_allowed(one.name, allow) and not is_allowed(value, allow):
             where = f"[{one.section}] {one.key} names {one.name!r}"
-            what = "a file of this machine" if one.is_path else f"the code {value} of another package"
+            what = "a file of this machine" if is_path else f"the code {value} of another package"
             found.append(
                 Problem(
                     (one.section, one.key), where, f"it is {what}, and aggregator.toml does not allow it",

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from thinwire.core.plan_names import named_model
 from thinwire.core.statedir import AggregatorHome
 
 if TYPE_CHECKING:
@@ -293,8 +294,9 @@ def model_of_run(store: Store, home: AggregatorHome, plan: RunPlan, layout: Layo
     """
     from thinwire.core.errors import TaskError
 
-    name, _, which = plan.run.init.removeprefix("run:").partition("@")
-    other = stored_model(store, home, name, which or "last")
+    named = named_model(plan.run.init)
+    assert named is not None, "the caller has looked"
+    other = stored_model(store, home, *named)
     if layout is not None and other.layout.digest != layout.digest:
         raise TaskError(
             f"the model of {other.run.run_id} is not one of this task",

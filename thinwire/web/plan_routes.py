@@ -17,7 +17,7 @@ from fastapi import APIRouter, Path
 from thinwire.core.errors import PlanError, Refused
 from thinwire.core.owner_file import AggregatorFile, aggregator_file
 from thinwire.core.plan import Problem, RunPlan
-from thinwire.core.plan_names import RUN, UPLOAD, upload_id
+from thinwire.core.plan_names import UPLOAD, named_model, upload_id
 from thinwire.reports.plan_check import PlanCheck, check_text, check_values
 from thinwire.reports.run_estimate import Estimate, estimate
 from thinwire.store import DeviceInfo, MeasureRow, Store
@@ -108,9 +108,9 @@ def _origin(plan: RunPlan) -> str:
     init = plan.run.init
     if init in ("", "device"):
         return "a device makes the first model when the run begins"
-    if init.startswith(RUN):
-        name, _, which = init.removeprefix(RUN).partition("@")
-        return f"the {'last model' if which in ('', 'last') else f'model {which}'} of {name}"
+    if named := named_model(init):
+        run_id, model = named
+        return f"the {'last model' if model == 'last' else f'model {model}'} of {run_id}"
     return "the uploaded model" if init.startswith(UPLOAD) else f"the file {init} on the aggregator's machine"
 
 

@@ -60,6 +60,7 @@ def _submit(
     from thinwire.cli.run import hand_over
     from thinwire.core import Layout
     from thinwire.core.errors import Refused
+    from thinwire.core.plan_names import named_model
     from thinwire.server.model_files import require_counted, stored_model
     from thinwire.server.submit import first_model_of, submit
 
@@ -70,8 +71,8 @@ def _submit(
             hint=f"thinwire runs clone {row.run_id} --print > plan.toml, then thinwire sim or thinwire run plan.toml",
         )
     place, layout = aggregator_home(home), Layout.from_json(row.layout)
-    named, _, which = plan.run.init.removeprefix("run:").partition("@")
-    other = store.run(named) if plan.run.init.startswith("run:") else None
+    named = named_model(plan.run.init)
+    other = store.run(named[0]) if named else None
     if other is not None:
         require_counted(plan, other)
     takes = other is not None and Layout.from_json(other.layout).digest == layout.digest
@@ -80,8 +81,8 @@ def _submit(
     if plan.run.init == "device":
         params, buffers = first_model_of(layout)
         return submit(store, place, plan, layout, params, buffers, {}, row.task_report, name=name)
-    same = plan.run.init == old.run.init or other is None
-    found = stored_model(store, place, row.run_id, "0") if same else stored_model(store, place, named, which or "last")
+    named = None if plan.run.init == old.run.init else named
+    found = stored_model(store, place, *(named or (row.run_id, "0")))
     return submit(
         store, place, plan, layout, found.params, found.buffers, found.row.counters, row.task_report,
         fixed=found.fixed, name=name,

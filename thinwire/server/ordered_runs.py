@@ -4,8 +4,8 @@ The order is a row of `store.commands` with the plan, so it survives a crash. Th
 layout is the one that devices report or that an earlier run had (store/task_layouts.py). The first model comes from
 another run, from a file that `aggregator.toml` allows, from an upload, or from a device.
 
-Invariant: an order makes at most one run that begins. It is answered before the run is in the queue; a crash between
-the two leaves a run that never starts.
+Invariant: an order makes one run that begins, or none if it is refused. It is answered in the transaction that queues
+the run; a crash before it leaves a run that never starts, and the next start of the service carries the order out.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from thinwire.core.fleet import TaskReport
 from thinwire.core.layout import FLOAT_BYTES, Layout
 from thinwire.core.owner_file import aggregator_file
 from thinwire.core.plan import RunPlan
-from thinwire.core.plan_names import RUN, UPLOAD, installed, refused_names, upload_id
+from thinwire.core.plan_names import UPLOAD, installed, named_model, refused_names, upload_id
 from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import Fixed, Vector
 from thinwire.server.model_files import model_of_run, read_model_file
@@ -93,13 +93,9 @@ def start(store: Store, home: AggregatorHome, order: Order) -> str:
         raise PlanError(problems[0].what, problems[0].why, problems[0].hint)
     made = first_model(store, home, plan)
     require_space(home.root, made.layout.size * FLOAT_BYTES)
-
-    def answer(run_id: str) -> None:
-        store.commands.answer(order.id, {"done": True, "run_id": run_id}, run_id)
-
     return submit(
         store, home, plan, made.layout, made.params, made.buffers, made.counters, made.report, fixed=made.fixed,
-        before_queue=answer,
+        order=order.id,
     )  # fmt: skip
 
 
@@ -114,7 +110,7 @@ def prepared(plan: RunPlan) -> RunPlan:
 def first_model(store: Store, home: AggregatorHome, plan: RunPlan) -> FirstModel:
     """Return the first model of a plan by its `[run] init`; `TaskError` if the layout of its task is not known."""
     known, init = known_task(store, plan.run.task), plan.run.init
-    if init.startswith(RUN):
+    if named_model(init):
         other = model_of_run(store, home, plan, known.layout if known else None)
         report = known.report if known else other.run.task_report
         return FirstModel(other.layout, report, other.params, other.buffers, other.row.counters, other.fixed)

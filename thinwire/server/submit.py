@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
@@ -41,14 +41,14 @@ def submit(
     source: Literal["devices", "sim"] = "devices",
     owned: contextlib.ExitStack | None = None,
     fixed: Fixed | None = None,
-    before_queue: Callable[[str], None] = lambda run_id: None,
     name: str = "",
+    order: int = 0,
 ) -> str:
     """Check everything, store the initial model, queue the run, and return its id.
 
     With `[run] init = "device"` there is no initial model yet: only the layout and the fixed buffers are used. `owned`
-    is for a caller that executes the run itself: it holds the run's lock for that time. `before_queue` is called with
-    the id when everything but the place in the queue is durable. `name` is shown to people.
+    is for a caller that executes the run itself: it holds the run's lock for that time. `name` is shown to people.
+    The command `order`, which made the run, is answered when the run gets its place in the queue.
 
     A crash meanwhile leaves a row with status `preparing`. Such a run never starts, and `end_abandoned` closes it.
     """
@@ -77,8 +77,7 @@ def submit(
         if plan.run.init != "device":
             first = np.concatenate([params, np.zeros(travels.size - layout.size, np.float32)])
             stored.append(versions.write(0, first, buffers, counters, now))
-        before_queue(run_id)
-        store.record(run_id, [*stored, RunStatusChanged(now, "queued", "in the queue")])
+        store.record(run_id, [*stored, RunStatusChanged(now, "queued", "in the queue")], order=order)
     return run_id
 
 

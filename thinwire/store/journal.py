@@ -44,7 +44,7 @@ from thinwire.store.database import Database, upsert
 from thinwire.store.explaining import Facts
 from thinwire.store.projection import Projection
 from thinwire.store.read_models import MeasureRow
-from thinwire.store.tables import HAS_SAMPLES, Device, Journal, Run, Segment, Snapshot
+from thinwire.store.tables import HAS_SAMPLES, Command, Device, Journal, Run, Segment, Snapshot
 from thinwire.store.write_batch import KnownRows
 
 _LAST = select(func.coalesce(func.max(Journal.seq), 0))
@@ -204,16 +204,20 @@ class Recorder:
             self.record(run_id, ())
 
     def record(
-        self, run_id: str, events: Sequence[Event], measured: Sequence[MeasureRow] = (), snapshot: str = ""
-    ) -> None:
+        self, run_id: str, events: Sequence[Event], measured: Sequence[MeasureRow] = (), snapshot: str = "",
+        order: int = 0,
+    ) -> None:  # fmt: skip
         """Append a run's noted events, then `events`; apply them to the read tables, and store the measurements.
 
-        A `snapshot` is the run's state after all earlier events. Raise `DataLost` on an error of the database, after
-        waiting for space as `PATIENCE` says.
+        A `snapshot` is the run's state after all earlier events. The command `order`, which made the run, is answered
+        in the same transaction. Raise `DataLost` on an error of the database, after waiting for space as `PATIENCE`
+        says.
         """
-        patiently(lambda: self._record(run_id, events, measured, snapshot))
+        patiently(lambda: self._record(run_id, events, measured, snapshot, order))
 
-    def _record(self, run_id: str, events: Sequence[Event], measured: Sequence[MeasureRow], snapshot: str) -> None:
+    def _record(
+        self, run_id: str, events: Sequence[Event], measured: Sequence[MeasureRow], snapshot: str, order: int
+    ) -> None:
         if (gathered := self._gathered.get(run_id)) is not None:
             gathered += events
             if not _ends(events) and time.monotonic() - self._written_at.get(run_id, 0.0) < GATHERED_S:
@@ -239,6 +243,9 @@ class Recorder:
             for event in events:
                 projection.apply(event)
             projection.finish()
+            if order:
+                made = {"result": {"done": True, "run_id": run_id}, "run_id": run_id, "answered_at": events[-1].at}
+                connection.execute(update(Command).where(Command.id == order).values(made))
         self._loose[run_id], self._known[run_id] = loose + len(events), projection.known
         self._noted.pop(run_id, None)
         if any(isinstance(event, RunStatusChanged) and event.status in ENDED for event in events):

@@ -10,7 +10,7 @@ import hashlib
 import hmac
 import secrets
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal, get_args
 
 from sqlalchemy import Connection, delete, insert, select, update
 
@@ -19,7 +19,8 @@ from thinwire.store.audit import act
 from thinwire.store.database import Database
 from thinwire.store.user_tables import Login, Session
 
-ROLES: Final = ("viewer", "operator", "admin")  # each may do all that those before it may
+Role = Literal["viewer", "operator", "admin"]  # each may do all that those before it may
+ROLES: Final[tuple[Role, ...]] = get_args(Role)
 MACHINE: Final = "machine"  # the user of a session that began with a code
 LETTERS = "ABCDEFGHJKMNPQRSTVWXYZ23456789"  # no letter that looks like another one
 CODE_LETTERS = 16  # 78 bits: cannot be guessed from its hash while it is valid

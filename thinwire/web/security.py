@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 from fastapi import Depends, Request
 from starlette.concurrency import run_in_threadpool
@@ -32,7 +32,8 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from thinwire.core.errors import ThinwireError
-from thinwire.store import MACHINE, Person, Store
+from thinwire.core.events import ENDED, RunStatus
+from thinwire.store import MACHINE, ROLES, Person, Store
 from thinwire.web.access import RECENT_S, Access, Match
 from thinwire.web.connections import allow_time, mark_known
 from thinwire.web.problems import problem
@@ -292,4 +293,6 @@ def shell(person: Person, depth: int, home: str, script: str, style: str) -> HTM
     text = static_text("page.html").replace("{{root}}", ".." if depth else ".")
     text = text.replace("{{user}}", html.escape(person.user)).replace("{{role}}", html.escape(person.role))
     text = text.replace("{{script}}", script).replace("{{style}}", style)
+    for name, words in (("roles", ROLES), ("statuses", get_args(RunStatus)), ("ended", ENDED)):
+        text = text.replace(f"{{{{{name}}}}}", " ".join(words))
     return HTMLResponse(text.replace("{{home}}", html.escape(home)))

@@ -6,13 +6,19 @@ export const html = htm.bind(h);
 export { Component, render };
 export { useEffect, useLayoutEffect, useMemo, useRef, useState } from "./vendor/preact-hooks.js";
 
-export const root = document.documentElement.dataset.root;
+const said = document.documentElement.dataset; // by the server, in page.html
+export const root = said.root;
 /** What ends a command that is typed on the aggregator's machine: " --home FOLDER" where it would look elsewhere. */
-export const home = document.documentElement.dataset.home;
+export const home = said.home;
 export const link = (path) => `${root}/${path}`;
 
 /** Who is logged in, with the role that says what is shown as a button; the server refuses the rest anyway. */
-export const user = document.documentElement.dataset.user;
-export const role = document.documentElement.dataset.role;
-const ROLES = ["viewer", "operator", "admin"];
+export const user = said.user;
+export const role = said.role;
+/** Each may do all that those before it may. */
+export const ROLES = said.roles.split(" ");
 export const may = (least) => ROLES.indexOf(role) >= ROLES.indexOf(least);
+
+/** The statuses of runs, and those of runs that are over. */
+export const STATUSES = said.statuses.split(" ");
+export const ENDED = said.ended.split(" ");

@@ -4,7 +4,7 @@ import { get, post } from "./api.js";
 import { Bytes } from "./bytes.js";
 import { Clients } from "./clients.js";
 import { DeviceTable, joinCommand } from "./devices.js";
-import { html, link, may, useEffect, useRef, useState } from "./dom.js";
+import { ENDED, html, link, may, useEffect, useRef, useState } from "./dom.js";
 import { bytes, decisive, measures, metric, moment, plural, ratio, seconds, wired } from "./format.js";
 import { Gone } from "./frame.js";
 import { Journal } from "./journal.js";
@@ -19,7 +19,6 @@ import { address, merge } from "./view.js";
 import { Went } from "./went.js";
 
 const CLIENTS_MS = 1000; // between two reads of the clients' states
-const ENDED = ["done", "failed", "stopped"];
 const ORDERED = { queued: ["pause", "stop"], waiting: ["pause", "stop"], running: ["pause", "stop"], paused: ["resume", "stop"] }; // status -> what a person may order
 
 export const RunPage = ({ id, news }) => {

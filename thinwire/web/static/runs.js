@@ -1,6 +1,6 @@
 // All runs as a table that is searched, filtered and sorted, and the devices that make them.
 import { get } from "./api.js";
-import { home, html, link, may, useEffect, useRef, useState } from "./dom.js";
+import { home, html, link, may, STATUSES, useEffect, useRef, useState } from "./dom.js";
 import { DeviceTable, joinCommand, presence } from "./devices.js";
 import { ago, bytes, count, metric, plural, seconds, when } from "./format.js";
 import { Gone } from "./frame.js";
@@ -12,7 +12,6 @@ import { useQuery } from "./query.js";
 const PAGE = 50;
 const TYPED_MS = 250; // without a letter, until what was typed is searched
 export const MOST_COMPARED = 8;
-const STATUSES = ["running", "waiting", "queued", "paused", "done", "stopped", "failed"];
 
 const read = async (query) => {
   const [list, groups, devices, service] = await Promise.all([get(`run-list?${query}`), get("groups"), get("devices"), get("service")]);

@@ -1,12 +1,10 @@
 // Tokens: programs use the API with them. A secret is shown once.
 import { post } from "./api.js";
-import { html, may, role, user, useState } from "./dom.js";
+import { html, may, role, ROLES, user, useState } from "./dom.js";
 import { Choice, Field, Form, Twice } from "./fields.js";
 import { ago, moment } from "./format.js";
 import { serverNow, useNow } from "./live.js";
 import { Command, Icon, Section, Table } from "./parts.js";
-
-const ROLES = ["viewer", "operator", "admin"];
 
 const State = ({ row }) => (row.expires_at <= serverNow()
   ? html`<span class="outcome is-away"><${Icon} name="clock" /><span>expired ${moment(row.expires_at)}</span></span>`

@@ -1,6 +1,6 @@
 // Users and tokens: who may log in and with which role; everybody's own password and tokens.
 import { get, post } from "./api.js";
-import { home, html, may, role, useEffect, user, useState } from "./dom.js";
+import { home, html, may, role, ROLES, useEffect, user, useState } from "./dom.js";
 import { Dialog } from "./dialog.js";
 import { Choice, Field, Form, Twice } from "./fields.js";
 import { moment } from "./format.js";
@@ -9,7 +9,6 @@ import { useReading } from "./live.js";
 import { Command, Icon, Refusal, Section, Table } from "./parts.js";
 import { Tokens } from "./tokens.js";
 
-const ROLES = ["viewer", "operator", "admin"];
 const MEANS = {
   viewer: "A viewer reads everything.",
   operator: "An operator reads everything, directs runs and approves devices.",

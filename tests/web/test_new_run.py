@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 from starlette.testclient import TestClient
 
-from tests.core.test_plan_names import NAMED
+from tests.core.test_plan_names import NAMED, OTHERS
 from tests.support.api_answers import DEVICES, LAYOUT, REPORT
 from tests.support.browsing import Open, axe, overflow
 from tests.support.filled_store import add_devices, finish, new_run, twelve_rounds
@@ -162,12 +162,12 @@ def test_an_order_to_start_is_a_row_with_the_plan_and_what_it_was_expected_to_co
     assert (order.kind, order.id) == ("start-run", answer.json()["order"])
     assert order.args["plan"] == RunPlan.from_json(PLAN).to_json()
     assert order.args["estimate"]["rounds"] == 3
-    assert page.get(f"/api/v1/starts/{order.id}").json() == {
-        "order": order.id, "run_id": "", "error": "", "why": "", "hint": ""
+    assert page.get(f"/api/v1/orders/{order.id}").json() == {
+        "order": order.id, "done": None, "run_id": "", "detail": "", "why": "", "try": ""
     }  # fmt: skip
     store.commands.answer(order.id, {"done": False, "error": "no", "why": "because", "try": "yes"})
-    assert page.get(f"/api/v1/starts/{order.id}").json()["hint"] == "yes"
-    assert page.get("/api/v1/starts/99").status_code == 404
+    assert page.get(f"/api/v1/orders/{order.id}").json()["try"] == "yes"
+    assert page.get("/api/v1/orders/99").status_code == 404
 
 
 def test_a_plan_that_cannot_run_is_not_ordered(page: TestClient, store: Store):
@@ -220,8 +220,7 @@ def test_no_plan_of_the_api_names_what_is_not_allowed_whoever_sends_it(
 ):
     from thinwire.reports import plan_check
 
-    others = {"evil": "evil.codecs:Evil", "evilopt": "evil.optimizers:Opt"}
-    monkeypatch.setattr(plan_check, "installed", lambda: others)
+    monkeypatch.setattr(plan_check, "installed", lambda: OTHERS)
     client = visit()
     headers = HERE if who == "anonymous" else Visitors(store, client).session(who)
     for key, value in KEYS:
@@ -257,7 +256,7 @@ def toml(page: Page) -> Locator:
 
 def started(page: Page, store: Store) -> Order:
     """The order that a click on the button leaves."""
-    with page.expect_response(re.compile(r"/starts/\d+$")):
+    with page.expect_response(re.compile(r"/orders/\d+$")):
         page.get_by_role("button", name="Start the run").click()
     [order] = store.commands.pending()
     return order

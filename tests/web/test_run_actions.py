@@ -87,6 +87,8 @@ def test_the_menu_of_the_page_wants_the_name_before_it_deletes(told: Told, serve
     expect(page.get_by_text("sent to the aggregator")).to_be_visible()
     (order,) = told.store.commands.pending()
     assert (order.kind, order.run_id) == ("delete-run", told.run_id)
+    told.store.commands.answer(order.id, {"done": True})
+    expect(page.get_by_role("heading", name="Runs", exact=True)).to_be_visible()
 
 
 def test_the_menu_of_the_page_sets_tags_and_archives(told: Told, served: Any, look: Any):

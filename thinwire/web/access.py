@@ -53,7 +53,6 @@ LEAST: Final[Mapping[str, str | Least]] = {
     "GET /api/v1/runs": "viewer",
     "POST /api/v1/runs": "operator",
     "POST /api/v1/uploads": "operator",
-    "GET /api/v1/starts/{number}": "viewer",
     "GET /api/v1/run-list": "viewer",
     "GET /api/v1/run-list.csv": "viewer",
     "GET /api/v1/compare": "viewer",

@@ -18,7 +18,7 @@ from thinwire.store import Store
 from thinwire.web.access import Access
 from thinwire.web.alerts import AlertWatch, alert_routes
 from thinwire.web.bundle import BundledFiles, script, styles
-from thinwire.web.compare_routes import list_routes
+from thinwire.web.compare import compare_routes
 from thinwire.web.device_queries import Devices
 from thinwire.web.event_feed import EventFeeds, event_routes
 from thinwire.web.login import PasswordChecks, login_routes
@@ -26,6 +26,7 @@ from thinwire.web.plan_routes import plan_routes
 from thinwire.web.problems import DescribedApp, add_handlers
 from thinwire.web.routes import DeviceName, Live, News, RunId, api_routes, csv_routes, device_routes
 from thinwire.web.run_actions import action_routes
+from thinwire.web.run_list import list_routes
 from thinwire.web.run_queries import Reader
 from thinwire.web.security import STATIC, Guard, shell, visitor
 from thinwire.web.settings import Settings, aggregator
@@ -71,6 +72,7 @@ def create_app(settings: Settings, store: Store, closing: Callable[[], bool] = l
     app.include_router(login_routes(settings, store, checks))
     runs = settings.lock.parent / "runs" if settings.lock else None
     app.include_router(list_routes(store, reader, runs))
+    app.include_router(compare_routes(store))
     app.include_router(plan_routes(settings, store))
     app.include_router(upload_routes(settings))
     app.include_router(csv_routes(reader, devices))

@@ -9,10 +9,11 @@ import os
 import time
 from dataclasses import asdict, replace
 from functools import cache
-from pathlib import Path as File
-from typing import Annotated, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
-from fastapi import APIRouter, Path
+from fastapi import APIRouter
+from pydantic import Field
 
 from thinwire.core.errors import PlanError, Refused
 from thinwire.core.owner_file import AggregatorFile, aggregator_file
@@ -22,9 +23,9 @@ from thinwire.reports.plan_check import PlanCheck, check_text, check_values
 from thinwire.reports.run_estimate import Estimate, estimate
 from thinwire.store import DeviceInfo, MeasureRow, Store
 from thinwire.store.task_layouts import KnownTask, hosts, known_task, known_tasks
-from thinwire.web import list_schemas as models
 from thinwire.web.problems import PROBLEMS
 from thinwire.web.routes import API
+from thinwire.web.schemas import Answer, Body, Ordered
 from thinwire.web.security import Who
 from thinwire.web.settings import Settings, may_serve
 from thinwire.web.uploads import Uploads
@@ -34,10 +35,54 @@ MOST_PROBLEMS: Final = 100  # in one answer
 AGAIN: Final = "upload it again, or run:ID@0"
 
 
+class Given(Body):
+    """A plan to check, as TOML (`text`) or as values by section and key (`plan`)."""
+
+    text: str | None = Field(default=None, max_length=64_000)
+    plan: dict[str, Any] | None = None
+
+
+class NewRun(Body):
+    """A plan to run, as values by section and key."""
+
+    plan: dict[str, Any]
+
+
+class Wrong(Answer):
+    """A problem of a plan: its `place` is section and key, or empty; `hint` is what to try."""
+
+    place: list[str]
+    what: str
+    why: str
+    hint: str
+
+
+class PlanChecked(Answer):
+    """What was found of a plan. `given` are its keys that differ from their defaults, and `toml` is the same as text.
+
+    `first_model` says where the first model would come from. `cost` is null while the plan has problems.
+    """
+
+    ok: bool
+    problems: list[Wrong]
+    given: dict[str, dict[str, Any]]
+    toml: str
+    digest: str
+    first_model: str
+    notes: list[str]
+    cost: Estimate | None
+
+
+class KnownTasks(Answer):
+    """The tasks that approved devices have, or that an earlier run had; by name, with the number of devices."""
+
+    tasks: dict[str, int]
+
+
 class Planning:
     """Checks plans and tells their cost; `settings_file` reads what `aggregator.toml` says now."""
 
-    def __init__(self, store: Store, lock: File | None) -> None:
+    def __init__(self, store: Store, lock: Path | None) -> None:
         self._store, self._home = store, lock.parent.parent if lock else None
         self._uploads = Uploads(lock)
         self._known: tuple[float, str, KnownTask | None, list[DeviceInfo], list[MeasureRow]] | None = None
@@ -47,7 +92,7 @@ class Planning:
         """Return what `aggregator.toml` says; the defaults if the dashboard has no state directory to look at."""
         return aggregator_file(self._home) if self._home else AggregatorFile()
 
-    def check(self, given: models.Given) -> models.PlanChecked:
+    def check(self, given: Given) -> PlanChecked:
         """Return every problem of a plan at its key, and what it would cost if it has none."""
         allow = self.owner_file.allow
         found = check_values(given.plan or {}, allow) if given.text is None else check_text(given.text, allow)
@@ -94,12 +139,12 @@ class Planning:
         return kept[2:]
 
 
-def _checked(found: PlanCheck, notes: list[str], cost: Estimate | None) -> models.PlanChecked:
-    return models.PlanChecked(
+def _checked(found: PlanCheck, notes: list[str], cost: Estimate | None) -> PlanChecked:
+    return PlanChecked(
         ok=found.ok, given={name: dict(table) for name, table in found.given.items()}, toml=found.toml, notes=notes,
-        problems=[models.Wrong(**{**asdict(one), "place": list(one.place)}) for one in found.problems[:MOST_PROBLEMS]],
+        problems=[Wrong(**{**asdict(one), "place": list(one.place)}) for one in found.problems[:MOST_PROBLEMS]],
         digest=found.plan.digest if found.plan else "", first_model=_origin(found.plan) if found.plan else "",
-        cost=models.Cost.model_validate(cost) if cost else None,
+        cost=cost,
     )  # fmt: skip
 
 
@@ -147,29 +192,20 @@ def plan_routes(settings: Settings, store: Store) -> APIRouter:
         return plan_schema()
 
     @router.get("/plans/tasks")
-    def tasks() -> models.KnownTasks:
+    def tasks() -> KnownTasks:
         devices = store.devices()
-        return models.KnownTasks(tasks={name: len(hosts(devices, name)) for name in known_tasks(store)})
+        return KnownTasks(tasks={name: len(hosts(devices, name)) for name in known_tasks(store)})
 
     @router.post("/plans/check")
-    def check(given: models.Given) -> models.PlanChecked:
+    def check(given: Given) -> PlanChecked:
         """Check a plan, given as TOML or as values, without side effects."""
         return planning.check(given)
 
     @router.post("/runs", status_code=202)
-    def begin(new: models.NewRun, who: Who) -> models.Begun:
-        """Order a run of a plan; the aggregator makes it, and `/starts/{number}` tells its id or the refusal."""
+    def begin(new: NewRun, who: Who) -> Ordered:
+        """Order a run of a plan; the aggregator makes it, and `/orders/{number}` tells its id or the refusal."""
         if not may_serve(settings.lock):
             raise Refused("no aggregator is running", "it makes and runs what is ordered", "thinwire aggregator start")
-        return models.Begun(order=planning.order(new.plan, who))
-
-    @router.get("/starts/{number}")
-    def ordered(number: Annotated[int, Path(ge=1, le=2**31 - 1)]) -> models.Begun:
-        """Return the result of an order to start a run."""
-        result = store.commands.result(number) or {}
-        return models.Begun(
-            order=number, run_id=str(result.get("run_id", "")), error=str(result.get("error", "")),
-            why=str(result.get("why", "")), hint=str(result.get("try", "")),
-        )  # fmt: skip
+        return Ordered(order=planning.order(new.plan, who))
 
     return router

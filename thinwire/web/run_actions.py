@@ -9,25 +9,19 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from thinwire.core.errors import Refused
 from thinwire.core.events import ENDED
 from thinwire.store import RunRow, Store
 from thinwire.web.problems import PROBLEMS
 from thinwire.web.routes import API, Number, RunId
-from thinwire.web.schemas import Answer, Ordered
+from thinwire.web.schemas import Answer, Body, Ordered
 from thinwire.web.security import Who
 
 MOST_ROUNDS = 1_000_000
 Tag = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,32}$")]
 Key = Annotated[str, Field(pattern=r"^[a-z_]+(\.[a-z0-9_]+)+$", max_length=64)]
-
-
-class Body(BaseModel):
-    """A person's request; an unknown key is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Tags(Body):
@@ -59,10 +53,11 @@ class Kept(Answer):
 
 
 class Outcome(Answer):
-    """The progress of a command: `done` is null until the aggregator has answered it."""
+    """The progress of a command: `done` is null until the aggregator has answered it; `run_id` is the run it made."""
 
     order: int
     done: bool | None
+    run_id: str = ""
     detail: str = ""
     why: str = ""
     hint: str = Field("", alias="try")
@@ -110,10 +105,11 @@ def action_routes(store: Store) -> APIRouter:
     def outcome(number: Number) -> Outcome:
         """Return whether the aggregator has carried out a command, by its number."""
         found = store.commands.result(number)
-        if found is None or found.get("done"):
-            return Outcome(order=number, done=None if found is None else True, **{"try": ""})
-        said = {name: str(found.get(key, "")) for name, key in (("detail", "error"), ("why", "why"), ("try", "try"))}
-        return Outcome(order=number, done=False, **said)
+        if found is None:
+            return Outcome(order=number, done=None, **{"try": ""})
+        keys = {"run_id": "run_id", "detail": "error", "why": "why", "try": "try"}
+        said = {name: str(found.get(key, "")) for name, key in keys.items()}
+        return Outcome(order=number, done=bool(found.get("done")), **said)
 
     return router
 

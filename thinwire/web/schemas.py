@@ -23,6 +23,12 @@ class Answer(BaseModel):
     model_config = ConfigDict(from_attributes=True, ser_json_inf_nan="null")
 
 
+class Body(BaseModel):
+    """The base of the bodies of requests: an unknown key is refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
 class Traffic(Answer):
     """Bytes in both directions: `payload` of frames, `wire` on the devices' sockets, which is null in a simulation."""
 

@@ -7,22 +7,22 @@ from functools import partial
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path, Query, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 
 from thinwire.core.errors import Refused, UsageError
 from thinwire.store import MACHINE, Store
 from thinwire.store.passwords import require_password
+from thinwire.store.sessions import Role
 from thinwire.web.access import RECENT_S
 from thinwire.web.login import PasswordChecks, TooMany, set_session
 from thinwire.web.problems import PROBLEMS, problem
 from thinwire.web.routes import API, Number, as_csv
-from thinwire.web.schemas import Answer
+from thinwire.web.schemas import Answer, Body
 from thinwire.web.security import Who, session_token, visitor
 from thinwire.web.settings import Settings
 
-Role = Literal["viewer", "operator", "admin"]
 Password = Annotated[str, Field(min_length=1, max_length=256)]
 UserName = Annotated[str, Path(pattern=r"^[a-z0-9][a-z0-9._-]{0,31}$")]
 First = Annotated[int, Query(ge=0, le=2**31 - 1)]
@@ -30,12 +30,6 @@ Count = Annotated[int, Query(ge=1, le=1000)]
 DAY_S = 24 * 3600.0
 MACHINE_DAYS = 30  # of a token that is made in a session by code
 AUDIT_ROWS = 1_000_000  # of a CSV file at most
-
-
-class Body(BaseModel):
-    """The base of the bodies of requests: an unknown key is refused."""
-
-    model_config = ConfigDict(extra="forbid")
 
 
 class Session(Answer):

@@ -1,22 +1,10 @@
 // What a person may do with a run beside pausing and stopping it now: a menu at the head of its page.
-import { get, post } from "./api.js";
+import { outcome, post } from "./api.js";
 import { Dialog } from "./dialog.js";
-import { html, may, useState } from "./dom.js";
+import { ENDED, html, link, may, useState } from "./dom.js";
 import { Refusal } from "./parts.js";
 
-const ENDED = ["done", "failed", "stopped"];
-const WAIT_MS = 500; // between two reads of a command's result
 const TAG = "[a-z0-9\\-]{1,32}";
-
-/** The result of a command, once the aggregator has answered it. */
-const outcome = async (order) => {
-  for (;;) {
-    const said = await get(`orders/${order}`);
-    if (said.done) return;
-    if (said.done === false) throw Object.assign(new Error(said.detail), { why: said.why, hint: said.try });
-    await new Promise((resolve) => setTimeout(resolve, WAIT_MS));
-  }
-};
 
 export const Actions = ({ run }) => {
   const [dialog, open] = useState(null); // the dialog that is open
@@ -28,9 +16,9 @@ export const Actions = ({ run }) => {
     say("sent to the aggregator");
     try {
       const answer = await post(`${path}/${verb}`, body);
-      if (answer.order && (verb === "extend" || verb === "delete")) await outcome(answer.order);
-      say(done);
-      return true;
+      const waits = (verb === "extend" || verb === "delete") && !(await outcome(answer.order));
+      say(waits ? "the aggregator has not answered yet; the order stays" : done);
+      return !waits;
     } catch (problem) {
       say("");
       fail(problem);

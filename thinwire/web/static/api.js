@@ -26,6 +26,21 @@ export async function post(path, body) {
   }
 }
 
+const LOOK_MS = 300; // between two looks at an order
+const PATIENT_MS = 30_000; // for which an order is looked at
+
+/** What became of an order; null if the aggregator has not answered it within half a minute. A refusal is thrown. */
+export async function outcome(order) {
+  const until = performance.now() + PATIENT_MS;
+  while (performance.now() < until) {
+    const said = await get(`orders/${order}`);
+    if (said.done) return said;
+    if (said.done === false) throw new ApiError(409, said);
+    await new Promise((resolve) => setTimeout(resolve, LOOK_MS));
+  }
+  return null;
+}
+
 let giveAgain = null;
 
 /** `give(error)` promises whether the person gave the password, or a fresh code, again. */

@@ -1,5 +1,5 @@
 // A new run: a plan from a file, from the form or from another run, checked as one types, with what it would cost.
-import { get, post, send } from "./api.js";
+import { get, outcome, post, send } from "./api.js";
 import { home, html, link, may, useEffect, useRef, useState } from "./dom.js";
 import { bytes, count, plural, ratio, seconds } from "./format.js";
 import { Gone } from "./frame.js";
@@ -7,8 +7,6 @@ import { Command, Icon, Refusal, Section, Table } from "./parts.js";
 import { PlanForm, idOf, sectionsOf, withValue } from "./planform.js";
 
 const TYPED_MS = 300; // without a change, until the plan is checked
-const LOOK_MS = 300; // between two looks at an order
-const PATIENT_MS = 30_000; // for which an order is looked at
 const MAX_FILE = 48 * 1024;
 const BLANK = { run: { task: "" }, local: {} };
 
@@ -151,17 +149,9 @@ const PlanState = ({ plan, gone, problems }) => {
     setSent({ state: "sent", error: null });
     try {
       const { order } = await post("runs", { plan: plan.values });
-      const until = performance.now() + PATIENT_MS;
-      while (performance.now() < until) {
-        const found = await get(`starts/${order}`);
-        if (found.run_id) {
-          location.assign(link(`runs/${found.run_id}`));
-          return;
-        }
-        if (found.error) throw Object.assign(new Error(found.error), { why: found.why, hint: found.hint });
-        await new Promise((done) => setTimeout(done, LOOK_MS));
-      }
-      setSent({ state: "waits", error: null });
+      const made = await outcome(order);
+      if (made) location.assign(link(`runs/${made.run_id}`));
+      else setSent({ state: "waits", error: null });
     } catch (error) {
       setSent({ state: "idle", error });
     }

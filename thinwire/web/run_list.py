@@ -1,28 +1,60 @@
-"""The routes of lists of runs: a page of the table of runs, runs side by side, and both as CSV."""
+"""The table of runs: a page of the runs that match, in the order that a person chooses, and the same as CSV."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
-from thinwire.core.errors import NotFound
 from thinwire.core.events import ENDED
-from thinwire.reports.comparison import MOST_RUNS, compare_runs, run_curves
 from thinwire.store import RunRow, Store
 from thinwire.store.run_list import MAX_SEARCH, RunFilter, SortKey
-from thinwire.web.list_schemas import Compared, RunCurve, RunLine, RunList
 from thinwire.web.problems import PROBLEMS
-from thinwire.web.routes import API, as_csv, text_of
+from thinwire.web.routes import API, as_csv
 from thinwire.web.run_queries import Reader
+from thinwire.web.schemas import Answer
 
 ListKey = Literal[SortKey, "disk"]
 MOST_LINES: Final = 10_000  # of a CSV
 RUN_FOLDER_FILES: Final = 100_000  # at which counting a folder's bytes ends
+
+
+class RunLine(Answer):
+    """A run as a line of the table of runs; `best` is the best value of the plan's `metric`, or the latest one."""
+
+    run_id: str
+    name: str = ""
+    tags: tuple[str, ...] = ()
+    status: str
+    sentence: str
+    task: str
+    source: str
+    rounds_closed: int
+    rounds_total: int
+    version: int
+    metric: str
+    best: float | None
+    payload_up: int
+    payload_down: int
+    dense_up: int
+    seconds: float | None
+    created_at: float
+    started_at: float | None
+    finished_at: float | None
+    disk_bytes: int | None
+
+
+class RunList(Answer):
+    """A page of runs: those from the place `first` on, of `total` that match; `statuses` counts all runs."""
+
+    total: int
+    first: int
+    statuses: dict[str, int]
+    runs: list[RunLine]
 
 
 class DiskSizes:
@@ -120,34 +152,10 @@ def list_routes(store: Store, reader: Reader, runs: Path | None) -> APIRouter:
         """Return a page of the runs whose id, name, tags or task have all words of `q`, or of those in the archive."""
         return lines.page(RunFilter(q, tuple(status or ()), archived), sort, down, first, count)
 
-    @router.get("/compare.csv", response_class=Response, include_in_schema=False)
-    def compared_csv(runs: RunIds, metric: Metric = "") -> Response:
-        document = compare_runs(store, _ids(runs), metric).document()
-        return text_of([*document["rows"], *document["apart"]], [], "comparison")
-
-    @router.get("/compare")
-    def compared(runs: RunIds, metric: Metric = "", target: float | None = None) -> Compared:
-        """Return up to eight runs side by side, with their curves."""
-        ids = _ids(runs)
-        found: dict[str, Any] = compare_runs(store, ids, metric, target).document()
-        return Compared(**found, curves=[RunCurve(**one) for one in run_curves(store, ids)])
-
     return router
-
-
-def _ids(runs: str) -> list[str]:
-    """Return the names of the runs to compare; `NotFound` unless they are one to `MOST_RUNS`."""
-    ids = list(dict.fromkeys(filter(None, runs.split(","))))
-    if not 1 <= len(ids) <= MOST_RUNS:
-        raise NotFound(
-            f"{len(ids)} runs to compare", why=f"one to {MOST_RUNS} stand side by side", hint="?runs=A,B with their ids"
-        )
-    return ids
 
 
 Search = Annotated[str, Query(max_length=MAX_SEARCH)]
 Statuses = Annotated[list[str] | None, Query(max_length=10)]
 First = Annotated[int, Query(ge=0, le=2**31 - 1)]
 Count = Annotated[int, Query(ge=1, le=200)]
-RunIds = Annotated[str, Query(pattern=r"^[A-Za-z0-9_,-]{1,700}$", description="ids, separated by commas")]
-Metric = Annotated[str, Query(max_length=80)]

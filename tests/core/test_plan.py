@@ -90,6 +90,7 @@ def test_what_is_wrong_in_the_file_and_what_was_typed_are_told_apart() -> None:
     ("text", "what", "hint"),
     [
         ('[run]\ntask="d"\nround=3\n[local]\nlr=1', "unknown key [run] round", "[run] rounds"),
+        ('[run]\ntask="d"\n[str]\nint=3\n[local]\nlr=1', "unknown key [str]", "thinwire plan keys"),
         ('[run]\ntask="d"\n[locl]\nlr=1', "unknown key [locl]", "[local] instead of [locl]"),
         ('[run]\ntask="d"\n[local]\nlrr=1', "[local] lr is missing; unknown key", "[local] lr instead of [local] lrr"),
         ('[run]\ntask="d"\n[local]\nsteps=1\nrate=1', "[local] lr is missing; unknown key", "[local] lr = 0.1"),

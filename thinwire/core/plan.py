@@ -306,7 +306,10 @@ def _wanted(details: Mapping[str, Any]) -> str:
 
 def place_of(details: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the section, the key and the keys inside it that one of pydantic's errors is about."""
-    return tuple(part for part in details["loc"] if isinstance(part, str) and not _is_branch(part))
+    loc = details["loc"]
+    unknown = loc[-1:] if details["type"] == "extra_forbidden" else ()  # a key, though it be called "str"
+    tables = loc[: len(loc) - len(unknown)]
+    return (*(part for part in tables if isinstance(part, str) and not _is_branch(part)), *map(str, unknown))
 
 
 def _is_branch(part: str) -> bool:

@@ -40,7 +40,7 @@ from thinwire.core.statedir import DASHBOARD_LOCK, lock_file, write_about
 from thinwire.store import Store
 from thinwire.web.app import create_app
 from thinwire.web.connections import BoundedProtocol
-from thinwire.web.settings import Settings, listen_address, lock_beside
+from thinwire.web.settings import Settings, listen_address, lock_beside, reach_options
 from thinwire.web.streams import MOST_CONNECTIONS
 
 PARENT_S = 0.25
@@ -111,15 +111,10 @@ def _serve(given: argparse.Namespace) -> int:
         if settings.lock:
             own = stack.enter_context(lock_file(settings.lock.with_name(DASHBOARD_LOCK)))
             write_about(own, {})  # the last holder's pid may be that of another program now
-            at = host_port(host, settings.port)
-            options = [*given.name, given.proxy, str(given.cert or "")]
             said = {
-                "dashboard": at,
-                "url": settings.url,
-                "version": __version__,
-                "standalone": given.standalone,
-                "options": options,
-            }
+                "dashboard": host_port(host, settings.port), "url": settings.url, "version": __version__,
+                "standalone": given.standalone, "options": reach_options(given.name, given.proxy, given.cert),
+            }  # fmt: skip
             write_about(own, said)
         server = page(settings, store, given.cert, given.key)
         for ending in (signal.SIGINT, signal.SIGTERM):  # uvicorn raises the signal again when it has ended

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -72,6 +73,15 @@ def listen_address(text: str, tls: bool = False) -> tuple[str, int]:
             hint=f"thinwire aggregator start --dashboard {text}, which issues one; or ssh -L 8080:127.0.0.1:8080 HOST",
         )
     return host, int(port)
+
+
+def reach_options(names: Sequence[str], proxy: str, certificate: Path | None) -> list[str]:
+    """Return the options by which a running dashboard stays if it was started with the same; it notes them in its lock.
+
+    >>> reach_options(["agg"], "", Path("leaf.pem"))
+    ['agg', '', 'leaf.pem']
+    """
+    return [*names, proxy, str(certificate or "")]
 
 
 State = Literal["running", "gone", "unknown"]

@@ -15,6 +15,7 @@ from thinwire.cli.aggregator.tls import ANY, Certificates, own_addresses
 from thinwire.cli.params import Address
 from thinwire.core.errors import Refused, UsageError
 from thinwire.core.net import is_ip_address
+from thinwire.web.settings import reach_options
 
 if TYPE_CHECKING:
     from thinwire.core.statedir import AggregatorHome
@@ -39,8 +40,8 @@ class Reach:
         return found + (["--cert", str(self.certificate), "--key", str(self.key)] if self.certificate else [])
 
     def options(self) -> list[str]:
-        """Return what a running dashboard must have been started with to stay, as it notes it in its lock."""
-        return [*self.names, self.proxy, str(self.certificate or "")]
+        """Return what a running dashboard must have noted in its lock to stay."""
+        return reach_options(self.names, self.proxy, self.certificate)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from thinwire.cli import local_state
 from thinwire.cli.runs import clone, keeping, orders
 from thinwire.core import RunPlan
 from thinwire.core.events import RunStatusChanged
-from thinwire.core.statedir import AggregatorHome, lock_file
+from thinwire.core.statedir import AggregatorHome, hold, lock_file
 from thinwire.store import Store
 
 
@@ -109,6 +110,16 @@ def test_with_an_aggregator_the_command_is_left_to_it(
     thinwire("runs", "delete", "toy-1", "--yes", "--home", home)
     assert len(store.commands.pending()) == 1, "the command that is left is waited for"
     assert folder.exists()
+
+
+def test_an_aggregator_that_does_not_respond_is_named_at_once(thinwire, home: Path, folder: Path, store: Store):
+    lock = AggregatorHome.under(home).lock
+    with hold(lock, {}):
+        os.utime(lock, (0, 0))  # its heartbeat
+        said = thinwire("runs", "delete", "toy-1", "--yes", "--home", home)
+    assert (said.code, "the aggregator does not respond" in said.err) == (4, True)
+    assert f"kill -9 {os.getpid()}" in said.err
+    assert store.commands.pending() == []
 
 
 def test_nothing_is_deleted_while_an_aggregator_starts(thinwire, home: Path, folder: Path):

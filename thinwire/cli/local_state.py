@@ -163,6 +163,27 @@ def require_alive(home: Path | None) -> dict[str, Any]:
     )
 
 
+SILENT_S = 20.0  # without a sign of life, of which there is one each BEAT_S
+
+
+def require_responding(home: Path | None) -> None:
+    """Raise `Unreachable` if an aggregator holds the state directory and shows no sign of life: it will do nothing."""
+    import time
+
+    from thinwire.core.clock import is_starting, last_beat
+    from thinwire.core.errors import Unreachable
+    from thinwire.core.formatting import duration
+    from thinwire.core.statedir import AggregatorHome, find_home
+
+    about, place = _holding(home), AggregatorHome(find_home(home) / "aggregator")
+    if about and not is_starting(about) and (silent_s := time.time() - last_beat(place.lock)) > SILENT_S:
+        raise Unreachable(
+            "the aggregator does not respond",
+            why=f"process {about['pid']} holds {place.root}, and its last sign of life is {duration(silent_s)} old",
+            hint=f"kill -CONT {about['pid']} if it was stopped, or kill -9 {about['pid']}; then the same command again",
+        )
+
+
 def again(command: str, home: Path | str | None) -> str:
     """Return a command as it is typed for this state directory.
 

@@ -140,19 +140,21 @@ def carried_out(
     """Leave a command for the running aggregator, wait for its result, and return it; None if it takes too long.
 
     Without an aggregator `here` carries the command out, while none can start on the state directory. A command that
-    was left by an earlier call, and is the same, is completed instead of another one. A refusal is raised.
+    was left by an earlier call, and is the same, is completed instead of another one. A refusal is raised, and so is
+    `Unreachable` if the aggregator does not respond.
     """
-    from thinwire.cli.local_state import aggregator_home, alive, operator
+    from thinwire.cli.local_state import aggregator_home, alive, operator, require_responding
     from thinwire.core.errors import NotWritten, Refused, ThinwireError
     from thinwire.core.statedir import lock_file
 
+    require_responding(home)
     known = store.commands.pending_of(kind, run_id)
     if known is None or known.args != args:
         number = store.commands.add(kind, run_id, args, operator())
         known = next(one for one in store.commands.pending() if one.id == number)
     order = known
-    is_done = bool(alive(home)) and until(lambda: store.commands.result(order.id) is not None, CARRIED_OUT_S)
-    if not is_done and not alive(home):
+    until(lambda: store.commands.result(order.id) is not None or not alive(home), CARRIED_OUT_S)
+    if store.commands.result(order.id) is None and not alive(home):
         with lock_file(aggregator_home(home).lock):
             try:
                 here(order)

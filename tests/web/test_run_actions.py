@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from playwright.sync_api import expect
@@ -9,6 +10,7 @@ from starlette.testclient import TestClient
 
 from tests.support.api_answers import Told
 from thinwire.core.events import RunStatusChanged
+from thinwire.core.run_events import RunExtended
 
 HERE = {"Origin": "http://127.0.0.1:8080"}
 
@@ -103,3 +105,15 @@ def test_the_menu_of_the_page_sets_tags_and_archives(told: Told, served: Any, lo
     page.get_by_role("button", name="Archive").click()
     expect(page.get_by_text("archived", exact=True)).to_be_visible()
     assert told.store.run(told.run_id).archived_at
+
+
+def test_an_open_page_gets_the_plan_of_more_rounds(told: Told, served: Any, look: Any):
+    page = look(served.url, f"runs/{told.run_id}")
+    expect(page.locator("#plan")).to_contain_text("rounds12")
+    row, now = told.store.run(told.run_id), time.time()
+    plan = {**row.plan, "run": {**row.plan["run"], "rounds": 40}}
+    told.store.record(
+        told.run_id, [RunExtended(now, 40, 12, row.version, 13, plan), RunStatusChanged(now, "queued", "")]
+    )
+    expect(page.locator("#plan")).to_contain_text("rounds40")
+    expect(page.get_by_role("progressbar", name="Steps made")).to_have_attribute("aria-valuemax", "40")

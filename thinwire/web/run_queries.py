@@ -194,7 +194,7 @@ class Reader:
         return with_home(run_sentence(row, next(iter(open_rounds), None), behind(row, line)), self._home)
 
     def _about(self, row: RunRow) -> dict[str, Any]:
-        """Return what of a run never changes."""
+        """Return the facts of a run that only more rounds change."""
         digest, version = Layout.from_json(row.layout).digest, row.task_report.version
         estimate = self._store.commands.args_of(START_RUN, row.run_id).get("estimate")
         return {"plan": row.plan, "layout_digest": digest, "task_version": version, "estimate": estimate}

@@ -186,7 +186,7 @@ class RunNow(Went, Run):
 
 
 class About(Answer):
-    """Holds the facts of a run that never change.
+    """Holds the facts of a run that do not change, except by more rounds: these change the plan, and leave a note.
 
     `estimate` is the cost that was expected when the dashboard ordered the run; null for a run of the command line.
     """

@@ -28,7 +28,10 @@ export const RunPage = ({ id, news }) => {
   const read = async () => {
     const now = known.current;
     const due = now.clients !== clients || performance.now() - now.at > CLIENTS_MS;
-    const view = merge(now.view, await get(address(id, now.view, Math.max(0, Number.parseInt(chosen, 10) || 0), due ? clients : null)));
+    const look = (old) => get(address(id, old, Math.max(0, Number.parseInt(chosen, 10) || 0), due ? clients : null));
+    let found = await look(now.view);
+    if (now.view && now.view.run.notes.join() !== found.run.notes.join()) found = await look(null); // more rounds leave a note, and another plan
+    const view = merge(now.view, found);
     known.current = { view, clients, at: due ? performance.now() : now.at };
     const early = view.opened ? {} : { devices: await get("devices"), service: await get("service") };
     return { ...view, ...early };

@@ -344,8 +344,10 @@ def test_a_clone_begins_with_the_plan_of_its_run(store: Store, served: Shown, lo
     page.get_by_role("link", name="Clone").click()
     expect(page.locator(".head")).to_contain_text(f"A clone of {run.run_id}")
     expect(toml(page)).to_have_value(
-        '[run]\ntask = "digits"\nrounds = 12\n\n[local]\nlr = 0.5\nsteps = 50\n\n[uplink]\ncodec = "fp16"\n'
+        f'[run]\ntask = "digits"\nrounds = 12\ninit = "run:{run.run_id}@0"\n\n'
+        '[local]\nlr = 0.5\nsteps = 50\n\n[uplink]\ncodec = "fp16"\n'
     )
+    expect(page.locator(".plan-state")).to_contain_text(f"First model: model 0 of {run.run_id}.")
     fill(page, "run.init", f"run:{run.run_id}")
     expect(page.locator(".plan-state")).to_contain_text(f"First model: the last model of {run.run_id}.")
 

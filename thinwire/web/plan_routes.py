@@ -155,7 +155,7 @@ def _origin(plan: RunPlan) -> str:
         return "a device makes the first model when the run begins"
     if named := named_model(init):
         run_id, model = named
-        return f"the {'last model' if model == 'last' else f'model {model}'} of {run_id}"
+        return f"{'the last model' if model == 'last' else f'model {model}'} of {run_id}"
     return "the uploaded model" if init.startswith(UPLOAD) else f"the file {init} on the aggregator's machine"
 
 

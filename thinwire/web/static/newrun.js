@@ -19,7 +19,7 @@ export const NewRunPage = ({ news }) => {
     Promise.all([get("plans/schema"), get("plans/tasks"), from.current ? get(`runs/${encodeURIComponent(from.current)}`) : null]).then(
       ([schema, tasks, run]) => {
         setReady({ sections: sectionsOf(schema), tasks: tasks.tasks, error: null });
-        if (run) plan.take(run.plan, run.run_id);
+        if (run) plan.take(cloned(run), run.run_id);
         else plan.take({ ...BLANK, run: { task: Object.keys(tasks.tasks).length === 1 ? Object.keys(tasks.tasks)[0] : "" } });
       },
       (error) => setReady((old) => ({ ...old, error })),
@@ -47,6 +47,9 @@ export const NewRunPage = ({ news }) => {
       </div>
     </div>`;
 };
+
+/** The plan of a run, to begin with the same first model, as `thinwire runs clone` does. */
+const cloned = ({ plan, run_id, source }) => (source === "devices" && plan.run.init !== "device" ? { ...plan, run: { ...plan.run, init: `run:${run_id}@0` } } : plan);
 
 /** One plan with two views, values and TOML: a change of one is checked by the server, and the answer fills the other. */
 function usePlan() {

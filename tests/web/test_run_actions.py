@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import Any
 
@@ -85,7 +86,8 @@ def test_the_menu_of_the_page_wants_the_name_before_it_deletes(told: Told, serve
     dialog = page.get_by_role("dialog")
     expect(dialog.get_by_role("button", name="Delete")).to_be_disabled()
     dialog.get_by_label("Repeat its name").fill(told.run_id)
-    dialog.get_by_role("button", name="Delete").click()
+    with page.expect_response(re.compile(r"/orders/\d+$")):
+        dialog.get_by_role("button", name="Delete").click()
     expect(page.get_by_text("sent to the aggregator")).to_be_visible()
     (order,) = told.store.commands.pending()
     assert (order.kind, order.run_id) == ("delete-run", told.run_id)

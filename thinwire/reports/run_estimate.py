@@ -1,4 +1,4 @@
-"""What a run of a plan will cost: bytes of a client and round, and seconds by the measured links of its devices.
+"""Estimate the cost of a run: bytes of a client and round, and seconds by the measured links of its devices.
 
 Bytes follow from the plan and the layout of the task's model; those of a codec are the estimate for normally
 distributed values. Seconds follow from what earlier rounds measured on each device. What was never measured is not
@@ -27,7 +27,7 @@ KEPT = ("parameters", "clients", "rounds", "up_bytes", "up_least", "down_bytes",
 
 @dataclass(frozen=True)
 class DeviceSeconds:
-    """The usual seconds of one device in a round; None for what was never measured. `slow_s`: 9 of 10 are faster."""
+    """Holds a device's usual seconds in a round, None if never measured; 9 of 10 rounds take less than `slow_s`."""
 
     device: str
     online: bool
@@ -41,7 +41,7 @@ class DeviceSeconds:
 
 @dataclass(frozen=True)
 class Estimate:
-    """The estimated cost of a run. Bytes are those of one client in one round; None where something is not known.
+    """Holds the estimated cost of a run. Bytes are those of one client in one round; None where something is not known.
 
     `up_least` is less than `up_bytes` if a codec ladder gives slow links a more compressed codec. `round_s` is the time
     of the slowest device that was measured, `run_s` that of all rounds.

@@ -27,7 +27,7 @@ Change = Literal["opened", "closed"]
 
 
 class Alert(Base):
-    """An alert, and how far its two messages have come."""
+    """Holds an alert, and how far its two messages have come."""
 
     __tablename__ = "alerts"
     __table_args__ = (Index(None, "closed_at"),)
@@ -51,7 +51,7 @@ class Alert(Base):
 
 @dataclass(frozen=True)
 class AlertRow:
-    """An alert as it is stored; times are wall-clock seconds."""
+    """Holds an alert as it is stored; times are wall-clock seconds."""
 
     id: int
     kind: str

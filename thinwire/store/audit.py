@@ -20,7 +20,7 @@ WAS = "was "  # before the old name, in the detail of a rename
 
 @dataclass(frozen=True)
 class DeviceAction:
-    """An action on a device's row: enrol, join, add, approve, revoke, leave, rename; or invite and withdraw."""
+    """Holds an action on a device's row: enrol, join, add, approve, revoke, leave, rename; or invite and withdraw."""
 
     at: float
     who: str
@@ -31,7 +31,7 @@ class DeviceAction:
 
 @dataclass(frozen=True)
 class AuditRow:
-    """An action on a device, a user or a token, or a command about a run.
+    """Holds an action on a device, a user or a token, or a command about a run.
 
     `about` is the device or the run; actions on users and tokens have them in `detail`.
     """
@@ -45,7 +45,7 @@ class AuditRow:
 
 @dataclass(frozen=True)
 class RefusalNote:
-    """A refusal of the device API.
+    """Holds a refusal of the device API.
 
     `name` is the name in the request, which proves nothing. Only the operator may see `why`.
     """
@@ -77,7 +77,7 @@ def by_todays_name(newest_first: Iterable[DeviceAction]) -> Iterator[tuple[str |
 
 
 class AuditLog:
-    """The record of actions on devices, and of refusals of the device API."""
+    """Holds the record of actions on devices, and of refusals of the device API."""
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database, self._clock = database, clock

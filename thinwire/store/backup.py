@@ -56,7 +56,7 @@ _NAME = re.compile(rf"{re.escape(DATABASE)}|(?:{'|'.join(FOLDERS)})(?:/[A-Za-z0-
 
 @dataclass(frozen=True)
 class Entry:
-    """A file in a backup. `mtime_ns` is restored, since it gives the order of arrival in the spool."""
+    """Holds a file in a backup. `mtime_ns` is restored, since it gives the order of arrival in the spool."""
 
     size: int
     sha256: str
@@ -65,7 +65,7 @@ class Entry:
 
 @dataclass
 class Manifest:
-    """The last member of a backup: a file without it is incomplete."""
+    """Holds the last member of a backup: a file without it is incomplete."""
 
     delivered_at: float  # wall clock
     thinwire: str  # the version of thinwire that wrote it
@@ -286,7 +286,7 @@ def _write(stage: Path, target: Path, manifest: Manifest) -> Manifest:
 
 @dataclass(frozen=True)
 class Restored:
-    """The result of a restore; `replaced` is the new path of the previous state directory, if there was one.
+    """Holds the result of a restore; `replaced` is the new path of the previous state directory, if there was one.
 
     `reservations` is the number of entries in the privacy ledger, which lacks those since the backup.
     """

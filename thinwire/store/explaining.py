@@ -43,7 +43,7 @@ UNTIL: Final[Mapping[str, tuple[str, ...]]] = {  # a sum from the run's start ->
 
 @dataclass(frozen=True)
 class Facts:
-    """The constants of a run."""
+    """Holds the constants of a run."""
 
     run_id: str
     size: int

@@ -35,7 +35,7 @@ InvitationState = Literal["open", "used", "expired", "withdrawn"]
 
 @dataclass(frozen=True)
 class Invited:
-    """A new invitation with its secret (32 hex digits), which is known only now. `name` is "" for any free name."""
+    """Holds a new invitation with its secret (32 hex digits), known only now. `name` is "" for any free name."""
 
     id: int
     secret: str
@@ -45,7 +45,7 @@ class Invited:
 
 @dataclass(frozen=True)
 class InvitationRow:
-    """An invitation in a list; `used_by` is the device that joined with it."""
+    """Holds an invitation in a list; `used_by` is the device that joined with it."""
 
     id: int
     name: str

@@ -54,7 +54,7 @@ BROUGHT = (
 
 @dataclass(frozen=True)
 class PrivacyRow:
-    """An entry of the privacy ledger; `state` is one of STATES.
+    """Holds an entry of the privacy ledger; `state` is one of STATES.
 
     `devices` are the selected ones by today's names, and by the fingerprint of its key one that is not enrolled now.
     """

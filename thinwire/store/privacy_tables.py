@@ -15,7 +15,7 @@ from thinwire.store.database import Base, Counter, Words
 
 
 class PrivacyEntry(Base):
-    """An entry of the privacy ledger (store/privacy_ledger.py). Rows are only added, and outlive their run.
+    """Holds an entry of the privacy ledger (store/privacy_ledger.py). Rows are only added, and outlive their run.
 
     `release` is the JSON of a noised release, and `count` how many of it are spent. `state` is one of STATES there.
     """
@@ -36,7 +36,7 @@ class PrivacyEntry(Base):
 
 
 class PrivacyParticipant(Base):
-    """A device that was selected for a release; `device` is its key's fingerprint, in a simulation its name."""
+    """Holds a device that was selected for a release; `device` is its key's fingerprint, in a simulation its name."""
 
     __tablename__ = "privacy_participants"
 
@@ -45,7 +45,7 @@ class PrivacyParticipant(Base):
 
 
 class PrivacySpent(Base):
-    """The sums of the privacy ledger: how many of each release a device has spent of each population.
+    """Holds the sums of the privacy ledger: how many of each release a device has spent of each population.
 
     `device` is that of PrivacyParticipant, or "" for releases that everyone in the population spends.
 

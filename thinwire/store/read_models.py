@@ -23,8 +23,10 @@ AT_ONCE_BYTES = 14_600  # TCP's initial window (RFC 6928): fewer bytes take equa
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
-    """Bytes in both directions: `payload` in frames, and up in all messages of secure rounds; `wire` on the devices'
-    sockets, None without a network.
+    """Holds bytes in both directions.
+
+    `payload` are those in frames, and up in all messages of secure rounds; `wire` on the devices' sockets, None without
+    a network.
     """
 
     payload_up: int
@@ -35,7 +37,7 @@ class Traffic:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcomes:
-    """Counts of assignments by outcome: `aggregated_count` of `aggregated`, and `late` of `aggregated-late`."""
+    """Holds counts of assignments by outcome: `aggregated_count` of `aggregated`, and `late` of `aggregated-late`."""
 
     aggregated_count: int
     late: int
@@ -45,7 +47,7 @@ class Outcomes:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """The metrics of a model version, `clipped` as `RoundRow` describes."""
+    """Holds the metrics of a model version, `clipped` as `RoundRow` describes."""
 
     metrics: dict[str, float]
     clipped: dict[str, Any] = field(default_factory=dict)
@@ -61,7 +63,7 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class RunRow(Traffic, Outcomes, Measured):
-    """A run as it is now. Times are wall-clock seconds; `wire_*` is None without a network (simulation).
+    """Holds a run as it is now. Times are wall-clock seconds; `wire_*` is None without a network (simulation).
 
     `identity` is 64 random bits in hex, "" for a simulation. By it a device tells a run from a run of the same id in
     another state directory. `dense_*` are the bytes of the same transfers in plain float32. `late`, `dropped` and
@@ -104,7 +106,7 @@ class RunRow(Traffic, Outcomes, Measured):
 
 @dataclass(frozen=True, kw_only=True)
 class RoundRow(Traffic, Outcomes, Measured):
-    """A round. `late`, `dropped` and `failed` count this round's assignments by outcome, whenever it was decided.
+    """Holds a round. `late`, `dropped` and `failed` count this round's assignments by outcome, whenever it was decided.
 
     The field `aggregated` lists the updates aggregated in this round, including late ones of earlier rounds. `metrics`
     and `spread` measure the version that the round made.
@@ -177,7 +179,7 @@ class RoundRow(Traffic, Outcomes, Measured):
 
 @dataclass(frozen=True, kw_only=True)
 class PointRow(Measured):
-    """A point of a run's curves: the metrics of a round, and the sums from the run's start until its end."""
+    """Holds a point of a run's curves: the metrics of a round, and the sums from the run's start until its end."""
 
     round: int
     until_s: float | None
@@ -187,7 +189,7 @@ class PointRow(Measured):
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseRow:
-    """A closed phase of a round with secure aggregation.
+    """Holds a closed phase of a round with secure aggregation.
 
     `seconds` is its length: from the end of the phase before it, or from the round's beginning, until `elapsed_s`.
     `received` has the bytes of each device's message in the order of arrival. `dropped` are the devices that dropped
@@ -210,7 +212,7 @@ class PhaseRow:
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateRow(Traffic):
-    """An assignment and its outcome. `*_at` is the aggregator's wall clock; `*_s` is the device's own stopwatch.
+    """Holds an assignment and its outcome. `*_at` is the aggregator's wall clock; `*_s` is the device's own stopwatch.
 
     `began_at` is the first byte of the reply. `failed_at` is the time at which the aggregator knew that no reply would
     come; None if an older aggregator did not record it.
@@ -265,7 +267,7 @@ class UpdateRow(Traffic):
 
 @dataclass(frozen=True)
 class WorkRow:
-    """An assignment, with what a table of clients shows of it."""
+    """Holds an assignment, with what a table of clients shows of it."""
 
     round: int
     device: str
@@ -277,7 +279,7 @@ class WorkRow:
 
 @dataclass(frozen=True)
 class MeasureRow:
-    """Measurements of one device: the last `samples` (amount, seconds) of `kind`, for `work` ("" for its link).
+    """Holds measurements of one device: the last `samples` (amount, seconds) of `kind`, for `work` ("" for its link).
 
     Rates of down and up are in bits/s; nine of ten transfers reached `p90`. Times of rtt, step, evaluate and encode are
     in seconds, and pass is in steps of an epoch. The percentiles are None if the samples do not suffice.
@@ -302,7 +304,7 @@ class MeasureRow:
 
 @dataclass(frozen=True, kw_only=True)
 class ClientRow(Traffic, Outcomes):
-    """A device's part in one run."""
+    """Holds a device's part in one run."""
 
     run_id: str
     device: str
@@ -315,7 +317,7 @@ class ClientRow(Traffic, Outcomes):
 
 @dataclass(frozen=True)
 class ModelRow:
-    """A model version; `file` is a path in the run's folder."""
+    """Holds a model version; `file` is a path in the run's folder."""
 
     run_id: str
     version: int
@@ -328,7 +330,7 @@ class ModelRow:
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """A device and its contributions: `hello` as JSON, `updates` and `payload_up` over all runs on devices.
+    """Holds a device and its contributions: `hello` as JSON, `updates` and `payload_up` over all runs on devices.
 
     `seen_at` is the time of its last registration. `last_seen_at` is its last recorded contact; an online device may
     have been heard later.
@@ -357,7 +359,7 @@ class DeviceInfo:
 
 @dataclass(frozen=True)
 class Order:
-    """A user's command."""
+    """Holds a user's command."""
 
     id: int
     kind: str

@@ -1,4 +1,4 @@
-"""The list of runs: a page of those that match, in the order that a person chooses.
+"""Read the list of runs: a page of those that match, in the order that a person chooses.
 
 Invariant: what a page costs depends on its length, and not on the number of runs: only its rows are read whole.
 """
@@ -20,7 +20,7 @@ MAX_SEARCH: Final = 100  # characters
 
 @dataclass(frozen=True)
 class RunFilter:
-    """Which runs a list has: `text` is part of an id, a name, a tag or a task, `statuses` are theirs; empty for all.
+    """Selects the runs of a list: `text` is part of an id, a name, a tag or a task; no `statuses` are all.
 
     Runs that a person has deleted are in no list, archived ones only in that of the archive.
     """

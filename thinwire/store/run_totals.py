@@ -22,7 +22,7 @@ LEAST_S: Final = 1e-9  # a sum below it is what rounding left of zero
 
 @dataclass
 class RunTotals:
-    """The sums over the explanations of a run's rounds; `add` with the sign -1 takes an explanation out again."""
+    """Holds the sums over the explanations of a run's rounds; `add` with the sign -1 takes an explanation out again."""
 
     rounds: int = 0
     seconds: float = 0.0

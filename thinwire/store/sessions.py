@@ -1,4 +1,4 @@
-"""Who uses the dashboard: sessions, the one-time codes that open one, and what every user of the dashboard may do.
+"""Tell who uses the dashboard: sessions, the one-time codes that open one, and the roles of users.
 
 A code is printed by a command on the aggregator's machine. Who can type it there reads and writes the state directory
 anyway, so its session is that of the user `machine`, an admin. Nobody is ever locked out.
@@ -29,7 +29,7 @@ SESSION_S = 7 * 24 * 3600
 
 @dataclass(frozen=True)
 class Person:
-    """Who sent a request: a user with a session, or a program with the token of a user.
+    """Holds who sent a request: a user with a session, or a program with the token of a user.
 
     `confirmed_at` is when the user last gave the password or a code; 0 for a token. `run_id` is the one run that a
     token may read; "" for all.

@@ -32,7 +32,7 @@ log = logging.getLogger("thinwire.spool")
 
 
 class FileSpool:
-    """The spool `core.fleet.Spool` in a folder. Any thread may call it.
+    """Implements the spool `core.fleet.Spool` in a folder. Any thread may call it.
 
     Two files hold a reply: `RUN/DEVICE-SEQUENCE.parts` and, written last, the header with the suffix `.header`.
     Invariant: a reply with a header is whole and durable. Parts without one are left over from a crash and removed at

@@ -22,7 +22,7 @@ def _run() -> Mapped[str]:
 
 
 class Traffic:
-    """Columns of bytes in both directions: `payload` in frames, `wire` on the devices' sockets.
+    """Declares columns of bytes in both directions: `payload` in frames, `wire` on the devices' sockets.
 
     `wire` is null without a network.
     """
@@ -34,7 +34,7 @@ class Traffic:
 
 
 class Outcomes:
-    """Columns that count assignments by outcome; the pending ones are `selected` minus all others."""
+    """Declares columns that count assignments by outcome; the pending ones are `selected` minus all others."""
 
     aggregated_count: Mapped[int] = mapped_column(default=0)
     late: Mapped[int] = mapped_column(default=0)
@@ -43,7 +43,7 @@ class Outcomes:
 
 
 class Run(Traffic, Outcomes, Base):
-    """A run: its plan, status, models, metrics and sums."""
+    """Holds a run: its plan, status, models, metrics and sums."""
 
     __tablename__ = "runs"
     __table_args__ = (UniqueConstraint("task", "task_number"),)
@@ -90,7 +90,7 @@ HAS_SAMPLES = Run.plan["privacy"]["sampling_rate"].as_float() > 0  # of a run: b
 
 
 class Round(Traffic, Outcomes, Base):
-    """A round of a run: its decisions, its result and its sums."""
+    """Holds a round of a run: its decisions, its result and its sums."""
 
     __tablename__ = "rounds"
     __table_args__ = (Index(None, "run_id", "changed"), Index(None, "run_id", "point"))
@@ -135,7 +135,7 @@ class Round(Traffic, Outcomes, Base):
 
 
 class RoundPhase(Base):
-    """A closed phase of a round with secure aggregation: which devices sent its message, and which dropped out."""
+    """Holds a closed phase of a secure round: which devices sent its message, and which dropped out."""
 
     __tablename__ = "phases"
 
@@ -149,7 +149,7 @@ class RoundPhase(Base):
 
 
 class Client(Traffic, Outcomes, Base):
-    """A device's part in one run."""
+    """Holds a device's part in one run."""
 
     __tablename__ = "clients"
 
@@ -165,7 +165,7 @@ class Client(Traffic, Outcomes, Base):
 
 
 class Update(Traffic, Base):
-    """An assignment and its outcome."""
+    """Holds an assignment and its outcome."""
 
     __tablename__ = "updates"
     __table_args__ = (
@@ -217,7 +217,7 @@ class Update(Traffic, Base):
 
 
 class Measure(Base):
-    """The last samples of one kind for a device over all runs, and their percentiles.
+    """Holds the last samples of one kind for a device over all runs, and their percentiles.
 
     `work` is the model and batch that a speed refers to, "" for a link. `p50` and `p90` are in bits/s for `down` and
     `up`, in steps for `pass`, and in seconds for all others; null if the samples do not suffice.
@@ -235,7 +235,7 @@ class Measure(Base):
 
 
 class Journal(Base):
-    """Every event of every run, and of the devices (without a run), in the order in which they became durable."""
+    """Holds every event of every run, and of the devices (without a run), in the order in which they became durable."""
 
     __tablename__ = "journal"
     __table_args__ = (Index(None, "run_id", "seq"),)
@@ -248,7 +248,7 @@ class Journal(Base):
 
 
 class Segment(Base):
-    """Older events of a run, compressed together (store/journal.py)."""
+    """Holds older events of a run, compressed together (store/journal.py)."""
 
     __tablename__ = "segments"
 
@@ -259,7 +259,7 @@ class Segment(Base):
 
 
 class Snapshot(Base):
-    """The state of an unfinished run after its events up to `seq`, in a form that only server/state/ knows."""
+    """Holds the state of an unfinished run after its events up to `seq`, in a form that only server/state/ knows."""
 
     __tablename__ = "snapshots"
 
@@ -269,7 +269,7 @@ class Snapshot(Base):
 
 
 class Checkpoint(Base):
-    """A model version that is durable in a file of its run's folder."""
+    """Holds a model version that is durable in a file of its run's folder."""
 
     __tablename__ = "checkpoints"
 
@@ -283,7 +283,7 @@ class Checkpoint(Base):
 
 
 class Device(Base):
-    """An enrolled device.
+    """Holds an enrolled device.
 
     `change` numbers all changes of approval: its maximum tells a cache that it is out of date.
     """
@@ -307,7 +307,7 @@ class Device(Base):
 
 
 class Invitation(Base):
-    """A secret with which one key may enroll, once.
+    """Holds a secret with which one key may enroll, once.
 
     The table holds only the SHA-256 of the secret. `name` is the device name for which it is valid, "" for any.
     """
@@ -328,7 +328,7 @@ class Invitation(Base):
 
 
 class Action(Base):
-    """The audit log: an action on a device, a user or a token, its actor and its time. Rows are only added."""
+    """Holds the audit log: an action on a device, a user or a token, its actor and its time. Rows are only added."""
 
     __tablename__ = "device_actions"
 
@@ -341,7 +341,7 @@ class Action(Base):
 
 
 class Note(Base):
-    """A refusal of the device API with its reason, which the reply did not contain; the last thousand are kept."""
+    """Holds a refusal of the device API with its reason, which the reply lacked; the last thousand are kept."""
 
     __tablename__ = "refusal_notes"
 
@@ -354,7 +354,7 @@ class Note(Base):
 
 
 class Command(Base):
-    """A user's command and its result: command queue and audit log in one."""
+    """Holds a user's command and its result: command queue and audit log in one."""
 
     __tablename__ = "commands"
 

@@ -25,7 +25,7 @@ MAX_EARLIER = 200  # newest runs among which one of the task is searched
 
 @dataclass(frozen=True)
 class KnownTask:
-    """A task's layout and report, and where they come from: `devices` that report it, or the run `run_id`."""
+    """Holds a task's layout and report, and where they come from: `devices` that report it, or the run `run_id`."""
 
     layout: Layout
     report: TaskReport

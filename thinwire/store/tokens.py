@@ -31,7 +31,7 @@ ENDED_S = 30 * 24 * 3600.0  # until a token that was revoked or has expired is d
 
 @dataclass(frozen=True)
 class TokenRow:
-    """A token in a list; `run_id` is "" or the one run that it reads."""
+    """Holds a token in a list; `run_id` is "" or the one run that it reads."""
 
     id: int
     name: str
@@ -45,7 +45,7 @@ class TokenRow:
 
 @dataclass(frozen=True)
 class NewToken:
-    """A new token with its secret, which is known only now."""
+    """Holds a new token with its secret, which is known only now."""
 
     row: TokenRow
     secret: str

@@ -15,7 +15,7 @@ USER_LETTERS = 32  # of a user's name at most
 
 
 class User(Base):
-    """A user of the dashboard, with the role that says what the user may do."""
+    """Holds a user of the dashboard, with the role that says what the user may do."""
 
     __tablename__ = "users"
 
@@ -30,7 +30,7 @@ class User(Base):
 
 
 class Token(Base):
-    """A secret with which a program uses the API in the name of a user, until it expires or is revoked.
+    """Holds a secret with which a program uses the API in the name of a user, until it expires or is revoked.
 
     `run_id` is "" or the one run that the token may read. The token may do at most what its user may do now.
     """
@@ -50,7 +50,7 @@ class Token(Base):
 
 
 class Login(Base):
-    """A code that opens one session of the dashboard, once."""
+    """Holds a code that opens one session of the dashboard, once."""
 
     __tablename__ = "logins"
 
@@ -60,7 +60,7 @@ class Login(Base):
 
 
 class Session(Base):
-    """An open session of the dashboard.
+    """Holds an open session of the dashboard.
 
     `confirmed_at` is when its user last gave the password, or a one-time code. Invariant: `role` is the user's, because
     a change of the role, as of the password, deletes the user's sessions.

@@ -30,7 +30,7 @@ RESERVED = (MACHINE, "operator", "dashboard", "aggregator")  # actors in the aud
 
 @dataclass(frozen=True)
 class UserRow:
-    """A user in a list."""
+    """Holds a user in a list."""
 
     name: str
     role: str

@@ -311,7 +311,7 @@ FINAL = ("aggregated", "aggregated-late", "dropped", "over")
 
 
 class Rows:
-    """An identity map of rows of `updates`: each row is read once, and written once with all its changes."""
+    """Holds an identity map of rows of `updates`: each row is read once, and written once with all its changes."""
 
     def __init__(self, connection: Connection, run_id: str, known: KnownRows) -> None:
         self._connection, self._run_id, self._held = connection, run_id, known

@@ -139,7 +139,7 @@ def page(
 
 
 class Certificate:
-    """The certificate's file, which is loaded again once it has changed."""
+    """Loads the certificate's file again once it has changed."""
 
     def __init__(self, file: Path) -> None:
         self._file, self._loaded = file, file.stat().st_mtime_ns

@@ -107,7 +107,7 @@ LEAST: Final[Mapping[str, str | Least]] = {
 
 
 class RouteWithoutRole(Exception):
-    """The table and the routes of the application differ: the message names the rows."""
+    """Reports that the table and the routes of the application differ: the message names the rows."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Match:
 
 @dataclass(frozen=True)
 class Access:
-    """The table, compiled: method, pattern of the path and needs of each route.
+    """Holds the table, compiled: method, pattern of the path and needs of each route.
 
     Invariant: the patterns are those by which Starlette finds a route, so that a path has a row if it has a route.
     """

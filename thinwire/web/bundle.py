@@ -37,12 +37,12 @@ _LISTED = re.compile(r"\bexport\s*\{(?P<what>[^}]*)\};?")
 
 
 class BadModule(Exception):
-    """A module that the bundle does not support: the message names the module and what is wrong."""
+    """Reports a module that the bundle does not support: the message names the module and what is wrong."""
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """A file that is served from memory under a name with its digest."""
+    """Holds a file that is served from memory under a name with its digest."""
 
     stem: str
     suffix: str
@@ -70,7 +70,7 @@ class Bundle:
 
 
 class BundledFiles(StaticFiles):
-    """The static files, with the bundles among them."""
+    """Serves the static files, with the bundles among them."""
 
     def __init__(self, folder: Path, *bundles: Bundle) -> None:
         super().__init__(directory=folder)

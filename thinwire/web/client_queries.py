@@ -14,7 +14,7 @@ LATEST_ROUNDS = 3  # rounds in which a device's examples are searched
 
 
 class Clients:
-    """The clients of runs, a page of them at a time."""
+    """Reads the clients of runs, a page of them at a time."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

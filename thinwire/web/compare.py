@@ -16,7 +16,7 @@ from thinwire.web.schemas import Answer
 
 
 class ComparedPoint(Answer):
-    """A measured round of a compared run: seconds and payload bytes until its end, and its metrics."""
+    """Holds a measured round of a compared run: seconds and payload bytes until its end, and its metrics."""
 
     round: int
     seconds: float | None
@@ -25,14 +25,14 @@ class ComparedPoint(Answer):
 
 
 class RunCurve(Answer):
-    """The measured rounds of a compared run, at most 400 of them."""
+    """Holds the measured rounds of a compared run, at most 400 of them."""
 
     run_id: str
     points: list[ComparedPoint]
 
 
 class Compared(Answer):
-    """Runs side by side, as `thinwire runs compare --json` prints them, and their curves.
+    """Holds runs side by side, as `thinwire runs compare --json` prints them, and their curves.
 
     `apart` are stopped and failed runs. `differs` has the values of each key in which the plans differ, by run.
     """

@@ -44,7 +44,7 @@ IDLE_S: Final = 60.0  # until a feed without a reader is forgotten
 
 
 class JournalEvent(BaseModel):
-    """An event of a run's journal: its class, its wall-clock time, and its own fields."""
+    """Holds an event of a run's journal: its class, its wall-clock time, and its own fields."""
 
     id: str
     event: str
@@ -54,7 +54,7 @@ class JournalEvent(BaseModel):
 
 @dataclass
 class RunFeed:
-    """The newest events of one run. Only the event loop's thread changes it, but for `read`, which a worker calls."""
+    """Keeps the newest events of one run. The event loop's thread changes it, and in `read` a worker."""
 
     run_id: str
     name: str = field(default_factory=lambda: secrets.token_hex(8))
@@ -100,7 +100,7 @@ class RunFeed:
 
 
 class EventFeeds:
-    """The feeds of all runs that somebody follows; `run` reads what is new, and runs until `closing`."""
+    """Keeps the feeds of all runs that somebody follows; `run` reads what is new, and runs until `closing`."""
 
     def __init__(self, store: Store, closing: Callable[[], bool] = lambda: False) -> None:
         self._store, self._closing = store, closing

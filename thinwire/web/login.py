@@ -44,7 +44,7 @@ Bucket: TypeAlias = tuple[str, str]
 
 
 class TooMany(ThinwireError):
-    """Too many wrong passwords, or too many checks that wait."""
+    """Reports too many wrong passwords, or too many checks that wait."""
 
 
 class Tries:

@@ -36,20 +36,20 @@ AGAIN: Final = "upload it again, or run:ID@0"
 
 
 class Given(Body):
-    """A plan to check, as TOML (`text`) or as values by section and key (`plan`)."""
+    """Holds a plan to check, as TOML (`text`) or as values by section and key (`plan`)."""
 
     text: str | None = Field(default=None, max_length=64_000)
     plan: dict[str, Any] | None = None
 
 
 class NewRun(Body):
-    """A plan to run, as values by section and key."""
+    """Holds a plan to run, as values by section and key."""
 
     plan: dict[str, Any]
 
 
 class Wrong(Answer):
-    """A problem of a plan: its `place` is section and key, or empty; `hint` is what to try."""
+    """Holds a problem of a plan: its `place` is section and key, or empty; `hint` is what to try."""
 
     place: list[str]
     what: str
@@ -58,7 +58,7 @@ class Wrong(Answer):
 
 
 class PlanChecked(Answer):
-    """What was found of a plan. `given` are its keys that differ from their defaults, and `toml` is the same as text.
+    """Holds what was found of a plan. `given` are its keys that differ from their defaults, `toml` is the same as text.
 
     `first_model` says where the first model would come from. `cost` is null while the plan has problems.
     """
@@ -74,7 +74,7 @@ class PlanChecked(Answer):
 
 
 class KnownTasks(Answer):
-    """The tasks that approved devices have, or that an earlier run had; by name, with the number of devices."""
+    """Holds the tasks that approved devices have, or that an earlier run had; by name, with the number of devices."""
 
     tasks: dict[str, int]
 

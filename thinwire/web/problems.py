@@ -26,7 +26,7 @@ _OF_FASTAPI: Final = ("HTTPValidationError", "ValidationError")  # schemas of er
 
 
 class Problem(BaseModel):
-    """An error: what failed, why, and what to try."""
+    """Holds an error: what failed, why, and what to try."""
 
     model_config = ConfigDict(frozen=True, populate_by_name=True)
 

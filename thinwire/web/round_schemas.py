@@ -13,7 +13,7 @@ from thinwire.web.schemas import About, Answer, Clients, Outcomes, ReasonText, R
 
 
 class Round(Traffic, Outcomes):
-    """A round. `closing` and `why` are sentences; `until_*` are sums from the run's start to this round's end.
+    """Holds a round. `closing` and `why` are sentences; `until_*` are sums from the run's start to this round's end.
 
     `clipped` holds the clipped metrics of `clients`, and the `means` that `best` and `target` use then. `ignored`
     counts metrics that were not recorded. `min_updates` are the fewest updates that a step requires. `secure_sum` has
@@ -53,7 +53,7 @@ class Round(Traffic, Outcomes):
 
 
 class RoundLine(Traffic, Outcomes):
-    """A round in a table or a strip: a `Round` without the fields of single clients; `selected` is their number."""
+    """Holds a round in a table: a `Round` without the fields of single clients; `selected` is their number."""
 
     round: int
     opened_at: float
@@ -77,7 +77,7 @@ class RoundLine(Traffic, Outcomes):
 
 
 class CurvePoint(Answer):
-    """A measured round of a run's curves, as `Round` has it."""
+    """Holds a measured round of a run's curves, as `Round` has it."""
 
     round: int
     until_s: float | None
@@ -96,7 +96,7 @@ class SpentPoint(Answer):
 
 
 class Stretch(Answer):
-    """A stage of an assignment; seconds since its round opened."""
+    """Holds a stage of an assignment; seconds since its round opened."""
 
     stage: str
     begin_s: float
@@ -104,14 +104,14 @@ class Stretch(Answer):
 
 
 class Downtime(Answer):
-    """A time without an aggregator; seconds since the round began to take replies."""
+    """Holds a time without an aggregator; seconds since the round began to take replies."""
 
     begin_s: float
     end_s: float
 
 
 class Update(Traffic):
-    """An assignment and its outcome, with its stages in time since the round opened.
+    """Holds an assignment and its outcome, with its stages in time since the round opened.
 
     - `codec` is the codec of the assignment, and `codec_reason` its reason if the plan has a codec ladder.
     - `work_reason` is the reason for the number of steps if they follow the device's speed.
@@ -157,7 +157,7 @@ class Update(Traffic):
 
 
 class Phase(Answer):
-    """A phase of a round with secure aggregation: `begin_s` counts from the round's begin, without downtimes.
+    """Holds a phase of a round with secure aggregation: `begin_s` counts from the round's begin, without downtimes.
 
     `seconds` is null while it is open, and `received` and `received_bytes` for a phase that was not closed. `dropped`
     maps each client that dropped out in it to the reason.
@@ -174,7 +174,7 @@ class Phase(Answer):
 
 
 class RoundPage(Went, Round):
-    """A round with its assignments, and with those of earlier rounds that were or may be aggregated into it.
+    """Holds a round with its assignments, and with those of earlier rounds that were or may be aggregated into it.
 
     - `stages` and `requests` follow the slowest client (`slowest`) and then the aggregator; `waited_for` are the
       clients that kept the round open after that.

@@ -45,7 +45,7 @@ TABS_OF_ONE = 8  # browsers of a user: all tabs of one share a stream
 
 @dataclass(frozen=True)
 class News:
-    """The status of the aggregator and the store: `seq` changes with what may be shown.
+    """Holds the status of the aggregator and the store: `seq` changes with what may be shown.
 
     `aggregator` is running, gone or unknown. `down_since` is the moment when an aggregator that is down was last alive,
     wall clock; 0 if unknown. `store` is the error if the store could not be read. `acts` rises with changes outside the
@@ -67,7 +67,7 @@ class News:
 
 
 class Live:
-    """The event streams of all tabs. `look` is called in a thread; `closing` returns True once the server ends."""
+    """Keeps the event streams of all tabs. `look` is called in a thread; `closing` is True once the server ends."""
 
     def __init__(self, look: Callable[[], News], closing: Callable[[], bool] = lambda: False) -> None:
         self.look, self.closing = look, closing

@@ -25,27 +25,27 @@ Key = Annotated[str, Field(pattern=r"^[a-z_]+(\.[a-z0-9_]+)+$", max_length=64)]
 
 
 class Tags(Body):
-    """Tags to add and to remove."""
+    """Holds tags to add and to remove."""
 
     add: list[Tag] = Field([], max_length=16)
     remove: list[Tag] = Field([], max_length=16)
 
 
 class Extension(Body):
-    """More rounds, and keys of the plan to change: values in TOML's notation by `section.key`."""
+    """Holds more rounds, and keys of the plan to change: values in TOML's notation by `section.key`."""
 
     rounds: int = Field(ge=1, le=MOST_ROUNDS)
     sets: dict[Key, Annotated[str, Field(max_length=200)]] = Field({}, max_length=32)
 
 
 class Deletion(Body):
-    """The id of the run once more, so that nobody deletes a run by a slip."""
+    """Holds the id of the run once more, so that nobody deletes a run by a slip."""
 
     run_id: str = Field(max_length=80)
 
 
 class Kept(Answer):
-    """The tags of a run, and whether it is in the archive."""
+    """Holds the tags of a run, and whether it is in the archive."""
 
     run_id: str
     tags: list[str]
@@ -53,7 +53,7 @@ class Kept(Answer):
 
 
 class Outcome(Answer):
-    """The progress of a command: `done` is null until the aggregator has answered it; `run_id` is the run it made."""
+    """Holds the progress of a command: `done` is null until it is answered; `run_id` is the run that it made."""
 
     order: int
     done: bool | None

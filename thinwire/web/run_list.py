@@ -24,7 +24,7 @@ RUN_FOLDER_FILES: Final = 100_000  # at which counting a folder's bytes ends
 
 
 class RunLine(Answer):
-    """A run as a line of the table of runs; `best` is the best value of the plan's `metric`, or the latest one."""
+    """Holds a line of the table of runs; `best` is the best value of the plan's `metric`, or the latest one."""
 
     run_id: str
     name: str = ""
@@ -49,7 +49,7 @@ class RunLine(Answer):
 
 
 class RunList(Answer):
-    """A page of runs: those from the place `first` on, of `total` that match; `statuses` counts all runs."""
+    """Holds a page of runs: those from the place `first` on, of `total` that match; `statuses` counts all runs."""
 
     total: int
     first: int

@@ -42,7 +42,7 @@ AT_WORK: Final = ("selected", "accepted")  # outcomes of an assignment that is n
 
 
 class Reader:
-    """All queries about runs. `home` is the `--home` option for commands in recorded sentences."""
+    """Reads all that the API tells of runs. `home` is the `--home` option for commands in recorded sentences."""
 
     def __init__(self, store: Store, home: str = "") -> None:
         self._store, self._home, self._clients = store, home, Clients(store)

@@ -18,19 +18,19 @@ ToldCount = Annotated[int | None, BeforeValidator(lambda count: count or None)]
 
 
 class Answer(BaseModel):
-    """The base of all responses: it is read from the store's rows by name, and NaN and infinity become null."""
+    """Is the base of all responses: it is read from the store's rows by name, and NaN and infinity become null."""
 
     model_config = ConfigDict(from_attributes=True, ser_json_inf_nan="null")
 
 
 class Body(BaseModel):
-    """The base of the bodies of requests: an unknown key is refused."""
+    """Is the base of the bodies of requests: an unknown key is refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Traffic(Answer):
-    """Bytes in both directions: `payload` of frames, `wire` on the devices' sockets, which is null in a simulation."""
+    """Holds bytes in both directions: `payload` of frames, `wire` on the devices' sockets, null in a simulation."""
 
     payload_up: int
     payload_down: int
@@ -39,7 +39,7 @@ class Traffic(Answer):
 
 
 class Outcomes(Answer):
-    """Counts of assignments by outcome; `aggregated_count` are those whose updates were aggregated in time."""
+    """Holds counts of assignments by outcome; `aggregated_count` are those whose updates were aggregated in time."""
 
     aggregated_count: int
     late: int
@@ -48,7 +48,7 @@ class Outcomes(Answer):
 
 
 class Group(Answer):
-    """A group of simulated runs: `done` of `runs` requested ones are over, the last one since `at`."""
+    """Holds a group of simulated runs: `done` of `runs` requested ones are over, the last one since `at`."""
 
     name: str
     task: str
@@ -58,7 +58,7 @@ class Group(Answer):
 
 
 class Run(Traffic, Outcomes):
-    """A run in a list. `sentence` is its status; `version` counts the rounds that changed the model."""
+    """Holds a run in a list. `sentence` is its status; `version` counts the rounds that changed the model."""
 
     run_id: str
     task: str
@@ -88,7 +88,7 @@ class Run(Traffic, Outcomes):
 
 
 class Client(Traffic, Outcomes):
-    """A client's part in one run, and its present state.
+    """Holds a client's part in one run, and its present state.
 
     `examples` and `residual_ratio` are those of its latest reply that tells them. `not_known` is the reason if no
     reply does.
@@ -108,7 +108,7 @@ class Client(Traffic, Outcomes):
 
 
 class Went(Answer):
-    """A time breakdown: a sentence (`why`), and the seconds of each stage.
+    """Holds a time breakdown: a sentence (`why`), and the seconds of each stage.
 
     The network time `trips_s` is `requests` x `rtt_s`. It is no stage of its own but lies within the stages; null means
     that no round trip was measured. `uncounted` are stages that a simulation's clock does not count.
@@ -167,7 +167,7 @@ class Privacy(Answer):
 
 
 class RunNow(Went, Run):
-    """A run as it is now. `notes` are sentences on its plan.
+    """Holds a run as it is now. `notes` are sentences on its plan.
 
     `protection` is null without secure aggregation, `privacy` without differential privacy.
     `not_evaluated` is the reason why its latest version has no metric. `warning` says that its training diverges, and
@@ -198,13 +198,13 @@ class About(Answer):
 
 
 class RunPage(About, RunNow):
-    """A run with its plan and its clients."""
+    """Holds a run with its plan and its clients."""
 
     clients: list[Client]
 
 
 class Clients(Answer):
-    """A page of the clients of a run: those from the place `first` on, of `total`; `selected` of them had work."""
+    """Holds a page of the clients of a run: those from place `first` on, of `total`; `selected` of them had work."""
 
     total: int
     selected: int
@@ -213,7 +213,7 @@ class Clients(Answer):
 
 
 class Service(Answer):
-    """The state of the aggregator on this store; `unknown` if the dashboard has no lock to look at.
+    """Holds the state of the aggregator on this store; `unknown` if the dashboard has no lock to look at.
 
     `urls` are those of its device API, for devices; `tls` is true if the device API is open to other machines.
     """
@@ -228,6 +228,6 @@ class Service(Answer):
 
 
 class Ordered(Answer):
-    """A command that was stored for the aggregator."""
+    """Holds a command that was stored for the aggregator."""
 
     order: int

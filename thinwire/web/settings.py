@@ -18,7 +18,7 @@ LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of one dashboard process.
+    """Holds the settings of one dashboard process.
 
     `names` are further names that it may be called. Forwarded headers count from the address `proxy` only.
     """

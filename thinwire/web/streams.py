@@ -1,4 +1,4 @@
-"""What all event streams of the dashboard have in common: how many there may be, and when they end.
+"""Bound the event streams of the dashboard: how many there may be, and when they end.
 
 A stream lasts for hours, so the guard's look at its session is not enough: `Watch` looks again while it lasts. And a
 stream is an open connection, of which the server takes `MOST_CONNECTIONS`: `Places` bounds the streams of one user, so
@@ -42,7 +42,7 @@ class Watch:
 
 
 class Places:
-    """The places of one kind of stream: so many in all, and fewer of them for each user, tokens included."""
+    """Counts the places of one kind of stream: so many in all, and fewer of them for each user, tokens included."""
 
     def __init__(self, most: int, of_one: int) -> None:
         self.most, self.of_one = most, of_one

@@ -50,7 +50,7 @@ SUFFIX, DRAFT = ".safetensors", ".part"
 
 
 class Uploaded(Answer):
-    """An uploaded model; `init` is its name for the plan's key `[run] init`."""
+    """Holds an uploaded model; `init` is its name for the plan's key `[run] init`."""
 
     init: str
     tensors: int

@@ -33,7 +33,7 @@ AUDIT_ROWS = 1_000_000  # of a CSV file at most
 
 
 class Session(Answer):
-    """Who is logged in. `confirm` is what this person gives again before some actions, until `confirmed_until`."""
+    """Holds who is logged in; before some actions this person gives `confirm` again, from `confirmed_until` on."""
 
     user: str
     role: Role
@@ -43,21 +43,21 @@ class Session(Answer):
 
 
 class Confirmed(Body):
-    """The password, or for a session by code a fresh code."""
+    """Holds the password, or for a session by code a fresh code."""
 
     password: str = Field("", max_length=256)
     code: str = Field("", max_length=64)
 
 
 class NewPassword(Body):
-    """One's own new password, with the present one."""
+    """Holds one's own new password, with the present one."""
 
     old: Password
     new: Password
 
 
 class User(Answer):
-    """A user. `who` added the user."""
+    """Holds a user. `who` added the user."""
 
     name: str
     role: Role
@@ -69,7 +69,7 @@ class User(Answer):
 
 
 class NewUser(Body):
-    """A user to add."""
+    """Holds a user to add."""
 
     name: str = Field(max_length=64)
     role: Role
@@ -77,14 +77,14 @@ class NewUser(Body):
 
 
 class Change(Body):
-    """What a change of a user needs: `role` for role, `password` for reset."""
+    """Holds what a change of a user needs: `role` for role, `password` for reset."""
 
     role: Role | None = None
     password: str = Field("", max_length=256)
 
 
 class Token(Answer):
-    """A token without its secret; `run_id` is "" or the one run that it reads."""
+    """Holds a token without its secret; `run_id` is "" or the one run that it reads."""
 
     id: int
     name: str
@@ -97,7 +97,7 @@ class Token(Answer):
 
 
 class TokenWish(Body):
-    """A token to make."""
+    """Holds a token to make."""
 
     name: str = Field(max_length=63)
     role: Role = "viewer"
@@ -106,20 +106,20 @@ class TokenWish(Body):
 
 
 class MadeToken(Answer):
-    """A new token; `secret` is shown now and never again."""
+    """Holds a new token; `secret` is shown now and never again."""
 
     token: Token
     secret: str
 
 
 class Done(Answer):
-    """What was done, as a sentence."""
+    """Holds what was done, as a sentence."""
 
     sentence: str
 
 
 class AuditLine(Answer):
-    """An action, or a command about a run: its actor, time and object."""
+    """Holds an action, or a command about a run: its actor, time and object."""
 
     at: float
     who: str
@@ -129,7 +129,7 @@ class AuditLine(Answer):
 
 
 class AuditPage(Answer):
-    """A part of the audit log, latest first; `total` counts all of it."""
+    """Holds a part of the audit log, latest first; `total` counts all of it."""
 
     total: int
     first: int

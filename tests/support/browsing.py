@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,20 +41,20 @@ def served(store: Store, tmp_path: Path) -> Iterator[Shown]:
 Open = Callable[..., Page]
 
 
-@pytest.fixture
-def look(browser: Browser, store: Store) -> Iterator[Open]:
-    """Opens an address as one who logs in by a link; at the end nothing may have gone wrong in the console."""
+@contextmanager
+def pages(browser: Browser, watched: Container[str] = ("error", "warning")) -> Iterator[Open]:
+    """Makes pages, each of a person of its own; at the end no script may have failed, and the console tells nothing
+    of the kinds that are `watched`.
+    """
     contexts, wrong = [], list[str]()
 
-    def open_(url: str, path: str = "", **options: Any) -> Page:
+    def open_(**options: Any) -> Page:
         context = browser.new_context(**{"viewport": {"width": 1000, "height": 900}, **options})
         contexts.append(context)
         context.set_default_timeout(WAIT_MS)
         page = context.new_page()
-        page.on("console", lambda m: wrong.append(m.text) if m.type in ("error", "warning") else None)
+        page.on("console", lambda m: wrong.append(m.text) if m.type in watched else None)
         page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.goto(f"{url}/login{f'?next={path}' if path else ''}#{store.logins.new_code()}")
-        page.wait_for_selector(".head h1")
         return page
 
     expect.set_options(timeout=WAIT_MS)
@@ -61,6 +62,20 @@ def look(browser: Browser, store: Store) -> Iterator[Open]:
     for context in contexts:
         context.close()
     assert [text for text in wrong if "ERR_CONNECTION" not in text and "ERR_INCOMPLETE" not in text] == []
+
+
+@pytest.fixture
+def look(browser: Browser, store: Store) -> Iterator[Open]:
+    """Opens an address as one who logs in by a link; at the end nothing may have gone wrong in the console."""
+    with pages(browser) as new_page:
+
+        def open_(url: str, path: str = "", **options: Any) -> Page:
+            page = new_page(**options)
+            page.goto(f"{url}/login{f'?next={path}' if path else ''}#{store.logins.new_code()}")
+            page.wait_for_selector(".head h1")
+            return page
+
+        yield open_
 
 
 def axe(page: Page) -> list[str]:

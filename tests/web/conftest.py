@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,9 +15,9 @@ import pytest
 from pwdlib import PasswordHash
 from pwdlib.hashers.argon2 import Argon2Hasher
 
-from tests.support.api_answers import Told
+from tests.support.api_answers import DEVICES, Told
 from tests.support.browsing import browser, look, served
-from tests.support.filled_store import finish, twelve_rounds
+from tests.support.filled_store import add_devices, finish, new_run, twelve_rounds
 from thinwire.store import Store, passwords
 from thinwire.store.database import database_url
 from thinwire.web.app import create_app
@@ -63,6 +64,15 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
 def told(store: Store, finished: Told) -> Told:
     """A run of twelve rounds that is over."""
     return replace(finished, store=store)
+
+
+@pytest.fixture
+def run(store: Store) -> Told:
+    """A running run with a quiet round."""
+    add_devices(store, DEVICES, time.time())
+    run = new_run(store, at=time.time() - 60)
+    run.quiet_round()
+    return run
 
 
 @pytest.fixture

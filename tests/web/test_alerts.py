@@ -21,7 +21,6 @@ from starlette.testclient import TestClient
 
 from tests.support.api_answers import DEVICES, Told
 from tests.support.browsing import Open, axe, overflow
-from tests.support.filled_store import add_devices, new_run
 from tests.support.serving import showing
 from thinwire.core.owner_file import AlertSettings, aggregator_file
 from thinwire.core.statedir import hold
@@ -36,15 +35,6 @@ MINUTE_S, DAY_S = 60.0, 86_400.0
 def kinds(store: Store, **around: Any) -> list[str]:
     found, _ = conditions(store, Surroundings(**{"now": time.time(), **around}), DEFAULT)
     return [one.kind for one in found]
-
-
-@pytest.fixture
-def run(store: Store) -> Told:
-    """A running run with a quiet round."""
-    add_devices(store, DEVICES, time.time())
-    run = new_run(store, at=time.time() - 60)
-    run.quiet_round()
-    return run
 
 
 def diverge(run: Told) -> None:

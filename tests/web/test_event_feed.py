@@ -27,14 +27,6 @@ PATIENCE_S = 20.0
 PRIVACY = '[privacy]\nmode = "central"\nclip = 1.0\nnoise_multiplier = 1.0\nsampling_rate = 0.5\n'
 
 
-@pytest.fixture
-def run(store: Store) -> Told:
-    add_devices(store, DEVICES, time.time())
-    run = new_run(store, at=time.time() - 60)
-    run.quiet_round()
-    return run
-
-
 async def taken(stream: AsyncGenerator[str, None], count: int) -> list[dict[str, str]]:
     """The next messages of a stream, by their fields; comments and `retry` are left out."""
     found: list[dict[str, str]] = []
@@ -165,7 +157,8 @@ def test_one_user_takes_a_part_of_the_places_and_all_together_leave_some(store: 
         opened = [feeds.stream(feed, "", lambda: True, "eve") for _ in range(READERS_OF_ONE)]
         for stream in opened:
             await anext(stream)
-        assert feeds.places.refusal("eve").status_code == 503  # type: ignore[union-attr]
+        assert (refused := feeds.places.refusal("eve"))
+        assert refused.status_code == 503
         assert [said async for said in feeds.stream(feed, "", lambda: True, "eve")] == [], "it was too late"
         assert feeds.places.refusal("anna") is None
         await opened.pop().aclose()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.support.browsing import WAIT_MS, axe, overflow
+from tests.support.browsing import axe, overflow, pages
 from tests.support.filled_store import twelve_rounds
 from tests.support.serving import Shown
 from thinwire.store import Store
@@ -22,28 +23,20 @@ As = Callable[..., Page]
 @pytest.fixture
 def as_user(browser: Browser, store: Store, served: Shown) -> Iterator[As]:
     """Opens a page as a user who logs in by name and password; at the end no script may have failed."""
-    contexts, wrong = [], list[str]()
     for name, role in (("anna", "admin"), ("bert", "operator"), ("carla", "viewer")):
         store.users.add(name, role, GOOD, "root")
+    with pages(browser, watched=()) as new_page:  # refusals are in the console, and on purpose
 
-    def open_(name: str, path: str, **options: object) -> Page:
-        context = browser.new_context(**{"viewport": {"width": 1000, "height": 900}, **options})  # type: ignore[arg-type]
-        contexts.append(context)
-        context.set_default_timeout(WAIT_MS)
-        page = context.new_page()
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.goto(f"{served.url}/login?next={path}")
-        page.get_by_label("Name").fill(name)
-        page.get_by_label("Password").fill(GOOD)
-        page.get_by_role("button", name="Log in").click()
-        page.wait_for_selector(".head h1")
-        return page
+        def open_(name: str, path: str, **options: Any) -> Page:
+            page = new_page(**options)
+            page.goto(f"{served.url}/login?next={path}")
+            page.get_by_label("Name").fill(name)
+            page.get_by_label("Password").fill(GOOD)
+            page.get_by_role("button", name="Log in").click()
+            page.wait_for_selector(".head h1")
+            return page
 
-    expect.set_options(timeout=WAIT_MS)
-    yield open_
-    for context in contexts:
-        context.close()
-    assert wrong == []
+        yield open_
 
 
 def test_two_users_see_what_their_roles_allow_and_each_what_the_other_did(

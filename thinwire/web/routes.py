@@ -12,7 +12,7 @@ import csv
 import io
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated
 
@@ -103,7 +103,7 @@ class Live:
         for tab in self.tabs:
             tab.set()
 
-    async def stream(self, still_known: Callable[[], bool], user: str = "") -> AsyncIterator[str]:
+    async def stream(self, still_known: Callable[[], bool], user: str = "") -> AsyncGenerator[str, None]:
         """Yield server-sent events: the status now, then each change.
 
         At each heartbeat `still_known` checks the session, and the stream ends if the session has.

@@ -29,7 +29,7 @@ export async function post(path, body) {
 const LOOK_MS = 300; // between two looks at an order
 const PATIENT_MS = 30_000; // for which an order is looked at
 
-/** What became of an order; null if the aggregator has not answered it within half a minute. A refusal is thrown. */
+/** The outcome of an order; null if the aggregator has not answered it within half a minute. A refusal is thrown. */
 export async function outcome(order) {
   const until = performance.now() + PATIENT_MS;
   while (performance.now() < until) {

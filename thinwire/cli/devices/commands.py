@@ -101,10 +101,11 @@ def invite(
 ) -> None:
     """Make invitations; each enrolls one device, once."""
     from thinwire.cli.devices import render
-    from thinwire.cli.devices.render import InviteAddress, new_table, read_names, write_table
-    from thinwire.cli.local_state import opened, operator
+    from thinwire.cli.devices.render import handed_out, new_table, read_names, write_table
+    from thinwire.cli.local_state import aggregator_home, opened, operator
     from thinwire.cli.params import parse_duration
     from thinwire.core.errors import UsageError
+    from thinwire.core.invitation import InviteAddress
 
     if listed or withdraw is not None:
         if (listed and withdraw is not None) or count is not None or names or out or by_hand:
@@ -117,7 +118,7 @@ def invite(
     wanted = read_names(names) if names else []
     if wanted and count not in (None, len(wanted)):
         raise UsageError(f"--count {count} does not go with {len(wanted)} names", hint="leave --count away")
-    address, expires_s = InviteAddress.of(home), parse_duration(expires, "--expires")
+    address, expires_s = InviteAddress.read(aggregator_home(home).root), parse_duration(expires, "--expires")
     with opened(home, read_only=False) as store:
 
         def made() -> list[Invited]:
@@ -129,7 +130,7 @@ def invite(
         with new_table(out) as file:
             invited = made()
             try:
-                write_table(file, [address.row(one) for one in invited])
+                write_table(file, handed_out(address, invited))
             except OSError:
                 for one in invited:  # their secrets were not written, so nobody can use them
                     store.invitations.withdraw(one.id, operator())

@@ -1,4 +1,4 @@
-"""The commands of `thinwire devices`: list, show, invite, approve, revoke, rename, remove and forget.
+"""The commands of `thinwire devices`: list, show, invite, approve, revoke, rename, tag, remove and forget.
 
 `roster` has a file of its own.
 
@@ -16,7 +16,7 @@ import typer
 from thinwire.cli import console
 from thinwire.cli.devices import roster
 from thinwire.cli.local_state import alive, starting
-from thinwire.cli.params import Home, Json
+from thinwire.cli.params import TAG_SETTINGS, Home, Json, Tags, tag_changes
 from thinwire.core import formatting
 from thinwire.core.signals import until
 
@@ -34,6 +34,7 @@ Device: TypeAlias = Annotated[str, typer.Argument(metavar="NAME", help="name of 
 @app.command(name="list")
 def list_(
     log: Annotated[bool, typer.Option("--log", help="show actions on devices, and refusals of the device API")] = False,
+    tag: Annotated[list[str] | None, typer.Option("--tag", help="only devices with this tag; repeatable")] = None,
     json: Json = False,
     home: Home = None,
 ) -> None:
@@ -48,7 +49,10 @@ def list_(
         if log:
             render.log(store.audit.actions(), store.audit.notes(), json)
         else:
-            found, known = list(store.devices()), _aggregator(home)
+            found, known = [one for one in store.devices() if {*(tag or ())} <= {*one.tags}], _aggregator(home)
+            if tag and not (found or json):
+                console.note(f"no device has the tag {' and '.join(tag)}: thinwire devices list")
+                return
             render.devices(found, known, json)
             if found and not (known.alive or json):
                 console.note(f"{absent(home)}: nobody can tell who is online; {way_back(home)}")
@@ -210,6 +214,20 @@ def rename(
         console.document({"name": new, "was": old})
     else:
         console.line(f"{old} is now {new}; the device learns it at once if it is connected, else when it comes")
+
+
+@app.command(context_settings=TAG_SETTINGS)
+def tag(name: Device, tags: Tags = None, json: Json = False, home: Home = None) -> None:
+    """Add tags to a device and remove them; without tags, show those that it has."""
+    from thinwire.cli.local_state import opened, operator
+
+    add, take = tag_changes(tags, f"thinwire devices tag {name}")
+    with opened(home, read_only=False) as store:
+        found = store.roster.tag(name, add, take, operator())
+    if json:
+        console.document({"name": name, "tags": found})
+    else:
+        console.line(f"{name}  {' '.join(found) or 'no tags'}")
 
 
 @app.command()

@@ -162,11 +162,15 @@ def devices(found: Sequence[DeviceInfo], known: Known, json: bool) -> None:
     elif not found:
         nothing(json, known.tls)
     else:
-        header = (
+        header: tuple[str, ...] = (
             "device", "state", "how", "fingerprint", "presence", "heard", "has", "tasks", "updates", "payload up",
             "last",
         )  # fmt: skip
-        console.table(header, [_row(info, known) for info in found], right=header[8:10])
+        rows: list[tuple[str, ...]] = [_row(info, known) for info in found]
+        if any(info.tags for info in found):
+            header = (*header, "tags")
+            rows = [(*row, " ".join(info.tags)) for row, info in zip(rows, found, strict=True)]
+        console.table(header, rows, right=header[8:10])
         for row in (info.row for info in found if info.row.standing(known.tls) == "pending"):
             console.line(
                 f"{row.name} waits to be approved; the fingerprint of its key: {formatting.grouped(row.fingerprint)}"
@@ -186,6 +190,7 @@ def document(info: DeviceInfo, known: Known) -> dict[str, Any]:
         "last_seen_at": known.last_seen_at(info),
         "has": dataclasses.asdict(info.has),
         "tasks": list(info.tasks),
+        "tags": info.tags,
         "updates": info.updates,
         "payload_up": info.payload_up,
         "last_outcome": info.last_outcome,
@@ -210,7 +215,8 @@ def one(info: DeviceInfo, links: Sequence[MeasureRow], known: Known, json: bool)
         "cores": unknown if has.cores is None else str(has.cores), "memory free": f"{memory[0]} of {memory[1]}",
         "power": power, "link": link, **_measured(links),
         "runs": ", ".join(f"{name} {version}" for name, version in info.hello.get("versions", {}).items()),
-        "tasks": _tasks(info), "updates": f"{info.updates}, {formatting.size(info.payload_up)}",
+        "tasks": _tasks(info), "tags": " ".join(info.tags),
+        "updates": f"{info.updates}, {formatting.size(info.payload_up)}",
         "last": info.last_outcome,
     }  # fmt: skip
     console.line(info.row.name)

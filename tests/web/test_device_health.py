@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 from benchmarks.page.recipe import Recipe, Teller, fill
 from tests.support.browsing import Open, axe, overflow
 from tests.support.filled_fleet import a_fleet, fingerprint, hello, there
-from tests.support.filled_store import finish, twelve_rounds
+from tests.support.filled_store import twelve_rounds
 from tests.support.serving import Shown
 from tests.web.test_api import get
 from thinwire.core.events import DeviceOffline, DeviceOnline
@@ -94,12 +94,14 @@ def test_a_rate_is_measured_by_large_transfers_only():
 
 def test_a_failure_of_a_run_that_is_over_needs_nothing(page: TestClient, store: Store):
     run = twelve_rounds(store)
-    run.fail("pi-08", 1.0, "task-error", "RuntimeError at task.py:41")
+    run.fail("pi-08", 1.0, "declined", "hours: outside of 22:00-06:00")
     device = get(page, "devices/pi-08")
-    assert device["next_step"].startswith(f"Read why its last assignment in {run.run_id} failed: task-error: ")
-    finish(run)
+    assert device["next_step"].startswith(f"Read why its last assignment in {run.run_id} failed: declined")
+    assert device["declined"]["run_id"] == run.run_id
+    run.status("stopped", "stopped by ann")
     device = get(page, "devices/pi-08")
     assert (device["last_run"], device["last_is_over"], device["next_step"]) == (run.run_id, True, "")
+    assert (device["declined"], device["last_outcome"][:16]) == (None, "failed: declined")
 
 
 def test_the_most_urgent_step_stands_alone(page: TestClient, store: Store):

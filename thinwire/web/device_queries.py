@@ -10,7 +10,7 @@ from typing import Any
 
 from thinwire.core.clock import down_since_of, heard_by
 from thinwire.core.errors import NotFound
-from thinwire.core.events import DeviceOffline
+from thinwire.core.events import ENDED, DeviceOffline
 from thinwire.core.formatting import duration
 from thinwire.core.link_state import SUSPECT_S
 from thinwire.reports.secure_rounds import why_not_known
@@ -68,9 +68,11 @@ class Devices:
         if info is None:
             raise _nobody(name)
         actions, selected = self._store.audit.actions(name), self._store.device_updates(name, LAST_ASSIGNMENTS)
-        declined = next((u for u in selected if u.outcome == "failed" and u.reason.startswith("declined")), None)
         rounds = self.stays(name)
-        hidden = {run_id: why_not_known(self._store.run(run_id)) for run_id in {u.run_id for u in selected}}
+        runs = {run_id: self._store.run(run_id) for run_id in {u.run_id for u in selected}}
+        hidden = {run_id: why_not_known(run) for run_id, run in runs.items()}
+        going = (u for u in selected if u.outcome == "failed" and runs[u.run_id].status not in ENDED)
+        declined = next((u for u in going if u.reason.startswith("declined")), None)
         return models.DevicePage(
             **_device(info, self._beside(actions)),
             actions=[models.Action(at=a.at, who=a.who, what=a.what, sentence=action(a)) for a in actions],

@@ -119,7 +119,7 @@ class Stays(Answer):
 
 
 class Declined(Answer):
-    """The last refusal by a device's own policy, if it is among the device's last assignments."""
+    """The last refusal by a device's own policy in a run that is not over, if among the device's last assignments."""
 
     run_id: str
     round: int

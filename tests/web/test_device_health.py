@@ -52,6 +52,9 @@ def test_figures_come_from_the_replies_of_each_hour(page: TestClient, store: Sto
     lines = page.get("/api/v1/devices/pi-08/health.csv").text.splitlines()
     assert (lines[0].split(",")[2], len(lines)) == ("online", 25)
     assert page.get("/api/v1/devices/pi-99/health").status_code == 404
+    store.roster.enrol("attic", fingerprint("attic"), b"key", "manual")
+    never = get(page, "devices/attic/health")
+    assert {row["online"] for row in never["rows"]} == {None}, "it has never connected"
 
 
 def test_of_too_many_assignments_the_earlier_ones_are_not_read(

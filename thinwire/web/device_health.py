@@ -10,6 +10,7 @@ import statistics
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from typing import Final, Literal
 
 from thinwire.core.events import DeviceOffline, DeviceOnline
@@ -93,9 +94,10 @@ def online_share(changes: Sequence[Change], begin: float, end: float) -> float |
 
     >>> online_share([(0.0, True), (30.0, False)], 0.0, 40.0), online_share([(50.0, True)], 0.0, 40.0)
     (0.75, None)
+    >>> online_share([], 0.0, 40.0)
     """
     online_s = known_s = 0.0
-    for (at, is_online), (following, _) in zip(changes, [*changes[1:], (end, False)], strict=True):
+    for (at, is_online), (following, _) in pairwise([*changes, (end, False)]):
         seconds = max(0.0, min(following, end) - max(at, begin))
         known_s += seconds
         online_s += seconds if is_online else 0.0

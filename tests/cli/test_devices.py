@@ -287,3 +287,21 @@ def test_a_revoked_device_is_forgotten_and_the_command_may_be_typed_again(thinwi
     again = thinwire("devices", "forget", "pi-01", "--home", home)
     assert (again.code, again.out) == (0, "nothing in the database names pi-01\n")
     assert "forget" in thinwire("devices", "list", "--log", "--home", home).out
+
+
+# Tags.
+
+
+def test_a_device_is_tagged_and_found_by_its_tags(thinwire, home, store, device):
+    assert thinwire("devices", "tag", "pi-01", "+ward", "+arm", "--home", home).out == "pi-01  arm ward\n"
+    assert thinwire("devices", "tag", "pi-01", "-arm", "--json", "--home", home).document["tags"] == ["ward"]
+    assert thinwire("devices", "tag", "pi-01", "--home", home).out == "pi-01  ward\n"
+    said = thinwire("devices", "tag", "pi-01", "+Ward", "--home", home)
+    assert (said.code, "the tag 'Ward' is not valid" in said.err, "devices tag" in said.err) == (2, True, True)
+    assert thinwire("devices", "tag", "pi-77", "+ward", "--home", home).code == 9
+    assert "TAGS" in thinwire("devices", "list", "--home", home).out
+    assert [one["name"] for one in thinwire("devices", "list", "--tag", "ward", "--json", "--home", home).document] == [
+        "pi-01"
+    ]
+    none = thinwire("devices", "list", "--tag", "arm", "--home", home)
+    assert (none.code, none.out, "no device has the tag arm" in none.err) == (0, "", True)

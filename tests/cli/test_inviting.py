@@ -9,9 +9,9 @@ import os
 import pytest
 
 from tests.support.cli_story import KEY
-from thinwire.cli.devices import render
 from thinwire.cli.local_state import operator
 from thinwire.core.fleet import Joining
+from thinwire.core.invitation import COLUMNS
 from thinwire.core.statedir import AggregatorHome
 from thinwire.store import Store
 
@@ -67,7 +67,7 @@ def test_invitations_for_names_go_to_a_private_file_that_is_never_overwritten(th
     assert out.stat().st_mode & 0o777 == 0o600
     with out.open() as file:
         one, two = csv.DictReader(file)
-    assert tuple(one) == render.COLUMNS
+    assert tuple(one) == COLUMNS
     assert (one["id"], one["name"], one["url"], two["name"]) == ("1", "pi-01", URLS[0], "pi-02")
     assert two["command"] == f"thinwire client join {URLS[0]} - --name pi-02"
     assert join(store, two["invitation"], "pi-02") == "approved"
@@ -109,7 +109,7 @@ def test_an_invitation_is_withdrawn_by_its_number(thinwire, home, store, api):
 
 def test_without_a_device_api_that_others_reach_nobody_is_invited(thinwire, home, store):
     said = thinwire("devices", "invite", "--home", home)
-    assert (said.code, "aggregator start --listen 0.0.0.0:9090" in said.err) == (9, True)
+    assert (said.code, f"aggregator start --home {home} --listen 0.0.0.0:9090" in said.err) == (9, True)
     path = AggregatorHome.under(home).root / "tls" / "invite.json"
     path.parent.mkdir()
     for torn in ("", "{}", "[]", '{"pin": "ab", "urls": ["https://x"]}', json.dumps({"pin": PIN, "urls": []})):

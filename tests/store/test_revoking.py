@@ -49,6 +49,9 @@ def test_every_change_of_a_device_says_who_made_it_and_when(store: Store, clock:
     store.roster.approve("pi-01", who="ann")
     store.roster.revoke("pi-01", who="bob")
     store.roster.rename("pi-01", "pi-09", who="bob")
+    assert store.roster.tag("pi-09", ["ward", "arm"], who="ann") == ["arm", "ward"]
+    assert store.roster.tag("pi-09", ["ward"], ["arm", "never"], who="ann") == ["ward"]
+    assert store.roster.tag("pi-09", ["ward"], who="bob") == ["ward"], "nothing changes, and nothing is recorded"
     store.roster.approve("pi-09", who="ann")
     store.roster.leave("pi-09")
     clock.advance(5)
@@ -60,12 +63,14 @@ def test_every_change_of_a_device_says_who_made_it_and_when(store: Store, clock:
         ("ann", "pi-01", "approve", key),
         ("bob", "pi-01", "revoke", ""),
         ("bob", "pi-09", "rename", "was pi-01"),
+        ("ann", "pi-09", "tag", "+arm +ward"),
+        ("ann", "pi-09", "tag", "-arm"),
         ("ann", "pi-09", "approve", key),
         ("pi-09", "pi-09", "leave", ""),
         ("bob", "", "withdraw", "invitation 2"),
     ]
     assert [action.at - clock.origin for action in store.audit.actions(limit=2)] == [5.0, 0.0]
-    past = ["join", "approve", "revoke", "rename", "approve", "leave"]
+    past = ["join", "approve", "revoke", "rename", "tag", "tag", "approve", "leave"]
     assert [what for _, _, what, _ in said(store, "pi-09")][::-1] == past
 
 
@@ -255,7 +260,7 @@ def test_what_a_device_was_selected_comes_newest_first_over_all_runs_on_devices(
         run_id = new_run(known, source=source)
         known.record(run_id, [*opened(run_id, 1), *opened(run_id, 2)])
     found = [(row.device, row.run_id, row.round) for row in known.device_updates("pi-01", limit=3)]
-    assert found == [("pi-01", "digits-3", 2), ("pi-01", "digits-3", 1), ("pi-01", "digits-1", 2)]
+    assert found == [("pi-01", "digits-3", 2), ("pi-01", "digits-1", 2), ("pi-01", "digits-3", 1)]
 
 
 def test_one_number_tells_of_every_change_of_the_roster_and_every_refusal(store: Store) -> None:

@@ -22,11 +22,11 @@ from tests.support.callers import TlsPlace, tls_place
 from tests.support.fleet_words import PATIENCE_S, answer, envelope, hello, polled, written
 from tests.support.processes import environment
 from thinwire.core.errors import Unreachable
+from thinwire.core.invitation import Invitation
 from thinwire.core.types import ReplyHeader
 from thinwire.transport.device.enroll import join
 from thinwire.transport.device.identity import device_key
 from thinwire.transport.device.link import HttpsLink
-from thinwire.transport.protocol.registration import Invitation
 from thinwire.transport.server.tls import InternalCA
 
 BODY = hashlib.shake_128(b"an update").digest(20_000)

@@ -14,13 +14,13 @@ from typing import Any
 
 from thinwire.core.errors import NotInvited, Refused
 from thinwire.core.fleet import DeviceRow, DeviceState, Hello, How, Joining
+from thinwire.core.invitation import Invitation
 from thinwire.core.serialization import arrived_from_bytes, arrived_to_bytes, reply_to_bytes
 from thinwire.core.types import ReplyHeader, UpdateId
 from thinwire.flower import FlowerFleet
 from thinwire.transport.device.enroll import join
 from thinwire.transport.device.identity import Trust, device_key
 from thinwire.transport.device.link import HttpsLink
-from thinwire.transport.protocol.registration import Invitation
 from thinwire.transport.server.tls import InternalCA
 
 

@@ -17,9 +17,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from tests.support.transport_doubles import drawn_invitation
 from thinwire.core.errors import DataLost, UsageError
+from thinwire.core.invitation import SYSTEM, Invitation
 from thinwire.transport.device.identity import Trust
 from thinwire.transport.protocol.certificates import chains, make_ca, make_leaf, pin_of, server_name
-from thinwire.transport.protocol.registration import SYSTEM, Invitation
 from thinwire.transport.server.tls import InternalCA, OperatorCertificate
 
 MAY = datetime(2026, 5, 1, tzinfo=UTC)

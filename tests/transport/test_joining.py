@@ -16,11 +16,11 @@ from tests.support.certificates import Authority
 from tests.support.proxy import proxy
 from tests.support.transport_doubles import Place, drawn_invitation, place
 from thinwire.core.errors import Refused, Unreachable, UsageError
+from thinwire.core.invitation import Invitation
 from thinwire.transport.device.enroll import EnrollmentResult, join
 from thinwire.transport.device.identity import ServerClock, Trust, device_key
 from thinwire.transport.device.link import HttpsLink
 from thinwire.transport.protocol.certificates import server_name
-from thinwire.transport.protocol.registration import Invitation
 
 
 @pytest.fixture

@@ -22,12 +22,12 @@ from tests.support.transcript import GOLDEN, Exchange, Meaning, Transcript, head
 from tests.support.transport_doubles import Place
 from tests.transport.write_transcript import recorded_place, until_taken
 from thinwire.core.fleet import ClientConnected
+from thinwire.core.invitation import Invitation
 from thinwire.core.protocol import SPOKEN
 from thinwire.core.types import Failure, ReplyHeader
 from thinwire.transport.device.enroll import join, trust_of
 from thinwire.transport.device.identity import Trust, device_key
 from thinwire.transport.protocol.certificates import server_name
-from thinwire.transport.protocol.registration import Invitation
 from thinwire.transport.protocol.signing import Signer
 
 HINT = "the session of a new version is recorded by python -m tests.transport.write_transcript"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from tests.web.test_api import get
 from tests.web.test_device_api_refusals import Visit
 from thinwire.core.events import DeviceOffline, DeviceOnline, RunNoted
 from thinwire.core.statedir import hold
-from thinwire.store import Store
+from thinwire.store import Invited, Store
 
 OURS = {"Origin": "http://127.0.0.1:8080"}
 AT = time.time() - 60
@@ -228,6 +229,48 @@ def test_the_operator_reads_the_reason_that_the_outside_does_not_learn(page: Tes
     assert newest["told"] == newest["why"]
     assert {one["told"] for one in others} == {"no invitation that can be used"}
     assert [one["why"] for one in others] == ["unknown", "used by cam-01 (invitation 3)"]
+
+
+def test_invitations_are_made_shown_once_and_enroll(visit: Visit, store: Store, tmp_path: Path):
+    client = visit(lock=tmp_path / "lock")
+    client.post("/login", data={"code": store.logins.new_code()})
+    refused = post(client, "invitations", {}, status=404)
+    assert "no device API to invite to" in refused["detail"]
+    assert "aggregator start" in refused["try"]
+    assert store.invitations.all() == []
+    (tmp_path / "tls").mkdir()
+    said = {"pin": "ab" * 32, "urls": ["https://agg.example:9090"]}
+    (tmp_path / "tls" / "invite.json").write_text(json.dumps(said))
+    one, two = post(client, "invitations", {"names": ["ward-1", "ward-2"], "approve_manually": True}, status=201)
+    assert one["command"] == "thinwire client join https://agg.example:9090 - --name ward-1"
+    word, pin, secret = two["invitation"].split(".")
+    assert (word, pin) == ("tw1", "ab" * 32)
+    come(store, "ward-2", Invited(two["id"], secret, "ward-2", 0.0))
+    assert {row.name: row.state for row in store.roster.rows()} == {"ward-2": "pending"}
+    assert secret not in client.get("/api/v1/invitations").text
+    assert [one.who for one in store.audit.actions() if one.what == "invite"] == ["machine"]
+    assert len(post(client, "invitations", {"count": 3, "expires_s": 60}, status=201)) == 3
+    for wrong in ({"count": 0}, {"count": 1001}, {"names": ["Ward 1"]}, {"names": ["a", "a"]}, {"expires_s": -1}):
+        post(client, "invitations", wrong, status=422)
+    assert len(store.invitations.all()) == 5
+
+
+def test_a_dashboard_that_does_not_know_the_device_api_makes_no_invitation(page: TestClient, store: Store):
+    assert "thinwire devices invite" in post(page, "invitations", {}, status=409)["try"]
+
+
+def test_devices_are_renamed_and_tagged_and_the_audit_has_who(page: TestClient, fleet: Store):
+    assert post(page, "devices/cam-01/tags", {"add": ["ward", "arm"]}) == {"device": "cam-01", "tags": ["arm", "ward"]}
+    assert post(page, "devices/cam-01/tags", {"add": ["lab"], "remove": ["arm"]})["tags"] == ["lab", "ward"]
+    assert post(page, "devices/cam-01/rename", {"name": "cam-9"}) == {"device": "cam-9", "was": "cam-01"}
+    assert (by_name(page)["cam-9"]["tags"], "cam-01" in by_name(page)) == (["lab", "ward"], False)
+    assert [one["sentence"] for one in get(page, "devices/cam-9")["actions"]][:3] == [
+        "was renamed: it was cam-01", "got other tags: +lab -arm", "got other tags: +arm +ward",
+    ]  # fmt: skip
+    assert post(page, "devices/cam-9/rename", {"name": "cam-02"}, status=409)["detail"].startswith("there is a device")
+    post(page, "devices/cam-9/rename", {"name": "<b>"}, status=422)
+    post(page, "devices/cam-9/tags", {"add": ["<b>"]}, status=422)
+    post(page, "devices/cam-77/tags", {"add": ["lab"]}, status=404)
 
 
 def test_renamed_devices_keep_what_was_measured_of_them(page: TestClient, store: Store):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -139,6 +141,47 @@ def test_what_happens_to_devices_is_shown_without_a_reload(store: Store, open_ap
     store.roster.revoke("attic")
     expect(page.locator("#out")).to_contain_text("1 device")
     expect(page.locator("#known")).to_have_count(0)
+
+
+def test_invitations_are_made_here_and_handed_out_once(store: Store, open_api: Shown, look: Open, tmp_path: Path):
+    (tmp_path / "tls").mkdir()
+    (tmp_path / "tls" / "invite.json").write_text(json.dumps({"pin": TLS["pin"], "urls": TLS["urls"]}))
+    page = look(open_api.url, "devices")
+    page.get_by_role("textbox", name="Names").fill("ward-1\nward-2")
+    page.get_by_role("button", name="Make", exact=True).click()
+    made = page.locator(".notice.made")
+    expect(made).to_contain_text("Hand these 2 out now")
+    expect(made).to_contain_text("thinwire client join https://agg.example:9090 - --name ward-2")
+    assert axe(page) == []
+    with page.expect_download() as file:
+        made.get_by_role("link", name="2 as CSV").click()
+    rows = list(csv.DictReader(file.value.path().open()))
+    assert ([row["name"] for row in rows], rows[0]["invitation"][:6]) == (["ward-1", "ward-2"], "tw1.ab")
+    made.get_by_role("button", name="I have them").click()
+    expect(made).to_have_count(0)
+    page.reload()
+    expect(page.locator("#invitations")).to_contain_text("2 can still be used")
+    assert rows[0]["invitation"] not in page.content()
+
+
+def test_a_device_is_tagged_found_by_its_tag_and_renamed(store: Store, open_api: Shown, look: Open):
+    a_fleet(store, time.time())
+    page = look(open_api.url, "devices/cam-01")
+    page.get_by_role("button", name="Tags…").click()
+    page.get_by_label("Tags, with spaces between them").fill("ward lab")
+    page.keyboard.press("Enter")
+    expect(page.locator(".head .tag")).to_have_text(["lab", "ward"])
+    page.get_by_role("button", name="Rename…").click()
+    page.get_by_label("New name").fill("cam-9")
+    assert axe(page) == []
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(f"{open_api.url}/devices/cam-9")
+    page.goto(f"{open_api.url}/devices")
+    page.get_by_role("checkbox", name="ward 1").check(force=True)
+    expect(page.locator("#known tbody tr")).to_have_count(1)
+    page.reload()
+    expect(page.locator("#known tbody tr")).to_contain_text("cam-9")
+    assert "tag=ward" in page.url
 
 
 def test_an_invitation_is_withdrawn_with_two_clicks(store: Store, open_api: Shown, look: Open):

@@ -24,6 +24,7 @@ from thinwire.store import Store
 from thinwire.web.app import create_app
 from thinwire.web.compare import compare_routes
 from thinwire.web.device_queries import Devices
+from thinwire.web.device_routes import device_routes
 from thinwire.web.routes import csv_routes
 from thinwire.web.run_list import list_routes
 from thinwire.web.run_queries import Reader
@@ -34,7 +35,9 @@ ROUTES = (
     "/api/v1/service", "/api/v1/runs", "/api/v1/groups", "/api/v1/runs/{run_id}", "/api/v1/runs/{run_id}/rounds",
     "/api/v1/runs/{run_id}/rounds/{number}", "/api/v1/runs/{run_id}/updates", "/api/v1/runs/{run_id}/rounds.csv",
     "/api/v1/runs/{run_id}/updates.csv", "/api/v1/runs/{run_id}/clients.csv", "/api/v1/devices",
-    "/api/v1/devices/{name}", "/api/v1/devices.csv", "/api/v1/invitations", "/api/v1/refusals",
+    "/api/v1/devices/{name}", "/api/v1/devices.csv", "/api/v1/runs/{run_id}/heat",
+    "/api/v1/devices/{name}/health?until=1700003600", "/api/v1/devices/{name}/health.csv?until=1700003600",
+    "/api/v1/invitations", "/api/v1/refusals",
     "/api/v1/runs/{run_id}/view", "/api/v1/runs/{run_id}/lines", "/api/v1/runs/{run_id}/clients",
     "/api/v1/run-list", "/api/v1/run-list.csv", "/api/v1/compare?runs={run_id}", "/api/v1/compare.csv?runs={run_id}",
 )  # fmt: skip
@@ -129,7 +132,8 @@ def test_the_same_comparison_finds_who_was_selected_without_sampling(run: Made) 
     assert {
         "/api/v1/runs/toy-1", "/api/v1/runs/toy-1/rounds", "/api/v1/runs/toy-1/rounds/1", "/api/v1/runs/toy-1/updates",
         "/api/v1/runs/toy-1/rounds.csv", "/api/v1/runs/toy-1/updates.csv", "/api/v1/runs/toy-1/clients.csv",
-        "/api/v1/devices/a", "runs show", "runs show --json", "privacy ledger --json",
+        "/api/v1/devices/a", "/api/v1/devices/a/health?until=1700003600", "/api/v1/runs/toy-1/heat", "runs show",
+        "runs show --json", "privacy ledger --json",
     } <= differing  # fmt: skip
     assert re.search(r"toy-1\.\d\.[a-e]", one["/api/v1/runs/toy-1/updates"])
 
@@ -138,9 +142,13 @@ def test_no_route_is_left_out(store: Store) -> None:
     app: Any = create_app(Settings(store.url, port=8080), store).app
     described = {path for path, methods in app.openapi()["paths"].items() if "get" in methods}
     reader = Reader(store)
-    lists = list_routes(store, reader, None), compare_routes(store)
-    with_files = csv_routes(reader, Devices(store, None)), audit_routes(store), *lists
-    files = {one.path for router in with_files for one in router.routes if isinstance(one, Route)}
+    settings = Settings(store.url, port=8080)
+    with_files = (
+        csv_routes(reader), device_routes(settings, store, Devices(store, None)), audit_routes(store),
+        list_routes(store, reader, None), compare_routes(store),
+    )  # fmt: skip
+    rows = [one for router in with_files for one in router.routes if isinstance(one, Route)]
+    files = {one.path for one in rows if "GET" in (one.methods or ())}
     told = {route.partition("?")[0] for route in ROUTES}
     assert {path for path in described | files if path.startswith("/api/")} == told | OTHERS
 

@@ -42,6 +42,10 @@ Data: TypeAlias = Annotated[
     Path | None, typer.Option("--data", help="path of the data; the task gets it as client.data")
 ]
 PlanFile: TypeAlias = Annotated[Path, typer.Argument(metavar="PLAN", help="plan in TOML; thinwire init writes one")]
+Tags: TypeAlias = Annotated[
+    list[str] | None, typer.Argument(metavar="+TAG | -TAG", help="tags to add (+) and to remove (-)")
+]
+TAG_SETTINGS = {"ignore_unknown_options": True}  # `-old` is a tag to remove, and no option
 RunId: TypeAlias = Annotated[str, typer.Argument(metavar="ID", help='id of a run, its unique beginning, or "latest"')]
 
 
@@ -54,6 +58,19 @@ def overrides(sets: list[str] | None) -> dict[str, str]:
             raise typer.BadParameter(f"{one!r} has no value: --set section.key=value, as in --set local.lr=0.1")
         found[place.strip()] = value.strip()
     return found
+
+
+def tag_changes(tags: list[str] | None, command: str) -> tuple[list[str], list[str]]:
+    """Return the tags to add and to remove; `UsageError` for a word without a sign, in which `command` changes tags."""
+    from thinwire.core.errors import UsageError
+
+    add, remove = list[str](), list[str]()
+    for word in tags or []:
+        if not word.startswith(("+", "-")):
+            why, hint = "a tag is added with + and removed with -", f"{command} +{word}"
+            raise UsageError(f"{word!r} says neither to add nor to remove", why=why, hint=hint)
+        (add if word.startswith("+") else remove).append(word[1:])
+    return add, remove
 
 
 def checked_plan(file: Path, sets: list[str] | None) -> RunPlan:

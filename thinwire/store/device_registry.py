@@ -12,7 +12,7 @@ import dataclasses
 import hashlib
 import math
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Literal
 
@@ -27,6 +27,7 @@ from thinwire.core.types import require_device_name
 from thinwire.store import one_time_secrets
 from thinwire.store.audit import WAS, AuditLog, act
 from thinwire.store.database import Database
+from thinwire.store.kept_runs import change_tags
 from thinwire.store.privacy_devices import reported
 from thinwire.store.queries import device_row
 from thinwire.store.tables import HAS_SAMPLES, Action, Client, Command, Device, Invitation, Measure, Run, Update
@@ -127,6 +128,24 @@ class StoredRoster:
         with self._changing() as connection:
             rename(connection, old, new, who, self._clock.wall())
 
+    def tag(self, name: str, add: Iterable[str], remove: Iterable[str] = (), who: str = "operator") -> list[str]:
+        """Add and remove tags of a device, and return all of its tags, sorted; raise `UsageError` for an invalid tag.
+
+        Tags decide nothing: people find devices by them.
+        """
+        adds, removes = dict.fromkeys(add), dict.fromkeys(remove)
+        with self._database.writing() as connection:
+            known = connection.scalar(select(Device.tags).where(Device.name == name))
+            if known is None:
+                raise unknown(connection, name)
+            tags = change_tags(known, adds, removes, name, "thinwire devices tag")
+            if tags != known:
+                connection.execute(update(Device).where(Device.name == name), {"tags": tags})
+                more, fewer = sorted({*tags} - {*known}), sorted({*known} - {*tags})
+                said = " ".join([*(f"+{tag}" for tag in more), *(f"-{tag}" for tag in fewer)])
+                act(connection, self._clock.wall(), who, name, "tag", said)
+        return tags
+
     def seen(self, hello: Hello, at: float) -> None:
         """Store a device's registration message and its time."""
         with self._database.writing() as connection:
@@ -203,16 +222,13 @@ class StoredRoster:
         if fingerprint:
             mine = mine.where(Device.fingerprint == fingerprint)
         if connection.execute(mine, change).rowcount == 0:
-            names = list(connection.scalars(select(Device.name).order_by(Device.name)))
-            if name in names:
+            if connection.scalar(select(Device.name).where(Device.name == name)) is not None:
                 raise Refused(
                     f"{name} has another key than the one that was shown",
                     why="the name went to another device meanwhile",
                     hint="look at it again, and compare its fingerprint",
                 )  # fmt: skip
-            raise NotFound(
-                f"no device {name!r}", why=f"known: {', '.join(names) or 'none'}", hint="thinwire devices list"
-            )
+            raise unknown(connection, name)
         key = connection.scalars(select(Device.fingerprint).where(Device.name == name)).one()
         act(connection, self._clock.wall(), who, name, what, f"key {grouped(key)}" if what == "approve" else "")
         return key
@@ -309,6 +325,12 @@ def _known(connection: Connection, name: str, fingerprint: str) -> DeviceRow | N
     return None
 
 
+def unknown(connection: Connection, name: str) -> NotFound:
+    """Return the error about a device that is not there."""
+    names = ", ".join(connection.scalars(select(Device.name).order_by(Device.name)))
+    return NotFound(f"no device {name!r}", why=f"known: {names or 'none'}", hint="thinwire devices list")
+
+
 def _insert(connection: Connection, row: DeviceRow) -> None:
     values = {**dataclasses.asdict(row), "change": next_change(connection), "hello": {}}
     connection.execute(insert(Device), values)
@@ -324,9 +346,7 @@ def rename(connection: Connection, old: str, new: str, who: str, at: float) -> N
     require_device_name(new, "ward-3, for instance")
     names = set(connection.scalars(select(Device.name)))
     if old not in names:
-        raise NotFound(
-            f"no device {old!r}", why=f"known: {', '.join(sorted(names)) or 'none'}", hint="thinwire devices list"
-        )
+        raise unknown(connection, old)
     if old == new:
         return
     if new in names:

@@ -32,7 +32,7 @@ from thinwire.core.events import ENDED
 from thinwire.core.formatting import grouped
 from thinwire.store.audit import WAS, act
 from thinwire.store.database import Base
-from thinwire.store.device_registry import next_change
+from thinwire.store.device_registry import next_change, unknown
 from thinwire.store.journal import LEVEL
 from thinwire.store.privacy_devices import KEY_LETTERS, put_pseudonym
 from thinwire.store.privacy_tables import PrivacyParticipant
@@ -225,8 +225,7 @@ def remove(connection: Connection, name: str, who: str, at: float) -> None:
     """Remove the row of a device that never got an assignment. Invitations and actions that name it stay."""
     row = connection.execute(select(*Device.__table__.c).where(Device.name == name)).first()
     if row is None:
-        names = ", ".join(connection.scalars(select(Device.name).order_by(Device.name)))
-        raise NotFound(f"no device {name!r}", why=f"known: {names or 'none'}", hint="thinwire devices list")
+        raise unknown(connection, name)
     has_worked = connection.scalar(select(Client.run_id).where(Client.device == name).limit(1))
     keys = [row.fingerprint, *row.other_keys]
     spent = connection.scalar(select(PrivacyParticipant.entry).where(PrivacyParticipant.device.in_(keys)).limit(1))

@@ -14,7 +14,7 @@ of the privacy ledger.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from sqlalchemy import Connection, delete, insert, select, update
@@ -45,17 +45,9 @@ class KeptRuns:
     def tag_run(self, run_id: str, add: Iterable[str], remove: Iterable[str] = (), who: str = "operator") -> list[str]:
         """Add and remove tags of a run, and return all of its tags, sorted; raise `UsageError` for an invalid tag."""
         adds, removes = dict.fromkeys(add), set(remove)
-        for tag in (*adds, *removes):
-            require_tag(tag)
         with self._database.writing() as connection:
             known = _columns(connection, run_id)["tags"]
-            tags = sorted({*known, *adds} - removes)
-            if len(tags) > MAX_TAGS:
-                raise UsageError(
-                    f"{run_id} would have {len(tags)} tags",
-                    why=f"a run has at most {MAX_TAGS}",
-                    hint=f"remove one: thinwire runs tag {run_id} -{known[0] if known else tags[0]}",
-                )
+            tags = change_tags(known, adds, removes, run_id, "thinwire runs tag")
             if tags != known:
                 connection.execute(update(Run).where(Run.run_id == run_id), {"tags": tags})
                 self._audit(connection, "tag-run", run_id, who, {"add": [*adds], "remove": sorted(removes)})
@@ -121,14 +113,28 @@ class KeptRuns:
         connection.execute(insert(Command), {**row, "result": {"done": True}})
 
 
-def require_tag(tag: str) -> None:
-    """Raise `UsageError` unless a tag has 1 to 32 letters of a to z, digits and hyphens."""
-    if not TAG.fullmatch(tag):
+def change_tags(
+    known: Sequence[str], add: Collection[str], remove: Collection[str], name: str, command: str
+) -> list[str]:  # fmt: skip
+    """Return the tags of a run or a device after a change, sorted.
+
+    Raise `UsageError` for an invalid tag, and if more than `MAX_TAGS` would be left; `command` changes them.
+    """
+    for tag in (*add, *remove):
+        if not TAG.fullmatch(tag):
+            raise UsageError(
+                f"the tag {tag[:40]!r} is not valid",
+                why="a tag has 1 to 32 characters: a to z, 0 to 9 and -",
+                hint=f"{command} {name} +paper",
+            )
+    tags = sorted({*known, *add} - {*remove})
+    if len(tags) > MAX_TAGS:
         raise UsageError(
-            f"the tag {tag[:40]!r} is not valid",
-            why="a tag has 1 to 32 characters: a to z, 0 to 9 and -",
-            hint="thinwire runs tag latest +paper",
+            f"{name} would have {len(tags)} tags",
+            why=f"there are at most {MAX_TAGS}",
+            hint=f"remove one: {command} {name} -{known[0] if known else tags[0]}",
         )
+    return tags
 
 
 def _columns(connection: Connection, run_id: str, with_deleted: bool = False) -> Mapping[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from sqlalchemy import ColumnElement, Connection, RowMapping, Select, bindparam, case, func, select
 
 from thinwire.core.errors import NotFound
+from thinwire.core.events import ENDED
 from thinwire.core.fleet import DeviceRow, TaskReport
 from thinwire.core.types import PHASES
 from thinwire.store.database import Base, Database, upsert
@@ -192,13 +193,16 @@ class RunQueries:
         ordered = wanted.order_by(Update.round, Update.device, Update.assigned_at)
         return [UpdateRow(**found) for found in _all(self._database, ordered)]
 
-    def latest_work(self, run_id: str, since: int, devices: Sequence[str] | None) -> list[WorkRow]:
-        """Return what the pages of clients show of the assignments from round `since` on, oldest first."""
-        wanted = columns_of(Update, WorkRow).where(Update.run_id == run_id, Update.round >= since)
+    def latest_work(
+        self, run_id: str, since: int, devices: Sequence[str] | None = None, last: int = 2**31 - 1
+    ) -> list[WorkRow]:  # fmt: skip
+        """Return what tables of clients show of the assignments from round `since` to `last`, oldest first."""
+        wanted = columns_of(Update, WorkRow).where(Update.run_id == run_id, Update.round.between(since, last))
         if devices is not None:
             wanted = wanted.where(Update.device.in_(devices))
         ordered = wanted.order_by(Update.round, Update.assigned_at)
-        return [WorkRow(**found) for found in _all(self._database, ordered)]
+        with self._database.reading() as connection:
+            return [WorkRow(*found) for found in connection.execute(ordered)]
 
     def updates_into(self, run_id: str, number: int, since: int, outcomes: Sequence[str] = ()) -> list[UpdateRow]:
         """Return the assignments of earlier rounds that were aggregated into this one, and with one of `outcomes` those
@@ -256,23 +260,23 @@ class RunQueries:
     def devices(self, names: Sequence[str] | None = None) -> list[DeviceInfo]:
         """Return all devices by name, or those with these names."""
         wanted = select(*Device.__table__.c).order_by(Device.name)
-        parts = select(Client.device, Client.arrived, Client.payload_up, Client.last_outcome).join(
-            Run, (Run.run_id == Client.run_id) & (Run.source == "devices")
-        )
+        columns = (Client.device, Client.arrived, Client.payload_up, Client.last_outcome, Run.run_id, Run.status)
+        parts = select(*columns).join(Run, (Run.run_id == Client.run_id) & (Run.source == "devices"))
         if names is not None:
             wanted, parts = wanted.where(Device.name.in_(names)), parts.where(Client.device.in_(names))
         with self._database.reading() as connection:
             known = connection.execute(wanted).mappings().all()
             done = connection.execute(parts.order_by(func.coalesce(Client.last_at, 0.0))).all()
-        sums: dict[str, tuple[int, int, str]] = {}
-        for device, arrived, payload, outcome in done:
-            before = sums.get(device, (0, 0, ""))
-            sums[device] = (before[0] + arrived, before[1] + payload, outcome or before[2])
+        sums: dict[str, tuple[int, int, str, str, bool]] = {}
+        for device, arrived, payload, outcome, run_id, status in done:
+            before = sums.get(device, (0, 0, "", "", False))
+            last = (outcome, run_id, status in ENDED) if outcome else before[2:]
+            sums[device] = (before[0] + arrived, before[1] + payload, *last)
         return [
             DeviceInfo(
                 device_row(d), d["online"], d["seen_at"], max(filter(None, (d["seen_at"], d["last_seen_at"])),
                     default=None),
-                d["hello"], *sums.get(d["name"], (0, 0, "")),
+                d["hello"], d["tags"], *sums.get(d["name"], (0, 0, "")),
             )
             for d in known
         ]  # fmt: skip
@@ -305,12 +309,19 @@ class RunQueries:
             rounds.setdefault(run_id, []).append(int(number or 0))
         return list(rounds.items())
 
-    def device_updates(self, name: str, limit: int = 50) -> list[UpdateRow]:
-        """Return a device's last assignments and their outcomes over all runs on devices, latest first."""
-        mine = (Client.run_id == Update.run_id) & (Client.device == name)  # uses an index to find the device's runs
-        wanted = columns_of(Update, UpdateRow).join(Client, mine).join(Run, Run.run_id == Update.run_id)
+    def device_updates(
+        self, name: str, limit: int = 50, since: float | None = None, until: float | None = None
+    ) -> list[UpdateRow]:  # fmt: skip
+        """Return a device's last assignments and their outcomes over all runs on devices, latest first.
+
+        With `since` and `until`, those that were assigned between these moments.
+        """
+        wanted = columns_of(Update, UpdateRow).join(Run, Run.run_id == Update.run_id)
         wanted = wanted.where(Update.device == name, Run.source == "devices", Run.deleted_at.is_(None))
-        wanted = wanted.order_by(Run.number.desc(), Update.round.desc(), Update.assigned_at.desc()).limit(limit)
+        if since is not None and until is not None:
+            wanted = wanted.where(Update.assigned_at.between(since, until))
+        latest = (Update.assigned_at.desc().nulls_last(), Run.number.desc(), Update.round.desc())
+        wanted = wanted.order_by(*latest).limit(limit)
         return [UpdateRow(**found) for found in _all(self._database, wanted)]
 
 

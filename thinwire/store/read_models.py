@@ -273,6 +273,7 @@ class WorkRow:
     device: str
     outcome: AssignmentOutcome
     assigned_at: float | None
+    arrived_at: float | None
     examples: int
     residual_ratio: float | None
 
@@ -341,9 +342,12 @@ class DeviceInfo:
     seen_at: float | None
     last_seen_at: float | None
     hello: dict[str, Any]
+    tags: list[str]
     updates: int
     payload_up: int
     last_outcome: str
+    last_run: str = ""  # in which that was
+    last_is_over: bool = False  # of that run: nothing is left to do about its failure
 
     @property
     def tasks(self) -> list[dict[str, Any]]:

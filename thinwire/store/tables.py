@@ -171,6 +171,7 @@ class Update(Traffic, Base):
     __table_args__ = (
         Index(None, "run_id", "update_id"),
         Index(None, "run_id", "round"),
+        Index(None, "device", "assigned_at"),
         # Of the few updates that went into a later round; on PostgreSQL of all, since to name its dialect imports it.
         Index(None, "run_id", "aggregated_round", sqlite_where=text("aggregated_round <> round")),
     )  # fmt: skip
@@ -304,6 +305,7 @@ class Device(Base):
     booked: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default="{}")  # the most it has ever reported
     other_keys: Mapped[list[Any]] = mapped_column(default=list, server_default="[]")  # whose spending is its own too
     brought: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default="{}")  # releases that are not here
+    tags: Mapped[list[Any]] = mapped_column(default=list, server_default="[]")
 
 
 class Invitation(Base):

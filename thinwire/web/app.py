@@ -20,11 +20,12 @@ from thinwire.web.alerts import AlertWatch, alert_routes
 from thinwire.web.bundle import BundledFiles, script, styles
 from thinwire.web.compare import compare_routes
 from thinwire.web.device_queries import Devices
+from thinwire.web.device_routes import DeviceName, device_routes, invitation_routes
 from thinwire.web.event_feed import EventFeeds, event_routes
 from thinwire.web.login import PasswordChecks, login_routes
 from thinwire.web.plan_routes import plan_routes
 from thinwire.web.problems import DescribedApp, add_handlers
-from thinwire.web.routes import DeviceName, Live, News, RunId, api_routes, csv_routes, device_routes
+from thinwire.web.routes import Live, News, RunId, api_routes, csv_routes, round_routes
 from thinwire.web.run_actions import action_routes
 from thinwire.web.run_list import list_routes
 from thinwire.web.run_queries import Reader
@@ -75,10 +76,12 @@ def create_app(settings: Settings, store: Store, closing: Callable[[], bool] = l
     app.include_router(compare_routes(store))
     app.include_router(plan_routes(settings, store))
     app.include_router(upload_routes(settings))
-    app.include_router(csv_routes(reader, devices))
+    app.include_router(csv_routes(reader))
     app.include_router(action_routes(store))
     app.include_router(api_routes(settings, store, reader, live))
+    app.include_router(round_routes(reader))
     app.include_router(device_routes(settings, store, devices))
+    app.include_router(invitation_routes(settings, store, devices))
     app.include_router(alert_routes(store))
     for router in (
         event_routes(feeds),

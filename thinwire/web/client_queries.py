@@ -8,9 +8,13 @@ from thinwire.core.events import ENDED
 from thinwire.reports import secure_rounds
 from thinwire.reports.reason_text import sentence
 from thinwire.store import ClientRow, DeviceInfo, RoundRow, RunRow, Store, WorkRow
-from thinwire.web import schemas
+from thinwire.web import round_schemas, schemas
 
 LATEST_ROUNDS = 3  # rounds in which a device's examples are searched
+HEAT_ROUNDS = 60  # of a heat map at most, as of the strip of rounds above it
+HEAT_ROWS = 200  # of a heat map: more clients are put together in bins
+HEAT_CELLS = 60_000  # assignments that are read for it: of more clients fewer rounds
+OUTCOMES = ("over", "aggregated", "accepted", "aggregated-late", "selected", "dropped", "failed")  # from best to worst
 
 
 class Clients:
@@ -37,6 +41,19 @@ class Clients:
         shown = client_states(row, newest, latest, clients, store.devices(wanted), reasons, shown_absent)
         return schemas.Clients(total=there + len(absent), selected=selected, first=first, clients=shown)
 
+    def heat(self, row: RunRow, first: int, last: int) -> round_schemas.Heat:
+        """Return rounds by clients, of the newest rounds from `first` to `last`, with at most `HEAT_CELLS` cells."""
+        last = min(last, self._store.round_count(row.run_id)[0])
+        rounds, cells = dict[int, float](), 0
+        for one in reversed(self._store.rounds(row.run_id, max(first, last - HEAT_ROUNDS + 1), last)):
+            cells += len(one.selected)
+            if rounds and cells > HEAT_CELLS:
+                break
+            rounds[one.round] = one.seconds or one.deadline_s
+        numbers = sorted(rounds)
+        work = self._store.latest_work(row.run_id, numbers[0], last=last) if numbers else []
+        return heat_map(numbers, rounds, work)
+
     def _reasons(self, run: RunRow, newest: RoundRow) -> dict[str, str]:
         """Return the reason of each device that the latest round considered and did not select.
 
@@ -50,6 +67,33 @@ class Clients:
         else:
             others = {name for name, at in self._store.online_since().items() if at <= newest.opened_at}
         return {**dict.fromkeys(sorted(others.difference(newest.selected)), "not sampled"), **reasons}
+
+
+def heat_map(numbers: Sequence[int], lengths: Mapping[int, float], work: Sequence[WorkRow]) -> round_schemas.Heat:
+    """Return a heat map of these rounds, with their lengths in seconds; a cell of a bin is that of its worst client."""
+    names = sorted({one.device for one in work})
+    each = max(1, -(-len(names) // HEAT_ROWS))
+    row_of = {name: place // each for place, name in enumerate(names)}
+    column_of = {number: place for place, number in enumerate(numbers)}
+    worst = [[-1] * len(numbers) for _ in range(-(-len(names) // each))]
+    shares: list[list[float | None]] = [[None] * len(numbers) for _ in worst]
+    for one in work:
+        row, column = row_of[one.device], column_of[one.round]
+        worst[row][column] = max(worst[row][column], OUTCOMES.index(one.outcome))
+        if one.arrived_at is not None and one.assigned_at is not None and lengths[one.round]:
+            share = round((one.arrived_at - one.assigned_at) / lengths[one.round], 2)
+            shares[row][column] = max(share, shares[row][column] or 0.0)
+    bins = [names[place : place + each] for place in range(0, len(names), each)]
+    return round_schemas.Heat(
+        rounds=list(numbers), outcomes=list(OUTCOMES), clients=len(names),
+        rows=[
+            round_schemas.HeatRow(
+                label=own[0] if len(own) == 1 else f"{own[0]} to {own[-1]}", clients=len(own), shares=of,
+                outcomes="".join("." if place < 0 else str(place) for place in places),
+            )
+            for own, places, of in zip(bins, worst, shares, strict=True)
+        ],
+    )  # fmt: skip
 
 
 def client_states(

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from thinwire.core.clock import heard_by
+from thinwire.core.clock import down_since_of, heard_by
 from thinwire.core.errors import NotFound
-from thinwire.core.events import DeviceOffline, DeviceOnline
+from thinwire.core.events import ENDED, DeviceOffline
 from thinwire.core.formatting import duration
 from thinwire.core.link_state import SUSPECT_S
 from thinwire.reports.secure_rounds import why_not_known
@@ -22,10 +21,11 @@ from thinwire.store import (
     RefusalNote,
     RunRow,
     Store,
-    UpdateRow,
     by_todays_name,
 )
+from thinwire.store.audit import WAS
 from thinwire.web import device_schemas as models
+from thinwire.web.device_health import MOST_READ, ROWS, Change, Presence, Span, rows_of, upload_rate
 from thinwire.web.settings import aggregator
 
 ACTIONS = 1000  # latest entries of the audit log, in which the deciding ones are searched
@@ -46,6 +46,7 @@ class Beside:
     deeds: Mapping[str, DeviceAction]  # the latest decision, by device
     invitations: Mapping[str, int]  # by the device that joined with it
     heard: Mapping[str, float]  # last contact of each online device, wall clock
+    gone: bool  # the aggregator: nobody knows who is online
 
 
 class Devices:
@@ -53,7 +54,7 @@ class Devices:
 
     def __init__(self, store: Store, lock: Path | None) -> None:
         self._store, self._lock = store, lock
-        self._departures = Departures(store)
+        self._presence = Presence(store)
 
     def all(self) -> list[models.Device]:
         """Return all devices."""
@@ -65,11 +66,13 @@ class Devices:
         seq = self._store.changes()
         info = next((one for one in self._store.devices() if one.row.name == name), None)
         if info is None:
-            raise NotFound(f"no device {name}", why="nobody of that name has come, or it was renamed")
+            raise _nobody(name)
         actions, selected = self._store.audit.actions(name), self._store.device_updates(name, LAST_ASSIGNMENTS)
-        declined = next((u for u in selected if u.outcome == "failed" and u.reason.startswith("declined")), None)
         rounds = self.stays(name)
-        hidden = {run_id: why_not_known(self._store.run(run_id)) for run_id in {u.run_id for u in selected}}
+        runs = {run_id: self._store.run(run_id) for run_id in {u.run_id for u in selected}}
+        hidden = {run_id: why_not_known(run) for run_id, run in runs.items()}
+        going = (u for u in selected if u.outcome == "failed" and runs[u.run_id].status not in ENDED)
+        declined = next((u for u in going if u.reason.startswith("declined")), None)
         return models.DevicePage(
             **_device(info, self._beside(actions)),
             actions=[models.Action(at=a.at, who=a.who, what=a.what, sentence=action(a)) for a in actions],
@@ -86,6 +89,38 @@ class Devices:
             ) if declined else None,
             policy=str(dict(info.hello.get("versions", {})).get("policy", "")), seq=seq, now=time.time(),
         )  # fmt: skip
+
+    def health(self, name: str, span: Span, until: float | None) -> models.Health:
+        """Return what was measured of a device in the rows of a span, which end at `until`, or now."""
+        info = next(iter(self._store.devices([name])), None)
+        if info is None:
+            raise _nobody(name)
+        number, length = ROWS[span]
+        now = time.time()
+        until = min(now, until) if until is not None else now
+        since = until // length * length - (number - 1) * length
+        updates = self._store.device_updates(name, MOST_READ + 1, since, until)
+        read_since = updates[MOST_READ - 1].assigned_at if len(updates) > MOST_READ else None
+        hidden = {why_not_known(self._store.run(run_id)) for run_id in {one.run_id for one in updates}} - {""}
+        changes = self._changes(info)
+        return models.Health(
+            device=name, span=span, read_since=read_since, not_known=" ".join(sorted(hidden)),
+            rows=rows_of(span, until, changes, updates[:MOST_READ], read_since or 0.0),
+        )  # fmt: skip
+
+    def _changes(self, info: DeviceInfo) -> list[Change]:
+        """Return when a device was online, also under its earlier names; the aggregator's end is the end of that."""
+        name = info.row.name
+        found = self._presence.changes(name)
+        for one in self._store.audit.actions(name):
+            if one.what == "rename":
+                before = self._presence.changes(one.detail.removeprefix(WAS))
+                found = [was for was in before if was[0] < one.at] + [now for now in found if now[0] >= one.at]
+        if info.online and info.seen_at and not found:
+            found = [(info.seen_at, True)]
+        if self._lock and aggregator(self._lock)[0] == "gone" and (down_since := down_since_of(self._lock)):
+            found = [*found, (max(down_since, found[-1][0]), False)] if found else []
+        return found
 
     def stays(self, name: str) -> list[models.Stays]:
         """Return the rounds whose models contain updates of the device."""
@@ -107,12 +142,17 @@ class Devices:
         """Read the data that all devices of a list share."""
         deciding = [(name, one) for name, one in by_todays_name(actions) if name and one.what in DECIDING]
         on_devices = [run for run in self._store.runs() if run.source == "devices"]
+        state, about = aggregator(self._lock)
         return Beside(
-            bool(aggregator(self._lock)[1].get("pin")), _links(self._store), self._departures.of_all(),
+            bool(about.get("pin")), _links(self._store), self._presence.departures(),
             {run.task: run for run in reversed(on_devices)}, dict(reversed(deciding)),
             {row.used_by: row.id for row in self._store.invitations.all() if row.used_by},
-            heard_by(self._lock) if self._lock else {},
+            heard_by(self._lock) if self._lock else {}, state == "gone",
         )  # fmt: skip
+
+
+def _nobody(name: str) -> NotFound:
+    return NotFound(f"no device {name}", why="nobody of that name has come, or it was renamed")
 
 
 def _device(info: DeviceInfo, beside: Beside) -> dict[str, Any]:
@@ -121,6 +161,7 @@ def _device(info: DeviceInfo, beside: Beside) -> dict[str, Any]:
     device_standing, deed = row.standing(beside.tls), beside.deeds.get(row.name)
     gone = left if left and not info.online and left.at >= (info.seen_at or 0.0) else None
     link = dict(info.hello.get("link", {}))
+    tasks = [_task(said, beside.runs) for said in info.tasks]
     heard = max(info.last_seen_at or 0.0, beside.heard.get(row.name, 0.0) if info.online else 0.0) or None
     sentence = {
         "pending": lambda: waits(row.state, row.how, beside.invitations.get(row.name)),
@@ -133,11 +174,13 @@ def _device(info: DeviceInfo, beside: Beside) -> dict[str, Any]:
         "online": info.online, "seen_at": info.seen_at,
         "last_seen_at": heard, "suspect_at": heard + SUSPECT_S if heard and info.online else None,
         "disconnected_at": gone.at if gone else None, "disconnect_reason": gone.why if gone else "",
-        "tasks": [_task(said, beside.runs) for said in info.tasks],
+        "tasks": tasks,
         "versions": {str(k): str(v) for k, v in dict(info.hello.get("versions", {})).items() if k != "policy"},
         "link": models.Link(**seen, rtt_s=link.get("rtt_s"), skew_s=link.get("skew_s")),
         "has": models.Has.model_validate(info.has),
-        "updates": info.updates, "payload_up": info.payload_up, "last_outcome": info.last_outcome,
+        "tags": info.tags, "updates": info.updates, "payload_up": info.payload_up, "last_outcome": info.last_outcome,
+        "last_run": info.last_run, "last_is_over": info.last_is_over,
+        "next_step": next_step(info, device_standing, tasks, beside.gone),
     }  # fmt: skip
 
 
@@ -161,31 +204,6 @@ def _task(said: Mapping[str, Any], runs: Mapping[str, RunRow]) -> models.Task:
     return task
 
 
-AT_ONCE = 5000  # events
-
-
-class Departures:
-    """The last disconnect of each device that has not reconnected since. Any thread may call it.
-
-    The journal is read once, then only its new events.
-    """
-
-    def __init__(self, store: Store) -> None:
-        self._store, self._lock = store, threading.Lock()
-        self._read, self._left = 0, dict[str, DeviceOffline]()
-
-    def of_all(self) -> dict[str, DeviceOffline]:
-        """Return the disconnects by device."""
-        with self._lock:
-            while new := self._store.events(None, self._read, AT_ONCE):
-                for self._read, event in new:
-                    if isinstance(event, DeviceOffline):
-                        self._left[event.device] = event
-                    elif isinstance(event, DeviceOnline):
-                        self._left.pop(event.device, None)
-            return dict(self._left)
-
-
 CAME = {
     "loopback": "over this machine's own address",
     "invitation": "with an invitation",
@@ -195,7 +213,7 @@ CAME = {
 DOES = {
     "enrol": "came", "join": "joined", "add": "was added by its public key", "approve": "was approved",
     "revoke": "was revoked", "leave": "left, and revoked its own access",
-    "carry": "joined again with a new key, and is charged for the privacy spending of",
+    "tag": "got other tags", "carry": "joined again with a new key, and is charged for the privacy spending of",
 }  # fmt: skip
 DECIDING = ("enrol", "join", "add", "approve", "revoke", "leave")
 
@@ -228,6 +246,34 @@ def out(last: DeviceAction | None) -> str:
     if last is None:
         return "Revoked."
     return "It left by itself." if last.what == "leave" else f"Revoked by {last.who}."
+
+
+SKEWED_S = 60.0  # from here on a person should set the device's clock
+DOCTOR = "thinwire client doctor"
+
+
+def next_step(info: DeviceInfo, standing: str, tasks: Sequence[models.Task], gone: bool) -> str:
+    """Return the one thing to do about a device now, the most urgent first; "" if there is none.
+
+    A failure in a run that is over needs nothing. `gone`: no aggregator is running, and nobody knows who is online.
+    """
+    if standing != "approved":
+        return "Compare its fingerprint with the one that it printed, then approve it." if standing == "pending" else ""
+    for task in tasks:
+        if task.error:
+            return f"Fix its task {task.name}: {DOCTOR} on the device shows what is wrong."
+    if not info.online and not gone:
+        again = "again " if info.seen_at else ""
+        return f"Start its client {again}on the device; if it does not stay online, {DOCTOR} there shows why."
+    for task in tasks:
+        if task.differs:
+            return f"Install the code of {task.name} that the latest run has, then start its client again."
+    skew_s = dict(info.hello.get("link", {})).get("skew_s")
+    if skew_s is not None and abs(skew_s) >= SKEWED_S:
+        return f"Set its clock: it is {duration(abs(skew_s))} {'behind' if skew_s > 0 else 'ahead'}."
+    if info.last_outcome.startswith(("failed", "dropped")) and not info.last_is_over:
+        return f"Read why its last assignment in {info.last_run} {info.last_outcome}."
+    return ""
 
 
 def action(said: DeviceAction) -> str:
@@ -309,11 +355,3 @@ def revoke_access(name: str, aggregator: str, confirmed: bool | None) -> str:
 def withdrawn(number: int) -> str:
     """Return the sentence on an invitation that was just withdrawn."""
     return f"Invitation {number} is withdrawn: nobody can join with it."
-
-
-def upload_rate(one: UpdateRow) -> float | None:
-    """Return the upload rate of a reply in bytes a second, from its first byte to its last; None if unknown."""
-    size = one.payload_up if one.wire_up is None else one.wire_up
-    if one.arrived_at is None or one.began_at is None or one.arrived_at <= one.began_at or not size:
-        return None
-    return size / (one.arrived_at - one.began_at)

@@ -86,9 +86,13 @@ class Device(Answer):
     versions: dict[str, str]
     link: Link
     has: Has
+    tags: list[str]
     updates: int
     payload_up: int
     last_outcome: str
+    last_run: str  # in which that was
+    last_is_over: bool  # of that run
+    next_step: str  # the one thing to do about it now; "" if there is none
 
 
 class Action(Answer):
@@ -115,7 +119,7 @@ class Stays(Answer):
 
 
 class Declined(Answer):
-    """The last refusal by a device's own policy, if it is among the device's last assignments."""
+    """The last refusal by a device's own policy in a run that is not over, if among the device's last assignments."""
 
     run_id: str
     round: int
@@ -182,6 +186,64 @@ class Decided(Answer):
     confirmed: bool | None = None
     stays: tuple[Stays, ...] = ()
     stays_text: str = ""
+
+
+class MadeInvitation(Answer):
+    """A new invitation: its text, and the command to type on the device. Neither is shown again."""
+
+    id: int
+    name: str
+    url: str
+    urls: tuple[str, ...]
+    invitation: str
+    command: str
+    expires_at: str
+
+
+class Renamed(Answer):
+    """The new name of a device, and the name that it had."""
+
+    device: str
+    was: str
+
+
+class Tagged(Answer):
+    """All tags of a device."""
+
+    device: str
+    tags: list[str]
+
+
+class HealthRow(Answer):
+    """What was measured of a device from `begin_at` to `end_at`; a figure is null if nothing was measured.
+
+    `online` is the share of the time for which it was online. `trip_s` (round trip), `up_bits_s`, `down_bits_s` and
+    `step_s` (seconds a local step) are medians over the replies to assignments of that time. `failures` counts failed
+    and dropped updates.
+    """
+
+    begin_at: float
+    end_at: float
+    online: float | None
+    trip_s: float | None
+    up_bits_s: float | None
+    down_bits_s: float | None
+    step_s: float | None
+    assignments: int | None
+    failures: int | None
+
+
+class Health(Answer):
+    """The health of a device over time. Earlier assignments than `read_since` were too many to be read.
+
+    `not_known` is the reason why figures are missing, if a run hides them.
+    """
+
+    device: str
+    span: str
+    rows: list[HealthRow]
+    read_since: float | None
+    not_known: str
 
 
 class Withdrawn(Answer):

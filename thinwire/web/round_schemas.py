@@ -225,3 +225,25 @@ class RunView(Answer):
     spent: list[SpentPoint]
     round: RoundPage | None
     clients: Clients | None
+
+
+class HeatRow(Answer):
+    """Clients in the rounds of a heat map: one of them, or a bin of `clients` that follow each other by name.
+
+    `outcomes` has a digit for each round, the place of the worst outcome in `Heat.outcomes`, or `.` if none of them was
+    selected. `shares` has the longest time from an assignment to its reply over the length of the round.
+    """
+
+    label: str
+    clients: int
+    outcomes: str
+    shares: list[float | None]
+
+
+class Heat(Answer):
+    """Rounds by clients: what came of each assignment, and how long it took."""
+
+    rounds: list[int]
+    outcomes: list[str]  # from best to worst
+    clients: int
+    rows: list[HeatRow]

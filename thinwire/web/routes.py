@@ -26,15 +26,11 @@ from thinwire.core.errors import ThinwireError
 from thinwire.core.statedir import SWEEPS
 from thinwire.reports.sweep_results import groups
 from thinwire.store import RunOrder, Store
-from thinwire.web import device_queries as say
-from thinwire.web import device_schemas as models
 from thinwire.web import round_schemas, schemas
-from thinwire.web.device_queries import Devices
-from thinwire.web.device_schemas import Device
 from thinwire.web.problems import PROBLEMS
 from thinwire.web.run_queries import Reader
 from thinwire.web.security import Who, visitor
-from thinwire.web.settings import Settings, aggregator, may_serve
+from thinwire.web.settings import Settings, aggregator
 from thinwire.web.streams import STILL_HERE, Places, Watch
 
 API = "/api/v1"
@@ -135,7 +131,7 @@ STREAM = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}  # a proxy mus
 
 
 def api_routes(settings: Settings, store: Store, reader: Reader, live: Live) -> APIRouter:
-    """Return the routes about runs, rounds, updates, the aggregator's state, and the live events."""
+    """Return the routes about runs, the aggregator's state, and the live events."""
     router = APIRouter(prefix=API, responses=PROBLEMS)
 
     @router.get("/service")
@@ -159,33 +155,12 @@ def api_routes(settings: Settings, store: Store, reader: Reader, live: Live) -> 
     def run(run_id: RunId) -> schemas.RunPage:
         return reader.run(run_id)
 
-    @router.get("/runs/{run_id}/rounds")
-    def rounds(run_id: RunId, first: Since = 1) -> list[round_schemas.Round]:
-        return reader.rounds(run_id, first)
-
     @router.get("/runs/{run_id}/view", response_model=round_schemas.RunView)
     def view(
         run_id: RunId, since: Change = 0, number: Chosen = 0, held: Change = 0, first_client: AnyClient = None
     ) -> Response:  # fmt: skip
         """Return what the run's page shows, or what has changed of it `since` a change."""
         return _once(reader.view(run_id, since, number, held, first_client))
-
-    @router.get("/runs/{run_id}/lines")
-    def lines(run_id: RunId, first: Since = 1, last: Last = 2**31 - 1) -> list[round_schemas.RoundLine]:
-        """Return rounds as lines of a table, at most 120."""
-        return reader.lines(run_id, first, last)
-
-    @router.get("/runs/{run_id}/clients")
-    def clients(run_id: RunId, first: FirstClient = 0, count: Count = 50) -> schemas.Clients:
-        return reader.clients(run_id, first, count)
-
-    @router.get("/runs/{run_id}/rounds/{number}", response_model=round_schemas.RoundPage)
-    def one_round(run_id: RunId, number: Number) -> Response:
-        return _once(reader.round(run_id, number))
-
-    @router.get("/runs/{run_id}/updates")
-    def updates(run_id: RunId, number: OfRound = None) -> list[round_schemas.Update]:
-        return reader.updates(run_id, number)
 
     @router.post("/runs/{run_id}/{verb}", status_code=202)
     def order(run_id: RunId, verb: RunOrder, who: Who) -> schemas.Ordered:
@@ -202,73 +177,48 @@ def api_routes(settings: Settings, store: Store, reader: Reader, live: Live) -> 
     return router
 
 
+def round_routes(reader: Reader) -> APIRouter:
+    """Return the routes about the rounds, updates and clients of a run."""
+    router = APIRouter(prefix=API, responses=PROBLEMS)
+
+    @router.get("/runs/{run_id}/rounds")
+    def rounds(run_id: RunId, first: Since = 1) -> list[round_schemas.Round]:
+        return reader.rounds(run_id, first)
+
+    @router.get("/runs/{run_id}/lines")
+    def lines(run_id: RunId, first: Since = 1, last: Last = 2**31 - 1) -> list[round_schemas.RoundLine]:
+        """Return rounds as lines of a table, at most 120."""
+        return reader.lines(run_id, first, last)
+
+    @router.get("/runs/{run_id}/heat", response_model=round_schemas.Heat)
+    def heat(run_id: RunId, first: Since = 1, last: Last = 2**31 - 1) -> Response:
+        """Return the outcomes and times of clients in these rounds, at most 60: the newest of them."""
+        return _once(reader.heat(run_id, first, last))
+
+    @router.get("/runs/{run_id}/clients")
+    def clients(run_id: RunId, first: FirstClient = 0, count: Count = 50) -> schemas.Clients:
+        return reader.clients(run_id, first, count)
+
+    @router.get("/runs/{run_id}/rounds/{number}", response_model=round_schemas.RoundPage)
+    def one_round(run_id: RunId, number: Number) -> Response:
+        return _once(reader.round(run_id, number))
+
+    @router.get("/runs/{run_id}/updates")
+    def updates(run_id: RunId, number: OfRound = None) -> list[round_schemas.Update]:
+        return reader.updates(run_id, number)
+
+    return router
+
+
 def _once(found: BaseModel) -> Response:
     """Return a large answer as it is: FastAPI would check it against its schema again, as long as the read takes."""
     return Response(found.model_dump_json(), media_type="application/json")
 
 
-def device_routes(settings: Settings, store: Store, devices: Devices) -> APIRouter:
-    """Return the routes about devices and invitations, and those that approve, revoke and withdraw."""
-    router = APIRouter(prefix=API, responses=PROBLEMS)
-
-    @router.get("/devices")
-    def listed() -> list[models.Device]:
-        return devices.all()
-
-    @router.get("/devices/{name}")
-    def one(name: DeviceName) -> models.DevicePage:
-        return devices.one(name)
-
-    @router.post("/devices/{name}/approve")
-    def approve(name: DeviceName, compared: models.Compared, who: Who) -> models.Decided:
-        """Approve the device; this takes effect at its next request."""
-        store.roster.approve(name, who, compared.fingerprint)
-        said = say.approved(name, aggregator(settings.lock)[0])
-        return models.Decided(device=name, standing="approved", sentence=said)
-
-    @router.post("/devices/{name}/revoke")
-    def revoke(name: DeviceName, compared: models.Compared, who: Who) -> models.Decided:
-        """Revoke the device at once; the aggregator gets a command to clear what is open, unless none is running."""
-        order = store.revoke_device(name, who, compared.fingerprint, lambda: may_serve(settings.lock))
-        return _revoke_access(name, order)
-
-    @router.get("/devices/{name}/revocations/{number}")
-    def revocation(name: DeviceName, number: Number) -> models.Decided:
-        """Return the progress of a revocation by the number of its command."""
-        store.commands.result(number)  # raises NotFound
-        return _revoke_access(name, number)
-
-    @router.get("/invitations")
-    def invitations() -> list[models.Invitation]:
-        return devices.invitations()
-
-    @router.post("/invitations/{number}/withdraw")
-    def withdraw(number: Number, who: Who) -> models.Withdrawn:
-        store.invitations.withdraw(number, who)
-        return models.Withdrawn(invitation=number, sentence=say.withdrawn(number))
-
-    @router.get("/refusals")
-    def refused() -> list[models.RefusedRequest]:
-        return devices.refusals()
-
-    def _revoke_access(name: str, order: int | None) -> models.Decided:
-        result = store.commands.result(order) if order is not None else None
-        confirmed = bool(result.get("done")) if result is not None else None
-        rounds = dict(store.aggregated_rounds(name) if not result or "rounds" not in result else result["rounds"])
-        return models.Decided(
-            device=name, standing="revoked", order=order, confirmed=confirmed,
-            sentence=say.revoke_access(name, aggregator(settings.lock)[0] if order is not None else "gone", confirmed),
-            stays=tuple(models.Stays(run_id=run_id, rounds=numbers) for run_id, numbers in rounds.items()),
-            stays_text=say.stays(rounds),
-        )  # fmt: skip
-
-    return router
-
-
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
-def csv_routes(reader: Reader, devices: Devices) -> APIRouter:
+def csv_routes(reader: Reader) -> APIRouter:
     """Return the routes of the CSV files."""
     router = APIRouter(prefix=API, include_in_schema=False)
 
@@ -284,10 +234,6 @@ def csv_routes(reader: Reader, devices: Devices) -> APIRouter:
     @router.get("/runs/{run_id}/clients.csv", response_class=Response)
     def clients_csv(run_id: RunId) -> Response:
         return as_csv(reader.clients(run_id).clients, schemas.Client, f"{run_id}-clients")
-
-    @router.get("/devices.csv", response_class=Response)
-    def devices_csv() -> Response:
-        return as_csv(devices.all(), Device, "devices")
 
     return router
 
@@ -335,7 +281,6 @@ def _flat(row: dict[str, object]) -> dict[str, object]:
 
 
 RunId = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,80}$", description="an id, its unique beginning, or latest")]
-DeviceName = Annotated[str, Path(pattern=r"^[a-z0-9-]{1,63}$")]
 Number = Annotated[int, Path(ge=1, le=2**31 - 1)]
 Since = Annotated[int, Query(ge=1, le=2**31 - 1, alias="from")]
 Last = Annotated[int, Query(ge=1, le=2**31 - 1, alias="to")]

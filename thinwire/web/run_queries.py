@@ -163,6 +163,10 @@ class Reader:
         """Return the clients of a run, `count` of them from the place `first` on."""
         return self._clients.page(self._store.run(name), first, count)
 
+    def heat(self, name: str, first: int, last: int) -> round_schemas.Heat:
+        """Return rounds by clients, of the newest rounds from `first` to `last`."""
+        return self._clients.heat(self._store.run(name), first, last)
+
     def _now(self, row: RunRow) -> schemas.RunNow:
         """Return a run as it is now, without its plan."""
         seq, open_rounds = self._store.changes(), self._open_rounds(row)

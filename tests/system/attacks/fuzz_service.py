@@ -30,6 +30,7 @@ from thinwire.aggregation import BufferMean
 from thinwire.core import Layout, RunPlan
 from thinwire.core.errors import Refused, ThinwireError, Unreachable
 from thinwire.core.fleet import TaskReport
+from thinwire.core.invitation import Invitation
 from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import Assignment, ReplyHeader, Vector
 from thinwire.server.submit import submit
@@ -39,7 +40,6 @@ from thinwire.store.spool import UNREADABLE
 from thinwire.transport.device.enroll import join
 from thinwire.transport.device.identity import Trust, device_key
 from thinwire.transport.device.link import HttpsLink
-from thinwire.transport.protocol.registration import Invitation
 
 LAYOUT = Layout.of({"w": (30, 20), "b": (20,)})
 REPORT = TaskReport("toy", layout_digest=LAYOUT.digest)

@@ -18,6 +18,7 @@ import typer
 
 from thinwire.cli import console
 from thinwire.cli.params import Address, Home, Json
+from thinwire.core.invitation import INVITE
 from thinwire.core.net import is_ip_address, is_loopback
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 ANY = ("0.0.0.0", "::")
 LOCAL = ("localhost", "127.0.0.1", "::1")  # names by which no other machine reaches this one
-INVITE = "invite.json"  # read by `thinwire devices invite`: the pin, and the URLs to join at
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The commands of `thinwire devices`: list, show, invite, approve, revoke, rename, remove and forget.
+"""The commands of `thinwire devices`: list, show, invite, approve, revoke, rename, tag, remove and forget.
 
 `roster` has a file of its own.
 
@@ -16,7 +16,7 @@ import typer
 from thinwire.cli import console
 from thinwire.cli.devices import roster
 from thinwire.cli.local_state import alive, starting
-from thinwire.cli.params import Home, Json
+from thinwire.cli.params import TAG_SETTINGS, Home, Json, Tags, tag_changes
 from thinwire.core import formatting
 from thinwire.core.signals import until
 
@@ -34,6 +34,7 @@ Device: TypeAlias = Annotated[str, typer.Argument(metavar="NAME", help="name of 
 @app.command(name="list")
 def list_(
     log: Annotated[bool, typer.Option("--log", help="show actions on devices, and refusals of the device API")] = False,
+    tag: Annotated[list[str] | None, typer.Option("--tag", help="only devices with this tag; repeatable")] = None,
     json: Json = False,
     home: Home = None,
 ) -> None:
@@ -48,7 +49,10 @@ def list_(
         if log:
             render.log(store.audit.actions(), store.audit.notes(), json)
         else:
-            found, known = list(store.devices()), _aggregator(home)
+            found, known = [one for one in store.devices() if {*(tag or ())} <= {*one.tags}], _aggregator(home)
+            if tag and not (found or json):
+                console.note(f"no device has the tag {' and '.join(tag)}: thinwire devices list")
+                return
             render.devices(found, known, json)
             if found and not (known.alive or json):
                 console.note(f"{absent(home)}: nobody can tell who is online; {way_back(home)}")
@@ -101,10 +105,11 @@ def invite(
 ) -> None:
     """Make invitations; each enrolls one device, once."""
     from thinwire.cli.devices import render
-    from thinwire.cli.devices.render import InviteAddress, new_table, read_names, write_table
-    from thinwire.cli.local_state import opened, operator
+    from thinwire.cli.devices.render import handed_out, new_table, read_names, write_table
+    from thinwire.cli.local_state import aggregator_home, opened, operator
     from thinwire.cli.params import parse_duration
     from thinwire.core.errors import UsageError
+    from thinwire.core.invitation import InviteAddress
 
     if listed or withdraw is not None:
         if (listed and withdraw is not None) or count is not None or names or out or by_hand:
@@ -117,7 +122,7 @@ def invite(
     wanted = read_names(names) if names else []
     if wanted and count not in (None, len(wanted)):
         raise UsageError(f"--count {count} does not go with {len(wanted)} names", hint="leave --count away")
-    address, expires_s = InviteAddress.of(home), parse_duration(expires, "--expires")
+    address, expires_s = InviteAddress.read(aggregator_home(home).root), parse_duration(expires, "--expires")
     with opened(home, read_only=False) as store:
 
         def made() -> list[Invited]:
@@ -129,7 +134,7 @@ def invite(
         with new_table(out) as file:
             invited = made()
             try:
-                write_table(file, [address.row(one) for one in invited])
+                write_table(file, handed_out(address, invited))
             except OSError:
                 for one in invited:  # their secrets were not written, so nobody can use them
                     store.invitations.withdraw(one.id, operator())
@@ -209,6 +214,20 @@ def rename(
         console.document({"name": new, "was": old})
     else:
         console.line(f"{old} is now {new}; the device learns it at once if it is connected, else when it comes")
+
+
+@app.command(context_settings=TAG_SETTINGS)
+def tag(name: Device, tags: Tags = None, json: Json = False, home: Home = None) -> None:
+    """Add tags to a device and remove them; without tags, show those that it has."""
+    from thinwire.cli.local_state import opened, operator
+
+    add, take = tag_changes(tags, f"thinwire devices tag {name}")
+    with opened(home, read_only=False) as store:
+        found = store.roster.tag(name, add, take, operator())
+    if json:
+        console.document({"name": name, "tags": found})
+    else:
+        console.line(f"{name}  {' '.join(found) or 'no tags'}")
 
 
 @app.command()

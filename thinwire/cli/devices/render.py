@@ -1,7 +1,6 @@
 """Devices as the command line shows them, and invitations and public keys as an operator hands them out.
 
-An invitation names the URL and the pin of the device API, from `tls/invite.json` of the aggregator's last start. It is
-printed with the command to paste on the device, or written to a CSV file of many.
+An invitation is printed with the command to paste on the device, or written to a CSV file of many.
 """
 
 from __future__ import annotations
@@ -9,73 +8,20 @@ from __future__ import annotations
 import contextlib
 import csv
 import dataclasses
-import json
 import os
-import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from thinwire.cli import console
-from thinwire.cli.local_state import again
 from thinwire.core import formatting
 from thinwire.core.formatting import duration, speed
+from thinwire.core.invitation import COLUMNS, InviteAddress
 from thinwire.core.types import GIB
 
 if TYPE_CHECKING:
     from thinwire.store import DeviceAction, DeviceInfo, InvitationRow, Invited, MeasureRow, RefusalNote
-
-COLUMNS = ("id", "name", "url", "invitation", "command", "expires_at")
-_PIN = re.compile(r"[0-9a-f]{64}|system")
-
-
-@dataclass(frozen=True)
-class InviteAddress:
-    """The URLs and the pin of the device API, as the aggregator's last start wrote them to `tls/invite.json`."""
-
-    pin: str
-    urls: tuple[str, ...]
-
-    @classmethod
-    def of(cls, home: Path | None) -> InviteAddress:
-        """Read `tls/invite.json`; `NotFound` if the device API has never listened on an address for other machines."""
-        from thinwire.core.errors import NotFound
-        from thinwire.core.statedir import find_home
-
-        path = find_home(home) / "aggregator" / "tls" / "invite.json"
-        try:
-            said = json.loads(path.read_bytes())
-            place = cls(str(said["pin"]), tuple(str(url) for url in said["urls"]))
-        except (OSError, ValueError, KeyError, TypeError):
-            place = cls("", ())
-        if not _PIN.fullmatch(place.pin) or not place.urls:
-            raise NotFound(
-                "there is no device API to invite to yet",
-                why="an invitation names its address and certificate, and it has listened on this machine only",
-                hint=again("aggregator start --listen 0.0.0.0:9090", home),
-            )
-        return place
-
-    def text(self, invited: Invited) -> str:
-        """Return the invitation for the device's owner: `tw1.PIN.SECRET`."""
-        from thinwire.transport.protocol.registration import Invitation
-
-        return Invitation(self.pin, invited.secret).text()
-
-    def command(self, invited: Invited) -> str:
-        """Return the command to type on the device.
-
-        The device reads the secret from standard input, so that no list of processes shows it.
-        """
-        return f"thinwire client join {self.urls[0]} -" + (f" --name {invited.name}" if invited.name else "")
-
-    def row(self, invited: Invited) -> dict[str, Any]:
-        """Return an invitation as a row of the CSV file, by the names of `COLUMNS`."""
-        moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(invited.expires_at))
-        values = (invited.id, invited.name, self.urls[0], self.text(invited), self.command(invited), moment)
-        return dict(zip(COLUMNS, values, strict=True))
 
 
 @contextlib.contextmanager
@@ -216,11 +162,15 @@ def devices(found: Sequence[DeviceInfo], known: Known, json: bool) -> None:
     elif not found:
         nothing(json, known.tls)
     else:
-        header = (
+        header: tuple[str, ...] = (
             "device", "state", "how", "fingerprint", "presence", "heard", "has", "tasks", "updates", "payload up",
             "last",
         )  # fmt: skip
-        console.table(header, [_row(info, known) for info in found], right=header[8:10])
+        rows: list[tuple[str, ...]] = [_row(info, known) for info in found]
+        if any(info.tags for info in found):
+            header = (*header, "tags")
+            rows = [(*row, " ".join(info.tags)) for row, info in zip(rows, found, strict=True)]
+        console.table(header, rows, right=header[8:10])
         for row in (info.row for info in found if info.row.standing(known.tls) == "pending"):
             console.line(
                 f"{row.name} waits to be approved; the fingerprint of its key: {formatting.grouped(row.fingerprint)}"
@@ -240,6 +190,7 @@ def document(info: DeviceInfo, known: Known) -> dict[str, Any]:
         "last_seen_at": known.last_seen_at(info),
         "has": dataclasses.asdict(info.has),
         "tasks": list(info.tasks),
+        "tags": info.tags,
         "updates": info.updates,
         "payload_up": info.payload_up,
         "last_outcome": info.last_outcome,
@@ -264,7 +215,8 @@ def one(info: DeviceInfo, links: Sequence[MeasureRow], known: Known, json: bool)
         "cores": unknown if has.cores is None else str(has.cores), "memory free": f"{memory[0]} of {memory[1]}",
         "power": power, "link": link, **_measured(links),
         "runs": ", ".join(f"{name} {version}" for name, version in info.hello.get("versions", {}).items()),
-        "tasks": _tasks(info), "updates": f"{info.updates}, {formatting.size(info.payload_up)}",
+        "tasks": _tasks(info), "tags": " ".join(info.tags),
+        "updates": f"{info.updates}, {formatting.size(info.payload_up)}",
         "last": info.last_outcome,
     }  # fmt: skip
     console.line(info.row.name)
@@ -303,20 +255,27 @@ def log(actions: Sequence[DeviceAction], notes: Sequence[RefusalNote], json: boo
         console.table(("refused", "address", "kind", "called itself", "why"), refused)
 
 
+def handed_out(address: InviteAddress, made: Sequence[Invited]) -> list[dict[str, Any]]:
+    """Return new invitations by the names of `core.invitation.COLUMNS`."""
+    return [address.row(one.id, one.name, one.secret, one.expires_at) for one in made]
+
+
 def invited(address: InviteAddress, made: Sequence[Invited], by_hand: bool, json: bool) -> None:
     """Print new invitations with the command to paste; their secrets are shown only this once."""
+    rows = handed_out(address, made)
     if json:
+        urls = list(address.urls)
         console.document(
-            [{**address.row(one), "urls": list(address.urls), "expires_at": one.expires_at} for one in made]
+            [{**row, "urls": urls, "expires_at": one.expires_at} for row, one in zip(rows, made, strict=True)]
         )
         return
-    for one in made:
+    for one, row in zip(made, rows, strict=True):
         console.line(
             f"invitation {one.id} for {one.name or 'any name'}, good once, until {console.moment(one.expires_at)}"
         )
-        console.line(f"  {address.text(one)}")
+        console.line(f"  {row['invitation']}")
         console.line("  on the device, which reads the invitation from standard input (paste it, then Enter):")
-        console.line(f"    {address.command(one)}")
+        console.line(f"    {row['command']}")
     if len(address.urls) > 1:
         console.note(f"the device API is also at {', '.join(address.urls[1:])}")
     _approval(by_hand)

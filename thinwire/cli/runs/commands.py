@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from thinwire.cli import console
-from thinwire.cli.params import Home, Json, RunId
+from thinwire.cli.params import TAG_SETTINGS, Home, Json, RunId
 from thinwire.cli.runs.clone import clone
 from thinwire.cli.runs.compare import compare
-from thinwire.cli.runs.keeping import SETTINGS, archive, delete, extend, tag, unarchive
+from thinwire.cli.runs.keeping import archive, delete, extend, tag, unarchive
 from thinwire.cli.runs.listing import list_, note_halted
 from thinwire.cli.runs.orders import pause, resume, stop
 from thinwire.cli.runs.render import standing
@@ -36,7 +36,7 @@ app = typer.Typer(
 for command in (compare, stop, pause, resume, clone, archive, unarchive, delete, extend):
     app.command()(command)
 app.command(name="list")(list_)
-app.command(context_settings=SETTINGS)(tag)
+app.command(context_settings=TAG_SETTINGS)(tag)
 
 EXPLAINED = 100  # newest rounds that `show --why` prints
 

@@ -14,29 +14,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from thinwire.cli import console
-from thinwire.cli.params import Home, Json, RunId, Sets, overrides
+from thinwire.cli.params import Home, Json, RunId, Sets, Tags, overrides, tag_changes
 from thinwire.core.signals import until
 
 if TYPE_CHECKING:
     from thinwire.store import Order, RunRow, Store
 
 CARRIED_OUT_S = 60.0  # for the aggregator to carry a command out
-SETTINGS = {"ignore_unknown_options": True}  # `-old` is a tag to remove, and no option
-Tags = Annotated[list[str] | None, typer.Argument(metavar="+TAG | -TAG", help="tags to add (+) and to remove (-)")]
 Yes = Annotated[bool, typer.Option("--yes", help="confirm the deletion; also take a queued run out of the queue")]
 
 
 def tag(run_id: RunId, tags: Tags = None, json: Json = False, home: Home = None) -> None:
     """Add tags to a run and remove them; without tags, show those that it has."""
     from thinwire.cli.local_state import opened, operator
-    from thinwire.core.errors import UsageError
 
-    add, remove = list[str](), list[str]()
-    for word in tags or []:
-        if not word.startswith(("+", "-")):
-            why, hint = "a tag is added with + and removed with -", f"thinwire runs tag {run_id} +{word}"
-            raise UsageError(f"{word!r} says neither to add nor to remove", why=why, hint=hint)
-        (add if word.startswith("+") else remove).append(word[1:])
+    add, remove = tag_changes(tags, f"thinwire runs tag {run_id}")
     with opened(home, read_only=not (add or remove)) as store:
         row = store.run(run_id)
         found = store.tag_run(row.run_id, add, remove, operator()) if add or remove else row.tags

@@ -19,6 +19,7 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from thinwire.core.errors import BadPayload, Refused, ThinwireError, Unreachable, UsageError
+from thinwire.core.invitation import SYSTEM, Invitation
 from thinwire.core.types import DEVICE_NAME
 from thinwire.transport.device.connect import Address, unverified
 from thinwire.transport.device.http_client import Connection, HttpRequest, PollingReader, everything, finish
@@ -26,7 +27,6 @@ from thinwire.transport.device.identity import MAX_CAS, ServerClock, Trust, read
 from thinwire.transport.device.session import meaning, silence
 from thinwire.transport.protocol.certificates import server_name
 from thinwire.transport.protocol.http import CA, JOIN, ApiError, packed
-from thinwire.transport.protocol.registration import SYSTEM, Invitation
 from thinwire.transport.protocol.signing import Signer
 
 MAX_CA_BYTES = 65_536

@@ -1,4 +1,4 @@
-"""The messages of registration and enrollment: `Hello` and `Welcome` as JSON, and the text of an invitation.
+"""The messages of registration and enrollment: `Hello` and `Welcome` as JSON.
 
 Whatever a stranger sends is bounded before it is used.
 """
@@ -8,11 +8,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import re
-from dataclasses import dataclass
 from typing import Any
 
-from thinwire.core.errors import BadPayload, UsageError
+from thinwire.core.errors import BadPayload
 from thinwire.core.fleet import (
     KEY_LETTERS,
     MAX_EARLIER_KEYS,
@@ -182,36 +180,3 @@ def _task(raw: Any) -> TaskReport:
     if len(tensors) > MAX_TENSORS or not tensors.isprintable():
         tensors = ""
     return TaskReport(**texts, codecs=tuple(_text(codec, MAX_TEXT) for codec in codecs), tensors=tensors)
-
-
-SYSTEM = "system"  # in the pin's place: machines trust the aggregator's certificate already
-_TEXT = re.compile(r"tw1\.([0-9a-f]{64}|system)\.([0-9a-f]{32})")
-
-
-@dataclass(frozen=True)
-class Invitation:
-    """An invitation as text, `tw1.PIN.SECRET`: it identifies the aggregator, and its secret enrolls one device.
-
-    `pin` is the SHA-256 (hex) of the CA's SubjectPublicKeyInfo, or `system`. `secret` is 128 bits in hex.
-
-    Invariant: Invitation.parse(i.text()) == i.
-    """
-
-    pin: str
-    secret: str
-
-    @classmethod
-    def parse(cls, text: str) -> Invitation:
-        """Read an invitation in either case; raise `UsageError`, which does not repeat the text, if it is invalid."""
-        found = _TEXT.fullmatch(text.strip().lower())
-        if found is None:
-            raise UsageError(
-                "this is no invitation",
-                why=f"one reads tw1.PIN.SECRET, of 101 letters (43 with the pin system), not {len(text.strip())}",
-                hint="paste the whole line that thinwire devices invite printed",
-            )
-        return cls(found[1], found[2])
-
-    def text(self) -> str:
-        """Return the invitation's text."""
-        return f"tw1.{self.pin}.{self.secret}"

@@ -27,6 +27,7 @@ from typing import Protocol
 from cryptography import x509
 
 from thinwire.core.errors import DataLost, UsageError
+from thinwire.core.invitation import SYSTEM
 from thinwire.core.net import is_ip_address
 from thinwire.core.statedir import keep_private, private_folder, write_atomically
 from thinwire.transport.protocol.certificates import (
@@ -40,7 +41,6 @@ from thinwire.transport.protocol.certificates import (
     server_context,
     server_name,
 )
-from thinwire.transport.protocol.registration import SYSTEM
 
 _LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 _NAME = re.compile(rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*")

@@ -44,7 +44,7 @@ export const Actions = ({ run }) => {
     ${said && html`<span class="faint" role="status">${said}</span>`}
     ${error && html`<${Refusal} error=${error} />`}
     ${dialog === "extend" && html`<${Extend} run=${run} close=${close} send=${send} />`}
-    ${dialog === "tags" && html`<${Tags} run=${run} close=${close} send=${send} />`}
+    ${dialog === "tags" && html`<${Tags} name=${run.run_id} known=${run.tags ?? []} close=${close} send=${send} />`}
     ${dialog === "delete" && html`<${Delete} run=${run} close=${close} send=${send} />`}`;
 };
 
@@ -56,15 +56,15 @@ const Extend = ({ run, close, send }) => {
     send("extend", { rounds: Number(rounds), sets: {} }, `${rounds} more rounds are queued`);
   };
   return html`<${Dialog} id="extend" title=${`More rounds for ${run.run_id}`} close=${close}>
-    <form onSubmit=${submit}>
+    <form class="form" onSubmit=${submit}>
       <p>Versions and round numbers go on. Devices begin with residual 0, and the learning rate's schedule keeps its rounds.</p>
-      <label>More rounds <input data-first type="number" min="1" required value=${rounds} onInput=${(event) => setRounds(event.target.value)} /></label>
-      <p><button class="tool">Add rounds</button> <button type="button" class="tool" onClick=${close}>Cancel</button></p>
+      <label class="field"><span>More rounds</span><input data-first type="number" min="1" required value=${rounds} onInput=${(event) => setRounds(event.target.value)} /></label>
+      <div class="buttons"><button type="button" class="tool" onClick=${close}>Cancel</button><button class="tool go">Add rounds</button></div>
     </form><//>`;
 };
 
-const Tags = ({ run, close, send }) => {
-  const known = run.tags ?? [];
+/** The tags of a run or a device, as `send(verb, body, done)` changes them. */
+export const Tags = ({ name, known, close, send }) => {
   const [text, setText] = useState(known.join(" "));
   const submit = (event) => {
     event.preventDefault();
@@ -72,10 +72,10 @@ const Tags = ({ run, close, send }) => {
     close();
     send("tags", { add: wanted.filter((tag) => !known.includes(tag)), remove: known.filter((tag) => !wanted.includes(tag)) }, `tags: ${wanted.join(" ") || "none"}`);
   };
-  return html`<${Dialog} id="tags" title=${`Tags of ${run.run_id}`} close=${close}>
-    <form onSubmit=${submit}>
-      <label>Tags, with spaces between them <input data-first type="text" pattern=${`\\s*(${TAG}(\\s+|$))*`} title="each of a to z, 0 to 9 and -, at most 32" value=${text} onInput=${(event) => setText(event.target.value)} /></label>
-      <p><button class="tool">Save</button> <button type="button" class="tool" onClick=${close}>Cancel</button></p>
+  return html`<${Dialog} id="tags" title=${`Tags of ${name}`} close=${close}>
+    <form class="form" onSubmit=${submit}>
+      <label class="field"><span>Tags, with spaces between them</span><input data-first type="text" pattern=${`\\s*(${TAG}(\\s+|$))*`} title="each of a to z, 0 to 9 and -, at most 32" value=${text} onInput=${(event) => setText(event.target.value)} /></label>
+      <div class="buttons"><button type="button" class="tool" onClick=${close}>Cancel</button><button class="tool go">Save</button></div>
     </form><//>`;
 };
 
@@ -87,9 +87,9 @@ const Delete = ({ run, close, send }) => {
     if (await send("delete", { run_id: repeated }, "deleted")) location.assign(link(""));
   };
   return html`<${Dialog} id="delete" title=${`Delete ${run.run_id}?`} close=${close}>
-    <form onSubmit=${submit}>
+    <form class="form" onSubmit=${submit}>
       <p>Its models, rounds, updates and events are deleted, and nothing brings them back. Its row, the audit log and the privacy ledger stay.</p>
-      <label>Repeat its name <input data-first type="text" autocomplete="off" value=${repeated} onInput=${(event) => repeat(event.target.value)} /></label>
-      <p><button class="tool bad" disabled=${repeated !== run.run_id}>Delete</button> <button type="button" class="tool" onClick=${close}>Cancel</button></p>
+      <label class="field"><span>Repeat its name</span><input data-first type="text" autocomplete="off" value=${repeated} onInput=${(event) => repeat(event.target.value)} /></label>
+      <div class="buttons"><button type="button" class="tool" onClick=${close}>Cancel</button><button class="tool bad" disabled=${repeated !== run.run_id}>Delete</button></div>
     </form><//>`;
 };

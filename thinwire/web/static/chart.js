@@ -7,8 +7,9 @@ const HEIGHT = 220;
 
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-/** `points`: [{x, y, low, high, train}], `show(y)` and `showX(x)` say a value; `read` is told what is pointed at. */
-export const Curve = ({ label, points, color, show, showX, read, whole }) => {
+/** `points`: [{x, y, low, high, train}], `show(y)` and `showX(x)` say a value; `read` is told what is pointed at, and
+ * `steps` are between the marks of x. */
+export const Curve = ({ label, points, color, show, showX, read, whole, height = HEIGHT, fromZero, steps }) => {
   const box = useRef(null);
   const plot = useRef(null);
   const told = useRef(read);
@@ -19,18 +20,18 @@ export const Curve = ({ label, points, color, show, showX, read, whole }) => {
   useEffect(() => onThemeChange(() => setDark(isDark())), []);
   const more = points.some((p) => p.train !== null && p.train !== undefined);
   useEffect(() => {
-    const chart = new uPlot(options(box.current, { color, show, showX, whole, more, told, seen }), columns(seen.current), box.current);
+    const chart = new uPlot(options(box.current, { color, show, showX, whole, more, told, seen, height, fromZero, steps }), columns(seen.current), box.current);
     plot.current = chart;
-    const sized = new ResizeObserver(([entry]) => chart.setSize({ width: entry.target.clientWidth, height: HEIGHT }));
+    const sized = new ResizeObserver(([entry]) => chart.setSize({ width: entry.target.clientWidth, height }));
     sized.observe(box.current);
     return () => {
       sized.disconnect();
       chart.destroy();
       plot.current = null;
     };
-  }, [dark, color, whole, more, showX]);
+  }, [dark, color, whole, more, showX, height]);
   useEffect(() => plot.current?.setData(columns(points)), [points]);
-  return html`<div class="curve" role="img" aria-label=${label} ref=${box}></div>`;
+  return html`<div class="curve" role="img" aria-label=${label} style=${{ minHeight: `${height}px` }} ref=${box}></div>`;
 };
 
 const columns = (points) => [
@@ -41,7 +42,7 @@ const columns = (points) => [
   points.map((p) => p.train ?? null),
 ];
 
-function options(box, { color, show, showX, whole, more, told, seen }) {
+function options(box, { color, show, showX, whole, more, told, seen, height, fromZero, steps }) {
   const ink = style("--muted");
   const grid = { stroke: style("--rule"), width: 1 };
   const font = "12px " + style("--sans");
@@ -50,15 +51,15 @@ function options(box, { color, show, showX, whole, more, told, seen }) {
   const unseen = { stroke: "transparent", points: { show: false } };
   return {
     width: box.clientWidth,
-    height: HEIGHT,
-    padding: [12, 14, 8, 0],
+    height,
+    padding: [12, fromZero ? 24 : 14, 8, 0],
     legend: { show: false },
     cursor: { y: false, points: { size: 7 }, drag: { x: false, y: false } },
-    scales: { x: { time: false }, y: { range: (_, low, high) => room(low, high) } },
+    scales: { x: { time: false }, y: { range: (_, low, high) => (fromZero ? [0, 1.08 * (high || 1)] : room(low, high)) } },
     axes: [
-      { ...axis, size: 30, space: 60, incrs: whole ? [1, 10, 100, 1000, 10000, 100000].flatMap((power) => [power, 2 * power, 5 * power]) : undefined,
+      { ...axis, size: 30, space: 60, incrs: whole ? [1, 10, 100, 1000, 10000, 100000].flatMap((power) => [power, 2 * power, 5 * power]) : steps,
         values: (_, ticks) => ticks.map(showX), grid: { show: false } },
-      { ...axis, size: 48, space: 36, values: (_, ticks) => ticks.map((t) => show(t)) },
+      { ...axis, size: fromZero ? 60 : 48, space: 36, values: (_, ticks) => ticks.map((t) => show(t)) },
     ],
     bands: [{ series: [3, 2], fill: line + "26" }],
     series: [

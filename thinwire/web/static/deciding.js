@@ -1,7 +1,9 @@
-// Approving and revoking a device: the key's fingerprint before the eyes, then what came of it in words.
+// Approving and revoking a device: the key's fingerprint before the eyes, then what came of it in words. Its name and tags.
+import { Tags } from "./actions.js";
 import { get, post } from "./api.js";
 import { Dialog } from "./dialog.js";
-import { html, useEffect, useRef, useState } from "./dom.js";
+import { html, link, useEffect, useRef, useState } from "./dom.js";
+import { Field, Form } from "./fields.js";
 import { Fingerprint } from "./fingerprint.js";
 import { moment } from "./format.js";
 import { Icon, Refusal } from "./parts.js";
@@ -35,6 +37,26 @@ export const Deciding = ({ wish, close }) => {
           <button type="button" class=${`tool ${what === "approve" ? "go" : "bad"}`} disabled=${state.step === "sent"} onClick=${decide}>
             ${what === "approve" ? "It is the same: approve it" : "Revoke it"}</button>
         </div>`}
+    <//>`;
+};
+
+/** The name of a device, or its tags; `wish`: {what: "rename" | "tags", device}. */
+export const Naming = ({ wish: { what, device }, close, fail }) => {
+  if (what === "tags") {
+    const send = (verb, body) => post(`devices/${device.device}/${verb}`, body).then(() => fail(null), fail);
+    return html`<${Tags} name=${device.device} known=${device.tags} close=${close} send=${send} />`;
+  }
+  const rename = async ({ name }) => {
+    const said = await post(`devices/${device.device}/rename`, { name });
+    location.assign(link(`devices/${said.device}`));
+    return `It is now ${said.device}.`;
+  };
+  return html`
+    <${Dialog} id="naming" title=${`Rename ${device.device}`} close=${close}>
+      <p>Its key and its history stay. While a run that is not over may use its name, it is not renamed.</p>
+      <${Form} label="Rename the device" button="Rename" send=${rename} cancel=${close}>
+        <${Field} label="New name" name="name" first value=${device.device} maxlength="63" pattern="[a-z0-9\\-]+" hint="a to z, 0 to 9 and -" />
+      <//>
     <//>`;
 };
 

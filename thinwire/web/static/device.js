@@ -1,11 +1,12 @@
 // One device: its key whole, what it has and how far away it is, its assignments, and who decided about it.
 import { get } from "./api.js";
-import { Deciding } from "./deciding.js";
-import { LastOutcome, Seen, Skew } from "./devices.js";
+import { Deciding, Naming } from "./deciding.js";
+import { Last, Seen, Skew, TagList } from "./devices.js";
 import { html, link, may, useEffect, useState } from "./dom.js";
 import { Fingerprint, groups } from "./fingerprint.js";
 import { bytes, count, moment, plural, seconds, share, speed } from "./format.js";
 import { Gone } from "./frame.js";
+import { Health } from "./health.js";
 import { useReading } from "./live.js";
 import { Icon, Outcome, Refusal, Section, Table, reasonOf, restarted } from "./parts.js";
 import { NotKnown } from "./secure.js";
@@ -15,6 +16,7 @@ const NAMES = { thinwire: "thinwire", python: "Python", torch: "torch", machine:
 export const DevicePage = ({ name, news }) => {
   const { data, error } = useReading(() => get(`devices/${name}`), news, [name, news.heard]);
   const [wish, setWish] = useState(null);
+  const [refused, setRefused] = useState(null);
   useEffect(() => {
     document.title = `${name} · Devices · Thinwire`;
   }, [name]);
@@ -27,12 +29,16 @@ export const DevicePage = ({ name, news }) => {
   return html`
     <${Gone} news=${news} matters />
     <div class="head"><${Where} name=${data.device} /><${Seen} device=${data} gone=${gone} />
+      <${TagList} tags=${data.tags} />
       <span class="orders">
+        ${may("operator") && html`<button type="button" class="tool" onClick=${() => decide("rename")}>Rename…</button><button type="button" class="tool" onClick=${() => decide("tags")}>Tags…</button>`}
         ${data.standing !== "approved" && may("operator") && html`<button type="button" class="tool go" onClick=${() => decide("approve")}><${Icon} name="check" />${data.standing === "pending" ? "Approve…" : "Approve again…"}</button>`}
         ${data.standing !== "revoked" && may("admin") && html`<button type="button" class="tool" onClick=${() => decide("revoke")}>Revoke…</button>`}
       </span></div>
     <p class="sentence">${data.sentence}${data.disconnected_at && data.standing === "approved" && !gone ? ` Offline since ${moment(data.disconnected_at)}: ${data.disconnect_reason}.` : ""}</p>
     ${error && html`<${Refusal} error=${error} />`}
+    ${refused && html`<${Refusal} error=${refused} />`}
+    ${data.next_step && html`<div class="notice said"><${Icon} name="alert" /><div><strong>${data.next_step}</strong></div></div>`}
     ${data.declined && html`<${Declined} said=${data.declined} />`}
     <div class="pair">
       <${Section} id="key" title="Key" aside="SHA-256, as the device prints it">
@@ -52,11 +58,12 @@ export const DevicePage = ({ name, news }) => {
         </dl>
       <//>
     </div>
+    <${Health} name=${data.device} news=${news} />
     <${Equipment} has=${data.has} />
     <${Installed} tasks=${data.tasks} />
     <${Assignments} device=${data} />
     <${Deeds} actions=${data.actions} />
-    ${wish && html`<${Deciding} wish=${wish} close=${() => setWish(null)} />`}`;
+    ${wish && (wish.what === "rename" || wish.what === "tags" ? html`<${Naming} wish=${wish} close=${() => setWish(null)} fail=${setRefused} />` : html`<${Deciding} wish=${wish} close=${() => setWish(null)} />`)}`;
 };
 
 const unsaid = (of, never) => (!of ? never : of.least ? "too little was sent to tell" : "too fast to be measured");
@@ -118,7 +125,7 @@ const Assignments = ({ device }) => html`
     { title: "Payload up", right: true, cell: (a) => bytes(a.payload_up) },
     { title: "Wire up", right: true, cell: (a) => bytes(a.wire_up) },
     { title: "Rate", right: true, cell: (a) => (a.up_bytes_s === null ? "–" : speed(8 * a.up_bytes_s)) },
-  ]} /><${NotKnown} rows=${device.assignments} columns="Examples and Steps" />` : html`<p class="faint">It has had no assignment yet.${device.last_outcome ? html` Last: <${LastOutcome} said=${device.last_outcome} />` : ""}</p>`}
+  ]} /><${NotKnown} rows=${device.assignments} columns="Examples and Steps" />` : html`<p class="faint">It has had no assignment yet.${device.last_outcome ? html` Last: <${Last} device=${device} />` : ""}</p>`}
   <//>`;
 
 const Deeds = ({ actions }) => html`

@@ -57,9 +57,11 @@ const Presence = ({ device, gone }) => {
   return html`<span class=${`outcome ${tone}`}><${Icon} name=${icon} /><span>${word}</span></span>`;
 };
 
-/** What makes a person look: an error, other code than the run's, an answer that failed. */
+const FAILED = /^(failed|dropped)/;
+
+/** What makes a person look: an error, other code than the run's, an answer that failed in a run that goes on. */
 export const troubled = (device) => device.standing === "approved"
-  && (device.tasks.some((t) => t.error || t.differs.length) || /^(failed|dropped)/.test(device.last_outcome));
+  && (device.tasks.some((t) => t.error || t.differs.length) || (FAILED.test(device.last_outcome) && !device.last_is_over));
 
 export const Tasks = ({ tasks, whole }) => {
   if (!tasks.length) return html`<span class="faint">none said yet</span>`;
@@ -95,12 +97,17 @@ export const Versions = ({ versions, own, has }) => {
   return html`<div class=${other ? "warn-text" : ""} title=${other ? `the aggregator's is ${own}` : ""}>thinwire ${versions.thinwire}${versions.machine ? html` <span class="faint">on ${versions.machine}</span>` : ""}</div><div class="faint tight">${rest.join(" · ")}</div>${has?.sentence && html`<div class="faint">${has.sentence}</div>`}`;
 };
 
-/** "failed: left" as icon, word and reason. */
-export const LastOutcome = ({ said }) => {
+/** "failed: left" as icon, word and reason; `over`: the run that is over, in which nothing is left to do about it. */
+export const LastOutcome = ({ said, over }) => {
   const [outcome, ...reason] = said.split(": ");
   if (!outcome) return html`<span class="faint">–</span>`;
+  if (over && FAILED.test(outcome)) return html`<span class="past"><${Outcome} outcome=${outcome}>${reason.length ? `: ${reason.join(": ")}` : ""}; ${over} is over<//></span>`;
   return html`<${Outcome} outcome=${outcome}>${reason.length ? `: ${reason.join(": ")}` : ""}<//>`;
 };
+
+export const Last = ({ device }) => html`<${LastOutcome} said=${device.last_outcome} over=${device.last_is_over && device.last_run} />`;
+
+export const TagList = ({ tags }) => tags.map((tag) => html` <small class="tag" key=${tag}>${tag}</small>`);
 
 export const Name = ({ device }) => html`<a href=${link(`devices/${device.device}`)}>${device.device}</a>`;
 
@@ -118,6 +125,6 @@ export const DeviceTable = ({ devices, task, gone }) => html`
     { title: "Tasks", cell: (d) => brief(d, task) },
     { title: "Updates", right: true, cell: (d) => count(d.updates) },
     { title: "Sent", right: true, cell: (d) => bytes(d.payload_up) },
-    { title: "Last outcome", cell: (d) => html`<${LastOutcome} said=${d.last_outcome} />` },
+    { title: "Last outcome", cell: (d) => html`<${Last} device=${d} />` },
     { title: "Seen", right: true, cell: (d) => (d.online && !gone ? html`<${Heard} device=${d} />` : ago(d.disconnected_at ?? d.last_seen_at, serverNow())) },
   ]} />`;

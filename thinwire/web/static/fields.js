@@ -4,7 +4,7 @@ import { Icon, Refusal } from "./parts.js";
 
 export const Field = ({ label, name, hint, first, ...rest }) => html`
   <label class="field"><span>${label}</span>
-    <input name=${name} required data-first=${first} aria-describedby=${hint ? `${name}-hint` : undefined} spellcheck="false" ...${rest} />
+    <input name=${name} required data-first=${first} aria-describedby=${hint ? `${name}-hint` : undefined} spellcheck=${false} ...${rest} />
     ${hint && html`<small id=${`${name}-hint`} class="faint">${hint}</small>`}</label>`;
 
 export const Choice = ({ label, name, options, value }) => html`
@@ -12,7 +12,7 @@ export const Choice = ({ label, name, options, value }) => html`
     <select name=${name}>${options.map((one) => html`<option value=${one} selected=${one === value}>${one}</option>`)}</select></label>`;
 
 /** A form whose fields go to `send(fields, form)`; below it stands the result, or the refusal. */
-export const Form = ({ label, button, send, children }) => {
+export const Form = ({ label, button, send, cancel, children }) => {
   const [state, setState] = useState({});
   const submit = async (event) => {
     event.preventDefault();
@@ -29,7 +29,7 @@ export const Form = ({ label, button, send, children }) => {
   return html`
     <form class="form" aria-label=${label} onSubmit=${submit}>
       ${children}
-      <div class="buttons"><button class="tool go" disabled=${state.sent}>${button}</button></div>
+      <div class="buttons">${cancel && html`<button type="button" class="tool" onClick=${cancel}>Cancel</button>`}<button class="tool go" disabled=${state.sent}>${button}</button></div>
       ${state.error && html`<${Refusal} error=${state.error} />`}
       ${state.said && html`<p class="came" role="status"><${Icon} name="check" /><span>${state.said}</span></p>`}
     </form>`;

@@ -1,7 +1,7 @@
 // All devices: which wait for approval, which are online, revoked or refused.
 import { get } from "./api.js";
 import { Deciding } from "./deciding.js";
-import { LastOutcome, LinkCell, Name, Seen, Tasks, Versions, address, joinCommand, presence, troubled } from "./devices.js";
+import { Last, LinkCell, Name, Seen, TagList, Tasks, Versions, address, joinCommand, presence, troubled } from "./devices.js";
 import { home, html, link, may, useEffect, useState } from "./dom.js";
 import { Fingerprint } from "./fingerprint.js";
 import { count, moment, plural } from "./format.js";
@@ -84,7 +84,9 @@ const Known = ({ devices, gone, service, decide }) => {
   const [words, setWords] = useQuery("q", "");
   const [show, setShow] = useQuery("show", "all");
   const [all, setAll] = useState(false);
-  const selected = devices.filter((d) => matches(d, words));
+  const [tag, setTag] = useQuery("tag", "");
+  const wanted = tag ? tag.split(",") : [];
+  const selected = devices.filter((d) => matches(d, words) && wanted.every((one) => d.tags.includes(one)));
   const kinds = { all: selected, online: selected.filter((d) => presence(d, gone) === "online"),
     offline: selected.filter((d) => ["offline", "never"].includes(presence(d, gone))), trouble: selected.filter(troubled) };
   const found = kinds[show] ?? selected;
@@ -93,29 +95,48 @@ const Known = ({ devices, gone, service, decide }) => {
     <${Section} id="known" title="Approved" aside=${plural(devices.length, "device")} csv=${link("api/v1/devices.csv")} json=${link("api/v1/devices")}>
       <div class="filter">
         <label class="search"><${Icon} name="find" /><span class="unseen">Search devices</span>
-          <input type="search" placeholder="name, version, task, reason" value=${words} onInput=${(e) => setWords(e.target.value)} /></label>
+          <input type="search" placeholder="name, tag, version, task, reason" value=${words} onInput=${(e) => setWords(e.target.value)} /></label>
+        <${TagFilter} devices=${devices} wanted=${wanted} choose=${(next) => setTag(next.join(","))} />
         <${Switch} label="Which devices" name="show" value=${kinds[show] ? show : "all"} choose=${setShow}
           options=${SHOWS.map(([key, word]) => [key, `${word} ${gone && (key === "online" || key === "offline") ? "" : count(kinds[key].length)}`])} />
       </div>
       <${Table} label="Approved devices" rows=${shown} stacks keyOf=${(d) => d.device}
-        empty=${words || show !== "all" ? "none of them is like that" : ""} columns=${[
-    { title: "Device", cell: (d) => html`<${Name} device=${d} /><small class="below">${d.how}</small>` },
+        empty=${words || tag || show !== "all" ? "none of them is like that" : ""} columns=${[
+    { title: "Device", cell: (d) => html`<${Name} device=${d} /><small class="below">${d.how}</small>${d.tags.length > 0 && html`<span class="tags"><${TagList} tags=${d.tags} /></span>`}` },
     { title: "Seen", cell: (d) => html`<${Seen} device=${d} gone=${gone} />` },
     { title: "Tasks", cell: (d) => html`<${Tasks} tasks=${d.tasks} />` },
     { title: "Versions", cell: (d) => html`<${Versions} versions=${d.versions} own=${service.version} has=${d.has} />` },
     { title: "Link", cell: (d) => html`<${LinkCell} link=${d.link} />` },
     { title: "Updates", right: true, cell: (d) => count(d.updates) },
-    { title: "Last outcome", cell: (d) => html`<${LastOutcome} said=${d.last_outcome} />` },
+    { title: "Last outcome", cell: (d) => html`<${Last} device=${d} />` },
     ...(may("admin") ? [{ title: html`<span class="unseen">Revoke</span>`, right: true, cell: (d) => html`<button type="button" class="tool" aria-label=${`Revoke ${d.device}`} onClick=${() => decide("revoke", d)}>Revoke…</button>` }] : []),
   ]} />
       <${More} shown=${shown.length} of=${found.length} all=${() => setAll(true)} />
     <//>`;
 };
 
+const TAGS = 12; // that most devices have; the others are found by the search
+
+/** Devices that have all the chosen tags; a chosen tag stays to be taken back, also where no device has it. */
+const TagFilter = ({ devices, wanted, choose }) => {
+  const numbers = new Map(wanted.map((tag) => [tag, 0]));
+  for (const tag of devices.flatMap((d) => d.tags)) numbers.set(tag, (numbers.get(tag) ?? 0) + 1);
+  if (!numbers.size) return null;
+  const most = [...numbers].sort(([a, n], [b, m]) => m - n || (a < b ? -1 : 1));
+  const shown = most.filter(([tag], i) => i < TAGS || wanted.includes(tag));
+  return html`
+    <fieldset class="chips"><legend class="unseen">Filter by tag</legend>
+      ${shown.map(([tag, n]) => html`
+        <label key=${tag} class=${wanted.includes(tag) ? "chip chosen" : "chip"}>
+          <input type="checkbox" checked=${wanted.includes(tag)} onChange=${() => choose(wanted.includes(tag) ? wanted.filter((one) => one !== tag) : [...wanted, tag])} />
+          ${tag} <small>${count(n)}</small></label>`)}
+    </fieldset>`;
+};
+
 /** Every word must stand somewhere in what is shown of the device. */
 const matches = (device, words) => {
   if (!words.trim()) return true;
-  const said = [device.device, device.how, device.sentence, device.last_outcome, device.disconnect_reason, device.fingerprint, device.has.sentence,
+  const said = [device.device, device.how, device.sentence, device.last_outcome, device.disconnect_reason, device.fingerprint, device.has.sentence, ...device.tags,
     ...Object.entries(device.versions).flat(), ...device.tasks.flatMap((t) => [t.name, t.version, t.error, t.source_digest, t.layout_digest, ...t.differs])]
     .join(" ").toLowerCase();
   return words.toLowerCase().split(/\s+/).every((word) => said.includes(word));
@@ -144,9 +165,9 @@ const Nobody = ({ service }) => html`
       <${Command} text=${`thinwire devices invite${home}`} />
       <p>A client on the aggregator's machine needs none while its device API listens on loopback:</p>
       <${Command} text=${joinCommand(service)} />` : service.tls ? html`
-      <p>The device API at <code>${address(service)}</code> approves no device without an invitation. Make one here, on the aggregator's machine:</p>
+      <p>The device API at <code>${address(service)}</code> approves no device without an invitation. ${may("operator") ? "Make one below, or" : "Make one"} on the aggregator's machine:</p>
       <${Command} text=${`thinwire devices invite${home}`} />
-      <p>It prints the line to paste on the device, which then stands on this page.</p>` : html`
+      <p>It has the line to paste on the device, which then stands on this page.</p>` : html`
       <p>This device API is for this machine only. Start a client beside it, with the task's code:</p>
       <${Command} text=${joinCommand(service)} />
       <p>For devices elsewhere, let the device API listen on an address that they reach, then invite them:</p>

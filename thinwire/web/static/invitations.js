@@ -1,7 +1,8 @@
-// Invitations: who may still come with one, and the state of the others. They are made on the command line.
+// Invitations: who may still come with one, the state of the others, and new ones.
 import { post } from "./api.js";
-import { home, html, may, useState } from "./dom.js";
-import { moment, plural } from "./format.js";
+import { home, html, may, useEffect, useMemo, useState } from "./dom.js";
+import { Field, Form, Twice } from "./fields.js";
+import { count, moment, plural } from "./format.js";
 import { serverNow, useNow } from "./live.js";
 import { Command, Icon, Section, Table } from "./parts.js";
 
@@ -34,6 +35,7 @@ const Open = ({ label, rows }) => html`<${Table} label=${label} rows=${rows} sta
   ...(may("operator") ? [{ title: html`<span class="unseen">Withdraw</span>`, right: true, cell: (r) => html`<${Withdraw} id=${r.id} />` }] : [])]} />`;
 
 export const Invitations = ({ rows, service }) => {
+  const [made, setMade] = useState(null); // their secrets are nowhere else
   useNow(true); // they expire by themselves
   const open = rows.filter((r) => state(r) === "open");
   const others = rows.filter((r) => state(r) !== "open");
@@ -45,30 +47,55 @@ export const Invitations = ({ rows, service }) => {
       ${others.length ? html`<details class="more"><summary>${plural(others.length, "other")} not usable</summary>
         <${Table} label="Invitations that are not usable" rows=${others} stacks keyOf=${(r) => r.id} columns=${[...COLUMNS,
     { title: "Used", cell: (r) => (r.used_at ? moment(r.used_at) : "–") }]} /></details>` : null}
-      <details class="more" open=${!rows.length}><summary>Make one</summary>
-        <p>${service.tls || service.aggregator !== "running" ? "On the aggregator's machine, where its secret is shown once and kept nowhere:" : `Once the device API listens where other machines reach it (thinwire aggregator start --listen 0.0.0.0:9090${home}), on the aggregator's machine:`}</p>
+      ${made && html`<${Made} rows=${made} done=${() => setMade(null)} />`}
+      <details class="more" open=${!rows.length}><summary>Make ${may("operator") ? "invitations" : "one"}</summary>
+        ${may("operator") && html`<${Make} made=${setMade} />`}
+        ${may("operator") ? html`<p class="faint">From the command line, for the names of a file:</p>` : html`<p>${service.tls || service.aggregator !== "running" ? "On the aggregator's machine, where its secret is shown once and kept nowhere:" : `Once the device API listens where other machines reach it (thinwire aggregator start --listen 0.0.0.0:9090${home}), on the aggregator's machine:`}</p>
         <${Command} text=${`thinwire devices invite${home}`} />
-        <p>Twenty at once, each for one name, and each to be approved here:</p>
+        <p>Twenty at once, each for one name, and each to be approved here:</p>`}
         <${Command} text=${`thinwire devices invite --names names.txt --out invites.csv --approve-manually${home}`} /></details>
     <//>`;
 };
 
-/** A second click confirms. */
-const Withdraw = ({ id }) => {
-  const [now, setNow] = useState({ step: "idle" });
-  const order = async () => {
-    setNow({ step: "sent" });
-    try {
-      await post(`invitations/${id}/withdraw`);
-    } catch (error) {
-      setNow({ step: "idle", error });
-    }
+const LASTS = [["3600", "1 hour"], ["86400", "24 hours"], ["604800", "7 days"], ["2592000", "30 days"]];
+
+const Make = ({ made }) => {
+  const make = async ({ names, number, expires, manually }) => {
+    const wanted = names.split(/\s+/).filter(Boolean);
+    const found = await post("invitations", { names: wanted, count: wanted.length ? 1 : Number(number), expires_s: Number(expires), approve_manually: Boolean(manually) });
+    made(found);
+    return `${plural(found.length, "invitation")} made: ${found.length === 1 ? "it is" : "they are"} shown above, once.`;
   };
-  if (now.step === "idle") {
-    return html`${now.error && html`<span class="bad-text" role="alert">${now.error.message} </span>`}
-      <button type="button" class="tool" aria-label=${`Withdraw invitation ${id}`} onClick=${() => setNow({ step: "confirm" })}>Withdraw…</button>`;
-  }
-  return html`<span class="confirm" role="group" aria-label=${`Withdraw invitation ${id}?`}>
-    <button type="button" class="tool bad" disabled=${now.step === "sent"} onClick=${order}>Withdraw</button>
-    <button type="button" class="tool" onClick=${() => setNow({ step: "idle" })}>Keep</button></span>`;
+  return html`
+    <${Form} label="Make invitations" button="Make" send=${make}>
+      <label class="field"><span>Names</span><textarea name="names" rows="3" spellcheck=${false} aria-describedby="names-hint"></textarea>
+        <small id="names-hint" class="faint">one a line, each gets an invitation; empty: any free name</small></label>
+      <${Field} label="How many for any name" name="number" type="number" min="1" max="1000" value="1" />
+      <label class="field"><span>Good for</span><select name="expires">${LASTS.map(([value, word]) => html`<option value=${value} defaultSelected=${value === "86400"}>${word}</option>`)}</select></label>
+      <label class="checkbox"><input type="checkbox" name="manually" /> each waits here to be approved</label>
+    <//>`;
 };
+
+const LISTED = 10; // of many that were made at once; the file has all
+
+/** What is shown once: what to paste on each device. */
+const Made = ({ rows, done }) => {
+  const file = useMemo(() => URL.createObjectURL(new Blob([table(rows)], { type: "text/csv" })), [rows]);
+  useEffect(() => () => URL.revokeObjectURL(file), [file]);
+  return html`
+    <div class="notice made" role="status"><${Icon} name="alert" /><div>
+      <strong>Hand ${rows.length === 1 ? "this" : `these ${count(rows.length)}`} out now: the secret${rows.length === 1 ? " is" : "s are"} shown once, and kept nowhere.</strong>
+      <p>On the device, type the command; it reads the invitation, which you paste.</p>
+      ${rows[0].urls.length > 1 && html`<p class="faint">The device API is also at ${rows[0].urls.slice(1).join(", ")}.</p>`}
+      <ol class="handed">${rows.slice(0, LISTED).map((row) => html`<li key=${row.id}>No. ${row.id}, for ${row.name ? html`the name <b>${row.name}</b>` : "any free name"}
+        <${Command} text=${row.command} label=${`command for invitation ${row.id}`} /><${Command} text=${row.invitation} label=${`secret of invitation ${row.id}`} /></li>`)}</ol>
+      ${rows.length > LISTED && html`<p>${count(rows.length - LISTED)} more are in the file.</p>`}
+      <div class="buttons"><a class="tool" download="invitations.csv" href=${file}><${Icon} name="down" />${count(rows.length)} as CSV</a>
+        <button type="button" class="tool" onClick=${done}>I have ${rows.length === 1 ? "it" : "them"}</button></div></div></div>`;
+};
+
+const COLUMNS_OF_FILE = ["id", "name", "url", "invitation", "command", "expires_at"]; // as thinwire devices invite --out has them
+
+const table = (rows) => [COLUMNS_OF_FILE, ...rows.map((row) => COLUMNS_OF_FILE.map((name) => row[name]))].map((cells) => `${cells.join(",")}\n`).join("");
+
+const Withdraw = ({ id }) => html`<${Twice} label=${`Withdraw invitation ${id}`} word="Withdraw" bad act=${() => post(`invitations/${id}/withdraw`)} />`;

@@ -44,7 +44,7 @@ const STATUS = {
 export const Status = ({ status }) => html`
   <span class=${`status is-${status}`}><${Icon} name=${STATUS[status] || "dots"} />${status}</span>`;
 
-const OUTCOMES = {
+export const OUTCOMES = {
   selected: ["dots", "selected"],
   accepted: ["dots", "arrived"],
   aggregated: ["check", "aggregated"],

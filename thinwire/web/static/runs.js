@@ -1,7 +1,7 @@
 // All runs as a table that is searched, filtered and sorted, and the devices that make them.
 import { get } from "./api.js";
 import { home, html, link, may, STATUSES, useEffect, useRef, useState } from "./dom.js";
-import { DeviceTable, joinCommand, presence } from "./devices.js";
+import { DeviceTable, TagList, joinCommand, presence } from "./devices.js";
 import { ago, bytes, count, metric, plural, seconds, when } from "./format.js";
 import { Gone } from "./frame.js";
 import { Pager } from "./lines.js";
@@ -160,7 +160,7 @@ const RunTable = ({ runs, sort, up, order, picked, toggle }) => html`
           <td role="cell" class="pick"><label><input type="checkbox" checked=${picked.includes(run.run_id)} disabled=${picked.length >= MOST_COMPARED && !picked.includes(run.run_id)}
             onChange=${() => toggle(run.run_id)} /><span class="unseen">Compare ${run.run_id}</span></label></td>
           <th scope="row" role="rowheader"><a href=${link(`runs/${run.run_id}`)}>${run.run_id}</a>${run.name && html` <b>${run.name}</b>`}
-            ${run.tags.map((tag) => html` <small class="tag" key=${tag}>${tag}</small>`)}
+            <${TagList} tags=${run.tags} />
             <span class="said" title=${run.sentence}>${run.sentence}</span>
             ${(run.status === "running" || run.status === "waiting") && html`<span class="meter" aria-hidden="true"><i style=${{ width: `${share(run)}%` }}></i></span>`}</th>
           ${COLUMNS.map((column) => html`<td role="cell" key=${column.key} data-label=${column.title} class=${column.right ? "right" : ""}>${column.cell(run)}</td>`)}

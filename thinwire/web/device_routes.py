@@ -1,0 +1,146 @@
+"""The routes about devices and invitations, and those by which a person acts on them: invite, approve, rename, tag.
+
+Each calls the function that `thinwire devices` calls, and leaves a row in the audit log.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query
+from pydantic import Field
+from starlette.responses import Response
+
+from thinwire.core.errors import Refused
+from thinwire.core.invitation import InviteAddress
+from thinwire.store import Store
+from thinwire.web import device_queries as say
+from thinwire.web import device_schemas as models
+from thinwire.web.device_health import Span
+from thinwire.web.device_queries import Devices
+from thinwire.web.problems import PROBLEMS
+from thinwire.web.routes import API, Number, as_csv
+from thinwire.web.run_actions import Body, Tags
+from thinwire.web.security import Who
+from thinwire.web.settings import Settings, aggregator, may_serve
+
+MOST_INVITED = 1000  # in one request
+DeviceName = Annotated[str, Path(pattern=r"^[a-z0-9-]{1,63}$")]
+Until = Annotated[float | None, Query(ge=0, le=1e11, description="end of the last row; now without it")]
+Name = Annotated[str, Field(max_length=63)]
+
+
+class NewName(Body):
+    """The name that a device gets."""
+
+    name: Name
+
+
+class Wish(Body):
+    """Invitations to make: `count` for any free name, or one for each of `names`."""
+
+    count: int = Field(1, ge=1, le=MOST_INVITED)
+    names: list[Name] = Field([], max_length=MOST_INVITED)
+    expires_s: float = Field(24 * 3600.0, gt=0, le=366 * 24 * 3600.0)
+    approve_manually: bool = False
+
+
+def device_routes(settings: Settings, store: Store, devices: Devices) -> APIRouter:
+    """Return the routes about devices."""
+    router = APIRouter(prefix=API, responses=PROBLEMS)
+
+    @router.get("/devices")
+    def listed() -> list[models.Device]:
+        return devices.all()
+
+    @router.get("/devices.csv", response_class=Response, include_in_schema=False)
+    def listed_csv() -> Response:
+        return as_csv(devices.all(), models.Device, "devices")
+
+    @router.get("/devices/{name}")
+    def one(name: DeviceName) -> models.DevicePage:
+        return devices.one(name)
+
+    @router.get("/devices/{name}/health")
+    def health(name: DeviceName, span: Span = "day", until: Until = None) -> models.Health:
+        """Return what was measured of a device in each hour of a day, or each six hours of a week."""
+        return devices.health(name, span, until)
+
+    @router.get("/devices/{name}/health.csv", response_class=Response, include_in_schema=False)
+    def health_csv(name: DeviceName, span: Span = "day", until: Until = None) -> Response:
+        return as_csv(devices.health(name, span, until).rows, models.HealthRow, f"{name}-health")
+
+    @router.post("/devices/{name}/rename")
+    def rename(name: DeviceName, wanted: NewName, who: Who) -> models.Renamed:
+        """Rename the device in its row and its history; refused while a run that is not over may use the old name."""
+        store.roster.rename(name, wanted.name, who)
+        return models.Renamed(device=wanted.name, was=name)
+
+    @router.post("/devices/{name}/tags")
+    def tags(name: DeviceName, wanted: Tags, who: Who) -> models.Tagged:
+        return models.Tagged(device=name, tags=store.roster.tag(name, wanted.add, wanted.remove, who))
+
+    @router.post("/devices/{name}/approve")
+    def approve(name: DeviceName, compared: models.Compared, who: Who) -> models.Decided:
+        """Approve the device; this takes effect at its next request."""
+        store.roster.approve(name, who, compared.fingerprint)
+        said = say.approved(name, aggregator(settings.lock)[0])
+        return models.Decided(device=name, standing="approved", sentence=said)
+
+    @router.post("/devices/{name}/revoke")
+    def revoke(name: DeviceName, compared: models.Compared, who: Who) -> models.Decided:
+        """Revoke the device at once; the aggregator gets a command to clear what is open, unless none is running."""
+        order = store.revoke_device(name, who, compared.fingerprint, lambda: may_serve(settings.lock))
+        return _revoke_access(name, order)
+
+    @router.get("/devices/{name}/revocations/{number}")
+    def revocation(name: DeviceName, number: Number) -> models.Decided:
+        """Return the progress of a revocation by the number of its command."""
+        store.commands.result(number)  # raises NotFound
+        return _revoke_access(name, number)
+
+    def _revoke_access(name: str, order: int | None) -> models.Decided:
+        result = store.commands.result(order) if order is not None else None
+        confirmed = bool(result.get("done")) if result is not None else None
+        rounds = dict(store.aggregated_rounds(name) if not result or "rounds" not in result else result["rounds"])
+        return models.Decided(
+            device=name, standing="revoked", order=order, confirmed=confirmed,
+            sentence=say.revoke_access(name, aggregator(settings.lock)[0] if order is not None else "gone", confirmed),
+            stays=tuple(models.Stays(run_id=run_id, rounds=numbers) for run_id, numbers in rounds.items()),
+            stays_text=say.stays(rounds),
+        )  # fmt: skip
+
+    return router
+
+
+def invitation_routes(settings: Settings, store: Store, devices: Devices) -> APIRouter:
+    """Return the routes about invitations, and about whom the device API refused."""
+    router = APIRouter(prefix=API, responses=PROBLEMS)
+
+    @router.get("/invitations")
+    def invitations() -> list[models.Invitation]:
+        return devices.invitations()
+
+    @router.post("/invitations", status_code=201)
+    def invite(wanted: Wish, who: Who) -> list[models.MadeInvitation]:
+        """Make invitations, each of which enrolls one device, once; their secrets are in this answer only."""
+        if settings.lock is None:
+            raise Refused(
+                "this dashboard makes no invitations", "it does not know the address of the device API",
+                "on the aggregator's machine: thinwire devices invite",
+            )  # fmt: skip
+        address = InviteAddress.read(settings.lock.parent)
+        made = store.invitations.invite(wanted.count, wanted.names, wanted.expires_s, wanted.approve_manually, who)
+        rows = [address.row(one.id, one.name, one.secret, one.expires_at) for one in made]
+        return [models.MadeInvitation(**row, urls=address.urls) for row in rows]
+
+    @router.post("/invitations/{number}/withdraw")
+    def withdraw(number: Number, who: Who) -> models.Withdrawn:
+        store.invitations.withdraw(number, who)
+        return models.Withdrawn(invitation=number, sentence=say.withdrawn(number))
+
+    @router.get("/refusals")
+    def refused() -> list[models.RefusedRequest]:
+        return devices.refusals()
+
+    return router

@@ -12,8 +12,8 @@ import itertools
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from re import _constants as op  # type: ignore[attr-defined]  # typeshed leaves out the parser, which no other tree has
-from re import _parser as parser  # type: ignore[attr-defined]  # as above
+from re import _constants as op  # private: no other tree has each step of a pattern
+from re import _parser as parser
 from typing import Any
 
 import pytest

@@ -20,7 +20,8 @@ from thinwire.web.device_health import Span
 from thinwire.web.device_queries import Devices
 from thinwire.web.problems import PROBLEMS
 from thinwire.web.routes import API, Number, as_csv
-from thinwire.web.run_actions import Body, Tags
+from thinwire.web.run_actions import Tags
+from thinwire.web.schemas import Body
 from thinwire.web.security import Who
 from thinwire.web.settings import Settings, aggregator, may_serve
 

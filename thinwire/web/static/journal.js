@@ -25,6 +25,8 @@ const useEvents = (id, on) => {
     };
     const follow = () => {
       source = new EventSource(link(`api/v1/runs/${id}/events/stream`));
+      source.addEventListener("open", read); // not before, so that nothing falls between the two
+      source.addEventListener("error", () => source?.readyState === EventSource.CLOSED && read()); // it was refused
       source.addEventListener("journal", (event) => {
         fresh.push(JSON.parse(event.data));
         timer ||= setTimeout(show, GAP_MS);
@@ -33,7 +35,6 @@ const useEvents = (id, on) => {
     };
     const read = async () => {
       try {
-        if (!source) follow(); // first, so that nothing falls between the two
         const events = await get(`runs/${id}/events`);
         const known = new Set(events.map((one) => one.id));
         fresh = fresh.filter((one) => !known.has(one.id));
@@ -44,7 +45,7 @@ const useEvents = (id, on) => {
       }
     };
     const turn = () => {
-      if (!document.hidden && !source) read();
+      if (!document.hidden && !source) follow();
       if (document.hidden) {
         source?.close();
         source = null;

@@ -58,7 +58,7 @@ ROLES: Final[Mapping[str, str]] = {
     **dict.fromkeys(("codecs", "standings", "received", "clients"), "keys"),
     **dict.fromkeys(("reasons", "codec_reasons", "not_selected"), "keys and words"),
     "assignments": "keys and ids", "dropped": "names or ids", "clipped": "clipped", "reason": "code",
-    **dict.fromkeys(("assignment_id", "update_id", "aggregated", "capped"), "ids"),
+    **dict.fromkeys(("assignment_id", "update_id", "aggregated", "capped", "chosen"), "ids"),
     **dict.fromkeys(("text", "said", "note", "notes", "detail", "why", "state_lost", "status_text"), "words"),
     **dict.fromkeys(("deadline_reason", "sampling", "selection_reason", "work_reason", "weight_reason"), "words"),
     "codec_reason": "words", "sentence": "words", "hint": "words", "waited_for": "name",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from thinwire.cli.local_state import absent, alive, end_abandoned, way_back
 from thinwire.core.events import ENDED, NO_STEP
-from thinwire.core.formatting import NOTHING, capped_text, duration, figure, size
+from thinwire.core.formatting import CHOSEN, NOTHING, capped_text, duration, figure, size
 from thinwire.core.signals import remembered
 
 if TYPE_CHECKING:
@@ -165,6 +165,8 @@ class Round:
 
             notes.append(BY_NEXT_SUM)
         notes += [f"{update_id.split('/')[1]}: {capped_text(one)}" for update_id, one in closed.capped.items()]
+        if closed.chosen:
+            notes.append(f"{CHOSEN}: {', '.join(sorted(one.split('/')[1] for one in closed.chosen))}")
         cells = (
             f"{self.number:>5}",
             f"{closed.reason:<8}",

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import re
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, ClassVar
@@ -113,8 +114,32 @@ class Krum(MultiKrum):
     m: int = field(default=1, init=False)
 
 
+class Centred(Combination):
+    """A rule that searches a centre of the updates, beginning at the one with the least sum of distances to the others.
+
+    An update farther from it than 1e5 times the median distance has weight 0, because float64 does not tell the
+    distances between the others beside that one.
+    """
+
+    fewest = THREE
+    reach: ClassVar[float] = 1e5
+
+    @abstractmethod
+    def search(self, distances: Distances, first: int) -> NDArray[np.float64]:
+        """Return the weights of the centre, beginning at the update `first`."""
+
+    def weights(self, distances: Distances) -> NDArray[np.float64]:
+        """Return the weights of the centre, 0 for updates that are out of reach."""
+        away = np.sqrt(distances)
+        first = int(np.argmin(away.sum(axis=1)))
+        near = np.flatnonzero(away[first] <= self.reach * np.median(away[first]))
+        weights = np.zeros(len(distances))
+        weights[near] = self.search(distances[np.ix_(near, near)], int(np.flatnonzero(near == first)[0]))
+        return weights
+
+
 @dataclass
-class GeometricMedian(Combination):
+class GeometricMedian(Centred):
     """The geometric median (Pillutla et al. 2022, RFA), the point with the least sum of distances to all updates.
 
     Weiszfeld's iteration on the updates' distances, smoothed as in the paper: a distance below 1e-6 of the median one
@@ -122,18 +147,17 @@ class GeometricMedian(Combination):
     Breakdown point 1/2.
     """
 
-    fewest = THREE
     steps: ClassVar[int] = 1000
 
-    def weights(self, distances: Distances) -> NDArray[np.float64]:
+    def search(self, distances: Distances, first: int) -> NDArray[np.float64]:
         """Return the weights of the geometric median."""
         weights = np.full(len(distances), 1 / len(distances))
         for _ in range(self.steps):
             away = _distances_from(weights, distances)
-            least = 1e-6 * float(np.median(away))
-            if least == 0:  # most updates are equal
-                equal = (away == 0).astype(np.float64)
-                return equal / equal.sum()
+            if (least := 1e-6 * float(np.median(away))) == 0:  # most updates are equal
+                weights = np.zeros(len(distances))
+                weights[first] = 1.0
+                break
             before, inverse = weights, 1 / np.maximum(away, least)
             weights = inverse / inverse.sum()
             if np.abs(weights - before).max() < 1e-9:
@@ -142,17 +166,15 @@ class GeometricMedian(Combination):
 
 
 @dataclass
-class Clipped(Combination):
+class Clipped(Centred):
     """Centered clipping (Karimireddy et al. 2021): v' = v + mean of (x_i - v), each no longer than the radius tau.
 
-    The first centre is the update with the least sum of distances to the others. The paper begins at the change of the
-    round before, which suits clients that all take part in every round. This centre needs no earlier round, so another
-    cohort or a restart does not depend on one. It has the breakdown point 1/2, and three steps go from it at most
-    3 tau f / n in the direction of f hostile updates.
+    The paper begins at the change of the round before, which suits clients that all take part in every round. The first
+    centre is here an update of this round (`Centred`), so that another cohort or a restart needs no earlier round. It
+    has the breakdown point 1/2, and three steps go from it at most 3 tau f / n in the direction of f hostile updates.
     """
 
     tau: float
-    fewest = THREE
     steps: ClassVar[int] = 3
 
     def __post_init__(self) -> None:
@@ -161,15 +183,14 @@ class Clipped(Combination):
                 f"clipped({self.tau:g}) is not valid", why="tau is a radius above 0", hint='reduce = "clipped(10)"'
             )
 
-    def weights(self, distances: Distances) -> NDArray[np.float64]:
+    def search(self, distances: Distances, first: int) -> NDArray[np.float64]:
         """Return the weights of the last centre."""
-        count = len(distances)
-        weights = np.zeros(count)
-        weights[np.argmin(np.sqrt(distances).sum(axis=1))] = 1.0
+        weights = np.zeros(len(distances))
+        weights[first] = 1.0
         for _ in range(self.steps):
             away = _distances_from(weights, distances)
             shares = np.minimum(1.0, self.tau / np.maximum(away, self.tau))
-            weights = weights * (1 - shares.mean()) + shares / count
+            weights = weights * (1 - shares.mean()) + shares / len(distances)
         return weights
 
 

@@ -72,7 +72,7 @@ PLAIN: Final = frozenset({  # fields with text that names no device
     "model_digest", "model_file", "metrics0", "spread0", "outcome", "last_outcome", "task_version", "what", "who",
     "body", "address", "name", "hello", "booked", "brought", "public_key", "how", "samples", "work", "secret_hash",
     "code_hash", "token_hash", "totals", "subject", "acknowledged_by", "failure", "user", "role", "password_hash",
-    "tags", "deleted_by", "sent_to",
+    "tags", "deleted_by", "sent_to", "norms",
 })  # fmt: skip
 NAMED: Final = frozenset({("invitations", "name")})  # a column that is a device's name in this table only
 _WORD = re.compile("[a-z0-9-]+")  # in a text: a name, and what could be one

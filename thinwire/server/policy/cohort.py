@@ -283,7 +283,7 @@ def min_updates_of(min_updates: float, selected: int) -> int:
 def updates_needed(plan: RunPlan, selected: int) -> int:
     """Return the fewest updates that make a step in a round of so many clients; a reduction may need more.
 
-    >>> plan = RunPlan.parse('[run]\ntask="t"\n[local]\nlr=1\n[server]\nreduce="krum(1)"')
+    >>> plan = RunPlan.parse('[run]\\ntask="t"\\n[local]\\nlr=1\\n[server]\\nreduce="krum(1)"')
     >>> updates_needed(plan, 4), updates_needed(plan, 20)
     (5, 10)
     """

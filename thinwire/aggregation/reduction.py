@@ -4,7 +4,7 @@ The mean is a running sum (`mean.py`); a reduction compares updates, so it needs
 decoded update as a row of float32 in a file without a name, and gives the rows in blocks of coordinates that fit the
 second-level cache. Memory therefore holds the change and one segment of one update, for ten clients as for a hundred.
 The price is 4 bytes of disk for each parameter and update until the round closes, which are written once and read once
-or twice, mostly in the memory that caches files. Every codec works, also one of another package: no codec has to decode in blocks.
+or twice. Every codec works, also one of another package: no codec has to decode in blocks.
 
 Updates are unweighted. Their number of examples is the client's own claim, and a hostile one would claim many.
 

@@ -8,7 +8,8 @@ import pytest
 
 from thinwire.aggregation import codecs
 from thinwire.compression.catalog import steps
-from thinwire.core.plan import Refusal, RunPlan
+from thinwire.core.plan import RunPlan
+from thinwire.core.plan_rules import Refusal
 
 
 def refused(reduce: str = "median", **sections: dict[str, Any]) -> list[Refusal]:

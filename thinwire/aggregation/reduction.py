@@ -60,7 +60,7 @@ class UpdateRows:
             self._file = self._file or tempfile.TemporaryFile(dir=self.folder, buffering=0)  # noqa: SIM115
             at = self.count * self.size * FLOAT_BYTES
             for part in parts:
-                data = memoryview(part).cast("B")
+                data = part.data.cast("B")
                 while data.nbytes:
                     written = os.pwrite(self._file.fileno(), data, at)
                     data, at = data[written:], at + written
@@ -85,7 +85,7 @@ class UpdateRows:
             yield slice(start, stop), block
 
     def _read(self, into: Vector, at: int) -> None:
-        data = memoryview(into).cast("B")
+        data = into.data.cast("B")
         while data.nbytes:
             if not (found := os.preadv(self._file.fileno(), [data], at)):
                 raise disk_error(OSError("the file of a round's updates is cut short"), self.folder)

@@ -136,8 +136,12 @@ class RoundAggregator:
             self.buffers.check(statistics, header.examples * discount)
         self.buffers.check_counters(header.counters, self.before)
         model: Frames = lambda: islice(frames(), segments)  # noqa: E731  # without the buffers
-        bound = self._bounding(header, model) if self.plan.server.max_norm is not None else 1.0
-        self._fold(header, model, discount * bound)
+        if self.plan.server.max_norm is None:
+            self._fold(header, model, discount)
+        else:
+            norm = self._norm(header, model)
+            self._fold(header, model, discount * min(1.0, self.caps.norm / norm) if norm else discount)
+            self.norms[str(header.update_id)] = norm
         if self.weights is not None:
             self.weights.count(header.update_id.device, header.examples)
         if statistics is not None:
@@ -149,13 +153,12 @@ class RoundAggregator:
         self.changes.codec = self._codec(header)
         self.changes.fold(frames, *self._counting(header, discount))
 
-    def _bounding(self, header: ReplyHeader, frames: Frames) -> float:
-        """Return the factor that bounds the norm of an update, which is measured on the decoded values."""
+    def _norm(self, header: ReplyHeader, frames: Frames) -> float:
+        """Return the norm of an update, of its decoded values."""
         codec, squares = self._codec(header), 0.0
         for segment, payload in zip(self.layout.segments, frames(), strict=False):
             squares += in_order(bucket_sums(codec.decode(payload, segment.index), 2))
-        norm = self.norms[str(header.update_id)] = math.sqrt(squares)
-        return min(1.0, self.caps.norm / norm) if norm else 1.0
+        return math.sqrt(squares)
 
     def _counting(self, header: ReplyHeader, discount: float) -> tuple[int, float, float]:
         """Return the examples, the discount and the normaliser a with which an update counts.
@@ -183,21 +186,17 @@ class RoundAggregator:
         """
         statistics = self.plan.local.buffers == "average" and self.buffers.layout.size > 0
         alike, known = self.counts_alike, self.weights.known if self.weights is not None else {}
-        found = {
-            str(header.update_id): caps.capped(header, statistics or not (alike or header.update_id.device in known))
-            for header in headers
-        }
-        bounded = self.bounded(caps, headers) if self.norms else {}
-        return {
-            update_id: Capped(**{**(one or {}), **bounded.get(update_id, {})})  # type: ignore[typeddict-item]
-            for update_id, one in found.items()
-            if one is not None or update_id in bounded
-        }
+        found = self.bounded(caps)
+        for header in headers:
+            name, by_examples = str(header.update_id), not (alike or header.update_id.device in known)
+            if (one := caps.capped(header, statistics or by_examples)) is not None:
+                found[name] = one | found.get(name, Capped())
+        return found
 
-    def bounded(self, caps: WeightCaps, headers: Iterable[ReplyHeader]) -> dict[str, Capped]:
+    def bounded(self, caps: WeightCaps) -> dict[str, Capped]:
         """Return the updates whose norm is above the bound."""
-        norms = {name: self.norms[name] for header in headers if (name := str(header.update_id)) in self.norms}
-        return {name: {"norm": norm, "norm_counted": caps.norm} for name, norm in norms.items() if norm > caps.norm}
+        over = {name: norm for name, norm in self.norms.items() if norm > caps.norm}
+        return {name: {"norm": norm, "norm_counted": caps.norm} for name, norm in over.items()}
 
     @property
     def chosen(self) -> list[str]:

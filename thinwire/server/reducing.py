@@ -65,9 +65,9 @@ class ReducingAggregator(RoundAggregator):
         self.normalisers.append(header.a)
         self.update_ids[header.assignment_id] = header.update_id
 
-    def capped(self, caps: WeightCaps, headers: Iterable[ReplyHeader]) -> dict[str, Capped]:
+    def capped(self, caps: WeightCaps, _: Iterable[ReplyHeader]) -> dict[str, Capped]:
         """Return the updates whose norm is bounded; no update counts by its examples or its normaliser."""
-        return self.bounded(caps, headers)
+        return self.bounded(caps)
 
     def fits(self) -> bool:
         """Return True: each update was checked when it came."""
@@ -81,7 +81,7 @@ class ReducingAggregator(RoundAggregator):
 
     def _change(self, model: Model) -> tuple[Vector | None, State]:
         """Return the reduction's change; raise `CodecError` if it is none that a model can take."""
-        change = self.reduction.reduce(self.rows)
+        change: Any = self.reduction.reduce(self.rows)
         name, size = self.plan.server.reduce, self.layout.size
         if not (isinstance(change, np.ndarray) and change.dtype == np.float32 and change.shape == (size,)):
             why = f"it gave no float32 vector of {size}"

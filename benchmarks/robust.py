@@ -1,4 +1,4 @@
-"""Robust aggregation: accuracy with 30 % hostile clients, and what the rules cost beside Flower's.
+"""Robust aggregation: accuracy with 30 % hostile clients, and what reductions cost beside Flower's.
 
     python -m benchmarks.robust [--preset tiny|small|full] --json
 
@@ -9,9 +9,9 @@ all cells. Simulated: all accuracies come from seeds, and no clock.
 `worst_gap_30` is the accuracy of the mean without hostile clients less that of `NAMED` under an attack: the largest
 mean over the seeds, of all attacks and tasks, iid. `NAMED` was written down before the full preset ran.
 `backdoor_success` is the share of stamped test images of other classes that the model of `NAMED` takes for the target.
-`seconds_ratio_flower` is Flower's time over ours, the least of its four rules. `peak_models` is the most resident
+`seconds_ratio_flower` is Flower's time over ours, the least of its four functions. `peak_models` is the most resident
 memory of a round above its model, in models: cohorts of 10 and 100, dense and sparse updates. `flower_apart` is the
-largest difference to Flower's rules on the same vectors, in all runs.
+largest difference to Flower's functions on the same vectors, in all runs.
 """
 
 from __future__ import annotations

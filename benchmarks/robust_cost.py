@@ -23,11 +23,11 @@ from thinwire.server.aggregator import Model
 from thinwire.server.reducing import ReducingAggregator
 from thinwire.store import FileSpool
 
-KINDS = {"dense": ("int8", "median"), "sparse": ("topk(0.01) > int8 > rice", "krum(3)")}  # codec and rule
+KINDS = {"dense": ("int8", "median"), "sparse": ("topk(0.01) > int8 > rice", "krum(3)")}  # codec and reduction
 
 
 def seconds(params: int, folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield the seconds of each of Flower's rules and of ours on the same vectors of 20 clients.
+    """Yield the seconds of each of Flower's functions and of our reductions on the same vectors of 20 clients.
 
     Ours include writing the rows; neither includes decoding.
     """
@@ -59,8 +59,8 @@ def _vector(params: int, seed: int) -> Vector:
 def memory(params: int, cohorts: tuple[int, ...], folder: Path) -> Iterator[dict[str, Any]]:
     """Yield the most memory of a round above that of its model, in models of float32, by codec and cohort."""
     layout = Layout.of(shapes(params))
-    for kind, (codec, rule) in KINDS.items():
-        raw = {"run": {"task": "bench"}, "local": {"lr": 1.0}, "server": {"reduce": rule}}
+    for kind, (codec, spec) in KINDS.items():
+        raw = {"run": {"task": "bench"}, "local": {"lr": 1.0}, "server": {"reduce": spec}}
         plan = RunPlan.from_json({**raw, "cohort": {"late": "drop"}})
         for cohort in cohorts:
             spool = FileSpool(folder / f"{kind}-{cohort}")
@@ -76,7 +76,7 @@ def memory(params: int, cohorts: tuple[int, ...], folder: Path) -> Iterator[dict
             peak = meter.peak_bytes / (4 * layout.size)
             note(f"{kind}, {cohort} clients: {peak:.2f} models")
             yield {
-                "what": "memory", "kind": kind, "codec": codec, "reduce": rule, "params": params, "clients": cohort,
+                "what": "memory", "kind": kind, "codec": codec, "reduce": spec, "params": params, "clients": cohort,
                 "peak_models": peak,
             }  # fmt: skip
             for header in headers:

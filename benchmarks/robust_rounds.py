@@ -2,7 +2,7 @@
 
 Hostile clients know the honest updates of their round, as ALIE and IPM suppose it. `Attacked` therefore stands before
 the reduction and replaces the rows of hostile clients. Label flip and backdoor are in their data, as they would be on a
-device; the backdoor's update is scaled besides. Where Flower has the rule, it gets the same rows.
+device; the backdoor's update is scaled besides. Where Flower has the same reduction, it gets the same rows.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def is_hostile(client: str) -> bool:
 
 @dataclass
 class Attacked(Reduction):
-    """A reduction whose hostile rows are replaced; `apart` is the greatest difference to Flower's own rule."""
+    """A reduction whose hostile rows are replaced; `apart` is the greatest difference to Flower's own function."""
 
     spec: str
     attack: str
@@ -144,8 +144,12 @@ def measure_one(task: str, split: str, attack: str, spec: str, seed: int, rounds
         "local": {"lr": 0.1, "steps": 10, "batch": 32},
         "uplink": {"codec": "identity"},
     }
-    rule = Attacked(spec, attack, seed)
-    history = simulate(HostileTask(task, attack), plan, clients=CLIENTS, split=split, reduce=rule)
+    reduction = Attacked(spec, attack, seed)
+    history = simulate(HostileTask(task, attack), plan, clients=CLIENTS, split=split, reduce=reduction)
     assert history.run.status == "done", history.run.status_text
     named = {"task": task, "split": split, "attack": attack, "reduce": spec, "seed": seed}
-    return {**named, **{name: history.metrics[name] for name in ("accuracy", "backdoor")}, "flower_apart": rule.apart}
+    return {
+        **named,
+        **{name: history.metrics[name] for name in ("accuracy", "backdoor")},
+        "flower_apart": reduction.apart,
+    }

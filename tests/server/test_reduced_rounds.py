@@ -89,7 +89,7 @@ def params(made: Bench) -> Vector:
 
 
 def bench(folder: Path, hostile: Any, **server: Any) -> Bench:
-    sections = {"run": {"rounds": 2}, "cohort": {"late": "drop"}, "uplink": RAW, "server": server}
+    sections: dict[str, Any] = {"run": {"rounds": 2}, "cohort": {"late": "drop"}, "uplink": RAW, "server": server}
     made = Bench(folder, [hostile, *three_honest(), normed("e")], layout=NORMED, **sections)
     assert made.drive().status == "done"
     return made
@@ -97,12 +97,17 @@ def bench(folder: Path, hostile: Any, **server: Any) -> Bench:
 
 @pytest.mark.parametrize("reduce", ["median", "trimmed(1)", "krum(1)", "geometric-median", "clipped(0.1)"])
 def test_a_hostile_client_moves_neither_model_nor_buffers(tmp_path: Path, reduce: str) -> None:
-    said = {"mean": 1e9, "variance": 1e18, "counters": {"bn.num_batches_tracked": 2**40}, "examples": 10**9}
+    said: dict[str, Any] = {
+        "mean": 1e9,
+        "variance": 1e18,
+        "counters": {"bn.num_batches_tracked": 2**40},
+        "examples": 10**9,
+    }
     made = bench(tmp_path, normed("a", 1e9, **said), reduce=reduce)
     assert np.abs(params(made) - 2.0).max() < 0.2, "two rounds of updates of 1"
     last = made.events(ModelStored)[-1]
     _, buffers = Versions(made.home.run(made.run_id), NORMED, False).read(last)
-    assert np.array_equal(buffers, np.float32([0.5] * 3 + [1.0] * 3))
+    assert np.array_equal(buffers, np.array([0.5] * 3 + [1.0] * 3, np.float32))
     assert last.counters == {"bn.num_batches_tracked": 7}
     assert {len(e.aggregated) for e in made.events(RoundClosed)} == {5}, "also what was not chosen"
 
@@ -139,7 +144,7 @@ def test_a_bound_on_norms_scales_what_is_over_it(tmp_path: Path, max_norm: float
 
 
 def test_a_run_of_too_few_clients_waits_and_says_why(tmp_path: Path) -> None:
-    sections = {"cohort": {"late": "drop", "wait_for": 1, "wait_s": 5}, "server": {"reduce": "krum(1)"}}
+    sections: dict[str, Any] = {"cohort": {"late": "drop", "wait_for": 1, "wait_s": 5}, "server": {"reduce": "krum(1)"}}
     made = Bench(tmp_path, three_honest(), layout=NORMED, uplink=RAW, **sections)
     row = made.drive()
     assert row.status == "failed"

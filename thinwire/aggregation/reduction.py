@@ -114,11 +114,11 @@ class UpdateRows:
 
 
 class Reduction(ABC):
-    """A rule that makes one change of the updates of a round.
+    """Makes one change of the updates of a round.
 
-    `fewest` is the number of updates without which a round closes as `too-few`. `needs_dense` is True for a rule that
+    `fewest` is the number of updates without which a round closes as `too-few`. `needs_dense` is True for a reduction that
     would give 0 wherever most updates sent nothing; a plan whose codec leaves coordinates out is then refused.
-    `chosen` are the rows that a rule which chooses among updates chose last, for the journal.
+    `chosen` are the rows that were chosen last, for the journal, by a reduction that chooses.
     """
 
     fewest: int = 2
@@ -131,7 +131,7 @@ class Reduction(ABC):
 
 
 class CoordinateWise(Reduction):
-    """A rule that treats each coordinate by itself."""
+    """A reduction that treats each coordinate by itself."""
 
     needs_dense: ClassVar[bool] = True
 
@@ -148,7 +148,7 @@ class CoordinateWise(Reduction):
 
 
 class Combination(Reduction):
-    """A rule whose change is a weighted sum of the updates, by weights that follow from their distances.
+    """A reduction whose change is a weighted sum of the updates, by weights that follow from their distances.
 
     Weights add up to 1, so the change does not depend on where 0 is, and equal updates give that update.
     """

@@ -115,7 +115,7 @@ class Krum(MultiKrum):
 
 
 class Centred(Combination):
-    """A rule that searches a centre of the updates, beginning at the one with the least sum of distances to the others.
+    """A reduction that searches a centre, beginning at the update with the least sum of distances to the others.
 
     An update farther from it than 1e5 times the median distance has weight 0, because float64 does not tell the
     distances between the others beside that one.

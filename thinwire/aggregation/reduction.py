@@ -116,9 +116,9 @@ class UpdateRows:
 class Reduction(ABC):
     """Makes one change of the updates of a round.
 
-    `fewest` is the number of updates without which a round closes as `too-few`. `needs_dense` is True for a reduction that
-    would give 0 wherever most updates sent nothing; a plan whose codec leaves coordinates out is then refused.
-    `chosen` are the rows that were chosen last, for the journal, by a reduction that chooses.
+    `fewest` is the number of updates without which a round closes as `too-few`. `needs_dense` is True for a reduction
+    that would give 0 wherever most updates sent nothing; a plan whose codec leaves coordinates out is then refused. A
+    reduction that chooses among updates sets `chosen` to their rows, for the journal.
     """
 
     fewest: int = 2

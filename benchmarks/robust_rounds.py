@@ -30,6 +30,7 @@ from thinwire.core.types import Vector
 from flwr.server.strategy import aggregate as flower  # isort: skip
 
 CLIENTS, HOSTILE = 20, 6  # 30 %
+LR = 0.1  # of all cells: with 0.3 the mean of the CNN diverges without hostile clients
 TARGET, CLASSES = 0, 10  # what the backdoor's trigger is to be taken for
 TRIGGER = slice(0, 3)  # the first pixels of an image, which are white where it is stamped
 Rows = NDArray[np.float32]
@@ -58,7 +59,8 @@ FLOWERS: Mapping[str, Callable[[list[Any]], list[Any]]] = {
     f"krum({HOSTILE})": lambda results: flower.aggregate_krum(results, HOSTILE, 0),
     f"multi-krum({HOSTILE}, 8)": lambda results: flower.aggregate_krum(results, HOSTILE, 8),
 }
-REDUCTIONS = ("mean", *FLOWERS, "geometric-median", "clipped(0.1)")
+HONEST = "honest"  # the mean of the honest updates alone: what the data of hostile clients are worth
+REDUCTIONS = ("mean", HONEST, *FLOWERS, "geometric-median", "clipped(0.1)")
 
 
 class Mean(CoordinateWise):
@@ -95,6 +97,8 @@ class Attacked(Reduction):
         changed = UpdateRows(Path(tempfile.gettempdir()), updates.size)
         for name, row in zip(names, rows, strict=True):
             changed.add(name, [row])
+        if self.spec == HONEST:
+            return np.asarray(rows[~hostile].mean(axis=0))
         found = (Mean() if self.spec == "mean" else reduction_of(self.spec)).reduce(changed)
         if self.spec in FLOWERS:
             theirs = FLOWERS[self.spec]([([row], 1) for row in rows])[0]
@@ -141,7 +145,7 @@ def measure_one(task: str, split: str, attack: str, spec: str, seed: int, rounds
     plan = {
         "run": {"task": task, "rounds": rounds, "seed": seed, "evaluate_every": rounds, "metric": "accuracy"},
         "cohort": {"late": "drop"},
-        "local": {"lr": 0.1, "steps": 10, "batch": 32},
+        "local": {"lr": LR, "steps": 10, "batch": 32},
         "uplink": {"codec": "identity"},
     }
     reduction = Attacked(spec, attack, seed)

@@ -57,7 +57,7 @@ FLOWERS: Mapping[str, Callable[[list[Any]], list[Any]]] = {
     "median": flower.aggregate_median,
     "trimmed(0.3)": lambda results: flower.aggregate_trimmed_avg(results, 0.3),
     f"krum({HOSTILE})": lambda results: flower.aggregate_krum(results, HOSTILE, 0),
-    f"multi-krum({HOSTILE}, 8)": lambda results: flower.aggregate_krum(results, HOSTILE, 8),
+    f"multi-krum({HOSTILE}, 12)": lambda results: flower.aggregate_krum(results, HOSTILE, 12),
 }
 HONEST = "honest"  # the mean of the honest updates alone: what the data of hostile clients are worth
 REDUCTIONS = ("mean", HONEST, *FLOWERS, "geometric-median", "clipped(0.1)")

@@ -64,13 +64,13 @@ class Timed(SegmentedCodec):
 
 
 def measure(preset: Preset, folder: Path) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    layout = Layout.of(_shapes(preset.params))
+    layout = Layout.of(shapes(preset.params))
     rows: list[dict[str, Any]] = []
     figures: dict[str, float] = {"peak_models": 0.0}
     for name, spec in CODECS.items():
         note(f"{spec}: {preset.updates} updates of {preset.params} parameters")
         spool = FileSpool(folder / name)
-        headers = list(_sent(spool, spec, layout, preset.updates))
+        headers = list(sent(spool, spec, layout, preset.updates))
         row = _aggregated(spool, headers, spec, layout)
         row["peak_models"] = max(_peak_models(spool, headers[:count], spec, layout) for count in (FEW, len(headers)))
         rows.append(row)
@@ -85,12 +85,12 @@ def measure(preset: Preset, folder: Path) -> tuple[list[dict[str, Any]], dict[st
     return rows, figures
 
 
-def _shapes(params: int) -> dict[str, tuple[int, ...]]:
+def shapes(params: int) -> dict[str, tuple[int, ...]]:
     whole, rest = divmod(params, TENSOR)
     return {f"w{i}": (512, TENSOR // 512) for i in range(whole)} | ({"rest": (rest,)} if rest else {})
 
 
-def _sent(spool: FileSpool, spec: str, layout: Layout, updates: int) -> Iterator[ReplyHeader]:
+def sent(spool: FileSpool, spec: str, layout: Layout, updates: int) -> Iterator[ReplyHeader]:
     """Put updates of normal values into the spool, no two alike."""
     codec = parse(spec).bind(layout)
     values: Vector = np.random.default_rng(1).standard_normal(layout.size + updates, np.float32)

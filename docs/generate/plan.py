@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, get_args, get_origin
 
 from docs.generate.table import table
+from thinwire.aggregation.reductions import reduction_of
 from thinwire.client.train.protocol import CARRIED, THINWIRE
 from thinwire.core.errors import PlanError
 from thinwire.core.plan import RunPlan
@@ -133,6 +134,11 @@ class _AnyCodec:
     def require_uplink(self, uplink: Any) -> None: ...
     def require_fixed_size(self, spec: str) -> None: ...
     def require_ladder(self, uplink: Any) -> None: ...
+    def leaves_zeros(self, spec: str) -> bool:
+        return False
+
+    def reduction_of(self, spec: str) -> Any:
+        return reduction_of("median")
 
 
 def _refused(place: str, name: str, field: Any) -> str:

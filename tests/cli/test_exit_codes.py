@@ -114,7 +114,7 @@ def test_a_set_without_a_value_is_2(thinwire, plan):
         (TWO_LINES.replace("0.5", '"fast"'), "[local] lr = 'fast' is not valid"),
         (TWO_LINES + '[uplink]\ncodec = "topq(0.01)"\n', "no codec 'topq'"),
         (TWO_LINES + '[uplink]\ncodec = "topk(7)"\n', "topk"),
-        (TWO_LINES + '[server]\nreduce = "median"\n', "is not supported"),
+        (TWO_LINES + '[server]\nreduce = "median"\n', 'reduce = "median" with [cohort] late'),
         ("[run\n", "is not TOML"),
         ("", "is missing"),
     ],

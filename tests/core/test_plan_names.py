@@ -33,8 +33,8 @@ NAMED: dict[str, list[Any]] = {  # every key that leads to code or to a file -> 
     "uplink.layers": [{"*.bias": "evil"}, {"*.bias": "fp16", "*.w": "evil(2) > zstd"}],
     "uplink.ladder": [["fp16", "evil"], ["evil", "int8"]],
     "downlink.codec": ["evil", "int8 > evil"],
-    "server.optimizer": ["evilopt", "evil.optimizers:Opt"],
-    "server.reduce": ["a.b:C", "/x/y.py"],
+    "server.optimizer": ["evilopt", "evil.optimizers:Opt", "/x/y.py:Opt", "y.py:Opt", "object:Opt"],
+    "server.reduce": ["a.b:C", "/x/y.py", "a.b:C(1, 2)", " /x/y.py:C (0.1)", "y.py:C", "object:C"],
 }  # fmt: skip
 
 
@@ -98,6 +98,9 @@ def test_a_name_or_a_spec_that_is_too_long_is_no_value(key: str) -> None:
 def test_mean_is_a_way_to_reduce_and_no_optimizer() -> None:
     assert named_in(plan_with("server.reduce", "mean"), OWN) == []
     assert [one.key for one in named_in(plan_with("server.optimizer", "mean"), OWN)] == ["optimizer"]
+    for spec in ("median", "krum(1)", "multi-krum(1, 2)"):
+        assert named_in(plan_with("server.reduce", spec), OWN) == []
+    assert refused_names(plan_with("server.reduce", "a.b:C(1)"), OWN, ["a.b:C"], {}) == []
 
 
 @pytest.mark.parametrize("init", ["upload:" + "a" * 33, "upload:", "upload:x.y", "upload:../0a", "upload:0a\n"])

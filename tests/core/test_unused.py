@@ -57,7 +57,7 @@ UNUSED: dict[str, str] = {
     "server.momentum": "[server]\nmomentum = 0.5",
     "server.beta2": '[server]\noptimizer = "fedavgm"\nbeta2 = 0.5',
     "server.tau": '[server]\noptimizer = "fedavgm"\ntau = 0.1',
-    "server.reduce": NOT_BUILT,
+    "server.reduce": ALWAYS, "server.max_norm": ALWAYS,
     "secure.enabled": NOT_BUILT, "secure.adversary": '[secure]\nadversary = "malicious"',
     "secure.max_corrupt": "[secure]\nmax_corrupt = 0.2", "secure.max_dropout": "[secure]\nmax_dropout = 0.2",
     "secure.min_survivors": "[secure]\nmin_survivors = 5", "secure.graph": '[secure]\ngraph = "complete"',

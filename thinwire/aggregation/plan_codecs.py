@@ -24,6 +24,7 @@ from thinwire.aggregation.downlink import require_downlink
 from thinwire.aggregation.lattice import Lattice, LatticeTerms
 from thinwire.aggregation.lattice_window import SupportWalk
 from thinwire.aggregation.private_lattice import PrivateLattice, PrivateTerms
+from thinwire.aggregation.reductions import reduction_of, reductions
 from thinwire.aggregation.server_optimizers import optimizers, server_optimizer
 from thinwire.compression.base import BoundCodec, NoGuarantee, Step, Unbiased
 from thinwire.compression.catalog import bits, steps
@@ -34,7 +35,7 @@ from thinwire.compression.feedback import feedback as classic
 from thinwire.compression.spec import ALIASES, PerTensorCodec, chains, parse, with_layers
 from thinwire.core.errors import CodecError
 from thinwire.core.layout import Layout
-from thinwire.core.plan_names import CODECS, OPTIMIZERS, OwnNames
+from thinwire.core.plan_names import CODECS, OPTIMIZERS, REDUCTIONS, OwnNames
 from thinwire.core.plan_schema import ServerSection, UplinkSection
 from thinwire.core.privacy_numbers import padded_dimensions
 from thinwire.core.prng import Key
@@ -245,6 +246,7 @@ class CodecCatalog(Mapping[str, type[Step]]):
 
     parse, feedback_of = staticmethod(parse), staticmethod(feedback_of)
     require_downlink, require_ladder = staticmethod(require_downlink), staticmethod(require_ladder)
+    reduction_of = staticmethod(reduction_of)
 
     def __getitem__(self, name: str) -> type[Step]:
         return steps[name]
@@ -256,8 +258,8 @@ class CodecCatalog(Mapping[str, type[Step]]):
         return len(steps)
 
     def own_names(self) -> OwnNames:
-        """Return the names of codecs with their aliases, and of server optimizers, that no other package brings."""
-        return {CODECS: {*steps.own, *ALIASES}, OPTIMIZERS: optimizers.own}
+        """Return the names of codecs with their aliases, optimizers and reductions that no other package brings."""
+        return {CODECS: {*steps.own, *ALIASES}, OPTIMIZERS: optimizers.own, REDUCTIONS: {"mean", *reductions.own}}
 
     def require_contraction(self, spec: str, feedback: str = "classic") -> None:
         """Raise CodecError if this kind of feedback around this chain would diverge."""
@@ -291,6 +293,15 @@ class CodecCatalog(Mapping[str, type[Step]]):
                     why="the bytes that each client sent are recorded and shown without noise",
                     hint="[uplink] codec = 'eden(1)', or another quantizer alone or behind randk",
                 )
+
+    def leaves_zeros(self, spec: str) -> bool:
+        """Return True if most decoded values are 0 whatever the update is, as its stages declare."""
+        try:
+            found = chains(parse(spec))
+        except CodecError:
+            return False  # another check refuses an invalid spec
+        stages = [stage for c in found if isinstance(c, Chain) for stage in (c.sparsifier, c.quantizer)]
+        return any(stage.leaves_zeros for stage in stages if stage is not None)
 
     def require_optimizer(self, server: ServerSection) -> None:
         """Raise CodecError if there is no such server optimizer, or if it does not know a key of the plan."""

@@ -227,6 +227,8 @@ def admit(name: str, thing: Any) -> Callable[..., ServerOptimizer]:
     raise CodecError(f"{name!r} is no server optimizer", why=why, hint=CONTRACT)
 
 
-optimizers: Registry[Callable[..., ServerOptimizer]] = Registry("server optimizer", "thinwire.optimizers", admit)
+optimizers: Registry[Callable[..., ServerOptimizer]] = Registry(
+    "server optimizer", "thinwire.optimizers", admit, places=True
+)
 for optimizer in (FedAvg, FedAvgM, FedAdam, FedYogi, FedAdagrad):
     optimizers.add(optimizer.__name__.lower(), optimizer)

@@ -143,18 +143,21 @@ def _failed(error: Exception) -> int:
 
 
 def _blamed(error: Exception) -> Blame | None:
-    """Return the installed codec or server optimizer whose code raised this exception; None if no plugin did."""
+    """Return the codec, optimizer or reduction of others whose code raised this exception; None if no plugin did."""
     codecs = sys.modules.get("thinwire.compression.catalog")
     optimizers = sys.modules.get("thinwire.aggregation.server_optimizers")
-    if codecs is None or optimizers is None:
+    reductions = sys.modules.get("thinwire.aggregation.reductions")
+    if codecs is None or optimizers is None or reductions is None:
         return None
     from thinwire.core.registry import blamed
 
-    return blamed(error, codecs.steps, optimizers.optimizers)
+    return blamed(error, codecs.steps, optimizers.optimizers, reductions.reductions)
 
 
 def _looked_into(blame: Blame) -> str:
     """Return the next step for a plugin's author: the conformance suite for a codec, else the how-to page."""
+    if blame.kind == "reduction":
+        return "docs/how/own-aggregation.md lists what it gets and returns"
     if blame.kind == "codec":
         return f"pytest --thinwire-codec {blame.entry} looks for more"
     return "docs/how/your-own-optimizer.md lists what it gets and returns"

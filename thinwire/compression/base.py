@@ -140,16 +140,18 @@ class Step(ABC):
     """A stage of a chain. The registry, the catalog, the conformance suite and the benchmarks read what it declares.
 
     `examples` are specs that contain the stage: the conformance suite runs all of them, and the catalog and the
-    benchmarks use the first one. A stage that takes an argument has an example with brackets. `paper` names authors
-    and year. `is_cast` is True for a quantizer that only changes the number format. `rotates` is True for one that
-    rotates at random, which must be `seeded`: its error bound is tested only on dense vectors of 1 024 values or more.
+    benchmarks use the first one. A stage that takes an argument has an example with brackets. `is_cast` is True for a
+    quantizer that only changes the number format. `rotates` is True for one that rotates at random, which must be
+    `seeded`: its error bound is tested only on dense vectors of 1 024 values or more. `leaves_zeros` is True if most
+    decoded values may be 0 whatever was encoded: a median of such updates would be 0.
     """
 
     role: ClassVar[Role]
     examples: ClassVar[tuple[str, ...]]
-    paper: ClassVar[str] = ""
+    paper: ClassVar[str] = ""  # authors and year
     is_cast: ClassVar[bool] = False
     rotates: ClassVar[bool] = False
+    leaves_zeros: ClassVar[bool] = False
 
     @property
     @abstractmethod
@@ -234,10 +236,7 @@ class Quantizer(Step):
         return self
 
     def over(self, starts: tuple[int, ...]) -> Self:
-        """Return a quantizer that begins its scales again at each of `starts`, the offsets of tensors.
-
-        Its frames have the same format. The default is for buckets that do not depend on tensors.
-        """
+        """Return a quantizer of the same frames that begins its scales again at each of `starts`."""
         del starts
         return self
 
@@ -311,6 +310,7 @@ class Sparsifier(Step):
     """
 
     role: ClassVar[Role] = "sparsifier"
+    leaves_zeros: ClassVar[bool] = True
     fixed: ClassVar[bool] = True
     seeded: ClassVar[bool] = False
     looks: ClassVar[bool] = False

@@ -69,8 +69,7 @@ class FirstModelAssigned(Event):
 class FirstModelFailed(Event):
     """Reports that a device gave no usable first model; a model that it sends later is not accepted.
 
-    `said` is a digest of what the device had reported about itself: once its report changes, the aggregator may select
-    it again.
+    `said` is a digest of the device's report about itself: once that changes, the aggregator may select it again.
     """
 
     device: str
@@ -90,8 +89,8 @@ class FirstModelFailed(Event):
 class ModelStored(Event):
     """Reports that a model version is durable in `file`; clients are sent the same `parts` (name, length, SHA-256).
 
-    `digest` is the SHA-256 of the trained float32 bytes. `counters` are the model's integer buffers. `state` is the
-    SHA-256 of the file with the server optimizer's state, which lies in the same folder; "" if there is none.
+    `digest` is the SHA-256 of the trained float32 bytes, `state` that of the file with the server optimizer's state in
+    the same folder ("" without one). `counters` are the model's integer buffers.
     """
 
     version: int
@@ -317,7 +316,8 @@ class RoundClosed(Event):
 
     `version` is the model version after it. `seconds` is the whole duration; unlike `elapsed_s` it includes the time
     without an aggregator. `names` are the metrics (with their kind) that at least half of the updates carried;
-    `ignored` counts all others. `capped` has the updates with a reduced weight, by update id.
+    `ignored` counts all others. `capped` has the updates with a reduced weight, `chosen` those that a reduction chose.
+    `norms` are those of the decoded updates, if a quantile of them bounds later ones.
     """
 
     round: int
@@ -331,10 +331,12 @@ class RoundClosed(Event):
     metrics: dict[str, float]  # of training, by the clients
     spent: dict[str, float] = field(default_factory=dict)  # the time breakdown
     slowest: str = ""
-    capped: dict[str, Capped] = field(default_factory=dict)
+    capped: dict[str, Capped] = field(default_factory=dict)  # by update id
     names: list[str] = field(default_factory=list)
     ignored: int = 0
     detail: str = ""  # why an aborted round has no sum: never a text from a client
+    chosen: list[str] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -383,10 +385,7 @@ class DeviceOnline(Event):
 
 @dataclass(frozen=True)
 class DeviceOffline(Event):
-    """Reports that a device is offline from now on.
-
-    `last_seen_at` is the time of the last message from it (0 if unknown, as in older journals).
-    """
+    """Reports that a device is offline from now on; `last_seen_at` is the time of its last message, 0 if unknown."""
 
     device: str
     why: str

@@ -148,7 +148,8 @@ class Capped(TypedDict, total=False):
 
     A reply's `examples` or its normaliser `a` were over the cap. `counted` of its examples count, and `median` is the
     median of the round's updates. `a_counted` and `a_median` are the same two values for the normaliser. A value that
-    was not over its cap is left out.
+    was not over its cap is left out. `norm` is that of the update's decoded values, and `norm_counted` the bound that
+    it was scaled to.
     """
 
     examples: int
@@ -157,9 +158,12 @@ class Capped(TypedDict, total=False):
     a: float
     a_counted: float
     a_median: float
+    norm: float
+    norm_counted: float
 
 
 CAPPED = "weight capped"
+CHOSEN = "chosen by the reduction"
 
 
 def capped_text(capped: Capped) -> str:
@@ -179,6 +183,8 @@ def capped_text(capped: Capped) -> str:
             f"its normaliser counts as {capped['a_counted']:.4g}, not {capped['a']:.4g}, "
             f"{times:.4g} times the median of {median:.4g}"
         )
+    if "norm" in capped:
+        said.append(f"its norm of {capped['norm']:.4g} counts as {capped['norm_counted']:.4g}, by [server] max_norm")
     return f"{CAPPED}: {'; '.join(said)}"
 
 

@@ -119,8 +119,8 @@ class AggregatorFile(Section):
     allow: list[str] = Field(
         default=[],
         max_length=MOST_ALLOWED,
-        description="what a plan from the dashboard may name beside Thinwire's own codecs and optimizers: MODULE:CLASS "
-        "of another package, or the path of an initial model; * stands for any letters",
+        description="what a plan from the dashboard may name beside Thinwire's own codecs, optimizers and "
+        "reductions: MODULE:CLASS of other code, or the path of an initial model; * stands for any letters",
     )
     max_upload_mb: int = Field(
         default=MAX_UPLOAD_MB,

@@ -136,6 +136,12 @@ class CodecBook(Protocol):
     def require_downlink(self, spec: str) -> None:
         """Raise CodecError if the codec cannot carry the model to the clients."""
 
+    def leaves_zeros(self, spec: str) -> bool:
+        """Return True if most decoded values are 0 whatever the update is; False if the spec is not valid."""
+
+    def reduction_of(self, spec: str) -> Any:
+        """Return the reduction of `[server] reduce`; raise CodecError if it is not valid."""
+
     def require_optimizer(self, server: ServerSection) -> None:
         """Raise CodecError if the server optimizer is not valid."""
 

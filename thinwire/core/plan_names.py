@@ -20,6 +20,7 @@ from thinwire.core.plan import Problem
 from thinwire.core.plan_schema import Sections
 
 CODECS, OPTIMIZERS = "thinwire.codecs", "thinwire.optimizers"  # groups of entry points
+REDUCTIONS = "thinwire.reductions"  # no group: another package's one is named by its place
 NAMING = ("run.init", "uplink.codec", "uplink.layers", "uplink.ladder", "downlink.codec", "server.optimizer",
           "server.reduce")  # fmt: skip
 HARMLESS = {
@@ -28,6 +29,7 @@ HARMLESS = {
     "run.metric": "a key of the numbers that clients report",
     "run.target": "a metric, as above",
     "cohort.wait_for": "names of devices",
+    "server.max_norm": "a quantile",
     "secure.metrics": "metrics, as above",
     "privacy.population": "a name in the privacy ledger",
 }
@@ -51,11 +53,11 @@ class Name:
 
 
 def named_in(plan: Sections, own: OwnNames) -> list[Name]:
-    """Return what a plan names of code and files, except for the names in `own`, Thinwire's own codecs and optimizers.
+    """Return what a plan names of code and files, except for the names in `own`, which are Thinwire's.
 
     >>> from thinwire.core.plan import RunPlan
     >>> plan = {"run": {"task": "t", "init": "/models/a.safetensors"}, "local": {"lr": 1}, "uplink": {"codec": "a > b"}}
-    >>> own = {CODECS: ["a", "eden", "identity"], OPTIMIZERS: ["fedavg"]}
+    >>> own = {CODECS: ["a", "eden", "identity"], OPTIMIZERS: ["fedavg"], REDUCTIONS: ["mean"]}
     >>> [one.name for one in named_in(RunPlan.from_json(plan), own)]
     ['/models/a.safetensors', 'b']
     """
@@ -74,9 +76,10 @@ def _names(plan: Sections, own: OwnNames) -> Iterator[Name]:
         for word in (*_WORD.findall(spec), *_places(spec)):
             if word not in own[CODECS] and word != "layers":
                 yield Name(section, key, word, CODECS)
-    for key, value in (("optimizer", plan.server.optimizer), ("reduce", plan.server.reduce)):
-        if value not in own[OPTIMIZERS] and (key, value) != ("reduce", "mean"):
-            yield Name("server", key, value, OPTIMIZERS)
+    reduce = plan.server.reduce.partition("(")[0].strip()
+    for key, value, group in (("optimizer", plan.server.optimizer, OPTIMIZERS), ("reduce", reduce, REDUCTIONS)):
+        if value not in own[group]:
+            yield Name("server", key, value, group)
 
 
 def _places(spec: str) -> Iterator[str]:

@@ -30,6 +30,7 @@ from thinwire.core.plan_codec_rules import (
     together,
 )
 from thinwire.core.plan_privacy_rules import privacy_rules, without_privacy
+from thinwire.core.plan_reduce_rules import reduce_rules
 from thinwire.core.plan_schema import IDENTITY, Sections
 from thinwire.core.plan_secure_rules import secure_rules, without_secure
 
@@ -70,6 +71,7 @@ def refusals(plan: Sections, codecs: CodecBook, measured: Mapping[str, DeviceTim
         *_drawn(plan),
         *_in_groups(plan),
         *algorithm_rules(plan, codecs),
+        *reduce_rules(plan, codecs),
         *_overlap(plan),
         *without_secure(plan),
         *secure_rules(plan),
@@ -83,7 +85,6 @@ def refusals(plan: Sections, codecs: CodecBook, measured: Mapping[str, DeviceTim
 
 UNBUILT = {
     "run": ("eval_cohort",),
-    "server": ("reduce",),
 }  # fmt: skip
 UNBUILT_VALUES = {
     ("run", "evaluate"): ("holdout",),

@@ -1,7 +1,6 @@
 """This module defines the tables of a plan and their keys; it checks each value alone, not combinations of keys.
 
-The descriptions of the keys become docs/reference/plan.md. `Sections` holds all tables; core/plan.py reads and stores
-it.
+The descriptions of the keys become docs/reference/plan.md. `Sections` holds all tables; core/plan.py reads it.
 
 The plan's format has keys that this version does not support yet. Invariant: such a key is never ignored: it must keep
 its default, and `plan_rules.unbuilt` refuses any other value.
@@ -26,6 +25,7 @@ MAX_BATCH = 2**20  # examples: a client keeps a whole batch of a stream in memor
 MAX_ACCUMULATE = 4096  # batches: a client keeps those of one step in memory
 MOST_DELAY = 16  # rounds: a client keeps an update of the model's size for each
 Spec = Annotated[str, StringConstraints(max_length=4096)]  # no more is read of a codec; also a path or a name
+Quantile = Annotated[str, StringConstraints(pattern=r"^q0?\.[0-9]{1,6}$")]
 TaskName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")]
 
 
@@ -288,21 +288,21 @@ class ServerSection(Section):
     """Sets how the aggregator turns updates into a new model."""
 
     threads: Annotated[int, Field(ge=0)] = Field(default=0, description="threads that fold; 0: one")
-    optimizer: Spec = Field(
-        default="fedavg",
-        description="how the mean change becomes a step: fedavg, fedavgm, fedadam, fedyogi, fedadagrad",
-    )
+    optimizer: Spec = Field(default="fedavg", description="fedavg, fedavgm, fedadam, fedyogi, fedadagrad, MODULE:CLASS")
     lr: Positive = Field(default=1.0, description="of the server's step")
-    momentum: Below1 | None = Field(
-        default=None, description="of fedavgm, fedadam, fedyogi (0.9 where none is given) and fedadagrad (0)"
+    momentum: Below1 | None = Field(default=None, description="of fedavgm, fedadam, fedyogi (0.9) and fedadagrad (0)")
+    beta2: Below1 | None = Field(default=None, description="of fedadam and fedyogi: how long squares are kept; 0.99")
+    tau: Positive | None = Field(default=None, description="of fedadam, fedyogi, fedadagrad: smallest divisor; 0.001")
+    reduce: Spec = Field(
+        default="mean",
+        description="mean, or with all updates counting alike median, trimmed(b), krum(f), multi-krum(f, m), "
+        "geometric-median, clipped(tau), MODULE:CLASS",
     )
-    beta2: Below1 | None = Field(
-        default=None, description="of fedadam and fedyogi: how long squares are remembered; 0.99 where none is given"
+    max_norm: Positive | Quantile | None = Field(
+        default=None,
+        description="largest L2 norm of an update (divided by its normaliser); q0.9: that quantile of the norms of the "
+        "last ten rounds, in the first round of its own",
     )
-    tau: Positive | None = Field(
-        default=None, description="of fedadam, fedyogi and fedadagrad: the least that a step is divided by; 0.001"
-    )
-    reduce: Spec = Field(default="mean", description="how changes are put together")
 
 
 class SecureSection(Section):

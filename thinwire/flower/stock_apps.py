@@ -7,8 +7,7 @@ and synchronous: no overlap, no exactly-once, no resume, no replay protection. T
 node's command line: `flower-supernode --node-config 'task="path/to/task.py" partition="0/2" data="path"
 home="folder"'`. Invariant: the aggregator cannot choose the task's file.
 
-`Carried` is one of our assignments or replies in a Flower message: a header as JSON bytes, then the parts one after the
-other.
+`Carried` is one of our assignments or replies in a Flower message: a header as JSON bytes, then its parts.
 """
 
 from __future__ import annotations
@@ -57,9 +56,7 @@ UNREADABLE = (BadPayload, DataLost, TaskError, ValueError, LookupError, TypeErro
 
 
 def server_app(plan: Path) -> ServerApp:
-    """Return an app that runs the plan with `nodes` stock nodes (run config; default 1) and writes the model to
-    `out`.
-    """
+    """Return an app that runs the plan with `nodes` stock nodes (run config; default 1), and writes the model `out`."""
     app = ServerApp()
 
     @app.main()
@@ -101,6 +98,12 @@ def _possible(plan: RunPlan) -> RunPlan:
             "[uplink] ladder over stock nodes",
             why="this app measures no links, and assigns all nodes one codec",
             hint="[uplink] codec = one of them, or our own client: thinwire run",
+        )
+    if plan.server.reduce != "mean" or plan.server.max_norm is not None:
+        raise PlanError(
+            f'[server] reduce = "{plan.server.reduce}" or max_norm over stock nodes',
+            why="this app keeps a running mean, and journals no norm",
+            hint="leave both out, or our own client: thinwire run",
         )
     if plan.secure.enabled:
         raise PlanError(
@@ -193,9 +196,10 @@ class StockRun:
         return Layout.from_json(said["layout"]), stored, reply.parts
 
     def _round(self, number: int, nodes: Sequence[int], versions: Versions, stored: ModelStored) -> ModelStored:
-        from thinwire.server.aggregator import RoundAggregator, caps_of
+        from thinwire.server.aggregator import RoundAggregator
         from thinwire.server.evaluation import pooled
         from thinwire.server.policy.assignment_terms import work_of
+        from thinwire.server.policy.weight_caps import caps_of
         from thinwire.server.round_close import aggregated_without, refolded
 
         codec, work = codec_of(self.plan.uplink, number - 1), work_of(self.plan, len(nodes))

@@ -17,6 +17,7 @@ Read it in this order:
 
 The other modules, when a question leads there:
 
+    reducing          the updates of a round whose plan names a reduction in place of the mean
     buffered_round    the asynchronous mode: its round and how it differs
     secure_mode       a round with secure aggregation: its phases under one deadline
     pipelining        the pipelined mode: several open rounds, one of them current

@@ -3,14 +3,9 @@
 `RoundAggregator` holds the running sum of a round, so memory does not grow with the number of clients.
 `AggregationQueue` runs the additions outside the poll thread.
 
-The mean of the updates is multiplied by the mean of all normalisers (FedNova, Wang et al. 2020). A client that reported
-a normaliser of 10^9 would thus change the model a million times too far, in the direction of the other updates. So a
-normaliser is bounded by the steps, and `WeightCaps` limits the weight of each client.
+`WeightCaps` limits the weight of each client (server/policy/weight_caps.py).
 
 Invariant: updates are added in the order of the journal, one at a time. Therefore a resumed round gives the same bits.
-
-Invariant: no honest device's normaliser is above `largest_a` of its steps. A learning rate that a schedule lowers and
-the mu of FedProx only make the normaliser smaller.
 """
 
 from __future__ import annotations
@@ -18,12 +13,11 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from copy import copy, deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
-from statistics import median
 
 import numpy as np
 
@@ -40,11 +34,13 @@ from thinwire.aggregation.control_variates import (
 from thinwire.aggregation.server_optimizers import stepped
 from thinwire.compression import BoundCodec, parse
 from thinwire.compression.native import planned_threads
+from thinwire.compression.vector_ops import bucket_sums, in_order
 from thinwire.core.errors import BadPayload, CodecError, TaskError
 from thinwire.core.formatting import Capped
 from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
 from thinwire.core.types import Arrived, ReplyHeader, State, UpdateId, Vector
+from thinwire.server.policy.weight_caps import WeightCaps, require_a
 
 Frames = Callable[[], Iterator[Arrived]]
 MAX_VALUE = 2.0**96  # of a model: codecs keep their invariants up to 2^100; the downlink encodes differences of two
@@ -111,6 +107,7 @@ class RoundAggregator:
         self.counts_alike = counts_alike
         self.codec_of = codec_of or (lambda header: codec)
         self._bound: dict[str, BoundCodec] = {}
+        self.norms: dict[str, float] = {}  # update id -> norm of its decoded values, in a run that bounds it
         self.algorithm = algorithm_of(plan)
         self.weights = Weights(weights or {}) if plan.remembered else None
         self.changes = WeightedMean(parse(codec).bind(layout), layout)
@@ -138,13 +135,30 @@ class RoundAggregator:
         if statistics is not None:
             self.buffers.check(statistics, header.examples * discount)
         self.buffers.check_counters(header.counters, self.before)
-        self.changes.codec = self._codec(header)
-        self.changes.fold(lambda: islice(frames(), segments), *self._counting(header, discount))
+        model: Frames = lambda: islice(frames(), segments)  # noqa: E731  # without the buffers
+        if self.plan.server.max_norm is None:
+            self._fold(header, model, discount)
+        else:
+            norm = self._norm(header, model)
+            self._fold(header, model, discount * min(1.0, self.caps.norm / norm) if norm else discount)
+            self.norms[str(header.update_id)] = norm
         if self.weights is not None:
             self.weights.count(header.update_id.device, header.examples)
         if statistics is not None:
             self.buffers.fold(statistics, header.examples * discount)
         self.buffers.count(header.counters)
+
+    def _fold(self, header: ReplyHeader, frames: Frames, discount: float) -> None:
+        """Add the frames of an update that was checked but for them."""
+        self.changes.codec = self._codec(header)
+        self.changes.fold(frames, *self._counting(header, discount))
+
+    def _norm(self, header: ReplyHeader, frames: Frames) -> float:
+        """Return the norm of an update, of its decoded values."""
+        codec, squares = self._codec(header), 0.0
+        for segment, payload in zip(self.layout.segments, frames(), strict=False):
+            squares += in_order(bucket_sums(codec.decode(payload, segment.index), 2))
+        return math.sqrt(squares)
 
     def _counting(self, header: ReplyHeader, discount: float) -> tuple[int, float, float]:
         """Return the examples, the discount and the normaliser a with which an update counts.
@@ -172,11 +186,22 @@ class RoundAggregator:
         """
         statistics = self.plan.local.buffers == "average" and self.buffers.layout.size > 0
         alike, known = self.counts_alike, self.weights.known if self.weights is not None else {}
-        found = {
-            str(header.update_id): caps.capped(header, statistics or not (alike or header.update_id.device in known))
-            for header in headers
-        }
-        return {update_id: one for update_id, one in found.items() if one is not None}
+        found = self.bounded(caps)
+        for header in headers:
+            name, by_examples = str(header.update_id), not (alike or header.update_id.device in known)
+            if (one := caps.capped(header, statistics or by_examples)) is not None:
+                found[name] = one | found.get(name, Capped())
+        return found
+
+    def bounded(self, caps: WeightCaps) -> dict[str, Capped]:
+        """Return the updates whose norm is above the bound."""
+        over = {name: norm for name, norm in self.norms.items() if norm > caps.norm}
+        return {name: {"norm": norm, "norm_counted": caps.norm} for name, norm in over.items()}
+
+    @property
+    def chosen(self) -> list[str]:
+        """Return the ids of the updates that were chosen; none, since a mean does not choose."""
+        return []
 
     def copy(self) -> RoundAggregator:
         """Return an independent copy of the sum."""
@@ -304,76 +329,3 @@ class AggregationQueue:
         """Cancel the additions that have not begun, and wait for the running one."""
         if self._worker is not None:
             self._worker.shutdown(wait=True, cancel_futures=True)
-
-
-ROUNDING = 1e-6  # devices add up a normaliser step by step, here it is one formula
-FEWEST = 3  # clients from which on a median is meaningful
-
-
-def largest_a(plan: RunPlan, steps: int) -> float:
-    """Return the largest normaliser of so many steps at the plan's learning rate; 1 if a task's own `train()` counts no
-    steps.
-
-    >>> plan = RunPlan.parse('[run]\\ntask="t"\\n[local]\\nlr=1\\nmomentum=0.9')
-    >>> round(largest_a(plan, 2), 9), largest_a(plan, 0)
-    (2.9, 1.0)
-    """
-    algorithm = algorithm_of(plan)
-    if not steps or (algorithm is not None and algorithm.whole):
-        return 1.0
-    m = plan.local.momentum if plan.local.optimizer == "sgd" else 0.0
-    return float((steps - m * (1.0 - m**steps) / (1.0 - m)) / (1.0 - m))
-
-
-def require_a(plan: RunPlan, header: ReplyHeader, assigned: int) -> None:
-    """Raise `BadPayload` for more steps than were assigned, or for a larger normaliser than the steps can have.
-
-    `assigned` = 0 means that the plan leaves the number of steps to the device.
-    """
-    if assigned and header.steps > assigned:
-        raise BadPayload(f"an update of {header.steps} steps", why=f"{assigned} were assigned")
-    most = largest_a(plan, header.steps)
-    if not 0 < header.a <= most * (1 + ROUNDING):
-        raise BadPayload(f"an update with a = {header.a:g}", why=f"{header.steps} steps come to at most {most:g}")
-
-
-@dataclass(frozen=True)
-class WeightCaps:
-    """Holds the most examples and the largest normaliser that one client counts for in a round, and the medians behind
-    them.
-    """
-
-    examples: float = math.inf
-    a: float = math.inf
-    median_examples: float = 0.0
-    median_a: float = 0.0
-
-    def counted(self, header: ReplyHeader) -> ReplyHeader:
-        """Return the reply's header with its examples and normaliser limited to the caps."""
-        if header.examples <= self.examples and header.a <= self.a:
-            return header
-        return replace(header, examples=int(min(header.examples, self.examples)), a=min(header.a, self.a))
-
-    def capped(self, header: ReplyHeader, by_examples: bool) -> Capped | None:
-        """Return what a client counts less for; None if it counts in full. `by_examples`: True if its examples are its
-        weight.
-        """
-        found, own = Capped(), self.counted(header)
-        if by_examples and own.examples < header.examples:
-            found |= {"examples": header.examples, "counted": own.examples, "median": self.median_examples}
-        if own.a < header.a:
-            found |= {"a": header.a, "a_counted": own.a, "a_median": self.median_a}
-        return found or None
-
-
-def caps_of(plan: RunPlan, headers: Sequence[ReplyHeader]) -> WeightCaps:
-    """Return the caps of a round: `[cohort] max_weight` times the medians of its updates, from three clients on.
-
-    If the plan counts passes, the number of steps depends on the device's own data, so its normaliser has a cap too.
-    """
-    most = plan.cohort.max_weight
-    if most == "none" or len({header.update_id.device for header in headers}) < FEWEST:
-        return WeightCaps()
-    examples, a = median(header.examples for header in headers), median(header.a for header in headers)
-    by_passes = plan.local.steps is None
-    return WeightCaps(max(1, int(most * examples)), most * a if by_passes else math.inf, examples, a)

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
 from thinwire.core.events import NO_STEP, Event, RoundClosed
 from thinwire.core.formatting import Capped
 from thinwire.core.types import ReplyHeader, UpdateId
-from thinwire.server.aggregator import Frames, RoundAggregator, caps_of
+from thinwire.server.aggregator import Frames, RoundAggregator
 from thinwire.server.evaluation import names_in, pooled
+from thinwire.server.policy.weight_caps import caps_of, largest_norm
 from thinwire.server.round_events import RoundResult
 from thinwire.server.round_runner import RoundRunner
 from thinwire.server.state.model_history import MEASURED, TRAINED
@@ -72,6 +73,8 @@ def finish(one: RoundRunner) -> None:
             slowest=slowest,
             capped=capped,
             detail=closed.detail,
+            chosen=one.fold.chosen,
+            norms=_window(one, closed),
             **_names(one),
         )
     )
@@ -83,6 +86,13 @@ def finish(one: RoundRunner) -> None:
         running.fleet.drop_uploads(running.run_id)
     running.fleet.cancel(lost if closed.reason != "stopped" else list(one.machine.assignments.values()))
     one.over()
+
+
+def _window(one: RoundRunner, closed: RoundResult) -> list[float]:
+    """Return the norms of the round's updates, if the plan bounds those of later rounds by a quantile of them."""
+    if not isinstance(one.plan.server.max_norm, str) or closed.reason in NO_STEP:
+        return []
+    return [one.fold.norms[str(update_id)] for update_id in closed.aggregated]
 
 
 def _names(one: RoundRunner) -> dict[str, Any]:
@@ -125,15 +135,20 @@ def _stepped(one: RoundRunner, closed: RoundResult, events: list[Event]) -> tupl
     few updates are left, no step is made.
     """
     headers = [one.headers[update_id] for update_id in closed.aggregated]
-    caps = caps_of(one.plan, headers)
+    caps, bounds = caps_of(one.plan, headers), one.plan.server.max_norm is not None
+    if bounds:
+        own = [one.fold.norms[str(header.update_id)] for header in headers]
+        caps = replace(caps, norm=largest_norm(one.plan, one.running.past.norms or own))
     capped = one.fold.capped(caps, headers)
-    if not capped and one.fold.fits():
+    again = any(key in found for found in capped.values() for key in ("counted", "a_counted"))
+    again = again or (bounds and caps.norm != one.fold.caps.norm)
+    if not again and one.fold.fits():
         one.fold.step(one.running.model)
-        return closed, {}
-    new = partial(one.running.mode.aggregator, one.running, one.opened, caps if capped else None)
+        return closed, capped
+    new = partial(one.running.mode.aggregator, one.running, one.opened, caps if again else None)
     discounts = {event.update_id: event.discount for event in one.running.past.line.now.accepted}
     aggregated = [(header, one.frames(header.update_id), discounts[str(header.update_id)]) for header in headers]
-    if capped:
+    if again:
         one.fold = new()  # frees the memory of the old sum
         one.fold = refolded(new, aggregated)
         if one.fold.fits():

@@ -23,7 +23,7 @@ from thinwire.core.fleet import Envelope
 from thinwire.core.formatting import Reason
 from thinwire.core.plan import RunPlan
 from thinwire.core.types import ReplyHeader, SecureWork, assignment_id_of
-from thinwire.server.aggregator import RoundAggregator, WeightCaps
+from thinwire.server.aggregator import RoundAggregator
 from thinwire.server.context import RunContext
 from thinwire.server.evaluation import evaluation
 from thinwire.server.policy.assignment_terms import (
@@ -37,7 +37,9 @@ from thinwire.server.policy.assignment_terms import (
     fixed,
     in_groups,
 )
-from thinwire.server.policy.cohort import Cohort, SelectionWeights, choose, min_updates_of, weights
+from thinwire.server.policy.cohort import Cohort, SelectionWeights, choose, updates_needed, weights
+from thinwire.server.policy.weight_caps import WeightCaps, largest_norm
+from thinwire.server.reducing import new_aggregator
 from thinwire.server.reply_checks import assigned_codec, assigned_steps
 from thinwire.server.round import Round, at_work_before, slowest_s
 from thinwire.server.round_events import RoundConfig
@@ -90,7 +92,7 @@ class RoundMode:
 
     def min_updates(self, wanted: int) -> int:
         """Return the fewest updates that make a step in a round that wants so many."""
-        return min_updates_of(self.plan.cohort.min_updates, wanted)
+        return updates_needed(self.plan, wanted)
 
     def may_open(self, running: RunContext, cohort: Cohort, min_updates: int) -> bool:
         """Return False if a round of these devices could make no step, because the others are busy."""
@@ -173,19 +175,16 @@ class RoundMode:
 
     def aggregator(self, running: RunContext, opened: RoundOpened, caps: WeightCaps | None = None) -> RoundAggregator:
         """Return an empty sum for the updates of a round, with these caps on weights."""
-        weights, counters = running.past.weights, running.model.counters
-        return RoundAggregator(
-            self.plan, running.layout, opened.codec, weights, partial(assigned_codec, running), counters,
-            partial(assigned_steps, running), caps, self.counts_alike,
+        return new_aggregator(
+            running.home.spool, self.plan, running.layout, opened.codec, running.past.weights,
+            partial(assigned_codec, running), running.model.counters, partial(assigned_steps, running),
+            caps or WeightCaps(norm=largest_norm(self.plan, running.past.norms)), self.counts_alike,
         )  # fmt: skip
 
     def evaluate(
         self, running: RunContext, opened: RoundOpened, in_time: Sequence[ReplyHeader], now: float
     ) -> list[Evaluated]:
-        """Return the evaluations that are final when the round closes.
-
-        These are the evaluations of its base model, by the devices that measured it before they trained.
-        """
+        """Return the evaluations that are final when the round closes: those of its base model."""
         base = opened.base_version
         if base in running.past.scores.evaluated:
             return []
@@ -350,8 +349,7 @@ def rungs_of(running: RunContext, times: Expected, codecs: Sequence[str], fits_s
 
 
 def own_codec(running: RunContext, number: int, device: str, down_bytes: int, left_s: float) -> dict[str, Any]:
-    """Return the codec fields of `ClientSelected` for a device that is selected during the round, with `left_s` seconds
-    left.
+    """Return the codec fields of `ClientSelected` for a device that is selected `left_s` s before the round ends.
 
     They are empty without a ladder. With an automatic deadline the codec makes the round not much longer than the
     smallest codec would.

@@ -12,6 +12,7 @@ import traceback
 from dataclasses import dataclass, replace
 from functools import partial
 
+from thinwire.aggregation.reductions import reductions
 from thinwire.aggregation.server_optimizers import optimizers
 from thinwire.compression.catalog import steps
 from thinwire.core.clock import Clock, RealClock, StoppableClock
@@ -149,7 +150,7 @@ class Service:
             self._close(run_id, str(error), error.exit_code)
         elif isinstance(error, Exception):
             traceback.print_exception(error)
-            blame = blamed(error, steps, optimizers)
+            blame = blamed(error, steps, optimizers, reductions)
             said = blame.said(error) if blame else f"a defect of Thinwire: {type(error).__name__}: {error}"
             self._close(run_id, said, 1)
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from thinwire.aggregation import Reduction, ServerOptimizer, optimizers, reductions
 from thinwire.client.executor import InProcessExecutor
 from thinwire.client.task import (
     Initial,
@@ -123,6 +124,8 @@ def simulate(
     debug: bool = False,
     processes: int = 1,
     step_s: Sequence[float] = (),
+    reduce: Reduction | Callable[[], Reduction] | None = None,
+    optimizer: Callable[..., ServerOptimizer] | None = None,
 ) -> History:
     """Run a plan over simulated clients and return its history; nothing remains on disk.
 
@@ -136,17 +139,25 @@ def simulate(
     With several `processes`, clients train in parallel, to the same bits; the task is then NAME=MODULE. `step_s` holds
     the seconds of a step on each client. The run's clock then follows these instead of the speed of this machine.
 
+    `reduce` is a reduction and `optimizer` the class of a server optimizer, for a notebook that has no module to name.
+
     >>> simulate("digits=examples/digits/task.py", "examples/digits/plan.toml", clients=8)  # doctest: +SKIP
     """
     parse_split(split)
     read = _read(plan)
     if seed is not None:
-        read = RunPlan.from_json({**read.to_json(), "run": {**read.to_json()["run"], "seed": seed}})
+        read = _with(read, "run", seed=seed)
     require_own_start(read)
+    lent = contextlib.ExitStack()
+    if reduce is not None:
+        made = reduce if callable(reduce) else lambda: reduce
+        read = _with(read, "server", reduce=lent.enter_context(reductions.lent(reduce, made)))
+    if optimizer is not None:
+        read = _with(read, "server", optimizer=lent.enter_context(optimizers.lent(optimizer, optimizer)))
     folder = Path(tempfile.mkdtemp(prefix="thinwire-sim-"))
     try:
         home = AggregatorHome.under(folder, durable=False)
-        with Store.open(home.database, durable=False) as store:
+        with lent, Store.open(home.database, durable=False) as store:
             client = ClientInfo(data=data, split=split, seed=read.run.seed)
             code = loaded(task, read)
             first = initial_model(code, read.run.seed)
@@ -159,6 +170,12 @@ def simulate(
             return History(store.run(run_id), store.rounds(run_id), tuple(_failures(store, run_id)))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _with(plan: RunPlan, section: str, **values: Any) -> RunPlan:
+    """Return the plan with other values in one section."""
+    found = plan.to_json()
+    return RunPlan.from_json({**found, section: {**found[section], **values}})
 
 
 def _failures(store: Store, run_id: str) -> Iterator[str]:

@@ -35,7 +35,7 @@ from thinwire.core.events import (
     UpdateAggregated,
     UpdateDropped,
 )
-from thinwire.core.formatting import Reasons, capped_text
+from thinwire.core.formatting import CHOSEN, Reasons, capped_text
 from thinwire.core.layout import FLOAT_BYTES
 from thinwire.core.protection_events import PhaseClosed, PrivacyCommitted, PrivacyReserved, SumUnmasked, without_sample
 from thinwire.core.run_events import RunExtended
@@ -372,9 +372,11 @@ class UpdateProjector:
                 self._turn(row, "dropped", event.at, reason=reason, aggregated_round=None)
 
     def cap(self, event: RoundClosed) -> None:
-        """Store the reason why an update has less weight than its reply claims, next to its outcome."""
-        for row in self.rows.by_update(event.capped):
-            self.rows.change(row, weight_reason=capped_text(event.capped[row["update_id"]]))
+        """Store next to its outcome why an update has less weight than its reply claims, and whether it was chosen."""
+        for row in self.rows.by_update({**event.capped, **dict.fromkeys(event.chosen)}):
+            said = [CHOSEN] if (update_id := row["update_id"]) in event.chosen else []
+            said += [capped_text(event.capped[update_id])] if update_id in event.capped else []
+            self.rows.change(row, weight_reason="; ".join(said))
 
     def forget_metrics(self, event: RoundClosed) -> None:
         """Keep of the round's replies only the metrics that most of its updates carried."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from thinwire.cli.local_state import absent, alive, end_abandoned, way_back
 from thinwire.core.events import ENDED, NO_STEP
-from thinwire.core.formatting import NOTHING, capped_text, duration, figure, size
+from thinwire.core.formatting import CHOSEN, NOTHING, capped_text, duration, figure, size
 from thinwire.core.signals import remembered
 
 if TYPE_CHECKING:
@@ -103,6 +103,7 @@ def screen() -> Iterator[tuple[Callable[[str], None], Callable[[str], None]]]:
 HEADER = f"{'round':>5}  {'closed':<8}  {'replies':>7}  {'accuracy':>8}  {'loss':>8}  {'payload':>8}  {'seconds':>7}"
 
 HELD = 8  # buffered rounds that a line waits for: replies to later ones evaluate its version
+SHOWN = 3  # capped updates that a line names
 
 
 @dataclass
@@ -164,7 +165,10 @@ class Round:
             from thinwire.reports.secure_rounds import BY_NEXT_SUM
 
             notes.append(BY_NEXT_SUM)
-        notes += [f"{update_id.split('/')[1]}: {capped_text(one)}" for update_id, one in closed.capped.items()]
+        capped = [f"{update_id.split('/')[1]}: {capped_text(one)}" for update_id, one in closed.capped.items()]
+        notes += capped[:SHOWN] + ([f"{len(capped) - SHOWN} more weights capped"] if capped[SHOWN:] else [])
+        if closed.chosen:
+            notes.append(f"{CHOSEN}: {', '.join(sorted(one.split('/')[1] for one in closed.chosen))}")
         cells = (
             f"{self.number:>5}",
             f"{closed.reason:<8}",

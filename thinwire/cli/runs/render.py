@@ -108,15 +108,19 @@ def clipping(row: RunRow, rounds: Sequence[RoundRow]) -> Iterator[str]:
 
 
 def capping(updates: Iterable[UpdateRow], rounds: Sequence[RoundRow]) -> Iterator[str]:
-    """Yield a sentence for each client whose weights were capped by the plan's `max_weight`."""
-    from thinwire.core.formatting import CAPPED
+    """Yield a sentence for each client whose weights were capped by the plan, and each that a reduction chose."""
+    from thinwire.core.formatting import CAPPED, CHOSEN
 
-    of = dict[str, list[str]]()
+    capped, chosen = dict[str, list[str]](), Counter[str]()
     for update in updates:
-        if update.weight_reason:
-            of.setdefault(update.device, []).append(update.weight_reason.removeprefix(f"{CAPPED}: "))
-    for device, reasons in sorted(of.items()):
+        chosen[update.device] += update.weight_reason.startswith(CHOSEN)
+        if said := update.weight_reason.partition(f"{CAPPED}: ")[2]:
+            capped.setdefault(update.device, []).append(said)
+    for device, reasons in sorted(capped.items()):
         yield f"{device}: {CAPPED} in {len(reasons)} of {len(rounds)} rounds, lastly {reasons[-1]}"
+    for device, often in sorted(chosen.items()):
+        if often:
+            yield f"{device}: {CHOSEN} in {often} of {len(rounds)} rounds"
 
 
 def losses(updates: Iterable[UpdateRow]) -> Iterator[str]:

@@ -170,6 +170,7 @@ class Ternary(FusedQuantizer):
     paper: ClassVar[str] = "Wen et al. 2017"
     spec: ClassVar[str] = "ternary"
     bits: ClassVar[int] = 2
+    leaves_zeros: ClassVar[bool] = True
     nearest: bool = False
     starts: tuple[int, ...] = (0,)  # offsets of the tensors
 
@@ -262,6 +263,7 @@ class TwoBit(FusedQuantizer):
 
     examples: ClassVar[tuple[str, ...]] = ("twobit(1)", "twobit(0.5)")
     paper: ClassVar[str] = "Strom 2015"
+    leaves_zeros: ClassVar[bool] = True
     bits: ClassVar[int] = 2
     threshold: Decimal = Decimal(1)
 

@@ -16,6 +16,7 @@ from statistics import median
 
 import numpy as np
 
+from thinwire.aggregation.reductions import reduction_of
 from thinwire.core.errors import PlanError
 from thinwire.core.formatting import Reason, Reasons, counted
 from thinwire.core.plan import RunPlan
@@ -135,19 +136,18 @@ def missing(plan: RunPlan, present: Sequence[str], unable: Mapping[str, str], be
         have, want = sum(device in able for device in wait_for), len(wait_for)
     target = min(wanted_count(plan, len(present)), len(able))
     assignments = with_excess(plan, target, len(able))
-    needs = min_updates_of(plan.cohort.min_updates, assignments)
+    needs = updates_needed(plan, assignments)
     notes = [f"missing {', '.join(absent)}"] if absent else []
     notes += [f"{device} {unable[device]}" for device in sorted(unable)[:SHOWN]]
     notes += [f"and {len(unable) - SHOWN} more"] if len(unable) > SHOWN else []
     noted = f" ({'; '.join(notes)})" if notes else ""
-    if have < (min(want, min_updates_of(plan.cohort.min_updates, want)) if begun else want):
+    if have < (min(want, updates_needed(plan, want)) if begun else want):
         return f"waiting: {have} of {want} devices{noted}"
     if assignments < needs:
         there = counted(len(able), "device")
-        lacks = (
-            f"of {there} a round selects {assignments}, and [cohort] min_updates = {needs}: more have to "
-            "come or to be free"
-        )
+        own = needs == min_updates_of(plan.cohort.min_updates, assignments)
+        rule = f"[cohort] min_updates = {needs}" if own else f'[server] reduce = "{plan.server.reduce}" needs {needs}'
+        lacks = f"of {there} a round selects {assignments}, and {rule}: more have to come or to be free"
         return f"waiting: {lacks}{noted}"
     if plan.secure.enabled:
         try:
@@ -168,7 +168,7 @@ def short_of(plan: RunPlan, present: Sequence[str], unable: Mapping[str, str], t
     """
     able = [device for device in present if device not in unable]
     target, free = min(wanted_count(plan, len(present)), len(able)), len(able) - len(taken)
-    needs = min_updates_of(plan.cohort.min_updates, with_excess(plan, target, len(able)))
+    needs = updates_needed(plan, with_excess(plan, target, len(able)))
     needs = target if plan.privacy.mode == "distributed" else needs  # its noise follows from the number of clients
     if free < needs:
         return f"a round needs {counted(needs, 'free device')}"
@@ -278,6 +278,17 @@ def min_updates_of(min_updates: float, selected: int) -> int:
     (4, 1, 3)
     """
     return max(1, math.ceil(min_updates * selected - 1e-9) if min_updates < 1 else int(min_updates))
+
+
+def updates_needed(plan: RunPlan, selected: int) -> int:
+    """Return the fewest updates that make a step in a round of so many clients; a reduction may need more.
+
+    >>> plan = RunPlan.parse('[run]\\ntask="t"\\n[local]\\nlr=1\\n[server]\\nreduce="krum(1)"')
+    >>> updates_needed(plan, 4), updates_needed(plan, 20)
+    (5, 10)
+    """
+    fewest = min_updates_of(plan.cohort.min_updates, selected)
+    return fewest if plan.server.reduce == "mean" else max(fewest, reduction_of(plan.server.reduce).fewest)
 
 
 UNKNOWN = 0.5  # share of the round's deadline expected of a device while nothing is measured

@@ -115,6 +115,7 @@ class OpenRounds:
             self.now.since = self.lost_ahead.pop(self.current.round, [])
 
 
+NORM_ROUNDS = 10  # whose updates' norms are kept
 TIMES = 3  # replies of a device whose durations are kept
 
 
@@ -150,6 +151,7 @@ class RunState:
     references_from: int = 0  # the round from which `weights` are collected
     clip: float = 0.0  # of the next secure round with an automatic clip; 0 before the first one
     slowest: list[float] = field(default_factory=list)  # of the last rounds: seconds of the slowest reply in time
+    recent_norms: list[list[float]] = field(default_factory=list)  # of the last rounds' updates
     elapsed_s: float = 0.0
     elapsed_at: float = 0.0  # the wall clock at that time
     _failed_with: int = 0  # the last round that had opened when `too_few_in_a_row` last grew
@@ -164,6 +166,11 @@ class RunState:
     def version(self) -> int:
         """Return the number of the latest model version."""
         return self.bases.version
+
+    @property
+    def norms(self) -> list[float]:
+        """Return the norms of which a quantile bounds the next round's updates; none before the first step."""
+        return [norm for norms in self.recent_norms for norm in norms]
 
     def will_hold(self, device: str, but: str = "") -> int | None:
         """Return the model version that a device holds when its next assignment (`but`) is delivered; None if it is not
@@ -290,6 +297,8 @@ class RunState:
             self.too_few_in_a_row, self._failed_with = self.too_few_in_a_row + 1, self.rounds_opened
         if self.line.now.slowest_s:
             self.slowest = [*self.slowest, self.line.now.slowest_s][-ROUNDS:]
+        if event.norms:
+            self.recent_norms = [*self.recent_norms, event.norms][-NORM_ROUNDS:]
         self.line.close(event)
         self.scores.close(event)
 

@@ -1,0 +1,151 @@
+"""Rounds by a reduction: a kill changes nothing, hostile clients move nothing, and each update is aggregated."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support import crashes
+from tests.support.crashes import LAYOUT, Fate, Whole, change, killed, undisturbed_once
+from tests.support.explained import whys
+from tests.support.faulty_fleet import AttentiveDevice, FaultyTurn
+from tests.support.normed import NORMED, normed, three_honest
+from tests.support.server_bench import Bench
+from thinwire.cli.runs.progress import Teller
+from thinwire.cli.runs.render import capping
+from thinwire.core import RunPlan
+from thinwire.core.events import ClientReconnected, ModelStored, RoundClosed, UpdateDropped
+from thinwire.core.types import Assignment, Vector
+from thinwire.server.model_store import Versions
+from thinwire.simulation import SyntheticUpdates, Turn
+from thinwire.store.round_timing import turns
+
+PLAN = RunPlan.parse("""
+[run]
+task = "toy"
+rounds = 2
+[cohort]
+wait_for = 6
+deadline_s = 40
+late = "drop"
+[local]
+lr = 1.0
+[uplink]
+codec = "topk(0.5) > int8"
+[server]
+optimizer = "fedavgm"
+reduce = "multi-krum(1, 2)"
+max_norm = "q0.5"
+""")
+RAW = {"codec": "identity"}
+
+
+class World(crashes.World):
+    """Six devices that reply in another order each round; one sends garbage, one is hostile."""
+
+    def __init__(self, folder: Path, fate: Fate) -> None:
+        works = [SyntheticUpdates(name, LAYOUT, partial(self.change, name)) for name in "abcdef"]
+        devices = [AttentiveDevice(work.name, work, partial(self.turn, work.name)) for work in works]
+        super().__init__(folder, fate, PLAN, devices)
+
+    def change(self, name: str, assignment: Assignment) -> Vector:
+        """What a device sends: about 1; `b` is hostile, also within the bound on norms."""
+        found: Vector = 1 + change(name, LAYOUT.size, assignment) / np.float32(10)
+        return found * np.float32(-1e6) if name == "b" else found
+
+    def turn(self, name: str, assignment: Assignment) -> Turn:
+        """A device's place in the round."""
+        if assignment.kind != "train":
+            return Turn(compute_s=0.0)
+        place = "abcdef".index(name) if assignment.round == 1 else "fedcba".index(name)
+        return FaultyTurn(compute_s=1.0 + place, garbage=(name, assignment.round) == ("e", 1))
+
+
+undisturbed = undisturbed_once(World)
+
+
+def test_a_kill_anywhere_chooses_the_same_updates(undisturbed: Whole, tmp_path: Path) -> None:
+    made, places = undisturbed
+    closed = made.of(RoundClosed)
+    assert [len(e.chosen) for e in closed] == [2, 2]
+    assert [len(e.aggregated) for e in closed] == [5, 6]
+    assert {e.update_id.split("/")[1] for e in made.of(UpdateDropped)} == {"e"}
+    assert not any("/b/" in chosen for e in closed for chosen in e.chosen)
+    assert [len(e.norms) for e in closed] == [5, 6]
+    for where, again in killed(World, tmp_path, places, slice(None), ("append", "commit")):
+        assert again.same() == made.same(), where
+        said = [(e.chosen, e.norms, e.capped) for e in again.of(RoundClosed)]
+        assert said == [(e.chosen, e.norms, e.capped) for e in closed], where
+        assert again.of(ClientReconnected) == made.of(ClientReconnected)
+
+
+def params(made: Bench) -> Vector:
+    last = made.events(ModelStored)[-1]
+    return Versions(made.home.run(made.run_id), NORMED, False).read(last)[0]
+
+
+def bench(folder: Path, hostile: Any, **server: Any) -> Bench:
+    sections: dict[str, Any] = {"run": {"rounds": 2}, "cohort": {"late": "drop"}, "uplink": RAW, "server": server}
+    made = Bench(folder, [hostile, *three_honest(), normed("e")], layout=NORMED, **sections)
+    assert made.drive().status == "done"
+    return made
+
+
+@pytest.mark.parametrize("reduce", ["median", "trimmed(1)", "krum(1)", "geometric-median", "clipped(0.1)"])
+def test_a_hostile_client_moves_neither_model_nor_buffers(tmp_path: Path, reduce: str) -> None:
+    said: dict[str, Any] = {
+        "mean": 1e9,
+        "variance": 1e18,
+        "counters": {"bn.num_batches_tracked": 2**40},
+        "examples": 10**9,
+    }
+    made = bench(tmp_path, normed("a", 1e9, **said), reduce=reduce)
+    assert np.abs(params(made) - 2.0).max() < 0.2, "two rounds of updates of 1"
+    last = made.events(ModelStored)[-1]
+    _, buffers = Versions(made.home.run(made.run_id), NORMED, False).read(last)
+    assert np.array_equal(buffers, np.array([0.5] * 3 + [1.0] * 3, np.float32))
+    assert last.counters == {"bn.num_batches_tracked": 7}
+    assert {len(e.aggregated) for e in made.events(RoundClosed)} == {5}, "also what was not chosen"
+
+
+def test_a_value_that_no_mean_may_have_is_dropped_before_it_is_looked_at(tmp_path: Path) -> None:
+    made = bench(tmp_path, normed("a", 2.0**90), reduce="median")
+    assert {(e.device, e.reason) for e in made.events(UpdateDropped)} == {("a", "bad-payload")}
+
+
+def test_the_chosen_clients_are_told(tmp_path: Path) -> None:
+    made = bench(tmp_path, normed("a", 9.0), reduce="krum(1)")
+    (chosen,) = {name.split("/")[1] for e in made.events(RoundClosed) for name in e.chosen}
+    updates, rounds = made.store.updates(made.run_id), made.store.rounds(made.run_id)
+    assert list(capping(updates, rounds)) == [f"{chosen}: chosen by the reduction in 2 of 2 rounds"]
+    assert {one.outcome for one in updates} == {"aggregated"}
+    told = whys(made.store.run(made.run_id), rounds, updates, turns(rounds))
+    assert all(one.sentence.endswith(f" {chosen}: chosen by the reduction.") for one in told)
+    teller = Teller()
+    lines = [line for _, event in made.store.events(made.run_id) for line in teller.hear(event)]
+    assert sum(f"chosen by the reduction: {chosen}" in line for line in lines) == 2
+
+
+@pytest.mark.parametrize("max_norm", [2.0, "q0.5"])
+def test_a_bound_on_norms_scales_what_is_over_it(tmp_path: Path, max_norm: float | str) -> None:
+    """The norm of an honest update of 40 values of 1 is the root of 40; no header tells it."""
+    made = bench(tmp_path, normed("a", 1e9), max_norm=max_norm)
+    bound = max_norm if isinstance(max_norm, float) else 40**0.5
+    for closed in made.events(RoundClosed):
+        (hostile,) = [one for name, one in closed.capped.items() if "/a/" in name]
+        assert hostile["norm"] == pytest.approx(1e9 * 40**0.5, rel=1e-6)
+        assert hostile["norm_counted"] == pytest.approx(bound, rel=1e-6)
+        assert len(closed.capped) == (5 if max_norm == 2.0 else 1)
+    assert np.allclose(params(made), 2 * bound / 40**0.5, rtol=1e-5)
+
+
+def test_a_run_of_too_few_clients_waits_and_says_why(tmp_path: Path) -> None:
+    sections: dict[str, Any] = {"cohort": {"late": "drop", "wait_for": 1, "wait_s": 5}, "server": {"reduce": "krum(1)"}}
+    made = Bench(tmp_path, three_honest(), layout=NORMED, uplink=RAW, **sections)
+    row = made.drive()
+    assert row.status == "failed"
+    assert '[server] reduce = "krum(1)" needs 5' in row.status_text

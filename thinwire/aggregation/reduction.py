@@ -1,0 +1,234 @@
+"""A reduction turns the decoded updates of one round into one change, where the weighted mean is not robust enough.
+
+The mean is a running sum (`mean.py`); a reduction compares updates, so it needs all of them. `UpdateRows` keeps each
+decoded update as a row of float32 in a file without a name, and gives the rows in blocks of coordinates that fit the
+second-level cache. Memory therefore holds the change and one segment of one update, for ten clients as for a hundred.
+The price is 4 bytes of disk for each parameter and update until the round closes, which are written once and read once
+or twice. Every codec works, also one of another package: no codec has to decode in blocks.
+
+Updates are unweighted. Their number of examples is the client's own claim, and a hostile one would claim many.
+
+Invariant: rows are in the order of their assignment ids. So the change has the same bits in whatever order the updates
+arrived, and after a restart.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from statistics import median_low
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from thinwire.aggregation.mean import BufferMean
+from thinwire.core.layout import FLOAT_BYTES, Layout
+from thinwire.core.statedir import disk_error
+from thinwire.core.types import Arrived, Vector
+
+CACHED = 1 << 18  # floats of all rows of a block: 1 MiB, which stays in the second-level cache
+FEWEST = 64  # coordinates of a block, however many rows there are
+
+Rows = NDArray[np.float32]  # (updates, coordinates)
+Distances = NDArray[np.float64]  # squared distances between all pairs of updates
+
+
+class UpdateRows:
+    """The decoded updates of one round, in a file that has no name and is gone when this object is.
+
+    Invariant: an update is added completely or not at all, because it counts only once all its parts are written.
+    """
+
+    def __init__(self, folder: Path, size: int) -> None:
+        self.folder, self.size = folder, size
+        self.ids: list[str] = []  # assignment ids, in the order of the file
+        self._file: Any = None
+
+    @property
+    def count(self) -> int:
+        """Return the number of updates."""
+        return len(self.ids)
+
+    def add(self, assignment_id: str, parts: Iterable[Vector]) -> None:
+        """Write one update, whose parts are all its values in order; raise `ThinwireError` if the disk is full."""
+        try:
+            self._file = self._file or tempfile.TemporaryFile(dir=self.folder, buffering=0)  # noqa: SIM115
+            at = self.count * self.size * FLOAT_BYTES
+            for part in parts:
+                data = part.data.cast("B")
+                while data.nbytes:
+                    written = os.pwrite(self._file.fileno(), data, at)
+                    data, at = data[written:], at + written
+        except OSError as error:
+            raise disk_error(error, self.folder) from error
+        self.ids.append(assignment_id)
+
+    def blocks(self, chosen: Sequence[int] | None = None) -> Iterator[tuple[slice, Rows]]:
+        """Yield (coordinates, their values in each row), for all rows or those `chosen`, in the rows' order.
+
+        The array is used again for the next block, and may be overwritten.
+        """
+        order = sorted(range(self.count), key=self.ids.__getitem__)
+        rows = order if chosen is None else [order[index] for index in chosen]
+        width = min(self.size, max(FEWEST, CACHED // max(1, len(rows))))
+        held = np.empty((len(rows), width), np.float32)
+        for start in range(0, self.size, width):
+            stop = min(self.size, start + width)
+            block = held[:, : stop - start]
+            for row, number in zip(block, rows, strict=True):
+                self._read(row, (number * self.size + start) * FLOAT_BYTES)
+            yield slice(start, stop), block
+
+    def _read(self, into: Vector, at: int) -> None:
+        data = into.data.cast("B")
+        while data.nbytes:
+            if not (found := os.preadv(self._file.fileno(), [data], at)):
+                raise disk_error(OSError("the file of a round's updates is cut short"), self.folder)
+            data, at = data[found:], at + found
+
+    def distances(self) -> Distances:
+        """Return the squared distances between all pairs of updates, from one pass over the blocks.
+
+        They follow from inner products in float64: |x - y|^2 = <x, x> - 2 <x, y> + <y, y>. An update of 2^60 does not
+        make the distances between others less exact.
+        """
+        products = np.zeros((self.count, self.count))
+        for _, rows in self.blocks():
+            wide = rows.astype(np.float64)
+            products += wide @ wide.T
+        squares = np.diag(products)
+        return np.maximum(squares[:, None] - 2 * products + squares[None, :], 0.0)
+
+    def combined(self, weights: NDArray[np.float64]) -> Vector:
+        """Return the sum of the rows by their weights; rows of weight 0 are not read."""
+        counted = np.flatnonzero(weights)
+        out, factors = np.zeros(self.size, np.float32), weights[counted]
+        for span, rows in self.blocks([int(index) for index in counted]):
+            out[span] = factors @ rows.astype(np.float64)
+        return out
+
+
+class Reduction(ABC):
+    """Makes one change of the updates of a round.
+
+    `fewest` is the number of updates without which a round closes as `too-few`. `needs_dense` is True for a reduction
+    that would give 0 wherever most updates sent nothing; a plan whose codec leaves coordinates out is then refused. A
+    reduction that chooses among updates sets `chosen` to their rows, for the journal.
+    """
+
+    fewest: int = 2
+    needs_dense: ClassVar[bool] = False
+    chosen: Sequence[int] = ()
+
+    @abstractmethod
+    def reduce(self, updates: UpdateRows) -> Vector:
+        """Return the change, float32 of `updates.size`. It must not depend on the order of the rows."""
+
+
+class CoordinateWise(Reduction):
+    """A reduction that treats each coordinate by itself."""
+
+    needs_dense: ClassVar[bool] = True
+
+    @abstractmethod
+    def of_block(self, rows: Rows) -> Vector:
+        """Return one value for each column; `rows` may be overwritten."""
+
+    def reduce(self, updates: UpdateRows) -> Vector:
+        """Return the change, one block of coordinates after the other."""
+        out = np.empty(updates.size, np.float32)
+        for span, rows in updates.blocks():
+            out[span] = self.of_block(rows)
+        return out
+
+
+class Combination(Reduction):
+    """A reduction whose change is a weighted sum of the updates, by weights that follow from their distances.
+
+    Weights add up to 1, so the change does not depend on where 0 is, and equal updates give that update.
+    """
+
+    chooses: ClassVar[bool] = False  # True: an update of weight 0 was not chosen
+
+    @abstractmethod
+    def weights(self, distances: Distances) -> NDArray[np.float64]:
+        """Return the weight of each update."""
+
+    def reduce(self, updates: UpdateRows) -> Vector:
+        """Return the change, from one pass for the distances and one for the sum."""
+        weights = self.weights(updates.distances())
+        self.chosen = [int(index) for index in np.flatnonzero(weights)] if self.chooses else ()
+        return updates.combined(weights)
+
+
+def between(rows: Rows, first: int, last: int) -> list[Vector]:
+    """Return the values of ranks first .. last - 1 of each column, in rising order; `rows` is overwritten.
+
+    A sorting network compares whole rows, so that the processor handles many columns at once.
+
+    >>> [found.tolist() for found in between(np.float32([[5, 1], [2, 9], [3, 3]]), 1, 2)]
+    [[3.0, 3.0]]
+    """
+    lines, spare = list(rows), np.empty(rows.shape[1], rows.dtype)
+    for low, high in _network(len(lines), first, last):
+        np.minimum(lines[low], lines[high], out=spare)
+        np.maximum(lines[low], lines[high], out=lines[high])
+        lines[low], spare = spare, lines[low]
+    return lines[first:last]
+
+
+@lru_cache(maxsize=64)
+def _network(count: int, first: int, last: int) -> tuple[tuple[int, int], ...]:
+    """Return the comparisons of Batcher's odd-even merge sort (1968) that ranks first .. last - 1 depend on."""
+    found, needed = list[tuple[int, int]](), set(range(first, last))
+    for low, high in reversed(list(_merge_sort(count))):
+        if {low, high} & needed:
+            needed |= {low, high}
+            found.append((low, high))
+    return tuple(reversed(found))
+
+
+def _merge_sort(count: int) -> Iterator[tuple[int, int]]:
+    run = 1
+    while run < count:
+        step = run
+        while step:
+            for start in range(step % run, count - step, 2 * step):
+                for low in range(start, min(start + step, count - step)):
+                    if low // (2 * run) == (low + step) // (2 * run):
+                        yield low, low + step
+            step //= 2
+        run *= 2
+
+
+class BufferMedian(BufferMean):
+    """The coordinate-wise median of clients' buffers, and of their counters the lower one in the middle.
+
+    One hostile client would move a mean of buffers anywhere, whatever becomes of its update. The spread between clients
+    is not added to a variance, as `BufferMean` does it. Memory: the buffers of all clients.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        super().__init__(layout)
+        self.rows = list[Vector]()
+        self.seen = dict[str, list[int]]()
+
+    def fold(self, payload: Arrived, weight: float) -> None:
+        """Keep buffers that `check` accepted."""
+        self.rows.append(self.codec.decode(payload))
+
+    def count(self, seen: Mapping[str, int]) -> None:
+        """Keep the value of each integer buffer; names that the model does not have are ignored."""
+        for name, value in seen.items():
+            if name in self.counted:
+                self.seen.setdefault(name, []).append(value)
+                self.counters[name] = median_low(self.seen[name])
+
+    def close(self, before: Vector) -> Vector:
+        """Return the median, or `before` if there were no buffers."""
+        return np.median(np.stack(self.rows), axis=0).astype(np.float32) if self.rows else before

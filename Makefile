@@ -30,7 +30,7 @@ demo: $(VENV)/.ready  ## a live federated run of eight processes on this machine
 test: $(VENV)/.dev chromium postgresql  ## run every test (PYTEST_ARGS="-x tests/cli")
 	@free=$$(df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 {print $$4}'); \
 	if [ -z "$${TMPDIR:-}" ] && [ "$${free:-0}" -gt 2000000 ]; then export TMPDIR=/dev/shm; fi; \
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 # Then the service is restarted 100 times under hostile messages: FUZZ_SERVICE_ARGS="--restarts 6 --cases 100".
 fuzz: $(VENV)/.dev  ## 100 000 hostile frames a decoder, kernels under sanitizers (FUZZ_ARGS="--frames 1000 --only rice")

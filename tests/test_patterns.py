@@ -12,8 +12,6 @@ import itertools
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from re import _constants as op  # private: no other tree has each step of a pattern
-from re import _parser as parser
 from typing import Any
 
 import pytest
@@ -21,6 +19,8 @@ import pytest
 import thinwire
 from thinwire.core.errors import CodecError
 
+op: Any = importlib.import_module("re._constants")  # private: no other parser has each step of a pattern
+parser: Any = importlib.import_module("re._parser")
 ROOT = Path(thinwire.__file__).parent
 CALLS = {"compile", "match", "fullmatch", "search", "sub", "split", "findall", "finditer"}
 ANYWHERE = {"search", "sub", "split", "findall", "finditer"}  # begun at each letter of the text

@@ -72,8 +72,7 @@ def test_the_audit_refutes_the_claim_with_the_noise_off_and_not_with_it() -> Non
     assert found["claimed_epsilon"] == EPSILON
     for end in ("", "_distributed"):
         assert found["audited_lower" + end] <= EPSILON < found["audited_lower_without_noise" + end]
-        assert found["audited_lower" + end] < found["audited_lower_half_noise" + end]
-    end = "_one_lattice"  # of fewer canaries: with half the noise it shows as little
+    end = "_one_lattice"
     assert found["audited_lower" + end] <= EPSILON < found["audited_lower_without_noise" + end]
     assert all(row["delta"] == DELTA < 1 / row["canaries"] for row in made["rows"])
     assert set(NAMES.values()) < set(found)

@@ -21,7 +21,7 @@ CLOSING = 5  # selects at the end of a round, by which it is explained; none at 
 
 
 def counted(database: Database, said: Counter[str]) -> None:
-    """Count statements by their first word; a look at the devices, with its transaction, counts as "look"."""
+    """Count transactions, and statements by their first word; a look at the devices counts as "look" alone."""
 
     def heard(_connection: Any, _cursor: Any, statement: str, *_more: Any) -> None:
         if "max(devices.change)" in statement:
@@ -30,6 +30,7 @@ def counted(database: Database, said: Counter[str]) -> None:
             said.update([statement.split(maxsplit=1)[0]])
 
     event.listen(database.engine, "before_cursor_execute", heard)
+    event.listen(database.engine, "begin", lambda _: said.update(["BEGIN"]))
 
 
 def of_a_round(folder: Path, names: str, seconds: float = 0.0, **cohort: Any) -> Counter[str]:

@@ -27,13 +27,13 @@ def steps_made(monkeypatch: pytest.MonkeyPatch, **given: Any) -> tuple[History, 
     """A simulation of three clients, and of each the steps that it made in its rounds."""
     headers, keep = list[ReplyHeader](), Store.record
 
-    def record(store: Store, run_id: str, events: Sequence[Event], *measured: Any) -> None:
+    def record(store: Store, run_id: str, events: Sequence[Event], *measured: Any, **more: Any) -> None:
         for event in events:
             if isinstance(event, UpdateAccepted):
                 header = reply_from_json(event.header)
                 assert isinstance(header, ReplyHeader)
                 headers.append(header)
-        keep(store, run_id, events, *measured)
+        keep(store, run_id, events, *measured, **more)
 
     monkeypatch.setattr(Store, "record", record)
     history = simulate(task_of(), plan(), clients=3, **given)

@@ -11,7 +11,7 @@ from thinwire.aggregation import Combination
 class NearestHalf(Combination):
     """The mean of the `share` of the updates with the least sum of distances to all updates.
 
-    Breakdown point 1 - share: while no more than that are hostile, none that is far away is chosen.
+    While fewer than half of the clients and at most 1 - share are hostile, no update that is far away is chosen.
     """
 
     share: float = 0.5

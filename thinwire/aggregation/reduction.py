@@ -2,7 +2,8 @@
 
 The mean is a running sum (`mean.py`); a reduction compares updates, so it needs all of them. `UpdateRows` keeps each
 decoded update as a row of float32 in a file without a name, and gives the rows in blocks of coordinates that fit the
-second-level cache. Memory therefore holds the change and one segment of one update, for ten clients as for a hundred.
+second-level cache. Memory therefore holds the change and one segment of one update, for ten clients as for a hundred,
+and all clients' buffers where these are averaged.
 The price is 4 bytes of disk for each parameter and update until the round closes, which are written once and read once
 or twice. Every codec works, also one of another package: no codec has to decode in blocks.
 
@@ -39,7 +40,7 @@ Distances = NDArray[np.float64]  # squared distances between all pairs of update
 
 
 class UpdateRows:
-    """The decoded updates of one round, in a file that has no name and is gone when this object is.
+    """Holds the decoded updates of one round in a file without a name, which goes with this object.
 
     Invariant: an update is added completely or not at all, because it counts only once all its parts are written.
     """
@@ -105,7 +106,7 @@ class UpdateRows:
         return np.maximum(squares[:, None] - 2 * products + squares[None, :], 0.0)
 
     def combined(self, weights: NDArray[np.float64]) -> Vector:
-        """Return the sum of the rows by their weights; rows of weight 0 are not read."""
+        """Return the weighted sum of the rows; rows of weight 0 are not read."""
         counted = np.flatnonzero(weights)
         out, factors = np.zeros(self.size, np.float32), weights[counted]
         for span, rows in self.blocks([int(index) for index in counted]):
@@ -114,7 +115,7 @@ class UpdateRows:
 
 
 class Reduction(ABC):
-    """Makes one change of the updates of a round.
+    """Makes one change of the updates of one round; it knows no clients and nothing of earlier rounds.
 
     `fewest` is the number of updates without which a round closes as `too-few`. `needs_dense` is True for a reduction
     that would give 0 wherever most updates sent nothing; a plan whose codec leaves coordinates out is then refused. A
@@ -131,7 +132,7 @@ class Reduction(ABC):
 
 
 class CoordinateWise(Reduction):
-    """A reduction that treats each coordinate by itself."""
+    """Treats each coordinate by itself."""
 
     needs_dense: ClassVar[bool] = True
 
@@ -148,7 +149,7 @@ class CoordinateWise(Reduction):
 
 
 class Combination(Reduction):
-    """A reduction whose change is a weighted sum of the updates, by weights that follow from their distances.
+    """Makes a weighted sum of the updates, by weights that follow from their distances.
 
     Weights add up to 1, so the change does not depend on where 0 is, and equal updates give that update.
     """
@@ -207,7 +208,7 @@ def _merge_sort(count: int) -> Iterator[tuple[int, int]]:
 
 
 class BufferMedian(BufferMean):
-    """The coordinate-wise median of clients' buffers, and of their counters the lower one in the middle.
+    """Takes the coordinate-wise median of clients' buffers, and of their counters the lower one in the middle.
 
     One hostile client would move a mean of buffers anywhere, whatever becomes of its update. The spread between clients
     is not added to a variance, as `BufferMean` does it. Memory: the buffers of all clients.

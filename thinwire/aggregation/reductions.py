@@ -30,7 +30,7 @@ THREE = 3  # the fewest updates of which a majority can be honest
 
 @dataclass
 class Median(CoordinateWise):
-    """The coordinate-wise median (Yin et al. 2018, "Byzantine-robust distributed learning", option I).
+    """Takes the coordinate-wise median (Yin et al. 2018, "Byzantine-robust distributed learning", option I).
 
     Breakdown point 1/2: while fewer than half are hostile, each coordinate lies between two honest values.
     """
@@ -46,7 +46,7 @@ class Median(CoordinateWise):
 
 @dataclass
 class Trimmed(CoordinateWise):
-    """The coordinate-wise trimmed mean (Yin et al. 2018, option II): without the b largest and the b smallest values.
+    """Takes the trimmed mean of each coordinate (Yin et al. 2018, option II): without the b largest and the b smallest values.
 
     Below 0.5, b is a share of the round's updates, rounded down; from 1 on it is a count. Breakdown point b / n: while
     at most b are hostile, each coordinate lies between two honest values.
@@ -115,7 +115,7 @@ class Krum(MultiKrum):
 
 
 class Centred(Combination):
-    """A reduction that searches a centre, beginning at the update with the least sum of distances to the others.
+    """Searches a centre, beginning at the update with the least sum of distances to the others.
 
     An update farther from it than 1e5 times the median distance has weight 0, because float64 does not tell the
     distances between the others beside that one.
@@ -205,7 +205,7 @@ def _distances_from(weights: NDArray[np.float64], distances: Distances) -> NDArr
 
 
 def admit(name: str, thing: Any) -> Callable[..., Reduction]:
-    """Return a reduction class that is not Thinwire's; raise CodecError unless it is a whole one."""
+    """Return a reduction class that is not Thinwire's; raise CodecError if a method is missing."""
     if not (isinstance(thing, type) and issubclass(thing, Reduction)):
         raise CodecError(f"{name!r} is no reduction", why="it is no subclass of Reduction", hint=CONTRACT)
     if missing := sorted(getattr(thing, "__abstractmethods__", ())):

@@ -31,14 +31,14 @@ from thinwire.server.policy.weight_caps import WeightCaps
 
 
 def new_aggregator(folder: Path, plan: RunPlan, *more: Any) -> RoundAggregator:
-    """Return an empty sum of the plan's kind; the arguments after `folder` are those of `RoundAggregator`."""
+    """Return an empty aggregator of the plan's kind; the arguments after `folder` are those of `RoundAggregator`."""
     if plan.server.reduce == "mean":
         return RoundAggregator(plan, *more)
     return ReducingAggregator(folder, plan, *more)
 
 
 class ReducingAggregator(RoundAggregator):
-    """The updates of one round, as rows of a file in `folder`."""
+    """Keeps the updates of one round as rows of a file in `folder`."""
 
     def __init__(self, folder: Path, plan: RunPlan, layout: Layout, *more: Any) -> None:
         super().__init__(plan, layout, *more)
@@ -49,7 +49,7 @@ class ReducingAggregator(RoundAggregator):
         self.update_ids = dict[str, UpdateId]()  # by assignment id
 
     def _fold(self, header: ReplyHeader, frames: Frames, discount: float) -> None:
-        """Decode an update and keep it; a value that no mean may have rejects it."""
+        """Decode an update and keep it; raise `BadPayload` if a value is larger than a mean may have."""
         codec = self._codec(header)
 
         def parts() -> Iterator[Vector]:

@@ -224,7 +224,7 @@ class UpdateRow(Traffic):
 
     `selection_reason` is the reason of an assignment in the middle of its round, and `instead_of` the device that it
     replaces. `work_reason` explains the number of steps if the plan leaves it to the device's speed. `weight_reason`
-    explains why an update has less weight than its reply claims.
+    says why an update counts for less than its reply claims, or that the reduction chose it.
     """
 
     run_id: str

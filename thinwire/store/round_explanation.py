@@ -150,7 +150,7 @@ def _unknown(found: RoundRow) -> RoundExplanation:
 
 
 def _capped(found: RoundRow, assignments: Sequence[UpdateRow]) -> str:
-    """Return a sentence about the first client with a reduced weight, and the number of the others, or ""."""
+    """Return a sentence about the first client whose update counts for less or was chosen, or ""; count the others."""
     capped = [one for one in assignments if one.update_id in found.aggregated and one.weight_reason]
     if not capped:
         return ""

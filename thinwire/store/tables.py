@@ -191,7 +191,7 @@ class Update(Traffic, Base):
     )  # of an assignment in mid-round
     instead_of: Mapped[str] = mapped_column(String(63), default="", server_default="")
     work_reason: Mapped[list[Any]] = mapped_column(default=list, server_default="[]")
-    weight_reason: Mapped[str] = mapped_column(default="")  # of an update with less weight than its reply claims
+    weight_reason: Mapped[str] = mapped_column(default="")  # why it counts for less, or that it was chosen
     assigned_at: Mapped[float | None]
     delivered_at: Mapped[float | None]  # first delivery; `pulled_at` is the last one
     pulled_at: Mapped[float | None]

@@ -31,7 +31,7 @@ class RunCurve(Answer):
     points: list[ComparedPoint]
 
 
-class Compared(Answer):
+class RunComparison(Answer):
     """Holds runs side by side, as `thinwire runs compare --json` prints them, and their curves.
 
     `apart` are stopped and failed runs. `differs` has the values of each key in which the plans differ, by run.
@@ -56,11 +56,11 @@ def compare_routes(store: Store) -> APIRouter:
         return text_of([*document["rows"], *document["apart"]], [], "comparison")
 
     @router.get("/compare")
-    def compared(runs: RunIds, metric: Metric = "", target: float | None = None) -> Compared:
+    def compared(runs: RunIds, metric: Metric = "", target: float | None = None) -> RunComparison:
         """Return up to eight runs side by side, with their curves."""
         ids = _ids(runs)
         found: dict[str, Any] = compare_runs(store, ids, metric, target).document()
-        return Compared(**found, curves=[RunCurve(**one) for one in run_curves(store, ids)])
+        return RunComparison(**found, curves=[RunCurve(**one) for one in run_curves(store, ids)])
 
     return router
 

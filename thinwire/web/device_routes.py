@@ -82,14 +82,14 @@ def device_routes(settings: Settings, store: Store, devices: Devices) -> APIRout
         return models.Tagged(device=name, tags=store.roster.tag(name, wanted.add, wanted.remove, who))
 
     @router.post("/devices/{name}/approve")
-    def approve(name: DeviceName, compared: models.Compared, who: Who) -> models.Decided:
+    def approve(name: DeviceName, compared: models.ShownFingerprint, who: Who) -> models.Decided:
         """Approve the device; this takes effect at its next request."""
         store.roster.approve(name, who, compared.fingerprint)
         said = say.approved(name, aggregator(settings.lock)[0])
         return models.Decided(device=name, standing="approved", sentence=said)
 
     @router.post("/devices/{name}/revoke")
-    def revoke(name: DeviceName, compared: models.Compared, who: Who) -> models.Decided:
+    def revoke(name: DeviceName, compared: models.ShownFingerprint, who: Who) -> models.Decided:
         """Revoke the device at once; the aggregator gets a command to clear what is open, unless none is running."""
         order = store.revoke_device(name, who, compared.fingerprint, lambda: may_serve(settings.lock))
         return _revoke_access(name, order)

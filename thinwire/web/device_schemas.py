@@ -166,8 +166,8 @@ class RefusedRequest(Answer):
     told: str
 
 
-class Compared(Answer):
-    """The fingerprint that a person saw when they decided; the decision is refused if the key has changed since."""
+class ShownFingerprint(Answer):
+    """Holds the fingerprint that a person saw when they decided; the decision is refused if the key has changed."""
 
     fingerprint: str = Field(pattern=r"^[0-9a-f]{64}$")
 

@@ -115,7 +115,7 @@ class Update(Traffic):
 
     - `codec` is the codec of the assignment, and `codec_reason` its reason if the plan has a codec ladder.
     - `work_reason` is the reason for the number of steps if they follow the device's speed.
-    - `weight_reason` is the reason why an update has less weight than its reply claims.
+    - `weight_reason` says why an update counts for less than its reply claims, or that it was chosen.
     - `selection_reason` is the reason for an assignment in the middle of a round; `instead_of` is the client that it
       replaces.
     - `residual_ratio` is the norm of the residual divided by that of the update.

@@ -61,7 +61,7 @@ export const Outcome = ({ outcome, children }) => {
   return html`<span class=${`outcome is-${outcome}`}><${Icon} name=${icon} /><span>${word}${children}</span></span>`;
 };
 
-/** Why an update was dropped or an assignment failed, or why an aggregated update has less weight than it claims. */
+/** Why an update was dropped or an assignment failed, or why an aggregated one counts for less or was chosen. */
 export const reasonOf = (update) => update.reason || update.weight_reason;
 
 /** Of an answer with which a device began the run again: what it had found of its state. */

@@ -46,7 +46,7 @@ class Median(CoordinateWise):
 
 @dataclass
 class Trimmed(CoordinateWise):
-    """Takes the trimmed mean of each coordinate (Yin et al. 2018, option II): without the b largest and the b smallest values.
+    """Takes the trimmed mean of each coordinate (Yin et al. 2018, option II): without the b largest and smallest.
 
     Below 0.5, b is a share of the round's updates, rounded down; from 1 on it is a count. Breakdown point b / n: while
     at most b are hostile, each coordinate lies between two honest values.

@@ -165,7 +165,7 @@ def pumped(pattern: str, flags: int) -> Iterator[Callable[[int], str]]:
     found = list(repeats(parser.parse(pattern, flags)))
     befores = {before for before, _ in found} | {""}
     bodies = {shortest(body) for _, body in found} | set(LETTERS) | {"a ", 'a"', "a.", "/a"}
-    for before, body, end in itertools.product(sorted(befores), sorted(bodies - {""}), ("", "\0")):
+    for before, body, end in itertools.product(sorted(befores), sorted(bodies - {""}), ("", "\0", ")")):
         yield lambda n, before=before, body=body, end=end: before + (body * n)[:n] + end  # type: ignore[misc]  # mypy cannot type defaults
 
 

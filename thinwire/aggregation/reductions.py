@@ -66,7 +66,7 @@ class Trimmed(CoordinateWise):
 
     def of_block(self, rows: Rows) -> Vector:
         """Return the trimmed mean of each column."""
-        cut = int(self.b) if self.b >= 1 else int(self.b * len(rows))
+        cut = int(self.b) if self.b >= 1 else int(self.b * len(rows) + 1e-9)
         kept = between(rows, cut, len(rows) - cut)
         total = kept[0].astype(np.float64)
         for values in kept[1:]:
@@ -221,7 +221,7 @@ reductions.add("multi-krum", MultiKrum)
 reductions.add("geometric-median", GeometricMedian)
 reductions.add("clipped", Clipped)
 
-_CALL = re.compile(r"\s*([^()]*?)\s*(?:\(([^()]*)\)\s*)?")
+_CALL = re.compile(r"([^()]*)(?:\(([^()]*)\)\s*)?")
 
 
 def reduction_of(spec: str) -> Reduction:
@@ -233,11 +233,11 @@ def reduction_of(spec: str) -> Reduction:
     call = _CALL.fullmatch(spec)
     if call is None:
         raise CodecError(f"[server] reduce = {spec!r}", why="it is a name, with numbers in brackets", hint='"krum(1)"')
-    name, given = call[1], [word.strip() for word in (call[2] or "").split(",") if word.strip()]
+    name, given = call[1].strip(), [word.strip() for word in (call[2] or "").split(",") if word.strip()]
     made = reductions.find(name, also=["mean"])
     try:
         return made(*[float(word) for word in given])
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         why = "its brackets hold other numbers than it takes"
         raise CodecError(f"[server] reduce = {spec!r}", why=why, hint=f"{name}: {_takes(made)}") from error
 

@@ -147,9 +147,15 @@ def refused_names(
 def is_allowed(name: str, allow: Sequence[str]) -> bool:
     """Return True if a pattern of `allow` matches the name; a path must be absolute and without `..`.
 
+    Of MODULE:CLASS and FILE.py:CLASS, the pattern matches both halves, each alone: files of models are no code.
+
     >>> is_allowed("/models/a.safetensors", ["/models/*"]), is_allowed("/models/../etc/passwd", ["/models/*"])
     (True, False)
+    >>> is_allowed("/models/a.py:A", ["/models/*"]), is_allowed("/models/a.py:A", ["/models/*:A"])
+    (False, True)
     """
     if ("/" in name or "\\" in name) and (not name.startswith("/") or posixpath.normpath(name) != name):
         return False
-    return any(fnmatchcase(name, pattern) for pattern in allow)
+    where, colon, thing = name.rpartition(":")
+    patterns = (pattern.rpartition(":") for pattern in allow)
+    return any(colon == has and fnmatchcase(where, of) and fnmatchcase(thing, what) for of, has, what in patterns)

@@ -89,8 +89,10 @@ class Database:
         with self._in_words(), self._writers, self.engine.begin() as connection:
             # The lock is taken at once: a transaction that begins as a reader could be refused at its first write.
             # One writer at a time also on a server: the journal's seq rises in the order of commits.
-            first = "BEGIN IMMEDIATE" if self.sqlite else f"SELECT pg_advisory_xact_lock({WRITERS_LOCK})"
-            connection.connection.cursor().execute(first)
+            if self.sqlite:
+                connection.connection.cursor().execute("BEGIN IMMEDIATE")
+            else:
+                connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({WRITERS_LOCK})")
             yield connection
 
     def compact(self) -> None:

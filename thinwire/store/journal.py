@@ -245,7 +245,8 @@ class Recorder:
             projection.finish()
             if order:
                 made = {"result": {"done": True, "run_id": run_id}, "run_id": run_id, "answered_at": events[-1].at}
-                connection.execute(update(Command).where(Command.id == order).values(made))
+                unanswered = update(Command).where(Command.id == order, Command.answered_at.is_(None))
+                connection.execute(unanswered.values(made))
         self._loose[run_id], self._known[run_id] = loose + len(events), projection.known
         self._noted.pop(run_id, None)
         if any(isinstance(event, RunStatusChanged) and event.status in ENDED for event in events):

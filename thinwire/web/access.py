@@ -95,7 +95,7 @@ LEAST: Final[Mapping[str, str | Least]] = {
     "POST /api/v1/devices/{name}/revoke": Least("admin", recent=True),
     "GET /api/v1/devices/{name}/revocations/{number}": "viewer",
     "GET /api/v1/invitations": "viewer",
-    "POST /api/v1/invitations": "operator",
+    "POST /api/v1/invitations": Least("operator", session=True),  # who joins by it stays
     "POST /api/v1/invitations/{number}/withdraw": "operator",
     "GET /api/v1/refusals": "viewer",
     "GET /api/v1/audit": "viewer",

@@ -102,11 +102,15 @@ def caps_of(plan: RunPlan, headers: Sequence[ReplyHeader]) -> WeightCaps:
 def largest_norm(plan: RunPlan, norms: Sequence[float]) -> float:
     """Return the bound on the norm of an update: the plan's, or its quantile of these norms; infinity without one.
 
+    The quantile is one of the norms, the lower of two: a value between would follow a hostile norm beside it.
+
     >>> plan = RunPlan.parse('[run]\\ntask="t"\\n[local]\\nlr=1\\n[server]\\nmax_norm="q0.5"')
     >>> largest_norm(plan, [1.0, 3.0, 9.0]), largest_norm(plan, [])
     (3.0, inf)
+    >>> largest_norm(plan, [1.0, 2.0, 3.0, 2.0**60])
+    2.0
     """
     given = plan.server.max_norm
     if not isinstance(given, str):
         return math.inf if given is None else given
-    return float(np.quantile(norms, float(given.removeprefix("q")))) if norms else math.inf
+    return float(np.quantile(norms, float(given.removeprefix("q")), method="lower")) if norms else math.inf

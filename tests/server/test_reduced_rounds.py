@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import tempfile
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +19,8 @@ from tests.support.explained import whys
 from tests.support.faulty_fleet import AttentiveDevice, FaultyTurn
 from tests.support.normed import NORMED, normed, three_honest
 from tests.support.server_bench import Bench
+from tests.support.several_runs import Site, steady
+from thinwire.aggregation import reduction
 from thinwire.cli.runs.progress import Teller
 from thinwire.cli.runs.render import capping
 from thinwire.core import RunPlan
@@ -149,3 +155,35 @@ def test_a_run_of_too_few_clients_waits_and_says_why(tmp_path: Path) -> None:
     row = made.drive()
     assert row.status == "failed"
     assert '[server] reduce = "krum(1)" needs 5' in row.status_text
+
+
+@pytest.mark.parametrize(
+    ("free", "why"), [(10**6, "has 0.00 GB free"), (10**12, os.strerror(errno.ENOSPC))], ids=["too-small", "full"]
+)
+def test_updates_that_the_disk_does_not_take_end_their_run_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, why: str
+) -> None:
+    """Without a reserve a service whose disk is full raises an error; with one it would pause all runs."""
+    files = list[Any]()
+
+    def opened(**how: Any) -> Any:
+        files.append(tempfile.TemporaryFile(**how))  # noqa: SIM115
+        return files[-1]
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(reduction, "tempfile", SimpleNamespace(TemporaryFile=opened))
+    monkeypatch.setattr(reduction, "os", SimpleNamespace(pwrite=refuse))
+    monkeypatch.setattr(reduction, "shutil", SimpleNamespace(disk_usage=lambda folder: SimpleNamespace(free=free)))
+    site = Site(tmp_path, steady({"a": 1.0, "b": 1.4, "c": 2.3}))
+    reduced = site.submit(server={"reduce": "median"}, cohort={"late": "drop"}, uplink=RAW)
+    other = site.submit()
+    site.serve()
+    row = site.store.run(reduced)
+    assert (row.status, row.exit_code) == ("failed", 1)
+    assert row.status_text.startswith("[server] reduce keeps ")
+    assert why in row.status_text
+    assert site.store.run(other).status == "done"
+    assert bool(files) == (free > 10**6)
+    assert all(file.closed for file in files), "the disk has its space again"

@@ -29,8 +29,7 @@ def hold_up(monkeypatch: pytest.MonkeyPatch, held: Callable[[UpdateId], bool], t
 
     def stuck(self: AggregationQueue, update_id: UpdateId, fold: Callable[[], None]) -> None:
         if held(update_id):
-            self._of[update_id] = Future()
-            self._begun.append(self._of[update_id])
+            self._begun[update_id] = Future()
             then()
         else:
             begin(self, update_id, fold)

@@ -16,6 +16,7 @@ arrived, and after a restart.
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,8 +29,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thinwire.aggregation.mean import BufferMean
+from thinwire.core.disk_reserve import FREE_BYTES
+from thinwire.core.errors import ThinwireError
 from thinwire.core.layout import FLOAT_BYTES, Layout
-from thinwire.core.statedir import disk_error
 from thinwire.core.types import Arrived, Vector
 
 CACHED = 1 << 18  # floats of all rows of a block: 1 MiB, which stays in the second-level cache
@@ -40,9 +42,12 @@ Distances = NDArray[np.float64]  # squared distances between all pairs of update
 
 
 class UpdateRows:
-    """Holds the decoded updates of one round in a file without a name, which goes with this object.
+    """Holds the decoded updates of one round in a file without a name, until it is closed.
 
     Invariant: an update is added completely or not at all, because it counts only once all its parts are written.
+
+    A failure of the disk is a plain `ThinwireError`, which ends this run only. `NotWritten` would pause all runs and
+    then start this one again, which would fill the disk again.
     """
 
     def __init__(self, folder: Path, size: int) -> None:
@@ -55,6 +60,31 @@ class UpdateRows:
         """Return the number of updates."""
         return len(self.ids)
 
+    def require_space(self, updates: int) -> None:
+        """Raise `ThinwireError` unless the disk has space for so many updates, and `FREE_BYTES` for others."""
+        try:
+            free = shutil.disk_usage(self.folder).free
+        except OSError as error:
+            raise self._error(updates, error.strerror or str(error)) from error
+        if free < updates * self.size * FLOAT_BYTES + FREE_BYTES:
+            others = f"{FREE_BYTES / 1e9:.2f} GB stay for other files"
+            raise self._error(updates, f"the disk of {self.folder} has {free / 1e9:.2f} GB free, and {others}")
+
+    def _error(self, updates: int, why: str) -> ThinwireError:
+        one = self.size * FLOAT_BYTES
+        return ThinwireError(
+            f"[server] reduce keeps {updates} decoded updates of {one / 1e6:.1f} MB: {updates * one / 1e9:.2f} GB",
+            why=why,
+            hint='a smaller cohort, another disk (--home FOLDER), or [server] reduce = "mean", which keeps none',
+        )
+
+    def close(self) -> None:
+        """Free the disk space; the updates are gone."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        self.ids.clear()
+
     def add(self, assignment_id: str, parts: Iterable[Vector]) -> None:
         """Write one update, whose parts are all its values in order; raise `ThinwireError` if the disk is full."""
         try:
@@ -66,7 +96,7 @@ class UpdateRows:
                     written = os.pwrite(self._file.fileno(), data, at)
                     data, at = data[written:], at + written
         except OSError as error:
-            raise disk_error(error, self.folder) from error
+            raise self._error(self.count + 1, f"{self.folder}: {error.strerror or error}") from error
         self.ids.append(assignment_id)
 
     def blocks(self, chosen: Sequence[int] | None = None) -> Iterator[tuple[slice, Rows]]:
@@ -88,8 +118,12 @@ class UpdateRows:
     def _read(self, into: Vector, at: int) -> None:
         data = into.data.cast("B")
         while data.nbytes:
-            if not (found := os.preadv(self._file.fileno(), [data], at)):
-                raise disk_error(OSError("the file of a round's updates is cut short"), self.folder)
+            try:
+                found = os.preadv(self._file.fileno(), [data], at)
+            except OSError as error:
+                raise self._error(self.count, f"{self.folder}: {error.strerror or error}") from error
+            if not found:
+                raise self._error(self.count, f"their file in {self.folder} is cut short")
             data, at = data[found:], at + found
 
     def distances(self) -> Distances:

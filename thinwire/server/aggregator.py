@@ -209,6 +209,9 @@ class RoundAggregator:
         made.changes, made.buffers, made.weights = self.changes.copy(), self.buffers.copy(), deepcopy(self.weights)
         return made
 
+    def close(self) -> None:
+        """Free what the aggregator holds outside memory: nothing, since a sum is in memory."""
+
     def fits(self) -> bool:
         """Return True if a model can be made of the sum so far; False if the sum is too large or has a NaN."""
         return largest(self.changes.total) <= MAX_MEAN * self.changes.examples
@@ -279,8 +282,7 @@ class AggregationQueue:
     def __init__(self, at_once: bool = False) -> None:
         self._worker = None if at_once else ThreadPoolExecutor(max_workers=1, thread_name_prefix="fold")
         self._done: list[AggregationResult] = []
-        self._begun: list[Future[AggregationResult]] = []
-        self._of: dict[UpdateId, Future[AggregationResult]] = {}
+        self._begun: dict[UpdateId, Future[AggregationResult]] = {}  # in their order
 
     def begin(self, update_id: UpdateId, fold: Callable[[], None]) -> None:
         """Start an addition, and time it."""
@@ -296,29 +298,31 @@ class AggregationQueue:
         if self._worker is None:
             self._done.append(timed())
             return
-        self._of[update_id] = self._worker.submit(timed)
-        self._begun.append(self._of[update_id])
+        self._begun[update_id] = self._worker.submit(timed)
 
     def withdraw(self, update_id: UpdateId) -> bool:
         """Return True if an addition could be cancelled before it began; it is not reported then."""
-        future = self._of.get(update_id)
+        future = self._begun.get(update_id)
         if future is None or not future.cancel():
             return False
-        self._begun.remove(future)
+        del self._begun[update_id]
         return True
 
     def finished(self, wait_s: float = 0.0) -> list[AggregationResult]:
         """Return the results of finished additions in their order, after waiting up to `wait_s` for the first."""
         if self._begun and wait_s:
-            wait(self._begun[:1], timeout=wait_s)
+            wait(list(self._begun.values())[:1], timeout=wait_s)
         done, self._done = self._done, []
-        while self._begun and self._begun[0].done():
-            done.append(self._begun.pop(0).result())
+        for update_id, future in list(self._begun.items()):
+            if not future.done():
+                break
+            del self._begun[update_id]  # its exception would keep the aggregator alive
+            done.append(future.result())
         return done
 
     def settle(self) -> None:
         """Wait until all additions that were started have ended; `finished` reports them."""
-        wait(self._begun)
+        wait(self._begun.values())
 
     @property
     def running(self) -> bool:

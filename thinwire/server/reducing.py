@@ -30,11 +30,16 @@ from thinwire.server.aggregator import MAX_MEAN, Frames, Model, RoundAggregator,
 from thinwire.server.policy.weight_caps import WeightCaps
 
 
-def new_aggregator(folder: Path, plan: RunPlan, *more: Any) -> RoundAggregator:
-    """Return an empty aggregator of the plan's kind; the arguments after `folder` are those of `RoundAggregator`."""
+def new_aggregator(folder: Path, updates: int, plan: RunPlan, *more: Any) -> RoundAggregator:
+    """Return an empty aggregator of the plan's kind, for so many updates; further arguments: `RoundAggregator`.
+
+    Raise `ThinwireError` if the updates are to be kept and the disk has too little space for them.
+    """
     if plan.server.reduce == "mean":
         return RoundAggregator(plan, *more)
-    return ReducingAggregator(folder, plan, *more)
+    made = ReducingAggregator(folder, plan, *more)
+    made.rows.require_space(updates)
+    return made
 
 
 class ReducingAggregator(RoundAggregator):
@@ -68,6 +73,10 @@ class ReducingAggregator(RoundAggregator):
     def capped(self, caps: WeightCaps, _: Iterable[ReplyHeader]) -> dict[str, Capped]:
         """Return the updates whose norm is bounded; no update counts by its examples or its normaliser."""
         return self.bounded(caps)
+
+    def close(self) -> None:
+        """Free the disk space of the updates."""
+        self.rows.close()
 
     def fits(self) -> bool:
         """Return True: each update was checked when it came."""

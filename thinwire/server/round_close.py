@@ -148,6 +148,7 @@ def _stepped(one: RoundRunner, closed: RoundResult, events: list[Event]) -> tupl
     new = partial(one.running.mode.aggregator, one.running, one.opened, caps if again else None)
     discounts = {event.update_id: event.discount for event in one.running.past.line.now.accepted}
     aggregated = [(header, one.frames(header.update_id), discounts[str(header.update_id)]) for header in headers]
+    one.fold.close()  # frees the disk space of the old sum
     if again:
         one.fold = new()  # frees the memory of the old sum
         one.fold = refolded(new, aggregated)

@@ -176,7 +176,7 @@ class RoundMode:
     def aggregator(self, running: RunContext, opened: RoundOpened, caps: WeightCaps | None = None) -> RoundAggregator:
         """Return an empty sum for the updates of a round, with these caps on weights."""
         return new_aggregator(
-            running.home.spool, self.plan, running.layout, opened.codec, running.past.weights,
+            running.home.spool, opened.target_updates, self.plan, running.layout, opened.codec, running.past.weights,
             partial(assigned_codec, running), running.model.counters, partial(assigned_steps, running),
             caps or WeightCaps(norm=largest_norm(self.plan, running.past.norms)), self.counts_alike,
         )  # fmt: skip

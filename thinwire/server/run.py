@@ -128,11 +128,14 @@ def _runner(running: RunContext, opened: RoundOpened) -> RoundRunner:
 def _one(running: RunContext, one: RoundRunner) -> None:
     """Drive one round to its close, then delete the model versions that nothing needs any more."""
     running.in_round = True
-    one.run()
-    running.in_round = False
-    if one.machine.closed:
-        finish(one)
-        require_metrics(running)
+    try:
+        one.run()
+        running.in_round = False
+        if one.machine.closed:
+            finish(one)
+            require_metrics(running)
+    finally:
+        one.fold.close()
     past, newest, met = running.past, running.past.version, running.past.scores.reached
     sent = {
         newest,

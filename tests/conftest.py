@@ -6,7 +6,12 @@ import gc
 import signal
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# How long an example takes depends on what else the machine does.
+hypothesis.settings.register_profile("thinwire", deadline=None)
+hypothesis.settings.load_profile("thinwire")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell made this a background job: children would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -73,10 +73,12 @@ def until(true: Callable[[], object]) -> None:
 
 
 def polled(fleet: Fleet, kind: type[T], where: Callable[[T], bool] = lambda arrival: True) -> T:
-    """The next arrival of this kind; others are passed over."""
-    end = time.monotonic() + PATIENCE_S
+    """The next arrival of this kind; those before it are passed over, those after it stay for the next call."""
+    end, left = time.monotonic() + PATIENCE_S, vars(fleet).setdefault("left_by_polled", [])
     while time.monotonic() < end:
-        for arrival in fleet.poll(0.5):
+        left += [] if left else fleet.poll(0.5)
+        while left:
+            arrival = left.pop(0)
             if isinstance(arrival, kind) and where(arrival):
                 return arrival
     raise AssertionError(f"no {kind.__name__} came")

@@ -264,3 +264,16 @@ def test_the_page_follows_the_journal_and_filters_it(store: Store, run: Told, lo
         assert axe(page) == []
         page.set_viewport_size({"width": 420, "height": 900})
         assert overflow(page) == 0
+
+
+def test_the_page_follows_the_journal_after_a_refused_stream_and_a_failed_read(store: Store, run: Told, look: Open):
+    with showing(store.url, None) as shown:
+        page = look(shown.url, f"runs/{run.run_id}")
+        page.route("**/events/stream", lambda route: route.fulfill(status=204), times=1)
+        page.route("**/events", lambda route: route.abort("connectionfailed"), times=1)
+        page.get_by_text("Every decision of this run").click()
+        journal = page.locator("#journal")
+        expect(journal).to_contain_text("RoundOpened")
+        for words in ("first pause", "second pause"):
+            run.status("paused", words)
+            expect(journal).to_contain_text(words)

@@ -15,47 +15,69 @@ const useEvents = (id, on) => {
   useEffect(() => {
     if (!on) return undefined;
     let source = null;
-    let timer = 0;
+    let showing = 0; // the timers
+    let rereading = 0;
+    let reopening = 0;
+    let reads = 0; // only the newest read counts
+    let complete = false; // no read is under way, and the last one succeeded
     let fresh = [];
     const show = () => {
-      timer = 0;
+      showing = 0;
+      if (!complete) return; // the read shows them
       const more = fresh;
       fresh = [];
       setState((old) => ({ events: [...(old.events ?? []), ...more].slice(-KEPT), error: null }));
     };
-    const follow = () => {
-      source = new EventSource(link(`api/v1/runs/${id}/events/stream`));
-      source.addEventListener("open", read); // not before, so that nothing falls between the two
-      source.addEventListener("error", () => source?.readyState === EventSource.CLOSED && read()); // it was refused
-      source.addEventListener("journal", (event) => {
-        fresh.push(JSON.parse(event.data));
-        timer ||= setTimeout(show, GAP_MS);
-      });
-      source.addEventListener("reset", read);
-    };
     const read = async () => {
+      clearTimeout(rereading);
+      if (document.hidden) return;
+      const number = ++reads;
+      complete = false;
+      fresh = []; // the answer has these
       try {
         const events = await get(`runs/${id}/events`);
+        if (number !== reads) return;
         const known = new Set(events.map((one) => one.id));
-        fresh = fresh.filter((one) => !known.has(one.id));
-        setState({ events, error: null });
+        const more = fresh.filter((one) => !known.has(one.id));
+        fresh = [];
+        complete = true;
+        setState({ events: [...events, ...more].slice(-KEPT), error: null });
       } catch (error) {
+        if (number !== reads) return;
         setState((old) => ({ ...old, error }));
-        timer = setTimeout(read, AGAIN_MS);
+        rereading = setTimeout(read, AGAIN_MS);
       }
     };
     const turn = () => {
+      clearTimeout(reopening);
       if (!document.hidden && !source) follow();
       if (document.hidden) {
         source?.close();
         source = null;
       }
     };
+    const follow = () => {
+      source = new EventSource(link(`api/v1/runs/${id}/events/stream`));
+      source.addEventListener("open", read); // not before, so that nothing falls between the two
+      source.addEventListener("reset", read);
+      source.addEventListener("journal", (event) => {
+        fresh.push(JSON.parse(event.data));
+        showing ||= setTimeout(show, GAP_MS);
+      });
+      source.addEventListener("error", () => {
+        if (source?.readyState !== EventSource.CLOSED) return; // the browser connects again
+        source = null; // it was refused
+        read();
+        reopening = setTimeout(turn, AGAIN_MS);
+      });
+    };
     turn();
     document.addEventListener("visibilitychange", turn);
     return () => {
-      clearTimeout(timer);
+      reads += 1; // one that is under way is dropped
+      [showing, rereading, reopening].forEach((timer) => clearTimeout(timer));
       source?.close();
+      source = null;
       document.removeEventListener("visibilitychange", turn);
     };
   }, [id, on]);

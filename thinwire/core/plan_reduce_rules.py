@@ -16,7 +16,7 @@ MEAN = '[server] reduce = "mean"'
 
 
 class Reducing(Protocol):
-    """What a plan's check needs to know about a reduction."""
+    """Defines what a plan's check needs to know about a reduction."""
 
     fewest: int
     needs_dense: bool

@@ -215,7 +215,7 @@ class Tagged(Answer):
 
 
 class HealthRow(Answer):
-    """What was measured of a device from `begin_at` to `end_at`; a figure is null if nothing was measured.
+    """Holds the figures of a device from `begin_at` to `end_at`; one is null if nothing was measured.
 
     `online` is the share of the time for which it was online. `trip_s` (round trip), `up_bits_s`, `down_bits_s` and
     `step_s` (seconds a local step) are medians over the replies to assignments of that time. `failures` counts failed

@@ -20,7 +20,7 @@ from thinwire.aggregation.reductions import reduction_of
 from thinwire.core import Layout, RunPlan
 from thinwire.core.types import Vector
 from thinwire.server.aggregator import Model
-from thinwire.server.reducing import ReducingAggregator
+from thinwire.server.reducing_aggregator import ReducingAggregator
 from thinwire.store import FileSpool
 
 KINDS = {"dense": ("int8", "median"), "sparse": ("topk(0.01) > int8 > rice", "krum(3)")}  # codec and reduction

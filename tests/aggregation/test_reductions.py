@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from thinwire.aggregation import UpdateRows, reduction
+from thinwire.aggregation import UpdateRows, reduction_base
 from thinwire.aggregation.reductions import reduction_of, reductions
 from thinwire.core.errors import CodecError
 from thinwire.core.types import Vector
@@ -96,7 +96,7 @@ def test_it_gives_what_flowers_strategies_give(count: int) -> None:
 def test_blocks_of_coordinates_change_no_bit_of_a_median(monkeypatch: pytest.MonkeyPatch) -> None:
     updates = drawn(1, 9, 1000)
     whole = [reduce(spec, updates) for spec in SPECS]
-    monkeypatch.setattr(reduction, "CACHED", 9 * 64)
+    monkeypatch.setattr(reduction_base, "CACHED", 9 * 64)
     for spec, before in zip(SPECS, whole, strict=True):
         assert np.allclose(reduce(spec, updates), before, rtol=1e-6), spec
         assert spec != "median" or reduce(spec, updates).tobytes() == before.tobytes()

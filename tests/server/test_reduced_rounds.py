@@ -20,7 +20,7 @@ from tests.support.faulty_fleet import AttentiveDevice, FaultyTurn
 from tests.support.normed import NORMED, normed, three_honest
 from tests.support.server_bench import Bench
 from tests.support.several_runs import Site, steady
-from thinwire.aggregation import reduction
+from thinwire.aggregation import reduction_base
 from thinwire.cli.runs.progress import Teller
 from thinwire.cli.runs.render import capping
 from thinwire.core import RunPlan
@@ -173,9 +173,9 @@ def test_updates_that_the_disk_does_not_take_end_their_run_alone(
     def refuse(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(reduction, "tempfile", SimpleNamespace(TemporaryFile=opened))
-    monkeypatch.setattr(reduction, "os", SimpleNamespace(pwrite=refuse))
-    monkeypatch.setattr(reduction, "shutil", SimpleNamespace(disk_usage=lambda folder: SimpleNamespace(free=free)))
+    monkeypatch.setattr(reduction_base, "tempfile", SimpleNamespace(TemporaryFile=opened))
+    monkeypatch.setattr(reduction_base, "os", SimpleNamespace(pwrite=refuse))
+    monkeypatch.setattr(reduction_base, "shutil", SimpleNamespace(disk_usage=lambda folder: SimpleNamespace(free=free)))
     site = Site(tmp_path, steady({"a": 1.0, "b": 1.4, "c": 2.3}))
     reduced = site.submit(server={"reduce": "median"}, cohort={"late": "drop"}, uplink=RAW)
     other = site.submit()

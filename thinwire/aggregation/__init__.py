@@ -4,7 +4,7 @@ from thinwire.aggregation.downlink import Downlink, ModelReplica, digest, read_m
 from thinwire.aggregation.lattice import BadSum, Lattice, LatticeTerms, Points
 from thinwire.aggregation.mean import BufferMean, WeightedMean, counters, encode_buffers, float_buffers
 from thinwire.aggregation.plan_codecs import codecs
-from thinwire.aggregation.reduction import Combination, CoordinateWise, Reduction, UpdateRows
+from thinwire.aggregation.reduction_base import Combination, CoordinateWise, Reduction, UpdateRows
 from thinwire.aggregation.reductions import reductions
 from thinwire.aggregation.server_optimizers import ServerOptimizer, optimizers
 

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.aggregation.reduction import Combination, CoordinateWise, Distances, Reduction, Rows, between
+from thinwire.aggregation.reduction_base import Combination, CoordinateWise, Distances, Reduction, Rows, between
 from thinwire.core.errors import CodecError
 from thinwire.core.registry import Registry
 from thinwire.core.types import Vector

@@ -39,7 +39,7 @@ from thinwire.server.policy.assignment_terms import (
 )
 from thinwire.server.policy.cohort import Cohort, SelectionWeights, choose, updates_needed, weights
 from thinwire.server.policy.weight_caps import WeightCaps, largest_norm
-from thinwire.server.reducing import new_aggregator
+from thinwire.server.reducing_aggregator import new_aggregator
 from thinwire.server.reply_checks import assigned_codec, assigned_steps
 from thinwire.server.round import Round, at_work_before, slowest_s
 from thinwire.server.round_events import RoundConfig

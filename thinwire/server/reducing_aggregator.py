@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from thinwire.aggregation.reduction import BufferMedian, UpdateRows
+from thinwire.aggregation.reduction_base import BufferMedian, UpdateRows
 from thinwire.aggregation.reductions import CONTRACT, reduction_of
 from thinwire.core.errors import BadPayload, CodecError
 from thinwire.core.formatting import Capped

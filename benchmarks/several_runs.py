@@ -7,9 +7,10 @@ Ten devices on a virtual clock. An assignment takes each of them a time that is 
 count here.
 
 `speedup`: each of four runs has five devices a round; the seconds until all are done with one run at a
-time (`max_runs = 1`) over those with all at once, the median of the seeds. `fairness`: four runs that always want all
-devices; the device-seconds of the one that had most over those of the one that had least, each over its priority, once
-at equal priorities and once at 1, 2, 3 and 4; the larger of the two, the median of the seeds.
+time (`max_runs = 1`) over those with all at once, the median of the seeds. `fairness`: four buffered runs, which always
+want all devices (a synchronous one wants none while its round is open); the device-seconds of the one that had most
+over those of the one that had least, each over its priority, once at equal priorities and once at 1, 2, 3 and 4; the
+larger of the two, the median of the seeds.
 """
 
 from __future__ import annotations
@@ -27,7 +28,15 @@ import numpy as np
 
 from benchmarks.entry import Measured, run_in_folder
 from thinwire.core import Layout, RunPlan, VirtualClock
-from thinwire.core.events import ENDED, ClientFailed, Event, RoundOpened, RunStatusChanged, UpdateAccepted
+from thinwire.core.events import (
+    ENDED,
+    ClientFailed,
+    ClientSelected,
+    Event,
+    RoundOpened,
+    RunStatusChanged,
+    UpdateAccepted,
+)
 from thinwire.core.fleet import TaskReport
 from thinwire.core.prng import Key, derive
 from thinwire.core.statedir import AggregatorHome
@@ -51,7 +60,7 @@ class Preset:
     window_s: float  # in which shares are counted
 
 
-PRESETS = {"tiny": Preset(1, 2, 100.0), "small": Preset(3, 10, 3000.0), "full": Preset(10, 20, 10_000.0)}
+PRESETS = {"tiny": Preset(1, 2, 100.0), "small": Preset(3, 10, 3000.0), "full": Preset(5, 20, 6000.0)}
 
 
 def device(name: str, seed: int, seconds: float) -> ScriptedDevice:
@@ -74,10 +83,11 @@ def devices(seed: int) -> list[ScriptedDevice]:
     return [device(f"d{index}", seed, seconds) for index, seconds in enumerate(speeds)]
 
 
-def plan_of(seed: int, rounds: int, clients: int | str = "all", priority: float = 1.0) -> RunPlan:
+def plan_of(seed: int, rounds: int, priority: float = 1.0, **cohort: Any) -> RunPlan:
+    """Return a plan; `cohort` are keys of its section."""
     return RunPlan.from_json({
         "run": {"task": "toy", "rounds": rounds, "seed": seed, "evaluate": "off", "priority": priority},
-        "cohort": {"clients": clients, "wait_for": DEVICES, "deadline_s": 20 * MEDIAN_S * SLOWER},
+        "cohort": {"deadline_s": 20 * MEDIAN_S * SLOWER, **cohort},
         "local": {"lr": 1.0},
     })  # fmt: skip
 
@@ -108,13 +118,19 @@ def served(
 
 
 def device_seconds(store: Store, run_id: str) -> float:
-    """Return the seconds that devices worked for a run, from their selection to their reply."""
+    """Return the seconds that devices worked for a run, from their selection until their reply had arrived."""
     begins, total = dict[str, float](), 0.0
     for _, event in store.events(run_id):
-        if isinstance(event, RoundOpened):
-            begins |= dict.fromkeys(event.assignments.values(), event.at)
-        elif isinstance(event, UpdateAccepted | ClientFailed):
-            total += event.at - begins.pop(event.assignment_id, event.at)
+        match event:
+            case RoundOpened():
+                begins |= dict.fromkeys(event.assignments.values(), event.at)
+            case ClientSelected():
+                begins.setdefault(event.assignment_id, event.at)
+            case UpdateAccepted():
+                arrived_at = (event.header.get("transfer") or {}).get("arrived_at") or event.at
+                total += arrived_at - begins.pop(event.assignment_id, arrived_at)
+            case ClientFailed():
+                total += event.at - begins.pop(event.assignment_id, event.at)
     return total
 
 
@@ -122,12 +138,16 @@ def measure(preset: Preset, folder: Path) -> Measured:
     rows = list[dict[str, Any]]()
     for seed in range(preset.seeds):
         work = partial(served, seed=seed)
-        plans = [plan_of(seed * RUNS + i, preset.rounds, A_ROUND) for i in range(RUNS)]
+        cohort = {"clients": A_ROUND, "wait_for": DEVICES}
+        plans = [plan_of(seed * RUNS + i, preset.rounds, **cohort) for i in range(RUNS)]
         alone_s, _ = work(folder / f"alone-{seed}", plans=plans, max_runs=1, window_s=1e9)
         together_s, _ = work(folder / f"together-{seed}", plans=plans, max_runs=RUNS, window_s=1e9)
         row = {"seed": seed, "alone_s": alone_s, "together_s": together_s}
         for name, priorities in zip(("equal", "weighted"), PRIORITIES, strict=True):
-            endless = [plan_of(seed * RUNS + i, 100_000, priority=p) for i, p in enumerate(priorities)]
+            endless = [
+                plan_of(seed * RUNS + i, 100_000, p, clients="all", mode="buffered", buffer=A_ROUND)
+                for i, p in enumerate(priorities)
+            ]
             _, had = work(folder / f"{name}-{seed}", plans=endless, max_runs=RUNS, window_s=preset.window_s)
             shares = [seconds / priority for seconds, priority in zip(had, priorities, strict=True)]
             row[name] = max(shares) / max(min(shares), 1e-9)

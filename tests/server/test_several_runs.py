@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.several_runs import Site, steady
-from thinwire.core.events import RoundClosed, RoundOpened
+from thinwire.core.events import ClientSelected, RoundClosed, RoundOpened, UpdateAccepted
 from thinwire.server import command_queue
 
 
@@ -46,6 +46,26 @@ def test_a_run_gets_as_much_of_the_devices_as_its_priority_says(tmp_path: Path) 
     site.serve(seconds=160.0)
     slow, quick = (len(site.events(run_id, RoundClosed)) for run_id in site.runs)
     assert quick / slow == pytest.approx(3.0, rel=0.1)
+
+
+def test_buffered_runs_share_devices_by_priority_also_while_their_replies_wait_for_the_next_buffer(
+    tmp_path: Path,
+) -> None:
+    """More replies than a buffer takes arrive while its run waits for its turn; their devices work for the others."""
+    site = Site(tmp_path, steady(dict(zip("abcd", (4.0, 5.0, 6.0, 20.0), strict=True))))
+    for priority in (1.0, 3.0):
+        site.submit(
+            run={"rounds": 1000, "priority": priority},
+            cohort={"clients": "all", "mode": "buffered", "buffer": 2, "deadline_s": 300},
+        )
+    site.serve(seconds=400.0)
+    shares = []
+    for run_id in site.runs:
+        begins = {e.assignment_id: e.at for e in site.events(run_id, ClientSelected)}
+        ends = {e.assignment_id: e.header["transfer"]["arrived_at"] for e in site.events(run_id, UpdateAccepted)}
+        shares.append(sum(at - begins[assignment_id] for assignment_id, at in ends.items()))
+    assert shares[1] / shares[0] == pytest.approx(3.0, rel=0.2)
+    assert sum(shares) > 0.8 * 400 * 4, "devices were idle although both runs wanted them"
 
 
 def test_the_reason_for_waiting_names_the_other_run(tmp_path: Path) -> None:

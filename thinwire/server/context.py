@@ -142,7 +142,7 @@ class RunContext:
         if self._stands_at is not None:
             self._clock_base, self._stands_at = self._stands_at - self.clock.now(), None
         priority, ledger, shares = self.plan.run.priority, self.past.ledger, self.mode.shares_devices
-        self.leases.join(self.run_id, priority, ledger, lambda: self.elapsed, begins, shares)
+        self.leases.join(self.run_id, priority, ledger, lambda: self.elapsed, begins, shares, lambda: self.deferred)
 
     def record(self, *events: Event, measured: Sequence[MeasureRow] = ()) -> None:
         """Make events and measurements of devices durable in one transaction, then apply the events and

@@ -1,8 +1,9 @@
 """Decides which of several active runs may select a device.
 
 A device is leased to the run whose ledger has an assignment of it that is not overdue. A lease begins with the event
-that selects the device, and ends with its reply, failure, cancellation or deadline. There is no table of leases: after
-a restart they follow from the ledgers, which are rebuilt from the journals.
+that selects the device, and ends with its reply, failure, cancellation or deadline; also with a reply that waits for
+the run's next round. There is no table of leases: after a restart they follow from the ledgers, which are rebuilt from
+the journals, and from the replies, which devices send again.
 
 A free device goes to the run with the fewest device-seconds divided by its `[run] priority`, among the runs that could
 use it now. An assignment counts once it is settled. So runs that always want devices get equal shares (start-time fair
@@ -19,12 +20,12 @@ devices were sampled.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 
 from thinwire.core.formatting import counted
 from thinwire.core.owner_file import MAX_RUNS
-from thinwire.server.state.assignment_ledger import AssignmentLedger
+from thinwire.server.state.assignment_ledger import AssignmentLedger, AssignmentRecord
 
 
 @dataclass
@@ -35,6 +36,7 @@ class RunShare:
     priority: float
     ledger: AssignmentLedger
     elapsed: Callable[[], float]
+    replied: Callable[[], Container[str]] = tuple  # assignments whose replies wait for the next round
     wants: frozenset[str] = frozenset()
     leases: bool = True  # False: with Poisson sampling
     is_going: bool = False  # one of the `max_runs` whose rounds go on
@@ -50,8 +52,12 @@ class RunShare:
         self.ledger.device_s = max(self.ledger.device_s, used_s * self.priority)
 
     def has(self, device: str) -> bool:
-        """Return True if the device has an assignment of this run that is not overdue."""
-        return self.leases and any(self.elapsed() < assigned.due_s for assigned in self.ledger.outstanding(device))
+        """Return True if the device works for this run: its assignment has no reply and is not overdue."""
+        return self.leases and any(map(self.is_open, self.ledger.outstanding(device)))
+
+    def is_open(self, assigned: AssignmentRecord) -> bool:
+        """Return True if an outstanding assignment has no reply yet and is not overdue."""
+        return self.elapsed() < assigned.due_s and assigned.assignment_id not in self.replied()
 
 
 class DeviceLeases:
@@ -87,9 +93,10 @@ class DeviceLeases:
         elapsed: Callable[[], float],
         begins: bool = True,
         leases: bool = True,
+        replied: Callable[[], Container[str]] = tuple,
     ) -> None:
         """Add a run that becomes active. One that `begins`, or goes on after a pause, saves up no time."""
-        mine = RunShare(run_id, priority, ledger, elapsed, leases=leases)
+        mine = RunShare(run_id, priority, ledger, elapsed, replied, leases=leases)
         if begins:
             mine.raise_to(min((one.used_s for one in self._runs.values() if one.leases), default=0.0))
         self._runs[run_id] = mine
@@ -162,7 +169,12 @@ class DeviceLeases:
     def busy_s(self, run_id: str) -> float:
         """Return the seconds after which no device works for another run any more, if all reply in time."""
         others = [one for one in self._runs.values() if one.run_id != run_id and one.leases]
-        due = (assigned.due_s - one.elapsed() for one in others for assigned in one.ledger.oldest())
+        due = (
+            assigned.due_s - one.elapsed()
+            for one in others
+            for assigned in one.ledger.oldest()
+            if one.is_open(assigned)
+        )
         return max(due, default=0.0)
 
     def free(self) -> int:

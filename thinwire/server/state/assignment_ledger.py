@@ -319,7 +319,8 @@ class AssignmentLedger:
         found = self._records.get(event.assignment_id)
         if found is not None and found.update_id in ("", event.update_id):
             found.update_id = event.update_id
-            self._resolve(event.assignment_id, status, event.at)
+            arrived_at = (event.header.get("transfer") or {}).get("arrived_at") or event.at
+            self._resolve(event.assignment_id, status, min(arrived_at, event.at))  # a deferred reply arrived earlier
         self.release(event.device, event.assignment_id)
 
     def _note(self, number: int, update_id: str, status: Status) -> None:

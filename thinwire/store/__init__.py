@@ -2,6 +2,7 @@
 
 from thinwire.store.alerts import AlertRow, Condition
 from thinwire.store.audit import AuditRow, DeviceAction, RefusalNote, by_todays_name
+from thinwire.store.device_profiles import LINK_KINDS
 from thinwire.store.one_time_secrets import InvitationRow, Invited
 from thinwire.store.privacy_ledger import PrivacyRow
 from thinwire.store.read_models import (
@@ -24,6 +25,7 @@ from thinwire.store.tokens import TokenRow
 from thinwire.store.users import UserRow
 
 __all__ = [
+    "LINK_KINDS",
     "MACHINE",
     "ROLES",
     "START_RUN",

@@ -24,7 +24,7 @@ from thinwire.store.read_models import MeasureRow
 
 MAX_RTT_S = 600.0  # a device that reports more would lengthen every automatic deadline
 
-LINK = ("down", "up", "rtt")  # kinds that do not depend on the work
+LINK_KINDS = ("down", "up", "rtt")  # kinds of measures that do not depend on the work
 Key = tuple[str, str, str]  # device, kind, work
 
 
@@ -107,7 +107,7 @@ class DeviceProfiles:
         """Add the samples of one reply; each sample is (amount, seconds)."""
         self._found.pop(device, None)
         for kind, sample in found.items():
-            key = device, kind, "" if kind in LINK else work
+            key = device, kind, "" if kind in LINK_KINDS else work
             self._samples.setdefault(key, deque(maxlen=KEPT)).append(sample)
             self._news.add(key)
 

@@ -15,7 +15,7 @@ from thinwire.reports.reason_text import sentence
 from thinwire.server.policy.assignment_terms import FIRST_STEPS, HALVINGS, SHARE, DeviceSpeed, choose_work
 from thinwire.simulation import ScriptedDevice, SyntheticUpdates, Turn
 from thinwire.store import MeasureRow
-from thinwire.store.device_profiles import LINK, work_key
+from thinwire.store.device_profiles import LINK_KINDS, work_key
 
 
 def local(**more: object) -> LocalSection:
@@ -105,7 +105,7 @@ def test_a_new_run_begins_with_what_earlier_ones_measured_of_a_device(tmp_path):
     )  # fmt: skip
     plan = RunPlan.from_json(bench.store.run(bench.run_id).plan)
     rows = [
-        MeasureRow(name, kind, "" if kind in LINK else work_key(plan, LAYOUT), [list(sample)] * 16, None, None, 0.0)
+        MeasureRow(name, kind, "" if kind in LINK_KINDS else work_key(plan, LAYOUT), [list(sample)] * 16, None, None, 0.0)
         for name, step_s in (("fast", 0.032), ("slow", 3.2))
         for kind, sample in {
             "up": (1000.0, 2.0), "down": (1000.0, 0.5), "encode": (1.0, 0.0), "step": (8.0, 8 * step_s),

@@ -42,7 +42,7 @@ def test_figures_come_from_the_replies_of_each_hour(page: TestClient, store: Sto
     assert min(steps) <= row["step_s"] <= max(steps)
     assert row["down_bits_s"] > 0
     assert row["up_bits_s"] is None, "its updates are too small to measure a rate"
-    assert row["trip_s"] > 0
+    assert row["outside_s"] > 0
     assert {key: found["rows"][0][key] for key in ("online", "step_s", "failures")} == dict.fromkeys(
         ("online", "step_s", "failures")
     )
@@ -90,9 +90,9 @@ def test_a_rate_is_measured_by_large_transfers_only():
     assert device_health.up_bits_s(row) == 400_000
     assert device_health.down_bits_s(row) == 400_000
     assert device_health.step_s(row) == 0.5
-    assert device_health.trip_s(row) == pytest.approx(0.3)
+    assert device_health.outside_s(row) == pytest.approx(0.3)
     assert device_health.up_bits_s(replace(row, payload_up=1000)) is None
-    assert device_health.trip_s(replace(row, train_s=None)) is None, "a private reply does not tell the work"
+    assert device_health.outside_s(replace(row, train_s=None)) is None, "a private reply does not tell the work"
 
 
 def test_a_failure_of_a_run_that_is_over_needs_nothing(page: TestClient, store: Store):

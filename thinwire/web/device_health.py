@@ -80,7 +80,7 @@ def rows_of(
         end, known = min(begin + length, until), begin + length > read_since
         shown.append(
             models.HealthRow(
-                begin_at=begin, end_at=end, online=online_share(changes, begin, end), trip_s=_median(trip_s, own),
+                begin_at=begin, end_at=end, online=online_share(changes, begin, end), outside_s=_median(outside_s, own),
                 up_bits_s=_median(up_bits_s, own), down_bits_s=_median(down_bits_s, own), step_s=_median(step_s, own),
                 assignments=len(own) if known else None,
                 failures=sum(one.outcome in ("failed", "dropped") for one in own) if known and own else None,
@@ -104,7 +104,7 @@ def online_share(changes: Sequence[Change], begin: float, end: float) -> float |
     return online_s / known_s if known_s else None
 
 
-def trip_s(one: UpdateRow) -> float | None:
+def outside_s(one: UpdateRow) -> float | None:
     """Return the time from a delivery to the first byte of its reply without the device's own work.
 
     It is one round trip, or a few if the device has to connect again; None if the device does not tell its work.

@@ -15,6 +15,7 @@ from thinwire.core.formatting import duration
 from thinwire.core.link_state import SUSPECT_S
 from thinwire.reports.secure_rounds import why_not_known
 from thinwire.store import (
+    LINK_KINDS,
     DeviceAction,
     DeviceInfo,
     InvitationRow,
@@ -32,18 +33,17 @@ ACTIONS = 1000  # latest entries of the audit log, in which the deciding ones ar
 LAST_ASSIGNMENTS = 50
 NOTES = 200
 OLD_INVITATIONS = 300
-LINK = ("down", "up", "rtt")  # kinds of measures
 
 
 @dataclass(frozen=True)
-class Beside:
+class SharedReads:
     """Data that is read once for all devices of a list."""
 
     tls: bool
     links: Mapping[str, Mapping[str, models.Measured]]  # by device, then by kind of measurement
     left: Mapping[str, DeviceOffline]
     runs: Mapping[str, RunRow]  # the latest run on devices, by task
-    deeds: Mapping[str, DeviceAction]  # the latest decision, by device
+    decisions: Mapping[str, DeviceAction]  # the latest decision, by device
     invitations: Mapping[str, int]  # by the device that joined with it
     heard: Mapping[str, float]  # last contact of each online device, wall clock
     gone: bool  # the aggregator: nobody knows who is online
@@ -58,8 +58,8 @@ class Devices:
 
     def all(self) -> list[models.Device]:
         """Return all devices."""
-        beside = self._beside(self._store.audit.actions(limit=ACTIONS))
-        return [models.Device(**_device(info, beside)) for info in self._store.devices()]
+        shared = self._shared_reads(self._store.audit.actions(limit=ACTIONS))
+        return [models.Device(**_device(info, shared)) for info in self._store.devices()]
 
     def one(self, name: str) -> models.DevicePage:
         """Return one device with its log and its last assignments; `NotFound` if no device has the name."""
@@ -74,7 +74,7 @@ class Devices:
         going = (u for u in selected if u.outcome == "failed" and runs[u.run_id].status not in ENDED)
         declined = next((u for u in going if u.reason.startswith("declined")), None)
         return models.DevicePage(
-            **_device(info, self._beside(actions)),
+            **_device(info, self._shared_reads(actions)),
             actions=[models.Action(at=a.at, who=a.who, what=a.what, sentence=action(a)) for a in actions],
             assignments=[
                 models.DeviceAssignment.model_validate(u).model_copy(
@@ -138,12 +138,12 @@ class Devices:
         notes = self._store.audit.notes(NOTES)
         return [models.RefusedRequest(**vars(note), told=told(note)) for note in notes]
 
-    def _beside(self, actions: Sequence[DeviceAction]) -> Beside:
+    def _shared_reads(self, actions: Sequence[DeviceAction]) -> SharedReads:
         """Read the data that all devices of a list share."""
         deciding = [(name, one) for name, one in by_todays_name(actions) if name and one.what in DECIDING]
         on_devices = [run for run in self._store.runs() if run.source == "devices"]
         state, about = aggregator(self._lock)
-        return Beside(
+        return SharedReads(
             bool(about.get("pin")), _links(self._store), self._presence.departures(),
             {run.task: run for run in reversed(on_devices)}, dict(reversed(deciding)),
             {row.used_by: row.id for row in self._store.invitations.all() if row.used_by},
@@ -155,18 +155,18 @@ def _nobody(name: str) -> NotFound:
     return NotFound(f"no device {name}", why="nobody of that name has come, or it was renamed")
 
 
-def _device(info: DeviceInfo, beside: Beside) -> dict[str, Any]:
+def _device(info: DeviceInfo, shared: SharedReads) -> dict[str, Any]:
     """Return the fields of `models.Device`."""
-    row, left, seen = info.row, beside.left.get(info.row.name), beside.links.get(info.row.name, {})
-    device_standing, deed = row.standing(beside.tls), beside.deeds.get(row.name)
+    row, left, seen = info.row, shared.left.get(info.row.name), shared.links.get(info.row.name, {})
+    device_standing, decision = row.standing(shared.tls), shared.decisions.get(row.name)
     gone = left if left and not info.online and left.at >= (info.seen_at or 0.0) else None
     link = dict(info.hello.get("link", {}))
-    tasks = [_task(said, beside.runs) for said in info.tasks]
-    heard = max(info.last_seen_at or 0.0, beside.heard.get(row.name, 0.0) if info.online else 0.0) or None
+    tasks = [_task(said, shared.runs) for said in info.tasks]
+    heard = max(info.last_seen_at or 0.0, shared.heard.get(row.name, 0.0) if info.online else 0.0) or None
     sentence = {
-        "pending": lambda: waits(row.state, row.how, beside.invitations.get(row.name)),
-        "approved": lambda: admitted(row.how, deed),
-        "revoked": lambda: out(deed),
+        "pending": lambda: waits(row.state, row.how, shared.invitations.get(row.name)),
+        "approved": lambda: admitted(row.how, decision),
+        "revoked": lambda: out(decision),
     }[device_standing]()
     return {
         "device": row.name, "standing": device_standing, "sentence": sentence, "state": row.state, "how": row.how,
@@ -180,14 +180,14 @@ def _device(info: DeviceInfo, beside: Beside) -> dict[str, Any]:
         "has": models.Has.model_validate(info.has),
         "tags": info.tags, "updates": info.updates, "payload_up": info.payload_up, "last_outcome": info.last_outcome,
         "last_run": info.last_run, "last_is_over": info.last_is_over,
-        "next_step": next_step(info, device_standing, tasks, beside.gone),
+        "next_step": next_step(info, device_standing, tasks, shared.gone),
     }  # fmt: skip
 
 
 def _links(store: Store) -> dict[str, dict[str, models.Measured]]:
     """Return the measurements of all links, by device and kind."""
     found = dict[str, dict[str, models.Measured]]()
-    for one in store.measures(*LINK):
+    for one in store.measures(*LINK_KINDS):
         seen = models.Measured(p50=one.p50, p90=one.p90, samples=len(one.samples), least=one.least)
         found.setdefault(one.device, {})[one.kind] = seen
     return found

@@ -37,7 +37,7 @@ class NewName(Body):
     name: Name
 
 
-class Wish(Body):
+class NewInvitations(Body):
     """Invitations to make: `count` for any free name, or one for each of `names`."""
 
     count: int = Field(1, ge=1, le=MOST_INVITED)
@@ -123,7 +123,7 @@ def invitation_routes(settings: Settings, store: Store, devices: Devices) -> API
         return devices.invitations()
 
     @router.post("/invitations", status_code=201)
-    def invite(wanted: Wish, who: Who) -> list[models.MadeInvitation]:
+    def invite(wanted: NewInvitations, who: Who) -> list[models.MadeInvitation]:
         """Make invitations, each of which enrolls one device, once; their secrets are in this answer only."""
         if settings.lock is None:
             raise Refused(
@@ -132,8 +132,13 @@ def invitation_routes(settings: Settings, store: Store, devices: Devices) -> API
             )  # fmt: skip
         address = InviteAddress.read(settings.lock.parent)
         made = store.invitations.invite(wanted.count, wanted.names, wanted.expires_s, wanted.approve_manually, who)
-        rows = [address.row(one.id, one.name, one.secret, one.expires_at) for one in made]
-        return [models.MadeInvitation(**row, urls=address.urls) for row in rows]
+        return [
+            models.MadeInvitation(
+                **address.row(one.id, one.name, one.secret, one.expires_at) | {"expires_at": one.expires_at},
+                urls=address.urls,
+            )
+            for one in made
+        ]
 
     @router.post("/invitations/{number}/withdraw")
     def withdraw(number: Number, who: Who) -> models.Withdrawn:

@@ -197,7 +197,7 @@ class MadeInvitation(Answer):
     urls: tuple[str, ...]
     invitation: str
     command: str
-    expires_at: str
+    expires_at: float
 
 
 class Renamed(Answer):
@@ -217,15 +217,16 @@ class Tagged(Answer):
 class HealthRow(Answer):
     """Holds the figures of a device from `begin_at` to `end_at`; one is null if nothing was measured.
 
-    `online` is the share of the time for which it was online. `trip_s` (round trip), `up_bits_s`, `down_bits_s` and
-    `step_s` (seconds a local step) are medians over the replies to assignments of that time. `failures` counts failed
-    and dropped updates.
+    `online` is the share of the time for which it was online. These are medians over the replies to assignments of
+    that time: `outside_s` (seconds between an assignment and its reply that were not the device's own work: round trips
+    and waiting), `up_bits_s`, `down_bits_s` and `step_s` (seconds a local step). `failures` counts failed and dropped
+    updates.
     """
 
     begin_at: float
     end_at: float
     online: float | None
-    trip_s: float | None
+    outside_s: float | None
     up_bits_s: float | None
     down_bits_s: float | None
     step_s: float | None

@@ -96,7 +96,7 @@ class Token(Answer):
     used_at: float | None
 
 
-class TokenWish(Body):
+class NewToken(Body):
     """Holds a token to make."""
 
     name: str = Field(max_length=63)
@@ -237,7 +237,7 @@ def token_routes(store: Store) -> APIRouter:
         return [Token.model_validate(row) for row in found]
 
     @router.post("", status_code=201)
-    def make(request: Request, given: TokenWish) -> MadeToken:
+    def make(request: Request, given: NewToken) -> MadeToken:
         person = visitor(request).person
         if person.user == MACHINE and given.days > MACHINE_DAYS:
             why = f"nobody disables the user {MACHINE}, so a token of it lives at most {MACHINE_DAYS} days"

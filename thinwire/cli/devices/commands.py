@@ -64,9 +64,10 @@ def show(name: Device, json: Json = False, home: Home = None) -> None:
     from thinwire.cli.devices import render
     from thinwire.cli.local_state import opened
     from thinwire.core.errors import NotFound
+    from thinwire.store import LINK_KINDS
 
     with opened(home, read_only=True) as store:
-        rows, links = list(store.devices()), store.measures(*render.LINK)
+        rows, links = list(store.devices()), store.measures(*LINK_KINDS)
     found = next((info for info in rows if info.row.name == name), None)
     if found is None:
         called = ", ".join(info.row.name for info in rows)

@@ -106,7 +106,6 @@ def read_public_key(path: Path) -> bytes:
     return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
 
 
-LINK = ("down", "up", "rtt")  # kinds of measures
 SHORT = 16  # hex digits of a fingerprint in a table: enough to tell devices apart, not to approve one by
 
 

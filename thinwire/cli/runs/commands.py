@@ -151,8 +151,9 @@ def _show(store: Store, row: RunRow, rounds: Sequence[RoundRow], shown: Sequence
         console.sentence(said, begin="        ")
     if is_sampled(row.plan):
         console.line("bytes   not shown: they would tell how many clients were sampled")
-    updates = store.updates(row.run_id, with_reason=True)
-    for sentence in (*clipping(row, rounds), *capping(updates, rounds), *losses(updates), *without_sum(shown)):
+    numbers = {one.round for one in shown}
+    updates = [one for one in store.updates(row.run_id, with_reason=True) if one.round in numbers]
+    for sentence in (*clipping(row, shown), *capping(updates, shown), *losses(updates), *without_sum(shown)):
         console.sentence(sentence, begin="        ")
     for way, payload, wire, dense in (
         ("up", row.payload_up, row.wire_up, row.dense_up),

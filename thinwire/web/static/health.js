@@ -20,7 +20,7 @@ const UNITS = { rate: [["Gb/s", 1e9], ["Mb/s", 1e6], ["kb/s", 1e3], ["b/s", 1]],
 /** {key, title, kind, color, word: a value as it is said}: a figure is one chart and one column. */
 const FIGURES = [
   { key: "online", title: "Online", kind: "share", color: "--upload", word: (y) => `${share(100 * y)} %` },
-  { key: "trip_s", title: "Round trip", kind: "time", color: "--download", word: seconds },
+  { key: "outside_s", title: "Outside the device", kind: "time", color: "--download", word: seconds },
   { key: "up_bits_s", title: "Upload", kind: "rate", color: "--upload", word: speed },
   { key: "down_bits_s", title: "Download", kind: "rate", color: "--download", word: speed },
   { key: "step_s", title: "Seconds a step", kind: "time", color: "--train", word: seconds },

@@ -96,6 +96,8 @@ const Made = ({ rows, done }) => {
 
 const COLUMNS_OF_FILE = ["id", "name", "url", "invitation", "command", "expires_at"]; // as thinwire devices invite --out has them
 
-const table = (rows) => [COLUMNS_OF_FILE, ...rows.map((row) => COLUMNS_OF_FILE.map((name) => row[name]))].map((cells) => `${cells.join(",")}\n`).join("");
+const cellsOf = (row) => [row.id, row.name, row.url, row.invitation, row.command, new Date(1000 * row.expires_at).toISOString().replace(/\.\d+/, "")];
+
+const table = (rows) => [COLUMNS_OF_FILE, ...rows.map(cellsOf)].map((cells) => `${cells.join(",")}\n`).join("");
 
 const Withdraw = ({ id }) => html`<${Twice} label=${`Withdraw invitation ${id}`} word="Withdraw" bad act=${() => post(`invitations/${id}/withdraw`)} />`;

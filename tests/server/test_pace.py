@@ -105,7 +105,9 @@ def test_a_new_run_begins_with_what_earlier_ones_measured_of_a_device(tmp_path):
     )  # fmt: skip
     plan = RunPlan.from_json(bench.store.run(bench.run_id).plan)
     rows = [
-        MeasureRow(name, kind, "" if kind in LINK_KINDS else work_key(plan, LAYOUT), [list(sample)] * 16, None, None, 0.0)
+        MeasureRow(
+            name, kind, "" if kind in LINK_KINDS else work_key(plan, LAYOUT), [list(sample)] * 16, None, None, 0.0
+        )
         for name, step_s in (("fast", 0.032), ("slow", 3.2))
         for kind, sample in {
             "up": (1000.0, 2.0), "down": (1000.0, 0.5), "encode": (1.0, 0.0), "step": (8.0, 8 * step_s),

@@ -39,12 +39,11 @@ from thinwire.core.events import (
 )
 from thinwire.core.protection_events import PrivacyReserved, is_sampled
 from thinwire.core.statedir import patiently
-from thinwire.store import queries
 from thinwire.store.database import Database, upsert
 from thinwire.store.explaining import Facts
 from thinwire.store.projection import Projection
 from thinwire.store.read_models import MeasureRow
-from thinwire.store.tables import HAS_SAMPLES, Command, Device, Journal, Run, Segment, Snapshot
+from thinwire.store.tables import HAS_SAMPLES, Command, Device, Journal, Measure, Run, Segment, Snapshot
 from thinwire.store.write_batch import KnownRows
 
 _LAST = select(func.coalesce(func.max(Journal.seq), 0))
@@ -238,7 +237,7 @@ class Recorder:
             while loose >= 2 * KEPT:
                 loose -= pack_segment(connection, run_id)
             connection.execute(_JOURNAL, [_row(run_id, event) for event in events])
-            queries.keep(connection, measured)
+            upsert(connection, Measure, [dataclasses.asdict(row) for row in measured])  # with the replies they are of
             projection = Projection(connection, facts, known or KnownRows.read(connection, run_id))
             for event in events:
                 projection.apply(event)

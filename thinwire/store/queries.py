@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import math
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, RowMapping, Select, bindparam, case, func, select
+from sqlalchemy import ColumnElement, CursorResult, RowMapping, Select, bindparam, case, func, select
 
 from thinwire.core.errors import NotFound
 from thinwire.core.events import ENDED
 from thinwire.core.fleet import DeviceRow, TaskReport
 from thinwire.core.types import PHASES
-from thinwire.store.database import Base, Database, upsert
+from thinwire.store.database import Base, Database
 from thinwire.store.read_models import (
     ClientRow,
     DeviceInfo,
@@ -106,15 +105,13 @@ class RunQueries:
 
         At most `limit` are returned, whichever.
         """
-        there = (Update.run_id == Round.run_id) & (Update.round == Round.round) & (Update.outcome == "accepted")
-        arrived = case((Round.reason == "", select(func.count()).where(there).scalar_subquery()), else_=0)
-        wanted = columns_of(Round, RoundRow, arrived=arrived).where(Round.run_id == run_id)
+        wanted, numbers = _ROUNDS.where(_ROUND.run_id == run_id), _ROUND.round
         if changed_after:
-            wanted = wanted.where(Round.changed > changed_after)
+            wanted = wanted.where(_ROUND.changed > changed_after)
         if first > 1:
-            wanted = wanted.where(Round.round >= first)
+            wanted = wanted.where(numbers >= first)
         if last is not None:
-            wanted = wanted.where(Round.round <= last)
+            wanted = wanted.where(numbers <= last)
         found = sorted(
             _all(self._database, wanted.limit(limit)), key=lambda row: int(row["round"])
         )  # each by its own index
@@ -149,7 +146,7 @@ class RunQueries:
             step = 1 << max(0, math.ceil(math.log2(max(1, count) / most)))
             numbers = {1, *range(step, count, step), count}
             wanted = columns_of(Round, PointRow).where(Round.run_id == run_id, Round.point.in_(numbers))
-            return [PointRow(**found) for found in connection.execute(wanted.order_by(Round.point)).mappings()]
+            return [PointRow(**found) for found in _dicts(connection.execute(wanted.order_by(Round.point)))]
 
     def explanations(self, run_id: str, first: int = 1, last: int | None = None) -> list[RoundExplanation]:
         """Return the stored explanations of the closed rounds from `first` to `last`."""
@@ -348,6 +345,10 @@ def columns_of(table: type[Base], row: type[Any], **computed: ColumnElement[Any]
 
 
 # Written once: SQLAlchemy takes longer to build such a statement than SQLite to answer it.
+_ROUND = Round.__table__.c
+_ACCEPTED = (Update.run_id == Round.run_id) & (Update.round == Round.round) & (Update.outcome == "accepted")
+_ARRIVED = select(func.count()).where(_ACCEPTED).scalar_subquery()
+_ROUNDS = columns_of(Round, RoundRow, arrived=case((Round.reason == "", _ARRIVED), else_=0))
 _RUN = columns_of(Run, RunRow).where(Run.run_id == bindparam("the_run"))
 _IDS = select(Run.run_id, Run.status).where(Run.deleted_at.is_(None)).order_by(Run.number)
 _LINE = (
@@ -359,7 +360,13 @@ _LINE = (
 
 def _all(database: Database, wanted: Select[Any]) -> list[dict[str, Any]]:
     with database.reading() as connection:
-        return [dict(found) for found in connection.execute(wanted).mappings()]
+        return _dicts(connection.execute(wanted))
+
+
+def _dicts(found: CursorResult[Any]) -> list[dict[str, Any]]:
+    """Return rows by column name, in half the time that `mappings()` takes."""
+    names = tuple(found.keys())
+    return [dict(zip(names, row, strict=True)) for row in found]
 
 
 def _run(found: Mapping[str, Any] | RowMapping) -> RunRow:
@@ -390,11 +397,3 @@ def _named(name: str, ids: list[str]) -> str:
         raise NotFound(f"no run {name!r}", why="there are no runs yet", hint="thinwire run PLAN")
     near = difflib.get_close_matches(name, ids, n=3, cutoff=0.4) or ids[-3:]
     raise NotFound(f"no run {name!r}", why="no run's id is that, or begins so", hint=" or ".join(near))
-
-
-def keep(connection: Connection, rows: Sequence[MeasureRow]) -> None:
-    """Store measurements in the commit of the replies that they come from.
-
-    They replace those of the same device, kind and work.
-    """
-    upsert(connection, Measure, [dataclasses.asdict(row) for row in rows])

@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import socket
@@ -129,6 +130,8 @@ def page(
     """Return the dashboard's server, which ends once its `should_exit` is set; with a certificate it speaks TLS."""
     server: uvicorn.Server
     app = create_app(settings, store, closing=lambda: server.should_exit)
+    gc.collect()
+    gc.freeze()  # a full collection would go through all imported modules again, which holds a read up for 80 ms
     config = uvicorn.Config(
         app, http=BoundedProtocol, log_level="error", access_log=False, server_header=False, proxy_headers=False,
         timeout_graceful_shutdown=GRACE_S, limit_concurrency=MOST_CONNECTIONS, ws="none",

@@ -331,7 +331,7 @@ def _line(row: RoundRow, run: RunRow, spent: Spent) -> round_schemas.RoundLine:
 
 def _point(row: PointRow) -> round_schemas.CurvePoint:
     """Return a point of the run's curves, in six significant figures: more are not drawn."""
-    return round_schemas.CurvePoint(
+    return round_schemas.CurvePoint.model_construct(  # a page has hundreds
         round=row.round, until_s=None if row.until_s is None else _short(row.until_s), until_payload=row.until_payload,
         metrics={name: _short(value) for name, value in row.metrics.items()},
         spread={name: list(map(_short, ends)) for name, ends in row.spread.items()}, clipped=row.clipped,

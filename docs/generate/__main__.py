@@ -16,6 +16,7 @@ from docs.generate.meanings import closing_page, exit_codes_page, failures_page
 from docs.generate.plan import plan_page
 from docs.generate.policy import aggregator_page, policy_page
 from docs.generate.privacy import PARTS as PRIVACY
+from docs.generate.python_api import python_page
 from docs.generate.readme import PARTS as QUOTED
 from docs.generate.readme import evidence_index, readme_table
 from docs.generate.rounds import PARTS as ROUNDS
@@ -34,6 +35,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "policy.md": policy_page,
     "aggregator.md": aggregator_page,
     "cli.md": cli_page,
+    "python.md": python_page,
     "environment.md": environment_page,
     "codecs.md": codecs_page,
     "device-api.md": device_api_page,

@@ -19,7 +19,7 @@ from thinwire.client.task_check import rehearse
 from thinwire.client.train.errors import Exited
 from thinwire.client.train.protocol import ClientInfo
 from thinwire.core.errors import TaskError
-from thinwire.simulation import simulate
+from thinwire.simulation import RunFailed, simulate
 
 BEGIN = """
 import atexit, sys, threading, time
@@ -109,9 +109,10 @@ def test_a_task_that_would_end_the_process_is_a_task_error_with_its_place_in_che
         with pytest.raises(TaskError, match=said):
             simulate(task, plan, clients=2)
         return
-    history = simulate(task, plan, clients=2)
-    assert (history.run.status, history.run.exit_code) == ("failed", 6)
-    assert re.search(said, history.failures[0])
+    with pytest.raises(RunFailed) as failed:
+        simulate(task, plan, clients=2)
+    assert (failed.value.history.run.status, failed.value.exit_code) == ("failed", 6)
+    assert re.search(said, failed.value.history.failures[0])
     with pytest.raises(Exited):
         simulate(task, plan, clients=2, debug=True)
 

@@ -17,7 +17,7 @@ from thinwire.core import RunPlan
 from thinwire.core.errors import CodecError, PlanError
 from thinwire.core.registry import blamed
 from thinwire.core.types import State, Vector
-from thinwire.simulation import History, simulate
+from thinwire.simulation import History, RunFailed, simulate
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_aggregation"
 PLACE = f"{EXAMPLE / 'nearest_half.py'}:NearestHalf"
@@ -97,6 +97,5 @@ def test_a_change_that_no_model_can_take_ends_the_run_with_its_reason() -> None:
         def weights(self, distances: Any) -> Any:
             return np.full(len(distances), np.inf)
 
-    found = run("mean", rounds=1, reduce=Wide())
-    assert found.run.status == "failed"
-    assert "the change of the reduction 'object:Wide'" in found.run.status_text
+    with pytest.raises(RunFailed, match="the change of the reduction 'object:Wide'"):
+        run("mean", rounds=1, reduce=Wide())

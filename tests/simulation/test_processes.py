@@ -19,7 +19,7 @@ from thinwire.client import ClientInfo
 from thinwire.core.errors import UsageError
 from thinwire.core.fleet import Delivery
 from thinwire.core.types import Assignment, Failure
-from thinwire.simulation import simulate
+from thinwire.simulation import RunFailed, simulate
 from thinwire.simulation.client_pool import ClientPopulation
 from thinwire.simulation.process_pool import ProcessExecutor
 
@@ -87,10 +87,9 @@ def test_a_worker_that_was_started_since_needs_no_plan(tmp_path: Path) -> None:
 
 
 def test_work_that_ends_its_process_twice_ends_the_run_with_a_reason(tmp_path: Path) -> None:
-    run = simulate(task(tmp_path, ALWAYS), PLAN, clients=1, processes=2).run
-    assert run.status == "failed"
-    assert "sim-0 ended its process twice" in run.status_text
-    assert "signal 9" in run.status_text
+    with pytest.raises(RunFailed, match="sim-0 ended its process twice") as failed:
+        simulate(task(tmp_path, ALWAYS), PLAN, clients=1, processes=2)
+    assert "signal 9" in failed.value.history.run.status_text
 
 
 def test_ctrl_c_leaves_no_process(tmp_path: Path) -> None:

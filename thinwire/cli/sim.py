@@ -46,6 +46,7 @@ def sim(
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="of a sweep: number of seeds")] = 1,
     workers: Annotated[int, typer.Option("--workers", min=1, help="of a sweep: number of runs at once")] = 1,
     processes: Annotated[int, typer.Option("--processes", min=1, help="number of processes of one run")] = 1,
+    keep: Annotated[bool, typer.Option("--keep", help="after kill -9 the same command goes on with the run")] = False,
     name: Annotated[str | None, typer.Option("--name", help="of a sweep: name of its group")] = None,
     debug: Annotated[bool, typer.Option("--debug", help="raise errors of the task with their traceback")] = False,
     json: Json = False,
@@ -54,6 +55,9 @@ def sim(
     """Run a plan without devices or network: stored, shown and exported like any other run.
 
     With --processes N its clients train in N processes, to the same bits as in one.
+
+    With --keep the clients' state is on disk too. After Ctrl-C, kill -9 or a power failure the same command goes on
+    with the run, to the same bits.
 
     With --sweep, --seeds or --name it is a group of runs, one for each combination: what is there is not made again,
     and thinwire runs compare --group NAME shows what they came to.
@@ -66,6 +70,8 @@ def sim(
             raise typer.BadParameter("--debug is for one run: leave --sweep, --seeds and --name out")
         if processes > 1:
             raise typer.BadParameter("--processes is for one run: a sweep's runs are made side by side with --workers")
+        if keep:
+            raise typer.BadParameter("--keep is for one run: a sweep makes only the runs that are missing")
         group, code = swept(
             plan, overrides(sets), axes(sweep or []), name=name, seeds=seeds, workers=workers, task=task,
             clients=clients, split=split, data=data, home=home,
@@ -78,8 +84,9 @@ def sim(
 
     read = checked_plan(plan, sets)
     document, code = simulated(
-        read, plan, task, clients=clients, split=split, data=data, debug=debug, home=home, processes=processes
-    )
+        read, plan, task, clients=clients, split=split, data=data, debug=debug, home=home, processes=processes,
+        keeps=keep,
+    )  # fmt: skip
     if json:
         console.document(document)
     else:
@@ -130,10 +137,11 @@ def simulated(
     debug: bool,
     home: Path | None,
     processes: int = 1,
+    keeps: bool = False,
 ) -> tuple[dict[str, Any], int]:
     """Simulate one run, print its progress, and return its document and exit code.
 
-    Ctrl-C stops the run for good: no other process would continue it.
+    Ctrl-C stops the run for good, unless it `keeps` what the same command needs to go on with it.
     """
     from thinwire.cli.local_state import aggregator_home, opened
     from thinwire.cli.run import first_model
@@ -165,9 +173,12 @@ def simulated(
             run_sim(
                 plan, code, store=store, home=aggregator_home(home), clients=clients, client=client, debug=debug,
                 first=Initial(made.layout, params, buffers, dict(counters), made.fixed), on_event=on_event,
-                on_begin=begun.append, processes=processes, spec=spec,
+                on_begin=begun.append, processes=processes, spec=spec, keeps=keeps,
             )  # fmt: skip
         except KeyboardInterrupt:
+            if keeps and begun:
+                console.note(f"{begun[0]} is interrupted; the same command goes on with it")
+                return run_document(store, begun[0]), INTERRUPTED
             _end(store, begun, "stopped", "stopped with Ctrl-C", 10)
             return run_document(store, begun[0]), INTERRUPTED
         except Exception as error:

@@ -4,14 +4,15 @@ clients.
 
 from thinwire.client.task import own_part
 from thinwire.simulation.held_spool import HeldSpool
+from thinwire.simulation.history import History, RunFailed
 from thinwire.simulation.local_fleet import LocalFleet, LocalLink
-from thinwire.simulation.run import History, reported, run_scripted, run_sim, simulate
+from thinwire.simulation.run import reported, run_scripted, run_sim, simulate
 from thinwire.simulation.scripted_device import LogNormal, Paced, Script, ScriptedDevice, SyntheticUpdates, Turn, Work
 from thinwire.simulation.scripted_fleet import ScriptedFleet
 from thinwire.simulation.training_device import Trained, Training
 
 __all__ = [
-    "HeldSpool", "History", "LocalFleet", "LocalLink", "LogNormal", "Paced", "Script", "ScriptedDevice",
+    "HeldSpool", "History", "LocalFleet", "LocalLink", "LogNormal", "Paced", "RunFailed", "Script", "ScriptedDevice",
     "ScriptedFleet", "SyntheticUpdates", "Trained", "Training", "Turn", "Work", "own_part", "reported",
     "run_scripted", "run_sim", "simulate",
 ]  # fmt: skip

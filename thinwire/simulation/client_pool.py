@@ -59,9 +59,9 @@ class SerialExecutor:
 
     ahead: int = 0
 
-    def __init__(self, crowd: ClientPopulation, bench: InProcessExecutor) -> None:
+    def __init__(self, crowd: ClientPopulation, bench: InProcessExecutor, shared: bool = False) -> None:
         use_threads(0, bench.layout.size)
-        self._sessions = SessionCache(crowd, bench)
+        self._sessions = SessionCache(crowd, bench, shared)
 
     def begin(self, index: int, delivery: Delivery) -> None:
         """Do nothing, because no work begins before its turn."""
@@ -79,7 +79,7 @@ class SimulatedClients:
     reply. So the number of clients makes no reply late, but work that takes longer than a deadline does.
 
     With `patient`, such work is in time too. This is for deadlines that follow from the speed of this machine, which
-    may be busy for a while.
+    may be busy for a while. `turn_after` is the client that replied last before a restart.
 
     Invariant: the order of replies depends on the turn alone, which goes round the clients. It does not depend on which
     process works, or when.
@@ -94,6 +94,7 @@ class SimulatedClients:
         answering: ClientExecutor,
         *,
         patient: bool = False,
+        turn_after: str = "",
     ) -> None:
         reports, about = (report(task),), {"python": platform.python_version()}
         self._answering, self._patient = answering, patient
@@ -108,6 +109,8 @@ class SimulatedClients:
             link = LocalLink(fleet, name, own_clock)
             link.hello(Hello(name, name, reports, about, secure=tuple(sorted(SIMULATED))))
             self._links[name] = index, link, own_clock
+        if turn_after in self._links:
+            self._turns.go_on_after(self._links[turn_after][0])
 
     def _assignments_sent(self, name: str) -> None:
         self._turns.add(self._links[name][0], name)
@@ -187,6 +190,10 @@ class Turns:
         if name not in self._waiting:
             self._waiting.add(name)
             heapq.heappush(self._heap, (self._pass + (index < self._turn), index, name))
+
+    def go_on_after(self, index: int) -> None:
+        """Let the turn go on behind client `index`, before any client waits."""
+        self._turn = index + 1
 
     def first(self, count: int, is_waiting: Callable[[str], bool]) -> list[str]:
         """Return the first clients in turn for which `is_waiting` is True, at most `count`; the others are removed."""

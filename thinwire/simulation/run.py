@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import importlib
-import itertools
 import shutil
 import tempfile
-import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +31,14 @@ from thinwire.client.task import (
 )
 from thinwire.client.task_check import metrics_of
 from thinwire.client.train.errors import note_signals
-from thinwire.client.train.module import keep_generators
+from thinwire.client.train.module import build, keep_generators
 from thinwire.client.train.protocol import ClientInfo
-from thinwire.core.clock import VirtualClock
-from thinwire.core.errors import PlanError, TaskError, ThinwireError, TooFewClients, UsageError
-from thinwire.core.events import ClientFailed, Event
+from thinwire.core.errors import PlanError, TaskError, TooFewClients, UsageError
+from thinwire.core.events import ENDED, Evaluated, Event, RoundClosed
 from thinwire.core.fleet import TaskReport
 from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
-from thinwire.core.statedir import AggregatorHome
+from thinwire.core.statedir import AggregatorHome, own
 from thinwire.core.types import Vector
 from thinwire.server.command_queue import CommandQueue
 from thinwire.server.context import StopOrder
@@ -51,66 +47,12 @@ from thinwire.server.run import drive
 from thinwire.server.submit import submit
 from thinwire.simulation.client_pool import ClientExecutor, ClientPopulation, SerialExecutor, SimulatedClients
 from thinwire.simulation.held_spool import HeldSpool
+from thinwire.simulation.history import History, Progress, RunFailed, calls, is_watched
+from thinwire.simulation.kept import KeptSimulation, clock_after, last_to_reply
 from thinwire.simulation.local_fleet import LocalFleet
 from thinwire.simulation.process_pool import ProcessExecutor
 from thinwire.simulation.scripted_fleet import ScriptedFleet
-from thinwire.store import RoundRow, RunRow, Store
-
-MAX_FAILURES = 20  # in a history: the first ones show what is wrong
-
-
-@dataclass(frozen=True)
-class History:
-    """Holds the result of a simulation: the row of the run, and those of its rounds.
-
-    `failures` names for the first `MAX_FAILURES` failed assignments the client, and the place in the task.
-    """
-
-    run: RunRow
-    rounds: list[RoundRow]
-    failures: tuple[str, ...] = ()
-
-    @property
-    def metrics(self) -> Mapping[str, float]:
-        """Return the metrics of the last model, pooled over the clients' test splits."""
-        return self.run.metrics
-
-    @property
-    def payload_up(self) -> int:
-        """Return the bytes of all uplink payloads."""
-        return self.run.payload_up
-
-    def series(self, metric: str) -> list[float | None]:
-        """Return one value of a metric for each round; None if the round's model was not evaluated."""
-        return [row.metrics.get(metric) for row in self.rounds]
-
-    def records(self) -> list[dict[str, Any]]:
-        """Return one flat row for each round: its figures, the bytes of all clients, and the metrics of the model it
-        made.
-        """
-        return [
-            {
-                "round": row.round, "reason": row.reason, "codec": row.codec, "selected": len(row.selected),
-                "aggregated": len(row.aggregated), "late": row.late, "dropped": row.dropped, "failed": row.failed,
-                "seconds": row.seconds, "payload_up": row.payload_up, "payload_down": row.payload_down, **row.metrics,
-            }
-            for row in self.rounds
-        ]  # fmt: skip
-
-    def frame(self) -> Any:
-        """Return the records as a pandas DataFrame; raise `ThinwireError` if pandas is not installed.
-
-        >>> simulate(task, plan, clients=20).frame().plot(x="payload_up", y="accuracy")  # doctest: +SKIP
-        """
-        try:
-            pandas = importlib.import_module("pandas")
-        except ImportError as error:
-            raise ThinwireError(
-                "history.frame() needs pandas, which is not installed",
-                why=str(error),
-                hint="pip install 'thinwire[notebook]', or pandas; history.records() gives the same rows",
-            ) from error
-        return pandas.DataFrame.from_records(self.records())
+from thinwire.store import FileSpool, Store
 
 
 def simulate(
@@ -126,20 +68,31 @@ def simulate(
     step_s: Sequence[float] = (),
     reduce: Reduction | Callable[[], Reduction] | None = None,
     optimizer: Callable[..., ServerOptimizer] | None = None,
+    home: str | Path | None = None,
+    on_round: Callable[[RoundClosed], object] | None = None,
+    on_evaluate: Callable[[Evaluated], object] | None = None,
+    progress: bool | None = None,
 ) -> History:
-    """Run a plan over simulated clients and return its history; nothing remains on disk.
+    """Run a plan over simulated clients and return its history: rounds, clients and the model.
 
-    `task` is NAME=MODULE, a loaded task, or any object with model, data and loss. `plan` is a plan, the name of its
-    file, or a mapping with its sections. `seed` replaces the plan's seed.
+    `task` is NAME=MODULE, a loaded task, or any object with model, data and loss, as a class of a notebook's cell.
+    `plan` is a plan, the name of its file, or a mapping with its sections. `seed` replaces the plan's seed.
 
-    A plan, task or split that is not valid raises a `ThinwireError` before the run begins. A run that fails later
-    raises nothing. Then `run.status` is "failed", `run.status_text` and `failures` give the reason, and `metrics` may
-    be empty.
+    A plan, task or split that is not valid raises a `ThinwireError` before the run begins. A run that fails raises
+    `RunFailed` with the reason; its `history` has the rounds until then.
 
     With several `processes`, clients train in parallel, to the same bits; the task is then NAME=MODULE. `step_s` holds
     the seconds of a step on each client. The run's clock then follows these instead of the speed of this machine.
 
     `reduce` is a reduction and `optimizer` the class of a server optimizer, for a notebook that has no module to name.
+
+    `on_round` gets the `RoundClosed` event of each round, and `on_evaluate` the `Evaluated` event of each evaluated
+    model (core/events.py). An exception of theirs ends the call. With `progress`, one line says how far the run is; by
+    default in a notebook and at a terminal.
+
+    Without `home`, nothing remains on disk. With it, the run is kept in this state directory, where `thinwire runs` and
+    the dashboard show it. If the process is killed at any moment, the same call goes on with the unfinished run, to the
+    same bits as if it had never been killed.
 
     >>> simulate("digits=examples/digits/task.py", "examples/digits/plan.toml", clients=8)  # doctest: +SKIP
     """
@@ -148,40 +101,42 @@ def simulate(
     if seed is not None:
         read = _with(read, "run", seed=seed)
     require_own_start(read)
-    lent = contextlib.ExitStack()
-    if reduce is not None:
-        made = reduce if callable(reduce) else lambda: reduce
-        read = _with(read, "server", reduce=lent.enter_context(reductions.lent(reduce, made)))
-    if optimizer is not None:
-        read = _with(read, "server", optimizer=lent.enter_context(optimizers.lent(optimizer, optimizer)))
-    folder = Path(tempfile.mkdtemp(prefix="thinwire-sim-"))
-    try:
-        home = AggregatorHome.under(folder, durable=False)
-        with lent, Store.open(home.database, durable=False) as store:
-            client = ClientInfo(data=data, split=split, seed=read.run.seed)
-            code = loaded(task, read)
-            first = initial_model(code, read.run.seed)
-            if first.left_out:
-                warnings.warn(first.left_out, stacklevel=2)
+    shows = Progress(read.run.rounds) if (is_watched() if progress is None else progress) else None
+    with contextlib.ExitStack() as stack:
+        if reduce is not None:
+            made = reduce if callable(reduce) else lambda: reduce
+            read = _with(read, "server", reduce=stack.enter_context(reductions.lent(reduce, made)))
+        if optimizer is not None:
+            read = _with(read, "server", optimizer=stack.enter_context(optimizers.lent(optimizer, optimizer)))
+        if home is None:
+            folder = Path(tempfile.mkdtemp(prefix="thinwire-sim-"))
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        where = AggregatorHome.under(folder if home is None else Path(home), durable=home is not None)
+        store = stack.enter_context(Store.open(where.database, durable=where.durable))
+        client = ClientInfo(data=data, split=split, seed=read.run.seed)
+        code = loaded(task, read)
+        first = initial_model(code, read.run.seed)
+        if first.left_out:
+            warnings.warn(first.left_out, stacklevel=2)
+        try:
             run_id = run_sim(
-                read, code, store=store, home=home, clients=clients, client=client, debug=debug,
+                read, code, store=store, home=where, clients=clients, client=client, debug=debug,
                 processes=processes, spec=task if isinstance(task, str) else "", step_s=step_s, first=first,
+                on_event=calls(on_round, on_evaluate, shows), keeps=home is not None,
             )  # fmt: skip
-            return History(store.run(run_id), store.rounds(run_id), tuple(_failures(store, run_id)))
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            if shows:
+                shows.end()
+        history = History.read(store, where, run_id, lambda: build(code))
+    if history.run.status == "failed":
+        raise RunFailed(history)
+    return history
 
 
 def _with(plan: RunPlan, section: str, **values: Any) -> RunPlan:
     """Return the plan with other values in one section."""
     found = plan.to_json()
     return RunPlan.from_json({**found, section: {**found[section], **values}})
-
-
-def _failures(store: Store, run_id: str) -> Iterator[str]:
-    failed = (event for _, event in store.events(run_id) if isinstance(event, ClientFailed))
-    for event in itertools.islice(failed, MAX_FAILURES):
-        yield f"round {event.round}: {event.device} {event.kind}: {event.text}"
 
 
 def _read(plan: RunPlan | Mapping[str, Any] | str | Path) -> RunPlan:
@@ -224,12 +179,15 @@ def run_sim(
     processes: int = 1,
     spec: str = "",
     step_s: Sequence[float] = (),
+    keeps: bool = False,
 ) -> str:
     """Submit a plan as a simulated run, execute it to its end, and return the run's id.
 
     `client` holds data, split, seed and compute device of all clients. With `debug`, an exception of the task is raised
     where it happens. Without, it is a failure of the client, as on a device. With several `processes`, each of them
     loads the task from `spec`.
+
+    With `keeps`, the run outlives this process (kept.py), and an unfinished one of the same plan and clients goes on.
     """
     require_processes(processes, spec, debug)
     if plan.secure.enabled and processes > 1:
@@ -247,29 +205,46 @@ def run_sim(
         )
     require_same(plan, task)
     require_own_loop(plan, task)
-    with _work_folder() as folder, contextlib.ExitStack() as stack:
-        crowd = ClientPopulation(folder, client, clients, debug, tuple(step_s))
+    with contextlib.ExitStack() as stack:
+        temporary = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="thinwire-clients-")))
+        crowd = ClientPopulation(temporary, client, clients, debug, tuple(step_s))
         require_enough(plan, crowd)
         require_metrics(plan, task, crowd)
-        made = first or initial_model(task, plan.run.seed)
-        orders = CommandQueue(store.commands)
-        run_id = submit(
-            store, home, plan, made.layout, made.vector, made.buffers, made.counters, report(task), source="sim",
-            owned=stack, fixed=made.fixed,
-        )  # fmt: skip
+        about = {"clients": clients, "split": client.split, "seed": client.seed, "step_s": list(step_s)}
+        kept = KeptSimulation.find(store, home, plan, about) if keeps else None
+        if kept and kept.unfinished:
+            run_id = kept.unfinished
+            stack.enter_context(own(home.owner(run_id)))
+        else:
+            made = first or initial_model(task, plan.run.seed)
+            run_id = submit(
+                store, home, plan, made.layout, made.vector, made.buffers, made.counters, report(task), source="sim",
+                owned=stack, fixed=made.fixed,
+            )  # fmt: skip
         on_begin(run_id)
+        orders = CommandQueue(store.commands)
 
         def stop() -> StopOrder:
             if orders.answer("stop-run", run_id):
                 return "run"
             return "after-round" if orders.keeps("stop-after-round", run_id) else None
 
-        clock = VirtualClock(origin=float(int(time.time())))  # a whole second: fractions would round times differently
-        fleet = LocalFleet(HeldSpool(folder / "spool"), clock)
-        with store.gathering(run_id), rare_full_collections(), answering(task, crowd, processes, spec) as workers:
-            patient = plan.cohort.deadline_s == "auto" and not step_s
-            fleet.pump = SimulatedClients(fleet, clock, task, crowd, workers, patient=patient).step
-            drive(run_id, store=store, fleet=fleet, home=home, clock=clock, stop=stop, on_event=on_event)
+        spool: FileSpool = kept.spool(run_id) if kept else HeldSpool(temporary / "spool")
+        turn_after = last_to_reply(store, spool, run_id) if kept else ""
+        if kept:
+            crowd = replace(crowd, folder=kept.folder(run_id) / "clients")
+        clock = clock_after(store, run_id if kept else "")
+        fleet = LocalFleet(spool, clock)
+        if kept is None:
+            stack.enter_context(store.gathering(run_id))
+        stack.enter_context(rare_full_collections())
+        workers = stack.enter_context(answering(task, crowd, processes, spec, shared=kept is not None))
+        patient = plan.cohort.deadline_s == "auto" and not step_s
+        simulated = SimulatedClients(fleet, clock, task, crowd, workers, patient=patient, turn_after=turn_after)
+        fleet.pump = simulated.step
+        row = drive(run_id, store=store, fleet=fleet, home=home, clock=clock, stop=stop, on_event=on_event)
+        if kept and row.status in ENDED:
+            shutil.rmtree(kept.folder(run_id), ignore_errors=True)
     return run_id
 
 
@@ -324,11 +299,16 @@ def require_processes(processes: int, spec: str, debug: bool) -> None:
 
 
 @contextlib.contextmanager
-def answering(task: LoadedTask, crowd: ClientPopulation, processes: int, spec: str) -> Iterator[ClientExecutor]:
-    """Yield the executor of the clients' work; none of its processes remains afterwards."""
+def answering(
+    task: LoadedTask, crowd: ClientPopulation, processes: int, spec: str, shared: bool = False
+) -> Iterator[ClientExecutor]:
+    """Yield the executor of the clients' work; none of its processes remains afterwards.
+
+    With `shared`, each commit of a client is on disk for a later process.
+    """
     if processes == 1:
         with keep_generators(), note_signals():
-            yield SerialExecutor(crowd, InProcessExecutor(task, crowd.client.device))
+            yield SerialExecutor(crowd, InProcessExecutor(task, crowd.client.device), shared)
         return
     workers = ProcessExecutor(spec, crowd, processes)
     try:
@@ -353,12 +333,6 @@ def rare_full_collections() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(*before)
-
-
-@contextlib.contextmanager
-def _work_folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="thinwire-clients-") as folder:
-        yield Path(folder)
 
 
 def reported(plan: RunPlan, layout: Layout) -> TaskReport:

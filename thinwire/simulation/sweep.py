@@ -20,6 +20,7 @@ from thinwire.client.train.runtime import use_threads
 from thinwire.core.errors import ThinwireError
 from thinwire.core.plan import RunPlan
 from thinwire.reports.sweep_results import Made, Trial, TrialStore
+from thinwire.simulation.history import RunFailed
 from thinwire.simulation.run import simulate
 
 BEFORE = {"cohort": {"max_weight": "none"}}  # values of keys that are newer than stored results, as they were before
@@ -61,13 +62,17 @@ def run_cell(task: str, made: Made) -> Trial:
     """Run one simulation on one thread and return its result; runs in parallel do not change its bits."""
     use_threads(1)
     began = time.perf_counter()
-    history = simulate(
-        task,
-        plan_of(made),
-        clients=made.clients,
-        split=made.split,
-        data=Path(made.data) if made.data else None,
-    )
+    try:
+        history = simulate(
+            task,
+            plan_of(made),
+            clients=made.clients,
+            split=made.split,
+            data=Path(made.data) if made.data else None,
+            progress=False,
+        )
+    except RunFailed as error:
+        history = error.history
     return Trial.of(made, history.run, history.rounds, time.perf_counter() - began, history.failures)
 
 

@@ -1,5 +1,5 @@
 """This package connects Thinwire and Flower: our fleet over an embedded SuperLink, and stock Flower nodes over a second
-one.
+one. `mod` and `wrap` compress the updates of a plain Flower app.
 
 Invariant: the SuperLink of stock nodes knows no device and no run of ours.
 """
@@ -11,10 +11,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from thinwire.flower.compressed_app import mod, wrap
     from thinwire.flower.fleet import FlowerFleet
     from thinwire.flower.stock_gateway import stock_guests
 
-__all__ = ["FlowerFleet", "stock_guests"]
+__all__ = ["FlowerFleet", "mod", "stock_guests", "wrap"]
 
 # flwr reads these variables when it is imported: it must send nothing on its own.
 QUIET = {
@@ -26,6 +27,8 @@ os.environ.update(QUIET)
 
 _WHERE = {
     "FlowerFleet": "thinwire.flower.fleet",
+    "mod": "thinwire.flower.compressed_app",
+    "wrap": "thinwire.flower.compressed_app",
     "stock_guests": "thinwire.flower.stock_gateway",
 }
 

@@ -1,0 +1,280 @@
+"""Tests of two lines in a Flower app: what its strategy gets, with real messages, contexts and strategies."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.server.strategy import FedAvg as LegacyFedAvg
+from flwr.serverapp.strategy import (
+    DifferentialPrivacyClientSideFixedClipping,
+    FedAdam,
+    FedAvg,
+    FedMedian,
+    FedXgbBagging,
+    Strategy,
+)
+from flwr.supercore.task_identity import TaskIdentity
+from numpy.typing import NDArray
+
+from thinwire.core.errors import CodecError, ThinwireError, UsageError
+from thinwire.flower import mod, wrap
+from thinwire.flower.compressed_app import OURS
+
+NODES = (11, 22, 33)
+Floats = NDArray[np.float32]
+Train = Callable[[ArrayRecord, int], ArrayRecord]
+
+
+@pytest.fixture(autouse=True)
+def in_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower's messages take their run and sender from the task of their process."""
+    for name, value in (("_run_id", 1), ("_task_id", 2), ("_node_id", 3)):
+        monkeypatch.setattr(TaskIdentity, name, value)
+
+
+class Wire:
+    """A grid of nodes with their contexts, which loses the replies that it is told to lose."""
+
+    def __init__(self, train: Train, client: Any = None, lost: Iterable[tuple[int, int]] = ()) -> None:
+        self.train, self.client, self.lost = train, client or mod(), set(lost)
+        self.contexts = {node: Context(1, node, {}, RecordDict(), {}) for node in NODES}
+        self.up = 0
+        self.round = 0
+
+    def get_node_ids(self) -> Iterable[int]:
+        return NODES
+
+    def send_and_receive(self, messages: Iterable[Message], timeout: float | None = None) -> Iterable[Message]:
+        self.round += 1
+        replies = [self.answer(message) for message in messages]
+        return [one for one in replies if (self.round, one.metadata.src_node_id) not in self.lost]
+
+    def answer(self, message: Message) -> Message:
+        node = message.metadata.dst_node_id
+
+        def app(message: Message, context: Context) -> Message:
+            assert OURS not in message.content, "the app sees a record of ours"
+            made = self.train(message.content.array_records["arrays"], node)
+            content = RecordDict({"arrays": made, "metrics": MetricRecord({"num-examples": 10, "loss": 0.5})})
+            return Message(content, reply_to=message)
+
+        reply = self.client(message, self.contexts[node], app)
+        self.up += sum(record.count_bytes() for record in reply.content.array_records.values())
+        for record in reply.content.config_records.values():
+            self.up += sum(map(len, record.get("frames", [])))  # type: ignore[arg-type]
+        return reply
+
+
+def model(value: float = 0.0, size: int = 3000) -> ArrayRecord:
+    """A model with a count between two float arrays, as of BatchNorm, and one of float64."""
+    return ArrayRecord({
+        "w": Array(np.full((size, 2), value, np.float32)),
+        "seen": Array(np.array([3], np.int64)),
+        "b": Array(np.full(5, value, np.float64)),
+    })  # fmt: skip
+
+
+def moved(record: ArrayRecord, node: int, rng: np.random.Generator) -> ArrayRecord:
+    made = {name: array.numpy().copy() for name, array in record.items()}
+    made["w"] += rng.normal(size=made["w"].shape).astype(np.float32) * np.float32(0.01) + np.float32(0.001 * node)
+    made["b"] += 0.5
+    made["seen"] += 1
+    return ArrayRecord({name: Array(values) for name, values in made.items()})
+
+
+def frames_of(message: Message) -> list[bytes]:
+    frames = message.content.config_records[OURS]["frames"]
+    assert isinstance(frames, list)
+    return [one for one in frames if isinstance(one, bytes)]
+
+
+def trained(seed: int = 0) -> Train:
+    """The same changes in each run with this seed, whatever the model is."""
+    rngs = {node: np.random.default_rng([seed, node]) for node in NODES}
+    return lambda record, node: moved(record, node, rngs[node])
+
+
+def run(strategy: Strategy, wire: Wire, rounds: int = 3) -> ArrayRecord:
+    arrays = model()
+    for number in range(1, rounds + 1):
+        messages = strategy.configure_train(number, arrays, ConfigRecord(), wire)  # type: ignore[arg-type]
+        found, metrics = strategy.aggregate_train(number, wire.send_and_receive(messages))
+        assert found is not None and metrics is not None and metrics["loss"] == 0.5
+        arrays = found
+    return arrays
+
+
+def plain(message: Message, context: Context, call_next: Any) -> Message:
+    made: Message = call_next(message, context)
+    return made
+
+
+def unreached(message: Message, context: Context) -> Message:
+    raise AssertionError("the app was called")
+
+
+@pytest.mark.parametrize("kind", [FedAvg, FedAdam, FedMedian])
+def test_identity_gives_the_strategy_what_it_would_get_without_us(kind: Callable[[], Strategy]) -> None:
+    ours = run(wrap(kind(), "identity"), Wire(trained()))
+    theirs = run(kind(), Wire(trained(), client=plain))
+    assert list(ours) == list(theirs) == ["w", "seen", "b"], "the order of arrays"
+    for name, array in theirs.items():
+        np.testing.assert_allclose(ours[name].numpy(), array.numpy(), rtol=1e-5, atol=1e-6)
+        assert ours[name].dtype == array.dtype
+
+
+def test_with_feedback_the_sum_of_what_arrives_follows_the_sum_of_what_was_sent() -> None:
+    dense, wire = run(FedAvg(), Wire(trained(), client=plain), 12), Wire(trained())
+    near = run(wrap(FedAvg(), "topk(0.2) > int8"), wire, 12)
+    apart = np.linalg.norm(near["w"].numpy() - dense["w"].numpy()) / np.linalg.norm(dense["w"].numpy())
+    without = Wire(trained())
+    forgetful = wrap(FedAvg(), "topk(0.2) > int8")
+    for context in without.contexts.values():
+        context.state = RecordDict()
+    arrays = model()
+    for number in range(1, 13):
+        for context in without.contexts.values():
+            context.state = RecordDict()  # a SuperNode that restarts each round
+        messages = forgetful.configure_train(number, arrays, ConfigRecord(), without)  # type: ignore[arg-type]
+        found, _ = forgetful.aggregate_train(number, without.send_and_receive(messages))
+        assert found is not None
+        arrays = found
+    lost = np.linalg.norm(arrays["w"].numpy() - dense["w"].numpy()) / np.linalg.norm(dense["w"].numpy())
+    assert apart < 0.7 * lost
+    assert wire.up < 0.2 * 12 * len(NODES) * 6000 * 4
+
+
+def test_an_update_that_was_lost_goes_back_into_the_residual() -> None:
+    """Node 11 is lost in round 2: its next residual is the one before that update, as if it had not trained."""
+    wire = Wire(trained(), lost=[(2, 11)])
+    strategy, arrays, residuals = wrap(FedAvg(), "topk(0.1)"), model(), list[Floats]()
+    for number in range(1, 4):
+        messages = list(strategy.configure_train(number, arrays, ConfigRecord(), wire))  # type: ignore[arg-type]
+        told = {one.metadata.dst_node_id: one.content[OURS]["reached"] for one in messages}
+        assert told[11] == {1: 0, 2: 1, 3: 1}[number]
+        assert told[22] == number - 1
+        found, _ = strategy.aggregate_train(number, wire.send_and_receive(messages))
+        assert found is not None
+        arrays = found
+        before = wire.contexts[11].state.array_records["thinwire.before"]
+        residuals.append(before.get("0/residual", Array(np.zeros(1))).numpy())
+    np.testing.assert_array_equal(residuals[2], residuals[1])
+    assert np.any(residuals[2])
+
+
+@pytest.mark.parametrize("down", ["fp16", "int8"])
+def test_a_compressed_model_is_what_the_app_gets_and_what_the_update_is_added_to(down: str) -> None:
+    got = list[ArrayRecord]()
+
+    def still(record: ArrayRecord, node: int) -> ArrayRecord:
+        got.append(record)
+        return record
+
+    rng = np.random.default_rng(5)
+    first = ArrayRecord({
+        "w": Array(rng.normal(size=(400, 3)).astype(np.float32)), "seen": Array(np.array([3], np.int64)),
+        "b": Array(rng.normal(size=7).astype(np.float32)),
+    })  # fmt: skip
+    wire, strategy = Wire(still), wrap(FedAvg(), "identity", down=down)
+    messages = list(strategy.configure_train(1, first, ConfigRecord(), wire))  # type: ignore[arg-type]
+    size = sum(len(frame) for frame in frames_of(messages[0]))
+    assert size < {"fp16": 0.55, "int8": 0.35}[down] * 4 * 1207
+    found, _ = strategy.aggregate_train(1, wire.send_and_receive(messages))
+    assert found is not None
+    for record in got:
+        assert list(record) == list(first)
+        np.testing.assert_allclose(record["w"].numpy(), first["w"].numpy(), atol=0.05)
+    np.testing.assert_allclose(found["w"].numpy(), got[0]["w"].numpy(), atol=1e-6)
+    assert np.array_equal(found["seen"].numpy(), [3])
+
+
+def test_other_messages_and_clients_without_a_wrapped_strategy_pass_unchanged() -> None:
+    content = RecordDict({"arrays": model(1.0), "config": ConfigRecord({"lr": 0.1})})
+    context = Context(1, 11, {}, RecordDict(), {})
+    for kind, record in (("evaluate", {OURS: ConfigRecord({"spec": "int8", "reached": 0})}), ("train", {})):
+        message = Message(RecordDict({**content, **record}), message_type=kind, dst_node_id=11)
+        seen = list[Message]()
+
+        def app(message: Message, context: Context, seen: list[Message] = seen) -> Message:
+            seen.append(message)
+            return Message(RecordDict({"arrays": message.content["arrays"]}), reply_to=message)
+
+        reply = mod()(message, context, app)
+        assert seen == [message]
+        assert reply.content["arrays"] is content["arrays"]
+    assert not context.state
+
+
+def test_an_app_that_fails_sends_its_error_and_keeps_its_residual() -> None:
+    strategy, wire = wrap(FedAvg(), "topk(0.1)"), Wire(trained())
+    (message, *_) = strategy.configure_train(1, model(), ConfigRecord(), wire)  # type: ignore[arg-type]
+    failed = mod()(message, wire.contexts[11], lambda message, _: Message(Error(2, "no"), reply_to=message))
+    assert failed.has_error() and not wire.contexts[11].state
+    assert list(strategy._decoded([failed])) == [failed]  # type: ignore[attr-defined]
+
+
+def test_a_frame_that_is_none_leaves_out_its_client_only(caplog: pytest.LogCaptureFixture) -> None:
+    strategy, wire = wrap(FedAvg(), "int8"), Wire(trained())
+    replies = list(wire.send_and_receive(strategy.configure_train(1, model(), ConfigRecord(), wire)))  # type: ignore[arg-type]
+    hostile: list[dict[str, Any]] = [
+        {"frames": [b"x" * 40]}, {"frames": []}, {"frames": 3}, {"records": ["other"]}, {"number": "a"},
+        {"frames": [frames_of(replies[0])[0][:-1]]},
+    ]  # fmt: skip
+    honest = dict(replies[0].content.config_records[OURS])
+    for change in hostile:
+        replies[0].content[OURS] = ConfigRecord({**honest, **change})
+        with caplog.at_level(logging.WARNING, "thinwire.flower"):
+            arrays, _ = strategy.aggregate_train(1, replies)
+        assert arrays is not None, "the other clients' updates count"
+        assert f"the update of node {replies[0].metadata.src_node_id} is left out" in caplog.text
+        caplog.clear()
+
+
+def test_a_strategy_s_own_start_and_attributes_stay() -> None:
+    class Mine(FedAvg):
+        def start(self, *arguments: Any, **more: Any) -> Any:
+            self.begun = super().start(*arguments, **more)
+            return self.begun
+
+    given = Mine(fraction_evaluate=0.0)
+    strategy = wrap(given, "topk(0.5)")
+    assert isinstance(strategy, Mine) and strategy.fraction_evaluate == 0.0
+    result = strategy.start(grid=Wire(trained()), initial_arrays=model(), num_rounds=2)
+    assert strategy.begun is result and not hasattr(given, "begun")
+    assert float(result.arrays["b"].numpy()[0]) == pytest.approx(1.0)
+
+
+REFUSED: list[tuple[Callable[[], Any], str]] = [
+    (lambda: wrap(LegacyFedAvg()), "no strategy of Flower's message API"),  # type: ignore[arg-type]
+    (lambda: wrap(FedXgbBagging()), "sends trees"),
+    (
+        lambda: wrap(DifferentialPrivacyClientSideFixedClipping(FedAvg(), 1.0, 1.0, 2)),
+        "clips on the clients",
+    ),
+    (lambda: wrap(FedAvg(), down="topk(0.1)"), "no state on either end"),
+    (lambda: wrap(FedAvg(), "topq(0.1)"), "topq"),
+    (lambda: mod("nothing"), "nothing"),
+]
+
+
+@pytest.mark.parametrize(("call", "words"), REFUSED)
+def test_what_cannot_be_compressed_is_refused_with_the_reason(call: Callable[[], Any], words: str) -> None:
+    with pytest.raises((UsageError, CodecError)) as refused:
+        call()
+    assert words in refused.value.text()
+    assert refused.value.hint
+
+
+def test_two_codecs_and_client_side_clipping_are_refused_on_the_client() -> None:
+    strategy, wire = wrap(FedAvg(), "int8"), Wire(trained())
+    (message, *_) = strategy.configure_train(1, model(), ConfigRecord(), wire)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="the strategy expects int8"):
+        mod("topk(0.1)")(message, wire.contexts[11], unreached)
+    message.content["config"] = ConfigRecord({"clipping_norm": 1.0})
+    with pytest.raises(ThinwireError, match="client-side clipping"):
+        mod()(message, wire.contexts[11], unreached)

@@ -19,6 +19,7 @@ UNUSED: dict[str, str] = {
     "run.alpha": "[run]\nalpha = 0.2",
     "run.keep": '[run]\nkeep = "last"',
     "run.target": '[run]\nevaluate = "off"\ntarget = { value = 0.9 }',
+    "run.patience": f"{OFF}patience = 3",
     "run.metric": f'{OFF}metric = "accuracy"',
     "run.evaluate": ALWAYS, "run.evaluate_every": f"{OFF}evaluate_every = 2",
     "run.eval_cohort": NOT_BUILT, "run.task_match": ALWAYS,

@@ -175,6 +175,19 @@ class MeasuresTwo(SyntheticUpdates):
         return replace(found, metrics={**found.metrics, **measured}), body
 
 
+@pytest.mark.parametrize("dies_at", [None, 1, 2, 3])
+def test_a_run_stops_when_no_model_is_better_for_its_patience(tmp_path: Path, dies_at: int | None) -> None:
+    devices = [ScriptedDevice(name, work(name, MeasuresTwo), every(1.0)) for name in "abc"]
+    bench = Bench(tmp_path, devices, run={"rounds": 9, "patience": 2})
+    if dies_at is not None:
+        with pytest.raises(Killed):
+            bench.drive(on_event=killing(lambda event: isinstance(event, Evaluated) and event.version == dies_at - 1))
+        bench.restart()
+    row = bench.drive()
+    assert (row.status, row.version) == ("done", 3)
+    assert "3 rounds of 9, because 2 evaluations brought no better loss, version 0 stays the best" in row.status_text
+
+
 @pytest.mark.parametrize("ahead", [0, 2])
 def test_the_version_that_reached_the_target_is_kept(tmp_path: Path, ahead: int) -> None:
     """Where rounds are opened ahead, two newer ones were made before it is measured."""

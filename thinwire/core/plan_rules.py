@@ -145,6 +145,8 @@ def _work(plan: Sections) -> list[Rule]:
         ]),
         (run.target and run.evaluate == "off", '[run] target with evaluate = "off"',
          "nobody measures the model, so no version ever reaches it", '[run] evaluate = "clients"'),
+        (run.patience is not None and run.evaluate == "off", '[run] patience with evaluate = "off"',
+         "nobody measures the model, so no version is better than another", '[run] evaluate = "clients"'),
         (local.momentum and local.optimizer != "sgd", f"[local] momentum with optimizer = {local.optimizer!r}",
          "momentum is sgd's", '[local] optimizer = "sgd"'),
         (local.lr_end and local.schedule == "constant", f'[local] lr_end = {local.lr_end:g} with schedule = "constant"',

@@ -63,13 +63,11 @@ class RunSection(Section):
         default=1.0, description="share of the devices' time, beside other runs that use them"
     )
     init: Spec = Field(
-        default="",
-        description=(
-            "the first model: a .safetensors file, run:ID, device (one is sampled, and makes it); else the task's"
-        ),
+        default="", description="the first model: .safetensors file, run:ID, device (one makes it); else the task's"
     )
     keep: str = Field(default="last,best", description="versions kept when the run ends: last,best or all")
     target: Target | None = Field(default=None, description="stop when a metric reaches a value")
+    patience: Count | None = Field(default=None, description="stop after so many evaluated models without a new best")
     metric: str = Field(default="loss", description="what `best` goes by; loss is minimised, others are maximised")
     evaluate: Literal["clients", "holdout", "off"] = Field(default="clients", description="where the model is measured")
     evaluate_every: Count = Field(default=1, description="rounds between two evaluations")

@@ -31,7 +31,7 @@ from thinwire.server.reply_checks import invalid_reply
 from thinwire.server.round_close import finish
 from thinwire.server.round_mode import RoundMode
 from thinwire.server.round_runner import RoundRunner
-from thinwire.server.run_end import close, dismiss, end
+from thinwire.server.run_end import close, dismiss, end, lost_patience
 from thinwire.server.sampled_mode import SampledMode
 from thinwire.server.secure_mode import SecureMode
 from thinwire.server.secure_round_runner import SecureRoundRunner
@@ -100,7 +100,7 @@ def _rounds(running: RunContext, paused: Callable[[], bool]) -> None:
     if past.line.current and past.line.accepts_replies:
         running.record_resumed(past.line.current.round)
         _one(running, rebuild_round(_runner(running, past.line.current)))
-    while past.steps_made < plan.run.rounds and past.scores.reached is None:
+    while past.steps_made < plan.run.rounds and past.scores.reached is None and not lost_patience(running):
         if running.stop_ordered():
             return
         if past.too_few_in_a_row > plan.cohort.retry_limit:

@@ -102,6 +102,7 @@ class EvaluationLog:
     best: Evaluated | None = None
     reached: int | None = None  # the first version that met the target; a worse evaluation of a later one is no matter
     by_enough: int = 0  # evaluated versions that may be best and meet a target
+    since_best: int = 0  # those of them that were evaluated after the best one
     most: int = 0  # the largest number of clients that measured one version
     measurers: set[str] = field(default_factory=set)  # devices whose measurements of some version were evaluated
     names: set[str] = field(default_factory=set)  # all recorded metrics, with their prefix
@@ -124,12 +125,14 @@ class EvaluationLog:
             self.measured = {known: some for known, some in self.measured.items() if known > newest - self.kept}
 
     def apply(self, event: Event) -> None:
-        """Record an evaluation, or that the run goes on after it ended: then no version has met its target."""
+        """Record an evaluation, or that the run goes on after it ended: then no version has met its target, and the
+        patience begins anew.
+        """
         match event:
             case Evaluated():
                 self.evaluate(event)
             case RunExtended():
-                self.reached = None
+                self.reached, self.since_best = None, 0
 
     def evaluate(self, event: Evaluated) -> None:
         """Record the evaluation of a version, and forget the measurements that it is made from."""
@@ -140,6 +143,7 @@ class EvaluationLog:
         self.units |= event.units
         self.widths |= event.widths
         self.by_enough += not event.few
+        self.since_best = 0 if event.best else self.since_best + (not event.few)
         if event.reached:
             self.reached = min(event.version, event.version if self.reached is None else self.reached)
         if event.best:

@@ -10,6 +10,7 @@ from docs.generate.accuracy import accuracy_page, plots
 from docs.generate.cli import cli_page, environment_page
 from docs.generate.codecs import codecs_page
 from docs.generate.dashboard_api import openapi
+from docs.generate.dashboard_figures import PARTS as DASHBOARD
 from docs.generate.device_api import device_api_page
 from docs.generate.drift import drift_part
 from docs.generate.meanings import closing_page, exit_codes_page, failures_page
@@ -58,7 +59,7 @@ BEGIN, END = "<!-- Written by docs/generate: do not edit this part. -->", "<!-- 
 
 def written() -> dict[str, str]:
     """Everything that the script writes, by its place under docs/."""
-    parts = SPEED | ROUNDS | SIMULATED | SECURE | PRIVACY | QUOTED | {"codec-choice": which_codec}
+    parts = DASHBOARD | SPEED | ROUNDS | SIMULATED | SECURE | PRIVACY | QUOTED | {"codec-choice": which_codec}
     evidence = {"accuracy-bytes.md": f"{NOTE}\n\n{accuracy_page().strip()}\n", **plots()}
     return {
         "../README.md": filled(DOCS.parent / "README.md", readme_table()),

@@ -20,6 +20,7 @@ PAGE = {
     "drift": "how/different-data.md", "mailbox": "evidence/device-api.md", "secure-round": "evidence/secure-sum.md",
     "secure-support": "evidence/secure-sum.md", "privacy-audit": "evidence/privacy.md",
     "privacy-utility": "evidence/privacy.md", "sampler": "evidence/privacy.md",
+    "page": "evidence/dashboard.md", "dashboard-load": "evidence/dashboard.md", "several-runs": "evidence/dashboard.md",
 }  # fmt: skip  # of documents without their own
 CLAIMS = (  # document, claim, its figure, the figure's form
     ("demo", "update in the demo, compared with dense fp32", "uplink_ratio", "{:.0f} times smaller"),
@@ -52,6 +53,8 @@ CLAIMS = (  # document, claim, its figure, the figure's form
     ("privacy-audit", "epsilon that an attacker shows where 1 is claimed", "audited_lower", "{:.2f}"),
     ("privacy-utility", "accuracy with distributed privacy, compared with central", "distributed_gap", "{:.3f} less"),
     ("sampler", "draw of a discrete Gaussian, sigma 4096", "ns_per_draw_4096", "{:.1f} ns"),
+    ("page", "first curve of a run of 10 000 rounds, cold dashboard", "cold_first_curve_ms", "{:.0f} ms"),
+    ("several-runs", "device time of four runs over their priorities, most over least", "fairness", "{:.2f}"),
     ("drift", "accuracy with SCAFFOLD on unequal data", "gain scaffold identity", "{:+.1f} points"),
 )
 Line = tuple[str, str, str]  # the figure's names, its value, its meaning

@@ -125,8 +125,8 @@ class EvaluationLog:
             self.measured = {known: some for known, some in self.measured.items() if known > newest - self.kept}
 
     def apply(self, event: Event) -> None:
-        """Record an evaluation, or that the run goes on after it ended: then no version has met its target, and the
-        patience begins anew.
+        """Record an evaluation, or that the run goes on after it ended: then no version has met its target, and its
+        patience begins again.
         """
         match event:
             case Evaluated():

@@ -1,11 +1,12 @@
 # One command a line of `make help`. TORCH_INDEX=URL takes torch from that index first (a CPU-only build, for instance).
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test fuzz lint lock bench chromium postgresql clean
+.PHONY: help setup demo test test-extras fuzz lint lock bench chromium postgresql clean
 .NOTPARALLEL:
 
 VENV := .venv
 BIN := $(VENV)/bin
+EXTRAS := .venv-extras
 TORCH := torch==2.13.0
 LOCK := requirements/linux-x86_64-py311.txt
 TORCH_INDEX ?=
@@ -19,7 +20,7 @@ BENCH_ARGS ?= --preset small --json
 
 help:  ## this list
 	@echo "make TARGET [TORCH_INDEX=URL]   (TORCH_INDEX: where pip takes $(TORCH) from, e.g. an index of CPU-only builds)"
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
 
 setup: $(VENV)/.ready  ## build .venv here with everything that `thinwire demo` needs
 
@@ -31,6 +32,9 @@ test: $(VENV)/.dev chromium postgresql  ## run every test (PYTEST_ARGS="-x tests
 	@free=$$(df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 {print $$4}'); \
 	if [ -z "$${TMPDIR:-}" ] && [ "$${free:-0}" -gt 2000000 ]; then export TMPDIR=/dev/shm; fi; \
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+
+test-extras: $(EXTRAS)/.ready  ## with packages that users bring along: trackers, a notebook (PYTEST_ARGS="-k mlflow")
+	@$(EXTRAS)/bin/python -m pytest -q -p no:cacheprovider tests/extras $(PYTEST_ARGS)
 
 # Then the service is restarted 100 times under hostile messages: FUZZ_SERVICE_ARGS="--restarts 6 --cases 100".
 fuzz: $(VENV)/.dev  ## 100 000 hostile frames a decoder, kernels under sanitizers (FUZZ_ARGS="--frames 1000 --only rice")
@@ -52,7 +56,7 @@ lock: $(VENV)/.dev  ## write the hashes of all that is installed for the tests
 	@$(BIN)/python requirements/lock.py
 
 clean:  ## remove .venv and caches
-	@rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) $(EXTRAS) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 # The stamps make a second call instant; a change of what is installed makes them stale.
 $(VENV)/.made:
@@ -89,6 +93,14 @@ $(VENV)/.dev: $(VENV)/.locked $(VENV)/.ready
 	@set -eu; \
 	isolated=; if [ -s $(VENV)/.locked ]; then isolated=--no-build-isolation; fi; \
 	$(BIN)/python -m pip install $(QUIET) $$isolated -c constraints.txt -e '.[client,server,demo,dev]'; \
+	touch $@
+
+$(EXTRAS)/.ready: $(VENV)/.made pyproject.toml constraints.txt requirements/extras.txt setup.py $(wildcard csrc/*)
+	@set -eu; \
+	echo "installing Thinwire, torch and the packages of requirements/extras.txt into $(EXTRAS)" >&2; \
+	[ -x $(EXTRAS)/bin/python ] || $(BIN)/python -m venv $(EXTRAS); \
+	if [ -n "$(TORCH_INDEX)" ]; then $(EXTRAS)/bin/python -m pip install $(QUIET) '$(TORCH)' --index-url '$(TORCH_INDEX)'; fi; \
+	$(EXTRAS)/bin/python -m pip install $(QUIET) -c constraints.txt -r requirements/extras.txt -e '.[client,server,demo,notebook]' hypothesis pytest; \
 	touch $@
 
 chromium:

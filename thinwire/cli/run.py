@@ -16,6 +16,7 @@ import typer
 from thinwire.cli import console
 from thinwire.cli.local_state import aggregator_home
 from thinwire.cli.params import Home, Json, PlanFile, Sets, Task, checked_plan
+from thinwire.cli.runs.track import Track, opener, start_follower
 from thinwire.cli.task import load
 from thinwire.core.signals import INTERRUPTED
 
@@ -31,6 +32,7 @@ def run(
     sets: Sets = None,
     detach: Annotated[bool, typer.Option("--detach", help="print the run's id and end")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="submit it with fewer known devices than it selects")] = False,
+    track: Track = None,
     json: Json = False,
     home: Home = None,
 ) -> None:
@@ -41,11 +43,15 @@ def run(
     from thinwire.cli.local_state import opened, require_alive
 
     read = checked_plan(plan, sets)
+    if track:
+        opener(track, "")  # an error before there is a run
     require_alive(home)
     with opened(home, read_only=False) as store:
         if not yes:
             require_known(store, read, home)
         run_id = hand_over(store, home, read, plan, task)
+        if track:
+            start_follower(run_id, track, home)
         if detach:
             _detached(run_id, home, json)
             return

@@ -21,6 +21,7 @@ import typer
 from thinwire.cli import console
 from thinwire.cli.params import Data, Home, Json, PlanFile, Sets, Task, checked_plan, overrides
 from thinwire.cli.runs.progress import Teller, screen
+from thinwire.cli.runs.track import Track, opener, start_follower
 from thinwire.core import formatting
 from thinwire.core.signals import INTERRUPTED, remembered
 
@@ -47,6 +48,7 @@ def sim(
     workers: Annotated[int, typer.Option("--workers", min=1, help="of a sweep: number of runs at once")] = 1,
     processes: Annotated[int, typer.Option("--processes", min=1, help="number of processes of one run")] = 1,
     keep: Annotated[bool, typer.Option("--keep", help="after kill -9 the same command goes on with the run")] = False,
+    track: Track = None,
     name: Annotated[str | None, typer.Option("--name", help="of a sweep: name of its group")] = None,
     debug: Annotated[bool, typer.Option("--debug", help="raise errors of the task with their traceback")] = False,
     json: Json = False,
@@ -72,6 +74,8 @@ def sim(
             raise typer.BadParameter("--processes is for one run: a sweep's runs are made side by side with --workers")
         if keep:
             raise typer.BadParameter("--keep is for one run: a sweep makes only the runs that are missing")
+        if track:
+            raise typer.BadParameter("--track is for one run: thinwire runs compare --group NAME compares a sweep's")
         group, code = swept(
             plan, overrides(sets), axes(sweep or []), name=name, seeds=seeds, workers=workers, task=task,
             clients=clients, split=split, data=data, home=home,
@@ -85,7 +89,7 @@ def sim(
     read = checked_plan(plan, sets)
     document, code = simulated(
         read, plan, task, clients=clients, split=split, data=data, debug=debug, home=home, processes=processes,
-        keeps=keep,
+        keeps=keep, track=track,
     )  # fmt: skip
     if json:
         console.document(document)
@@ -138,6 +142,7 @@ def simulated(
     home: Path | None,
     processes: int = 1,
     keeps: bool = False,
+    track: str | None = None,
 ) -> tuple[dict[str, Any], int]:
     """Simulate one run, print its progress, and return its document and exit code.
 
@@ -152,6 +157,8 @@ def simulated(
     from thinwire.simulation import run_sim
     from thinwire.simulation.run import require_processes
 
+    if track:
+        opener(track, "")  # an error before the task is loaded
     spec = task_spec(plan.run.task, file, task)
     code = load_task(spec)
     require_processes(processes, spec, debug)
@@ -169,11 +176,16 @@ def simulated(
                 tell(line)
             show(f"{begun[0]}: {teller.now}")
 
+        def on_begin(run_id: str) -> None:
+            begun.append(run_id)
+            if track:
+                start_follower(run_id, track, home)
+
         try:
             run_sim(
                 plan, code, store=store, home=aggregator_home(home), clients=clients, client=client, debug=debug,
                 first=Initial(made.layout, params, buffers, dict(counters), made.fixed), on_event=on_event,
-                on_begin=begun.append, processes=processes, spec=spec, keeps=keeps,
+                on_begin=on_begin, processes=processes, spec=spec, keeps=keeps,
             )  # fmt: skip
         except KeyboardInterrupt:
             if keeps and begun:

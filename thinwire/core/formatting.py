@@ -196,9 +196,9 @@ COMMANDS = (
     "aggregator users add", "aggregator users reset", "aggregator users list", "aggregator users disable",
     "aggregator users enable", "aggregator tokens add", "aggregator tokens list", "aggregator tokens revoke",
     "runs compare", "runs list", "runs show", "runs watch", "runs model", "runs stop", "runs pause", "runs resume",
-    "runs tag", "runs archive", "runs unarchive", "runs delete", "runs clone", "runs extend", "devices remove",
-    "devices list", "devices show", "devices invite", "devices approve", "devices revoke", "devices rename",
-    "devices forget", "devices tag", "privacy report",
+    "runs tag", "runs archive", "runs unarchive", "runs delete", "runs clone", "runs extend", "runs track",
+    "devices remove", "devices list", "devices show", "devices invite", "devices approve", "devices revoke",
+    "devices rename", "devices forget", "devices tag", "privacy report",
     "devices roster export", "devices roster install", "privacy ledger settle", "privacy ledger",
 )  # fmt: skip
 """Those with `--home` that are typed on the aggregator's machine; `thinwire client` has a state of its own."""

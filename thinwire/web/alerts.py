@@ -32,9 +32,9 @@ from thinwire.core.errors import ThinwireError
 from thinwire.core.owner_file import AggregatorFile, AlertSettings, aggregator_file
 from thinwire.reports.alerting import Surroundings, conditions
 from thinwire.store import AlertRow, Store
+from thinwire.web.dependencies import API, StoreDep, Who
 from thinwire.web.problems import PROBLEMS
-from thinwire.web.routes import API, Number, as_csv
-from thinwire.web.security import Who
+from thinwire.web.routes import Number, as_csv
 from thinwire.web.settings import aggregator
 
 LOOK_S: Final = 10.0
@@ -43,6 +43,7 @@ log = logging.getLogger("thinwire.alerts")
 Send = Callable[[str, AlertSettings, dict[str, Any]], None]
 WEBHOOK: Final = "webhook"
 EMAIL: Final = "email"
+MOST_ALERTS: Final = 1000  # in one answer
 
 
 class AlertWatch:
@@ -181,20 +182,22 @@ class ShownAlert(BaseModel):
     failure: str
 
 
-def alert_routes(store: Store) -> APIRouter:
-    """Return the routes about alerts."""
-    router = APIRouter(prefix=API, responses=PROBLEMS)
+router = APIRouter(prefix=API, responses=PROBLEMS)
 
-    @router.get("/alerts")
-    def alerts(limit: Annotated[int, Query(ge=1, le=1000)] = 200) -> list[ShownAlert]:
-        return [ShownAlert(**asdict(row)) for row in store.alerts.all(limit)]
 
-    @router.get("/alerts.csv", response_class=Response, include_in_schema=False)
-    def alerts_csv() -> Response:
-        return as_csv(alerts(1000), ShownAlert, "alerts")
+@router.get("/alerts")
+def alerts(store: StoreDep, limit: Annotated[int, Query(ge=1, le=MOST_ALERTS)] = 200) -> list[ShownAlert]:
+    """Return open and closed alerts, newest first."""
+    return [ShownAlert(**asdict(row)) for row in store.alerts.all(limit)]
 
-    @router.post("/alerts/{number}/acknowledge")
-    def acknowledge(number: Number, who: Who) -> ShownAlert:
-        return ShownAlert(**asdict(store.alerts.acknowledge(number, who)))
 
-    return router
+@router.get("/alerts.csv", response_class=Response, include_in_schema=False)
+def alerts_csv(store: StoreDep) -> Response:
+    """Return open and closed alerts, newest first."""
+    return as_csv(alerts(store, MOST_ALERTS), ShownAlert, "alerts")
+
+
+@router.post("/alerts/{number}/acknowledge")
+def acknowledge(store: StoreDep, number: Number, who: Who) -> ShownAlert:
+    """Note that a person has seen the alert."""
+    return ShownAlert(**asdict(store.alerts.acknowledge(number, who)))

@@ -9,9 +9,9 @@ from starlette.responses import Response
 
 from thinwire.core.errors import NotFound
 from thinwire.reports.comparison import MOST_RUNS, compare_runs, run_curves
-from thinwire.store import Store
+from thinwire.web.dependencies import API, StoreDep
 from thinwire.web.problems import PROBLEMS
-from thinwire.web.routes import API, text_of
+from thinwire.web.routes import text_of
 from thinwire.web.schemas import Answer
 
 
@@ -46,23 +46,24 @@ class RunComparison(Answer):
     curves: list[RunCurve]
 
 
-def compare_routes(store: Store) -> APIRouter:
-    """Return the routes of a comparison."""
-    router = APIRouter(prefix=API, responses=PROBLEMS)
+RunIds = Annotated[str, Query(pattern=r"^[A-Za-z0-9_,-]{1,700}$", description="ids, separated by commas")]
+Metric = Annotated[str, Query(max_length=80)]
+router = APIRouter(prefix=API, responses=PROBLEMS)
 
-    @router.get("/compare.csv", response_class=Response, include_in_schema=False)
-    def compared_csv(runs: RunIds, metric: Metric = "") -> Response:
-        document = compare_runs(store, _ids(runs), metric).document()
-        return text_of([*document["rows"], *document["apart"]], [], "comparison")
 
-    @router.get("/compare")
-    def compared(runs: RunIds, metric: Metric = "", target: float | None = None) -> RunComparison:
-        """Return up to eight runs side by side, with their curves."""
-        ids = _ids(runs)
-        found: dict[str, Any] = compare_runs(store, ids, metric, target).document()
-        return RunComparison(**found, curves=[RunCurve(**one) for one in run_curves(store, ids)])
+@router.get("/compare.csv", response_class=Response, include_in_schema=False)
+def compared_csv(store: StoreDep, runs: RunIds, metric: Metric = "") -> Response:
+    """Return the figures of up to eight runs side by side."""
+    document = compare_runs(store, _ids(runs), metric).document()
+    return text_of([*document["rows"], *document["apart"]], [], "comparison")
 
-    return router
+
+@router.get("/compare")
+def compared(store: StoreDep, runs: RunIds, metric: Metric = "", target: float | None = None) -> RunComparison:
+    """Return up to eight runs side by side, with their curves."""
+    ids = _ids(runs)
+    found: dict[str, Any] = compare_runs(store, ids, metric, target).document()
+    return RunComparison(**found, curves=[RunCurve(**one) for one in run_curves(store, ids)])
 
 
 def _ids(runs: str) -> list[str]:
@@ -73,7 +74,3 @@ def _ids(runs: str) -> list[str]:
             f"{len(ids)} runs to compare", why=f"one to {MOST_RUNS} stand side by side", hint="?runs=A,B with their ids"
         )
     return ids
-
-
-RunIds = Annotated[str, Query(pattern=r"^[A-Za-z0-9_,-]{1,700}$", description="ids, separated by commas")]
-Metric = Annotated[str, Query(max_length=80)]

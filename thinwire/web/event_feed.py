@@ -29,9 +29,9 @@ from thinwire.core.errors import NotFound, ThinwireError
 from thinwire.core.events import Event
 from thinwire.core.protection_events import SHOWN_OF_SAMPLED, is_sampled, without_sample
 from thinwire.store import Store
+from thinwire.web.dependencies import API, from_state, visitor
 from thinwire.web.problems import PROBLEMS
-from thinwire.web.routes import API, STREAM, RunId
-from thinwire.web.security import visitor
+from thinwire.web.routes import STREAM, RunId
 from thinwire.web.streams import STILL_HERE, Places, Watch
 
 KEPT: Final = 1000  # messages of a run
@@ -206,27 +206,24 @@ class EventFeeds:
                 reader.set()
 
 
-def event_routes(feeds: EventFeeds) -> APIRouter:
-    """Return the routes of a run's events: the newest ones, and their stream."""
-    router = APIRouter(prefix=API, responses=PROBLEMS)
-
-    @router.get("/runs/{run_id}/events", response_model=list[JournalEvent])
-    async def events(run_id: RunId) -> Response:
-        """Return the newest events of the run's journal, at most 1000, oldest first."""
-        feed = await feeds.of(run_id)
-        return Response(feed.listed(), media_type="application/json")
-
-    @router.get("/runs/{run_id}/events/stream", response_class=StreamingResponse)
-    async def stream(request: Request, run_id: RunId, last_event_id: LastId = "") -> Response:
-        """Stream the run's events; with `Last-Event-ID` from the one after it, or `reset` if that is not kept."""
-        feed = await feeds.of(run_id)
-        seen = visitor(request)
-        if refused := feeds.places.refusal(seen.person.user):
-            return refused
-        sent = feeds.stream(feed, last_event_id, lambda: not feed.is_over and seen.still_known(), seen.person.user)
-        return StreamingResponse(sent, media_type="text/event-stream", headers=STREAM)
-
-    return router
-
-
 LastId = Annotated[str, Header(max_length=64)]
+FeedsDep = Annotated[EventFeeds, from_state("feeds")]
+router = APIRouter(prefix=API, responses=PROBLEMS)
+
+
+@router.get("/runs/{run_id}/events", response_model=list[JournalEvent])
+async def events(feeds: FeedsDep, run_id: RunId) -> Response:
+    """Return the newest events of the run's journal, at most 1000, oldest first."""
+    feed = await feeds.of(run_id)
+    return Response(feed.listed(), media_type="application/json")
+
+
+@router.get("/runs/{run_id}/events/stream", response_class=StreamingResponse)
+async def stream(request: Request, feeds: FeedsDep, run_id: RunId, last_event_id: LastId = "") -> Response:
+    """Stream the run's events; with `Last-Event-ID` from the one after it, or `reset` if that is not kept."""
+    feed = await feeds.of(run_id)
+    seen = visitor(request)
+    if refused := feeds.places.refusal(seen.person.user):
+        return refused
+    sent = feeds.stream(feed, last_event_id, lambda: not feed.is_over and seen.still_known(), seen.person.user)
+    return StreamingResponse(sent, media_type="text/event-stream", headers=STREAM)

@@ -29,6 +29,7 @@ from thinwire.core.net import neighbourhood
 from thinwire.store import MACHINE, Store
 from thinwire.store.passwords import AT_ONCE
 from thinwire.store.sessions import SESSION_S, hashed
+from thinwire.web.dependencies import SettingsDep, StoreDep, from_state
 from thinwire.web.security import NEXT, client_address, is_secure, session_token, static_text
 from thinwire.web.settings import Settings
 
@@ -169,42 +170,45 @@ class Entrance:
         return answer
 
 
-def login_routes(settings: Settings, store: Store, checks: PasswordChecks) -> APIRouter:
-    """Return the routes of login and logout.
+EntranceDep = Annotated[Entrance, from_state("entrance")]
+router = APIRouter(include_in_schema=False)
 
-    GET shows the form or takes the code of a link; POST takes the form's name and password, or its code. A valid one
-    starts a session of seven days in a cookie.
-    """
-    router, entrance = APIRouter(include_in_schema=False), Entrance(settings, store, checks)
 
-    @router.get("/login")
-    async def form(request: Request, code: str = "", after: Annotated[str, Query(alias="next")] = "") -> Response:
-        fetched_ahead = "prefetch" in request.headers.get("sec-purpose", request.headers.get("purpose", ""))
-        return await entrance.by_link(request, code, after) if code and not fetched_ahead else entrance.form()
+@router.get("/login")
+async def form(
+    request: Request, entrance: EntranceDep, code: str = "", after: Annotated[str, Query(alias="next")] = ""
+) -> Response:  # fmt: skip
+    """Show the form, or log in with the code of a link; a valid one starts a session of seven days in a cookie."""
+    fetched_ahead = "prefetch" in request.headers.get("sec-purpose", request.headers.get("purpose", ""))
+    return await entrance.by_link(request, code, after) if code and not fetched_ahead else entrance.form()
 
-    @router.post("/login")
-    async def take(request: Request, after: Annotated[str, Query(alias="next")] = "") -> Response:
-        try:
-            said = await request.body()
-        except ClientDisconnect:
-            return Response(status_code=400)  # the client has disconnected
-        try:
-            fields = parse_qs(said.decode("utf-8", "replace"), max_num_fields=4)
-        except ValueError:  # too many fields: not our form
-            return entrance.form("That is not what this form sends. A fresh code works.", 400)
-        name, password, code = (fields.get(field, [""])[0] for field in ("name", "password", "code"))
-        if name or password:
-            return await entrance.by_password(request, name.strip().lower()[:64], password, after)
-        return await entrance.by_code(request, code, after)
 
-    @router.post("/logout")
-    async def leave(request: Request) -> Response:
-        await run_in_threadpool(store.logins.end, session_token(request.headers, settings))
-        answer = RedirectResponse("login", 303)
-        answer.delete_cookie(settings.cookie, secure=is_secure(request), httponly=True, samesite="strict")
-        return answer
+@router.post("/login")
+async def take(
+    request: Request, entrance: EntranceDep, after: Annotated[str, Query(alias="next")] = ""
+) -> Response:  # fmt: skip
+    """Log in with the form's name and password, or its code."""
+    try:
+        said = await request.body()
+    except ClientDisconnect:
+        return Response(status_code=400)  # the client has disconnected
+    try:
+        fields = parse_qs(said.decode("utf-8", "replace"), max_num_fields=4)
+    except ValueError:  # too many fields: not our form
+        return entrance.form("That is not what this form sends. A fresh code works.", 400)
+    name, password, code = (fields.get(field, [""])[0] for field in ("name", "password", "code"))
+    if name or password:
+        return await entrance.by_password(request, name.strip().lower()[:64], password, after)
+    return await entrance.by_code(request, code, after)
 
-    return router
+
+@router.post("/logout")
+async def leave(request: Request, store: StoreDep, settings: SettingsDep) -> Response:
+    """End the session of this browser."""
+    await run_in_threadpool(store.logins.end, session_token(request.headers, settings))
+    answer = RedirectResponse("login", 303)
+    answer.delete_cookie(settings.cookie, secure=is_secure(request), httponly=True, samesite="strict")
+    return answer
 
 
 def _go_on(after: str) -> Response:

@@ -10,7 +10,7 @@ import time
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter
 from pydantic import Field
@@ -23,11 +23,10 @@ from thinwire.reports.plan_check import PlanCheck, check_text, check_values
 from thinwire.reports.run_estimate import Estimate, estimate
 from thinwire.store import DeviceInfo, MeasureRow, Store
 from thinwire.store.task_layouts import KnownTask, hosts, known_task, known_tasks
+from thinwire.web.dependencies import API, SettingsDep, StoreDep, Who, from_state
 from thinwire.web.problems import PROBLEMS
-from thinwire.web.routes import API
 from thinwire.web.schemas import Answer, Body, Ordered
-from thinwire.web.security import Who
-from thinwire.web.settings import Settings, may_serve
+from thinwire.web.settings import may_serve
 from thinwire.web.uploads import Uploads
 
 KEPT_S: Final = 3.0  # for which devices and links are not read again while a person types
@@ -181,31 +180,32 @@ def plan_schema() -> dict[str, Any]:
     return RunPlan.model_json_schema()
 
 
-def plan_routes(settings: Settings, store: Store) -> APIRouter:
-    """Return the routes of a new run."""
-    router = APIRouter(prefix=API, responses=PROBLEMS)
-    planning = Planning(store, settings.lock)
+PlanningDep = Annotated[Planning, from_state("planning")]
+router = APIRouter(prefix=API, responses=PROBLEMS)
 
-    @router.get("/plans/schema")
-    def schema() -> dict[str, Any]:
-        """Return the JSON schema of a plan: sections, keys with descriptions, defaults and values."""
-        return plan_schema()
 
-    @router.get("/plans/tasks")
-    def tasks() -> KnownTasks:
-        devices = store.devices()
-        return KnownTasks(tasks={name: len(hosts(devices, name)) for name in known_tasks(store)})
+@router.get("/plans/schema")
+def schema() -> dict[str, Any]:
+    """Return the JSON schema of a plan: sections, keys with descriptions, defaults and values."""
+    return plan_schema()
 
-    @router.post("/plans/check")
-    def check(given: Given) -> PlanChecked:
-        """Check a plan, given as TOML or as values, without side effects."""
-        return planning.check(given)
 
-    @router.post("/runs", status_code=202)
-    def begin(new: NewRun, who: Who) -> Ordered:
-        """Order a run of a plan; the aggregator makes it, and `/orders/{number}` tells its id or the refusal."""
-        if not may_serve(settings.lock):
-            raise Refused("no aggregator is running", "it makes and runs what is ordered", "thinwire aggregator start")
-        return Ordered(order=planning.order(new.plan, who))
+@router.get("/plans/tasks")
+def tasks(store: StoreDep) -> KnownTasks:
+    """Return the tasks that a plan may name, each with the number of approved devices that have it."""
+    devices = store.devices()
+    return KnownTasks(tasks={name: len(hosts(devices, name)) for name in known_tasks(store)})
 
-    return router
+
+@router.post("/plans/check")
+def check(planning: PlanningDep, given: Given) -> PlanChecked:
+    """Check a plan, given as TOML or as values, without side effects."""
+    return planning.check(given)
+
+
+@router.post("/runs", status_code=202)
+def begin(settings: SettingsDep, planning: PlanningDep, new: NewRun, who: Who) -> Ordered:
+    """Order a run of a plan; the aggregator makes it, and `/orders/{number}` tells its id or the refusal."""
+    if not may_serve(settings.lock):
+        raise Refused("no aggregator is running", "it makes and runs what is ordered", "thinwire aggregator start")
+    return Ordered(order=planning.order(new.plan, who))

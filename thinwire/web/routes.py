@@ -25,15 +25,13 @@ import thinwire
 from thinwire.core.errors import ThinwireError
 from thinwire.core.statedir import SWEEPS
 from thinwire.reports.sweep_results import groups
-from thinwire.store import RunOrder, Store
+from thinwire.store import RunOrder
 from thinwire.web import round_schemas, schemas
+from thinwire.web.dependencies import API, ReaderDep, SettingsDep, StoreDep, Who, from_state, visitor
 from thinwire.web.problems import PROBLEMS
-from thinwire.web.run_queries import Reader
-from thinwire.web.security import Who, visitor
-from thinwire.web.settings import Settings, aggregator
+from thinwire.web.settings import aggregator
 from thinwire.web.streams import STILL_HERE, Places, Watch
 
-API = "/api/v1"
 TICK_S = 0.25
 MOST_TABS = 64
 TABS_OF_ONE = 8  # browsers of a user: all tabs of one share a stream
@@ -130,84 +128,108 @@ class Live:
 STREAM = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}  # a proxy must not buffer the events
 
 
-def api_routes(settings: Settings, store: Store, reader: Reader, live: Live) -> APIRouter:
-    """Return the routes about runs, the aggregator's state, and the live events."""
-    router = APIRouter(prefix=API, responses=PROBLEMS)
-
-    @router.get("/service")
-    def service() -> schemas.Service:
-        state, about = aggregator(settings.lock)
-        return schemas.Service(
-            aggregator=state, listen=str(about.get("listen", "")), urls=[str(url) for url in about.get("urls") or ()],
-            tls=bool(about.get("pin")), version=thinwire.__version__, seq=store.changes(), now=time.time(),
-        )  # fmt: skip
-
-    @router.get("/runs")
-    def runs() -> list[schemas.Run]:
-        return reader.runs()
-
-    @router.get("/groups")
-    def swept() -> list[schemas.Group]:
-        found = groups(settings.lock.parent / SWEEPS) if settings.lock else []
-        return [schemas.Group(name=g.name, task=g.task, done=g.done, runs=g.runs, at=g.at) for g in found]
-
-    @router.get("/runs/{run_id}")
-    def run(run_id: RunId) -> schemas.RunPage:
-        return reader.run(run_id)
-
-    @router.get("/runs/{run_id}/view", response_model=round_schemas.RunView)
-    def view(
-        run_id: RunId, since: Change = 0, number: Chosen = 0, held: Change = 0, first_client: AnyClient = None
-    ) -> Response:  # fmt: skip
-        """Return what the run's page shows, or what has changed of it `since` a change."""
-        return _once(reader.view(run_id, since, number, held, first_client))
-
-    @router.post("/runs/{run_id}/{verb}", status_code=202)
-    def order(run_id: RunId, verb: RunOrder, who: Who) -> schemas.Ordered:
-        return schemas.Ordered(order=store.order(verb, run_id, who))
-
-    @router.get("/live", response_class=StreamingResponse)
-    async def news(request: Request) -> Response:
-        seen = visitor(request)
-        if refused := live.places.refusal(seen.person.user):
-            return refused
-        stream = live.stream(seen.still_known, seen.person.user)
-        return StreamingResponse(stream, media_type="text/event-stream", headers=STREAM)
-
-    return router
+RunId = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,80}$", description="an id, its unique beginning, or latest")]
+Number = Annotated[int, Path(ge=1, le=2**31 - 1)]
+Since = Annotated[int, Query(ge=1, le=2**31 - 1, alias="from")]
+Last = Annotated[int, Query(ge=1, le=2**31 - 1, alias="to")]
+Change = Annotated[int, Query(ge=0, le=2**62)]
+Chosen = Annotated[int, Query(ge=0, le=2**31 - 1, alias="round")]
+FirstClient = Annotated[int, Query(ge=0, le=2**31 - 1, alias="client")]
+AnyClient = Annotated[int | None, Query(ge=0, le=2**31 - 1, alias="client")]
+Count = Annotated[int, Query(ge=1, le=1000)]
+OfRound = Annotated[int | None, Query(ge=1, le=2**31 - 1, alias="round")]
+LiveDep = Annotated[Live, from_state("live")]
+router = APIRouter(prefix=API, responses=PROBLEMS)
 
 
-def round_routes(reader: Reader) -> APIRouter:
-    """Return the routes about the rounds, updates and clients of a run."""
-    router = APIRouter(prefix=API, responses=PROBLEMS)
+@router.get("/service")
+def service(store: StoreDep, settings: SettingsDep) -> schemas.Service:
+    """Return whether the aggregator is running, and where it listens."""
+    state, about = aggregator(settings.lock)
+    return schemas.Service(
+        aggregator=state, listen=str(about.get("listen", "")), urls=[str(url) for url in about.get("urls") or ()],
+        tls=bool(about.get("pin")), version=thinwire.__version__, seq=store.changes(), now=time.time(),
+    )  # fmt: skip
 
-    @router.get("/runs/{run_id}/rounds")
-    def rounds(run_id: RunId, first: Since = 1) -> list[round_schemas.Round]:
-        return reader.rounds(run_id, first)
 
-    @router.get("/runs/{run_id}/lines")
-    def lines(run_id: RunId, first: Since = 1, last: Last = 2**31 - 1) -> list[round_schemas.RoundLine]:
-        """Return rounds as lines of a table, at most 120."""
-        return reader.lines(run_id, first, last)
+@router.get("/runs")
+def runs(reader: ReaderDep) -> list[schemas.Run]:
+    """Return all runs, latest first."""
+    return reader.runs()
 
-    @router.get("/runs/{run_id}/heat", response_model=round_schemas.Heat)
-    def heat(run_id: RunId, first: Since = 1, last: Last = 2**31 - 1) -> Response:
-        """Return the outcomes and times of clients in these rounds, at most 60: the newest of them."""
-        return _once(reader.heat(run_id, first, last))
 
-    @router.get("/runs/{run_id}/clients")
-    def clients(run_id: RunId, first: FirstClient = 0, count: Count = 50) -> schemas.Clients:
-        return reader.clients(run_id, first, count)
+@router.get("/groups")
+def swept(settings: SettingsDep) -> list[schemas.Group]:
+    """Return the groups of runs that sweeps have made."""
+    found = groups(settings.lock.parent / SWEEPS) if settings.lock else []
+    return [schemas.Group(name=g.name, task=g.task, done=g.done, runs=g.runs, at=g.at) for g in found]
 
-    @router.get("/runs/{run_id}/rounds/{number}", response_model=round_schemas.RoundPage)
-    def one_round(run_id: RunId, number: Number) -> Response:
-        return _once(reader.round(run_id, number))
 
-    @router.get("/runs/{run_id}/updates")
-    def updates(run_id: RunId, number: OfRound = None) -> list[round_schemas.Update]:
-        return reader.updates(run_id, number)
+@router.get("/runs/{run_id}")
+def run(reader: ReaderDep, run_id: RunId) -> schemas.RunPage:
+    """Return a run with its plan, its progress and its figures."""
+    return reader.run(run_id)
 
-    return router
+
+@router.get("/runs/{run_id}/view", response_model=round_schemas.RunView)
+def view(
+    reader: ReaderDep, run_id: RunId, since: Change = 0, number: Chosen = 0, held: Change = 0,
+    first_client: AnyClient = None,
+) -> Response:  # fmt: skip
+    """Return what the run's page shows, or what has changed of it `since` a change."""
+    return _once(reader.view(run_id, since, number, held, first_client))
+
+
+@router.post("/runs/{run_id}/{verb}", status_code=202)
+def order(store: StoreDep, run_id: RunId, verb: RunOrder, who: Who) -> schemas.Ordered:
+    """Order the aggregator to pause, resume or stop a run."""
+    return schemas.Ordered(order=store.order(verb, run_id, who))
+
+
+@router.get("/live", response_class=StreamingResponse)
+async def news(request: Request, live: LiveDep) -> Response:
+    """Stream the status of aggregator and store: now, then each change."""
+    seen = visitor(request)
+    if refused := live.places.refusal(seen.person.user):
+        return refused
+    stream = live.stream(seen.still_known, seen.person.user)
+    return StreamingResponse(stream, media_type="text/event-stream", headers=STREAM)
+
+
+@router.get("/runs/{run_id}/rounds")
+def rounds(reader: ReaderDep, run_id: RunId, first: Since = 1) -> list[round_schemas.Round]:
+    """Return the rounds of a run, from a number on."""
+    return reader.rounds(run_id, first)
+
+
+@router.get("/runs/{run_id}/lines")
+def lines(reader: ReaderDep, run_id: RunId, first: Since = 1, last: Last = 2**31 - 1) -> list[round_schemas.RoundLine]:
+    """Return rounds as lines of a table, at most 120."""
+    return reader.lines(run_id, first, last)
+
+
+@router.get("/runs/{run_id}/heat", response_model=round_schemas.Heat)
+def heat(reader: ReaderDep, run_id: RunId, first: Since = 1, last: Last = 2**31 - 1) -> Response:
+    """Return the outcomes and times of clients in these rounds, at most 60: the newest of them."""
+    return _once(reader.heat(run_id, first, last))
+
+
+@router.get("/runs/{run_id}/clients")
+def clients(reader: ReaderDep, run_id: RunId, first: FirstClient = 0, count: Count = 50) -> schemas.Clients:
+    """Return a page of the clients of a run."""
+    return reader.clients(run_id, first, count)
+
+
+@router.get("/runs/{run_id}/rounds/{number}", response_model=round_schemas.RoundPage)
+def one_round(reader: ReaderDep, run_id: RunId, number: Number) -> Response:
+    """Return a round with its updates and where its time went."""
+    return _once(reader.round(run_id, number))
+
+
+@router.get("/runs/{run_id}/updates")
+def updates(reader: ReaderDep, run_id: RunId, number: OfRound = None) -> list[round_schemas.Update]:
+    """Return the updates of a run, or of one of its rounds."""
+    return reader.updates(run_id, number)
 
 
 def _once(found: BaseModel) -> Response:
@@ -218,24 +240,23 @@ def _once(found: BaseModel) -> Response:
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
-def csv_routes(reader: Reader) -> APIRouter:
-    """Return the routes of the CSV files."""
-    router = APIRouter(prefix=API, include_in_schema=False)
+@router.get("/runs/{run_id}/rounds.csv", response_class=Response, include_in_schema=False)
+def rounds_csv(reader: ReaderDep, run_id: RunId) -> Response:
+    """Return the rounds of a run."""
+    return as_csv(reader.rounds(run_id), round_schemas.Round, f"{run_id}-rounds")
 
-    @router.get("/runs/{run_id}/rounds.csv", response_class=Response)
-    def rounds_csv(run_id: RunId) -> Response:
-        return as_csv(reader.rounds(run_id), round_schemas.Round, f"{run_id}-rounds")
 
-    @router.get("/runs/{run_id}/updates.csv", response_class=Response)
-    def updates_csv(run_id: RunId, number: OfRound = None) -> Response:
-        name = f"{run_id}-updates" if number is None else f"{run_id}-round-{number}"
-        return as_csv(reader.updates(run_id, number), round_schemas.Update, name)
+@router.get("/runs/{run_id}/updates.csv", response_class=Response, include_in_schema=False)
+def updates_csv(reader: ReaderDep, run_id: RunId, number: OfRound = None) -> Response:
+    """Return the updates of a run, or of one of its rounds."""
+    name = f"{run_id}-updates" if number is None else f"{run_id}-round-{number}"
+    return as_csv(reader.updates(run_id, number), round_schemas.Update, name)
 
-    @router.get("/runs/{run_id}/clients.csv", response_class=Response)
-    def clients_csv(run_id: RunId) -> Response:
-        return as_csv(reader.clients(run_id).clients, schemas.Client, f"{run_id}-clients")
 
-    return router
+@router.get("/runs/{run_id}/clients.csv", response_class=Response, include_in_schema=False)
+def clients_csv(reader: ReaderDep, run_id: RunId) -> Response:
+    """Return the clients of a run."""
+    return as_csv(reader.clients(run_id).clients, schemas.Client, f"{run_id}-clients")
 
 
 def as_csv(rows: Sequence[BaseModel], kind: type[BaseModel], name: str) -> Response:
@@ -278,15 +299,3 @@ def _flat(row: dict[str, object]) -> dict[str, object]:
         else:
             flat[name] = json.dumps(value) if isinstance(value, dict | list) else value
     return flat
-
-
-RunId = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,80}$", description="an id, its unique beginning, or latest")]
-Number = Annotated[int, Path(ge=1, le=2**31 - 1)]
-Since = Annotated[int, Query(ge=1, le=2**31 - 1, alias="from")]
-Last = Annotated[int, Query(ge=1, le=2**31 - 1, alias="to")]
-Change = Annotated[int, Query(ge=0, le=2**62)]
-Chosen = Annotated[int, Query(ge=0, le=2**31 - 1, alias="round")]
-FirstClient = Annotated[int, Query(ge=0, le=2**31 - 1, alias="client")]
-AnyClient = Annotated[int | None, Query(ge=0, le=2**31 - 1, alias="client")]
-Count = Annotated[int, Query(ge=1, le=1000)]
-OfRound = Annotated[int | None, Query(ge=1, le=2**31 - 1, alias="round")]

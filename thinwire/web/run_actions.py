@@ -14,10 +14,10 @@ from pydantic import Field
 from thinwire.core.errors import Refused
 from thinwire.core.events import ENDED
 from thinwire.store import RunRow, Store
+from thinwire.web.dependencies import API, StoreDep, Who
 from thinwire.web.problems import PROBLEMS
-from thinwire.web.routes import API, Number, RunId
+from thinwire.web.routes import Number, RunId
 from thinwire.web.schemas import Answer, Body, Ordered
-from thinwire.web.security import Who
 
 MOST_ROUNDS = 1_000_000
 Tag = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,32}$")]
@@ -63,55 +63,62 @@ class Outcome(Answer):
     hint: str = Field("", alias="try")
 
 
-def action_routes(store: Store) -> APIRouter:
-    """Return the routes of this file; they come before the one of `/runs/{run_id}/{verb}`."""
-    router = APIRouter(prefix=API, responses=PROBLEMS)
+router = APIRouter(prefix=API, responses=PROBLEMS)  # its routes come before the one of `/runs/{run_id}/{verb}`
 
-    @router.post("/runs/{run_id}/tags")
-    def tags(run_id: RunId, wanted: Tags, who: Who) -> Kept:
-        row = store.run(run_id)
-        store.tag_run(row.run_id, wanted.add, wanted.remove, who)
-        return kept(store.run(row.run_id))
 
-    @router.post("/runs/{run_id}/archive")
-    def archive(run_id: RunId, who: Who) -> Kept:
-        return archived(run_id, True, who)
+@router.post("/runs/{run_id}/tags")
+def tags(store: StoreDep, run_id: RunId, wanted: Tags, who: Who) -> Kept:
+    """Add tags to a run and remove others; this takes effect at once."""
+    row = store.run(run_id)
+    store.tag_run(row.run_id, wanted.add, wanted.remove, who)
+    return kept(store.run(row.run_id))
 
-    @router.post("/runs/{run_id}/unarchive")
-    def unarchive(run_id: RunId, who: Who) -> Kept:
-        return archived(run_id, False, who)
 
-    def archived(run_id: str, is_archived: bool, who: str) -> Kept:
-        row = store.run(run_id)
-        store.archive_run(row.run_id, is_archived, who)
-        return kept(store.run(row.run_id))
+@router.post("/runs/{run_id}/archive")
+def archive(store: StoreDep, run_id: RunId, who: Who) -> Kept:
+    """Put a run into the archive; lists show it only there."""
+    return _archived(store, run_id, True, who)
 
-    @router.post("/runs/{run_id}/extend", status_code=202)
-    def extend(run_id: RunId, wanted: Extension, who: Who) -> Ordered:
-        row = ended(store.run(run_id), "gets no more rounds")
-        return Ordered(order=store.commands.add("extend-run", row.run_id, wanted.model_dump(), who))
 
-    @router.post("/runs/{run_id}/delete", status_code=202)
-    def delete(run_id: RunId, wanted: Deletion, who: Who) -> Ordered:
-        """Delete a run that is over; the body repeats its id."""
-        row = ended(store.run(run_id), "is not deleted")
-        if wanted.run_id != row.run_id:
-            why = f"the body repeats {wanted.run_id!r}"
-            raise Refused(f"{row.run_id} is not deleted", why=why, hint=f"repeat its id: {row.run_id}")
-        known = store.commands.pending_of("delete-run", row.run_id)
-        return Ordered(order=known.id if known else store.commands.add("delete-run", row.run_id, who=who))
+@router.post("/runs/{run_id}/unarchive")
+def unarchive(store: StoreDep, run_id: RunId, who: Who) -> Kept:
+    """Take a run out of the archive."""
+    return _archived(store, run_id, False, who)
 
-    @router.get("/orders/{number}")
-    def outcome(number: Number) -> Outcome:
-        """Return whether the aggregator has carried out a command, by its number."""
-        found = store.commands.result(number)
-        if found is None:
-            return Outcome(order=number, done=None, **{"try": ""})
-        keys = {"run_id": "run_id", "detail": "error", "why": "why", "try": "try"}
-        said = {name: str(found.get(key, "")) for name, key in keys.items()}
-        return Outcome(order=number, done=bool(found.get("done")), **said)
 
-    return router
+def _archived(store: Store, run_id: str, is_archived: bool, who: str) -> Kept:
+    row = store.run(run_id)
+    store.archive_run(row.run_id, is_archived, who)
+    return kept(store.run(row.run_id))
+
+
+@router.post("/runs/{run_id}/extend", status_code=202)
+def extend(store: StoreDep, run_id: RunId, wanted: Extension, who: Who) -> Ordered:
+    """Order more rounds of a run that is over."""
+    row = ended(store.run(run_id), "gets no more rounds")
+    return Ordered(order=store.commands.add("extend-run", row.run_id, wanted.model_dump(), who))
+
+
+@router.post("/runs/{run_id}/delete", status_code=202)
+def delete(store: StoreDep, run_id: RunId, wanted: Deletion, who: Who) -> Ordered:
+    """Delete a run that is over; the body repeats its id."""
+    row = ended(store.run(run_id), "is not deleted")
+    if wanted.run_id != row.run_id:
+        why = f"the body repeats {wanted.run_id!r}"
+        raise Refused(f"{row.run_id} is not deleted", why=why, hint=f"repeat its id: {row.run_id}")
+    known = store.commands.pending_of("delete-run", row.run_id)
+    return Ordered(order=known.id if known else store.commands.add("delete-run", row.run_id, who=who))
+
+
+@router.get("/orders/{number}")
+def outcome(store: StoreDep, number: Number) -> Outcome:
+    """Return whether the aggregator has carried out a command, by its number."""
+    found = store.commands.result(number)
+    if found is None:
+        return Outcome(order=number, done=None, **{"try": ""})
+    keys = {"run_id": "run_id", "detail": "error", "why": "why", "try": "try"}
+    said = {name: str(found.get(key, "")) for name, key in keys.items()}
+    return Outcome(order=number, done=bool(found.get("done")), **said)
 
 
 def kept(row: RunRow) -> Kept:

@@ -13,8 +13,9 @@ from starlette.responses import Response
 from thinwire.core.events import ENDED
 from thinwire.store import RunRow, Store
 from thinwire.store.run_list import MAX_SEARCH, RunFilter, SortKey
+from thinwire.web.dependencies import API, from_state
 from thinwire.web.problems import PROBLEMS
-from thinwire.web.routes import API, as_csv
+from thinwire.web.routes import as_csv
 from thinwire.web.run_queries import Reader
 from thinwire.web.schemas import Answer
 
@@ -132,30 +133,28 @@ class RunLines:
         return RunLine(**own, sentence=sentence, metric=metric, best=best, seconds=took, disk_bytes=disk)
 
 
-def list_routes(store: Store, reader: Reader, runs: Path | None) -> APIRouter:
-    """Return the routes; `runs` is the folder of the runs' files, None if the dashboard does not know it."""
-    router = APIRouter(prefix=API, responses=PROBLEMS)
-    lines = RunLines(store, reader, runs)
-
-    @router.get("/run-list.csv", response_class=Response, include_in_schema=False)
-    def list_csv(
-        q: Search = "", status: Statuses = None, archived: bool = False, sort: ListKey = "number", down: bool = True
-    ) -> Response:  # fmt: skip
-        found = lines.page(RunFilter(q, tuple(status or ()), archived), sort, down, 0, MOST_LINES)
-        return as_csv(found.runs, RunLine, "runs")
-
-    @router.get("/run-list")
-    def listed(
-        q: Search = "", status: Statuses = None, archived: bool = False, sort: ListKey = "number", down: bool = True,
-        first: First = 0, count: Count = 50,
-    ) -> RunList:  # fmt: skip
-        """Return a page of the runs whose id, name, tags or task have all words of `q`, or of those in the archive."""
-        return lines.page(RunFilter(q, tuple(status or ()), archived), sort, down, first, count)
-
-    return router
-
-
 Search = Annotated[str, Query(max_length=MAX_SEARCH)]
 Statuses = Annotated[list[str] | None, Query(max_length=10)]
 First = Annotated[int, Query(ge=0, le=2**31 - 1)]
 Count = Annotated[int, Query(ge=1, le=200)]
+LinesDep = Annotated[RunLines, from_state("run_lines")]
+router = APIRouter(prefix=API, responses=PROBLEMS)
+
+
+@router.get("/run-list.csv", response_class=Response, include_in_schema=False)
+def list_csv(
+    lines: LinesDep, q: Search = "", status: Statuses = None, archived: bool = False, sort: ListKey = "number",
+    down: bool = True,
+) -> Response:  # fmt: skip
+    """Return the runs that match, without pages."""
+    found = lines.page(RunFilter(q, tuple(status or ()), archived), sort, down, 0, MOST_LINES)
+    return as_csv(found.runs, RunLine, "runs")
+
+
+@router.get("/run-list")
+def listed(
+    lines: LinesDep, q: Search = "", status: Statuses = None, archived: bool = False, sort: ListKey = "number",
+    down: bool = True, first: First = 0, count: Count = 50,
+) -> RunList:  # fmt: skip
+    """Return a page of the runs whose id, name, tags or task have all words of `q`, or of those in the archive."""
+    return lines.page(RunFilter(q, tuple(status or ()), archived), sort, down, first, count)

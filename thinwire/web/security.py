@@ -18,14 +18,12 @@ import html
 import math
 import re
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache, partial
 from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import get_args
 
-from fastapi import Depends, Request
+from fastapi import Request
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import HTMLResponse, RedirectResponse, Response
@@ -36,11 +34,12 @@ from thinwire.core.events import ENDED, RunStatus
 from thinwire.store import MACHINE, ROLES, Person, Store
 from thinwire.web.access import RECENT_S, Access, Match
 from thinwire.web.connections import allow_time, mark_known
+from thinwire.web.dependencies import VISITOR, Visitor
 from thinwire.web.problems import problem
 from thinwire.web.settings import Settings
 
 API = "/api/"
-VISITOR, SECURE = "thinwire.visitor", "thinwire.secure"  # in the scope of a request
+SECURE = "thinwire.secure"  # in the scope of a request
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
@@ -59,29 +58,6 @@ MAX_BODY = 64 * 1024
 UPLOADS = "/api/v1/uploads"  # the one route whose body may be larger
 HOST = re.compile(r"(?:\[(?P<address>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(?::[0-9]{1,5})?")
 LENGTH = re.compile(r"[0-9]{1,12}")  # int() raises on thousands of digits
-
-
-@dataclass(frozen=True)
-class Visitor:
-    """Holds who sent a request; `still_known` looks again, for a response that lasts."""
-
-    person: Person
-    still_known: Callable[[], bool]
-
-
-def visitor(request: Request) -> Visitor:
-    """Return who sent a request that the guard let pass."""
-    found = request.scope[VISITOR]
-    assert isinstance(found, Visitor)
-    return found
-
-
-def who(request: Request) -> str:
-    """Return the actor of a request for the audit log and for commands."""
-    return visitor(request).person.who
-
-
-Who = Annotated[str, Depends(who)]
 
 
 class Guard:

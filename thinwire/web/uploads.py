@@ -14,7 +14,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Annotated, BinaryIO, Final
 
 from fastapi import APIRouter, Request
 from pydantic import Field
@@ -27,10 +27,9 @@ from thinwire.core.owner_file import aggregator_file
 from thinwire.core.plan_names import UPLOAD
 from thinwire.core.statedir import AggregatorHome, disk_error, private_folder
 from thinwire.core.tensor_header import LENGTH_BYTES, StoredTensor, header_length, read_header
+from thinwire.web.dependencies import API, from_state
 from thinwire.web.problems import PROBLEMS
-from thinwire.web.routes import API
 from thinwire.web.schemas import Answer
-from thinwire.web.settings import Settings
 
 NAME_BYTES: Final = 16
 UNUSED_S: Final = 24 * 3600.0  # after which a file that no run was ordered with is removed
@@ -173,16 +172,13 @@ async def _timed(body: AsyncIterator[bytes], until: float) -> AsyncIterator[byte
             yield chunk
 
 
-def upload_routes(settings: Settings) -> APIRouter:
-    """Return the route that takes an initial model."""
-    router, uploads = APIRouter(prefix=API, responses=PROBLEMS), Uploads(settings.lock)
+router = APIRouter(prefix=API, responses=PROBLEMS)
 
-    @router.post("/uploads", status_code=201, openapi_extra=BODY)
-    async def upload(request: Request) -> Uploaded:
-        """Take a .safetensors file as the body, for a plan's `[run] init`; it goes when it is unused for a day."""
-        return await uploads.take(request.stream(), int(request.headers.get("content-length", "0")))
 
-    return router
+@router.post("/uploads", status_code=201, openapi_extra=BODY)
+async def upload(request: Request, uploads: Annotated[Uploads, from_state("uploads")]) -> Uploaded:
+    """Take a .safetensors file as the body, for a plan's `[run] init`; it goes when it is unused for a day."""
+    return await uploads.take(request.stream(), int(request.headers.get("content-length", "0")))
 
 
 async def remove_each_hour(lock: Path | None) -> None:

@@ -12,16 +12,16 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 
 from thinwire.core.errors import Refused, UsageError
-from thinwire.store import MACHINE, Store
+from thinwire.store import MACHINE
 from thinwire.store.passwords import require_password
 from thinwire.store.sessions import Role
 from thinwire.web.access import RECENT_S
+from thinwire.web.dependencies import API, SettingsDep, StoreDep, Who, from_state, visitor
 from thinwire.web.login import PasswordChecks, TooMany, set_session
 from thinwire.web.problems import PROBLEMS, problem
-from thinwire.web.routes import API, Number, as_csv
+from thinwire.web.routes import Number, as_csv
 from thinwire.web.schemas import Answer, Body
-from thinwire.web.security import Who, session_token, visitor
-from thinwire.web.settings import Settings
+from thinwire.web.security import session_token
 
 Password = Annotated[str, Field(min_length=1, max_length=256)]
 UserName = Annotated[str, Path(pattern=r"^[a-z0-9][a-z0-9._-]{0,31}$")]
@@ -30,6 +30,8 @@ Count = Annotated[int, Query(ge=1, le=1000)]
 DAY_S = 24 * 3600.0
 MACHINE_DAYS = 30  # of a token that is made in a session by code
 AUDIT_ROWS = 1_000_000  # of a CSV file at most
+ChecksDep = Annotated[PasswordChecks, from_state("checks")]
+router = APIRouter(prefix=API, responses=PROBLEMS)
 
 
 class Session(Answer):
@@ -136,138 +138,134 @@ class AuditPage(Answer):
     rows: list[AuditLine]
 
 
-def session_routes(settings: Settings, store: Store, checks: PasswordChecks) -> APIRouter:
-    """Return the routes about one's own session."""
-    router = APIRouter(prefix=f"{API}/session", responses=PROBLEMS)
+def _session(request: Request, confirmed_at: float | None = None) -> Session:
+    person = visitor(request).person
+    again: Literal["password", "code"] = "code" if person.user == MACHINE else "password"
+    return Session(
+        user=person.user, role=person.role, confirm=None if person.token else again, run_id=person.run_id,
+        confirmed_until=(person.confirmed_at if confirmed_at is None else confirmed_at) + RECENT_S,
+    )  # fmt: skip
 
-    def session(request: Request, confirmed_at: float | None = None) -> Session:
-        person = visitor(request).person
-        again: Literal["password", "code"] = "code" if person.user == MACHINE else "password"
-        return Session(
-            user=person.user, role=person.role, confirm=None if person.token else again, run_id=person.run_id,
-            confirmed_until=(person.confirmed_at if confirmed_at is None else confirmed_at) + RECENT_S,
-        )  # fmt: skip
 
-    @router.get("")
-    def mine(request: Request) -> Session:
-        return session(request)
+@router.get("/session")
+def mine(request: Request) -> Session:
+    """Return who is logged in."""
+    return _session(request)
 
-    @router.post("/confirm", response_model=Session)
-    async def confirm(request: Request, given: Confirmed) -> Session | Response:
-        """Give the password again, or a fresh code."""
-        person, token = visitor(request).person, session_token(request.headers, settings)
-        if person.user == MACHINE:
-            done: bool | None = await run_in_threadpool(store.logins.confirm, token, given.code)
-        else:
-            try:
-                work = partial(store.users.confirm, token, person.user, given.password)
-                done = await checks.of_session(token, work)
-            except TooMany as error:
-                return problem(429, error.what, error.why, error.hint)
-        if not done:
-            what = "code is not valid" if person.user == MACHINE else "password is wrong"
-            return problem(403, f"this {what}", hint="once more")
-        return session(request, time.time())
 
-    @router.post("/password", response_model=Done)
-    async def change(request: Request, given: NewPassword) -> Response:
-        """Change one's own password; all other sessions of this user end, and this one gets a new id."""
-        name, own = visitor(request).person.user, session_token(request.headers, settings)
-        if name == MACHINE:
-            raise Refused("this session has no password", "it began with a code", "log in as a user")
-        require_password(given.new, name)  # before the check, in which it would count as a wrong password
+@router.post("/session/confirm", response_model=Session)
+async def confirm(
+    request: Request, store: StoreDep, settings: SettingsDep, checks: ChecksDep, given: Confirmed
+) -> Session | Response:  # fmt: skip
+    """Give the password again, or a fresh code."""
+    person, token = visitor(request).person, session_token(request.headers, settings)
+    if person.user == MACHINE:
+        done: bool | None = await run_in_threadpool(store.logins.confirm, token, given.code)
+    else:
         try:
-            work = partial(store.users.change_password, name, given.old, given.new)
-            token = await checks.of_session(own, work)
+            work = partial(store.users.confirm, token, person.user, given.password)
+            done = await checks.of_session(token, work)
         except TooMany as error:
             return problem(429, error.what, error.why, error.hint)
-        if token is None:
-            return problem(403, "this is not your present password", hint="once more")
-        answer = JSONResponse({"sentence": "Your password is changed. Your other sessions have ended."})
-        set_session(request, answer, settings, token)
-        return answer
-
-    return router
+    if not done:
+        what = "code is not valid" if person.user == MACHINE else "password is wrong"
+        return problem(403, f"this {what}", hint="once more")
+    return _session(request, time.time())
 
 
-def user_routes(store: Store) -> APIRouter:
-    """Return the routes about users, for admins."""
-    router = APIRouter(prefix=f"{API}/users", responses=PROBLEMS)
-
-    @router.get("")
-    def listed() -> list[User]:
-        return [User.model_validate(row) for row in store.users.all()]
-
-    @router.post("", status_code=201)
-    def add(given: NewUser, who: Who) -> Done:
-        store.users.add(given.name, given.role, given.password, who)
-        return Done(sentence=f"{given.name} may log in, with the role {given.role}.")
-
-    @router.post("/{user}/{change}")
-    def change(user: UserName, change: Literal["role", "reset", "disable", "enable"], given: Change, who: Who) -> Done:
-        """Change another user: `role`, `reset` (the password), `disable` or `enable`. The user's sessions end."""
-        if user == who:
-            raise Refused("nobody changes this for oneself", "an admin could lock the others out", "another admin")
-        if change == "role":
-            if given.role is None:
-                raise UsageError("no role is given", "to change a role", '{"role": "viewer"}')
-            store.users.set_role(user, given.role, who)
-            return Done(sentence=f"{user} has the role {given.role}, from the next login on.")
-        if change == "reset":
-            store.users.set_password(user, given.password, who)
-            return Done(sentence=f"{user} has a new password, and no session and no token from before works any more.")
-        if change == "disable":
-            store.users.disable(user, who)
-            return Done(sentence=f"{user} is disabled: no login, no session and no token works any more.")
-        store.users.enable(user, who)
-        return Done(sentence=f"{user} may log in again. The tokens from before stay revoked.")
-
-    return router
+@router.post("/session/password", name="change", response_model=Done)
+async def change_password(
+    request: Request, store: StoreDep, settings: SettingsDep, checks: ChecksDep, given: NewPassword
+) -> Response:  # fmt: skip
+    """Change one's own password; all other sessions of this user end, and this one gets a new id."""
+    name, own = visitor(request).person.user, session_token(request.headers, settings)
+    if name == MACHINE:
+        raise Refused("this session has no password", "it began with a code", "log in as a user")
+    require_password(given.new, name)  # before the check, in which it would count as a wrong password
+    try:
+        work = partial(store.users.change_password, name, given.old, given.new)
+        token = await checks.of_session(own, work)
+    except TooMany as error:
+        return problem(429, error.what, error.why, error.hint)
+    if token is None:
+        return problem(403, "this is not your present password", hint="once more")
+    answer = JSONResponse({"sentence": "Your password is changed. Your other sessions have ended."})
+    set_session(request, answer, settings, token)
+    return answer
 
 
-def token_routes(store: Store) -> APIRouter:
-    """Return the routes about tokens: everybody's own, and for admins those of all."""
-    router = APIRouter(prefix=f"{API}/tokens", responses=PROBLEMS)
-
-    @router.get("")
-    def listed(request: Request) -> list[Token]:
-        """Return one's own tokens; for an admin those of all users."""
-        person = visitor(request).person
-        found = store.tokens.all(None if person.role == "admin" else person.user)
-        return [Token.model_validate(row) for row in found]
-
-    @router.post("", status_code=201)
-    def make(request: Request, given: NewToken) -> MadeToken:
-        person = visitor(request).person
-        if person.user == MACHINE and given.days > MACHINE_DAYS:
-            why = f"nobody disables the user {MACHINE}, so a token of it lives at most {MACHINE_DAYS} days"
-            raise UsageError(f"a token of {MACHINE} does not live {given.days:g} days", why, "a token of a user")
-        run_id = store.run(given.run_id).run_id if given.run_id else ""
-        made = store.tokens.make(given.name, person.user, given.role, run_id, given.days * DAY_S, person.who)
-        return MadeToken(token=Token.model_validate(made.row), secret=made.secret)
-
-    @router.post("/{number}/revoke")
-    def revoke(request: Request, number: Number) -> Done:
-        person = visitor(request).person
-        store.tokens.revoke(number, person.who, None if person.role == "admin" else person.user)
-        return Done(sentence=f"Token {number} is revoked.")
-
-    return router
+@router.get("/users", name="listed")
+def list_users(store: StoreDep) -> list[User]:
+    """Return all users."""
+    return [User.model_validate(row) for row in store.users.all()]
 
 
-def audit_routes(store: Store) -> APIRouter:
-    """Return the routes of the audit log."""
-    router = APIRouter(prefix=API, responses=PROBLEMS)
+@router.post("/users", status_code=201)
+def add(store: StoreDep, given: NewUser, who: Who) -> Done:
+    """Add a user, who may log in from now on."""
+    store.users.add(given.name, given.role, given.password, who)
+    return Done(sentence=f"{given.name} may log in, with the role {given.role}.")
 
-    @router.get("/audit")
-    def page(first: First = 0, count: Count = 50) -> AuditPage:
-        """Return actions on devices, users and tokens, and commands about runs, latest first."""
-        total, rows = store.audit.rows(first, count)
-        return AuditPage(total=total, first=first, rows=[AuditLine.model_validate(row) for row in rows])
 
-    @router.get("/audit.csv", response_class=Response, include_in_schema=False)
-    def as_file() -> Response:
-        rows = store.audit.rows(0, AUDIT_ROWS)[1]
-        return as_csv([AuditLine.model_validate(row) for row in rows], AuditLine, "audit")
+@router.post("/users/{user}/{change}", name="change")
+def change_user(
+    store: StoreDep, user: UserName, change: Literal["role", "reset", "disable", "enable"], given: Change, who: Who
+) -> Done:  # fmt: skip
+    """Change another user: `role`, `reset` (the password), `disable` or `enable`. The user's sessions end."""
+    if user == who:
+        raise Refused("nobody changes this for oneself", "an admin could lock the others out", "another admin")
+    if change == "role":
+        if given.role is None:
+            raise UsageError("no role is given", "to change a role", '{"role": "viewer"}')
+        store.users.set_role(user, given.role, who)
+        return Done(sentence=f"{user} has the role {given.role}, from the next login on.")
+    if change == "reset":
+        store.users.set_password(user, given.password, who)
+        return Done(sentence=f"{user} has a new password, and no session and no token from before works any more.")
+    if change == "disable":
+        store.users.disable(user, who)
+        return Done(sentence=f"{user} is disabled: no login, no session and no token works any more.")
+    store.users.enable(user, who)
+    return Done(sentence=f"{user} may log in again. The tokens from before stay revoked.")
 
-    return router
+
+@router.get("/tokens", name="listed")
+def list_tokens(request: Request, store: StoreDep) -> list[Token]:
+    """Return one's own tokens; for an admin those of all users."""
+    person = visitor(request).person
+    found = store.tokens.all(None if person.role == "admin" else person.user)
+    return [Token.model_validate(row) for row in found]
+
+
+@router.post("/tokens", status_code=201)
+def make(request: Request, store: StoreDep, given: NewToken) -> MadeToken:
+    """Make a token for a program; its secret is in this answer only."""
+    person = visitor(request).person
+    if person.user == MACHINE and given.days > MACHINE_DAYS:
+        why = f"nobody disables the user {MACHINE}, so a token of it lives at most {MACHINE_DAYS} days"
+        raise UsageError(f"a token of {MACHINE} does not live {given.days:g} days", why, "a token of a user")
+    run_id = store.run(given.run_id).run_id if given.run_id else ""
+    made = store.tokens.make(given.name, person.user, given.role, run_id, given.days * DAY_S, person.who)
+    return MadeToken(token=Token.model_validate(made.row), secret=made.secret)
+
+
+@router.post("/tokens/{number}/revoke")
+def revoke(request: Request, store: StoreDep, number: Number) -> Done:
+    """Revoke a token: one's own, or as an admin that of any user."""
+    person = visitor(request).person
+    store.tokens.revoke(number, person.who, None if person.role == "admin" else person.user)
+    return Done(sentence=f"Token {number} is revoked.")
+
+
+@router.get("/audit")
+def page(store: StoreDep, first: First = 0, count: Count = 50) -> AuditPage:
+    """Return actions on devices, users and tokens, and commands about runs, latest first."""
+    total, rows = store.audit.rows(first, count)
+    return AuditPage(total=total, first=first, rows=[AuditLine.model_validate(row) for row in rows])
+
+
+@router.get("/audit.csv", response_class=Response, include_in_schema=False)
+def as_file(store: StoreDep) -> Response:
+    """Return the audit log."""
+    rows = store.audit.rows(0, AUDIT_ROWS)[1]
+    return as_csv([AuditLine.model_validate(row) for row in rows], AuditLine, "audit")

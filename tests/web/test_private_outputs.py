@@ -203,7 +203,7 @@ def test_every_file_of_a_state_directory_is_of_a_kind_on_the_page(private: Outpu
     for name in private.shown:
         if name.startswith("aggregator/"):
             assert re.match(
-                r"aggregator/(runs/|store\.sqlite3|spool/|report\.key|lock|dashboard\.lock|backup\.lock|.*\.log|sweeps/)",
+                r"aggregator/(runs/|store\.sqlite3|spool/|report\.key|lock|dashboard\.lock|backup\.lock|.*\.log|sweeps/|simulated/)",
                 name,
             ), name
     assert not [name for name in private.shown if name.startswith(("aggregator/spool/", "backup: spool/"))]

@@ -80,22 +80,16 @@ def _read(home: AggregatorHome, run_id: str) -> Any:
         return None
 
 
-def clock_after(store: Store, run_id: str) -> VirtualClock:
-    """Return a virtual clock that begins now, or after the last event of a run, which may lie in the future.
+def where_it_stood(store: Store, spool: FileSpool, run_id: str) -> tuple[VirtualClock, str]:
+    """Return the clock with which a run goes on, and the client that replied last; "" if none has.
 
-    It begins at a whole second, because fractions would round times differently in each process.
+    The clock begins now, or after the last event, which may lie in the future. It begins at a whole second, because
+    fractions would round times differently in each process. The client is that of the newest reply which the journal
+    has not decided about, else that of the last decision.
     """
-    last = max((event.at for _, event in store.events(run_id)), default=0.0) if run_id else 0.0
-    return VirtualClock(origin=float(max(int(time.time()), math.ceil(last))))
-
-
-def last_to_reply(store: Store, spool: FileSpool, run_id: str) -> str:
-    """Return the client that replied last before the process was killed; "" if none has.
-
-    It is that of the newest reply which the journal has not decided about, else that of the last decision.
-    """
-    decided, last = set[str](), ""
+    decided, last, last_at = set[str](), "", 0.0
     for _, event in store.events(run_id):
+        last_at = max(last_at, event.at)
         if device := _replied(event):
             last = device
             decided.add(getattr(event, "update_id", ""))
@@ -103,7 +97,8 @@ def last_to_reply(store: Store, spool: FileSpool, run_id: str) -> str:
         header for header in spool.headers() if header.update_id.run == run_id and str(header.update_id) not in decided
     ]
     newest = max(waiting, key=lambda header: header.transfer.arrived_at if header.transfer else 0.0, default=None)
-    return newest.update_id.device if newest else last
+    clock = VirtualClock(origin=float(max(int(time.time()), math.ceil(last_at))))
+    return clock, newest.update_id.device if newest else last
 
 
 def _replied(event: Event) -> str:

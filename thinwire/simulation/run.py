@@ -48,7 +48,7 @@ from thinwire.server.submit import submit
 from thinwire.simulation.client_pool import ClientExecutor, ClientPopulation, SerialExecutor, SimulatedClients
 from thinwire.simulation.held_spool import HeldSpool
 from thinwire.simulation.history import History, Progress, RunFailed, calls, is_watched
-from thinwire.simulation.kept import KeptSimulation, clock_after, last_to_reply
+from thinwire.simulation.kept import KeptSimulation, where_it_stood
 from thinwire.simulation.local_fleet import LocalFleet
 from thinwire.simulation.process_pool import ProcessExecutor
 from thinwire.simulation.scripted_fleet import ScriptedFleet
@@ -230,10 +230,9 @@ def run_sim(
             return "after-round" if orders.keeps("stop-after-round", run_id) else None
 
         spool: FileSpool = kept.spool(run_id) if kept else HeldSpool(temporary / "spool")
-        turn_after = last_to_reply(store, spool, run_id) if kept else ""
+        clock, turn_after = where_it_stood(store, spool, run_id)
         if kept:
             crowd = replace(crowd, folder=kept.folder(run_id) / "clients")
-        clock = clock_after(store, run_id if kept else "")
         fleet = LocalFleet(spool, clock)
         if kept is None:
             stack.enter_context(store.gathering(run_id))

@@ -18,7 +18,13 @@ import pytest
 from benchmarks.processes import free_port
 from tests.support.fork_server import Forked, run_forked
 from tests.support.processes import environment
+from tests.support.server_bench import LAYOUT
+from thinwire.core import RunPlan
+from thinwire.core.events import RunStatusChanged
+from thinwire.core.fleet import TaskReport
 from thinwire.core.statedir import AggregatorHome, living_holder
+from thinwire.server.run_removal import DAY_S
+from thinwire.store import Store
 
 PATIENCE_S = 60.0
 COMMAND = [sys.executable, "-m", "thinwire.cli"]
@@ -41,6 +47,18 @@ def until(true, what: str) -> None:
     while not true():
         assert time.monotonic() < end, what
         time.sleep(0.05)
+
+
+@pytest.fixture
+def old_run(home) -> str:
+    """A run that ended years ago, and the setting that deletes runs by age; both are here before the aggregator."""
+    (home / "aggregator").mkdir(parents=True)
+    (home / "aggregator.toml").write_text("keep_days = 30\n")
+    with Store.open(AggregatorHome.under(home).database) as store:
+        plan = RunPlan.parse('[run]\ntask = "toy"\n[local]\nlr = 1')
+        run_id = store.create_run("toy", plan, LAYOUT, TaskReport("toy"))
+        store.record(run_id, [RunStatusChanged(time.time() - 1000 * DAY_S, "done", "")])
+    return run_id
 
 
 @pytest.fixture
@@ -83,6 +101,12 @@ def test_it_says_where_it_is_and_lets_whoever_started_it_look(thinwire, home, ba
     assert (taken.code, "cannot listen" in taken.err) == (4, True)
     taken = thinwire("aggregator", "start", "--dashboard", about["dashboard"], "--home", home.parent / "third")
     assert (taken.code, "the port is taken" in taken.err) == (4, True)
+
+
+def test_an_aggregator_deletes_runs_that_are_older_than_its_keep_days(thinwire, home, old_run, background):
+    with Store.open(AggregatorHome.under(home).database, read_only=True) as store:
+        until(lambda: store.deleted_run(old_run) is not None, "the run is still there")
+    assert "deleted by keep_days" in thinwire("runs", "show", old_run, "--home", home).out
 
 
 def test_a_client_that_was_given_the_dashboard_s_address_says_so(thinwire, home, background):

@@ -287,6 +287,26 @@ def test_a_key_of_privacy_without_a_mode_is_refused(key: str) -> None:
     assert any("without a mode" in one.what for one in found)
 
 
+@pytest.mark.parametrize(
+    ("changes", "delta"),
+    [
+        ({}, 1e-5),
+        ({"cohort__clients": "10000"}, 1e-5),
+        ({"cohort__clients": "40000"}, 2.5e-6),
+        ({"cohort__clients": "40000", "privacy__delta": "2e-5"}, 2e-5),
+        ({"cohort__clients": "40000", "privacy__mode": None, "privacy__clip": None}, 1e-5),
+        ({"cohort__clients": "40000", "privacy__mode": '"example"', "privacy__records": "1000"}, 1e-5),
+        ({"privacy__mode": '"example"', "privacy__records": "100000"}, 1e-6),
+    ],
+)
+def test_a_delta_that_is_left_out_is_at_most_a_tenth_of_one_over_clients_or_records(
+    changes: dict[str, str | None], delta: float
+) -> None:
+    made = plan(**{"privacy__delta": None} | changes)
+    assert made.privacy.delta == delta
+    assert RunPlan.from_json(made.to_json()) == made
+
+
 def test_the_plan_check_follows_the_table_of_codecs_in_the_docs() -> None:
     page = Path(__file__).parents[2] / "docs" / "explain" / "differential-privacy.md"
     rows = [line.strip("| \n").split(" | ") for line in page.read_text().splitlines() if line.startswith("| central |")]

@@ -282,6 +282,21 @@ def test_a_run_stops_before_its_budget_is_passed(tmp_path: Path) -> None:
     require_accounted(made, plan)
 
 
+@pytest.mark.parametrize(("delta", "status"), [(0.2, "failed"), (0.19, "done")])
+def test_a_run_spends_nothing_if_delta_is_not_below_one_over_the_clients_that_are_here(
+    tmp_path: Path, delta: float, status: str
+) -> None:
+    """A round selects three of five clients, so the plan alone does not tell how many there are."""
+    text = TEXT.replace("clients = 5", "clients = 3").replace("delta = 1e-3", f"delta = {delta}")
+    made = World(tmp_path, Fate(), RunPlan.parse(text + "noise_multiplier = 1.0")).live()
+    assert made.status == status
+    assert bool(made.of(PrivacyReserved)) == (status == "done")
+    end = made.of(RunStatusChanged)[-1]
+    assert ("[privacy] delta = 0.2 with 5 clients" in end.text, end.exit_code) == (
+        (True, 3) if status == "failed" else (False, 0)
+    )
+
+
 def test_a_round_is_not_opened_if_another_run_has_spent_meanwhile(tmp_path: Path) -> None:
     """The ledger is read again for each round: what was left when the run began may be gone."""
     release = noise_plan(PLAN, LAYOUT.model_size, 1).release

@@ -17,7 +17,7 @@ from tests.support.several_runs import Site, steady
 from thinwire.core.errors import NotFound, Refused
 from thinwire.core.events import RoundClosed
 from thinwire.server import command_queue
-from thinwire.server.run_removal import delete_run, require_deletable
+from thinwire.server.run_removal import DAY_S, KEEP_DAYS, RETAINED_S, Retention, delete_run, require_deletable
 from thinwire.store import Store, kept_runs
 from thinwire.store.database import Database
 
@@ -169,3 +169,43 @@ def test_a_queued_run_is_deleted_only_if_that_is_said(tmp_path: Path) -> None:
     delete_run(site.store, site.home, run_id, "ann")
     assert not left(site, run_id)
     assert not site.store.line()
+
+
+@pytest.mark.parametrize("keep_days", [None, 30])
+def test_a_service_deletes_the_runs_that_ended_too_many_days_ago_and_no_others(
+    tmp_path: Path, keep_days: int | None
+) -> None:
+    site, first, second = over(tmp_path)
+    site.clock.advance(31 * DAY_S)
+    recent = site.submit(run={"seed": 3, "rounds": 2})
+    for _ in range(2):  # the second service deletes the sums by device of the runs that the first one deleted
+        site.serve(keep_days=keep_days)
+        site.runs.clear()
+        site.submit(run={"seed": 4, "rounds": 1})
+    assert site.store.run(recent).status == "done"
+    assert bool(left(site, first)) == bool(left(site, second)) == (keep_days is None)
+    assert bool(site.store.clients(first)) == (keep_days is None)
+    assert left(site, recent)
+    assert site.store.clients(recent)
+    assert not site.store.commands.pending()
+    gone = site.store.deleted_run(first)
+    assert (gone.deleted_by if gone else None) == (KEEP_DAYS if keep_days else None)
+
+
+def test_old_runs_are_looked_for_at_the_start_and_then_each_hour(tmp_path: Path) -> None:
+    site, first, _ = over(tmp_path)
+    kept = Retention(site.store, site.clock, 1)
+    kept.step()
+    site.clock.advance(2 * DAY_S)
+    kept.step()
+    orders = {one.run_id: one.who for one in site.store.commands.pending()}
+    assert orders[first] == KEEP_DAYS
+    assert len(orders) == 2
+    site.clock.advance(RETAINED_S / 2)
+    site.store.commands.answer(site.store.commands.pending()[0].id, {})
+    kept.step()
+    assert len(site.store.commands.pending()) == 1, "it looks again after an hour"
+    site.clock.advance(RETAINED_S)
+    kept.step()
+    kept.step()
+    assert len(site.store.commands.pending()) == 2, "a command that waits is not given twice"

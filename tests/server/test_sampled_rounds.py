@@ -17,7 +17,7 @@ from tests.server.test_private_rounds import TEXT, Silent, change
 from tests.support import crashes
 from tests.support.crashes import LAYOUT, Fate, Outcome, Whole, killed, undisturbed_once
 from tests.support.faulty_fleet import AttentiveDevice
-from thinwire.core import RunPlan
+from thinwire.core import RunPlan, plan_privacy_rules
 from thinwire.core.errors import Refused
 from thinwire.core.events import (
     ClientFailed,
@@ -218,6 +218,16 @@ def test_a_crash_anywhere_keeps_the_sample_that_was_drawn(undisturbed: Whole, tm
             assert all(sample in draws for sample in samples), f"{where}: these draws, in their order"
             assert len(drawn) <= 4, f"{where}: at most one draw was lost with its process"
             drawn.clear()
+
+
+def test_a_sampled_run_spends_nothing_if_delta_is_not_below_one_over_the_population(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_privacy_rules, "FEWEST", 4)  # clients that a plan without a number has at least
+    made = World(tmp_path, Fate(), RunPlan.parse(SAMPLED.replace("1e-3", "0.2") + "noise_multiplier = 1.0")).live()
+    assert made.status == "failed"
+    assert not made.of(PrivacyReserved)
+    assert "[privacy] delta = 0.2 with 5 clients" in made.of(RunStatusChanged)[-1].text
 
 
 def test_a_run_stops_before_the_budget_of_any_client_of_the_population_is_passed(tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ from tests.support.server_bench import LAYOUT
 from thinwire.core import RunPlan
 from thinwire.core.clock import VirtualClock
 from thinwire.core.errors import NotFound, Refused, UsageError
-from thinwire.core.events import RunStatusChanged
-from thinwire.core.fleet import Hello, TaskReport
+from thinwire.core.events import DeviceOffline, DeviceOnline, RunStatusChanged
+from thinwire.core.fleet import Hello, Joining, TaskReport
 from thinwire.core.run_events import RunDeleted
-from thinwire.store import Store
+from thinwire.store import Condition, MeasureRow, Store, kept_runs
 
 PLAN = RunPlan.parse('[run]\ntask = "toy"\n[local]\nlr = 1')
 KEYS = {"pi-1": "1" * 64, "pi-2": "2" * 64}
@@ -24,7 +24,7 @@ OF_A_RUN = ("updates", "rounds", "phases", "journal", "segments", "snapshots", "
 
 def made(store: Store, status: str = "done") -> str:
     run_id = store.create_run("toy", PLAN, LAYOUT, TaskReport("toy"))
-    store.record(run_id, [RunStatusChanged(1.0, status, "")])  # type: ignore[arg-type]
+    store.record(run_id, [RunStatusChanged(store._clock.wall(), status, "")])  # type: ignore[arg-type]
     return run_id
 
 
@@ -182,3 +182,52 @@ def test_a_device_that_is_online_is_not_removed(store: Store):
 def test_a_device_that_is_not_known_is_not_found(store: Store):
     with pytest.raises(NotFound, match="no device 'pi-9'"):
         store.remove_device("pi-9")
+
+
+def records(store: Store, clock: VirtualClock, name: str) -> None:
+    """Record all that names a device and has an age, except what belongs to a run."""
+    now = clock.wall()
+    (invited,) = store.invitations.invite(names=[name], expires_s=60.0)
+    store.roster.join(Joining(invited.secret, name, KEYS[name], name.encode(), "10.9.8.7"))
+    store.record_device(DeviceOnline(now, name))
+    store.record_device(DeviceOffline(now, name, "timeout", now))
+    store.audit.note("join", "10.9.8.7", "is not invited", name)
+    measured = MeasureRow(name, "rtt", "", [[1.0, 0.1]], 0.1, 0.1, now)
+    store.record(made(store), [RunStatusChanged(now, "done", "")], [measured])
+    store.alerts.update([Condition("too-few", name, f"{name} is missing", "")])
+    store.alerts.update([])
+
+
+def test_what_names_a_device_goes_with_its_age_while_actions_and_the_ledger_stay(
+    store: Store, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(kept_runs, "CHUNK", 1)
+    story = PrivateStory(store, at=clock.wall())
+    story.play()
+    store.record(story.run_id, [RunStatusChanged(story.at, "done", "1 round")])
+    records(store, clock, "pi-1")
+    clock.advance(1000.0)
+    before = clock.wall()
+    records(store, clock, "pi-2")
+    old = store.expired_runs(before)
+    assert story.run_id in old
+    assert store.runs()[0].run_id not in old, "the run of the second device is over, and younger"
+    ledger, actions = store.privacy.rows(), store.audit.actions()
+    store.mark_deleted(story.run_id, "keep_days")
+    for _ in store.delete_expired(before):
+        pass
+    with store._database.reading() as connection:
+
+        def devices(table: str, column: str) -> set[str]:
+            return {row[0] for row in connection.execute(text(f"SELECT {column} FROM {table}"))}
+
+        assert devices("invitations", "name") == devices("refusal_notes", "name") == {"pi-2"}
+        assert devices("measures", "device") == devices("alerts", "subject") == {"pi-2"}
+    assert not store.clients(story.run_id)
+    connections = [one for _, one in store.events(None) if isinstance(one, DeviceOnline | DeviceOffline)]
+    assert {one.device for one in connections} == {"pi-2"}
+    joined = {one.device: one.detail for one in store.audit.actions() if one.what == "join"}
+    assert (joined["pi-1"], "10.9.8.7" in joined["pi-2"]) == ("", True)
+    assert [(one.what, one.device) for one in store.audit.actions()] == [(one.what, one.device) for one in actions]
+    assert store.privacy.rows() == ledger
+    assert {row.name for row in store.roster.rows()} == {"pi-1", "pi-2"}

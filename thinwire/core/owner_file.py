@@ -54,6 +54,7 @@ def parse_owner_text(text: str, model: type[File], source: str, keys: str) -> Fi
 MAX_RUNS, MOST_RUNS = 4, 64
 MOST_ALLOWED = 256  # patterns
 MAX_UPLOAD_MB, MOST_UPLOAD_MB = 512, 16_384
+MOST_KEEP_DAYS = 36_500
 WEBHOOK = r"^https?://[^\s/?#]+"
 SMTP = r"^[A-Za-z0-9.-]+:[0-9]{1,5}$"
 
@@ -133,6 +134,14 @@ class AggregatorFile(Section):
         ge=64,
         description="memory of all runs together, by estimate; a run that does not fit stays queued. Left out: 80 % of "
         "what the machine or the control group has available at the start",
+    )
+    keep_days: int | None = Field(
+        default=None,
+        ge=1,
+        le=MOST_KEEP_DAYS,
+        description="days after its end at which a run is deleted as by `thinwire runs delete`, and after which "
+        "connections, measurements, refusals, invitations and closed alerts are deleted; the privacy ledger and the "
+        "audit log stay. Left out: nothing is deleted by age",
     )
     alerts: AlertSettings = AlertSettings()
 

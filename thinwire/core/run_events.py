@@ -45,7 +45,9 @@ class RunExtended(Event):
 
 @dataclass(frozen=True)
 class RunDeleted(Event):
-    """Reports that a person deleted a run: its models, rounds and events; its row and its ledger entries stay.
+    """Reports that a run was deleted: its models, rounds and events; its row and its ledger entries stay.
+
+    `who` is the person, or `keep_days` if the setting of that name did it.
 
     The event belongs to no run, so it outlives the run's own events. Its number in the journal is above theirs: no
     number is given twice.

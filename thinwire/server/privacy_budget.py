@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from thinwire.core.errors import BudgetSpent, TooFewClients
+from thinwire.core.errors import BudgetSpent, PlanError, TooFewClients
 from thinwire.core.formatting import counted, rounded_up
 from thinwire.core.protection_events import PrivacyCommitted, PrivacyReserved
 from thinwire.privacy.accounting import Budget, Release, epsilon
@@ -95,6 +95,19 @@ class PrivacyBudget:
             rows = running.store.privacy.rows(self.population(running))
             self._first = next((Release.from_json(row.release) for row in rows if row.release), release)
         return self._first if self._first.rate < 1 else None
+
+    def require_delta(self, clients: int) -> None:
+        """Raise `PlanError` if delta is not below 1 / clients: a release of one client's data would satisfy it.
+
+        `clients` is the size of the population as the aggregator knows it now. In mode example delta is of records.
+        """
+        delta = self.plan.privacy.delta
+        if self.plan.privacy.mode != "example" and delta * clients >= 1:
+            raise PlanError(
+                f"[privacy] delta = {delta:g} with {counted(clients, 'client')}",
+                f"a release that publishes the data of one of {clients} clients would satisfy it",
+                f"[privacy] delta = {1 / (10 * clients):.2g}",
+            )
 
     def require_all(self, running: RunContext, population: Iterable[str], release: Release) -> None:
         """Raise `BudgetSpent` if one device of a sampled run may not spend another round: each one pays for each."""

@@ -98,6 +98,8 @@ class SpendingRounds(RoundMode):
         sync_path(folder)
 
     def reserved(self, running: RunContext, opened: RoundOpened) -> list[Event]:
+        able = [one for one in running.presence.hellos.values() if self.plan.run.task in {t.name for t in one.tasks}]
+        self.budget.require_delta(len(able))
         return self.budget.reserved(running, opened, self.noise(running).release)
 
     def withheld(self, running: RunContext, number: int) -> str:

@@ -10,21 +10,56 @@ aggregator, or by the same command again. The steps have an order in which no re
 
 Devices drop what they keep of the run when they learn that it is over. The run's row stays for this: a device that was
 offline learns it at its next registration.
+
+`Retention` gives such commands itself, for runs that ended more than `keep_days` days ago.
 """
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from thinwire.core.clock import Clock
 from thinwire.core.errors import DataLost, Refused
 from thinwire.core.events import ENDED, RunStatusChanged
 from thinwire.core.statedir import AggregatorHome, sync_path
 from thinwire.server.run_end import close_undriven
 from thinwire.store import RunRow, Store
 from thinwire.store.spool import UNREADABLE
+
+DAY_S = 86_400.0
+RETAINED_S = 3600.0  # period of the look for what is too old
+KEEP_DAYS = "keep_days"  # who deletes by age, in the audit log and in `deleted_by`
+
+
+class Retention:
+    """Deletes runs and records of devices that are older than the operator wants to keep; None: it deletes nothing.
+
+    Age is counted by the aggregator's clock. Runs are deleted by commands in the store, so a deletion that was killed
+    is completed by the next start. A run's sums by device follow at the first look after its own deletion.
+    """
+
+    def __init__(self, store: Store, clock: Clock, keep_days: int | None) -> None:
+        self._store, self._clock, self._keep_days = store, clock, keep_days
+        self._looked_at = -math.inf
+        self._left: Iterator[None] = iter(())
+
+    def step(self) -> None:
+        """Do the next short step: look once in a while, then delete in one transaction a call."""
+        if self._keep_days is None:
+            return
+        if self._clock.now() - self._looked_at >= RETAINED_S:
+            self._looked_at = self._clock.now()
+            before = self._clock.wall() - self._keep_days * DAY_S
+            self._left = self._store.delete_expired(before)
+            known = {one.run_id for one in self._store.commands.pending() if one.kind == "delete-run"}
+            for run_id in self._store.expired_runs(before):
+                if run_id not in known:
+                    self._store.commands.add("delete-run", run_id, who=KEEP_DAYS)
+        next(self._left, None)
 
 
 def require_deletable(row: RunRow, with_queued: bool) -> None:

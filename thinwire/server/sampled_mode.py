@@ -105,7 +105,9 @@ class SampledMode(CentralMode):
         return max(1, round(self.divisor(running, number)))
 
     def require_budget(self, running: RunContext) -> None:
-        self.budget.require_all(running, self.population(running), self.noise(running).release)
+        population = self.population(running)
+        self.budget.require_delta(len(population))
+        self.budget.require_all(running, population, self.noise(running).release)
 
     def reserved(self, running: RunContext, opened: RoundOpened) -> list[Event]:
         self.require_budget(running)

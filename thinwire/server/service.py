@@ -35,6 +35,7 @@ from thinwire.server.policy.eligibility import ConnectedDevices
 from thinwire.server.recording_fleet import OnEvent, RecordingFleet, unreported
 from thinwire.server.run import drive
 from thinwire.server.run_end import close_undriven, delete_messages, notify
+from thinwire.server.run_removal import Retention
 from thinwire.store import START_RUN, Store
 
 
@@ -49,17 +50,18 @@ def serve(
     memory_bytes: int | None = None,
     reserve: Reserve | None = None,
     on_event: OnEvent = unreported,
+    keep_days: int | None = None,
 ) -> int:
     """Execute runs until `ending` is set or a person commands `stop-service`, and return the exit code.
 
     The rounds of up to `max_runs` runs go on at once, as far as they fit into `memory_bytes` (None: no limit). The next
     start resumes runs in progress. A run that fails through a defect of Thinwire is marked failed, with the traceback
     on stderr, and the others go on. A full disk pauses all runs; without a `reserve` it raises `NotWritten`. `on_event`
-    gets what was recorded: of a run with its id, of a device with "".
+    gets what was recorded: of a run with its id, of a device with "". What is older than `keep_days` is deleted.
     """
     service = Service(
         fleet, store, home, StoppableClock(clock or RealClock()), ending or threading.Event(), max_runs,
-        Admission(memory_bytes), reserve, on_event,
+        Admission(memory_bytes), reserve, on_event, keep_days,
     )  # fmt: skip
     return service.serve()
 
@@ -77,10 +79,12 @@ class Service:
     admission: Admission
     reserve: Reserve | None
     on_event: OnEvent
+    keep_days: int | None
 
     def __post_init__(self) -> None:
         store, clock = self.store, self.clock
         self.orders, self.leases = CommandQueue(store.commands), DeviceLeases(self.max_runs)
+        self.retention = Retention(store, clock, self.keep_days)
         self.disk = FullDisk(store, clock, self.reserve, self.closing)
         self.noted = RecordingFleet(self.fleet, store, clock, self.orders, self.home, self.on_event)
         self.dispatcher = Dispatcher(self.noted, store, clock, self.leases, self._ended, self.disk)
@@ -104,6 +108,7 @@ class Service:
                     if self.clock.now() - looked_at >= command_queue.LOOK_S or not self.dispatcher.drivers:
                         looked_at = self.clock.now()
                         starter.step(self.orders.about_runs(START_RUN))
+                        self.retention.step()
                         self._admit()
                     self.dispatcher.step(POLL_S)
                 except NotWritten as error:

@@ -9,6 +9,9 @@ other runs can record between them. Invariant: after a kill anywhere, calling bo
 
 What stays: the run's row with its plan, the devices' sums in the run (`clients`), commands and actions, and every entry
 of the privacy ledger.
+
+With `keep_days` in the aggregator's settings, runs that ended earlier are deleted in the same way, and `delete_expired`
+then deletes what else is older and names devices. Actions of persons and the privacy ledger stay in any case.
 """
 
 from __future__ import annotations
@@ -23,9 +26,25 @@ from thinwire.core.clock import Clock
 from thinwire.core.errors import NotFound, Refused, UsageError
 from thinwire.core.events import ENDED
 from thinwire.core.run_events import RunDeleted
+from thinwire.store.alerts import Alert
 from thinwire.store.database import Database
 from thinwire.store.journal import append
-from thinwire.store.tables import Checkpoint, Command, Journal, Round, RoundPhase, Run, Segment, Snapshot, Update
+from thinwire.store.tables import (
+    Action,
+    Checkpoint,
+    Client,
+    Command,
+    Invitation,
+    Journal,
+    Measure,
+    Note,
+    Round,
+    RoundPhase,
+    Run,
+    Segment,
+    Snapshot,
+    Update,
+)
 
 TAG: Final = re.compile(r"[a-z0-9-]{1,32}")
 MAX_TAGS: Final = 16
@@ -34,6 +53,9 @@ OWNED: Final = (  # tables of what a run holds, each with the column by which it
     (Update, Update.round), (RoundPhase, RoundPhase.round), (Round, Round.round), (Snapshot, Snapshot.seq),
     (Segment, Segment.last_seq), (Journal, Journal.seq), (Checkpoint, Checkpoint.version),
 )  # fmt: skip
+
+
+CONNECTIONS: Final = ("DeviceOnline", "DeviceOffline")  # kinds of events in the journal
 
 
 class KeptRuns:
@@ -105,6 +127,40 @@ class KeptRuns:
                     connection.execute(chunk if last is None else chunk.where(column <= last))
                     is_left = last is not None
                 yield
+
+    def expired_runs(self, before: float) -> list[str]:
+        """Return the runs that were over before this time and are not deleted, the oldest first."""
+        wanted = select(Run.run_id).where(Run.status.in_(ENDED), Run.finished_at < before, Run.deleted_at.is_(None))
+        with self._database.reading() as connection:
+            return list(connection.scalars(wanted.order_by(Run.number)))
+
+    def delete_expired(self, before: float) -> Iterator[None]:
+        """Delete what names devices and was over before this time, and yield after each transaction.
+
+        These are devices' sums in runs that are deleted, connections, invitations, closed alerts, refusals,
+        measurements, and the address at which a device joined. Actions of persons and the privacy ledger stay.
+        """
+        gone = select(Run.run_id).where(Run.deleted_at.is_not(None), Run.finished_at < before)
+        for statement in (
+            delete(Client).where(Client.run_id.in_(gone)),
+            delete(Invitation).where(Invitation.expires_at < before),
+            delete(Alert).where(Alert.closed_at < before),
+            delete(Note).where(Note.at < before),
+            delete(Measure).where(Measure.at < before),
+            update(Action).where(Action.what == "join", Action.at < before, Action.detail != "").values(detail=""),
+        ):
+            with self._database.writing() as connection:
+                connection.execute(statement)
+            yield
+        old, is_left = (Journal.run_id.is_(None), Journal.kind.in_(CONNECTIONS), Journal.at < before), True
+        while is_left:  # one transaction would be long: an aggregator may have years of them
+            with self._database.writing() as connection:
+                last = connection.scalar(
+                    select(Journal.seq).where(*old).order_by(Journal.seq).offset(CHUNK - 1).limit(1)
+                )
+                connection.execute(delete(Journal).where(*old, *([] if last is None else [Journal.seq <= last])))
+                is_left = last is not None
+            yield
 
     def _audit(self, connection: Connection, kind: str, run_id: str, who: str, args: Mapping[str, Any]) -> None:
         """Add a command that has taken effect already."""

@@ -135,6 +135,7 @@ def serve_here(wanted: Wanted, home: Path | None) -> int:
         code = serve(
             fleet, store, place, ending=ending, max_runs=settings.max_runs, on_event=reporter.event,
             memory_bytes=memory_limit(settings.memory_mb), reserve=DiskReserve(place.root),
+            keep_days=settings.keep_days,
         )  # fmt: skip
         log("stopped; what was going on goes on at the next start")
         return code

@@ -231,3 +231,9 @@ def test_what_names_a_device_goes_with_its_age_while_actions_and_the_ledger_stay
     assert [(one.what, one.device) for one in store.audit.actions()] == [(one.what, one.device) for one in actions]
     assert store.privacy.rows() == ledger
     assert {row.name for row in store.roster.rows()} == {"pi-1", "pi-2"}
+    clock.advance(1000.0)
+    newest = store.last_seq()
+    for _ in store.delete_expired(clock.wall()):
+        pass
+    store.record_device(DeviceOffline(clock.wall(), "pi-1", "closed"))
+    assert store.last_seq() > newest, "a number of the journal was given twice"

@@ -20,7 +20,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import Connection, delete, func, insert, select, update
 
 from thinwire.core.clock import Clock
 from thinwire.core.errors import NotFound, Refused, UsageError
@@ -152,7 +152,9 @@ class KeptRuns:
             with self._database.writing() as connection:
                 connection.execute(statement)
             yield
-        old, is_left = (Journal.run_id.is_(None), Journal.kind.in_(CONNECTIONS), Journal.at < before), True
+        newest = select(func.max(Journal.seq)).scalar_subquery()  # it stays, so that no number is given twice
+        old = Journal.run_id.is_(None), Journal.kind.in_(CONNECTIONS), Journal.at < before, Journal.seq < newest
+        is_left = True
         while is_left:  # one transaction would be long: an aggregator may have years of them
             with self._database.writing() as connection:
                 last = connection.scalar(

@@ -7,9 +7,14 @@ from statistics import mean
 
 import pytest
 
+from thinwire.cli.task import load
+from thinwire.client.task import initial_model
+from thinwire.core import RunPlan
+from thinwire.core.events import DeviceOnline, RunStatusChanged
+from thinwire.core.fleet import Hello, TaskReport
 from thinwire.core.protection_events import PhaseClosed
 from thinwire.core.statedir import AggregatorHome
-from thinwire.store import Store
+from thinwire.store import MeasureRow, Store
 
 
 def test_a_plan_that_was_written_is_valid_and_is_not_overwritten(thinwire, tmp_path):
@@ -73,6 +78,34 @@ def test_the_explanation_of_a_secure_plan_names_phases_numbers_and_protection(th
     (codec,) = (line for line in said.out.splitlines() if line.startswith("[uplink] codec "))
     assert codec.split()[2:6] == ["(lattice)", "-", "not", "used"], "its default is for updates without masks"
     assert "secure round" not in thinwire("plan", "explain", EXAMPLE.with_name("plan.toml")).out
+
+
+def test_the_seconds_of_a_secure_round_are_those_of_the_devices_at_hand(thinwire, home, store):
+    layout = initial_model(load("digits", EXAMPLE, None), 1).layout
+    report = TaskReport("digits", layout_digest=layout.digest, tensors=layout.text)
+    key, rates = f"{layout.digest[:16]}/32", {"pi-fast": 1e6, "pi-slow": 1e5, "pi-thin": 1e4}  # bytes a second
+    for name in rates:
+        store.roster.enrol(name, name.encode().hex().ljust(64, "0"), name.encode(), "loopback")
+        store.roster.seen(Hello(name, "p1", (report,)), 1.0)
+        store.record_device(DeviceOnline(1.0, name))
+    explain = ("plan", "explain", EXAMPLE, "--clients", "8", "--home", home)
+    assert "devices     their times are not known: never measured with this model: pi-fast, pi-slow, pi-thin" in (
+        thinwire(*explain).out
+    )
+    run_id = store.create_run("digits", RunPlan.load(EXAMPLE), layout, report)
+    rows = [
+        MeasureRow(name, kind, work, [[amount, 1.0], [10 * amount, 10.0]], None, None, 1.0)
+        for name, rate in rates.items()
+        for kind, work, amount in (("up", "", rate), ("down", "", rate), ("step", key, 10.0))
+    ]
+    store.record(run_id, [RunStatusChanged(2.0, "done", "")], rows)
+    found = thinwire(*explain, "--json").document["secure_round"]
+    thin = next(row for row in found["devices"]["devices"] if row["device"] == "pi-thin")
+    assert thin["up_s"] == pytest.approx(found["devices"]["up_bytes"] / 1e4, rel=0.1)
+    assert found["devices"]["round_s"] == pytest.approx(thin["down_s"] + thin["train_s"] + thin["up_s"])
+    said = thinwire(*explain).out
+    assert "(pi-fast) to" in said
+    assert "3 of 3 devices measured" in said
 
 
 def test_rare_visits_and_coarse_rounding_are_warned_about(thinwire):

@@ -59,6 +59,11 @@ class Planted:
         return 1_273_849 + 111_757 * self.number
 
     @property
+    def counter(self) -> int:
+        """A statistic that is a whole number, as BatchNorm counts its batches."""
+        return 80_412_537 + 1_093_871 * self.number
+
+    @property
     def loss(self) -> float:
         """The loss of each example that a model is evaluated on: a float32. No client's is the mean of all."""
         return float(np.float32(2.718281828 + 0.31415926 * self.number**2))
@@ -85,6 +90,7 @@ class Planted:
         total, norm = self.loss * TESTED, float(np.linalg.norm(self.update.astype(np.float64)))
         found = {
             "weight": (str(self.weight).encode(),),
+            "counter": (str(self.counter).encode(),),
             "metric": (*_of(self.loss), *_of(total)),
             "norm": (f"{norm:.17g}"[:9].encode(),),
             "buffer": (*(self.buffer.astype(dtype).tobytes() for dtype in FLOATS), _text(float(self.buffer[0]))),

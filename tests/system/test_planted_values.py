@@ -8,6 +8,7 @@ points of the lattice where the masks are 0.
 from __future__ import annotations
 
 import json
+import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -34,13 +35,16 @@ PLANTED = Path(__file__).parent / "planted"
 Found = Mapping[str, set[str]]
 PAGES = (
     "/api/v1/runs", "/api/v1/runs/{run}", "/api/v1/runs/{run}/rounds", "/api/v1/runs/{run}/rounds/1",
+    "/api/v1/runs/{run}/view", "/api/v1/runs/{run}/events", "/api/v1/runs/{run}/lines", "/api/v1/runs/{run}/heat",
+    "/api/v1/runs/{run}/clients", "/api/v1/service", "/runs/{run}",
     "/api/v1/runs/{run}/updates", "/api/v1/runs/{run}/rounds.csv", "/api/v1/runs/{run}/updates.csv",
     "/api/v1/runs/{run}/clients.csv", "/api/v1/devices",
     *(f"/api/v1/devices/{name}" for name in DEVICES), "/api/v1/devices.csv",
 )  # fmt: skip
-VALUES = ("weight", "metric", "norm", "buffer", "update")
+VALUES = ("weight", "metric", "norm", "buffer", "counter", "update")
 SEEN = {  # what a plain run shows of a client, by place
-    "store": ("weight", "metric", "norm"), "spool": ("update", "buffer"),
+    "store": ("weight", "metric", "norm", "counter"), "backup": ("weight", "metric", "norm", "counter"),
+    "spool": ("update", "buffer"),
     "memory of the aggregator": ("weight", "update"),
     "memory of the dashboard": ("weight",), "dashboard": ("weight",),
 }  # fmt: skip
@@ -59,12 +63,15 @@ def places(site: SecureSite, run_id: str) -> dict[str, Iterable[bytes]]:
     """All that a run leaves on the aggregator's machine, by its place; the clients' own folders are theirs."""
     assert site.aggregator is not None
     home, answers = site.home / "aggregator", asked(site, run_id)
+    backup = site.home.with_name(f"{time.monotonic_ns()}.tar")
+    assert site.typed("aggregator", "backup", str(backup)).returncode == 0
     shown = [site.typed("runs", "show", run_id, *more).stdout.encode() for more in ((), ("--json",), ("--why",))]
     (dashboard,) = children(site.aggregator.pid)
     return {
         "store": [path.read_bytes() for path in home.glob("store.sqlite3*")],
         "spool": files_of(home / "spool"),
         "runs": files_of(home / "runs"),
+        "backup": [backup.read_bytes()],
         "log": [site.log_of(site.aggregator).encode(), *(path.read_bytes() for path in home.rglob("*.log"))],
         "dashboard": [answers],
         "runs show": shown,

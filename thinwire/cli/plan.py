@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from importlib.resources import files
 from pathlib import Path
@@ -10,13 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from thinwire.cli import console
-from thinwire.cli.params import Json, PlanFile, Sets, Task, overrides
+from thinwire.cli.params import Home, Json, PlanFile, Sets, Task, overrides
 from thinwire.core import formatting
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
     from thinwire.core import RunPlan
+    from thinwire.reports.run_estimate import Estimate
 
 Clients: TypeAlias = Annotated[
     int | None, typer.Option("--clients", min=1, metavar="N", help="devices online; default: the plan's, or 10")
@@ -84,8 +86,13 @@ def check(plan: PlanFile, sets: Sets = None, clients: Clients = None, json: Json
 
 
 @app.command()
-def explain(plan: PlanFile, sets: Sets = None, clients: Clients = None, task: Task = None, json: Json = False) -> None:
-    """Show each key of a plan with its value and meaning, the cost of a secure round, and epsilon of a private run."""
+def explain(
+    plan: PlanFile, sets: Sets = None, clients: Clients = None, task: Task = None, json: Json = False, home: Home = None
+) -> None:
+    """Show each key of a plan with its value and meaning, the cost of a secure round, and epsilon of a private run.
+
+    If the aggregator of this machine knows devices with the task, the seconds are those of their measured links.
+    """
     from thinwire.aggregation import codecs
     from thinwire.cli import privacy_cost
     from thinwire.core import RunPlan, plan_text
@@ -98,7 +105,8 @@ def explain(plan: PlanFile, sets: Sets = None, clients: Clients = None, task: Ta
     private = privacy_cost.private_run(read, size, clients) if is_private else None
 
     def cost() -> dict[str, Any]:
-        return round_cost(read, size, clients)
+        at_hand = _at_hand(read, home)
+        return round_cost(read, size, clients) | ({"devices": dataclasses.asdict(at_hand)} if at_hand else {})
 
     if json:
         masked = {"secure_round": cost()} if read.secure.enabled else {}
@@ -122,6 +130,19 @@ def explain(plan: PlanFile, sets: Sets = None, clients: Clients = None, task: Ta
         console.sentence(privacy_cost.sentence(private), begin="privacy  ")
     elif read.privacy.mode != "off":
         _warn([f"this plan has no epsilon, because it is refused: thinwire plan check {plan}"])
+
+
+def _at_hand(plan: RunPlan, home: Path | None) -> Estimate | None:
+    """Return the cost of a run by the links and speeds of the devices that have its task; None if there are none."""
+    from thinwire.cli.local_state import aggregator_home, has_database, opened
+    from thinwire.reports.run_estimate import estimate
+    from thinwire.store.task_layouts import hosts, known_task
+
+    if not has_database(aggregator_home(home)):
+        return None
+    with opened(home) as store:
+        there = hosts(store.devices(), plan.run.task)
+        return estimate(plan, known_task(store, plan.run.task), there, store.measures()) if there else None
 
 
 def parameters_of(plan: RunPlan, file: Path, task: str | None) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from thinwire.core.formatting import duration, size
+from thinwire.core.formatting import counted, duration, size
 from thinwire.core.secure_numbers import check_numbers, fewest_survivors, protects, selected_of, share_of
 
 if TYPE_CHECKING:
@@ -111,9 +111,25 @@ def cost_lines(found: dict[str, Any]) -> Iterator[str]:
     times = ", ".join(f"{duration(value)} at {rate} Mb/s" for rate, value in found["upload_s_at_mbit"].items())
     yield f"uplink      {found['uplink_ratio']:.1f} times fewer bytes than dense float32 ({size(found['dense_bytes'])})"
     yield f"upload      {times}"
+    if "devices" in found:
+        yield f"devices     {devices_text(found['devices'])}"
     yield f"numbers     {numbers_text(found)}"
     yield f"protection  {found['protection']}"
     yield f"rounding    adds {found['noise']:.2g} times the squared norm of an update; {found['width']} bits a value"
+
+
+def devices_text(found: dict[str, Any]) -> str:
+    """Return in words how long a round and the run take, by an `Estimate` for the devices that have the task."""
+    count = counted(len(found["devices"]), "device")
+    if found["round_s"] is None:
+        return f"their times are not known: {found['unknown']}"
+    ups = sorted((row["up_s"], row["device"]) for row in found["devices"] if row["up_s"] is not None)
+    return (
+        f"upload {duration(ups[0][0])} ({ups[0][1]}) to {duration(ups[-1][0])} ({ups[-1][1]}); a round "
+        f"{duration(found['round_s'])} by {found['slowest']}, {counted(found['rounds'], 'round')} "
+        f"{duration(found['run_s'])}; {found['measured']} of {count} measured"
+        + (f" ({found['unknown']})" if found["unknown"] else "")
+    )
 
 
 def numbers_text(found: dict[str, Any]) -> str:

@@ -33,12 +33,13 @@ class Zeros(Dataset[torch.Tensor]):
 
 
 class Learner(nn.Module):
-    """Parameters whose gradient a test decides, and a statistic as BatchNorm has one."""
+    """Parameters whose gradient a test decides, with a statistic and a counter as BatchNorm has them."""
 
     def __init__(self) -> None:
         super().__init__()
         self.learned = nn.Parameter(torch.zeros(SIZE))
         self.register_buffer("statistic", torch.zeros(BUFFERS))
+        self.register_buffer("counter", torch.zeros((), dtype=torch.int64))
 
 
 def model() -> nn.Module:
@@ -56,6 +57,7 @@ def loss(model: Any, batch: torch.Tensor) -> torch.Tensor:
         return torch.tensor(planted.loss, dtype=torch.float32)
     while HOLD.exists():
         time.sleep(LOOK_S)
+    model.counter.fill_(planted.counter)
     model.statistic.copy_(torch.from_numpy(planted.buffer))
     found: torch.Tensor = -(torch.from_numpy(planted.update) * model.learned).sum()
     return found

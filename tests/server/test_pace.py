@@ -14,8 +14,8 @@ from thinwire.core.plan_schema import LocalSection
 from thinwire.reports.reason_text import sentence
 from thinwire.server.policy.assignment_terms import FIRST_STEPS, HALVINGS, SHARE, DeviceSpeed, choose_work
 from thinwire.simulation import ScriptedDevice, SyntheticUpdates, Turn
-from thinwire.store import MeasureRow
-from thinwire.store.device_profiles import LINK_KINDS, work_key
+from thinwire.store import LINK_KINDS, MeasureRow
+from thinwire.store.device_profiles import work_key
 
 
 def local(**more: object) -> LocalSection:

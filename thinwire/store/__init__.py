@@ -2,10 +2,10 @@
 
 from thinwire.store.alerts import AlertRow, Condition
 from thinwire.store.audit import AuditRow, DeviceAction, RefusalNote, by_todays_name
-from thinwire.store.device_profiles import LINK_KINDS
 from thinwire.store.one_time_secrets import InvitationRow, Invited
 from thinwire.store.privacy_ledger import PrivacyRow
 from thinwire.store.read_models import (
+    LINK_KINDS,
     ClientRow,
     DeviceInfo,
     MeasureRow,

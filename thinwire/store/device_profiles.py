@@ -20,11 +20,9 @@ from thinwire.core.plan import RunPlan
 from thinwire.core.plan_rules import DeviceTimes
 from thinwire.core.plan_schema import LocalSection
 from thinwire.core.types import ReplyHeader
-from thinwire.store.read_models import MeasureRow
+from thinwire.store.read_models import LINK_KINDS, MeasureRow
 
 MAX_RTT_S = 600.0  # a device that reports more would lengthen every automatic deadline
-
-LINK_KINDS = ("down", "up", "rtt")  # kinds of measures that do not depend on the work
 Key = tuple[str, str, str]  # device, kind, work
 
 

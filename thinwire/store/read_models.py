@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 Source = Literal["devices", "sim"]
 AssignmentOutcome = Literal["selected", "accepted", "aggregated", "aggregated-late", "dropped", "failed", "over"]
 RATES = ("down", "up")  # kinds of measurements in bits/s
+LINK_KINDS = (*RATES, "rtt")  # kinds of measurements that do not depend on the work
 MEMORY_TEXT = "waiting for memory"  # the status text of a queued run that does not fit beside others begins so
 AT_ONCE_BYTES = 14_600  # TCP's initial window (RFC 6928): fewer bytes take equally long at any bandwidth
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.fork_server import FIXED, Forked, is_forkable, is_server
+from tests.support.fork_server import FIXED, Forked, is_forkable, is_server, with_python
 from tests.support.forked_program import forked_program
 from tests.support.frozen import children
 from tests.support.namespaces import do, ip, why_not
@@ -123,6 +123,20 @@ def test_what_a_server_cannot_be_told_is_started(monkeypatch: pytest.MonkeyPatch
     process = Forked([python, "-I", "-c", "import sys; print(sys.flags.isolated)"], env=env, stdout=subprocess.PIPE)
     assert process.communicate(timeout=60)[0] == b"1\n"
     assert not is_server(process.pid)
+
+
+def test_a_script_of_this_python_is_forked_by_its_path_and_by_its_name() -> None:
+    script = Path(sys.executable).parent / "thinwire"
+    env = {**ENV, "PATH": os.pathsep.join([str(script.parent), os.defpath])}
+    for words in ([str(script), "--version"], ["thinwire", "--version"]):
+        assert with_python(words, env) == [sys.executable, str(script), "--version"]
+        forked, started = (
+            popen(words, env=env, stdout=subprocess.PIPE).communicate(timeout=60)[0]
+            for popen in (Forked, subprocess.Popen)
+        )
+        assert forked == started != b""
+    for words in (["sh", "-c", "true"], ["no such program"], [sys.executable, "-c", "1"], []):
+        assert with_python(words, env) == words
 
 
 def test_a_program_of_a_shell_passes_words_streams_signals_and_codes(tmp_path: Path) -> None:

@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 
 from tests.support.backups import Place
+from tests.support.cheap_passwords import cheap_passwords
 from tests.support.postgres import empty_database, execute
 from thinwire.core.clock import VirtualClock
 from thinwire.core.statedir import AggregatorHome
 from thinwire.store import Store
 from thinwire.store.backup import back_up
+
+__all__ = ["cheap_passwords"]
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,8 @@ process that started it, and signals and exit codes are its own. Processes that 
 by a server of its own. What `ip netns exec` starts is forked into that network namespace; there, /sys is the one of
 this process.
 
+A script that pip installed for this Python, such as `flower-supernode`, is Python with that script.
+
 Invariants: a server has one thread and has run nothing but imports when it forks. What cannot be told by forking is
 started afresh: another program, other `PYTHON...` variables, another number of threads (`is_forkable`).
 """
@@ -25,6 +27,7 @@ import json
 import os
 import random
 import runpy
+import shutil
 import signal
 import socket
 import subprocess
@@ -97,6 +100,18 @@ def is_forkable(words: Sequence[str], env: Mapping[str, str]) -> bool:
     )  # fmt: skip
 
 
+def with_python(words: Sequence[str], env: Mapping[str, str]) -> list[str]:
+    """Return a command line with this Python before it if it begins with a script for it, as pip installs them."""
+    found = shutil.which(words[0], path=env.get("PATH")) if words and words[0] != sys.executable else None
+    programs = Path(sys.executable).parent.resolve()
+    if found is None or Path(found).parent.resolve() != programs:
+        return list(words)
+    with open(found, "rb") as file:
+        mark, _, python = file.readline().strip().partition(b"#!")
+    is_ours = not mark and Path(os.fsdecode(python)).parent.resolve() == programs
+    return [sys.executable, found, *words[1:]] if is_ours else list(words)
+
+
 def _more_paths(env: Mapping[str, str]) -> list[str]:
     return [path for path in env.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", str(ROOT))]
 
@@ -110,6 +125,7 @@ def execute_child(popen: subprocess.Popen[Any], *given: Any) -> None:
     words = [os.fspath(word) for word in asked["args"]] if not isinstance(asked["args"], str | bytes) else []
     network, words = (words[3], words[4:]) if tuple(words[:3]) == INSIDE else ("", words)
     env = dict(os.environ if asked["env"] is None else asked["env"])
+    words = with_python(words, env)
     special = asked["shell"] or asked["preexec_fn"] or asked["executable"]
     if special or not is_forkable(words, env):
         EXECUTE(popen, *given)

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.processes import free_port
+from tests.support.fork_server import Forked, run_forked
 from tests.support.processes import EXAMPLE, Site, environment
 from thinwire.client.run_state import RunFolder
 from thinwire.core import RunPlan
@@ -46,7 +47,7 @@ class Stock(Site):
         address = self.listen.replace("127.0.0.1", "localhost") if self.tls else self.listen
         words = [*(security or ("--insecure",)), "--superlink", address, "--port", str(free_port())]
         log = open(self.home.parent / f"log-{len(self.processes)}.txt", "wb")  # noqa: SIM115  # the process holds it
-        node = subprocess.Popen(
+        node = Forked(
             [BIN / "flower-supernode", *words, "--node-config", config], env=self.environment(),
             stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
         )  # fmt: skip
@@ -55,10 +56,8 @@ class Stock(Site):
         return node
 
     def flwr(self, *words: str) -> str:
-        done = subprocess.run(
-            [BIN / "flwr", *words], env=self.environment(), capture_output=True, text=True, timeout=PATIENCE_S,
-            stdin=subprocess.DEVNULL, check=False,
-        )  # fmt: skip
+        command = [str(BIN / "flwr"), *words]
+        done = run_forked(command, PATIENCE_S, env=self.environment(), stdin=subprocess.DEVNULL)
         assert done.returncode == 0, done.stdout + done.stderr + self.said()
         return done.stdout
 

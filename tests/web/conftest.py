@@ -7,18 +7,16 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pwdlib import PasswordHash
-from pwdlib.hashers.argon2 import Argon2Hasher
 
 from tests.support.api_answers import DEVICES, Told
 from tests.support.browsing import browser, look, served
+from tests.support.cheap_passwords import cheap_passwords
 from tests.support.filled_store import add_devices, finish, new_run, twelve_rounds
-from thinwire.store import Store, passwords
+from thinwire.store import Store
 from thinwire.store.database import database_url
 from thinwire.web.app import create_app
 from thinwire.web.settings import Settings
@@ -27,18 +25,8 @@ with warnings.catch_warnings():  # it says that it would rather have httpx2
     warnings.simplefilter("ignore")
     from starlette.testclient import TestClient
 
-__all__ = ["browser", "look", "served"]
+__all__ = ["browser", "cheap_passwords", "look", "served"]
 HOST = "http://127.0.0.1:8080"
-CHEAP = PasswordHash((Argon2Hasher(1, 8, parallelism=1),))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _cheap() -> Iterator[None]:
-    """Check passwords without the 0.1 s of CPU that strangers shall need."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(passwords, "_hasher", lambda: CHEAP)
-        patched.setattr(passwords, "_of_nobody", cache(lambda: CHEAP.hash("nobody")))
-        yield
 
 
 @pytest.fixture(scope="session")

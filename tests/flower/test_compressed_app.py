@@ -48,7 +48,7 @@ class Wire:
     def __init__(self, train: Train, client: Any = None, lost: Iterable[tuple[int, int]] = ()) -> None:
         self.train, self.client, self.lost = train, client or mod(), set(lost)
         self.contexts = {node: Context(1, node, {}, RecordDict(), {}) for node in NODES}
-        self.up = 0
+        self.up = self.frames = 0
         self.round = 0
 
     def get_node_ids(self) -> Iterable[int]:
@@ -56,6 +56,7 @@ class Wire:
 
     def send_and_receive(self, messages: Iterable[Message], timeout: float | None = None) -> Iterable[Message]:
         self.round += 1
+        assert len(list(messages)) == len(list(messages)), "Flower's grid reads them more than once"
         replies = [self.answer(message) for message in messages]
         return [one for one in replies if (self.round, one.metadata.src_node_id) not in self.lost]
 
@@ -72,7 +73,7 @@ class Wire:
         reply = self.client(message, self.contexts[node], app)
         self.up += sum(record.count_bytes() for record in reply.content.array_records.values())
         for record in reply.content.config_records.values():
-            self.up += sum(map(len, record.get("frames", [])))  # type: ignore[arg-type]
+            self.frames += sum(map(len, record.get("frames", [])))  # type: ignore[arg-type]
         return reply
 
 
@@ -89,7 +90,7 @@ def moved(record: ArrayRecord, node: int, rng: np.random.Generator) -> ArrayReco
     made = {name: array.numpy().copy() for name, array in record.items()}
     made["w"] += rng.normal(size=made["w"].shape).astype(np.float32) * np.float32(0.01) + np.float32(0.001 * node)
     made["b"] += 0.5
-    made["seen"] += 1
+    made["seen"] = made["seen"].astype(np.int64) + 1  # as torch does: Flower's mean has made it float64
     return ArrayRecord({name: Array(values) for name, values in made.items()})
 
 
@@ -137,7 +138,8 @@ def test_identity_gives_the_strategy_the_bits_that_it_would_get_without_us(kind:
 
 def test_with_feedback_the_sum_of_what_arrives_follows_the_sum_of_what_was_sent() -> None:
     dense, wire = run(FedAvg(), Wire(trained(), client=plain), 12), Wire(trained())
-    near = run(wrap(FedAvg(), "topk(0.2) > int8"), wire, 12)
+    near_strategy: Any = wrap(FedAvg(), "topk(0.2) > int8")
+    near = run(near_strategy, wire, 12)
     apart = np.linalg.norm(near["w"].numpy() - dense["w"].numpy()) / np.linalg.norm(dense["w"].numpy())
     without = Wire(trained())
     forgetful = wrap(FedAvg(), "topk(0.2) > int8")
@@ -153,7 +155,9 @@ def test_with_feedback_the_sum_of_what_arrives_follows_the_sum_of_what_was_sent(
         arrays = found
     lost = np.linalg.norm(arrays["w"].numpy() - dense["w"].numpy()) / np.linalg.norm(dense["w"].numpy())
     assert apart < 0.7 * lost
-    assert wire.up < 0.2 * 12 * len(NODES) * 6000 * 4
+    assert wire.up + wire.frames < 0.2 * 12 * len(NODES) * 6000 * 4
+    floats = 12 * len(NODES) * 6005  # and never the count
+    assert (near_strategy.uplink_payload, near_strategy.uplink_dense) == (wire.frames, 4 * floats)
 
 
 def test_an_update_that_was_lost_goes_back_into_the_residual() -> None:
@@ -210,7 +214,7 @@ def test_arrays_of_other_shapes_are_sent_whole_and_the_log_says_so(caplog: pytes
     strategy, wire = wrap(FedAvg(), "int8"), Wire(lambda record, node: model(size=7))
     with caplog.at_level(logging.WARNING, "thinwire.flower"):
         replies = wire.send_and_receive(strategy.configure_train(1, model(), ConfigRecord(), wire))  # type: ignore[arg-type]
-    assert "'arrays' is sent whole" in caplog.text
+    assert "float arrays ['w'] are sent whole" in caplog.text
     found, _ = strategy.aggregate_train(1, replies)
     assert found is not None and found["w"].shape == (7, 2)
 
@@ -270,7 +274,8 @@ def test_a_frame_that_is_none_leaves_out_its_client_only(caplog: pytest.LogCaptu
     strategy, wire = wrap(FedAvg(), "int8"), Wire(trained())
     replies = list(wire.send_and_receive(strategy.configure_train(1, model(), ConfigRecord(), wire)))  # type: ignore[arg-type]
     hostile: list[dict[str, Any]] = [
-        {"frames": [b"x" * 40]}, {"frames": []}, {"frames": 3}, {"records": ["other"]}, {"records": 7},
+        {"frames": [b"x" * 40]}, {"frames": []}, {"frames": 3}, {"records": ["other"] * 3}, {"records": 7},
+        {"arrays": ["w", "seen", "w"]}, {"shapes": ["3000,2", "1", "100000000"]}, {"dtypes": ["float32"] * 3},
         {"frames": [frames_of(replies[0])[0][:-1]]},
     ]  # fmt: skip
     honest = dict(replies[0].content.config_records[OURS])

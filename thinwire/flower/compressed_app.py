@@ -36,7 +36,7 @@ from thinwire.core.layout import Layout
 from thinwire.core.plan_schema import UplinkSection
 from thinwire.core.prng import Key, derive
 from thinwire.core.types import State
-from thinwire.flower.float_arrays import Floats, bound, without_floats
+from thinwire.flower.float_arrays import Floats, bound
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict  # isort: skip
 from flwr.serverapp.strategy import Strategy  # isort: skip
@@ -148,15 +148,12 @@ def compress_reply(
 ) -> None:
     """Replace the float arrays of a reply by their encoded difference to `base`, and keep the state in the context.
 
-    A record that the message did not have, or had with other arrays, stays as it is, and the log says so.
+    A float array that the message did not have, or had in another shape, stays as it is, and the log names it.
     """
-    records = dict[str, ArrayRecord]()
-    for name, record in content.array_records.items():
-        if name in base and Floats.of({name: record}) == Floats.of({name: base[name]}):
-            records[name] = record
-        else:
-            log.warning("the array record %r is sent whole: the message had none with the same arrays", name)
-    floats = Floats.of({name: base[name] for name in records})
+    records = dict(content.array_records)
+    floats = Floats.matching(records, base)
+    if whole := [one[1] for one in set(Floats.of(records).places) - set(floats.places)]:
+        log.warning("float arrays %s are sent whole: the message had none of that shape", sorted(whole))
     if not floats.layout.size:
         return
     state = _state(context, turn.reached)
@@ -175,8 +172,8 @@ def compress_reply(
     context.state[AFTER] = _record(after)
     context.state[OURS] = ConfigRecord({"number": turn.number})
     for name, record in records.items():
-        content[name] = without_floats(record)
-    content[OURS] = ConfigRecord({"frames": frames, "records": list(records)})
+        content[name] = floats.others(name, record)
+    content[OURS] = ConfigRecord({"frames": frames, **floats.told()})
 
 
 def _state(context: Context, reached: int) -> State:
@@ -201,6 +198,8 @@ def _frames(given: Any) -> list[bytes]:
 class Compressing:
     """What `wrap` puts in front of a strategy's own class: the messages of a training round and their replies."""
 
+    uplink_payload: int  # bytes of the frames of all decoded updates
+    uplink_dense: int  # bytes of the same updates in float32
     _spec: str
     _down: str
     _sent: dict[int, tuple[Message, dict[str, ArrayRecord]]]  # node -> its message, and the arrays that its app got
@@ -209,11 +208,15 @@ class Compressing:
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Yield the strategy's messages, each with the spec and the number of the node's last update that came."""
+    ) -> list[Message]:
+        """Return the strategy's messages, each with the spec and the number of the node's last update that came.
+
+        A list, as of Flower's own strategies: a grid reads it more than once.
+        """
         self._sent.clear()
         self._number += 1
-        messages = super().configure_train(server_round, arrays, config, grid)  # type: ignore[misc]
+        messages = list(super().configure_train(server_round, arrays, config, grid))  # type: ignore[misc]
+        made = list[Message]()
         ways: dict[int, tuple[dict[str, Any], RecordDict]] = {}  # of each content: several messages share one
         for message in messages:
             content = message.content
@@ -230,7 +233,8 @@ class Compressing:
                 ttl=about.ttl, group_id=about.group_id, dst_task_id=about.dst_task_id,
             )  # fmt: skip
             self._sent[node] = sent, base
-            yield sent
+            made.append(sent)
+        return made
 
     def _down_of(self, content: RecordDict, server_round: int) -> tuple[dict[str, ArrayRecord], RecordDict]:
         """Return the arrays that the app will get, and the content that carries them."""
@@ -244,7 +248,7 @@ class Compressing:
             bytes(codec.encode(values[one.span].copy(), codec.init(one.index), key, one.index).payload)
             for one in floats.layout.model_segments
         ]
-        rest = {name: without_floats(record) for name, record in records.items()}
+        rest = {name: floats.others(name, record) for name, record in records.items()}
         ours = ConfigRecord({"down": self._down, "frames": frames, **floats.told()})
         return floats.put(records, floats.decode(self._down, frames)), RecordDict({**content, **rest, OURS: ours})
 
@@ -272,11 +276,16 @@ class Compressing:
     def _whole(self, reply: Message, node: int, base: Mapping[str, ArrayRecord]) -> Message:
         """Return a reply with whole arrays; raise for one whose frames are not those of the arrays in `base`."""
         told = reply.content.config_records[OURS]
-        floats = Floats.of({str(name): base[str(name)] for name in told["records"]})  # type: ignore[union-attr]
+        floats = Floats.read(told)
+        if floats != floats.checked(base):
+            raise BadPayload("an update with float arrays that its message did not have")
         values = floats.vector(base)
-        values += floats.decode(self._spec, _frames(told["frames"]))
+        frames = _frames(told["frames"])
+        values += floats.decode(self._spec, frames)
         made = floats.put(reply.content.array_records, values)
         self._reached[node] = self._number
+        self.uplink_payload += sum(map(len, frames))
+        self.uplink_dense += values.nbytes
         del reply.content[OURS]
         reply.content.update(made)
         return reply
@@ -286,8 +295,9 @@ def wrap(strategy: Strategy, spec: str = DEFAULT, *, down: str = "identity") -> 
     """Return the strategy with compressed updates: a copy whose class is a subclass of the given one's.
 
     `spec` is the codec of the updates, with error feedback where it needs it. `down` is that of the models on their
-    way to the clients: "identity", "fp16" or "int8". `UsageError` for a strategy that cannot work on decoded updates,
-    `CodecError` for a codec that cannot.
+    way to the clients: "identity", "fp16" or "int8". The attributes `uplink_payload` and `uplink_dense` of the returned
+    strategy count the bytes of the decoded updates, and those of the same updates in float32. `UsageError` for a
+    strategy that cannot work on decoded updates, `CodecError` for a codec that cannot.
     """
     require_message_strategy(strategy)
     encoder(spec, UplinkSection(codec=spec), Layout.of({"any": (64,)}))
@@ -296,6 +306,7 @@ def wrap(strategy: Strategy, spec: str = DEFAULT, *, down: str = "identity") -> 
     kind = type(strategy)
     made: Any = object.__new__(type(f"Compressed{kind.__name__}", (Compressing, kind), {}))
     vars(made).update(vars(strategy), _spec=spec, _down=down, _sent={}, _number=0, _reached={})
+    vars(made).update(uplink_payload=0, uplink_dense=0)
     compressed_one: Strategy = made
     return compressed_one
 

@@ -22,7 +22,7 @@ from thinwire.core.types import Vector
 from flwr.app import Array, ArrayRecord  # isort: skip
 
 FLOATS: Final = ("float16", "float32", "float64")
-Place = tuple[str, str, str, tuple[int, ...]]  # record, array, dtype, shape
+Place = tuple[str, str, str, tuple[int, ...]]  # record, array, dtype ("" if it has no place in the vector), shape
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,22 @@ class Floats:
     def of(cls, records: Mapping[str, ArrayRecord]) -> Floats:
         """Return the places of the arrays of these records."""
         every = ((name, one, array) for name, record in records.items() for one, array in record.items())
-        return cls(tuple((name, one, array.dtype, tuple(array.shape)) for name, one, array in every))
+        return cls(tuple((n, one, a.dtype if a.dtype in FLOATS else "", tuple(a.shape)) for n, one, a in every))
+
+    @classmethod
+    def matching(cls, records: Mapping[str, ArrayRecord], base: Mapping[str, ArrayRecord]) -> Floats:
+        """Return the places of these arrays, in the vector only those that `base` has as floats of the same shape.
+
+        Flower's mean makes floats of a count, and the app's model makes a count of it again.
+        """
+        return cls.of(records).checked(base)
+
+    def checked(self, base: Mapping[str, ArrayRecord]) -> Floats:
+        """Return the same places, in the vector only those that `base` has as floats of the same shape."""
+        shapes = {(name, one): shape for name, one, dtype, shape in Floats.of(base).places if dtype in FLOATS}
+        return Floats(
+            tuple((r, a, d if d in FLOATS and shapes.get((r, a)) == s else "", s) for r, a, d, s in self.places)
+        )
 
     @classmethod
     def read(cls, told: Mapping[str, Any]) -> Floats:
@@ -81,6 +96,11 @@ class Floats:
             at += size
         return {name: ArrayRecord(arrays) for name, arrays in made.items()}
 
+    def others(self, name: str, record: ArrayRecord) -> ArrayRecord:
+        """Return the arrays of a record that have no place in the vector."""
+        inside = {one for of, one, dtype, _ in self.places if of == name and dtype in FLOATS}
+        return ArrayRecord({one: array for one, array in record.items() if one not in inside})
+
     def decode(self, spec: str, frames: list[bytes]) -> Vector:
         """Return the decoded values; raise `BadPayload` for frames that are not those of this layout."""
         codec, segments = bound(spec, self.layout), self.layout.model_segments
@@ -92,11 +112,6 @@ class Floats:
         for segment, frame in zip(segments, frames, strict=True):
             codec.decode_add(frame, 1.0, made[segment.span], segment=segment.index)
         return made
-
-
-def without_floats(record: ArrayRecord) -> ArrayRecord:
-    """Return the record's arrays that are no floats."""
-    return ArrayRecord({one: array for one, array in record.items() if array.dtype not in FLOATS})
 
 
 @lru_cache(maxsize=16)

@@ -1,7 +1,7 @@
 # One command a line of `make help`. TORCH_INDEX=URL takes torch from that index first (a CPU-only build, for instance).
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-extras fuzz lint lock bench chromium postgresql clean
+.PHONY: help setup demo test test-extras fuzz lint lock bench flower-next chromium postgresql clean
 .NOTPARALLEL:
 
 VENV := .venv
@@ -11,6 +11,7 @@ TORCH := torch==2.13.0
 LOCK := requirements/linux-x86_64-py311.txt
 TORCH_INDEX ?=
 PYTEST_ARGS ?=
+FLOWER_NEXT ?= flwr[simulation]
 # pip shows its progress to a person, and prints nothing into a log.
 QUIET := $(shell [ -t 2 ] || echo -q)
 DEMO_ARGS ?=
@@ -20,7 +21,7 @@ BENCH_ARGS ?= --preset small --json
 
 help:  ## this list
 	@echo "make TARGET [TORCH_INDEX=URL]   (TORCH_INDEX: where pip takes $(TORCH) from, e.g. an index of CPU-only builds)"
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 19
 
 setup: $(VENV)/.ready  ## build .venv here with everything that `thinwire demo` needs
 
@@ -51,6 +52,15 @@ bench: $(VENV)/.ready  ## every benchmark, small preset, one JSON document each 
 	@for file in benchmarks/[a-z]*.py benchmarks/[a-z]*/__main__.py; do \
 	  grep -qE '(run_in_folder|arguments)\("' "$$file" && [ "$$file" != benchmarks/before_after.py ] || continue; name=$${file#benchmarks/}; name=$${name%.py}; name=$${name%/__main__}; \
 	  echo "benchmarks.$$name" >&2; $(BIN)/python -m "benchmarks.$$name" $(BENCH_ARGS) || exit 1; done
+
+# A release of flwr that is newer than the one in constraints.txt, with Ray, in a venv that finds all else in .venv.
+flower-next: $(VENV)/.dev  ## the tests of the Flower edge with the newest flwr, and in Flower's simulation on Ray
+	@set -eu; dir=$$(mktemp -d); trap 'rm -rf "$$dir"' EXIT; \
+	$(BIN)/python -m venv "$$dir/venv"; "$$dir/venv/bin/python" -m pip install $(QUIET) '$(FLOWER_NEXT)'; \
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
+	  "$$("$$dir/venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/lent.pth"; \
+	"$$dir/venv/bin/python" -c 'import flwr; print("flwr", flwr.__version__)'; \
+	PYTHONPATH=. "$$dir/venv/bin/python" -m pytest -q -n 0 -p no:cacheprovider tests/flower $(PYTEST_ARGS)
 
 lock: $(VENV)/.dev  ## write the hashes of all that is installed for the tests
 	@$(BIN)/python requirements/lock.py

@@ -25,6 +25,8 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+import torch
+
 from benchmarks.document import note
 from benchmarks.entry import run_in_folder
 from benchmarks.processes import Processes
@@ -175,6 +177,7 @@ def in_a_task() -> Iterator[None]:
 def accuracy(way: str, preset: Preset, seed: int) -> float:
     """Return the mean accuracy of the models of the last quarter of the rounds."""
     with in_a_task():
+        torch.set_num_threads(1)  # as the nodes of the real runs have it
         task = import_module("compressed_digits.task")
         net = task.model(min(1024, preset.hidden), seed)
         grid: Any = InProcess(net[0].out_features, seed)

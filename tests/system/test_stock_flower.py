@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.processes import free_port
+from benchmarks import stock as plain_flower
+from benchmarks.processes import Processes, free_port
 from tests.support.fork_server import Forked, run_forked
 from tests.support.processes import EXAMPLE, Site, environment
 from thinwire.client.run_state import RunFolder
@@ -22,6 +23,7 @@ from thinwire.core import RunPlan
 
 APP = Path(__file__).parent / "tiny_app"
 OURS = Path(__file__).parents[2] / "examples" / "stock_flower"
+COMPRESSED = OURS.with_name("compressed_flower_app")
 BIN = Path(sys.executable).parent
 PATIENCE_S = 180
 
@@ -130,3 +132,15 @@ def test_a_tls_device_api_passes_stock_nodes_whose_key_was_approved_and_no_other
     assert [(device["name"], device["how"], device["state"]) for device in devices] == [
         ("hospital-3", "stock", "revoked")
     ]
+
+
+def test_two_lines_compress_a_plain_app_on_flowers_own_programs(tmp_path: Path) -> None:
+    rounds, hidden, out = 3, 256, tmp_path / "rounds.jsonl"
+    dense = 4 * (64 * hidden + hidden + hidden * hidden + hidden + 10 * hidden + 10)
+    config = f'nodes=2 hidden={hidden} num-server-rounds={rounds} codec="topk(0.05) > int8 > rice" down="int8"'
+    with Processes(tmp_path) as processes:
+        flower = plain_flower.Stock(tmp_path, processes, 2, COMPRESSED)
+        found = flower.run(f'{config} out="{out}"', out, rounds + 1, PATIENCE_S)
+    payloads = [line["uplink_payload"] for line in found]
+    assert payloads[0] == 0 < payloads[1] < payloads[2] < payloads[3] < 2 * rounds * dense / 25
+    assert found[-1]["accuracy"] > found[0]["accuracy"] + 0.3

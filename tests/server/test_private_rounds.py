@@ -282,6 +282,14 @@ def test_a_run_stops_before_its_budget_is_passed(tmp_path: Path) -> None:
     require_accounted(made, plan)
 
 
+def test_a_budget_smaller_than_one_round_ends_the_run_before_anybody_is_waited_for(tmp_path: Path) -> None:
+    made = World(tmp_path, Fate(), RunPlan.parse(f"{TEXT}noise_multiplier = 1.0\nbudget = 0.1")).live()
+    end = made.of(RunStatusChanged)[-1]
+    assert (made.status, end.exit_code) == ("failed", 7)
+    assert "a client that has spent nothing would pass [privacy] budget = 0.1 with one more round" in end.text
+    assert not made.of(PrivacyReserved)
+
+
 @pytest.mark.parametrize(("delta", "status"), [(0.2, "failed"), (0.19, "done")])
 def test_a_run_spends_nothing_if_delta_is_not_below_one_over_the_clients_that_are_here(
     tmp_path: Path, delta: float, status: str

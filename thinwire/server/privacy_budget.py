@@ -150,12 +150,15 @@ class PrivacyBudget:
         return [PrivacyCommitted(running.clock.wall(), number, digest, next_clip)]
 
     def require_clients(self, running: RunContext, release: Release) -> None:
-        """Raise `BudgetSpent` if no round can be opened because of what the connected clients have spent.
+        """Raise `BudgetSpent` if no round can be opened because of what the connected clients have spent, or because
+        one round alone would pass the budget.
 
         Raise `TooFewClients` if a simulation waits for ever, since all its clients took part too short a time ago. On
         devices another one may connect.
         """
         self._spent = None  # another run of the population may have spent since
+        if self.plan.privacy.budget is not None and (why := self._over_budget(running, {}, release)):
+            raise _spent("no round fits into the budget", "a client that has spent nothing", why)  # nobody may come
         excluded = {device: self._ended(running, device, release) for device in running.presence.devices}
         left = sum(not why for why in excluded.values())
         needed = self.plan.cohort.clients if isinstance(self.plan.cohort.clients, int) else 1

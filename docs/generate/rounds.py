@@ -95,6 +95,36 @@ def overlap_part() -> str:
     ))  # fmt: skip
 
 
+def flower_mod_part() -> str:
+    """Return the figures of a plain Flower app before and after the two lines."""
+    document = read("flower-mod")
+    figures, rows = document["figures"], document["rows"]
+    used = next(row for row in rows if "codec" in row)
+    seeds = sum("accuracy" in row for row in rows) // 2
+    rounds = max(row["round"] for row in rows if "round" in row)
+    goals = {
+        "uplink_bytes_ratio": "25", "uplink_payload_ratio": "", "total_bytes_ratio": "",
+        "accuracy_gap": "at most 0.005",
+        "seconds_ratio": "at most 0.8", "seconds_ratio_loopback": "at most 1.3",
+    }  # fmt: skip
+    means = {
+        "uplink_bytes_ratio": "bytes on the devices' lines to the aggregator, before over after",
+        "uplink_payload_ratio": "bytes of the updates alone, float32 over frames",
+        "total_bytes_ratio": "bytes on the lines in both directions, before over after",
+        "accuracy_gap": f"accuracy before minus accuracy after, simulated, {seeds} seed{'s' * (seeds > 1)}",
+        "seconds_ratio": "median round after over before, lines of 20 Mb/s",
+        "seconds_ratio_loopback": "median round after over before, on loopback",
+    }
+    return "\n\n".join((
+        measured(document, "with other work on the machine", f"`{used['codec']}` up, `{used['down']}` down",
+                 f"{rounds} rounds of each", every("flower-mod")),
+        table(
+            ("figure", "measured", "goal", "what it is"),
+            [(f"`{n}`", f"{figures[n]:.3g}", goal, means[n]) for n, goal in goals.items() if n in figures],
+        ),
+    ))  # fmt: skip
+
+
 def stragglers_part() -> str:
     document = read("stragglers")
     figures = document["figures"]
@@ -219,4 +249,5 @@ def _beside(document: Mapping[str, Any]) -> str:
 
 PARTS: dict[str, Callable[[], str]] = {
     "faults": faults_part, "stragglers": stragglers_part, "links": links_part, "overlap": overlap_part,
+    "flower-mod": flower_mod_part,
 }  # fmt: skip

@@ -6,11 +6,13 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.processes import Processes, free_port, status_bytes
 
 APP = Path(__file__).parent / "stock_app"
+ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -23,21 +25,43 @@ LINK = "bench"
 class Stock:
     """Started with `nodes` SuperNodes; `rounds` runs the app once and gives the seconds of its rounds."""
 
-    def __init__(self, folder: Path, processes: Processes, nodes: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        processes: Processes,
+        nodes: int,
+        app: Path = APP,
+        inside: Sequence[tuple[str, ...]] = (),
+        at: str = "127.0.0.1",
+    ) -> None:
+        """Start them. `inside`: what the SuperLink's command and those of the nodes begin with, where each runs on a
+        machine of its own; `at`: the SuperLink's address there.
+        """
         self.folder, self.processes, self.nodes = folder, processes, nodes
+        self._inside = tuple(inside) or ((),) * (nodes + 1)
         home = folder / "flower"
         home.mkdir()
         self.env = {**QUIET, "FLWR_HOME": str(home), "HOME": str(home), "PATH": f"{BIN}:/usr/local/bin:/usr/bin:/bin"}
+        self.env |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         self.address = f"127.0.0.1:{(port := free_port())}"
         (home / "config.toml").write_text(
             f'[superlink]\ndefault = "{LINK}"\n\n[superlink.{LINK}]\naddress = "{self.address}"\ninsecure = true\n'
         )
-        self.app = shutil.copytree(APP, folder / "stock_app", ignore=shutil.ignore_patterns("__pycache__"))
-        link = [str(BIN / "flower-superlink"), "--insecure", "--host", "127.0.0.1", "--port", str(port)]
+        self.app = shutil.copytree(app, folder / app.name, ignore=shutil.ignore_patterns("__pycache__"))
+        host = "127.0.0.1" if at == "127.0.0.1" else "0.0.0.0"
+        link = [*self._inside[0], str(BIN / "flower-superlink"), "--insecure", "--host", host, "--port", str(port)]
         self.pid = processes.start("superlink", link, self.env)
         for node in range(nodes):
-            command = [str(BIN / "flower-supernode"), "--insecure", "--superlink", self.address]
-            processes.start(f"supernode-{node}", [*command, "--port", str(free_port())], self.env)
+            command = [
+                *self._inside[node + 1],
+                str(BIN / "flower-supernode"),
+                "--insecure",
+                "--superlink",
+                f"{at}:{port}",
+            ]
+            config = f"partition-id={node} num-partitions={nodes}"
+            words = ["--port", str(free_port()), "--node-config", config]
+            processes.start(f"supernode-{node}", [*command, *words], self.env)
         self._runs = 0
 
     def rounds(self, count: int, floats: int, within_s: float) -> list[float]:
@@ -46,13 +70,17 @@ class Stock:
         out = self.folder / f"stock-{self._runs}.jsonl"
         out.touch()
         config = f'nodes={self.nodes} rounds={count} floats={floats} out="{out}"'
-        self._flwr_run(config)
-        self.processes.until(lambda: len(_lines(out)) >= count, within_s, f"{count} rounds of the stock app")
-        lines = _lines(out)
+        lines = self.run(config, out, count, within_s)
         for line in lines:
             if (line["answers"], line["failed"], line["floats"]) != (self.nodes, 0, self.nodes * floats):
                 raise RuntimeError(f"a round of the stock app went wrong: {line}")
         return [float(line["seconds"]) for line in lines]
+
+    def run(self, config: str, out: Path, count: int, within_s: float) -> list[dict[str, float]]:
+        """Run the app with this run-config until it has written so many lines of JSON to `out`; return them."""
+        self._flwr_run(config)
+        self.processes.until(lambda: out.exists() and len(_lines(out)) >= count, within_s, f"{count} lines of the app")
+        return _lines(out)
 
     def peak_bytes(self) -> int:
         return status_bytes(self.pid, "VmHWM")
@@ -61,7 +89,7 @@ class Stock:
         """Submit the app; again while the SuperLink is not yet listening."""
 
         def taken() -> bool:
-            command = [str(BIN / "flwr"), "run", str(self.app), LINK, "--run-config", config]
+            command = [*self._inside[0], str(BIN / "flwr"), "run", str(self.app), LINK, "--run-config", config]
             done = subprocess.run(
                 command, env=self.env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=60
             )

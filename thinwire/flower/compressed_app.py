@@ -10,13 +10,14 @@ arrays that the app returns and those that it got, encoded with error feedback w
 decodes it, adds it to what that node was sent, and hands the sum to the inner strategy. Replies to other messages,
 records of metrics, and arrays that are no floats pass as they are.
 
-**Which residual counts.** `Context.state` has the state of the codec before and after the last update, and the number
-of that update. The next message says which number reached the strategy. If it is not the last one, the update was lost,
-and the state before it counts. A SuperNode that was restarted has no state: it begins without a residual, and what the
-residual had is lost.
+**Which residual counts.** The strategy numbers its training rounds. `Context.state` has the state of the codec before
+and after the last update, and the number of its round. The next message says the number of the last update that was
+decoded. If it is not the number in the context, the update was lost, and the state before it counts. So a message that
+is answered twice gives the same bits twice. A SuperNode that was restarted has no state: it begins without a residual,
+and what the residual had is lost.
 
-Invariant: with the codec `identity` the inner strategy gets the bits that it would get without us, up to one rounding
-of `base + (new - base)` in float32.
+Invariant: with the codec `identity` the strategy gets the bits that it would get without us. Other codecs add the
+decoded update to the sent arrays in float32, so a float64 array comes back with the precision of float32.
 """
 
 from __future__ import annotations
@@ -24,20 +25,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from thinwire.aggregation.plan_codecs import encoder
-from thinwire.compression import BoundCodec, parse
+from thinwire.compression import parse
 from thinwire.core.errors import BadPayload, CodecError, ThinwireError, UsageError
 from thinwire.core.layout import Layout
 from thinwire.core.plan_schema import UplinkSection
 from thinwire.core.prng import Key, derive
-from thinwire.core.types import State, Vector
+from thinwire.core.types import State
+from thinwire.flower.float_arrays import Floats, bound
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict  # isort: skip
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict  # isort: skip
 from flwr.serverapp.strategy import Strategy  # isort: skip
 
 if TYPE_CHECKING:
@@ -50,8 +51,9 @@ BEFORE: Final = "thinwire.before"  # ArrayRecords in `Context.state`
 AFTER: Final = "thinwire.after"
 DEFAULT: Final = "topk(0.01) > int8 > rice"
 DOWN: Final = ("identity", "fp16", "int8")
-FLOATS: Final = ("float16", "float32", "float64")
 CLIPPING: Final = "clipping_norm"  # Flower's key for its client-side clipping mods
+SECAGG: Final = "secaggplus_configs"  # Flower's record for its secaggplus_mod
+UNKNOWN: Final = 0  # Flower's code of an error that is none of its own
 
 Call = Callable[[Message, Context], Message]
 
@@ -66,11 +68,13 @@ def mod(spec: str = "") -> Callable[[Message, Context, Call], Message]:
         parse(spec)
 
     def compress(message: Message, context: Context, call_next: Call) -> Message:
-        if message.metadata.message_type.partition(".")[0] != "train" or OURS not in message.content.config_records:
+        if message.metadata.message_type.partition(".")[0] != "train":
+            return call_next(message, context)
+        require_plain(message.content)
+        if OURS not in message.content.config_records:
             return call_next(message, context)
         told = message.content.config_records[OURS]
-        require_plain(message.content)
-        expected = str(told["spec"])
+        expected, number, reached = _terms(told)
         if spec and spec != expected:
             raise UsageError(
                 f"this client compresses with {spec}, and the strategy expects {expected}",
@@ -80,17 +84,41 @@ def mod(spec: str = "") -> Callable[[Message, Context, Call], Message]:
         arrays = received(message.content, told)
         del message.content[OURS]
         message.content.update(arrays)
+        base = {name: ArrayRecord(dict(record)) for name, record in arrays.items()}  # an app may change its message
+        node, run = message.metadata.dst_node_id, Key(message.metadata.run_id)
         reply = call_next(message, context)
-        if reply.has_content():
-            key = derive(Key(message.metadata.run_id), "flower", message.metadata.dst_node_id)
-            compressed(reply.content, arrays, expected, int(told["reached"]), context, key)  # type: ignore[arg-type]
+        if reply.has_content() and expected != "identity":
+            turn = Turn(number, reached, derive(run, "flower", node, number))
+            compress_reply(reply.content, base, expected, turn, context)
         return reply
 
     return compress
 
 
+@dataclass(frozen=True)
+class Turn:
+    """The number of an update, that of the last one that the strategy decoded, and the key of its codec."""
+
+    number: int
+    reached: int
+    key: Key
+
+
+def _terms(told: ConfigRecord) -> tuple[str, int, int]:
+    try:
+        return str(told["spec"]), int(told["number"]), int(told["reached"])  # type: ignore[arg-type]
+    except (LookupError, TypeError, ValueError) as error:
+        raise BadPayload("a message that does not say its codec, its number and the last number") from error
+
+
 def require_plain(content: RecordDict) -> None:
     """Raise `UsageError` for a message of an app whose other parts need the exact arrays of each client."""
+    if SECAGG in content.config_records:
+        raise UsageError(
+            "secaggplus_mod does not go with compressed updates",
+            why="it masks whole arrays, and a masked array has nothing to compress",
+            hint="a plan with [secure], which compresses under the masks, or the app without mod()",
+        )
     for record in content.config_records.values():
         if CLIPPING in record:
             raise UsageError(
@@ -105,26 +133,30 @@ def received(content: RecordDict, told: ConfigRecord) -> dict[str, ArrayRecord]:
     records = dict(content.array_records)
     if "frames" not in told:
         return records
-    floats = Floats.read(told)
-    return floats.put(records, floats.decode(str(told["down"]), _frames(told["frames"])))
+    if told.get("down") not in DOWN:
+        raise BadPayload(f"arrays that came as {told.get('down')!r}", why=f"it is none of {', '.join(DOWN)}")
+    floats, frames = Floats.read(told), _frames(told["frames"])
+    if floats.size > sum(map(len, frames)):
+        raise BadPayload(
+            f"{sum(map(len, frames))} bytes of frames", why=f"{floats.size} values take a byte each or more"
+        )
+    return floats.put(records, floats.decode(str(told["down"]), frames))
 
 
-def compressed(
-    content: RecordDict, base: Mapping[str, ArrayRecord], spec: str, reached: int, context: Context, key: Key
+def compress_reply(
+    content: RecordDict, base: Mapping[str, ArrayRecord], spec: str, turn: Turn, context: Context
 ) -> None:
     """Replace the float arrays of a reply by their encoded difference to `base`, and keep the state in the context.
 
-    A record that the message did not have, or with other shapes, stays as it is.
+    A float array that the message did not have, or had in another shape, stays as it is, and the log names it.
     """
-    records = {
-        name: record
-        for name, record in content.array_records.items()
-        if name in base and Floats.of({name: record}) == Floats.of({name: base[name]})
-    }
-    floats = Floats.of({name: base[name] for name in records})
+    records = dict(content.array_records)
+    floats = Floats.matching(records, base)
+    if whole := [one[1] for one in set(Floats.of(records).places) - set(floats.places)]:
+        log.warning("float arrays %s are sent whole: the message had none of that shape", sorted(whole))
     if not floats.layout.size:
         return
-    state, number = _state(context, reached)
+    state = _state(context, turn.reached)
     change = floats.vector(records)
     change -= floats.vector(base)
     codec = encoder(spec, UplinkSection(codec=spec), floats.layout)
@@ -133,27 +165,27 @@ def compressed(
         fresh = codec.init(segment.index)
         held = {name: state.get(f"{segment.index}/{name}", array) for name, array in fresh.items()}
         held = {name: held[name] if held[name].shape == array.shape else array for name, array in fresh.items()}
-        encoded = codec.encode(change[segment.span], held, derive(key, "encode", number), segment.index)
+        encoded = codec.encode(change[segment.span], held, turn.key, segment.index)
         frames.append(bytes(encoded.payload))
         after |= {f"{segment.index}/{name}": array for name, array in encoded.state.items()}
     context.state[BEFORE] = _record(state)
     context.state[AFTER] = _record(after)
-    context.state[OURS] = ConfigRecord({"number": number})
+    context.state[OURS] = ConfigRecord({"number": turn.number})
     for name, record in records.items():
-        content[name] = _without_floats(record)
-    content[OURS] = ConfigRecord({"number": number, "frames": frames, "records": list(records)})
+        content[name] = floats.others(name, record)
+    content[OURS] = ConfigRecord({"frames": frames, **floats.told()})
 
 
-def _state(context: Context, reached: int) -> tuple[State, int]:
-    """Return the codec's state for the next update, and that update's number."""
+def _state(context: Context, reached: int) -> State:
+    """Return the codec's state for the next update: that after the last update if it was decoded, else before it."""
     if OURS not in context.state.config_records:
-        return {}, 1
-    number = int(context.state.config_records[OURS]["number"])  # type: ignore[arg-type]
+        return {}
+    number = context.state.config_records[OURS]["number"]
     kept = context.state.array_records[AFTER if number == reached else BEFORE]
-    return {name: array.numpy() for name, array in kept.items()}, number + 1
+    return {name: array.numpy() for name, array in kept.items()}
 
 
-def _record(state: Mapping[str, np.ndarray[Any, Any]]) -> ArrayRecord:
+def _record(state: State) -> ArrayRecord:
     return ArrayRecord({name: Array(np.ascontiguousarray(array)) for name, array in state.items()})
 
 
@@ -163,100 +195,28 @@ def _frames(given: Any) -> list[bytes]:
     return given
 
 
-Place = tuple[str, str, str, tuple[int, ...]]  # record, array, dtype, shape
-
-
-@dataclass(frozen=True)
-class Floats:
-    """The float arrays of some records as one vector of float32, in the order of the records and of their arrays."""
-
-    places: tuple[Place, ...]  # of all arrays
-
-    @classmethod
-    def of(cls, records: Mapping[str, ArrayRecord]) -> Floats:
-        """Return the places of the arrays of these records."""
-        every = ((name, one, array) for name, record in records.items() for one, array in record.items())
-        return cls(tuple((name, one, array.dtype, tuple(array.shape)) for name, one, array in every))
-
-    @classmethod
-    def read(cls, told: Mapping[str, Any]) -> Floats:
-        """Return the places that a message describes; raise `BadPayload` if it does not."""
-        try:
-            rows = zip(told["records"], told["arrays"], told["dtypes"], told["shapes"], strict=True)
-            return cls(tuple((r, a, d, tuple(int(n) for n in s.split(",") if n)) for r, a, d, s in rows))
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise BadPayload("a message that does not describe its arrays") from error
-
-    def told(self) -> dict[str, list[str]]:
-        """Return the description of the places in a message."""
-        shapes = [",".join(map(str, shape)) for *_, shape in self.places]
-        records, arrays, dtypes = ([str(place[at]) for place in self.places] for at in range(3))
-        return {"records": records, "arrays": arrays, "dtypes": dtypes, "shapes": shapes}
-
-    @property
-    def layout(self) -> Layout:
-        """Return the layout of the float arrays."""
-        return _layout(tuple(place for place in self.places if place[2] in FLOATS))
-
-    def vector(self, records: Mapping[str, ArrayRecord]) -> Vector:
-        """Return the values of the float arrays, one after the other."""
-        parts = [records[name][one].numpy().reshape(-1) for name, one, dtype, _ in self.places if dtype in FLOATS]
-        return np.concatenate(parts, dtype=np.float32, casting="same_kind") if parts else np.zeros(0, np.float32)
-
-    def put(self, records: Mapping[str, ArrayRecord], values: Vector) -> dict[str, ArrayRecord]:
-        """Return the records with these values as their float arrays, in their own types and order."""
-        made: dict[str, dict[str, Array]] = {}
-        at = 0
-        for name, one, dtype, shape in self.places:
-            own = made.setdefault(name, {})
-            if dtype not in FLOATS:
-                own[one] = records[name][one]
-                continue
-            size = int(np.prod(shape, dtype=np.int64))
-            own[one] = Array(values[at : at + size].reshape(shape).astype(dtype))
-            at += size
-        return {name: ArrayRecord(arrays) for name, arrays in made.items()}
-
-    def decode(self, spec: str, frames: list[bytes]) -> Vector:
-        """Return the decoded values; raise `BadPayload` for frames that are not those of this layout."""
-        codec, segments = _bound(spec, self.layout), self.layout.model_segments
-        if len(frames) != len(segments):
-            raise BadPayload(f"{len(frames)} frames, and the model has {len(segments)} segments")
-        made = np.zeros(self.layout.size, np.float32)
-        for segment, frame in zip(segments, frames, strict=True):
-            codec.check(frame, segment.index)
-            codec.decode_add(frame, 1.0, made[segment.span], segment=segment.index)
-        return made
-
-
-def _without_floats(record: ArrayRecord) -> ArrayRecord:
-    return ArrayRecord({one: array for one, array in record.items() if array.dtype not in FLOATS})
-
-
-@lru_cache(maxsize=16)
-def _layout(places: tuple[Place, ...]) -> Layout:
-    return Layout.of({f"{record}/{one}": shape for record, one, _, shape in places})
-
-
-@lru_cache(maxsize=16)
-def _bound(spec: str, layout: Layout) -> BoundCodec:
-    return parse(spec).bind(layout)
-
-
 class Compressing:
     """What `wrap` puts in front of a strategy's own class: the messages of a training round and their replies."""
 
+    uplink_payload: int  # bytes of the frames of all decoded updates
+    uplink_dense: int  # bytes of the same updates in float32
     _spec: str
     _down: str
-    _sent: dict[int, dict[str, ArrayRecord]]  # node -> the arrays that its message gave to the app
+    _sent: dict[int, tuple[Message, dict[str, ArrayRecord]]]  # node -> its message, and the arrays that its app got
+    _number: int  # of the training round: it never goes back, also if the strategy is started twice
     _reached: dict[int, int]  # node -> number of its last update that was decoded
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Yield the strategy's messages, each with the spec and the number of the node's last update that came."""
+    ) -> list[Message]:
+        """Return the strategy's messages, each with the spec and the number of the node's last update that came.
+
+        A list, as of Flower's own strategies: a grid reads it more than once.
+        """
         self._sent.clear()
-        messages = super().configure_train(server_round, arrays, config, grid)  # type: ignore[misc]
+        self._number += 1
+        messages = list(super().configure_train(server_round, arrays, config, grid))  # type: ignore[misc]
+        made = list[Message]()
         ways: dict[int, tuple[dict[str, Any], RecordDict]] = {}  # of each content: several messages share one
         for message in messages:
             content = message.content
@@ -265,14 +225,16 @@ class Compressing:
                 ways[id(content)] = self._down_of(content, server_round)
             base, down = ways[id(content)]
             node = message.metadata.dst_node_id
-            self._sent[node] = base
             ours = ConfigRecord(dict(down.config_records.get(OURS, {})))
-            ours["spec"], ours["reached"] = self._spec, self._reached.get(node, 0)
+            ours["spec"], ours["number"], ours["reached"] = self._spec, self._number, self._reached.get(node, 0)
             about = message.metadata
-            yield Message(
+            sent = Message(
                 RecordDict({**down, OURS: ours}), node, about.message_type,
                 ttl=about.ttl, group_id=about.group_id, dst_task_id=about.dst_task_id,
             )  # fmt: skip
+            self._sent[node] = sent, base
+            made.append(sent)
+        return made
 
     def _down_of(self, content: RecordDict, server_round: int) -> tuple[dict[str, ArrayRecord], RecordDict]:
         """Return the arrays that the app will get, and the content that carries them."""
@@ -280,13 +242,13 @@ class Compressing:
         floats = Floats.of(records)
         if self._down == "identity" or not floats.layout.size:
             return records, content
-        codec, values = _bound(self._down, floats.layout), floats.vector(records)
+        codec, values = bound(self._down, floats.layout), floats.vector(records)
         key = derive(Key(0), "flower_down", server_round)
         frames = [
             bytes(codec.encode(values[one.span].copy(), codec.init(one.index), key, one.index).payload)
             for one in floats.layout.model_segments
         ]
-        rest = {name: _without_floats(record) for name, record in records.items()}
+        rest = {name: floats.others(name, record) for name, record in records.items()}
         ours = ConfigRecord({"down": self._down, "frames": frames, **floats.told()})
         return floats.put(records, floats.decode(self._down, frames)), RecordDict({**content, **rest, OURS: ours})
 
@@ -300,19 +262,30 @@ class Compressing:
                 yield reply
                 continue
             node = reply.metadata.src_node_id
+            if node not in self._sent:
+                log.warning("the update of node %s is left out: it answers no message of this round", node)
+                continue
+            sent, base = self._sent[node]
             try:
-                yield self._whole(reply, node)
+                yield self._whole(reply, node, base)
             except (ThinwireError, LookupError, TypeError, ValueError) as error:
-                log.warning("the update of node %s is left out: %s", node, error)
+                reason = f"the update of node {node} is left out: {error}"
+                log.warning(reason)
+                yield Message(Error(UNKNOWN, reason), reply_to=sent)
 
-    def _whole(self, reply: Message, node: int) -> Message:
-        """Return a reply with whole arrays; raise for one without a message before it, or with other frames."""
-        told, base = reply.content.config_records[OURS], self._sent[node]
-        floats = Floats.of({str(name): base[str(name)] for name in told["records"]})  # type: ignore[union-attr]
+    def _whole(self, reply: Message, node: int, base: Mapping[str, ArrayRecord]) -> Message:
+        """Return a reply with whole arrays; raise for one whose frames are not those of the arrays in `base`."""
+        told = reply.content.config_records[OURS]
+        floats = Floats.read(told)
+        if floats != floats.checked(base):
+            raise BadPayload("an update with float arrays that its message did not have")
         values = floats.vector(base)
-        values += floats.decode(self._spec, _frames(told["frames"]))
+        frames = _frames(told["frames"])
+        values += floats.decode(self._spec, frames)
         made = floats.put(reply.content.array_records, values)
-        self._reached[node] = int(told["number"])  # type: ignore[arg-type]
+        self._reached[node] = self._number
+        self.uplink_payload += sum(map(len, frames))
+        self.uplink_dense += values.nbytes
         del reply.content[OURS]
         reply.content.update(made)
         return reply
@@ -322,8 +295,9 @@ def wrap(strategy: Strategy, spec: str = DEFAULT, *, down: str = "identity") -> 
     """Return the strategy with compressed updates: a copy whose class is a subclass of the given one's.
 
     `spec` is the codec of the updates, with error feedback where it needs it. `down` is that of the models on their
-    way to the clients: "identity", "fp16" or "int8". `UsageError` for a strategy that cannot work on decoded updates,
-    `CodecError` for a codec that cannot.
+    way to the clients: "identity", "fp16" or "int8". The attributes `uplink_payload` and `uplink_dense` of the returned
+    strategy count the bytes of the decoded updates, and those of the same updates in float32. `UsageError` for a
+    strategy that cannot work on decoded updates, `CodecError` for a codec that cannot.
     """
     require_message_strategy(strategy)
     encoder(spec, UplinkSection(codec=spec), Layout.of({"any": (64,)}))
@@ -331,13 +305,16 @@ def wrap(strategy: Strategy, spec: str = DEFAULT, *, down: str = "identity") -> 
         raise CodecError(f"down = {down!r}", why="it has no state on either end", hint=" or ".join(map(repr, DOWN)))
     kind = type(strategy)
     made: Any = object.__new__(type(f"Compressed{kind.__name__}", (Compressing, kind), {}))
-    vars(made).update(vars(strategy), _spec=spec, _down=down, _sent={}, _reached={})
+    vars(made).update(vars(strategy), _spec=spec, _down=down, _sent={}, _number=0, _reached={})
+    vars(made).update(uplink_payload=0, uplink_dense=0)
     compressed_one: Strategy = made
     return compressed_one
 
 
 def require_message_strategy(strategy: Any) -> None:
     """Raise `UsageError` for what is no strategy of Flower's message API, or for one that needs the exact arrays."""
+    if isinstance(inner := getattr(strategy, "strategy", None), Strategy):  # of Flower's wrappers for privacy
+        require_message_strategy(inner)
     name = type(strategy).__name__
     if not isinstance(strategy, Strategy):
         legacy = any(kind.__module__.startswith("flwr.server.strategy") for kind in type(strategy).__mro__)

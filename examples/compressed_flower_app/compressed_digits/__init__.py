@@ -1,0 +1,1 @@
+"""A plain Flower app whose updates Thinwire compresses."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,10 @@ from thinwire.aggregation import codecs
 from thinwire.client.train.protocol import Split
 from thinwire.core import RunPlan
 from thinwire.core.errors import PlanError
+from thinwire.core.fleet import Hello, TaskReport
+from thinwire.core.layout import Layout
+from thinwire.core.personal_layers import shared_layout
+from thinwire.server.policy.eligibility import mismatch
 from thinwire.simulation import History, simulate
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "personal"
@@ -111,3 +116,41 @@ def test_the_example_gains_for_its_worst_client() -> None:
     task = f"digits={EXAMPLE / 'task.py'}"
     own, common = (simulate(task, one, clients=8, split="dirichlet(0.1)") for one in (plan, shares))
     assert worst(own) >= worst(common) + 0.05
+
+
+DROP = '[cohort]\nclients = 4\nlate = "drop"\ndeadline_s = 60\n'
+PRIVATE = '[privacy]\nmode = "{}"\nclip = 1.0\nnoise_multiplier = 0.1\ndelta = 1e-3\n'
+COVERED = {
+    "secure": "[secure]\nenabled = true\nmax_dropout = 0.25\nmax_corrupt = 0.25\n",
+    "central": PRIVATE.format("central"),
+    "local": PRIVATE.format("local"),
+}
+
+
+@pytest.mark.parametrize("what", COVERED)
+def test_masks_and_noise_cover_the_shared_coordinates(what: str) -> None:
+    local = {"lr": 0.1, "steps": 4, "personal_layers": ["1.*"], "buffers": "local"}
+    plan = {"run": {"task": "small", "rounds": 2, "evaluate": "off"}, "local": local}
+    text = tomllib.loads(DROP + COVERED[what])
+    history = simulate(task_of(level, data=contrary), RunPlan.from_json({**plan, **text}), clients=4)
+    assert [row.reason for row in history.rounds] == ["all"] * 2
+    assert shared(history) != shared(simulated())
+
+
+def test_a_device_gives_the_first_model_without_its_head() -> None:
+    assert simulated(FEDPER, 2, 'init = "device"').metrics["personal"] == 1.0
+
+
+def test_devices_with_other_heads_fit_and_those_with_another_body_do_not() -> None:
+    own = Layout.of({"body": (2,), "head": (3,)})
+    plan, run = plan_of('personal_layers = ["head"]'), shared_layout(own, ("head",))
+
+    def reason(**shapes: tuple[int, ...]) -> str:
+        layout = Layout.of(shapes)
+        report = TaskReport("small", layout_digest=layout.digest, tensors=layout.text)
+        wanted = TaskReport("small", layout_digest=own.digest)
+        return mismatch(plan, wanted, Hello("pi-01", "pi-01", (report,), {}), run)
+
+    assert reason(body=(2,), head=(3,)) == reason(body=(2,), head=(5,)) == ""
+    assert "body is 4 instead of 2" in reason(body=(4,), head=(3,))
+    assert "matches no tensor" in reason(body=(2,))

@@ -21,8 +21,8 @@ from thinwire.simulation import simulate
 OTHER: dict[str, Any] = {  # a value of each key that is not its default
     "lr": 0.5, "steps": 7, "epochs": 2.0, "min_steps": 2, "codec_threads": 1, "batch": 5, "accumulate": 2,
     "optimizer": "adam", "momentum": 0.9, "weight_decay": 0.1, "schedule": "cosine", "lr_warmup": 0.1, "lr_end": 0.5,
-    "clip_grad": 1.0, "prox": 0.1, "buffers": "local", "partial": True, "overlap": {"max_delay": 1},
-    "durability": "exit",
+    "clip_grad": 1.0, "prox": 0.1, "buffers": "local", "personal_layers": ["w*"], "partial": True,
+    "overlap": {"max_delay": 1}, "durability": "exit",
 }  # fmt: skip
 WHOLE = task_of(train=lambda model, data, local: len(data))
 OWN_OPTIMIZER = task_of(optimizer=lambda params, local: torch.optim.SGD(params, local.lr))

@@ -20,7 +20,7 @@ from tests.support.secure_clients import (
     trained_of,
 )
 from tests.support.small_task import RUN, cross_entropy, plan_of
-from thinwire.client.execute import least_kept_bytes
+from thinwire.client.payload import least_kept_bytes
 from thinwire.client.train.errors import Cancelled
 from thinwire.core.layout import Layout
 from thinwire.core.secure_numbers import METRIC_BITS

@@ -44,6 +44,7 @@ UNUSED: dict[str, str] = {
     "local.lr_end": "[local]\nlr_end = 0.1",
     "local.schedule_rounds": "[local]\nschedule_rounds = 5",
     "local.clip_grad": ALWAYS, "local.prox": ALWAYS, "local.buffers": ALWAYS, "local.partial": ALWAYS,
+    "local.personal_layers": ALWAYS,
     "local.overlap": ALWAYS, "local.durability": ALWAYS,
     "uplink.codec": "[uplink]\ncodec = 'int8'\nladder = ['fp16', 'topk(0.01) > int8']",
     "uplink.layers": ALWAYS, "uplink.feedback": ALWAYS,

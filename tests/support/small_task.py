@@ -63,7 +63,7 @@ class Aggregator:
 
     def __init__(self, folder: Path, task: LoadedTask, plan: RunPlan, steps: int = 3) -> None:
         self.folder, self.task, self.plan, self.steps = folder, task, plan, steps
-        self.first: Initial = initial_model(task, 0)
+        self.first: Initial = initial_model(task, 0, plan.local.personal_layers)
         self.said: list[str] = []
 
     def session(self, home: Path | None = None, **options: Any) -> AssignmentHandler:

@@ -150,7 +150,7 @@ def parameters_of(plan: RunPlan, file: Path, task: str | None) -> int:
     from thinwire.cli.task import load
     from thinwire.client.task import initial_model
 
-    return initial_model(load(plan.run.task, file, task), plan.run.seed).layout.model_size
+    return initial_model(load(plan.run.task, file, task), plan.run.seed, plan.local.personal_layers).layout.model_size
 
 
 def _warn(warnings: list[str]) -> None:

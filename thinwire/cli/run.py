@@ -124,7 +124,7 @@ def hand_over(store: Store, home: Path | None, plan: RunPlan, file: Path, task: 
 
     code = load(plan.run.task, file, task)
     require_own_loop(plan, code)
-    made = initial_model(code, plan.run.seed)
+    made = initial_model(code, plan.run.seed, plan.local.personal_layers)
     if made.left_out:
         console.note(f"warning: {made.left_out}")
     place = aggregator_home(home)

@@ -162,7 +162,7 @@ def simulated(
     spec = task_spec(plan.run.task, file, task)
     code = load_task(spec)
     require_processes(processes, spec, debug)
-    made = initial_model(code, plan.run.seed)
+    made = initial_model(code, plan.run.seed, plan.local.personal_layers)
     if made.left_out:
         console.note(f"warning: {made.left_out}")
     client = ClientInfo(data=data.absolute() if data else None, split=split, seed=plan.run.seed)

@@ -22,6 +22,7 @@ from thinwire.client.errors import CannotReply
 from thinwire.client.executor import Executor, Worker
 from thinwire.client.handler import AssignmentHandler
 from thinwire.client.loop import Loop, Reloader
+from thinwire.client.personal import bench_for
 from thinwire.client.policy import Policy
 from thinwire.client.secure import MAX_REQUEST_BYTES, SecureIdentity
 from thinwire.client.train.protocol import ClientInfo
@@ -105,7 +106,8 @@ def wanted(gate: AdmissionController, benches: Sequence[Executor]) -> Callable[[
         if bench is None or plan is None or not gate.wanted(assignment):
             return False
         try:
-            payload.require_parts(assignment, RunPlan.from_json(plan), bench.layout)
+            parsed = RunPlan.from_json(plan)
+            payload.require_parts(assignment, parsed, bench_for(bench, parsed).layout)
         except (CannotReply, ThinwireError):  # the session's reply reports it
             return False
         return True

@@ -18,12 +18,12 @@ import numpy as np
 
 from thinwire.aggregation.control_variates import algorithm_of, carried
 from thinwire.aggregation.downlink import ModelReplica
-from thinwire.aggregation.plan_codecs import keeps_residual
 from thinwire.client import outbox, payload
 from thinwire.client.calls import Say
 from thinwire.client.device_info import UplinkTimeEstimator
 from thinwire.client.errors import CannotReply
 from thinwire.client.payload import ControlVariate, encode
+from thinwire.client.personal import OWN_METRIC, arrays_of, tensors_of, vector_of
 from thinwire.client.private_noise import noised, private_steps
 from thinwire.client.train import layout as keys
 from thinwire.client.train.errors import Cancelled
@@ -31,7 +31,6 @@ from thinwire.client.train.protocol import Local, TrainRequest, TrainResult, Wor
 from thinwire.client.train.schedule import REAL, Clock, Schedule
 from thinwire.compression import parse
 from thinwire.compression.native import cores, planned_threads
-from thinwire.core import types
 from thinwire.core.errors import NonFiniteUpdate
 from thinwire.core.prng import Key, derive
 from thinwire.core.protocol import without_facts
@@ -59,7 +58,6 @@ SAY_SHARE = 0.1  # of the time since training began, until the next line: a log 
 MARGIN = 0.1  # of the deadline, which partial work leaves free as a reserve
 LATER = 0.5  # of the allowed staleness, which a client that misses the deadline anyway may train for
 DIGITS = 4  # of a stage's seconds: further ones are noise, and a fifth of a small reply's header
-MAX_STEPS = 2**40  # multiplied by the batch of a step, it still fits the integers of every machine
 
 
 @dataclass
@@ -196,6 +194,7 @@ class Trained:
     change: Vector | None = None
     buffers: Vector | None = None
     following: ControlVariate | None = None
+    personal: frozenset[str] = frozenset()  # names of the tensors that stay here
 
 
 @dataclass(frozen=True)
@@ -220,12 +219,6 @@ class Result:
     body: bytes = b""
 
 
-def least_kept_bytes(plan: RunPlan, model: Layout) -> int:
-    """Return the bytes of the vectors that a run keeps at least on a device that trains in it: residual and replica."""
-    vectors = keeps_residual(plan) + plan.downlink.compressed
-    return 4 * vectors * carried(algorithm_of(plan), model).size
-
-
 def work(
     job: AssignmentContext, header: ReplyHeader, state: ClientRunState, bench: Executor, client: ClientInfo
 ) -> Result:
@@ -243,7 +236,7 @@ def trained(
     if assignment.layout_digest != bench.layout.digest:
         raise CannotReply("layout-mismatch", payload.OTHER_TENSORS)
     if assignment.kind == "train":
-        _require_work(assignment.work, local.batch)
+        payload.require_work(assignment.work, local.batch)
     replica = ModelReplica(layout, job.plan.downlink.codec, state.replica, state.replica_version)
     with planned_threads(local.codec_threads or cores()):
         shared = job.take_base(assignment, job.delivery.bundle, replica)
@@ -257,6 +250,8 @@ def trained(
     counted = state.counted_in(assignment.base_version)
     following = ControlVariate.of(algorithm, layout, state.own, replica.params, counted) if algorithm else None
     own = local.buffers == "local" and state.buffers is not None
+    personal = tensors_of(bench)
+    kept = vector_of(state.personal, personal)
     order = TrainRequest(
         measure=job.may_measure and _is_measured(assignment, job.plan), train=assignment.kind == "train",
         local=_local(assignment, job.plan, algorithm),
@@ -265,6 +260,7 @@ def trained(
         within_s=job.train_within_s(4 * layout.size),
         shift=following.shift if following and assignment.kind == "train" else None,
         private=private_steps(job.plan, layout.model_size) if job.plan.privacy.mode == "example" else None,
+        kept=kept,
     )  # fmt: skip
     buffers = state.buffers if own else shared
     start, measured, prepare_s = base, TrainResult(), job.clock.now() - job.began
@@ -275,6 +271,8 @@ def trained(
             measured = job.do(bench, alone, client, base, buffers)
     done = job.do(bench, order, client, start, buffers)
     metrics = {f"eval/{name}": value for name, value in {**measured.sums, **done.sums}.items()}
+    if personal and (seen := max((count for _, count in metrics.values()), default=0)):
+        metrics[OWN_METRIC] = (seen if kept is not None else 0.0, seen)
     evaluate_s = measured.measure_s + done.measure_s
     load_s = prepare_s + measured.load_s + done.load_s
     stages = (job.delivery.download_s, job.queue_s, evaluate_s, done.train_s, 0.0, load_s)
@@ -299,9 +297,12 @@ def trained(
     if local.overlap:
         state = replace(state, pending=outbox.with_one(state.pending, header, change))
     change /= change.dtype.type(a)
-    kept: Vector | None = done.buffers if local.buffers == "local" and done.buffers.size else None
-    state = replace(state, layout_digest=bench.layout.digest, counters=done.counters, buffers=kept)
-    return Trained(header, state, change, done.buffers, following)
+    local_buffers: Vector | None = done.buffers if local.buffers == "local" and done.buffers.size else None
+    state = replace(
+        state, layout_digest=bench.layout.digest, counters=done.counters, buffers=local_buffers,
+        personal=arrays_of(done.kept, personal),
+    )  # fmt: skip
+    return Trained(header, state, change, done.buffers, following, frozenset(t.name for t in personal))
 
 
 def trained_finite(
@@ -330,7 +331,7 @@ def encoded(job: AssignmentContext, found: Trained, state: ClientRunState, model
         return Result(without_facts(replace(header, parts=parts, codec=job.assignment.codec)), state, body)
     header = replace(
         header, parts=parts, codec=job.assignment.codec, residual_norm=payload.norm(state.residual),
-        counters=found.carried.counters if averaged else {},
+        counters={n: v for n, v in found.carried.counters.items() if n not in found.personal} if averaged else {},
         timings=replace(header.timings, encode_s=round(job.clock.now() - begun, DIGITS)),
     )  # fmt: skip
     return Result(header, state, body)
@@ -345,13 +346,6 @@ def _encoded(
     payloads, state = encode(change, state, assignment.codec, uplink, layout, key, assignment.round)
     payloads += behind
     return payloads, replace(state, own=following.moved(payloads, assignment.codec)) if following else state
-
-
-def _require_work(assigned: types.Work, batch: int) -> None:
-    """Raise `CannotReply` for steps or batches that no aggregator assigns: batches are the plan's, or smaller."""
-    if not (1 <= assigned.batch <= batch and assigned.steps <= MAX_STEPS):
-        said = f"{assigned.steps} steps with batches of {assigned.batch} examples; the plan has batches of {batch}"
-        raise CannotReply("protocol", said)
 
 
 def _local(assignment: Assignment, plan: RunPlan, algorithm: Algorithm | None) -> Local:

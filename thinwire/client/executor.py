@@ -8,7 +8,7 @@ tasks. The worker starts when it is needed, is killed when it hangs, and starts 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -232,10 +232,10 @@ class Worker:
             order = order.after(start_s)
             header = {
                 "do": "work", "id": self._number, "task": task, "order": order.to_json(),
-                "buffers": buffers is not None, "shift": order.shift is not None,
+                "buffers": buffers is not None, "shift": order.shift is not None, "kept": order.kept is not None,
                 "client": {**vars(client), "data": str(client.data) if client.data else None},
             }  # fmt: skip
-            child.send(header, *(vector for vector in (params, buffers, order.shift) if vector is not None))
+            child.send(header, *(vector for vector in (params, buffers, order.shift, order.kept) if vector is not None))
             found = self.patience.heard(child, tell, cancelled, until, self._number)
             with child.held_to_account():
                 if "failed" in found:
@@ -244,9 +244,9 @@ class Worker:
                     raise Cancelled
                 done = TrainResult.from_json(found["done"])
                 done.load_s += start_s
-                sizes = [layout.size, sum(t.size for t in float_buffers(layout))]
+                sizes = _sizes(layout, order.personal, order.train)
                 vectors = child.vectors(found, sizes if order.train or order.first else [])
-            done.params, done.buffers = vectors or (None, None)
+            done.params, done.buffers, done.kept = (*vectors, None, None, None)[:3]
         except Wrong as wrong:
             raise CannotReply("task-error", wrong.what, str(wrong)) from wrong
         finally:
@@ -334,6 +334,14 @@ class SubprocessExecutor:
     def report(self) -> TaskReport:
         """Return what a hello reports of the task."""
         return self.worker.find(self.name).report
+
+
+def _sizes(layout: Layout, personal: Collection[str], trains: bool) -> list[int]:
+    """Return the sizes of a result's vectors: shared parameters and buffers, and after training the personal floats."""
+    groups = layout.trained, float_buffers(layout)
+    shared = [sum(t.size for t in group if t.name not in personal) for group in groups]
+    own = sum(t.size for group in groups for t in group if t.name in personal)
+    return [*shared, own] if personal and trains else shared
 
 
 def _wrong(raw: Sequence[str]) -> Wrong:

@@ -29,12 +29,12 @@ from thinwire.client.execute import (
     Trained,
     encoded,
     first_model,
-    least_kept_bytes,
     trained_finite,
     work,
 )
 from thinwire.client.executor import Executor, InProcessExecutor
 from thinwire.client.outbox import OutcomeHandler, PipelineState
+from thinwire.client.personal import bench_for
 from thinwire.client.run_state import ClientRunState, Entry, RunFolder, Write, waiting_folder
 from thinwire.client.run_store import RunStore
 from thinwire.client.secure import SecureIdentity, SecureRounds, Send
@@ -216,9 +216,8 @@ class AssignmentHandler:
         self, delivery: Delivery, cancelled: Callable[[], bool], say: Say, queue_s: float, send: Send | None
     ) -> Answer | Begun:
         assignment, ahead, began = delivery.assignment, self._ahead_of(delivery.assignment.run), self.clock.now()
-        if (
-            assignment.assignment_id in ahead.making
-        ):  # read before the state: the id leaves this set when the state has the reply
+        # Read before the state: the id leaves this set when the state has the reply.
+        if assignment.assignment_id in ahead.making:
             raise Cancelled  # the assignment came again, and its reply is being finished
         folder, state = self.kept.opened(assignment.run, say, assignment.identity)
         self._forget_gone()
@@ -231,9 +230,10 @@ class AssignmentHandler:
         if assignment.secure is not None:
             self.rounds.forget_run(assignment.run)
         delivery, resolved = self._admitted(delivery, state.sequence)
+        bench = bench_for(self.bench, resolved)
         assignment = delivery.assignment
         if assignment.kind == "train" and self.gate.min_free_bytes:  # before training, not when its state is written
-            more_bytes = max(0, least_kept_bytes(resolved, self.bench.layout) - state.nbytes)
+            more_bytes = max(0, payload.least_kept_bytes(resolved, bench.layout) - state.nbytes)
             require_room(self.folder, more_bytes, self.gate.min_free_bytes)
         job = AssignmentContext(
             delivery, resolved, self.name, cancelled, say, queue_s,
@@ -256,7 +256,7 @@ class AssignmentHandler:
         if assignment.secure is not None:
             return self._begin_secure(job, header, state, send)
         make = first_model if assignment.kind == "init" else work
-        return self._commit(assignment, folder, make(job, header, state, self.bench, self.client))
+        return self._commit(assignment, folder, make(job, header, state, bench, self.client))
 
     def _admitted(self, delivery: Delivery, sequence: int) -> tuple[Delivery, RunPlan]:
         """Return an assignment with its resolved plan; raise `CannotReply` if it is not valid or not allowed here."""
@@ -278,11 +278,11 @@ class AssignmentHandler:
         if assignment.plan is not plan:
             assignment = replace(assignment, plan=plan)
             delivery = replace(delivery, assignment=assignment)
+        resolved = self.gate.plans.parsed(plan)
         if delivery.bundle is None:  # no part was fetched, so the link has not checked the sizes
-            payload.require_parts(assignment, self.gate.plans.parsed(plan), self.bench.layout)
+            payload.require_parts(assignment, resolved, bench_for(self.bench, resolved).layout)
         if assignment.kind not in ("init", "train", "evaluate"):
             raise CannotReply("protocol", f"this client cannot {assignment.kind}")
-        resolved = self.gate.plans.parsed(plan)
         if (assignment.secure is not None) != (resolved.secure.enabled and assignment.kind == "train"):
             raise CannotReply("protocol", "only an assignment to train under masks has terms of a secure round")
         return delivery, resolved
@@ -294,15 +294,15 @@ class AssignmentHandler:
 
         A failure becomes the outcome of the `Begun`, so it is sent after the replies before it.
         """
-        assignment, layout = job.assignment, self.bench.layout
+        assignment, bench = job.assignment, bench_for(self.bench, job.plan)
         ahead = self._ahead.setdefault(assignment.run, PipelineState())
-        if state.layout_digest not in ("", layout.digest):
+        if state.layout_digest not in ("", bench.layout.digest):
             state = ClientRunState(sequence=state.sequence, identity=state.identity)
         going_on, told = outbox.without(state.pending, ahead.void), self._settling(job, folder).outcomes
         pending = outbox.still_pending(going_on, told, assignment.base_version, job.plan.local.delay)
         ahead.state = state = replace(state, pending=pending)
         try:
-            found = trained_finite(job, header, state, self.bench, self.client)
+            found = trained_finite(job, header, state, bench, self.client)
         except Cancelled:
             raise
         except Exception as error:
@@ -315,18 +315,18 @@ class AssignmentHandler:
         self, job: AssignmentContext, header: ReplyHeader, state: ClientRunState, send: Send | None
     ) -> Begun:
         """Send this client's advertisement once the model is loaded, and train; a client that leaves trains no more."""
-        size, policy, assignment = self.bench.layout.size, self.gate.policy, job.assignment
+        bench, policy, assignment = bench_for(self.bench, job.plan), self.gate.policy, job.assignment
         if assignment.round <= state.encoded_at:  # one masked vector a round, whatever an aggregator has forgotten
             raise CannotReply(FAILED, "order", f"round {state.encoded_at} of this run was summed here before")
-        with self.rounds.during(job, size, policy, send):
-            found = trained_finite(job, header, state, self.bench, self.client)
+        with self.rounds.during(job, bench.layout.size, policy, send):
+            found = trained_finite(job, header, state, bench, self.client)
         self._ahead.setdefault(assignment.run, PipelineState()).making.add(assignment.assignment_id)
         return Begun(job, found, self.clock.now())
 
     def _finish(self, begun: Begun) -> Answer:
         job, assignment, found = begun.job, begun.job.assignment, begun.outcome
         folder, state = self.kept.opened(assignment.run, job.say, assignment.identity)
-        state = self._settle(self._settling(job, folder), state)
+        state, layout = self._settle(self._settling(job, folder), state), bench_for(self.bench, job.plan).layout
         if isinstance(found, Failure):
             return found, None
         spent = found.header.timings
@@ -335,11 +335,10 @@ class AssignmentHandler:
         new, void = found.carried, self._ahead_of(assignment.run).void
         onto = replace(
             state, layout_digest=new.layout_digest, counters=new.counters, buffers=new.buffers, replica=new.replica,
-            replica_version=new.replica_version, pending=outbox.without(new.pending, void),
+            replica_version=new.replica_version, pending=outbox.without(new.pending, void), personal=new.personal,
         )  # fmt: skip
-        if assignment.secure is not None:
-            return self._commit(assignment, folder, self.rounds.encode(job, found, onto, self.bench.layout))
-        return self._commit(assignment, folder, encoded(job, found, onto, self.bench.layout))
+        make = encoded if assignment.secure is None else self.rounds.encode
+        return self._commit(assignment, folder, make(job, found, onto, layout))
 
     def _ahead_of(self, run: str) -> PipelineState:
         """Return the `PipelineState` of a run, or an empty one that is not stored."""
@@ -353,7 +352,8 @@ class AssignmentHandler:
                 self._ahead.pop(run, None)
 
     def _settling(self, job: AssignmentContext, folder: RunFolder) -> OutcomeHandler:
-        return OutcomeHandler(job.assignment, job.plan, self.bench.layout, self.name, folder, job.say)
+        bench = bench_for(self.bench, job.plan)
+        return OutcomeHandler(job.assignment, job.plan, bench.layout, self.name, folder, job.say)
 
     def _settle(self, settling: OutcomeHandler, state: ClientRunState) -> ClientRunState:
         """Return the state after the outcomes of the assignment, and commit it.

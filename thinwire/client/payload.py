@@ -24,7 +24,7 @@ from thinwire.aggregation import encode_buffers, float_buffers
 from thinwire.aggregation.control_variates import Algorithm, algorithm_of, carried, followed
 from thinwire.aggregation.downlink import FULL, ModelReplica, is_number
 from thinwire.aggregation.mean import buffer_codec
-from thinwire.aggregation.plan_codecs import encoder
+from thinwire.aggregation.plan_codecs import encoder, keeps_residual
 from thinwire.client.errors import CannotReply
 from thinwire.client.run_state import ClientRunState
 from thinwire.compression import parse
@@ -36,7 +36,7 @@ from thinwire.core.plan import RunPlan
 from thinwire.core.plan_schema import UplinkSection
 from thinwire.core.prng import Key
 from thinwire.core.records import replace
-from thinwire.core.types import Assignment, Part, Payload, State, Vector
+from thinwire.core.types import Assignment, Part, Payload, State, Vector, Work
 
 
 class BaseModelCache:
@@ -166,6 +166,22 @@ def _most_bytes(name: str, full: Sequence[int], changes: Sequence[int]) -> int:
     way, _, index = name.partition("/")
     sizes = full if way == FULL else changes if is_number(way) else []
     return sizes[int(index)] if is_number(index) and int(index) < len(sizes) else 0
+
+
+MAX_STEPS = 2**40  # multiplied by the batch of a step, it still fits the integers of every machine
+
+
+def require_work(assigned: Work, batch: int) -> None:
+    """Raise `CannotReply` for steps or batches that no aggregator assigns: batches are the plan's, or smaller."""
+    if not (1 <= assigned.batch <= batch and assigned.steps <= MAX_STEPS):
+        said = f"{assigned.steps} steps with batches of {assigned.batch} examples; the plan has batches of {batch}"
+        raise CannotReply("protocol", said)
+
+
+def least_kept_bytes(plan: RunPlan, model: Layout) -> int:
+    """Return the bytes of the vectors that a run keeps at least on a device that trains in it: residual and replica."""
+    vectors = keeps_residual(plan) + plan.downlink.compressed
+    return 4 * vectors * carried(algorithm_of(plan), model).size
 
 
 def parts_of(bundle: Path | bytes | None, parts: Sequence[Part]) -> Iterator[tuple[str, Payload]]:

@@ -25,6 +25,8 @@ from typing import Any
 from thinwire.client import outbox
 from thinwire.client.calls import Say
 from thinwire.client.errors import CannotReply
+from thinwire.client.personal import FOLDER as PERSONAL
+from thinwire.client.personal import put_aside
 from thinwire.client.run_state import NOT_KNOWN, STATE, ClientRunState, RunFolder, Write, WriteBehindRunFolder
 from thinwire.core.errors import DataLost, ThinwireError
 from thinwire.core.plan import RunPlan, canonical, digest_of
@@ -132,6 +134,7 @@ class RunStore:
             if state.identity and identity != state.identity:
                 say(f"{run}: another run of this name is over; what this disk holds of its own one is kept")
                 return False
+            put_aside(self._folder, run, state.personal)
             state = outbox.over(state)
             folder.commit(state)
             self._runs[run] = folder, state
@@ -152,6 +155,7 @@ class RunStore:
                 else:
                     folder = self._folders(self._folder, path.name)
                     state = folder.load()[0]
+                put_aside(self._folder, path.name, state.personal)
                 folder.commit(replace(outbox.over(state), lost="given-up", references_from=NOT_KNOWN))
             except (DataLost, OSError) as error:
                 say(str(error))
@@ -366,7 +370,7 @@ def _is_small(data: bytes) -> bool:
     return len(data) <= MOST_BYTES
 
 
-FOLDERS = ("runs", "downloads", "plans")
+FOLDERS = (PERSONAL, "runs", "downloads", "plans")
 LOGS = ("client.log", "worker.log", "last-error.txt")  # an exception's text and a task's prints may contain data
 
 

@@ -23,6 +23,7 @@ from thinwire.client.train.task import LoadedTask
 from thinwire.core.errors import PlanError
 from thinwire.core.fleet import MAX_TENSORS, TaskReport
 from thinwire.core.layout import Layout
+from thinwire.core.personal_layers import shared_model
 from thinwire.core.plan import RunPlan
 from thinwire.core.types import Fixed, Vector
 
@@ -94,13 +95,18 @@ class Initial:
 
 
 @in_our_words()
-def initial_model(task: LoadedTask, run_seed: int) -> Initial:
-    """Return a model drawn by the run's seed; `TaskError` names the place where the task's code raised."""
+def initial_model(task: LoadedTask, run_seed: int, personal_layers: Sequence[str] = ()) -> Initial:
+    """Return a model drawn by the run's seed, without its personal layers.
+
+    `TaskError` names the place where the task's code raised, `PlanError` a glob that does not fit the model.
+    """
     from thinwire.client.train.module import first_model
 
     first = first_model(task, run_seed)
     layout = Layout.from_json(first.places.to_json())
-    return Initial(layout, first.params, first.buffers, first.counters, first.fixed, first.left_out)
+    patterns = tuple(personal_layers)
+    shared = shared_model(layout, patterns, first.params, first.buffers, first.counters)
+    return Initial(*shared, first.fixed, first.left_out)
 
 
 parse_split = in_our_words()(partitions.parse_split)

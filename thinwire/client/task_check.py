@@ -101,8 +101,9 @@ def metrics_of(task: LoadedTask, client: ClientInfo, plan: RunPlan) -> list[str]
 def rehearse(task: LoadedTask, client: ClientInfo, plan: RunPlan) -> TaskCheck:
     """Check the task; `TaskError` names the fault and its line in the task's code."""
     require_own_loop(plan, task)
+    shared = initial_model(task, plan.run.seed, plan.local.personal_layers)
+    require_rules(plan, travels_of(plan, shared.layout))
     initial = initial_model(task, plan.run.seed)
-    require_rules(plan, travels_of(plan, initial.layout))
     try:
         bench = TaskRuntime(task)
         require_alike(bench.places, tensors.places_of(build(task)))

@@ -73,6 +73,7 @@ def refusals(plan: Sections, codecs: CodecBook, measured: Mapping[str, DeviceTim
         *algorithm_rules(plan, codecs),
         *reduce_rules(plan, codecs),
         *_overlap(plan),
+        *_personal(plan),
         *without_secure(plan),
         *secure_rules(plan),
         *without_privacy(plan),
@@ -262,6 +263,18 @@ def _overlap(plan: Sections) -> list[Rule]:
             plan,
             "what a run spends is counted for cohorts sampled in each round; a client that trains on takes its last "
             "update with it", without),
+    ])  # fmt: skip
+
+
+def _personal(plan: Sections) -> list[Rule]:
+    """Return rules on keys beside `[local] personal_layers`: a part of the model that no one but its client has."""
+    without = "leave [local] personal_layers out"
+    return together(plan.local.personal_layers, "{} with [local] personal_layers", [
+        (plan.run.evaluate == "holdout", '[run] evaluate = "holdout"',
+         "the operator's process has no client's personal layers, so it would measure a model that no client uses",
+         '[run] evaluate = "clients"'),
+        (plan.privacy.mode == "example", '[privacy] mode = "example"',
+         "the gradient of a record is clipped and noised as a whole, and the noise is for the shared tensors", without),
     ])  # fmt: skip
 
 

@@ -188,6 +188,9 @@ class LocalSection(Section):
     buffers: Literal["average", "local", "frozen"] = Field(
         default="average", description="BatchNorm statistics and the like"
     )
+    personal_layers: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        default=(), description='globs of tensors that stay on each client: ["head.*"] (FedPer), ["*bn*"] (FedBN)'
+    )
     partial: bool = Field(
         default=False, description="train no longer than leaves time to encode and send before the deadline"
     )

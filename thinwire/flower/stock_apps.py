@@ -83,40 +83,41 @@ def _possible(plan: RunPlan) -> RunPlan:
         )
     if plan.run.algorithm != "fedavg":
         raise PlanError(
-            f'[run] algorithm = "{plan.run.algorithm}" over stock nodes',
-            why="it needs each update to count exactly once, and this app cannot know which did",
-            hint='[run] algorithm = "fedavg", or our own client: thinwire run',
-        )
+            f'[run] algorithm = "{plan.run.algorithm}" over stock nodes', "each update must count exactly once there",
+            '[run] algorithm = "fedavg", or our own client: thinwire run',
+        )  # fmt: skip
     if plan.run.target:
         raise PlanError(
-            "[run] target over stock nodes",
-            why="this app makes all rounds of the plan, and it compares no metric with a target",
-            hint="leave [run] target out, or our own client: thinwire run",
-        )
+            "[run] target over stock nodes", "this app makes all rounds, and compares no metric with a target",
+            "leave [run] target out, or our own client: thinwire run",
+        )  # fmt: skip
     if plan.uplink.ladder:
         raise PlanError(
-            "[uplink] ladder over stock nodes",
-            why="this app measures no links, and assigns all nodes one codec",
-            hint="[uplink] codec = one of them, or our own client: thinwire run",
-        )
+            "[uplink] ladder over stock nodes", "this app measures no links, and assigns all nodes one codec",
+            "[uplink] codec = one of them, or our own client: thinwire run",
+        )  # fmt: skip
     if plan.server.reduce != "mean" or plan.server.max_norm is not None:
         raise PlanError(
             f'[server] reduce = "{plan.server.reduce}" or max_norm over stock nodes',
             why="this app keeps a running mean, and journals no norm",
             hint="leave both out, or our own client: thinwire run",
         )
+    if plan.local.personal_layers:
+        raise PlanError(
+            "[local] personal_layers over stock nodes", "a stock node keeps no state of ours between rounds",
+            "leave [local] personal_layers out, or our own client: thinwire run",
+        )  # fmt: skip
     if plan.secure.enabled:
         raise PlanError(
             "[secure] enabled = true over stock nodes",
-            why="a stock node makes no masks and answers no phase, so this app would see each update alone",
-            hint="[secure] enabled = false, or our own client: thinwire run",
+            "a stock node makes no masks and answers no phase, so this app would see each update alone",
+            "[secure] enabled = false, or our own client: thinwire run",
         )
     if plan.privacy.mode != "off":
         raise PlanError(
-            f'[privacy] mode = "{plan.privacy.mode}" over stock nodes',
-            why="neither this app nor a stock node keeps a ledger of what was spent",
-            hint="leave [privacy] out, or our own client: thinwire run",
-        )
+            f'[privacy] mode = "{plan.privacy.mode}" over stock nodes', "nobody here keeps a ledger of what was spent",
+            "leave [privacy] out, or our own client: thinwire run",
+        )  # fmt: skip
     return plan
 
 

@@ -173,6 +173,7 @@ class StoredModel:
             "metrics": json.dumps(dict(self.metrics)),
             **({"buffers": said} if (said := self.statistics) else {}),
             **({"frozen": " ".join(frozen)} if (frozen := self.frozen) else {}),
+            **({"personal_layers": " ".join(own)} if (own := self.personal_layers) else {}),
         }
 
     @property
@@ -191,6 +192,11 @@ class StoredModel:
     def frozen(self) -> list[str]:
         """Return the names of the tensors that are not in the file."""
         return [t.name for t in self.layout.of_role("frozen") if t.name not in self.fixed]
+
+    @property
+    def personal_layers(self) -> list[str]:
+        """Return the globs of the tensors that stay on each client; neither this model nor its file has them."""
+        return [str(glob) for glob in dict(self.run.plan["local"]).get("personal_layers", ())]
 
     def export(self, path: Path) -> list[str]:
         """Write the model to a .safetensors file and return the tensors' names."""

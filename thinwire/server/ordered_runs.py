@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +25,7 @@ from thinwire.core.errors import PlanError, TaskError, ThinwireError
 from thinwire.core.fleet import TaskReport
 from thinwire.core.layout import FLOAT_BYTES, Layout
 from thinwire.core.owner_file import aggregator_file
+from thinwire.core.personal_layers import shared_layout
 from thinwire.core.plan import RunPlan
 from thinwire.core.plan_names import UPLOAD, installed, named_model, refused_names, upload_id
 from thinwire.core.statedir import AggregatorHome
@@ -110,6 +111,8 @@ def prepared(plan: RunPlan) -> RunPlan:
 def first_model(store: Store, home: AggregatorHome, plan: RunPlan) -> FirstModel:
     """Return the first model of a plan by its `[run] init`; `TaskError` if the layout of its task is not known."""
     known, init = known_task(store, plan.run.task), plan.run.init
+    if known is not None:
+        known = replace(known, layout=shared_layout(known.layout, tuple(plan.local.personal_layers)))
     if named_model(init):
         other = model_of_run(store, home, plan, known.layout if known else None)
         report = known.report if known else other.run.task_report

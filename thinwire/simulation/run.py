@@ -115,7 +115,7 @@ def simulate(
         store = stack.enter_context(Store.open(where.database, durable=where.durable))
         client = ClientInfo(data=data, split=split, seed=read.run.seed)
         code = loaded(task, read)
-        first = initial_model(code, read.run.seed)
+        first = initial_model(code, read.run.seed, read.local.personal_layers)
         if first.left_out:
             warnings.warn(first.left_out, stacklevel=2)
         try:
@@ -216,7 +216,7 @@ def run_sim(
             run_id = kept.unfinished
             stack.enter_context(own(home.owner(run_id)))
         else:
-            made = first or initial_model(task, plan.run.seed)
+            made = first or initial_model(task, plan.run.seed, plan.local.personal_layers)
             run_id = submit(
                 store, home, plan, made.layout, made.vector, made.buffers, made.counters, report(task), source="sim",
                 owned=stack, fixed=made.fixed,

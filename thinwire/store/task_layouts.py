@@ -51,8 +51,9 @@ def known_task(store: Store, task: str) -> KnownTask | None:
 
 
 def earlier_runs(store: Store, task: str) -> list[RunRow]:
-    """Return the newest runs of a task, the newest first."""
-    return [row for row in store.some_runs(limit=MAX_EARLIER) if row.task == task and row.status != "preparing"]
+    """Return the newest runs of a task, the newest first, but none whose layout leaves personal layers out."""
+    found = (row for row in store.some_runs(limit=MAX_EARLIER) if row.task == task and row.status != "preparing")
+    return [row for row in found if not dict(row.plan["local"]).get("personal_layers")]
 
 
 def known_tasks(store: Store) -> list[str]:

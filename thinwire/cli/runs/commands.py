@@ -258,12 +258,17 @@ def model(
     if json:
         document = {"run_id": found.run.run_id, "version": found.row.version, "digest": found.row.digest}
         document |= {"metrics": dict(found.metrics), "file": str(out), "tensors": names}
-        console.document(document | {"buffers": found.statistics, "frozen": found.frozen})
+        console.document(
+            document | {"buffers": found.statistics, "frozen": found.frozen, "personal_layers": found.personal_layers}
+        )
     else:
         figures = formatting.figures(found.metrics) or "not measured"
         console.line(f"{out}: {found.run.run_id} version {found.row.version}, {len(names)} tensors, {figures}")
         if found.statistics:
             console.line(f"its buffers (BatchNorm statistics and the like) are {found.statistics}")
+        if found.personal_layers:
+            globs = ", ".join(found.personal_layers)
+            console.line(f"not in it: the personal layers {globs}, which each client keeps ([local] personal_layers)")
         if found.frozen:
             console.line(f"not in it: {len(found.frozen)} frozen tensors, which are those of the task's model()")
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -74,6 +74,16 @@ class Places:
     def untrained(self) -> tuple[Tensor, ...]:
         """Return the frozen tensors and fixed buffers, which training must not change."""
         return tuple(t for t in self.tensors if t.role == "frozen") + self.fixed
+
+    def split(self, personal: Collection[str]) -> tuple[Places, Places]:
+        """Return the layouts of the shared tensors and of the personal ones, which these names list."""
+        if not personal:
+            return self, Places(())
+        shared = tuple(t for t in self.tensors if t.name not in personal)
+        aliases = tuple((other, name) for other, name in self.aliases if name not in personal)
+        return replace(self, tensors=shared, aliases=aliases), Places(
+            tuple(t for t in self.tensors if t.name in personal)
+        )
 
     @cached_property
     def _others(self) -> tuple[Tensor, ...]:

@@ -65,11 +65,14 @@ def build(task: LoadedTask, key: Key | None = None) -> nn.Module:
     return module
 
 
-def first_model(task: LoadedTask, run_seed: int) -> InitialModel:
-    """Draw the initial model by the run's seed; raise `BadTask` with the place at which the task's code raised."""
+def first_model(task: LoadedTask, run_seed: int, personal: tuple[str, ...] = ()) -> InitialModel:
+    """Draw the initial model by the run's seed, without the tensors that are personal.
+
+    Raise `BadTask` with the place at which the task's code raised.
+    """
     try:
         everywhere = build(task)
-        places = places_of(everywhere)
+        places = places_of(everywhere).split(personal)[0]
         module = build(task, derive(Key(run_seed), "init"))
     except Wrong:
         raise
@@ -267,6 +270,22 @@ def write_buffers(module: nn.Module, places: Places, vector: Vector) -> None:
     with torch.no_grad():
         for t, span in placed(places.buffers):
             _there(module, t).copy_(torch.from_numpy(vector[span]).view(t.shape))
+
+
+def read_kept(module: nn.Module, own: Places) -> Vector:
+    """Return the floats of personal tensors as one vector: parameters, then float buffers."""
+    return np.concatenate([read(module, own), read_buffers(module, own)])
+
+
+def write_kept(module: nn.Module, own: Places, vector: Vector) -> None:
+    """Set the floats of personal tensors."""
+    write(module, own, vector[: own.size])
+    write_buffers(module, own, vector[own.size :])
+
+
+def zeros(size: int) -> Vector:
+    """Return a vector of zeros."""
+    return np.zeros(size, np.float32)
 
 
 def read_counters(module: nn.Module, places: Places) -> dict[str, int]:

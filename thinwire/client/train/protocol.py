@@ -56,6 +56,9 @@ class TrainRequest:
     `counters` are the model's integer buffers. `shift`, of the model's size, is added to the gradient of every step.
     With `first`, the worker makes the initial model instead; the run's seed is the first word of `key`. With `private`,
     its number of steps replaces that of `work`.
+
+    `personal` are the tensors that stay on the client: parameters and buffers of request and result are without them.
+    `kept` holds their floats, parameters first, and is None for a client that has trained none yet.
     """
 
     measure: bool
@@ -69,18 +72,21 @@ class TrainRequest:
     shift: Vector | None = None
     first: bool = False
     private: PrivateSteps | None = None
+    personal: tuple[str, ...] = ()
+    kept: Vector | None = None
 
     def after(self, seconds: float) -> TrainRequest:
         """Return the same request with `seconds` less time to train."""
         return self if self.within_s is None else replace(self, within_s=self.within_s - seconds)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the request as JSON without the vector `shift`."""
+        """Return the request as JSON without the vectors `shift` and `kept`."""
         return {
             "measure": self.measure, "train": self.train, "local": vars(self.local), "work": list(self.work),
             "key": list(self.key), "counters": dict(self.counters),
             "schedule": vars(self.schedule), "within_s": self.within_s,
             "first": self.first, "private": None if self.private is None else list(self.private),
+            "personal": list(self.personal),
         }  # fmt: skip
 
     @classmethod
@@ -91,6 +97,7 @@ class TrainRequest:
             dict(raw["counters"]), Schedule(**raw["schedule"]),
             None if raw["within_s"] is None else float(raw["within_s"]), first=bool(raw["first"]),
             private=None if raw["private"] is None else PrivateSteps(*raw["private"]),
+            personal=tuple(map(str, raw["personal"])),
         )  # fmt: skip
 
 
@@ -116,10 +123,11 @@ class TrainResult:
     counters: dict[str, int] = field(default_factory=dict)
     params: Vector | None = None
     buffers: Vector | None = None
+    kept: Vector | None = None  # the floats of the personal tensors after training
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result as JSON without the vectors `params` and `buffers`."""
-        return {name: value for name, value in vars(self).items() if name not in ("params", "buffers")}
+        """Return the result as JSON without its vectors."""
+        return {name: value for name, value in vars(self).items() if name not in ("params", "buffers", "kept")}
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> TrainResult:
@@ -260,6 +268,7 @@ class Local:
     clip_grad: float | None = None
     prox: float = 0.0
     buffers: str = "average"
+    personal_layers: Sequence[str] = ()
     partial: bool = False
     overlap: dict[str, Any] | None = None
     durability: str = "round"
@@ -304,6 +313,7 @@ CARRIED = {
     "clip_grad": Carried(THINWIRE, REFUSED),
     "prox": Carried(THINWIRE, REFUSED),
     "buffers": Carried(THINWIRE, THINWIRE, ("frozen",)),
+    "personal_layers": Carried(THINWIRE, THINWIRE),
     "partial": Carried(THINWIRE, REFUSED),
     "overlap": Carried(THINWIRE, REFUSED),
     "durability": Carried(THINWIRE, THINWIRE),

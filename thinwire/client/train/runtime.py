@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,7 +23,7 @@ from . import data
 from . import module as tensors
 from .errors import BadTask, BadUsage, task_code
 from .evaluate import evaluate, never
-from .layout import FLOATS, Places
+from .layout import FLOATS, Places, placed
 from .module import build, first_model
 from .private import Secrets, train_privately
 from .protocol import ClientInfo, Split, TrainRequest, TrainResult
@@ -174,6 +174,7 @@ class TaskRuntime:
     secrets: Callable[[], Secrets] | None = None  # None: this interpreter has no secret randomness of Thinwire's
     _splits: dict[ClientInfo, Split] = field(default_factory=dict)
     _built: AsBuilt | None = field(init=False, default=None)
+    _first_kept: tuple[tuple[str, ...], Vector] | None = field(init=False, default=None)
     _in_use: bool = field(init=False, default=False)  # task code has had the module since the last check
 
     @cached_property
@@ -218,25 +219,60 @@ class TaskRuntime:
         module = self.built.module
         return tensors.read_buffers(module, self.places).copy(), tensors.read_counters(module, self.places)
 
-    def set_up(self, params: Vector, buffers: Vector | None, counters: Mapping[str, int]) -> nn.Module:
+    def set_up(
+        self,
+        params: Vector,
+        buffers: Vector | None,
+        counters: Mapping[str, int],
+        personal: tuple[str, ...] = (),
+        kept: Vector | None = None,
+    ) -> nn.Module:
         """Set the module to the run's model; values that are not given become those of the build.
 
-        Changes by earlier requests are undone.
+        Changes by earlier requests are undone. The tensors `personal` get the values `kept`.
         """
         if self._in_use and self.built.changed():  # the previous request failed or was cancelled
             self._built = None
         self._in_use = True
-        return self._filled(params, buffers, counters)
+        return self._filled(params, buffers, counters, personal, kept)
 
-    def _filled(self, params: Vector, buffers: Vector | None, counters: Mapping[str, int]) -> nn.Module:
+    def _filled(
+        self,
+        params: Vector,
+        buffers: Vector | None,
+        counters: Mapping[str, int],
+        personal: tuple[str, ...] = (),
+        kept: Vector | None = None,
+    ) -> nn.Module:
         fresh_buffers, fresh_counters = self.fresh
-        module = self.built.restore()
-        tensors.write(module, self.places, params)
+        module, (shared, own) = self.built.restore(), self.places.split(personal)
         if self.places.buffers:
-            tensors.write_buffers(module, self.places, fresh_buffers if buffers is None else buffers)
+            tensors.write_buffers(module, self.places, fresh_buffers)
+        tensors.write(module, shared, params)
+        if shared.buffers and buffers is not None:
+            tensors.write_buffers(module, shared, buffers)
+        if kept is not None:
+            tensors.write_kept(module, own, kept)
         if self.places.counters:
             tensors.write_counters(module, self.places, {**fresh_counters, **counters})
         return module
+
+    def _made_here(self, personal: tuple[str, ...]) -> Vector:
+        """Return the floats of personal tensors as `model()` makes them: the same on every client."""
+        if self._first_kept is None or self._first_kept[0] != personal:
+            _, own = self.places.split(personal)
+            self._first_kept = personal, tensors.read_kept(build(self.task), own)
+        return self._first_kept[1]
+
+    def _with_zeros(self, shift: Vector, personal: tuple[str, ...]) -> Vector:
+        """Return a shift of the shared parameters as one of all parameters, which is 0 at the personal ones."""
+        made = tensors.zeros(self.places.size)
+        shared = (t for t in self.places.split(personal)[0].trained)
+        taken = {t.name: span for t, span in placed(tuple(shared))}
+        for t, span in placed(self.places.trained):
+            if t.name in taken:
+                made[span] = shift[taken[t.name]]
+        return made
 
     @property
     def _trains(self) -> str:
@@ -269,25 +305,32 @@ class TaskRuntime:
         Evaluation precedes training, so its metrics are those of the given model. Raise `Cancelled` and `NotFinite`;
         errors of the task's code pass through.
         """
+        shared, own = self.places.split(order.personal)
         if order.first:
-            first = first_model(self.task, order.key.a)
+            first = first_model(self.task, order.key.a, order.personal)
             return TrainResult(params=first.params, buffers=first.buffers, counters=first.counters)
+        if order.shift is not None and order.personal:
+            order = replace(order, shift=self._with_zeros(order.shift, order.personal))
+        kept = self._made_here(order.personal) if order.kept is None and order.personal else order.kept
         received = clock.now()
         until = None if order.within_s is None else received + order.within_s
         partial = None if until is None else TimeBudget(until, order.local.min_steps, clock)
         trainer = (
-            TorchTrainer(self.task, order.local, self.device, order.schedule, partial, clock, order.shift)
+            TorchTrainer(
+                self.task, order.local, self.device, order.schedule, partial, clock, order.shift, order.personal
+            )
             if order.train
             else None
         )  # made before any data are read: it refuses keys that nothing carries out
         split, done = self.split(client), TrainResult()
-        module = self.set_up(params, buffers, order.counters)
+        module = self.set_up(params, buffers, order.counters, order.personal, kept)
         begun = clock.now()
         done.load_s = begun - received
         if order.measure and split.test is not None:
             tell("measure", 0, 0)
             done.sums = evaluate(module, self.task, split.test, device=self.device, cancelled=cancelled)
-            module = self._filled(params, buffers, order.counters) if order.train else module
+            if order.train:
+                module = self._filled(params, buffers, order.counters, order.personal, kept)
         done.measure_s = clock.now() - begun
         if trainer is not None:
             begun = clock.now()
@@ -302,8 +345,9 @@ class TaskRuntime:
             else:
                 trained = trainer.train(module, split.train, order.work, order.key, progress, cancelled)
             done.examples, done.steps, done.a, done.loss, done.planned = trained
-            done.params = tensors.read(module, self.places)
-            done.buffers = tensors.read_buffers(module, self.places)
+            done.params = tensors.read(module, shared)
+            done.buffers = tensors.read_buffers(module, shared)
+            done.kept = tensors.read_kept(module, own) if order.personal else None
             done.counters = tensors.read_counters(module, self.places)
             done.train_s = clock.now() - begun
         self.require_unchanged("evaluation" if not order.train else self._trains)

@@ -71,6 +71,7 @@ class TorchTrainer:
     partial: TimeBudget | None = None
     clock: Clock = REAL
     shift: Vector | None = None  # added to the gradient of every step
+    personal: tuple[str, ...] = ()  # tensors that FedProx does not pull: they have no shared value
 
     def __post_init__(self) -> None:
         if self.shift is not None and self.task.optional("train") is not None:
@@ -126,7 +127,9 @@ class TorchTrainer:
         optimizer = self.optimizer(params)
         rates = [group["lr"] for group in optimizer.param_groups]
         counted = self._normaliser()
-        proximal = Proximal(params, self.local.prox) if self.local.prox else None
+        own = {id(p) for name, p in module.named_parameters() if name in self.personal}
+        shared = [p for p in params if id(p) not in own]
+        proximal = Proximal(shared, self.local.prox) if self.local.prox else None
         drift = GradientCorrection(params, self.shift) if self.shift is not None else None
         drawn, total = self._batches(data, work, derive(key, "data"))
         losses, steps, factor = LossMeter(self.device), 0, 1.0

@@ -119,11 +119,13 @@ class WorkerLoop:
             replace(_client_info(header["client"]), device=self.device),
         )
         places, began = bench.places, time.monotonic()
-        given = ["params", *(name for name in ("buffers", "shift") if header[name])]
-        sizes = [places.buffer_size if name == "buffers" else places.size for name in given]
+        given = ["params", *(name for name in ("buffers", "shift", "kept") if header[name])]
+        shared, own = places.split(order.personal)
+        size_of = {"buffers": shared.buffer_size, "kept": own.size + own.buffer_size}
+        sizes = [size_of.get(name, shared.size) for name in given]
         vectors = dict(zip(given, self.wire.vectors(header, sizes)))
         receive_s, told_at = time.monotonic() - began, 0.0
-        order = replace(order.after(receive_s), shift=vectors.get("shift"))
+        order = replace(order.after(receive_s), shift=vectors.get("shift"), kept=vectors.get("kept"))
 
         def tell(what: str, done: int, total: int) -> None:
             nonlocal told_at
@@ -142,7 +144,7 @@ class WorkerLoop:
             self.wire.send({"failed": _failed(error, bench.task.file)})
         else:
             done.load_s += receive_s
-            trained = [vector for vector in (done.params, done.buffers) if vector is not None]
+            trained = [vector for vector in (done.params, done.buffers, done.kept) if vector is not None]
             self.wire.send({"done": done.to_json()}, *trained)
 
     def _cancelled(self, number: int) -> bool:

@@ -15,10 +15,12 @@ import re
 from collections.abc import Callable, Container, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
+from thinwire.core.errors import PlanError
 from thinwire.core.events import ClientFailed
 from thinwire.core.fleet import Arrival, ClientConnected, ClientDisconnected, Hello, TaskReport
 from thinwire.core.formatting import counted, plain
 from thinwire.core.layout import Layout, differences
+from thinwire.core.personal_layers import shared_layout
 from thinwire.core.plan import RunPlan
 from thinwire.core.plan_schema import Requires, SecureSection
 from thinwire.core.types import GIB, Equipment
@@ -121,8 +123,9 @@ def mismatch(plan: RunPlan, wanted: TaskReport, hello: Hello, layout: Layout | N
         return f"has no task {name!r} (type on it: thinwire client start --task {name}=MODULE)"
     if own.error:
         return f"has a task {name!r} that does not load: {own.error} (type on it: thinwire task check MODULE)"
-    if own.layout_digest and own.layout_digest != wanted.layout_digest:
-        differs = differing(own, layout) if layout is not None else ""
+    personal = tuple(plan.local.personal_layers)
+    if own.layout_digest and own.layout_digest != wanted.layout_digest and not _shares(own, layout, personal):
+        differs = differing(own, layout, personal) if layout is not None else ""
         hint = "install the run's task on it, then: thinwire client reload"
         return f"has another model in its task {name!r}{f': {differs}' if differs else ''} ({hint})"
     if plan.run.task_match == "version" and own.version != wanted.version:
@@ -155,17 +158,34 @@ def unmasked(secure: SecureSection, has: Container[str]) -> str:
 
 
 @functools.lru_cache(maxsize=256)
-def differing(own: TaskReport, layout: Layout) -> str:
-    """Return the tensors by which a device's model differs from the run's; "" if the device has not reported them."""
+def differing(own: TaskReport, layout: Layout, personal: tuple[str, ...] = ()) -> str:
+    """Return the tensors by which a device's model differs from the run's; "" if the device has not reported them.
+
+    Tensors that the globs `personal` match stay on the device and are not compared.
+    """
     try:
         told = Layout.from_json(json.loads(own.tensors)) if own.tensors else None
         return (
-            plain(differences(told, layout))[:MAX_REASON]
+            plain(differences(shared_layout(told, personal), layout))[:MAX_REASON]
             if told is not None and told.digest == own.layout_digest
             else ""
         )
+    except PlanError as error:
+        return f"{error.what}: {error.why}"[:MAX_REASON]
     except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError):
         return ""  # the report of a device may hold anything
+
+
+@functools.lru_cache(maxsize=256)
+def _shares(own: TaskReport, layout: Layout | None, personal: tuple[str, ...]) -> bool:
+    """Return True if a device's model has the shared tensors of a run with personal layers, whatever those are."""
+    if not personal or layout is None or not own.tensors:
+        return False
+    try:
+        told = Layout.from_json(json.loads(own.tensors))
+        return told.digest == own.layout_digest and shared_layout(told, personal).digest == layout.digest
+    except (PlanError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError):
+        return False
 
 
 PASSING = ("hours", "rounds_a_day", "metered")  # rules of a device's policy whose decision changes with time

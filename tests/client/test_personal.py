@@ -1,0 +1,208 @@
+"""Personal layers on a device: they move with a committed reply, once, and with nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.numpy import load_file
+
+from tests.support.small_task import RUN, Aggregator, normed, plan_of, task_of
+from tests.support.trained_elsewhere import Elsewhere
+from thinwire.client.execute import Begun, Trained
+from thinwire.client.handler import AssignmentHandler
+from thinwire.client.personal import FOLDER
+from thinwire.client.run_store import delete_learned
+from thinwire.client.train.errors import Cancelled
+from thinwire.core import RunPlan
+from thinwire.core.errors import PlanError
+from thinwire.core.layout import Layout, Tensor
+from thinwire.core.personal_layers import personal_tensors, shared_layout
+from thinwire.core.statedir import write_atomically
+from thinwire.core.types import Failure
+
+FEDPER, FEDBN = '["3.*"]', '["1.*"]'
+
+
+class Killed(BaseException):
+    """What ends the process at a write."""
+
+
+def device(folder: Path, globs: str = FEDPER, more: str = "", **options: Any) -> Aggregator:
+    return Aggregator(folder, task_of(normed, **options), plan_of(f"personal_layers = {globs}\n{more}"))
+
+
+def kept(session: AssignmentHandler) -> tuple[int, dict[str, Any]]:
+    """The sequence of the last reply and the personal values that this disk holds."""
+    _, state = session.kept.opened(RUN, lambda line: None)
+    return state.sequence, {name: array.tolist() for name, array in state.personal.items()}
+
+
+def trained(aggregator: Aggregator, *rounds: int, **options: Any) -> list[tuple[int, dict[str, Any]]]:
+    """What the device keeps after each of these rounds, each in a process of its own."""
+    found = []
+    for number in rounds:
+        session = aggregator.session(**options)
+        reply, _ = aggregator.answer(session, aggregator.assign(number))
+        assert not isinstance(reply, Failure), reply.text
+        found.append(kept(aggregator.session(**options)))
+    return found
+
+
+def test_an_update_has_no_personal_tensor_and_the_device_keeps_its_values_over_restarts(tmp_path: Path) -> None:
+    aggregator = device(tmp_path)
+    assert [t.name for t in aggregator.first.layout.trained] == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    (_, first), (_, second) = trained(aggregator, 1, 2)
+    assert set(first) == set(second) == {"3.weight", "3.bias"}
+    assert first != second
+
+
+def test_batch_normalization_is_kept_with_its_statistics_and_its_counter_is_not_sent(tmp_path: Path) -> None:
+    aggregator = device(tmp_path, FEDBN)
+    session = aggregator.session()
+    reply, _ = aggregator.answer(session, aggregator.assign(1))
+    assert set(kept(session)[1]) == {"1.weight", "1.bias", "1.running_mean", "1.running_var"}
+    assert reply.counters == {}
+    assert [part.name for part in reply.parts] == ["frame/0"]
+    assert session.kept[RUN][1].counters == {"1.num_batches_tracked": 3}
+
+
+def test_the_second_training_begins_where_the_first_one_ended(tmp_path: Path) -> None:
+    """With a tiny rate nothing moves, so the values that come back are those that went."""
+    aggregator = device(tmp_path)
+    ((_, first),) = trained(aggregator, 1)
+    raw = aggregator.plan.to_json()
+    tiny = RunPlan.from_json({**raw, "local": {**raw["local"], "lr": 1e-30}})
+    still = Aggregator(tmp_path, aggregator.task, tiny)
+    ((_, second),) = trained(still, 2)
+    assert second == first
+
+
+def test_a_repeated_a_withdrawn_and_a_failed_assignment_move_nothing(tmp_path: Path) -> None:
+    aggregator = device(tmp_path)
+    (before,) = trained(aggregator, 1)
+    session = aggregator.session()
+    aggregator.answer(session, aggregator.assign(1))
+    assert kept(session) == before, "it was answered before"
+    with pytest.raises(Cancelled):
+        session.answer(aggregator.assign(2), lambda: True, aggregator.said.append)
+    assert kept(aggregator.session()) == before
+    broken = device(tmp_path, loss=lambda model, batch: 1 / 0)
+    reply, _ = broken.answer(broken.session(), broken.assign(2))
+    assert isinstance(reply, Failure)
+    assert kept(aggregator.session()) == before
+
+
+@pytest.mark.parametrize("outcome", ["aggregated", "dropped", "unknown"])
+def test_no_outcome_moves_them_back(tmp_path: Path, outcome: str) -> None:
+    aggregator = device(tmp_path)
+    (before,) = trained(aggregator, 1)
+    session = aggregator.session()
+    aggregator.answer(session, aggregator.assign(2, kind="evaluate", outcomes=[(1, outcome)]))
+    assert kept(session)[1] == before[1]
+
+
+def test_a_kill_at_any_write_leaves_the_values_of_one_of_two_commits_and_the_same_assignment_ends_alike(
+    tmp_path: Path,
+) -> None:
+    whole = device(tmp_path / "whole")
+    before, after = trained(whole, 1, 2)
+    assert before[1] != after[1]
+    died = 0
+    for last in range(12):
+        aggregator = device(tmp_path / str(last))
+        trained(aggregator, 1)
+        left = [last]
+
+        def write(path: Path, data: bytes, left: list[int] = left) -> None:
+            if not left[0]:
+                raise Killed
+            left[0] -= 1
+            write_atomically(path, data)
+
+        try:
+            aggregator.answer(aggregator.session(write=write), aggregator.assign(2))
+        except Killed:
+            died += 1
+        assert kept(aggregator.session()) in (before, after)
+        assert trained(aggregator, 2) == [after]
+    assert died >= 3, "the parts, the values and the state are written one after the other"
+
+
+def test_lost_values_begin_again_and_the_reply_says_so(tmp_path: Path) -> None:
+    aggregator = device(tmp_path)
+    (_, second) = trained(aggregator, 1, 2)
+    for path in (tmp_path / "device" / "runs" / RUN).glob("personal-*"):
+        path.unlink()
+    reply, _ = aggregator.answer(session := aggregator.session(), aggregator.assign(3))
+    assert reply.lost == "damaged"
+    fresh = device(tmp_path / "other")
+    assert kept(session)[1] == trained(fresh, 3)[0][1] != second[1]
+
+
+def test_an_evaluation_says_whether_it_used_trained_values(tmp_path: Path) -> None:
+    aggregator = device(tmp_path)
+    used = [aggregator.answer(aggregator.session(), aggregator.assign(n))[0].metrics["eval/personal"] for n in (1, 2)]
+    assert used == [(0.0, 6.0), (6.0, 6.0)]
+
+
+def test_they_outlive_their_run_and_are_deleted_with_what_the_device_learned(tmp_path: Path) -> None:
+    aggregator = device(tmp_path)
+    (before,) = trained(aggregator, 1)
+    session = aggregator.session()
+    session.stop(aggregator.assign(2, kind="stop").assignment, aggregator.said.append)
+    found = load_file(tmp_path / "device" / FOLDER / f"{RUN}.safetensors")
+    assert {name: array.tolist() for name, array in found.items()} == before[1]
+    assert kept(aggregator.session()) == (1, {})
+    delete_learned(tmp_path / "device")
+    assert not (tmp_path / "device" / FOLDER).exists()
+
+
+def test_globs_that_match_nothing_half_of_a_tied_weight_or_everything_are_refused() -> None:
+    layout = Layout.build(
+        [Tensor("body", (2,)), Tensor("embed", (3,)), Tensor("ice", (4,), role="frozen")], [("head", "embed")]
+    )
+    for globs, said in (
+        (("body", "neck*"), "neck.*matches no tensor"), (("ice",), "matches no tensor"),
+        (("head",), "takes head and leaves embed"), (("*",), "every trained tensor"),
+    ):  # fmt: skip
+        with pytest.raises(PlanError, match=said):
+            personal_tensors(layout, globs)
+    shared = shared_layout(layout, ("head", "embed"))
+    assert [t.name for t in shared.tensors] == ["body", "ice"]
+    assert shared.aliases == ()
+    assert shared.digest != layout.digest
+
+
+def test_a_worker_process_gives_the_values_of_this_process(tmp_path: Path, one_thread: None) -> None:
+    plan = plan_of('personal_layers = ["4.*", "1.*"]')
+    other = Elsewhere(tmp_path, plan, threads=1)
+    other.worker.describe()
+    try:
+        there, here = other.session(), other.aggregator.session(tmp_path / "here")
+        for number in (1, 2):
+            for session in (there, here):
+                reply, _ = other.aggregator.answer(session, other.aggregator.assign(number))
+                assert not isinstance(reply, Failure), reply.text
+        assert kept(there) == kept(here)
+        assert set(kept(there)[1]) > {"4.weight", "1.running_mean"}
+    finally:
+        other.worker.close()
+
+
+def test_with_overlap_they_follow_the_order_of_training(tmp_path: Path) -> None:
+    aggregator = device(tmp_path, more="overlap = { max_delay = 1 }")
+    session = aggregator.session()
+    first, second = (session.begin(aggregator.assign(n), lambda: False, aggregator.said.append) for n in (1, 2))
+    assert kept(session) == (0, {}), "nothing is committed before it is sent"
+    values = []
+    for one in (first, second):
+        assert isinstance(one, Begun)
+        assert isinstance(one.outcome, Trained)
+        values.append({name: array.tolist() for name, array in one.outcome.carried.personal.items()})
+    assert values[0] != values[1]
+    for one, value in zip((first, second), values, strict=True):
+        assert isinstance(one, Begun)
+        session.finish(one)
+        assert kept(session)[1] == value

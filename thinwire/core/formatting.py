@@ -189,7 +189,7 @@ def capped_text(capped: Capped) -> str:
 
 
 COMMANDS = (
-    "run", "sim",
+    "run", "sim", "plan explain",
     "aggregator start", "aggregator status", "aggregator stop", "aggregator doctor", "aggregator backup",
     "aggregator config", "aggregator logs", "aggregator dashboard", "aggregator restore",
     "aggregator service install", "aggregator ca show", "aggregator ca rotate",

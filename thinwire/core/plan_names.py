@@ -30,6 +30,7 @@ HARMLESS = {
     "run.target": "a metric, as above",
     "cohort.wait_for": "names of devices",
     "server.max_norm": "a quantile",
+    "local.personal_layers": "globs of the model's tensors",
     "secure.metrics": "metrics, as above",
     "privacy.population": "a name in the privacy ledger",
 }

@@ -188,7 +188,7 @@ class LocalSection(Section):
     buffers: Literal["average", "local", "frozen"] = Field(
         default="average", description="BatchNorm statistics and the like"
     )
-    personal_layers: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+    personal_layers: tuple[str, ...] = Field(
         default=(), description='globs of tensors that stay on each client: ["head.*"] (FedPer), ["*bn*"] (FedBN)'
     )
     partial: bool = Field(

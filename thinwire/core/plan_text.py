@@ -31,6 +31,8 @@ def plan_keys() -> Iterator[tuple[str, str, FieldInfo]]:
 
 def plain(value: Any) -> Any:
     """Return a value as JSON types."""
+    if isinstance(value, tuple):
+        return list(value)
     return value.model_dump(mode="json") if hasattr(value, "model_dump") else value
 
 

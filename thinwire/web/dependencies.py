@@ -42,7 +42,11 @@ async def who(request: Request) -> str:
 
 
 def from_state(name: str) -> Any:
-    """Return the dependency on what `create_app` put into `app.state` under this name."""
+    """Return the dependency on what `create_app` put into `app.state` under this name.
+
+    A route takes it as the type of a parameter, for example `store: StoreDep`. A module names the dependencies that its
+    own routes alone take.
+    """
 
     async def part(request: Request) -> object:
         return getattr(request.app.state, name)

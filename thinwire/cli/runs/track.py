@@ -154,12 +154,14 @@ class TensorBoard:
         self._writer = EventFileWriter(str(self.folder))
 
     def last(self) -> int:
+        """Return the step of the last row; see `Tracker.last`."""
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
         found = EventAccumulator(str(self.folder), size_guidance={"scalars": 0}).Reload()
         return max((one.step for one in found.Scalars("round")), default=0) if "round" in found.Tags()["scalars"] else 0
 
     def add(self, step: int, row: Row, at: float) -> None:
+        """Add a row; see `Tracker.add`."""
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
@@ -168,6 +170,7 @@ class TensorBoard:
         self._writer.flush()
 
     def end(self, run: RunRow) -> None:
+        """Record that the run is over; see `Tracker.end`."""
         self._writer.close()
 
 
@@ -197,15 +200,18 @@ class MLflow:
         self._client.log_batch(self._id, params=rows[:100])
 
     def last(self) -> int:
+        """Return the step of the last row; see `Tracker.last`."""
         return max((one.step for one in self._client.get_metric_history(self._id, "round")), default=0)
 
     def add(self, step: int, row: Row, at: float) -> None:
+        """Add a row; see `Tracker.add`."""
         from mlflow.entities import Metric
 
         ordered = sorted(row.items(), key=lambda pair: pair[0] == "round")  # last: `last` looks for it
         self._client.log_batch(self._id, [Metric(name, float(v), int(1000 * at), step) for name, v in ordered])
 
     def end(self, run: RunRow) -> None:
+        """Record that the run is over; see `Tracker.end`."""
         status = {"done": "FINISHED", "failed": "FAILED"}.get(run.status, "KILLED")
         self._client.set_terminated(self._id, status)
 
@@ -227,12 +233,15 @@ class WeightsAndBiases:
         )  # fmt: skip
 
     def last(self) -> int:
+        """Return the step of the last row; see `Tracker.last`."""
         return max(0, int(self._run.step) - 1) if self._run.resumed else 0
 
     def add(self, step: int, row: Row, at: float) -> None:
+        """Add a row; see `Tracker.add`."""
         self._run.log({**row, "closed_at": at}, step=step, commit=True)
 
     def end(self, run: RunRow) -> None:
+        """Record that the run is over; see `Tracker.end`."""
         self._run.finish(exit_code=run.exit_code)
 
 

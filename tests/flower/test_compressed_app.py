@@ -311,7 +311,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
         "clips on the clients",
     ),
     (lambda: wrap(DifferentialPrivacyServerSideFixedClipping(FedXgbBagging(), 1.0, 1.0, 2)), "sends trees"),
-    (lambda: wrap(FedAvg(), down="topk(0.1)"), "no state on either end"),
+    (lambda: wrap(FedAvg(), down="topk(0.1)"), "a codec that keeps no state"),
     (lambda: wrap(FedAvg(), "topq(0.1)"), "topq"),
     (lambda: mod("nothing"), "nothing"),
 ]

@@ -3,9 +3,10 @@
 A client keeps the values of its personal tensors in the state of a run (`ClientRunState.personal`), as arrays by the
 tensors' names. They go to training with an assignment, come back with its result, and are committed with the reply.
 
-Invariant: a committed reply moves the values once. What does not commit (a failure, a withdrawn assignment, an
-assignment that was answered before) moves nothing, and no outcome moves them back: they are not part of any update.
-With overlap they follow the order of training, as the module's counters do.
+Invariant: the commit of a reply replaces the values once. A failure, a withdrawn assignment and an assignment that was
+answered before commit nothing, so they change no value. Neither does the outcome of the update: the values stay if the
+reply arrives late or the aggregator drops the update, because no update contains them. With overlap they follow the
+order of training, as the module's counters do.
 
 When a run ends, its values move to `personal/RUN.safetensors` in the client's folder, where they stay until the owner
 deletes that file or the device leaves.
@@ -127,7 +128,7 @@ def arrays_of(vector: Vector | None, tensors: tuple[Tensor, ...]) -> dict[str, N
 
 
 def put_aside(folder: Path, run: str, arrays: Arrays) -> None:
-    """Keep the values of a run that has ended, until the owner deletes them; a second call changes nothing.
+    """Keep the values of a run that has ended, until the owner deletes them.
 
     At most `MAX_RUNS` files stay, the ones written last, so that an aggregator cannot fill the disk with ended runs.
     """

@@ -61,8 +61,8 @@ Call = Callable[[Message, Context], Message]
 def mod(spec: str = "") -> Callable[[Message, Context, Call], Message]:
     """Return the first of a ClientApp's mods: it compresses the arrays of replies to training messages.
 
-    The strategy says the codec. `spec` replaces it for this client; the strategy decodes each frame by its own spec, so
-    give it to both ends or to the strategy alone. Without `wrap` around the strategy nothing is changed.
+    The strategy's messages name the codec. With `spec`, the client accepts only messages that name it in the same
+    letters, and raises `UsageError` for others. Without `wrap` around the strategy the mod changes no reply.
     """
     if spec:
         parse(spec)
@@ -88,16 +88,19 @@ def mod(spec: str = "") -> Callable[[Message, Context, Call], Message]:
         node, run = message.metadata.dst_node_id, Key(message.metadata.run_id)
         reply = call_next(message, context)
         if reply.has_content() and expected != "identity":
-            turn = Turn(number, reached, derive(run, "flower", node, number))
-            compress_reply(reply.content, base, expected, turn, context)
+            terms = UpdateTerms(number, reached, derive(run, "flower", node, number))
+            compress_reply(reply.content, base, expected, terms, context)
         return reply
 
     return compress
 
 
 @dataclass(frozen=True)
-class Turn:
-    """The number of an update, that of the last one that the strategy decoded, and the key of its codec."""
+class UpdateTerms:
+    """Holds what one update depends on beside its arrays: its number, and the key of its codec's random draws.
+
+    `reached` is the number of the node's last update that the strategy decoded, 0 if there is none.
+    """
 
     number: int
     reached: int
@@ -144,7 +147,7 @@ def received(content: RecordDict, told: ConfigRecord) -> dict[str, ArrayRecord]:
 
 
 def compress_reply(
-    content: RecordDict, base: Mapping[str, ArrayRecord], spec: str, turn: Turn, context: Context
+    content: RecordDict, base: Mapping[str, ArrayRecord], spec: str, terms: UpdateTerms, context: Context
 ) -> None:
     """Replace the float arrays of a reply by their encoded difference to `base`, and keep the state in the context.
 
@@ -156,7 +159,7 @@ def compress_reply(
         log.warning("float arrays %s are sent whole: the message had none of that shape", sorted(whole))
     if not floats.layout.size:
         return
-    state = _state(context, turn.reached)
+    state = _state(context, terms.reached)
     change = floats.vector(records)
     change -= floats.vector(base)
     codec = encoder(spec, UplinkSection(codec=spec), floats.layout)
@@ -165,12 +168,12 @@ def compress_reply(
         fresh = codec.init(segment.index)
         held = {name: state.get(f"{segment.index}/{name}", array) for name, array in fresh.items()}
         held = {name: held[name] if held[name].shape == array.shape else array for name, array in fresh.items()}
-        encoded = codec.encode(change[segment.span], held, turn.key, segment.index)
+        encoded = codec.encode(change[segment.span], held, terms.key, segment.index)
         frames.append(bytes(encoded.payload))
         after |= {f"{segment.index}/{name}": array for name, array in encoded.state.items()}
     context.state[BEFORE] = _record(state)
     context.state[AFTER] = _record(after)
-    context.state[OURS] = ConfigRecord({"number": turn.number})
+    context.state[OURS] = ConfigRecord({"number": terms.number})
     for name, record in records.items():
         content[name] = floats.others(name, record)
     content[OURS] = ConfigRecord({"frames": frames, **floats.told()})
@@ -196,7 +199,7 @@ def _frames(given: Any) -> list[bytes]:
 
 
 class Compressing:
-    """What `wrap` puts in front of a strategy's own class: the messages of a training round and their replies."""
+    """Encodes the messages of a training round and decodes their replies: `wrap` puts it before a strategy's class."""
 
     uplink_payload: int  # bytes of the frames of all decoded updates
     uplink_dense: int  # bytes of the same updates in float32
@@ -302,7 +305,11 @@ def wrap(strategy: Strategy, spec: str = DEFAULT, *, down: str = "identity") -> 
     require_message_strategy(strategy)
     encoder(spec, UplinkSection(codec=spec), Layout.of({"any": (64,)}))
     if down not in DOWN:
-        raise CodecError(f"down = {down!r}", why="it has no state on either end", hint=" or ".join(map(repr, DOWN)))
+        raise CodecError(
+            f"down = {down!r}",
+            why="the models are sent with a codec that keeps no state",
+            hint=" or ".join(map(repr, DOWN)),
+        )
     kind = type(strategy)
     made: Any = object.__new__(type(f"Compressed{kind.__name__}", (Compressing, kind), {}))
     vars(made).update(vars(strategy), _spec=spec, _down=down, _sent={}, _number=0, _reached={})

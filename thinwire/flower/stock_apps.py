@@ -48,7 +48,7 @@ from flwr.serverapp import Grid, ServerApp  # isort: skip
 if TYPE_CHECKING:
     from thinwire.server.aggregator import RoundAggregator
     from thinwire.server.model_store import Versions
-    from thinwire.server.round_close import AggregationDone
+    from thinwire.server.round_close import AggregatedUpdate
 
 
 ROUND_S, NODES_S, LOOK_S = 300.0, 120.0, 0.5
@@ -210,7 +210,7 @@ class StockRun:
             for node in nodes
         }
         fold: RoundAggregator
-        aggregated: dict[int, AggregationDone]
+        aggregated: dict[int, AggregatedUpdate]
         new = partial(
             RoundAggregator, self.plan, versions.layout, codec, self._weights,
             counters=stored.counters, steps_of=lambda header: work.steps,

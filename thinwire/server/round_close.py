@@ -169,11 +169,11 @@ def _stepped(one: RoundRunner, closed: RoundResult, events: list[Event]) -> tupl
 
 
 TOO_LARGE = "bad-payload: numbers too large to be added"
-AggregationDone = tuple[ReplyHeader, Frames, float]  # an update's reply header, frames and discount
+AggregatedUpdate = tuple[ReplyHeader, Frames, float]  # an update's reply header, frames and discount
 
 
 def aggregated_without(
-    new: Callable[[], RoundAggregator], aggregated: Sequence[AggregationDone]
+    new: Callable[[], RoundAggregator], aggregated: Sequence[AggregatedUpdate]
 ) -> tuple[RoundAggregator, list[ReplyHeader]]:
     """Return an aggregator of the updates whose sum fits, in their order, and the updates that are left out.
 
@@ -190,7 +190,7 @@ def aggregated_without(
     return fold, spoilers
 
 
-def refolded(new: Callable[[], RoundAggregator], aggregated: Sequence[AggregationDone]) -> RoundAggregator:
+def refolded(new: Callable[[], RoundAggregator], aggregated: Sequence[AggregatedUpdate]) -> RoundAggregator:
     """Return an aggregator of these updates, added in their order."""
     fold = new()
     for header, frames, discount in aggregated:

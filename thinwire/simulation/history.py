@@ -30,8 +30,8 @@ MAX_FAILURES = 20  # in a history: the first ones show what is wrong
 class History:
     """Holds the result of a simulation: the row of the run, those of its rounds, and those of its assignments.
 
-    `failures` names for the first `MAX_FAILURES` failed assignments the client, and the place in the task. Two
-    histories are equal if their rows are.
+    `failures` has one line for each of the first `MAX_FAILURES` failed assignments: the round, the client, the kind of
+    the failure and the place in the task. Two histories are equal if their runs, rounds and failures are.
     """
 
     run: RunRow
@@ -117,7 +117,7 @@ class History:
     def frame(self) -> Any:
         """Return the records as a pandas DataFrame; raise `ThinwireError` if pandas is not installed.
 
-        >>> simulate(task, plan, clients=20).frame().plot(x="payload_up", y="accuracy")  # doctest: +SKIP
+        >>> simulate(task, plan, clients=20).frame().plot(x="round", y="accuracy")  # doctest: +SKIP
         """
         return _frame(self.records(), "frame", "records")
 

@@ -2,8 +2,8 @@
 
 The aggregator's part is its ordinary restart: it replays the journal and sends outstanding assignments again
 (server/run.py). The clients' part is that of a device which was killed: each commit of its run state is on disk, and an
-assignment that it has answered already gets the same reply (client/outbox.py). What is left is here: which unfinished
-run a call goes on with, and whose turn it was.
+assignment that it has answered already gets the same reply (client/outbox.py). This module has the rest: it finds the
+unfinished run with which a call goes on, the time on the run's clock, and the client that replied last.
 
 A simulation with secure aggregation keeps secrets in memory only. Its open round is aborted, and the run goes on with
 the next one.
@@ -44,9 +44,12 @@ class KeptSimulation:
 
     @classmethod
     def find(cls, store: Store, home: AggregatorHome, plan: RunPlan, about: Mapping[str, Any]) -> Self:
-        """Return the simulation of this plan and description; raise `Refused` if another process runs it."""
+        """Return the simulation of this plan and description; raise `Refused` if another process runs it.
+
+        The search removes the folders of simulations that have ended, which their processes may have left.
+        """
         for row in reversed(list(store.runs())):
-            if row.source == "sim" and row.status in ENDED:  # its process may have been killed just after its end
+            if row.source == "sim" and row.status in ENDED:
                 shutil.rmtree(home.root / FOLDER / row.run_id, ignore_errors=True)
             if row.source != "sim" or row.status in (*ENDED, "preparing"):
                 continue

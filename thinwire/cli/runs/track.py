@@ -1,10 +1,13 @@
 """`thinwire runs track RUN --to TRACKER`: a follower that copies each round of a run to an experiment tracker.
 
 It is a process of its own, which reads the store. So a tracker that does not answer delays nothing: the follower tries
-again, and the run goes on. A round is copied once its model is evaluated, as one row at the step of its number. The
-follower reads the last row that the tracker has. Whatever is killed, the next start goes on behind it.
+again, and the run goes on. A round is copied once its model is evaluated, as one row at the step of its number.
 
-A run with a secret sample shows its metrics only, as everywhere.
+The follower keeps no state of its own. At its start, and after each error, it reads the step of the last row that the
+tracker has, and copies the rounds after that one. So a killed follower loses nothing: a person types its command again.
+
+Of a run with Poisson sampling (`[privacy] sampling_rate`) it copies the metrics only: counts, bytes and seconds would
+tell how many clients were sampled.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
 
 POLL_S, LONGEST_S = 2.0, 60.0  # between two looks at the store; between two attempts at a tracker
 WORDS = "mlflow, tensorboard or wandb"
-PLACE = "tensorboard's folder (tensorboard/), or MLflow's tracking URI (MLflow's own default)"
+PLACE = "folder of TensorBoard (default: tensorboard/), or tracking URI of MLflow"
 To = Annotated[str, typer.Option("--to", metavar="TRACKER", help=WORDS)]
 Place = Annotated[str, typer.Option("--place", metavar="PLACE", help=PLACE)]
 Track = Annotated[str | None, typer.Option("--track", metavar="TRACKER", help=f"copy its rounds to {WORDS}")]
@@ -70,7 +73,7 @@ def opener(to: str, place: str) -> Callable[[RunRow], Tracker]:
     from thinwire.core.errors import UsageError
 
     if to not in TRACKERS:
-        raise UsageError(f"no tracker {to!r}", why="a follower is written for each of them", hint=f"--to {WORDS}")
+        raise UsageError(f"no tracker {to!r}", why="Thinwire has code for three trackers", hint=f"--to {WORDS}")
     try:
         importlib.import_module(to)
     except ImportError as error:
@@ -115,7 +118,7 @@ def evaluated(run: RunRow, rounds: list[RoundRow]) -> list[RoundRow]:
 
 
 def values(run: RunRow, row: RoundRow) -> Row:
-    """Return what a tracker gets of a round: its metrics, and of a run without a secret sample what it took."""
+    """Return a round's metrics; without Poisson sampling also its seconds, bytes and numbers of updates."""
     from thinwire.core.protection_events import is_sampled
 
     found = {"round": float(row.round), **row.metrics}
@@ -218,7 +221,7 @@ class MLflow:
 
 @dataclass
 class WeightsAndBiases:
-    """Logs one row a round to a run of Weights & Biases with our run's id, which drops rows that it has."""
+    """Logs one row a round to a run of Weights & Biases with our run's id; its server drops rows that it has."""
 
     run: RunRow
     place: str
@@ -262,4 +265,4 @@ def start_follower(run_id: str, to: str, home: Path | None) -> None:
             [sys.executable, "-m", "thinwire.cli", *words], stdin=subprocess.DEVNULL, stdout=out, stderr=out,
             start_new_session=True,
         )  # fmt: skip
-    console.note(f"its rounds go to {to}; what the follower says is in {log}")
+    console.note(f"its rounds go to {to}; the follower's messages are in {log}")

@@ -348,6 +348,7 @@ def test_two_codecs_and_client_side_clipping_are_refused_on_the_client() -> None
     (message, *_) = strategy.configure_train(1, model(), ConfigRecord(), wire)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="the strategy expects int8"):
         mod("topk(0.1)")(message, wire.contexts[11], unreached)
+    assert list(run(wrap(FedAvg(), "topk(0.10)>int8"), Wire(trained(), client=mod("topk(0.1) > int8")), 1))
     message.content["secaggplus_configs"] = ConfigRecord({"stage": "setup"})
     with pytest.raises(UsageError, match="secaggplus_mod"):
         mod()(message, wire.contexts[11], unreached)

@@ -61,11 +61,10 @@ Call = Callable[[Message, Context], Message]
 def mod(spec: str = "") -> Callable[[Message, Context, Call], Message]:
     """Return the first of a ClientApp's mods: it compresses the arrays of replies to training messages.
 
-    The strategy's messages name the codec. With `spec`, the client accepts only messages that name it in the same
-    letters, and raises `UsageError` for others. Without `wrap` around the strategy the mod changes no reply.
+    The strategy's messages name the codec. With `spec`, the client accepts only messages that name the same one, and
+    raises `UsageError` for others. Without `wrap` around the strategy the mod changes no reply.
     """
-    if spec:
-        parse(spec)
+    accepted = parse(spec).spec if spec else ""
 
     def compress(message: Message, context: Context, call_next: Call) -> Message:
         if message.metadata.message_type.partition(".")[0] != "train":
@@ -75,7 +74,7 @@ def mod(spec: str = "") -> Callable[[Message, Context, Call], Message]:
             return call_next(message, context)
         told = message.content.config_records[OURS]
         expected, number, reached = _terms(told)
-        if spec and spec != expected:
+        if accepted and accepted != expected:
             raise UsageError(
                 f"this client compresses with {spec}, and the strategy expects {expected}",
                 why="the strategy decodes with its own codec",
@@ -312,7 +311,7 @@ def wrap(strategy: Strategy, spec: str = DEFAULT, *, down: str = "identity") -> 
         )
     kind = type(strategy)
     made: Any = object.__new__(type(f"Compressed{kind.__name__}", (Compressing, kind), {}))
-    vars(made).update(vars(strategy), _spec=spec, _down=down, _sent={}, _number=0, _reached={})
+    vars(made).update(vars(strategy), _spec=parse(spec).spec, _down=down, _sent={}, _number=0, _reached={})
     vars(made).update(uplink_payload=0, uplink_dense=0)
     compressed_one: Strategy = made
     return compressed_one

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 POLL_S, LONGEST_S = 2.0, 60.0  # between two looks at the store; between two attempts at a tracker
 WORDS = "mlflow, tensorboard or wandb"
+MAX_PARAMS = 100  # that MLflow takes in one request
 PLACE = "folder of TensorBoard (default: tensorboard/), or tracking URI of MLflow"
 To = Annotated[str, typer.Option("--to", metavar="TRACKER", help=WORDS)]
 Place = Annotated[str, typer.Option("--place", metavar="PLACE", help=PLACE)]
@@ -194,13 +195,13 @@ class MLflow:
         experiment = found.experiment_id if found else self._client.create_experiment(name)
         query = f"tags.`thinwire.run` = '{self.run.run_id}' and tags.`thinwire.created` = '{self.run.created_at}'"
         known = self._client.search_runs([experiment], query, max_results=1)
-        if known:
-            self._id = known[0].info.run_id
-            return
         tags = {"thinwire.run": self.run.run_id, "thinwire.created": str(self.run.created_at)}
-        self._id = self._client.create_run(experiment, run_name=self.run.name or self.run.run_id, tags=tags).info.run_id
-        rows = [Param(name, value) for name, value in settings(self.run).items()]
-        self._client.log_batch(self._id, params=rows[:100])
+        called = self.run.name or self.run.run_id
+        mine = known[0] if known else self._client.create_run(experiment, run_name=called, tags=tags)
+        self._id = mine.info.run_id
+        rows = [Param(name, value) for name, value in settings(self.run).items() if name not in mine.data.params]
+        for at in range(0, len(rows), MAX_PARAMS):
+            self._client.log_batch(self._id, params=rows[at : at + MAX_PARAMS])
 
     def last(self) -> int:
         """Return the step of the last row; see `Tracker.last`."""

@@ -102,6 +102,10 @@ class AggregatorHome:
         """Return the directory of sweeps: it has one directory for each group of simulated runs."""
         return self.root / SWEEPS
 
+    def simulation(self, run_id: str) -> Path:
+        """Return the file that describes a simulation which outlives its process, in the folder of its clients."""
+        return self.root / "simulated" / run_id / "simulation.json"
+
     def owner(self, run_id: str) -> Path:
         """Return the lock file of the process that simulates this run or transfers it; it is in no backup."""
         return self.root / "runs" / run_id / ".owner"

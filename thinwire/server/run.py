@@ -68,7 +68,7 @@ def drive(
     A `ThinwireError` ends the run as failed, with the reason in its status; any other exception is raised. On a full
     disk `NotWritten` is raised and the run is left unchanged; the next start resumes it.
 
-    A simulated run differs: no device can be revoked, nothing waits during an aggregation, and no later process resumes
+    A simulated run differs: no device can be revoked, nothing waits during an aggregation, and no aggregator resumes
     it. Therefore `NotWritten` ends it as failed.
     """
     clock, presence = clock or RealClock(), presence or ConnectedDevices()

@@ -6,7 +6,8 @@ aggregator, or by the same command again. The steps have an order in which no re
 1. The store marks the run as deleted, and journals by whom. From then on nobody reads it, and its id stays taken.
 2. Its rows go, in short transactions.
 3. Its files go: models, server optimizer states, downlink bundles, messages of secure rounds and keys of noise (all in
-   the run's folder), and its replies in the spool, those that were set aside included.
+   the run's folder), its replies in the spool, those that were set aside included, and the clients of a simulation that
+   outlived its process.
 
 Devices drop what they keep of the run when they learn that it is over. The run's row stays for this: a device that was
 offline learns it at its next registration.
@@ -100,8 +101,9 @@ def removing(
     yield
     yield from store.delete_rows(run_id)
     drop_uploads(run_id)
-    for folder in (home.root / "runs", home.root / "spool", home.root / "spool" / UNREADABLE):
-        remove_folder(folder / run_id, home.durable)
+    places = [folder / run_id for folder in (home.root / "runs", home.root / "spool", home.root / "spool" / UNREADABLE)]
+    for folder in (*places, home.simulation(run_id).parent):
+        remove_folder(folder, home.durable)
         yield
 
 

@@ -17,9 +17,9 @@ from tests.support.processes import environment
 from tests.support.small_task import normed, plan_of, task_of
 from thinwire import simulate
 from thinwire.core import RunPlan
-from thinwire.core.errors import Refused
-from thinwire.core.events import Event, RunStatusChanged
-from thinwire.core.statedir import AggregatorHome, own
+from thinwire.core.errors import NotWritten, Refused
+from thinwire.core.events import Event, RoundClosed, RunStatusChanged
+from thinwire.core.statedir import AggregatorHome, Held, own, take_over
 from thinwire.server.context import RunContext
 from thinwire.server.run_end import end_abandoned
 from thinwire.server.run_removal import delete_run
@@ -117,6 +117,22 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_bits(
         ids.append(again.run.run_id)
         assert not any((AggregatorHome.under(home).root / "simulated").iterdir()), "folders of clients stay"
     assert set(ids[:-1]) == {whole.run.run_id}, "a second run was made, though the first was not over"
+
+
+def test_a_full_disk_leaves_it_as_a_kill_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = RunContext.record
+
+    def full(running: RunContext, *events: Event, **more: Any) -> None:
+        if any(isinstance(event, RoundClosed) and event.round == 2 for event in events):
+            raise NotWritten("cannot write the journal")
+        record(running, *events, **more)
+
+    with monkeypatch.context() as patched, pytest.raises(NotWritten):
+        patched.setattr(RunContext, "record", full)
+        run(tmp_path)
+    again = run(tmp_path)
+    assert (again.run.run_id, again.run.status) == ("small-1", "done")
+    assert again.run.model_digest == run(None).run.model_digest
 
 
 def test_a_secure_simulation_that_is_killed_aborts_its_open_round_and_makes_the_others(
@@ -224,3 +240,5 @@ def test_a_run_that_another_process_has_is_refused(tmp_path: Path) -> None:
     (owner,) = home.root.glob("runs/*/.owner")
     with own(owner), pytest.raises(Refused, match="another process runs"):
         run(tmp_path)
+    with take_over(owner), pytest.raises(Held), take_over(owner):  # both saw a moment ago that its process had died
+        raise AssertionError("two processes go on with one run")

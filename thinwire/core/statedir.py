@@ -329,6 +329,15 @@ def own(path: Path) -> Iterator[None]:
         path.unlink(missing_ok=True)
 
 
+@contextlib.contextmanager
+def take_over(path: Path) -> Iterator[None]:
+    """Hold the lock file of a process that has died, as `own` holds a new one; raise `Held` if another process does."""
+    with lock_file(path) as descriptor:
+        write_about(descriptor, {"host": socket.gethostname()})
+        yield
+        path.unlink(missing_ok=True)
+
+
 def dead_owner(path: Path) -> str | None:
     """Return the process that made this lock file and has died, in words; None if it lives or its death is not certain.
 

@@ -38,7 +38,7 @@ from thinwire.core.events import ENDED, Evaluated, Event, RoundClosed
 from thinwire.core.fleet import TaskReport
 from thinwire.core.layout import Layout
 from thinwire.core.plan import RunPlan
-from thinwire.core.statedir import AggregatorHome, own
+from thinwire.core.statedir import AggregatorHome, take_over
 from thinwire.core.types import Vector
 from thinwire.server.command_queue import CommandQueue
 from thinwire.server.context import StopOrder
@@ -218,7 +218,7 @@ def run_sim(
         kept = KeptSimulation.find(store, home, plan, about) if keeps else None
         if kept and kept.unfinished:
             run_id = kept.unfinished
-            stack.enter_context(own(home.owner(run_id)))
+            stack.enter_context(take_over(home.owner(run_id)))
         else:
             run_id = submit(
                 store, home, plan, made.layout, made.vector, made.buffers, made.counters, report(task), source="sim",

@@ -281,6 +281,8 @@ def trained(
         examples = int(max((count for _, count in metrics.values()), default=0))
         return Trained(replace(header, metrics=metrics, timings=spent, examples=examples), state)
 
+    if done.kept is not None and not np.isfinite(done.kept).all():
+        raise NonFiniteUpdate("a personal layer holds NaN or infinity", hint="a smaller [local] lr")
     change = done.params
     change -= start
     if done.loss[1]:

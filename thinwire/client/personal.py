@@ -8,19 +8,23 @@ answered before commit nothing, so they change no value. Neither does the outcom
 reply arrives late or the aggregator drops the update, because no update contains them. With overlap they follow the
 order of training, as the module's counters do.
 
-When a run ends, its values move to `personal/RUN.safetensors` in the client's folder, where they stay until the owner
-deletes that file or the device leaves.
+When a run ends, or newer runs displace it, its values move to `personal/RUN.safetensors` in the client's folder, where
+they stay until the owner deletes that file or the device leaves. A run that goes on after that, as an extended one,
+goes on with them. Another run of the same id, as of an aggregator that was installed again, has a file of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from safetensors.numpy import save
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import load, save
 
 from thinwire.client.errors import CannotReply
 from thinwire.core.errors import PlanError
@@ -41,6 +45,7 @@ if TYPE_CHECKING:
     Arrays = Mapping[str, NDArray[Any]]
 
 MAX_RUNS = 64  # that have ended, of all tasks of a client
+IDENTITY = "identity"  # of the run, in the metadata of a file
 FOLDER = "personal"  # in the client's folder: a file for each run that has ended
 OWN_METRIC = "eval/personal"  # share of the evaluated examples that saw trained personal layers of their client
 
@@ -127,15 +132,43 @@ def arrays_of(vector: Vector | None, tensors: tuple[Tensor, ...]) -> dict[str, N
     return found
 
 
-def put_aside(folder: Path, run: str, arrays: Arrays) -> None:
-    """Keep the values of a run that has ended, until the owner deletes them.
+def put_aside(folder: Path, run: str, identity: str, arrays: Arrays) -> None:
+    """Keep the values of a run that has ended, until the owner deletes them; a second call changes nothing.
 
     At most `MAX_RUNS` files stay, the ones written last, so that an aggregator cannot fill the disk with ended runs.
     """
     if not arrays:
         return
     private_folder(folder / FOLDER)
-    write_atomically(folder / FOLDER / f"{run}.safetensors", save(dict(arrays)))
+    path = next(path for path in _files(folder, run) if _identity(path) in (None, identity))
+    write_atomically(path, save(dict(arrays), {IDENTITY: identity}))
     files = sorted((folder / FOLDER).glob("*.safetensors"), key=lambda path: path.stat().st_mtime_ns)
     for path in files[:-MAX_RUNS]:
         path.unlink(missing_ok=True)
+
+
+def put_back(folder: Path, run: str, identity: str) -> Arrays:
+    """Return the values that were put aside for this run; none if there are none, or if the disk has damaged them."""
+    for path in _files(folder, run):
+        if (found := _identity(path)) is None:
+            break
+        if found == identity:
+            with contextlib.suppress(OSError, SafetensorError):
+                return {name: np.array(array) for name, array in load(path.read_bytes()).items()}
+    return {}
+
+
+def _files(folder: Path, run: str) -> Iterator[Path]:
+    """Yield the files of the runs that have had this id."""
+    return (folder / FOLDER / f"{run}{f'.{n}' if n else ''}.safetensors" for n in itertools.count())
+
+
+def _identity(path: Path) -> str | None:
+    """Return the identity of the run whose values a file has, "" if it does not tell one; None without a file."""
+    if not path.exists():
+        return None
+    try:
+        with safe_open(path, "numpy") as file:
+            return str((file.metadata() or {}).get(IDENTITY, ""))
+    except (OSError, SafetensorError):
+        return ""

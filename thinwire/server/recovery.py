@@ -63,6 +63,8 @@ def _refold(one: RoundRunner, now: RoundProgress) -> None:
 def replayed(now: RoundProgress, one: RoundRunner) -> round_events.Told:
     """Yield the events of the current round since its opening, each with its time, in the order of the journal."""
     accepted = {event.update_id for event in now.accepted}
+    if isinstance(one, SecureRoundRunner):
+        yield from one.aborted()
     for event in now.since:
         match event:
             case ClientSelected(device=device, assignment_id=assignment_id):

@@ -27,15 +27,13 @@ from thinwire.core.plan import RunPlan
 from thinwire.core.statedir import AggregatorHome, dead_owner, private_folder, write_atomically
 from thinwire.store import FileSpool, Store
 
-FOLDER = "simulated"  # in the aggregator's folder: one folder a run, with its clients and its spool
-ABOUT = "simulation.json"
-
 
 @dataclass(frozen=True)
 class KeptSimulation:
     """Holds the folder of a simulation in a state directory, and the run in it that is not finished, if there is one.
 
-    `about` is what else than the plan decides the result: the clients, the split, the seed and the seconds of a step.
+    `about` is what else than the plan decides the result: the clients and their data, the split, the seed, the seconds
+    of a step, and the layout of the task's model. Nobody compares the task's code: a notebook changes it all the time.
     """
 
     home: AggregatorHome
@@ -49,11 +47,11 @@ class KeptSimulation:
         The search removes the folders of simulations that have ended, which their processes may have left.
         """
         for row in reversed(list(store.runs())):
-            if row.source == "sim" and row.status in ENDED:
-                shutil.rmtree(home.root / FOLDER / row.run_id, ignore_errors=True)
+            if row.source == "sim" and row.status in ENDED:  # its process may have been killed just after its end
+                shutil.rmtree(home.simulation(row.run_id).parent, ignore_errors=True)
             if row.source != "sim" or row.status in (*ENDED, "preparing"):
                 continue
-            if RunPlan.from_json(row.plan) != plan or _read(home, row.run_id) != about:
+            if dict(row.plan) != plan.to_json() or _read(home, row.run_id) != about:
                 continue
             if dead_owner(home.owner(row.run_id)) is None:
                 raise Refused(
@@ -66,10 +64,11 @@ class KeptSimulation:
 
     def folder(self, run_id: str) -> Path:
         """Return the folder of a run's clients and spool; create it with its description if it is missing."""
-        folder = private_folder(self.home.root / FOLDER / run_id)
-        if not (folder / ABOUT).exists():
-            write_atomically(folder / ABOUT, json.dumps(dict(self.about)).encode())
-        return folder
+        about = self.home.simulation(run_id)
+        private_folder(about.parent)
+        if not about.exists():
+            write_atomically(about, json.dumps(dict(self.about)).encode())
+        return about.parent
 
     def spool(self, run_id: str) -> FileSpool:
         """Return the spool, with the replies that are not aggregated yet."""
@@ -78,7 +77,7 @@ class KeptSimulation:
 
 def _read(home: AggregatorHome, run_id: str) -> Any:
     try:
-        return json.loads((home.root / FOLDER / run_id / ABOUT).read_bytes())
+        return json.loads(home.simulation(run_id).read_bytes())
     except (OSError, ValueError):
         return None
 

@@ -12,11 +12,13 @@ tell how many clients were sampled.
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
@@ -59,14 +61,42 @@ def track(run_id: RunId = "latest", to: To = "mlflow", place: Place = "", home: 
     MLflow and Weights & Biases take their settings (MLFLOW_TRACKING_URI, WANDB_PROJECT, WANDB_MODE=offline) from the
     environment.
     """
-    from thinwire.cli.local_state import opened
+    from thinwire.cli.local_state import aggregator_home, end_abandoned, opened
 
     opening = opener(to, place)
+
+    def wait(seconds: float) -> None:
+        time.sleep(seconds)
+        end_abandoned(home)  # nobody else may look after a simulation whose process died
+
     with opened(home) as store:
         row = store.run(run_id)
-        console.note(f"{row.run_id}: its rounds go to {to}")
-        for step in follow(store, row.run_id, lambda: opening(store.run(row.run_id)), time.sleep):
-            console.note(f"{row.run_id}: {step}")
+        with alone(aggregator_home(home).root, row.run_id, to, place):
+            console.note(f"{row.run_id}: its rounds go to {to}")
+            for step in follow(store, row.run_id, lambda: opening(store.run(row.run_id)), wait):
+                console.note(f"{row.run_id}: {step}")
+
+
+@contextmanager
+def alone(folder: Path, run_id: str, to: str, place: str) -> Iterator[None]:
+    """Be the only follower of a run for one place of a tracker: a second one would copy each round once more.
+
+    Raise `Refused` if another process is. The lock ends with this process, however it ends.
+    """
+    from thinwire.core.errors import Refused
+    from thinwire.core.statedir import Held, lock_file
+
+    where = str(Path(place or "tensorboard").absolute()) if to == "tensorboard" else place
+    name = f"track-{run_id}-{to}-{hashlib.sha256(where.encode()).hexdigest()[:8]}.lock"
+    try:
+        with lock_file(folder / name):
+            yield
+    except Held as held:
+        raise Refused(
+            f"another process copies {run_id} to {to}",
+            why="each of two followers would copy each round",
+            hint=f"that one goes on; or end it first, or give another --place: {folder / name} is its lock",
+        ) from held
 
 
 def opener(to: str, place: str) -> Callable[[RunRow], Tracker]:
@@ -257,11 +287,12 @@ TRACKERS: Mapping[str, Callable[[RunRow, str], Tracker]] = {
 def start_follower(run_id: str, to: str, home: Path | None) -> None:
     """Start a follower as a process of its own, which outlives this one; its words go to a log beside the store."""
     from thinwire.cli.local_state import aggregator_home
+    from thinwire.core.statedir import private_opener
 
     opener(to, "")  # an unknown tracker, or one that is not installed, is an error here and not in a log
     log = aggregator_home(home).root / f"track-{run_id}-{to}.log"
     words = ["runs", "track", run_id, "--to", to, *(["--home", str(home)] if home else [])]
-    with open(log, "ab") as out:
+    with open(log, "ab", opener=private_opener) as out:
         subprocess.Popen(
             [sys.executable, "-m", "thinwire.cli", *words], stdin=subprocess.DEVNULL, stdout=out, stderr=out,
             start_new_session=True,

@@ -4,8 +4,9 @@ The order is a row of `store.commands` with the plan, so it survives a crash. Th
 layout is the one that devices report or that an earlier run had (store/task_layouts.py). The first model comes from
 another run, from a file that `aggregator.toml` allows, from an upload, or from a device.
 
-Invariant: an order makes one run that begins, or none if it is refused. It is answered in the transaction that queues
-the run; a crash before it leaves a run that never starts, and the next start of the service carries the order out.
+Invariant: an order makes one run, or none if it is refused. It names the run in the transaction that makes the run's
+row, and is answered in the one that queues the run. After a crash between them the next start of the service carries
+the order out again, and completes the same run.
 """
 
 from __future__ import annotations

@@ -27,13 +27,13 @@ from thinwire.core.fleet import TaskReport
 from thinwire.core.layout import FLOAT_BYTES, Layout
 from thinwire.core.owner_file import aggregator_file
 from thinwire.core.personal_layers import shared_layout
-from thinwire.core.plan import RunPlan
+from thinwire.core.plan import Problem, RunPlan
 from thinwire.core.plan_names import UPLOAD, installed, named_model, refused_names, upload_id
 from thinwire.core.statedir import AggregatorHome
 from thinwire.core.types import Fixed, Vector
 from thinwire.server.model_files import model_of_run, read_model_file
 from thinwire.server.submit import submit
-from thinwire.store import Order, Store
+from thinwire.store import START_RUN, Order, Store
 from thinwire.store.task_layouts import known_task
 
 NO_VALUES = np.zeros(0, np.float32)
@@ -90,15 +90,38 @@ class RunStarter:
 def start(store: Store, home: AggregatorHome, order: Order) -> str:
     """Make the run of an order, queue it and return its id; raise a `ThinwireError` if it is refused."""
     plan = prepared(RunPlan.from_json(order.args["plan"]))
-    allow = aggregator_file(home.root.parent).allow
-    if problems := refused_names(plan, codecs.own_names(), allow, installed()):
-        raise PlanError(problems[0].what, problems[0].why, problems[0].hint)
+    _require_allowed(plan, home)
     made = first_model(store, home, plan)
     require_space(home.root, made.layout.size * FLOAT_BYTES)
     return submit(
         store, home, plan, made.layout, made.params, made.buffers, made.counters, made.report, fixed=made.fixed,
         order=order.id,
     )  # fmt: skip
+
+
+def require_allowed(store: Store, home: AggregatorHome, run_id: str) -> None:
+    """Raise `PlanError` if a run that was ordered names code that `aggregator.toml` does not allow any more.
+
+    It is called before a run begins or goes on, and so before any of that code is imported. A run that a person typed
+    on the machine may name any code. The file of a first model is not looked at: the run has read it.
+    """
+    if store.commands.args_of(START_RUN, run_id):
+        _require_allowed(RunPlan.from_json(store.run(run_id).plan), home, code_only=True)
+
+
+def _require_allowed(plan: RunPlan, home: AggregatorHome, code_only: bool = False) -> None:
+    """Raise `PlanError` for the first name of code or of a file that `aggregator.toml` does not allow now.
+
+    The file is not read for a plan that names nothing: an operator may be editing it.
+    """
+    own, others = codecs.own_names(), installed()
+
+    def refused(allow: Sequence[str]) -> list[Problem]:
+        found = refused_names(plan, own, allow, others)
+        return [one for one in found if not (code_only and one.place == ("run", "init"))]
+
+    if refused(()) and (problems := refused(aggregator_file(home.root.parent).allow)):
+        raise PlanError(problems[0].what, problems[0].why, problems[0].hint)
 
 
 def prepared(plan: RunPlan) -> RunPlan:
